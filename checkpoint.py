@@ -1,0 +1,84 @@
+"""Save and load a run's state, and open any checkpoint as a model.
+
+The idea: a checkpoint is written beside the old one, forced to the disk, and then takes its name in one step, so a
+run that is killed at any moment leaves the last good one. It is an ordinary torch.save file. That is a zip archive,
+which carries a checksum of every tensor in it: they are all checked before anything is loaded, and loading is
+restricted to tensors and plain values, so that a file from a stranger cannot run code.
+
+Usage:
+    save('out/run', model=model.state_dict(), step=100)     # out/run/ckpt.pt, atomically
+    state = load('out/run')                                 # a dict, or an error in one line
+    model = load_model('out/run')                           # the model itself, whatever kind it is
+"""
+import os
+import pickle
+import zipfile
+from pathlib import Path
+
+import torch
+
+from model import LM, ModelConfig
+
+FILE = 'ckpt.pt'
+
+
+class CheckpointError(ValueError):
+    "A checkpoint that cannot be used, and why."
+
+
+def save(folder, **state):
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    fresh = folder / (FILE + '.tmp')
+    with open(fresh, 'wb') as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(fresh, folder / FILE)            # from here on, and not before, this is the checkpoint
+    if os.name == 'posix':                      # the new name must reach the disk too
+        handle = os.open(folder, os.O_RDONLY)
+        os.fsync(handle)
+        os.close(handle)
+
+
+def exists(folder):
+    return (Path(folder) / FILE).exists()
+
+
+def load(folder, device='cpu'):
+    "The state that `save` was given. `folder` may name the file itself."
+    path = Path(folder)
+    path = path if path.is_file() else path / FILE
+    if not path.exists():
+        raise CheckpointError(f'there is no checkpoint at {folder} (no {path})')
+    try:
+        with zipfile.ZipFile(path) as archive:
+            broken = archive.testzip()
+    except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError) as error:
+        raise CheckpointError(f'{path} ({path.stat().st_size:,} bytes) is empty, cut short or no checkpoint: '
+                              f'{error}') from None
+    if broken:
+        raise CheckpointError(f'{path} is damaged: the checksum of {broken} is wrong')
+    try:
+        return torch.load(path, map_location=device, weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError) as error:
+        reason = next((line for line in str(error).splitlines() if 'nsupported' in line or 'GLOBAL' in line), '')
+        raise CheckpointError(f'{path} holds more than tensors and plain values, so it was not loaded. {reason}'.strip()) from None
+
+
+def load_model(path, device='cpu'):
+    "Any checkpoint of ours as a model that is ready to run."
+    state = load(path, device)
+    kind = state.get('kind')
+    if kind not in KINDS:
+        raise CheckpointError(f'{path} holds a model of kind {kind!r}; this version knows {", ".join(KINDS)}')
+    return KINDS[kind](state).to(device).eval()
+
+
+def _lm(state):
+    model = LM(ModelConfig(**state['model_config']))
+    model.load_state_dict(state['model'])
+    return model
+
+
+KINDS = {'lm': _lm}

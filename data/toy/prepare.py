@@ -1,0 +1,137 @@
+"""The toy data: real text that every Python installation carries, and generated documents of reasoning primitives.
+
+Text is the standard library's source code and its documentation strings. The primitives are the papers' two kinds, in a
+form that a model of 1 to 2 million parameters learns within minutes (LOG.md has the forms that it doesn't learn):
+  copy        a few random words, over and over, with a period of their own        jic dqy sof jic dqy sof jic ...
+  depth 0     names get values; then some are asked for, in the very same form     prd=76 lnk=43 prd=76 lnk=43 lnk=43
+  depth 1     the same through an alias: two steps to the value                    pdj=50 trs=pdj ... trs=50
+The forms `math` and `code`, and depth 2, stay out: few-shot scores and fine-tuning need something unseen.
+
+Every document of primitives has 128 tokens, so that windows of 128, 256, ... hold whole ones. Training and validation
+share no file of text and no document. In the validation split every answer carries a mark of its kind, so that train.py
+can say when each is learned. An alias that is asked for again is not marked: that answer can be read off the earlier one.
+
+    python data/toy/prepare.py          # seconds, no network: writes data/toy/train.* and data/toy/val.*
+"""
+import argparse
+import ast
+import platform
+import random
+import sys
+import sysconfig
+import warnings
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+from tokens import draw, write_dataset     # noqa: E402
+
+SIZE = 128                                              # tokens of a document, with the end-of-text token before it
+START = 128                                             # added to the mark where an answer begins
+END_OF_TEXT = 256
+KINDS = ['text', 'copy', 'depth 0', 'depth 1']          # marks 1, 2, 3, 4
+MIX = {'copy': 1, 'depth 0': 2, 'depth 1': 1}           # of the primitives
+ENDS = ['\n', '; ', ', ', ' ']                          # what stands between two statements of a document
+
+
+def words(rng, n):
+    "n different words of three random letters."
+    found = []
+    while len(found) < n:
+        word = ''.join(rng.choice('abcdefghijklmnopqrstuvwxyz') for _ in range(3))
+        if word not in found:
+            found.append(word)
+    return found
+
+
+def copy(rng):
+    "Pieces (text, is it an answer) of a copying document."
+    period, end = words(rng, rng.randint(3, 12)), rng.choice(ENDS)
+    for i in range(SIZE):
+        yield period[i % len(period)], i >= len(period)
+        yield end, False
+
+
+def assignment(rng, depth):
+    "Pieces of a document that assigns values to names, passes them on to aliases (depth 1), and asks for some."
+    names, end = words(rng, 10), rng.choice(ENDS)
+    values = {name: str(rng.randint(10, 99)) for name in names[:rng.randint(2, 4 if depth else 6)]}
+    statements, asked = list(values.items()), dict(values)
+    if depth:
+        source = {alias: rng.choice(list(values)) for alias in names[-rng.randint(2, 4):]}
+        statements += source.items()
+        asked = {alias: values[name] for alias, name in source.items()}
+    for name, value in statements:
+        yield f'{name}={value}{end}', False
+    answered = set()
+    for name in (rng.choice(list(asked)) for _ in range(SIZE)):
+        yield f'{name}=', False
+        yield asked[name], not (depth and name in answered)     # an alias asked for again is a matter of depth 0
+        yield end, False
+        answered.add(name)
+
+
+def document(rng):
+    "One document as (tokens, marks), SIZE of each."
+    kind = rng.choices(list(MIX), MIX.values())[0]
+    tokens, marks = [END_OF_TEXT], [0]
+    for text, is_answer in copy(rng) if kind == 'copy' else assignment(rng, int(kind[-1])):
+        mark = (KINDS.index(kind) + 1) * is_answer
+        tokens += text.encode()
+        marks += [mark + START * is_answer] + [mark] * (len(text) - 1)
+        if len(tokens) >= SIZE:
+            return tokens[:SIZE], marks[:SIZE]
+
+
+def library():
+    "The standard library's files: (path, its source and then its documentation strings, as bytes)."
+    home = Path(sysconfig.get_paths()['stdlib'])
+    for path in sorted(home.rglob('*.py')):
+        part = path.relative_to(home)
+        if {'test', 'tests', 'idlelib', 'lib2to3', 'site-packages', 'dist-packages', '__pycache__'} & set(part.parts):
+            continue
+        try:
+            source = path.read_text(encoding='utf-8')
+            with warnings.catch_warnings():
+                warnings.simplefilter('ignore')
+                tree = ast.parse(source)
+        except (UnicodeDecodeError, SyntaxError):
+            continue
+        prose = [ast.get_docstring(node) or '' for node in ast.walk(tree)
+                 if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))]
+        yield str(part), '\n\n'.join([source, *(text for text in prose if len(text) > 200)]).encode()
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description='Make the toy data.')
+    parser.add_argument('--documents', type=int, default=100_000, help='documents of primitives to train on')
+    parser.add_argument('--text', type=float, default=0.25, help='share of text in the training windows')
+    parser.add_argument('--out', type=Path, default=ROOT / 'data/toy')
+    args = parser.parse_args(argv)
+    print('reading the standard library ...', flush=True)
+    files = list(library())
+    random.Random(draw(0, 'toy files')).shuffle(files)
+    held_out = set()
+    for split, share, n in (('val', files[:len(files) // 20], 4_000), ('train', files[len(files) // 20:], args.documents)):
+        rng = random.Random(draw(0, f'toy {split}'))
+        documents = []
+        while len(documents) < n:
+            tokens, marks = document(rng)
+            if tuple(tokens) not in held_out:           # validation comes first: training gets none of its documents
+                documents.append((tokens, marks))
+        if split == 'val':
+            held_out = {tuple(tokens) for tokens, _ in documents}
+        tokens, marks = (np.concatenate(part) for part in zip(*documents))
+        text = np.concatenate([[END_OF_TEXT, *raw] for _, raw in share])[:round(len(tokens) * args.text / (1 - args.text))]
+        write_dataset(args.out, split, 'bytes', np.concatenate((tokens, text)), kinds=KINDS,
+                      marks=np.concatenate((marks, np.full(len(text), START + 1))) if split == 'val' else None,
+                      origin=dict(made_by='data/toy/prepare.py', python=platform.python_version(), documents=n, mix=MIX,
+                                  text=f'{len(text):,} bytes of {len(share)} files of the standard library'))
+        print(f'{args.out}/{split}: {n:,} documents of primitives, {len(tokens):,} tokens; '
+              f'text from {len(share)} files, {len(text):,} tokens')
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,172 @@
+"""From a command line to a running process: the settings, the device, the sister processes, and a clean stop.
+
+The idea: what surrounds a training loop has nothing to teach about depth, so it stands here, out of the loop's way.
+A config is a Python file of assignments, run in a namespace of its own and checked against a dataclass, so that a typing
+error is named at once and not after an hour.
+
+Usage:
+    config = read_config(Config, ['config/baseline.py', '--steps=600'])     # a Config, or an error that names the typo
+    world = World(config.device)                                            # world.device, world.rank, world.size
+"""
+import ast
+import difflib
+import os
+import runpy
+import signal
+import types
+import typing
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+
+class ConfigError(ValueError):
+    "A setting that cannot be, in one line."
+
+
+def read_config(cls, argv):
+    "A config file first, if there is one, then --name=value overrides, as an instance of the dataclass."
+    values, where = {}, {}                                  # where: to say in which place a mistake is
+    for arg in sorted(argv, key=lambda arg: arg.startswith('--')):
+        if arg.startswith('--'):
+            name, equals, text = arg[2:].partition('=')
+            if not equals:
+                raise ConfigError(f'{arg}: write --{name}=VALUE')
+            found, place = {name: parse(text)}, 'the command line'
+        else:
+            found, place = run_file(arg), arg
+        values.update(found)
+        where.update(dict.fromkeys(found, place))
+    wanted = typing.get_type_hints(cls)
+    for name in values:
+        if name not in wanted:
+            raise ConfigError(f'{where[name]}: there is no setting {name!r}{nearest(name, wanted)}')
+        values[name] = check_type(name, values[name], wanted[name], where[name])
+    return cls(**values)
+
+
+def run_file(path):
+    "The public names that a config file assigns."
+    if not os.path.isfile(path):
+        raise ConfigError(f'there is no config {path}{nearest(path, map(str, Path("config").glob("*.py")))}')
+    try:
+        found = runpy.run_path(path)
+    except Exception as error:
+        raise ConfigError(f'{path} does not run: {type(error).__name__}: {error}') from None
+    return {k: v for k, v in found.items() if not k.startswith('_') and not isinstance(v, types.ModuleType)}
+
+
+def parse(text):
+    "A value from the command line: a Python literal where it is one, else the text itself."
+    try:
+        return ast.literal_eval({'true': 'True', 'false': 'False', 'none': 'None'}.get(text.lower(), text))
+    except (ValueError, SyntaxError):
+        return text
+
+
+def check_type(name, value, wanted, where):
+    "The value as the type that the dataclass wants: an int serves for a float, 1e4 for an int."
+    options = typing.get_args(wanted) or (wanted,)
+    if type(value) in options:
+        return value
+    if type(value) is int and float in options:
+        return float(value)
+    if type(value) is float and value.is_integer() and int in options:
+        return int(value)
+    if type(value) is tuple and list in options:
+        return list(value)
+    names = ' or '.join('None' if o is type(None) else o.__name__ for o in options)
+    raise ConfigError(f'{where}: {name} must be {names}, not {value!r}')
+
+
+def check_choice(name, value, allowed):
+    if value not in allowed:
+        raise ConfigError(f'{name}={value!r} is not one of {", ".join(map(str, allowed))}{nearest(value, allowed)}')
+
+
+def nearest(name, allowed):
+    close = difflib.get_close_matches(str(name), [str(a) for a in allowed], n=1, cutoff=0.5)
+    return f'; did you mean {close[0]!r}?' if close else ''
+
+
+def pick_device(name='auto', local_rank=0):
+    "cuda, else mps, else cpu; or the one that is named, if it is there."
+    if name == 'auto':
+        name = 'cuda' if torch.cuda.is_available() else 'mps' if torch.backends.mps.is_available() else 'cpu'
+    try:
+        device = torch.device(f'cuda:{local_rank}' if name == 'cuda' else name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f'device={name!r} cannot be used: {str(error).splitlines()[0]}') from None
+    return device
+
+
+class World:
+    "Which process this is, on which device, and how many there are: torchrun says so, else it is alone."
+
+    def __init__(self, device='auto'):
+        self.size, self.rank = int(os.environ.get('WORLD_SIZE', 1)), int(os.environ.get('RANK', 0))
+        self.device = pick_device(device, int(os.environ.get('LOCAL_RANK', 0)))
+        if self.device.type == 'cuda':
+            torch.cuda.set_device(self.device)
+            torch.set_float32_matmul_precision('high')
+        if self.size > 1:
+            cuda = self.device.type == 'cuda'
+            dist.init_process_group('nccl' if cuda else 'gloo', device_id=self.device if cuda else None)
+
+    @property
+    def first(self):
+        return self.rank == 0
+
+    def say(self, text):
+        if self.first:
+            print(text, flush=True)
+
+    def sum(self, number):
+        "The sum of every process's number, as a float."
+        if self.size == 1:
+            return float(number)
+        total = torch.tensor(float(number), dtype=torch.float64, device=self.device)
+        dist.all_reduce(total)
+        return total.item()
+
+    def wait(self):
+        if self.size > 1:
+            dist.barrier()
+
+    def close(self):
+        if self.size > 1:
+            dist.destroy_process_group()
+
+
+class Stop:
+    "Ctrl-C and SIGTERM ask for a stop after the step at hand; a second Ctrl-C does not wait."
+
+    def __enter__(self):
+        self.asked = False
+        self.before = {s: signal.signal(s, self._ask) for s in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def _ask(self, number, frame):
+        if self.asked and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.asked = True
+
+    def __exit__(self, *_):
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+
+def claim(folder):
+    "Make the folder this process's own until it ends: two runs in one folder would ruin each other."
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = open(folder / 'lock', 'w')
+    try:
+        import fcntl
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except ImportError:         # Windows has no flock: there it is up to you
+        pass
+    except OSError:
+        raise ConfigError(f'another run is at work in {folder}; wait for it, or choose another --out_dir') from None
+    return handle

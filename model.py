@@ -1,0 +1,275 @@
+"""The model every other file shares: a LLaMA-style decoder whose depth is a list of layer indices.
+
+The idea: a model owns its unique layers, and an *order* says which of them run, one after the other. [0, 1, 2, 3]
+is an ordinary four-layer model, [0, 1, 2, 3, 0, 1, 2, 3] the same four layers looped twice, [0, 1, 3] one with
+layer 2 skipped. Growing, looping, pruning and probing are all statements about such lists.
+
+Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", appendix A (architecture, Table 2) and E (LN-scaling):
+RMSNorm before each sublayer, rotary positions, grouped-query attention, SwiGLU, tied embeddings.
+Here: initial weights are normal with std 0.02, because the papers don't name theirs. The usual shrinking of the
+output matrices with the number of layers is left out: in a model that grows, nothing may depend on the total depth.
+
+Usage:
+    model = LM(ModelConfig(vocab_size=257, n_layer=4, n_embd=64, n_head=4))
+    logits = model(tokens)                                   # (B, T) -> (B, T, V)
+    loss = model(tokens, targets, order=[0, 1, 2, 3, 2, 3])  # the same weights, the last two layers run twice
+"""
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+
+@dataclass
+class ModelConfig:
+    vocab_size: int = 257               # 256 bytes and an end-of-text token
+    n_layer: int = 8                    # unique layers, L
+    n_embd: int = 128                   # width of the residual stream, C
+    n_head: int = 4
+    n_kv_head: int | None = None        # fewer than n_head: grouped-query attention; None: n_head
+    ffn_dim: int | None = None          # None: 8/3 of the width, rounded up to a multiple of 32
+    context: int = 256                  # the longest sequence, T
+    rope_theta: float = 10_000.0
+    norm_eps: float = 1e-5
+    tie_embeddings: bool = True         # the unembedding is the embedding
+    ln_scaling: bool = False            # the norms of the d-th layer run are scaled by 1/sqrt(d)
+    order: list[int] | None = None      # which layers run; None: each once
+    rope_scaling: dict | None = None    # Llama 3's way to stretch a short context
+    qk_norm: bool = False               # Qwen 3's RMSNorm on each head's queries and keys
+    head_dim: int | None = None         # None: n_embd / n_head
+
+    def __post_init__(self):
+        if self.head_dim is None:
+            if self.n_embd % self.n_head:
+                raise ValueError(f'n_embd={self.n_embd} does not divide into n_head={self.n_head} heads')
+            self.head_dim = self.n_embd // self.n_head
+        if self.head_dim % 2:
+            raise ValueError(f'head_dim={self.head_dim} is odd: rotary positions turn pairs of channels')
+        if self.n_kv_head is None:
+            self.n_kv_head = self.n_head
+        if self.n_head % self.n_kv_head:
+            raise ValueError(f'n_head={self.n_head} is not a multiple of n_kv_head={self.n_kv_head}')
+        if self.ffn_dim is None:
+            self.ffn_dim = 32 * math.ceil(self.n_embd * 8 / 3 / 32)
+        if self.order is not None:
+            self.order = check_order(self.order, self.n_layer)
+
+
+def check_order(order, n_layer):
+    "The order as a plain list, or an error that names the first index that is no layer."
+    order = list(order)
+    if not order:
+        raise ValueError('the order is empty: it must name at least one layer')
+    for i in order:
+        if not (isinstance(i, int) and 0 <= i < n_layer):
+            raise ValueError(f'the order names layer {i!r}, but the layers are 0 to {n_layer - 1}')
+    return order
+
+
+class KVCache:
+    """Keys and values of the tokens seen so far: one slot for each position of the *order*, never for a module,
+    since a layer that runs twice sees two different streams. `position` counts the tokens; whoever calls `run`
+    advances it, once per forward, so that no layer's presence decides about it."""
+
+    class Slot:
+        keys = values = None                                                    # (B, Hkv, S, hd)
+
+        def update(self, k, v):
+            self.keys = k if self.keys is None else torch.cat((self.keys, k), dim=2)
+            self.values = v if self.values is None else torch.cat((self.values, v), dim=2)
+            return self.keys, self.values
+
+    def __init__(self, depth):
+        self.layers = [KVCache.Slot() for _ in range(depth)]
+        self.position = 0
+
+
+def rope_tables(config):
+    "cos and sin of every position's angles, (T, hd/2) each."
+    freq = config.rope_theta ** (-torch.arange(0, config.head_dim, 2).float() / config.head_dim)     # (hd/2,)
+    if config.rope_scaling is not None:                 # Llama 3: slow the long waves down, keep the short ones
+        s = config.rope_scaling
+        waves = s['original_max_position_embeddings'] * freq / (2 * math.pi)    # turns within the original context
+        keep = (waves - s['low_freq_factor']) / (s['high_freq_factor'] - s['low_freq_factor'])
+        freq = torch.lerp(freq / s['factor'], freq, keep.clamp(0, 1))
+    angles = torch.outer(torch.arange(config.context).float(), freq)            # (T, hd/2)
+    return angles.cos(), angles.sin()
+
+
+def rotate(x, rope):
+    "Turn each pair of channels (i, i + hd/2) by its position's angle."
+    cos, sin = rope                                                             # (T, hd/2)
+    a, b = x.chunk(2, dim=-1)                                                   # (B, H, T, hd/2) each
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).type_as(x)     # (B, H, T, hd)
+
+
+class Attention(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        C, hd = config.n_embd, config.head_dim
+        self.n_head, self.n_kv_head = config.n_head, config.n_kv_head
+        self.q = nn.Linear(C, self.n_head * hd, bias=False)
+        self.k = nn.Linear(C, self.n_kv_head * hd, bias=False)
+        self.v = nn.Linear(C, self.n_kv_head * hd, bias=False)
+        self.o = nn.Linear(self.n_head * hd, C, bias=False)
+        self.q_norm, self.k_norm = ((nn.RMSNorm(hd, config.norm_eps), nn.RMSNorm(hd, config.norm_eps))
+                                    if config.qk_norm else (nn.Identity(), nn.Identity()))
+
+    def forward(self, x, rope, slot=None):
+        B, T, _ = x.shape
+        q, k, v = (project(x).view(B, T, heads, -1) for project, heads in
+                   ((self.q, self.n_head), (self.k, self.n_kv_head), (self.v, self.n_kv_head)))
+        q = rotate(self.q_norm(q).transpose(1, 2), rope)                        # (B, H, T, hd)
+        k = rotate(self.k_norm(k).transpose(1, 2), rope)                        # (B, Hkv, T, hd)
+        v = v.transpose(1, 2)                                                   # (B, Hkv, T, hd)
+        if slot is not None:
+            k, v = slot.update(k, v)                                            # (B, Hkv, S, hd), S >= T
+        S, mask = k.shape[2], None
+        if 1 < T < S:           # several new tokens after a past: SDPA's is_causal would align them at the top left
+            mask = torch.ones(T, S, dtype=torch.bool, device=x.device).tril(S - T)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=1 < T == S,
+                                           enable_gqa=self.n_head != self.n_kv_head)
+        return self.o(y.transpose(1, 2).reshape(B, T, -1))                      # (B, T, C)
+
+
+class MLP(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.gate = nn.Linear(config.n_embd, config.ffn_dim, bias=False)
+        self.up = nn.Linear(config.n_embd, config.ffn_dim, bias=False)
+        self.down = nn.Linear(config.ffn_dim, config.n_embd, bias=False)
+
+    def forward(self, x):
+        return self.down(F.silu(self.gate(x)) * self.up(x))                     # (B, T, C)
+
+
+class Block(nn.Module):
+    """One layer: the residual stream in, the residual stream out. It knows neither its index nor the depth of the
+    model. What varies with the position in the order is passed in: `depth` names the cache's slot and the tap's
+    place, `scale` is LN-scaling's factor (a tensor, so that a compiled Block serves every depth)."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.attn_norm = nn.RMSNorm(config.n_embd, config.norm_eps)
+        self.attn = Attention(config)
+        self.mlp_norm = nn.RMSNorm(config.n_embd, config.norm_eps)
+        self.mlp = MLP(config)
+
+    def forward(self, x, rope, scale=None, depth=0, cache=None, tap=None):
+        h = self.attn_norm(x) if scale is None else self.attn_norm(x) * scale
+        update = self.attn(h, rope, None if cache is None else cache.layers[depth])
+        x = x + (update if tap is None else tap(depth, 'attn', x, update))
+        h = self.mlp_norm(x) if scale is None else self.mlp_norm(x) * scale
+        update = self.mlp(h)
+        return x + (update if tap is None else tap(depth, 'mlp', x, update))    # (B, T, C)
+
+
+class LM(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+        self.embed = nn.Embedding(config.vocab_size, config.n_embd)
+        self.layers = nn.ModuleList(Block(config) for _ in range(config.n_layer))
+        self.norm = nn.RMSNorm(config.n_embd, config.norm_eps)
+        self.head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
+        if config.tie_embeddings:
+            self.head.weight = self.embed.weight
+        for name, tensor in zip(('cos', 'sin'), rope_tables(config)):
+            self.register_buffer(name, tensor, persistent=False)
+        self.apply(self._init)
+
+    @staticmethod
+    def _init(module):
+        if isinstance(module, (nn.Linear, nn.Embedding)):
+            nn.init.normal_(module.weight, std=0.02)
+
+    @property
+    def order(self):
+        "The order that runs when none is given."
+        return list(range(len(self.layers))) if self.config.order is None else list(self.config.order)
+
+    def run(self, x, order, *, depth=0, cache=None, tap=None):
+        """Run a segment of layers on the residual stream x (B, T, C). Its first layer stands at unrolled position
+        `depth`, so that run(run(x, a), b, depth=len(a)) is run(x, a + b)."""
+        order = check_order(order, len(self.layers)) if len(order) else []
+        start = 0 if cache is None else cache.position
+        end = start + x.shape[1]
+        if end > self.config.context:
+            raise ValueError(f'{end} tokens are more than the context of {self.config.context}')
+        if cache is not None and depth + len(order) > len(cache.layers):
+            raise ValueError(f'the order ends at depth {depth + len(order)}, but the cache has {len(cache.layers)} slots')
+        rope = self.cos[start:end], self.sin[start:end]                         # (T, hd/2) each
+        scales = [None] * len(order)
+        if self.config.ln_scaling:
+            scales = torch.arange(depth + 1, depth + len(order) + 1, device=x.device).rsqrt().to(x.dtype).unbind()
+        for d, (i, scale) in enumerate(zip(order, scales), depth):
+            layer = self.layers[i]
+            # Only training takes the compiled Block (block.compile()); _call_impl is what it was before.
+            call = layer if self.training and cache is None and tap is None else layer._call_impl
+            x = call(x, rope, scale, d, cache, tap)
+        return x                                                                # (B, T, C)
+
+    def hidden(self, tokens, *, order=None, cache=None, tap=None):
+        "The residual stream before the final norm: (B, T) -> (B, T, C)."
+        x = self.run(self.embed(tokens), self.order if order is None else order, cache=cache, tap=tap)
+        if cache is not None:
+            cache.position += tokens.shape[1]
+        return x
+
+    def forward(self, tokens, targets=None, *, order=None, cache=None, tap=None, ignore_index=-1):
+        x = self.norm(self.hidden(tokens, order=order, cache=cache, tap=tap))   # (B, T, C)
+        if targets is None:
+            return self.head(x)                                                 # (B, T, V)
+        return mean_loss(x, self.head.weight, targets, ignore_index)
+
+    @torch.no_grad()
+    def generate(self, tokens, max_new_tokens, *, order=None, temperature=1.0, top_k=None, generator=None):
+        """Continue tokens (B, T) by max_new_tokens. Temperature 0 takes the likeliest token. Past the context the
+        window slides: each new token is drawn from the last `context` ones, as if they were all there is."""
+        if tokens.shape[1] == 0:
+            raise ValueError('nothing to continue: the prompt has no tokens')
+        order = self.order if order is None else order
+        cache, fresh = KVCache(len(order)), tokens[:, -self.config.context:]
+        for _ in range(max_new_tokens):
+            if cache.position + fresh.shape[1] > self.config.context:       # every token has a new position now:
+                cache, fresh = KVCache(len(order)), tokens[:, -self.config.context:]    # none of the cache is right
+            logits = self(fresh, order=order, cache=cache)[:, -1].float()       # (B, V)
+            if temperature == 0:
+                fresh = logits.argmax(-1, keepdim=True)                         # (B, 1)
+            else:
+                if top_k is not None:
+                    kth = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]
+                    logits = logits.masked_fill(logits < kth, -math.inf)
+                fresh = torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator)
+            tokens = torch.cat((tokens, fresh), dim=1)
+        return tokens
+
+    def num_params(self):
+        return sum(p.numel() for p in self.parameters())        # a tied head is the embedding, and counts once
+
+    def flops_per_token(self, order=None):
+        """Training FLOPs of one token: 6 per weight that multiplies it (2 forward, 4 backward), the embedding once,
+        norms not counted, and 12 D T (heads x head_dim) for attention's two products. This is the count that
+        gives the paper's Table 7 to the last digit."""
+        c, order = self.config, self.order if order is None else order
+        layer = sum(p.numel() for p in self.layers[0].parameters() if p.dim() == 2)
+        weights = c.vocab_size * c.n_embd + len(order) * layer
+        return 6 * weights + 12 * len(order) * c.context * c.n_head * c.head_dim
+
+
+# A vocabulary this large makes the logits the largest tensor of all: then the loss is computed in pieces, where torch
+# can (2.12 on). It trades time for memory, so small vocabularies don't.
+LARGE_VOCABULARY = 16_384
+
+
+def mean_loss(x, weight, targets, ignore_index=-1):
+    "Mean cross-entropy over the targets that count, 0 if none does: x (B, T, C), weight (V, C), targets (B, T)."
+    x, targets = x.flatten(0, -2), targets.flatten()                            # (B*T, C), (B*T,)
+    options = dict(ignore_index=ignore_index, reduction='sum')
+    if len(weight) >= LARGE_VOCABULARY and hasattr(F, 'linear_cross_entropy'):
+        loss = F.linear_cross_entropy(x, weight, targets, options=nn.LinearCrossEntropyOptions(), **options)
+    else:
+        loss = F.cross_entropy(F.linear(x, weight).float(), targets, **options)
+    return loss / (targets != ignore_index).sum().clamp(min=1)

@@ -1,0 +1,88 @@
+"""Every picture: logs in (log.jsonl of one run or of several), PNG out. No model is opened here.
+
+The idea: a loss says how well a model predicts on the average, but a skill comes all at once. So beside the loss stands
+the accuracy on each kind of answer that the validation data marks: a staircase. Everything is drawn against steps, and
+against FLOPs, because runs of different depth don't pay the same for a step.
+
+Usage:
+    python plot.py out/baseline                     # out/baseline/loss.png
+    python plot.py out/baseline out/lidas           # both in one picture, beside the first: out/baseline/compare.png
+"""
+import argparse
+import json
+from pathlib import Path
+
+COLOURS = ['#3b6fb6', '#d1495b', '#2e8b57', '#e08e1b', '#7b5aa6', '#4f4f4f', '#17a2b8', '#c45ab3']
+
+
+def read_log(folder):
+    "A run's log as a list of dicts, in the order of the steps."
+    path = Path(folder) / 'log.jsonl'
+    if not path.exists():
+        raise SystemExit(f'plot.py: there is no {path}: is {folder} the folder of a run?')
+    lines = path.read_text().splitlines()
+    return [json.loads(line) for line in lines if line.endswith('}')]       # a run at work may be writing the last one
+
+
+def draw_runs(runs, path):
+    """runs: {name: log}. One run: its losses above, all its kinds of answers in one staircase below. Several: a row for
+    the validation loss, and one for each kind."""
+    import matplotlib
+    matplotlib.use('Agg')
+    import matplotlib.pyplot as plt
+    kinds = list(dict.fromkeys(kind for log in runs.values() for line in log for kind in line.get('kinds', {})))
+    skills, alone = [kind for kind in kinds if kind != 'text'], len(runs) == 1
+    rows = [['loss'], skills] if alone else [['loss'], *([kind] for kind in skills)]
+    rows = [row for row in rows if row]
+    fig, axes = plt.subplots(len(rows), 2, figsize=(11, 1 + 3.1 * len(rows)), sharex='col', sharey='row', squeeze=False)
+    for row, shown in zip(axes, rows):
+        for ax, x in zip(row, ('step', 'flops')):
+            colours = iter(COLOURS * 9)
+            for name, log in runs.items():
+                seen = [line for line in log if 'val_loss' in line]
+                xs = [line[x] for line in seen]
+                if shown == ['loss']:
+                    colour = next(colours)
+                    if alone:
+                        trained = [line for line in log if 'loss' in line]
+                        ax.plot([line[x] for line in trained], [line['loss'] for line in trained], color='#bbbbbb', lw=1, label='training')
+                        if 'text' in kinds:
+                            ax.plot(xs, [line['kinds']['text']['loss'] for line in seen], color=next(colours), lw=1.5, label='validation, text alone')
+                    ax.plot(xs, [line['val_loss'] for line in seen], color=colour, lw=2, label='validation' if alone else name)
+                else:
+                    for kind in shown:
+                        ax.plot(xs, [100 * line['kinds'][kind]['accuracy'] for line in seen], color=next(colours), lw=2,
+                                marker='o', ms=3, label=kind if alone else name)
+            ax.grid(alpha=0.25)
+            ax.spines[['top', 'right']].set_visible(False)
+        row[0].set_ylabel('loss (nats a token)' if shown == ['loss'] else
+                          'answers right (%)' if alone else f'{shown[0]}: answers right (%)')
+        row[0].legend(frameon=False, fontsize=9)
+        if shown != ['loss']:
+            row[0].set_ylim(-3, 103)
+    axes[-1][0].set_xlabel('steps')
+    axes[-1][1].set_xlabel('training FLOPs')
+    fig.suptitle(', '.join(runs) if len(runs) < 5 else f'{len(runs)} runs')
+    fig.tight_layout()
+    fig.savefig(path, dpi=130)
+    plt.close(fig)
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description='Draw the logs of one run or of several against steps and FLOPs.')
+    parser.add_argument('runs', nargs='+', help='folders that train.py wrote')
+    parser.add_argument('--out', type=Path, help='the picture (default: in the first folder)')
+    args = parser.parse_args(argv)
+    runs = {Path(folder).name: read_log(folder) for folder in args.runs}
+    path = args.out or Path(args.runs[0]) / ('loss.png' if len(runs) == 1 else 'compare.png')
+    try:
+        draw_runs(runs, path)
+    except ImportError:
+        print("no picture: matplotlib is not installed (pip install matplotlib); the numbers are in log.jsonl")
+    else:
+        print(f'picture: {path}, numbers: {", ".join(str(Path(f) / "log.jsonl") for f in args.runs)}')
+
+
+if __name__ == '__main__':
+    import plot
+    plot.main()

@@ -1,0 +1,49 @@
+"""Generate text from any checkpoint.
+
+Usage:
+    python sample.py out/baseline                                       # goes on from three prompts that suit the toy
+    python sample.py out/baseline --prompt='prd=76\\nlnk=43\\nprd=' --temperature=0 --tokens=8
+"""
+import argparse
+import sys
+
+import torch
+
+from checkpoint import CheckpointError, load_model
+from launch import ConfigError, pick_device
+from tokens import DataError, draw, get_tokenizer
+
+TOY_PROMPTS = ['jic dqy sof uzg jic dqy sof uzg ', 'prd=76\nlnk=43\ntug=17\nlnk=43\nprd=', 'def main(']
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description='Generate text from a checkpoint.')
+    parser.add_argument('path', help='a folder that train.py wrote')
+    parser.add_argument('--prompt', action='append', help='may be given several times; \\n is a line break')
+    parser.add_argument('--tokens', type=int, default=64, help='how many to add')
+    parser.add_argument('--temperature', type=float, default=0.7, help='0 takes the likeliest token each time')
+    parser.add_argument('--top_k', type=int, default=None)
+    parser.add_argument('--seed', type=int, default=0)
+    parser.add_argument('--device', default='auto')
+    args = parser.parse_args(argv)
+    try:
+        device = pick_device(args.device)
+        model, tokenizer = load_model(args.path, device), get_tokenizer(args.path)
+    except (CheckpointError, ConfigError, DataError) as error:
+        print(f'sample.py: {error}', file=sys.stderr)
+        raise SystemExit(2) from None
+    print(f'device {device}, {model.num_params():,} parameters, temperature {args.temperature}')
+    for i, prompt in enumerate(args.prompt or TOY_PROMPTS):
+        prompt = prompt.replace('\\n', '\n')
+        ids = [tokenizer.eot_token, *tokenizer.encode(prompt, allowed_special='all')]      # as documents begin
+        if len(ids) > model.config.context:
+            print(f'(the prompt has {len(ids)} tokens: the model sees the last {model.config.context} of them)')
+        generator = torch.Generator(device).manual_seed(draw(args.seed, 'sample', i))
+        out = model.generate(torch.tensor([ids], device=device), args.tokens, temperature=args.temperature,
+                             top_k=args.top_k, generator=generator)
+        print(f'--- {prompt!r} goes on:\n{prompt}|{tokenizer.decode(out[0, len(ids):].tolist())}')
+
+
+if __name__ == '__main__':
+    import sample
+    sample.main()

@@ -1,0 +1,361 @@
+"""The one training loop: schedule, accumulation, many processes, evaluation, checkpoints, and a stop at any moment.
+
+The idea: everything that happens at a step is a function of the step alone: the learning rate, the batch, what is
+measured. So a run is its config and its seed, and a run that was stopped goes on as if nothing had happened.
+
+Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", appendix A: linear warm-up, a constant plateau, and a
+1-sqrt decay; AdamW, gradients clipped at 1.
+Here: the toy configs take Muon for the layers' matrices, because it learns the toy's primitives in a third of the steps.
+
+Usage:
+    python train.py config/baseline.py                              # a laptop, minutes; the picture is in out/baseline
+    python train.py config/baseline.py --steps=600 --device=cpu     # any field by --name=value; --help lists them
+    torchrun --standalone --nproc_per_node=8 train.py config/baseline.py
+"""
+import ast
+import ast
+import contextlib
+import dataclasses
+import inspect
+import json
+import math
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from tqdm import tqdm
+
+import checkpoint
+import plot
+from launch import ConfigError, Stop, World, check_choice, claim, read_config
+from model import LM, ModelConfig
+from tokens import DataError, Loader, draw, measure
+
+
+@dataclass
+class Config:
+    out_dir: str = 'out/run'
+    seed: int = 0
+    device: str = 'auto'                # auto: cuda, else mps, else cpu
+    dtype: str = 'auto'                 # auto: bfloat16 on cuda, else float32
+    compile: bool | str = 'auto'        # auto: on for cuda
+    resume: bool = True                 # go on with the run in out_dir; false: move it out of the way and start anew
+    # the model (init_from: a checkpoint to start from; then these are its own)
+    init_from: str | None = None
+    n_layer: int = 8
+    n_embd: int = 128
+    n_head: int = 4
+    n_kv_head: int | None = None
+    ffn_dim: int | None = None
+    rope_theta: float = 10_000.0
+    tie_embeddings: bool = True
+    ln_scaling: bool = False
+    # the data
+    data: str | list = 'data/toy'       # a folder, or a list of them
+    data_weights: list | None = None    # their shares of the rows; None: equal
+    context: int = 256                  # tokens of a sequence
+    batch_size: int = 8                 # sequences of a step, over all processes
+    grad_accum: int = 1                 # pieces in which a process works off its part of them
+    # the schedule: linear warm-up, constant, 1 - sqrt
+    steps: int = 1200
+    warmup_steps: int = 50
+    decay_steps: int = 240
+    lr: float = 1e-2
+    # the optimizer: 'adamw' for everything, or 'muon' for the layers' matrices and AdamW for the rest
+    optimizer: str = 'muon'
+    adamw_lr: float | None = None       # with muon, the rate of the rest; None: lr
+    weight_decay: float = 0.01
+    beta2: float = 0.95
+    grad_clip: float = 1.0
+    # what is measured and kept
+    eval_every: int = 50
+    eval_batches: int = 24              # batches of validation data each time
+    log_every: int = 10
+    save_every: int = 200
+
+
+# A run may be resumed under another value of these: they do not change what it computes, or only where.
+MAY_DIFFER = {'out_dir', 'device', 'compile', 'resume', 'eval_every', 'eval_batches', 'log_every', 'save_every'}
+PEAK_FLOPS = {'H200': 989e12, 'H100': 989e12, 'A100': 312e12, 'L40': 181e12, '4090': 165e12}    # bf16, dense
+
+
+def check(config):
+    "What no type can say."
+    c = config
+    check_choice('optimizer', c.optimizer, ('muon', 'adamw'))
+    check_choice('dtype', c.dtype, ('auto', 'float32', 'bfloat16'))
+    check_choice('compile', c.compile, ('auto', True, False))
+    for name in ('n_layer', 'n_embd', 'n_head', 'context', 'batch_size', 'grad_accum', 'steps', 'eval_every',
+                 'eval_batches', 'log_every', 'save_every'):
+        if getattr(c, name) < 1:
+            raise ConfigError(f'{name}={getattr(c, name)} must be at least 1')
+    for name in ('warmup_steps', 'decay_steps', 'lr', 'weight_decay', 'grad_clip'):
+        if getattr(c, name) < 0:
+            raise ConfigError(f'{name}={getattr(c, name)} must not be negative')
+    if c.warmup_steps + c.decay_steps > c.steps:
+        raise ConfigError(f'warmup_steps={c.warmup_steps} and decay_steps={c.decay_steps} do not fit into '
+                          f'steps={c.steps}')
+    return c
+
+
+# ---------------------------------------------------------------------------------------------- schedule, optimizer
+
+def learning_rate(config, step):
+    "As a fraction of the peak: linear up, constant, then 1 - sqrt down to zero at the last step."
+    if step < config.warmup_steps:
+        return (step + 1) / config.warmup_steps
+    into_decay = step - (config.steps - config.decay_steps)
+    return 1.0 if into_decay <= 0 else 1 - math.sqrt(into_decay / config.decay_steps)
+
+
+def make_optimizers(model, config):
+    """A list of optimizers, each group with its own peak rate in 'peak'. Norms are not decayed. Muon's step is scaled
+    to the size of AdamW's (match_rms_adamw), so that one lr can serve both."""
+    matrices = [p for p in model.layers.parameters() if p.dim() == 2]
+    norms = [p for p in model.parameters() if p.dim() < 2]
+    taken = {id(p) for p in matrices + norms}
+    rest = [p for p in model.parameters() if id(p) not in taken]             # embedding and head
+    lr, wd = config.lr, config.weight_decay
+    if config.optimizer == 'muon':
+        rest_lr = lr if config.adamw_lr is None else config.adamw_lr
+        muon = torch.optim.Muon(matrices, lr=lr, weight_decay=wd, adjust_lr_fn='match_rms_adamw')
+        optimizers, groups = [muon], [rest]
+    else:
+        rest_lr, optimizers, groups = lr, [], [matrices + rest]
+    groups = [dict(params=groups[0], weight_decay=wd), dict(params=norms, weight_decay=0.0)]
+    optimizers.append(torch.optim.AdamW(groups, lr=rest_lr, betas=(0.9, config.beta2), fused=True))
+    counted = sum(p.numel() for o in optimizers for g in o.param_groups for p in g['params'])
+    assert counted == model.num_params(), f'the optimizers hold {counted} parameters of {model.num_params()}'
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group['peak'] = group['lr']
+    return optimizers
+
+
+# ---------------------------------------------------------------------------------------------- the run's folder
+
+def open_folder(config, out, world):
+    "Claim out_dir, move an old run out of the way if asked to, and make the toy data where it is missing."
+    lock = claim(out)
+    if not config.resume and checkpoint.exists(out):
+        moved = next(p for i in range(1, 10**6) if not (p := out.with_name(f'{out.name}.{i}')).exists())
+        shutil.copytree(out, moved)
+        for name in (checkpoint.FILE, 'log.jsonl'):
+            (out / name).unlink(missing_ok=True)
+        world.say(f'--resume=false: the run that was in {out} is now in {moved}')
+    for folder in [config.data] if isinstance(config.data, str) else config.data:
+        script = Path(folder) / 'prepare.py'
+        # Toy data takes seconds to make, so it is made. Other data is the user's own decision.
+        if Path(folder).name == 'toy' and script.exists() and not (Path(folder) / 'train.json').exists():
+            world.say(f'{folder} has no data yet: running {script}')
+            subprocess.run([sys.executable, str(script)], check=True)
+    return lock
+
+
+class Log:
+    """log.jsonl, a line for each logged step. A run that resumes drops the lines after its step first: it will write
+    them again, so that a log has neither gaps nor doubles wherever the run was cut off."""
+
+    def __init__(self, path, step, silent=False):
+        self.file = None
+        if not silent:
+            lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+            path.write_text(''.join(line for line in lines if line.endswith('\n') and json.loads(line)['step'] <= step))
+            self.file = open(path, 'a')
+
+    def write(self, **line):
+        if self.file:
+            self.file.write(json.dumps(line) + '\n')
+            self.file.flush()
+
+
+# ---------------------------------------------------------------------------------------------- the loop
+
+def train(config):
+    world, out = World(config.device), Path(config.out_dir)
+    lock = open_folder(config, out, world) if world.first else None     # held until the process ends
+    world.wait()
+    loader, val = (Loader(config.data, config.batch_size, config.context, weights=config.data_weights, split=split,
+                          seed=seed, rank=world.rank, world_size=world.size)
+                   for split, seed in (('train', config.seed), ('val', 0)))     # all runs are measured on the same rows
+    model, optimizers, state = setup(config, world, loader)
+    step, tokens, flops, seconds = (state[name] for name in ('step', 'tokens', 'flops', 'seconds'))
+    run = DistributedDataParallel(model) if world.size > 1 else model
+    autocast = precision(config, world.device)
+    log = Log(out / 'log.jsonl', step, silent=not world.first)
+
+    def save():
+        if world.first:
+            checkpoint.save(out, kind='lm', model=model.state_dict(), model_config=dataclasses.asdict(model.config),
+                            optimizers=[o.state_dict() for o in optimizers], config=dataclasses.asdict(config),
+                            tokenizer=loader.tokenizer, step=step, tokens=tokens, flops=flops, seconds=seconds)
+        world.wait()
+
+    def look():
+        with autocast():
+            loss, kinds = measure(model, val, config.eval_batches)
+        shown.update(val=f'{loss:.3f}', **{kind: f'{k["accuracy"]:.0%}' for kind, k in kinds.items() if kind != 'text'})
+        return dict(val_loss=loss, kinds=kinds)
+
+    shown = dict(layers=len(model.order))
+    bar = tqdm(total=config.steps, initial=step, disable=not world.first, unit='step', dynamic_ncols=True)
+    with Stop() as stop:
+        if step == 0:
+            log.write(step=0, tokens=0, flops=0, n_layer=len(model.layers), **look())
+        clock, since = time.perf_counter(), step
+        while step < config.steps and not stop.asked:
+            for optimizer in optimizers:
+                for group in optimizer.param_groups:
+                    group['lr'] = group['peak'] * learning_rate(config, step)
+            loss, norm = update(config, world, run, optimizers, loader.batch(step), autocast)
+            if not math.isfinite(loss + norm):
+                save()      # the step was not taken: these are still the weights before it
+                raise SystemExit(f'\ntrain.py: step {step + 1} has loss {loss} and gradient norm {norm}, so it was not taken. '
+                                 f'{out} holds the checkpoint of step {step}.\nTry a lower --lr, a longer --warmup_steps, '
+                                 'or --dtype=float32, in another --out_dir.')
+            step += 1
+            tokens += config.batch_size * config.context
+            flops += config.batch_size * config.context * model.flops_per_token()
+            if step % config.log_every == 0 or step % config.eval_every == 0 or step == config.steps:
+                took = time.perf_counter() - clock
+                speed = (step - since) * config.batch_size * config.context / took
+                seconds += took
+                shown.update(loss=f'{loss:.3f}', tok_s=f'{speed:,.0f}', **mfu(model, speed, world))
+                log.write(step=step, tokens=tokens, flops=flops, seconds=round(seconds, 1), n_layer=len(model.layers),
+                          lr=config.lr * learning_rate(config, step - 1), loss=loss, grad_norm=norm, tokens_per_s=round(speed),
+                          **(look() if step % config.eval_every == 0 or step == config.steps else {}))
+                bar.set_postfix(shown)
+                clock, since = time.perf_counter(), step
+            bar.update()
+            stop.asked = world.sum(stop.asked) > 0      # one process is told to stop: all do, at the same step
+            if step % config.save_every == 0 or step == config.steps or stop.asked:
+                save()
+        bar.close()
+    if step < config.steps:
+        world.say(f'stopped at step {step} of {config.steps}, and saved: the same command goes on from here')
+    elif world.first:
+        plot.main([str(out)])
+        print(f'checkpoint, log and picture are in {out}; python sample.py {out} writes text')
+    world.close()
+
+
+def setup(config, world, loader):
+    "The model, its optimizers, and where the run stands: at its beginning, or where the checkpoint in out_dir has it."
+    if config.batch_size // world.size % config.grad_accum:
+        raise ConfigError(f'batch_size={config.batch_size} on {world.size} processes does not divide into '
+                          f'grad_accum={config.grad_accum} pieces')
+    state = dict(step=0, tokens=0, flops=0, seconds=0.0)
+    if checkpoint.exists(config.out_dir):
+        state = checkpoint.load(config.out_dir)
+        refuse_another_run(config, state['config'])
+    torch.manual_seed(draw(config.seed, 'init'))
+    if config.init_from:
+        model = checkpoint.load_model(config.init_from).train()
+        if model.config.context < config.context or model.config.vocab_size < loader.vocab_size:
+            raise ConfigError(f'{config.init_from} reads {model.config.context} tokens of a vocabulary of '
+                              f'{model.config.vocab_size}: too few for context={config.context} or for the {loader.vocab_size} '
+                              f'of the tokenizer {loader.tokenizer!r}')
+    else:
+        shared = {f.name for f in dataclasses.fields(ModelConfig)} & {f.name for f in dataclasses.fields(Config)}
+        try:
+            model = LM(ModelConfig(vocab_size=loader.vocab_size, **{name: getattr(config, name) for name in shared}))
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+    model.to(world.device)
+    optimizers = make_optimizers(model, config)
+    if 'model' in state:
+        model.load_state_dict(state['model'])
+        for optimizer, saved in zip(optimizers, state['optimizers']):
+            optimizer.load_state_dict(saved)
+    compiled = config.compile is True or config.compile == 'auto' and world.device.type == 'cuda'
+    if compiled and not any(map(shutil.which, ('c++', 'g++', 'clang++', 'cl'))):
+        compiled = False
+        world.say('compile stays off: torch.compile needs a C++ compiler (g++ or clang++), and there is none here')
+    if compiled:
+        for block in model.layers:      # each Block for itself: no order and no growth ever compiles one again
+            block.compile()
+    if world.first:
+        about = dict(tokenizer=loader.tokenizer, config=dataclasses.asdict(config), torch=torch.__version__,
+                     data=[dataset.meta['origin'] for dataset in loader.sets])
+        (Path(config.out_dir) / 'run.json').write_text(json.dumps(about, indent=1))
+    layers = sum(p.numel() for p in model.layers.parameters())
+    world.say(f'device {world.device}{f" x {world.size}" if world.size > 1 else ""}, compile {"on" if compiled else "off"}; '
+              f'{model.num_params():,} parameters ({layers:,} in {len(model.layers)} layers), depth {len(model.order)}, '
+              f'{model.flops_per_token():,} FLOPs a token\n{config.steps:,} steps of {config.batch_size} x {config.context} '
+              f'= {config.batch_size * config.context:,} tokens' + (f', from step {state["step"]:,} on' if state['step'] else ''))
+    return model, optimizers, state
+
+
+def refuse_another_run(config, old):
+    "A run is resumed under the very config that it had, but for what cannot change its result."
+    new, old = dataclasses.asdict(config), {**dataclasses.asdict(Config()), **old}
+    for name in new:
+        if name not in MAY_DIFFER and new[name] != old[name]:
+            raise ConfigError(f'{config.out_dir} holds a run with {name}={old[name]!r}, but this config has {new[name]!r}: '
+                              'choose another --out_dir, or move that run out of the way by --resume=false')
+
+
+def precision(config, device):
+    "A function that makes the context in which the model runs."
+    if config.dtype == 'bfloat16' or config.dtype == 'auto' and device.type == 'cuda':
+        return lambda: torch.autocast(device.type, torch.bfloat16)
+    return contextlib.nullcontext
+
+
+def update(config, world, run, optimizers, batch, autocast):
+    """One step of the optimizers: (loss, gradient norm). The loss is summed over the target tokens of all pieces and
+    processes and divided by their global count: a mean for each piece would give tokens of short answers more weight."""
+    tokens, targets = (t.to(world.device, non_blocking=True) for t in batch)
+    total, loss = world.sum((targets != -1).sum()), 0.0
+    pieces = list(zip(tokens.chunk(config.grad_accum), targets.chunk(config.grad_accum)))
+    for i, (x, y) in enumerate(pieces):
+        alone = world.size == 1 or i == len(pieces) - 1
+        with contextlib.nullcontext() if alone else run.no_sync():      # DDP adds the gradients up with the last piece
+            with autocast():
+                share = run(x, y) * (y != -1).sum() / total
+            (share * world.size).backward()         # DDP divides by the number of processes: this undoes it
+        loss += share.item()
+    parameters = [p for o in optimizers for group in o.param_groups for p in group['params']]
+    norm = torch.nn.utils.clip_grad_norm_(parameters, config.grad_clip or math.inf).item()
+    loss = world.sum(loss)
+    for optimizer in optimizers:
+        if math.isfinite(loss + norm):
+            optimizer.step()
+        optimizer.zero_grad()
+    return loss, norm
+
+
+def mfu(model, tokens_per_s, world):
+    "The share of a known GPU's arithmetic that the run uses, by our FLOPs ledger."
+    if world.device.type != 'cuda':
+        return {}
+    name = torch.cuda.get_device_name(world.device)
+    peak = next((flops for gpu, flops in PEAK_FLOPS.items() if gpu in name), None)
+    return dict(mfu=f'{tokens_per_s * model.flops_per_token() / peak / world.size:.0%}') if peak else {}
+
+
+def main(argv=None):
+    argv = sys.argv[1:] if argv is None else argv
+    if {'-h', '--help'} & set(argv):
+        print(__doc__ + '\n' + inspect.getsource(Config))
+        return
+    if not argv:
+        print('usage: python train.py CONFIG [--name=value ...]      (--help lists the settings)\n\nconfigs:')
+        for path in sorted(Path(__file__).parent.glob('config/*.py')):
+            print(f'  {f"config/{path.name}":28}{(ast.get_docstring(ast.parse(path.read_text())) or "").split(chr(10))[0]}')
+        raise SystemExit(2)
+    try:
+        train(check(read_config(Config, argv)))
+    except (ConfigError, DataError, checkpoint.CheckpointError) as error:
+        print(f'train.py: {error}', file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+if __name__ == '__main__':
+    import train
+    train.main()
