@@ -124,12 +124,14 @@ class Attention(nn.Module):
         q = rotate(self.q_norm(q).transpose(1, 2), rope)                        # (B, H, T, hd)
         k = rotate(self.k_norm(k).transpose(1, 2), rope)                        # (B, Hkv, T, hd)
         v = v.transpose(1, 2)                                                   # (B, Hkv, T, hd)
+        causal, mask = True, None
         if slot is not None:
             k, v = slot.update(k, v)                                            # (B, Hkv, S, hd), S >= T
-        S, mask = k.shape[2], None
-        if 1 < T < S:           # several new tokens after a past: SDPA's is_causal would align them at the top left
-            mask = torch.ones(T, S, dtype=torch.bool, device=x.device).tril(S - T)
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=1 < T == S,
+            S = k.shape[2]
+            causal = S == T
+            if 1 < T < S:       # several new tokens after a past: SDPA's is_causal would align them at the top left
+                mask = torch.ones(T, S, dtype=torch.bool, device=x.device).tril(S - T)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal,
                                            enable_gqa=self.n_head != self.n_kv_head)
         return self.o(y.transpose(1, 2).reshape(B, T, -1))                      # (B, T, C)
 
@@ -193,7 +195,7 @@ class LM(nn.Module):
     def run(self, x, order, *, depth=0, cache=None, tap=None):
         """Run a segment of layers on the residual stream x (B, T, C). Its first layer stands at unrolled position
         `depth`, so that run(run(x, a), b, depth=len(a)) is run(x, a + b)."""
-        order = check_order(order, len(self.layers)) if len(order) else []
+        order = check_order(order, len(self.layers)) if len(order) else []      # a segment may be empty, a model may not
         start = 0 if cache is None else cache.position
         end = start + x.shape[1]
         if end > self.config.context:
@@ -213,7 +215,8 @@ class LM(nn.Module):
 
     def hidden(self, tokens, *, order=None, cache=None, tap=None):
         "The residual stream before the final norm: (B, T) -> (B, T, C)."
-        x = self.run(self.embed(tokens), self.order if order is None else order, cache=cache, tap=tap)
+        order = self.order if order is None else check_order(order, len(self.layers))
+        x = self.run(self.embed(tokens), order, cache=cache, tap=tap)
         if cache is not None:
             cache.position += tokens.shape[1]
         return x

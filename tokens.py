@@ -239,6 +239,7 @@ class Loader:
             raise DataError(f'data_weights={weights}: a share below 1 in {PERIOD} rows would never be drawn')
         self.batch_size, self.seed, self.rank, self.world_size = batch_size, seed, rank, world_size
         self.vocab_size = self.sets[0].meta['n_vocab'] if vocab_size is None else vocab_size
+        self.period = None
 
     @property
     def tokenizer(self):
@@ -251,12 +252,13 @@ class Loader:
     def place(self, i):
         "Row i of the whole run: (which dataset, which epoch of it, which window)."
         period, slot = divmod(i, PERIOD)
-        slot = permute(slot, PERIOD, draw(self.seed, 'mixture', period))        # a slot belongs to the dataset in whose
-        for d, quota in enumerate(self.quota):                                  # stretch of the period it lands
-            if slot < quota:
-                break
-            slot -= quota
-        epoch, i = divmod(period * quota + slot, len(self.sets[d]))
+        if self.period != period:               # the period's turns, and how many of the same dataset came before each
+            key = draw(self.seed, 'mixture', period)
+            turns = np.repeat(np.arange(len(self.sets)), self.quota)[[permute(s, PERIOD, key) for s in range(PERIOD)]]
+            before = sum((turns == d) * ((turns == d).cumsum() - 1) for d in range(len(self.sets)))
+            self.period, self.turns = period, list(zip(turns.tolist(), before.tolist()))
+        d, before = self.turns[slot]
+        epoch, i = divmod(period * self.quota[d] + before, len(self.sets[d]))
         return d, epoch, permute(i, len(self.sets[d]), draw(self.seed, f'epoch of dataset {d}', epoch))
 
     def _rows(self, step):

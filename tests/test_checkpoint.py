@@ -1,0 +1,106 @@
+import os
+import pickle
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import checkpoint
+from checkpoint import CheckpointError, load, load_model, save
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def test_what_is_saved_comes_back(tmp_path):
+    state = dict(step=3, weights={'a': torch.randn(4, 5), 'b': torch.arange(3)}, config=dict(lr=1e-3, order=[0, 1], name=None))
+    save(tmp_path / 'run', **state)
+    for path in (tmp_path / 'run', tmp_path / 'run' / checkpoint.FILE):
+        back = load(path)
+        assert back['step'] == 3 and back['config'] == state['config']
+        assert all(torch.equal(back['weights'][k], v) for k, v in state['weights'].items())
+    save(tmp_path / 'run', step=4)
+    assert load(tmp_path / 'run') == dict(step=4)
+    assert sorted(p.name for p in (tmp_path / 'run').iterdir()) == [checkpoint.FILE]
+
+
+def test_load_model(tmp_path, tiny):
+    from dataclasses import asdict
+    model = tiny(n_kv_head=2, ln_scaling=True, order=[0, 1, 2, 1, 3])
+    save(tmp_path, kind='lm', model=model.state_dict(), model_config=asdict(model.config))
+    back = load_model(tmp_path)
+    tokens = torch.randint(50, (2, 9))
+    assert torch.equal(back(tokens), model(tokens)) and not back.training
+    assert back.head.weight is back.embed.weight
+    save(tmp_path, kind='lmm', model={})
+    with pytest.raises(CheckpointError, match="of kind 'lmm'; this version knows lm"):
+        load_model(tmp_path)
+
+
+def test_broken_checkpoints_are_refused_in_one_line(tmp_path):
+    save(tmp_path, weights=torch.randn(1000), step=1)
+    path = tmp_path / checkpoint.FILE
+    good = path.read_bytes()
+
+    def refused(raw, message):
+        path.write_bytes(raw)
+        with pytest.raises(CheckpointError, match=message) as error:
+            load(tmp_path)
+        assert '\n' not in str(error.value)
+
+    for cut in (0, 1, 100, len(good) // 2, len(good) - 1):
+        refused(good[:cut], 'empty, cut short or no checkpoint')
+    refused(b'not a checkpoint at all' * 50, 'empty, cut short or no checkpoint')
+    at = good.index(torch.load(path, weights_only=True)['weights'].numpy().tobytes()) if path.write_bytes(good) else 0
+    refused(good[:at + 50] + bytes([good[at + 50] ^ 1]) + good[at + 51:], 'the checksum of .* is wrong')
+    with pytest.raises(CheckpointError, match='there is no checkpoint at .*nowhere'):
+        load(tmp_path / 'nowhere')
+
+
+def test_code_in_a_checkpoint_does_not_run(tmp_path):
+    class Code:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / 'it ran'),)
+
+    torch.save(dict(model=Code()), tmp_path / checkpoint.FILE)
+    with pytest.raises(CheckpointError, match='more than tensors and plain values') as error:
+        load(tmp_path)
+    assert '\n' not in str(error.value)
+    (tmp_path / checkpoint.FILE).write_bytes(pickle.dumps(Code()))
+    with pytest.raises(CheckpointError, match='no checkpoint'):
+        load_model(tmp_path)
+    assert not (tmp_path / 'it ran').exists()
+
+
+def test_kill_while_writing_leaves_the_last_good_one(tmp_path):
+    "A child writes checkpoints without a pause until it is killed, at a random point, with kill -9."
+    script = ('import sys, torch, checkpoint\n'
+              'for step in range(10**6):\n'
+              '    checkpoint.save(sys.argv[1], step=step, weights=torch.full((300_000,), float(step)))\n'
+              '    print(step, flush=True)\n')
+    for delay in (0.013, 0.029, 0.047):
+        child = subprocess.Popen([sys.executable, '-c', script, tmp_path], stdout=subprocess.PIPE, cwd=ROOT)
+        for _ in range(5):
+            said = int(child.stdout.readline())
+        time.sleep(delay)
+        child.kill()
+        rest = child.stdout.read().split()
+        said = int(rest[-1]) if rest else said
+        child.wait()
+        state = load(tmp_path)
+        assert state['step'] in (said, said + 1)
+        assert (state['weights'] == state['step']).all()
+
+
+def test_a_failed_write_keeps_the_old_one(tmp_path, monkeypatch):
+    save(tmp_path, step=1)
+
+    def full(state, file):
+        file.write(b'half a check')
+        raise OSError('no space left on device')
+    monkeypatch.setattr(torch, 'save', full)
+    with pytest.raises(OSError, match='no space left'):
+        save(tmp_path, step=2)
+    assert load(tmp_path) == dict(step=1)

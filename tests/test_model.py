@@ -1,0 +1,349 @@
+import copy
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import model as model_file
+from model import LM, KVCache, ModelConfig, mean_loss
+
+
+def tokens_of(model, B=2, T=10, seed=0):
+    return torch.randint(model.config.vocab_size, (B, T), generator=torch.Generator().manual_seed(seed))
+
+
+# ------------------------------------------------------------------ the whole forward against a slow second form
+
+def slow_forward(model, tokens):
+    "One sequence, one token at a time, one head at a time, with complex numbers for the rotation: (T,) -> (T, V)."
+    c, sd = model.config, {k: v.double() for k, v in model.state_dict().items()}
+    hd, group = c.head_dim, c.n_head // c.n_kv_head
+
+    def norm(x, w):
+        return torch.stack([row / torch.sqrt((row * row).mean() + c.norm_eps) * w for row in x])
+
+    def turn(row, position):            # one head's query or key
+        z = torch.complex(row[:hd // 2], row[hd // 2:])
+        angles = torch.tensor([position * c.rope_theta ** (-2 * i / hd) for i in range(hd // 2)], dtype=torch.float64)
+        z = z * torch.polar(torch.ones_like(angles), angles)
+        return torch.cat((z.real, z.imag))
+
+    x = sd['embed.weight'][tokens]
+    for d, i in enumerate(model.order, 1):
+        w = {k.removeprefix(f'layers.{i}.'): v for k, v in sd.items() if k.startswith(f'layers.{i}.')}
+        scale = 1 / math.sqrt(d) if c.ln_scaling else 1.0
+        h = norm(x, w['attn_norm.weight']) * scale
+        heads = []
+        for head in range(c.n_head):
+            rows, kv = slice(head * hd, (head + 1) * hd), slice(head // group * hd, (head // group + 1) * hd)
+            q, k, v = h @ w['attn.q.weight'][rows].T, h @ w['attn.k.weight'][kv].T, h @ w['attn.v.weight'][kv].T
+            if c.qk_norm:
+                q, k = norm(q, w['attn.q_norm.weight']), norm(k, w['attn.k_norm.weight'])
+            q, k = (torch.stack([turn(row, t) for t, row in enumerate(m)]) for m in (q, k))
+            out = []
+            for t in range(len(tokens)):
+                weights = torch.softmax(k[:t + 1] @ q[t] / math.sqrt(hd), 0)
+                out.append(weights @ v[:t + 1])
+            heads.append(torch.stack(out))
+        x = x + torch.cat(heads, 1) @ w['attn.o.weight'].T
+        h = norm(x, w['mlp_norm.weight']) * scale
+        gate = h @ w['mlp.gate.weight'].T
+        x = x + (gate / (1 + torch.exp(-gate)) * (h @ w['mlp.up.weight'].T)) @ w['mlp.down.weight'].T
+    return norm(x, sd['norm.weight']) @ sd['head.weight'].T
+
+
+@pytest.mark.parametrize('fields', [{}, dict(n_kv_head=2), dict(n_kv_head=1, tie_embeddings=False), dict(ln_scaling=True),
+                                    dict(order=[0, 1, 2, 1, 2, 3], ln_scaling=True), dict(qk_norm=True, head_dim=12)],
+                         ids=str)
+def test_forward_equals_the_slow_form(tiny, fields):
+    model = tiny(**fields).double()
+    tokens = tokens_of(model, B=1)
+    torch.testing.assert_close(model(tokens)[0], slow_forward(model, tokens[0]), rtol=1e-6, atol=1e-6)
+
+
+def test_llama3_rope_scaling_by_hand():
+    "Short waves keep their frequency, long ones are slowed by the factor, and those between are interpolated."
+    scaling = dict(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64)
+    plain, scaled = (model_file.rope_tables(ModelConfig(n_embd=64, n_head=2, context=2, rope_theta=500.0, rope_scaling=s))
+                     for s in (None, scaling))
+    for i in range(16):
+        f = 500.0 ** (-2 * i / 32)
+        wave = 2 * math.pi / f
+        if wave < 64 / 4:
+            want = f
+        elif wave > 64 / 1:
+            want = f / 8
+        else:
+            smooth = (64 / wave - 1) / (4 - 1)
+            want = (1 - smooth) * f / 8 + smooth * f
+        assert scaled[1][1, i].item() == pytest.approx(math.sin(want), rel=1e-5)
+    assert not torch.equal(plain[0], scaled[0])
+
+
+def test_causality(tiny):
+    model = tiny()
+    tokens = tokens_of(model)
+    changed = tokens.clone()
+    changed[:, 6:] = (changed[:, 6:] + 1) % 50
+    a, b = model(tokens), model(changed)
+    assert torch.equal(a[:, :6], b[:, :6])
+    assert not torch.allclose(a[:, 6], b[:, 6])
+
+
+def test_positions_matter(tiny):
+    model = tiny()
+    tokens = tokens_of(model)
+    swapped = tokens[:, [1, 0, *range(2, 10)]]
+    assert not torch.allclose(model(tokens)[:, -1], model(swapped)[:, -1])
+
+
+# ------------------------------------------------------------------ orders and segments
+
+def test_identity_order_is_the_plain_model(tiny):
+    model = tiny()
+    tokens = tokens_of(model)
+    assert torch.equal(model(tokens), model(tokens, order=[0, 1, 2, 3]))
+    assert not torch.allclose(model(tokens), model(tokens, order=[0, 1, 2, 3, 0, 1, 2, 3]))
+
+
+def test_an_order_in_the_config_runs_by_default(tiny):
+    looped, plain = tiny(order=[0, 1, 1, 3]), tiny()
+    tokens = tokens_of(plain)
+    assert looped.order == [0, 1, 1, 3]
+    assert torch.equal(looped(tokens), plain(tokens, order=[0, 1, 1, 3]))
+
+
+@pytest.mark.parametrize('ln_scaling', [False, True])
+def test_two_segments_are_one(tiny, ln_scaling):
+    model = tiny(ln_scaling=ln_scaling)
+    x, order = model.embed(tokens_of(model)), [0, 1, 2, 1, 3, 0]
+    whole = model.run(x, order)
+    for cut in range(len(order) + 1):
+        first = model.run(x, order[:cut])
+        assert torch.equal(model.run(first, order[cut:], depth=cut), whole)
+    if ln_scaling:
+        assert not torch.allclose(model.run(model.run(x, order[:3]), order[3:]), whole)
+
+
+def test_segments_share_a_cache_and_the_caller_advances_it(tiny):
+    model = tiny()
+    tokens = tokens_of(model)
+    cache = KVCache(4)
+    parts = []
+    for piece in (tokens[:, :4], tokens[:, 4:9], tokens[:, 9:]):
+        x = model.run(model.embed(piece), [0, 1], cache=cache)
+        parts.append(model.run(x, [2, 3], depth=2, cache=cache))
+        cache.position += piece.shape[1]
+    torch.testing.assert_close(torch.cat(parts, 1), model.hidden(tokens), rtol=1e-5, atol=1e-5)
+    assert [slot.keys.shape[2] for slot in cache.layers] == [10] * 4
+
+
+def test_tap_sees_every_update_and_may_change_it(tiny):
+    model = tiny(order=[0, 1, 1, 2])
+    tokens = tokens_of(model)
+    seen = {}
+
+    def watch(depth, part, x, update):
+        seen[depth, part] = (x, update)
+        return update
+
+    assert torch.equal(model(tokens, tap=watch), model(tokens))
+    assert list(seen) == [(d, part) for d in range(4) for part in ('attn', 'mlp')]
+    total = model.embed(tokens) + sum(update for _, update in seen.values())
+    torch.testing.assert_close(total, model.hidden(tokens), rtol=1e-5, atol=1e-5)
+
+    erased = model(tokens, tap=lambda depth, part, x, update: update * (depth != 2))
+    torch.testing.assert_close(erased, model(tokens, order=[0, 1, 2]))
+
+
+def test_nothing_depends_on_the_total_depth(tiny):
+    shallow, deep = tiny(n_layer=2, ln_scaling=True), tiny(n_layer=6, ln_scaling=True)
+    deep.load_state_dict(shallow.state_dict(), strict=False)
+    x = torch.randn(1, 5, 32)
+    assert torch.equal(shallow.run(x, [0, 1]), deep.run(x, [0, 1]))
+
+
+@pytest.mark.parametrize('order, message', [([], 'order is empty'), ([0, 4], 'names layer 4, but the layers are 0 to 3'),
+                                            ([-1], 'names layer -1'), ([0.5], 'names layer 0.5')])
+def test_bad_orders(tiny, order, message):
+    model = tiny()
+    with pytest.raises(ValueError, match=message):
+        model(tokens_of(model), order=order)
+    with pytest.raises(ValueError, match=message):
+        ModelConfig(n_layer=4, order=order)
+
+
+@pytest.mark.parametrize('fields, message', [(dict(n_embd=30), 'n_embd=30 does not divide into n_head=4'),
+                                             (dict(n_kv_head=3), 'n_head=4 is not a multiple of n_kv_head=3'),
+                                             (dict(head_dim=7), 'head_dim=7 is odd')])
+def test_bad_configs(fields, message):
+    with pytest.raises(ValueError, match=message):
+        ModelConfig(**fields)
+
+
+# ------------------------------------------------------------------ cache and generation
+
+@pytest.mark.parametrize('order', [None, [0, 1, 2, 3, 1, 2, 3], [2], [3, 0, 0, 0, 1]], ids=str)
+@pytest.mark.parametrize('ln_scaling', [False, True])
+def test_cached_logits_and_generation_equal_uncached(tiny, order, ln_scaling):
+    model = tiny(ln_scaling=ln_scaling, n_kv_head=2)
+    tokens = tokens_of(model)
+    depth = len(order or model.order)
+    whole, cache, steps = model(tokens, order=order), KVCache(depth), []
+    for piece in tokens.split([3, 1, 4, 1, 1], dim=1):
+        steps.append(model(piece, order=order, cache=cache))
+    torch.testing.assert_close(torch.cat(steps, 1), whole, rtol=1e-4, atol=1e-4)
+    assert cache.position == 10 and len(cache.layers) == depth
+    assert all(slot.keys.shape == (2, 2, 10, 8) for slot in cache.layers)
+
+    slow = tokens
+    for _ in range(12):
+        slow = torch.cat((slow, model(slow, order=order)[:, -1:].argmax(-1)), 1)
+    assert torch.equal(model.generate(tokens, 12, order=order, temperature=0), slow)
+
+
+def test_generation_past_the_context_sees_the_last_tokens(tiny):
+    model = tiny(context=12)
+    slow = tokens_of(model, T=20)
+    prompt = slow
+    for _ in range(9):
+        slow = torch.cat((slow, model(slow[:, -12:])[:, -1:].argmax(-1)), 1)
+    assert torch.equal(model.generate(prompt, 9, temperature=0), slow)
+    short = prompt[:, :5]
+    slow = short
+    for _ in range(15):
+        slow = torch.cat((slow, model(slow[:, -12:])[:, -1:].argmax(-1)), 1)
+    assert torch.equal(model.generate(short, 15, temperature=0), slow)
+
+
+def test_sampling_is_seeded_and_top_k_limits_it(tiny):
+    model = tiny()
+    tokens = tokens_of(model)
+
+    def sample(seed, **kw):
+        return model.generate(tokens, 20, generator=torch.Generator().manual_seed(seed), **kw)
+
+    assert torch.equal(sample(1), sample(1)) and not torch.equal(sample(1), sample(2))
+    assert torch.equal(sample(1, top_k=1), model.generate(tokens, 20, temperature=0))
+    assert torch.equal(model.generate(tokens, 0), tokens)
+
+
+def test_too_long_and_too_short(tiny):
+    model = tiny(context=12)
+    with pytest.raises(ValueError, match='13 tokens are more than the context of 12'):
+        model(tokens_of(model, T=13))
+    with pytest.raises(ValueError, match='the prompt has no tokens'):
+        model.generate(tokens_of(model, T=0), 3)
+    with pytest.raises(ValueError, match='ends at depth 4, but the cache has 3 slots'):
+        model(tokens_of(model), cache=KVCache(3))
+
+
+# ------------------------------------------------------------------ loss, counts
+
+@pytest.mark.parametrize('large', [False, True])
+def test_loss_is_the_mean_over_the_targets_that_count(tiny, monkeypatch, large):
+    if large:
+        monkeypatch.setattr(model_file, 'LARGE_VOCABULARY', 10)
+    model = tiny()
+    tokens, targets = tokens_of(model), tokens_of(model, seed=1)
+    targets[0, :7] = -1
+    logits = model(tokens)
+    by_hand = [-math.log(logits.detach()[b, t].double().softmax(0)[targets[b, t]]) for b in range(2) for t in range(10)
+               if targets[b, t] != -1]
+    assert model(tokens, targets).item() == pytest.approx(sum(by_hand) / len(by_hand), rel=1e-5)
+    loss = model(tokens, targets)
+    loss.backward()
+    chunked = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), ignore_index=-1).backward()
+    for a, p in zip(chunked, model.parameters()):
+        torch.testing.assert_close(a, p.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_loss_of_no_targets_is_zero_and_another_ignore_index_works(tiny):
+    model = tiny()
+    tokens = tokens_of(model)
+    assert model(tokens, torch.full_like(tokens, -1)).item() == 0.0
+    targets = tokens.clone()
+    targets[:, ::2] = -100
+    torch.testing.assert_close(model(tokens, targets, ignore_index=-100),
+                               F.cross_entropy(model(tokens)[:, 1::2].flatten(0, 1), tokens[:, 1::2].flatten()))
+
+
+@pytest.mark.parametrize('size, with_norms, flops', [
+    (dict(n_layer=32, n_embd=960, n_head=15, n_kv_head=5, ffn_dim=2560), 361_821_120, 613_527.488),
+    (dict(n_layer=24, n_embd=2048, n_head=32, ffn_dim=8192), 1_711_376_384, 4_813_222.102)])
+def test_the_papers_models_have_their_sizes_and_their_training_costs(size, with_norms, flops):
+    "Table 7's standard rows: 200k steps of 2^20 and 2^21 tokens, in petaFLOPs."
+    with torch.device('meta'):
+        model = LM(ModelConfig(vocab_size=49152, context=2048, **size))
+    assert model.num_params() == with_norms
+    tokens = 200_000 * (2**20 if size['n_embd'] == 960 else 2**21)
+    assert round(model.flops_per_token() * tokens / 1e15, 3) == flops
+
+
+def test_counts_by_hand(tiny):
+    tied, untied = tiny(n_kv_head=2), tiny(n_kv_head=2, tie_embeddings=False)
+    layer = 2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * tied.config.ffn_dim
+    assert tied.num_params() == 50 * 32 + 4 * (layer + 64) + 32
+    assert untied.num_params() == tied.num_params() + 50 * 32
+    for order in ([0, 1, 2, 3], [0, 1, 0, 1, 0, 1], [2]):
+        want = 6 * (50 * 32 + len(order) * layer) + 12 * len(order) * 32 * 32
+        assert tied.flops_per_token(order) == untied.flops_per_token(order) == want
+
+
+def test_a_deep_copy_keeps_its_tie(tiny):
+    model = tiny()
+    other = copy.deepcopy(model)
+    assert other.head.weight is other.embed.weight and other.head.weight is not model.head.weight
+
+
+# ------------------------------------------------------------------ compile
+
+@pytest.fixture
+def count_compiles(monkeypatch):
+    torch._dynamo.reset()
+    counters = torch._dynamo.utils.counters
+    counters.clear()
+    yield lambda: counters['stats']['unique_graphs']
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize('ln_scaling', [False, True])
+def test_neither_the_order_nor_growth_compiles_a_block_again(tiny, count_compiles, ln_scaling):
+    model = tiny(n_layer=3, ln_scaling=ln_scaling).train()
+    plain = copy.deepcopy(model)
+    for block in model.layers:
+        block.compile(backend='aot_eager')
+    tokens = tokens_of(model)
+
+    def step(order, T=10):
+        loss = model(tokens[:, :T], tokens[:, :T], order=order)
+        loss.backward()
+        torch.testing.assert_close(loss, plain(tokens[:, :T], tokens[:, :T], order=order))
+
+    step([0, 1, 2])
+    once = count_compiles()
+    assert once == 1                # three Blocks, one graph
+    for order in ([2, 1, 0], [0, 1, 2, 0, 1, 2], [0], [0, 1, 2] * 8):
+        step(order)
+    deeper = tiny(n_layer=6, ln_scaling=ln_scaling).train()
+    for block in deeper.layers:
+        block.compile(backend='aot_eager')
+    deeper(tokens, tokens).backward()
+    assert count_compiles() == once
+    for T in (7, 8, 9, 5, 6):
+        step([0, 1], T)
+    assert count_compiles() <= once + 1     # the second length makes the length a variable; no later one does
+
+
+def test_only_training_takes_the_compiled_call(tiny, count_compiles):
+    model = tiny().train()
+    for block in model.layers:
+        block.compile(backend='aot_eager')
+    tokens = tokens_of(model)
+    model(tokens, cache=KVCache(4))
+    model(tokens, tap=lambda depth, part, x, update: update)
+    model.eval()(tokens)
+    assert count_compiles() == 0

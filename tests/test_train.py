@@ -1,0 +1,333 @@
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import checkpoint
+import launch
+import train as train_file
+from launch import ConfigError, Stop, World, read_config
+from model import LM, ModelConfig
+from train import Config, check, learning_rate, main, make_optimizers, train
+
+ROOT = Path(__file__).resolve().parents[1]
+SMALL = dict(n_layer=2, n_embd=32, n_head=2, context=16, batch_size=4, steps=12, warmup_steps=2, decay_steps=4, eval_every=5,
+             eval_batches=2, log_every=1, save_every=4, device='cpu', lr=3e-3)
+
+
+@pytest.fixture
+def config(data, tmp_path):
+    "config(**fields) -> a small run on the test data."
+    def make(out='run', **fields):
+        return check(Config(**SMALL | dict(data=str(data), out_dir=str(tmp_path / out)) | fields))
+    return make
+
+
+def log_of(config):
+    return [json.loads(line) for line in (Path(config.out_dir) / 'log.jsonl').read_text().splitlines()]
+
+
+def weights_of(config):
+    return checkpoint.load(config.out_dir)['model']
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+def command(config, *more, ranks=1):
+    "The command line of a run, for another process."
+    values = {k: v for k, v in vars(config).items() if v != getattr(Config, k)}
+    start = [sys.executable] if ranks == 1 else [sys.executable, '-m', 'torch.distributed.run', '--standalone', f'--nproc_per_node={ranks}']
+    return [*start, 'train.py', *(f'--{k}={v}' for k, v in values.items()), *more]
+
+
+def shell(command, **kw):
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ | dict(OMP_NUM_THREADS='1'), timeout=120, **kw)
+
+
+# ------------------------------------------------------------------ schedule and optimizers
+
+def test_learning_rate_by_hand():
+    "The paper's 2,000 up, constant to 170,000, 30,000 down by 1 - sqrt."
+    c = Config(steps=200_000, warmup_steps=2_000, decay_steps=30_000)
+    assert learning_rate(c, 0) == 1 / 2000 and learning_rate(c, 999) == 0.5 and learning_rate(c, 1999) == 1
+    assert learning_rate(c, 2000) == learning_rate(c, 170_000) == 1
+    assert learning_rate(c, 177_500) == pytest.approx(0.5)
+    assert learning_rate(c, 199_999) == pytest.approx(1 - math.sqrt(29_999 / 30_000))
+    assert learning_rate(Config(warmup_steps=0, decay_steps=0), 0) == 1
+
+
+@pytest.mark.parametrize('optimizer', ['muon', 'adamw'])
+@pytest.mark.parametrize('tied', [True, False])
+def test_every_parameter_has_one_optimizer(optimizer, tied):
+    model = LM(ModelConfig(n_layer=2, n_embd=32, n_head=2, tie_embeddings=tied))
+    optimizers = make_optimizers(model, Config(optimizer=optimizer, lr=1e-3, adamw_lr=1e-4, weight_decay=0.1))
+    groups = [(type(o).__name__, g) for o in optimizers for g in o.param_groups]
+    held = [id(p) for _, g in groups for p in g['params']]
+    assert sorted(held) == sorted({id(p) for p in model.parameters()})
+    for name, group in groups:
+        assert group['weight_decay'] == (0 if group['params'][0].dim() == 1 else 0.1)
+        assert group['peak'] == (1e-4 if optimizer == 'muon' and name == 'AdamW' else 1e-3)
+    assert [name for name, _ in groups].count('Muon') == (optimizer == 'muon')
+
+
+# ------------------------------------------------------------------ a run, stopped and resumed
+
+def test_a_run_learns_and_leaves_its_files(config):
+    c = config(steps=60, decay_steps=10, lr=1e-2, eval_every=20)
+    train(c)
+    log = log_of(c)
+    assert [line['step'] for line in log] == list(range(61))
+    losses = [line['val_loss'] for line in log if 'val_loss' in line]
+    assert len(losses) == 4 and losses[-1] < losses[0] - 1
+    assert abs(losses[0] - math.log(257)) < 0.1
+    last = log[-1]
+    model = checkpoint.load_model(c.out_dir)
+    assert last['tokens'] == 60 * 64 and last['flops'] == 60 * 64 * model.flops_per_token() and last['n_layer'] == 2
+    assert {'lr', 'loss', 'tokens_per_s', 'grad_norm', 'seconds'} <= set(last)
+    assert 0 <= last['kinds']['fifth']['accuracy'] <= 1
+    assert (Path(c.out_dir) / 'loss.png').stat().st_size > 10_000
+    about = json.loads((Path(c.out_dir) / 'run.json').read_text())
+    assert about['tokenizer'] == 'bytes' and about['config']['lr'] == 1e-2
+
+
+@pytest.mark.parametrize('optimizer', ['muon', 'adamw'])
+@pytest.mark.parametrize('stop_at', [1, 6, 10])         # in the warm-up, off the checkpoint rhythm, in the decay
+def test_stop_and_resume_is_bit_equal(config, monkeypatch, optimizer, stop_at):
+    whole = config('whole', optimizer=optimizer)
+    train(whole)
+    parts = config('parts', optimizer=optimizer)
+    update, calls = train_file.update, []
+
+    def interrupted(*args):
+        calls.append(1)
+        if len(calls) == stop_at:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return update(*args)
+
+    monkeypatch.setattr(train_file, 'update', interrupted)
+    train(parts)
+    assert checkpoint.load(parts.out_dir)['step'] == stop_at and len(calls) == stop_at
+    train(parts)
+    assert same(weights_of(parts), weights_of(whole))
+    a, b = ([{k: v for k, v in line.items() if k not in ('tokens_per_s', 'seconds')} for line in log_of(c)] for c in (parts, whole))
+    assert a == b
+
+
+@pytest.mark.parametrize('after', [5, 9])
+def test_kill_9_and_resume_is_bit_equal_with_a_whole_log(config, after):
+    whole = config('whole', steps=40)
+    train(whole)
+    parts = config('parts', steps=40)
+    child = subprocess.Popen(command(parts), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                             env=os.environ | dict(OMP_NUM_THREADS='1'))
+    log = Path(parts.out_dir) / 'log.jsonl'
+    while not log.exists() or log.read_text().count('\n') <= after:
+        assert child.poll() is None
+        time.sleep(0.002)
+    child.kill()
+    child.wait()
+    assert 4 <= checkpoint.load(parts.out_dir)['step'] < 40
+    with open(log, 'a') as file:
+        file.write('{"step": 39, "los')                 # as if the disk had got half a line
+    train(parts)
+    assert same(weights_of(parts), weights_of(whole))
+    assert [line['step'] for line in log_of(parts)] == list(range(41))
+
+
+def test_a_finished_run_stays_as_it_is(config, capsys):
+    c = config()
+    train(c)
+    before, log = weights_of(c), log_of(c)
+    train(c)
+    assert same(weights_of(c), before) and log_of(c) == log
+    assert 'from step 12 on' in capsys.readouterr().out
+
+
+def test_evaluating_and_logging_never_change_training(config):
+    often, rarely = config('often', eval_every=1), config('rarely', eval_every=100, log_every=100, save_every=100)
+    train(often)
+    train(rarely)
+    assert same(weights_of(often), weights_of(rarely))
+
+
+def test_accumulation_is_the_whole_batch(config):
+    one, four = config('one', optimizer='adamw'), config('four', optimizer='adamw', grad_accum=4)
+    train(one)
+    train(four)
+    for a, b in zip(log_of(one), log_of(four)):
+        assert a.get('loss', 0) == pytest.approx(b.get('loss', 0), rel=1e-5)
+
+
+def test_masked_targets_count_globally(config, tmp_path):
+    "Pieces with unequal numbers of targets: their tokens weigh the same, whatever the pieces."
+    import numpy as np
+    from tokens import write_dataset
+    rng = np.random.default_rng(0)
+    for split in ('train', 'val'):
+        mask = rng.random(64 * 17) < np.repeat(rng.random(64), 17)
+        mask[:17] = 0
+        write_dataset(tmp_path / 'sft', split, 'bytes', rng.integers(0, 99, 64 * 17), mask=mask, row=17)
+    runs = [config(f'a{n}', data=str(tmp_path / 'sft'), grad_accum=n, optimizer='adamw') for n in (1, 2, 4)]
+    for c in runs:
+        train(c)
+    for a, *others in zip(*map(log_of, runs)):
+        assert all(a.get('loss', 0) == pytest.approx(b.get('loss', 0), rel=1e-5) for b in others)
+
+
+def test_start_from_a_checkpoint(config):
+    first = config('first')
+    train(first)
+    second = config('second', init_from=first.out_dir, n_layer=7, lr=0.0, weight_decay=0.0)
+    train(second)
+    assert same(weights_of(second), weights_of(first))       # its own shape, its weights, and a rate of zero
+    with pytest.raises(ConfigError, match='reads 16 tokens of a vocabulary of 257: too few for context=32'):
+        train(config('third', init_from=first.out_dir, context=32))
+
+
+# ------------------------------------------------------------------ what goes wrong
+
+def test_another_config_in_the_folder_is_refused_and_nothing_is_lost(config):
+    c = config()
+    train(c)
+    before = weights_of(c)
+    with pytest.raises(ConfigError, match='holds a run with lr=0.003, but this config has 0.001'):
+        train(config(lr=1e-3))
+    train(config(eval_every=3, save_every=7))                # this may differ
+    assert same(weights_of(c), before)
+    train(config(lr=1e-3, resume=False))
+    assert same(checkpoint.load(c.out_dir + '.1')['model'], before) and not same(weights_of(c), before)
+    assert log_of(c)[-1]['step'] == 12 and (Path(c.out_dir + '.1') / 'log.jsonl').exists()
+
+
+def test_two_runs_in_one_folder_are_refused(config):
+    c = config()
+    lock = launch.claim(Path(c.out_dir))
+    with pytest.raises(ConfigError, match='another run is at work in'):
+        train(c)
+    lock.close()
+    train(c)
+
+
+def test_nan_stops_with_the_step_and_a_good_checkpoint(config, monkeypatch):
+    c, good = config(steps=12), config('good', steps=12)
+    train(good)
+    forward, calls = LM.forward, []
+
+    def poisoned(self, tokens, targets=None, **kw):
+        out = forward(self, tokens, targets, **kw)
+        calls.append(self.training)
+        return out * math.nan if sum(calls) == 7 and self.training else out
+
+    monkeypatch.setattr(LM, 'forward', poisoned)
+    with pytest.raises(SystemExit, match='step 7 has loss nan(.|\n)*checkpoint of step 6(.|\n)*lower --lr'):
+        train(c)
+    assert checkpoint.load(c.out_dir)['step'] == 6
+    monkeypatch.setattr(LM, 'forward', forward)
+    train(c)
+    assert same(weights_of(c), weights_of(good))
+
+
+def test_a_second_ctrl_c_does_not_wait():
+    with Stop() as stop:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.asked
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(1)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize('args, message', [
+    (['--stepz=5'], "the command line: there is no setting 'stepz'; did you mean 'steps'?"),
+    (['--optimizer=moun'], "optimizer='moun' is not one of muon, adamw; did you mean 'muon'?"),
+    (['--steps=many'], "the command line: steps must be int, not 'many'"),
+    (['--lr=-1'], 'lr=-1.0 must not be negative'),
+    (['--steps=0'], 'steps=0 must be at least 1'),
+    (['--steps'], '--steps: write --steps=VALUE'),
+    (['--steps=100'], 'warmup_steps=50 and decay_steps='),
+    (['config/basline.py'], "there is no config config/basline.py; did you mean 'config/baseline.py'?"),
+    (['--n_head=3'], 'n_embd=128 does not divide into n_head=3 heads'),
+    (['--batch_size=6', '--grad_accum=4'], 'batch_size=6 on 1 processes does not divide into grad_accum=4 pieces'),
+    (['--device=cudaa'], "device='cudaa' cannot be used"),
+    (['--data=data/toi'], 'there is no dataset at data/toi'),
+])
+def test_mistakes_are_named_with_status_2(args, message, data, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(SystemExit) as stop:
+        main([f'--data={data}', f'--out_dir={tmp_path / "out"}', '--device=cpu', *args])
+    assert stop.value.code == 2
+    error = capsys.readouterr().err
+    assert message in error and error.startswith('train.py: ') and error.count('\n') == 1
+
+
+def test_config_files(tmp_path):
+    path = tmp_path / 'c.py'
+    path.write_text('"doc"\nimport math\n_half = 20\nsteps = 2 * _half\nlr = 1\ndata = ("a", "b")\nn_kv_head = 2\n')
+    c = read_config(Config, ['--steps=5e1', str(path), '--resume=false', '--n_kv_head=none', '--out_dir=a=b'])
+    assert (c.steps, c.lr, c.data, c.n_kv_head, c.resume, c.out_dir) == (50, 1.0, ['a', 'b'], None, False, 'a=b')
+    assert type(c.lr) is float and type(c.steps) is int
+    path.write_text('step = 3\n')
+    with pytest.raises(ConfigError, match="c.py: there is no setting 'step'; did you mean 'steps'"):
+        read_config(Config, [str(path)])
+    path.write_text('steps = true\n')
+    with pytest.raises(ConfigError, match="c.py does not run: NameError: name 'true'"):
+        read_config(Config, [str(path)])
+    with pytest.raises(ConfigError, match='resume must be bool, not 1'):
+        read_config(Config, ['--resume=1'])
+
+
+def test_every_config_is_valid_and_says_what_it_is():
+    paths = sorted(ROOT.glob('config/*.py'))
+    assert paths
+    for path in paths:
+        check(read_config(Config, [str(path)]))
+        assert path.read_text().startswith('"""')
+
+
+def test_without_arguments_the_configs_are_listed():
+    run = shell([sys.executable, 'train.py'])
+    assert run.returncode == 2 and 'usage: python train.py CONFIG' in run.stdout and 'config/baseline.py' in run.stdout
+    run = shell([sys.executable, 'train.py', '--help'])
+    assert run.returncode == 0 and 'weight_decay: float' in run.stdout and 'torchrun' in run.stdout
+
+
+def test_a_machine_without_a_compiler_is_told(config, monkeypatch, capsys):
+    monkeypatch.setattr(train_file.shutil, 'which', lambda name: None)
+    train(config(compile=True, steps=1, warmup_steps=0, decay_steps=0))
+    assert 'compile stays off: torch.compile needs a C++ compiler' in capsys.readouterr().out
+
+
+def test_bfloat16_autocast_trains(config):
+    c = config(dtype='bfloat16', steps=30)
+    train(c)
+    log = [line['val_loss'] for line in log_of(c) if 'val_loss' in line]
+    assert log[-1] < log[0] - 0.3 and all(p.dtype == torch.float32 for p in weights_of(c).values())
+
+
+# ------------------------------------------------------------------ two processes
+
+def test_two_processes_train_like_one(config):
+    alone, both = config('alone', optimizer='adamw'), config('both', optimizer='adamw', grad_accum=2)
+    train(alone)
+    run = shell(command(both, ranks=2))
+    assert run.returncode == 0, run.stderr
+    for a, b in zip(log_of(alone), log_of(both), strict=True):
+        assert a.get('loss', 0) == pytest.approx(b.get('loss', 0), rel=1e-5)
+        assert a.get('val_loss', 0) == pytest.approx(b.get('val_loss', 0), rel=1e-5)
+        assert a.get('kinds') == b.get('kinds') or a['kinds']['fifth']['accuracy'] == pytest.approx(b['kinds']['fifth']['accuracy'])
+
+
+def test_world_alone():
+    world = World('cpu')
+    assert (world.size, world.rank, world.first, world.sum(torch.tensor(3))) == (1, 0, True, 3.0)
+    with pytest.raises(ConfigError, match='cannot be used'):
+        World('cuda:77')
