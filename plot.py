@@ -24,17 +24,33 @@ def read_log(folder):
     return [json.loads(line) for line in lines if line.endswith('}')]       # a run at work may be writing the last one
 
 
-def draw_runs(runs, path):
-    """runs: {name: log}. One run: its losses above, all its kinds of answers in one staircase below. Several: a row for
-    the validation loss, and one for each kind."""
+def figure(rows, columns, size, **kw):
+    "A matplotlib figure that needs no screen, and its axes as a grid."
     import matplotlib
     matplotlib.use('Agg')
     import matplotlib.pyplot as plt
+    return plt.subplots(rows, columns, figsize=size, squeeze=False, layout='constrained', **kw)
+
+
+def show(draw, what, path):
+    "Draw, and say where the picture is; without matplotlib, say that."
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        draw(what).savefig(path, dpi=130)
+    except ImportError:
+        print('no picture: matplotlib is not installed (pip install matplotlib)')
+    else:
+        print(f'picture: {path}')
+
+
+def draw_runs(runs):
+    """runs: {name: log}. One run: its losses above, all its kinds of answers in one staircase below. Several: a row for
+    the validation loss, and one for each kind."""
     kinds = list(dict.fromkeys(kind for log in runs.values() for line in log for kind in line.get('kinds', {})))
     skills, alone = [kind for kind in kinds if kind != 'text'], len(runs) == 1
     rows = [['loss'], skills] if alone else [['loss'], *([kind] for kind in skills)]
     rows = [row for row in rows if row]
-    fig, axes = plt.subplots(len(rows), 2, figsize=(11, 1 + 3.1 * len(rows)), sharex='col', sharey='row', squeeze=False)
+    fig, axes = figure(len(rows), 2, (11, 1 + 3.1 * len(rows)), sharex='col', sharey='row')
     for row, shown in zip(axes, rows):
         for ax, x in zip(row, ('step', 'flops')):
             colours = iter(COLOURS * 9)
@@ -63,9 +79,29 @@ def draw_runs(runs, path):
     axes[-1][0].set_xlabel('steps')
     axes[-1][1].set_xlabel('training FLOPs')
     fig.suptitle(', '.join(runs) if len(runs) < 5 else f'{len(runs)} runs')
-    fig.tight_layout()
-    fig.savefig(path, dpi=130)
-    plt.close(fig)
+    return fig
+
+
+def draw_origins(pictures):
+    """pictures: {operator: [the order of each growth]}. A row a growth, a cell a layer; number and colour say which layer of
+    the stage before it is a copy of, and a frame marks the ones that are new."""
+    deepest = max(len(order) for orders in pictures.values() for order in orders)
+    stages = max(map(len, pictures.values()))
+    fig, axes = figure(len(pictures), 1, (1.5 + 0.3 * deepest, (1.1 + 0.3 * stages) * len(pictures)))
+    for ax, (name, orders) in zip(axes[:, 0], pictures.items()):
+        cells = [[i / (max(order) or 1) for i in order] + [float('nan')] * (deepest - len(order)) for order in orders]
+        ax.imshow(cells, cmap='viridis', vmin=-0.1, vmax=1.3, aspect='auto')
+        for y, order in enumerate(orders):
+            for x, source in enumerate(order):
+                new = source in order[:x]
+                ax.text(x, y, source, ha='center', va='center', fontsize=8, color='white', weight='bold' if new else 'normal')
+                if new:
+                    ax.add_patch(ax.patch.__class__((x - 0.46, y - 0.44), 0.92, 0.88, fill=False, edgecolor='#d1495b', lw=1.8))
+        ax.set_yticks(range(len(orders)), [f'{max(order) + 1} to {len(order)}' for order in orders])
+        ax.set(title=name, xticks=[], ylabel='layers')
+        ax.spines[:].set_visible(False)
+    axes[-1, 0].set_xlabel('layer, from the embedding (left) to the head (right); framed: new')
+    return fig
 
 
 def main(argv=None):
@@ -74,13 +110,8 @@ def main(argv=None):
     parser.add_argument('--out', type=Path, help='the picture (default: in the first folder)')
     args = parser.parse_args(argv)
     runs = {Path(folder).name: read_log(folder) for folder in args.runs}
-    path = args.out or Path(args.runs[0]) / ('loss.png' if len(runs) == 1 else 'compare.png')
-    try:
-        draw_runs(runs, path)
-    except ImportError:
-        print("no picture: matplotlib is not installed (pip install matplotlib); the numbers are in log.jsonl")
-    else:
-        print(f'picture: {path}, numbers: {", ".join(str(Path(f) / "log.jsonl") for f in args.runs)}')
+    show(draw_runs, runs, args.out or Path(args.runs[0]) / ('loss.png' if len(runs) == 1 else 'compare.png'))
+    print('numbers: ' + ', '.join(str(Path(folder) / 'log.jsonl') for folder in args.runs))
 
 
 if __name__ == '__main__':

@@ -50,7 +50,7 @@ def copy(rng):
     "Pieces (text, is it an answer) of a copying document."
     period, end = words(rng, rng.randint(3, 12)), rng.choice(ENDS)
     for i in range(SIZE):
-        yield period[i % len(period)], i >= len(period)
+        yield period[i % len(period)], i > len(period)      # the first word to come back could have been a new one
         yield end, False
 
 

@@ -1,0 +1,176 @@
+"""Train shallow, then grow deeper: new layers start as copies of middle ones (MIDAS, LIDAS, and their relatives).
+
+The idea: a grown model is an order of the small one, [0, 1, 2, 3, 2, 3] say, after which every entry gets its own copy of
+the weights. So growing is untied looping, and looping is tied growing: `untie(model, order)` computes what `order` computed,
+to the last bit, and from then on the copies drift apart. A step of a shallow model costs less, so growing saves compute.
+
+Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", section 3.1 (the operators), appendix A (the schedule: PROP-alpha),
+Table 7 (the compute saved); MIDAS is Saunshi et al., 2024.
+Here: LIDAS copies the contiguous layers [L/2 - b/2, L/2 + b/2) right behind themselves, as the paper's Figure 2 draws it;
+its printed formula would take b + 1 of them. PROP-alpha rounds down and gives the rest to the last stage: that gives
+Table 7 to the last digit, while the largest remainders of the paper's text don't.
+
+Usage:
+    order = lidas(n_layer=8, block=2)                   # [0, 1, 2, 3, 4, 3, 4, 5, 6, 7]
+    deeper = untie(model, order, optimizer=optimizers)  # ten layers of their own, with their optimizer states
+    python grow.py 32 --block=4                         # which layer came from which, stage by stage, and what it saves
+"""
+import argparse
+import copy
+import dataclasses
+import math
+import sys
+from pathlib import Path
+
+import torch
+
+from model import LM, ModelConfig, check_order
+
+
+# ---------------------------------------------------------------------------------------------- operators: orders
+
+def midas(n_layer, block):
+    "The middle one of the model's blocks again: [B0 .. Bm, Bm, .. ], m = ceil(n/2) - 1 (the paper's Eq. 2)."
+    if n_layer % block:
+        raise ValueError(f'midas copies whole blocks: {n_layer} layers are not whole blocks of {block}')
+    return again(n_layer, (math.ceil(n_layer // block / 2) - 1) * block, block)
+
+
+def lidas(n_layer, block):
+    "The `block` layers around the middle again, wherever block boundaries are."
+    return again(n_layer, n_layer // 2 - block // 2, block)
+
+
+def stack(n_layer, block):
+    "The last block again: gradual stacking, the older way."
+    return again(n_layer, n_layer - block, block)
+
+
+def double(n_layer, block=None):
+    "The whole model again."
+    return again(n_layer, 0, n_layer)
+
+
+def again(n_layer, first, block):
+    "All the layers in order, with the block that starts at `first` run a second time."
+    if not 0 < block <= n_layer:
+        raise ValueError(f'a block of {block} is not to be had from {n_layer} layers')
+    return [*range(first + block), *range(first, n_layer)]
+
+
+GROWTH = {'midas': midas, 'lidas': lidas, 'stack': stack, 'double': double}
+
+
+# ---------------------------------------------------------------------------------------------- the growing itself
+
+def untie(model, order, optimizer=None):
+    """A new model whose layer i is a copy of its own of layer order[i]: it computes what model(order=order) does.
+    `optimizer` (one or a list) is rewritten in place: it then holds the new model's parameters, each with a copy of its
+    source's state, so that training goes on without a jolt. Embedding, norm and head are copied once."""
+    order = check_order(order, len(model.layers))
+    with torch.device('meta'):      # an empty frame: every weight is about to be a copy
+        new = LM(dataclasses.replace(model.config, n_layer=len(order), order=None))
+    new.layers = torch.nn.ModuleList(copy.deepcopy(model.layers[i]) for i in order)
+    shell = copy.deepcopy({name: module for name, module in model.named_children() if name != 'layers'})
+    for name, module in shell.items():          # one deepcopy for all of them keeps a tied head tied
+        setattr(new, name, module)
+    for name, buffer in model.named_buffers(recurse=False):
+        setattr(new, name, buffer.clone())
+    new.train(model.training)
+
+    copies = {}                                 # old parameter -> its new copies, in the order of the layers
+    for i, layer in zip(order, new.layers):
+        for old, fresh in zip(model.layers[i].parameters(), layer.parameters()):
+            copies.setdefault(old, []).append(fresh)
+    for name, module in shell.items():
+        for old, fresh in zip(getattr(model, name).parameters(), module.parameters()):
+            copies[old] = [fresh]
+    for opt in [] if optimizer is None else optimizer if isinstance(optimizer, (list, tuple)) else [optimizer]:
+        for group in opt.param_groups:
+            group['params'] = [fresh for old in group['params'] for fresh in copies.get(old, [])]
+        for old in list(opt.state):
+            state = opt.state.pop(old)
+            for fresh in copies.get(old, []):   # a layer that the order leaves out takes its state with it
+                opt.state[fresh] = {k: v.clone() if torch.is_tensor(v) else copy.deepcopy(v) for k, v in state.items()}
+    return new
+
+
+# ---------------------------------------------------------------------------------------------- the schedule
+
+def prop_schedule(steps, n_stages, alpha=1.0):
+    "PROP-alpha: stage i of 1 .. n gets a share i^alpha of the steps, rounded down; the last gets what is left."
+    weights = [i ** alpha for i in range(1, n_stages + 1)]
+    lengths = [int(steps * w / sum(weights)) for w in weights]
+    lengths[-1] += steps - sum(lengths)
+    return lengths
+
+
+def growth_plan(grow, n_layer, block, steps, alpha=1.0):
+    """[(first step, layers)] of every stage, from one block up to n_layer, by the operator's name. `steps` is the constant
+    phase, warm-up included: the full depth is there before the decay begins."""
+    depths, operator = [block], GROWTH[grow]
+    while 0 < depths[-1] < n_layer:
+        depths.append(len(operator(depths[-1], block)))
+    if depths[-1] != n_layer:
+        raise ValueError(f'{grow} from {block} layers does not reach n_layer={n_layer}, but {", ".join(map(str, depths))}')
+    lengths = prop_schedule(steps, len(depths), alpha)
+    return [(sum(lengths[:i]), depth) for i, depth in enumerate(depths)]
+
+
+def training_flops(config, plan, steps, tokens_per_step):
+    "What a plan costs in all: the ledger of model.flops_per_token, stage by stage. An ordinary run is [(0, n_layer)]."
+    total = 0
+    for (first, depth), (end, _) in zip(plan, [*plan[1:], (steps, None)]):
+        with torch.device('meta'):
+            model = LM(dataclasses.replace(config, n_layer=depth, order=None))
+        total += (end - first) * tokens_per_step * model.flops_per_token()
+    return total
+
+
+# ---------------------------------------------------------------------------------------------- the command
+
+def origins(grow, n_layer, block):
+    "[(depth, order)] of every growth: the order says which layer of the stage before each layer came from."
+    depths = [depth for _, depth in growth_plan(grow, n_layer, block, n_layer ** 2)]
+    return [(GROWTH[grow](depth, block)) for depth in depths[:-1]]
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description='Show which layer came from which, stage by stage, and what growing saves.')
+    parser.add_argument('n_layer', type=int, help='the final depth')
+    parser.add_argument('--block', type=int, default=4)
+    parser.add_argument('--operators', default='midas,lidas', help=f'any of {",".join(GROWTH)}')
+    parser.add_argument('--alpha', type=float, default=1.0, help='PROP-alpha: stage i gets a share i^alpha of the steps')
+    parser.add_argument('--steps', type=int, default=200_000)
+    parser.add_argument('--decay_steps', type=int, default=30_000, help='the full depth is reached before them')
+    parser.add_argument('--shape', default='960,15,5,2560,49152,2048', help='width,heads,kv heads,ffn,vocabulary,context')
+    parser.add_argument('--tokens', type=int, default=2**20, help='tokens of a step')
+    parser.add_argument('--out', type=Path, default=Path('out/grow.png'))
+    args = parser.parse_args(argv)
+    names = args.operators.split(',')
+    try:
+        for name in names:
+            if name not in GROWTH:
+                raise ValueError(f'there is no operator {name!r}: {", ".join(GROWTH)}')
+        pictures = {name: origins(name, args.n_layer, args.block) for name in names}
+        width, heads, kv, ffn, vocab, context = map(int, args.shape.split(','))
+        config = ModelConfig(vocab_size=vocab, n_layer=args.n_layer, n_embd=width, n_head=heads, n_kv_head=kv, ffn_dim=ffn,
+                             context=context)
+        plan = growth_plan(names[0], args.n_layer, args.block, args.steps - args.decay_steps, args.alpha)
+    except ValueError as error:
+        print(f'grow.py: {error}', file=sys.stderr)
+        raise SystemExit(2) from None
+    for name, orders in pictures.items():
+        print(f'{name}: each layer of a stage, named by the layer of the stage before that it is a copy of')
+        for order in orders:
+            print(f'  {len(set(order)):3} -> {len(order):3}: {" ".join(map(str, order))}')
+    print('stages: ' + ', '.join(f'{depth} layers from step {first:,}' for first, depth in plan))
+    grown, full = (training_flops(config, p, args.steps, args.tokens) for p in (plan, [(0, args.n_layer)]))
+    print(f'training: {grown / 1e15:,.3f} petaFLOPs grown, {full / 1e15:,.3f} at full depth all the way: {1 - grown / full:.1%} saved')
+    import plot
+    plot.show(plot.draw_origins, pictures, args.out)
+
+
+if __name__ == '__main__':
+    import grow
+    grow.main()

@@ -1,0 +1,61 @@
+import json
+
+import pytest
+
+import plot
+import sample
+from train import Config, check, train
+
+
+@pytest.fixture
+def run(data, tmp_path):
+    out = tmp_path / 'run'
+    train(check(Config(n_layer=1, n_embd=32, n_head=2, context=16, batch_size=2, steps=3, warmup_steps=0, decay_steps=1,
+                       eval_batches=1, log_every=1, data=str(data), out_dir=str(out), device='cpu')))
+    return out
+
+
+def test_sample_goes_on_and_is_seeded(run, capsys):
+    said = []
+    for seed in (0, 0, 1):
+        sample.main([str(run), '--prompt=a\\nb', '--tokens=20', f'--seed={seed}', '--device=cpu'])
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1] != said[2]
+    assert "--- 'a\\nb' goes on:\na\nb|" in said[0]
+    sample.main([str(run), '--prompt=' + 'x' * 40, '--tokens=2', '--device=cpu', '--temperature=0'])
+    assert 'has 41 tokens: the model sees the last 16' in capsys.readouterr().out
+
+
+def test_sample_names_what_is_missing(tmp_path, capsys):
+    with pytest.raises(SystemExit) as stop:
+        sample.main([str(tmp_path / 'no')])
+    assert stop.value.code == 2 and 'sample.py: there is no checkpoint at' in capsys.readouterr().err
+
+
+def test_one_picture_of_one_run_and_one_of_two(run, tmp_path, capsys):
+    assert (run / 'loss.png').read_bytes()[:4] == b'\x89PNG'
+    other = tmp_path / 'other'
+    other.mkdir()
+    lines = (run / 'log.jsonl').read_text()
+    (other / 'log.jsonl').write_text(lines + '{"step": 4, "lo')          # cut off while it is being written
+    plot.main([str(run), str(other)])
+    assert (run / 'compare.png').stat().st_size > 10_000
+    assert f'picture: {run}/compare.png' in capsys.readouterr().out
+    with pytest.raises(SystemExit, match='is .* the folder of a run'):
+        plot.main([str(tmp_path)])
+
+
+def test_a_log_without_marks_has_a_picture_too(tmp_path):
+    (tmp_path / 'log.jsonl').write_text(''.join(json.dumps(dict(step=i, flops=i, loss=3 - i, val_loss=3 - i, kinds={})) + '\n' for i in range(3)))
+    plot.main([str(tmp_path)])
+    assert (tmp_path / 'loss.png').exists()
+
+
+def test_without_matplotlib_the_numbers_remain(tmp_path, monkeypatch, capsys):
+    (tmp_path / 'log.jsonl').write_text('')
+
+    def missing(*_):
+        raise ImportError
+    monkeypatch.setattr(plot, 'draw_runs', missing)
+    plot.main([str(tmp_path)])
+    assert 'matplotlib is not installed' in capsys.readouterr().out
