@@ -87,7 +87,8 @@ def untie(model, order, optimizer=None):
             copies[old] = [fresh]
     for opt in [] if optimizer is None else optimizer if isinstance(optimizer, (list, tuple)) else [optimizer]:
         for group in opt.param_groups:
-            group['params'] = [fresh for old in group['params'] for fresh in copies.get(old, [])]
+            held = {fresh for old in group['params'] for fresh in copies.get(old, [])}
+            group['params'] = [p for p in new.parameters() if p in held]    # in the model's order: a resume relies on it
         for old in list(opt.state):
             state = opt.state.pop(old)
             for fresh in copies.get(old, []):   # a layer that the order leaves out takes its state with it
@@ -130,9 +131,9 @@ def training_flops(config, plan, steps, tokens_per_step):
 # ---------------------------------------------------------------------------------------------- the command
 
 def origins(grow, n_layer, block):
-    "[(depth, order)] of every growth: the order says which layer of the stage before each layer came from."
+    "The order of every growth: it says which layer of the stage before each layer is a copy of."
     depths = [depth for _, depth in growth_plan(grow, n_layer, block, n_layer ** 2)]
-    return [(GROWTH[grow](depth, block)) for depth in depths[:-1]]
+    return [GROWTH[grow](depth, block) for depth in depths[:-1]]
 
 
 def main(argv=None):

@@ -26,10 +26,9 @@ def read_log(folder):
 
 def figure(rows, columns, size, **kw):
     "A matplotlib figure that needs no screen, and its axes as a grid."
-    import matplotlib
-    matplotlib.use('Agg')
-    import matplotlib.pyplot as plt
-    return plt.subplots(rows, columns, figsize=size, squeeze=False, layout='constrained', **kw)
+    from matplotlib.figure import Figure
+    fig = Figure(figsize=size, layout='constrained')
+    return fig, fig.subplots(rows, columns, squeeze=False, **kw)
 
 
 def show(draw, what, path):

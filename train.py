@@ -32,6 +32,7 @@ from tqdm import tqdm
 
 import checkpoint
 import plot
+from grow import GROWTH, growth_plan, untie
 from launch import ConfigError, Stop, World, check_choice, claim, read_config
 from model import LM, ModelConfig
 from tokens import DataError, Loader, draw, measure
@@ -55,6 +56,10 @@ class Config:
     rope_theta: float = 10_000.0
     tie_embeddings: bool = True
     ln_scaling: bool = False
+    # growing: n_layer is the depth at the end
+    grow: str | None = None             # midas, lidas, stack or double; None: full depth from the first step on
+    grow_block: int = 2                 # the layers to begin with, and those that each growth adds
+    grow_alpha: float = 1.0             # PROP-alpha: stage i lasts i^alpha of the steps before the decay
     # the data
     data: str | list = 'data/toy'       # a folder, or a list of them
     data_weights: list | None = None    # their shares of the rows; None: equal
@@ -88,6 +93,7 @@ def check(config):
     "What no type can say."
     c = config
     check_choice('optimizer', c.optimizer, ('muon', 'adamw'))
+    check_choice('grow', c.grow, (None, *GROWTH))
     check_choice('dtype', c.dtype, ('auto', 'float32', 'bfloat16'))
     check_choice('compile', c.compile, ('auto', True, False))
     for name in ('n_layer', 'n_embd', 'n_head', 'context', 'batch_size', 'grad_accum', 'steps', 'eval_every',
@@ -100,7 +106,20 @@ def check(config):
     if c.warmup_steps + c.decay_steps > c.steps:
         raise ConfigError(f'warmup_steps={c.warmup_steps} and decay_steps={c.decay_steps} do not fit into '
                           f'steps={c.steps}')
+    if c.grow and c.init_from:
+        raise ConfigError(f'grow={c.grow!r} begins with a new model of grow_block={c.grow_block} layers, not with init_from')
+    try:
+        plan(c)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
     return c
+
+
+def plan(config):
+    "[(first step, layers)]: growing is over when the decay begins."
+    if config.grow is None:
+        return [(0, config.n_layer)]
+    return growth_plan(config.grow, config.n_layer, config.grow_block, config.steps - config.decay_steps, config.grow_alpha)
 
 
 # ---------------------------------------------------------------------------------------------- schedule, optimizer
@@ -116,19 +135,17 @@ def learning_rate(config, step):
 def make_optimizers(model, config):
     """A list of optimizers, each group with its own peak rate in 'peak'. Norms are not decayed. Muon's step is scaled
     to the size of AdamW's (match_rms_adamw), so that one lr can serve both."""
-    matrices = [p for p in model.layers.parameters() if p.dim() == 2]
-    norms = [p for p in model.parameters() if p.dim() < 2]
-    taken = {id(p) for p in matrices + norms}
-    rest = [p for p in model.parameters() if id(p) not in taken]             # embedding and head
     lr, wd = config.lr, config.weight_decay
+    matrices, norms = ([p for p in model.parameters() if (p.dim() >= 2) == big] for big in (True, False))
+    optimizers = []
     if config.optimizer == 'muon':
-        rest_lr = lr if config.adamw_lr is None else config.adamw_lr
-        muon = torch.optim.Muon(matrices, lr=lr, weight_decay=wd, adjust_lr_fn='match_rms_adamw')
-        optimizers, groups = [muon], [rest]
-    else:
-        rest_lr, optimizers, groups = lr, [], [matrices + rest]
-    groups = [dict(params=groups[0], weight_decay=wd), dict(params=norms, weight_decay=0.0)]
-    optimizers.append(torch.optim.AdamW(groups, lr=rest_lr, betas=(0.9, config.beta2), fused=True))
+        inner = {id(p) for p in model.layers.parameters()}
+        muon = [p for p in matrices if id(p) in inner]
+        matrices = [p for p in matrices if id(p) not in inner]          # what is left: embedding and head
+        optimizers = [torch.optim.Muon(muon, lr=lr, weight_decay=wd, adjust_lr_fn='match_rms_adamw')]
+        lr = lr if config.adamw_lr is None else config.adamw_lr
+    groups = [dict(params=matrices, weight_decay=wd), dict(params=norms, weight_decay=0.0)]
+    optimizers.append(torch.optim.AdamW(groups, lr=lr, betas=(0.9, config.beta2), fused=True))
     counted = sum(p.numel() for o in optimizers for g in o.param_groups for p in g['params'])
     assert counted == model.num_params(), f'the optimizers hold {counted} parameters of {model.num_params()}'
     for optimizer in optimizers:
@@ -185,7 +202,7 @@ def train(config):
                    for split, seed in (('train', config.seed), ('val', 0)))     # all runs are measured on the same rows
     model, optimizers, state = setup(config, world, loader)
     step, tokens, flops, seconds = (state[name] for name in ('step', 'tokens', 'flops', 'seconds'))
-    run = DistributedDataParallel(model) if world.size > 1 else model
+    run, stages = parallel(model, world), dict(plan(config))
     autocast = precision(config, world.device)
     log = Log(out / 'log.jsonl', step, silent=not world.first)
 
@@ -202,13 +219,21 @@ def train(config):
         shown.update(val=f'{loss:.3f}', **{kind: f'{k["accuracy"]:.0%}' for kind, k in kinds.items() if kind != 'text'})
         return dict(val_loss=loss, kinds=kinds)
 
-    shown = dict(layers=len(model.order))
+    shown, news = dict(layers=len(model.order)), {}
     bar = tqdm(total=config.steps, initial=step, disable=not world.first, unit='step', dynamic_ncols=True)
     with Stop() as stop:
         if step == 0:
             log.write(step=0, tokens=0, flops=0, n_layer=len(model.layers), **look())
         clock, since = time.perf_counter(), step
         while step < config.steps and not stop.asked:
+            if step > 0 and len(model.layers) < stages.get(step, 0):
+                before = look()['val_loss']
+                model = untie(model, GROWTH[config.grow](len(model.layers), config.grow_block), optimizers)
+                compile_blocks(config, world, model)        # deepcopy left the compiled calls behind; the graph is still there
+                run = parallel(model, world)
+                news = dict(grown=dict(before=before, after=look()['val_loss']))
+                shown.update(layers=len(model.layers))
+                clock, since = time.perf_counter(), step
             for optimizer in optimizers:
                 for group in optimizer.param_groups:
                     group['lr'] = group['peak'] * learning_rate(config, step)
@@ -221,16 +246,16 @@ def train(config):
             step += 1
             tokens += config.batch_size * config.context
             flops += config.batch_size * config.context * model.flops_per_token()
-            if step % config.log_every == 0 or step % config.eval_every == 0 or step == config.steps:
+            if step % config.log_every == 0 or step % config.eval_every == 0 or step == config.steps or news:
                 took = time.perf_counter() - clock
                 speed = (step - since) * config.batch_size * config.context / took
                 seconds += took
                 shown.update(loss=f'{loss:.3f}', tok_s=f'{speed:,.0f}', **mfu(model, speed, world))
                 log.write(step=step, tokens=tokens, flops=flops, seconds=round(seconds, 1), n_layer=len(model.layers),
                           lr=config.lr * learning_rate(config, step - 1), loss=loss, grad_norm=norm, tokens_per_s=round(speed),
-                          **(look() if step % config.eval_every == 0 or step == config.steps else {}))
+                          **news, **(look() if step % config.eval_every == 0 or step == config.steps else {}))
                 bar.set_postfix(shown)
-                clock, since = time.perf_counter(), step
+                clock, since, news = time.perf_counter(), step, {}
             bar.update()
             stop.asked = world.sum(stop.asked) > 0      # one process is told to stop: all do, at the same step
             if step % config.save_every == 0 or step == config.steps or stop.asked:
@@ -240,6 +265,8 @@ def train(config):
         world.say(f'stopped at step {step} of {config.steps}, and saved: the same command goes on from here')
     elif world.first:
         plot.main([str(out)])
+        full = tokens * model.flops_per_token()
+        print(f'{flops:.3e} training FLOPs' + (f', {1 - flops / full:.1%} less than at full depth all the way' if config.grow else ''))
         print(f'checkpoint, log and picture are in {out}; python sample.py {out} writes text')
     world.close()
 
@@ -254,31 +281,28 @@ def setup(config, world, loader):
         state = checkpoint.load(config.out_dir)
         refuse_another_run(config, state['config'])
     torch.manual_seed(draw(config.seed, 'init'))
-    if config.init_from:
+    if 'model' in state:
+        model = LM(ModelConfig(**state['model_config']))        # as deep as it had grown by then
+        model.load_state_dict(state['model'])
+    elif config.init_from:
         model = checkpoint.load_model(config.init_from).train()
         if model.config.context < config.context or model.config.vocab_size < loader.vocab_size:
             raise ConfigError(f'{config.init_from} reads {model.config.context} tokens of a vocabulary of '
                               f'{model.config.vocab_size}: too few for context={config.context} or for the {loader.vocab_size} '
                               f'of the tokenizer {loader.tokenizer!r}')
     else:
-        shared = {f.name for f in dataclasses.fields(ModelConfig)} & {f.name for f in dataclasses.fields(Config)}
+        shape = {f.name: getattr(config, f.name) for f in dataclasses.fields(ModelConfig) if hasattr(config, f.name)}
+        shape['n_layer'] = plan(config)[0][1]
         try:
-            model = LM(ModelConfig(vocab_size=loader.vocab_size, **{name: getattr(config, name) for name in shared}))
+            model = LM(ModelConfig(vocab_size=loader.vocab_size, **shape))
         except ValueError as error:
             raise ConfigError(str(error)) from None
     model.to(world.device)
     optimizers = make_optimizers(model, config)
     if 'model' in state:
-        model.load_state_dict(state['model'])
         for optimizer, saved in zip(optimizers, state['optimizers']):
             optimizer.load_state_dict(saved)
-    compiled = config.compile is True or config.compile == 'auto' and world.device.type == 'cuda'
-    if compiled and not any(map(shutil.which, ('c++', 'g++', 'clang++', 'cl'))):
-        compiled = False
-        world.say('compile stays off: torch.compile needs a C++ compiler (g++ or clang++), and there is none here')
-    if compiled:
-        for block in model.layers:      # each Block for itself: no order and no growth ever compiles one again
-            block.compile()
+    compiled = compile_blocks(config, world, model)
     if world.first:
         about = dict(tokenizer=loader.tokenizer, config=dataclasses.asdict(config), torch=torch.__version__,
                      data=[dataset.meta['origin'] for dataset in loader.sets])
@@ -289,6 +313,22 @@ def setup(config, world, loader):
               f'{model.flops_per_token():,} FLOPs a token\n{config.steps:,} steps of {config.batch_size} x {config.context} '
               f'= {config.batch_size * config.context:,} tokens' + (f', from step {state["step"]:,} on' if state['step'] else ''))
     return model, optimizers, state
+
+
+def compile_blocks(config, world, model):
+    "Compile each Block for itself, so that no order and no growth compiles one again. Says whether it did."
+    wanted = config.compile is True or config.compile == 'auto' and world.device.type == 'cuda'
+    if wanted and not any(map(shutil.which, ('c++', 'g++', 'clang++', 'cl'))):
+        world.say('compile stays off: torch.compile needs a C++ compiler (g++ or clang++), and there is none here')
+        return False
+    if wanted:
+        for block in model.layers:
+            block.compile()
+    return wanted
+
+
+def parallel(model, world):
+    return DistributedDataParallel(model) if world.size > 1 else model
 
 
 def refuse_another_run(config, old):

@@ -331,3 +331,86 @@ def test_world_alone():
     assert (world.size, world.rank, world.first, world.sum(torch.tensor(3))) == (1, 0, True, 3.0)
     with pytest.raises(ConfigError, match='cannot be used'):
         World('cuda:77')
+
+
+# ------------------------------------------------------------------ growing
+
+GROW = dict(grow='lidas', grow_block=1, n_layer=4, steps=30, decay_steps=5)      # 1, 2, 3, 4 layers from steps 0, 2, 7, 14
+
+
+def test_growth_happens_when_the_plan_says_and_is_logged(config):
+    c = config(**GROW)
+    assert train_file.plan(c) == [(0, 1), (2, 2), (7, 3), (14, 4)]
+    train(c)
+    log = log_of(c)
+    assert [line['n_layer'] for line in log] == [1] * 3 + [2] * 5 + [3] * 7 + [4] * 16
+    assert [line['step'] for line in log if 'grown' in line] == [3, 8, 15]
+    for line in log:
+        if 'grown' in line:
+            assert line['grown']['before'] != line['grown']['after']
+    costs = [LM(ModelConfig(n_layer=n, n_embd=32, n_head=2, context=16)).flops_per_token() for n in (1, 2, 3, 4)]
+    assert log[-1]['flops'] == 64 * (2 * costs[0] + 5 * costs[1] + 7 * costs[2] + 16 * costs[3])
+    assert len(checkpoint.load_model(c.out_dir).layers) == 4
+
+
+@pytest.mark.parametrize('optimizer', ['muon', 'adamw'])
+@pytest.mark.parametrize('stop_at', [6, 7, 8, 26])       # before, at and after a growth, and in the decay
+def test_stop_around_a_growth_and_resume_is_bit_equal(config, monkeypatch, optimizer, stop_at):
+    whole, parts = (config(name, optimizer=optimizer, **GROW) for name in ('whole', 'parts'))
+    train(whole)
+    update, calls = train_file.update, []
+
+    def interrupted(*args):
+        calls.append(1)
+        if len(calls) == stop_at:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return update(*args)
+
+    monkeypatch.setattr(train_file, 'update', interrupted)
+    train(parts)
+    assert checkpoint.load(parts.out_dir)['step'] == stop_at
+    train(parts)
+    assert same(weights_of(parts), weights_of(whole))
+    a, b = ([{k: v for k, v in line.items() if k not in ('tokens_per_s', 'seconds')} for line in log_of(c)] for c in (parts, whole))
+    assert a == b
+
+
+def test_growing_does_not_compile_a_block_again(config):
+    torch._dynamo.reset()
+    counters = torch._dynamo.utils.counters
+    counters.clear()
+    forward_graphs = []
+    compile_block = torch.nn.Module.compile
+    try:
+        torch.nn.Module.compile = lambda self, **kw: compile_block(self, backend='aot_eager')
+        original = train_file.untie
+
+        def watched(*args):
+            forward_graphs.append(counters['stats']['unique_graphs'])
+            return original(*args)
+        train_file.untie = watched
+        train(config(**GROW | dict(compile=True)))
+        assert forward_graphs == [1, 1, 1] and counters['stats']['unique_graphs'] == 1
+    finally:
+        torch.nn.Module.compile, train_file.untie = compile_block, original
+        torch._dynamo.reset()
+
+
+def test_two_processes_grow_like_one(config):
+    alone, both = (config(name, optimizer='adamw', **GROW | dict(steps=12, decay_steps=2)) for name in ('alone', 'both'))
+    train(alone)
+    run = shell(command(both, ranks=2))
+    assert run.returncode == 0, run.stderr
+    assert log_of(alone)[-1]['n_layer'] == 4
+    for a, b in zip(log_of(alone), log_of(both), strict=True):
+        assert a.get('loss', 0) == pytest.approx(b.get('loss', 0), rel=1e-5) and a['n_layer'] == b['n_layer']
+
+
+@pytest.mark.parametrize('fields, message', [
+    (dict(grow='lida'), "grow='lida' is not one of None, midas, lidas, stack, double; did you mean 'lidas'"),
+    (dict(grow='midas', grow_block=3, n_layer=8), 'midas from 3 layers does not reach n_layer=8, but 3, 6, 9'),
+    (dict(grow='lidas', grow_block=0), 'does not reach n_layer'),
+    (dict(grow='lidas', init_from='x'), "grow='lidas' begins with a new model")])
+def test_plans_that_cannot_be(fields, message):
+    with pytest.raises(ConfigError, match=message):
+        check(Config(**fields))

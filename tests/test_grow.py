@@ -1,0 +1,187 @@
+import copy
+
+import pytest
+import torch
+
+import grow
+from grow import GROWTH, double, growth_plan, lidas, midas, prop_schedule, stack, training_flops, untie
+from model import ModelConfig
+from train import Config, make_optimizers
+
+# ------------------------------------------------------------------ operators
+
+
+def test_origins_of_the_papers_stages():
+    "Blocks of four: the start of the slice that stands there twice, for 4 -> 8 up to 28 -> 32."
+    for operator, starts in ((midas, [0, 0, 4, 4, 8, 8, 12]), (lidas, [0, 2, 4, 6, 8, 10, 12])):
+        for n, start in zip(range(4, 32, 4), starts):
+            assert operator(n, 4) == [*range(start + 4), *range(start, n)]
+    assert midas(8, 4) == [0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6, 7]
+    assert lidas(8, 4) == [0, 1, 2, 3, 4, 5, 2, 3, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize('block', [1, 2, 3, 4, 8])
+def test_midas_and_lidas_coincide_just_at_odd_numbers_of_blocks(block):
+    for n in range(1, 9):
+        same = midas(n * block, block) == lidas(n * block, block)
+        assert same == (n % 2 == 1) or block == 1 and same
+
+
+def test_by_hand():
+    assert lidas(6, 3) == [0, 1, 2, 3, 4, 2, 3, 4, 5]
+    assert midas(6, 3) == [0, 1, 2, 0, 1, 2, 3, 4, 5]
+    assert stack(4, 2) == [0, 1, 2, 3, 2, 3]
+    assert double(3) == [0, 1, 2, 0, 1, 2]
+    for bad in (0, 5, -1):
+        with pytest.raises(ValueError, match='not to be had from 4 layers|whole blocks'):
+            lidas(4, bad)
+    with pytest.raises(ValueError, match='5 layers are not whole blocks of 2'):
+        midas(5, 2)
+
+
+def test_composed_to_the_first_model_midas_and_lidas_look_the_same():
+    for operator in (midas, lidas):
+        origin = [0, 1, 2, 3]
+        while len(origin) < 32:
+            origin = [origin[i] for i in operator(len(origin), 4)]
+        assert origin == [0, 1, 2, 3] * 8
+
+
+# ------------------------------------------------------------------ untie
+
+ORDERS = [[0, 1, 2, 3], [0, 1, 2, 3, 2, 3], lidas(4, 2), midas(4, 2), double(4), [3, 1], [2, 2, 2], [3, 2, 1, 0, 0]]
+
+
+@pytest.mark.parametrize('order', ORDERS, ids=str)
+@pytest.mark.parametrize('fields', [{}, dict(tie_embeddings=False, ln_scaling=True, n_kv_head=2)], ids=['tied', 'untied'])
+def test_growing_is_untied_looping(tiny, order, fields):
+    model = tiny(**fields)
+    tokens = torch.randint(50, (2, 9))
+    before = copy.deepcopy(model.state_dict())
+    new = untie(model, order)
+    assert torch.equal(new(tokens), model(tokens, order=order))
+    assert new.order == list(range(len(order))) and new.config.n_layer == len(new.layers) == len(order)
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    old_memory = {p.data_ptr() for p in model.parameters()}
+    new_memory = [p.data_ptr() for p in new.parameters()]
+    assert not old_memory & set(new_memory) and len(new_memory) == len(set(new_memory))
+    assert (new.head.weight is new.embed.weight) == model.config.tie_embeddings
+    assert new.flops_per_token() == model.flops_per_token(order)
+
+
+def test_tied_gradients_are_the_sums_of_the_untied_ones(tiny):
+    model, order = tiny().double(), [0, 1, 2, 1, 2, 3, 2]
+    new = untie(model, order)
+    tokens, targets = torch.randint(50, (2, 2, 9))
+    model(tokens, targets, order=order).backward()
+    new(tokens, targets).backward()
+    for i, layer in enumerate(model.layers):
+        for (name, p) in layer.named_parameters():
+            total = sum(new.layers[d].get_parameter(name).grad for d in range(7) if order[d] == i)
+            torch.testing.assert_close(p.grad, total, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(model.embed.weight.grad, new.embed.weight.grad, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize('kind', ['muon', 'adamw'])
+def test_every_copy_has_its_sources_optimizer_state_and_shares_nothing(tiny, kind):
+    model, order = tiny(), [0, 1, 2, 1, 2, 3]
+    optimizers = make_optimizers(model, Config(optimizer=kind, lr=1e-2))
+    tokens = torch.randint(50, (2, 9))
+    for _ in range(3):
+        model(tokens, tokens).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    old_state = {p: s for o in optimizers for p, s in o.state.items()}
+    old_groups = [(group['peak'], group['weight_decay'], list(group['params'])) for o in optimizers for group in o.param_groups]
+    new = untie(model, order, optimizers)
+    source = {new.layers[d].get_parameter(name): p for d, i in enumerate(order) for name, p in model.layers[i].named_parameters()}
+    source |= {new.embed.weight: model.embed.weight, new.norm.weight: model.norm.weight}
+    new_state = {p: s for o in optimizers for p, s in o.state.items()}
+    assert {id(p) for p in new_state} == {id(p) for p in new.parameters()}
+    memory = set()
+    for p, state in new_state.items():
+        assert torch.equal(p, source[p]) and state.keys() == old_state[source[p]].keys() and state
+        for key, value in state.items():
+            old = old_state[source[p]][key]
+            assert torch.equal(value, old) and value.data_ptr() != old.data_ptr()
+            assert value.data_ptr() not in memory
+            memory.add(value.data_ptr())
+    groups = [(group['peak'], group['weight_decay'], list(group['params'])) for o in optimizers for group in o.param_groups]
+    for (peak, decay, params), (old_peak, old_decay, old_params) in zip(groups, old_groups):
+        assert (peak, decay) == (old_peak, old_decay)
+        assert {id(source[p]) for p in params} == {id(p) for p in old_params}
+    assert sum(len(params) for *_, params in groups) == len(list(new.parameters()))
+
+    before = copy.deepcopy(new.state_dict())            # and the optimizers now move the new model, and only it
+    old = copy.deepcopy(model.state_dict())
+    new(tokens, tokens).backward()
+    for optimizer in optimizers:
+        optimizer.step()
+    assert all(not torch.equal(v, before[k]) for k, v in new.state_dict().items())
+    assert all(torch.equal(v, old[k]) for k, v in model.state_dict().items())
+    restored = make_optimizers(new, Config(optimizer=kind, lr=1e-2))
+    for fresh, optimizer in zip(restored, optimizers):
+        fresh.load_state_dict(optimizer.state_dict())    # what a resume does
+
+
+def test_one_optimizer_and_a_dropped_layer(tiny):
+    model = tiny()
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randint(50, (1, 5)), torch.randint(50, (1, 5))).backward()
+    optimizer.step()
+    new = untie(model, [0, 3], optimizer)
+    assert [id(p) for p in optimizer.param_groups[0]['params']] and len(optimizer.state) == len(list(new.parameters()))
+
+
+def test_a_bad_order_is_named(tiny):
+    with pytest.raises(ValueError, match='names layer 4, but the layers are 0 to 3'):
+        untie(tiny(), [0, 4])
+
+
+# ------------------------------------------------------------------ schedule and ledger
+
+TABLE_7 = {
+    '360M': (dict(n_layer=32, n_embd=960, n_head=15, n_kv_head=5, ffn_dim=2560), 2**20, 613527.488, 476147.897,
+             [4722, 9444, 14166, 18888, 23611, 28333, 33055, 37781]),
+    '1.7B': (dict(n_layer=24, n_embd=2048, n_head=32, ffn_dim=8192), 2**21, 4813222.102, 3736608.182,
+             [8095, 16190, 24285, 32380, 40476, 48574])}
+
+
+@pytest.mark.parametrize('size', TABLE_7)
+@pytest.mark.parametrize('operator', ['midas', 'lidas', 'stack'])
+def test_table_7_to_the_last_digit(size, operator):
+    shape, tokens, standard, grown, lengths = TABLE_7[size]
+    config = ModelConfig(vocab_size=49152, context=2048, **shape)
+    assert prop_schedule(170_000, len(lengths)) == lengths
+    plan = growth_plan(operator, config.n_layer, 4, 170_000)
+    assert [first for first, _ in plan] == [sum(lengths[:i]) for i in range(len(lengths))]
+    assert round(training_flops(config, plan, 200_000, tokens) / 1e15, 3) == grown
+    assert round(training_flops(config, [(0, config.n_layer)], 200_000, tokens) / 1e15, 3) == standard
+
+
+def test_schedules_by_hand():
+    assert prop_schedule(100, 4, 0) == [25, 25, 25, 25]
+    assert prop_schedule(100, 3, 2) == [7, 28, 65]
+    assert prop_schedule(10, 1) == [10]
+    assert growth_plan('double', 8, 2, 70) == [(0, 2), (11, 4), (34, 8)]
+    assert growth_plan('lidas', 6, 3, 90) == [(0, 3), (30, 6)]
+    assert growth_plan('stack', 2, 2, 90) == [(0, 2)]
+    with pytest.raises(ValueError, match='double from 3 layers does not reach n_layer=8, but 3, 6, 12'):
+        growth_plan('double', 8, 3, 100)
+
+
+# ------------------------------------------------------------------ the command
+
+def test_the_command_prints_and_draws(tmp_path, capsys):
+    grow.main(['32', '--block=4', f'--out={tmp_path / "g.png"}'])
+    out = capsys.readouterr().out
+    assert '8 ->  12: 0 1 2 3 4 5 2 3 4 5 6 7\n' in out and '8 ->  12: 0 1 2 3 0 1 2 3 4 5 6 7\n' in out
+    assert '476,147.897 petaFLOPs grown, 613,527.488 at full depth' in out and '22.4% saved' in out
+    assert (tmp_path / 'g.png').stat().st_size > 10_000
+    for args in (['9', '--block=2'], ['8', '--operators=midsa']):
+        with pytest.raises(SystemExit) as stop:
+            grow.main(args)
+        assert stop.value.code == 2
+    assert capsys.readouterr().err.count('\n') == 2
+    assert set(GROWTH) == {'midas', 'lidas', 'stack', 'double'}
