@@ -6,8 +6,9 @@ layer 2 skipped. Growing, looping, pruning and probing are all statements about 
 
 Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", appendix A (architecture, Table 2) and E (LN-scaling):
 RMSNorm before each sublayer, rotary positions, grouped-query attention, SwiGLU, tied embeddings.
-Here: initial weights are normal with std 0.02, because the papers don't name theirs. The usual shrinking of the
-output matrices with the number of layers is left out: in a model that grows, nothing may depend on the total depth.
+Here: initial weights are normal with std 0.02 (an untied embedding: 1), because the papers don't name theirs. The usual
+shrinking of the output matrices with the number of layers is left out: in a model that grows, nothing may depend on the
+total depth.
 
 Usage:
     model = LM(ModelConfig(vocab_size=257, n_layer=4, n_embd=64, n_head=4))
@@ -181,6 +182,10 @@ class LM(nn.Module):
         for name, tensor in zip(('cos', 'sin'), rope_tables(config)):
             self.register_buffer(name, tensor, persistent=False)
         self.apply(self._init)
+        if not config.tie_embeddings:
+            # An embedding of its own starts at std 1. Adam moves every entry by about lr a step: at 0.02 the tokens would
+            # change their identities every few steps, while attention still learns to match them (LOG.md: 3x the steps).
+            nn.init.normal_(self.embed.weight, std=1.0)
 
     @staticmethod
     def _init(module):
@@ -271,8 +276,10 @@ def mean_loss(x, weight, targets, ignore_index=-1):
     "Mean cross-entropy over the targets that count, 0 if none does: x (B, T, C), weight (V, C), targets (B, T)."
     x, targets = x.flatten(0, -2), targets.flatten()                            # (B*T, C), (B*T,)
     options = dict(ignore_index=ignore_index, reduction='sum')
-    if len(weight) >= LARGE_VOCABULARY and hasattr(F, 'linear_cross_entropy'):
+    if len(weight) >= LARGE_VOCABULARY and hasattr(nn, 'LinearCrossEntropyOptions'):
+        if torch.is_autocast_enabled(x.device.type):        # autocast does not know this function
+            x, weight = (t.to(torch.get_autocast_dtype(t.device.type)) for t in (x, weight))
         loss = F.linear_cross_entropy(x, weight, targets, options=nn.LinearCrossEntropyOptions(), **options)
     else:
         loss = F.cross_entropy(F.linear(x, weight).float(), targets, **options)
-    return loss / (targets != ignore_index).sum().clamp(min=1)
+    return loss.float() / (targets != ignore_index).sum().clamp(min=1)
