@@ -45,7 +45,7 @@ def exists(folder):
     return (Path(folder) / FILE).exists()
 
 
-def load(folder, device='cpu'):
+def load(folder):
     "The state that `save` was given. `folder` may name the file itself."
     path = Path(folder)
     path = path if path.is_file() else path / FILE
@@ -60,7 +60,7 @@ def load(folder, device='cpu'):
     if broken:
         raise CheckpointError(f'{path} is damaged: the checksum of {broken} is wrong')
     try:
-        return torch.load(path, map_location=device, weights_only=True)
+        return torch.load(path, map_location='cpu', weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError) as error:
         reason = next((line for line in str(error).splitlines() if 'nsupported' in line or 'GLOBAL' in line), '')
         raise CheckpointError(f'{path} holds more than tensors and plain values, so it was not loaded. {reason}'.strip()) from None
@@ -68,7 +68,7 @@ def load(folder, device='cpu'):
 
 def load_model(path, device='cpu'):
     "Any checkpoint of ours as a model that is ready to run."
-    state = load(path, device)
+    state = load(path)
     kind = state.get('kind')
     if kind not in KINDS:
         raise CheckpointError(f'{path} holds a model of kind {kind!r}; this version knows {", ".join(KINDS)}')

@@ -21,6 +21,9 @@ import torch
 import torch.distributed as dist
 
 
+COMMAND_LINE = 'the command line'
+
+
 class ConfigError(ValueError):
     "A setting that cannot be, in one line."
 
@@ -33,7 +36,7 @@ def read_config(cls, argv):
             name, equals, text = arg[2:].partition('=')
             if not equals:
                 raise ConfigError(f'{arg}: write --{name}=VALUE')
-            found, place = {name: parse(text)}, 'the command line'
+            found, place = {name: parse(text)}, COMMAND_LINE
         else:
             found, place = run_file(arg), arg
         values.update(found)
@@ -68,6 +71,8 @@ def parse(text):
 def check_type(name, value, wanted, where):
     "The value as the type that the dataclass wants: an int serves for a float, 1e4 for an int."
     options = typing.get_args(wanted) or (wanted,)
+    if str in options and where == COMMAND_LINE and type(value) in (int, float):
+        return str(value)                       # --out_dir=2024
     if type(value) in options:
         return value
     if type(value) is int and float in options:
@@ -96,9 +101,9 @@ def pick_device(name='auto', local_rank=0):
         name = 'cuda' if torch.cuda.is_available() else 'mps' if torch.backends.mps.is_available() else 'cpu'
     try:
         device = torch.device(f'cuda:{local_rank}' if name == 'cuda' else name)
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f'device={name!r} cannot be used: {str(error).splitlines()[0]}') from None
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ConfigError(f'device={name!r} cannot be used: {str(error).splitlines()[0][:150]}') from None
     return device
 
 
@@ -131,6 +136,20 @@ class World:
         dist.all_reduce(total)
         return total.item()
 
+    def first_does(self, work):
+        "The first process does something that all depend on; if it fails, all fail, each with its message."
+        result, failed = None, [None]
+        if self.first:
+            try:
+                result = work()
+            except ValueError as error:
+                failed = [str(error)]
+        if self.size > 1:
+            dist.broadcast_object_list(failed)
+        if failed[0] is not None:
+            raise ConfigError(failed[0])
+        return result
+
     def wait(self):
         if self.size > 1:
             dist.barrier()
@@ -160,13 +179,16 @@ class Stop:
 
 def claim(folder):
     "Make the folder this process's own until it ends: two runs in one folder would ruin each other."
-    folder.mkdir(parents=True, exist_ok=True)
-    handle = open(folder / 'lock', 'w')
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = open(folder / 'lock', 'w')
+    except OSError as error:
+        raise ConfigError(f'out_dir={folder} cannot be written: {error.strerror}') from None
     try:
         import fcntl
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except ImportError:         # Windows has no flock: there it is up to you
         pass
-    except OSError:
+    except BlockingIOError:
         raise ConfigError(f'another run is at work in {folder}; wait for it, or choose another --out_dir') from None
     return handle

@@ -275,11 +275,12 @@ LARGE_VOCABULARY = 16_384
 def mean_loss(x, weight, targets, ignore_index=-1):
     "Mean cross-entropy over the targets that count, 0 if none does: x (B, T, C), weight (V, C), targets (B, T)."
     x, targets = x.flatten(0, -2), targets.flatten()                            # (B*T, C), (B*T,)
-    options = dict(ignore_index=ignore_index, reduction='sum')
+    options = dict(ignore_index=ignore_index, reduction='none')
     if len(weight) >= LARGE_VOCABULARY and hasattr(nn, 'LinearCrossEntropyOptions'):
         if torch.is_autocast_enabled(x.device.type):        # autocast does not know this function
             x, weight = (t.to(torch.get_autocast_dtype(t.device.type)) for t in (x, weight))
+        # Each token's loss, summed here: the function's own sum adds up in bfloat16, and loses half of it.
         loss = F.linear_cross_entropy(x, weight, targets, options=nn.LinearCrossEntropyOptions(), **options)
     else:
         loss = F.cross_entropy(F.linear(x, weight).float(), targets, **options)
-    return loss.float() / (targets != ignore_index).sum().clamp(min=1)
+    return loss.float().sum() / (targets != ignore_index).sum().clamp(min=1)

@@ -20,8 +20,18 @@ def read_log(folder):
     path = Path(folder) / 'log.jsonl'
     if not path.exists():
         raise SystemExit(f'plot.py: there is no {path}: is {folder} the folder of a run?')
-    lines = path.read_text().splitlines()
-    return [json.loads(line) for line in lines if line.endswith('}')]       # a run at work may be writing the last one
+    return read_lines(path)
+
+
+def read_lines(path):
+    "The lines of a log up to the first that is not whole: a run at work, or one that was cut off, may have half a line."
+    lines = []
+    for text in path.read_text().splitlines() if path.exists() else []:
+        try:
+            lines.append(json.loads(text))
+        except json.JSONDecodeError:
+            break
+    return lines
 
 
 def figure(rows, columns, size, **kw):
@@ -62,11 +72,11 @@ def draw_runs(runs):
                         trained = [line for line in log if 'loss' in line]
                         ax.plot([line[x] for line in trained], [line['loss'] for line in trained], color='#bbbbbb', lw=1, label='training')
                         if 'text' in kinds:
-                            ax.plot(xs, [line['kinds']['text']['loss'] for line in seen], color=next(colours), lw=1.5, label='validation, text alone')
+                            ax.plot(xs, [line['kinds'].get('text', {}).get('loss', float('nan')) for line in seen], color=next(colours), lw=1.5, label='validation, text alone')
                     ax.plot(xs, [line['val_loss'] for line in seen], color=colour, lw=2, label='validation' if alone else name)
                 else:
                     for kind in shown:
-                        ax.plot(xs, [100 * line['kinds'][kind]['accuracy'] for line in seen], color=next(colours), lw=2,
+                        ax.plot(xs, [100 * line['kinds'].get(kind, {}).get('accuracy', float('nan')) for line in seen], color=next(colours), lw=2,
                                 marker='o', ms=3, label=kind if alone else name)
             ax.grid(alpha=0.25)
             ax.spines[['top', 'right']].set_visible(False)
@@ -108,7 +118,9 @@ def main(argv=None):
     parser.add_argument('runs', nargs='+', help='folders that train.py wrote')
     parser.add_argument('--out', type=Path, help='the picture (default: in the first folder)')
     args = parser.parse_args(argv)
-    runs = {Path(folder).name: read_log(folder) for folder in args.runs}
+    names = [Path(folder).name for folder in args.runs]
+    names = names if len(set(names)) == len(names) else args.runs
+    runs = {name: read_log(folder) for name, folder in zip(names, args.runs)}
     show(draw_runs, runs, args.out or Path(args.runs[0]) / ('loss.png' if len(runs) == 1 else 'compare.png'))
     print('numbers: ' + ', '.join(str(Path(folder) / 'log.jsonl') for folder in args.runs))
 

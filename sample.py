@@ -11,7 +11,8 @@ import torch
 
 from checkpoint import CheckpointError, load_model
 from launch import ConfigError, pick_device
-from tokens import DataError, draw, get_tokenizer
+from tokenizer import END_OF_TEXT, DataError, get_tokenizer
+from tokens import draw
 
 TOY_PROMPTS = ['jic dqy sof uzg jic dqy sof uzg ', 'prd=76\nlnk=43\ntug=17\nlnk=43\nprd=', 'def main(']
 
@@ -26,6 +27,8 @@ def main(argv=None):
     parser.add_argument('--seed', type=int, default=0)
     parser.add_argument('--device', default='auto')
     args = parser.parse_args(argv)
+    if args.top_k is not None and args.top_k < 1 or args.temperature < 0 or args.tokens < 1:
+        parser.error('--top_k and --tokens must be at least 1, and --temperature not negative')
     try:
         device = pick_device(args.device)
         model, tokenizer = load_model(args.path, device), get_tokenizer(args.path)
@@ -33,9 +36,10 @@ def main(argv=None):
         print(f'sample.py: {error}', file=sys.stderr)
         raise SystemExit(2) from None
     print(f'device {device}, {model.num_params():,} parameters, temperature {args.temperature}')
+    start = [tokenizer.encode_single_token(END_OF_TEXT)] if END_OF_TEXT in tokenizer.special_tokens_set else []
     for i, prompt in enumerate(args.prompt or TOY_PROMPTS):
         prompt = prompt.replace('\\n', '\n')
-        ids = [tokenizer.eot_token, *tokenizer.encode(prompt, allowed_special='all')]      # as documents begin
+        ids = [*start, *tokenizer.encode(prompt, allowed_special='all')]      # as documents begin
         if len(ids) > model.config.context:
             print(f'(the prompt has {len(ids)} tokens: the model sees the last {model.config.context} of them)')
         generator = torch.Generator(device).manual_seed(draw(args.seed, 'sample', i))

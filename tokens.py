@@ -1,4 +1,4 @@
-"""Text -> tokens -> batches: tokenizers, shards on disk, the loader, and validation.
+"""Tokens -> batches: shards on disk, the loader, and validation.
 
 The idea: the loader is a pure function. Which window of the data a row of a batch holds is computed from
 (seed, step, row) alone, by a keyed permutation that needs no array. So there is nothing to save: a run that resumes at
@@ -24,15 +24,12 @@ import os
 from pathlib import Path
 
 import numpy as np
-import tiktoken
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from tqdm import tqdm
 
-
-class DataError(ValueError):
-    "Something about the data that the person in front of the screen can mend."
+from tokenizer import DataError, get_tokenizer, read_json
 
 
 # ---------------------------------------------------------------------------------------------- randomness
@@ -60,82 +57,6 @@ def permute(i, n, key):
             return i
 
 
-# ---------------------------------------------------------------------------------------------- tokenizers
-
-END_OF_TEXT = '<|endoftext|>'
-GPT2_WORDS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-
-
-def get_tokenizer(name):
-    """A tiktoken Encoding: encode, decode, n_vocab. `name` is 'bytes', one that tiktoken knows ('gpt2' and so on; it
-    downloads them), a tokenizer.json, or a folder that has one: a Hugging Face checkpoint, a dataset, a run of ours."""
-    path = Path(name)
-    if name == 'bytes':
-        return tiktoken.Encoding('bytes', pat_str=r'[\s\S]', mergeable_ranks={bytes([i]): i for i in range(256)},
-                                 special_tokens={END_OF_TEXT: 256})
-    if path.is_dir() and (path / 'tokenizer.json').exists():
-        return from_tokenizer_json(path / 'tokenizer.json')
-    if path.is_dir() and (path / 'run.json').exists():
-        return get_tokenizer(json.loads((path / 'run.json').read_text())['tokenizer'])
-    if path.is_file():
-        return from_tokenizer_json(path)
-    if name in tiktoken.list_encoding_names():
-        try:
-            return tiktoken.get_encoding(name)
-        except OSError as error:        # requests' errors are OSErrors
-            raise DataError(f'tokenizer {name!r}: tiktoken could not download it ({type(error).__name__}); '
-                            "without a network use 'bytes' or a tokenizer.json") from None
-    raise DataError(f"tokenizer {name!r} is not known: allowed are 'bytes', a tokenizer.json or a folder with one, "
-                    f'and {", ".join(tiktoken.list_encoding_names())}')
-
-
-def from_tokenizer_json(path):
-    """A byte-level BPE tokenizer.json as a tiktoken Encoding. tiktoken cuts text by one regular expression and merges
-    the pair with the lowest rank first, so the file's pre-tokenizer must become one expression, and its merges must
-    make new tokens in the order of their ids: both hold for GPT-2, cosmo2, Llama 3 and their kin."""
-    path = Path(path)
-    spec = json.loads(path.read_text(encoding='utf-8'))
-    bpe = spec['model']
-    if bpe.get('type', 'BPE') != 'BPE' or bpe.get('byte_fallback') or not spec.get('pre_tokenizer'):
-        raise DataError(f'{path} is not a byte-level BPE tokenizer, the only kind that tiktoken can represent')
-    if spec.get('normalizer'):
-        raise DataError(f'{path} normalizes text ({spec["normalizer"]["type"]}) before it cuts it, which tiktoken cannot do')
-    to_bytes = {char: byte for byte, char in byte_alphabet().items()}
-    special = {token['content']: token['id'] for token in spec.get('added_tokens', [])}
-    ranks = {bytes(to_bytes[char] for char in token): i for token, i in bpe['vocab'].items() if token not in special}
-    pairs = [merge.split(' ') if isinstance(merge, str) else merge for merge in bpe['merges']]
-    made = [bpe['vocab'][a + b] for a, b in pairs]
-    if made != sorted(made):
-        raise DataError(f'{path}: its merges do not make tokens in the order of their ids, which tiktoken needs')
-    return tiktoken.Encoding(path.parent.name or 'tokenizer', pat_str=word_pattern(spec['pre_tokenizer'], path),
-                             mergeable_ranks=ranks, special_tokens=special)
-
-
-def byte_alphabet():
-    "GPT-2's printable character for each byte: itself where it prints, else the next one free from 256 on."
-    prints = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [b for b in range(256) if b not in prints]
-    return {**{b: chr(b) for b in prints}, **{b: chr(256 + i) for i, b in enumerate(others)}}
-
-
-def word_pattern(pre_tokenizer, path):
-    "The pre-tokenizer's steps as one regular expression."
-    steps = pre_tokenizer.get('pretokenizers', [pre_tokenizer])
-    kinds = [step['type'] for step in steps]
-    known = kinds[-1] == 'ByteLevel' and not steps[-1].get('add_prefix_space')
-    if known and kinds == ['ByteLevel'] and steps[0].get('use_regex', True):
-        return GPT2_WORDS
-    if known and kinds == ['Digits', 'ByteLevel'] and steps[1].get('use_regex', True):
-        # Digits are cut off first, and each piece is then cut by GPT-2's pattern on its own. So a number takes no space
-        # along, and white space before one ends its piece, where \s+(?!\S) takes all of it.
-        digits = r'\p{N}' if steps[0].get('individual_digits') else r'\p{N}+'
-        return GPT2_WORDS.replace(r' ?\p{N}+', digits).replace(r'|\s+(?!\S)', r'|\s+(?=\p{N})|\s+(?!\S)')
-    if known and kinds == ['Split', 'ByteLevel'] and not steps[1].get('use_regex', True):
-        if steps[0]['behavior'] == 'Isolated' and not steps[0].get('invert') and 'Regex' in steps[0]['pattern']:
-            return steps[0]['pattern']['Regex']
-    raise DataError(f'{path} cuts text by {" then ".join(kinds)}, which is not one of the forms that become one pattern')
-
-
 # ---------------------------------------------------------------------------------------------- datasets on disk
 
 def write_dataset(folder, split, tokenizer, tokens, *, mask=None, marks=None, kinds=None, row=None, origin=None):
@@ -150,26 +71,34 @@ def write_dataset(folder, split, tokenizer, tokens, *, mask=None, marks=None, ki
     for ending, data in (('.bin', tokens.astype(dtype)), ('.mask', mask), ('.marks', marks)):
         if data is not None:
             raw = np.asarray(data, dtype=dtype if ending == '.bin' else 'uint8').tobytes()
-            (folder / shard['file']).with_suffix(ending).write_bytes(raw)
+            replace(folder / shard['file'].replace('.bin', ending), raw)
             shard['sha256'][ending] = hashlib.sha256(raw).hexdigest()
     meta = dict(tokenizer=tokenizer, n_vocab=n_vocab, dtype=dtype, tokens=len(tokens), row=row, kinds=kinds or [],
                 shards=[shard], origin=origin or {})
-    (folder / f'{split}.json.tmp').write_text(json.dumps(meta, indent=1))
-    os.replace(folder / f'{split}.json.tmp', folder / f'{split}.json')
+    replace(folder / f'{split}.json', json.dumps(meta, indent=1).encode())
+
+
+def replace(path, raw):
+    "Write a file at once: whoever has the old one open keeps it, and nobody sees half of the new one."
+    fresh = path.with_name(f'{path.name}.{os.getpid()}.tmp')
+    fresh.write_bytes(raw)
+    os.replace(fresh, path)
 
 
 class Dataset:
     "One split of one folder, memory-mapped. A window is `context` tokens and the one after them."
 
     def __init__(self, folder, split, context):
-        self.folder, self.split, self.context = Path(folder), split, context
+        self.folder, self.split = Path(folder), split
         path = self.folder / f'{split}.json'
         if not path.exists():
             raise DataError(f'there is no dataset at {folder} (no {path.name} there); {how_to_prepare(folder)}')
-        self.meta = json.loads(path.read_text())
+        self.meta = read_json(path)
         self.row, self.kinds = self.meta['row'], self.meta['kinds']
+        context = (self.row or 2) - 1 if context is None else context
         if self.row is not None and self.row > context + 1:
             raise DataError(f'{folder}: its examples of {self.row} tokens do not fit a context of {context}')
+        self.context = context
         self.shards = [{end: self._map(s, end) for end in s['sha256']} for s in self.meta['shards']]
         self.ends = np.cumsum([(s['tokens'] - 1) // context if self.row is None else s['tokens'] // self.row
                                for s in self.meta['shards']])                       # windows up to each shard's end
@@ -299,28 +228,27 @@ def evaluate(model, loader, batches=None):
 
 
 @torch.no_grad()
-def measure(model, loader, batches=None):
-    """(loss, {kind: {'loss', 'accuracy'}}), the kinds being the marks that the data carries. An answer is right when
-    every one of its tokens is the model's first choice."""
+def measure(model, loader, batches=None, pieces=1):
+    """(loss, {kind: {'loss', 'accuracy'}}), the kinds being the marks that the data carries. A batch is worked off in
+    `pieces`, as in training."""
     device, was_training = next(model.parameters()).device, model.training
     sums = torch.zeros(1 + len(loader.kinds), 4, dtype=torch.float64)       # loss, tokens, answers right, answers
     model.eval()
-    for step in range(len(loader) if batches is None else min(batches, len(loader))):
-        tokens, targets, marks = loader.marked_batch(step)
+    steps = len(loader) if batches is None else min(batches, len(loader))
+    for tokens, targets, marks in (part for step in range(steps)
+                                   for part in zip(*(t.chunk(pieces) for t in loader.marked_batch(step)))):
         counts = targets != -1
         if not loader.kinds:                    # no need of the logits: the loss can be computed in pieces
-            loss = model(tokens.to(device), targets.to(device)).item() * counts.sum()
-            sums[0, :2] += torch.stack((loss, counts.sum()))
+            sums[0, 0] += model(tokens.to(device), targets.to(device)).item() * counts.sum()
+            sums[0, 1] += counts.sum()
             continue
         logits = model(tokens.to(device)).float()                                           # (B, T, V)
         losses = F.cross_entropy(logits.transpose(1, 2), targets.to(device), ignore_index=-1, reduction='none').cpu()
-        wrong = logits.argmax(-1).cpu() != targets                                          # (B, T)
-        answer = (marks >= 128).flatten().cumsum(0).view_as(marks)                          # (B, T), from 1 on
-        failed = torch.bincount(answer[wrong & (marks > 0)], minlength=int(answer.max()) + 1) > 0
-        for k in range(len(loader.kinds) + 1):
-            here, starts = (counts, marks < 0) if k == 0 else (marks % 128 == k, marks == 128 + k)
-            right = ~failed[answer[starts]]
-            sums[k] += torch.tensor([losses[here].double().sum(), here.sum(), right.sum(), len(right)])
+        kind, right = answers(marks, logits.argmax(-1).cpu() != targets)
+        for k in range(len(sums)):
+            here = counts if k == 0 else marks % 128 == k                                   # (B, T)
+            mine = right[kind == k]
+            sums[k] += torch.tensor([losses[here].double().sum(), here.sum(), mine.sum(), len(mine)])
     model.train(was_training)
     if loader.world_size > 1:
         sums = sums.to(device)
@@ -331,6 +259,17 @@ def measure(model, loader, batches=None):
         for k, kind in enumerate(loader.kinds, 1) if total[k]}
 
 
+def answers(marks, wrong):
+    """Each answer's kind, and whether all of it is right: marks and wrong are (B, T), and an answer lasts from its mark
+    above 128 to the last mark before a 0 or the next beginning. What a row cuts off from its beginning counts nowhere."""
+    begins = marks >= 128
+    counter = begins.clone()
+    counter[:, 0] = True                                # a row's first tokens do not belong to the row before
+    number = counter.flatten().cumsum(0).view_as(marks)                                     # (B, T): the answer's number
+    failed = torch.bincount(number[wrong & (marks > 0)], minlength=int(number.max()) + 1) > 0
+    return marks[begins] - 128, ~failed[number[begins]]
+
+
 def main(argv=None):
     import argparse
     parser = argparse.ArgumentParser(description='Show what is in a dataset and check every shard against its checksum.')
@@ -339,7 +278,7 @@ def main(argv=None):
     args = parser.parse_args(argv)
     for split in ('train', 'val'):
         try:
-            data = Dataset(args.folder, split, context=128)
+            data = Dataset(args.folder, split, context=None)
             for shard in tqdm(data.meta['shards'], desc=f'{split}: checking', leave=False):
                 for ending, want in shard['sha256'].items():
                     path = (data.folder / shard['file']).with_suffix(ending)

@@ -13,12 +13,12 @@ Usage:
     torchrun --standalone --nproc_per_node=8 train.py config/baseline.py
 """
 import ast
-import ast
 import contextlib
 import dataclasses
 import inspect
 import json
 import math
+import os
 import shutil
 import subprocess
 import sys
@@ -35,7 +35,8 @@ import plot
 from grow import GROWTH, growth_plan, untie
 from launch import ConfigError, Stop, World, check_choice, claim, read_config
 from model import LM, ModelConfig
-from tokens import DataError, Loader, draw, measure
+from tokenizer import DataError, get_tokenizer
+from tokens import Loader, draw, measure, replace
 
 
 @dataclass
@@ -96,13 +97,19 @@ def check(config):
     check_choice('grow', c.grow, (None, *GROWTH))
     check_choice('dtype', c.dtype, ('auto', 'float32', 'bfloat16'))
     check_choice('compile', c.compile, ('auto', True, False))
-    for name in ('n_layer', 'n_embd', 'n_head', 'context', 'batch_size', 'grad_accum', 'steps', 'eval_every',
-                 'eval_batches', 'log_every', 'save_every'):
-        if getattr(c, name) < 1:
+    for name in ('n_layer', 'n_embd', 'n_head', 'n_kv_head', 'ffn_dim', 'context', 'batch_size', 'grad_accum', 'steps',
+                 'eval_every', 'eval_batches', 'log_every', 'save_every'):
+        if getattr(c, name) is not None and getattr(c, name) < 1:
             raise ConfigError(f'{name}={getattr(c, name)} must be at least 1')
-    for name in ('warmup_steps', 'decay_steps', 'lr', 'weight_decay', 'grad_clip'):
-        if getattr(c, name) < 0:
-            raise ConfigError(f'{name}={getattr(c, name)} must not be negative')
+    for name in ('warmup_steps', 'decay_steps', 'lr', 'adamw_lr', 'weight_decay', 'grad_clip', 'grow_alpha'):
+        if getattr(c, name) is not None and not 0 <= getattr(c, name) < 1e9:
+            raise ConfigError(f'{name}={getattr(c, name)} must not be negative, nor without bounds')
+    if not 0 <= c.beta2 < 1:
+        raise ConfigError(f'beta2={c.beta2} must be at least 0 and less than 1')
+    if isinstance(c.data, list) and not (c.data and all(isinstance(d, str) for d in c.data)):
+        raise ConfigError(f'data={c.data} must be a folder or a list of folders')
+    if c.data_weights is not None and not all(isinstance(w, (int, float)) for w in c.data_weights):
+        raise ConfigError(f'data_weights={c.data_weights} must be numbers')
     if c.warmup_steps + c.decay_steps > c.steps:
         raise ConfigError(f'warmup_steps={c.warmup_steps} and decay_steps={c.decay_steps} do not fit into '
                           f'steps={c.steps}')
@@ -110,7 +117,7 @@ def check(config):
         raise ConfigError(f'grow={c.grow!r} begins with a new model of grow_block={c.grow_block} layers, not with init_from')
     try:
         plan(c)
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise ConfigError(str(error)) from None
     return c
 
@@ -178,11 +185,11 @@ class Log:
     """log.jsonl, a line for each logged step. A run that resumes drops the lines after its step first: it will write
     them again, so that a log has neither gaps nor doubles wherever the run was cut off."""
 
-    def __init__(self, path, step, silent=False):
+    def __init__(self, path, last_step, silent=False):
         self.file = None
         if not silent:
-            lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-            path.write_text(''.join(line for line in lines if line.endswith('\n') and json.loads(line)['step'] <= step))
+            kept = [line for line in plot.read_lines(path) if line['step'] <= last_step]
+            replace(path, ''.join(json.dumps(line) + '\n' for line in kept).encode())
             self.file = open(path, 'a')
 
     def write(self, **line):
@@ -195,78 +202,76 @@ class Log:
 
 def train(config):
     world, out = World(config.device), Path(config.out_dir)
-    lock = open_folder(config, out, world) if world.first else None     # held until the process ends
-    world.wait()
+    lock = world.first_does(lambda: open_folder(config, out, world))    # held until the process ends
     loader, val = (Loader(config.data, config.batch_size, config.context, weights=config.data_weights, split=split,
                           seed=seed, rank=world.rank, world_size=world.size)
                    for split, seed in (('train', config.seed), ('val', 0)))     # all runs are measured on the same rows
     model, optimizers, state = setup(config, world, loader)
     step, tokens, flops, seconds = (state[name] for name in ('step', 'tokens', 'flops', 'seconds'))
-    run, stages = parallel(model, world), dict(plan(config))
-    autocast = precision(config, world.device)
-    log = Log(out / 'log.jsonl', step, silent=not world.first)
+    run, stages, grown = parallel(model, world), dict(plan(config)) if config.grow else {}, None
+    autocast, tokens_a_step = precision(config, world.device), config.batch_size * config.context
+    log = Log(out / 'log.jsonl', step if step else -1, silent=not world.first)
+    bar = tqdm(total=config.steps, initial=step, disable=not world.first, unit='step', dynamic_ncols=True)
+    shown = {}                      # what stands behind the bar
 
     def save():
         if world.first:
             checkpoint.save(out, kind='lm', model=model.state_dict(), model_config=dataclasses.asdict(model.config),
                             optimizers=[o.state_dict() for o in optimizers], config=dataclasses.asdict(config),
-                            tokenizer=loader.tokenizer, step=step, tokens=tokens, flops=flops, seconds=seconds)
+                            tokenizer=loader.tokenizer, data=fingerprint(loader), step=step, tokens=tokens, flops=flops,
+                            seconds=seconds)
         world.wait()
 
     def look():
         with autocast():
-            loss, kinds = measure(model, val, config.eval_batches)
+            loss, kinds = measure(model, val, config.eval_batches, config.grad_accum)
         shown.update(val=f'{loss:.3f}', **{kind: f'{k["accuracy"]:.0%}' for kind, k in kinds.items() if kind != 'text'})
         return dict(val_loss=loss, kinds=kinds)
 
-    shown, news = dict(layers=len(model.order)), {}
-    bar = tqdm(total=config.steps, initial=step, disable=not world.first, unit='step', dynamic_ncols=True)
     with Stop() as stop:
         if step == 0:
-            log.write(step=0, tokens=0, flops=0, n_layer=len(model.layers), **look())
-        clock, since = time.perf_counter(), step
-        while step < config.steps and not stop.asked:
-            if step > 0 and len(model.layers) < stages.get(step, 0):
+            log.write(step=0, tokens=0, flops=0, seconds=0, n_layer=len(model.layers), **look())
+        ending = False
+        while step < config.steps and not ending:
+            if len(model.layers) < stages.get(step, 0):         # a stage begins: grow
                 before = look()['val_loss']
                 model = untie(model, GROWTH[config.grow](len(model.layers), config.grow_block), optimizers)
-                compile_blocks(config, world, model)        # deepcopy left the compiled calls behind; the graph is still there
+                compile_blocks(config, world, model)            # deepcopy left the compiled calls behind; their graph is kept
                 run = parallel(model, world)
-                news = dict(grown=dict(before=before, after=look()['val_loss']))
-                shown.update(layers=len(model.layers))
-                clock, since = time.perf_counter(), step
+                grown = dict(before=before, after=look()['val_loss'])
             for optimizer in optimizers:
                 for group in optimizer.param_groups:
                     group['lr'] = group['peak'] * learning_rate(config, step)
+            began = time.perf_counter()
             loss, norm = update(config, world, run, optimizers, loader.batch(step), autocast)
+            took = time.perf_counter() - began
             if not math.isfinite(loss + norm):
                 save()      # the step was not taken: these are still the weights before it
                 raise SystemExit(f'\ntrain.py: step {step + 1} has loss {loss} and gradient norm {norm}, so it was not taken. '
                                  f'{out} holds the checkpoint of step {step}.\nTry a lower --lr, a longer --warmup_steps, '
                                  'or --dtype=float32, in another --out_dir.')
-            step += 1
-            tokens += config.batch_size * config.context
-            flops += config.batch_size * config.context * model.flops_per_token()
-            if step % config.log_every == 0 or step % config.eval_every == 0 or step == config.steps or news:
-                took = time.perf_counter() - clock
-                speed = (step - since) * config.batch_size * config.context / took
-                seconds += took
-                shown.update(loss=f'{loss:.3f}', tok_s=f'{speed:,.0f}', **mfu(model, speed, world))
+            step, tokens, seconds = step + 1, tokens + tokens_a_step, seconds + took
+            flops += tokens_a_step * model.flops_per_token()
+            evaluates = step % config.eval_every == 0 or step == config.steps
+            if evaluates or step % config.log_every == 0 or grown:
+                speed = tokens_a_step / took
+                shown.update(loss=f'{loss:.3f}', layers=len(model.layers), tok_s=f'{speed:,.0f}', **mfu(model, speed, world))
                 log.write(step=step, tokens=tokens, flops=flops, seconds=round(seconds, 1), n_layer=len(model.layers),
                           lr=config.lr * learning_rate(config, step - 1), loss=loss, grad_norm=norm, tokens_per_s=round(speed),
-                          **news, **(look() if step % config.eval_every == 0 or step == config.steps else {}))
+                          **(dict(grown=grown) if grown else {}), **(look() if evaluates else {}))
                 bar.set_postfix(shown)
-                clock, since, news = time.perf_counter(), step, {}
+                grown = None
             bar.update()
-            stop.asked = world.sum(stop.asked) > 0      # one process is told to stop: all do, at the same step
-            if step % config.save_every == 0 or step == config.steps or stop.asked:
+            ending = world.sum(stop.asked) > 0      # one process is told to stop: all do, at the same step
+            if step % config.save_every == 0 or step == config.steps or ending:
                 save()
         bar.close()
     if step < config.steps:
         world.say(f'stopped at step {step} of {config.steps}, and saved: the same command goes on from here')
     elif world.first:
-        plot.main([str(out)])
         full = tokens * model.flops_per_token()
         print(f'{flops:.3e} training FLOPs' + (f', {1 - flops / full:.1%} less than at full depth all the way' if config.grow else ''))
+        plot.main([str(out)])
         print(f'checkpoint, log and picture are in {out}; python sample.py {out} writes text')
     world.close()
 
@@ -279,17 +284,18 @@ def setup(config, world, loader):
     state = dict(step=0, tokens=0, flops=0, seconds=0.0)
     if checkpoint.exists(config.out_dir):
         state = checkpoint.load(config.out_dir)
-        refuse_another_run(config, state['config'])
+        refuse_another_run(config, loader, state)
     torch.manual_seed(draw(config.seed, 'init'))
     if 'model' in state:
         model = LM(ModelConfig(**state['model_config']))        # as deep as it had grown by then
         model.load_state_dict(state['model'])
     elif config.init_from:
         model = checkpoint.load_model(config.init_from).train()
-        if model.config.context < config.context or model.config.vocab_size < loader.vocab_size:
-            raise ConfigError(f'{config.init_from} reads {model.config.context} tokens of a vocabulary of '
-                              f'{model.config.vocab_size}: too few for context={config.context} or for the {loader.vocab_size} '
-                              f'of the tokenizer {loader.tokenizer!r}')
+        theirs = get_tokenizer(config.init_from).name
+        if model.config.context < config.context or theirs != get_tokenizer(loader.tokenizer).name:
+            raise ConfigError(f'{config.init_from} reads {model.config.context} tokens of the tokenizer {theirs!r}: it does not fit '
+                              f'context={config.context} and data made with {loader.tokenizer!r}')
+        model.config.context = config.context
     else:
         shape = {f.name: getattr(config, f.name) for f in dataclasses.fields(ModelConfig) if hasattr(config, f.name)}
         shape['n_layer'] = plan(config)[0][1]
@@ -331,18 +337,26 @@ def parallel(model, world):
     return DistributedDataParallel(model) if world.size > 1 else model
 
 
-def refuse_another_run(config, old):
-    "A run is resumed under the very config that it had, but for what cannot change its result."
-    new, old = dataclasses.asdict(config), {**dataclasses.asdict(Config()), **old}
+def refuse_another_run(config, loader, state):
+    "A run is resumed under the very config and data that it had, but for what cannot change its result."
+    new, old = dataclasses.asdict(config), {**dataclasses.asdict(Config()), **state.get('config', {})}
     for name in new:
         if name not in MAY_DIFFER and new[name] != old[name]:
             raise ConfigError(f'{config.out_dir} holds a run with {name}={old[name]!r}, but this config has {new[name]!r}: '
                               'choose another --out_dir, or move that run out of the way by --resume=false')
+    if state.get('data') != fingerprint(loader):
+        raise ConfigError(f'the data has changed since the run in {config.out_dir} began (other checksums): choose another '
+                          '--out_dir, or move that run out of the way by --resume=false')
+
+
+def fingerprint(loader):
+    return [shard['sha256'] for dataset in loader.sets for shard in dataset.meta['shards']]
 
 
 def precision(config, device):
     "A function that makes the context in which the model runs."
-    if config.dtype == 'bfloat16' or config.dtype == 'auto' and device.type == 'cuda':
+    able = device.type == 'cuda' and torch.cuda.get_device_capability(device) >= (8, 0)      # older GPUs only emulate it
+    if config.dtype == 'bfloat16' or config.dtype == 'auto' and able:
         return lambda: torch.autocast(device.type, torch.bfloat16)
     return contextlib.nullcontext
 
@@ -350,7 +364,7 @@ def precision(config, device):
 def update(config, world, run, optimizers, batch, autocast):
     """One step of the optimizers: (loss, gradient norm). The loss is summed over the target tokens of all pieces and
     processes and divided by their global count: a mean for each piece would give tokens of short answers more weight."""
-    tokens, targets = (t.to(world.device, non_blocking=True) for t in batch)
+    tokens, targets = (t.to(world.device) for t in batch)
     total, loss = world.sum((targets != -1).sum()), 0.0
     pieces = list(zip(tokens.chunk(config.grad_accum), targets.chunk(config.grad_accum)))
     for i, (x, y) in enumerate(pieces):
@@ -359,7 +373,7 @@ def update(config, world, run, optimizers, batch, autocast):
             with autocast():
                 share = run(x, y) * (y != -1).sum() / total
             (share * world.size).backward()         # DDP divides by the number of processes: this undoes it
-        loss += share.item()
+        loss += share.detach()
     parameters = [p for o in optimizers for group in o.param_groups for p in group['params']]
     norm = torch.nn.utils.clip_grad_norm_(parameters, config.grad_clip or math.inf).item()
     loss = world.sum(loss)
@@ -392,7 +406,8 @@ def main(argv=None):
     try:
         train(check(read_config(Config, argv)))
     except (ConfigError, DataError, checkpoint.CheckpointError) as error:
-        print(f'train.py: {error}', file=sys.stderr)
+        if os.environ.get('RANK', '0') == '0':      # all processes know it: one says it
+            print(f'train.py: {error}', file=sys.stderr)
         raise SystemExit(2) from None
 
 

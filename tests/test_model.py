@@ -347,3 +347,23 @@ def test_only_training_takes_the_compiled_call(tiny, count_compiles):
     model(tokens, tap=lambda depth, part, x, update: update)
     model.eval()(tokens)
     assert count_compiles() == 0
+
+
+def test_the_loss_in_pieces_is_right_in_bfloat16(tiny, monkeypatch):
+    "Thousands of tokens: a sum in bfloat16 would stop growing halfway."
+    model = tiny(vocab_size=400, context=512, std=0.05)
+    tokens = tokens_of(model, B=8, T=512)
+    want = model(tokens, tokens).item()
+    monkeypatch.setattr(model_file, 'LARGE_VOCABULARY', 10)
+    with torch.autocast('cpu', torch.bfloat16):
+        loss = model(tokens, tokens)
+    assert loss.dtype == torch.float32 and loss.item() == pytest.approx(want, rel=3e-3)
+    loss.backward()
+    assert all(p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_only_an_untied_embedding_starts_large():
+    for tied, std in ((True, 0.02), (False, 1.0)):
+        model = LM(ModelConfig(tie_embeddings=tied))
+        assert model.embed.weight.std().item() == pytest.approx(std, rel=0.05)
+        assert model.head.weight.std().item() == pytest.approx(0.02, rel=0.05)

@@ -7,8 +7,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import tokenizer as tokenizer_file
 import tokens as tokens_file
-from tokens import DataError, Dataset, Loader, draw, evaluate, get_tokenizer, measure, permute, shares, write_dataset
+from tokenizer import DataError, get_tokenizer
+from tokens import Dataset, Loader, answers, draw, evaluate, measure, permute, shares, write_dataset
 
 # ------------------------------------------------------------------ tokenizers
 
@@ -76,10 +78,19 @@ def test_tokenizers_that_tiktoken_cannot_represent_are_refused(tmp_path):
                             (dict(pre_tokenizer=dict(type='Metaspace')), 'cuts text by Metaspace'),
                             (dict(pre_tokenizer=None), 'not a byte-level BPE'),
                             (dict(model=good['model'] | dict(type='Unigram')), 'not a byte-level BPE'),
-                            (dict(model=good['model'] | dict(merges=good['model']['merges'][::-1])), 'in the order of their ids')):
+                            (dict(model=good['model'] | dict(merges=good['model']['merges'][::-1])), 'in the order of their ids'),
+                            (dict(model=good['model'] | dict(merges=good['model']['merges'][:-1])), 'in the order of their ids'),
+                            (dict(model=good['model'] | dict(vocab=good['model']['vocab'] | {'東': 9999})), 'not a byte-level BPE'),
+                            (dict(model=dict(type='BPE', vocab={'a': 0}, merges=[['a', 'a']])), 'not a byte-level BPE')):
         path.write_text(json.dumps(good | change))
         with pytest.raises(DataError, match=message):
             get_tokenizer(path)
+
+
+def test_a_file_that_is_no_json_is_named(tmp_path):
+    (tmp_path / 'tokenizer.json').write_text('{"model": ')
+    with pytest.raises(DataError, match='tokenizer.json is not JSON'):
+        get_tokenizer(tmp_path)
 
 
 def test_unknown_tokenizers_are_one_clear_line(monkeypatch):
@@ -88,7 +99,7 @@ def test_unknown_tokenizers_are_one_clear_line(monkeypatch):
 
     def offline(name):
         raise ConnectionError('no network')
-    monkeypatch.setattr(tokens_file.tiktoken, 'get_encoding', offline)
+    monkeypatch.setattr(tokenizer_file.tiktoken, 'get_encoding', offline)
     with pytest.raises(DataError, match='could not download it'):
         get_tokenizer('gpt2')
 
@@ -287,6 +298,14 @@ def test_measure_by_hand(tmp_path, tiny):
         assert kinds[kind]['accuracy'] == pytest.approx(sum(results[k]) / len(results[k]))
         assert 0 < kinds[kind]['accuracy'] < 1
         assert kinds[kind]['loss'] == pytest.approx(losses[m % 128 == k].mean().item(), rel=1e-5)
+
+
+def test_an_answer_that_a_row_cuts_off_is_nobodys():
+    marks = torch.tensor([[0, 129, 1, 1], [1, 0, 130, 2], [2, 2, 129, 129]])
+    wrong = torch.zeros(3, 4, dtype=torch.bool)
+    wrong[1, 0] = wrong[2, 0] = wrong[2, 2] = True          # two tails, and one whole answer
+    kind, right = answers(marks, wrong)
+    assert kind.tolist() == [1, 2, 1, 1] and right.tolist() == [True, True, False, True]
 
 
 def test_measure_without_marks_is_the_same_loss_and_leaves_the_mode(tmp_path, tiny):

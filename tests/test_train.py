@@ -189,8 +189,10 @@ def test_start_from_a_checkpoint(config):
     second = config('second', init_from=first.out_dir, n_layer=7, lr=0.0, weight_decay=0.0)
     train(second)
     assert same(weights_of(second), weights_of(first))       # its own shape, its weights, and a rate of zero
-    with pytest.raises(ConfigError, match='reads 16 tokens of a vocabulary of 257: too few for context=32'):
+    with pytest.raises(ConfigError, match="reads 16 tokens of the tokenizer 'bytes': it does not fit context=32"):
         train(config('third', init_from=first.out_dir, context=32))
+    train(config('shorter', init_from=first.out_dir, context=8))
+    assert checkpoint.load_model(config('shorter').out_dir).config.context == 8
 
 
 # ------------------------------------------------------------------ what goes wrong
@@ -206,6 +208,20 @@ def test_another_config_in_the_folder_is_refused_and_nothing_is_lost(config):
     train(config(lr=1e-3, resume=False))
     assert same(checkpoint.load(c.out_dir + '.1')['model'], before) and not same(weights_of(c), before)
     assert log_of(c)[-1]['step'] == 12 and (Path(c.out_dir + '.1') / 'log.jsonl').exists()
+
+
+def test_data_that_changed_meanwhile_is_noticed(config, data):
+    c = config()
+    train(c)
+    meta = json.loads((data / 'train.json').read_text())
+    (data / 'train.json').write_text(json.dumps(meta).replace(meta['shards'][0]['sha256']['.bin'], 'another'))
+    with pytest.raises(ConfigError, match='the data has changed since the run in .* began'):
+        train(c)
+
+
+def test_a_stage_of_no_steps_is_refused():
+    with pytest.raises(ConfigError, match='20 steps before the decay are too few for 8 stages'):
+        check(Config(grow='lidas', grow_block=1, n_layer=8, steps=25, warmup_steps=0, decay_steps=5))
 
 
 def test_two_runs_in_one_folder_are_refused(config):
@@ -258,6 +274,13 @@ def test_a_second_ctrl_c_does_not_wait():
     (['--n_head=3'], 'n_embd=128 does not divide into n_head=3 heads'),
     (['--batch_size=6', '--grad_accum=4'], 'batch_size=6 on 1 processes does not divide into grad_accum=4 pieces'),
     (['--device=cudaa'], "device='cudaa' cannot be used"),
+    (['--device=meta'], "device='meta' cannot be used"),
+    (['--n_kv_head=0'], 'n_kv_head=0 must be at least 1'),
+    (['--beta2=1'], 'beta2=1.0 must be at least 0 and less than 1'),
+    (['--data=[3]'], 'data=[3] must be a folder or a list of folders'),
+    (['--data_weights=["a"]'], "data_weights=['a'] must be numbers"),
+    (['--grow=lidas', '--grow_alpha=2000'], ''),
+    (['--out_dir=/dev/null/x'], 'out_dir=/dev/null/x cannot be written'),
     (['--data=data/toi'], 'there is no dataset at data/toi'),
 ])
 def test_mistakes_are_named_with_status_2(args, message, data, tmp_path, capsys, monkeypatch):
@@ -394,6 +417,14 @@ def test_growing_does_not_compile_a_block_again(config):
     finally:
         torch.nn.Module.compile, train_file.untie = compile_block, original
         torch._dynamo.reset()
+
+
+def test_an_error_of_the_first_process_is_said_once(config):
+    c = config(optimizer='adamw')
+    lock = launch.claim(Path(c.out_dir))
+    run = shell(command(c, ranks=2))
+    lock.close()
+    assert run.returncode != 0 and run.stderr.count('another run is at work in') == 1
 
 
 def test_two_processes_grow_like_one(config):
