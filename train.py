@@ -64,23 +64,23 @@ class Config:
     # the data
     data: str | list = 'data/toy'       # a folder, or a list of them
     data_weights: list | None = None    # their shares of the rows; None: equal
-    context: int = 256                  # tokens of a sequence
-    batch_size: int = 8                 # sequences of a step, over all processes
+    context: int = 128                  # tokens of a sequence
+    batch_size: int = 16                # sequences of a step, over all processes
     grad_accum: int = 1                 # pieces in which a process works off its part of them
     # the schedule: linear warm-up, constant, 1 - sqrt
-    steps: int = 1200
+    steps: int = 1000
     warmup_steps: int = 50
-    decay_steps: int = 240
-    lr: float = 4e-3
+    decay_steps: int = 200
+    lr: float = 6e-3
     # the optimizer: 'adamw' for everything, or 'muon' for the layers' matrices and AdamW for the rest
     optimizer: str = 'muon'
-    adamw_lr: float | None = None       # with muon, the rate of the rest; None: lr
+    adamw_lr: float | None = 4e-3       # with muon, the rate of the rest; None: lr
     weight_decay: float = 0.01
     beta2: float = 0.95
     grad_clip: float = 1.0
     # what is measured and kept
     eval_every: int = 50
-    eval_batches: int = 24              # batches of validation data each time
+    eval_batches: int = 16              # batches of validation data each time
     log_every: int = 10
     save_every: int = 200
 
