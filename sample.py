@@ -1,8 +1,8 @@
 """Generate text from any checkpoint.
 
 Usage:
-    python sample.py out/baseline                                       # goes on from three prompts that suit the toy
-    python sample.py out/baseline --prompt='prd=76\\nlnk=43\\nprd=' --temperature=0 --tokens=8
+    python sample.py out/baseline                                       # goes on from prompts that suit the toy
+    python sample.py out/baseline --prompt='Prd76 Lnk43 Prd' --temperature=0 --tokens=2
 """
 import argparse
 import sys
@@ -14,7 +14,7 @@ from launch import ConfigError, pick_device
 from tokenizer import END_OF_TEXT, DataError, get_tokenizer
 from tokens import draw
 
-TOY_PROMPTS = ['jic dqy sof uzg jic dqy sof uzg ', 'prd=76\nlnk=43\ntug=17\nlnk=43\nprd=', 'def main(']
+TOY_PROMPTS = ['JicDqySofUzgJicDqySofUzg', 'Prd76 Lnk43 Tug17 Lnk43 Prd', 'Pdj50 Rjw83 TrsRjw JocPdj Trs', 'def main(']
 
 
 def main(argv=None):

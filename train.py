@@ -53,6 +53,7 @@ class Config:
     n_embd: int = 128
     n_head: int = 4
     n_kv_head: int | None = None
+    head_dim: int | None = 64           # None: n_embd / n_head
     ffn_dim: int | None = None
     rope_theta: float = 10_000.0
     tie_embeddings: bool = False        # the papers' models are tied; at toy size untied learns three times as fast
@@ -71,16 +72,16 @@ class Config:
     steps: int = 1000
     warmup_steps: int = 50
     decay_steps: int = 200
-    lr: float = 6e-3
+    lr: float = 4e-3
     # the optimizer: 'adamw' for everything, or 'muon' for the layers' matrices and AdamW for the rest
     optimizer: str = 'muon'
-    adamw_lr: float | None = 4e-3       # with muon, the rate of the rest; None: lr
+    adamw_lr: float | None = None       # with muon, the rate of the rest; None: lr
     weight_decay: float = 0.01
     beta2: float = 0.95
     grad_clip: float = 1.0
     # what is measured and kept
-    eval_every: int = 50
-    eval_batches: int = 16              # batches of validation data each time
+    eval_every: int = 25
+    eval_batches: int = 8               # batches of validation data each time
     log_every: int = 10
     save_every: int = 200
 

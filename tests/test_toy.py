@@ -32,9 +32,9 @@ def answers(tokens, marks):
 
 def hops(before, allowed):
     "Look the asked name up in the statements so far, at most `allowed` times."
-    name = re.search(r'([a-z]+)=$', before).group(1)
+    name = before[-3:]
     for _ in range(allowed):
-        found = re.search(rf'(?<![a-z]){name}=(\w+)(?!\w)', before)
+        found = re.search(rf'{name}(\d\d|[A-Z][a-z][a-z])', before)
         name = found.group(1) if found else name
     return name
 
@@ -53,7 +53,7 @@ def test_every_answer_follows_by_as_many_steps_as_its_kind_says():
         for kind, before, answer in answers(tokens, marks):
             counted[kind] += 1
             if kind == 'copy':          # the word after the last appearance of the word before
-                words = re.findall('[a-z]+', before)
+                words = re.findall('[A-Z][a-z]+', before)
                 follower = words[words.index(words[-1]) + 1]
                 assert follower.startswith(answer)
             else:
@@ -66,7 +66,9 @@ def test_every_answer_follows_by_as_many_steps_as_its_kind_says():
 def test_nothing_deeper_is_in_the_mix():
     for tokens, marks in documents(300):
         text = ''.join(chr(t) for t in tokens if t < 256)
-        statements = dict(reversed(re.findall(r'([a-z]{3})=(\w+)', text)))      # the first statement of each name
+        if text[3:4].isalpha():                                                 # copying
+            continue
+        statements = dict(reversed(re.findall(r'([A-Z][a-z]{2})(\d\d|[A-Z][a-z]{2})', text)))      # the first of each name
         for value in statements.values():
             if value in statements:                                             # an alias: its source has a number
                 assert statements[value].isdigit()
@@ -86,7 +88,7 @@ def test_the_splits_share_nothing(tmp_path, monkeypatch):
         n = meta['origin']['documents'] * SIZE
         sets[split] = {tuple(row) for row in raw[:n].reshape(-1, SIZE)}, set(raw[n:].tolist()) - {256}
         share = (len(raw) - n) / len(raw)
-        assert share == pytest.approx(0.25, abs=0.01) or split == 'val' and share < 0.25       # little text: all of it
+        assert share == pytest.approx(0.1, abs=0.01) or split == 'val' and share < 0.1         # little text: all of it
     assert not sets['train'][0] & sets['val'][0] and not sets['train'][1] & sets['val'][1]
     data = Dataset(tmp_path / 'one', 'val', context=256)
     tokens, targets, marks = data.window(3)

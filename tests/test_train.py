@@ -18,7 +18,7 @@ from model import LM, ModelConfig
 from train import Config, check, learning_rate, main, make_optimizers, train
 
 ROOT = Path(__file__).resolve().parents[1]
-SMALL = dict(n_layer=2, n_embd=32, n_head=2, context=16, batch_size=4, steps=12, warmup_steps=2, decay_steps=4, eval_every=5,
+SMALL = dict(n_layer=2, n_embd=32, n_head=2, head_dim=None, context=16, batch_size=4, steps=12, warmup_steps=2, decay_steps=4, eval_every=5,
              eval_batches=2, log_every=1, save_every=4, device='cpu', lr=3e-3)
 
 
@@ -271,7 +271,7 @@ def test_a_second_ctrl_c_does_not_wait():
     (['--steps'], '--steps: write --steps=VALUE'),
     (['--steps=100'], 'warmup_steps=50 and decay_steps='),
     (['config/basline.py'], "there is no config config/basline.py; did you mean 'config/baseline.py'?"),
-    (['--n_head=3'], 'n_embd=128 does not divide into n_head=3 heads'),
+    (['--n_head=3', '--head_dim=none'], 'n_embd=128 does not divide into n_head=3 heads'),
     (['--batch_size=6', '--grad_accum=4'], 'batch_size=6 on 1 processes does not divide into grad_accum=4 pieces'),
     (['--device=cudaa'], "device='cudaa' cannot be used"),
     (['--device=meta'], "device='meta' cannot be used"),

@@ -2,10 +2,12 @@
 
 Text is the standard library's source code and its documentation strings. The primitives are the papers' two kinds, in a
 form that a model of 1 to 2 million parameters learns within minutes (LOG.md has the forms that it doesn't learn):
-  copy        a few random words, over and over, with a period of their own        jic dqy sof jic dqy sof jic ...
-  depth 0     names get values; then some are asked for, in the very same form     prd=76 lnk=43 prd=76 lnk=43 lnk=43
-  depth 1     the same through an alias: two steps to the value                    pdj=50 trs=pdj ... trs=50
-The forms `math` and `code`, and depth 2, stay out: few-shot scores and fine-tuning need something unseen.
+  copy        a few random words, over and over, with a period of their own        JicDqySofJicDqySofJic...
+  depth 0     names get values; then some are asked for, in the very same form     Prd76 Lnk43 Prd76 Lnk43 Lnk43
+  depth 1     the same through an alias: two steps to the value                    Pdj50 TrsPdj ... Trs50
+A value follows its name at once, and a capital letter begins a name: with `prd=76` the model has to look two places back
+at the very place where it must answer, which it learns much later. The forms with a sign (the papers' basic, math and code)
+and depth 2 stay out of the mix: few-shot scores and fine-tuning need something unseen.
 
 Every document of primitives has 128 tokens, so that windows of 128, 256, ... hold whole ones. Training and validation
 share no file of text and no document. In the validation split every answer carries a mark of its kind, so that train.py
@@ -33,14 +35,14 @@ START = 128                                             # added to the mark wher
 END_OF_TEXT = 256
 KINDS = ['text', 'copy', 'depth 0', 'depth 1']          # marks 1, 2, 3, 4
 MIX = {'copy': 1, 'depth 0': 2, 'depth 1': 1}           # of the primitives
-ENDS = ['\n', '; ', ', ', ' ']                          # what stands between two statements of a document
+ENDS = ['', ' ', '\n', ';']                             # what stands between two statements of a document
 
 
 def words(rng, n):
-    "n different words of three random letters."
+    "n different words of three random letters, the first a capital."
     found = []
     while len(found) < n:
-        word = ''.join(rng.choice('abcdefghijklmnopqrstuvwxyz') for _ in range(3))
+        word = ''.join(rng.choice('abcdefghijklmnopqrstuvwxyz') for _ in range(3)).capitalize()
         if word not in found:
             found.append(word)
     return found
@@ -48,10 +50,9 @@ def words(rng, n):
 
 def copy(rng):
     "Pieces (text, is it an answer) of a copying document."
-    period, end = words(rng, rng.randint(3, 12)), rng.choice(ENDS)
+    period = words(rng, rng.randint(3, 12))
     for i in range(SIZE):
         yield period[i % len(period)], i > len(period)      # the first word to come back could have been a new one
-        yield end, False
 
 
 def assignment(rng, depth):
@@ -64,11 +65,11 @@ def assignment(rng, depth):
         statements += source.items()
         asked = {alias: values[name] for alias, name in source.items()}
     for name, value in statements:
-        yield f'{name}={value}{end}', False
+        yield name + value + end, False
     answered = set()
     for name in (rng.choice(list(asked)) for _ in range(SIZE)):
-        yield f'{name}=', False
-        yield asked[name], not (depth and name in answered)     # an alias asked for again is a matter of depth 0
+        yield name, False
+        yield asked[name], not (depth and name in answered)     # an alias once more is a matter of depth 0
         yield end, False
         answered.add(name)
 
@@ -80,7 +81,7 @@ def document(rng):
     for text, is_answer in copy(rng) if kind == 'copy' else assignment(rng, int(kind[-1])):
         mark = (KINDS.index(kind) + 1) * is_answer
         tokens += text.encode()
-        marks += [mark + START * is_answer] + [mark] * (len(text) - 1)
+        marks += ([mark + START * is_answer] + [mark] * len(text))[:len(text)]
         if len(tokens) >= SIZE:
             return tokens[:SIZE], marks[:SIZE]
 
@@ -107,7 +108,7 @@ def library():
 def main(argv=None):
     parser = argparse.ArgumentParser(description='Make the toy data.')
     parser.add_argument('--documents', type=int, default=100_000, help='documents of primitives to train on')
-    parser.add_argument('--text', type=float, default=0.25, help='share of text in the training windows')
+    parser.add_argument('--text', type=float, default=0.1, help='share of text in the training windows')
     parser.add_argument('--out', type=Path, default=ROOT / 'data/toy')
     args = parser.parse_args(argv)
     print('reading the standard library ...', flush=True)
