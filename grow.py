@@ -116,7 +116,7 @@ def growth_plan(grow, n_layer, block, steps, alpha=1.0):
         raise ValueError(f'{grow} from {block} layers does not reach n_layer={n_layer}, but {", ".join(map(str, depths))}')
     lengths = prop_schedule(steps, len(depths), alpha)
     if min(lengths) < 1:
-        raise ValueError(f'{steps} steps before the decay are too few for {len(depths)} stages ({", ".join(map(str, depths))} layers)')
+        raise ValueError(f'{steps} steps before the decay are too few for {len(depths)} stages of {depths} layers')
     return [(sum(lengths[:i]), depth) for i, depth in enumerate(depths)]
 
 
@@ -169,7 +169,8 @@ def main(argv=None):
             print(f'  {len(set(order)):3} -> {len(order):3}: {" ".join(map(str, order))}')
     print('stages: ' + ', '.join(f'{depth} layers from step {first:,}' for first, depth in plan))
     grown, full = (training_flops(config, p, args.steps, args.tokens) for p in (plan, [(0, args.n_layer)]))
-    print(f'training: {grown / 1e15:,.3f} petaFLOPs grown, {full / 1e15:,.3f} at full depth all the way: {1 - grown / full:.1%} saved')
+    print(f'training: {grown / 1e15:,.3f} petaFLOPs grown, {full / 1e15:,.3f} at full depth all the way: '
+          f'{1 - grown / full:.1%} saved')
     if len(plan) == 1:
         return print('one block is the whole model: nothing grows')
     import plot

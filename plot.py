@@ -1,4 +1,4 @@
-"""Every picture: logs in (log.jsonl of one run or of several), PNG out. No model is opened here.
+"""A run's log, and every picture: logs in (log.jsonl of one run or of several), PNG out. No model is opened here.
 
 The idea: a loss says how well a model predicts on the average, but a skill comes all at once. So beside the loss stands
 the accuracy on each kind of answer that the validation data marks: a staircase. Everything is drawn against steps, and
@@ -10,6 +10,7 @@ Usage:
 """
 import argparse
 import json
+import os
 from pathlib import Path
 
 COLOURS = ['#3b6fb6', '#d1495b', '#2e8b57', '#e08e1b', '#7b5aa6', '#4f4f4f', '#17a2b8', '#c45ab3']
@@ -32,6 +33,25 @@ def read_lines(path):
         except json.JSONDecodeError:
             break
     return lines
+
+
+class Log:
+    """log.jsonl, a line for each logged step. A run that resumes drops the lines after its step first: it will write
+    them again, so that a log has neither gaps nor doubles wherever the run was cut off."""
+
+    def __init__(self, path, last_step, silent=False):
+        self.file = None
+        if not silent:
+            kept = [line for line in read_lines(path) if line['step'] <= last_step]
+            fresh = path.with_suffix('.tmp')
+            fresh.write_text(''.join(json.dumps(line) + '\n' for line in kept))
+            os.replace(fresh, path)
+            self.file = open(path, 'a')
+
+    def write(self, **line):
+        if self.file:
+            self.file.write(json.dumps(line) + '\n')
+            self.file.flush()
 
 
 def figure(rows, columns, size, **kw):
@@ -70,13 +90,14 @@ def draw_runs(runs):
                     colour = next(colours)
                     if alone:
                         trained = [line for line in log if 'loss' in line]
-                        ax.plot([line[x] for line in trained], [line['loss'] for line in trained], color='#bbbbbb', lw=1, label='training')
+                        ax.plot([line[x] for line in trained], [line['loss'] for line in trained], color='#bbbbbb', lw=1,
+                                label='training')
                         if 'text' in kinds:
-                            ax.plot(xs, [line['kinds'].get('text', {}).get('loss', float('nan')) for line in seen], color=next(colours), lw=1.5, label='validation, text alone')
+                            ax.plot(xs, pick(seen, 'text', 'loss'), color=next(colours), lw=1.5, label='validation, text alone')
                     ax.plot(xs, [line['val_loss'] for line in seen], color=colour, lw=2, label='validation' if alone else name)
                 else:
                     for kind in shown:
-                        ax.plot(xs, [100 * line['kinds'].get(kind, {}).get('accuracy', float('nan')) for line in seen], color=next(colours), lw=2,
+                        ax.plot(xs, [100 * a for a in pick(seen, kind, 'accuracy')], color=next(colours), lw=2,
                                 marker='o', ms=3, label=kind if alone else name)
             ax.grid(alpha=0.25)
             ax.spines[['top', 'right']].set_visible(False)
@@ -89,6 +110,10 @@ def draw_runs(runs):
     axes[-1][1].set_xlabel('training FLOPs')
     fig.suptitle(', '.join(runs) if len(runs) < 5 else f'{len(runs)} runs')
     return fig
+
+
+def pick(lines, kind, what):
+    return [line['kinds'].get(kind, {}).get(what, float('nan')) for line in lines]
 
 
 def draw_origins(pictures):

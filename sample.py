@@ -2,7 +2,7 @@
 
 Usage:
     python sample.py out/baseline                                       # goes on from prompts that suit the toy
-    python sample.py out/baseline --prompt='Prd76 Lnk43 Prd' --temperature=0 --tokens=2
+    python sample.py out/baseline --prompt='Prd76Lnk43Prd' --temperature=0 --tokens=2
 """
 import argparse
 import sys
@@ -14,7 +14,7 @@ from launch import ConfigError, pick_device
 from tokenizer import END_OF_TEXT, DataError, get_tokenizer
 from tokens import draw
 
-TOY_PROMPTS = ['JicDqySofUzgJicDqySofUzg', 'Prd76 Lnk43 Tug17 Lnk43 Prd', 'Pdj50 Rjw83 TrsRjw JocPdj Trs', 'def main(']
+TOY_PROMPTS = ['JicDqySofUzgJicDqySofUzg', 'Prd76Lnk43Tug17Lnk43Prd', 'Pdj50Rjw83TrsRjwJocPdjTrs', 'def main(']
 
 
 def main(argv=None):

@@ -5,7 +5,7 @@ measured. So a run is its config and its seed, and a run that was stopped goes o
 
 Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", appendix A: linear warm-up, a constant plateau, and a
 1-sqrt decay; AdamW, gradients clipped at 1.
-Here: the toy configs take Muon for the layers' matrices, because it learns the toy's primitives in a third of the steps.
+Here: the defaults are the toy's, with Muon for the layers' matrices and AdamW for the rest (LOG.md).
 
 Usage:
     python train.py config/baseline.py                              # a laptop, minutes; the picture is in out/baseline
@@ -36,7 +36,7 @@ from grow import GROWTH, growth_plan, untie
 from launch import ConfigError, Stop, World, check_choice, claim, read_config
 from model import LM, ModelConfig
 from tokenizer import DataError, get_tokenizer
-from tokens import Loader, draw, measure, replace
+from tokens import Loader, draw, measure
 
 
 @dataclass
@@ -182,23 +182,6 @@ def open_folder(config, out, world):
     return lock
 
 
-class Log:
-    """log.jsonl, a line for each logged step. A run that resumes drops the lines after its step first: it will write
-    them again, so that a log has neither gaps nor doubles wherever the run was cut off."""
-
-    def __init__(self, path, last_step, silent=False):
-        self.file = None
-        if not silent:
-            kept = [line for line in plot.read_lines(path) if line['step'] <= last_step]
-            replace(path, ''.join(json.dumps(line) + '\n' for line in kept).encode())
-            self.file = open(path, 'a')
-
-    def write(self, **line):
-        if self.file:
-            self.file.write(json.dumps(line) + '\n')
-            self.file.flush()
-
-
 # ---------------------------------------------------------------------------------------------- the loop
 
 def train(config):
@@ -211,7 +194,7 @@ def train(config):
     step, tokens, flops, seconds = (state[name] for name in ('step', 'tokens', 'flops', 'seconds'))
     run, stages, grown = parallel(model, world), dict(plan(config)) if config.grow else {}, None
     autocast, tokens_a_step = precision(config, world.device), config.batch_size * config.context
-    log = Log(out / 'log.jsonl', step if step else -1, silent=not world.first)
+    log = plot.Log(out / 'log.jsonl', step if step else -1, silent=not world.first)
     bar = tqdm(total=config.steps, initial=step, disable=not world.first, unit='step', dynamic_ncols=True)
     shown = {}                      # what stands behind the bar
 
@@ -270,8 +253,8 @@ def train(config):
     if step < config.steps:
         world.say(f'stopped at step {step} of {config.steps}, and saved: the same command goes on from here')
     elif world.first:
-        full = tokens * model.flops_per_token()
-        print(f'{flops:.3e} training FLOPs' + (f', {1 - flops / full:.1%} less than at full depth all the way' if config.grow else ''))
+        saved = 1 - flops / (tokens * model.flops_per_token())
+        print(f'{flops:.3e} training FLOPs' + (f', {saved:.1%} less than at full depth all the way' if config.grow else ''))
         plot.main([str(out)])
         print(f'checkpoint, log and picture are in {out}; python sample.py {out} writes text')
     world.close()
@@ -294,8 +277,8 @@ def setup(config, world, loader):
         model = checkpoint.load_model(config.init_from).train()
         theirs = get_tokenizer(config.init_from).name
         if model.config.context < config.context or theirs != get_tokenizer(loader.tokenizer).name:
-            raise ConfigError(f'{config.init_from} reads {model.config.context} tokens of the tokenizer {theirs!r}: it does not fit '
-                              f'context={config.context} and data made with {loader.tokenizer!r}')
+            raise ConfigError(f'{config.init_from} reads {model.config.context} tokens of the tokenizer {theirs!r}: it does not '
+                              f'fit context={config.context} and data made with {loader.tokenizer!r}')
         model.config.context = config.context
     else:
         shape = {f.name: getattr(config, f.name) for f in dataclasses.fields(ModelConfig) if hasattr(config, f.name)}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from conftest import ROOT
 
-from tokens import Dataset, get_tokenizer
+from tokens import Dataset
 
 toy = runpy.run_path(str(ROOT / 'data/toy/prepare.py'), run_name='toy')
 SIZE, KINDS, START = toy['SIZE'], toy['KINDS'], toy['START']
@@ -41,15 +41,15 @@ def hops(before, allowed):
 
 def test_documents_have_their_size_and_their_mix():
     docs = documents(2000)
-    assert all(len(t) == len(m) == SIZE and t[0] == 256 and max(t[1:]) < 128 for t, m in docs)
-    kinds = Counter(next(answers(*doc))[0] for doc in docs)
+    assert all(len(t) == len(k) == len(m) == SIZE and t[0] == 256 and max(t[1:]) < 128 for t, k, m in docs)
+    kinds = Counter(next(answers(t, m))[0] for t, _, m in docs)
     for kind, share in (('copy', 0.25), ('depth 0', 0.5), ('depth 1', 0.25)):
         assert kinds[kind] / 2000 == pytest.approx(share, abs=0.04)
 
 
 def test_every_answer_follows_by_as_many_steps_as_its_kind_says():
     counted = Counter()
-    for tokens, marks in documents(500):
+    for tokens, _, marks in documents(500):
         for kind, before, answer in answers(tokens, marks):
             counted[kind] += 1
             if kind == 'copy':          # the word after the last appearance of the word before
@@ -63,8 +63,24 @@ def test_every_answer_follows_by_as_many_steps_as_its_kind_says():
     assert counted['copy'] > 2000 and counted['depth 0'] > 2000 and counted['depth 1'] > 300
 
 
+def test_what_counts_in_the_loss_can_be_known():
+    "Every answer counts, and no word or value counts where it first appears, nor the letter that says which name is asked for."
+    for tokens, mask, marks in documents(300):
+        text = ''.join(chr(t) for t in tokens[1:])
+        assert all(counts for counts, mark in zip(mask, marks) if mark)
+        assert 0.3 < sum(mask) / SIZE < 0.95
+        seen = set()
+        for found in re.finditer(r'[A-Z][a-z]{2}|\d\d', text):
+            span = mask[found.start() + 1:found.end() + 1]
+            assert not any(span) or found.group() in seen
+            seen.add(found.group())
+            copying = text[3:4].isalpha()
+            if found.group().isalpha() and not copying:
+                assert not span[0]
+
+
 def test_nothing_deeper_is_in_the_mix():
-    for tokens, marks in documents(300):
+    for tokens, _, marks in documents(300):
         text = ''.join(chr(t) for t in tokens if t < 256)
         if text[3:4].isalpha():                                                 # copying
             continue
@@ -93,9 +109,8 @@ def test_the_splits_share_nothing(tmp_path, monkeypatch):
     data = Dataset(tmp_path / 'one', 'val', context=256)
     tokens, targets, marks = data.window(3)
     assert tokens[0] == 256 and tokens[128] == 256                 # whole documents in every window
-    text = get_tokenizer('bytes').decode(targets.tolist())
     at = int(np.argmax(marks >= START))
-    assert marks[at] > START + 1 and text[at] not in ' \n'
+    assert marks[at] > START + 1 and chr(targets[at]).isalnum()
     assert data.window(len(data) - 1)[2].tolist() == [START + 1] * 256     # text: every byte is an answer
 
 

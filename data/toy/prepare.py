@@ -3,15 +3,18 @@
 Text is the standard library's source code and its documentation strings. The primitives are the papers' two kinds, in a
 form that a model of 1 to 2 million parameters learns within minutes (LOG.md has the forms that it doesn't learn):
   copy        a few random words, over and over, with a period of their own        JicDqySofJicDqySofJic...
-  depth 0     names get values; then some are asked for, in the very same form     Prd76 Lnk43 Prd76 Lnk43 Lnk43
-  depth 1     the same through an alias: two steps to the value                    Pdj50 TrsPdj ... Trs50
-A value follows its name at once, and a capital letter begins a name: with `prd=76` the model has to look two places back
-at the very place where it must answer, which it learns much later. The forms with a sign (the papers' basic, math and code)
-and depth 2 stay out of the mix: few-shot scores and fine-tuning need something unseen.
+  depth 0     names get values; then some are asked for, in the very same form     Prd76Lnk43Prd76Lnk43Lnk43...
+  depth 1     the same through an alias: two steps to the value                    Pdj50TrsPdj...Trs50
+A capital letter begins a name, and nothing stands between the statements, nor before a value: with `prd=76` the model has to
+look two places back at the very place where it must answer, which it learns much later, and not reliably. The forms
+with a sign (the papers' basic, math and code) and depth 2 stay out of the mix: few-shot scores and fine-tuning need
+something unseen.
 
-Every document of primitives has 128 tokens, so that windows of 128, 256, ... hold whole ones. Training and validation
-share no file of text and no document. In the validation split every answer carries a mark of its kind, so that train.py
-can say when each is learned. An alias that is asked for again is not marked: that answer can be read off the earlier one.
+What nobody can know, the first appearance of a name or a value and which name is asked for, carries a mask: it does not
+count in the loss, where it would be noise. Every document of primitives has 128 tokens, so that windows of 128, 256, ...
+hold whole ones. Training and validation share no file of text and no document. In the validation split every answer carries
+a mark of its kind, so that train.py can say when each is learned. An alias that is asked for again is not marked: that answer
+can be read off the earlier one.
 
     python data/toy/prepare.py          # seconds, no network: writes data/toy/train.* and data/toy/val.*
 """
@@ -35,7 +38,6 @@ START = 128                                             # added to the mark wher
 END_OF_TEXT = 256
 KINDS = ['text', 'copy', 'depth 0', 'depth 1']          # marks 1, 2, 3, 4
 MIX = {'copy': 1, 'depth 0': 2, 'depth 1': 1}           # of the primitives
-ENDS = ['', ' ', '\n', ';']                             # what stands between two statements of a document
 
 
 def words(rng, n):
@@ -49,15 +51,16 @@ def words(rng, n):
 
 
 def copy(rng):
-    "Pieces (text, is it an answer) of a copying document."
+    "Pieces (text, can it be known, is it an answer) of a copying document."
     period = words(rng, rng.randint(3, 12))
     for i in range(SIZE):
-        yield period[i % len(period)], i > len(period)      # the first word to come back could have been a new one
+        known = i > len(period)         # the first word to come back could as well have been a new one
+        yield period[i % len(period)], known, known
 
 
 def assignment(rng, depth):
     "Pieces of a document that assigns values to names, passes them on to aliases (depth 1), and asks for some."
-    names, end = words(rng, 10), rng.choice(ENDS)
+    names = words(rng, 10)
     values = {name: str(rng.randint(10, 99)) for name in names[:rng.randint(2, 4 if depth else 6)]}
     statements, asked = list(values.items()), dict(values)
     if depth:
@@ -65,25 +68,26 @@ def assignment(rng, depth):
         statements += source.items()
         asked = {alias: values[name] for alias, name in source.items()}
     for name, value in statements:
-        yield name + value + end, False
+        yield name + value, False, False
     answered = set()
     for name in (rng.choice(list(asked)) for _ in range(SIZE)):
-        yield name, False
-        yield asked[name], not (depth and name in answered)     # an alias once more is a matter of depth 0
-        yield end, False
+        yield name[0], False, False     # which name is asked for
+        yield name[1:], True, False
+        yield asked[name], True, not (depth and name in answered)       # an alias once more is a matter of depth 0
         answered.add(name)
 
 
 def document(rng):
-    "One document as (tokens, marks), SIZE of each."
+    "One document as (tokens, mask, marks), SIZE of each."
     kind = rng.choices(list(MIX), MIX.values())[0]
-    tokens, marks = [END_OF_TEXT], [0]
-    for text, is_answer in copy(rng) if kind == 'copy' else assignment(rng, int(kind[-1])):
+    tokens, mask, marks = [END_OF_TEXT], [0], [0]
+    for text, known, is_answer in copy(rng) if kind == 'copy' else assignment(rng, int(kind[-1])):
         mark = (KINDS.index(kind) + 1) * is_answer
         tokens += text.encode()
+        mask += [known] * len(text)
         marks += ([mark + START * is_answer] + [mark] * len(text))[:len(text)]
         if len(tokens) >= SIZE:
-            return tokens[:SIZE], marks[:SIZE]
+            return tokens[:SIZE], mask[:SIZE], marks[:SIZE]
 
 
 def library():
@@ -119,14 +123,15 @@ def main(argv=None):
         rng = random.Random(draw(0, f'toy {split}'))
         documents = []
         while len(documents) < n:
-            tokens, marks = document(rng)
-            if tuple(tokens) not in held_out:           # validation comes first: training gets none of its documents
-                documents.append((tokens, marks))
+            example = document(rng)
+            if tuple(example[0]) not in held_out:       # validation comes first: training gets none of its documents
+                documents.append(example)
         if split == 'val':
-            held_out = {tuple(tokens) for tokens, _ in documents}
-        tokens, marks = (np.concatenate(part) for part in zip(*documents))
+            held_out = {tuple(tokens) for tokens, _, _ in documents}
+        tokens, mask, marks = (np.concatenate(part) for part in zip(*documents))
         text = np.concatenate([[END_OF_TEXT, *raw] for _, raw in share])[:round(len(tokens) * args.text / (1 - args.text))]
         write_dataset(args.out, split, 'bytes', np.concatenate((tokens, text)), kinds=KINDS,
+                      mask=np.concatenate((mask, np.ones(len(text)))),
                       marks=np.concatenate((marks, np.full(len(text), START + 1))) if split == 'val' else None,
                       origin=dict(made_by='data/toy/prepare.py', python=platform.python_version(), documents=n, mix=MIX,
                                   text=f'{len(text):,} bytes of {len(share)} files of the standard library'))
