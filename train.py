@@ -69,9 +69,9 @@ class Config:
     batch_size: int = 16                # sequences of a step, over all processes
     grad_accum: int = 1                 # pieces in which a process works off its part of them
     # the schedule: linear warm-up, constant, 1 - sqrt
-    steps: int = 1000
+    steps: int = 700
     warmup_steps: int = 50
-    decay_steps: int = 200
+    decay_steps: int = 140
     lr: float = 4e-3
     # the optimizer: 'adamw' for everything, or 'muon' for the layers' matrices and AdamW for the rest
     optimizer: str = 'muon'
