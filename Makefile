@@ -22,7 +22,7 @@ baseline: data/toy/train.json   # an ordinary model: out/baseline/loss.png, 5 mi
 	$(PY) train.py config/baseline.py
 	$(PY) sample.py out/baseline
 
-test: .venv/ready               # every test, a worker a core: 2 minutes
+test: .venv/ready               # every test, a worker a core: 1 minute
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n auto
 
 clean:                          # the data and the environment; out/ stays
