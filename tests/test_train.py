@@ -99,12 +99,8 @@ def test_a_run_learns_and_leaves_its_files(config):
     assert about['tokenizer'] == 'bytes' and about['config']['lr'] == 1e-2
 
 
-@pytest.mark.parametrize('optimizer', ['muon', 'adamw'])
-@pytest.mark.parametrize('stop_at', [1, 6, 10])         # in the warm-up, off the checkpoint rhythm, in the decay
-def test_stop_and_resume_is_bit_equal(config, monkeypatch, optimizer, stop_at):
-    whole = config('whole', optimizer=optimizer)
-    train(whole)
-    parts = config('parts', optimizer=optimizer)
+def stop_and_resume(config, monkeypatch, stop_at):
+    "Train until SIGTERM comes in the middle of a step, then to the end."
     update, calls = train_file.update, []
 
     def interrupted(*args):
@@ -114,12 +110,26 @@ def test_stop_and_resume_is_bit_equal(config, monkeypatch, optimizer, stop_at):
         return update(*args)
 
     monkeypatch.setattr(train_file, 'update', interrupted)
-    train(parts)
-    assert checkpoint.load(parts.out_dir)['step'] == stop_at and len(calls) == stop_at
-    train(parts)
-    assert same(weights_of(parts), weights_of(whole))
-    a, b = ([{k: v for k, v in line.items() if k not in ('tokens_per_s', 'seconds')} for line in log_of(c)] for c in (parts, whole))
+    train(config)
+    assert checkpoint.load(config.out_dir)['step'] == stop_at and len(calls) == stop_at
+    train(config)
+
+
+def assert_equal_runs(a, b):
+    assert same(weights_of(a), weights_of(b))
+    clocks = ('tokens_per_s', 'seconds')
+    a, b = ([{k: v for k, v in line.items() if k not in clocks} for line in log_of(c)] for c in (a, b))
     assert a == b
+
+
+@pytest.mark.parametrize('optimizer', ['muon', 'adamw'])
+@pytest.mark.parametrize('stop_at', [1, 6, 10])         # in the warm-up, off the checkpoint rhythm, in the decay
+def test_stop_and_resume_is_bit_equal(config, monkeypatch, optimizer, stop_at):
+    whole = config('whole', optimizer=optimizer)
+    train(whole)
+    parts = config('parts', optimizer=optimizer)
+    stop_and_resume(parts, monkeypatch, stop_at)
+    assert_equal_runs(parts, whole)
 
 
 @pytest.mark.parametrize('after', [5, 9])
@@ -381,21 +391,8 @@ def test_growth_happens_when_the_plan_says_and_is_logged(config):
 def test_stop_around_a_growth_and_resume_is_bit_equal(config, monkeypatch, optimizer, stop_at):
     whole, parts = (config(name, optimizer=optimizer, **GROW) for name in ('whole', 'parts'))
     train(whole)
-    update, calls = train_file.update, []
-
-    def interrupted(*args):
-        calls.append(1)
-        if len(calls) == stop_at:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return update(*args)
-
-    monkeypatch.setattr(train_file, 'update', interrupted)
-    train(parts)
-    assert checkpoint.load(parts.out_dir)['step'] == stop_at
-    train(parts)
-    assert same(weights_of(parts), weights_of(whole))
-    a, b = ([{k: v for k, v in line.items() if k not in ('tokens_per_s', 'seconds')} for line in log_of(c)] for c in (parts, whole))
-    assert a == b
+    stop_and_resume(parts, monkeypatch, stop_at)
+    assert_equal_runs(parts, whole)
 
 
 def test_growing_does_not_compile_a_block_again(config):
