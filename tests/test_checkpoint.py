@@ -75,16 +75,17 @@ def test_code_in_a_checkpoint_does_not_run(tmp_path):
 
 
 def test_kill_while_writing_leaves_the_last_good_one(tmp_path):
-    "A child writes checkpoints without a pause until it is killed, at a random point, with kill -9."
+    "A child writes checkpoints without a pause until it is killed with kill -9, six times, each at another point of a write."
     script = ('import sys, torch, checkpoint\n'
               'for step in range(10**6):\n'
-              '    checkpoint.save(sys.argv[1], step=step, weights=torch.full((300_000,), float(step)))\n'
+              '    checkpoint.save(sys.argv[1], step=step, weights=torch.full((4_000_000,), float(step)))\n'
               '    print(step, flush=True)\n')
-    for delay in (0.013, 0.029, 0.047):
+    for fraction in (0.1, 0.3, 0.5, 0.7, 0.85, 0.95):
         child = subprocess.Popen([sys.executable, '-c', script, tmp_path], stdout=subprocess.PIPE, cwd=ROOT)
-        for _ in range(5):
-            said = int(child.stdout.readline())
-        time.sleep(delay)
+        child.stdout.readline()
+        began = time.perf_counter()
+        said = int(child.stdout.readline())
+        time.sleep((time.perf_counter() - began) * fraction)        # so far into the next write
         child.kill()
         rest = child.stdout.read().split()
         said = int(rest[-1]) if rest else said

@@ -356,6 +356,7 @@ def test_two_processes_train_like_one(config):
     for a, b in zip(log_of(alone), log_of(both), strict=True):
         assert a.get('loss', 0) == pytest.approx(b.get('loss', 0), rel=1e-5)
         assert a.get('val_loss', 0) == pytest.approx(b.get('val_loss', 0), rel=1e-5)
+        assert a.get('grad_norm', 0) == pytest.approx(b.get('grad_norm', 0), rel=1e-4)      # AdamW alone would not see a wrong scale
         assert a.get('kinds') == b.get('kinds') or a['kinds']['fifth']['accuracy'] == pytest.approx(b['kinds']['fifth']['accuracy'])
 
 
