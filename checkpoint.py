@@ -68,11 +68,15 @@ def load(folder):
 
 def load_model(path, device='cpu'):
     "Any checkpoint of ours as a model that is ready to run."
-    state = load(path)
+    return build_model(load(path), path).to(device).eval()
+
+
+def build_model(state, path):
+    "The model that a loaded state describes, with its weights."
     kind = state.get('kind')
     if kind not in KINDS:
         raise CheckpointError(f'{path} holds a model of kind {kind!r}; this version knows {", ".join(KINDS)}')
-    return KINDS[kind](state).to(device).eval()
+    return KINDS[kind](state)
 
 
 def _lm(state):

@@ -65,10 +65,9 @@ def write_dataset(folder, split, tokenizer, tokens, *, mask=None, marks=None, ki
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     n_vocab = get_tokenizer(tokenizer).n_vocab
-    tokens = np.asarray(tokens)
     dtype = 'uint16' if n_vocab <= 2**16 else 'uint32'
     shard = dict(file=f'{split}_000.bin', tokens=len(tokens), sha256={})
-    for ending, data in (('.bin', tokens.astype(dtype)), ('.mask', mask), ('.marks', marks)):
+    for ending, data in (('.bin', tokens), ('.mask', mask), ('.marks', marks)):
         if data is not None:
             raw = np.asarray(data, dtype=dtype if ending == '.bin' else 'uint8').tobytes()
             replace(folder / shard['file'].replace('.bin', ending), raw)

@@ -112,8 +112,7 @@ def check(config):
     if c.data_weights is not None and not all(isinstance(w, (int, float)) for w in c.data_weights):
         raise ConfigError(f'data_weights={c.data_weights} must be numbers')
     if c.warmup_steps + c.decay_steps > c.steps:
-        raise ConfigError(f'warmup_steps={c.warmup_steps} and decay_steps={c.decay_steps} do not fit into '
-                          f'steps={c.steps}')
+        raise ConfigError(f'warmup_steps={c.warmup_steps} and decay_steps={c.decay_steps} do not fit into steps={c.steps}')
     if c.grow and c.init_from:
         raise ConfigError(f'grow={c.grow!r} begins with a new model of grow_block={c.grow_block} layers, not with init_from')
     try:
@@ -253,11 +252,16 @@ def train(config):
     if step < config.steps:
         world.say(f'stopped at step {step} of {config.steps}, and saved: the same command goes on from here')
     elif world.first:
-        saved = 1 - flops / (tokens * model.flops_per_token())
-        print(f'{flops:.3e} training FLOPs' + (f', {saved:.1%} less than at full depth all the way' if config.grow else ''))
-        plot.main([str(out)])
-        print(f'checkpoint, log and picture are in {out}; python sample.py {out} writes text')
+        report(config, flops, tokens * model.flops_per_token())
     world.close()
+
+
+def report(config, flops, full_depth):
+    "What a run that is through leaves behind."
+    saved = f', {1 - flops / full_depth:.1%} less than at full depth all the way' if config.grow else ''
+    print(f'{flops:.3e} training FLOPs{saved}')
+    plot.main([config.out_dir])
+    print(f'checkpoint, log and picture are in {config.out_dir}; python sample.py {config.out_dir} writes text')
 
 
 def setup(config, world, loader):
@@ -271,8 +275,7 @@ def setup(config, world, loader):
         refuse_another_run(config, loader, state)
     torch.manual_seed(draw(config.seed, 'init'))
     if 'model' in state:
-        model = LM(ModelConfig(**state['model_config']))        # as deep as it had grown by then
-        model.load_state_dict(state['model'])
+        model = checkpoint.build_model(state, config.out_dir)       # as deep as it had grown by then
     elif config.init_from:
         model = checkpoint.load_model(config.init_from).train()
         theirs = get_tokenizer(config.init_from).name
@@ -289,9 +292,8 @@ def setup(config, world, loader):
             raise ConfigError(str(error)) from None
     model.to(world.device)
     optimizers = make_optimizers(model, config)
-    if 'model' in state:
-        for optimizer, saved in zip(optimizers, state['optimizers']):
-            optimizer.load_state_dict(saved)
+    for optimizer, saved in zip(optimizers, state.get('optimizers', [])):
+        optimizer.load_state_dict(saved)
     compiled = compile_blocks(config, world, model)
     if world.first:
         about = dict(tokenizer=loader.tokenizer, config=dataclasses.asdict(config), torch=torch.__version__,
@@ -372,8 +374,7 @@ def mfu(model, tokens_per_s, world):
     "The share of a known GPU's arithmetic that the run uses, by our FLOPs ledger."
     if world.device.type != 'cuda':
         return {}
-    name = torch.cuda.get_device_name(world.device)
-    peak = next((flops for gpu, flops in PEAK_FLOPS.items() if gpu in name), None)
+    peak = next((flops for gpu, flops in PEAK_FLOPS.items() if gpu in torch.cuda.get_device_name(world.device)), None)
     return dict(mfu=f'{tokens_per_s * model.flops_per_token() / peak / world.size:.0%}') if peak else {}
 
 
