@@ -3,9 +3,9 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 
-.PHONY: all setup data baseline test clean
+.PHONY: all setup data lidas baseline toys growing origins test clean
 
-all: baseline                   # set up, train the toy model, leave a picture and a sample of its text
+all: lidas                      # set up, grow the toy model, leave a picture and a sample of its text: 6 minutes
 
 setup: .venv/ready              # the virtual environment with the pinned packages: 1 to 3 minutes
 .venv/ready: requirements.txt
@@ -18,12 +18,29 @@ data: data/toy/train.json       # the toy data, from Python's own standard libra
 data/toy/train.json: data/toy/prepare.py | .venv/ready
 	$(PY) data/toy/prepare.py
 
-baseline: data/toy/train.json   # an ordinary model: out/baseline/loss.png, 5 minutes
-	$(PY) train.py config/baseline.py
-	$(PY) sample.py out/baseline
+lidas baseline: data/toy/train.json     # a grown model, an ordinary one: out/lidas/loss.png, out/baseline/loss.png, 4 and 5 minutes
+	$(PY) train.py config/$@.py
+	$(PY) sample.py out/$@
+
+# ---- the runs behind RESULTS.md: out/toys/NAME-SEED, one thread each, two side by side. A stopped `make toys` goes on.
+
+SEEDS := 0 1 2
+TOYS := baseline baseline_isoflops midas lidas stack ln_scaling
+RUNS := $(foreach seed,$(SEEDS),$(foreach toy,$(TOYS),out/toys/$(toy)-$(seed)))
+
+toys: data/toy/train.json       # every model and seed that the figures need: 65 minutes
+	$(MAKE) --jobs=2 $(RUNS:=/loss.png)
+out/toys/%/loss.png: | .venv/ready
+	@mkdir -p $(@D)
+	OMP_NUM_THREADS=1 $(PY) train.py config/$(firstword $(subst -, ,$*)).py --seed=$(lastword $(subst -, ,$*)) --out_dir=$(@D) 2>$(@D)/progress.txt || { tail -n 3 $(@D)/progress.txt; exit 1; }
+
+growing: toys                   # growing against ordinary training: out/growing.png, and the numbers of RESULTS.md
+	$(PY) plot.py $(RUNS) --out=out/growing.png
+origins: .venv/ready            # which layer came from which: out/grow.png
+	$(PY) grow.py 32 --block=4
 
 test: .venv/ready               # every test, a worker a core: 1 minute
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n auto
 
 clean:                          # the data and the environment; out/ stays
-	rm -rf .venv data/toy/*.bin data/toy/*.marks data/toy/*.json
+	rm -rf .venv data/toy/*.bin data/toy/*.marks data/toy/*.mask data/toy/*.json

@@ -6,11 +6,15 @@ against FLOPs, because runs of different depth don't pay the same for a step.
 
 Usage:
     python plot.py out/baseline                     # out/baseline/loss.png
-    python plot.py out/baseline out/lidas           # both in one picture, beside the first: out/baseline/compare.png
+    python plot.py out/baseline out/lidas           # both in one picture and one table: out/baseline/compare.png, .csv
+    python plot.py out/toys/* --out=out/toys.png    # runs named NAME-SEED are averaged over their seeds
 """
 import argparse
+import csv
 import json
+import math
 import os
+import re
 from pathlib import Path
 
 COLOURS = ['#3b6fb6', '#d1495b', '#2e8b57', '#e08e1b', '#7b5aa6', '#4f4f4f', '#17a2b8', '#c45ab3']
@@ -72,33 +76,54 @@ def show(draw, what, path):
         print(f'picture: {path}')
 
 
-def draw_runs(runs):
-    """runs: {name: log}. One run: its losses above, all its kinds of answers in one staircase below. Several: a row for
-    the validation loss, and one for each kind."""
-    kinds = list(dict.fromkeys(kind for log in runs.values() for line in log for kind in line.get('kinds', {})))
-    skills, alone = [kind for kind in kinds if kind != 'text'], len(runs) == 1
+def by_seed(runs):
+    "{name: log} to {name: [a log a seed]}: lidas-0, lidas-1 and lidas-2 are one run over three seeds."
+    stem = {name: re.sub(r'-\d+$', '', name) for name in runs}
+    groups = {}
+    for name, log in runs.items():
+        alone = list(stem.values()).count(stem[name]) == 1
+        groups.setdefault(name if alone else stem[name], []).append(log)
+    return groups
+
+
+def draw_runs(groups):
+    """groups: {name: [a log a seed]}. One run alone: its losses above, all its kinds of answers in one staircase below.
+    Several: a row for the validation loss, and one for each kind. Lines are means over the seeds, and the shade around them
+    goes from the lowest to the highest. A dotted line: here a model grew."""
+    logs = [log for group in groups.values() for log in group]
+    kinds, alone = kinds_of(logs), len(logs) == 1
+    skills = [kind for kind in kinds if kind != 'text']
     rows = [['loss'], skills] if alone else [['loss'], *([kind] for kind in skills)]
     rows = [row for row in rows if row]
     fig, axes = figure(len(rows), 2, (11, 1 + 3.1 * len(rows)), sharex='col', sharey='row')
+
+    def line(ax, x, group, value, **style):
+        xs, values = zip(*at_all_seeds(group, x, value))
+        drawn, = ax.plot(xs, list(map(mean, values)), lw=2, **style)
+        if len(group) > 1:
+            ax.fill_between(xs, list(map(min, values)), list(map(max, values)), color=drawn.get_color(), alpha=0.15, lw=0)
+
     for row, shown in zip(axes, rows):
         for ax, x in zip(row, ('step', 'flops')):
             colours = iter(COLOURS * 9)
-            for name, log in runs.items():
-                seen = [line for line in log if 'val_loss' in line]
-                xs = [line[x] for line in seen]
+            for name, group in groups.items():
+                colour = next(colours)
                 if shown == ['loss']:
-                    colour = next(colours)
                     if alone:
-                        trained = [line for line in log if 'loss' in line]
-                        ax.plot([line[x] for line in trained], [line['loss'] for line in trained], color='#bbbbbb', lw=1,
-                                label='training')
+                        trained = [entry for entry in group[0] if 'loss' in entry]
+                        ax.plot([e[x] for e in trained], [e['loss'] for e in trained], color='#bbbbbb', lw=1, label='training')
                         if 'text' in kinds:
-                            ax.plot(xs, pick(seen, 'text', 'loss'), color=next(colours), lw=1.5, label='validation, text alone')
-                    ax.plot(xs, [line['val_loss'] for line in seen], color=colour, lw=2, label='validation' if alone else name)
+                            line(ax, x, group, pick('text', 'loss'), color=next(colours), label='validation, text alone')
+                    line(ax, x, group, lambda e: e['val_loss'], color=colour, label='validation' if alone else name)
                 else:
-                    for kind in shown:
-                        ax.plot(xs, [100 * a for a in pick(seen, kind, 'accuracy')], color=next(colours), lw=2,
-                                marker='o', ms=3, label=kind if alone else name)
+                    for i, kind in enumerate(shown):
+                        line(ax, x, group, lambda e: 100 * pick(kind, 'accuracy')(e), color=colour if i == 0 else next(colours),
+                             marker='o', ms=3, label=kind if alone else name)
+                for entry in growths(group[0]):
+                    ax.axvline(entry[x], color='#888888' if alone else colour, ls=':', lw=1.3, zorder=0)
+                    if alone and shown == ['loss']:
+                        ax.text(entry[x], 1, f' {entry["n_layer"]} layers', color='#666666', fontsize=8, va='bottom',
+                                ha='center', transform=ax.get_xaxis_transform())
             ax.grid(alpha=0.25)
             ax.spines[['top', 'right']].set_visible(False)
         row[0].set_ylabel('loss (nats a token)' if shown == ['loss'] else
@@ -108,12 +133,87 @@ def draw_runs(runs):
             row[0].set_ylim(-3, 103)
     axes[-1][0].set_xlabel('steps')
     axes[-1][1].set_xlabel('training FLOPs')
-    fig.suptitle(', '.join(runs) if len(runs) < 5 else f'{len(runs)} runs')
+    fig.suptitle(', '.join(groups) + (f' ({len(logs)} runs)' if len(logs) > len(groups) else ''))
     return fig
 
 
-def pick(lines, kind, what):
-    return [line['kinds'].get(kind, {}).get(what, float('nan')) for line in lines]
+def growths(log):
+    "The lines of a log at which the model is deeper than on the line before."
+    return [b for a, b in zip(log, log[1:]) if b.get('n_layer', 0) > a.get('n_layer', math.inf)]
+
+
+def kinds_of(logs):
+    return list(dict.fromkeys(kind for log in logs for line in log for kind in line.get('kinds', {})))
+
+
+def pick(kind, what):
+    return lambda line: line['kinds'].get(kind, {}).get(what, math.nan)
+
+
+def at_all_seeds(group, x, value):
+    "[(x, [value of each seed])] at the steps that all seeds have measured."
+    seen = [{line['step']: line for line in log if 'val_loss' in line} for log in group]
+    steps = sorted(set(seen[0]).intersection(*seen))
+    return [(seen[0][step][x], [value(lines[step]) for lines in seen]) for step in steps] or [(math.nan, [math.nan])]
+
+
+# ---------------------------------------------------------------------------------------------- the table
+
+def table(groups, emerged=0.8):
+    """A row for each group: means and standard errors over its seeds at the last measurement, and for each kind the step
+    and the FLOPs at which the accuracy first reached `emerged` (means over the seeds that got there: `reached`)."""
+    rows, kinds = [], kinds_of([log for group in groups.values() for log in group])
+    for name, group in groups.items():
+        last = [next(line for line in reversed(log) if 'val_loss' in line) for log in group]
+        row = dict(run=name, seeds=len(group), steps=mean([e['step'] for e in last]), layers=mean([e['n_layer'] for e in last]),
+                   flops=mean([e['flops'] for e in last]), minutes=mean([e['seconds'] / 60 for e in last]))
+        for key, value in {'loss': lambda e: e['val_loss'], 'text': pick('text', 'loss'),
+                           **{kind: pick(kind, 'accuracy') for kind in kinds if kind != 'text'}}.items():
+            values = [value(e) for e in last]
+            row[key], row[f'{key} se'] = mean(values), standard_error(values)
+        for kind in kinds:
+            if kind != 'text':
+                first = [next((e for e in log if 'val_loss' in e and pick(kind, 'accuracy')(e) >= emerged), None) for log in group]
+                first = [e for e in first if e]
+                row[f'{kind} reached'] = len(first)
+                row[f'{kind} step'], row[f'{kind} flops'] = (mean([e[x] for e in first]) for x in ('step', 'flops'))
+        rows.append(row)
+    return rows
+
+
+def mean(values):
+    return sum(values) / len(values) if values else math.nan
+
+
+def standard_error(values):
+    n, middle = len(values), mean(values)
+    return math.sqrt(sum((v - middle) ** 2 for v in values) / (n - 1) / n) if n > 1 else math.nan
+
+
+def print_table(rows):
+    """The rows in columns. Behind a mean and its standard error stands how far it is from the first row's, in standard
+    errors of the difference: less than 2 is not resolved."""
+    kinds = [key.removesuffix(' reached') for key in rows[0] if key.endswith(' reached')]
+    ends = [['run', 'seeds', 'steps', 'FLOPs', 'minutes', 'loss', 'on text', *(f'{kind}, %' for kind in kinds)]]
+    firsts = [['over 80% from', *(f'{kind}: step, FLOPs' for kind in kinds)]]
+    for row in rows:
+        ends.append([row['run'], str(row['seeds']), f'{row["steps"]:,.0f}', f'{row["flops"]:.3e}', f'{row["minutes"]:.1f}'])
+        for key in ('loss', 'text', *kinds):
+            factor, digits = (1, 3) if key in ('loss', 'text') else (100, 1)
+            cell = f'{factor * row[key]:.{digits}f}'
+            if row['seeds'] > 1:
+                cell += f' ± {factor * row[f"{key} se"]:.{digits}f}'
+                error = math.hypot(row[f'{key} se'], rows[0][f'{key} se'])
+                cell += f' ({(row[key] - rows[0][key]) / error:+.1f})' if row is not rows[0] and error > 0 else ''
+            ends[-1].append(cell)
+        firsts.append([row['run']])
+        for kind in kinds:
+            some = '' if row[f'{kind} reached'] == row['seeds'] else f' ({row[f"{kind} reached"]} of {row["seeds"]} seeds)'
+            firsts[-1].append(f'{row[f"{kind} step"]:.0f}, {row[f"{kind} flops"]:.2e}{some}' if row[f'{kind} reached'] else 'never')
+    for lines in (ends, firsts):
+        widths = [max(map(len, column)) for column in zip(*lines)]
+        lines.insert(1, ['-' * width for width in widths])
+        print(*('| ' + ' | '.join(map(str.ljust, cells, widths)) + ' |' for cells in lines), '', sep='\n')
 
 
 def draw_origins(pictures):
@@ -145,9 +245,18 @@ def main(argv=None):
     args = parser.parse_args(argv)
     names = [Path(folder).name for folder in args.runs]
     names = names if len(set(names)) == len(names) else args.runs
-    runs = {name: read_log(folder) for name, folder in zip(names, args.runs)}
-    show(draw_runs, runs, args.out or Path(args.runs[0]) / ('loss.png' if len(runs) == 1 else 'compare.png'))
-    print('numbers: ' + ', '.join(str(Path(folder) / 'log.jsonl') for folder in args.runs))
+    groups = by_seed({name: read_log(folder) for name, folder in zip(names, args.runs)})
+    out = args.out or Path(args.runs[0]) / ('loss.png' if len(args.runs) == 1 else 'compare.png')
+    show(draw_runs, groups, out)
+    if len(args.runs) == 1:
+        return print(f'numbers: {args.runs[0]}/log.jsonl')
+    rows = table(groups)
+    print_table(rows)
+    with open(out.with_suffix('.csv'), 'w', newline='') as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    print(f'numbers: {out.with_suffix(".csv")}')
 
 
 if __name__ == '__main__':

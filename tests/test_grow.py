@@ -4,9 +4,11 @@ import pytest
 import torch
 
 import grow
+from conftest import ROOT
 from grow import GROWTH, double, growth_plan, lidas, midas, prop_schedule, stack, training_flops, untie
 from model import ModelConfig
-from train import Config, make_optimizers
+from launch import read_config
+from train import Config, check, make_optimizers, plan
 
 # ------------------------------------------------------------------ operators
 
@@ -185,3 +187,15 @@ def test_the_command_prints_and_draws(tmp_path, capsys):
         assert stop.value.code == 2
     assert capsys.readouterr().err.count('\n') == 2
     assert set(GROWTH) == {'midas', 'lidas', 'stack', 'double'}
+
+
+def test_the_isoflops_baseline_costs_what_lidas_costs():
+    runs = {name: check(read_config(Config, [str(ROOT / f'config/{name}.py')])) for name in ('lidas', 'baseline', 'baseline_isoflops')}
+    shape = ModelConfig(vocab_size=257, **{name: getattr(runs['lidas'], name) for name in ('n_layer', 'n_embd', 'n_head', 'head_dim', 'context', 'tie_embeddings')})
+    cost = {name: training_flops(shape, plan(c), c.steps, c.batch_size * c.context) for name, c in runs.items()}
+    a_step = cost['baseline'] / runs['baseline'].steps
+    assert abs(cost['baseline_isoflops'] - cost['lidas']) <= a_step / 2
+    a, b = runs['baseline'], runs['baseline_isoflops']
+    assert {k for k, v in vars(a).items() if v != getattr(b, k)} == {'out_dir', 'steps'}
+    for name in ('midas', 'lidas', 'stack'):
+        assert plan(check(read_config(Config, [str(ROOT / f'config/{name}.py')]))) == [(0, 2), (56, 4), (168, 6), (336, 8)]

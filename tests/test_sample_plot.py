@@ -59,3 +59,32 @@ def test_without_matplotlib_the_numbers_remain(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(plot, 'figure', missing)
     plot.main([str(tmp_path)])
     assert 'matplotlib is not installed' in capsys.readouterr().out
+
+
+def line(step, layers, accuracy, loss=1.0):
+    return dict(step=step, flops=10 * step, seconds=60 * step, n_layer=layers, val_loss=loss,
+                kinds=dict(text=dict(loss=2.0), look=dict(accuracy=accuracy)))
+
+
+def test_seeds_are_one_group_and_other_numbers_are_names():
+    runs = {name: [] for name in ('a-0', 'a-1', 'b', 'c-4', 'adam2e-3', 'adam5e-3')}
+    assert {k: len(v) for k, v in plot.by_seed(runs).items()} == {'a': 2, 'b': 1, 'c-4': 1, 'adam2e-3': 1, 'adam5e-3': 1}
+
+
+def test_the_table_by_hand(tmp_path, capsys):
+    logs = dict(base=[[line(0, 2, 0.1), line(5, 2, 0.5), line(9, 2, 0.6, loss)] for loss in (1.0, 3.0)],
+                grown=[[line(0, 1, 0), line(4, 2, 0.8), line(9, 2, 1.0, 6.0)], [line(0, 1, 0), line(4, 2, 0.7), line(9, 2, 0.7, 8.0)]])
+    base, grown = plot.table(logs)
+    assert (base['loss'], base['loss se'], base['look'], base['look reached'], base['minutes']) == (2.0, 1.0, 0.6, 0, 9.0)
+    assert (grown['loss'], grown['loss se'], grown['look reached'], grown['look step'], grown['look flops']) == (7.0, 1.0, 1, 4, 40)
+    assert [entry['step'] for entry in plot.growths(logs['grown'][0])] == [4] and not plot.growths(logs['base'][0])
+    assert plot.at_all_seeds([logs['base'][0], logs['grown'][0]], 'flops', lambda e: e['val_loss']) == [(0, [1, 1]), (90, [1, 6])]
+    plot.print_table([base, grown])
+    out = capsys.readouterr().out
+    assert '7.000 ± 1.000 (+3.5)' in out and '4, 4.00e+01 (1 of 2 seeds)' in out and 'never' in out    # 5 / sqrt(1 + 1)
+    for name, group in logs.items():
+        for seed, log in enumerate(group):
+            (tmp_path / f'{name}-{seed}').mkdir()
+            (tmp_path / f'{name}-{seed}' / 'log.jsonl').write_text('\n'.join(map(json.dumps, log)))
+    plot.main([*map(str, sorted(tmp_path.iterdir())), f'--out={tmp_path / "toys.png"}'])
+    assert (tmp_path / 'toys.csv').read_text().splitlines()[2].startswith('grown,2,9.0,2.0,90.0,9.0,7.0,')

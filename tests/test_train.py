@@ -132,8 +132,7 @@ def test_stop_and_resume_is_bit_equal(config, monkeypatch, optimizer, stop_at):
     assert_equal_runs(parts, whole)
 
 
-@pytest.mark.parametrize('after', [5, 9])
-def test_kill_9_and_resume_is_bit_equal_with_a_whole_log(config, after):
+def test_kill_9_and_resume_is_bit_equal_with_a_whole_log(config, after=9):
     whole = config('whole', steps=40)
     train(whole)
     parts = config('parts', steps=40)
@@ -396,7 +395,35 @@ def test_stop_around_a_growth_and_resume_is_bit_equal(config, monkeypatch, optim
     assert_equal_runs(parts, whole)
 
 
+KILLED = """
+import os, signal, sys, train
+name, call, config = sys.argv[1], int(sys.argv[2]), train.Config(**eval(sys.argv[3]))
+original, calls = getattr(train, name), []
+def killed(*args):
+    calls.append(1)
+    if len(calls) == call:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return original(*args)
+setattr(train, name, killed)
+train.train(train.check(config))
+"""
+
+
+@pytest.mark.parametrize('name, call, saved', [('update', 7, 4), ('untie', 2, 4), ('update', 9, 8), ('update', 29, 28)],
+                         ids=['before', 'at', 'after', 'decay'])
+def test_kill_9_around_a_growth_and_resume_is_bit_equal(config, name, call, saved):
+    "The second growth comes between updates 7 and 8."
+    whole, parts = (config(out, **GROW) for out in ('whole', 'parts'))
+    train(whole)
+    child = shell([sys.executable, '-c', KILLED, name, str(call), repr(vars(parts))])
+    assert child.returncode == -signal.SIGKILL, child.stderr
+    assert checkpoint.load(parts.out_dir)['step'] == saved
+    train(parts)
+    assert_equal_runs(parts, whole)
+
+
 def test_growing_does_not_compile_a_block_again(config):
+    "From 2 to 8 layers, by 2."
     torch._dynamo.reset()
     counters = torch._dynamo.utils.counters
     counters.clear()
@@ -410,7 +437,7 @@ def test_growing_does_not_compile_a_block_again(config):
             forward_graphs.append(counters['stats']['unique_graphs'])
             return original(*args)
         train_file.untie = watched
-        train(config(**GROW | dict(compile=True)))
+        train(config(**GROW | dict(compile=True, grow_block=2, n_layer=8)))
         assert forward_graphs == [1, 1, 1] and counters['stats']['unique_graphs'] == 1
     finally:
         torch.nn.Module.compile, train_file.untie = compile_block, original
