@@ -9,16 +9,22 @@ Usage:
     world = World(config.device)                                            # world.device, world.rank, world.size
 """
 import ast
+import contextlib
 import difflib
 import os
 import runpy
+import shutil
 import signal
+import subprocess
+import sys
 import types
 import typing
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+
+import checkpoint
 
 
 COMMAND_LINE = 'the command line'
@@ -107,6 +113,26 @@ def pick_device(name='auto', local_rank=0):
     return device
 
 
+def precision(config, device):
+    "A function that makes the context in which the model runs."
+    able = device.type == 'cuda' and torch.cuda.get_device_capability(device) >= (8, 0)      # older GPUs only emulate it
+    if config.dtype == 'bfloat16' or config.dtype == 'auto' and able:
+        return lambda: torch.autocast(device.type, torch.bfloat16)
+    return contextlib.nullcontext
+
+
+# The arithmetic of some GPUs in bfloat16, dense.
+PEAK_FLOPS = {'H200': 989e12, 'H100': 989e12, 'A100': 312e12, 'L40': 181e12, '4090': 165e12}
+
+
+def mfu(flops_per_s, world):
+    "The share of a known GPU's arithmetic that the run uses, by our FLOPs ledger, to stand behind the bar."
+    if world.device.type != 'cuda':
+        return {}
+    peak = next((flops for gpu, flops in PEAK_FLOPS.items() if gpu in torch.cuda.get_device_name(world.device)), None)
+    return dict(mfu=f'{flops_per_s / peak / world.size:.0%}') if peak else {}
+
+
 class World:
     "Which process this is, on which device, and how many there are: torchrun says so, else it is alone."
 
@@ -192,3 +218,21 @@ def claim(folder):
     except BlockingIOError:
         raise ConfigError(f'another run is at work in {folder}; wait for it, or choose another --out_dir') from None
     return handle
+
+
+def open_folder(config, out, world):
+    "Claim out_dir, move an old run out of the way if asked to, and make the toy data where it is missing."
+    lock = claim(out)
+    if not config.resume and checkpoint.exists(out):
+        moved = next(p for i in range(1, 10**6) if not (p := out.with_name(f'{out.name}.{i}')).exists())
+        shutil.copytree(out, moved)
+        for name in (checkpoint.FILE, 'log.jsonl'):
+            (out / name).unlink(missing_ok=True)
+        world.say(f'--resume=false: the run that was in {out} is now in {moved}')
+    for folder in (f for data in (config.data, config.cooldown_data) for f in ([data] if isinstance(data, str) else data or [])):
+        script = Path(folder) / 'prepare.py'
+        # Toy data takes seconds to make, so it is made. Other data is the user's own decision.
+        if Path(folder).name == 'toy' and script.exists() and not (Path(folder) / 'train.json').exists():
+            world.say(f'{folder} has no data yet: running {script}')
+            subprocess.run([sys.executable, str(script)], check=True)
+    return lock

@@ -86,6 +86,17 @@ def by_seed(runs):
     return groups
 
 
+def write_csv(rows, picture):
+    "The numbers beside their picture."
+    path = picture.with_suffix('.csv')
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, 'w', newline='') as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    print(f'numbers: {path}')
+
+
 def draw_runs(groups):
     """groups: {name: [a log a seed]}. One run alone: its losses above, all its kinds of answers in one staircase below.
     Several: a row for the validation loss, and one for each kind. Lines are means over the seeds, and the shade around them
@@ -238,6 +249,75 @@ def draw_origins(pictures):
     return fig
 
 
+def draw_repetitions(what):
+    """(sweeps, kinds, block): {run: [{'start', 'times', a number for each kind}]}. A column a run (the mean of its seeds), a
+    row a kind; against the position where the repeated block begins, a line for each number of times."""
+    sweeps, kinds, block = what
+    groups = by_seed(sweeps)
+    fig, axes = figure(len(kinds), len(groups), (1 + 2.6 * len(groups), 0.8 + 2.3 * len(kinds)), sharex='col', sharey='row')
+    for column, (name, seeds) in zip(axes.T, groups.items()):
+        for ax, kind in zip(column, kinds):
+            factor = 1 if kind == 'loss' else 100
+            for colour, k in zip(['#4f4f4f', *COLOURS], dict.fromkeys(row['times'] for row in seeds[0])):
+                values = [[factor * row[kind] for row in rows if row['times'] == k] for rows in seeds]
+                ax.plot(range(len(values[0])), [mean(at) for at in zip(*values)], color=colour, marker='' if k == 1 else 'o', ms=3,
+                        ls='--' if k == 1 else '-', label='as it is' if k == 1 else f'{k} times')
+            ax.grid(alpha=0.25)
+            ax.spines[['top', 'right']].set_visible(False)
+        column[0].set_title(name, fontsize=10)
+        column[-1].set_xlabel(f'first of the {block} layers')
+    for ax, kind in zip(axes[:, 0], kinds):
+        ax.set_ylabel('loss' if kind == 'loss' else f'{kind} (%)')
+        if kind == 'loss':      # a repeated first layer ruins a model: keep the rest in sight
+            ordinary = [row['loss'] for rows in sweeps.values() for row in rows if row['times'] == 1]
+            ax.set_ylim(min(ordinary) - 0.15, max(ordinary) + 1.5)
+    axes[0, 0].legend(frameon=False, fontsize=8)
+    return fig
+
+
+def draw_tradeoffs(what):
+    "(rows, kinds): the mean accuracy over the kinds against unique parameters, inference FLOPs and training FLOPs."
+    rows, kinds = what
+    fig, axes = figure(1, 3, (13, 4), sharey=True)
+    shapes = {'looped': 's', 'ordinary': 'o'}
+    for ax, (key, label) in zip(axes[0], (('params', 'unique parameters'), ('inference_flops', 'inference FLOPs a token'),
+                                          ('training_flops', 'training FLOPs'))):
+        for colour, row in zip(COLOURS * 9, rows):
+            y = 100 * mean([row[kind] for kind in kinds if kind != 'loss'])
+            ax.scatter(row[key], y, color=colour, s=70, marker=shapes['looped' if row['unique'] < row['depth'] else 'ordinary'],
+                       label=row['run'])
+        ax.set_xlabel(label)
+        ax.set_xlim(0)
+        ax.grid(alpha=0.25)
+        ax.spines[['top', 'right']].set_visible(False)
+    axes[0][0].set_ylabel('answers right, mean of the kinds (%)')
+    axes[0][2].legend(frameon=False, fontsize=9, loc='center left', bbox_to_anchor=(1, 0.5), title='square: looped')
+    return fig
+
+
+def draw_shots(what):
+    "(rows, groups): a panel a task, accuracy against the number of shots, a line a run (the mean of its seeds); dotted: chance."
+    rows, groups = what
+    tasks = list(dict.fromkeys(row['task'] for row in rows))
+    fig, axes = figure(1, len(tasks), (1.5 + 2.8 * len(tasks), 3.6), sharey=True)
+    for ax, task in zip(axes[0], tasks):
+        for colour, (name, members) in zip(COLOURS * 9, groups.items()):
+            mine = [row for row in rows if row['run'] in members and row['task'] == task]
+            xs = sorted({row['shots'] for row in mine})
+            cells = [[row for row in mine if row['shots'] == x] for x in xs]
+            ax.plot(xs, [100 * mean([row['accuracy'] for row in cell]) for cell in cells], color=colour, marker='o', ms=4, label=name)
+            ax.fill_between(xs, [100 * min(row['low'] for row in cell) for cell in cells],
+                            [100 * max(row['high'] for row in cell) for cell in cells], color=colour, alpha=0.12, lw=0)
+        ax.axhline(100 * next(row['chance'] for row in rows if row['task'] == task), color='#888888', ls=':')
+        ax.set(title=task, xlabel='shots')
+        ax.set_ylim(-3, 103)
+        ax.grid(alpha=0.25)
+        ax.spines[['top', 'right']].set_visible(False)
+    axes[0][0].set_ylabel('answers right (%)')
+    axes[0][-1].legend(frameon=False, fontsize=8)
+    return fig
+
+
 def main(argv=None):
     parser = argparse.ArgumentParser(description='Draw the logs of one run or of several against steps and FLOPs.')
     parser.add_argument('runs', nargs='+', help='folders that train.py wrote')
@@ -252,11 +332,7 @@ def main(argv=None):
         return print(f'numbers: {args.runs[0]}/log.jsonl')
     rows = table(groups)
     print_table(rows)
-    with open(out.with_suffix('.csv'), 'w', newline='') as file:
-        writer = csv.DictWriter(file, rows[0])
-        writer.writeheader()
-        writer.writerows(rows)
-    print(f'numbers: {out.with_suffix(".csv")}')
+    write_csv(rows, out)
 
 
 if __name__ == '__main__':

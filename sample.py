@@ -3,15 +3,17 @@
 Usage:
     python sample.py out/baseline                                       # goes on from prompts that suit the toy
     python sample.py out/baseline --prompt='Prd76Lnk43Prd' --temperature=0 --tokens=2
+    python sample.py out/baseline --loop=3-2x2-3                        # with its middle layers run twice
 """
 import argparse
 import sys
 
 import torch
 
-from checkpoint import CheckpointError, load_model
-from launch import ConfigError, pick_device
-from tokenizer import END_OF_TEXT, DataError, get_tokenizer
+from checkpoint import load_model
+from launch import pick_device
+from loop import fit_loop
+from tokenizer import get_tokenizer, start_of_document
 from tokens import draw
 
 TOY_PROMPTS = ['JicDqySofUzgJicDqySofUzg', 'Prd76Lnk43Tug17Lnk43Prd', 'Pdj50Rjw83TrsRjwJocPdjTrs', 'def main(']
@@ -25,6 +27,7 @@ def main(argv=None):
     parser.add_argument('--temperature', type=float, default=0.7, help='0 takes the likeliest token each time')
     parser.add_argument('--top_k', type=int, default=None)
     parser.add_argument('--seed', type=int, default=0)
+    parser.add_argument('--loop', help='run the layers in another order, such as 3-2x2-3')
     parser.add_argument('--device', default='auto')
     args = parser.parse_args(argv)
     if args.top_k is not None and args.top_k < 1 or args.temperature < 0 or args.tokens < 1:
@@ -32,11 +35,13 @@ def main(argv=None):
     try:
         device = pick_device(args.device)
         model, tokenizer = load_model(args.path, device), get_tokenizer(args.path)
-    except (CheckpointError, ConfigError, DataError) as error:
+        if args.loop:
+            model.config.order = fit_loop(args.loop, len(model.layers))
+    except ValueError as error:     # of the checkpoint, the device, the tokenizer or the loop
         print(f'sample.py: {error}', file=sys.stderr)
         raise SystemExit(2) from None
-    print(f'device {device}, {model.num_params():,} parameters, temperature {args.temperature}')
-    start = [tokenizer.encode_single_token(END_OF_TEXT)] if END_OF_TEXT in tokenizer.special_tokens_set else []
+    print(f'device {device}, {model.num_params():,} parameters, {len(model.order)} layers deep, temperature {args.temperature}')
+    start = start_of_document(tokenizer)
     for i, prompt in enumerate(args.prompt or TOY_PROMPTS):
         prompt = prompt.replace('\\n', '\n')
         ids = [*start, *tokenizer.encode(prompt, allowed_special='all')]      # as documents begin

@@ -57,6 +57,11 @@ def get_tokenizer(name):
                     f'and {", ".join(tiktoken.list_encoding_names())}')
 
 
+def start_of_document(tokenizer):
+    "The tokens before a document: an end of text, where the tokenizer has one."
+    return [tokenizer.encode_single_token(END_OF_TEXT)] if END_OF_TEXT in tokenizer.special_tokens_set else []
+
+
 def from_tokenizer_json(path):
     """A byte-level BPE tokenizer.json as a tiktoken Encoding. tiktoken cuts text by one regular expression and merges
     the pair with the lowest rank first, so the file's pre-tokenizer must become one expression, and its merges must

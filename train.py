@@ -20,7 +20,6 @@ import json
 import math
 import os
 import shutil
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
@@ -33,7 +32,8 @@ from tqdm import tqdm
 import checkpoint
 import plot
 from grow import GROWTH, growth_plan, untie
-from launch import ConfigError, Stop, World, check_choice, claim, read_config
+from launch import ConfigError, Stop, World, check_choice, mfu, open_folder, precision, read_config
+from loop import fit_loop
 from model import LM, ModelConfig
 from tokenizer import DataError, get_tokenizer
 from tokens import Loader, draw, measure
@@ -62,6 +62,10 @@ class Config:
     grow: str | None = None             # midas, lidas, stack or double; None: full depth from the first step on
     grow_block: int = 2                 # the layers to begin with, and those that each growth adds
     grow_alpha: float = 1.0             # PROP-alpha: stage i lasts i^alpha of the steps before the decay
+    # looping: n_layer counts the unique layers
+    loop: str | None = None             # the order in which they run, such as 2x4 or 2-2x2-2; None: each once
+    cooldown_loop: str | None = None    # the order from the first step of the decay on
+    cooldown_data: str | list | None = None     # what is read from there on, in place of data
     # the data
     data: str | list = 'data/toy'       # a folder, or a list of them
     data_weights: list | None = None    # their shares of the rows; None: equal
@@ -88,7 +92,7 @@ class Config:
 
 # A run may be resumed under another value of these: they do not change what it computes, or only where.
 MAY_DIFFER = {'out_dir', 'device', 'compile', 'resume', 'eval_every', 'eval_batches', 'log_every', 'save_every'}
-PEAK_FLOPS = {'H200': 989e12, 'H100': 989e12, 'A100': 312e12, 'L40': 181e12, '4090': 165e12}    # bf16, dense
+AHEAD = {'steps', 'decay_steps', 'cooldown_loop', 'cooldown_data'}      # nor do these, as long as the decay has not begun
 
 
 def check(config):
@@ -113,6 +117,12 @@ def check(config):
         raise ConfigError(f'data_weights={c.data_weights} must be numbers')
     if c.warmup_steps + c.decay_steps > c.steps:
         raise ConfigError(f'warmup_steps={c.warmup_steps} and decay_steps={c.decay_steps} do not fit into steps={c.steps}')
+    if c.decay_steps == 0 and (c.cooldown_loop or c.cooldown_data):
+        raise ConfigError('cooldown_loop and cooldown_data begin with the decay, but decay_steps is 0')
+    if c.grow and c.loop:
+        raise ConfigError(f'grow={c.grow!r} and loop={c.loop!r} exclude each other: a model that grows may loop in its cool-down')
+    if not c.init_from:     # else setup asks the checkpoint how many layers it has
+        orders(c, c.n_layer)
     if c.grow and c.init_from:
         raise ConfigError(f'grow={c.grow!r} begins with a new model of grow_block={c.grow_block} layers, not with init_from')
     try:
@@ -120,6 +130,17 @@ def check(config):
     except (ValueError, OverflowError) as error:
         raise ConfigError(str(error)) from None
     return c
+
+
+def orders(config, n_layer):
+    "The orders of `loop` and `cooldown_loop` (None where there is none) for a model of n_layer unique layers."
+    found = []
+    for name in ('loop', 'cooldown_loop'):
+        try:
+            found.append(fit_loop(getattr(config, name), n_layer) if getattr(config, name) else None)
+        except ValueError as error:
+            raise ConfigError(f'{name}: {error}') from None
+    return found
 
 
 def plan(config):
@@ -161,37 +182,21 @@ def make_optimizers(model, config):
     return optimizers
 
 
-# ---------------------------------------------------------------------------------------------- the run's folder
-
-def open_folder(config, out, world):
-    "Claim out_dir, move an old run out of the way if asked to, and make the toy data where it is missing."
-    lock = claim(out)
-    if not config.resume and checkpoint.exists(out):
-        moved = next(p for i in range(1, 10**6) if not (p := out.with_name(f'{out.name}.{i}')).exists())
-        shutil.copytree(out, moved)
-        for name in (checkpoint.FILE, 'log.jsonl'):
-            (out / name).unlink(missing_ok=True)
-        world.say(f'--resume=false: the run that was in {out} is now in {moved}')
-    for folder in [config.data] if isinstance(config.data, str) else config.data:
-        script = Path(folder) / 'prepare.py'
-        # Toy data takes seconds to make, so it is made. Other data is the user's own decision.
-        if Path(folder).name == 'toy' and script.exists() and not (Path(folder) / 'train.json').exists():
-            world.say(f'{folder} has no data yet: running {script}')
-            subprocess.run([sys.executable, str(script)], check=True)
-    return lock
-
-
 # ---------------------------------------------------------------------------------------------- the loop
 
 def train(config):
     world, out = World(config.device), Path(config.out_dir)
     lock = world.first_does(lambda: open_folder(config, out, world))    # held until the process ends
-    loader, val = (Loader(config.data, config.batch_size, config.context, weights=config.data_weights, split=split,
-                          seed=seed, rank=world.rank, world_size=world.size)
-                   for split, seed in (('train', config.seed), ('val', 0)))     # all runs are measured on the same rows
-    model, optimizers, state = setup(config, world, loader)
+    def rows(data, weights=None, split='train', seed=config.seed):
+        return Loader(data, config.batch_size, config.context, weights=weights, split=split, seed=seed, rank=world.rank,
+                      world_size=world.size)
+
+    loader = rows(config.data, config.data_weights)
+    val = rows(config.data, config.data_weights, 'val', seed=0)         # all runs are measured on the same rows
+    cool, decay = rows(config.cooldown_data) if config.cooldown_data else None, config.steps - config.decay_steps
+    model, optimizers, state = setup(config, world, loader, cool)
     step, tokens, flops, seconds = (state[name] for name in ('step', 'tokens', 'flops', 'seconds'))
-    run, stages, grown = parallel(model, world), dict(plan(config)) if config.grow else {}, None
+    run, stages, changed = parallel(model, world), dict(plan(config)) if config.grow else {}, {}
     autocast, tokens_a_step = precision(config, world.device), config.batch_size * config.context
     log = plot.Log(out / 'log.jsonl', step if step else -1, silent=not world.first)
     bar = tqdm(total=config.steps, initial=step, disable=not world.first, unit='step', dynamic_ncols=True)
@@ -201,8 +206,8 @@ def train(config):
         if world.first:
             checkpoint.save(out, kind='lm', model=model.state_dict(), model_config=dataclasses.asdict(model.config),
                             optimizers=[o.state_dict() for o in optimizers], config=dataclasses.asdict(config),
-                            tokenizer=loader.tokenizer, data=fingerprint(loader), step=step, tokens=tokens, flops=flops,
-                            seconds=seconds)
+                            tokenizer=loader.tokenizer, data=fingerprint(loader), cooldown_data=fingerprint(cool), step=step,
+                            tokens=tokens, flops=flops, seconds=seconds)
         world.wait()
 
     def look():
@@ -213,20 +218,25 @@ def train(config):
 
     with Stop() as stop:
         if step == 0:
-            log.write(step=0, tokens=0, flops=0, seconds=0, n_layer=len(model.layers), **look())
+            log.write(step=0, tokens=0, flops=0, seconds=0, n_layer=len(model.layers), depth=len(model.order), **look())
         ending = False
         while step < config.steps and not ending:
-            if len(model.layers) < stages.get(step, 0):         # a stage begins: grow
-                before = look()['val_loss']
+            grows, loops = len(model.layers) < stages.get(step, 0), step == decay and config.cooldown_loop
+            before = look()['val_loss'] if grows or loops else None
+            if loops:
+                model.config.order = orders(config, len(model.layers))[1]
+            if grows:
                 model = untie(model, GROWTH[config.grow](len(model.layers), config.grow_block), optimizers)
                 compile_blocks(config, world, model)            # deepcopy left the compiled calls behind; their graph is kept
                 run = parallel(model, world)
-                grown = dict(before=before, after=look()['val_loss'])
+            if grows or loops:
+                changed = {'grown' if grows else 'looped': dict(before=before, after=look()['val_loss'])}
             for optimizer in optimizers:
                 for group in optimizer.param_groups:
                     group['lr'] = group['peak'] * learning_rate(config, step)
             began = time.perf_counter()
-            loss, norm = update(config, world, run, optimizers, loader.batch(step), autocast)
+            batch = cool.batch(step - decay) if cool and step >= decay else loader.batch(step)
+            loss, norm = update(config, world, run, optimizers, batch, autocast)
             took = time.perf_counter() - began
             if not math.isfinite(loss + norm):
                 save()      # the step was not taken: these are still the weights before it
@@ -236,14 +246,14 @@ def train(config):
             step, tokens, seconds = step + 1, tokens + tokens_a_step, seconds + took
             flops += tokens_a_step * model.flops_per_token()
             evaluates = step % config.eval_every == 0 or step == config.steps
-            if evaluates or step % config.log_every == 0 or grown:
+            if evaluates or step % config.log_every == 0 or changed:
                 speed = tokens_a_step / took
-                shown.update(loss=f'{loss:.3f}', layers=len(model.layers), tok_s=f'{speed:,.0f}', **mfu(model, speed, world))
+                shown.update(loss=f'{loss:.3f}', layers=len(model.order), tok_s=f'{speed:,.0f}', **mfu(model.flops_per_token() * speed, world))
                 log.write(step=step, tokens=tokens, flops=flops, seconds=round(seconds, 1), n_layer=len(model.layers),
-                          lr=config.lr * learning_rate(config, step - 1), loss=loss, grad_norm=norm, tokens_per_s=round(speed),
-                          **(dict(grown=grown) if grown else {}), **(look() if evaluates else {}))
+                          depth=len(model.order), lr=config.lr * learning_rate(config, step - 1), loss=loss, grad_norm=norm,
+                          tokens_per_s=round(speed), **changed, **(look() if evaluates else {}))
                 bar.set_postfix(shown)
-                grown = None
+                changed = {}
             bar.update()
             ending = world.sum(stop.asked) > 0      # one process is told to stop: all do, at the same step
             if step % config.save_every == 0 or step == config.steps or ending:
@@ -258,13 +268,13 @@ def train(config):
 
 def report(config, flops, full_depth):
     "What a run that is through leaves behind."
-    saved = f', {1 - flops / full_depth:.1%} less than at full depth all the way' if config.grow else ''
+    saved = f', {1 - flops / full_depth:.1%} less than at its last depth all the way' if flops < full_depth else ''
     print(f'{flops:.3e} training FLOPs{saved}')
     plot.main([config.out_dir])
     print(f'checkpoint, log and picture are in {config.out_dir}; python sample.py {config.out_dir} writes text')
 
 
-def setup(config, world, loader):
+def setup(config, world, loader, cool):
     "The model, its optimizers, and where the run stands: at its beginning, or where the checkpoint in out_dir has it."
     if config.batch_size // world.size % config.grad_accum:
         raise ConfigError(f'batch_size={config.batch_size} on {world.size} processes does not divide into '
@@ -272,7 +282,7 @@ def setup(config, world, loader):
     state = dict(step=0, tokens=0, flops=0, seconds=0.0)
     if checkpoint.exists(config.out_dir):
         state = checkpoint.load(config.out_dir)
-        refuse_another_run(config, loader, state)
+        refuse_another_run(config, loader, cool, state)
     torch.manual_seed(draw(config.seed, 'init'))
     if 'model' in state:
         model = checkpoint.build_model(state, config.out_dir)       # as deep as it had grown by then
@@ -283,9 +293,11 @@ def setup(config, world, loader):
             raise ConfigError(f'{config.init_from} reads {model.config.context} tokens of the tokenizer {theirs!r}: it does not '
                               f'fit context={config.context} and data made with {loader.tokenizer!r}')
         model.config.context = config.context
+        model.config.order = orders(config, len(model.layers))[0] or model.config.order
     else:
         shape = {f.name: getattr(config, f.name) for f in dataclasses.fields(ModelConfig) if hasattr(config, f.name)}
         shape['n_layer'] = plan(config)[0][1]
+        shape['order'] = orders(config, config.n_layer)[0]
         try:
             model = LM(ModelConfig(vocab_size=loader.vocab_size, **shape))
         except ValueError as error:
@@ -323,28 +335,24 @@ def parallel(model, world):
     return DistributedDataParallel(model) if world.size > 1 else model
 
 
-def refuse_another_run(config, loader, state):
-    "A run is resumed under the very config and data that it had, but for what cannot change its result."
+def refuse_another_run(config, loader, cool, state):
+    """A run is resumed under the very config and data that it had, but for what cannot change its result, and for what
+    lies ahead: before the decay, a copy of the folder may branch off with a decay, a loop or data of its own."""
     new, old = dataclasses.asdict(config), {**dataclasses.asdict(Config()), **state.get('config', {})}
+    step, before = state['step'], Config(**old)
+    ahead = all(step <= c.steps - c.decay_steps for c in (before, config)) and \
+        all(stage in plan(before) for stage in plan(config) if stage[0] < step)
     for name in new:
-        if name not in MAY_DIFFER and new[name] != old[name]:
+        if name not in MAY_DIFFER and new[name] != old[name] and not (ahead and name in AHEAD):
             raise ConfigError(f'{config.out_dir} holds a run with {name}={old[name]!r}, but this config has {new[name]!r}: '
                               'choose another --out_dir, or move that run out of the way by --resume=false')
-    if state.get('data') != fingerprint(loader):
+    if state.get('data') != fingerprint(loader) or not ahead and state.get('cooldown_data', []) != fingerprint(cool):
         raise ConfigError(f'the data has changed since the run in {config.out_dir} began (other checksums): choose another '
                           '--out_dir, or move that run out of the way by --resume=false')
 
 
 def fingerprint(loader):
-    return [shard['sha256'] for dataset in loader.sets for shard in dataset.meta['shards']]
-
-
-def precision(config, device):
-    "A function that makes the context in which the model runs."
-    able = device.type == 'cuda' and torch.cuda.get_device_capability(device) >= (8, 0)      # older GPUs only emulate it
-    if config.dtype == 'bfloat16' or config.dtype == 'auto' and able:
-        return lambda: torch.autocast(device.type, torch.bfloat16)
-    return contextlib.nullcontext
+    return [shard['sha256'] for dataset in loader.sets for shard in dataset.meta['shards']] if loader else []
 
 
 def update(config, world, run, optimizers, batch, autocast):
@@ -368,14 +376,6 @@ def update(config, world, run, optimizers, batch, autocast):
             optimizer.step()
         optimizer.zero_grad()
     return loss, norm
-
-
-def mfu(model, tokens_per_s, world):
-    "The share of a known GPU's arithmetic that the run uses, by our FLOPs ledger."
-    if world.device.type != 'cuda':
-        return {}
-    peak = next((flops for gpu, flops in PEAK_FLOPS.items() if gpu in torch.cuda.get_device_name(world.device)), None)
-    return dict(mfu=f'{tokens_per_s * model.flops_per_token() / peak / world.size:.0%}') if peak else {}
 
 
 def main(argv=None):

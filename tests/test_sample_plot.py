@@ -26,6 +26,14 @@ def test_sample_goes_on_and_is_seeded(run, capsys):
     assert 'has 41 tokens: the model sees the last 16' in capsys.readouterr().out
 
 
+def test_sample_loops(run, capsys):
+    sample.main([str(run), '--prompt=a', '--tokens=20', '--device=cpu', '--loop=1x3'])
+    assert '3 layers deep' in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        sample.main([str(run), '--device=cpu', '--loop=2x3'])
+    assert "sample.py: the loop '2x3' has 2 unique layers, but the model has 1" in capsys.readouterr().err
+
+
 def test_sample_names_what_is_missing(tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
         sample.main([str(tmp_path / 'no')])

@@ -1,0 +1,203 @@
+"""Run the same layers several times: fewer weights than depth.
+
+The idea: a looped model is an order with repeats, [0, 1, 2, 3] * 6 or [0..3] + [4..7] * 4 + [8..11]. Its weights are tied
+across depth, so it costs as much to run as a deep model and as little to store as a shallow one. `untie` from grow.py cuts
+the ties without changing a single logit: growing is untied looping, and looping is tied growing.
+
+Paper: "From Growing to Looping", section 3.1 (the notation), 4.2 (repeating a middle block that was never trained to
+loop), 5.2 (recurrence added in the cool-down), Table 1 and Figure 1 (what it is worth at equal parameters and equal compute).
+Here: `4x6` is six runs of four layers in all, and `8-4x2-12` runs layers 8 to 11 once more than an ordinary model does.
+
+Each run goes with its partners: as many unique layers run once (equal parameters), or as many layers in all, each its own
+(equal compute at inference).
+
+Usage:
+    order = parse_loop('4-4x4-4')                       # 12 unique layers, 24 deep; model(tokens, order=order) runs it
+    order = repeat_block(model.order, 3, 2, times=2)    # positions 3 and 4 of any order twice
+    python train.py config/loop_2x4.py                  # train one; then compare at equal parameters and at equal depth:
+    python loop.py out/loop_2x4 out/standard_2 out/baseline
+"""
+import argparse
+import contextlib
+import dataclasses
+import re
+import shutil
+import sys
+from pathlib import Path
+
+from model import check_order
+
+
+def parse_loop(text):
+    "'4-4x4-4' to an order: segments joined by '-', each SIZE layers, or SIZExTIMES for a block that runs TIMES times."
+    order, unique = [], 0
+    for part in text.replace('×', 'x').split('-'):
+        match = re.fullmatch(r'\s*(\d+)\s*(?:x\s*(\d+)\s*)?', part)
+        size, times = (int(match[1]), int(match[2] or 1)) if match else (0, 0)
+        if size < 1 or times < 1:
+            raise ValueError(f'the loop {text!r} has a segment {part!r}, which is neither layers, such as 4, nor layers by '
+                             "times, such as 4x6; segments are joined by '-', as in 4-4x4-4")
+        order += [*range(unique, unique + size)] * times
+        unique += size
+    return order
+
+
+def fit_loop(text, n_layer):
+    "The same for a model of n_layer unique layers: each must run."
+    order = parse_loop(text)
+    if max(order) + 1 != n_layer:
+        raise ValueError(f'the loop {text!r} has {max(order) + 1} unique layers, but the model has {n_layer}')
+    return order
+
+
+def format_loop(order):
+    "An order to the notation: the inverse of parse_loop, with neighbouring plain segments as one."
+    order, parts, first, at = list(order), [], 0, 0     # layers below `first` are written down already
+    while at < len(order):
+        top = first                                     # a run of new layers: first, first + 1, ..., top - 1
+        while at < len(order) and order[at] == top:
+            top, at = top + 1, at + 1
+        start = order[at] if at < len(order) else top   # here it jumps back to, or the end
+        block = [*range(start, top)]
+        times = 1
+        while block and order[at:at + len(block)] == block:
+            times, at = times + 1, at + len(block)
+        if start < first or start < top and times == 1 or start >= top and at < len(order):
+            raise ValueError(f'the order {order} is not a loop of blocks in the order of their layers, so it has no notation')
+        parts += [str(start - first)] * (start > first) + [f'{top - start}x{times}'] * (top > start)
+        first = top
+    return '-'.join(parts)
+
+
+def repeat_block(order, start, length, times):
+    "The order with the `length` positions from `start` on run `times` times in all."
+    order = list(order)
+    if not (0 <= start and 1 <= length and start + length <= len(order)):
+        raise ValueError(f'a block of {length} from position {start} on does not lie within an order of {len(order)} positions')
+    if times < 1:
+        raise ValueError(f'times={times}: a block runs at least once (to leave it out, take it out of the order)')
+    block = order[start:start + length]
+    return order[:start] + block * times + order[start + length:]
+
+
+@contextlib.contextmanager
+def running(model, order):
+    "The model with another order, for a while."
+    before, model.config.order = model.config.order, check_order(order, len(model.layers))
+    try:
+        yield model
+    finally:
+        model.config.order = before
+
+
+# ---------------------------------------------------------------------------------------------- the command
+
+def facts(name, state, model):
+    "What a checkpoint is and what it cost. A forward pass costs a third of a training step."
+    try:
+        loop = format_loop(model.order)
+    except ValueError:
+        loop = 'other'
+    return dict(run=name, loop=loop, unique=len(model.layers), depth=len(model.order), params=model.num_params(),
+                inference_flops=model.flops_per_token() // 3, training_flops=state['flops'])
+
+
+def repetitions(model, look, block, times):
+    """Every block of the order run several times: [{'start', 'times', 'loss', kind: accuracy}]. Once is the model as it is,
+    and is measured once."""
+    plain, rows = look(model), []
+    for start in range(len(model.order) - block + 1):
+        for k in times:
+            if k == 1:
+                found = plain
+            else:
+                with running(model, repeat_block(model.order, start, block, k)):
+                    found = look(model)
+            rows.append(dict(start=start, times=k, **found))
+    return rows
+
+
+def partners(row, rows):
+    "Of a looped model: ('equal parameters', the ordinary model with as many unique layers), ('equal depth', the one as deep)."
+    ordinary = [r for r in rows if r['unique'] == r['depth']]
+    return [(what, r) for what, key in (('equal parameters', 'unique'), ('equal depth', 'depth'))
+            for r in ordinary if row['unique'] < row['depth'] and r['depth'] == row[key]]
+
+
+def cut_ties(source, target):
+    "A looped run as an ordinary checkpoint of its unrolled depth, to go on from with init_from."
+    from checkpoint import build_model, load, save
+    from grow import untie
+    state = load(source)
+    model = build_model(state, source)
+    free = untie(model, model.order)
+    save(target, **{**state, 'model': free.state_dict(), 'model_config': dataclasses.asdict(free.config), 'optimizers': []})
+    shutil.copy(Path(source) / 'run.json', Path(target) / 'run.json')
+    print(f'{target}: {len(free.layers)} layers of their own, where {source} runs {len(model.layers)}')
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description='Compare looped, grown and ordinary models, and repeat their blocks.')
+    parser.add_argument('runs', nargs='+', help='folders that train.py wrote; NAME-SEED are averaged over their seeds')
+    parser.add_argument('--untie', action='store_true', help='with two folders: write the first, a looped run, to the second, its ties cut')
+    parser.add_argument('--block', type=int, default=2, help='how many layers are repeated')
+    parser.add_argument('--times', default='1,2,3', help='how often they run')
+    parser.add_argument('--batches', type=int, default=8, help='batches of validation data for each measurement')
+    parser.add_argument('--device', default='auto')
+    parser.add_argument('--out', type=Path, default=Path('out/loop.png'))
+    args = parser.parse_args(argv)
+    from checkpoint import build_model, load
+    from launch import pick_device
+    from plot import by_seed, draw_repetitions, draw_tradeoffs, mean, show, write_csv
+    from tokens import Loader, measure
+    from tqdm import tqdm
+    try:
+        if args.untie:
+            if len(args.runs) != 2:
+                parser.error('--untie takes two folders: a looped run, and where to write it')
+            return cut_ties(*args.runs)
+        times, device = list(map(int, args.times.split(','))), pick_device(args.device)
+        found, sweeps = {}, {}
+        for path in tqdm(args.runs, desc='measuring', unit='run'):
+            state, name = load(path), Path(path).name
+            model, c = build_model(state, path).to(device).eval(), state['config']
+            val = Loader(c['data'], c['batch_size'], c['context'], weights=c['data_weights'], split='val')
+
+            def look(model):
+                loss, kinds = measure(model, val, args.batches, c['grad_accum'])
+                return dict(loss=loss, **{kind: k['accuracy'] for kind, k in kinds.items() if kind != 'text'})
+            sweeps[name] = repetitions(model, look, args.block, times)
+            found[name] = facts(name, state, model) | look(model)
+    except ValueError as error:
+        print(f'loop.py: {error}', file=sys.stderr)
+        raise SystemExit(2) from None
+    rows = []
+    for group, names in by_seed({name: name for name in found}).items():
+        numbers = {key: mean([found[n][key] for n in names]) for key, v in found[names[0]].items() if not isinstance(v, str)}
+        rows.append(dict(found[names[0]], run=group, seeds=len(names), **numbers))
+    kinds = [key for key in sweeps[name][0] if key not in ('start', 'times')]
+    print_rows(rows, kinds)
+    write_csv([dict(run=n, **row) for n, sweep in sweeps.items() for row in sweep], args.out)
+    write_csv(rows, args.out.with_stem(args.out.stem + '_tradeoffs'))
+    show(draw_repetitions, (sweeps, kinds, args.block), args.out)
+    show(draw_tradeoffs, (rows, kinds), args.out.with_stem(args.out.stem + '_tradeoffs'))
+
+
+def print_rows(rows, kinds):
+    head = ['run', 'loop', 'unique', 'deep', 'params', 'FLOPs/token', 'training FLOPs', *kinds]
+
+    def cells(values):
+        return [f'{v:.3f}' if kind == 'loss' else f'{v:.1%}' for kind, v in zip(kinds, values)]
+    lines = [head]
+    for r in rows:
+        lines.append([r['run'], r['loop'], f'{r["unique"]:.0f}', f'{r["depth"]:.0f}', f'{r["params"]:,.0f}',
+                      f'{r["inference_flops"]:.2e}', f'{r["training_flops"]:.2e}', *cells([r[k] for k in kinds])])
+        lines += [['  minus ' + p['run'], what, '', '', '', '', '', *cells([r[k] - p[k] for k in kinds])] for what, p in partners(r, rows)]
+    widths = [max(map(len, column)) for column in zip(*lines)]
+    for line in lines:
+        print('  '.join(cell.ljust(width) for cell, width in zip(line, widths)))
+
+
+if __name__ == '__main__':
+    import loop
+    loop.main()

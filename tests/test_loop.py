@@ -1,0 +1,221 @@
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT
+from test_train import SMALL, assert_equal_runs, config, log_of, shell, command, stop_and_resume, weights_of  # noqa: F401
+
+import loop
+from checkpoint import load, load_model
+from grow import untie
+from launch import ConfigError, read_config
+from loop import fit_loop, format_loop, parse_loop, repeat_block, running
+from model import LM, KVCache, ModelConfig
+from train import Config, check, train
+
+# ------------------------------------------------------------------ the notation
+
+
+def test_by_hand():
+    assert parse_loop('4x6') == [0, 1, 2, 3] * 6
+    assert parse_loop('4-4x4-4') == [*range(4), *[4, 5, 6, 7] * 4, *range(8, 12)]
+    assert parse_loop('8-4x2-12') == [*range(12), *range(8, 24)]
+    assert parse_loop(' 2 × 2 ') == [0, 1, 0, 1]
+    assert repeat_block([0, 1, 2, 3], 1, 2, 3) == [0, 1, 2, 1, 2, 1, 2, 3]
+    assert repeat_block(range(24), 8, 4, 2) == parse_loop('8-4x2-12')
+    assert repeat_block([0, 1], 0, 2, 1) == [0, 1]
+
+
+@pytest.mark.parametrize('text', ['1', '12', '4x6', '4-4x4-4', '8-4x2-12', '2x3-2x2', '3-2x2-2x3-1', '1x9', '1x2-1x2-1x2'])
+def test_notation_there_and_back(text):
+    assert format_loop(parse_loop(text)) == text
+
+
+def test_neighbouring_plain_segments_are_one():
+    assert format_loop(parse_loop('4-4-2x2-1-1')) == '8-2x2-2'
+
+
+@pytest.mark.parametrize('text', ['', '4x', 'x4', '4--4', '4-', '4x0', '0x4', 'a', '4x-2', '2.5', '4y4'])
+def test_what_does_not_parse_is_shown(text):
+    with pytest.raises(ValueError, match='has a segment .*neither layers, such as 4, nor layers by times'):
+        parse_loop(text)
+
+
+@pytest.mark.parametrize('order', [[0, 1, 0], [1, 0], [0, 2], [0, 0, 1, 0, 1], [0, 1, 2, 1, 2, 0], [1]])
+def test_other_orders_have_no_notation(order):
+    with pytest.raises(ValueError, match='so it has no notation'):
+        format_loop(order)
+
+
+@pytest.mark.parametrize('start, length, times, message', [
+    (3, 2, 2, 'does not lie within an order of 4'), (-1, 2, 2, 'does not lie'), (0, 0, 2, 'does not lie'), (0, 1, 0, 'at least once')])
+def test_blocks_that_cannot_be(start, length, times, message):
+    with pytest.raises(ValueError, match=message):
+        repeat_block([0, 1, 2, 3], start, length, times)
+
+
+def test_bad_orders_are_one_line(tiny):
+    model = tiny()
+    tokens = torch.randint(50, (1, 5))
+    with pytest.raises(ValueError, match="'4x2' has 4 unique layers, but the model has 3"):
+        fit_loop('4x2', 3)
+    with pytest.raises(ValueError, match='names layer 4, but the layers are 0 to 3'):
+        with running(model, [0, 4]):
+            pass
+    with pytest.raises(ValueError, match='the order ends at depth 8, but the cache has 4 slots'):
+        model(tokens, order=parse_loop('4x2'), cache=KVCache(4))
+    with running(model, parse_loop('4x2')):
+        assert model.order == [0, 1, 2, 3] * 2
+    assert model.order == [0, 1, 2, 3] and model.config.order is None
+
+
+# ------------------------------------------------------------------ the papers' tables
+
+@pytest.mark.parametrize('shape, loop_, unique, standard', [
+    (dict(n_embd=960, n_head=15, n_kv_head=5, ffn_dim=2560), '4x8', 4, 32),
+    (dict(n_embd=960, n_head=15, n_kv_head=5, ffn_dim=2560), '8x4', 8, 32),
+    (dict(n_embd=960, n_head=15, n_kv_head=5, ffn_dim=2560), '16x2', 16, 32),
+    (dict(n_embd=2048, n_head=32, ffn_dim=8192), '4x6', 4, 24),
+    (dict(n_embd=2048, n_head=32, ffn_dim=8192), '12x2', 12, 24),
+    (dict(n_embd=2048, n_head=32, ffn_dim=8192), '4-4x4-4', 12, 24)])
+def test_parameters_and_compute_of_the_papers_loops(shape, loop_, unique, standard):
+    "Table 1's column Params / FLOPs, in layers; a loop costs what an ordinary model of its depth does."
+    with torch.device('meta'):
+        looped, small, deep = (LM(ModelConfig(vocab_size=49152, context=2048, n_layer=n, order=order, **shape))
+                               for n, order in ((unique, parse_loop(loop_)), (unique, None), (standard, None)))
+    assert looped.num_params() == small.num_params() < deep.num_params()
+    assert small.flops_per_token() < looped.flops_per_token() == deep.flops_per_token()
+    assert len(looped.order) == standard and max(looped.order) + 1 == unique
+
+
+# ------------------------------------------------------------------ training
+
+LOOPED = dict(n_layer=3, loop='1-1x2-1')
+
+
+def test_a_looped_run_is_logged_and_saved_as_such(config):     # noqa: F811
+    c = config(**LOOPED)
+    train(c)
+    last, model = log_of(c)[-1], load_model(c.out_dir)
+    assert (last['n_layer'], last['depth'], model.order) == (3, 4, [0, 1, 1, 2])
+    assert last['flops'] == 12 * 64 * LM(ModelConfig(n_layer=4, n_embd=32, n_head=2, context=16)).flops_per_token()
+    plain = config('plain', n_layer=3)
+    train(plain)
+    assert log_of(plain)[-1]['loss'] != last['loss']
+    once = config('once', n_layer=3, loop='3')          # the off value
+    train(once)
+    assert all(torch.equal(a, b) for a, b in zip(weights_of(plain).values(), weights_of(once).values()))
+
+
+def test_an_untied_loop_goes_on_with_the_same_loss(config, tmp_path):      # noqa: F811
+    c = config(**LOOPED)
+    train(c)
+    loop.main(['--untie', c.out_dir, str(tmp_path / 'untied')])
+    assert load_model(tmp_path / 'untied').order == [0, 1, 2, 3]
+    runs = [config(name, init_from=str(path), warmup_steps=0) for name, path in (('tied', c.out_dir), ('free', tmp_path / 'untied'))]
+    for run in runs:
+        train(run)
+    (tied0, tied1), (free0, free1) = ([line['loss'] for line in log_of(run)[1:3]] for run in runs)
+    assert tied0 == free0 and tied1 != free1
+    assert load_model(runs[0].out_dir).order == [0, 1, 1, 2] and load(runs[0].out_dir)['model_config']['n_layer'] == 3
+
+
+@pytest.mark.parametrize('stop_at', [7, 8, 9])        # before, at and after the first step of the decay
+def test_a_loop_in_the_cooldown_and_resume_is_bit_equal(config, monkeypatch, data, tmp_path, stop_at):     # noqa: F811
+    shutil.copytree(data, tmp_path / 'other')
+    fields = dict(n_layer=3, cooldown_loop='1-1x3-1', cooldown_data=str(tmp_path / 'other'))
+    whole, parts = (config(name, **fields) for name in ('whole', 'parts'))
+    train(whole)
+    log = log_of(whole)
+    assert [line['depth'] for line in log] == [3] * 9 + [5] * 4 and [line['step'] for line in log if 'looped' in line] == [9]
+    assert load_model(whole.out_dir).order == [0, 1, 1, 1, 2]
+    stop_and_resume(parts, monkeypatch, stop_at)
+    assert_equal_runs(parts, whole)
+
+
+def test_cooldown_data_counts_from_its_first_step(config, data, tmp_path, monkeypatch):     # noqa: F811
+    import train as train_file
+    shutil.copytree(data, tmp_path / 'other')
+    seen, update = [], train_file.update
+    monkeypatch.setattr(train_file, 'update', lambda *args: (seen.append(args[4][0]), update(*args))[1])
+    train(config(cooldown_data=str(tmp_path / 'other')))
+    assert all(torch.equal(seen[i], seen[8 + i]) for i in range(4))
+
+
+def test_a_grown_model_loops_in_its_cooldown(config):     # noqa: F811
+    c = config(grow='lidas', grow_block=1, n_layer=3, cooldown_loop='1-1x2-1')
+    train(c)
+    assert [line['depth'] for line in log_of(c)] == [1] * 2 + [2] * 2 + [3] * 5 + [4] * 4
+
+
+def test_a_trunk_branches_before_its_decay_and_not_after(config):     # noqa: F811
+    fields = dict(n_layer=3, grow='lidas', grow_block=1)
+    whole = config('whole', cooldown_loop='1-1x2-1', **fields)
+    train(whole)
+    trunk = config('trunk', steps=8, decay_steps=0, **fields)
+    train(trunk)
+    branch = config('branch', cooldown_loop='1-1x2-1', **fields)
+    shutil.copytree(trunk.out_dir, branch.out_dir)
+    train(branch)
+    assert all(torch.equal(a, b) for a, b in zip(weights_of(whole).values(), weights_of(branch).values()))
+    with pytest.raises(ConfigError, match="holds a run with cooldown_loop='1-1x2-1', but this config has '1-1x3-1'"):
+        train(config('branch', cooldown_loop='1-1x3-1', **fields))
+    with pytest.raises(ConfigError, match='holds a run with steps=8, but this config has 40'):       # other stages by then
+        train(config('trunk', steps=40, **fields))
+
+
+def test_two_processes_loop_like_one(config):     # noqa: F811
+    alone, both = (config(name, optimizer='adamw', **LOOPED) for name in ('alone', 'both'))
+    train(alone)
+    run = shell(command(both, ranks=2))
+    assert run.returncode == 0, run.stderr
+    for a, b in zip(log_of(alone), log_of(both), strict=True):
+        assert a.get('loss', 0) == pytest.approx(b.get('loss', 0), rel=1e-5)
+
+
+@pytest.mark.parametrize('fields, message', [
+    (dict(loop='2x'), "loop: the loop '2x' has a segment '2x'"),
+    (dict(loop='2x2'), "loop: the loop '2x2' has 2 unique layers, but the model has 8"),
+    (dict(cooldown_loop='4-9x2'), "cooldown_loop: .* has 13 unique layers, but the model has 8"),
+    (dict(loop='4x2', n_layer=4, grow='lidas'), 'exclude each other'),
+    (dict(cooldown_loop='8', decay_steps=0), 'begin with the decay, but decay_steps is 0')])
+def test_loops_that_cannot_be(fields, message):
+    with pytest.raises(ConfigError, match=message):
+        check(Config(**fields))
+
+
+# ------------------------------------------------------------------ the command
+
+def test_the_command_compares_and_repeats(config, tmp_path, capsys):     # noqa: F811
+    for name, fields in (('looped-0', LOOPED), ('looped-1', LOOPED | dict(seed=1)), ('small', dict(n_layer=3)), ('deep', dict(n_layer=4))):
+        train(config(name, **fields))
+    capsys.readouterr()
+    out = tmp_path / 'loop.png'
+    loop.main([*(str(tmp_path / n) for n in ('looped-0', 'looped-1', 'small', 'deep')), '--block=2', '--times=1,2', '--batches=1',
+               '--device=cpu', f'--out={out}'])
+    said = capsys.readouterr().out
+    assert 'minus small' in said and 'minus deep' in said and '1-1x2-1' in said
+    for path in (out, tmp_path / 'loop_tradeoffs.png'):
+        assert path.stat().st_size > 10_000 and path.with_suffix('.csv').stat().st_size > 100
+    lines = out.with_suffix('.csv').read_text().splitlines()
+    assert lines[0].startswith('run,start,times,loss') and len(lines) == 1 + 2 * (3 * 2) + 2 * 2 + 3 * 2
+    # repeating one block through the command is what the model does with that order
+    from tokens import Loader, measure
+    model = load_model(tmp_path / 'small')
+    with running(model, [0, 1, 0, 1, 2]):
+        loss, _ = measure(model, Loader(str(tmp_path / 'data'), 4, 16, split='val'), 1)
+    assert f'small,0,2,{loss}' in out.with_suffix('.csv').read_text()
+    with pytest.raises(SystemExit) as stop:
+        loop.main([str(tmp_path / 'no')])
+    assert stop.value.code == 2 and 'there is no checkpoint at' in capsys.readouterr().err
+
+
+def test_the_looped_configs_are_partners():
+    runs = {p.stem: check(read_config(Config, [str(p)])) for p in ROOT.glob('config/*.py')}
+    for name in ('loop_2x4', 'loop_4x2', 'loop_1_2x3_1'):
+        c = runs[name]
+        assert len(parse_loop(c.loop)) == runs['baseline'].n_layer
+        partner = runs[f'standard_{c.n_layer}']
+        assert {k for k, v in vars(c).items() if v != getattr(partner, k)} == {'out_dir', 'loop'}

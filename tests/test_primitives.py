@@ -1,0 +1,215 @@
+import math
+import random
+import re
+
+import pytest
+import torch
+
+import primitives
+from primitives import TASKS, TOY_TASKS, Example, few_shot, interval, log_likelihoods, score, write_examples
+from tokenizer import get_tokenizer
+from tokens import Dataset, Loader, measure
+
+BYTES = get_tokenizer('bytes')
+EVERY = [*TASKS, *TOY_TASKS]
+ASSIGN = [task for task in EVERY if 'assign' in task]
+
+
+def statements(task, example):
+    "The last question's statements as a dict, and the name asked for: read off the prompt, not off the generator."
+    text = example.prompt.split('\n\n')[-1] if task in TASKS else example.prompt
+    if task == 'toy_assign':
+        found = dict(re.findall(r'([A-Z][a-z]{2})(\d\d|[A-Z][a-z]{2})', text[:-3]))
+        return found, text[-3:]
+    found = dict(re.findall(r'^(\w+) ?= ?(\w+)$', text, flags=re.M))
+    return found, re.findall({'assign_basic': r'(\w+)=____', 'assign_math': r'value of (\w+)\?', 'assign_code': r'print\((\w+)\)'}[task], text)[-1]
+
+
+def follow(task, example, hops):
+    "Look the name up, and what that gives again, `hops` times in all."
+    given, name = statements(task, example)
+    for _ in range(hops):
+        name = given.get(name, name)
+    return name
+
+
+# ------------------------------------------------------------------ the examples
+
+def test_the_papers_form_by_hand():
+    e = few_shot('copy_random', 1, shots=0)[0]
+    assert re.fullmatch(r'Fill in the blank:\n\n([a-z]{3} ){15}____ \. ->', e.prompt)
+    e = few_shot('assign_basic', 1, shots=0, depth=1)[0]
+    assert re.fullmatch(r'Fill in blank:\n\n([a-z]=\d+\n){5}([a-z]=[a-z]\n){5}[a-z]=____ \. ->', e.prompt)
+    e = few_shot('assign_basic', 1, shots=5)[0]
+    assert e.prompt.count('Fill in blank:\n\n') == 6 and len(re.findall(r'-> \d+\n\n', e.prompt)) == 5 and e.prompt.endswith('->')
+
+
+@pytest.mark.parametrize('task', EVERY)
+@pytest.mark.parametrize('depth', [0, 2])
+def test_the_answer_is_among_the_options_once(task, depth):
+    for e in few_shot(task, 50, shots=1, depth=depth):
+        assert len(set(e.options)) == len(e.options) == {'toy_copy': 8, 'toy_assign': 4, 'copy_random': 10, 'copy_words': 10}.get(task, 5)
+        assert 0 <= e.answer < len(e.options)
+
+
+@pytest.mark.parametrize('task', ASSIGN)
+@pytest.mark.parametrize('depth', [0, 1, 2, 4, 6])
+def test_depth_d_takes_d_hops_and_no_fewer(task, depth):
+    examples = few_shot(task, 40, shots=0, depth=depth)
+    assert all(follow(task, e, depth + 1) == e.options[e.answer].strip() for e in examples)
+    assert all(follow(task, e, depth) not in [o.strip() for o in e.options] for e in examples)     # a name: only a guess is left
+
+
+@pytest.mark.parametrize('task', ['copy_random', 'copy_words', 'toy_copy'])
+def test_copying_asks_for_what_came_next(task):
+    for e in few_shot(task, 50, shots=0):
+        words = re.findall('[A-Z][a-z]{2}', e.prompt) if task == 'toy_copy' else e.prompt.split('\n\n')[1].split(' ____')[0].split()
+        assert words[words.index(words[-1]) + 1] == e.options[e.answer].strip()
+
+
+def test_no_place_gives_the_answer_away():
+    "Neither the place of the answer's statement, nor of the question's, nor the order of the options."
+    for depth in (0, 1):
+        examples = few_shot('assign_basic', 2000, shots=0, depth=depth)
+        places = [[], [], []]
+        for e in examples:
+            given, name = statements('assign_basic', e)
+            places[0].append(list(given.values()).index(e.options[e.answer].strip()))
+            places[1].append(list(given).index(name) % 5)
+            places[2].append(e.answer)
+        for found in places:
+            counts = [found.count(i) for i in range(5)]
+            assert sum(counts) == 2000 and max(abs(c - 400) for c in counts) < 90       # 5 standard deviations
+
+
+def test_shots_are_fresh_and_the_question_stays():
+    for task in EVERY:
+        none, two, more = (few_shot(task, 5, shots=k, seed=3) for k in (0, 2, 3))
+        for a, b, c in zip(none, two, more):
+            if task in TASKS:
+                assert b.prompt.endswith('\n\n' + a.prompt) and c.prompt.endswith('\n\n' + a.prompt)
+                shots = b.prompt[:-len(a.prompt)].split('\n\n')
+                assert len(set(shots)) >= 3
+            assert len(c.prompt) > len(b.prompt) > len(a.prompt)
+        assert len({e.prompt for e in few_shot(task, 50, shots=1)}) == 50
+
+
+def test_a_seed_is_an_example_on_every_platform():
+    e = few_shot('assign_math', 1, shots=0, depth=1, seed=7)[0]
+    assert few_shot('assign_math', 3, shots=0, depth=1, seed=7)[0] == e != few_shot('assign_math', 1, shots=0, depth=1, seed=8)[0]
+    assert few_shot('toy_assign', 1, shots=1, depth=1)[0] == GOLD, few_shot('toy_assign', 1, shots=1, depth=1)[0]
+    assert few_shot('copy_words', 1, shots=0)[0] == GOLD_WORDS, few_shot('copy_words', 1, shots=0)[0]
+
+
+GOLD = Example('Hgb26Jjv97Qsm31Oxf42SvkQsmTavJjvVvvOxfHcpHgbSvk31Hcp', ['31', '97', '42', '26'], 3)
+GOLD_WORDS = Example('Fill in the blank:\n\nroom party bread fire song ring book wind boy baby bread fire song ring book ____ . ->',
+                     [' song', ' baby', ' bread', ' room', ' party', ' boy', ' wind', ' book', ' ring', ' fire'], 6)
+
+
+@pytest.mark.parametrize('arguments, message', [
+    (dict(task='assign'), "there is no task 'assign': copy_random, copy_words"), (dict(task='toy_copy', shots=7), 'at most 6 shots'),
+    (dict(task='toy_assign', shots=4), 'at most 3 shots'), (dict(task='toy_copy', depth=-1), 'must not be negative'),
+    (dict(task='toy_copy', n=0), 'n=0 at least 1')])
+def test_what_cannot_be_asked(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        few_shot(**dict(n=1, shots=0) | arguments)
+
+
+# ------------------------------------------------------------------ scoring
+
+@pytest.mark.parametrize('task', EVERY)
+def test_a_random_scorer_is_at_chance(task):
+    examples = few_shot(task, 3000, shots=0, depth=1)
+    rng = torch.Generator().manual_seed(0)
+
+    def guess(tokens):
+        return torch.randn(*tokens.shape, 257, generator=rng)
+    accuracy, _ = score(guess, BYTES, [Example('x', e.options, e.answer) for e in examples], batch=1000)
+    chance = 1 / len(examples[0].options)
+    assert abs(accuracy - chance) < 5 * math.sqrt(chance * (1 - chance) / 3000)
+
+
+def test_a_model_that_knows_is_right():
+    examples = few_shot('toy_assign', 20, shots=0, depth=1)
+    known = {tuple(BYTES.encode(e.prompt)): BYTES.encode(e.options[e.answer]) for e in examples}
+
+    def oracle(tokens):
+        logits = torch.zeros(*tokens.shape, 257)
+        for row, out in zip(tokens.tolist(), logits):
+            for prompt, answer in known.items():
+                if tuple(row[1:len(prompt) + 1]) == prompt:
+                    for i, token in enumerate(answer):
+                        out[len(prompt) + i, token] = 9
+        return logits
+    accuracy, (low, high) = score(oracle, BYTES, examples)
+    assert accuracy == 1 and 0.8 < low < 1 and high == pytest.approx(1)
+
+
+@pytest.mark.parametrize('fields', [{}, dict(order=[0, 1, 1, 2, 3, 2], n_kv_head=2, ln_scaling=True)], ids=['plain', 'looped'])
+@pytest.mark.parametrize('task, shots', [('assign_basic', 2), ('copy_words', 1), ('toy_assign', 0)])
+def test_the_shared_cache_changes_nothing(tiny, fields, task, shots):
+    model = tiny(vocab_size=257, context=512, std=0.3, **fields).double()
+    examples = few_shot(task, 12, shots=shots, depth=1 if 'assign' in task else 0)
+    one, two, slow = (log_likelihoods(model, BYTES, examples, **o) for o in ({}, dict(share=False, batch=3), {}))
+    for e, a, b, c in zip(examples, one, two, slow):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+        assert len(a) == len(e.options)
+    with torch.no_grad():       # the slow second form: one option at a time
+        for e, a in zip(examples[:3], one):
+            for option, value in zip(e.options, a):
+                prompt, answer = [256, *BYTES.encode(e.prompt)], BYTES.encode(option)
+                logp = model(torch.tensor([prompt + answer])).float().log_softmax(-1)[0]
+                assert value.item() == pytest.approx(sum(logp[len(prompt) + i - 1, t].item() for i, t in enumerate(answer)), abs=1e-5)
+
+
+def test_an_interval_by_hand():
+    low, high = interval(5, 10)
+    assert (low, high) == pytest.approx((0.2366, 0.7634), abs=1e-4)      # Wilson's, from a table
+    assert interval(0, 10)[0] == pytest.approx(0) and interval(10, 10)[1] == pytest.approx(1)
+
+
+def test_too_long_is_said(tiny):
+    with pytest.raises(ValueError, match='has 90 tokens, but the context is 32: ask with fewer shots'):
+        score(tiny(vocab_size=257), BYTES, [Example('x' * 87, ['12', '13'], 0)])
+
+
+# ------------------------------------------------------------------ examples to train on
+
+def test_written_examples_have_their_loss_on_the_answer_alone(tmp_path, tiny):
+    write_examples(tmp_path, 'bytes', ['assign_code', 'toy_assign'], [1, 2], 10, n_val=8)
+    data = Dataset(tmp_path, 'train', None)
+    assert len(data) == 10
+    seen = []
+    for i in range(10):
+        tokens, targets, _ = data.window(i)
+        answer = BYTES.decode([t for t in targets if t >= 0])
+        prompt = BYTES.decode([t for t in tokens.tolist() if t not in (0, 256)])
+        assert re.fullmatch(r' ?\d+', answer) and answer.strip() in prompt and tokens[0] == 256
+        seen.append(prompt)
+    assert len(set(seen)) == 10 and sum(s.startswith('The following') for s in seen) == 5
+    val = Dataset(tmp_path, 'val', None)
+    assert val.kinds == ['assign_code 1', 'assign_code 2', 'toy_assign 1', 'toy_assign 2']
+    assert not {tuple(val.window(i)[0]) for i in range(8)} & {tuple(data.window(i)[0]) for i in range(10)}
+    _, kinds = measure(tiny(vocab_size=257, context=256), Loader(str(tmp_path), 2, 256, split='val'), 4)
+    assert set(kinds) == set(val.kinds)
+
+
+def test_the_command_scores_and_writes(tmp_path, tiny, capsys):
+    import dataclasses
+    import json
+    from checkpoint import save
+    for name in ('a-0', 'a-1', 'b'):
+        model = tiny(seed=len(name), vocab_size=257, context=128)
+        save(tmp_path / name, kind='lm', model=model.state_dict(), model_config=dataclasses.asdict(model.config), config=dict(data='data/toy'))
+        (tmp_path / name / 'run.json').write_text(json.dumps(dict(tokenizer='bytes')))
+    primitives.main([*(str(tmp_path / n) for n in ('a-0', 'a-1', 'b')), '--n=8', '--depths=0,1', '--shots=0,2,7', '--device=cpu',
+                     '--loop=2-2x2', f'--out={tmp_path / "p.png"}'])
+    out = capsys.readouterr().out
+    assert 'toy_assign 1    2 shots  a ' in out and 'left out: toy_copy has 8 words' in out
+    assert (tmp_path / 'p.png').stat().st_size > 10_000 and (tmp_path / 'p.csv').read_text().count('\n') == 1 + 3 * 3 * 2
+    primitives.main([f'--write={tmp_path / "sft"}', '--tasks=assign_code', '--depths=1,2', '--n=64'])
+    assert len(Dataset(tmp_path / 'sft', 'train', None)) == 64
+    for args in (['--tasks=nothing'], ['--loop=9']):
+        with pytest.raises(SystemExit) as stop:
+            primitives.main([str(tmp_path / 'b'), '--device=cpu', *args])
+        assert stop.value.code == 2 and capsys.readouterr().err.splitlines()[-1].startswith('primitives.py: ')
