@@ -115,13 +115,19 @@ def toy_copy(rng, depth, shots, n=8):
 
 
 def toy_assign(rng, depth, shots, n=4):
-    names = [w.capitalize() for w in random_words(rng, (depth + 1) * n)]
-    statements, level = chain(rng, names, rng.sample(range(10, 100), n), depth)
-    if shots > n - 1:
-        raise ValueError(f'toy_assign asks for {n} names, so at most {n - 1} shots, not {shots}')
-    *earlier, asked = rng.sample(list(level), n)[n - 1 - shots:]
-    return (''.join(f'{a}{b}' for a, b in statements) + ''.join(f'{a}{level[a]}' for a in earlier) + asked,
-            [str(v) for v in level.values()], str(level[asked]))
+    if (depth + 1) * n > 26:
+        raise ValueError(f'toy_assign has letters for depth {26 // n - 1} at most, not {depth}')
+    names = rng.sample(string.ascii_lowercase, (depth + 1) * n)
+    statements, level = chain(rng, names, rng.sample(string.digits, n), depth)
+    asked, value = rng.choice(list(level)), dict(statements)
+    for _ in range(depth):              # what every name comes to; an earlier question never gives the value that is asked for
+        value = {name: value.get(given, given) for name, given in value.items()}
+    others = [name for name in value if value[name] != level[asked]]
+    if shots > len(others):
+        raise ValueError(f'toy_assign at depth {depth} has at most {len(others)} shots, not {shots}')
+    rng.shuffle(others)
+    return (''.join(a + b for a, b in statements) + ''.join(f'?{a}{value[a]}' for a in others[:shots]) + '?' + asked,
+            list(level.values()), level[asked])
 
 
 TOY_TASKS = {'toy_copy': toy_copy, 'toy_assign': toy_assign}
@@ -271,7 +277,7 @@ def main(argv=None):
     from checkpoint import build_model, load
     from launch import pick_device
     from loop import fit_loop
-    from plot import by_seed, draw_shots, mean, show, write_csv
+    from plot import by_seed, draw_shots, mean, show, standard_error, write_csv
     from tqdm import tqdm
     try:
         depths, shots = (list(map(int, text.split(','))) for text in (args.depths, args.shots))
@@ -305,13 +311,12 @@ def main(argv=None):
         raise SystemExit(2) from None
     print(*sorted(left_out), sep='\n')
     groups = by_seed({Path(path).name: Path(path).name for path in args.runs})
-    for task in dict.fromkeys(row['task'] for row in rows):
-        for k in shots:
-            for name, members in groups.items():
-                mine = [r for r in rows if r['run'] in members and (r['task'], r['shots']) == (task, k)]
-                if mine:
-                    print(f'{task:14} {k:2} shots  {name:24} {mean([r["accuracy"] for r in mine]):6.1%}  '
-                          f'({min(r["low"] for r in mine):.1%} to {max(r["high"] for r in mine):.1%}; chance {mine[0]["chance"]:.1%})')
+    for row in rows:        # a line for each task, number of shots and run, or mean over a run's seeds
+        name, members = next((name, members) for name, members in groups.items() if row['run'] in members)
+        if row['run'] == members[0]:
+            mine = [r['accuracy'] for r in rows if r['run'] in members and (r['task'], r['shots']) == (row['task'], row['shots'])]
+            spread = f'{row["low"]:.1%} to {row["high"]:.1%}' if len(mine) == 1 else f'± {standard_error(mine):.1%}, {len(mine)} seeds'
+            print(f'{name:24} {row["task"]:14} {row["shots"]} shots {mean(mine):7.1%}  ({spread}; chance {row["chance"]:.0%})')
     write_csv(rows, args.out)
     show(draw_shots, (rows, groups), args.out)
 

@@ -2,7 +2,7 @@
 
 Usage:
     python sample.py out/baseline                                       # goes on from prompts that suit the toy
-    python sample.py out/baseline --prompt='Prd76Lnk43Prd' --temperature=0 --tokens=2
+    python sample.py out/baseline --prompt='w7j6z1q3bwdzejhq?b' --temperature=0 --tokens=1
     python sample.py out/baseline --loop=3-2x2-3                        # with its middle layers run twice
 """
 import argparse
@@ -16,7 +16,7 @@ from loop import fit_loop
 from tokenizer import get_tokenizer, start_of_document
 from tokens import draw
 
-TOY_PROMPTS = ['JicDqySofUzgJicDqySofUzg', 'Prd76Lnk43Tug17Lnk43Prd', 'Pdj50Rjw83TrsRjwJocPdjTrs', 'def main(']
+TOY_PROMPTS = ['JicDqySofUzgJicDqySofUzg', 'w7j6z1q3?z', 'w7j6z1q3bwdzejhq?d', 'w7j6z1q3bwdzejhqfdmbxhae?x', 'def main(']
 
 
 def main(argv=None):

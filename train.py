@@ -69,13 +69,13 @@ class Config:
     # the data
     data: str | list = 'data/toy'       # a folder, or a list of them
     data_weights: list | None = None    # their shares of the rows; None: equal
-    context: int = 128                  # tokens of a sequence
-    batch_size: int = 16                # sequences of a step, over all processes
+    context: int = 64                   # tokens of a sequence
+    batch_size: int = 32                # sequences of a step, over all processes
     grad_accum: int = 1                 # pieces in which a process works off its part of them
     # the schedule: linear warm-up, constant, 1 - sqrt
-    steps: int = 700
+    steps: int = 600
     warmup_steps: int = 50
-    decay_steps: int = 140
+    decay_steps: int = 120
     lr: float = 4e-3
     # the optimizer: 'adamw' for everything, or 'muon' for the layers' matrices and AdamW for the rest
     optimizer: str = 'muon'

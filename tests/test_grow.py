@@ -198,4 +198,4 @@ def test_the_isoflops_baseline_costs_what_lidas_costs():
     a, b = runs['baseline'], runs['baseline_isoflops']
     assert {k for k, v in vars(a).items() if v != getattr(b, k)} == {'out_dir', 'steps'}
     for name in ('midas', 'lidas', 'stack'):
-        assert plan(check(read_config(Config, [str(ROOT / f'config/{name}.py')]))) == [(0, 2), (56, 4), (168, 6), (336, 8)]
+        assert plan(check(read_config(Config, [str(ROOT / f'config/{name}.py')]))) == [(0, 2), (48, 4), (144, 6), (288, 8)]

@@ -19,8 +19,7 @@ def statements(task, example):
     "The last question's statements as a dict, and the name asked for: read off the prompt, not off the generator."
     text = example.prompt.split('\n\n')[-1] if task in TASKS else example.prompt
     if task == 'toy_assign':
-        found = dict(re.findall(r'([A-Z][a-z]{2})(\d\d|[A-Z][a-z]{2})', text[:-3]))
-        return found, text[-3:]
+        return dict(re.findall(r'(\w)(\w)', text.split('?')[0])), text[-1]
     found = dict(re.findall(r'^(\w+) ?= ?(\w+)$', text, flags=re.M))
     return found, re.findall({'assign_basic': r'(\w+)=____', 'assign_math': r'value of (\w+)\?', 'assign_code': r'print\((\w+)\)'}[task], text)[-1]
 
@@ -53,8 +52,12 @@ def test_the_answer_is_among_the_options_once(task, depth):
 
 
 @pytest.mark.parametrize('task', ASSIGN)
-@pytest.mark.parametrize('depth', [0, 1, 2, 4, 6])
+@pytest.mark.parametrize('depth', [0, 1, 2, 4, 5, 6])
 def test_depth_d_takes_d_hops_and_no_fewer(task, depth):
+    if task == 'toy_assign' and depth == 6:
+        with pytest.raises(ValueError, match='letters for depth 5 at most'):
+            few_shot(task, 1, shots=0, depth=6)
+        return
     examples = few_shot(task, 40, shots=0, depth=depth)
     assert all(follow(task, e, depth + 1) == e.options[e.answer].strip() for e in examples)
     assert all(follow(task, e, depth) not in [o.strip() for o in e.options] for e in examples)     # a name: only a guess is left
@@ -101,14 +104,14 @@ def test_a_seed_is_an_example_on_every_platform():
     assert few_shot('copy_words', 1, shots=0)[0] == GOLD_WORDS, few_shot('copy_words', 1, shots=0)[0]
 
 
-GOLD = Example('Hgb26Jjv97Qsm31Oxf42SvkQsmTavJjvVvvOxfHcpHgbSvk31Hcp', ['31', '97', '42', '26'], 3)
+GOLD = Example('h7g2b5j4whqbsjmg?h7?m', ['7', '2', '5', '4'], 1)
 GOLD_WORDS = Example('Fill in the blank:\n\nroom party bread fire song ring book wind boy baby bread fire song ring book ____ . ->',
                      [' song', ' baby', ' bread', ' room', ' party', ' boy', ' wind', ' book', ' ring', ' fire'], 6)
 
 
 @pytest.mark.parametrize('arguments, message', [
     (dict(task='assign'), "there is no task 'assign': copy_random, copy_words"), (dict(task='toy_copy', shots=7), 'at most 6 shots'),
-    (dict(task='toy_assign', shots=4), 'at most 3 shots'), (dict(task='toy_copy', depth=-1), 'must not be negative'),
+    (dict(task='toy_assign', shots=7, depth=1), 'at most 6 shots'), (dict(task='toy_copy', depth=-1), 'must not be negative'),
     (dict(task='toy_copy', n=0), 'n=0 at least 1')])
 def test_what_cannot_be_asked(arguments, message):
     with pytest.raises(ValueError, match=message):
@@ -205,7 +208,7 @@ def test_the_command_scores_and_writes(tmp_path, tiny, capsys):
     primitives.main([*(str(tmp_path / n) for n in ('a-0', 'a-1', 'b')), '--n=8', '--depths=0,1', '--shots=0,2,7', '--device=cpu',
                      '--loop=2-2x2', f'--out={tmp_path / "p.png"}'])
     out = capsys.readouterr().out
-    assert 'toy_assign 1    2 shots  a ' in out and 'left out: toy_copy has 8 words' in out
+    assert re.search(r'^a +toy_assign 1 +2 shots .*2 seeds; chance 25%', out, flags=re.M) and 'left out: toy_copy has 8 words' in out
     assert (tmp_path / 'p.png').stat().st_size > 10_000 and (tmp_path / 'p.csv').read_text().count('\n') == 1 + 3 * 3 * 2
     primitives.main([f'--write={tmp_path / "sft"}', '--tasks=assign_code', '--depths=1,2', '--n=64'])
     assert len(Dataset(tmp_path / 'sft', 'train', None)) == 64

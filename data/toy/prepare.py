@@ -1,20 +1,20 @@
 """The toy data: real text that every Python installation carries, and generated documents of reasoning primitives.
 
 Text is the standard library's source code and its documentation strings. The primitives are the papers' two kinds, in a
-form that a model of 1 to 2 million parameters learns within minutes (LOG.md has the forms that it doesn't learn):
-  copy        a few random words, over and over, with a period of their own        JicDqySofJicDqySofJic...
-  depth 0     names get values; then some are asked for, in the very same form     Prd76Lnk43Prd76Lnk43Lnk43...
-  depth 1     the same through an alias: two steps to the value                    Pdj50TrsPdj...Trs50
-A capital letter begins a name, and nothing stands between the statements, nor before a value: with `prd=76` the model has to
-look two places back at the very place where it must answer, which it learns much later, and not reliably. The forms
-with a sign (the papers' basic, math and code) and depth 2 stay out of the mix: few-shot scores and fine-tuning need
-something unseen.
+form that a model of 2 million parameters learns within minutes (LOG.md has the forms that it doesn't learn):
+  copy        a few random words, over and over, with a period of their own             JicDqySofJicDqySofJic...
+  depth 0-3   names get values, other names get those names, up to three times; then    w7j6z1q3 bwdzejhq ?e6?b7?q3...
+              some are asked for: the depth is the number of names between              (without the spaces)
+A name is a letter and a value a digit, so that a statement is two tokens; a question mark stands before the name that is asked
+for. Nothing stands right before the answer: with `w=7` the model has to look two places back at the very place where it must
+answer, which it learns much later, and not reliably. The forms with a sign (the papers' basic, math and code) and depth 4 and
+5 stay out of the mix: few-shot scores and fine-tuning need something unseen.
 
-What nobody can know, the first appearance of a name or a value and which name is asked for, carries a mask: it does not
-count in the loss, where it would be noise. Every document of primitives has 128 tokens, so that windows of 128, 256, ...
-hold whole ones. Training and validation share no file of text and no document. In the validation split every answer carries
-a mark of its kind, so that train.py can say when each is learned. An alias that is asked for again is not marked: that answer
-can be read off the earlier one.
+What nobody can know, the statements, the first appearance of a word and which name is asked for, carries a mask: it does not
+count in the loss, where it would be noise. Every document of primitives has 64 tokens, so that windows of 64, 128, ... hold
+whole ones. Training and validation share no file of text and no document. In the validation split every answer carries a mark
+of its kind, so that train.py can say when each is learned. A name that is asked for again is not marked: its answer can be
+read off the earlier one.
 
     python data/toy/prepare.py          # seconds, no network: writes data/toy/train.* and data/toy/val.*
 """
@@ -22,6 +22,7 @@ import argparse
 import ast
 import platform
 import random
+import string
 import sys
 import sysconfig
 import warnings
@@ -33,11 +34,13 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 from tokens import draw, write_dataset     # noqa: E402
 
-SIZE = 128                                              # tokens of a document, with the end-of-text token before it
+SIZE = 64                                               # tokens of a document, with the end-of-text token before it
 START = 128                                             # added to the mark where an answer begins
 END_OF_TEXT = 256
-KINDS = ['text', 'copy', 'depth 0', 'depth 1']          # marks 1, 2, 3, 4
-MIX = {'copy': 1, 'depth 0': 2, 'depth 1': 1}           # of the primitives
+DEPTHS = 4                                              # 0, 1, 2, 3
+KINDS = ['text', 'copy', *(f'depth {d}' for d in range(DEPTHS))]        # marks 1, 2, ...
+COPIES = 0.25                                           # of the documents of primitives; the rest are chains
+VALUES = 4                                              # names that get a value, and names at every depth
 
 
 def words(rng, n):
@@ -51,41 +54,41 @@ def words(rng, n):
 
 
 def copy(rng):
-    "Pieces (text, can it be known, is it an answer) of a copying document."
-    period = words(rng, rng.randint(3, 12))
+    "Pieces (text, can it be known, of which kind is the answer that it is) of a copying document."
+    period = words(rng, rng.randint(3, 9))
     for i in range(SIZE):
         known = i > len(period)         # the first word to come back could as well have been a new one
-        yield period[i % len(period)], known, known
+        yield period[i % len(period)], known, 'copy' if known else None
 
 
-def assignment(rng, depth):
-    "Pieces of a document that assigns values to names, passes them on to aliases (depth 1), and asks for some."
-    names = words(rng, 10)
-    values = {name: str(rng.randint(10, 99)) for name in names[:rng.randint(2, 4 if depth else 6)]}
-    statements, asked = list(values.items()), dict(values)
-    if depth:
-        source = {alias: rng.choice(list(values)) for alias in names[-rng.randint(2, 4):]}
-        statements += source.items()
-        asked = {alias: values[name] for alias, name in source.items()}
+def chains(rng):
+    "Pieces of a document that assigns values to names, hands them on, and asks for some at every depth."
+    depth = rng.randrange(DEPTHS)
+    names = rng.sample(string.ascii_lowercase, (depth + 1) * VALUES)
+    statements = list(zip(names, rng.sample(string.digits, VALUES)))
+    level, asked = dict(statements), {name: (value, 0) for name, value in statements}
+    for d in range(1, depth + 1):
+        fresh = dict(zip(names[d * VALUES:(d + 1) * VALUES], rng.sample(list(level), VALUES)))
+        statements += fresh.items()
+        level = {name: level[source] for name, source in fresh.items()}
+        asked |= {name: (value, d) for name, value in level.items()}
     for name, value in statements:
-        yield name + value, False, False
-    answered = set()
-    for name in (rng.choice(list(asked)) for _ in range(SIZE)):
-        yield name[0], False, False     # which name is asked for
-        yield name[1:], True, False
-        yield asked[name], True, not (depth and name in answered)       # an alias once more is a matter of depth 0
-        answered.add(name)
+        yield name + value, False, None
+    questions = [name for _ in range(SIZE) for name in rng.sample(list(asked), len(asked))]
+    for i, name in enumerate(questions[:SIZE]):
+        value, d = asked[name]
+        yield '?' + name, False, None
+        yield value, True, f'depth {d}' if i < len(asked) else None     # then they come again
 
 
 def document(rng):
     "One document as (tokens, mask, marks), SIZE of each."
-    kind = rng.choices(list(MIX), MIX.values())[0]
     tokens, mask, marks = [END_OF_TEXT], [0], [0]
-    for text, known, is_answer in copy(rng) if kind == 'copy' else assignment(rng, int(kind[-1])):
-        mark = (KINDS.index(kind) + 1) * is_answer
+    for text, known, kind in copy(rng) if rng.random() < COPIES else chains(rng):
+        mark = KINDS.index(kind) + 1 if kind else 0
         tokens += text.encode()
         mask += [known] * len(text)
-        marks += ([mark + START * is_answer] + [mark] * len(text))[:len(text)]
+        marks += ([mark + START * bool(kind)] + [mark] * len(text))[:len(text)]
         if len(tokens) >= SIZE:
             return tokens[:SIZE], mask[:SIZE], marks[:SIZE]
 
@@ -133,7 +136,7 @@ def main(argv=None):
         write_dataset(args.out, split, 'bytes', np.concatenate((tokens, text)), kinds=KINDS,
                       mask=np.concatenate((mask, np.ones(len(text)))),
                       marks=np.concatenate((marks, np.full(len(text), START + 1))) if split == 'val' else None,
-                      origin=dict(made_by='data/toy/prepare.py', python=platform.python_version(), documents=n, mix=MIX,
+                      origin=dict(made_by='data/toy/prepare.py', python=platform.python_version(), documents=n, copies=COPIES,
                                   text=f'{len(text):,} bytes of {len(share)} files of the standard library'))
         print(f'{args.out}/{split}: {n:,} documents of primitives, {len(tokens):,} tokens; '
               f'text from {len(share)} files, {len(text):,} tokens')

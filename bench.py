@@ -1,0 +1,140 @@
+"""Speed and memory, each as a ratio of two things measured in one run: a number of seconds means little elsewhere.
+
+The idea: what this repo claims to save, it measures. Each benchmark is a function that yields (what, seconds) for a thing and
+for its peer; the two take turns, so that a busy machine slows both, and the median of the turns counts.
+
+Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", Table 7 (FLOPs saved by growing; `growing` shows what of it
+arrives on the clock).
+Here: the toy's shape on a CPU, the paper's 360M shape on a GPU.
+
+Usage:
+    python bench.py                         # all of them: 2 minutes on two CPU cores
+    python bench.py growing recompiling     # some
+"""
+import argparse
+import statistics
+import time
+
+import torch
+
+from grow import growth_plan, lidas, training_flops, untie
+from launch import pick_device
+from model import LM, ModelConfig
+from primitives import few_shot, log_likelihoods
+from tokenizer import get_tokenizer
+
+
+def shape(device):
+    "(model, batch, vocabulary): the paper's 360M on a GPU, the toy's on anything else."
+    if device.type == 'cuda':
+        return dict(vocab_size=49152, n_layer=32, n_embd=960, n_head=15, n_kv_head=5, ffn_dim=2560, context=2048), 8, 4
+    return dict(vocab_size=257, n_layer=8, n_embd=128, n_head=4, head_dim=64, context=128, tie_embeddings=False), 16, 2
+
+
+def clock(device, call):
+    "Seconds of one call, after whatever the GPU still had to do."
+    if device.type == 'cuda':
+        torch.cuda.synchronize()
+    began = time.perf_counter()
+    call()
+    if device.type == 'cuda':
+        torch.cuda.synchronize()
+    return time.perf_counter() - began
+
+
+def against(device, turns=5, **calls):
+    "Median seconds of each call, in turns, the first turn not counted."
+    seconds = {name: [clock(device, call)] for name, call in calls.items()}
+    for _ in range(turns):
+        for name, call in calls.items():
+            seconds[name].append(clock(device, call))
+    return {name: statistics.median(s[1:]) for name, s in seconds.items()}
+
+
+def training_step(device, model, batch):
+    "A function that does forward, backward and an update on random tokens."
+    tokens = torch.randint(model.config.vocab_size, (batch, model.config.context), device=device)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+
+    def step():
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == 'cuda'):
+            loss = model(tokens, tokens)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return step
+
+
+def growing(device):
+    "What a grown run takes of an ordinary run's time, beside its share of the FLOPs (steps, by depth, times their numbers)."
+    fields, batch, block = shape(device)
+    config = ModelConfig(**fields)
+    depths = range(block, config.n_layer + 1, block)
+    steps = {str(n): training_step(device, LM(ModelConfig(**fields | dict(n_layer=n))).to(device), batch) for n in depths}
+    seconds = against(device, **steps)
+    plan = growth_plan('lidas', config.n_layer, block, 850)
+    ends = [first for first, _ in plan[1:]] + [1000]
+    grown = sum((end - first) * seconds[str(n)] for (first, n), end in zip(plan, ends))
+    flops = training_flops(config, plan, 1000, 1) / training_flops(config, [(0, config.n_layer)], 1000, 1)
+    full = seconds[str(config.n_layer)]
+    return 'a grown run', grown / 1000, 'a run at full depth', full, f'of the FLOPs: {flops:.3f}'
+
+
+def looping(device):
+    "A looped model's training step against an ordinary one's of the same depth: equal FLOPs, fewer weights."
+    fields, batch, block = shape(device)
+    n = fields['n_layer']
+    deep = LM(ModelConfig(**fields)).to(device)
+    looped = LM(ModelConfig(**fields | dict(n_layer=block, order=list(range(block)) * (n // block)))).to(device)
+    seconds = against(device, looped=training_step(device, looped, batch), deep=training_step(device, deep, batch))
+    return f'{block} layers {n // block} times', seconds['looped'], f'{n} layers', seconds['deep'], ''
+
+
+def recompiling(device):
+    "The first step after a growth, with compiled Blocks, against a step of the whole model compiled anew."
+    fields, batch, block = shape(device)
+    model = LM(ModelConfig(**fields | dict(n_layer=2 * block))).to(device)
+    for layer in model.layers:
+        layer.compile()
+    training_step(device, model, batch)()
+    grown = untie(model, lidas(2 * block, block))
+    for layer in grown.layers:
+        layer.compile()
+    first = clock(device, training_step(device, grown, batch))
+    torch._dynamo.reset()
+    whole = untie(grown, grown.order)
+    whole.compile()
+    return 'first step after growing', first, 'compiled anew', clock(device, training_step(device, whole, batch)), ''
+
+
+def scoring(device):
+    "The options of a question sharing the prompt's cache, against each with the whole prompt."
+    fields, *_ = shape(device)
+    model = LM(ModelConfig(**fields | dict(context=1024))).to(device).eval()
+    examples, tokenizer = few_shot('copy_random', 8, shots=3), get_tokenizer('bytes')
+    seconds = against(device, 3, shared=lambda: log_likelihoods(model, tokenizer, examples),
+                      separate=lambda: log_likelihoods(model, tokenizer, examples, share=False))
+    return 'shared cache', seconds['shared'], 'whole prompt each', seconds['separate'], ''
+
+
+BENCHMARKS = {f.__name__: f for f in (growing, looping, recompiling, scoring)}
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description='Measure speed, each thing against its peer.')
+    parser.add_argument('names', nargs='*', help=f'of {", ".join(BENCHMARKS)}; none: all')
+    parser.add_argument('--device', default='auto')
+    args = parser.parse_args(argv)
+    unknown = [name for name in args.names if name not in BENCHMARKS]
+    if unknown:
+        parser.error(f'there is no benchmark {unknown[0]!r}: {", ".join(BENCHMARKS)}')
+    device = pick_device(args.device)
+    print(f'device {device}, torch {torch.__version__}, {torch.get_num_threads()} threads')
+    for name in args.names or BENCHMARKS:
+        what, mine, peer, theirs, note = BENCHMARKS[name](device)
+        print(f'{name:12} {mine / theirs:6.3f} = {what}: {mine:.3f} s, by {peer}: {theirs:.3f} s  {note}', flush=True)
+
+
+if __name__ == '__main__':
+    import bench
+    bench.main()
