@@ -102,10 +102,10 @@ def facts(name, state, model):
                 inference_flops=model.flops_per_token() // 3, training_flops=state['flops'])
 
 
-def repetitions(model, look, block, times):
-    """Every block of the order run several times: [{'start', 'times', 'loss', kind: accuracy}]. Once is the model as it is,
-    and is measured once."""
-    plain, rows = look(model), []
+def repetitions(model, look, block, times, plain):
+    """Every block of the order run several times: [{'start', 'times', 'loss', kind: accuracy}]. `look` measures a model, and
+    `plain` is what it said of this one as it is."""
+    rows = []
     for start in range(len(model.order) - block + 1):
         for k in times:
             if k == 1:
@@ -143,12 +143,17 @@ def main(argv=None):
     parser.add_argument('--block', type=int, default=2, help='how many layers are repeated')
     parser.add_argument('--times', default='1,2,3', help='how often they run')
     parser.add_argument('--batches', type=int, default=8, help='batches of validation data for each measurement')
+    parser.add_argument('--tasks', default='', help='primitives to score too, with their depth, such as assign_code/1,copy_words')
+    parser.add_argument('--shots', type=int, default=0)
+    parser.add_argument('--n', type=int, default=200, help='examples of each task')
     parser.add_argument('--device', default='auto')
     parser.add_argument('--out', type=Path, default=Path('out/loop.png'))
     args = parser.parse_args(argv)
     from checkpoint import build_model, load
     from launch import pick_device
-    from plot import by_seed, draw_repetitions, draw_tradeoffs, mean, show, write_csv
+    from plot import by_seed, draw_repetitions, draw_tradeoffs, mean, run_names, show, standard_error, write_csv
+    from primitives import few_shot, score
+    from tokenizer import get_tokenizer
     from tokens import Loader, measure
     from tqdm import tqdm
     try:
@@ -157,25 +162,31 @@ def main(argv=None):
                 parser.error('--untie takes two folders: a looped run, and where to write it')
             return cut_ties(*args.runs)
         times, device = list(map(int, args.times.split(','))), pick_device(args.device)
-        found, sweeps = {}, {}
-        for path in tqdm(args.runs, desc='measuring', unit='run'):
-            state, name = load(path), Path(path).name
+        found, sweeps, examples = {}, {}, {}
+        for name in filter(None, args.tasks.split(',')):
+            task, _, depth = name.partition('/')
+            examples[name] = few_shot(task, args.n, shots=args.shots, depth=int(depth or 0))
+        for name, path in tqdm(run_names(args.runs).items(), desc='measuring', unit='run'):
+            state = load(path)
             model, c = build_model(state, path).to(device).eval(), state['config']
-            val = Loader(c['data'], c['batch_size'], c['context'], weights=c['data_weights'], split='val')
+            tokenizer, val = get_tokenizer(path), Loader(c['data'], c['batch_size'], c['context'], weights=c['data_weights'], split='val')
 
             def look(model):
                 loss, kinds = measure(model, val, args.batches, c['grad_accum'])
-                return dict(loss=loss, **{kind: k['accuracy'] for kind, k in kinds.items() if kind != 'text'})
-            sweeps[name] = repetitions(model, look, args.block, times)
-            found[name] = facts(name, state, model) | look(model)
+                return dict(loss=loss, **{kind: k['accuracy'] for kind, k in kinds.items() if kind != 'text'},
+                            **{name: score(model, tokenizer, e)[0] for name, e in examples.items()})
+            plain = look(model)
+            found[name] = facts(name, state, model) | plain
+            sweeps[name] = repetitions(model, look, args.block, times, plain)
     except ValueError as error:
         print(f'loop.py: {error}', file=sys.stderr)
         raise SystemExit(2) from None
     rows = []
     for group, names in by_seed({name: name for name in found}).items():
-        numbers = {key: mean([found[n][key] for n in names]) for key, v in found[names[0]].items() if not isinstance(v, str)}
-        rows.append(dict(found[names[0]], run=group, seeds=len(names), **numbers))
-    kinds = [key for key in sweeps[name][0] if key not in ('start', 'times')]
+        numbers = {key: [found[n][key] for n in names] for key, v in found[names[0]].items() if not isinstance(v, str)}
+        rows.append(found[names[0]] | dict(run=group, seeds=len(names)) | {key: mean(v) for key, v in numbers.items()}
+                    | {f'{key} se': standard_error(numbers[key]) for key in plain})
+    kinds = list(plain)
     print_rows(rows, kinds)
     write_csv([dict(run=n, **row) for n, sweep in sweeps.items() for row in sweep], args.out)
     write_csv(rows, args.out.with_stem(args.out.stem + '_tradeoffs'))
@@ -184,18 +195,24 @@ def main(argv=None):
 
 
 def print_rows(rows, kinds):
-    head = ['run', 'loop', 'unique', 'deep', 'params', 'FLOPs/token', 'training FLOPs', *kinds]
+    """A line for each run, and below a looped one how it differs from its partners; behind each number its standard error over
+    the seeds, and behind a difference how many standard errors it is: below 2 it is not resolved."""
+    def cell(kind, value, error):
+        text = f'{value:.3f}' if kind == 'loss' else f'{100 * value:.1f}'
+        return text if error != error else text + (f' ± {error:.3f}' if kind == 'loss' else f' ± {100 * error:.1f}')
 
-    def cells(values):
-        return [f'{v:.3f}' if kind == 'loss' else f'{v:.1%}' for kind, v in zip(kinds, values)]
-    lines = [head]
+    lines = [['run', 'loop', 'unique', 'deep', 'params', 'FLOPs/token', 'training FLOPs', *kinds]]
     for r in rows:
         lines.append([r['run'], r['loop'], f'{r["unique"]:.0f}', f'{r["depth"]:.0f}', f'{r["params"]:,.0f}',
-                      f'{r["inference_flops"]:.2e}', f'{r["training_flops"]:.2e}', *cells([r[k] for k in kinds])])
-        lines += [['  minus ' + p['run'], what, '', '', '', '', '', *cells([r[k] - p[k] for k in kinds])] for what, p in partners(r, rows)]
+                      f'{r["inference_flops"]:.2e}', f'{r["training_flops"]:.2e}', *(cell(k, r[k], r[f'{k} se']) for k in kinds)])
+        for what, p in partners(r, rows):
+            lines.append([f'  minus {p["run"]}', what, '', '', '', '', ''])
+            for kind in kinds:
+                difference, error = r[kind] - p[kind], (r[f'{kind} se'] ** 2 + p[f'{kind} se'] ** 2) ** 0.5
+                lines[-1].append(cell(kind, difference, float('nan')) + (f' ({difference / error:+.1f} se)' if error > 0 else ''))
     widths = [max(map(len, column)) for column in zip(*lines)]
     for line in lines:
-        print('  '.join(cell.ljust(width) for cell, width in zip(line, widths)))
+        print('  '.join(text.ljust(width) for text, width in zip(line, widths)))
 
 
 if __name__ == '__main__':

@@ -76,6 +76,12 @@ def show(draw, what, path):
         print(f'picture: {path}')
 
 
+def run_names(paths):
+    "{name: path}: the last part of each path, where that tells them apart."
+    names = [Path(path).name for path in paths]
+    return dict(zip(names if len(set(names)) == len(names) else map(str, paths), paths))
+
+
 def by_seed(runs):
     "{name: log} to {name: [a log a seed]}: lidas-0, lidas-1 and lidas-2 are one run over three seeds."
     stem = {name: re.sub(r'-\d+$', '', name) for name in runs}
@@ -323,9 +329,7 @@ def main(argv=None):
     parser.add_argument('runs', nargs='+', help='folders that train.py wrote')
     parser.add_argument('--out', type=Path, help='the picture (default: in the first folder)')
     args = parser.parse_args(argv)
-    names = [Path(folder).name for folder in args.runs]
-    names = names if len(set(names)) == len(names) else args.runs
-    groups = by_seed({name: read_log(folder) for name, folder in zip(names, args.runs)})
+    groups = by_seed({name: read_log(folder) for name, folder in run_names(args.runs).items()})
     out = args.out or Path(args.runs[0]) / ('loss.png' if len(args.runs) == 1 else 'compare.png')
     show(draw_runs, groups, out)
     if len(args.runs) == 1:

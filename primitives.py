@@ -277,7 +277,7 @@ def main(argv=None):
     from checkpoint import build_model, load
     from launch import pick_device
     from loop import fit_loop
-    from plot import by_seed, draw_shots, mean, show, standard_error, write_csv
+    from plot import by_seed, draw_shots, mean, run_names, show, standard_error, write_csv
     from tqdm import tqdm
     try:
         depths, shots = (list(map(int, text.split(','))) for text in (args.depths, args.shots))
@@ -288,7 +288,7 @@ def main(argv=None):
         if not args.runs:
             parser.error('which run? such as out/lidas')
         device, rows, left_out = pick_device(args.device), [], set()
-        for path in tqdm(args.runs, desc='scoring', unit='run'):
+        for name, path in tqdm(run_names(args.runs).items(), desc='scoring', unit='run'):
             state = load(path)
             model, tokenizer = build_model(state, path).to(device).eval(), get_tokenizer(path)
             if args.loop:
@@ -304,13 +304,13 @@ def main(argv=None):
                                 raise
                             left_out.add(f'{k} shots of {task} at depth {depth} are left out: {error}')
                             continue
-                        rows.append(dict(run=Path(path).name, task=f'{task} {depth}' if 'assign' in task else task, shots=k,
+                        rows.append(dict(run=name, task=f'{task} {depth}' if 'assign' in task else task, shots=k,
                                          n=args.n, chance=1 / len(examples[0].options), accuracy=accuracy, low=low, high=high))
     except ValueError as error:
         print(f'primitives.py: {error}', file=sys.stderr)
         raise SystemExit(2) from None
     print(*sorted(left_out), sep='\n')
-    groups = by_seed({Path(path).name: Path(path).name for path in args.runs})
+    groups = by_seed({name: name for name in run_names(args.runs)})
     for row in rows:        # a line for each task, number of shots and run, or mean over a run's seeds
         name, members = next((name, members) for name, members in groups.items() if row['run'] in members)
         if row['run'] == members[0]:

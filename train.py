@@ -85,7 +85,7 @@ class Config:
     grad_clip: float = 1.0
     # what is measured and kept
     eval_every: int = 25
-    eval_batches: int = 8               # batches of validation data each time
+    eval_batches: int = 12              # batches of validation data each time
     log_every: int = 10
     save_every: int = 200
 

@@ -48,7 +48,7 @@ def test_documents_have_their_size_and_their_mix():
     assert all(len(t) == len(k) == len(m) == SIZE and t[0] == 256 and max(t[1:]) < 128 for t, k, m in docs)
     deepest = Counter(max(kind for kind, *_ in answers(t, m)) for t, _, m in docs)
     assert deepest['copy'] / 2000 == pytest.approx(0.25, abs=0.04)
-    for depth in range(3):          # of depth 3, a few documents don't ask for the deepest
+    for depth in range(4):
         assert deepest[f'depth {depth}'] / 2000 == pytest.approx(0.1875, abs=0.04)
     assert set(deepest) == set(KINDS) - {'text'}
 
@@ -66,8 +66,8 @@ def test_every_answer_follows_by_as_many_steps_as_its_kind_says():
                 depth = int(kind[-1])
                 assert hops(before, depth + 1) == answer and answer.isdigit()
                 assert hops(before, depth) != answer
-                assert f'?{before[-1]}' not in before[:-2]          # nor does an earlier question say it
-    assert counted['copy'] > 1000 and counted['depth 0'] > 1000 and counted['depth 3'] > 150
+                assert before.count('?') == 1           # no earlier answer makes the way shorter, or leaves fewer values
+    assert counted['copy'] > 1000 and all(counted[f'depth {d}'] > 60 for d in range(4))
 
 
 def test_what_counts_in_the_loss_can_be_known():

@@ -3,18 +3,20 @@
 Text is the standard library's source code and its documentation strings. The primitives are the papers' two kinds, in a
 form that a model of 2 million parameters learns within minutes (LOG.md has the forms that it doesn't learn):
   copy        a few random words, over and over, with a period of their own             JicDqySofJicDqySofJic...
-  depth 0-3   names get values, other names get those names, up to three times; then    w7j6z1q3 bwdzejhq ?e6?b7?q3...
-              some are asked for: the depth is the number of names between              (without the spaces)
-A name is a letter and a value a digit, so that a statement is two tokens; a question mark stands before the name that is asked
-for. Nothing stands right before the answer: with `w=7` the model has to look two places back at the very place where it must
-answer, which it learns much later, and not reliably. The forms with a sign (the papers' basic, math and code) and depth 4 and
-5 stay out of the mix: few-shot scores and fine-tuning need something unseen.
+  depth 0-3   names get values, other names get those names, up to three times; then    w7j6z1q3 bwdzejhq ?d1?w7?e6...
+              names are asked for: the depth counts the aliases before the value        (without the spaces)
+A name is a letter and a value a digit, so that a statement is two tokens; a question mark stands before a name that is asked
+for. No sign stands between a name and its value: with `w=7` the model has to look two places back at the very place where it
+must answer, which it learns much later, and not reliably. The forms with a sign (the papers' basic, math and code) and depth 4
+and 5 stay out of the mix: few-shot scores and fine-tuning need something unseen.
 
-What nobody can know, the statements, the first appearance of a word and which name is asked for, carries a mask: it does not
-count in the loss, where it would be noise. Every document of primitives has 64 tokens, so that windows of 64, 128, ... hold
-whole ones. Training and validation share no file of text and no document. In the validation split every answer carries a mark
-of its kind, so that train.py can say when each is learned. A name that is asked for again is not marked: its answer can be
-read off the earlier one.
+What nobody can know has mask 0, so that it does not count in the loss, where it would be noise: the statements, the first
+appearance of a word, which name is asked for. Every document of primitives has 64 tokens, so that windows of 64, 128, ... hold
+whole ones. Training and validation share no file of text and no document.
+
+In the validation split answers carry a mark of their kind, so that train.py can say when each is learned: of copying every
+word that comes back, of a chain the first question alone, which is always for one of its last names. Later answers have an
+easier way (if w has been asked for, b needs one look less), and they count in the loss, but not as a skill.
 
     python data/toy/prepare.py          # seconds, no network: writes data/toy/train.* and data/toy/val.*
 """
@@ -62,23 +64,23 @@ def copy(rng):
 
 
 def chains(rng):
-    "Pieces of a document that assigns values to names, hands them on, and asks for some at every depth."
+    "Pieces of a document that assigns values to names, hands them on, and asks: first for one of the last, then for any."
     depth = rng.randrange(DEPTHS)
     names = rng.sample(string.ascii_lowercase, (depth + 1) * VALUES)
     statements = list(zip(names, rng.sample(string.digits, VALUES)))
-    level, asked = dict(statements), {name: (value, 0) for name, value in statements}
+    level = dict(statements)            # the last names, and what each comes to
+    asked = dict(statements)
     for d in range(1, depth + 1):
         fresh = dict(zip(names[d * VALUES:(d + 1) * VALUES], rng.sample(list(level), VALUES)))
         statements += fresh.items()
         level = {name: level[source] for name, source in fresh.items()}
-        asked |= {name: (value, d) for name, value in level.items()}
+        asked |= level
     for name, value in statements:
         yield name + value, False, None
-    questions = [name for _ in range(SIZE) for name in rng.sample(list(asked), len(asked))]
-    for i, name in enumerate(questions[:SIZE]):
-        value, d = asked[name]
+    questions = [rng.choice(list(level)), *(name for _ in range(SIZE) for name in rng.sample(list(asked), len(asked)))]
+    for i, name in enumerate(questions):
         yield '?' + name, False, None
-        yield value, True, f'depth {d}' if i < len(asked) else None     # then they come again
+        yield asked[name], True, f'depth {depth}' if i == 0 else None
 
 
 def document(rng):
