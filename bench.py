@@ -1,7 +1,7 @@
-"""Speed and memory, each as a ratio of two things measured in one run: a number of seconds means little elsewhere.
+"""Speed, always as a ratio of two things measured in one run: a number of seconds means little elsewhere.
 
-The idea: what this repo claims to save, it measures. Each benchmark is a function that yields (what, seconds) for a thing and
-for its peer; the two take turns, so that a busy machine slows both, and the median of the turns counts.
+The idea: what this repo claims to save, it measures. Each benchmark is a function that times a thing and its peer; they take
+turns, so that a busy machine slows both, and the median of the turns counts (compiling is measured once).
 
 Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", Table 7 (FLOPs saved by growing; `growing` shows what of it
 arrives on the clock).
@@ -18,27 +18,26 @@ import time
 import torch
 
 from grow import growth_plan, lidas, training_flops, untie
-from launch import pick_device
+from launch import ConfigError, has_compiler, pick_device
 from model import LM, ModelConfig
 from primitives import few_shot, log_likelihoods
 from tokenizer import get_tokenizer
 
 
 def shape(device):
-    "(model, batch, vocabulary): the paper's 360M on a GPU, the toy's on anything else."
+    "(a model's fields, sequences in a batch, layers in a block): the paper's 360M on a GPU, the toy's on anything else."
     if device.type == 'cuda':
         return dict(vocab_size=49152, n_layer=32, n_embd=960, n_head=15, n_kv_head=5, ffn_dim=2560, context=2048), 8, 4
-    return dict(vocab_size=257, n_layer=8, n_embd=128, n_head=4, head_dim=64, context=128, tie_embeddings=False), 16, 2
+    return dict(vocab_size=257, n_layer=8, n_embd=128, n_head=4, head_dim=64, context=64, tie_embeddings=False), 32, 2
 
 
 def clock(device, call):
     "Seconds of one call, after whatever the GPU still had to do."
-    if device.type == 'cuda':
-        torch.cuda.synchronize()
+    wait = getattr(torch, device.type).synchronize
+    wait()
     began = time.perf_counter()
     call()
-    if device.type == 'cuda':
-        torch.cuda.synchronize()
+    wait()
     return time.perf_counter() - began
 
 
@@ -66,18 +65,21 @@ def training_step(device, model, batch):
 
 
 def growing(device):
-    "What a grown run takes of an ordinary run's time, beside its share of the FLOPs (steps, by depth, times their numbers)."
+    "What the mean step of a grown run takes of an ordinary run's, by the paper's schedule, beside its share of the FLOPs."
     fields, batch, block = shape(device)
     config = ModelConfig(**fields)
     depths = range(block, config.n_layer + 1, block)
-    steps = {str(n): training_step(device, LM(ModelConfig(**fields | dict(n_layer=n))).to(device), batch) for n in depths}
-    seconds = against(device, **steps)
+    seconds = {}
+    for n in depths:                # one at a time, against the full depth: all at once would fill a GPU
+        pair = {str(m): training_step(device, LM(ModelConfig(**fields | dict(n_layer=m))).to(device), batch) for m in (n, config.n_layer)}
+        found = against(device, **pair)
+        seconds[n] = found[str(n)] / found[str(config.n_layer)]
     plan = growth_plan('lidas', config.n_layer, block, 850)
     ends = [first for first, _ in plan[1:]] + [1000]
-    grown = sum((end - first) * seconds[str(n)] for (first, n), end in zip(plan, ends))
+    grown = sum((end - first) * seconds[n] for (first, n), end in zip(plan, ends)) / 1000
     flops = training_flops(config, plan, 1000, 1) / training_flops(config, [(0, config.n_layer)], 1000, 1)
-    full = seconds[str(config.n_layer)]
-    return 'a grown run', grown / 1000, 'a run at full depth', full, f'of the FLOPs: {flops:.3f}'
+    full = found[str(config.n_layer)]
+    return 'a mean step of a grown run', grown * full, 'a step at full depth', full, f'of the FLOPs: {flops:.3f}'
 
 
 def looping(device):
@@ -93,6 +95,8 @@ def looping(device):
 def recompiling(device):
     "The first step after a growth, with compiled Blocks, against a step of the whole model compiled anew."
     fields, batch, block = shape(device)
+    from torch._inductor import config as inductor
+    inductor.force_disable_caches = True        # else the second run of this finds the first one's work
     model = LM(ModelConfig(**fields | dict(n_layer=2 * block))).to(device)
     for layer in model.layers:
         layer.compile()
@@ -128,9 +132,15 @@ def main(argv=None):
     unknown = [name for name in args.names if name not in BENCHMARKS]
     if unknown:
         parser.error(f'there is no benchmark {unknown[0]!r}: {", ".join(BENCHMARKS)}')
-    device = pick_device(args.device)
+    try:
+        device = pick_device(args.device)
+    except ConfigError as error:
+        parser.error(str(error))
     print(f'device {device}, torch {torch.__version__}, {torch.get_num_threads()} threads')
     for name in args.names or BENCHMARKS:
+        if name == 'recompiling' and not has_compiler():
+            print('recompiling  left out: torch.compile needs a C++ compiler')
+            continue
         what, mine, peer, theirs, note = BENCHMARKS[name](device)
         print(f'{name:12} {mine / theirs:6.3f} = {what}: {mine:.3f} s, by {peer}: {theirs:.3f} s  {note}', flush=True)
 

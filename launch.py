@@ -23,6 +23,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 import checkpoint
 
@@ -91,6 +92,14 @@ def check_type(name, value, wanted, where):
     raise ConfigError(f'{where}: {name} must be {names}, not {value!r}')
 
 
+def whole_numbers(name, text):
+    "'1,2,5' as a list of numbers."
+    try:
+        return [int(part) for part in text.split(',')]
+    except ValueError:
+        raise ConfigError(f'{name}={text} must be whole numbers, such as 0,1,2') from None
+
+
 def check_choice(name, value, allowed):
     if value not in allowed:
         raise ConfigError(f'{name}={value!r} is not one of {", ".join(map(str, allowed))}{nearest(value, allowed)}')
@@ -121,8 +130,30 @@ def precision(config, device):
     return contextlib.nullcontext
 
 
+def has_compiler():
+    return any(map(shutil.which, ('c++', 'g++', 'clang++', 'cl')))
+
+
+def compile_blocks(config, world, model):
+    "Compile each Block for itself, so that no order and no growth compiles one again. Says whether it did."
+    wanted = config.compile is True or config.compile == 'auto' and world.device.type == 'cuda'
+    if wanted and not has_compiler():
+        world.say('compile stays off: torch.compile needs a C++ compiler (g++ or clang++), and there is none here')
+        return False
+    if wanted:
+        for block in model.layers:
+            block.compile()
+    return wanted
+
+
+def parallel(model, world):
+    """Without find_unused_parameters DDP sorts its buckets anew after the first step of a process, so that with three ranks or
+    more a resumed run would add its gradients up in another order."""
+    return DistributedDataParallel(model, find_unused_parameters=True) if world.size > 1 else model
+
+
 # The arithmetic of some GPUs in bfloat16, dense.
-PEAK_FLOPS = {'H200': 989e12, 'H100': 989e12, 'A100': 312e12, 'L40': 181e12, '4090': 165e12}
+PEAK_FLOPS = {'H200': 989e12, 'H100': 989e12, 'A100': 312e12, 'L40S': 362e12, 'L40': 181e12, '4090': 165e12}
 
 
 def mfu(flops_per_s, world):
@@ -138,6 +169,9 @@ class World:
 
     def __init__(self, device='auto'):
         self.size, self.rank = int(os.environ.get('WORLD_SIZE', 1)), int(os.environ.get('RANK', 0))
+        here, gpus = int(os.environ.get('LOCAL_WORLD_SIZE', 1)), torch.cuda.device_count()
+        if gpus and here > gpus and device in ('auto', 'cuda'):      # every process finds this, so that the first can say it
+            raise ConfigError(f'{here} processes on this machine need a GPU each, but there are {gpus}')
         self.device = pick_device(device, int(os.environ.get('LOCAL_RANK', 0)))
         if self.device.type == 'cuda':
             torch.cuda.set_device(self.device)
@@ -168,7 +202,7 @@ class World:
         if self.first:
             try:
                 result = work()
-            except ValueError as error:
+            except (ValueError, OSError, subprocess.CalledProcessError) as error:
                 failed = [str(error)]
         if self.size > 1:
             dist.broadcast_object_list(failed)

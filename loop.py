@@ -99,7 +99,7 @@ def facts(name, state, model):
     except ValueError:
         loop = 'other'
     return dict(run=name, loop=loop, unique=len(model.layers), depth=len(model.order), params=model.num_params(),
-                inference_flops=model.flops_per_token() // 3, training_flops=state['flops'])
+                inference_flops=model.flops_per_token() // 3, training_flops=state['flops'] + state.get('inherited_flops', 0))
 
 
 def repetitions(model, look, block, times, plain):
@@ -118,21 +118,25 @@ def repetitions(model, look, block, times, plain):
 
 
 def partners(row, rows):
-    "Of a looped model: ('equal parameters', the ordinary model with as many unique layers), ('equal depth', the one as deep)."
+    "Of a looped model: ('equal parameters', an ordinary model), ('equal compute', one that costs as much to run)."
     ordinary = [r for r in rows if r['unique'] == r['depth']]
-    return [(what, r) for what, key in (('equal parameters', 'unique'), ('equal depth', 'depth'))
-            for r in ordinary if row['unique'] < row['depth'] and r['depth'] == row[key]]
+    return [(what, r) for what, key in (('equal parameters', 'params'), ('equal compute', 'inference_flops'))
+            for r in ordinary if row['unique'] < row['depth'] and r[key] == row[key]]
 
 
 def cut_ties(source, target):
     "A looped run as an ordinary checkpoint of its unrolled depth, to go on from with init_from."
-    from checkpoint import build_model, load, save
+    from checkpoint import build_model, exists, load, save
     from grow import untie
+    if exists(target):
+        raise ValueError(f'{target} holds a checkpoint already: choose another folder')
     state = load(source)
     model = build_model(state, source)
     free = untie(model, model.order)
     save(target, **{**state, 'model': free.state_dict(), 'model_config': dataclasses.asdict(free.config), 'optimizers': []})
-    shutil.copy(Path(source) / 'run.json', Path(target) / 'run.json')
+    about = Path(source) / 'run.json'           # which tokenizer it reads
+    if about.exists():
+        shutil.copy(about, target)
     print(f'{target}: {len(free.layers)} layers of their own, where {source} runs {len(model.layers)}')
 
 
@@ -150,7 +154,7 @@ def main(argv=None):
     parser.add_argument('--out', type=Path, default=Path('out/loop.png'))
     args = parser.parse_args(argv)
     from checkpoint import build_model, load
-    from launch import pick_device
+    from launch import pick_device, whole_numbers
     from plot import by_seed, draw_repetitions, draw_tradeoffs, mean, run_names, show, standard_error, write_csv
     from primitives import few_shot, score
     from tokenizer import get_tokenizer
@@ -161,11 +165,14 @@ def main(argv=None):
             if len(args.runs) != 2:
                 parser.error('--untie takes two folders: a looped run, and where to write it')
             return cut_ties(*args.runs)
-        times, device = list(map(int, args.times.split(','))), pick_device(args.device)
+        times, device = whole_numbers('--times', args.times), pick_device(args.device)
+        if min(times) < 1 or args.block < 1 or args.batches < 1 or args.n < 1:
+            raise ValueError('--times, --block, --batches and --n must be at least 1')
+        times = sorted({1, *times})
         found, sweeps, examples = {}, {}, {}
         for name in filter(None, args.tasks.split(',')):
             task, _, depth = name.partition('/')
-            examples[name] = few_shot(task, args.n, shots=args.shots, depth=int(depth or 0))
+            examples[name] = few_shot(task, args.n, shots=args.shots, depth=whole_numbers('--tasks', depth or '0')[0])
         for name, path in tqdm(run_names(args.runs).items(), desc='measuring', unit='run'):
             state = load(path)
             model, c = build_model(state, path).to(device).eval(), state['config']
@@ -175,7 +182,11 @@ def main(argv=None):
                 loss, kinds = measure(model, val, args.batches, c['grad_accum'])
                 return dict(loss=loss, **{kind: k['accuracy'] for kind, k in kinds.items() if kind != 'text'},
                             **{name: score(model, tokenizer, e)[0] for name, e in examples.items()})
+            if args.block > len(model.order):
+                raise ValueError(f'--block={args.block}: {name} is {len(model.order)} layers deep')
             plain = look(model)
+            if found and plain.keys() != next(iter(sweeps.values()))[0].keys() - {'start', 'times'}:
+                raise ValueError(f'{name} was trained on data with other kinds of answers ({", ".join(plain)}): compare it apart')
             found[name] = facts(name, state, model) | plain
             sweeps[name] = repetitions(model, look, args.block, times, plain)
     except ValueError as error:

@@ -68,6 +68,7 @@ def figure(rows, columns, size, **kw):
 def show(draw, what, path):
     "Draw, and say where the picture is; without matplotlib, say that."
     path.parent.mkdir(parents=True, exist_ok=True)
+    path = path if path.suffix in ('.png', '.pdf', '.svg') else path.with_suffix('.png')
     try:
         draw(what).savefig(path, dpi=130)
     except ImportError:
@@ -83,12 +84,13 @@ def run_names(paths):
 
 
 def by_seed(runs):
-    "{name: log} to {name: [a log a seed]}: lidas-0, lidas-1 and lidas-2 are one run over three seeds."
-    stem = {name: re.sub(r'-\d+$', '', name) for name in runs}
+    "{name: log} to {name: [a log for each seed]}: lidas-0, lidas-1 and lidas-2 are one run over three seeds; 1e-3 is a number."
+    stem = {name: re.sub(r'(?<!\de)-\d+$', '', name) for name in runs}
+    seeds = [stem[name] for name in runs if stem[name] != name]
     groups = {}
     for name, log in runs.items():
-        alone = list(stem.values()).count(stem[name]) == 1
-        groups.setdefault(name if alone else stem[name], []).append(log)
+        together = seeds.count(stem[name]) > 1 and stem[name] != name
+        groups.setdefault((stem[name] + '-*' if stem[name] in runs else stem[name]) if together else name, []).append(log)
     return groups
 
 
@@ -139,7 +141,7 @@ def draw_runs(groups):
                 for entry in growths(group[0]):
                     ax.axvline(entry[x], color='#888888' if alone else colour, ls=':', lw=1.3, zorder=0)
                     if alone and shown == ['loss']:
-                        ax.text(entry[x], 1, f' {entry["n_layer"]} layers', color='#666666', fontsize=8, va='bottom',
+                        ax.text(entry[x], 1, f' {entry.get("depth", entry["n_layer"])} layers', color='#666666', fontsize=8, va='bottom',
                                 ha='center', transform=ax.get_xaxis_transform())
             ax.grid(alpha=0.25)
             ax.spines[['top', 'right']].set_visible(False)
@@ -155,8 +157,9 @@ def draw_runs(groups):
 
 
 def growths(log):
-    "The lines of a log at which the model is deeper than on the line before."
-    return [b for a, b in zip(log, log[1:]) if b.get('n_layer', 0) > a.get('n_layer', math.inf)]
+    "The lines of a log at which the model is deeper than on the line before: it has grown, or begun to loop."
+    deep = [line.get('depth', line.get('n_layer', 0)) for line in log]
+    return [line for line, before, now in zip(log[1:], deep, deep[1:]) if now > before]
 
 
 def kinds_of(logs):
@@ -177,11 +180,15 @@ def at_all_seeds(group, x, value):
 # ---------------------------------------------------------------------------------------------- the table
 
 def table(groups, emerged=0.8):
-    """A row for each group: means and standard errors over its seeds at the last measurement, and for each kind the step
-    and the FLOPs at which the accuracy first reached `emerged` (means over the seeds that got there: `reached`)."""
+    """A row for each group: means and standard errors over its seeds at the last step that all of them have measured, and for
+    each kind the step and the FLOPs at which the accuracy first reached `emerged` (means over the seeds that got there:
+    `reached`)."""
     rows, kinds = [], kinds_of([log for group in groups.values() for log in group])
     for name, group in groups.items():
-        last = [next(line for line in reversed(log) if 'val_loss' in line) for log in group]
+        end = max(set.intersection(*({e['step'] for e in log if 'val_loss' in e} for log in group)), default=None)
+        if end is None:
+            raise SystemExit(f'plot.py: {name} has no measurement yet that all of its seeds share')
+        last = [next(e for e in log if e['step'] == end and 'val_loss' in e) for log in group]
         row = dict(run=name, seeds=len(group), steps=mean([e['step'] for e in last]), layers=mean([e['n_layer'] for e in last]),
                    flops=mean([e['flops'] for e in last]), minutes=mean([e['seconds'] / 60 for e in last]))
         for key, value in {'loss': lambda e: e['val_loss'], 'text': pick('text', 'loss'),
@@ -209,7 +216,8 @@ def standard_error(values):
 
 def print_table(rows):
     """The rows in columns. Behind a mean and its standard error stands how far it is from the first row's, in standard
-    errors of the difference: less than 2 is not resolved."""
+    errors of the difference: below 2 it is not resolved (and with three seeds, 2 is not much: chance gives more in one case
+    of ten)."""
     kinds = [key.removesuffix(' reached') for key in rows[0] if key.endswith(' reached')]
     ends = [['run', 'seeds', 'steps', 'FLOPs', 'minutes', 'loss', 'on text', *(f'{kind}, %' for kind in kinds)]]
     firsts = [['over 80% from', *(f'{kind}: step, FLOPs' for kind in kinds)]]
@@ -285,18 +293,18 @@ def draw_tradeoffs(what):
     "(rows, kinds): the mean accuracy over the kinds against unique parameters, inference FLOPs and training FLOPs."
     rows, kinds = what
     fig, axes = figure(1, 3, (13, 4), sharey=True)
-    shapes = {'looped': 's', 'ordinary': 'o'}
+    shapes, skills = {'looped': 's', 'ordinary': 'o'}, [kind for kind in kinds if kind != 'loss']
     for ax, (key, label) in zip(axes[0], (('params', 'unique parameters'), ('inference_flops', 'inference FLOPs a token'),
                                           ('training_flops', 'training FLOPs'))):
         for colour, row in zip(COLOURS * 9, rows):
-            y = 100 * mean([row[kind] for kind in kinds if kind != 'loss'])
+            y = 100 * mean([row[kind] for kind in skills]) if skills else row['loss']
             ax.scatter(row[key], y, color=colour, s=70, marker=shapes['looped' if row['unique'] < row['depth'] else 'ordinary'],
                        label=row['run'])
         ax.set_xlabel(label)
         ax.set_xlim(0)
         ax.grid(alpha=0.25)
         ax.spines[['top', 'right']].set_visible(False)
-    axes[0][0].set_ylabel('answers right, mean of the kinds (%)')
+    axes[0][0].set_ylabel('answers right, mean of the kinds (%)' if skills else 'loss (nats a token)')
     axes[0][2].legend(frameon=False, fontsize=9, loc='center left', bbox_to_anchor=(1, 0.5), title='square: looped')
     return fig
 

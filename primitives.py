@@ -1,24 +1,25 @@
 """Reasoning primitives: copying and variable assignment, small tasks whose difficulty is known exactly.
 
-The idea: copying asks for what came after a word before, assignment for a value that stands one look back (depth 0), behind
-one alias (depth 1), behind two, and so on. Depth d cannot be answered in fewer than d + 1 looks, so these tasks measure the
-computation that a model does over its layers, apart from what it knows. Answers are chosen among given options by their
-log-likelihood, after some examples with answers ("shots").
+The idea: copying asks for what came after a word before, assignment for the value of a name: at depth 0 it stands one look back,
+at depth 1 behind one alias, at depth 2 behind two. Followed one look at a time, depth d takes d + 1 of them, so these tasks
+measure computation over the layers, apart from knowledge (a model that resolves all statements at once can do with about
+log2(d + 1) + 1). Answers are chosen among given options by log-likelihood, after some examples with answers ("shots").
 
 Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", appendix C, and "From Growing to Looping", appendix D.1 (the
 forms), section 5.1 (accuracy against shots, fine-tuning); the tasks are Saunshi et al.'s, 2024.
-Here: the papers print the forms of copying and of basic assignment, and neither those of math and code, nor the depth of the
-averages: the former are ours (TEMPLATES), and depths are always told apart. Real words are a fixed list. The `toy_` tasks
-have the form of data/toy, which small models are trained on; their shots are earlier questions about the same statements.
+Here: the papers print the forms of copying and of basic assignment, the latter with two spacings of the blank. They don't print
+those of math and code, so TEMPLATES are ours; nor say which depths their averages hold, so each depth is told by itself.
+Values are drawn so that none begins another (the papers' 1 and 13): the likelihood of ` 1` holds that of ` 13`. Real words are
+a fixed list. The `toy_` tasks have the form of data/toy, which small models are trained on.
 
 Usage:
     examples = few_shot('assign_basic', 200, shots=5, depth=1)
     accuracy, (low, high) = score(model, get_tokenizer('out/lidas'), examples)
-    python primitives.py out/lidas out/baseline --tasks=toy --depths=0,1,2      # a table, a picture, a CSV file
-    python primitives.py --write=data/sft --tasks=toy_assign --depths=1,2 --n=128   # examples to fine-tune on
+    python primitives.py out/lidas out/baseline --depths=0,1,2          # a table, a picture, a CSV file
+    python primitives.py --write=data/sft --tasks=toy_assign --depths=4 --n=128     # examples to fine-tune on
 """
 import argparse
-import csv
+import itertools
 import math
 import random
 import string
@@ -41,7 +42,7 @@ class Example:
 
 
 # ---------------------------------------------------------------------------------------------- one question
-# A task is a function (rng, depth) -> (question, options, right option).
+# A task is a function (rng, depth) -> (question, options, right option). Copying takes no notice of the depth.
 
 TEMPLATES = {               # what comes first, a statement, the question
     'basic': ('Fill in blank:\n\n', '{}={}\n', '{}=____ . ->'),
@@ -66,15 +67,16 @@ def random_words(rng, n):
 
 
 def copying(rng, words, n=10, again=5):
-    "n words, a piece of them once more, and what came next?"
+    """n words, a piece of them once more, and what came next? In the papers' form that is always one of the last words and none
+    of the piece: whoever knows just that is right in nearly half of the cases."""
     start = rng.randrange(n - again)
     shown = words + words[start:start + again]
     return f'Fill in the blank:\n\n{" ".join(shown)} ____ . ->', [' ' + w for w in words], ' ' + words[start + again]
 
 
 def chain(rng, names, values, depth):
-    """Statements that give values to as many names, and pass them on `depth` times, each time to new names in another
-    order. (statements, {last name: value}); what a name is given stands in an earlier statement."""
+    """Statements that give values to as many names, and hand all of them on to new names, `depth` times, in a random order:
+    (statements, {one of the last names: its value})."""
     n = len(values)
     level = dict(zip(names[:n], values))
     statements = list(level.items())
@@ -86,14 +88,36 @@ def chain(rng, names, values, depth):
     return statements, level
 
 
+def values_apart(rng, n):
+    "n numbers from 1 to 25, none of which another one begins with."
+    while True:
+        values = [str(v) for v in rng.sample(range(1, 26), n)]
+        if not any(a != b and b.startswith(a) for a in values for b in values):
+            return values
+
+
 def assignment(rng, depth, form, n=5):
     first, statement, question = TEMPLATES[form]
     letters = string.ascii_lowercase
     pool = list(letters) if (depth + 1) * n <= 26 else [a + b for a in letters for b in letters]
-    statements, level = chain(rng, rng.sample(pool, (depth + 1) * n), rng.sample(range(1, 26), n), depth)
+    statements, level = chain(rng, rng.sample(pool, (depth + 1) * n), values_apart(rng, n), depth)
     asked = rng.choice(list(level))
     return (first + ''.join(statement.format(*s) for s in statements) + question.format(asked),
             [f' {v}' for v in level.values()], f' {level[asked]}')
+
+
+def toy_copy(rng, depth, n=8):
+    words = [w.capitalize() for w in random_words(rng, n)]
+    again = rng.randrange(1, n)
+    return ''.join(words + words[:again]), words, words[again]
+
+
+def toy_assign(rng, depth, n=4):
+    if (depth + 1) * n > 26:
+        raise ValueError(f'toy_assign has letters for depth {26 // n - 1} at most, not {depth}')
+    statements, level = chain(rng, rng.sample(string.ascii_lowercase, (depth + 1) * n), rng.sample(string.digits, n), depth)
+    asked = rng.choice(list(level))
+    return ''.join(a + b for a, b in statements) + '?' + asked, list(level.values()), level[asked]
 
 
 TASKS = {
@@ -103,53 +127,24 @@ TASKS = {
     'assign_math': lambda rng, depth: assignment(rng, depth, 'math'),
     'assign_code': lambda rng, depth: assignment(rng, depth, 'code'),
 }
-
-
-# The toy's forms: (rng, depth, shots) -> (question with its shots, options, right option).
-
-def toy_copy(rng, depth, shots, n=8):
-    words = [w.capitalize() for w in random_words(rng, n)]
-    if shots > n - 2:
-        raise ValueError(f'toy_copy has {n} words, so at most {n - 2} shots, not {shots}')
-    return ''.join(words + words[:1 + shots]), words, words[1 + shots]
-
-
-def toy_assign(rng, depth, shots, n=4):
-    if (depth + 1) * n > 26:
-        raise ValueError(f'toy_assign has letters for depth {26 // n - 1} at most, not {depth}')
-    names = rng.sample(string.ascii_lowercase, (depth + 1) * n)
-    statements, level = chain(rng, names, rng.sample(string.digits, n), depth)
-    asked, value = rng.choice(list(level)), dict(statements)
-    for _ in range(depth):              # what every name comes to; an earlier question never gives the value that is asked for
-        value = {name: value.get(given, given) for name, given in value.items()}
-    others = [name for name in value if value[name] != level[asked]]
-    if shots > len(others):
-        raise ValueError(f'toy_assign at depth {depth} has at most {len(others)} shots, not {shots}')
-    rng.shuffle(others)
-    return (''.join(a + b for a, b in statements) + ''.join(f'?{a}{value[a]}' for a in others[:shots]) + '?' + asked,
-            list(level.values()), level[asked])
-
-
 TOY_TASKS = {'toy_copy': toy_copy, 'toy_assign': toy_assign}
 
 
 def few_shot(task, n, *, shots=5, depth=0, seed=0):
-    """n examples of a task, each with `shots` answered questions of its own before it. Example i asks the same question
-    whatever the shots are, so that accuracy against shots compares like with like. Copying has no depth."""
-    if task not in TASKS and task not in TOY_TASKS:
+    """n examples of a task, each after `shots` others with their answers, fresh ones for each. Example i asks the same question
+    whatever the shots are, so that accuracy against shots compares like with like."""
+    make = {**TASKS, **TOY_TASKS}.get(task)
+    if make is None:
         raise ValueError(f'there is no task {task!r}: {", ".join([*TASKS, *TOY_TASKS])}')
-    if shots < 0 or depth < 0 or n < 1:
-        raise ValueError(f'shots={shots} and depth={depth} must not be negative, and n={n} at least 1')
-    examples = []
+    if shots < 0 or not 0 <= depth < 100 or n < 1:
+        raise ValueError(f'shots={shots} must not be negative, depth={depth} 0 to 99, and n={n} at least 1')
+    examples, between = [], '' if task in TOY_TASKS else '\n\n'
     for i in range(n):
         rng = random.Random(draw(seed, f'{task} at depth {depth}', i))
-        if task in TOY_TASKS:
-            prompt, options, right = TOY_TASKS[task](rng, depth, shots)
-        else:
-            prompt, options, right = TASKS[task](rng, depth)
-            for _ in range(shots):
-                question, _, answer = TASKS[task](rng, depth)
-                prompt = f'{question}{answer}\n\n{prompt}'
+        prompt, options, right = make(rng, depth)
+        for _ in range(shots):
+            question, _, answer = make(rng, depth)
+            prompt = question + answer + between + prompt
         rng.shuffle(options)
         examples.append(Example(prompt, options, options.index(right)))
     return examples
@@ -182,7 +177,7 @@ def log_likelihoods(model_like, tokenizer, examples, *, batch=64, share=True):
     context = getattr(getattr(model_like, 'config', None), 'context', math.inf)
     longest = max(len(p) + max(map(len, o)) for p, o in zip(prompts, options))
     if longest > context:
-        raise ValueError(f'a prompt with its answer has {longest} tokens, but the context is {context}: ask with fewer shots')
+        raise ValueError(f'a prompt with its answer has {longest} tokens, but the context is {context}')
     device = next((p.device for p in getattr(model_like, 'parameters', list)()), 'cpu')
     groups, values = {}, [None] * len(examples)
     for i, (p, o) in enumerate(zip(prompts, options)):
@@ -194,7 +189,7 @@ def log_likelihoods(model_like, tokenizer, examples, *, batch=64, share=True):
             prompt = torch.tensor([prompts[i] for i in part], device=device)                                           # (B, T)
             after = (shared if share and isinstance(model_like, LM) else separate)(model_like, prompt, padded)
             found = after.float().log_softmax(-1).gather(-1, padded.clamp(min=0)[..., None])[..., 0]                   # (B, O, W)
-            for i, value in zip(part, found.masked_fill(padded < 0, 0).double().sum(-1).cpu()):
+            for i, value in zip(part, found.masked_fill(padded < 0, 0).cpu().double().sum(-1)):
                 values[i] = value
     return values
 
@@ -226,7 +221,9 @@ def write_examples(folder, tokenizer_name, tasks, depths, n, *, shots=0, seed=0,
     """A dataset for fine-tuning: n examples in equal parts of every task and depth, one padded row each, with loss on the
     answer alone. The validation split has other examples, and marks, so that train.py says which part is learned."""
     tokenizer = get_tokenizer(tokenizer_name)
-    kinds = [f'{task} {depth}' for task in tasks for depth in depths]
+    if n < 1:
+        raise ValueError(f'n={n}: at least one example')
+    kinds = [f'{task} {depth}' for task in tasks for depth in depths_of(task, depths)]
     start, rows = start_of_document(tokenizer), {}
     for split, total in (('train', n), ('val', n_val)):
         rows[split] = []
@@ -247,16 +244,20 @@ def write_examples(folder, tokenizer_name, tasks, depths, n, *, shots=0, seed=0,
             answer[counts.index(1)] += 128
             marks += answer
         write_dataset(folder, split, tokenizer_name, tokens, mask=mask, marks=marks if split == 'val' else None, kinds=kinds,
-                      row=longest, origin=dict(made_by='primitives.py', n=len(examples), shots=shots, seed=seed))
+                      row=longest, origin=dict(made_by='primitives.py', tasks=tasks, n=len(examples), shots=shots, seed=seed))
     return longest
 
 
 # ---------------------------------------------------------------------------------------------- the command
 
-def pick_tasks(text, data):
-    "The tasks' names. `auto` is what the run was trained on: the toy's forms or the papers'."
+def depths_of(task, depths):
+    return depths if 'assign' in task else [0]
+
+
+def pick_tasks(text, context):
+    "The tasks' names. `auto` is the papers' where their examples fit into the context, and else the toy's."
     if text == 'auto':
-        text = 'toy' if Path(str(data)).name == 'toy' else 'papers'
+        text = 'toy' if context < 256 else 'papers'
     return {'toy': list(TOY_TASKS), 'papers': list(TASKS)}.get(text) or text.split(',')
 
 
@@ -265,7 +266,7 @@ def main(argv=None):
     parser.add_argument('runs', nargs='*', help='folders that train.py wrote; NAME-SEED are averaged over their seeds')
     parser.add_argument('--tasks', default='auto', help=f'papers ({", ".join(TASKS)}), toy ({", ".join(TOY_TASKS)}), or some by name')
     parser.add_argument('--depths', default='0,1,2', help='of assignment: how many aliases stand before the value')
-    parser.add_argument('--shots', default='0', help='such as 0,1,2,5: accuracy against shots')
+    parser.add_argument('--shots', default='0', help='such as 0,1,2,5: accuracy against shots (the papers score at 5)')
     parser.add_argument('--n', type=int, default=200, help='examples of each task, depth and number of shots')
     parser.add_argument('--seed', type=int, default=0)
     parser.add_argument('--loop', help='run the layers in another order, such as 3-2x2-3')
@@ -275,41 +276,43 @@ def main(argv=None):
     parser.add_argument('--tokenizer', default='bytes', help='of the examples that are written')
     args = parser.parse_args(argv)
     from checkpoint import build_model, load
-    from launch import pick_device
+    from launch import pick_device, whole_numbers
     from loop import fit_loop
     from plot import by_seed, draw_shots, mean, run_names, show, standard_error, write_csv
     from tqdm import tqdm
     try:
-        depths, shots = (list(map(int, text.split(','))) for text in (args.depths, args.shots))
+        depths, shots = whole_numbers('--depths', args.depths), whole_numbers('--shots', args.shots)
         if args.write:
-            tasks = pick_tasks(args.tasks, 'toy')
+            if args.runs or len(shots) > 1:
+                raise ValueError('--write makes a dataset, of one number of shots: it takes no runs')
+            tasks = pick_tasks(args.tasks, 0)
             row = write_examples(args.write, args.tokenizer, tasks, depths, args.n, shots=shots[0], seed=args.seed)
             return print(f'{args.write}: {args.n} examples of {", ".join(tasks)} at depth {args.depths}, rows of {row} tokens')
         if not args.runs:
-            parser.error('which run? such as out/lidas')
-        device, rows, left_out = pick_device(args.device), [], set()
+            raise ValueError('which run? such as out/lidas')
+        device, rows, left_out = pick_device(args.device), [], {}
         for name, path in tqdm(run_names(args.runs).items(), desc='scoring', unit='run'):
             state = load(path)
             model, tokenizer = build_model(state, path).to(device).eval(), get_tokenizer(path)
             if args.loop:
                 model.config.order = fit_loop(args.loop, len(model.layers))
-            for task in pick_tasks(args.tasks, state['config'].get('data')):
-                for depth in depths if 'assign' in task else [0]:
-                    for k in shots:
-                        try:
-                            examples = few_shot(task, args.n, shots=k, depth=depth, seed=args.seed)
-                            accuracy, (low, high) = score(model, tokenizer, examples)
-                        except ValueError as error:
-                            if not k:
-                                raise
-                            left_out.add(f'{k} shots of {task} at depth {depth} are left out: {error}')
-                            continue
-                        rows.append(dict(run=name, task=f'{task} {depth}' if 'assign' in task else task, shots=k,
-                                         n=args.n, chance=1 / len(examples[0].options), accuracy=accuracy, low=low, high=high))
+            for task in pick_tasks(args.tasks, model.config.context):
+                for depth, k in itertools.product(depths_of(task, depths), shots):
+                    examples = few_shot(task, args.n, shots=k, depth=depth, seed=args.seed)
+                    try:
+                        accuracy, (low, high) = score(model, tokenizer, examples)
+                    except ValueError as error:         # too long for this model
+                        left_out[f'{task} at depth {depth} with {k} shots is left out: {error}'] = True
+                        continue
+                    rows.append(dict(run=name, task=f'{task} {depth}' if 'assign' in task else task, shots=k,
+                                     n=args.n, chance=1 / len(examples[0].options), accuracy=accuracy, low=low, high=high))
+        if not rows:
+            raise ValueError(f'nothing could be scored: {next(iter(left_out))}')
     except ValueError as error:
         print(f'primitives.py: {error}', file=sys.stderr)
         raise SystemExit(2) from None
-    print(*sorted(left_out), sep='\n')
+    for line in left_out:
+        print(line)
     groups = by_seed({name: name for name in run_names(args.runs)})
     for row in rows:        # a line for each task, number of shots and run, or mean over a run's seeds
         name, members = next((name, members) for name, members in groups.items() if row['run'] in members)

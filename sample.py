@@ -30,7 +30,7 @@ def main(argv=None):
     parser.add_argument('--loop', help='run the layers in another order, such as 3-2x2-3')
     parser.add_argument('--device', default='auto')
     args = parser.parse_args(argv)
-    if args.top_k is not None and args.top_k < 1 or args.temperature < 0 or args.tokens < 1:
+    if args.top_k is not None and args.top_k < 1 or not 0 <= args.temperature < 1e9 or args.tokens < 1:
         parser.error('--top_k and --tokens must be at least 1, and --temperature not negative')
     try:
         device = pick_device(args.device)

@@ -68,7 +68,7 @@ def from_tokenizer_json(path):
     make new tokens in the order of their ids: both hold for GPT-2, cosmo2, Llama 3 and their kin."""
     path = Path(path)
     spec = read_json(path)
-    bpe, to_bytes = spec['model'], {char: byte for byte, char in byte_alphabet().items()}
+    bpe, to_bytes = spec.get('model', {}), {char: byte for byte, char in byte_alphabet().items()}
     special = {token['content']: token['id'] for token in spec.get('added_tokens', [])}
     words = {token: i for token, i in bpe.get('vocab', {}).items() if token not in special} if bpe.get('merges') else {}
     if bpe.get('type', 'BPE') != 'BPE' or not spec.get('pre_tokenizer') or not set(to_bytes) <= words.keys() \

@@ -19,20 +19,18 @@ import inspect
 import json
 import math
 import os
-import shutil
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
 import checkpoint
 import plot
 from grow import GROWTH, growth_plan, untie
-from launch import ConfigError, Stop, World, check_choice, mfu, open_folder, precision, read_config
+from launch import ConfigError, Stop, World, check_choice, compile_blocks, mfu, open_folder, parallel, precision, read_config
 from loop import fit_loop
 from model import LM, ModelConfig
 from tokenizer import DataError, get_tokenizer
@@ -65,7 +63,7 @@ class Config:
     # looping: n_layer counts the unique layers
     loop: str | None = None             # the order in which they run, such as 2x4 or 2-2x2-2; None: each once
     cooldown_loop: str | None = None    # the order from the first step of the decay on
-    cooldown_data: str | list | None = None     # what is read from there on, in place of data
+    cooldown_data: str | list | None = None     # what is read from there on in place of data, in equal shares
     # the data
     data: str | list = 'data/toy'       # a folder, or a list of them
     data_weights: list | None = None    # their shares of the rows; None: equal
@@ -111,8 +109,10 @@ def check(config):
             raise ConfigError(f'{name}={getattr(c, name)} must not be negative, nor without bounds')
     if not 0 <= c.beta2 < 1:
         raise ConfigError(f'beta2={c.beta2} must be at least 0 and less than 1')
-    if isinstance(c.data, list) and not (c.data and all(isinstance(d, str) for d in c.data)):
-        raise ConfigError(f'data={c.data} must be a folder or a list of folders')
+    for name in ('data', 'cooldown_data'):
+        folders = getattr(c, name)
+        if isinstance(folders, list) and not (folders and all(isinstance(d, str) for d in folders)):
+            raise ConfigError(f'{name}={folders} must be a folder or a list of folders')
     if c.data_weights is not None and not all(isinstance(w, (int, float)) for w in c.data_weights):
         raise ConfigError(f'data_weights={c.data_weights} must be numbers')
     if c.warmup_steps + c.decay_steps > c.steps:
@@ -153,7 +153,7 @@ def plan(config):
 # ---------------------------------------------------------------------------------------------- schedule, optimizer
 
 def learning_rate(config, step):
-    "As a fraction of the peak: linear up, constant, then 1 - sqrt down to zero at the last step."
+    "As a fraction of the peak: linear up, constant, then 1 - sqrt, which would be zero one step after the last."
     if step < config.warmup_steps:
         return (step + 1) / config.warmup_steps
     into_decay = step - (config.steps - config.decay_steps)
@@ -194,6 +194,8 @@ def train(config):
     loader = rows(config.data, config.data_weights)
     val = rows(config.data, config.data_weights, 'val', seed=0)         # all runs are measured on the same rows
     cool, decay = rows(config.cooldown_data) if config.cooldown_data else None, config.steps - config.decay_steps
+    if cool and cool.tokenizer != loader.tokenizer:
+        raise ConfigError(f'data was made with the tokenizer {loader.tokenizer!r}, but cooldown_data with {cool.tokenizer!r}')
     model, optimizers, state = setup(config, world, loader, cool)
     step, tokens, flops, seconds = (state[name] for name in ('step', 'tokens', 'flops', 'seconds'))
     run, stages, changed = parallel(model, world), dict(plan(config)) if config.grow else {}, {}
@@ -207,7 +209,7 @@ def train(config):
             checkpoint.save(out, kind='lm', model=model.state_dict(), model_config=dataclasses.asdict(model.config),
                             optimizers=[o.state_dict() for o in optimizers], config=dataclasses.asdict(config),
                             tokenizer=loader.tokenizer, data=fingerprint(loader), cooldown_data=fingerprint(cool), step=step,
-                            tokens=tokens, flops=flops, seconds=seconds)
+                            tokens=tokens, flops=flops, seconds=seconds, inherited_flops=state.get('inherited_flops', 0))
         world.wait()
 
     def look():
@@ -279,15 +281,20 @@ def setup(config, world, loader, cool):
     if config.batch_size // world.size % config.grad_accum:
         raise ConfigError(f'batch_size={config.batch_size} on {world.size} processes does not divide into '
                           f'grad_accum={config.grad_accum} pieces')
-    state = dict(step=0, tokens=0, flops=0, seconds=0.0)
+    state = dict(step=0, tokens=0, flops=0, seconds=0.0, inherited_flops=0)
     if checkpoint.exists(config.out_dir):
         state = checkpoint.load(config.out_dir)
         refuse_another_run(config, loader, cool, state)
+        if not state.get('optimizers'):
+            raise ConfigError(f'{config.out_dir} holds weights without their optimizers, so it cannot be resumed: start another '
+                              f'--out_dir from it, with --init_from={config.out_dir}')
     torch.manual_seed(draw(config.seed, 'init'))
     if 'model' in state:
         model = checkpoint.build_model(state, config.out_dir)       # as deep as it had grown by then
     elif config.init_from:
-        model = checkpoint.load_model(config.init_from).train()
+        parent = checkpoint.load(config.init_from)
+        model = checkpoint.build_model(parent, config.init_from)
+        state['inherited_flops'] = parent.get('flops', 0) + parent.get('inherited_flops', 0)
         theirs = get_tokenizer(config.init_from).name
         if model.config.context < config.context or theirs != get_tokenizer(loader.tokenizer).name:
             raise ConfigError(f'{config.init_from} reads {model.config.context} tokens of the tokenizer {theirs!r}: it does not '
@@ -302,7 +309,9 @@ def setup(config, world, loader, cool):
             model = LM(ModelConfig(vocab_size=loader.vocab_size, **shape))
         except ValueError as error:
             raise ConfigError(str(error)) from None
-    model.to(world.device)
+    if not config.grow:
+        orders(config, len(model.layers))       # a loop that does not fit is refused now, not when the decay begins
+    model.to(world.device).train()
     optimizers = make_optimizers(model, config)
     for optimizer, saved in zip(optimizers, state.get('optimizers', [])):
         optimizer.load_state_dict(saved)
@@ -319,29 +328,13 @@ def setup(config, world, loader, cool):
     return model, optimizers, state
 
 
-def compile_blocks(config, world, model):
-    "Compile each Block for itself, so that no order and no growth compiles one again. Says whether it did."
-    wanted = config.compile is True or config.compile == 'auto' and world.device.type == 'cuda'
-    if wanted and not any(map(shutil.which, ('c++', 'g++', 'clang++', 'cl'))):
-        world.say('compile stays off: torch.compile needs a C++ compiler (g++ or clang++), and there is none here')
-        return False
-    if wanted:
-        for block in model.layers:
-            block.compile()
-    return wanted
-
-
-def parallel(model, world):
-    return DistributedDataParallel(model) if world.size > 1 else model
-
-
 def refuse_another_run(config, loader, cool, state):
     """A run is resumed under the very config and data that it had, but for what cannot change its result, and for what
     lies ahead: before the decay, a copy of the folder may branch off with a decay, a loop or data of its own."""
     new, old = dataclasses.asdict(config), {**dataclasses.asdict(Config()), **state.get('config', {})}
-    step, before = state['step'], Config(**old)
-    ahead = all(step <= c.steps - c.decay_steps for c in (before, config)) and \
-        all(stage in plan(before) for stage in plan(config) if stage[0] < step)
+    step, before = state['step'], Config(**{name: old[name] for name in new})
+    stages_so_far = [[stage for stage in plan(c) if stage[0] < step] for c in (before, config)]
+    ahead = all(step <= c.steps - c.decay_steps for c in (before, config)) and stages_so_far[0] == stages_so_far[1]
     for name in new:
         if name not in MAY_DIFFER and new[name] != old[name] and not (ahead and name in AHEAD):
             raise ConfigError(f'{config.out_dir} holds a run with {name}={old[name]!r}, but this config has {new[name]!r}: '

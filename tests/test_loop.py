@@ -1,18 +1,17 @@
-import json
 import shutil
-from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from conftest import ROOT
-from test_train import SMALL, assert_equal_runs, config, log_of, shell, command, stop_and_resume, weights_of  # noqa: F401
+from test_train import assert_equal_runs, config, log_of, shell, command, stop_and_resume, weights_of  # noqa: F401
 
 import loop
 from checkpoint import load, load_model
-from grow import untie
 from launch import ConfigError, read_config
 from loop import fit_loop, format_loop, parse_loop, repeat_block, running
 from model import LM, KVCache, ModelConfig
+from tokens import Loader, measure, write_dataset
 from train import Config, check, train
 
 # ------------------------------------------------------------------ the notation
@@ -109,17 +108,24 @@ def test_a_looped_run_is_logged_and_saved_as_such(config):     # noqa: F811
     assert all(torch.equal(a, b) for a, b in zip(weights_of(plain).values(), weights_of(once).values()))
 
 
-def test_an_untied_loop_goes_on_with_the_same_loss(config, tmp_path):      # noqa: F811
+def test_an_untied_loop_goes_on_with_the_same_loss(config, tmp_path, capsys):      # noqa: F811
     c = config(**LOOPED)
     train(c)
     loop.main(['--untie', c.out_dir, str(tmp_path / 'untied')])
     assert load_model(tmp_path / 'untied').order == [0, 1, 2, 3]
+    with pytest.raises(ConfigError, match='holds weights without their optimizers, .* with --init_from='):
+        train(config('untied', **LOOPED))
+    with pytest.raises(SystemExit):
+        loop.main(['--untie', c.out_dir, str(tmp_path / 'untied')])
+    assert 'holds a checkpoint already' in capsys.readouterr().err
     runs = [config(name, init_from=str(path), warmup_steps=0) for name, path in (('tied', c.out_dir), ('free', tmp_path / 'untied'))]
     for run in runs:
         train(run)
     (tied0, tied1), (free0, free1) = ([line['loss'] for line in log_of(run)[1:3]] for run in runs)
     assert tied0 == free0 and tied1 != free1
-    assert load_model(runs[0].out_dir).order == [0, 1, 1, 2] and load(runs[0].out_dir)['model_config']['n_layer'] == 3
+    state = load(runs[0].out_dir)
+    assert load_model(runs[0].out_dir).order == [0, 1, 1, 2] and state['model_config']['n_layer'] == 3
+    assert state['inherited_flops'] == load(c.out_dir)['flops'] > 0
 
 
 @pytest.mark.parametrize('stop_at', [7, 8, 9])        # before, at and after the first step of the decay
@@ -137,11 +143,21 @@ def test_a_loop_in_the_cooldown_and_resume_is_bit_equal(config, monkeypatch, dat
 
 def test_cooldown_data_counts_from_its_first_step(config, data, tmp_path, monkeypatch):     # noqa: F811
     import train as train_file
-    shutil.copytree(data, tmp_path / 'other')
+    rng, other = np.random.default_rng(1), str(tmp_path / 'other')
+    for split in ('train', 'val'):
+        write_dataset(other, split, 'bytes', rng.integers(0, 256, 4000))
     seen, update = [], train_file.update
     monkeypatch.setattr(train_file, 'update', lambda *args: (seen.append(args[4][0]), update(*args))[1])
-    train(config(cooldown_data=str(tmp_path / 'other')))
-    assert all(torch.equal(seen[i], seen[8 + i]) for i in range(4))
+    c = config(cooldown_data=other)
+    train(c)
+    first, then = (Loader(folder, c.batch_size, c.context, seed=c.seed) for folder in (c.data, other))
+    assert all(torch.equal(seen[i], first.batch(i)[0]) for i in range(8))
+    assert all(torch.equal(seen[8 + i], then.batch(i)[0]) for i in range(4))
+    write_dataset(other, 'train', 'bytes', rng.integers(0, 256, 4000))
+    with pytest.raises(ConfigError, match='the data has changed'):
+        train(c)
+    with pytest.raises(ConfigError, match='must be a folder or a list of folders'):
+        check(Config(cooldown_data=[3]))
 
 
 def test_a_grown_model_loops_in_its_cooldown(config):     # noqa: F811
@@ -162,8 +178,9 @@ def test_a_trunk_branches_before_its_decay_and_not_after(config):     # noqa: F8
     assert all(torch.equal(a, b) for a, b in zip(weights_of(whole).values(), weights_of(branch).values()))
     with pytest.raises(ConfigError, match="holds a run with cooldown_loop='1-1x2-1', but this config has '1-1x3-1'"):
         train(config('branch', cooldown_loop='1-1x3-1', **fields))
-    with pytest.raises(ConfigError, match='holds a run with steps=8, but this config has 40'):       # other stages by then
-        train(config('trunk', steps=40, **fields))
+    for steps in (40, 100):         # by then other stages would have begun, or none
+        with pytest.raises(ConfigError, match=f'holds a run with steps=8, but this config has {steps}'):
+            train(config('trunk', steps=steps, **fields))
 
 
 def test_two_processes_loop_like_one(config):     # noqa: F811
@@ -202,14 +219,18 @@ def test_the_command_compares_and_repeats(config, tmp_path, capsys):     # noqa:
     lines = out.with_suffix('.csv').read_text().splitlines()
     assert lines[0].startswith('run,start,times,loss') and len(lines) == 1 + 2 * (3 * 2) + 2 * 2 + 3 * 2
     # repeating one block through the command is what the model does with that order
-    from tokens import Loader, measure
     model = load_model(tmp_path / 'small')
     with running(model, [0, 1, 0, 1, 2]):
         loss, _ = measure(model, Loader(str(tmp_path / 'data'), 4, 16, split='val'), 1)
     assert f'small,0,2,{loss}' in out.with_suffix('.csv').read_text()
-    with pytest.raises(SystemExit) as stop:
-        loop.main([str(tmp_path / 'no')])
-    assert stop.value.code == 2 and 'there is no checkpoint at' in capsys.readouterr().err
+    small = str(tmp_path / 'small')
+    for args, message in (([str(tmp_path / 'no')], 'there is no checkpoint at'), ([small, '--times=a'], '--times=a must be whole numbers'),
+                          ([small, '--block=9'], '--block=9: small is 3 layers deep'), ([small, '--batches=0'], 'must be at least 1'),
+                          ([small, '--tasks=copy'], "there is no task 'copy'")):
+        with pytest.raises(SystemExit) as stop:
+            loop.main([*args, '--device=cpu'])
+        error = capsys.readouterr().err
+        assert stop.value.code == 2 and 'loop.py: ' in error and message in error
 
 
 def test_the_looped_configs_are_partners():
@@ -219,3 +240,16 @@ def test_the_looped_configs_are_partners():
         assert len(parse_loop(c.loop)) == runs['baseline'].n_layer
         partner = runs[f'standard_{c.n_layer}']
         assert {k for k, v in vars(c).items() if v != getattr(partner, k)} == {'out_dir', 'loop'}
+
+
+def test_two_processes_resume_to_the_last_bit(config, tmp_path):     # noqa: F811
+    "With a loop that begins in the cool-down; killed processes are test_train's matter."
+    whole, trunk = config('whole', cooldown_loop='1-1x2', n_layer=2), config('trunk', steps=8, decay_steps=0, n_layer=2)
+    branch = config('branch', cooldown_loop='1-1x2', n_layer=2)
+    for c in (whole, trunk):
+        run = shell(command(c, ranks=2))
+        assert run.returncode == 0, run.stderr
+    shutil.copytree(trunk.out_dir, branch.out_dir)
+    run = shell(command(branch, ranks=2))
+    assert run.returncode == 0, run.stderr
+    assert all(torch.equal(a, b) for a, b in zip(weights_of(whole).values(), weights_of(branch).values()))

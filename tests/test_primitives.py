@@ -24,10 +24,10 @@ def statements(task, example):
     return found, re.findall({'assign_basic': r'(\w+)=____', 'assign_math': r'value of (\w+)\?', 'assign_code': r'print\((\w+)\)'}[task], text)[-1]
 
 
-def follow(task, example, hops):
-    "Look the name up, and what that gives again, `hops` times in all."
+def follow(task, example, looks):
+    "Look the name up, and what that gives again, `looks` times in all."
     given, name = statements(task, example)
-    for _ in range(hops):
+    for _ in range(looks):
         name = given.get(name, name)
     return name
 
@@ -53,7 +53,7 @@ def test_the_answer_is_among_the_options_once(task, depth):
 
 @pytest.mark.parametrize('task', ASSIGN)
 @pytest.mark.parametrize('depth', [0, 1, 2, 4, 5, 6])
-def test_depth_d_takes_d_hops_and_no_fewer(task, depth):
+def test_depth_d_takes_d_plus_1_looks_and_no_fewer(task, depth):
     if task == 'toy_assign' and depth == 6:
         with pytest.raises(ValueError, match='letters for depth 5 at most'):
             few_shot(task, 1, shots=0, depth=6)
@@ -70,7 +70,7 @@ def test_copying_asks_for_what_came_next(task):
         assert words[words.index(words[-1]) + 1] == e.options[e.answer].strip()
 
 
-def test_no_place_gives_the_answer_away():
+def test_no_place_gives_the_value_away():
     "Neither the place of the answer's statement, nor of the question's, nor the order of the options."
     for depth in (0, 1):
         examples = few_shot('assign_basic', 2000, shots=0, depth=depth)
@@ -87,32 +87,30 @@ def test_no_place_gives_the_answer_away():
 
 def test_shots_are_fresh_and_the_question_stays():
     for task in EVERY:
-        none, two, more = (few_shot(task, 5, shots=k, seed=3) for k in (0, 2, 3))
-        for a, b, c in zip(none, two, more):
-            if task in TASKS:
-                assert b.prompt.endswith('\n\n' + a.prompt) and c.prompt.endswith('\n\n' + a.prompt)
-                shots = b.prompt[:-len(a.prompt)].split('\n\n')
-                assert len(set(shots)) >= 3
-            assert len(c.prompt) > len(b.prompt) > len(a.prompt)
+        none, one, two = (few_shot(task, 5, shots=k, seed=3) for k in (0, 1, 2))
+        for a, b, c in zip(none, one, two):
+            assert b.prompt.endswith(a.prompt) and c.prompt.endswith(b.prompt)
+            first, second = c.prompt[:-len(b.prompt)], b.prompt[:-len(a.prompt)]
+            assert first and second and first != second and a.prompt not in (first, second)
+            assert sorted(a.options) == sorted(c.options) and a.options[a.answer] == c.options[c.answer]
         assert len({e.prompt for e in few_shot(task, 50, shots=1)}) == 50
 
 
 def test_a_seed_is_an_example_on_every_platform():
     e = few_shot('assign_math', 1, shots=0, depth=1, seed=7)[0]
     assert few_shot('assign_math', 3, shots=0, depth=1, seed=7)[0] == e != few_shot('assign_math', 1, shots=0, depth=1, seed=8)[0]
-    assert few_shot('toy_assign', 1, shots=1, depth=1)[0] == GOLD, few_shot('toy_assign', 1, shots=1, depth=1)[0]
-    assert few_shot('copy_words', 1, shots=0)[0] == GOLD_WORDS, few_shot('copy_words', 1, shots=0)[0]
+    assert few_shot('toy_assign', 1, shots=1, depth=1)[0] == GOLD
+    assert few_shot('copy_words', 1, shots=0)[0] == GOLD_WORDS
 
 
-GOLD = Example('h7g2b5j4whqbsjmg?h7?m', ['7', '2', '5', '4'], 1)
+GOLD = Example('e5v7f1i3wiofyvpe?w3h7g2b5j4whqbsjmg?m', ['4', '5', '2', '7'], 2)
 GOLD_WORDS = Example('Fill in the blank:\n\nroom party bread fire song ring book wind boy baby bread fire song ring book ____ . ->',
                      [' song', ' baby', ' bread', ' room', ' party', ' boy', ' wind', ' book', ' ring', ' fire'], 6)
 
 
 @pytest.mark.parametrize('arguments, message', [
-    (dict(task='assign'), "there is no task 'assign': copy_random, copy_words"), (dict(task='toy_copy', shots=7), 'at most 6 shots'),
-    (dict(task='toy_assign', shots=7, depth=1), 'at most 6 shots'), (dict(task='toy_copy', depth=-1), 'must not be negative'),
-    (dict(task='toy_copy', n=0), 'n=0 at least 1')])
+    (dict(task='assign'), "there is no task 'assign': copy_random, copy_words"), (dict(task='toy_copy', depth=-1), 'depth=-1 0 to 99'),
+    (dict(task='toy_copy', shots=-1), 'shots=-1 must not be negative'), (dict(task='toy_copy', n=0), 'n=0 at least 1')])
 def test_what_cannot_be_asked(arguments, message):
     with pytest.raises(ValueError, match=message):
         few_shot(**dict(n=1, shots=0) | arguments)
@@ -132,20 +130,21 @@ def test_a_random_scorer_is_at_chance(task):
     assert abs(accuracy - chance) < 5 * math.sqrt(chance * (1 - chance) / 3000)
 
 
-def test_a_model_that_knows_is_right():
-    examples = few_shot('toy_assign', 20, shots=0, depth=1)
+@pytest.mark.parametrize('task', EVERY)
+def test_a_model_that_knows_is_right(task):
+    "Also where a value could begin another: what is sure of 13 gives 1 as much."
+    examples = few_shot(task, 100, shots=0)
     known = {tuple(BYTES.encode(e.prompt)): BYTES.encode(e.options[e.answer]) for e in examples}
 
     def oracle(tokens):
         logits = torch.zeros(*tokens.shape, 257)
         for row, out in zip(tokens.tolist(), logits):
-            for prompt, answer in known.items():
-                if tuple(row[1:len(prompt) + 1]) == prompt:
-                    for i, token in enumerate(answer):
-                        out[len(prompt) + i, token] = 9
+            n, answer = next((n, known[tuple(row[1:n + 1])]) for n in range(len(row)) if tuple(row[1:n + 1]) in known)
+            for i, token in enumerate(answer):
+                out[n + i, token] = 20
         return logits
     accuracy, (low, high) = score(oracle, BYTES, examples)
-    assert accuracy == 1 and 0.8 < low < 1 and high == pytest.approx(1)
+    assert accuracy == 1 and 0.9 < low < 1 and high == pytest.approx(1)
 
 
 @pytest.mark.parametrize('fields', [{}, dict(order=[0, 1, 1, 2, 3, 2], n_kv_head=2, ln_scaling=True)], ids=['plain', 'looped'])
@@ -172,7 +171,7 @@ def test_an_interval_by_hand():
 
 
 def test_too_long_is_said(tiny):
-    with pytest.raises(ValueError, match='has 90 tokens, but the context is 32: ask with fewer shots'):
+    with pytest.raises(ValueError, match='has 90 tokens, but the context is 32'):
         score(tiny(vocab_size=257), BYTES, [Example('x' * 87, ['12', '13'], 0)])
 
 
@@ -208,11 +207,12 @@ def test_the_command_scores_and_writes(tmp_path, tiny, capsys):
     primitives.main([*(str(tmp_path / n) for n in ('a-0', 'a-1', 'b')), '--n=8', '--depths=0,1', '--shots=0,2,7', '--device=cpu',
                      '--loop=2-2x2', f'--out={tmp_path / "p.png"}'])
     out = capsys.readouterr().out
-    assert re.search(r'^a +toy_assign 1 +2 shots .*2 seeds; chance 25%', out, flags=re.M) and 'left out: toy_copy has 8 words' in out
-    assert (tmp_path / 'p.png').stat().st_size > 10_000 and (tmp_path / 'p.csv').read_text().count('\n') == 1 + 3 * 3 * 2
+    assert re.search(r'^a +toy_assign 1 +2 shots .*2 seeds; chance 25%', out, flags=re.M)
+    assert 'toy_assign at depth 1 with 7 shots is left out: a prompt with its answer has' in out
+    assert (tmp_path / 'p.png').stat().st_size > 10_000 and (tmp_path / 'p.csv').read_text().count('\n') == 1 + 3 * (1 + 3 + 2)
     primitives.main([f'--write={tmp_path / "sft"}', '--tasks=assign_code', '--depths=1,2', '--n=64'])
     assert len(Dataset(tmp_path / 'sft', 'train', None)) == 64
-    for args in (['--tasks=nothing'], ['--loop=9']):
+    for args in (['--tasks=nothing'], ['--loop=9'], ['--depths=a'], ['--tasks=papers', '--shots=5'], ['--write=x'], ['--n=0']):
         with pytest.raises(SystemExit) as stop:
             primitives.main([str(tmp_path / 'b'), '--device=cpu', *args])
         assert stop.value.code == 2 and capsys.readouterr().err.splitlines()[-1].startswith('primitives.py: ')

@@ -75,8 +75,8 @@ def line(step, layers, accuracy, loss=1.0):
 
 
 def test_seeds_are_one_group_and_other_numbers_are_names():
-    runs = {name: [] for name in ('a-0', 'a-1', 'b', 'c-4', 'adam2e-3', 'adam5e-3')}
-    assert {k: len(v) for k, v in plot.by_seed(runs).items()} == {'a': 2, 'b': 1, 'c-4': 1, 'adam2e-3': 1, 'adam5e-3': 1}
+    runs = {name: [] for name in ('a-0', 'a-1', 'b', 'c-4', 'lr1e-3', 'lr1e-4', 'd', 'd-0', 'd-1')}
+    assert {k: len(v) for k, v in plot.by_seed(runs).items()} == {'a': 2, 'b': 1, 'c-4': 1, 'lr1e-3': 1, 'lr1e-4': 1, 'd': 1, 'd-*': 2}
 
 
 def test_the_table_by_hand(tmp_path, capsys):

@@ -278,7 +278,7 @@ def test_a_second_ctrl_c_does_not_wait():
     (['--lr=-1'], 'lr=-1.0 must not be negative'),
     (['--steps=0'], 'steps=0 must be at least 1'),
     (['--steps'], '--steps: write --steps=VALUE'),
-    (['--steps=100'], 'warmup_steps=50 and decay_steps=140 do not fit into steps=100'),
+    (['--steps=100'], 'warmup_steps=50 and decay_steps=120 do not fit into steps=100'),
     (['config/basline.py'], "there is no config config/basline.py; did you mean 'config/baseline.py'?"),
     (['--n_head=3', '--head_dim=none'], 'n_embd=128 does not divide into n_head=3 heads'),
     (['--batch_size=6', '--grad_accum=4'], 'batch_size=6 on 1 processes does not divide into grad_accum=4 pieces'),
@@ -333,7 +333,7 @@ def test_without_arguments_the_configs_are_listed():
 
 
 def test_a_machine_without_a_compiler_is_told(config, monkeypatch, capsys):
-    monkeypatch.setattr(train_file.shutil, 'which', lambda name: None)
+    monkeypatch.setattr(launch.shutil, 'which', lambda name: None)
     train(config(compile=True, steps=1, warmup_steps=0, decay_steps=0))
     assert 'compile stays off: torch.compile needs a C++ compiler' in capsys.readouterr().out
 
