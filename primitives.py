@@ -16,7 +16,7 @@ Usage:
     examples = few_shot('assign_basic', 200, shots=5, depth=1)
     accuracy, (low, high) = score(model, get_tokenizer('out/lidas'), examples)
     python primitives.py out/lidas out/baseline --depths=0,1,2          # a table, a picture, a CSV file
-    python primitives.py --write=data/sft --tasks=toy_assign --depths=4 --n=128     # examples to fine-tune on
+    python data/sft/prepare.py --tasks=toy_assign --depths=4 --n=128    # examples to fine-tune on
 """
 import argparse
 import itertools
@@ -263,7 +263,7 @@ def pick_tasks(text, context):
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description='Score checkpoints on the reasoning primitives.')
-    parser.add_argument('runs', nargs='*', help='folders that train.py wrote; NAME-SEED are averaged over their seeds')
+    parser.add_argument('runs', nargs='+', help='folders that train.py wrote; NAME-SEED are averaged over their seeds')
     parser.add_argument('--tasks', default='auto', help=f'papers ({", ".join(TASKS)}), toy ({", ".join(TOY_TASKS)}), or some by name')
     parser.add_argument('--depths', default='0,1,2', help='of assignment: how many aliases stand before the value')
     parser.add_argument('--shots', default='0', help='such as 0,1,2,5: accuracy against shots (the papers score at 5)')
@@ -272,28 +272,17 @@ def main(argv=None):
     parser.add_argument('--loop', help='run the layers in another order, such as 3-2x2-3')
     parser.add_argument('--device', default='auto')
     parser.add_argument('--out', type=Path, default=Path('out/primitives.png'))
-    parser.add_argument('--write', type=Path, help='write examples to fine-tune on to this folder, instead of scoring')
-    parser.add_argument('--tokenizer', default='bytes', help='of the examples that are written')
     args = parser.parse_args(argv)
-    from checkpoint import build_model, load
+    from checkpoint import load_model
     from launch import pick_device, whole_numbers
     from loop import fit_loop
     from plot import by_seed, draw_shots, mean, run_names, show, standard_error, write_csv
     from tqdm import tqdm
     try:
         depths, shots = whole_numbers('--depths', args.depths), whole_numbers('--shots', args.shots)
-        if args.write:
-            if args.runs or len(shots) > 1:
-                raise ValueError('--write makes a dataset, of one number of shots: it takes no runs')
-            tasks = pick_tasks(args.tasks, 0)
-            row = write_examples(args.write, args.tokenizer, tasks, depths, args.n, shots=shots[0], seed=args.seed)
-            return print(f'{args.write}: {args.n} examples of {", ".join(tasks)} at depth {args.depths}, rows of {row} tokens')
-        if not args.runs:
-            raise ValueError('which run? such as out/lidas')
         device, rows, left_out = pick_device(args.device), [], {}
         for name, path in tqdm(run_names(args.runs).items(), desc='scoring', unit='run'):
-            state = load(path)
-            model, tokenizer = build_model(state, path).to(device).eval(), get_tokenizer(path)
+            model, tokenizer = load_model(path, device), get_tokenizer(path)
             if args.loop:
                 model.config.order = fit_loop(args.loop, len(model.layers))
             for task in pick_tasks(args.tasks, model.config.context):

@@ -1,9 +1,10 @@
 import math
-import random
 import re
+import runpy
 
 import pytest
 import torch
+from conftest import ROOT
 
 import primitives
 from primitives import TASKS, TOY_TASKS, Example, few_shot, interval, log_likelihoods, score, write_examples
@@ -210,9 +211,17 @@ def test_the_command_scores_and_writes(tmp_path, tiny, capsys):
     assert re.search(r'^a +toy_assign 1 +2 shots .*2 seeds; chance 25%', out, flags=re.M)
     assert 'toy_assign at depth 1 with 7 shots is left out: a prompt with its answer has' in out
     assert (tmp_path / 'p.png').stat().st_size > 10_000 and (tmp_path / 'p.csv').read_text().count('\n') == 1 + 3 * (1 + 3 + 2)
-    primitives.main([f'--write={tmp_path / "sft"}', '--tasks=assign_code', '--depths=1,2', '--n=64'])
-    assert len(Dataset(tmp_path / 'sft', 'train', None)) == 64
-    for args in (['--tasks=nothing'], ['--loop=9'], ['--depths=a'], ['--tasks=papers', '--shots=5'], ['--write=x'], ['--n=0']):
+    for args in (['--tasks=nothing'], ['--loop=9'], ['--depths=a'], ['--tasks=papers', '--shots=5'], ['--n=0']):
         with pytest.raises(SystemExit) as stop:
             primitives.main([str(tmp_path / 'b'), '--device=cpu', *args])
         assert stop.value.code == 2 and capsys.readouterr().err.splitlines()[-1].startswith('primitives.py: ')
+
+
+def test_the_examples_command(tmp_path, capsys):
+    prepare = runpy.run_path(str(ROOT / 'data/sft/prepare.py'))['main']
+    prepare([f'--out={tmp_path / "sft"}', '--tasks=assign_code', '--depths=1,2', '--n=64'])
+    assert len(Dataset(tmp_path / 'sft', 'train', None)) == 64 and '64 examples of assign_code at depth 1,2' in capsys.readouterr().out
+    for args in (['--n=0'], ['--tasks=x'], ['--depths=a'], ['--tokenizer=nothing']):
+        with pytest.raises(SystemExit) as stop:
+            prepare([f'--out={tmp_path / "no"}', *args])
+        assert stop.value.code == 2 and capsys.readouterr().err.count('\n') == 1
