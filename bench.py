@@ -142,7 +142,7 @@ def main(argv=None):
             print('recompiling  left out: torch.compile needs a C++ compiler')
             continue
         what, mine, peer, theirs, note = BENCHMARKS[name](device)
-        print(f'{name:12} {mine / theirs:6.3f} = {what}: {mine:.3f} s, by {peer}: {theirs:.3f} s  {note}', flush=True)
+        print(f'{name:12} {mine / theirs:6.3f} = {what}: {mine:.4f} s, by {peer}: {theirs:.4f} s  {note}', flush=True)
 
 
 if __name__ == '__main__':

@@ -114,7 +114,7 @@ def draw_runs(groups):
     skills = [kind for kind in kinds if kind != 'text']
     rows = [['loss'], skills] if alone else [['loss'], *([kind] for kind in skills)]
     rows = [row for row in rows if row]
-    fig, axes = figure(len(rows), 2, (11, 1 + 3.1 * len(rows)), sharex='col', sharey='row')
+    fig, axes = figure(len(rows), 2, (11, 1 + (3.1 if alone else 2.3) * len(rows)), sharex='col', sharey='row')
 
     def line(ax, x, group, value, **style):
         xs, values = zip(*at_all_seeds(group, x, value))
