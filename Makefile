@@ -3,7 +3,7 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 
-.PHONY: all setup data lidas baseline toys growing origins test clean
+.PHONY: all setup data lidas baseline toys toys-grown toys-looped growing looping primitives origins test clean
 
 all: lidas                      # set up, grow the toy model, leave a picture and a sample of its text: 6 minutes
 
@@ -25,17 +25,25 @@ lidas baseline: data/toy/train.json     # a grown model, an ordinary one: out/li
 # ---- the runs behind RESULTS.md: out/toys/NAME-SEED, one thread each, two side by side. A stopped `make toys` goes on.
 
 SEEDS := 0 1 2
-TOYS := baseline baseline_isoflops midas lidas stack ln_scaling
-RUNS := $(foreach seed,$(SEEDS),$(foreach toy,$(TOYS),out/toys/$(toy)-$(seed)))
+GROWN := baseline baseline_isoflops midas lidas stack ln_scaling
+LOOPED := loop_4x2 loop_1_2x3_1 loop_2x4 standard_4 standard_2 lidas_cooldown_loop baseline_cooldown_loop
+seeds = $(foreach seed,$(SEEDS),$(foreach toy,$(1),out/toys/$(toy)-$(seed)))
 
-toys: data/toy/train.json       # every model and seed that the figures need: 65 minutes
-	$(MAKE) --jobs=2 $(RUNS:=/loss.png)
+toys: toys-grown toys-looped    # every model and seed that the figures need: 2 hours
+toys-grown: data/toy/train.json         # those of the growing section: 1 hour
+	$(MAKE) --jobs=2 $(addsuffix /loss.png,$(call seeds,$(GROWN)))
+toys-looped: data/toy/train.json        # those of the looping section: 1 hour
+	$(MAKE) --jobs=2 $(addsuffix /loss.png,$(call seeds,$(LOOPED)))
 out/toys/%/loss.png: | .venv/ready
 	@mkdir -p $(@D)
 	OMP_NUM_THREADS=1 $(PY) train.py config/$(firstword $(subst -, ,$*)).py --seed=$(lastword $(subst -, ,$*)) --out_dir=$(@D) 2>$(@D)/progress.txt || { tail -n 3 $(@D)/progress.txt; exit 1; }
 
-growing: toys                   # growing against ordinary training: out/growing.png, and the numbers of RESULTS.md
-	$(PY) plot.py $(RUNS) --out=out/growing.png
+growing: toys-grown             # growing against ordinary training: out/growing.png, and the numbers of RESULTS.md
+	$(PY) plot.py $(call seeds,$(GROWN)) --out=out/growing.png
+looping: toys                   # loops against their partners, every block repeated: out/looping.png, out/looping_tradeoffs.png
+	$(PY) loop.py $(call seeds,baseline midas lidas $(LOOPED)) --batches=32 --tasks=toy_assign/4,toy_assign/5 --out=out/looping.png
+primitives: toys                # depth 0 to 5, of which 4 and 5 are not in the mix: out/primitives.png
+	$(PY) primitives.py $(call seeds,$(GROWN) $(LOOPED)) --depths=0,1,2,3,4,5 --n=500 --out=out/primitives.png
 origins: .venv/ready            # which layer came from which: out/grow.png
 	$(PY) grow.py 32 --block=4
 

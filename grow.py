@@ -64,7 +64,8 @@ GROWTH = {'midas': midas, 'lidas': lidas, 'stack': stack, 'double': double}
 # ---------------------------------------------------------------------------------------------- the growing itself
 
 def untie(model, order, optimizer=None):
-    """A new model whose layer i is a copy of its own of layer order[i]: it computes what model(order=order) does.
+    """A new model whose layer i is a copy of its own of layer order[i]: it computes what model(order=order) does. By
+    untie(model, [0, 1, 0, 1]) two layers become four: 0 and 2 begin as the old layer 0, 1 and 3 as the old layer 1.
     `optimizer` (one or a list) is rewritten in place: it then holds the new model's parameters, each with a copy of its
     source's state, so that training goes on without a jolt. Embedding, norm and head are copied once."""
     order = check_order(order, len(model.layers))

@@ -16,7 +16,8 @@ from loop import fit_loop
 from tokenizer import get_tokenizer, start_of_document
 from tokens import draw
 
-TOY_PROMPTS = ['JicDqySofUzgJicDqySofUzg', 'w7j6z1q3?z', 'w7j6z1q3bwdzejhq?d', 'w7j6z1q3bwdzejhqfdmbxhae?x', 'def main(']
+# What suits the toy, and how many tokens at most: behind an answer comes a question, which the toy's models don't learn to ask.
+TOY_PROMPTS = {'JicDqySofUzgJicDqySofUzg': 24, 'w7j6z1q3?z': 1, 'w7j6z1q3bwdzejhq?d': 1, 'w7j6z1q3bwdzejhqfdmbxhae?x': 1, 'def main(': 64}
 
 
 def main(argv=None):
@@ -43,12 +44,13 @@ def main(argv=None):
     print(f'device {device}, {model.num_params():,} parameters, {len(model.order)} layers deep, temperature {args.temperature}')
     start = start_of_document(tokenizer)
     for i, prompt in enumerate(args.prompt or TOY_PROMPTS):
+        new = args.tokens if args.prompt else min(args.tokens, TOY_PROMPTS[prompt])
         prompt = prompt.replace('\\n', '\n')
         ids = [*start, *tokenizer.encode(prompt, allowed_special='all')]      # as documents begin
         if len(ids) > model.config.context:
             print(f'(the prompt has {len(ids)} tokens: the model sees the last {model.config.context} of them)')
         generator = torch.Generator(device).manual_seed(draw(args.seed, 'sample', i))
-        out = model.generate(torch.tensor([ids], device=device), args.tokens, temperature=args.temperature,
+        out = model.generate(torch.tensor([ids], device=device), new, temperature=args.temperature,
                              top_k=args.top_k, generator=generator)
         print(f'--- {prompt!r} goes on:\n{prompt}|{tokenizer.decode(out[0, len(ids):].tolist())}')
 

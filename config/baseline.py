@@ -1,7 +1,7 @@
 """An ordinary model at toy size: the yardstick of everything else.
 
-8 layers of width 128, 2.2 million parameters, 700 steps of 2,048 tokens, 2.3e13 FLOPs: 5 minutes on two CPU cores.
-Expect a validation loss of 0.45 (on text alone 1.94; text of Python 3.11.7), depth 0 by step 300 and copying by 350, both
-near 100% at the end, and depth 1 still at 30%.
+8 layers of width 128, 2.2 million parameters, 600 steps of 2,048 tokens, 1.79e13 FLOPs: 5 minutes on two CPU cores.
+Expect a validation loss of 0.694 (on text alone 2.15; text of Python 3.11.7), depth 0 by step 225, copying and depth 1 by 275,
+depth 2 by 335 and depth 3 by 465, all near 100% at the end (three seeds).
 """
 out_dir = 'out/baseline'
