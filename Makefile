@@ -47,7 +47,7 @@ primitives: toys                # depth 0 to 5, of which 4 and 5 are not in the 
 origins: .venv/ready            # which layer came from which: out/grow.png
 	$(PY) grow.py 32 --block=4
 
-test: .venv/ready               # every test, a worker a core: 1 minute
+test: .venv/ready               # every test, a worker a core: 2 minutes
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n auto
 
 clean:                          # the data and the environment; out/ stays
