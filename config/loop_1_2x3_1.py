@@ -1,4 +1,8 @@
-"""Loop(1-2x3-1): 4 unique layers, 8 deep."""
+"""Loop(1-2x3-1): a first and a last layer of their own, and between them two that run three times: 8 deep, 4 unique.
+
+1.1 million parameters, the baseline's FLOPs: 5 minutes on two CPU cores. Partners: standard_4.py (equal parameters), baseline.py
+(equal compute), and loop_4x2.py, which loops as many unique layers whole. Expect a loss of 0.690 and depth 3 near 100% (one seed).
+"""
 out_dir = 'out/loop_1_2x3_1'
 n_layer = 4
 loop = '1-2x3-1'
