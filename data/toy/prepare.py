@@ -34,7 +34,8 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
-from tokens import draw, write_dataset     # noqa: E402
+from primitives import chain, random_words      # noqa: E402
+from tokens import draw, write_dataset          # noqa: E402
 
 SIZE = 64                                               # tokens of a document, with the end-of-text token before it
 START = 128                                             # added to the mark where an answer begins
@@ -45,19 +46,9 @@ COPIES = 0.25                                           # of the documents of pr
 VALUES = 4                                              # names that get a value, and names at every depth
 
 
-def words(rng, n):
-    "n different words of three random letters, the first a capital."
-    found = []
-    while len(found) < n:
-        word = ''.join(rng.choice('abcdefghijklmnopqrstuvwxyz') for _ in range(3)).capitalize()
-        if word not in found:
-            found.append(word)
-    return found
-
-
 def copy(rng):
     "Pieces (text, can it be known, of which kind is the answer that it is) of a copying document."
-    period = words(rng, rng.randint(3, 9))
+    period = [word.capitalize() for word in random_words(rng, rng.randint(3, 9))]
     for i in range(SIZE):
         known = i > len(period)         # the first word to come back could as well have been a new one
         yield period[i % len(period)], known, 'copy' if known else None
@@ -67,17 +58,13 @@ def chains(rng):
     "Pieces of a document that assigns values to names, hands them on, and asks: first for one of the last, then for any."
     depth = rng.randrange(DEPTHS)
     names = rng.sample(string.ascii_lowercase, (depth + 1) * VALUES)
-    statements = list(zip(names, rng.sample(string.digits, VALUES)))
-    level = dict(statements)            # the last names, and what each comes to
-    asked = dict(statements)
-    for d in range(1, depth + 1):
-        fresh = dict(zip(names[d * VALUES:(d + 1) * VALUES], rng.sample(list(level), VALUES)))
-        statements += fresh.items()
-        level = {name: level[source] for name, source in fresh.items()}
-        asked |= level
+    statements, last = chain(rng, names, rng.sample(string.digits, VALUES), depth)
+    asked = {}                          # what every name comes to
+    for name, given in statements:
+        asked[name] = asked.get(given, given)
     for name, value in statements:
         yield name + value, False, None
-    questions = [rng.choice(list(level)), *(name for _ in range(SIZE) for name in rng.sample(list(asked), len(asked)))]
+    questions = [rng.choice(list(last)), *(name for _ in range(SIZE) for name in rng.sample(list(asked), len(asked)))]
     for i, name in enumerate(questions):
         yield '?' + name, False, None
         yield asked[name], True, f'depth {depth}' if i == 0 else None
