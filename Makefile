@@ -3,7 +3,7 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 
-.PHONY: all setup data lidas baseline toys toys-grown toys-looped growing looping primitives origins test clean
+.PHONY: all setup data lidas baseline toys toys-grown toys-looped growing looping primitives sft origins test clean
 
 all: lidas                      # set up, grow the toy model, leave a picture and a sample of its text: 6 minutes
 
@@ -44,6 +44,24 @@ looping: toys                   # loops against their partners, every block repe
 	$(PY) loop.py $(call seeds,baseline midas lidas $(LOOPED)) --batches=32 --tasks=toy_assign/4,toy_assign/5 --out=out/looping.png
 primitives: toys                # depth 0 to 5, of which 4 and 5 are not in the mix: out/primitives.png
 	$(PY) primitives.py $(call seeds,$(GROWN) $(LOOPED)) --depths=0,1,2,3,4,5 --n=500 --out=out/primitives.png
+
+# ---- fine-tuning on a form that the mix does not have: out/sft/EXAMPLES/NAME-SEED
+
+SIZES := 32 128 512
+TIED := loop_4x2 loop_1_2x3_1 loop_2x4
+TAUGHT := baseline midas lidas standard_4 $(TIED) $(TIED:%=untied_%)
+sft: toys                       # accuracy against examples, tied and untied, depth 0 and 3 left out: out/sft.png, half an hour
+	$(MAKE) $(SIZES:%=data/sft/%/train.json) $(addsuffix /ckpt.pt,$(call seeds,$(TIED:%=untied_%)))
+	$(MAKE) --jobs=2 $(foreach n,$(SIZES),$(patsubst out/toys/%,out/sft/$(n)/%/loss.png,$(call seeds,$(TAUGHT))))
+	$(PY) primitives.py $(call seeds,$(TAUGHT)) $(foreach n,$(SIZES),$(patsubst out/toys/%,out/sft/$(n)/%,$(call seeds,$(TAUGHT)))) --tasks=toy_code --depths=0,1,2,3 --n=500 --out=out/sft.png
+data/sft/%/train.json: | .venv/ready
+	$(PY) data/sft/prepare.py --n=$* --out=$(@D)
+out/toys/untied_%/ckpt.pt: | .venv/ready
+	$(PY) loop.py --untie out/toys/$* $(@D)
+out/sft/%/loss.png: | .venv/ready
+	@mkdir -p $(@D)
+	OMP_NUM_THREADS=1 $(PY) train.py config/sft.py --data=data/sft/$(firstword $(subst /, ,$*)) --init_from=out/toys/$(notdir $*) --seed=$(lastword $(subst -, ,$*)) --out_dir=$(@D) 2>$(@D)/progress.txt || { tail -n 3 $(@D)/progress.txt; exit 1; }
+
 origins: .venv/ready            # which layer came from which: out/grow.png
 	$(PY) grow.py 32 --block=4
 

@@ -155,7 +155,8 @@ def main(argv=None):
     args = parser.parse_args(argv)
     from checkpoint import build_model, load
     from launch import pick_device, whole_numbers
-    from plot import by_seed, draw_repetitions, draw_tradeoffs, mean, run_names, show, standard_error, write_csv
+    from logs import by_seed, mean, run_names, standard_error, write_csv
+    from plot import draw_repetitions, draw_tradeoffs, show
     from primitives import few_shot, score
     from tokenizer import get_tokenizer
     from tokens import Loader, measure
@@ -208,22 +209,17 @@ def main(argv=None):
 def print_rows(rows, kinds):
     """A line for each run, and below a looped one how it differs from its partners; behind each number its standard error over
     the seeds, and behind a difference how many standard errors it is: below 2 it is not resolved."""
-    def cell(kind, value, error):
-        text = f'{value:.3f}' if kind == 'loss' else f'{100 * value:.1f}'
-        return text if error != error else text + (f' ± {error:.3f}' if kind == 'loss' else f' ± {100 * error:.1f}')
-
+    from logs import columns, number
     lines = [['run', 'loop', 'unique', 'deep', 'params', 'FLOPs/token', 'training FLOPs', *kinds]]
     for r in rows:
         lines.append([r['run'], r['loop'], f'{r["unique"]:.0f}', f'{r["depth"]:.0f}', f'{r["params"]:,.0f}',
-                      f'{r["inference_flops"]:.2e}', f'{r["training_flops"]:.2e}', *(cell(k, r[k], r[f'{k} se']) for k in kinds)])
+                      f'{r["inference_flops"]:.2e}', f'{r["training_flops"]:.2e}', *(number(r[k], r[f'{k} se'], k != 'loss') for k in kinds)])
         for what, p in partners(r, rows):
             lines.append([f'  minus {p["run"]}', what, '', '', '', '', ''])
             for kind in kinds:
                 difference, error = r[kind] - p[kind], (r[f'{kind} se'] ** 2 + p[f'{kind} se'] ** 2) ** 0.5
-                lines[-1].append(cell(kind, difference, float('nan')) + (f' ({difference / error:+.1f} se)' if error > 0 else ''))
-    widths = [max(map(len, column)) for column in zip(*lines)]
-    for line in lines:
-        print('  '.join(text.ljust(width) for text, width in zip(line, widths)))
+                lines[-1].append(number(difference, percent=kind != 'loss') + (f' ({difference / error:+.1f} se)' if error > 0 else ''))
+    print(columns(lines))
 
 
 if __name__ == '__main__':

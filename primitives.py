@@ -20,6 +20,7 @@ Usage:
 """
 import argparse
 import itertools
+import json
 import math
 import random
 import string
@@ -112,12 +113,17 @@ def toy_copy(rng, depth, n=8):
     return ''.join(words + words[:again]), words, words[again]
 
 
-def toy_assign(rng, depth, n=4):
+def toy_assign(rng, depth, n=4, statement='{}{}', question='?{}'):
     if (depth + 1) * n > 26:
-        raise ValueError(f'toy_assign has letters for depth {26 // n - 1} at most, not {depth}')
+        raise ValueError(f'the toy has letters for depth {26 // n - 1} at most, not {depth}')
     statements, level = chain(rng, rng.sample(string.ascii_lowercase, (depth + 1) * n), rng.sample(string.digits, n), depth)
     asked = rng.choice(list(level))
-    return ''.join(a + b for a, b in statements) + '?' + asked, list(level.values()), level[asked]
+    return ''.join(statement.format(*s) for s in statements) + question.format(asked), list(level.values()), level[asked]
+
+
+def toy_code(rng, depth):
+    "The same question with a sign between name and value, which the toy's mix does not have: to fine-tune on."
+    return toy_assign(rng, depth, statement='{}={}')
 
 
 TASKS = {
@@ -127,7 +133,7 @@ TASKS = {
     'assign_math': lambda rng, depth: assignment(rng, depth, 'math'),
     'assign_code': lambda rng, depth: assignment(rng, depth, 'code'),
 }
-TOY_TASKS = {'toy_copy': toy_copy, 'toy_assign': toy_assign}
+TOY_TASKS = {'toy_copy': toy_copy, 'toy_assign': toy_assign, 'toy_code': toy_code}
 
 
 def few_shot(task, n, *, shots=5, depth=0, seed=0):
@@ -251,20 +257,20 @@ def write_examples(folder, tokenizer_name, tasks, depths, n, *, shots=0, seed=0,
 # ---------------------------------------------------------------------------------------------- the command
 
 def depths_of(task, depths):
-    return depths if 'assign' in task else [0]
+    return [0] if 'copy' in task else depths
 
 
 def pick_tasks(text, context):
     "The tasks' names. `auto` is the papers' where their examples fit into the context, and else the toy's."
     if text == 'auto':
         text = 'toy' if context < 256 else 'papers'
-    return {'toy': list(TOY_TASKS), 'papers': list(TASKS)}.get(text) or text.split(',')
+    return {'toy': ['toy_copy', 'toy_assign'], 'papers': list(TASKS)}.get(text) or text.split(',')
 
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description='Score checkpoints on the reasoning primitives.')
     parser.add_argument('runs', nargs='+', help='folders that train.py wrote; NAME-SEED are averaged over their seeds')
-    parser.add_argument('--tasks', default='auto', help=f'papers ({", ".join(TASKS)}), toy ({", ".join(TOY_TASKS)}), or some by name')
+    parser.add_argument('--tasks', default='auto', help=f'papers ({", ".join(TASKS)}), toy (toy_copy, toy_assign), or some of them and toy_code by name')
     parser.add_argument('--depths', default='0,1,2', help='of assignment: how many aliases stand before the value')
     parser.add_argument('--shots', default='0', help='such as 0,1,2,5: accuracy against shots (the papers score at 5)')
     parser.add_argument('--n', type=int, default=200, help='examples of each task, depth and number of shots')
@@ -276,12 +282,17 @@ def main(argv=None):
     from checkpoint import load_model
     from launch import pick_device, whole_numbers
     from loop import fit_loop
-    from plot import by_seed, draw_shots, mean, run_names, show, standard_error, write_csv
+    from logs import by_seed, run_names, write_csv
+    from plot import draw_shots, show
     from tqdm import tqdm
     try:
         depths, shots = whole_numbers('--depths', args.depths), whole_numbers('--shots', args.shots)
-        device, rows, left_out = pick_device(args.device), [], {}
-        for name, path in tqdm(run_names(args.runs).items(), desc='scoring', unit='run'):
+        device, rows, left_out, paths = pick_device(args.device), [], {}, run_names(args.runs)
+        lines = {name: group for group, names in by_seed({name: name for name in paths}).items() for name in names}
+        taught = {name: examples_seen(path) for name, path in paths.items()}
+        if any(taught.values()):        # 32/lidas-0, 128/lidas-0: one line, against the number of examples
+            lines = {name: Path(line).name for name, line in lines.items()}
+        for name, path in tqdm(paths.items(), desc='scoring', unit='run'):
             model, tokenizer = load_model(path, device), get_tokenizer(path)
             if args.loop:
                 model.config.order = fit_loop(args.loop, len(model.layers))
@@ -293,24 +304,40 @@ def main(argv=None):
                     except ValueError as error:         # too long for this model
                         left_out[f'{task} at depth {depth} with {k} shots is left out: {error}'] = True
                         continue
-                    rows.append(dict(run=name, task=f'{task} {depth}' if 'assign' in task else task, shots=k,
-                                     n=args.n, chance=1 / len(examples[0].options), accuracy=accuracy, low=low, high=high))
+                    rows.append(dict(run=name, line=lines[name], examples=taught[name], shots=k,
+                                     task=task if 'copy' in task else f'{task} {depth}', n=args.n,
+                                     chance=1 / len(examples[0].options), accuracy=accuracy, low=low, high=high))
         if not rows:
             raise ValueError(f'nothing could be scored: {next(iter(left_out))}')
     except ValueError as error:
         print(f'primitives.py: {error}', file=sys.stderr)
         raise SystemExit(2) from None
-    for line in left_out:
-        print(line)
-    groups = by_seed({name: name for name in run_names(args.runs)})
-    for row in rows:        # a line for each task, number of shots and run, or mean over a run's seeds
-        name, members = next((name, members) for name, members in groups.items() if row['run'] in members)
-        if row['run'] == members[0]:
-            mine = [r['accuracy'] for r in rows if r['run'] in members and (r['task'], r['shots']) == (row['task'], row['shots'])]
-            spread = f'{row["low"]:.1%} to {row["high"]:.1%}' if len(mine) == 1 else f'± {standard_error(mine):.1%}, {len(mine)} seeds'
-            print(f'{name:24} {row["task"]:14} {row["shots"]} shots {mean(mine):7.1%}  ({spread}; chance {row["chance"]:.0%})')
+    print(*left_out, sep='\n', end='\n' if left_out else '')
+    print_scores(rows)
     write_csv(rows, args.out)
-    show(draw_shots, (rows, groups), args.out)
+    show(draw_shots, (rows, 'examples' if any(taught.values()) and len(shots) == 1 else 'shots'), args.out)
+
+
+def examples_seen(path):
+    "How many examples of primitives a run was fine-tuned on."
+    about = Path(path) / 'run.json'
+    origins = json.loads(about.read_text()).get('data', []) if about.exists() else []
+    return sum(origin['n'] for origin in origins if origin.get('made_by') == 'primitives.py')
+
+
+def print_scores(rows):
+    "A line for each run and number of shots, a column a task: in %, with the standard error over the seeds, or else the interval."
+    from logs import columns, mean, number, standard_error
+    tasks = {row['task']: f'{row["task"]}, % (chance {row["chance"]:.0%})' for row in rows}
+    lines, keys = [['run', 'fine-tuned on', 'shots', *tasks.values()]], ('line', 'examples', 'shots')
+    for key in dict.fromkeys(tuple(row[k] for k in keys) for row in rows):
+        lines.append(list(map(str, key)))
+        for task in tasks:
+            mine = [row for row in rows if row['task'] == task and tuple(row[k] for k in keys) == key]
+            scores = [row['accuracy'] for row in mine]
+            lines[-1].append('' if not mine else number(mean(scores), standard_error(scores), True) if len(mine) > 1 else
+                             f'{100 * scores[0]:.1f} ({100 * mine[0]["low"]:.1f} to {100 * mine[0]["high"]:.1f})')
+    print(columns(lines))
 
 
 if __name__ == '__main__':

@@ -31,6 +31,7 @@ import checkpoint
 import plot
 from grow import GROWTH, growth_plan, untie
 from launch import ConfigError, Stop, World, check_choice, compile_blocks, mfu, open_folder, parallel, precision, read_config
+from logs import Log
 from loop import fit_loop
 from model import LM, ModelConfig
 from tokenizer import DataError, get_tokenizer
@@ -200,7 +201,7 @@ def train(config):
     step, tokens, flops, seconds = (state[name] for name in ('step', 'tokens', 'flops', 'seconds'))
     run, stages, changed = parallel(model, world), dict(plan(config)) if config.grow else {}, {}
     autocast, tokens_a_step = precision(config, world.device), config.batch_size * config.context
-    log = plot.Log(out / 'log.jsonl', step if step else -1, silent=not world.first)
+    log = Log(out / 'log.jsonl', step if step else -1, silent=not world.first)
     bar = tqdm(total=config.steps, initial=step, disable=not world.first, unit='step', dynamic_ncols=True)
     shown = {}                      # what stands behind the bar
 

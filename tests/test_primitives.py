@@ -13,14 +13,14 @@ from tokens import Dataset, Loader, measure
 
 BYTES = get_tokenizer('bytes')
 EVERY = [*TASKS, *TOY_TASKS]
-ASSIGN = [task for task in EVERY if 'assign' in task]
+ASSIGN = [task for task in EVERY if 'copy' not in task]
 
 
 def statements(task, example):
     "The last question's statements as a dict, and the name asked for: read off the prompt, not off the generator."
     text = example.prompt.split('\n\n')[-1] if task in TASKS else example.prompt
-    if task == 'toy_assign':
-        return dict(re.findall(r'(\w)(\w)', text.split('?')[0])), text[-1]
+    if task in TOY_TASKS:
+        return dict(re.findall(r'(\w)=?(\w)', text.split('?')[0])), text[-1]
     found = dict(re.findall(r'^(\w+) ?= ?(\w+)$', text, flags=re.M))
     return found, re.findall({'assign_basic': r'(\w+)=____', 'assign_math': r'value of (\w+)\?', 'assign_code': r'print\((\w+)\)'}[task], text)[-1]
 
@@ -48,14 +48,14 @@ def test_the_papers_form_by_hand():
 @pytest.mark.parametrize('depth', [0, 2])
 def test_the_answer_is_among_the_options_once(task, depth):
     for e in few_shot(task, 50, shots=1, depth=depth):
-        assert len(set(e.options)) == len(e.options) == {'toy_copy': 8, 'toy_assign': 4, 'copy_random': 10, 'copy_words': 10}.get(task, 5)
+        assert len(set(e.options)) == len(e.options) == {'toy_copy': 8, 'toy_assign': 4, 'toy_code': 4, 'copy_random': 10, 'copy_words': 10}.get(task, 5)
         assert 0 <= e.answer < len(e.options)
 
 
 @pytest.mark.parametrize('task', ASSIGN)
 @pytest.mark.parametrize('depth', [0, 1, 2, 4, 5, 6])
 def test_depth_d_takes_d_plus_1_looks_and_no_fewer(task, depth):
-    if task == 'toy_assign' and depth == 6:
+    if task in TOY_TASKS and depth == 6:
         with pytest.raises(ValueError, match='letters for depth 5 at most'):
             few_shot(task, 1, shots=0, depth=6)
         return
@@ -69,6 +69,21 @@ def test_copying_asks_for_what_came_next(task):
     for e in few_shot(task, 50, shots=0):
         words = re.findall('[A-Z][a-z]{2}', e.prompt) if task == 'toy_copy' else e.prompt.split('\n\n')[1].split(' ____')[0].split()
         assert words[words.index(words[-1]) + 1] == e.options[e.answer].strip()
+
+
+def test_runs_on_different_numbers_of_examples_are_one_line(tmp_path, tiny, capsys):
+    import dataclasses
+    import json
+    from checkpoint import save
+    for folder, n in (('toys', None), ('16', 16), ('64', 64)):
+        for seed in (0, 1):
+            model, path = tiny(seed=seed, vocab_size=257, context=64), tmp_path / folder / f'a-{seed}'
+            save(path, kind='lm', model=model.state_dict(), model_config=dataclasses.asdict(model.config), config={})
+            origin = dict(made_by='primitives.py', n=n) if n else dict(made_by='data/toy/prepare.py')
+            (path / 'run.json').write_text(json.dumps(dict(tokenizer='bytes', data=[origin])))
+    primitives.main([*map(str, tmp_path.glob('*/a-*')), '--tasks=toy_code', '--depths=1', '--n=8', '--device=cpu', f'--out={tmp_path / "p.png"}'])
+    lines = [line.split('|')[1:4] for line in capsys.readouterr().out.splitlines() if line.startswith('| a ')]
+    assert sorted(int(examples) for _, examples, _ in lines) == [0, 16, 64] and (tmp_path / 'p.png').exists()
 
 
 def test_no_place_gives_the_value_away():
@@ -208,7 +223,7 @@ def test_the_command_scores_and_writes(tmp_path, tiny, capsys):
     primitives.main([*(str(tmp_path / n) for n in ('a-0', 'a-1', 'b')), '--n=8', '--depths=0,1', '--shots=0,2,7', '--device=cpu',
                      '--loop=2-2x2', f'--out={tmp_path / "p.png"}'])
     out = capsys.readouterr().out
-    assert re.search(r'^a +toy_assign 1 +2 shots .*2 seeds; chance 25%', out, flags=re.M)
+    assert 'toy_assign 1, % (chance 25%)' in out and re.search(r'^\| a +\| 0 +\| 2 +\|.* \d+\.\d ± \d+\.\d', out, flags=re.M)
     assert 'toy_assign at depth 1 with 7 shots is left out: a prompt with its answer has' in out
     assert (tmp_path / 'p.png').stat().st_size > 10_000 and (tmp_path / 'p.csv').read_text().count('\n') == 1 + 3 * (1 + 3 + 2)
     for args in (['--tasks=nothing'], ['--loop=9'], ['--depths=a'], ['--tasks=papers', '--shots=5'], ['--n=0']):

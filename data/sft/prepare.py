@@ -19,8 +19,8 @@ from primitives import write_examples       # noqa: E402
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description='Write examples of reasoning primitives to fine-tune on.')
-    parser.add_argument('--tasks', default='toy_assign')
-    parser.add_argument('--depths', default='4')
+    parser.add_argument('--tasks', default='toy_code')
+    parser.add_argument('--depths', default='1,2')
     parser.add_argument('--n', type=int, default=128, help='examples to train on, over all tasks and depths')
     parser.add_argument('--shots', type=int, default=0, help='answered examples before each')
     parser.add_argument('--seed', type=int, default=0)
