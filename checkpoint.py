@@ -8,7 +8,7 @@ restricted to tensors and plain values, so that a file from a stranger cannot ru
 Usage:
     save('out/run', model=model.state_dict(), step=100)     # out/run/ckpt.pt, atomically
     state = load('out/run')                                 # a dict, or an error in one line
-    model = load_model('out/run')                           # the model itself, whatever kind it is
+    model = load_model('out/run')                           # the model itself, whatever kind it is, or a Hugging Face folder's
 """
 import os
 import pickle
@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 
 from model import LM, ModelConfig
+from tokenizer import on_hub
 
 FILE = 'ckpt.pt'
 
@@ -46,8 +47,10 @@ def exists(folder):
 
 
 def load(folder):
-    "The state that `save` was given. `folder` may name the file itself."
+    "The state that `save` was given. `folder` may name the file itself, or a Hugging Face checkpoint."
     path = Path(folder)
+    if (path / 'config.json').exists() and not exists(path) or on_hub(folder):
+        return dict(kind='hf', folder=str(folder))
     path = path if path.is_file() else path / FILE
     if not path.exists():
         raise CheckpointError(f'there is no checkpoint at {folder} (no {path})')
@@ -67,7 +70,7 @@ def load(folder):
 
 
 def load_model(path, device='cpu'):
-    "Any checkpoint of ours as a model that is ready to run."
+    "Any checkpoint of ours, or of Hugging Face's, as a model that is ready to run."
     return build_model(load(path), path).to(device).eval()
 
 
@@ -79,10 +82,15 @@ def build_model(state, path):
     return KINDS[kind](state)
 
 
+def _hf(state):
+    from hf import load_hf      # it needs safetensors, which is no core package
+    return load_hf(state['folder'])
+
+
 def _lm(state):
     model = LM(ModelConfig(**state['model_config']))
     model.load_state_dict(state['model'])
     return model
 
 
-KINDS = {'lm': _lm}
+KINDS = {'lm': _lm, 'hf': _hf}

@@ -99,7 +99,8 @@ def facts(name, state, model):
     except ValueError:
         loop = 'other'
     return dict(run=name, loop=loop, unique=len(model.layers), depth=len(model.order), params=model.num_params(),
-                inference_flops=model.flops_per_token() // 3, training_flops=state['flops'] + state.get('inherited_flops', 0))
+                inference_flops=model.flops_per_token() // 3,
+                training_flops=state.get('flops', float('nan')) + state.get('inherited_flops', 0))      # nan: nobody knows
 
 
 def repetitions(model, look, block, times, plain):
@@ -131,6 +132,8 @@ def cut_ties(source, target):
     if exists(target):
         raise ValueError(f'{target} holds a checkpoint already: choose another folder')
     state = load(source)
+    if state['kind'] != 'lm':
+        raise ValueError(f'{source} is a checkpoint of the kind {state["kind"]!r}, but only a run of ours can be looped')
     model = build_model(state, source)
     free = untie(model, model.order)
     save(target, **{**state, 'model': free.state_dict(), 'model_config': dataclasses.asdict(free.config), 'optimizers': []})
@@ -142,10 +145,11 @@ def cut_ties(source, target):
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description='Compare looped, grown and ordinary models, and repeat their blocks.')
-    parser.add_argument('runs', nargs='+', help='folders that train.py wrote; NAME-SEED are averaged over their seeds')
+    parser.add_argument('runs', nargs='+', help='folders that train.py wrote, or Hugging Face checkpoints; NAME-SEED are averaged over their seeds')
     parser.add_argument('--untie', action='store_true', help='with two folders: write the first, a looped run, to the second, its ties cut')
     parser.add_argument('--block', type=int, default=2, help='how many layers are repeated')
     parser.add_argument('--times', default='1,2,3', help='how often they run')
+    parser.add_argument('--data', help='the dataset whose validation loss is measured (default: what the run was trained on)')
     parser.add_argument('--batches', type=int, default=8, help='batches of validation data for each measurement')
     parser.add_argument('--tasks', default='', help='primitives to score too, with their depth, such as assign_code/1,copy_words')
     parser.add_argument('--shots', type=int, default=0)
@@ -176,12 +180,17 @@ def main(argv=None):
             examples[name] = few_shot(task, args.n, shots=args.shots, depth=whole_numbers('--tasks', depth or '0')[0])
         for name, path in tqdm(run_names(args.runs).items(), desc='measuring', unit='run'):
             state = load(path)
-            model, c = build_model(state, path).to(device).eval(), state['config']
-            tokenizer, val = get_tokenizer(path), Loader(c['data'], c['batch_size'], c['context'], weights=c['data_weights'], split='val')
+            model, tokenizer, c = build_model(state, path).to(device).eval(), get_tokenizer(path), state.get('config', {})
+            data, val = args.data or c.get('data'), None
+            if not (data or examples):
+                raise ValueError(f'{path} does not say what it was trained on: give --data, a dataset for its tokenizer, or --tasks')
+            if data:
+                val = Loader(data, c.get('batch_size', 8), c.get('context', min(model.config.context, 1024)), split='val',
+                             weights=None if args.data else c['data_weights'], vocab_size=model.config.vocab_size)
 
             def look(model):
-                loss, kinds = measure(model, val, args.batches, c['grad_accum'])
-                return dict(loss=loss, **{kind: k['accuracy'] for kind, k in kinds.items() if kind != 'text'},
+                loss, kinds = measure(model, val, args.batches, c.get('grad_accum', 1)) if val else (None, {})
+                return dict(**dict(loss=loss) if val else {}, **{kind: k['accuracy'] for kind, k in kinds.items() if kind != 'text'},
                             **{name: score(model, tokenizer, e)[0] for name, e in examples.items()})
             if args.block > len(model.order):
                 raise ValueError(f'--block={args.block}: {name} is {len(model.order)} layers deep')

@@ -89,12 +89,13 @@ class KVCache:
 
 def rope_tables(config):
     "cos and sin of every position's angles, (T, hd/2) each."
-    freq = config.rope_theta ** (-torch.arange(0, config.head_dim, 2).float() / config.head_dim)     # (hd/2,)
+    # Written as transformers writes it: the last bit of a frequency is a hundredth of a radian at position 100,000.
+    freq = 1.0 / config.rope_theta ** (torch.arange(0, config.head_dim, 2).float() / config.head_dim)     # (hd/2,)
     if config.rope_scaling is not None:                 # Llama 3: slow the long waves down, keep the short ones
         s = config.rope_scaling
-        waves = s['original_max_position_embeddings'] * freq / (2 * math.pi)    # turns within the original context
-        keep = (waves - s['low_freq_factor']) / (s['high_freq_factor'] - s['low_freq_factor'])
-        freq = torch.lerp(freq / s['factor'], freq, keep.clamp(0, 1))
+        turns = s['original_max_position_embeddings'] / (2 * math.pi / freq)    # within the original context
+        keep = ((turns - s['low_freq_factor']) / (s['high_freq_factor'] - s['low_freq_factor'])).clamp(0, 1)
+        freq = (1 - keep) * freq / s['factor'] + keep * freq
     angles = torch.outer(torch.arange(config.context).float(), freq)            # (T, hd/2)
     return angles.cos(), angles.sin()
 
@@ -233,9 +234,9 @@ class LM(nn.Module):
         return mean_loss(x, self.head.weight, targets, ignore_index)
 
     @torch.no_grad()
-    def generate(self, tokens, max_new_tokens, *, order=None, temperature=1.0, top_k=None, generator=None):
-        """Continue tokens (B, T) by max_new_tokens. Temperature 0 takes the likeliest token. Past the context the
-        window slides: each new token is drawn from the last `context` ones, as if they were all there is."""
+    def generate(self, tokens, max_new_tokens, *, order=None, temperature=1.0, top_k=None, generator=None, stop=None):
+        """Continue tokens (B, T) by max_new_tokens, or until stop(tokens) says so. Temperature 0 takes the likeliest token. Past
+        the context the window slides: each new token is drawn from the last `context` ones, as if they were all there is."""
         if tokens.shape[1] == 0:
             raise ValueError('nothing to continue: the prompt has no tokens')
         order = self.order if order is None else order
@@ -252,6 +253,8 @@ class LM(nn.Module):
                     logits = logits.masked_fill(logits < kth, -math.inf)
                 fresh = torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator)
             tokens = torch.cat((tokens, fresh), dim=1)
+            if stop is not None and stop(tokens):
+                break
         return tokens
 
     def num_params(self):

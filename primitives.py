@@ -269,7 +269,7 @@ def pick_tasks(text, context):
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description='Score checkpoints on the reasoning primitives.')
-    parser.add_argument('runs', nargs='+', help='folders that train.py wrote; NAME-SEED are averaged over their seeds')
+    parser.add_argument('runs', nargs='+', help='folders that train.py wrote, or Hugging Face checkpoints; NAME-SEED are averaged over their seeds')
     parser.add_argument('--tasks', default='auto', help=f'papers ({", ".join(TASKS)}), toy (toy_copy, toy_assign), or some of them and toy_code by name')
     parser.add_argument('--depths', default='0,1,2', help='of assignment: how many aliases stand before the value')
     parser.add_argument('--shots', default='0', help='such as 0,1,2,5: accuracy against shots (the papers score at 5)')

@@ -22,7 +22,7 @@ TOY_PROMPTS = {'JicDqySofUzgJicDqySofUzg': 24, 'w7j6z1q3?z': 1, 'w7j6z1q3bwdzejh
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description='Generate text from a checkpoint.')
-    parser.add_argument('path', help='a folder that train.py wrote')
+    parser.add_argument('path', help='a folder that train.py wrote, or a Hugging Face checkpoint')
     parser.add_argument('--prompt', action='append', help='may be given several times; \\n is a line break')
     parser.add_argument('--tokens', type=int, default=64, help='how many to add')
     parser.add_argument('--temperature', type=float, default=0.7, help='0 takes the likeliest token each time')

@@ -34,7 +34,7 @@ from launch import ConfigError, Stop, World, check_choice, compile_blocks, mfu, 
 from logs import Log
 from loop import fit_loop
 from model import LM, ModelConfig
-from tokenizer import DataError, get_tokenizer
+from tokenizer import DataError, get_tokenizer, reads_alike
 from tokens import Loader, draw, measure
 
 
@@ -296,9 +296,9 @@ def setup(config, world, loader, cool):
         parent = checkpoint.load(config.init_from)
         model = checkpoint.build_model(parent, config.init_from)
         state['inherited_flops'] = parent.get('flops', 0) + parent.get('inherited_flops', 0)
-        theirs = get_tokenizer(config.init_from).name
-        if model.config.context < config.context or theirs != get_tokenizer(loader.tokenizer).name:
-            raise ConfigError(f'{config.init_from} reads {model.config.context} tokens of the tokenizer {theirs!r}: it does not '
+        theirs = get_tokenizer(config.init_from)
+        if model.config.context < config.context or not reads_alike(theirs, get_tokenizer(loader.tokenizer)):
+            raise ConfigError(f'{config.init_from} reads {model.config.context} tokens of the tokenizer {theirs.name!r}: it does not '
                               f'fit context={config.context} and data made with {loader.tokenizer!r}')
         model.config.context = config.context
         model.config.order = orders(config, len(model.layers))[0] or model.config.order
@@ -312,7 +312,7 @@ def setup(config, world, loader, cool):
             raise ConfigError(str(error)) from None
     if not config.grow:
         orders(config, len(model.layers))       # a loop that does not fit is refused now, not when the decay begins
-    model.to(world.device).train()
+    model.to(world.device, torch.float32).train()               # a Hugging Face checkpoint may come in bfloat16
     optimizers = make_optimizers(model, config)
     for optimizer, saved in zip(optimizers, state.get('optimizers', [])):
         optimizer.load_state_dict(saved)

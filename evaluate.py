@@ -1,0 +1,283 @@
+"""lm-eval over any checkpoint: ours, looped or not, or a Hugging Face folder.
+
+The idea: the language model evaluation harness knows thousands of tasks and asks three things of a model: the log-likelihood
+of a continuation, that of a whole text, and text that goes on until a stop. Each is a dozen lines over an `LM`, so every
+checkpoint of this repo gets the scores that everybody else reports, in any order of its layers.
+
+Paper: all four use the harness. LISTS holds their benchmarks by name: "From Growing to Looping", section 3.2 (22 of them),
+"Retrofitted Recurrence", section 4 (GSM8K with one shot, read leniently), the training-free wrapper's section 3.1.
+Here: what the harness does not have comes from evals/, the primitives from primitives.py. Documents begin as the model was
+trained: our own with an end of text, a Hugging Face checkpoint with what its tokenizer.json puts first (as lm-eval's `hf`).
+
+Usage:
+    python evaluate.py out/lidas --tasks=arc_easy,hellaswag         # a table with standard errors, out/evals/lidas.json
+    python evaluate.py out/lidas --tasks=primitives --loop=3-2x2-3  # no network needed; a list's name, another order
+    python evaluate.py lm-eval run --model nanodepth --model_args pretrained=out/lidas --tasks arc_easy     # its own command line
+"""
+import argparse
+import difflib
+import functools
+import importlib
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from checkpoint import load_model
+from launch import pick_device
+from loop import fit_loop
+from model import LM
+from tokenizer import END_OF_TEXT, get_tokenizer, read_json, start_of_document
+from tokens import draw
+
+ROOT = Path(__file__).resolve().parent
+
+# ---------------------------------------------------------------------------------------------- the papers' benchmarks
+# (task, shots or None for the task's own); evals/README.md says of each whether it is the harness's or ours.
+
+LISTS = {
+    'closed': [(task, 0) for task in ('triviaqa', 'tydiqa_nocontext', 'nq_open', 'webqs')],
+    'open': [(task, 0) for task in ('tydiqa_goldp_en', 'squadv2', 'drop', 'quac', 'coqa')],
+    'language': [('lambada_openai', 0), ('hellaswag', 0)],
+    'math': [(task, 5) for task in ('svamp', 'asdiv', 'mawps_addsub', 'mawps_multiarith', 'mawps_singleop', 'mawps_singleeq')],
+    'primitives': [(f'primitive_{task}', None) for task in ('copy_random', 'copy_words', 'assign_basic', 'assign_math', 'assign_code')],
+    'retrofit': [(task, 0) for task in ('arc_easy', 'arc_challenge', 'hellaswag', 'winogrande', 'mmlu', 'piqa', 'openbookqa')] + [('gsm8k', 1)],
+    'knowledge': [('mmlu_pro', None), ('gpqa_main_zeroshot', None), ('commonsense_qa', 7), ('arc_challenge', 25), ('mmlu', 0), ('openbookqa', 0)],
+}
+LISTS['depth'] = [task for name in ('closed', 'open', 'language', 'math', 'primitives') for task in LISTS[name]]
+
+
+def pick_tasks(text):
+    "Names of tasks and of lists, to what lm-eval takes."
+    chosen = [task for name in text.split(',') for task in LISTS.get(name, [(name, None)])]
+    return [name if shots is None else dict(task=name, num_fewshot=shots) for name, shots in dict.fromkeys(chosen)]
+
+
+# ---------------------------------------------------------------------------------------------- what the harness asks for
+
+@torch.no_grad()
+def log_likelihoods(model, pairs, batch_size, device, max_length):
+    """[(log-likelihood, is it the greedy choice)] of each (context, continuation), lists of tokens. Long ones first, padded on
+    the right, where no token sees it; only the continuation's places go through the head."""
+    found, inputs = [None] * len(pairs), {}
+    for i, (context, continuation) in enumerate(pairs):     # what is too long loses its beginning; equal inputs are read once
+        row = (context + continuation)[-max_length - 1:]
+        inputs.setdefault(tuple(row[:-1]), []).append((i, row[1:][-len(continuation):]))
+    inputs = sorted(inputs.items(), key=lambda item: -len(item[0]))
+    for at in tqdm(range(0, len(inputs), batch_size), desc='log-likelihoods', unit='batch', disable=len(inputs) <= batch_size):
+        rows, asked = zip(*inputs[at:at + batch_size])
+        tokens = torch.tensor([row + (0,) * (len(rows[0]) - len(row)) for row in rows], device=device)          # (B, T)
+        hidden = model.norm(model.hidden(tokens)) if isinstance(model, LM) else model(tokens)                   # (B, T, C or V)
+        for row, continuations, h in zip(rows, asked, hidden):
+            for i, continuation in continuations:
+                targets = torch.tensor(continuation, device=device)                                             # (N,)
+                at_targets = h[len(row) - len(targets):len(row)]
+                logits = (model.head(at_targets) if isinstance(model, LM) else at_targets).float()              # (N, V)
+                value = logits.log_softmax(-1).gather(-1, targets[:, None]).sum().item()
+                found[i] = value, bool((logits.argmax(-1) == targets).all())
+    return found
+
+
+def generate(model, prompts, tokenizer, device, *, tokens, stops, end, temperature, seed):
+    "Texts that go on from prompts (lists of equally many tokens), each until a stop, an end of text, or `tokens` tokens."
+    def text(row):
+        ids = row[len(prompts[0]):].tolist()
+        ended = end in ids
+        said = tokenizer.decode(ids[:ids.index(end)] if ended else ids)
+        cut = min([said.find(stop) for stop in stops if stop and stop in said], default=-1)
+        return (said if cut < 0 else said[:cut]), ended or cut >= 0
+
+    generator = torch.Generator(device).manual_seed(seed)
+    out = model.generate(torch.tensor(prompts, device=device), tokens, temperature=temperature, generator=generator,
+                         stop=lambda rows: all(text(row)[1] for row in rows))
+    return [text(row)[0] for row in out]
+
+
+@functools.cache
+def adapter():
+    "The class that lm-eval knows as the model `nanodepth`. Made on demand: lm-eval is no core package."
+    try:
+        from lm_eval import utils
+        from lm_eval.api.model import TemplateLM
+        from lm_eval.api.registry import register_model
+        from lm_eval.models.utils import has_bos_prefix, normalize_gen_kwargs
+    except ImportError as error:
+        raise ValueError(f'this needs lm-eval (pip install "lm-eval[hf]"): {error}') from None
+
+    @register_model('nanodepth')
+    class Nanodepth(TemplateLM):
+        def __init__(self, pretrained, loop=None, r=None, batch_size=8, device='auto', dtype='auto', max_length=None, add_bos_token=None,
+                     max_batch_size=None):
+            super().__init__()
+            if str(device).startswith('cuda') and not torch.cuda.is_available():
+                device = 'auto'         # lm-eval's command line asks for cuda:0 by itself
+            self._device = pick_device(device or 'auto')
+            self.model = load_model(pretrained, self._device)
+            if dtype != 'auto':
+                self.model.to(getattr(torch, str(dtype)))
+            if r is not None:
+                raise ValueError(f'r={r} is for models with a recurrent core, but {pretrained} has none: loop= runs its layers in another order')
+            if loop:
+                self.model.config.order = fit_loop(str(loop), len(self.model.layers))
+            self.tokenizer, self.batch_size = get_tokenizer(pretrained), 8 if str(batch_size).startswith('auto') else int(batch_size)
+            self.max_length = int(max_length or self.model.config.context)
+            self.begin, self.end, self.first = ends(pretrained, self.tokenizer)
+            if add_bos_token is not None:
+                self.first = [self.begin] if str(add_bos_token).lower() == 'true' else []
+
+        @property
+        def eot_token_id(self):
+            return self.end
+
+        @property
+        def prefix_token_id(self):
+            return self.begin
+
+        def tok_encode(self, string, add_special_tokens=None, **_):
+            ids = self.tokenizer.encode(string, allowed_special='all')
+            begun = has_bos_prefix(string, self.tokenizer.decode([self.begin])) if add_special_tokens is None else not add_special_tokens
+            return ids if begun else [*self.first, *ids]
+
+        def _loglikelihood_tokens(self, requests, **_):
+            pairs = [(list(context), list(continuation)) for _, context, continuation in requests]
+            return log_likelihoods(self.model, pairs, self.batch_size, self.device, self.max_length)
+
+        def loglikelihood_rolling(self, requests, disable_tqdm=False):
+            windows = [[utils.make_disjoint_window(w) for w in utils.get_rolling_token_windows(
+                token_list=self.tok_encode(r.args[0]), prefix_token=self.begin, max_seq_len=self.max_length, context_len=1)] for r in requests]
+            found = iter(self._loglikelihood_tokens([(None, *w) for group in windows for w in group]))
+            return [sum(next(found)[0] for _ in group) for group in windows]
+
+        def generate_until(self, requests, disable_tqdm=False):
+            texts, groups = [None] * len(requests), {}
+            for i, request in enumerate(requests):
+                context, settings = request.args
+                settings = normalize_gen_kwargs(settings, 256)
+                room = self.max_length - settings['max_gen_toks']       # none: the window slides
+                ids = (self.tok_encode(context) or [self.begin])[-(room if room > 0 else self.max_length):]
+                key = len(ids), settings['max_gen_toks'], settings.get('temperature') or 0.0, tuple(settings.get('until') or [])
+                groups.setdefault(key, []).append((i, ids))
+            parts = [(key, group[at:at + self.batch_size]) for key, group in groups.items() for at in range(0, len(group), self.batch_size)]
+            for (_, most, temperature, stops), part in tqdm(parts, desc='texts', unit='batch', disable=disable_tqdm):
+                said = generate(self.model, [ids for _, ids in part], self.tokenizer, self.device, tokens=most, stops=stops, end=self.end,
+                                temperature=temperature, seed=draw(0, 'evaluate', part[0][0]))
+                for (i, _), text in zip(part, said):
+                    texts[i] = text
+            return texts
+
+        def apply_chat_template(self, *_, **__):
+            raise ValueError("chat templates are the business of transformers: export with hf.py and use lm-eval's model `hf`")
+
+    return Nanodepth
+
+
+def ends(path, tokenizer):
+    "(the token before a text that stands alone, the one that ends a text, the tokens that every text begins with)."
+    names, about = {}, Path(path) / 'tokenizer_config.json'
+    for key, value in (read_json(about) if about.exists() else {}).items():
+        name = value.get('content') if isinstance(value, dict) else value
+        if key in ('bos_token', 'eos_token') and name in tokenizer.special_tokens_set:
+            names[key] = tokenizer.encode_single_token(name)
+    usual = start_of_document(tokenizer)
+    end = names.get('eos_token', tokenizer.encode_single_token(END_OF_TEXT) if END_OF_TEXT in tokenizer.special_tokens_set else (usual or [0])[0])
+    theirs = (Path(path) / 'config.json').exists()          # a Hugging Face checkpoint
+    return names.get('bos_token', end), end, getattr(tokenizer, 'starts', []) if theirs else usual
+
+
+def __getattr__(name):
+    """Some tasks (squadv2) call the package that happens to have this file's name: `evaluate.load`. What is not here is looked
+    for there."""
+    if name.startswith('__'):
+        raise AttributeError(name)
+    path, mine = sys.path[:], sys.modules.pop('evaluate', None)
+    sys.path[:] = [p for p in path if Path(p or '.').resolve() != ROOT]
+    try:
+        return getattr(importlib.import_module('evaluate'), name)
+    except ImportError:
+        raise AttributeError(f'{__file__} has no {name}, and the package of the same name is not installed') from None
+    finally:
+        sys.path[:] = path
+        if mine:
+            sys.modules['evaluate'] = mine
+
+
+# ---------------------------------------------------------------------------------------------- the command
+
+@functools.cache
+def manager(everything):
+    "Who knows the tasks. Reading all of the harness's thousands takes seconds, ours take none."
+    from lm_eval.tasks import TaskManager
+    return TaskManager(include_path=str(ROOT / 'evals'), include_defaults=everything)
+
+
+def run(path, tasks, *, limit=None, **options):
+    "lm-eval's results for a checkpoint: a dict."
+    model, wanted = adapter()(path, **options), pick_tasks(tasks)
+    from lm_eval import simple_evaluate
+    names = [task['task'] if isinstance(task, dict) else task for task in wanted]
+    known = manager(everything=not set(names) <= set(manager(everything=False).all_tasks))
+    for name in names:
+        if name not in known.all_tasks:
+            near = difflib.get_close_matches(name, [*LISTS, *known.all_tasks], n=1)
+            raise ValueError(f'there is no task {name!r}' + (f': did you mean {near[0]!r}?' if near else '') + f' Lists: {", ".join(LISTS)}')
+    return simple_evaluate(model, tasks=wanted, limit=limit, task_manager=known, log_samples=False)
+
+
+def rows_of(results):
+    "[{task, shots, metric, value, stderr}] in the order of the results."
+    rows = []
+    for task, found in results['results'].items():
+        for key, value in found.items():
+            metric, _, how = key.partition(',')
+            if how and not metric.endswith('_stderr') and isinstance(value, (int, float)):
+                error = found.get(f'{metric}_stderr,{how}')
+                rows.append(dict(task=task, shots=results['n-shot'].get(task), metric=metric if how == 'none' else f'{metric} ({how})',
+                                 value=value, stderr=error if isinstance(error, (int, float)) else None))
+    return rows
+
+
+def main(argv=None):
+    argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] == ['lm-eval']:
+        adapter()
+        from lm_eval.__main__ import cli_evaluate
+        sys.argv = argv
+        return cli_evaluate()
+    parser = argparse.ArgumentParser(description='Score a checkpoint with the language model evaluation harness.')
+    parser.add_argument('path', help="a run of ours or a Hugging Face folder; 'lm-eval ...' is its own command line, knowing the model nanodepth")
+    parser.add_argument('--tasks', default='primitives', help=f'names of tasks, or of lists: {", ".join(LISTS)}')
+    parser.add_argument('--loop', help='run the layers in another order, such as 3-2x2-3')
+    parser.add_argument('--r', type=int, help='how often a recurrent core runs')
+    parser.add_argument('--limit', type=int, help='only so many examples of each task: to try things, not to report them')
+    parser.add_argument('--batch_size', type=int, default=8)
+    parser.add_argument('--dtype', default='auto', choices=['auto', 'float32', 'bfloat16', 'float16'])
+    parser.add_argument('--device', default='auto')
+    parser.add_argument('--out', type=Path, help='the numbers as JSON (default: out/evals/NAME.json)')
+    args = parser.parse_args(argv)
+    os.environ.setdefault('TOKENIZERS_PARALLELISM', 'false')
+    from logs import columns
+    out = args.out or Path('out/evals') / f'{Path(args.path).name}.json'
+    try:
+        results = run(args.path, args.tasks, limit=args.limit, loop=args.loop, r=args.r, batch_size=args.batch_size, dtype=args.dtype, device=args.device)
+    except ValueError as error:
+        print(f'evaluate.py: {error}', file=sys.stderr)
+        raise SystemExit(2) from None
+    except (OSError, ConnectionError) as error:        # the hub's errors are of these kinds
+        print(f'evaluate.py: the data of {args.tasks} could not be loaded ({type(error).__name__}): the tasks of the harness need a network '
+              f'once, those of the list primitives never. {str(error).splitlines()[0] if str(error) else ""}', file=sys.stderr)
+        raise SystemExit(2) from None
+    rows = rows_of(results)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(dict(path=args.path, loop=args.loop, r=args.r, limit=args.limit, rows=rows, versions=results['versions']), indent=1))
+    print(columns([['task', 'shots', 'metric', 'value', 'standard error'],
+                   *([row['task'], str(row['shots']), row['metric'], f'{row["value"]:.4f}', '' if row['stderr'] is None else f'{row["stderr"]:.4f}']
+                     for row in rows)]))
+    print(f'numbers: {out}')
+
+
+if __name__ == '__main__':
+    import evaluate
+    evaluate.main()

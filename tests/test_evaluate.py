@@ -1,0 +1,173 @@
+"lm-eval: local tasks give what lm-eval's own `hf` model gives on the exported checkpoint, and the primitives what primitives.py gives."
+import dataclasses
+import json
+import random
+import sys
+
+import pytest
+import torch
+from conftest import ROOT
+
+import checkpoint
+import evaluate
+import hf
+import primitives
+from tokenizer import get_tokenizer
+
+lm_eval = pytest.importorskip('lm_eval')
+pytest.importorskip('accelerate')       # lm-eval's `hf` model wants it
+
+
+@pytest.fixture
+def run(tmp_path, tiny):
+    "A looped run of ours, and the same as a Hugging Face folder."
+    model = tiny(vocab_size=257, context=96, n_layer=3, order=[0, 1, 1, 2])
+    ours = tmp_path / 'ours'
+    checkpoint.save(ours, kind='lm', model=model.state_dict(), model_config=dataclasses.asdict(model.config), config={}, flops=0)
+    (ours / 'run.json').write_text(json.dumps(dict(tokenizer='bytes')))
+    hf.main([str(ours), str(tmp_path / 'hf')])
+    return ours, tmp_path / 'hf'
+
+
+@pytest.fixture
+def manager(tmp_path):
+    "A multiple choice, a generation and a perplexity task over a local file."
+    rng = random.Random(0)
+    docs = [dict(q=''.join(rng.choice('abc d') for _ in range(rng.randint(1, 110))) + 'x', options=[' red', ' green and blue', 'c'], gold=rng.randrange(3))
+            for _ in range(12)]
+    folder = tmp_path / 'tasks'
+    folder.mkdir()
+    (folder / 'd.jsonl').write_text('\n'.join(map(json.dumps, docs)))
+    data = f'dataset_path: json\ndataset_kwargs:\n  data_files:\n    test: {folder / "d.jsonl"}\ntest_split: test\n'
+    metric = 'metric_list:\n  - metric: {}\n    aggregation: {}\n    higher_is_better: true\nmetadata:\n  version: 1.0\n'
+    (folder / 'a.yaml').write_text('task: local_choice\n' + data + 'output_type: multiple_choice\ndoc_to_text: "{{q}}"\ndoc_to_choice: options\n'
+                                   'doc_to_target: gold\ntarget_delimiter: ""\n' + metric.format('acc', 'mean'))
+    (folder / 'b.yaml').write_text('task: local_text\n' + data + 'output_type: generate_until\ndoc_to_text: "{{q}}"\ndoc_to_target: "x"\n'
+                                   'generation_kwargs:\n  until: ["b", "\\n"]\n  max_gen_toks: 12\n  do_sample: false\n' + metric.format('exact_match', 'mean'))
+    (folder / 'c.yaml').write_text('task: local_rolling\n' + data + 'output_type: loglikelihood_rolling\ndoc_to_text: ""\ndoc_to_target: "{{q}}"\n'
+                                   + metric.format('byte_perplexity', 'weighted_perplexity').replace('true', 'false'))
+    from lm_eval.tasks import TaskManager
+    return TaskManager(include_path=[str(folder), str(ROOT / 'evals')], include_defaults=False)
+
+
+def scored(model, manager, tasks, **options):
+    return lm_eval.simple_evaluate(model, tasks=tasks, task_manager=manager, bootstrap_iters=0, **options)
+
+
+LOCAL = ['local_choice', 'local_text', 'local_rolling']
+
+
+def test_the_harness_gives_what_its_own_model_gives(run, manager):
+    ours, theirs = run
+    from lm_eval.models.huggingface import HFLM
+    expected = scored(HFLM(str(theirs), device='cpu', batch_size=4), manager, LOCAL)
+    for path in run:            # our checkpoint with its loop, and the folder it was exported to
+        found = scored(evaluate.adapter()(str(path), device='cpu', batch_size=5), manager, LOCAL)
+        for task in LOCAL:
+            for a, b in zip(found['samples'][task], expected['samples'][task]):
+                assert a['doc'] == b['doc']
+                if task == 'local_text':
+                    assert a['resps'] == b['resps'] and len(a['resps'][0][0]) <= 12
+                elif task == 'local_choice':
+                    assert [r[0][1] for r in a['resps']] == [r[0][1] for r in b['resps']]
+                    assert [r[0][0] for r in a['resps']] == pytest.approx([r[0][0] for r in b['resps']], rel=1e-4)
+                else:
+                    assert a['resps'][0] == pytest.approx(b['resps'][0], rel=1e-4)
+        assert found['results']['local_choice']['acc,none'] == expected['results']['local_choice']['acc,none']
+    texts = [s['resps'][0][0] for s in expected['samples']['local_text']]
+    assert len(set(texts)) > 2 and any('b' not in t and len(t) < 12 for t in texts)        # they differ, and some were stopped
+
+
+def test_model_arguments_as_text(run, manager):
+    ours, _ = run
+    evaluate.adapter()
+    plain, looped = (scored('nanodepth', manager, ['local_choice'], model_args=f'pretrained={ours},device=cpu{more}')['samples']['local_choice']
+                     for more in ('', ',loop=1-1x3-1'))
+    assert [s['resps'] for s in plain] != [s['resps'] for s in looped]
+    model = checkpoint.load_model(ours)
+    model.config.order = [0, 1, 1, 1, 2]
+    enc, sample = get_tokenizer('bytes'), looped[3]
+    row = [256, *enc.encode(sample['doc']['q'])]
+    option = enc.encode(sample['doc']['options'][1])
+    row = (row + option)[-97:]
+    with torch.no_grad():
+        values = model(torch.tensor([row[:-1]])).log_softmax(-1)[0, -len(option):].gather(-1, torch.tensor(option)[:, None]).sum().item()
+    assert sample['resps'][1][0][0] == pytest.approx(values, rel=1e-4)
+
+
+def test_the_primitives_score_as_primitives_py_does(run, manager):
+    ours, _ = run
+    found = scored(evaluate.adapter()(str(ours), device='cpu'), manager, ['primitive_toy_assign_d1', 'primitive_toy_copy'], limit=200)
+    model = checkpoint.load_model(ours)
+    for task, name, depth in (('primitive_toy_assign_d1', 'toy_assign', 1), ('primitive_toy_copy', 'toy_copy', 0)):
+        examples = primitives.few_shot(name, 200, shots=0, depth=depth)
+        accuracy, _ = primitives.score(model, get_tokenizer('bytes'), examples)
+        assert found['results'][task]['acc,none'] == accuracy and 0.05 < accuracy < 0.95
+
+
+def test_every_task_of_the_lists_is_there_and_the_papers_primitives_have_five_shots():
+    manager = evaluate.manager(everything=True)
+    names = {task for tasks in evaluate.LISTS.values() for task, _ in tasks}
+    assert names <= set(manager.all_tasks) and len(evaluate.LISTS['depth']) == 22
+    told = (ROOT / 'evals/README.md').read_text()
+    for task, _ in evaluate.LISTS['depth']:
+        assert f'`{task}`' in told, f'evals/README.md does not say whether {task} is stock or ours'
+    docs = list(manager.load(['primitive_assign_code'])['tasks'].values())[0].test_docs()
+    assert len(docs) == 1000 and docs[0]['prompt'].count('print(') == 6
+
+
+def test_local_files_of_ours(tmp_path, monkeypatch):
+    sys.path.insert(0, str(ROOT / 'evals'))
+    import tasks
+    monkeypatch.setattr(tasks, 'HERE', tmp_path)
+    with pytest.raises(FileNotFoundError, match='AddSub.json is missing: put it there from the MAWPS repository'):
+        tasks.mawps('AddSub')
+    (tmp_path / 'data').mkdir()
+    (tmp_path / 'data/AddSub.json').write_text(json.dumps([dict(iIndex=1, sQuestion=' How many? ', lEquations=['X=1+2'], lSolutions=[3.0])]))
+    assert tasks.mawps('AddSub')['test'][0] == dict(question='How many?', answer='3')
+    turn = [dict(question=q, answers=[dict(text=a)], orig_answer=dict(text=a)) for q, a in (('Who?', 'Ann'), ('When?', 'The 3rd'))]
+    (tmp_path / 'data/val_v0.2.json').write_text(json.dumps(dict(data=[dict(paragraphs=[dict(context='C', qas=turn)])])))
+    docs = tasks.quac()['validation']
+    assert docs[1]['said'] == 'Q: Who?\nA: Ann\n' and docs[0]['said'] == ''
+    assert tasks.free_answer(docs[1], ['3rd, of May'])['f1'] == pytest.approx(2 * 1 / (3 + 1)) and tasks.free_answer(docs[1], ['a 3rd.'])['em'] == 1
+    from datasets import Dataset
+    assert tasks.svamp(Dataset.from_list([dict(Body='A. ', Question='B?', Answer=2.5)]))[0]['question'] == 'A. B?'
+    rows = tasks.english(Dataset.from_list([dict(id=f'{x}-1', answers=dict(text=['y'])) for x in ('english', 'thai')]))
+    assert len(rows) == 1 and rows[0]['all_answers'] == ['y']
+
+
+def test_the_command(run, tmp_path, capsys):
+    ours, _ = run
+    evaluate.main([str(ours), '--tasks=primitive_toy_copy', '--limit=10', '--device=cpu', f'--out={tmp_path / "e.json"}'])
+    out = capsys.readouterr().out
+    assert '| primitive_toy_copy | 0     | acc    |' in out and f'numbers: {tmp_path / "e.json"}' in out
+    row = json.loads((tmp_path / 'e.json').read_text())['rows'][0]
+    assert row['task'] == 'primitive_toy_copy' and 0 <= row['value'] <= 1 and row['stderr'] >= 0
+    for args, message in (([str(ours), '--tasks=primitive_toy_copi'], "there is no task 'primitive_toy_copi': did you mean 'primitive_toy_copy'?"),
+                          ([str(ours), '--r=4'], 'r=4 is for models with a recurrent core'),
+                          ([str(ours), '--loop=9'], "the loop '9' has 9 unique layers"),
+                          ([str(tmp_path / 'no')], 'there is no checkpoint at'),
+                          ([str(ours), '--tasks=quac'], 'the data of quac could not be loaded'),
+                          ([str(ours), '--tasks=arc_easy'], 'the data of arc_easy could not be loaded')):
+        with pytest.raises(SystemExit) as stop:
+            evaluate.main([*args, '--device=cpu'])
+        error = capsys.readouterr().err.strip().splitlines()[-1]
+        assert stop.value.code == 2 and error.startswith('evaluate.py: ') and message in error, error
+
+
+def test_without_lm_eval_it_says_so(run, monkeypatch, capsys):
+    for name in [n for n in sys.modules if n.split('.')[0] == 'lm_eval']:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, 'lm_eval', None)
+    evaluate.adapter.cache_clear()
+    with pytest.raises(SystemExit):
+        evaluate.main([str(run[0]), '--device=cpu'])
+    assert 'this needs lm-eval (pip install "lm-eval[hf]")' in capsys.readouterr().err
+    evaluate.adapter.cache_clear()
+
+
+def test_the_package_of_the_same_name_is_still_found():
+    pytest.importorskip('rouge_score')
+    assert evaluate.load.__module__.startswith('evaluate.') and sys.modules['evaluate'] is evaluate
+    import evaluate as again
+    assert again.LISTS and again.main
