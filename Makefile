@@ -3,7 +3,7 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 
-.PHONY: all setup data lidas baseline toys toys-grown toys-looped growing looping primitives sft origins test clean
+.PHONY: all setup data lidas baseline toys toys-grown toys-looped growing looping primitives sft origins hf evals test clean
 
 all: lidas                      # set up, grow the toy model, leave a picture and a sample of its text: 6 minutes
 
@@ -62,10 +62,17 @@ out/sft/%/loss.png: | .venv/ready
 	@mkdir -p $(@D)
 	OMP_NUM_THREADS=1 $(PY) train.py config/sft.py --data=data/sft/$(firstword $(subst /, ,$*)) --init_from=out/toys/$(notdir $*) --seed=$(lastword $(subst -, ,$*)) --out_dir=$(@D) 2>$(@D)/progress.txt || { tail -n 3 $(@D)/progress.txt; exit 1; }
 
+hf: .venv/tests                 # the model of `make` as a Hugging Face folder: out/lidas_hf
+	$(PY) hf.py out/lidas out/lidas_hf
+evals: .venv/tests              # lm-eval on the toy's form of the primitives, no network: out/evals/lidas.json
+	$(PY) evaluate.py out/lidas --tasks=primitive_toy_copy,primitive_toy_assign_d0,primitive_toy_assign_d1,primitive_toy_assign_d2,primitive_toy_assign_d3
 origins: .venv/ready            # which layer came from which: out/grow.png
 	$(PY) grow.py 32 --block=4
 
-test: .venv/ready               # every test, a worker a core: 2 minutes
+.venv/tests: requirements-test.txt | .venv/ready     # transformers and lm-eval, which the tests compare with
+	$(PY) -m pip install --quiet --disable-pip-version-check -r requirements-test.txt
+	touch $@
+test: .venv/tests               # every test, a worker a core: 3 minutes
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n auto
 
 clean:                          # the data and the environment; out/ stays

@@ -13,6 +13,7 @@ Usage:
 """
 import argparse
 import statistics
+import tempfile
 import time
 
 import torch
@@ -121,7 +122,22 @@ def scoring(device):
     return 'shared cache', seconds['shared'], 'whole prompt each', seconds['separate'], ''
 
 
-BENCHMARKS = {f.__name__: f for f in (growing, looping, recompiling, scoring)}
+OPENED = dict(vocab_size=49152, n_layer=8, n_embd=960, n_head=15, n_kv_head=5, ffn_dim=2560)      # 120 million weights
+
+
+def opening(device):
+    "A Hugging Face folder opened here, against transformers, each until the first token is through."
+    from transformers import AutoModelForCausalLM
+    from hf import load_hf, save_hf
+    tokens = torch.zeros(1, 1, dtype=torch.long)
+    with tempfile.TemporaryDirectory() as folder, torch.no_grad():
+        save_hf(LM(ModelConfig(**OPENED)), folder)
+        seconds = against(torch.device('cpu'), 3, ours=lambda: load_hf(folder)(tokens),
+                          theirs=lambda: AutoModelForCausalLM.from_pretrained(folder, dtype='auto')(tokens))
+    return 'load_hf', seconds['ours'], 'transformers', seconds['theirs'], ''
+
+
+BENCHMARKS = {f.__name__: f for f in (growing, looping, recompiling, scoring, opening)}
 
 
 def main(argv=None):
@@ -141,7 +157,11 @@ def main(argv=None):
         if name == 'recompiling' and not has_compiler():
             print('recompiling  left out: torch.compile needs a C++ compiler')
             continue
-        what, mine, peer, theirs, note = BENCHMARKS[name](device)
+        try:
+            what, mine, peer, theirs, note = BENCHMARKS[name](device)
+        except ImportError as error:
+            print(f'{name:12} left out: {error}')
+            continue
         print(f'{name:12} {mine / theirs:6.3f} = {what}: {mine:.4f} s, by {peer}: {theirs:.4f} s  {note}', flush=True)
 
 
