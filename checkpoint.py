@@ -10,6 +10,7 @@ Usage:
     state = load('out/run')                                 # a dict, or an error in one line
     model = load_model('out/run')                           # the model itself, whatever kind it is, or a Hugging Face folder's
 """
+import dataclasses
 import os
 import pickle
 import zipfile
@@ -18,6 +19,7 @@ from pathlib import Path
 import torch
 
 from model import LM, ModelConfig
+from retrofit import Recurrent
 from tokenizer import on_hub
 
 FILE = 'ckpt.pt'
@@ -82,6 +84,21 @@ def build_model(state, path):
     return KINDS[kind](state)
 
 
+def describe(model):
+    "What build_model needs of a model, for `save`."
+    about = dict(model=model.state_dict(), model_config=dataclasses.asdict(model.config))
+    if isinstance(model, Recurrent):
+        fields = ('prelude', 'core', 'coda', 'inject', 'start', 'mean', 'backprop_depth')
+        return about | dict(kind='recurrent', recurrent={name: getattr(model, name) for name in fields})
+    return about | dict(kind='lm')
+
+
+def _recurrent(state):
+    model = Recurrent(LM(ModelConfig(**state['model_config'])), **state['recurrent'])
+    model.load_state_dict(state['model'])
+    return model
+
+
 def _hf(state):
     from hf import load_hf      # it needs safetensors, which is no core package
     return load_hf(state['folder'])
@@ -93,4 +110,4 @@ def _lm(state):
     return model
 
 
-KINDS = {'lm': _lm, 'hf': _hf}
+KINDS = {'lm': _lm, 'recurrent': _recurrent, 'hf': _hf}

@@ -19,7 +19,6 @@ Usage:
 """
 import argparse
 import contextlib
-import dataclasses
 import re
 import shutil
 import sys
@@ -90,6 +89,36 @@ def running(model, order):
         model.config.order = before
 
 
+# ---------------------------------------------------------------------------------------------- what is measured
+
+def asked(tasks, n, shots=0):
+    "'assign_code/1,copy_words' to examples of each: {'assign_code/1': [Example]}."
+    from launch import whole_numbers
+    from primitives import few_shot
+    return {name: few_shot(name.partition('/')[0], n, shots=shots, depth=whole_numbers('--tasks', name.partition('/')[2] or '0')[0])
+            for name in filter(None, tasks.split(','))}
+
+
+def looker(path, state, model, data, batches, examples):
+    "A function that measures a model: {'loss', and the accuracy on each kind of answer and on each task}."
+    from primitives import score
+    from tokenizer import get_tokenizer
+    from tokens import Loader, measure
+    tokenizer, c = get_tokenizer(path), state.get('config', {})
+    val, weights, data = None, None if data else c.get('data_weights'), data or c.get('data')
+    if not (data or examples):
+        raise ValueError(f'{path} does not say what it was trained on: give --data, a dataset for its tokenizer, or --tasks')
+    if data:
+        val = Loader(data, c.get('batch_size', 8), c.get('context', min(model.config.context, 1024)), split='val', weights=weights,
+                     vocab_size=model.config.vocab_size)
+
+    def look(model):
+        loss, kinds = measure(model, val, batches, c.get('grad_accum', 1)) if val else (None, {})
+        return dict(**dict(loss=loss) if val else {}, **{kind: k['accuracy'] for kind, k in kinds.items() if kind != 'text'},
+                    **{name: score(model, tokenizer, e)[0] for name, e in examples.items()})
+    return look
+
+
 # ---------------------------------------------------------------------------------------------- the command
 
 def facts(name, state, model):
@@ -127,7 +156,7 @@ def partners(row, rows):
 
 def cut_ties(source, target):
     "A looped run as an ordinary checkpoint of its unrolled depth, to go on from with init_from."
-    from checkpoint import build_model, exists, load, save
+    from checkpoint import build_model, describe, exists, load, save
     from grow import untie
     if exists(target):
         raise ValueError(f'{target} holds a checkpoint already: choose another folder')
@@ -136,7 +165,7 @@ def cut_ties(source, target):
         raise ValueError(f'{source} is a checkpoint of the kind {state["kind"]!r}, but only a run of ours can be looped')
     model = build_model(state, source)
     free = untie(model, model.order)
-    save(target, **{**state, 'model': free.state_dict(), 'model_config': dataclasses.asdict(free.config), 'optimizers': []})
+    save(target, **{**state, **describe(free), 'optimizers': []})
     about = Path(source) / 'run.json'           # which tokenizer it reads
     if about.exists():
         shutil.copy(about, target)
@@ -161,9 +190,6 @@ def main(argv=None):
     from launch import pick_device, whole_numbers
     from logs import by_seed, mean, run_names, standard_error, write_csv
     from plot import draw_repetitions, draw_tradeoffs, show
-    from primitives import few_shot, score
-    from tokenizer import get_tokenizer
-    from tokens import Loader, measure
     from tqdm import tqdm
     try:
         if args.untie:
@@ -174,24 +200,12 @@ def main(argv=None):
         if min(times) < 1 or args.block < 1 or args.batches < 1 or args.n < 1:
             raise ValueError('--times, --block, --batches and --n must be at least 1')
         times = sorted({1, *times})
-        found, sweeps, examples = {}, {}, {}
-        for name in filter(None, args.tasks.split(',')):
-            task, _, depth = name.partition('/')
-            examples[name] = few_shot(task, args.n, shots=args.shots, depth=whole_numbers('--tasks', depth or '0')[0])
+        found, sweeps = {}, {}
+        examples = asked(args.tasks, args.n, args.shots)
         for name, path in tqdm(run_names(args.runs).items(), desc='measuring', unit='run'):
             state = load(path)
-            model, tokenizer, c = build_model(state, path).to(device).eval(), get_tokenizer(path), state.get('config', {})
-            data, val = args.data or c.get('data'), None
-            if not (data or examples):
-                raise ValueError(f'{path} does not say what it was trained on: give --data, a dataset for its tokenizer, or --tasks')
-            if data:
-                val = Loader(data, c.get('batch_size', 8), c.get('context', min(model.config.context, 1024)), split='val',
-                             weights=None if args.data else c['data_weights'], vocab_size=model.config.vocab_size)
-
-            def look(model):
-                loss, kinds = measure(model, val, args.batches, c.get('grad_accum', 1)) if val else (None, {})
-                return dict(**dict(loss=loss) if val else {}, **{kind: k['accuracy'] for kind, k in kinds.items() if kind != 'text'},
-                            **{name: score(model, tokenizer, e)[0] for name, e in examples.items()})
+            model = build_model(state, path).to(device).eval()
+            look = looker(path, state, model, args.data, args.batches, examples)
             if args.block > len(model.order):
                 raise ValueError(f'--block={args.block}: {name} is {len(model.order)} layers deep')
             plain = look(model)

@@ -233,29 +233,11 @@ class LM(nn.Module):
             return self.head(x)                                                 # (B, T, V)
         return mean_loss(x, self.head.weight, targets, ignore_index)
 
-    @torch.no_grad()
-    def generate(self, tokens, max_new_tokens, *, order=None, temperature=1.0, top_k=None, generator=None, stop=None):
-        """Continue tokens (B, T) by max_new_tokens, or until stop(tokens) says so. Temperature 0 takes the likeliest token. Past
-        the context the window slides: each new token is drawn from the last `context` ones, as if they were all there is."""
-        if tokens.shape[1] == 0:
-            raise ValueError('nothing to continue: the prompt has no tokens')
+    def generate(self, tokens, max_new_tokens, *, order=None, **options):
+        "Continue tokens (B, T): see continue_text."
         order = self.order if order is None else order
-        cache, fresh = KVCache(len(order)), tokens[:, -self.config.context:]
-        for _ in range(max_new_tokens):
-            if cache.position + fresh.shape[1] > self.config.context:       # every token has a new position now:
-                cache, fresh = KVCache(len(order)), tokens[:, -self.config.context:]    # none of the cache is right
-            logits = self(fresh, order=order, cache=cache)[:, -1].float()       # (B, V)
-            if temperature == 0:
-                fresh = logits.argmax(-1, keepdim=True)                         # (B, 1)
-            else:
-                if top_k is not None:
-                    kth = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]
-                    logits = logits.masked_fill(logits < kth, -math.inf)
-                fresh = torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator)
-            tokens = torch.cat((tokens, fresh), dim=1)
-            if stop is not None and stop(tokens):
-                break
-        return tokens
+        return continue_text(lambda fresh, cache: self(fresh, order=order, cache=cache), lambda: KVCache(len(order)), self.config.context,
+                             tokens, max_new_tokens, **options)
 
     def num_params(self):
         return sum(p.numel() for p in self.parameters())        # a tied head is the embedding, and counts once
@@ -268,6 +250,31 @@ class LM(nn.Module):
         layer = sum(p.numel() for p in self.layers[0].parameters() if p.dim() == 2)
         weights = c.vocab_size * c.n_embd + len(order) * layer
         return 6 * weights + 12 * len(order) * c.context * c.n_head * c.head_dim
+
+
+@torch.no_grad()
+def continue_text(forward, new_cache, context, tokens, max_new_tokens, *, temperature=1.0, top_k=None, generator=None, stop=None):
+    """Continue tokens (B, T) by max_new_tokens, or until stop(tokens) says so, with forward(fresh tokens, cache) -> logits.
+    Temperature 0 takes the likeliest token. Past the context the window slides: each new token is drawn from the last
+    `context` ones, as if they were all there is."""
+    if tokens.shape[1] == 0:
+        raise ValueError('nothing to continue: the prompt has no tokens')
+    cache, fresh = new_cache(), tokens[:, -context:]
+    for _ in range(max_new_tokens):
+        if cache.position + fresh.shape[1] > context:       # every token has a new position now: none of the cache is right
+            cache, fresh = new_cache(), tokens[:, -context:]
+        logits = forward(fresh, cache)[:, -1].float()                           # (B, V)
+        if temperature == 0:
+            fresh = logits.argmax(-1, keepdim=True)                             # (B, 1)
+        else:
+            if top_k is not None:
+                kth = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]
+                logits = logits.masked_fill(logits < kth, -math.inf)
+            fresh = torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator)
+        tokens = torch.cat((tokens, fresh), dim=1)
+        if stop is not None and stop(tokens):
+            break
+    return tokens
 
 
 # A vocabulary this large makes the logits the largest tensor of all: then the loss is computed in pieces, where torch

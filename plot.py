@@ -159,6 +159,35 @@ def draw_tradeoffs(what):
     return fig
 
 
+def draw_recurrences(what):
+    """(rows, kinds, groups): a row of panels a kind, against the recurrences and against effective parameters, a line for each
+    run (the mean of its seeds); an ordinary model is a dotted line."""
+    rows, kinds, groups = what
+    fig, axes = figure(len(kinds), 2, (9, 1 + 2.2 * len(kinds)), sharey='row', sharex='col')
+    for panels, kind in zip(axes, kinds):
+        factor = 1 if kind == 'loss' else 100
+        for colour, (name, members) in zip(COLOURS * 9, groups.items()):
+            mine = [row for row in rows if row['run'] in members]
+            rs = sorted({row['r'] for row in mine})
+            ys = [factor * mean([row[kind] for row in mine if row['r'] == r]) for r in rs]
+            for ax, xs in zip(panels, (rs, [next(row['effective_params'] for row in mine if row['r'] == r) for r in rs])):
+                if rs == [0]:
+                    ax.axhline(ys[0], color=colour, ls=':', label=name)
+                else:
+                    ax.plot(xs, ys, color=colour, marker='o', ms=4, label=name)
+        for ax in panels:
+            ax.set_xscale('log', base=2)
+            ax.grid(alpha=0.25)
+            ax.spines[['top', 'right']].set_visible(False)
+        panels[0].set_ylabel('loss' if kind == 'loss' else f'{kind} (%)')
+        if kind != 'loss':
+            panels[0].set_ylim(-3, 103)
+    axes[-1][0].set_xlabel('recurrences')
+    axes[-1][1].set_xlabel('effective parameters of the layers')
+    axes[0][1].legend(frameon=False, fontsize=8)
+    return fig
+
+
 def draw_shots(what):
     """(rows, x): a panel a task, accuracy against the number of shots, or of examples to fine-tune on, a line for each run (the
     mean of its seeds); dotted: chance."""

@@ -34,6 +34,8 @@ from launch import ConfigError, Stop, World, check_choice, compile_blocks, mfu, 
 from logs import Log
 from loop import fit_loop
 from model import LM, ModelConfig
+from optimizers import OPTIMIZERS, make_optimizers
+from retrofit import Recurrent, recurrence_curriculum, sample_recurrence
 from tokenizer import DataError, get_tokenizer, reads_alike
 from tokens import Loader, draw, measure
 
@@ -65,6 +67,12 @@ class Config:
     loop: str | None = None             # the order in which they run, such as 2x4 or 2-2x2-2; None: each once
     cooldown_loop: str | None = None    # the order from the first step of the decay on
     cooldown_data: str | list | None = None     # what is read from there on in place of data, in equal shares
+    # a recurrent core: init_from is what retrofit.py wrote
+    recurrence: int | None = None       # the mean of the random number of recurrences; None: the model's own
+    backprop_depth: int | None = None   # gradients go back through the last so many; None: the model's own
+    curriculum: float = 0.25            # over this part of the steps the mean rises from 1
+    curriculum_shape: str = 'linear'    # or 1-sqrt
+    backprop_curriculum: float = 0.0    # and over this part backprop_depth does
     # the data
     data: str | list = 'data/toy'       # a folder, or a list of them
     data_weights: list | None = None    # their shares of the rows; None: equal
@@ -76,7 +84,7 @@ class Config:
     warmup_steps: int = 50
     decay_steps: int = 120
     lr: float = 4e-3
-    # the optimizer: 'adamw' for everything, or 'muon' for the layers' matrices and AdamW for the rest
+    # the optimizer: 'adamw' or 'adamw_star' for everything, or 'muon' for the layers' matrices and AdamW for the rest
     optimizer: str = 'muon'
     adamw_lr: float | None = None       # with muon, the rate of the rest; None: lr
     weight_decay: float = 0.01
@@ -97,7 +105,7 @@ AHEAD = {'steps', 'decay_steps', 'cooldown_loop', 'cooldown_data'}      # nor do
 def check(config):
     "What no type can say."
     c = config
-    check_choice('optimizer', c.optimizer, ('muon', 'adamw'))
+    check_choice('optimizer', c.optimizer, OPTIMIZERS)
     check_choice('grow', c.grow, (None, *GROWTH))
     check_choice('dtype', c.dtype, ('auto', 'float32', 'bfloat16'))
     check_choice('compile', c.compile, ('auto', True, False))
@@ -105,6 +113,13 @@ def check(config):
                  'eval_every', 'eval_batches', 'log_every', 'save_every'):
         if getattr(c, name) is not None and getattr(c, name) < 1:
             raise ConfigError(f'{name}={getattr(c, name)} must be at least 1')
+    for name in ('recurrence', 'backprop_depth'):
+        if getattr(c, name) is not None and (getattr(c, name) < 1 or not c.init_from):
+            raise ConfigError(f'{name}={getattr(c, name)} must be at least 1, for a model with a recurrent core: init_from must be one')
+    check_choice('curriculum_shape', c.curriculum_shape, ('linear', '1-sqrt'))
+    for name in ('curriculum', 'backprop_curriculum'):
+        if not 0 <= getattr(c, name) <= 1:
+            raise ConfigError(f'{name}={getattr(c, name)} is a part of the steps: from 0 to 1')
     for name in ('warmup_steps', 'decay_steps', 'lr', 'adamw_lr', 'weight_decay', 'grad_clip', 'grow_alpha'):
         if getattr(c, name) is not None and not 0 <= getattr(c, name) < 1e9:
             raise ConfigError(f'{name}={getattr(c, name)} must not be negative, nor without bounds')
@@ -151,7 +166,7 @@ def plan(config):
     return growth_plan(config.grow, config.n_layer, config.grow_block, config.steps - config.decay_steps, config.grow_alpha)
 
 
-# ---------------------------------------------------------------------------------------------- schedule, optimizer
+# ---------------------------------------------------------------------------------------------- schedule
 
 def learning_rate(config, step):
     "As a fraction of the peak: linear up, constant, then 1 - sqrt, which would be zero one step after the last."
@@ -161,26 +176,13 @@ def learning_rate(config, step):
     return 1.0 if into_decay <= 0 else 1 - math.sqrt(into_decay / config.decay_steps)
 
 
-def make_optimizers(model, config):
-    """A list of optimizers, each group with its own peak rate in 'peak'. Norms are not decayed. Muon's step is scaled
-    to the size of AdamW's (match_rms_adamw), so that one lr can serve both."""
-    lr, wd = config.lr, config.weight_decay
-    matrices, norms = ([p for p in model.parameters() if (p.dim() >= 2) == big] for big in (True, False))
-    optimizers = []
-    if config.optimizer == 'muon':
-        inner = {id(p) for p in model.layers.parameters()}
-        muon = [p for p in matrices if id(p) in inner]
-        matrices = [p for p in matrices if id(p) not in inner]          # what is left: embedding and head
-        optimizers = [torch.optim.Muon(muon, lr=lr, weight_decay=wd, adjust_lr_fn='match_rms_adamw')]
-        lr = lr if config.adamw_lr is None else config.adamw_lr
-    groups = [dict(params=matrices, weight_decay=wd), dict(params=norms, weight_decay=0.0)]
-    optimizers.append(torch.optim.AdamW(groups, lr=lr, betas=(0.9, config.beta2), fused=True))
-    counted = sum(p.numel() for o in optimizers for g in o.param_groups for p in g['params'])
-    assert counted == model.num_params(), f'the optimizers hold {counted} parameters of {model.num_params()}'
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group['peak'] = group['lr']
-    return optimizers
+def recurrences(config, model, step):
+    "What a recurrent model's forward is told at a step: {} for any other."
+    if not isinstance(model, Recurrent):
+        return {}
+    mean = recurrence_curriculum(step, config.steps, model.mean, config.curriculum, config.curriculum_shape)
+    depth = recurrence_curriculum(step, config.steps, model.backprop_depth, config.backprop_curriculum)
+    return dict(r=sample_recurrence(mean, step, config.seed), backprop_depth=depth)
 
 
 # ---------------------------------------------------------------------------------------------- the loop
@@ -207,9 +209,8 @@ def train(config):
 
     def save():
         if world.first:
-            checkpoint.save(out, kind='lm', model=model.state_dict(), model_config=dataclasses.asdict(model.config),
-                            optimizers=[o.state_dict() for o in optimizers], config=dataclasses.asdict(config),
-                            tokenizer=loader.tokenizer, data=fingerprint(loader), cooldown_data=fingerprint(cool), step=step,
+            checkpoint.save(out, **checkpoint.describe(model), optimizers=[o.state_dict() for o in optimizers],
+                            config=dataclasses.asdict(config), tokenizer=loader.tokenizer, data=fingerprint(loader), cooldown_data=fingerprint(cool), step=step,
                             tokens=tokens, flops=flops, seconds=seconds, inherited_flops=state.get('inherited_flops', 0))
         world.wait()
 
@@ -239,7 +240,8 @@ def train(config):
                     group['lr'] = group['peak'] * learning_rate(config, step)
             began = time.perf_counter()
             batch = cool.batch(step - decay) if cool and step >= decay else loader.batch(step)
-            loss, norm = update(config, world, run, optimizers, batch, autocast)
+            recurs = recurrences(config, model, step)
+            loss, norm = update(config, world, run, optimizers, batch, autocast, step, recurs)
             took = time.perf_counter() - began
             if not math.isfinite(loss + norm):
                 save()      # the step was not taken: these are still the weights before it
@@ -247,14 +249,14 @@ def train(config):
                                  f'{out} holds the checkpoint of step {step}.\nTry a lower --lr, a longer --warmup_steps, '
                                  'or --dtype=float32, in another --out_dir.')
             step, tokens, seconds = step + 1, tokens + tokens_a_step, seconds + took
-            flops += tokens_a_step * model.flops_per_token()
+            flops += tokens_a_step * model.flops_per_token(**recurs)
             evaluates = step % config.eval_every == 0 or step == config.steps
             if evaluates or step % config.log_every == 0 or changed:
                 speed = tokens_a_step / took
-                shown.update(loss=f'{loss:.3f}', layers=len(model.order), tok_s=f'{speed:,.0f}', **mfu(model.flops_per_token() * speed, world))
+                shown.update(loss=f'{loss:.3f}', layers=len(model.order), tok_s=f'{speed:,.0f}', **mfu(model.flops_per_token(**recurs) * speed, world))
                 log.write(step=step, tokens=tokens, flops=flops, seconds=round(seconds, 1), n_layer=len(model.layers),
                           depth=len(model.order), lr=config.lr * learning_rate(config, step - 1), loss=loss, grad_norm=norm,
-                          tokens_per_s=round(speed), **changed, **(look() if evaluates else {}))
+                          tokens_per_s=round(speed), **recurs, **changed, **(look() if evaluates else {}))
                 bar.set_postfix(shown)
                 changed = {}
             bar.update()
@@ -265,7 +267,7 @@ def train(config):
     if step < config.steps:
         world.say(f'stopped at step {step} of {config.steps}, and saved: the same command goes on from here')
     elif world.first:
-        report(config, flops, tokens * model.flops_per_token())
+        report(config, flops, tokens * model.flops_per_token() if config.grow else flops)
     world.close()
 
 
@@ -301,7 +303,15 @@ def setup(config, world, loader, cool):
             raise ConfigError(f'{config.init_from} reads {model.config.context} tokens of the tokenizer {theirs.name!r}: it does not '
                               f'fit context={config.context} and data made with {loader.tokenizer!r}')
         model.config.context = config.context
-        model.config.order = orders(config, len(model.layers))[0] or model.config.order
+        if isinstance(model, Recurrent):
+            if config.loop or config.cooldown_loop:
+                raise ConfigError(f'{config.init_from} has a recurrent core, which loops by itself: leave loop and cooldown_loop out')
+            model.mean, model.backprop_depth = config.recurrence or model.mean, config.backprop_depth or model.backprop_depth
+        elif config.recurrence or config.backprop_depth:
+            raise ConfigError(f'recurrence={config.recurrence} and backprop_depth={config.backprop_depth} are for a model with a recurrent '
+                              f'core, but {config.init_from} has none: python retrofit.py {config.init_from} 2-4-2 makes one')
+        else:
+            model.config.order = orders(config, len(model.layers))[0] or model.config.order
     else:
         shape = {f.name: getattr(config, f.name) for f in dataclasses.fields(ModelConfig) if hasattr(config, f.name)}
         shape['n_layer'] = plan(config)[0][1]
@@ -349,17 +359,21 @@ def fingerprint(loader):
     return [shard['sha256'] for dataset in loader.sets for shard in dataset.meta['shards']] if loader else []
 
 
-def update(config, world, run, optimizers, batch, autocast):
+def update(config, world, run, optimizers, batch, autocast, step=0, recurs={}):
     """One step of the optimizers: (loss, gradient norm). The loss is summed over the target tokens of all pieces and
     processes and divided by their global count: a mean for each piece would give tokens of short answers more weight."""
     tokens, targets = (t.to(world.device) for t in batch)
     total, loss = world.sum((targets != -1).sum()), 0.0
     pieces = list(zip(tokens.chunk(config.grad_accum), targets.chunk(config.grad_accum)))
+    rows = iter(range(world.rank * len(tokens), (world.rank + 1) * len(tokens)))       # of the global batch
     for i, (x, y) in enumerate(pieces):
+        if recurs:      # a row's first state is a function of its place in the batch, whoever works on it
+            recurs = recurs | dict(generator=[torch.Generator(world.device).manual_seed(draw(config.seed, f'state of row {row}', step))
+                                              for _, row in zip(x, rows)])
         alone = world.size == 1 or i == len(pieces) - 1
         with contextlib.nullcontext() if alone else run.no_sync():      # DDP adds the gradients up with the last piece
             with autocast():
-                share = run(x, y) * (y != -1).sum() / total
+                share = run(x, y, **recurs) * (y != -1).sum() / total
             (share * world.size).backward()         # DDP divides by the number of processes: this undoes it
         loss += share.detach()
     parameters = [p for o in optimizers for group in o.param_groups for p in group['params']]

@@ -84,7 +84,7 @@ def test_tied_gradients_are_the_sums_of_the_untied_ones(tiny):
     torch.testing.assert_close(model.embed.weight.grad, new.embed.weight.grad, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize('kind', ['muon', 'adamw'])
+@pytest.mark.parametrize('kind', ['muon', 'adamw', 'adamw_star'])
 def test_every_copy_has_its_sources_optimizer_state_and_shares_nothing(tiny, kind):
     model, order = tiny(), [0, 1, 2, 1, 2, 3]
     optimizers = make_optimizers(model, Config(optimizer=kind, lr=1e-2))

@@ -273,7 +273,7 @@ def test_a_second_ctrl_c_does_not_wait():
 
 @pytest.mark.parametrize('args, message', [
     (['--stepz=5'], "the command line: there is no setting 'stepz'; did you mean 'steps'?"),
-    (['--optimizer=moun'], "optimizer='moun' is not one of muon, adamw; did you mean 'muon'?"),
+    (['--optimizer=moun'], "optimizer='moun' is not one of muon, adamw, adamw_star; did you mean 'muon'?"),
     (['--steps=many'], "the command line: steps must be int, not 'many'"),
     (['--lr=-1'], 'lr=-1.0 must not be negative'),
     (['--steps=0'], 'steps=0 must be at least 1'),

@@ -1,0 +1,74 @@
+"""Per-token exit: a recurrent model stops thinking about a token when its state stops moving.
+
+The idea: after some recurrences most tokens' states hardly change, so a token may stop there: its state is kept, and whoever looks
+at it in a later recurrence sees the keys and values of its last one. Easy tokens pay little, hard ones all.
+
+Paper: "Retrofitted Recurrence" names such a criterion as future work (section 5).
+Here: two measures of movement, the state's relative change, and the divergence of the output after one recurrence from that
+after the one before. Tokens that stopped are still carried along in a batch, so that `used` counts what a kernel could save;
+time is saved when all of them have stopped, as in generation one token at a time.
+
+Usage:
+    stop = Exit(0.05)                               # or Exit(1e-3, by='kl')
+    logits = recurrent(tokens, r=32, exit=stop)     # a threshold of 0 is fixed r, bit for bit
+    print(stop.used / stop.full)                    # the share of the recurrences that was taken
+"""
+import copy
+import math
+
+import torch
+
+
+class Exit:
+    """A token stops when it moves by less than the threshold. `used` counts the recurrences that tokens took, `full` those of
+    fixed r, over all forwards."""
+
+    def __init__(self, threshold, by='latent'):
+        if by not in ('latent', 'kl') or not threshold >= 0:
+            raise ValueError(f"threshold={threshold} must not be negative, and by={by!r} 'latent' or 'kl'")
+        self.threshold, self.by, self.used, self.full = threshold, by, 0, 0
+
+    def step(self, model, s, e, i, r, cache):
+        p, n = len(model.prelude), len(model.core)
+        slots = cache.layers[p + i * n:p + (i + 1) * n]
+        if i == 0:
+            self.done = torch.zeros(s.shape[:2], dtype=torch.bool, device=s.device)                         # (B, T)
+            self.before, self.added = None, None
+        self.full += self.done.numel()
+        self.used += int((~self.done).sum())
+        if self.done.all():                         # nothing to compute: the keys and values that the rest will be looked up by
+            for slot, (k, v) in zip(slots, self.added):
+                slot.update(k, v)
+            return s
+        cache.layers[p + i * n:p + (i + 1) * n] = [Kept(slot, self, j) for j, slot in enumerate(slots)]
+        self.fresh = [None] * n
+        new = model.recur(s, e, i, cache)
+        cache.layers[p + i * n:p + (i + 1) * n] = slots
+        self.added = self.fresh
+        new = torch.where(self.done[..., None], s, new)
+        self.done = self.done | (self.change(model, s, new, i, r, cache) < self.threshold)
+        return new
+
+    def change(self, model, s, new, i, r, cache):
+        if self.by == 'latent':
+            return (new - s).float().norm(dim=-1) / s.float().norm(dim=-1).clamp(min=1e-12)                 # (B, T)
+        scratch = copy.copy(cache)
+        scratch.layers = [copy.copy(slot) for slot in cache.layers]     # update makes new tensors: the slots stay as they are
+        x = model.lm.run(new, model.coda, depth=len(model.prelude) + r * len(model.core), cache=scratch)
+        now, before = model.lm.head(model.lm.norm(x)).float().log_softmax(-1), self.before
+        self.before = now
+        return torch.full(s.shape[:2], math.inf, device=s.device) if before is None else (now.exp() * (now - before)).sum(-1)
+
+
+class Kept:
+    "A cache slot in which tokens that stopped keep the keys and values of their last recurrence."
+
+    def __init__(self, slot, owner, j):
+        self.slot, self.owner, self.j = slot, owner, j
+
+    def update(self, k, v):
+        if self.owner.added is not None:
+            done, (old_k, old_v) = self.owner.done[:, None, :, None], self.owner.added[self.j]
+            k, v = torch.where(done, old_k, k), torch.where(done, old_v, v)
+        self.owner.fresh[self.j] = k, v
+        return self.slot.update(k, v)

@@ -1,0 +1,67 @@
+"""The optimizers by name: AdamW for everything, Muon for the matrices and AdamW for the rest, and AdamW*.
+
+The idea: Muon makes a matrix's step orthogonal, so that every direction moves alike; embeddings, the head and norms, whose
+rows are looked up one by one, stay with AdamW. AdamW* is an AdamW that cannot blow up: no step is larger than the gradient's
+direction allows, however small its history is.
+
+Paper: "Retrofitted Recurrence", section 4.3.1 (Muon has the lowest loss and no spikes when a recurrent model is trained), and
+its predecessor's AdamW* ("update clipping, no epsilon, another decoupling").
+Here: Muon and AdamW are torch's. AdamW* is our reading of those words: atan2 in epsilon's place, each tensor's step clipped to a
+root mean square of 1, and a decay of 1 - weight_decay x lr / peak lr, which does not grow with the rate.
+
+Usage:
+    optimizers = make_optimizers(model, config)     # config: optimizer, lr, adamw_lr, weight_decay, beta2
+"""
+import torch
+
+OPTIMIZERS = ('muon', 'adamw', 'adamw_star')
+
+
+def make_optimizers(model, config):
+    """A list of optimizers, each group with its own peak rate in 'peak'. Norms are not decayed. Muon's step is scaled
+    to the size of AdamW's (match_rms_adamw), so that one lr can serve both."""
+    lr, wd = config.lr, config.weight_decay
+    named = dict(model.named_parameters())
+    looked_up = {name for name in named if name.split('.')[-2] in ('embed', 'head')}
+    norms = [p for p in named.values() if p.dim() < 2]
+    matrices = [p for p in named.values() if p.dim() >= 2]
+    optimizers = []
+    if config.optimizer == 'muon':
+        inner = [p for name, p in named.items() if p.dim() >= 2 and name not in looked_up]
+        matrices = [p for name, p in named.items() if name in looked_up]
+        optimizers = [torch.optim.Muon(inner, lr=lr, weight_decay=wd, adjust_lr_fn='match_rms_adamw')]
+        lr = lr if config.adamw_lr is None else config.adamw_lr
+    groups = [dict(params=matrices, weight_decay=wd), dict(params=norms, weight_decay=0.0)]
+    if config.optimizer == 'adamw_star':
+        optimizers.append(AdamWStar(groups, lr=lr, betas=(0.9, config.beta2)))
+    else:
+        optimizers.append(torch.optim.AdamW(groups, lr=lr, betas=(0.9, config.beta2), fused=True))
+    counted = sum(p.numel() for o in optimizers for g in o.param_groups for p in g['params'])
+    assert counted == model.num_params(), f'the optimizers hold {counted} parameters of {model.num_params()}'
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group['peak'] = group['lr']
+    return optimizers
+
+
+class AdamWStar(torch.optim.Optimizer):
+    def __init__(self, params, lr, betas=(0.9, 0.95), weight_decay=0.0):
+        super().__init__(params, dict(lr=lr, betas=betas, weight_decay=weight_decay))
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            lr, (b1, b2) = group['lr'], group['betas']
+            for p in group['params']:
+                if p.grad is None:
+                    continue
+                state = self.state[p]
+                if not state:
+                    state.update(step=torch.zeros(()), exp_avg=torch.zeros_like(p), exp_avg_sq=torch.zeros_like(p))
+                state['step'] += 1
+                t = state['step'].item()
+                m, v = state['exp_avg'].lerp_(p.grad, 1 - b1), state['exp_avg_sq'].lerp_(p.grad.square(), 1 - b2)
+                # atan2(m, sqrt(v)) is m / sqrt(v) for small ratios, bounded for large ones, and 0 where both are 0.
+                update = torch.atan2(m / (1 - b1 ** t), (v / (1 - b2 ** t)).sqrt())
+                update /= update.square().mean().sqrt().clamp(min=1)
+                p.mul_(1 - group['weight_decay'] * lr / group.get('peak', lr)).sub_(update, alpha=lr)

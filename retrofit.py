@@ -1,0 +1,352 @@
+"""Turn a pretrained model into a depth-recurrent one: a prelude, a core that runs as often as one likes, a coda.
+
+The idea: layers of a residual network work in one shared space, so a block of them can be fed its own output. Early layers
+become the prelude, later ones core and coda, those between are dropped; in front of the core, an adapter mixes the prelude's
+output e into the state s, so that s_i = core(adapter(s_(i-1), e)) does not forget the input. After some training with a random
+number of recurrences, that number is a dial for compute at test time.
+
+Paper: "Teaching Pretrained Language Models to Think Deeper with Retrofitted Recurrence", section 3 (the model, surgery, the
+count of FLOPs), 4.2 (the curriculum), appendix B, C.1 (which layers, the additive adapter), E (the cuts).
+Here: the paper gives no numbers for the adapter's and the first state's start; ours are normal with std sqrt(2 / (5 width)), its
+predecessor's. With `identity` the adapter begins as the projection on e, and r = 1 without a dropped layer is the parent itself.
+The number of recurrences is Poisson(e^tau) + 1 with a log-normal rate: its mean is one more than the mean that it is named by.
+
+Usage:
+    python retrofit.py out/baseline 2-4-2                       # out/baseline_2-4-2: what was kept, what was dropped
+    python train.py config/retrofit.py                          # train it
+    python retrofit.py out/retrofit --eval --r=1,2,4,8,16       # loss and primitives against r: out/retrofit.png
+"""
+import argparse
+import copy
+import dataclasses
+import json
+import math
+import sys
+from pathlib import Path
+
+import torch
+import torch.nn as nn
+
+from model import LM, KVCache, check_order, continue_text, mean_loss
+from tokens import draw
+
+
+class Recurrent(nn.Module):
+    """An LM whose layers are run as prelude, r times core, coda: lists of its layers. `mean` is the r that runs when none is
+    given. The caller may say the first state's generators, one for each sequence; else it is a fixed draw for each position,
+    so that a token's state does not depend on what it is computed together with."""
+
+    def __init__(self, lm, prelude, core, coda, *, inject='linear', start='normal', mean=4, backprop_depth=8):
+        super().__init__()
+        for name, value, allowed in (('inject', inject, ('linear', 'identity', 'add')), ('start', start, ('normal', 'zero'))):
+            if value not in allowed:
+                raise ValueError(f'{name}={value!r} must be one of {", ".join(allowed)}')
+        if mean < 1 or backprop_depth < 1:
+            raise ValueError(f'mean={mean} and backprop_depth={backprop_depth} must be at least 1')
+        self.lm, self.inject, self.start, self.mean, self.backprop_depth = lm, inject, start, mean, backprop_depth
+        self.prelude, self.core, self.coda = (check_order(part, len(lm.layers)) if part else [] for part in (prelude, core, coda))
+        if not self.core:
+            raise ValueError('the core has no layers: there is nothing to repeat')
+        C = lm.config.n_embd
+        self.std = math.sqrt(2 / (5 * C))
+        self.adapter = None if inject == 'add' else nn.Linear(2 * C, C, bias=False)
+        with torch.no_grad():
+            if inject == 'linear':
+                nn.init.normal_(self.adapter.weight, std=self.std)
+            elif inject == 'identity':          # of (s, e), e
+                self.adapter.weight.copy_(torch.cat((torch.zeros(C, C), torch.eye(C)), dim=1))
+
+    config = property(lambda self: self.lm.config)
+    layers = property(lambda self: self.lm.layers)
+    order = property(lambda self: self.unrolled(self.mean))
+
+    def unrolled(self, r):
+        return self.prelude + self.core * r + self.coda
+
+    def cache(self, r):
+        "An empty cache for r recurrences: a slot for each position of the unrolled order."
+        return KVCache(len(self.unrolled(r)))
+
+    def first_state(self, e, position, generator):
+        if self.start == 'zero':
+            return torch.zeros_like(e)
+        if generator is not None:
+            shape = e.shape[1:]
+            return torch.stack([torch.randn(shape, generator=g, device=g.device).to(e) for g in generator]) * self.std      # (B, T, C)
+        table = torch.randn(self.config.context, e.shape[-1], generator=torch.Generator().manual_seed(0))
+        return (table[position:position + e.shape[1]].to(e) * self.std).expand_as(e)
+
+    def recur(self, s, e, i, cache):
+        "One recurrence, the i-th from 0 on: adapter, then core."
+        x = s + e if self.adapter is None else self.adapter(torch.cat((s, e), dim=-1))                      # (B, T, C)
+        return self.lm.run(x, self.core, depth=len(self.prelude) + i * len(self.core), cache=cache)
+
+    def hidden(self, tokens, *, r=None, cache=None, generator=None, backprop_depth=None, exit=None):
+        "The residual stream before the final norm. `exit` is an Exit: then a token may stop earlier than after r recurrences."
+        r, most = self.mean if r is None else r, self.backprop_depth if backprop_depth is None else backprop_depth
+        if r < 1:
+            raise ValueError(f'r={r}: the core runs at least once')
+        if cache is None and exit is not None:
+            cache = self.cache(r)               # a token that stopped is looked at by those that go on
+        position = 0 if cache is None else cache.position
+        e = self.lm.run(self.lm.embed(tokens), self.prelude, cache=cache)                                   # (B, T, C)
+        s = self.first_state(e, position, generator)
+        with torch.no_grad():                   # truncated back-propagation: all but the last recurrences leave no trace
+            for i in range(max(r - most, 0)):
+                s = self.recur(s, e, i, cache) if exit is None else exit.step(self, s, e, i, r, cache)
+        for i in range(max(r - most, 0), r):
+            s = self.recur(s, e, i, cache) if exit is None else exit.step(self, s, e, i, r, cache)
+        x = self.lm.run(s, self.coda, depth=len(self.prelude) + r * len(self.core), cache=cache)
+        if cache is not None:
+            cache.position += tokens.shape[1]
+        return x
+
+    def forward(self, tokens, targets=None, *, r=None, cache=None, generator=None, backprop_depth=None, exit=None, ignore_index=-1):
+        x = self.lm.norm(self.hidden(tokens, r=r, cache=cache, generator=generator, backprop_depth=backprop_depth, exit=exit))
+        return self.lm.head(x) if targets is None else mean_loss(x, self.lm.head.weight, targets, ignore_index)
+
+    def generate(self, tokens, max_new_tokens, *, r=None, exit=None, **options):
+        r = self.mean if r is None else r
+        return continue_text(lambda fresh, cache: self(fresh, r=r, cache=cache, exit=exit), lambda: self.cache(r), self.config.context,
+                             tokens, max_new_tokens, **options)
+
+    def num_params(self):
+        return sum(p.numel() for p in self.parameters())
+
+    def parts(self):
+        "Parameters of the layers of (prelude, core, coda), as the paper counts: without adapter, embeddings and final norm."
+        layer = sum(p.numel() for p in self.layers[0].parameters())
+        return tuple(len(part) * layer for part in (self.prelude, self.core, self.coda))
+
+    def effective_params(self, r):
+        prelude, core, coda = self.parts()
+        return prelude + r * core + coda
+
+    def flops_per_token(self, *, r=None, backprop_depth=None):
+        "Training FLOPs of one token in our ledger (LM.flops_per_token), with the recurrences that leave no trace at a third."
+        r, most = self.mean if r is None else r, self.backprop_depth if backprop_depth is None else backprop_depth
+        adapter = 0 if self.adapter is None else self.adapter.weight.numel()
+        head = self.lm.flops_per_token([])
+        once = self.lm.flops_per_token(self.core) - head + 6 * adapter
+        outside = self.lm.flops_per_token(self.prelude + self.coda)
+        return outside + min(r, most) * once + max(r - most, 0) * once // 3
+
+    def flops_paper(self, mean=None):
+        "The paper's count of it: 6 for each weight that is trained and 2 for each that only runs, by the mean number of recurrences."
+        prelude, core, coda = self.parts()
+        mean = self.mean if mean is None else mean
+        return 6 * (prelude + coda + min(mean, self.backprop_depth) * core) + 2 * max(mean - self.backprop_depth, 0) * core
+
+
+# ---------------------------------------------------------------------------------------------- surgery
+
+def surgery(model, shape, **options):
+    """An LM as a Recurrent one, with copies of the layers that are kept. `shape` is '4-8-4' (the first four layers, the last four,
+    and the eight before those), or the three lists of layers."""
+    parts = cut(shape, len(model.layers)) if isinstance(shape, str) else [list(part) for part in shape]
+    kept = check_order([i for part in parts for i in part], len(model.layers))
+    if len(set(kept)) != len(kept):
+        raise ValueError(f'the layers {sorted({i for i in kept if kept.count(i) > 1})} stand in more than one place of {parts}')
+    if model.order != list(range(len(model.layers))):
+        raise ValueError('this model has an order of its own: untie it first, and then cut it')
+    lm = prune(model, kept)
+    place = iter(range(len(kept)))
+    return Recurrent(lm, *([next(place) for _ in part] for part in parts), **options)
+
+
+def cut(shape, n_layer):
+    "'4-8-4' to three lists of layers."
+    try:
+        p, r, c = map(int, shape.split('-'))
+    except ValueError:
+        raise ValueError(f'the shape {shape!r} is not three numbers of layers, such as 4-8-4') from None
+    if min(p, c) < 0 or r < 1 or p + r + c > n_layer:
+        raise ValueError(f'the shape {shape!r} needs {p + r + c} layers and a core of at least one, but the model has {n_layer}')
+    first = n_layer - c - r
+    return [*range(p)], [*range(first, first + r)], [*range(n_layer - c, n_layer)]
+
+
+def prune(model, kept):
+    "An LM of copies of some of another's layers, each run once: what surgery cuts, and its dense partner."
+    meta = dataclasses.replace(model.config, n_layer=len(kept), order=None)
+    with torch.device('meta'):
+        lm = LM(meta)
+    lm.embed, lm.norm, lm.head = (copy.deepcopy(part) for part in (model.embed, model.norm, model.head))
+    if model.config.tie_embeddings:
+        lm.head.weight = lm.embed.weight
+    lm.layers = nn.ModuleList(copy.deepcopy(model.layers[i]) for i in kept)
+    lm.cos, lm.sin = model.cos.clone(), model.sin.clone()
+    return lm.train(model.training)
+
+
+@torch.no_grad()
+def block_influence(model, tokens):
+    "ShortGPT's: how far each layer turns the residual stream, 1 - cosine. The least influential layers can go first."
+    x, found = model.embed(tokens), []
+    for depth, i in enumerate(model.order):
+        y = model.run(x, [i], depth=depth)
+        found.append(1 - nn.functional.cosine_similarity(x, y, dim=-1).mean().item())
+        x = y
+    return found
+
+
+def by_influence(model, shape, tokens):
+    "The three lists of a shape when the layers that turn the stream least are dropped, wherever they are."
+    p, r, c = (len(part) for part in cut(shape, len(model.layers)))
+    influence = block_influence(model, tokens)
+    kept = sorted(sorted(range(len(influence)), key=lambda i: -influence[i])[:p + r + c])
+    return kept[:p], kept[p:p + r], kept[p + r:]
+
+
+def selections(n_layer, shape):
+    "Every way to take the first p layers, r neighbours after them, and c neighbours after those: what the paper searches."
+    p, r, c = (len(part) for part in cut(shape, n_layer))
+    return [([*range(p)], [*range(a, a + r)], [*range(b, b + c)]) for a in range(p, n_layer - r - c + 1)
+            for b in (range(a + r, n_layer - c + 1) if c else [n_layer])]
+
+
+# ---------------------------------------------------------------------------------------------- how often
+
+def sample_recurrence(mean, step, seed):
+    "r of a training step, the same on every rank: Poisson(exp(tau)) + 1, tau normal with std 1/2 such that E[exp(tau)] = mean."
+    generator = torch.Generator().manual_seed(draw(seed, 'recurrence', step))
+    tau = torch.randn(1, generator=generator, dtype=torch.float64) / 2 + math.log(mean) - 1 / 8
+    return int(torch.poisson(tau.exp(), generator=generator).item()) + 1
+
+
+def recurrence_curriculum(step, steps, mean, warm_fraction, shape='linear'):
+    "The distribution's mean at a step: a staircase from 1 to `mean` over the first part of the steps, then `mean`."
+    shapes = {'linear': lambda t: t, '1-sqrt': lambda t: 1 - math.sqrt(1 - t)}
+    if shape not in shapes:
+        raise ValueError(f'the curriculum {shape!r} is not known: {", ".join(shapes)}')
+    warm = warm_fraction * steps
+    if step + 1 >= warm:
+        return mean
+    return max(1, math.ceil(mean * shapes[shape]((step + 1) / warm) - 1e-9))
+
+
+# ---------------------------------------------------------------------------------------------- the command
+
+def scalable_start(model):
+    "Random weights, for recurrence from scratch: Takase et al.'s, by the width, and the layers' outputs by the unrolled depth too."
+    for name, p in model.named_parameters():
+        if p.dim() >= 2:
+            outputs = name.endswith(('attn.o.weight', 'mlp.down.weight'))
+            nn.init.normal_(p, std=model.std / math.sqrt(2 * len(model.order)) if outputs else model.std)
+        else:
+            nn.init.ones_(p)
+    if not model.config.tie_embeddings:
+        nn.init.normal_(model.lm.embed.weight)          # as LM's own start has it
+
+
+def operate(args):
+    "python retrofit.py FROM 4-8-4: write the operated checkpoint, and say what it is made of."
+    from checkpoint import CheckpointError, describe, exists, load_model, save
+    from logs import columns
+    from tokenizer import tokenizer_file
+    source, shape = args.paths
+    target = args.out or Path('out') / f'{Path(source).name}_{shape}'
+    if exists(target):
+        raise CheckpointError(f'{target} holds a checkpoint already: choose another --out')
+    parent = load_model(source)
+    parts = cut(shape, len(parent.layers))
+    if args.select == 'influence':
+        parts = by_influence(parent, shape, sample_tokens(args.data, parent.config))
+    elif args.layers:
+        parts = [[int(i) for i in filter(None, part.split(','))] for part in args.layers.split('/')]
+        if [len(part) for part in parts] != [len(part) for part in cut(shape, len(parent.layers))]:
+            raise ValueError(f'--layers={args.layers} does not name {shape} layers')
+    torch.manual_seed(draw(args.seed, 'retrofit'))
+    model = surgery(parent.float(), parts, inject=args.inject, start=args.start, mean=args.mean, backprop_depth=args.backprop_depth)
+    if args.scratch:
+        scalable_start(model)
+    body = sum(p.numel() for p in parent.layers.parameters())
+    rows = [['part', 'layers of the parent', 'parameters']]
+    rows += [[name, ' '.join(map(str, part)), f'{n:,}'] for name, part, n in zip(('prelude', 'core', 'coda'), parts, model.parts())]
+    dropped = sorted({*range(len(parent.layers))} - {i for part in parts for i in part})
+    rows += [['dropped', ' '.join(map(str, dropped)), f'{body - sum(model.parts()):,}'],
+             ['adapter', '', f'{0 if model.adapter is None else model.adapter.weight.numel():,}']]
+    print(columns(rows))
+    print(f'{sum(model.parts()):,} parameters in layers, {sum(model.parts()) / body:.1%} of the parent; {model.effective_params(args.mean):,} effective '
+          f'at r = {args.mean}; {model.flops_paper():,} training FLOPs a token by the paper\'s count, {model.flops_paper() / (6 * body):.2f} times the parent\'s')
+    file = tokenizer_file(source)
+    about = file.parent / 'tokenizer.json' if file else Path(source) / 'run.json'
+    save(target, **describe(model.lm if args.dense else model), optimizers=[], step=0, flops=0, inherited_flops=0, config={})
+    (Path(target) / 'run.json').write_text(about.read_text() if not file else json.dumps(dict(tokenizer=str(file.resolve()))))
+    print(f'{target}: {"the kept layers, each once" if args.dense else "train it with train.py --init_from=" + str(target)}')
+
+
+def sample_tokens(data, config, n=8):
+    "Some validation rows: (n, T)."
+    from tokens import Loader
+    return Loader(data, n, min(config.context, 512), split='val', vocab_size=config.vocab_size).batch(0)[0]
+
+
+def evaluate_recurrences(args):
+    "python retrofit.py RUNS --eval: loss and primitives against r. An ordinary model among them is a line to compare with."
+    from checkpoint import build_model, load
+    from launch import pick_device, whole_numbers
+    from logs import by_seed, columns, mean, number, run_names, standard_error, write_csv
+    from loop import asked, looker
+    from plot import draw_recurrences, show
+    from tqdm import tqdm
+    device, examples, rows = pick_device(args.device), asked(args.tasks, args.n), []
+    paths = run_names(args.paths)
+    for name, path in tqdm(paths.items(), desc='measuring', unit='run'):
+        state = load(path)
+        model = build_model(state, path).to(device).eval()
+        look = looker(path, state, model, args.data, args.batches, examples)
+        for r in whole_numbers('--r', args.r) if isinstance(model, Recurrent) else [0]:
+            if r:
+                model.mean = r
+            body = model.effective_params(r) if r else sum(p.numel() for p in model.layers.parameters()) * len(model.order) // len(model.layers)
+            rows.append(dict(run=name, r=r, effective_params=body, **look(model)))
+    kinds = [key for key in rows[0] if key not in ('run', 'r', 'effective_params')]
+    lines = [['run', 'r', 'effective parameters', *kinds]]
+    groups = by_seed({name: name for name in paths})
+    for group, names in groups.items():
+        for r in dict.fromkeys(row['r'] for row in rows if row['run'] in names):
+            mine = [row for row in rows if row['run'] in names and row['r'] == r]
+            lines.append([group, str(r or 'ordinary'), f'{mine[0]["effective_params"]:,}',
+                          *(number(mean([m[k] for m in mine]), standard_error([m[k] for m in mine]), k != 'loss') for k in kinds)])
+    print(columns(lines))
+    out = args.out or Path('out') / f'{Path(args.paths[0]).name}.png'
+    write_csv(rows, out)
+    show(draw_recurrences, (rows, kinds, groups), out)
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description='Cut a checkpoint into prelude, core and coda; or measure one against the number of recurrences.')
+    parser.add_argument('paths', nargs='+', help='a checkpoint and a shape, such as out/baseline 2-4-2; with --eval: runs')
+    parser.add_argument('--eval', action='store_true', help='loss and primitives against r')
+    parser.add_argument('--out', type=Path, help='the folder to write (with --eval: the picture)')
+    parser.add_argument('--inject', default='linear', help='how e is mixed into the state: linear, identity (linear, begun as e), add')
+    parser.add_argument('--start', default='normal', help='the first state: normal or zero')
+    parser.add_argument('--mean', type=int, default=4, help='recurrences')
+    parser.add_argument('--backprop_depth', type=int, default=8, help='gradients go back through the last so many')
+    parser.add_argument('--layers', help='explicit lists, such as 0,1/16,17,18,19/20,21')
+    parser.add_argument('--select', choices=['late', 'influence'], default='late', help='late: by the shape; influence: ShortGPT, on --data')
+    parser.add_argument('--scratch', action='store_true', help='random weights: recurrence from scratch')
+    parser.add_argument('--dense', action='store_true', help='write the kept layers as an ordinary model: the pruned partner')
+    parser.add_argument('--seed', type=int, default=0)
+    parser.add_argument('--data', help='a dataset (with --eval: instead of what the run was trained on)')
+    parser.add_argument('--r', default='1,2,4,8,16', help='with --eval: recurrences')
+    parser.add_argument('--batches', type=int, default=8, help='with --eval: batches of validation data')
+    parser.add_argument('--tasks', default='', help='with --eval: primitives and their depth, such as toy_assign/4')
+    parser.add_argument('--n', type=int, default=200, help='with --eval: examples of each')
+    parser.add_argument('--device', default='auto')
+    args = parser.parse_args(argv)
+    try:
+        if args.eval:
+            return evaluate_recurrences(args)
+        if len(args.paths) != 2 or args.select == 'influence' and not args.data:
+            parser.error('give a checkpoint and a shape, such as out/baseline 2-4-2 (and --data with --select=influence)')
+        operate(args)
+    except ValueError as error:
+        print(f'retrofit.py: {error}', file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+if __name__ == '__main__':
+    import retrofit
+    retrofit.main()
