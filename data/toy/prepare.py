@@ -19,6 +19,7 @@ word that comes back, of a chain the first question alone, which is always for o
 easier way (if w has been asked for, b needs one look less), and they count in the loss, but not as a skill.
 
     python data/toy/prepare.py          # seconds, no network: writes data/toy/train.* and data/toy/val.*
+    python data/toy/prepare.py --depths=6 --out=data/toy_deep       # depth 0 to 5: to go on from there
 """
 import argparse
 import ast
@@ -41,7 +42,7 @@ SIZE = 64                                               # tokens of a document, 
 START = 128                                             # added to the mark where an answer begins
 END_OF_TEXT = 256
 DEPTHS = 4                                              # 0, 1, 2, 3
-KINDS = ['text', 'copy', *(f'depth {d}' for d in range(DEPTHS))]        # marks 1, 2, ...
+KINDS = ['text', 'copy', *(f'depth {d}' for d in range(6))]             # marks 1, 2, ...; depth 5 takes 24 letters, 6 would take 28
 COPIES = 0.25                                           # of the documents of primitives; the rest are chains
 VALUES = 4                                              # names that get a value, and names at every depth
 
@@ -54,9 +55,9 @@ def copy(rng):
         yield period[i % len(period)], known, 'copy' if known else None
 
 
-def chains(rng):
+def chains(rng, depths):
     "Pieces of a document that assigns values to names, hands them on, and asks: first for one of the last, then for any."
-    depth = rng.randrange(DEPTHS)
+    depth = rng.randrange(depths)
     names = rng.sample(string.ascii_lowercase, (depth + 1) * VALUES)
     statements, last = chain(rng, names, rng.sample(string.digits, VALUES), depth)
     asked = {}                          # what every name comes to
@@ -70,10 +71,10 @@ def chains(rng):
         yield asked[name], True, f'depth {depth}' if i == 0 else None
 
 
-def document(rng):
+def document(rng, depths=DEPTHS):
     "One document as (tokens, mask, marks), SIZE of each."
     tokens, mask, marks = [END_OF_TEXT], [0], [0]
-    for text, known, kind in copy(rng) if rng.random() < COPIES else chains(rng):
+    for text, known, kind in copy(rng) if rng.random() < COPIES else chains(rng, depths):
         mark = KINDS.index(kind) + 1 if kind else 0
         tokens += text.encode()
         mask += [known] * len(text)
@@ -105,6 +106,7 @@ def main(argv=None):
     parser = argparse.ArgumentParser(description='Make the toy data.')
     parser.add_argument('--documents', type=int, default=100_000, help='documents of primitives to train on')
     parser.add_argument('--text', type=float, default=0.1, help='share of text in the training windows')
+    parser.add_argument('--depths', type=int, default=DEPTHS, choices=range(1, 7), help='how many: depth 0, 1, ...')
     parser.add_argument('--out', type=Path, default=ROOT / 'data/toy')
     args = parser.parse_args(argv)
     print('reading the standard library ...', flush=True)
@@ -115,14 +117,14 @@ def main(argv=None):
         rng = random.Random(draw(0, f'toy {split}'))
         documents = []
         while len(documents) < n:
-            example = document(rng)
+            example = document(rng, args.depths)
             if tuple(example[0]) not in held_out:       # validation comes first: training gets none of its documents
                 documents.append(example)
         if split == 'val':
             held_out = {tuple(tokens) for tokens, _, _ in documents}
         tokens, mask, marks = (np.concatenate(part) for part in zip(*documents))
         text = np.concatenate([[END_OF_TEXT, *raw] for _, raw in share])[:round(len(tokens) * args.text / (1 - args.text))]
-        write_dataset(args.out, split, 'bytes', np.concatenate((tokens, text)), kinds=KINDS,
+        write_dataset(args.out, split, 'bytes', np.concatenate((tokens, text)), kinds=KINDS[:2 + args.depths],
                       mask=np.concatenate((mask, np.ones(len(text)))),
                       marks=np.concatenate((marks, np.full(len(text), START + 1))) if split == 'val' else None,
                       origin=dict(made_by='data/toy/prepare.py', python=platform.python_version(), documents=n, copies=COPIES,
