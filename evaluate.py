@@ -28,8 +28,8 @@ from tqdm import tqdm
 
 from checkpoint import load_model
 from launch import pick_device
-from loop import fit_loop
 from model import LM
+from retrofit import dial
 from tokenizer import END_OF_TEXT, get_tokenizer, read_json, start_of_document
 from tokens import draw
 
@@ -118,10 +118,7 @@ def adapter():
             self.model = load_model(pretrained, self._device)
             if dtype != 'auto':
                 self.model.to(getattr(torch, str(dtype)))
-            if r is not None:
-                raise ValueError(f'r={r} is for models with a recurrent core, but {pretrained} has none: loop= runs its layers in another order')
-            if loop:
-                self.model.config.order = fit_loop(str(loop), len(self.model.layers))
+            dial(self.model, loop=str(loop) if loop else None, r=None if r is None else int(r))
             self.tokenizer, self.batch_size = get_tokenizer(pretrained), 8 if str(batch_size).startswith('auto') else int(batch_size)
             self.max_length = int(max_length or self.model.config.context)
             self.begin, self.end, self.first = ends(pretrained, self.tokenizer)

@@ -201,6 +201,8 @@ def save_hf(model, folder, tokenizer=None):
     """A checkpoint that transformers loads to the same logits. The order is written out: a looped model becomes a deep one with
     equal layers. `tokenizer` is what get_tokenizer takes; its tokenizer.json goes along."""
     from safetensors.torch import save_file
+    if not isinstance(model, LM):
+        raise CheckpointError('a model with a recurrent core has no family that transformers knows: only ordinary and looped models are exported')
     folder, config, weights = Path(folder), model.config, model.state_dict()
     if (folder / 'config.json').exists():
         raise CheckpointError(f'{folder} holds a checkpoint already: choose another folder')
@@ -235,14 +237,13 @@ def main(argv=None):
     parser.add_argument('target', nargs='?', help='the folder to write')
     parser.add_argument('--loop', help='with its layers in another order, such as 3-2x2-3')
     args = parser.parse_args(argv)
-    from loop import fit_loop
+    from retrofit import dial
     try:
         model = load_model(args.source)
-        if args.loop:
-            model.config.order = fit_loop(args.loop, len(model.layers))
+        dial(model, loop=args.loop)
         c = model.config
         print(f'{args.source}: {model.num_params():,} parameters, {len(model.layers)} layers of width {c.n_embd} and {c.n_head} heads '
-              f'({c.n_kv_head} of keys), run {len(model.order)} deep, context {c.context}, {str(model.norm.weight.dtype)[6:]}')
+              f'({c.n_kv_head} of keys), run {len(model.order)} deep, context {c.context}, {str(next(model.parameters()).dtype)[6:]}')
         if args.target:
             save_hf(model, args.target, tokenizer=args.source)
             print(f"{args.target}: {len(model.order)} layers of their own; transformers.AutoModelForCausalLM.from_pretrained('{args.target}') opens it")

@@ -205,6 +205,8 @@ def main(argv=None):
         for name, path in tqdm(run_names(args.runs).items(), desc='measuring', unit='run'):
             state = load(path)
             model = build_model(state, path).to(device).eval()
+            if state['kind'] == 'recurrent':
+                raise ValueError(f'{name} has a recurrent core, which is measured by: python retrofit.py {path} --eval')
             look = looker(path, state, model, args.data, args.batches, examples)
             if args.block > len(model.order):
                 raise ValueError(f'--block={args.block}: {name} is {len(model.order)} layers deep')

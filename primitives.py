@@ -276,12 +276,13 @@ def main(argv=None):
     parser.add_argument('--n', type=int, default=200, help='examples of each task, depth and number of shots')
     parser.add_argument('--seed', type=int, default=0)
     parser.add_argument('--loop', help='run the layers in another order, such as 3-2x2-3')
+    parser.add_argument('--r', type=int, help='how often a recurrent core runs')
     parser.add_argument('--device', default='auto')
     parser.add_argument('--out', type=Path, default=Path('out/primitives.png'))
     args = parser.parse_args(argv)
     from checkpoint import load_model
     from launch import pick_device, whole_numbers
-    from loop import fit_loop
+    from retrofit import dial
     from logs import by_seed, run_names, write_csv
     from plot import draw_shots, show
     from tqdm import tqdm
@@ -294,8 +295,7 @@ def main(argv=None):
             lines = {name: Path(line).name for name, line in lines.items()}
         for name, path in tqdm(paths.items(), desc='scoring', unit='run'):
             model, tokenizer = load_model(path, device), get_tokenizer(path)
-            if args.loop:
-                model.config.order = fit_loop(args.loop, len(model.layers))
+            dial(model, loop=args.loop, r=args.r)
             for task in pick_tasks(args.tasks, model.config.context):
                 for depth, k in itertools.product(depths_of(task, depths), shots):
                     examples = few_shot(task, args.n, shots=k, depth=depth, seed=args.seed)

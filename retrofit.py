@@ -27,14 +27,15 @@ from pathlib import Path
 import torch
 import torch.nn as nn
 
+from loop import fit_loop
 from model import LM, KVCache, check_order, continue_text, mean_loss
 from tokens import draw
 
 
 class Recurrent(nn.Module):
     """An LM whose layers are run as prelude, r times core, coda: lists of its layers. `mean` is the r that runs when none is
-    given. The caller may say the first state's generators, one for each sequence; else it is a fixed draw for each position,
-    so that a token's state does not depend on what it is computed together with."""
+    given. The first state comes from the caller's generator, or from one for each sequence; without, it is a fixed draw for each
+    position, so that a token's state does not depend on what it is computed together with."""
 
     def __init__(self, lm, prelude, core, coda, *, inject='linear', start='normal', mean=4, backprop_depth=8):
         super().__init__()
@@ -48,7 +49,7 @@ class Recurrent(nn.Module):
         if not self.core:
             raise ValueError('the core has no layers: there is nothing to repeat')
         C = lm.config.n_embd
-        self.std = math.sqrt(2 / (5 * C))
+        self.std, self.table = math.sqrt(2 / (5 * C)), None
         self.adapter = None if inject == 'add' else nn.Linear(2 * C, C, bias=False)
         with torch.no_grad():
             if inject == 'linear':
@@ -70,11 +71,13 @@ class Recurrent(nn.Module):
     def first_state(self, e, position, generator):
         if self.start == 'zero':
             return torch.zeros_like(e)
+        if isinstance(generator, torch.Generator):
+            return torch.randn(e.shape, generator=generator, device=generator.device).to(e) * self.std              # (B, T, C)
         if generator is not None:
-            shape = e.shape[1:]
-            return torch.stack([torch.randn(shape, generator=g, device=g.device).to(e) for g in generator]) * self.std      # (B, T, C)
-        table = torch.randn(self.config.context, e.shape[-1], generator=torch.Generator().manual_seed(0))
-        return (table[position:position + e.shape[1]].to(e) * self.std).expand_as(e)
+            return torch.stack([torch.randn(e.shape[1:], generator=g, device=g.device).to(e) for g in generator]) * self.std
+        if self.table is None:
+            self.table = torch.randn(self.config.context, e.shape[-1], generator=torch.Generator().manual_seed(0))
+        return (self.table[position:position + e.shape[1]].to(e) * self.std).expand_as(e)
 
     def recur(self, s, e, i, cache):
         "One recurrence, the i-th from 0 on: adapter, then core."
@@ -136,6 +139,21 @@ class Recurrent(nn.Module):
         prelude, core, coda = self.parts()
         mean = self.mean if mean is None else mean
         return 6 * (prelude + coda + min(mean, self.backprop_depth) * core) + 2 * max(mean - self.backprop_depth, 0) * core
+
+
+def dial(model, *, loop=None, r=None):
+    "What --loop and --r ask for: an LM runs its layers in another order, a Recurrent its core r times."
+    if isinstance(model, Recurrent):
+        if loop:
+            raise ValueError(f'loop={loop!r} is for ordinary models: a recurrent core is run more often by r')
+        if r is not None and r < 1:
+            raise ValueError(f'r={r}: the core runs at least once')
+        model.mean = model.mean if r is None else r
+    elif r is not None:
+        raise ValueError(f'r={r} is for models with a recurrent core, and this one has none: loop runs its layers in another order')
+    elif loop:
+        model.config.order = fit_loop(loop, len(model.layers))
+    return model
 
 
 # ---------------------------------------------------------------------------------------------- surgery

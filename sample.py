@@ -12,7 +12,7 @@ import torch
 
 from checkpoint import load_model
 from launch import pick_device
-from loop import fit_loop
+from retrofit import dial
 from tokenizer import get_tokenizer, start_of_document
 from tokens import draw
 
@@ -29,6 +29,7 @@ def main(argv=None):
     parser.add_argument('--top_k', type=int, default=None)
     parser.add_argument('--seed', type=int, default=0)
     parser.add_argument('--loop', help='run the layers in another order, such as 3-2x2-3')
+    parser.add_argument('--r', type=int, help='how often a recurrent core runs')
     parser.add_argument('--device', default='auto')
     args = parser.parse_args(argv)
     if args.top_k is not None and args.top_k < 1 or not 0 <= args.temperature < 1e9 or args.tokens < 1:
@@ -36,8 +37,7 @@ def main(argv=None):
     try:
         device = pick_device(args.device)
         model, tokenizer = load_model(args.path, device), get_tokenizer(args.path)
-        if args.loop:
-            model.config.order = fit_loop(args.loop, len(model.layers))
+        dial(model, loop=args.loop, r=args.r)
     except ValueError as error:     # of the checkpoint, the device, the tokenizer or the loop
         print(f'sample.py: {error}', file=sys.stderr)
         raise SystemExit(2) from None

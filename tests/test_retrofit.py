@@ -400,6 +400,37 @@ def test_a_checkpoint_comes_back(tiny, tokens, tmp_path):
     assert torch.equal(again(tokens), model(tokens)) and again.order == model.order == [0, 1, 2, 2, 2, 3, 4]
 
 
+def test_the_dial(tiny, tokens, started, tmp_path, capsys):
+    import evaluate, hf, loop, primitives, sample       # noqa: E401
+    model = retrofit.dial(surgery(tiny(n_layer=6), '2-2-2'), r=3)
+    assert model.order == [0, 1] + [2, 3] * 3 + [4, 5]
+    assert retrofit.dial(tiny(), loop='2-2x3').order == [0, 1] + [2, 3] * 3
+    for what, options, message in ((model, dict(loop='2x2'), "loop='2x2' is for ordinary models"), (model, dict(r=0), 'at least once'),
+                                   (tiny(), dict(r=2), 'r=2 is for models with a recurrent core')):
+        with pytest.raises(ValueError, match=message):
+            retrofit.dial(what, **options)
+    (started / 'cut' / 'run.json').read_text()
+    said = []
+    for r in (1, 6):
+        sample.main([str(started / 'cut'), '--prompt=ab', f'--r={r}', '--tokens=5', '--device=cpu'])
+        primitives.main([str(started / 'cut'), '--tasks=toy_assign', '--depths=0', f'--r={r}', '--n=5', '--device=cpu', f'--out={tmp_path / "p.png"}'])
+        said.append(capsys.readouterr().out)
+    assert f'{2 + 2 + 1} layers deep' in said[0] and f'{2 + 12 + 1} layers deep' in said[1]
+    pytest.importorskip('safetensors')
+    for main, args, message in ((loop.main, [str(started / 'cut')], 'has a recurrent core, which is measured by: python retrofit.py'),
+                                (hf.main, [str(started / 'cut'), str(tmp_path / 'hf')], 'has no family that transformers knows')):
+        with pytest.raises(SystemExit):
+            main(args)
+        assert message in capsys.readouterr().err
+    pytest.importorskip('lm_eval')
+    lm = evaluate.adapter()(str(started / 'cut'), r='2', device='cpu', max_length=16)
+    pairs = [([256, 1, 2], [3, 4]), ([256], [5])]
+    found = lm._loglikelihood_tokens([(None, *pair) for pair in pairs])
+    with torch.no_grad():
+        values = [lm.model(torch.tensor([(c + k)[:-1]]), r=2).log_softmax(-1)[0, -len(k):].gather(-1, torch.tensor(k)[:, None]).sum().item() for c, k in pairs]
+    assert [value for value, _ in found] == pytest.approx(values, rel=1e-4)
+
+
 def test_the_command(started, capsys, tmp_path):
     retrofit.main([str(started / 'base'), '2-2-1', f'--out={started / "plain"}'])
     out = capsys.readouterr().out
