@@ -3,7 +3,7 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 
-.PHONY: all setup data lidas baseline toys toys-grown toys-looped growing looping primitives sft origins hf evals test clean
+.PHONY: all setup data lidas baseline toys toys-grown toys-looped growing looping primitives sft retrofit origins hf evals test clean
 
 all: lidas                      # set up, grow the toy model, leave a picture and a sample of its text: 6 minutes
 
@@ -66,6 +66,22 @@ hf: .venv/tests                 # the model of `make` as a Hugging Face folder: 
 	$(PY) hf.py out/lidas out/lidas_hf
 evals: .venv/tests              # lm-eval on the toy's form of the primitives, no network: out/evals/lidas.json
 	$(PY) evaluate.py out/lidas --tasks=primitive_toy_copy,primitive_toy_assign_d0,primitive_toy_assign_d1,primitive_toy_assign_d2,primitive_toy_assign_d3
+# ---- retrofitting: the baseline and LIDAS as recurrent models, trained on deeper chains: out/retro/NAME-SEED
+
+CUT := baseline lidas
+retrofit: toys                  # against the ordinary baseline going on with equal FLOPs: out/retrofit.png, 1 hour
+	$(MAKE) data/toy_deep/train.json $(addsuffix /ckpt.pt,$(patsubst out/toys/%,out/cuts/%,$(call seeds,$(CUT))))
+	$(MAKE) --jobs=2 $(addsuffix /loss.png,$(RETRO))
+	$(PY) retrofit.py $(RETRO) --eval --r=1,2,3,4,6,8,16 --batches=16 --out=out/retrofit.png
+RETRO = $(foreach seed,$(SEEDS),$(foreach toy,$(CUT),out/retro/$(toy)-$(seed) out/retro/$(toy)_dense-$(seed)))
+data/toy_deep/train.json: | .venv/ready
+	$(PY) data/toy/prepare.py --depths=6 --out=data/toy_deep
+out/cuts/%/ckpt.pt: | .venv/ready
+	$(PY) retrofit.py out/toys/$* 2-2-2 --out=$(@D) --seed=$(lastword $(subst -, ,$*))
+out/retro/%/loss.png: | .venv/ready
+	@mkdir -p $(@D)
+	OMP_NUM_THREADS=1 $(PY) train.py $(if $(findstring _dense,$*),config/retrofit_dense.py --init_from=out/toys/$(subst _dense,,$*),config/retrofit.py --init_from=out/cuts/$*) --seed=$(lastword $(subst -, ,$*)) --out_dir=$(@D) 2>$(@D)/progress.txt || { tail -n 3 $(@D)/progress.txt; exit 1; }
+
 origins: .venv/ready            # which layer came from which: out/grow.png
 	$(PY) grow.py 32 --block=4
 

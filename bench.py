@@ -22,6 +22,7 @@ from grow import growth_plan, lidas, training_flops, untie
 from launch import ConfigError, has_compiler, pick_device
 from model import LM, ModelConfig
 from primitives import few_shot, log_likelihoods
+from retrofit import sample_recurrence, surgery
 from tokenizer import get_tokenizer
 
 
@@ -122,6 +123,24 @@ def scoring(device):
     return 'shared cache', seconds['shared'], 'whole prompt each', seconds['separate'], ''
 
 
+def recurring(device):
+    "Steps with a random number of recurrences, against what their FLOPs say they take, by steps with a fixed one."
+    fields, batch, block = shape(device)
+    model = surgery(LM(ModelConfig(**fields)), f'{block // 2}-{block}-{block // 2}', mean=4).to(device)
+    drawn = [sample_recurrence(4, step, seed=0) for step in range(12)]
+    share = statistics.mean(model.flops_per_token(r=r, backprop_depth=8) for r in drawn) / model.flops_per_token(r=5, backprop_depth=8)
+
+    def steps(rs):
+        tokens = torch.randint(fields['vocab_size'], (batch, fields['context']), device=device)
+        for r in rs:
+            with torch.autocast(device.type, torch.bfloat16, enabled=device.type == 'cuda'):
+                loss = model(tokens, tokens, r=r)
+            loss.backward()
+            model.zero_grad()
+    seconds = against(device, 3, drawn=lambda: steps(drawn), fixed=lambda: steps([5] * len(drawn)))
+    return 'steps of random r', seconds['drawn'], 'their FLOPs at the speed of r = 5', seconds['fixed'] * share, ''
+
+
 OPENED = dict(vocab_size=49152, n_layer=8, n_embd=960, n_head=15, n_kv_head=5, ffn_dim=2560)      # 120 million weights
 
 
@@ -137,7 +156,7 @@ def opening(device):
     return 'load_hf', seconds['ours'], 'transformers', seconds['theirs'], ''
 
 
-BENCHMARKS = {f.__name__: f for f in (growing, looping, recompiling, scoring, opening)}
+BENCHMARKS = {f.__name__: f for f in (growing, looping, recompiling, scoring, recurring, opening)}
 
 
 def main(argv=None):

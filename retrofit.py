@@ -274,6 +274,8 @@ def operate(args):
         parts = [[int(i) for i in filter(None, part.split(','))] for part in args.layers.split('/')]
         if [len(part) for part in parts] != [len(part) for part in cut(shape, len(parent.layers))]:
             raise ValueError(f'--layers={args.layers} does not name {shape} layers')
+    if args.search:
+        return print(screen(parent, shape, sample_tokens(args.data, parent.config, 32)))
     torch.manual_seed(draw(args.seed, 'retrofit'))
     model = surgery(parent.float(), parts, inject=args.inject, start=args.start, mean=args.mean, backprop_depth=args.backprop_depth)
     if args.scratch:
@@ -292,6 +294,17 @@ def operate(args):
     save(target, **describe(model.lm if args.dense else model), optimizers=[], step=0, flops=0, inherited_flops=0, config={})
     (Path(target) / 'run.json').write_text(about.read_text() if not file else json.dumps(dict(tokenizer=str(file.resolve()))))
     print(f'{target}: {"the kept layers, each once" if args.dense else "train it with train.py --init_from=" + str(target)}')
+
+
+@torch.no_grad()
+def screen(parent, shape, tokens):
+    "Every selection's loss before any training, each kept layer once, best first: a cheap look at what the paper trains for."
+    from logs import columns
+    rows = []
+    for parts in selections(len(parent.layers), shape):
+        order = [i for part in parts for i in part]
+        rows.append([parent(tokens[:, :-1], tokens[:, 1:], order=order).item(), *(' '.join(map(str, part)) for part in parts)])
+    return columns([['loss', 'prelude', 'core', 'coda'], *([f'{loss:.3f}', *parts] for loss, *parts in sorted(rows))])
 
 
 def sample_tokens(data, config, n=8):
@@ -344,6 +357,7 @@ def main(argv=None):
     parser.add_argument('--backprop_depth', type=int, default=8, help='gradients go back through the last so many')
     parser.add_argument('--layers', help='explicit lists, such as 0,1/16,17,18,19/20,21')
     parser.add_argument('--select', choices=['late', 'influence'], default='late', help='late: by the shape; influence: ShortGPT, on --data')
+    parser.add_argument('--search', action='store_true', help='print the loss of every selection on --data, before any training')
     parser.add_argument('--scratch', action='store_true', help='random weights: recurrence from scratch')
     parser.add_argument('--dense', action='store_true', help='write the kept layers as an ordinary model: the pruned partner')
     parser.add_argument('--seed', type=int, default=0)
@@ -357,8 +371,8 @@ def main(argv=None):
     try:
         if args.eval:
             return evaluate_recurrences(args)
-        if len(args.paths) != 2 or args.select == 'influence' and not args.data:
-            parser.error('give a checkpoint and a shape, such as out/baseline 2-4-2 (and --data with --select=influence)')
+        if len(args.paths) != 2 or (args.search or args.select == 'influence') and not args.data:
+            parser.error('give a checkpoint and a shape, such as out/baseline 2-4-2 (and --data with --select=influence and --search)')
         operate(args)
     except ValueError as error:
         print(f'retrofit.py: {error}', file=sys.stderr)

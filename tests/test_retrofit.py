@@ -438,6 +438,11 @@ def test_the_command(started, capsys, tmp_path):
     retrofit.main([str(started / 'base'), '2-2-1', '--layers=0,1/2,3/5', f'--out={started / "lists"}'])
     assert re_row('dropped', '4', capsys.readouterr().out)
     retrofit.main([str(started / 'base'), '2-2-1', '--select=influence', f'--data={started / "data"}', f'--out={started / "short"}'])
+    capsys.readouterr()
+    retrofit.main([str(started / 'base'), '2-2-1', '--search', f'--data={started / "data"}'])
+    lines = capsys.readouterr().out.splitlines()[2:]
+    losses = [float(line.split('|')[1]) for line in lines]
+    assert len(lines) == len(selections(6, '2-2-1')) == 3 and losses == sorted(losses) and any('| 0 1     | 3 4  | 5    |' in line for line in lines)
     retrofit.main([str(started / 'base'), '2-2-1', '--scratch', f'--out={started / "scratch"}'])
     assert not torch.equal(load_model(started / 'scratch').lm.layers[0].attn.q.weight, load_model(started / 'cut').lm.layers[0].attn.q.weight)
     retrofit.main([str(started / 'base'), '2-2-1', '--dense', f'--out={started / "dense"}'])
