@@ -30,7 +30,7 @@ from checkpoint import load_model
 from launch import pick_device
 from model import LM
 from retrofit import dial
-from tokenizer import END_OF_TEXT, get_tokenizer, read_json, start_of_document
+from tokenizer import END_OF_TEXT, get_tokenizer, on_hub, read_json, readable, start_of_document, tokenizer_file
 from tokens import draw
 
 ROOT = Path(__file__).resolve().parent
@@ -65,7 +65,10 @@ def log_likelihoods(model, pairs, batch_size, device, max_length):
     found, inputs = [None] * len(pairs), {}
     for i, (context, continuation) in enumerate(pairs):     # what is too long loses its beginning; equal inputs are read once
         row = (context + continuation)[-max_length - 1:]
-        inputs.setdefault(tuple(row[:-1]), []).append((i, row[1:][-len(continuation):]))
+        if continuation:
+            inputs.setdefault(tuple(row[:-1]), []).append((i, row[1:][-len(continuation):]))
+        else:                                               # it has become one token with the end of its context
+            found[i] = 0.0, True
     inputs = sorted(inputs.items(), key=lambda item: -len(item[0]))
     for at in tqdm(range(0, len(inputs), batch_size), desc='log-likelihoods', unit='batch', disable=len(inputs) <= batch_size):
         rows, asked = zip(*inputs[at:at + batch_size])
@@ -82,14 +85,15 @@ def log_likelihoods(model, pairs, batch_size, device, max_length):
 
 
 def generate(model, prompts, tokenizer, device, *, tokens, stops, end, temperature, seed):
-    "Texts that go on from prompts (lists of equally many tokens), each until a stop, an end of text, or `tokens` tokens."
+    "Texts that go on from prompts (lists of equally many tokens), each until a stop, a token of `end`, or `tokens` tokens."
     def text(row):
         ids = row[len(prompts[0]):].tolist()
-        ended = end in ids
-        said = tokenizer.decode(ids[:ids.index(end)] if ended else ids)
+        place = next((i for i, token in enumerate(ids) if token in end), None)
+        ended, said = place is not None, readable(tokenizer, [token for token in ids[:place] if token not in special])
         cut = min([said.find(stop) for stop in stops if stop and stop in said], default=-1)
         return (said if cut < 0 else said[:cut]), ended or cut >= 0
 
+    special = {tokenizer.encode_single_token(token) for token in tokenizer.special_tokens_set}
     generator = torch.Generator(device).manual_seed(seed)
     out = model.generate(torch.tensor(prompts, device=device), tokens, temperature=temperature, generator=generator,
                          stop=lambda rows: all(text(row)[1] for row in rows))
@@ -121,13 +125,13 @@ def adapter():
             dial(self.model, loop=str(loop) if loop else None, r=None if r is None else int(r))
             self.tokenizer, self.batch_size = get_tokenizer(pretrained), 8 if str(batch_size).startswith('auto') else int(batch_size)
             self.max_length = int(max_length or self.model.config.context)
-            self.begin, self.end, self.first = ends(pretrained, self.tokenizer)
+            self.begin, self.end, self.first = ends(pretrained, self.tokenizer)         # a token, a set, a list
             if add_bos_token is not None:
                 self.first = [self.begin] if str(add_bos_token).lower() == 'true' else []
 
         @property
         def eot_token_id(self):
-            return self.end
+            return min(self.end)
 
         @property
         def prefix_token_id(self):
@@ -139,7 +143,7 @@ def adapter():
             return ids if begun else [*self.first, *ids]
 
         def _loglikelihood_tokens(self, requests, **_):
-            pairs = [(list(context), list(continuation)) for _, context, continuation in requests]
+            pairs = [(list(context) or [self.begin], list(continuation)) for _, context, continuation in requests]
             return log_likelihoods(self.model, pairs, self.batch_size, self.device, self.max_length)
 
         def loglikelihood_rolling(self, requests, disable_tqdm=False):
@@ -172,16 +176,23 @@ def adapter():
 
 
 def ends(path, tokenizer):
-    "(the token before a text that stands alone, the one that ends a text, the tokens that every text begins with)."
-    names, about = {}, Path(path) / 'tokenizer_config.json'
-    for key, value in (read_json(about) if about.exists() else {}).items():
-        name = value.get('content') if isinstance(value, dict) else value
-        if key in ('bos_token', 'eos_token') and name in tokenizer.special_tokens_set:
-            names[key] = tokenizer.encode_single_token(name)
-    usual = start_of_document(tokenizer)
-    end = names.get('eos_token', tokenizer.encode_single_token(END_OF_TEXT) if END_OF_TEXT in tokenizer.special_tokens_set else (usual or [0])[0])
-    theirs = (Path(path) / 'config.json').exists()          # a Hugging Face checkpoint
-    return names.get('bos_token', end), end, getattr(tokenizer, 'starts', []) if theirs else usual
+    """(the token before a text that stands alone, the tokens that end a text, those that every text begins with): a Hugging Face
+    checkpoint says so in its files, a run of ours ends and begins with an end of text."""
+    usual, file = start_of_document(tokenizer), tokenizer_file(path)
+    theirs = on_hub(path) or (Path(path) / 'config.json').exists()
+    names, end = {}, set()
+    for name in ('tokenizer_config.json', 'generation_config.json', 'config.json') if file else ():
+        about = read_json(file.parent / name) if (file.parent / name).exists() else {}
+        for key in ('bos_token', 'eos_token'):
+            token = about[key].get('content') if isinstance(about.get(key), dict) else about.get(key)
+            if token in tokenizer.special_tokens_set:
+                names[key] = tokenizer.encode_single_token(token)
+        stops = about.get('eos_token_id')
+        end |= set(stops if isinstance(stops, list) else [stops] if isinstance(stops, int) else [])
+    end |= {names['eos_token']} if 'eos_token' in names else set()
+    if not end:
+        end = {tokenizer.encode_single_token(END_OF_TEXT)} if END_OF_TEXT in tokenizer.special_tokens_set else set(usual[:1]) or {0}
+    return names.get('bos_token', names.get('eos_token', min(end))), end, getattr(tokenizer, 'starts', []) if theirs else usual
 
 
 def __getattr__(name):
@@ -231,8 +242,8 @@ def rows_of(results):
             metric, _, how = key.partition(',')
             if how and not metric.endswith('_stderr') and isinstance(value, (int, float)):
                 error = found.get(f'{metric}_stderr,{how}')
-                rows.append(dict(task=task, shots=results['n-shot'].get(task), metric=metric if how == 'none' else f'{metric} ({how})',
-                                 value=value, stderr=error if isinstance(error, (int, float)) else None))
+                rows.append(dict(task=task, version=results['versions'].get(task), shots=results['n-shot'].get(task),
+                                 metric=metric if how == 'none' else f'{metric} ({how})', value=value, stderr=error if isinstance(error, (int, float)) else None))
     return rows
 
 
@@ -268,7 +279,10 @@ def main(argv=None):
         raise SystemExit(2) from None
     rows = rows_of(results)
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(dict(path=args.path, loop=args.loop, r=args.r, limit=args.limit, rows=rows, versions=results['versions']), indent=1))
+    asked = dict(path=args.path, loop=args.loop, r=args.r, limit=args.limit)
+    kept = [row for row in (read_json(out)['rows'] if out.exists() else [])         # of other tasks, orders or models
+            if (row['task'], {key: row[key] for key in asked}) not in [(new['task'], asked) for new in rows]]
+    out.write_text(json.dumps(dict(rows=kept + [asked | row for row in rows]), indent=1))
     print(columns([['task', 'shots', 'metric', 'value', 'standard error'],
                    *([row['task'], str(row['shots']), row['metric'], f'{row["value"]:.4f}', '' if row['stderr'] is None else f'{row["stderr"]:.4f}']
                      for row in rows)]))

@@ -26,7 +26,7 @@ import torch
 
 from checkpoint import CheckpointError, load_model
 from model import LM, ModelConfig, rope_tables
-from tokenizer import END_OF_TEXT, DataError, from_hub, get_tokenizer, read_json, write_tokenizer
+from tokenizer import DataError, from_hub, get_tokenizer, read_json, write_tokenizer
 
 # ---------------------------------------------------------------------------------------------- names
 
@@ -61,6 +61,8 @@ ROPE_LLAMA3 = ('factor', 'low_freq_factor', 'high_freq_factor', 'original_max_po
 
 def model_config(path):
     "A config.json as our ModelConfig, or an error that names what this model does not have."
+    if not path.exists():
+        raise CheckpointError(f'{path.parent} has no config.json: it is no checkpoint in the form of Hugging Face')
     c = read_json(path)
     if not isinstance(c, dict):
         raise CheckpointError(f'{path} does not hold an object of settings')
@@ -102,14 +104,14 @@ def model_config(path):
         raise CheckpointError(f'{path}: {error}') from None
 
 
-def config_json(config, depth, dtype, end):
+def config_json(config, depth, dtype, bos, end):
     "Our ModelConfig as a config.json, for a model of `depth` layers of their own."
     theirs = {theirs: getattr(config, ours) for theirs, (ours, _) in SIZES.items()} | dict(num_hidden_layers=depth)
     family = 'Qwen3' if config.qk_norm else 'Llama'
     scaling = dict(config.rope_scaling, rope_type='llama3') if config.rope_scaling else None
     return dict(architectures=[f'{family}ForCausalLM'], model_type=family.lower(), **theirs, rms_norm_eps=config.norm_eps,
                 rope_theta=config.rope_theta, rope_scaling=scaling, tie_word_embeddings=config.tie_embeddings, hidden_act='silu',
-                attention_bias=False, attention_dropout=0.0, bos_token_id=end, eos_token_id=end, torch_dtype=str(dtype).removeprefix('torch.'))
+                attention_bias=False, attention_dropout=0.0, bos_token_id=bos, eos_token_id=end, torch_dtype=str(dtype).removeprefix('torch.'))
 
 
 # ---------------------------------------------------------------------------------------------- in
@@ -204,8 +206,8 @@ def save_hf(model, folder, tokenizer=None):
     if not isinstance(model, LM):
         raise CheckpointError('a model with a recurrent core has no family that transformers knows: only ordinary and looped models are exported')
     folder, config, weights = Path(folder), model.config, model.state_dict()
-    if (folder / 'config.json').exists():
-        raise CheckpointError(f'{folder} holds a checkpoint already: choose another folder')
+    if (folder / 'config.json').exists() or folder.is_file():
+        raise CheckpointError(f'{folder} {"is a file" if folder.is_file() else "holds a checkpoint already"}: choose another folder')
     tensors = {their_name(name): t for name, t in weights.items() if not name.startswith('layers.')}
     if config.tie_embeddings:
         tensors.pop('lm_head.weight')
@@ -216,16 +218,17 @@ def save_hf(model, folder, tokenizer=None):
                     t = (t.float() * torch.tensor(depth + 1.0).rsqrt()).to(t.dtype)
                 tensors[their_name(name.replace(f'layers.{i}.', f'layers.{depth}.', 1))] = t
     folder.mkdir(parents=True, exist_ok=True)
-    end = None
+    bos = end = None
     if tokenizer is not None:
-        special = get_tokenizer(tokenizer)
-        end = special.encode_single_token(END_OF_TEXT) if END_OF_TEXT in special.special_tokens_set else None
         write_tokenizer(tokenizer, folder, config.context)
+        known, about = get_tokenizer(tokenizer), read_json(folder / 'tokenizer_config.json')
+        names = [about[key].get('content') if isinstance(about.get(key), dict) else about.get(key) for key in ('bos_token', 'eos_token')]
+        bos, end = (known.encode_single_token(name) if name in known.special_tokens_set else None for name in names)
     fresh = folder / 'model.safetensors.tmp'
     save_file({name: t.detach().cpu().clone().contiguous() for name, t in tensors.items()}, fresh, metadata=dict(format='pt'))
     os.chmod(fresh, 0o644)          # it comes readable by its owner alone
     os.replace(fresh, folder / 'model.safetensors')
-    text = json.dumps(config_json(config, len(model.order), model.norm.weight.dtype, end), indent=2)
+    text = json.dumps(config_json(config, len(model.order), model.norm.weight.dtype, bos, end), indent=2)
     (folder / 'config.json').write_text(text + '\n')                # last: a folder without it is no checkpoint
 
 

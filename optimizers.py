@@ -64,4 +64,4 @@ class AdamWStar(torch.optim.Optimizer):
                 # atan2(m, sqrt(v)) is m / sqrt(v) for small ratios, bounded for large ones, and 0 where both are 0.
                 update = torch.atan2(m / (1 - b1 ** t), (v / (1 - b2 ** t)).sqrt())
                 update /= update.square().mean().sqrt().clamp(min=1)
-                p.mul_(1 - group['weight_decay'] * lr / group.get('peak', lr)).sub_(update, alpha=lr)
+                p.mul_(1 - group['weight_decay'] * lr / (group.get('peak') or 1)).sub_(update, alpha=lr)

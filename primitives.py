@@ -179,7 +179,7 @@ def log_likelihoods(model_like, tokenizer, examples, *, batch=64, share=True):
     Examples with prompts of one length make a batch, so that nothing is padded but options."""
     start = start_of_document(tokenizer)
     prompts = [[*start, *tokenizer.encode(e.prompt, allowed_special='all')] for e in examples]
-    options = [[tokenizer.encode(o) for o in e.options] for e in examples]
+    options = [[continuation(tokenizer, e.prompt, o) for o in e.options] for e in examples]
     context = getattr(getattr(model_like, 'config', None), 'context', math.inf)
     longest = max(len(p) + max(map(len, o)) for p, o in zip(prompts, options))
     if longest > context:
@@ -198,6 +198,12 @@ def log_likelihoods(model_like, tokenizer, examples, *, batch=64, share=True):
             for i, value in zip(part, found.masked_fill(padded < 0, 0).cpu().double().sum(-1)):
                 values[i] = value
     return values
+
+
+def continuation(tokenizer, prompt, text):
+    "The tokens by which text continues a prompt. Some tokenizers begin whatever they are given with a space; not so in the middle."
+    before, whole = (tokenizer.encode(t, allowed_special='all') for t in (prompt, prompt + text))
+    return whole[len(before):] if whole[:len(before)] == before and len(whole) > len(before) else tokenizer.encode(text)
 
 
 def separate(model_like, prompt, options):
@@ -237,7 +243,7 @@ def write_examples(folder, tokenizer_name, tasks, depths, n, *, shots=0, seed=0,
             task, depth = kind.split()
             count = total * (k + 1) // len(kinds) - total * k // len(kinds)
             for e in few_shot(task, max(count, 1), shots=shots, depth=int(depth), seed=draw(seed, split))[:count]:
-                prompt, answer = [*start, *tokenizer.encode(e.prompt)], tokenizer.encode(e.options[e.answer])
+                prompt, answer = [*start, *tokenizer.encode(e.prompt)], continuation(tokenizer, e.prompt, e.options[e.answer])
                 rows[split].append((prompt + answer, [0] * len(prompt) + [1] * len(answer), k + 1))
     longest = max(len(tokens) for split in rows.values() for tokens, _, _ in split)
     for split, examples in rows.items():

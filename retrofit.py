@@ -8,7 +8,8 @@ number of recurrences, that number is a dial for compute at test time.
 Paper: "Teaching Pretrained Language Models to Think Deeper with Retrofitted Recurrence", section 3 (the model, surgery, the
 count of FLOPs), 4.2 (the curriculum), appendix B, C.1 (which layers, the additive adapter), E (the cuts).
 Here: the paper gives no numbers for the adapter's and the first state's start; ours are normal with std sqrt(2 / (5 width)), its
-predecessor's. With `identity` the adapter begins as the projection on e, and r = 1 without a dropped layer is the parent itself.
+predecessor's, by `inject='linear'`. What we begin with is `identity`, the projection on e: r = 1 without a dropped layer is the parent
+itself, and a short training keeps what the parent knew (LOG.md).
 The number of recurrences is Poisson(e^tau) + 1 with a log-normal rate: its mean is one more than the mean that it is named by.
 
 Usage:
@@ -37,7 +38,7 @@ class Recurrent(nn.Module):
     given. The first state comes from the caller's generator, or from one for each sequence; without, it is a fixed draw for each
     position, so that a token's state does not depend on what it is computed together with."""
 
-    def __init__(self, lm, prelude, core, coda, *, inject='linear', start='normal', mean=4, backprop_depth=8):
+    def __init__(self, lm, prelude, core, coda, *, inject='identity', start='normal', mean=4, backprop_depth=8):
         super().__init__()
         for name, value, allowed in (('inject', inject, ('linear', 'identity', 'add')), ('start', start, ('normal', 'zero'))):
             if value not in allowed:
@@ -97,6 +98,8 @@ class Recurrent(nn.Module):
         with torch.no_grad():                   # truncated back-propagation: all but the last recurrences leave no trace
             for i in range(max(r - most, 0)):
                 s = self.recur(s, e, i, cache) if exit is None else exit.step(self, s, e, i, r, cache)
+        if r > most:
+            torch.clear_autocast_cache()        # else weights that were cast without a trace would be used again, without a gradient
         for i in range(max(r - most, 0), r):
             s = self.recur(s, e, i, cache) if exit is None else exit.step(self, s, e, i, r, cache)
         x = self.lm.run(s, self.coda, depth=len(self.prelude) + r * len(self.core), cache=cache)
@@ -259,14 +262,19 @@ def scalable_start(model):
 
 def operate(args):
     "python retrofit.py FROM 4-8-4: write the operated checkpoint, and say what it is made of."
-    from checkpoint import CheckpointError, describe, exists, load_model, save
+    from checkpoint import CheckpointError, build_model, describe, exists, load, save
     from logs import columns
     from tokenizer import tokenizer_file
     source, shape = args.paths
+    folder, file, state = Path(source), tokenizer_file(source), load(source)
+    about = (folder.parent if folder.is_file() else folder) / 'run.json'
+    if not file and not about.exists():
+        raise CheckpointError(f'{source} does not say which tokenizer it reads: it has neither a tokenizer.json nor a run.json')
+    tokenizer = json.dumps(dict(tokenizer=str(file.resolve()))) if file else about.read_text()
     target = args.out or Path('out') / f'{Path(source).name}_{shape}'
     if exists(target):
         raise CheckpointError(f'{target} holds a checkpoint already: choose another --out')
-    parent = load_model(source)
+    parent = build_model(state, source).eval()
     parts = cut(shape, len(parent.layers))
     if args.select == 'influence':
         parts = by_influence(parent, shape, sample_tokens(args.data, parent.config))
@@ -289,10 +297,9 @@ def operate(args):
     print(columns(rows))
     print(f'{sum(model.parts()):,} parameters in layers, {sum(model.parts()) / body:.1%} of the parent; {model.effective_params(args.mean):,} effective '
           f'at r = {args.mean}; {model.flops_paper():,} training FLOPs a token by the paper\'s count, {model.flops_paper() / (6 * body):.2f} times the parent\'s')
-    file = tokenizer_file(source)
-    about = file.parent / 'tokenizer.json' if file else Path(source) / 'run.json'
-    save(target, **describe(model.lm if args.dense else model), optimizers=[], step=0, flops=0, inherited_flops=0, config={})
-    (Path(target) / 'run.json').write_text(about.read_text() if not file else json.dumps(dict(tokenizer=str(file.resolve()))))
+    cost = 0 if args.scratch else state.get('flops', 0) + state.get('inherited_flops', 0)
+    save(target, **describe(model.lm if args.dense else model), optimizers=[], step=0, flops=0, inherited_flops=cost, config={})
+    (target / 'run.json').write_text(tokenizer)
     print(f'{target}: {"the kept layers, each once" if args.dense else "train it with train.py --init_from=" + str(target)}')
 
 
@@ -322,12 +329,14 @@ def evaluate_recurrences(args):
     from plot import draw_recurrences, show
     from tqdm import tqdm
     device, examples, rows = pick_device(args.device), asked(args.tasks, args.n), []
-    paths = run_names(args.paths)
+    paths, rs = run_names(args.paths), whole_numbers('--r', args.r)
+    if min(rs) < 1:
+        raise ValueError(f'--r={args.r}: the core runs at least once')
     for name, path in tqdm(paths.items(), desc='measuring', unit='run'):
         state = load(path)
         model = build_model(state, path).to(device).eval()
         look = looker(path, state, model, args.data, args.batches, examples)
-        for r in whole_numbers('--r', args.r) if isinstance(model, Recurrent) else [0]:
+        for r in rs if isinstance(model, Recurrent) else [0]:
             if r:
                 model.mean = r
             body = model.effective_params(r) if r else sum(p.numel() for p in model.layers.parameters()) * len(model.order) // len(model.layers)
@@ -351,7 +360,7 @@ def main(argv=None):
     parser.add_argument('paths', nargs='+', help='a checkpoint and a shape, such as out/baseline 2-4-2; with --eval: runs')
     parser.add_argument('--eval', action='store_true', help='loss and primitives against r')
     parser.add_argument('--out', type=Path, help='the folder to write (with --eval: the picture)')
-    parser.add_argument('--inject', default='linear', help='how e is mixed into the state: linear, identity (linear, begun as e), add')
+    parser.add_argument('--inject', default='identity', help='how e is mixed into the state: linear (the paper), identity (linear, begun as e), add')
     parser.add_argument('--start', default='normal', help='the first state: normal or zero')
     parser.add_argument('--mean', type=int, default=4, help='recurrences')
     parser.add_argument('--backprop_depth', type=int, default=8, help='gradients go back through the last so many')

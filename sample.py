@@ -13,7 +13,7 @@ import torch
 from checkpoint import load_model
 from launch import pick_device
 from retrofit import dial
-from tokenizer import get_tokenizer, start_of_document
+from tokenizer import get_tokenizer, readable, start_of_document
 from tokens import draw
 
 # What suits the toy, and how many tokens at most: behind an answer comes a question, which the toy's models don't learn to ask.
@@ -52,7 +52,7 @@ def main(argv=None):
         generator = torch.Generator(device).manual_seed(draw(args.seed, 'sample', i))
         out = model.generate(torch.tensor([ids], device=device), new, temperature=args.temperature,
                              top_k=args.top_k, generator=generator)
-        print(f'--- {prompt!r} goes on:\n{prompt}|{tokenizer.decode(out[0, len(ids):].tolist())}')
+        print(f'--- {prompt!r} goes on:\n{prompt}|{readable(tokenizer, out[0, len(ids):].tolist())}')
 
 
 if __name__ == '__main__':

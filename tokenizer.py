@@ -92,7 +92,7 @@ def from_hub(name):
         raise DataError(f'there is no {name} here, and huggingface_hub, which could fetch it, is not installed '
                         '(pip install huggingface_hub)') from None
     try:
-        return Path(snapshot_download(str(name), allow_patterns=['*.json', '*.safetensors']))
+        return Path(snapshot_download(str(name), allow_patterns=['*.json', '*.safetensors', '*.jinja']))
     except Exception as error:      # whatever stands between this machine and the hub, each version names it differently
         raise DataError(f'there is no {name} here, and the Hugging Face hub did not give it ({type(error).__name__}): download it '
                         'on a machine with a network, and give the folder') from None
@@ -108,6 +108,11 @@ def start_of_document(tokenizer):
     "The tokens before a document: those that its tokenizer.json puts there, or an end of text, where the tokenizer has one."
     starts = getattr(tokenizer, 'starts', [])
     return starts or ([tokenizer.encode_single_token(END_OF_TEXT)] if END_OF_TEXT in tokenizer.special_tokens_set else [])
+
+
+def readable(tokenizer, tokens):
+    "Tokens as text. A model may have more of them than its tokenizer knows, to fill its matrix up: they say nothing."
+    return tokenizer.decode([token for token in tokens if token < tokenizer.n_vocab])
 
 
 def template_start(spec):
@@ -205,7 +210,7 @@ def write_tokenizer(name, folder, context):
     "The tokenizer of that name as files that transformers opens: its own, if it has them, or an Encoding written as one."
     file, folder = tokenizer_file(name), Path(folder)
     if file:
-        for other in ('tokenizer.json', 'tokenizer_config.json', 'special_tokens_map.json', 'generation_config.json'):
+        for other in ('tokenizer.json', 'tokenizer_config.json', 'special_tokens_map.json', 'generation_config.json', 'chat_template.jinja'):
             if (file.parent / other).exists():
                 shutil.copy(file.parent / other, folder / other)
         if file.name != 'tokenizer.json':

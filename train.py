@@ -345,6 +345,10 @@ def refuse_another_run(config, loader, cool, state):
     new, old = dataclasses.asdict(config), {**dataclasses.asdict(Config()), **state.get('config', {})}
     step, before = state['step'], Config(**{name: old[name] for name in new})
     stages_so_far = [[stage for stage in plan(c) if stage[0] < step] for c in (before, config)]
+    if state.get('kind') == 'recurrent':        # so is the mean that it has had at each step
+        for rise, most in (('curriculum', 'mean'), ('backprop_curriculum', 'backprop_depth')):
+            for c, past in zip((before, config), stages_so_far):
+                past += [recurrence_curriculum(t, c.steps, state['recurrent'][most], getattr(c, rise), c.curriculum_shape) for t in range(step)]
     ahead = all(step <= c.steps - c.decay_steps for c in (before, config)) and stages_so_far[0] == stages_so_far[1]
     for name in new:
         if name not in MAY_DIFFER and new[name] != old[name] and not (ahead and name in AHEAD):

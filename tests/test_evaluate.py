@@ -78,6 +78,29 @@ def test_the_harness_gives_what_its_own_model_gives(run, manager):
     assert len(set(texts)) > 2 and any('b' not in t and len(t) < 12 for t in texts)        # they differ, and some were stopped
 
 
+def test_several_ends_and_special_tokens(tmp_path, tiny, manager):
+    "As Llama 3 and Qwen 3 have them: any of a list ends a text, and none of them is printed."
+    from lm_eval.models.huggingface import HFLM
+    model = tiny(vocab_size=260, context=96, n_layer=2)
+    with torch.no_grad():
+        model.head.weight[256:259] *= 2         # likely
+    hf.save_hf(model, tmp_path / 'x', tokenizer='bytes')
+    spec = json.loads((tmp_path / 'x/tokenizer.json').read_text())
+    spec['added_tokens'] += [spec['added_tokens'][0] | dict(id=257 + i, content=f'<|{name}|>') for i, name in enumerate(('eot', 'other'))]
+    (tmp_path / 'x/tokenizer.json').write_text(json.dumps(spec))
+    config = json.loads((tmp_path / 'x/config.json').read_text())
+    (tmp_path / 'x/config.json').write_text(json.dumps(config | dict(eos_token_id=[256, 257])))
+    found, expected = ([s['resps'][0][0] for s in scored(m, manager, ['local_text'])['samples']['local_text']]
+                       for m in (evaluate.adapter()(str(tmp_path / 'x'), device='cpu'), HFLM(str(tmp_path / 'x'), device='cpu', batch_size=4)))
+    assert found == expected and len(set(found)) > 2 and not any('<|' in text for text in found)
+    assert evaluate.ends(str(tmp_path / 'x'), get_tokenizer(tmp_path / 'x'))[1] == {256, 257}
+
+
+def test_a_continuation_that_became_part_of_its_context(run):
+    lm = evaluate.adapter()(str(run[0]), device='cpu')
+    assert lm._loglikelihood_tokens([(None, [1, 2], []), (None, [], [3])])[0] == (0.0, True)
+
+
 def test_model_arguments_as_text(run, manager):
     ours, _ = run
     evaluate.adapter()
@@ -141,7 +164,12 @@ def test_the_command(run, tmp_path, capsys):
     evaluate.main([str(ours), '--tasks=primitive_toy_copy', '--limit=10', '--device=cpu', f'--out={tmp_path / "e.json"}'])
     out = capsys.readouterr().out
     assert '| primitive_toy_copy | 0     | acc    |' in out and f'numbers: {tmp_path / "e.json"}' in out
-    row = json.loads((tmp_path / 'e.json').read_text())['rows'][0]
+    for more in (['--loop=1-1x3-1'], ['--loop=1-1x3-1'], []):       # what was measured before stays, once
+        evaluate.main([str(ours), '--tasks=primitive_toy_copy', '--limit=10', '--device=cpu', f'--out={tmp_path / "e.json"}', *more])
+    rows = json.loads((tmp_path / 'e.json').read_text())['rows']
+    assert sorted(str(row['loop']) for row in rows) == ['1-1x3-1', 'None']
+    capsys.readouterr()
+    row = rows[0]
     assert row['task'] == 'primitive_toy_copy' and 0 <= row['value'] <= 1 and row['stderr'] >= 0
     for args, message in (([str(ours), '--tasks=primitive_toy_copi'], "there is no task 'primitive_toy_copi': did you mean 'primitive_toy_copy'?"),
                           ([str(ours), '--r=4'], 'r=4 is for models with a recurrent core'),

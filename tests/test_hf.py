@@ -114,6 +114,7 @@ MODELS = {
     'grown': dict(grow=True),
     'looped': dict(order=[0, 1, 2, 1, 2, 3]),
     'LN-scaling': dict(ln_scaling=True),
+    'other numbers': dict(rope_theta=5e5, norm_eps=1e-2, ffn_dim=50),
     'looped LN-scaling': dict(ln_scaling=True, order=[0, 1, 0, 1, 2, 3]),
     'qk-norm, own head_dim, GQA, tied': dict(qk_norm=True, head_dim=12, n_kv_head=2, tie_embeddings=True),
     'untied, rope scaling': dict(tie_embeddings=False, rope_scaling={k: v for k, v in LLAMA3.items() if k not in ('rope_type', 'rope_theta')}),
@@ -181,6 +182,9 @@ def test_a_tokenizer_that_tiktoken_cannot_represent(tmp_path, monkeypatch):
     reference.post_processor = processors.TemplateProcessing(single='<s> $A', special_tokens=[('<s>', 1)])
     reference.save(str(tmp_path / 'tokenizer.json'))
     enc = get_tokenizer(tmp_path)
+    whole = reference.encode('a list of', add_special_tokens=False).ids
+    assert enc.encode('a list') + primitives.continuation(enc, 'a list', ' of') == whole
+    assert primitives.continuation(enc, 'a zz', 'of') != enc.encode('of') == enc.encode('a list of')[-len(enc.encode('of')):]   # on its own it begins with a space
     text = 'a list of models'
     assert enc.encode(text) == reference.encode(text, add_special_tokens=False).ids and enc.decode(enc.encode(text)) == text
     assert enc.n_vocab == reference.get_vocab_size() and start_of_document(enc) == [1] and len(enc.encode(text)) < len(text)
@@ -347,8 +351,22 @@ def test_training_goes_on_from_such_a_folder(data, tmp_path, tiny):
     assert torch.equal(after.embed.weight, reference.model.embed_tokens.weight.float())
 
 
+def test_chat_templates_and_ends_go_along(tmp_path, tiny):
+    save_hf(tiny(vocab_size=257), tmp_path / 'x', tokenizer='bytes')
+    (tmp_path / 'x' / 'chat_template.jinja').write_text('{{ messages[0].content }}')
+    save_hf(load_hf(tmp_path / 'x'), tmp_path / 'y', tokenizer=str(tmp_path / 'x'))
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path / 'y').chat_template == '{{ messages[0].content }}'
+    assert json.loads((tmp_path / 'y' / 'config.json').read_text())['eos_token_id'] == 256
+    (tmp_path / 'x' / 'config.json').unlink()
+    with pytest.raises(CheckpointError, match='has no config.json'):
+        load_hf(tmp_path / 'x')
+
+
 def test_the_command_says_what_it_cannot_do(tmp_path, capsys):
-    for args, message in (([str(tmp_path / 'no')], 'there is no checkpoint at'), ([str(ROOT / 'config')], 'there is no checkpoint at')):
+    (tmp_path / 'file').write_text('')
+    theirs(tmp_path / 'x')
+    for args, message in (([str(tmp_path / 'no')], 'there is no checkpoint at'), ([str(ROOT / 'config')], 'there is no checkpoint at'),
+                          ([str(tmp_path / 'x'), str(tmp_path / 'file')], f'{tmp_path / "file"} is a file: choose another folder')):
         with pytest.raises(SystemExit) as stop:
             hf.main(args)
         assert stop.value.code == 2 and capsys.readouterr().err.startswith('hf.py: ' + message)
