@@ -40,8 +40,8 @@ out/toys/%/loss.png: | .venv/ready
 
 growing: toys-grown             # growing against ordinary training: out/growing.png, and the numbers of RESULTS.md
 	$(PY) plot.py $(call seeds,$(GROWN)) --out=out/growing.png
-looping: toys                   # loops against their partners, every block repeated: out/looping.png, out/looping_tradeoffs.png
-	$(PY) loop.py $(call seeds,baseline midas lidas $(LOOPED)) --batches=32 --tasks=toy_assign/4,toy_assign/5 --out=out/looping.png
+looping: toys                   # loops against their partners, every block repeated: out/looping.png, out/looping_tradeoffs.png, 45 minutes
+	$(PY) loop.py $(call seeds,baseline midas lidas $(LOOPED)) --tasks=toy_assign/4,toy_assign/5 --show=loss,toy_assign/4 --out=out/looping.png
 primitives: toys                # depth 0 to 5, of which 4 and 5 are not in the mix: out/primitives.png
 	$(PY) primitives.py $(call seeds,$(GROWN) $(LOOPED)) --depths=0,1,2,3,4,5 --n=500 --out=out/primitives.png
 

@@ -183,6 +183,7 @@ def main(argv=None):
     parser.add_argument('--tasks', default='', help='primitives to score too, with their depth, such as assign_code/1,copy_words')
     parser.add_argument('--shots', type=int, default=0)
     parser.add_argument('--n', type=int, default=200, help='examples of each task')
+    parser.add_argument('--show', help='what the picture of the repetitions shows, such as loss,assign_code/1 (default: all)')
     parser.add_argument('--device', default='auto')
     parser.add_argument('--out', type=Path, default=Path('out/loop.png'))
     args = parser.parse_args(argv)
@@ -227,7 +228,8 @@ def main(argv=None):
     print_rows(rows, kinds)
     write_csv([dict(run=n, **row) for n, sweep in sweeps.items() for row in sweep], args.out)
     write_csv(rows, args.out.with_stem(args.out.stem + '_tradeoffs'))
-    show(draw_repetitions, (sweeps, kinds, args.block), args.out)
+    shown = [kind for kind in kinds if not args.show or kind in args.show.split(',')] or kinds
+    show(draw_repetitions, (sweeps, shown, args.block), args.out)
     show(draw_tradeoffs, (rows, kinds), args.out.with_stem(args.out.stem + '_tradeoffs'))
 
 

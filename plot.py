@@ -16,7 +16,7 @@ from pathlib import Path
 from logs import (at_all_seeds, by_seed, growths, kinds_of, mean, pick, print_table, read_log, run_names, table,
                   write_csv)
 
-COLOURS = ['#3b6fb6', '#d1495b', '#2e8b57', '#e08e1b', '#7b5aa6', '#4f4f4f', '#17a2b8', '#c45ab3']
+COLOURS = ['#3b6fb6', '#d1495b', '#2e8b57', '#e08e1b', '#7b5aa6', '#4f4f4f', '#17a2b8', '#c45ab3', '#8c6d31', '#9aa0a6']
 
 
 def figure(rows, columns, size, **kw):
@@ -124,6 +124,7 @@ def draw_repetitions(what):
                 values = [[factor * row[kind] for row in rows if row['times'] == k] for rows in seeds]
                 ax.plot(range(len(values[0])), [mean(at) for at in zip(*values)], color=colour, marker='' if k == 1 else 'o', ms=3,
                         ls='--' if k == 1 else '-', label='as it is' if k == 1 else f'{k} times')
+            ax.xaxis.get_major_locator().set_params(integer=True)
             ax.grid(alpha=0.25)
             ax.spines[['top', 'right']].set_visible(False)
         column[0].set_title(name, fontsize=10)
