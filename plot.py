@@ -194,16 +194,19 @@ def draw_shots(what):
     mean of its seeds); dotted: chance."""
     rows, x = what
     tasks, names = (list(dict.fromkeys(row[key] for row in rows)) for key in ('task', 'line'))
+    colours = dict(zip(dict.fromkeys(name.removeprefix('untied_') for name in names), COLOURS * 9))
     fig, axes = figure(1, len(tasks), (3 + 2.8 * len(tasks), 3.6), sharey=True)
     for ax, task in zip(axes[0], tasks):
-        for colour, name in zip(COLOURS * 9, names):
+        for name in names:
+            colour = colours[name.removeprefix('untied_')]          # dashed beside its tied twin
             mine = [row for row in rows if row['line'] == name and row['task'] == task]
             xs = sorted({row[x] for row in mine})
             cells = [[row for row in mine if row[x] == at] for at in xs]
             ax.plot(xs, [100 * mean([row['accuracy'] for row in cell]) for cell in cells], color=colour, marker='o', ms=4, label=name,
                     ls='--' if name.startswith('untied') else '-')
-            ax.fill_between(xs, [100 * min(row['low'] for row in cell) for cell in cells],
-                            [100 * max(row['high'] for row in cell) for cell in cells], color=colour, alpha=0.1, lw=0)
+            if len(names) < 5:      # more shades than that are fog
+                ax.fill_between(xs, [100 * min(row['low'] for row in cell) for cell in cells],
+                                [100 * max(row['high'] for row in cell) for cell in cells], color=colour, alpha=0.1, lw=0)
         ax.axhline(100 * next(row['chance'] for row in rows if row['task'] == task), color='#888888', ls=':')
         ax.set(title=task, xlabel={'shots': 'shots', 'examples': 'examples fine-tuned on'}[x])
         if x == 'examples':         # 32, 128, 512: evenly, and 0 too
