@@ -18,8 +18,6 @@ Usage:
     python retrofit.py out/retrofit --eval --r=1,2,4,8,16       # loss and primitives against r: out/retrofit.png
 """
 import argparse
-import copy
-import dataclasses
 import json
 import math
 import sys
@@ -28,8 +26,9 @@ from pathlib import Path
 import torch
 import torch.nn as nn
 
+from cuts import by_influence, cut, prune, screen
 from loop import fit_loop
-from model import LM, KVCache, check_order, continue_text, mean_loss
+from model import KVCache, check_order, continue_text, mean_loss
 from tokens import draw
 
 
@@ -175,57 +174,6 @@ def surgery(model, shape, **options):
     return Recurrent(lm, *([next(place) for _ in part] for part in parts), **options)
 
 
-def cut(shape, n_layer):
-    "'4-8-4' to three lists of layers."
-    try:
-        p, r, c = map(int, shape.split('-'))
-    except ValueError:
-        raise ValueError(f'the shape {shape!r} is not three numbers of layers, such as 4-8-4') from None
-    if min(p, c) < 0 or r < 1 or p + r + c > n_layer:
-        raise ValueError(f'the shape {shape!r} needs {p + r + c} layers and a core of at least one, but the model has {n_layer}')
-    first = n_layer - c - r
-    return [*range(p)], [*range(first, first + r)], [*range(n_layer - c, n_layer)]
-
-
-def prune(model, kept):
-    "An LM of copies of some of another's layers, each run once: what surgery cuts, and its dense partner."
-    meta = dataclasses.replace(model.config, n_layer=len(kept), order=None)
-    with torch.device('meta'):
-        lm = LM(meta)
-    lm.embed, lm.norm, lm.head = (copy.deepcopy(part) for part in (model.embed, model.norm, model.head))
-    if model.config.tie_embeddings:
-        lm.head.weight = lm.embed.weight
-    lm.layers = nn.ModuleList(copy.deepcopy(model.layers[i]) for i in kept)
-    lm.cos, lm.sin = model.cos.clone(), model.sin.clone()
-    return lm.train(model.training)
-
-
-@torch.no_grad()
-def block_influence(model, tokens):
-    "ShortGPT's: how far each layer turns the residual stream, 1 - cosine. The least influential layers can go first."
-    x, found = model.embed(tokens), []
-    for depth, i in enumerate(model.order):
-        y = model.run(x, [i], depth=depth)
-        found.append(1 - nn.functional.cosine_similarity(x, y, dim=-1).mean().item())
-        x = y
-    return found
-
-
-def by_influence(model, shape, tokens):
-    "The three lists of a shape when the layers that turn the stream least are dropped, wherever they are."
-    p, r, c = (len(part) for part in cut(shape, len(model.layers)))
-    influence = block_influence(model, tokens)
-    kept = sorted(sorted(range(len(influence)), key=lambda i: -influence[i])[:p + r + c])
-    return kept[:p], kept[p:p + r], kept[p + r:]
-
-
-def selections(n_layer, shape):
-    "Every way to take the first p layers, r neighbours after them, and c neighbours after those: what the paper searches."
-    p, r, c = (len(part) for part in cut(shape, n_layer))
-    return [([*range(p)], [*range(a, a + r)], [*range(b, b + c)]) for a in range(p, n_layer - r - c + 1)
-            for b in (range(a + r, n_layer - c + 1) if c else [n_layer])]
-
-
 # ---------------------------------------------------------------------------------------------- how often
 
 def sample_recurrence(mean, step, seed):
@@ -301,17 +249,6 @@ def operate(args):
     save(target, **describe(model.lm if args.dense else model), optimizers=[], step=0, flops=0, inherited_flops=cost, config={})
     (target / 'run.json').write_text(tokenizer)
     print(f'{target}: {"the kept layers, each once" if args.dense else "train it with train.py --init_from=" + str(target)}')
-
-
-@torch.no_grad()
-def screen(parent, shape, tokens):
-    "Every selection's loss before any training, each kept layer once, best first: a cheap look at what the paper trains for."
-    from logs import columns
-    rows = []
-    for parts in selections(len(parent.layers), shape):
-        order = [i for part in parts for i in part]
-        rows.append([parent(tokens[:, :-1], tokens[:, 1:], order=order).item(), *(' '.join(map(str, part)) for part in parts)])
-    return columns([['loss', 'prelude', 'core', 'coda'], *([f'{loss:.3f}', *parts] for loss, *parts in sorted(rows))])
 
 
 def sample_tokens(data, config, n=8):

@@ -10,10 +10,10 @@ from conftest import ROOT
 
 import retrofit
 from checkpoint import build_model, describe, load, load_model, save
+from cuts import block_influence, by_influence, cut, prune, selections
 from exit import Exit
 from model import LM, ModelConfig
-from retrofit import (Recurrent, block_influence, by_influence, cut, prune, recurrence_curriculum, sample_recurrence, selections,
-                      surgery)
+from retrofit import Recurrent, recurrence_curriculum, sample_recurrence, surgery
 
 TINYLLAMA = dict(vocab_size=32000, n_layer=22, n_embd=2048, n_head=32, n_kv_head=4, ffn_dim=5632, context=1024, tie_embeddings=False)
 LLAMA = dict(vocab_size=128256, n_layer=16, n_embd=2048, n_head=32, n_kv_head=8, ffn_dim=8192, context=1024, tie_embeddings=False)
