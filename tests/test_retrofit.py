@@ -370,6 +370,15 @@ def test_it_trains_and_resumes_in_the_curriculum(started, monkeypatch):
     assert all(torch.equal(state['model'][name], resumed['model'][name]) for name in state['model'])
 
 
+def test_every_row_and_step_begins_elsewhere(started, monkeypatch):
+    states, first = [], Recurrent.first_state
+    monkeypatch.setattr(Recurrent, 'first_state', lambda self, *args: states.append(first(self, *args)) or states[-1])
+    go(started, 'rows', steps=2, decay_steps=0, warmup_steps=0)
+    a, b = (s for s in states if s.shape[:2] == (4, 16) and not torch.equal(s[0], s[1]))      # of the steps; evaluation's rows are equal
+    flat = torch.cat((a, b)).flatten(1)
+    assert len(states) > 2 and torch.cdist(flat, flat).add(torch.eye(8)).min() > 0.1
+
+
 def test_other_steps_are_another_curriculum(started):
     from launch import ConfigError
     go(started, 'short', curriculum=0.5, steps=4, decay_steps=0, save_every=4)

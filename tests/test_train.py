@@ -65,7 +65,7 @@ def test_learning_rate_by_hand():
     assert learning_rate(Config(warmup_steps=0, decay_steps=0), 0) == 1
 
 
-@pytest.mark.parametrize('optimizer', ['muon', 'adamw'])
+@pytest.mark.parametrize('optimizer', ['muon', 'adamw', 'adamw_star'])
 @pytest.mark.parametrize('tied', [True, False])
 def test_every_parameter_has_one_optimizer(optimizer, tied):
     model = LM(ModelConfig(n_layer=2, n_embd=32, n_head=2, tie_embeddings=tied))
@@ -122,7 +122,7 @@ def assert_equal_runs(a, b):
     assert a == b
 
 
-@pytest.mark.parametrize('optimizer', ['muon', 'adamw'])
+@pytest.mark.parametrize('optimizer', ['muon', 'adamw', 'adamw_star'])
 @pytest.mark.parametrize('stop_at', [1, 6, 10])         # in the warm-up, off the checkpoint rhythm, in the decay
 def test_stop_and_resume_is_bit_equal(config, monkeypatch, optimizer, stop_at):
     whole = config('whole', optimizer=optimizer)
@@ -386,7 +386,7 @@ def test_growth_happens_when_the_plan_says_and_is_logged(config):
     assert len(checkpoint.load_model(c.out_dir).layers) == 4
 
 
-@pytest.mark.parametrize('optimizer', ['muon', 'adamw'])
+@pytest.mark.parametrize('optimizer', ['muon', 'adamw', 'adamw_star'])
 @pytest.mark.parametrize('stop_at', [6, 7, 8, 26])       # before, at and after a growth, and in the decay
 def test_stop_around_a_growth_and_resume_is_bit_equal(config, monkeypatch, optimizer, stop_at):
     whole, parts = (config(name, optimizer=optimizer, **GROW) for name in ('whole', 'parts'))
@@ -470,3 +470,24 @@ def test_two_processes_grow_like_one(config):
 def test_plans_that_cannot_be(fields, message):
     with pytest.raises(ConfigError, match=message):
         check(Config(**fields))
+
+
+def test_adamw_star_by_hand():
+    "Its changes to AdamW, a number at a time; the third gradient is a spike."
+    from optimizers import AdamWStar
+    p = torch.nn.Parameter(torch.tensor([1.0, -2.0, 0.5]))
+    optimizer = AdamWStar([p], lr=0.1, betas=(0.9, 0.95), weight_decay=0.01)
+    optimizer.param_groups[0]['peak'] = 0.2
+    w, m, v = [1.0, -2.0, 0.5], [0.0] * 3, [0.0] * 3
+    for t, gradient in enumerate(([0.1, 0.2, 0.0], [0.1, -0.1, 0.0], [5.0, 0.1, 0.0], [0.1, 0.1, 0.0]), 1):
+        p.grad = torch.tensor(gradient)
+        optimizer.step()
+        ratios, steps = [], []
+        for i, g in enumerate(gradient):
+            m[i], v[i] = 0.9 * m[i] + 0.1 * g, 0.95 * v[i] + 0.05 * g * g
+            big = v[i] / (1 - 0.95 ** t)
+            ratios.append(g * g / big if big else 0.0)
+            steps.append(math.atan2(m[i] / (1 - 0.9 ** t), math.sqrt(big)))
+        rms = math.sqrt(sum(ratios) / 3)
+        w = [x * (1 - 0.01 * 0.1 / 0.2) - 0.1 * step / max(1.0, rms) for x, step in zip(w, steps)]
+        assert p.tolist() == pytest.approx(w, rel=1e-5) and (rms > 1) == (t == 3)
