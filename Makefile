@@ -72,7 +72,7 @@ CUT := baseline lidas
 retrofit: toys                  # against the ordinary baseline going on with equal FLOPs: out/retrofit.png, 1 hour
 	$(MAKE) data/toy_deep/train.json $(addsuffix /ckpt.pt,$(patsubst out/toys/%,out/cuts/%,$(call seeds,$(CUT))))
 	$(MAKE) --jobs=2 $(addsuffix /loss.png,$(RETRO))
-	$(PY) retrofit.py $(RETRO) --eval --r=1,2,3,4,6,8,16 --batches=16 --out=out/retrofit.png
+	$(PY) retrofit.py $(RETRO) --eval --r=1,2,3,4,6,8,16 --tasks=toy_assign/4,toy_assign/5 --show=loss,toy_assign/4,toy_assign/5 --out=out/retrofit.png
 RETRO = $(foreach seed,$(SEEDS),$(foreach toy,$(CUT),out/retro/$(toy)-$(seed) out/retro/$(toy)_dense-$(seed)))
 data/toy_deep/train.json: | .venv/ready
 	$(PY) data/toy/prepare.py --depths=6 --out=data/toy_deep

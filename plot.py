@@ -161,11 +161,11 @@ def draw_tradeoffs(what):
 
 
 def draw_recurrences(what):
-    """(rows, kinds, groups): a row of panels a kind, against the recurrences and against effective parameters, a line for each
-    run (the mean of its seeds); an ordinary model is a dotted line."""
+    """(rows, kinds, groups): a column a kind, against the recurrences above and against effective parameters below, a line for
+    each run (the mean of its seeds); an ordinary model is a dotted line."""
     rows, kinds, groups = what
-    fig, axes = figure(len(kinds), 2, (9, 1 + 2.2 * len(kinds)), sharey='row', sharex='col')
-    for panels, kind in zip(axes, kinds):
+    fig, axes = figure(2, len(kinds), (1.5 + 3.2 * len(kinds), 5.6), sharey='col', sharex='row')
+    for panels, kind in zip(axes.T, kinds):
         factor = 1 if kind == 'loss' else 100
         for colour, (name, members) in zip(COLOURS * 9, groups.items()):
             mine = [row for row in rows if row['run'] in members]
@@ -180,12 +180,12 @@ def draw_recurrences(what):
             ax.set_xscale('log', base=2)
             ax.grid(alpha=0.25)
             ax.spines[['top', 'right']].set_visible(False)
-        panels[0].set_ylabel('loss' if kind == 'loss' else f'{kind} (%)')
+        panels[0].set_title('loss' if kind == 'loss' else f'{kind} (%)', fontsize=10)
+        panels[0].set_xlabel('recurrences')
+        panels[1].set_xlabel('effective parameters of the layers')
         if kind != 'loss':
             panels[0].set_ylim(-3, 103)
-    axes[-1][0].set_xlabel('recurrences')
-    axes[-1][1].set_xlabel('effective parameters of the layers')
-    axes[0][1].legend(frameon=False, fontsize=8)
+    axes[0][0].legend(frameon=False, fontsize=8)
     return fig
 
 

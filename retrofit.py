@@ -289,7 +289,8 @@ def evaluate_recurrences(args):
     print(columns(lines))
     out = args.out or Path('out') / f'{Path(args.paths[0]).name}.png'
     write_csv(rows, out)
-    show(draw_recurrences, (rows, kinds, groups), out)
+    shown = [kind for kind in kinds if not args.show or kind in args.show.split(',')] or kinds
+    show(draw_recurrences, (rows, shown, groups), out)
 
 
 def main(argv=None):
@@ -312,6 +313,7 @@ def main(argv=None):
     parser.add_argument('--batches', type=int, default=8, help='with --eval: batches of validation data')
     parser.add_argument('--tasks', default='', help='with --eval: primitives and their depth, such as toy_assign/4')
     parser.add_argument('--n', type=int, default=200, help='with --eval: examples of each')
+    parser.add_argument('--show', help='with --eval: what the picture shows, such as loss,toy_assign/4 (default: all)')
     parser.add_argument('--device', default='auto')
     args = parser.parse_args(argv)
     try:
