@@ -81,7 +81,7 @@ class Recurrent(nn.Module):
 
     def recur(self, s, e, i, cache):
         "One recurrence, the i-th from 0 on: adapter, then core."
-        x = s + e if self.adapter is None else self.adapter(torch.cat((s, e), dim=-1))                      # (B, T, C)
+        x = s + e if self.adapter is None else self.adapter(torch.cat((s, e), dim=-1)).to(e.dtype)          # (B, T, C)
         return self.lm.run(x, self.core, depth=len(self.prelude) + i * len(self.core), cache=cache)
 
     def hidden(self, tokens, *, r=None, cache=None, generator=None, backprop_depth=None, exit=None):
