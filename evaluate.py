@@ -28,7 +28,6 @@ from tqdm import tqdm
 
 from checkpoint import load_model
 from launch import pick_device
-from model import LM
 from retrofit import dial
 from tokenizer import END_OF_TEXT, get_tokenizer, on_hub, read_json, readable, start_of_document, tokenizer_file
 from tokens import draw
@@ -73,12 +72,11 @@ def log_likelihoods(model, pairs, batch_size, device, max_length):
     for at in tqdm(range(0, len(inputs), batch_size), desc='log-likelihoods', unit='batch', disable=len(inputs) <= batch_size):
         rows, asked = zip(*inputs[at:at + batch_size])
         tokens = torch.tensor([row + (0,) * (len(rows[0]) - len(row)) for row in rows], device=device)          # (B, T)
-        hidden = model.norm(model.hidden(tokens)) if isinstance(model, LM) else model(tokens)                   # (B, T, C or V)
+        hidden = model.norm(model.hidden(tokens))                                                               # (B, T, C)
         for row, continuations, h in zip(rows, asked, hidden):
             for i, continuation in continuations:
                 targets = torch.tensor(continuation, device=device)                                             # (N,)
-                at_targets = h[len(row) - len(targets):len(row)]
-                logits = (model.head(at_targets) if isinstance(model, LM) else at_targets).float()              # (N, V)
+                logits = model.head(h[len(row) - len(targets):len(row)]).float()                                # (N, V)
                 value = logits.log_softmax(-1).gather(-1, targets[:, None]).sum().item()
                 found[i] = value, bool((logits.argmax(-1) == targets).all())
     return found

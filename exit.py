@@ -55,7 +55,7 @@ class Exit:
         scratch = copy.copy(cache)
         scratch.layers = [copy.copy(slot) for slot in cache.layers]     # update makes new tensors: the slots stay as they are
         x = model.lm.run(new, model.coda, depth=len(model.prelude) + r * len(model.core), cache=scratch)
-        now, before = model.lm.head(model.lm.norm(x)).float().log_softmax(-1), self.before
+        now, before = model.head(model.norm(x)).float().log_softmax(-1), self.before
         self.before = now
         return torch.full(s.shape[:2], math.inf, device=s.device) if before is None else (now.exp() * (now - before)).sum(-1).clamp(min=0)
 

@@ -246,7 +246,7 @@ def main(argv=None):
         dial(model, loop=args.loop)
         c = model.config
         print(f'{args.source}: {model.num_params():,} parameters, {len(model.layers)} layers of width {c.n_embd} and {c.n_head} heads '
-              f'({c.n_kv_head} of keys), run {len(model.order)} deep, context {c.context}, {str(next(model.parameters()).dtype)[6:]}')
+              f'({c.n_kv_head} of keys), run {len(model.order)} deep, context {c.context}, {str(model.norm.weight.dtype)[6:]}')
         if args.target:
             save_hf(model, args.target, tokenizer=args.source)
             print(f"{args.target}: {len(model.order)} layers of their own; transformers.AutoModelForCausalLM.from_pretrained('{args.target}') opens it")

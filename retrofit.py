@@ -59,6 +59,8 @@ class Recurrent(nn.Module):
 
     config = property(lambda self: self.lm.config)
     layers = property(lambda self: self.lm.layers)
+    norm = property(lambda self: self.lm.norm)
+    head = property(lambda self: self.lm.head)
     order = property(lambda self: self.unrolled(self.mean))
 
     def unrolled(self, r):
@@ -94,21 +96,22 @@ class Recurrent(nn.Module):
         position = 0 if cache is None else cache.position
         e = self.lm.run(self.lm.embed(tokens), self.prelude, cache=cache)                                   # (B, T, C)
         s = self.first_state(e, position, generator)
+        again = (lambda s, i: self.recur(s, e, i, cache)) if exit is None else (lambda s, i: exit.step(self, s, e, i, r, cache))
         with torch.no_grad():                   # truncated back-propagation: all but the last recurrences leave no trace
             for i in range(max(r - most, 0)):
-                s = self.recur(s, e, i, cache) if exit is None else exit.step(self, s, e, i, r, cache)
+                s = again(s, i)
         if r > most:
             torch.clear_autocast_cache()        # else weights that were cast without a trace would be used again, without a gradient
         for i in range(max(r - most, 0), r):
-            s = self.recur(s, e, i, cache) if exit is None else exit.step(self, s, e, i, r, cache)
+            s = again(s, i)
         x = self.lm.run(s, self.coda, depth=len(self.prelude) + r * len(self.core), cache=cache)
         if cache is not None:
             cache.position += tokens.shape[1]
         return x
 
     def forward(self, tokens, targets=None, *, r=None, cache=None, generator=None, backprop_depth=None, exit=None, ignore_index=-1):
-        x = self.lm.norm(self.hidden(tokens, r=r, cache=cache, generator=generator, backprop_depth=backprop_depth, exit=exit))
-        return self.lm.head(x) if targets is None else mean_loss(x, self.lm.head.weight, targets, ignore_index)
+        x = self.norm(self.hidden(tokens, r=r, cache=cache, generator=generator, backprop_depth=backprop_depth, exit=exit))
+        return self.head(x) if targets is None else mean_loss(x, self.head.weight, targets, ignore_index)
 
     def generate(self, tokens, max_new_tokens, *, r=None, exit=None, **options):
         r = self.mean if r is None else r
