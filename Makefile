@@ -3,7 +3,7 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 
-.PHONY: all setup data lidas baseline toys toys-grown toys-looped growing looping primitives sft retrofit origins hf evals test clean
+.PHONY: all setup data lidas baseline toys toys-grown toys-looped growing looping primitives sft retrofit origins little hf evals test torture clean
 
 all: lidas                      # set up, grow the toy model, leave a picture and a sample of its text: 6 minutes
 
@@ -82,6 +82,8 @@ out/retro/%/loss.png: | .venv/ready
 	@mkdir -p $(@D)
 	OMP_NUM_THREADS=1 $(PY) train.py $(if $(findstring _dense,$*),config/retrofit_dense.py --init_from=out/toys/$(subst _dense,,$*),config/retrofit.py --init_from=out/cuts/$*) --seed=$(lastword $(subst -, ,$*)) --out_dir=$(@D) 2>$(@D)/progress.txt || { tail -n 3 $(@D)/progress.txt; exit 1; }
 
+little: .venv/ready             # why naive looping explodes, on a network of a few neurons: out/wrapper_toy.png, seconds
+	$(PY) wrapper.py --toy
 origins: .venv/ready            # which layer came from which: out/grow.png
 	$(PY) grow.py 32 --block=4
 
@@ -90,6 +92,8 @@ origins: .venv/ready            # which layer came from which: out/grow.png
 	touch $@
 test: .venv/tests               # every test, a worker a core: 3 minutes
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n auto
+torture: .venv/tests            # the wrapper on every family, in both forms of attention, with everything: 3 minutes
+	TORTURE=1 OMP_NUM_THREADS=1 $(PY) -m pytest -q -n auto tests/test_wrapper_hf.py
 
 clean:                          # the data and the environment; out/ stays
 	rm -rf .venv data/toy/*.bin data/toy/*.marks data/toy/*.mask data/toy/*.json

@@ -82,6 +82,9 @@ class KVCache:
             self.values = v if self.values is None else torch.cat((self.values, v), dim=2)
             return self.keys, self.values
 
+        def get_seq_length(self):                                               # named as in transformers' caches
+            return 0 if self.keys is None else self.keys.shape[2]
+
     def __init__(self, depth):
         self.layers = [KVCache.Slot() for _ in range(depth)]
         self.position = 0
@@ -119,19 +122,19 @@ class Attention(nn.Module):
         self.q_norm, self.k_norm = ((nn.RMSNorm(hd, config.norm_eps), nn.RMSNorm(hd, config.norm_eps))
                                     if config.qk_norm else (nn.Identity(), nn.Identity()))
 
-    def forward(self, x, rope, slot=None):
+    def forward(self, x, rope, slot=None, mask=None):
         B, T, _ = x.shape
         q, k, v = (project(x).view(B, T, heads, -1) for project, heads in
                    ((self.q, self.n_head), (self.k, self.n_kv_head), (self.v, self.n_kv_head)))
         q = rotate(self.q_norm(q).transpose(1, 2), rope)                        # (B, H, T, hd)
         k = rotate(self.k_norm(k).transpose(1, 2), rope)                        # (B, Hkv, T, hd)
         v = v.transpose(1, 2)                                                   # (B, Hkv, T, hd)
-        causal, mask = True, None
+        causal = mask is None
         if slot is not None:
             k, v = slot.update(k, v)                                            # (B, Hkv, S, hd), S >= T
             S = k.shape[2]
-            causal = S == T
-            if 1 < T < S:       # several new tokens after a past: SDPA's is_causal would align them at the top left
+            causal = causal and S == T
+            if mask is None and 1 < T < S:      # several new tokens after a past: SDPA's is_causal would align them at the top left
                 mask = torch.ones(T, S, dtype=torch.bool, device=x.device).tril(S - T)
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal,
                                            enable_gqa=self.n_head != self.n_kv_head)
@@ -152,7 +155,8 @@ class MLP(nn.Module):
 class Block(nn.Module):
     """One layer: the residual stream in, the residual stream out. It knows neither its index nor the depth of the
     model. What varies with the position in the order is passed in: `depth` names the cache's slot and the tap's
-    place, `scale` is LN-scaling's factor (a tensor, so that a compiled Block serves every depth)."""
+    place, `scale` is LN-scaling's factor (a tensor, so that a compiled Block serves every depth), `mask` (T, S) says which keys
+    a token sees, if not just those up to it."""
 
     def __init__(self, config):
         super().__init__()
@@ -161,9 +165,9 @@ class Block(nn.Module):
         self.mlp_norm = nn.RMSNorm(config.n_embd, config.norm_eps)
         self.mlp = MLP(config)
 
-    def forward(self, x, rope, scale=None, depth=0, cache=None, tap=None):
+    def forward(self, x, rope, scale=None, depth=0, cache=None, tap=None, mask=None):
         h = self.attn_norm(x) if scale is None else self.attn_norm(x) * scale
-        update = self.attn(h, rope, None if cache is None else cache.layers[depth])
+        update = self.attn(h, rope, None if cache is None else cache.layers[depth], mask)
         x = x + (update if tap is None else tap(depth, 'attn', x, update))
         h = self.mlp_norm(x) if scale is None else self.mlp_norm(x) * scale
         update = self.mlp(h)

@@ -222,6 +222,40 @@ def draw_shots(what):
     return fig
 
 
+def draw_little(what):
+    "(rows of {seed, method, K, error}, methods): the error against K on logarithmic axes; the shade spans the seeds, the dots are no loop."
+    rows, methods = what
+    fig, [[ax]] = figure(1, 1, (7, 4.4))
+    for colour, name in zip(COLOURS, methods):
+        Ks = sorted({row['K'] for row in rows if row['method'] == name})
+        values = [[row['error'] for row in rows if (row['method'], row['K']) == (name, K)] for K in Ks]
+        ax.plot(Ks, list(map(mean, values)), color=colour, marker='o', ms=4, label=name)
+        ax.fill_between(Ks, list(map(min, values)), list(map(max, values)), color=colour, alpha=0.15, lw=0)
+    ax.axhline(mean([row['error'] for row in rows if row['method'] == 'no loop']), color='black', ls=':', label='no loop')
+    ax.set(xscale='log', yscale='log', xticks=Ks, xticklabels=Ks, xlabel='K, how often the window is run', ylabel='mean squared error',
+           title='A network trained without loops, its middle run K times')
+    ax.minorticks_off()
+    ax.grid(alpha=0.25)
+    ax.spines[['top', 'right']].set_visible(False)
+    ax.legend(frameon=False, fontsize=9)
+    return fig
+
+
+def draw_landscape(what):
+    "solvers.little_landscape: a panel a K. The colour is the loss that the layers behind the window make of a point, the marks are where it ends."
+    from matplotlib.colors import LogNorm
+    fig, [axes] = figure(1, len(what['ends']), (1 + 4 * len(what['ends']), 4.2), sharex=True, sharey=True)
+    for ax, (K, ends) in zip(axes, what['ends'].items()):
+        image = ax.pcolormesh(what['x'], what['y'], what['loss'], norm=LogNorm(), cmap='viridis', rasterized=True)
+        for (name, points), (colour, mark) in zip(ends.items(), (('white', 'x'), (COLOURS[1], 'o'), ('#f2b134', '^'), ('#c9a7ff', 's'))):
+            ax.scatter(*points[::2].T, s=14, c=colour, marker=mark, linewidths=0.8, edgecolors=None if mark == 'x' else 'black', label=name)
+        ax.set(title=f'K = {K}', xlabel='first number behind the window')
+    axes[0].set_ylabel('second number behind the window')
+    axes[0].legend(fontsize=8, loc='best')
+    fig.colorbar(image, ax=axes, label='median squared error from there')
+    return fig
+
+
 def main(argv=None):
     parser = argparse.ArgumentParser(description='Draw the logs of one run or of several against steps and FLOPs.')
     parser.add_argument('runs', nargs='+', help='folders that train.py wrote')

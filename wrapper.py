@@ -1,0 +1,312 @@
+"""Loop the middle layers of a frozen model, ours or any Hugging Face decoder, and take it back without a trace. No training.
+
+The idea: a window of layers is run K times, and a solver mixes the results so that the layers behind it get what they were
+trained to get: not g(g(g(x))), but a finer step to where g(x) was going (solvers.py). An order says where layers run; this file
+says how the results of a window are mixed, and caches.py what later tokens see of them.
+
+Paper: "Training-Free Looped Transformers", sections 2 and 3, appendix D and P (which settings).
+Here: the first evaluation of a window is simply the model's own pass through it, so its keys and values are the unlooped model's, and
+nothing is evaluated twice. Where a layer of the window runs, an Entry before its forward notes its arguments, since each layer has its
+own mask and rotary table; when the window's last layer is through, the solver has all it needs for the other evaluations.
+
+Usage:
+    with looped(model, window=(3, 5), method='rk', K=3, beta=0.5) as m: m.generate(tokens, max_new_tokens=20)
+    handle = patch(model, 'mid4', cache='frozen'); handle.unpatch()
+    python wrapper.py --toy             # why naive looping explodes, on a network that fits into a picture
+"""
+import argparse
+import contextlib
+import difflib
+import inspect
+import types
+from pathlib import Path
+
+import torch
+import torch.nn as nn
+
+from caches import CACHES, Memory, Slots
+from model import LM
+from solvers import SOLVERS, pick_solver, show_little       # noqa: F401 (SOLVERS is ours to offer)
+
+MODES = ('block', 'layer')
+PINS = (None, 'mixture', 'indices')
+
+
+# ---------------------------------------------------------------------------------------------- one forward
+
+class Loop:
+    "The positions a to b of the depth, run by a solver. It knows nothing of layers but that they map a stream to a stream."
+
+    def __init__(self, window, solver, evaluations, cache, decode, depth, first):
+        self.a, self.b = window
+        self.solver, self.evaluations, self.how, self.decode, self.depth, self.first = solver, evaluations, cache, decode, depth, first
+        self.forget()
+
+    def forget(self):
+        "What a forward leaves behind holds caches and masks: it must not live on until the next one."
+        self.k, self.off, self.x, self.calls, self.memory = 1, False, None, {}, None
+
+    def arrive(self, entry, d, x, kwargs):
+        "The model calls a layer of the window: that is evaluation 1. Behind the last layer come the others."
+        if d == self.a:
+            self.begin(entry, x, kwargs)
+        elif d - 1 not in self.calls:
+            raise ValueError(f'the window {self.a}-{self.b} is entered at {d}: a looped window runs from its first layer on')
+        if self.memory is not None:
+            kwargs[entry.cache] = self.memory.cache
+        self.calls[d] = entry, kwargs
+        y = entry.forward(x, kwargs) if self.off else self.call(d, x)
+        if d < self.b:
+            return y
+        try:
+            return y if self.off else self.finish(y)
+        finally:
+            self.forget()
+
+    def begin(self, entry, x, kwargs):
+        self.forget()
+        self.x, cache = x, next((v for v in kwargs.values() if hasattr(v, 'layers')), None)
+        self.off = cache is not None and self.decode != 'full' and self.skips(cache, x.shape[1])
+        if cache is None and self.how == 'frozen' and x.shape[1] > 1:
+            cache = Slots(self.b + 1)
+        if cache is not None and not self.off:
+            self.memory = Memory(self.how, cache, (self.a, self.b), self.evaluations, self.depth, self.first)
+
+    def skips(self, cache, q):
+        "Is this a decode step that is not looped? The prompt's length is noted on the cache, so that texts can be continued in turns."
+        past = cache.layers[self.a].get_seq_length() if self.a < len(cache.layers) else 0
+        if q > 1 or past == 0:
+            cache.prompt = past + q
+            return False
+        if not hasattr(cache, 'prompt'):
+            cache.prompt = past
+        return self.decode == 'bypass' or bool(past - cache.prompt >= self.decode)
+
+    def finish(self, first):
+        def g(x):
+            nonlocal made
+            made += 1
+            return self.run(x, made) if made > 1 else first      # a solver begins with g(x), which the model itself has run
+
+        made = 0
+        x = self.solver(g, self.x)
+        if self.memory is not None:
+            if self.how == 'last':
+                self.run(x, made + 1)
+            self.memory.settle()
+        return x
+
+    def run(self, x, k):
+        self.k = k
+        for d in range(self.a, self.b + 1):
+            x = self.call(d, x)
+        return x
+
+    def call(self, d, x):
+        "One layer in evaluation k, with the arguments that the model gave to this layer: its own mask, its own rotary table."
+        entry, kwargs = self.calls[d]
+        if self.memory is None:
+            return entry.forward(x, kwargs)
+        with self.memory.slot(d, self.k, kwargs.get(entry.mask), x) as mask:
+            return entry.forward(x, {**kwargs, entry.mask: mask})
+
+
+class Entry:
+    "Stands where a layer's forward stands. An object and not a closure, so that a patched model can be copied and pickled."
+
+    def __init__(self, layer, index):
+        self.layer, self.index, self.loops = layer, index, {}           # index None: the layer is told its depth, being ours
+        self.before = vars(layer).get('forward')                        # accelerate puts one there
+        self.names, self.cache, self.mask = arguments(layer)
+
+    def forward(self, x, kwargs):
+        return type(self.layer).forward(self.layer, x, **kwargs) if self.before is None else self.before(x, **kwargs)
+
+    def __call__(self, *args, **kwargs):
+        kwargs.update(zip(self.names, args))
+        x = kwargs.pop(self.names[0])
+        d = kwargs['depth'] if self.index is None else self.index
+        return self.loops[d].arrive(self, d, x, kwargs) if d in self.loops else self.forward(x, kwargs)
+
+
+def arguments(layer):
+    "(the names of a layer's arguments, which of them is the cache, which the mask)"
+    names = list(inspect.signature(type(layer).forward).parameters)[1:]
+    pick = lambda known: next((name for name in known if name in names), None)
+    return names, pick(('past_key_values', 'past_key_value', 'layer_past', 'cache')), pick(('attention_mask', 'mask'))
+
+
+# ---------------------------------------------------------------------------------------------- mixtures of experts
+
+class Pin:
+    "A hook on a router: later evaluations get the first one's experts, with its weights ('mixture') or with weights of their own."
+
+    def __init__(self, loop, how):
+        self.loop, self.how, self.kept = loop, how, None
+
+    def __call__(self, router, args, output):
+        logits, weights, indices = output
+        if self.loop.k == 1:
+            self.kept = weights, indices
+            return output
+        weights, indices = self.kept
+        return logits, weights if self.how == 'mixture' else weigh(router, logits, indices), indices
+
+
+def weigh(router, logits, indices):
+    "The weights that a router gives to chosen experts, by what it has: a correction of sigmoids, a norm, a scale."
+    scores = logits.float().sigmoid() if hasattr(router, 'e_score_correction_bias') else logits.float().softmax(-1)
+    weights = scores.gather(-1, indices)
+    if getattr(router, 'norm_topk_prob', not hasattr(router, 'topk_method')):       # DeepSeek-V2's has the latter, and no norm
+        weights = weights / weights.sum(-1, keepdim=True)
+    return (weights * getattr(router, 'routed_scaling_factor', 1.0)).to(logits.dtype)
+
+
+def routers_of(layer, pin):
+    "The routers of a layer that can be pinned; 'indices' needs one whose weights we know how to make."
+    found = [m for m in layer.modules() if type(m).__name__.lower().endswith('topkrouter')]
+    for router in found if pin == 'indices' else []:
+        x = torch.randn(8, router.weight.shape[-1], generator=torch.Generator().manual_seed(0)).to(router.weight)
+        with torch.no_grad():
+            logits, weights, indices = router(x)
+            if not torch.allclose(weigh(router, logits, indices).float(), weights.float(), atol=1e-2):
+                raise ValueError(f"pin='indices': how {type(router).__name__} weighs its experts is not known here; pin='mixture' keeps its weights")
+    return found
+
+
+# ---------------------------------------------------------------------------------------------- patching
+
+class Handle:
+    def __init__(self, model, window, evaluations):
+        self.model, self.window, self.evaluations = model, window, evaluations
+
+    def unpatch(self):
+        unpatch(self.model)
+
+
+def patch(model, window=None, method='rk', K=3, beta=0.5, cache='first', decode='full', mode='block', pin=None, **options):
+    """Loop a window of a model's layers from now on: see solvers.py for the methods and their options, caches.py for the caches.
+    decode: 'full' loops at each new token, 'bypass' only while a prompt is read, a number in the first so many steps.
+    mode: 'block' loops the window as one, 'layer' each of its layers by itself. pin: 'mixture' or 'indices', see Pin."""
+    layers, order = depth_of(model)
+    a, b = pick_window(window, len(order))
+    solver, evaluations = pick_solver(method, K, beta, **options)
+    for name, value, known in (('cache', cache, CACHES), ('mode', mode, MODES), ('pin', pin, PINS)):
+        if value not in known:
+            near = difflib.get_close_matches(str(value), [k for k in known if k], n=1)
+            raise ValueError(f'{name}={value!r} is not known{f": did you mean {near[0]!r}?" if near else ""} There are: {", ".join(map(str, known))}')
+    if decode not in ('full', 'bypass') and (isinstance(decode, bool) or not isinstance(decode, int) or decode < 0):
+        raise ValueError(f"decode={decode!r}: 'full', 'bypass', or the number of decode steps that are looped")
+    if cache == 'exact' and (decode != 'full' or options.get('tol') is not None):
+        raise ValueError("cache='exact' needs the same evaluations for every token: decode='full', and no halting tolerance")
+    window_layers = {order[d]: layers[order[d]] for d in range(a, b + 1)}
+    refuse(model, layers, order[a:b + 1], cache)
+    routers = {i: routers_of(layer, pin) if pin else [] for i, layer in window_layers.items()}
+    if pin and not any(routers.values()):
+        raise ValueError(f'pin={pin!r}: the layers {a} to {b} have no router that is known here (a TopKRouter)')
+    # From here on nothing can fail.
+    ours = isinstance(model, LM)
+    entries = {i: Entry(layer, None if ours else i) for i, layer in window_layers.items()}
+    loops = {d: Loop((d, d), solver, evaluations, cache, decode, len(order), a) for d in range(a, b + 1)}
+    if mode == 'block':
+        loops = dict.fromkeys(loops, Loop((a, b), solver, evaluations, cache, decode, len(order), a))
+    for d, loop in loops.items():
+        entries[order[d]].loops[d] = loop
+        for router in routers[order[d]]:
+            router.register_forward_hook(Pin(loop, pin))
+    for entry in entries.values():
+        entry.layer.forward = entry
+    return Handle(model, (a, b), evaluations)
+
+
+def unpatch(model):
+    "The model as it was, to the last bit; also a copy of a patched one."
+    for module in model.modules():
+        for name in ('forward', '_old_forward'):        # the second: accelerate came after us, and stands before us
+            entry = vars(module).get(name)
+            if isinstance(entry, Entry) and entry.before is None and name == 'forward':
+                del module.forward
+            elif isinstance(entry, Entry):
+                setattr(module, name, entry.before or types.MethodType(type(module).forward, module))
+        for key, hook in list(module._forward_hooks.items()):
+            if isinstance(hook, Pin):
+                del module._forward_hooks[key]
+
+
+@contextlib.contextmanager
+def looped(model, window=None, method='rk', K=3, beta=0.5, cache='first', decode='full', mode='block', pin=None, **options):
+    "patch for a while."
+    handle = patch(model, window, method, K, beta, cache, decode, mode, pin, **options)
+    try:
+        yield model
+    finally:
+        handle.unpatch()
+
+
+def depth_of(model):
+    "(the list of a model's layers, the order in which they run)"
+    if isinstance(model, LM):
+        return model.layers, model.order
+    config = getattr(model, 'config', None)
+    if getattr(config, 'is_encoder_decoder', False):
+        raise ValueError(f'{type(model).__name__} has an encoder and a decoder: only models with one list of layers can be looped')
+    if hasattr(config, 'get_text_config'):
+        n = getattr(config.get_text_config(), 'num_hidden_layers', None)
+        for layers in model.modules():
+            if isinstance(layers, nn.ModuleList) and len(layers) == n and all(arguments(layer)[1] for layer in layers):
+                return layers, list(range(n))
+    raise ValueError(f'{type(model).__name__} has no list of layers with a KV cache: an LM of ours or a Hugging Face decoder has')
+
+
+def pick_window(window, depth):
+    "(a, b) of a window: (3, 5) or '3-5', 'mid4' (also None), or 0.5, the four layers whose centre is nearest to that fraction of the depth."
+    given, n = window, 4
+    if window is None:
+        window = 'mid4' if depth >= 4 else f'mid{depth}'
+    if isinstance(window, str) and window.startswith('mid') and window[3:].isdigit() and 1 <= int(window[3:]) <= depth:
+        n = int(window[3:])
+        window = (depth // 2 - n // 2, depth // 2 - n // 2 + n - 1)
+    elif isinstance(window, float) and 0 <= window <= 1 and depth >= 4:
+        # its centre is at (a + b) / 2 of the depth, as in the paper's Figure 6
+        a = min(range(depth - 3), key=lambda a: abs(a + 1.5 - window * depth))
+        window = (a, a + 3)
+    elif isinstance(window, str) and window.count('-') == 1 and window.replace('-', '').isdigit():
+        window = tuple(int(part) for part in window.split('-') if part)
+    if not (isinstance(window, (tuple, list)) and len(window) == 2 and all(isinstance(i, int) for i in window) and 0 <= window[0] <= window[1] < depth):
+        raise ValueError(f"window={given!r}: give (first, last) or 'first-last' within 0 to {depth - 1}, 'mid4' for the middle four, or a fraction of the depth")
+    return tuple(window)
+
+
+def refuse(model, layers, window, cache):
+    "What cannot be looped is refused before anything is touched."
+    if any(isinstance(vars(m).get(name), Entry) for m in layers.modules() for name in ('forward', '_old_forward')):
+        raise ValueError('this model is looped already: unpatch it first')
+    if isinstance(model, LM):
+        return
+    config = model.config.get_text_config()
+    if getattr(config, 'num_kv_shared_layers', None):
+        raise ValueError(f'{type(model).__name__} shares keys and values between layers, which a looped layer would overwrite')
+    kinds = getattr(config, 'layer_types', None) or getattr(config, 'layers_block_type', None) or ['attention'] * len(layers)
+    for i in window:
+        if kinds[i] not in ('attention', 'full_attention', 'sliding_attention', 'chunked_attention'):
+            raise ValueError(f'layer {i} is of the kind {kinds[i]!r}, whose state cannot be run twice on one token: choose a window of attention layers')
+    attention = getattr(config, '_attn_implementation', None)
+    if cache in ('frozen', 'none') and attention not in ('eager', 'sdpa'):
+        raise ValueError(f"cache={cache!r} changes the attention mask, which {attention!r} has not: load the model with attn_implementation='sdpa'")
+
+
+# ---------------------------------------------------------------------------------------------- the command
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description='Loop the middle layers of a frozen model.')
+    parser.add_argument('--toy', action='store_true', help="the paper's little network: errors against K, and where a looped window ends")
+    parser.add_argument('--out', type=Path, default=Path('out/wrapper_toy.png'))
+    args = parser.parse_args(argv)
+    if args.toy:
+        return show_little(args.out)
+    parser.error('give --toy')
+
+
+if __name__ == '__main__':
+    import wrapper
+    wrapper.main()
