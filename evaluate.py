@@ -18,6 +18,7 @@ import argparse
 import difflib
 import functools
 import importlib
+import inspect
 import json
 import os
 import sys
@@ -29,8 +30,10 @@ from tqdm import tqdm
 from checkpoint import load_model
 from launch import pick_device
 from retrofit import dial
+from solvers import SOLVERS
 from tokenizer import END_OF_TEXT, get_tokenizer, on_hub, read_json, readable, start_of_document, tokenizer_file
 from tokens import draw
+from wrapper import patch
 
 ROOT = Path(__file__).resolve().parent
 
@@ -112,7 +115,7 @@ def adapter():
     @register_model('nanodepth')
     class Nanodepth(TemplateLM):
         def __init__(self, pretrained, loop=None, r=None, batch_size=8, device='auto', dtype='auto', max_length=None, add_bos_token=None,
-                     max_batch_size=None):
+                     max_batch_size=None, **wrapped):
             super().__init__()
             if str(device).startswith('cuda') and not torch.cuda.is_available():
                 device = 'auto'         # lm-eval's command line asks for cuda:0 by itself
@@ -124,6 +127,8 @@ def adapter():
             self.tokenizer, self.batch_size = get_tokenizer(pretrained), 8 if str(batch_size).startswith('auto') else int(batch_size)
             self.max_length = int(max_length or self.model.config.context)
             self.begin, self.end, self.first = ends(pretrained, self.tokenizer)         # a token, a set, a list
+            if wrapped:
+                patch(self.model, **from_text(wrapped))
             if add_bos_token is not None:
                 self.first = [self.begin] if str(add_bos_token).lower() == 'true' else []
 
@@ -171,6 +176,46 @@ def adapter():
             raise ValueError("chat templates are the business of transformers: export with hf.py and use lm-eval's model `hf`")
 
     return Nanodepth
+
+
+@functools.cache
+def hf_adapter():
+    "lm-eval's own `hf`, any family, with its middle looped: `nanodepth-hf`, which takes what wrapper.patch takes too."
+    adapter()
+    from lm_eval.api.registry import register_model
+    from lm_eval.models.huggingface import HFLM
+    settings = {*inspect.signature(patch).parameters} - {'model', 'options'} | {o for f in SOLVERS.values() for o in [*inspect.signature(f).parameters][3:]}
+
+    @register_model('nanodepth-hf')
+    class NanodepthHF(HFLM):
+        def __init__(self, pretrained, device='auto', **options):
+            wrapped = {name: options.pop(name) for name in settings & options.keys()}
+            device = 'auto' if str(device).startswith('cuda') and not torch.cuda.is_available() else device
+            super().__init__(pretrained, device=str(pick_device(device or 'auto')), **options)
+            if wrapped:
+                patch(self.model, **from_text(wrapped))
+
+        def _model_call(self, inps, attn_mask=None, labels=None):
+            "Log-likelihoods need no cache, and cache='last' would run the window once more for one."
+            with torch.no_grad(), torch.autocast(self.device.type, self.mixed_precision_dtype, enabled=self.mixed_precision_dtype is not None):
+                return self.model(inps, use_cache=False).logits
+
+    return NanodepthHF
+
+
+def from_text(settings):
+    "patch's arguments as lm-eval's command line hands them over: it has read 'none' as None, and lists are written 0.6/0.4."
+    def read(name, value):
+        if name == 'cache' and value is None:
+            return 'none'
+        return [float(part) for part in value.split('/')] if isinstance(value, str) and '/' in value else value
+    return {name: read(name, value) for name, value in settings.items()}
+
+
+def open_model(path, *, batch_size=8, dtype='auto', device='auto', **options):
+    "A checkpoint as lm-eval sees it: a run of ours by our adapter, a Hugging Face folder or name by lm-eval's own."
+    theirs = on_hub(path) or (Path(path) / 'config.json').exists()
+    return (hf_adapter() if theirs else adapter())(str(path), batch_size=batch_size, dtype=dtype, device=device, **options)
 
 
 def ends(path, tokenizer):
@@ -221,7 +266,12 @@ def manager(everything):
 
 def run(path, tasks, *, limit=None, **options):
     "lm-eval's results for a checkpoint: a dict."
-    model, wanted = adapter()(path, **options), pick_tasks(tasks)
+    return harness(adapter()(path, **options), tasks, limit=limit)
+
+
+def harness(model, tasks, **options):
+    "lm-eval's results for a model that it knows: a dict."
+    wanted = pick_tasks(tasks)
     from lm_eval import simple_evaluate
     names = [task['task'] if isinstance(task, dict) else task for task in wanted]
     known = manager(everything=not set(names) <= set(manager(everything=False).all_tasks))
@@ -229,7 +279,7 @@ def run(path, tasks, *, limit=None, **options):
         if name not in known.all_tasks:
             near = difflib.get_close_matches(name, [*LISTS, *known.all_tasks], n=1)
             raise ValueError(f'there is no task {name!r}' + (f': did you mean {near[0]!r}?' if near else '') + f' Lists: {", ".join(LISTS)}')
-    return simple_evaluate(model, tasks=wanted, limit=limit, task_manager=known, log_samples=False)
+    return simple_evaluate(model, tasks=wanted, task_manager=known, **dict(log_samples=False) | options)
 
 
 def rows_of(results):
@@ -241,8 +291,16 @@ def rows_of(results):
             if how and not metric.endswith('_stderr') and isinstance(value, (int, float)):
                 error = found.get(f'{metric}_stderr,{how}')
                 rows.append(dict(task=task, version=results['versions'].get(task), shots=results['n-shot'].get(task),
-                                 metric=metric if how == 'none' else f'{metric} ({how})', value=value, stderr=error if isinstance(error, (int, float)) else None))
+                                 metric=metric if how == 'none' else f'{metric} ({how})', filter=how, value=value, stderr=error if isinstance(error, (int, float)) else None))
     return rows
+
+
+def explain(error, tasks):
+    "One line for what went wrong. The hub's errors are OSErrors."
+    if isinstance(error, ValueError):
+        return error
+    return (f'the data of {tasks} could not be loaded ({type(error).__name__}): the tasks of the harness need a network once, those of the list '
+            f'primitives never. {str(error).splitlines()[0] if str(error) else ""}')
 
 
 def main(argv=None):
@@ -268,12 +326,8 @@ def main(argv=None):
     out = args.out or Path('out/evals') / f'{Path(args.path).name}.json'
     try:
         results = run(args.path, args.tasks, limit=args.limit, loop=args.loop, r=args.r, batch_size=args.batch_size, dtype=args.dtype, device=args.device)
-    except ValueError as error:
-        print(f'evaluate.py: {error}', file=sys.stderr)
-        raise SystemExit(2) from None
-    except (OSError, ConnectionError) as error:        # the hub's errors are of these kinds
-        print(f'evaluate.py: the data of {args.tasks} could not be loaded ({type(error).__name__}): the tasks of the harness need a network '
-              f'once, those of the list primitives never. {str(error).splitlines()[0] if str(error) else ""}', file=sys.stderr)
+    except (ValueError, OSError) as error:
+        print(f'evaluate.py: {explain(error, args.tasks)}', file=sys.stderr)
         raise SystemExit(2) from None
     rows = rows_of(results)
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -91,16 +91,17 @@ def running(model, order):
 
 # ---------------------------------------------------------------------------------------------- what is measured
 
-def asked(tasks, n, shots=0):
+def asked(tasks, n, shots=0, seed=0):
     "'assign_code/1,copy_words' to examples of each: {'assign_code/1': [Example]}."
     from launch import whole_numbers
     from primitives import few_shot
-    return {name: few_shot(name.partition('/')[0], n, shots=shots, depth=whole_numbers('--tasks', name.partition('/')[2] or '0')[0])
+    return {name: few_shot(name.partition('/')[0], n, shots=shots, depth=whole_numbers('--tasks', name.partition('/')[2] or '0')[0],
+                           seed=seed)
             for name in filter(None, tasks.split(','))}
 
 
-def looker(path, state, model, data, batches, examples):
-    "A function that measures a model: {'loss', and the accuracy on each kind of answer and on each task}."
+def looker(path, state, model, data, batches, examples, first=0):
+    "A function that measures a model, on batches from the `first` on: {'loss', and the accuracy on each kind of answer and on each task}."
     from primitives import score
     from tokenizer import get_tokenizer
     from tokens import Loader, measure
@@ -111,11 +112,14 @@ def looker(path, state, model, data, batches, examples):
     if data:
         val = Loader(data, c.get('batch_size', 8), c.get('context', min(model.config.context, 1024)), split='val', weights=weights,
                      vocab_size=model.config.vocab_size)
+        if first and first + batches > len(val):
+            raise ValueError(f'the validation data has {len(val)} batches, {first + batches} were asked for: lower --batches')
 
     def look(model):
-        loss, kinds = measure(model, val, batches, c.get('grad_accum', 1)) if val else (None, {})
+        loss, kinds = measure(model, val, batches, c.get('grad_accum', 1), first) if val else (None, {})
         return dict(**dict(loss=loss) if val else {}, **{kind: k['accuracy'] for kind, k in kinds.items() if kind != 'text'},
                     **{name: score(model, tokenizer, e)[0] for name, e in examples.items()})
+    look.val = val
     return look
 
 

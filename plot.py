@@ -10,6 +10,7 @@ Usage:
     python plot.py out/toys/* --out=out/toys.png    # runs named NAME-SEED are averaged over their seeds
 """
 import argparse
+import math
 import sys
 from pathlib import Path
 
@@ -253,6 +254,39 @@ def draw_landscape(what):
     axes[0].set_ylabel('second number behind the window')
     axes[0].legend(fontsize=8, loc='best')
     fig.colorbar(image, ax=axes, label='median squared error from there')
+    return fig
+
+
+def draw_sweep(what):
+    """(rows of {run, window, ..., kind: gain}, kinds, groups, label): a row of panels a kind, a column a run; windows to the right, settings
+    below each other. Blue is a gain, red a loss, white nothing; the scale ends at the largest gain, since what is lost can be without bound."""
+    rows, kinds, groups, label = what
+    grid = [{key: r[key] for key in ('method', 'K', 'beta', 'mode', 'cache')} for r in rows]
+    windows = sorted({r['window'] for r in rows}, key=lambda w: (int(w.split('-')[1]) - int(w.split('-')[0]), int(w.split('-')[0])))
+    settings = list(dict.fromkeys(label(r, grid) for r in rows))
+    fig, axes = figure(len(kinds), len(groups), (2.2 + (0.8 + 0.42 * len(windows)) * len(groups), 1 + (0.8 + 0.3 * len(settings)) * len(kinds)))
+    for panels, kind in zip(axes, kinds):
+        cells = {(group, r['window'], label(r, grid)): [] for r in rows for group, names in groups.items() if r['run'] in names}
+        for r in rows:
+            for group, names in groups.items():
+                if r['run'] in names:
+                    cells[group, r['window'], label(r, grid)].append(r[kind] * (1000 if kind.startswith('loss') else 100))
+        top = max([abs(mean(v)) for v in cells.values() if mean(v) > 0] + [0.5])
+        top = max(top, sorted(abs(mean(v)) for v in cells.values())[len(cells) // 4])
+        for ax, group in zip(panels, groups):
+            values = [[mean(cells.get((group, w, s), [])) if cells.get((group, w, s)) else math.nan for w in windows] for s in settings]
+            image = ax.imshow(values, cmap='RdBu', vmin=-top, vmax=top, aspect='auto')
+            for y, line in enumerate(values):
+                for x, v in enumerate(line):
+                    if not math.isnan(v):
+                        ax.text(x, y, f'{v:+.0f}', ha='center', va='center', fontsize=6,
+                                color='white' if abs(v) > 0.6 * top else 'black')
+            ax.set_xticks(range(len(windows)), windows, fontsize=7, rotation=60)
+            ax.set_yticks(range(len(settings)), settings if ax is panels[0] else [], fontsize=7)
+            ax.set_title(f'{group}: {kind}, gain in {"1/1000" if kind.startswith("loss") else "points"}', fontsize=9)
+        fig.colorbar(image, ax=panels, pad=0.01)
+    for ax in axes[-1]:
+        ax.set_xlabel('window looped', fontsize=8)
     return fig
 
 

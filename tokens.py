@@ -227,14 +227,14 @@ def evaluate(model, loader, batches=None):
 
 
 @torch.no_grad()
-def measure(model, loader, batches=None, pieces=1):
-    """(loss, {kind: {'loss', 'accuracy'}}), the kinds being the marks that the data carries. A batch is worked off in
-    `pieces`, as in training."""
+def measure(model, loader, batches=None, pieces=1, first=0):
+    """(loss, {kind: {'loss', 'accuracy'}}) over some batches from the `first` on, the kinds being the marks that the data carries. A
+    batch is worked off in `pieces`, as in training."""
     device, was_training = next(model.parameters()).device, model.training
     sums = torch.zeros(1 + len(loader.kinds), 4, dtype=torch.float64)       # loss, tokens, answers right, answers
     model.eval()
     steps = len(loader) if batches is None else min(batches, len(loader))
-    for tokens, targets, marks in (part for step in range(steps)
+    for tokens, targets, marks in (part for step in range(first, first + steps)
                                    for part in zip(*(t.chunk(pieces) for t in loader.marked_batch(step)))):
         counts = targets != -1
         if not loader.kinds:                    # no need of the logits: the loss can be computed in pieces

@@ -12,9 +12,11 @@ own mask and rotary table; when the window's last layer is through, the solver h
 Usage:
     with looped(model, window=(3, 5), method='rk', K=3, beta=0.5) as m: m.generate(tokens, max_new_tokens=20)
     handle = patch(model, 'mid4', cache='frozen'); handle.unpatch()
+    python wrapper.py HF_FOLDER --method=rk --K=3 --tasks=arc_easy      # plain and looped, side by side
     python wrapper.py --toy             # why naive looping explodes, on a network that fits into a picture
 """
 import argparse
+import ast
 import contextlib
 import difflib
 import inspect
@@ -25,11 +27,11 @@ import torch
 import torch.nn as nn
 
 from caches import CACHES, Memory, Slots
+from experts import PINS, Pin, routers_of
 from model import LM
 from solvers import SOLVERS, pick_solver, show_little       # noqa: F401 (SOLVERS is ours to offer)
 
 MODES = ('block', 'layer')
-PINS = (None, 'mixture', 'indices')
 
 
 # ---------------------------------------------------------------------------------------------- one forward
@@ -55,13 +57,15 @@ class Loop:
         if self.memory is not None:
             kwargs[entry.cache] = self.memory.cache
         self.calls[d] = entry, kwargs
-        y = entry.forward(x, kwargs) if self.off else self.call(d, x)
-        if d < self.b:
-            return y
         try:
-            return y if self.off else self.finish(y)
-        finally:
+            y = entry.forward(x, kwargs) if self.off else self.call(d, x)
+            return y if d < self.b or self.off else self.finish(y)
+        except BaseException:
             self.forget()
+            raise
+        finally:
+            if d == self.b:
+                self.forget()
 
     def begin(self, entry, x, kwargs):
         self.forget()
@@ -136,44 +140,6 @@ def arguments(layer):
     return names, pick(('past_key_values', 'past_key_value', 'layer_past', 'cache')), pick(('attention_mask', 'mask'))
 
 
-# ---------------------------------------------------------------------------------------------- mixtures of experts
-
-class Pin:
-    "A hook on a router: later evaluations get the first one's experts, with its weights ('mixture') or with weights of their own."
-
-    def __init__(self, loop, how):
-        self.loop, self.how, self.kept = loop, how, None
-
-    def __call__(self, router, args, output):
-        logits, weights, indices = output
-        if self.loop.k == 1:
-            self.kept = weights, indices
-            return output
-        weights, indices = self.kept
-        return logits, weights if self.how == 'mixture' else weigh(router, logits, indices), indices
-
-
-def weigh(router, logits, indices):
-    "The weights that a router gives to chosen experts, by what it has: a correction of sigmoids, a norm, a scale."
-    scores = logits.float().sigmoid() if hasattr(router, 'e_score_correction_bias') else logits.float().softmax(-1)
-    weights = scores.gather(-1, indices)
-    if getattr(router, 'norm_topk_prob', not hasattr(router, 'topk_method')):       # DeepSeek-V2's has the latter, and no norm
-        weights = weights / weights.sum(-1, keepdim=True)
-    return (weights * getattr(router, 'routed_scaling_factor', 1.0)).to(logits.dtype)
-
-
-def routers_of(layer, pin):
-    "The routers of a layer that can be pinned; 'indices' needs one whose weights we know how to make."
-    found = [m for m in layer.modules() if type(m).__name__.lower().endswith('topkrouter')]
-    for router in found if pin == 'indices' else []:
-        x = torch.randn(8, router.weight.shape[-1], generator=torch.Generator().manual_seed(0)).to(router.weight)
-        with torch.no_grad():
-            logits, weights, indices = router(x)
-            if not torch.allclose(weigh(router, logits, indices).float(), weights.float(), atol=1e-2):
-                raise ValueError(f"pin='indices': how {type(router).__name__} weighs its experts is not known here; pin='mixture' keeps its weights")
-    return found
-
-
 # ---------------------------------------------------------------------------------------------- patching
 
 class Handle:
@@ -187,7 +153,7 @@ class Handle:
 def patch(model, window=None, method='rk', K=3, beta=0.5, cache='first', decode='full', mode='block', pin=None, **options):
     """Loop a window of a model's layers from now on: see solvers.py for the methods and their options, caches.py for the caches.
     decode: 'full' loops at each new token, 'bypass' only while a prompt is read, a number in the first so many steps.
-    mode: 'block' loops the window as one, 'layer' each of its layers by itself. pin: 'mixture' or 'indices', see Pin."""
+    mode: 'block' loops the window as one, 'layer' each of its layers by itself. pin: 'mixture' or 'indices', see experts.py."""
     layers, order = depth_of(model)
     a, b = pick_window(window, len(order))
     solver, evaluations = pick_solver(method, K, beta, **options)
@@ -298,13 +264,47 @@ def refuse(model, layers, window, cache):
 # ---------------------------------------------------------------------------------------------- the command
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description='Loop the middle layers of a frozen model.')
+    parser = argparse.ArgumentParser(description='Score a frozen model plain and with its middle looped, side by side. sweep.py tries many settings.',
+                                     epilog='A method\'s own options are given by their names, such as --alphas=0.6,0.4 or --tol=0.05 (solvers.py).')
+    parser.add_argument('model', nargs='?', help='a run of ours, or a Hugging Face folder or name')
     parser.add_argument('--toy', action='store_true', help="the paper's little network: errors against K, and where a looped window ends")
-    parser.add_argument('--out', type=Path, default=Path('out/wrapper_toy.png'))
-    args = parser.parse_args(argv)
+    parser.add_argument('--tasks', help='tasks of lm-eval, or lists by name (evaluate.py): knowledge, language, primitives ...')
+    parser.add_argument('--window', default='mid4', help="3-5, mid4, or a fraction of the depth such as 0.5")
+    parser.add_argument('--method', default='rk', help=f'of {", ".join(SOLVERS)}')
+    parser.add_argument('--K', type=int, default=3)
+    parser.add_argument('--beta', type=float, default=0.5)
+    parser.add_argument('--cache', default='first', help=f'of {", ".join(CACHES)} (generation only)')
+    parser.add_argument('--decode', default='full', help='full, bypass, or the number of decode steps that are looped')
+    parser.add_argument('--mode', default='block', help='block or layer')
+    parser.add_argument('--pin', help='keep the experts of the first evaluation: mixture or indices')
+    parser.add_argument('--limit', type=int, help='only so many documents of each task: to try things, not to report them')
+    parser.add_argument('--batch_size', default='8')
+    parser.add_argument('--chat', action='store_true', help='with the chat template of the checkpoint')
+    parser.add_argument('--dtype', default='auto')
+    parser.add_argument('--device', default='auto')
+    parser.add_argument('--out', type=Path, help='the numbers as JSON (default: out/evals/MODEL_looped.json), with --toy the picture')
+    args, others = parser.parse_known_args(argv)
     if args.toy:
-        return show_little(args.out)
-    parser.error('give --toy')
+        return show_little(args.out or Path('out/wrapper_toy.png'))
+    if not (args.model and args.tasks):
+        parser.error('give a model and --tasks (such as --tasks=primitives or --tasks=arc_easy), or --toy')
+    settings = {name: getattr(args, name) for name in ('window', 'method', 'K', 'beta', 'cache', 'decode', 'mode', 'pin')}
+    settings |= {'window': as_number(args.window), 'decode': as_number(args.decode)}
+    for other in others:
+        name, equals, value = other.partition('=')
+        if not (name.startswith('--') and equals):
+            parser.error(f'{other}: write --NAME=VALUE')
+        settings[name[2:]] = as_number(value)
+    from sweep import compare
+    compare(args, settings)
+
+
+def as_number(text):
+    "'0.5' to 0.5, '0.6,0.4' to [0.6, 0.4], 'false' to False, and what is no number as it is."
+    try:
+        return {'true': True, 'false': False}[text] if text in ('true', 'false') else ast.literal_eval(f'[{text}]' if ',' in text else text)
+    except (ValueError, SyntaxError):
+        return text
 
 
 if __name__ == '__main__':

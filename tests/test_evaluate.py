@@ -1,7 +1,6 @@
 "lm-eval: local tasks give what lm-eval's own `hf` model gives on the exported checkpoint, and the primitives what primitives.py gives."
 import dataclasses
 import json
-import random
 import sys
 
 import pytest
@@ -27,27 +26,6 @@ def run(tmp_path, tiny):
     (ours / 'run.json').write_text(json.dumps(dict(tokenizer='bytes')))
     hf.main([str(ours), str(tmp_path / 'hf')])
     return ours, tmp_path / 'hf'
-
-
-@pytest.fixture
-def manager(tmp_path):
-    "A multiple choice, a generation and a perplexity task over a local file."
-    rng = random.Random(0)
-    docs = [dict(q=''.join(rng.choice('abc d') for _ in range(rng.randint(1, 110))) + 'x', options=[' red', ' green and blue', 'c'], gold=rng.randrange(3))
-            for _ in range(12)]
-    folder = tmp_path / 'tasks'
-    folder.mkdir()
-    (folder / 'd.jsonl').write_text('\n'.join(map(json.dumps, docs)))
-    data = f'dataset_path: json\ndataset_kwargs:\n  data_files:\n    test: {folder / "d.jsonl"}\ntest_split: test\n'
-    metric = 'metric_list:\n  - metric: {}\n    aggregation: {}\n    higher_is_better: true\nmetadata:\n  version: 1.0\n'
-    (folder / 'a.yaml').write_text('task: local_choice\n' + data + 'output_type: multiple_choice\ndoc_to_text: "{{q}}"\ndoc_to_choice: options\n'
-                                   'doc_to_target: gold\ntarget_delimiter: ""\n' + metric.format('acc', 'mean'))
-    (folder / 'b.yaml').write_text('task: local_text\n' + data + 'output_type: generate_until\ndoc_to_text: "{{q}}"\ndoc_to_target: "x"\n'
-                                   'generation_kwargs:\n  until: ["b", "\\n"]\n  max_gen_toks: 12\n  do_sample: false\n' + metric.format('exact_match', 'mean'))
-    (folder / 'c.yaml').write_text('task: local_rolling\n' + data + 'output_type: loglikelihood_rolling\ndoc_to_text: ""\ndoc_to_target: "{{q}}"\n'
-                                   + metric.format('byte_perplexity', 'weighted_perplexity').replace('true', 'false'))
-    from lm_eval.tasks import TaskManager
-    return TaskManager(include_path=[str(folder), str(ROOT / 'evals')], include_defaults=False)
 
 
 def scored(model, manager, tasks, **options):

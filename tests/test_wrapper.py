@@ -1,6 +1,8 @@
 "The wrapper on our own model, and what it refuses. Hugging Face families: test_wrapper_hf.py."
+import contextlib
 import copy
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -207,15 +209,15 @@ def test_decoding_with_fewer_loops(six, mode):
         hook = six.layers[3].mlp.register_forward_hook(lambda *_: ran.append(1))
         with looped(six, WINDOW, 'rk', 3, decode=decode, mode=mode):
             counts = []
-            for piece in t.split([6, 1, 1, 1, 1, 2], dim=1):
+            for piece in t.split([5, 1, 1, 1, 2, 1, 1], dim=1):
                 ran.clear()
                 six(piece, cache=cache)
                 counts.append(len(ran))
         hook.remove()
         return counts
-    assert steps('full') == [3] * 6
-    assert steps('bypass') == [3, 1, 1, 1, 1, 3]            # several new tokens are read, not decoded
-    assert steps(0) == steps('bypass') and steps(2) == [3, 3, 3, 1, 1, 3]
+    assert steps('full') == [3] * 7
+    assert steps('bypass') == [3, 1, 1, 1, 3, 1, 1]         # several new tokens are read, not decoded
+    assert steps(0) == steps('bypass') and steps(2) == [3, 3, 3, 1, 3, 3, 3]        # ... and the count begins anew behind them
 
 
 def test_first_n_counts_on_each_text_by_itself(six):
@@ -248,6 +250,28 @@ def test_gradients_and_the_tap_go_through(six):
     with looped(six, WINDOW, 'naive', 2):
         six(tokens(), tap=lambda depth, part, x, update: seen.append((depth, part)) or update)
     assert [d for d, part in seen if part == 'mlp'] == [0, 1, 2, 3, 4, 2, 3, 4, 5]
+
+
+def test_a_forward_leaves_nothing_alive(six):
+    "No cache, mask or stream is held until the next forward; and when a layer fails, the cache has its own slots again."
+    def fail(*_):
+        raise RuntimeError('stop')
+    t = tokens()
+    for mode in MODES:
+        for broken in (False, True):
+            with looped(six, WINDOW, cache='frozen', mode=mode):
+                cache = KVCache(6)
+                held = weakref.ref(cache)
+                hook = six.layers[3].mlp.register_forward_hook(fail) if broken else None
+                with pytest.raises(RuntimeError, match='stop') if broken else contextlib.nullcontext():
+                    six(t, cache=cache)
+                if broken:
+                    hook.remove()
+                    assert all(type(slot) is KVCache.Slot and 'update' not in vars(slot) for slot in cache.layers)
+                else:
+                    del cache
+                    assert held() is None
+                assert torch.isfinite(six(t)).all()
 
 
 # ---------------------------------------------------------------------------------------------- windows and refusals

@@ -11,8 +11,9 @@ transformers = pytest.importorskip('transformers')
 transformers.logging.set_verbosity_error()
 
 from caches import CACHES                                       # noqa: E402
+from experts import Pin                                         # noqa: E402
 from families import EAGER_ONLY, FAMILIES, MIXTURES, tiny       # noqa: E402
-from wrapper import Pin, depth_of, looped, patch, unpatch       # noqa: E402
+from wrapper import depth_of, looped, patch, unpatch       # noqa: E402
 
 ALL = bool(os.environ.get('TORTURE'))
 FORMS = [(name, form) for name in FAMILIES for form in (['eager'] if name in EAGER_ONLY else ['sdpa', 'eager'] if ALL else ['sdpa'])]

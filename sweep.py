@@ -1,0 +1,336 @@
+"""Does looping help this model, where, and at what cost? Many settings on one half of the data, the best of them on the other.
+
+The idea: of a hundred settings some are better than none by chance, and the best of them looks like a result. So all are *screened* on
+every other document, and the best are *judged* on the others, which had no say. Both figures stand side by side, with the number
+that was searched, and with the paper's recipe, which nobody searched here.
+
+Paper: "Training-Free Looped Transformers", section 3.2 and appendix M (which windows help), E (methods), G.5 and J.1 (windows that win
+the screen and lose on held-out data), P (the search).
+Here: a gain is a change for the better, whichever direction that is. The error beside one is over the seeds of a run, where there are
+several. A cell that is finished is on disk, and is not run again.
+
+Usage:
+    python sweep.py out/toys/baseline-0 out/toys/baseline-1 --windows=all2,all4 --methods=naive,rk --K=2,3     # ours: loss and primitives
+    python sweep.py HF_FOLDER --windows=all4 --K=2,3 --tasks=arc_easy,openbookqa --limit=200                   # by lm-eval
+    rows = side_by_side(HF_FOLDER, 'arc_easy', dict(window='mid4', K=3))        # python wrapper.py: one setting against none
+"""
+import argparse
+import hashlib
+import itertools
+import json
+import sys
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from tqdm import tqdm
+
+from logs import by_seed, columns, mean, number, run_names, standard_error, write_csv
+from model import KVCache
+from solvers import SOLVERS, pick_solver
+from wrapper import depth_of, looped, pick_window
+
+RECIPE = dict(window='mid4', method='rk', K=3, beta=0.5, mode='block', cache='first')      # the paper's section 3.1
+
+
+# ---------------------------------------------------------------------------------------------- one setting against none
+
+def side_by_side(path, tasks, settings, *, limit=None, chat=False, **options):
+    """[{task, metric, plain, looped, change and their standard errors}] by lm-eval. The error of a change is that of its mean over
+    documents, each against itself: far smaller than that of two scores, which share what is hard about the documents."""
+    from evaluate import harness, open_model, rows_of
+    lm = open_model(path, **options)
+    score = lambda: harness(lm, tasks, limit=limit, log_samples=True, apply_chat_template=chat)
+    with looped(lm.model, **settings):
+        there = score()                 # first: what cannot be looped says so before an hour is spent
+    plain, rows = score(), []
+    for before, after in zip(rows_of(plain), rows_of(there), strict=True):
+        pairs = [(a.get(after['metric'].partition(' ')[0]), b.get(after['metric'].partition(' ')[0])) for a, b in zip(
+            *(sorted((s for s in r['samples'].get(after['task'], []) if s['filter'] == after['filter']), key=lambda s: s['doc_id']) for r in (plain, there)))]
+        changes = [float(b) - float(a) for a, b in pairs if isinstance(a, (int, float)) and isinstance(b, (int, float))]
+        if not changes or abs(mean(changes) - (after['value'] - before['value'])) > 1e-9:
+            changes = []                # not a mean over documents: a perplexity, a group of tasks
+        rows.append({key: before[key] for key in ('task', 'shots', 'metric')} | dict(
+            plain=before['value'], plain_stderr=before['stderr'], looped=after['value'], looped_stderr=after['stderr'],
+            change=after['value'] - before['value'], change_stderr=standard_error(changes) if len(changes) > 1 else None, documents=len(changes) or None))
+    return rows
+
+
+def compare(args, settings):
+    "python wrapper.py MODEL --tasks=...: the table, and the numbers as JSON."
+    out = args.out or Path('out/evals') / f'{Path(args.model).name}_looped.json'
+    try:
+        from evaluate import explain
+        rows = side_by_side(args.model, args.tasks, settings, limit=args.limit, chat=args.chat, batch_size=args.batch_size, dtype=args.dtype, device=args.device)
+    except (ValueError, OSError) as error:          # the hub's errors are of the second kind
+        print(f'wrapper.py: {explain(error, args.tasks)}', file=sys.stderr)
+        raise SystemExit(2) from None
+    cell = lambda value, error: f'{value:.4f}' + ('' if error is None else f' ± {error:.4f}')
+    print(columns([['task', 'shots', 'metric', 'plain', 'looped', 'change'],
+                   *([r['task'], str(r['shots']), r['metric'], cell(r['plain'], r['plain_stderr']), cell(r['looped'], r['looped_stderr']),
+                      cell(r['change'], r['change_stderr'])] for r in rows)]))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(dict(model=args.model, limit=args.limit, settings=settings, rows=rows), indent=1))
+    print(f'numbers: {out}')
+
+
+# ---------------------------------------------------------------------------------------------- what is measured
+
+def open_ours(path, args):
+    "(model, {part: look}): loss and accuracies of one of our runs, screened on some validation batches and judged on the next."
+    from checkpoint import build_model, load
+    from launch import pick_device
+    from loop import asked, looker
+    state = load(path)
+    model = build_model(state, path).to(pick_device(args.device)).eval()
+    depth_of(model)         # a recurrent core is refused here, and not after the first measurement
+
+    def look(i):
+        whole = looker(path, state, model, args.data, args.batches, asked(args.tasks, args.n, seed=i), first=i * args.batches)
+        return (lambda model: whole(model) | by_token(model, whole.val, i * args.batches)) if args.by_token else whole
+    return model, {part: look(i) for i, part in enumerate(('screen', 'judge'))}, {}
+
+
+@torch.no_grad()
+def by_token(model, val, first, batches=2):
+    """The loss of each row's second half, read at once, and token by token with the cache that was filled by the first half: what a
+    strategy for the cache changes."""
+    device, at_once, stepwise = next(model.parameters()).device, [], []
+    for step in range(first, first + batches):
+        tokens, targets = (t.to(device) for t in val.batch(step))
+        half = tokens.shape[1] // 2
+        cache = KVCache(len(model.order))
+        logits = [model(piece, cache=cache) for piece in (tokens[:, :half], *tokens[:, half:].split(1, dim=1))]
+        for found, values in ((at_once, model(tokens)[:, half:]), (stepwise, torch.cat(logits[1:], dim=1))):
+            found.append(F.cross_entropy(values.transpose(1, 2).float(), targets[:, half:], ignore_index=-1).item())
+    return {'loss of the 2nd half': mean(at_once), 'loss of it token by token': mean(stepwise)}
+
+
+def open_theirs(path, args):
+    "The same by lm-eval: screened on every other document of each task and judged on the rest, or on tasks of their own."
+    from evaluate import harness, open_model, rows_of
+    lm = open_model(path, batch_size=args.batch_size, device=args.device)
+    tasks = dict(screen=args.tasks, judge=args.judge_tasks or args.tasks)
+    counts = {part: {task: n['original'] for task, n in harness(lm, names, limit=1)['n-samples'].items()} for part, names in tasks.items()}
+    better = {}
+
+    def look(part):
+        half = slice(None) if args.judge_tasks else slice(0, None, 2) if part == 'screen' else slice(1, None, 2)
+        found = harness(lm, tasks[part], samples={task: list(range(n))[half][:args.limit] for task, n in counts[part].items()}, bootstrap_iters=0)
+        for task, of in found['higher_is_better'].items():
+            better.update({f'{task} {metric}': up for metric, up in of.items()})
+        return {f'{row["task"]} {row["metric"]}': row['value'] for row in rows_of(found)}
+    return lm.model, {part: lambda model, part=part: look(part) for part in tasks}, better
+
+
+def fingerprint(model):
+    "Of the weights: another checkpoint in the same place has other cells."
+    some = hashlib.sha256()
+    for name, p in model.state_dict().items():
+        some.update(f'{name} {tuple(p.shape)}'.encode() + p.flatten()[::max(1, p.numel() // 64)].float().cpu().numpy().tobytes())
+    return some.hexdigest()[:16]
+
+
+class Notes:
+    "What has been measured, a line each, on disk: a sweep that was stopped goes on where it was."
+
+    def __init__(self, path):
+        self.path, self.known = path, {}
+        for line in path.read_text().splitlines() if path.exists() else []:
+            try:
+                entry = json.loads(line)
+            except ValueError:          # the line that was being written when it was killed
+                continue
+            self.known[json.dumps(entry['of'], sort_keys=True)] = entry['found']
+
+    def get(self, of, measure):
+        key = json.dumps(of, sort_keys=True)
+        if key not in self.known:
+            self.known[key] = measure()
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            torn = self.path.exists() and not self.path.read_bytes().endswith(b'\n') and self.path.stat().st_size
+            with open(self.path, 'a') as file:
+                file.write('\n' * bool(torn) + json.dumps(dict(of=of, found=self.known[key])) + '\n')
+        return self.known[key]
+
+
+# ---------------------------------------------------------------------------------------------- the grid
+
+def windows_of(text, depth):
+    "'all4,mid2,3-5' to ['0-3', '1-4', ...]."
+    found = []
+    for part in text.split(','):
+        if part.startswith('all') and part[3:].isdigit() and 1 <= int(part[3:]) <= depth:
+            found += [f'{a}-{a + int(part[3:]) - 1}' for a in range(depth - int(part[3:]) + 1)]
+        else:
+            found.append('{}-{}'.format(*pick_window(part, depth)))
+    return list(dict.fromkeys(found))
+
+
+def cells_of(args, depth):
+    "([the settings], [those that cannot be])."
+    lists = [args.methods.split(','), numbers(args.K, int), numbers(args.beta, float), args.mode.split(','), args.cache.split(',')]
+    found, impossible = [], []
+    for window, method, K, beta, mode, cache in itertools.product(windows_of(args.windows, depth), *lists):
+        cell = dict(window=window, method=method, K=K, beta=beta if method in SOLVERS and takes_beta(method) else None, mode=mode, cache=cache)
+        try:
+            pick_solver(method, K, beta)
+        except ValueError as error:
+            if method not in SOLVERS:
+                raise
+            impossible.append(f'{method} with K = {K} ({error})')
+            continue
+        found += [cell] * (cell not in found)
+    return found, list(dict.fromkeys(impossible))
+
+
+def takes_beta(method):
+    import inspect
+    return 'beta' in inspect.signature(SOLVERS[method]).parameters
+
+
+def numbers(text, kind):
+    try:
+        return [kind(part) for part in text.split(',')]
+    except ValueError:
+        raise ValueError(f'{text!r} is not a list of numbers such as 2,3') from None
+
+
+def label(cell, grid):
+    "What tells a setting from others of the grid, but for its window."
+    beta = '' if cell['beta'] is None else f' beta {cell["beta"]:g}'
+    return f'{cell["method"]} K={cell["K"]}{beta}' + ''.join(f' {cell[key]}' for key in ('mode', 'cache') if len({c[key] for c in grid}) > 1)
+
+
+def cost(cell, depth):
+    "Layers run for each token, against none looped."
+    a, b = map(int, cell['window'].split('-'))
+    more = pick_solver(cell['method'], cell['K'], cell['beta'])[1] - 1 + (cell['cache'] == 'last')
+    return 1 + (b - a + 1) * more / depth
+
+
+def gains(plain, found, better):
+    return {key: (value - plain[key]) * (1 if better.get(key, not key.startswith('loss')) else -1) for key, value in found.items()}
+
+
+# ---------------------------------------------------------------------------------------------- screening and judging
+
+class Study:
+    "The runs of a sweep and what is known of them. `of(name, part, cells)` measures what is not."
+
+    def __init__(self, args):
+        self.args, self.paths, self.opened, self.left_out = args, run_names(args.runs), (None,), {}
+        self.notes = Notes(args.out.with_suffix('.jsonl'))
+        self.spec = {key: getattr(args, key) for key in ('tasks', 'judge_tasks', 'limit', 'data', 'batches', 'n', 'by_token')}
+
+    def open(self, name):
+        "(model, {part: look}, {metric: is more better?}, its mark, its depth), of one run at a time."
+        if self.opened[0] != name:
+            path = str(self.paths[name])
+            ours = path.endswith('.pt') or (Path(path) / 'ckpt.pt').exists()
+            if not ours and not self.args.tasks:
+                raise ValueError(f'{path} is not a run of ours: give --tasks, benchmarks of lm-eval')
+            self.opened = (None,)       # the last one goes before the next comes
+            model, looks, better = (open_ours if ours else open_theirs)(path, self.args)
+            self.opened = name, (model, looks, better, fingerprint(model), len(depth_of(model)[1]))
+        return self.opened[1]
+
+    def depth(self, name):
+        return self.open(name)[4]
+
+    def grid(self, name):
+        cells, impossible = cells_of(self.args, self.depth(name))
+        self.left_out |= dict.fromkeys(impossible)
+        return cells
+
+    def of(self, name, part, cells):
+        "{cell as JSON: {metric: gain}}"
+        model, looks, better, mark, _ = self.open(name)
+        noted = lambda cell: dict(model=mark, part=part, spec=self.spec, cell=cell)
+        plain, found = self.notes.get(noted(None), lambda: looks[part](model)), {}
+
+        def measure(cell):
+            with looped(model, **{key: value for key, value in cell.items() if value is not None}):
+                return looks[part](model)
+        for cell in tqdm(cells, desc=f'{part} {name}', unit='cell', leave=False):
+            found[json.dumps(cell)] = gains(plain, self.notes.get(noted(cell), lambda: measure(cell)), better)
+        return found
+
+
+def study(args):
+    "Screen every cell of the grid on every run, judge each group's best ones and the recipe, say what was found."
+    it, rows = Study(args), []
+    screened = {name: it.of(name, 'screen', it.grid(name)) for name in it.paths}
+    kinds = list(next(iter(next(iter(screened.values())).values())))
+    score = args.score or ('loss' if 'loss' in kinds else None)
+    if score and score not in kinds:
+        raise ValueError(f'--score={score} is not measured here; there are: {", ".join(kinds)}')
+    groups = by_seed({name: name for name in it.paths})
+    for group, names in groups.items():
+        depth = it.depth(names[0])
+        gain = {cell: [screened[n][cell][score] if score else mean(list(screened[n][cell].values())) for n in names] for cell in screened[names[0]]}
+        recipe = json.dumps(RECIPE | dict(window='{}-{}'.format(*pick_window(None, depth))))
+        chosen = list(dict.fromkeys([*sorted(gain, key=lambda cell: -mean(gain[cell]))[:args.best], recipe]))
+        parts = {part: {n: it.of(n, part, map(json.loads, chosen)) for n in names} for part in ('screen', 'judge')}
+        print(summary(group, gain, score))
+        lines = [['window', 'setting', 'layers run', *(f'{part}: {kind}' for part in parts for kind in kinds if score in (None, kind))]]
+        for cell in map(json.loads, chosen):
+            name = label(cell, [cell, *map(json.loads, gain)]) + (' (the recipe)' if json.dumps(cell) == recipe else '')
+            found = [[parts[part][n][json.dumps(cell)][kind] for n in names] for part in parts for kind in kinds if score in (None, kind)]
+            lines.append([cell['window'], name, f'{cost(cell, depth):.2f}', *(number(mean(v), standard_error(v), score != 'loss') for v in found)])
+        print(columns(lines))
+        for part, runs in (('screen', {n: screened[n] | parts['screen'][n] for n in names}), ('judge', parts['judge'])):
+            rows += [dict(run=n, part=part, **json.loads(cell), **found) for n in names for cell, found in runs[n].items()]
+    for what in it.left_out:
+        print(f'left out: {what}')
+    write_csv(rows, args.out)
+    from plot import draw_sweep, show
+    shown = [kind for kind in kinds if not args.show or kind in args.show.split(',')] or kinds
+    show(draw_sweep, ([row for row in rows if row['part'] == 'screen'], shown, groups, label), args.out)
+
+
+def summary(group, gain, score):
+    "How many were searched, and how many gained."
+    positive = [cell for cell, values in gain.items() if mean(values) > 0]
+    seeds = len(next(iter(gain.values())))
+    sure = sum(mean(gain[cell]) > 2 * standard_error(gain[cell]) for cell in positive)
+    windows = [{json.loads(cell)['window'] for cell in cells} for cells in (positive, gain)]
+    return (f'\n{group}: {len(gain)} cells searched, {len(positive)} with a gain in {score or "the mean of all metrics"}'
+            + (f', {sure} of them by more than two standard errors over {seeds} seeds' if seeds > 1 else '')
+            + f'; {len(windows[0])} of {len(windows[1])} windows with one at some setting')
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description='Loop a model in many ways: which windows and methods help, and does it hold on other data?')
+    parser.add_argument('runs', nargs='+', help='runs of ours (NAME-SEED are averaged over their seeds), or Hugging Face checkpoints')
+    parser.add_argument('--windows', default='all4', help="windows such as 3-5, mid4, or all4 for every window of four layers")
+    parser.add_argument('--methods', default='rk', help=f'of {", ".join(SOLVERS)}')
+    parser.add_argument('--K', default='2,3')
+    parser.add_argument('--beta', default='0.5')
+    parser.add_argument('--mode', default='block', help='block, layer')
+    parser.add_argument('--cache', default='first', help='matters where something is generated, or scored with a cache (primitives)')
+    parser.add_argument('--tasks', default='', help='primitives with their depth (toy_assign/4); of a Hugging Face checkpoint: benchmarks of lm-eval')
+    parser.add_argument('--judge_tasks', help='benchmarks to judge by, instead of the documents that were not screened')
+    parser.add_argument('--limit', type=int, help='documents of each benchmark')
+    parser.add_argument('--data', help='a dataset, instead of what the run was trained on')
+    parser.add_argument('--batches', type=int, default=8, help='batches of validation data, and as many others to judge by')
+    parser.add_argument('--by_token', action='store_true', help='of ours: also the loss of text that is read token by token with the cache')
+    parser.add_argument('--n', type=int, default=200, help='examples of each primitive')
+    parser.add_argument('--score', help='what the best are chosen by (default: the loss, or the mean over the benchmarks)')
+    parser.add_argument('--best', type=int, default=3, help='how many are judged')
+    parser.add_argument('--show', help='what the picture shows (default: all)')
+    parser.add_argument('--batch_size', type=int, default=8)
+    parser.add_argument('--device', default='auto')
+    parser.add_argument('--out', type=Path, default=Path('out/sweep.png'), help='the picture; beside it .csv, and .jsonl with every finished cell')
+    args = parser.parse_args(argv)
+    try:
+        study(args)
+    except (ValueError, OSError) as error:
+        from evaluate import explain
+        print(f'sweep.py: {explain(error, args.tasks)}', file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+if __name__ == '__main__':
+    import sweep
+    sweep.main()

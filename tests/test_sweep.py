@@ -1,0 +1,261 @@
+"One setting against none, and many settings: lm-eval on local tasks, and our own runs. No network."
+import dataclasses
+import json
+
+import pytest
+import torch
+import torch.nn as nn
+
+import checkpoint
+import evaluate
+import hf
+import sweep
+import wrapper
+from wrapper import looped
+
+pytest.importorskip('lm_eval')
+pytest.importorskip('accelerate')
+TASKS = 'primitive_toy_copy,primitive_toy_assign_d1'
+
+
+def write_run(folder, model, data=None):
+    checkpoint.save(folder, kind='lm', model=model.state_dict(), model_config=dataclasses.asdict(model.config), flops=0,
+                    config=dict(data=[str(data)], batch_size=4, context=16) if data else {})
+    (folder / 'run.json').write_text(json.dumps(dict(tokenizer='bytes')))
+
+
+@pytest.fixture
+def folders(tmp_path, tiny):
+    "A run of ours, and the same as a Hugging Face folder."
+    write_run(tmp_path / 'ours', tiny(vocab_size=257, context=96, n_layer=4))
+    hf.main([str(tmp_path / 'ours'), str(tmp_path / 'hf')])
+    return tmp_path / 'ours', tmp_path / 'hf'
+
+
+SETTINGS = dict(window='1-2', method='naive', K=3)
+
+
+def test_one_evaluation_changes_nothing_and_more_do(folders):
+    found = {}
+    for path in folders:
+        same = sweep.side_by_side(path, TASKS, SETTINGS | dict(K=1), limit=12, device='cpu')
+        assert len(same) == 2 and all(row['plain'] == row['looped'] and row['change'] == row['change_stderr'] == 0 for row in same)
+        found[path] = sweep.side_by_side(path, TASKS, SETTINGS, limit=12, device='cpu')
+        assert any(row['change'] != 0 for row in found[path])
+    assert found[folders[0]] == found[folders[1]]               # through transformers as through our own
+
+
+def test_the_error_of_a_change_is_that_of_each_document_against_itself(folders):
+    lm = evaluate.open_model(folders[0], device='cpu')
+    docs = lambda: [s['acc'] for s in sorted(evaluate.harness(lm, 'primitive_toy_copy', limit=30, log_samples=True)['samples']['primitive_toy_copy'],
+                                             key=lambda s: s['doc_id'])]
+    plain = torch.tensor(docs())
+    with looped(lm.model, **SETTINGS):
+        there = torch.tensor(docs())
+    row, = sweep.side_by_side(folders[0], 'primitive_toy_copy', SETTINGS, limit=30, device='cpu')
+    assert row['documents'] == 30 and row['change'] == pytest.approx((there - plain).mean().item())
+    assert row['change_stderr'] == pytest.approx((there - plain).std().item() / 30 ** 0.5)
+    assert row['plain'] == pytest.approx(plain.mean().item()) and row['looped_stderr'] > 0
+
+
+def lm_eval_with(manager, **options):
+    from lm_eval import simple_evaluate
+    return simple_evaluate(tasks=['local_choice', 'local_text', 'local_rolling'], task_manager=manager, bootstrap_iters=0, limit=6, **options)
+
+
+def answers(results):
+    return {task: [s['resps'] for s in sorted(samples, key=lambda s: s['doc_id'])] for task, samples in results['samples'].items()}
+
+
+def test_the_registered_model_of_any_family(folders, manager):
+    path = folders[1]
+    evaluate.hf_adapter()
+    plain = answers(lm_eval_with(manager, model='hf', model_args=f'pretrained={path},device=cpu'))
+    as_text = lambda more: answers(lm_eval_with(manager, model='nanodepth-hf', model_args=f'pretrained={path},device=cpu{more}'))
+    assert as_text('') == as_text(',window=1-2,K=1') == plain
+    looped_text = as_text(',window=1-2,method=naive,K=2')
+    assert looped_text['local_choice'] != plain['local_choice'] and looped_text['local_rolling'] != plain['local_rolling']
+    assert looped_text == answers(lm_eval_with(manager, model='nanodepth-hf', model_args=dict(pretrained=str(path), device='cpu', window=(1, 2), method='naive', K=2)))
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    model = AutoModelForCausalLM.from_pretrained(path)
+    built = evaluate.hf_adapter()(model, tokenizer=AutoTokenizer.from_pretrained(path), device='cpu', window='1-2', method='naive', K=2)
+    assert looped_text == answers(lm_eval_with(manager, model=built))
+    bypassed = as_text(',window=1-2,method=naive,K=2,decode=bypass')
+    assert bypassed['local_choice'] == looped_text['local_choice'] and bypassed['local_text'] != looped_text['local_text']
+    ours = answers(lm_eval_with(manager, model=evaluate.adapter()(str(folders[0]), device='cpu', window='1-2', method='naive', K=2, cache='frozen')))
+    theirs = as_text(',window=1-2,method=naive,K=2,cache=frozen')
+    assert ours['local_text'] == theirs['local_text'] and theirs['local_text'] != plain['local_text']
+    with pytest.raises(ValueError, match='did you mean'):
+        as_text(',method=rkk')
+
+
+def test_settings_as_text():
+    assert evaluate.from_text(dict(cache=None, alphas='0.6/0.4', window='3-5', K=2)) == dict(cache='none', alphas=[0.6, 0.4], window='3-5', K=2)
+    assert [wrapper.as_number(t) for t in ('0.5', '3', '0.6,0.4', 'false', 'mid4', '3-5', '')] == [0.5, 3, [0.6, 0.4], False, 'mid4', '3-5', '']
+
+
+def test_log_likelihoods_build_no_cache(folders):
+    lm = evaluate.hf_adapter()(str(folders[1]), device='cpu', window='1-2', K=3, cache='last')
+    ran = []
+    lm.model.model.layers[1].mlp.register_forward_hook(lambda *_: ran.append(1))
+    tokens = torch.zeros(1, 4, dtype=torch.long)
+    lm._model_call(tokens)
+    assert len(ran) == 3
+    lm.model(tokens)            # as the harness calls it: with a cache, and the pass that fills it
+    assert len(ran) == 7
+
+
+def test_the_command(folders, tmp_path, capsys):
+    out = tmp_path / 'numbers.json'
+    wrapper.main([str(folders[1]), f'--tasks={TASKS}', '--limit=8', '--window=1-2', '--method=euler', '--K=2', '--alphas=0.9,0.8', '--device=cpu', f'--out={out}'])
+    text = capsys.readouterr().out
+    assert 'plain' in text and 'looped' in text and text.count('±') == 6 and str(out) in text
+    kept = json.loads(out.read_text())
+    assert kept['settings']['alphas'] == [0.9, 0.8] and [row['task'] for row in kept['rows']] == TASKS.split(',')
+    for args, message in ((['--method=rkk'], "did you mean 'rk'"), (['--window=9-12'], 'within 0 to 3'), (['--tol=x', '--method=naive'], "no option 'tol'"),
+                          (['--tasks=primitive_toy_cop'], 'did you mean')):
+        with pytest.raises(SystemExit):
+            wrapper.main([str(folders[1]), f'--tasks={TASKS}', '--device=cpu', *args])
+        error = capsys.readouterr().err.strip().splitlines()[-1]
+        assert error.startswith('wrapper.py: ') and message in error
+    for args in ([], [str(folders[1])], [str(folders[1]), '--tasks=x', 'word']):
+        with pytest.raises(SystemExit):
+            wrapper.main(args)
+
+
+# ---------------------------------------------------------------------------------------------- sweeps
+
+GRID = ['--windows=all2', '--methods=naive,rk', '--K=2', '--batches=2', '--n=8', '--tasks=toy_assign/1', '--device=cpu']
+
+
+@pytest.fixture
+def runs(tmp_path, tiny, data):
+    for seed in range(2):
+        write_run(tmp_path / f'run-{seed}', tiny(seed, vocab_size=257, context=64, n_layer=4), data)
+    return [str(tmp_path / f'run-{seed}') for seed in range(2)]
+
+
+def read(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_stopped_sweep_goes_on_where_it_was(runs, tmp_path, capsys, monkeypatch):
+    out, made = tmp_path / 'sweep.png', []
+    real = sweep.open_ours
+
+    def counted(path, args):
+        model, looks, better = real(path, args)
+
+        def look(part):
+            def measure(model):
+                if len(made) == 5:
+                    raise KeyboardInterrupt
+                made.append(part)
+                return looks[part](model)
+            return measure
+        return model, {part: look(part) for part in looks}, better
+    monkeypatch.setattr(sweep, 'open_ours', counted)
+    with pytest.raises(KeyboardInterrupt):
+        sweep.main([*runs, *GRID, f'--out={out}'])
+    assert len(read(out.with_suffix('.jsonl'))) == 5
+    with open(out.with_suffix('.jsonl'), 'a') as file:
+        file.write('{"of": {"model"')                           # it was writing when it was killed
+    made[:] = [None] * 6
+    sweep.main([*runs, *GRID, f'--out={out}'])
+    again = made[6:]
+    assert again.count('screen') == 2 * (1 + 3 * 2) - 5 + 2     # no loop, three windows, two methods; and the recipe
+    assert again.count('judge') in (2 * 4, 2 * 5)               # no loop, the best three, the recipe
+    text = capsys.readouterr().out
+    assert 'run: 6 cells searched' in text and 'over 2 seeds' in text and '(the recipe)' in text and 'screen: loss' in text and 'judge: loss' in text
+    assert out.exists() and out.with_suffix('.csv').exists()
+    made[:] = [None] * 6
+    sweep.main([*runs, *GRID, f'--out={out}'])
+    assert made[6:] == []                                       # all is known
+    assert capsys.readouterr().out == text
+
+
+def test_cells_are_what_they_say_and_judged_on_other_data(runs, tmp_path, capsys):
+    out = tmp_path / 'sweep.png'
+    sweep.main([runs[0], *GRID, f'--out={out}'])
+    lines = [entry for entry in read(out.with_suffix('.jsonl'))]
+    plain = {entry['of']['part']: entry['found'] for entry in lines if entry['of']['cell'] is None}
+    assert plain['screen'] != plain['judge']
+    from loop import asked, looker
+    state = checkpoint.load(runs[0])
+    model = checkpoint.load_model(runs[0])
+    look = looker(runs[0], state, model, None, 2, asked('toy_assign/1', 8))
+    assert look(model) == plain['screen']
+    cell = next(entry for entry in lines if entry['of']['cell'] == dict(window='1-2', method='naive', K=2, beta=None, mode='block', cache='first'))
+    with looped(model, (1, 2), 'naive', 2):
+        assert look(model) == cell['found']
+    import csv
+    row = next(r for r in csv.DictReader(open(out.with_suffix('.csv'))) if (r['window'], r['method'], r['part']) == ('1-2', 'naive', 'screen'))
+    assert float(row['loss']) == pytest.approx(plain['screen']['loss'] - cell['found']['loss'])     # a gain: for a loss, down
+    assert float(row['fifth']) == pytest.approx(cell['found']['fifth'] - plain['screen']['fifth'])
+    capsys.readouterr()
+
+
+def test_another_checkpoint_in_the_same_place_is_measured_anew(runs, tmp_path, tiny, data, capsys):
+    out = tmp_path / 'sweep.png'
+    grid = ['--windows=1-2', '--methods=rk', '--K=2', '--batches=1', '--device=cpu', f'--out={out}']
+    sweep.main([runs[0], *grid])
+    before = len(read(out.with_suffix('.jsonl')))
+    write_run(tmp_path / 'run-0', tiny(7, vocab_size=257, context=64, n_layer=4), data)
+    sweep.main([runs[0], *grid])
+    assert len(read(out.with_suffix('.jsonl'))) == 2 * before
+    capsys.readouterr()
+
+
+def test_by_token_tells_the_caches_apart(runs, tmp_path, capsys):
+    out = tmp_path / 'sweep.png'
+    sweep.main([runs[0], '--windows=1-2', '--methods=naive', '--K=3', '--cache=first,frozen,exact', '--by_token', '--batches=2', '--device=cpu', f'--out={out}'])
+    found = {entry['of']['cell']['cache']: entry['found'] for entry in read(out.with_suffix('.jsonl'))
+             if entry['of']['part'] == 'screen' and entry['of']['cell'] and entry['of']['cell']['method'] == 'naive'}
+    gap = {cache: abs(f['loss of it token by token'] - f['loss of the 2nd half']) for cache, f in found.items()}
+    assert gap['frozen'] < 1e-5 and gap['exact'] < 1e-5 and gap['first'] > 1e-3
+    capsys.readouterr()
+
+
+def test_a_sweep_by_benchmarks_screens_one_half_and_judges_the_other(folders, tmp_path, capsys, monkeypatch):
+    seen = []
+    real = evaluate.harness
+    monkeypatch.setattr(evaluate, 'harness', lambda lm, tasks, **options: seen.append(options.get('samples')) or real(lm, tasks, **options))
+    out = tmp_path / 'sweep.png'
+    sweep.main([str(folders[1]), '--windows=0-1,1-2', '--methods=naive', '--K=2', '--tasks=primitive_toy_copy', '--limit=6', '--best=1', '--device=cpu', f'--out={out}'])
+    halves = [samples['primitive_toy_copy'] for samples in seen if samples]
+    assert halves[0] == [0, 2, 4, 6, 8, 10] and [1, 3, 5, 7, 9, 11] in halves
+    text = capsys.readouterr().out
+    assert 'hf: 2 cells searched' in text and 'screen: primitive_toy_copy acc' in text and 'judge: primitive_toy_copy acc' in text
+
+
+@pytest.mark.parametrize('args, message', [
+    (['--score=los'], "--score=los is not measured here; there are: loss, fifth"), (['--windows=3-7'], "within 0 to 3"), (['--K=two'], "'two' is not a list of numbers"),
+    (['--methods=rkk'], "did you mean 'rk'"), (['--batches=1000'], 'lower --batches'), (['--mode=blok'], "did you mean 'block'")])
+def test_what_a_sweep_refuses(runs, tmp_path, capsys, args, message):
+    with pytest.raises(SystemExit):
+        sweep.main([runs[0], '--windows=1-2', '--methods=rk', '--K=2', '--batches=1', '--device=cpu', f'--out={tmp_path / "s.png"}', *args])
+    assert message in capsys.readouterr().err
+
+
+def test_other_checkpoints_that_a_sweep_refuses(folders, runs, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        sweep.main([str(folders[1]), f'--out={tmp_path / "s.png"}'])
+    assert 'is not a run of ours: give --tasks' in capsys.readouterr().err
+    from retrofit import surgery
+    model = surgery(checkpoint.load_model(runs[0]), '1-2-1')
+    checkpoint.save(tmp_path / 'cut', **checkpoint.describe(model), config={}, flops=0)
+    (tmp_path / 'cut' / 'run.json').write_text(json.dumps(dict(tokenizer='bytes')))
+    with pytest.raises(SystemExit):
+        sweep.main([str(tmp_path / 'cut'), f'--out={tmp_path / "s.png"}'])
+    assert 'Recurrent has no list of layers' in capsys.readouterr().err
+    assert isinstance(model, nn.Module)
+
+
+def test_windows_and_cells():
+    assert sweep.windows_of('all2,mid2,0-0', 4) == ['0-1', '1-2', '2-3', '0-0']
+    import argparse
+    args = argparse.Namespace(windows='1-2', methods='rk,naive,aitken', K='2,3', beta='0.3,0.5', mode='block', cache='first,last')
+    cells, impossible = sweep.cells_of(args, 4)
+    assert len(cells) == 2 * (2 * 2 + 2 + 1) and len(impossible) == 1 and 'aitken with K = 3' in impossible[0]     # beta is for rk alone
+    assert sweep.cost(dict(window='1-2', method='rk', K=3, beta=0.5, cache='first'), 4) == 2.0
+    assert sweep.cost(dict(window='1-2', method='heun', K=1, beta=None, cache='last'), 4) == 2.0
