@@ -38,22 +38,30 @@ class Memory:
         layers = cache.layers
         while len(layers) < (depth if how == 'exact' else window[1] + 1):       # a DynamicCache may make its slots when they are used
             layers.append(cache.layer_class_to_replicate())
-        if how in ('none', 'exact', 'frozen') and any(fixed(slot) for slot in layers):
+        if how in ('none', 'exact', 'frozen') and any(fixed(slot) for slot in layers[window[0]:window[1] + 1]):
             raise ValueError(f'cache={how!r} needs a KV cache that grows; with one of a fixed length there are: first, last, last_eval')
-        if how == 'exact' and not hasattr(cache, 'loop_slots'):
-            cache.loop_slots = len(layers)                      # the later evaluations' slots stand behind the model's own,
-        for d in range(window[0], window[1] + 1):               # where beam search and the like reach them too
-            for k in range(2, evaluations + 1):
-                if how == 'exact' and self.place(d, k) == len(layers):
+        if how == 'exact':
+            self.provide(window)
+
+    def provide(self, window):
+        "The later evaluations' slots stand behind the model's own, where beam search and the like reach them too."
+        cache, layers = self.cache, self.cache.layers
+        if not hasattr(cache, 'loop_slots'):
+            cache.loop_slots, cache.loop_kind = len(layers), (self.first, self.evaluations)
+        for d in range(window[0], window[1] + 1):
+            for k in range(2, self.evaluations + 1):
+                if self.place(d, k) == len(layers):
                     layers.append(copy.copy(layers[d]))
+                if cache.loop_kind != (self.first, self.evaluations) or layers[self.place(d, k)].get_seq_length() != layers[d].get_seq_length():
+                    raise ValueError("cache='exact': this KV cache was filled with another window or K, or partly without a loop; begin with an empty one")
 
     def place(self, d, k):
         return self.cache.loop_slots + (d - self.first) * (self.evaluations - 1) + k - 2
 
     @contextlib.contextmanager
     def slot(self, d, k, mask, x):
-        "Layer d's forward in evaluation k, on x (B, q, C): yields the mask that fits what it will see."
-        layers, real, q = self.cache.layers, self.cache.layers[d], x.shape[1]
+        "Layer d's forward in evaluation k, on x (.., q, C): yields the mask that fits what it will see."
+        layers, real, q = self.cache.layers, self.cache.layers[d], x.shape[-2]
         if self.how == 'exact':
             taken = real if k == 1 else layers[self.place(d, k)]
         elif self.how == 'none':

@@ -23,26 +23,27 @@ Usage:
 import difflib
 import functools
 import inspect
+import numbers
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
 
-# torch.lerp(x, y, w) is (1 - w) x + w y, exactly x at w = 0, y at w = 1, and either one where they are equal: for that reason a
-# solver at K = 1 is the plain window to the last bit. x + w (y - x) would not be.
+# torch.lerp(x, y, w) is (1 - w) x + w y, exactly x at w = 0, y at w = 1, and either one where they are equal: for that reason the
+# methods whose one step is the window (naive, euler, rk, uniform) are the plain window at K = 1 to the last bit. x + w (y - x) would not be.
 mix = torch.lerp
 
 
 def steps(K):
-    if isinstance(K, bool) or not isinstance(K, int) or K < 1:
+    if isinstance(K, bool) or not isinstance(K, numbers.Integral) or K < 1:
         raise ValueError(f'K={K!r}: a window runs a whole number of times, at least once')
-    return range(K)
+    return range(int(K))
 
 
 def share(beta):
-    if not 0 <= beta <= 1:
-        raise ValueError(f'beta={beta}: it is a share, from 0 to 1')
+    if not (isinstance(beta, numbers.Real) and 0 <= beta <= 1):
+        raise ValueError(f'beta={beta!r}: it is a share, from 0 to 1')
     return beta
 
 
@@ -95,6 +96,8 @@ def butcher(g, x, K, a=None, b=None, beta=0.5):
         return rk(g, x, K, beta)
     if a is None or b is None or len(a) != len(b) or any(w for i, row in enumerate(a) for w in list(row)[i:]):
         raise ValueError(f'a={a}, b={b}: a tableau has a row of a for each entry of b, and row i has at most i numbers before its zeros')
+    if abs(sum(b) - 1) > 1e-6:
+        raise ValueError(f'b={b}: the weights of the stages have the sum 1')
     for _ in steps(K):
         slopes = []
         for row in a:
@@ -134,9 +137,10 @@ def anderson(g, x, K, m=2, beta=0.5):
         at, to = (wide(torch.stack(t, -1)) for t in (states, images))               # (B, ..., up to m + 1)
         if len(states) > 1:
             residuals = (to - at).reshape(len(x) if x.dim() > 1 else 1, -1, len(states))            # (B, N, n): a sequence a problem
-            changes = residuals.diff(dim=-1)                                        # (B, N, n - 1)
-            # A pseudo-inverse, since near a fixed point the changes are nearly parallel, and at one they are zero.
-            gamma = torch.linalg.pinv(changes, rtol=10 * torch.finfo(changes.dtype).eps) @ residuals[..., -1:]      # (B, n - 1, 1)
+            changes = residuals.diff(dim=-1).nan_to_num(0, 0, 0)                    # (B, N, n - 1); what is lost stays in its own sequence
+            with torch.autocast(x.device.type, enabled=False):
+                # A pseudo-inverse, since near a fixed point the changes are nearly parallel, and at one they are zero.
+                gamma = torch.linalg.pinv(changes, rtol=10 * torch.finfo(changes.dtype).eps) @ residuals[..., -1:]  # (B, n - 1, 1)
             gamma = gamma.reshape(*gamma.shape[:1] if x.dim() > 1 else (), *[1] * (x.dim() - 1), -1)
             at, to = (t[..., -1] - (t.diff(dim=-1) * gamma).sum(-1) for t in (at, to))
         else:
@@ -174,8 +178,8 @@ def norm_stab(g, x, K, alpha=None):
     "Steps of length alpha (1/K), after each of which every token's state gets back the length that it came with."
     length = wide(x).norm(dim=-1, keepdim=True)
     for _ in steps(K):
-        x = wide(mix(x, g(x), 1 / K if alpha is None else alpha))
-        x = (x * (length / x.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny))).to(length.dtype)
+        new = wide(mix(x, g(x), 1 / K if alpha is None else alpha))
+        x = (new * (length / new.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(new.dtype).tiny))).type_as(x)
     return x
 
 
@@ -197,9 +201,9 @@ SOLVERS = dict(naive=naive, euler=euler, rk=rk, butcher=butcher, midpoint=midpoi
 
 def pick_solver(method, K, beta=None, **options):
     "(solver(g, x), how often it evaluates g), or an error in one line. `beta` goes to the methods that have one."
-    if method not in SOLVERS:
+    if not isinstance(method, str) or method not in SOLVERS:
         near = difflib.get_close_matches(str(method), SOLVERS, n=1)
-        raise ValueError(f'the method {method!r} is not known{f": did you mean {near[0]!r}?" if near else ""} There are: {", ".join(SOLVERS)}')
+        raise ValueError(f'the method {method!r} is not known{f": did you mean {near[0]!r}?" if near else "."} There are: {", ".join(SOLVERS)}')
     takes = list(inspect.signature(SOLVERS[method]).parameters)[3:]
     for name in options:
         if name not in takes:
@@ -207,9 +211,15 @@ def pick_solver(method, K, beta=None, **options):
     steps(K), share(0.0 if beta is None else beta)
     if beta is not None and 'beta' in takes:
         options['beta'] = beta
-    solver, count = functools.partial(SOLVERS[method], K=K, **options), []
-    solver(lambda y: count.append(y) or y + 1, torch.zeros(1, 1, 1))        # a rehearsal: it counts, and finds what is wrong with the options
-    return solver, len(count)
+    options = {name: list(value) if isinstance(value, (tuple, range)) else value for name, value in options.items()}
+    count = []
+    try:        # a rehearsal: it counts (without a tolerance: at most), and finds what is wrong with the options
+        SOLVERS[method](lambda y: count.append(y) or y + 1, torch.zeros(1, 1, 1), K, **{name: v for name, v in options.items() if name != 'tol'})
+        if not (options.get('tol') or 0) >= 0:
+            raise TypeError
+    except (TypeError, RuntimeError):
+        raise ValueError(f'the options of {method!r} are not of its kind: {", ".join(f"{name}={value!r}" for name, value in options.items())}') from None
+    return functools.partial(SOLVERS[method], K=K, **options), len(count)
 
 
 # ---------------------------------------------------------------------------------------------- the little network

@@ -1,4 +1,4 @@
-"""Loop the middle layers of a frozen model, ours or any Hugging Face decoder, and take it back without a trace. No training.
+"""Loop the middle layers of a frozen model, ours or a Hugging Face decoder, and take it back without a trace. No training.
 
 The idea: a window of layers is run K times, and a solver mixes the results so that the layers behind it get what they were
 trained to get: not g(g(g(x))), but a finer step to where g(x) was going (solvers.py). An order says where layers run; this file
@@ -7,7 +7,8 @@ says how the results of a window are mixed, and caches.py what later tokens see 
 Paper: "Training-Free Looped Transformers", sections 2 and 3, appendix D and P (which settings).
 Here: the first evaluation of a window is simply the model's own pass through it, so its keys and values are the unlooped model's, and
 nothing is evaluated twice. Where a layer of the window runs, an Entry before its forward notes its arguments, since each layer has its
-own mask and rotary table; when the window's last layer is through, the solver has all it needs for the other evaluations.
+own mask and rotary table; when the window's last layer is through, the solver has all it needs for the other evaluations. Hidden states
+are the model's own; attention maps and router logits, which transformers collects by hooks, come once for each evaluation.
 
 Usage:
     with looped(model, window=(3, 5), method='rk', K=3, beta=0.5) as m: m.generate(tokens, max_new_tokens=20)
@@ -20,6 +21,7 @@ import ast
 import contextlib
 import difflib
 import inspect
+import threading
 import types
 from pathlib import Path
 
@@ -36,8 +38,9 @@ MODES = ('block', 'layer')
 
 # ---------------------------------------------------------------------------------------------- one forward
 
-class Loop:
-    "The positions a to b of the depth, run by a solver. It knows nothing of layers but that they map a stream to a stream."
+class Loop(threading.local):
+    """The positions a to b of the depth, run by a solver. It knows nothing of layers but that they map a stream to a stream. Each thread
+    that calls the model has its own forward under way."""
 
     def __init__(self, window, solver, evaluations, cache, decode, depth, first):
         self.a, self.b = window
@@ -46,7 +49,10 @@ class Loop:
 
     def forget(self):
         "What a forward leaves behind holds caches and masks: it must not live on until the next one."
-        self.k, self.off, self.x, self.calls, self.memory = 1, False, None, {}, None
+        self.k, self.off, self.x, self.calls, self.routed, self.memory = 1, False, None, {}, {}, None
+
+    def __reduce__(self):       # copies and pickles: a loop between two forwards
+        return type(self), ((self.a, self.b), self.solver, self.evaluations, self.how, self.decode, self.depth, self.first)
 
     def arrive(self, entry, d, x, kwargs):
         "The model calls a layer of the window: that is evaluation 1. Behind the last layer come the others."
@@ -69,9 +75,13 @@ class Loop:
 
     def begin(self, entry, x, kwargs):
         self.forget()
-        self.x, cache = x, next((v for v in kwargs.values() if hasattr(v, 'layers')), None)
-        self.off = cache is not None and self.decode != 'full' and self.skips(cache, x.shape[1])
-        if cache is None and self.how == 'frozen' and x.shape[1] > 1:
+        self.x, cache = x, kwargs.get(entry.cache)
+        if cache is not None and not hasattr(cache, 'layers'):
+            raise ValueError(f'a KV cache of the kind {type(cache).__name__} has no list of layers: it cannot be looped')
+        if (entry.pinned or self.how == 'frozen') and entry.layer.training and getattr(entry.layer, 'gradient_checkpointing', False):
+            raise ValueError("gradient checkpointing runs a layer again on its own, without what pin and cache='frozen' have noted: turn one of them off")
+        self.off = cache is not None and self.decode != 'full' and self.skips(cache, x.shape[-2])
+        if cache is None and self.how == 'frozen' and x.shape[-2] > 1:
             cache = Slots(self.b + 1)
         if cache is not None and not self.off:
             self.memory = Memory(self.how, cache, (self.a, self.b), self.evaluations, self.depth, self.first)
@@ -82,8 +92,8 @@ class Loop:
         if q > 1 or past == 0:
             cache.prompt = past + q
             return False
-        if not hasattr(cache, 'prompt'):
-            cache.prompt = past
+        if getattr(cache, 'prompt', past + 1) > past:       # filled before it was looped, or cut
+            cache.prompt = past + 0                         # (a cache of a fixed length counts in place)
         return self.decode == 'bypass' or bool(past - cache.prompt >= self.decode)
 
     def finish(self, first):
@@ -118,18 +128,23 @@ class Loop:
 class Entry:
     "Stands where a layer's forward stands. An object and not a closure, so that a patched model can be copied and pickled."
 
-    def __init__(self, layer, index):
-        self.layer, self.index, self.loops = layer, index, {}           # index None: the layer is told its depth, being ours
-        self.before = vars(layer).get('forward')                        # accelerate puts one there
+    def __init__(self, layer, index, pinned=False):
+        self.layer, self.index, self.loops, self.pinned = layer, index, {}, pinned      # index None: the layer is told its depth, being ours
+        self.window, self.before = range(0), vars(layer).get('forward')                 # before: accelerate puts one there
         self.names, self.cache, self.mask = arguments(layer)
 
     def forward(self, x, kwargs):
-        return type(self.layer).forward(self.layer, x, **kwargs) if self.before is None else self.before(x, **kwargs)
+        x = type(self.layer).forward(self.layer, x, **kwargs) if self.before is None else self.before(x, **kwargs)
+        if not isinstance(x, torch.Tensor):
+            raise ValueError(f'{type(self.layer).__name__} returns a {type(x).__name__}: only layers that map a stream to a stream can be looped')
+        return x
 
     def __call__(self, *args, **kwargs):
         kwargs.update(zip(self.names, args))
         x = kwargs.pop(self.names[0])
         d = kwargs['depth'] if self.index is None else self.index
+        if d not in self.loops and d in self.window and self.index is None:
+            raise ValueError(f'position {d} of the looped window holds another layer now: this order is not the one that was patched')
         return self.loops[d].arrive(self, d, x, kwargs) if d in self.loops else self.forward(x, kwargs)
 
 
@@ -152,7 +167,7 @@ class Handle:
 
 def patch(model, window=None, method='rk', K=3, beta=0.5, cache='first', decode='full', mode='block', pin=None, **options):
     """Loop a window of a model's layers from now on: see solvers.py for the methods and their options, caches.py for the caches.
-    decode: 'full' loops at each new token, 'bypass' only while a prompt is read, a number in the first so many steps.
+    decode: 'full' loops at each new token, 'bypass' only where several are read at once (a prompt), a number in the first so many steps.
     mode: 'block' loops the window as one, 'layer' each of its layers by itself. pin: 'mixture' or 'indices', see experts.py."""
     layers, order = depth_of(model)
     a, b = pick_window(window, len(order))
@@ -160,7 +175,7 @@ def patch(model, window=None, method='rk', K=3, beta=0.5, cache='first', decode=
     for name, value, known in (('cache', cache, CACHES), ('mode', mode, MODES), ('pin', pin, PINS)):
         if value not in known:
             near = difflib.get_close_matches(str(value), [k for k in known if k], n=1)
-            raise ValueError(f'{name}={value!r} is not known{f": did you mean {near[0]!r}?" if near else ""} There are: {", ".join(map(str, known))}')
+            raise ValueError(f'{name}={value!r} is not known{f": did you mean {near[0]!r}?" if near else "."} There are: {", ".join(map(str, known))}')
     if decode not in ('full', 'bypass') and (isinstance(decode, bool) or not isinstance(decode, int) or decode < 0):
         raise ValueError(f"decode={decode!r}: 'full', 'bypass', or the number of decode steps that are looped")
     if cache == 'exact' and (decode != 'full' or options.get('tol') is not None):
@@ -172,12 +187,12 @@ def patch(model, window=None, method='rk', K=3, beta=0.5, cache='first', decode=
         raise ValueError(f'pin={pin!r}: the layers {a} to {b} have no router that is known here (a TopKRouter)')
     # From here on nothing can fail.
     ours = isinstance(model, LM)
-    entries = {i: Entry(layer, None if ours else i) for i, layer in window_layers.items()}
+    entries = {i: Entry(layer, None if ours else i, bool(pin)) for i, layer in window_layers.items()}
     loops = {d: Loop((d, d), solver, evaluations, cache, decode, len(order), a) for d in range(a, b + 1)}
     if mode == 'block':
         loops = dict.fromkeys(loops, Loop((a, b), solver, evaluations, cache, decode, len(order), a))
     for d, loop in loops.items():
-        entries[order[d]].loops[d] = loop
+        entries[order[d]].loops[d], entries[order[d]].window = loop, range(a, b + 1)
         for router in routers[order[d]]:
             router.register_forward_hook(Pin(loop, pin))
     for entry in entries.values():
@@ -229,14 +244,14 @@ def pick_window(window, depth):
     given, n = window, 4
     if window is None:
         window = 'mid4' if depth >= 4 else f'mid{depth}'
-    if isinstance(window, str) and window.startswith('mid') and window[3:].isdigit() and 1 <= int(window[3:]) <= depth:
+    if isinstance(window, str) and window.startswith('mid') and window[3:].isdecimal() and 1 <= int(window[3:]) <= depth:
         n = int(window[3:])
         window = (depth // 2 - n // 2, depth // 2 - n // 2 + n - 1)
     elif isinstance(window, float) and 0 <= window <= 1 and depth >= 4:
         # its centre is at (a + b) / 2 of the depth, as in the paper's Figure 6
         a = min(range(depth - 3), key=lambda a: abs(a + 1.5 - window * depth))
         window = (a, a + 3)
-    elif isinstance(window, str) and window.count('-') == 1 and window.replace('-', '').isdigit():
+    elif isinstance(window, str) and window.count('-') == 1 and window.replace('-', '').isdecimal():
         window = tuple(int(part) for part in window.split('-') if part)
     if not (isinstance(window, (tuple, list)) and len(window) == 2 and all(isinstance(i, int) for i in window) and 0 <= window[0] <= window[1] < depth):
         raise ValueError(f"window={given!r}: give (first, last) or 'first-last' within 0 to {depth - 1}, 'mid4' for the middle four, or a fraction of the depth")

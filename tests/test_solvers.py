@@ -107,6 +107,20 @@ def test_evaluations_are_counted_and_begin_with_the_plain_window(method):
         assert torch.equal(seen[0], x)              # the wrapper relies on it
 
 
+@pytest.mark.parametrize('method', SOLVERS)
+def test_the_dtype_and_the_other_sequences_stay(method):
+    g = lambda y: y * 0.9 + 0.1
+    for dtype in (torch.bfloat16, torch.float16, torch.float64):
+        assert SOLVERS[method](g, torch.randn(2, 3, 4).to(dtype), 2).dtype == dtype
+    x = torch.randn(2, 3, 4)
+    clean = SOLVERS[method](g, x, 2)
+    x[1, 0] = math.nan
+    broken = SOLVERS[method](g, x, 2)
+    assert torch.allclose(broken[0], clean[0]) and broken[1, 0].isnan().all()
+    with torch.autocast('cpu', torch.bfloat16):
+        assert torch.allclose(SOLVERS[method](g, x[:1], 2), clean[:1], atol=1e-6)
+
+
 def test_anderson_solves_a_linear_problem_and_keeps_sequences_apart():
     torch.manual_seed(0)
     A = torch.tensor([[0.5, 0.3], [-0.2, 0.7]], dtype=torch.float64)
@@ -134,6 +148,7 @@ def test_a_tolerance_stops_tokens_one_by_one():
     x = SOLVERS['euler'](g, torch.ones(1, 2, 3), 4, tol=1e-2)
     assert len(calls) == 4
     assert torch.allclose(x[0, 0], torch.full((3,), 1.25 ** 4)) and torch.allclose(x[0, 1], torch.full((3,), 1 + 1e-4 / 4))
+    assert pick_solver('euler', 8, tol=0.3)[1] == 8             # at most
     calls.clear()
     SOLVERS['euler'](lambda x: calls.append(1) or x, torch.ones(1, 2, 3), 4, tol=1e-2)
     assert len(calls) == 1
@@ -160,6 +175,12 @@ def test_norms_and_blends():
     (lambda: pick_solver('poly_blend', 1, weights=[0.7, 0.7]), 'sum 1'),
     (lambda: pick_solver('butcher', 1, a=[[0.5], [1]], b=[0.5, 0.5]), 'tableau'),
     (lambda: pick_solver('butcher', 1, a=[[]]), 'tableau'),
+    (lambda: pick_solver('euler', 2, alphas='0.5'), "the options of 'euler' are not of its kind: alphas='0.5'"),
+    (lambda: pick_solver('anderson', 2, m=1.5), 'not of its kind'),
+    (lambda: pick_solver('euler', 2, tol=-1), 'not of its kind'),
+    (lambda: pick_solver('rk', 2, beta='0.5'), "beta='0.5'"),
+    (lambda: pick_solver(['rk'], 2), 'not known'),
+    (lambda: pick_solver('butcher', 1, a=[[]], b=[2]), 'sum 1'),
     (lambda: SOLVERS['naive'](g_half, ONE, 0), 'at least once'),
     (lambda: SOLVERS['rk'](g_half, ONE, 0), 'at least once'),
     (lambda: SOLVERS['rk'](g_half, ONE, 2, beta=2), 'beta=2')])

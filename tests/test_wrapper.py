@@ -274,6 +274,31 @@ def test_a_forward_leaves_nothing_alive(six):
                 assert torch.isfinite(six(t)).all()
 
 
+def test_threads_do_not_share_a_forward(six):
+    from concurrent.futures import ThreadPoolExecutor
+    rows = [tokens(seed=seed) for seed in range(4)]
+
+    def run(i):
+        with torch.no_grad():
+            return all(torch.equal(six(rows[i]), want[i]) for _ in range(20))
+    with looped(six, WINDOW, cache='frozen'):
+        want = [six(row) for row in rows]
+        with ThreadPoolExecutor(4) as pool:
+            assert all(pool.map(run, range(4)))
+
+
+def test_an_exact_cache_keeps_to_its_settings(six):
+    t, cache = tokens(), KVCache(6)
+    with looped(six, WINDOW, K=3, cache='exact'):
+        six(t[:, :5], cache=cache)
+    for window, K in (((1, 3), 3), (WINDOW, 2)):
+        with looped(six, window, K=K, cache='exact'), pytest.raises(ValueError, match="cache='exact': this KV cache was filled with another"):
+            six(t[:, 5:6], cache=cache)
+    six(t[:, 5:6], cache=cache)                                     # a token without a loop
+    with looped(six, WINDOW, K=3, cache='exact'), pytest.raises(ValueError, match='partly without a loop'):
+        six(t[:, 6:7], cache=cache)
+
+
 # ---------------------------------------------------------------------------------------------- windows and refusals
 
 @pytest.mark.parametrize('window, depth, expected', [
@@ -331,4 +356,6 @@ def test_a_window_is_entered_at_its_first_layer(six):
         with pytest.raises(ValueError, match='the window 2-4 is entered at 3'):
             six.run(x, [3, 4, 5], depth=3)
         assert torch.equal(six(t, order=[0, 1, 2, 3]), prefix)      # it ends within the window: nothing to loop
+        with pytest.raises(ValueError, match='position 4 of the looped window holds another layer'):
+            six(t, order=[0, 1, 2, 3, 2, 3, 4, 5])
         assert not torch.equal(six(t), plain)

@@ -346,6 +346,56 @@ def test_training_with_gradient_checkpointing():
     assert abs(losses[0][0] - losses[1][0]) < 1e-5 and torch.allclose(losses[0][1], losses[1][1], atol=1e-5)
 
 
+def test_what_is_refused_in_a_forward_is_said_in_a_line():
+    t = tokens()
+    model = tiny('qwen3_moe').train()
+    model.gradient_checkpointing_enable()
+    for options in (dict(pin='mixture'), dict(cache='frozen')):
+        with looped(model, WINDOW, **options), torch.enable_grad(), pytest.raises(ValueError, match='gradient checkpointing runs a layer again'):
+            model(t, use_cache=False)
+    model = tiny('gpt2')
+    both = transformers.EncoderDecoderCache(transformers.DynamicCache(), transformers.DynamicCache())
+    with looped(model, WINDOW), pytest.raises(ValueError, match='KV cache of the kind EncoderDecoderCache has no list of layers'):
+        model(t, past_key_values=both)
+    bloom = transformers.BloomForCausalLM(transformers.BloomConfig(vocab_size=97, hidden_size=16, n_layer=6, n_head=2)).eval()
+    with looped(bloom, WINDOW), pytest.raises(ValueError, match='BloomBlock returns a tuple'):
+        bloom(t)
+
+
+def test_hybrid_models_can_be_looped_where_they_attend():
+    kinds = ['conv', 'full_attention', 'full_attention', 'full_attention', 'conv', 'conv']
+    model = tiny('lfm2', layer_types=kinds, block_auto_adjust_ff_dim=False)
+    t = tokens()
+    for how in ('frozen', 'exact'):
+        with looped(model, (1, 3), cache=how):
+            assert torch.allclose(in_pieces(model, t, [7, 1, 1, 1, 1, 1])[0], model(t, use_cache=False).logits, atol=2e-4)
+
+
+def test_pins_leave_nothing_behind():
+    model = tiny('qwen3_moe')
+    with torch.enable_grad(), looped(model, WINDOW, pin='mixture'):
+        model(tokens(), use_cache=False)
+        copy.deepcopy(model)
+
+
+def test_a_static_cache_filled_before_and_a_cut_one_are_counted_from_there():
+    model, t, ran = tiny('llama'), tokens(), []
+    depth_of(model)[0][3].mlp.register_forward_hook(lambda *_: ran.append(1))
+    for cache in (transformers.StaticCache(config=model.config, max_cache_len=30), transformers.DynamicCache(config=model.config)):
+        model(t[:, :4], past_key_values=cache)
+        ran.clear()
+        with looped(model, WINDOW, decode=2):
+            for i in range(4, 8):
+                model(t[:, i:i + 1], past_key_values=cache)
+        assert len(ran) == 3 + 3 + 1 + 1
+    cache.crop(-4)
+    ran.clear()
+    with looped(model, WINDOW, decode=2):
+        for i in range(4, 8):
+            model(t[:, i:i + 1], past_key_values=cache)
+    assert len(ran) == 3 + 3 + 1 + 1
+
+
 def test_ours_and_theirs_agree(tmp_path, tiny):
     "One checkpoint through both: the same loop, the same logits."
     from hf import save_hf
