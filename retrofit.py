@@ -81,12 +81,12 @@ class Recurrent(nn.Module):
             self.table = torch.randn(self.config.context, e.shape[-1], generator=torch.Generator().manual_seed(0))
         return (self.table[position:position + e.shape[1]].to(e) * self.std).expand_as(e)
 
-    def recur(self, s, e, i, cache):
+    def recur(self, s, e, i, cache, tap=None):
         "One recurrence, the i-th from 0 on: adapter, then core."
         x = s + e if self.adapter is None else self.adapter(torch.cat((s, e), dim=-1)).to(e.dtype)          # (B, T, C)
-        return self.lm.run(x, self.core, depth=len(self.prelude) + i * len(self.core), cache=cache)
+        return self.lm.run(x, self.core, depth=len(self.prelude) + i * len(self.core), cache=cache, tap=tap)
 
-    def hidden(self, tokens, *, r=None, cache=None, generator=None, backprop_depth=None, exit=None):
+    def hidden(self, tokens, *, r=None, cache=None, generator=None, backprop_depth=None, exit=None, tap=None):
         "The residual stream before the final norm. `exit` is an Exit: then a token may stop earlier than after r recurrences."
         r, most = self.mean if r is None else r, self.backprop_depth if backprop_depth is None else backprop_depth
         if r < 1:
@@ -94,9 +94,9 @@ class Recurrent(nn.Module):
         if cache is None and exit is not None:
             cache = self.cache(r)               # a token that stopped is looked at by those that go on
         position = 0 if cache is None else cache.position
-        e = self.lm.run(self.lm.embed(tokens), self.prelude, cache=cache)                                   # (B, T, C)
+        e = self.lm.run(self.lm.embed(tokens), self.prelude, cache=cache, tap=tap)                                   # (B, T, C)
         s = self.first_state(e, position, generator)
-        again = (lambda s, i: self.recur(s, e, i, cache)) if exit is None else (lambda s, i: exit.step(self, s, e, i, r, cache))
+        again = (lambda s, i: self.recur(s, e, i, cache, tap)) if exit is None else (lambda s, i: exit.step(self, s, e, i, r, cache))
         with torch.no_grad():                   # truncated back-propagation: all but the last recurrences leave no trace
             for i in range(max(r - most, 0)):
                 s = again(s, i)
@@ -104,7 +104,7 @@ class Recurrent(nn.Module):
             torch.clear_autocast_cache()        # else weights that were cast without a trace would be used again, without a gradient
         for i in range(max(r - most, 0), r):
             s = again(s, i)
-        x = self.lm.run(s, self.coda, depth=len(self.prelude) + r * len(self.core), cache=cache)
+        x = self.lm.run(s, self.coda, depth=len(self.prelude) + r * len(self.core), cache=cache, tap=tap)
         if cache is not None:
             cache.position += tokens.shape[1]
         return x

@@ -1,0 +1,85 @@
+"The tuned lens: at the last depth it is the model, it learns, it belongs to one model."
+import copy
+
+import pytest
+import torch
+
+import lens as lens_file
+from lens import TunedLens, exit_at, load_lens, quality, save_lens, train_lens
+from tokens import Loader
+
+
+@pytest.fixture
+def model(tiny):
+    return tiny(vocab_size=257, n_layer=4, order=[0, 1, 2, 1, 3])
+
+
+@pytest.fixture
+def loader(data):
+    return Loader(data, 8, 16, vocab_size=257)
+
+
+def test_before_training_it_is_the_logit_lens_and_the_last_depth_is_the_model(model, loader):
+    t = loader.batch(0)[0]
+    lens = TunedLens(5, 32)
+    for a, b in zip(quality(model, lens, t), quality(model, None, t)):
+        assert torch.equal(a, b)
+    kl, overlap = quality(model, lens, t)
+    assert kl.shape == (5,) and kl[-1] == 0 and overlap[-1] == 1 and (kl[:-1] > 0.01).all() and (overlap[:-1] < 1).all()
+    with torch.no_grad():
+        assert torch.allclose(exit_at(model, 4, lens)(t), model(t), atol=1e-6)
+        by_hand = model.head(model.norm(model.run(model.embed(t), [0, 1, 2])))
+        assert torch.allclose(exit_at(model, 2)(t), by_hand, atol=1e-6)
+
+
+def test_divergence_and_overlap_by_hand(model, loader):
+    t = loader.batch(0)[0][:2]
+    with torch.no_grad():
+        early, final = exit_at(model, 1)(t), model(t)
+    p, q = final.softmax(-1), early.softmax(-1)
+    kl, overlap = quality(model, None, t)
+    assert kl[1].item() == pytest.approx((p * (p.log() - q.log())).sum(-1).mean().item(), abs=1e-5)
+    shared = [len(set(a.topk(5).indices.tolist()) & set(b.topk(5).indices.tolist())) / 5 for a, b in zip(early.flatten(0, 1), final.flatten(0, 1))]
+    assert overlap[1].item() == pytest.approx(sum(shared) / len(shared), abs=1e-6)
+
+
+def test_it_learns_and_leaves_the_model_alone(model, loader):
+    before, t = copy.deepcopy(model.state_dict()), loader.batch(50)[0]
+    short, long = (train_lens(model, loader, steps, lr=1e-2) for steps in (5, 60))
+    plain, a, b = (quality(model, lens, t)[0][:-1] for lens in (None, short, long))
+    assert (a < plain).all() and (b < a).all() and b.mean() < 0.7 * plain.mean()
+    assert all(torch.equal(x, y) for x, y in zip(before.values(), model.state_dict().values()))
+    assert all(p.requires_grad and p.grad is None for p in model.parameters())
+
+
+def test_a_saved_lens_belongs_to_its_model(model, loader, tiny, tmp_path):
+    lens, t = train_lens(model, loader, 3), loader.batch(0)[0]
+    save_lens(lens, model, tmp_path / 'lens.pt')
+    assert torch.equal(quality(model, load_lens(tmp_path / 'lens.pt', model), t)[0], quality(model, lens, t)[0])
+    for other in (tiny(seed=1, vocab_size=257, n_layer=4, order=[0, 1, 2, 1, 3]), tiny(vocab_size=257, n_layer=4)):
+        with pytest.raises(ValueError, match='lens.pt is the lens of another model'):
+            load_lens(tmp_path / 'lens.pt', other)
+    (tmp_path / 'bad.pt').write_bytes(b'nothing')
+    for name in ('bad.pt', 'none.pt'):
+        with pytest.raises(ValueError, match=f'{name} is not a lens that can be read'):
+            load_lens(tmp_path / name, model)
+
+
+def test_a_recurrent_model_has_one_too(tiny, loader):
+    from retrofit import surgery
+    model = surgery(tiny(vocab_size=257, n_layer=4), '1-2-1', mean=2)
+    lens = train_lens(model, loader, 3)
+    assert quality(model, lens, loader.batch(0)[0])[0].shape == (6,)
+
+
+def test_the_command(model, data, tmp_path, capsys):
+    from test_sweep import write_run
+    write_run(tmp_path / 'run', model, data)
+    lens_file.main([str(tmp_path / 'run'), '--steps=3', '--device=cpu'])
+    out = capsys.readouterr().out
+    assert '| 4            | 0.000' in out and 'KL, tuned lens' in out
+    assert load_lens(tmp_path / 'run' / 'lens.pt', model)
+    write_run(tmp_path / 'nowhere', model)
+    with pytest.raises(SystemExit):
+        lens_file.main([str(tmp_path / 'nowhere'), '--device=cpu'])
+    assert 'does not say what it was trained on: give --data' in capsys.readouterr().err
