@@ -199,7 +199,24 @@ def bypassing(device):
     return wrapping(device, 'bypass')
 
 
-BENCHMARKS = {f.__name__: f for f in (growing, looping, recompiling, scoring, recurring, opening, wrapping, decoding, bypassing)}
+@torch.no_grad()
+def probing(device):
+    "The depth score, whose interventions share what lies before them and go in batches, against one whole forward for each."
+    from probe import depth_score
+    fields, *_ = shape(device)
+    model = LM(ModelConfig(**fields)).to(device).eval()
+    tokens, ts = torch.randint(257, (4, min(32, fields['context'])), device=device), range(0, min(32, fields['context']) - 1, 4)
+
+    def one_by_one():
+        for s in range(fields['n_layer']):
+            for t in ts:
+                keep = (torch.arange(tokens.shape[1], device=device) > t)[:, None]
+                model(tokens, tap=lambda depth, part, x, update: update * keep if depth == s else update).float().softmax(-1)
+    seconds = against(device, 3, together=lambda: depth_score(model, tokens, boundaries=ts), one_by_one=one_by_one)
+    return f'depth score, {len(ts)} boundaries', seconds['together'], 'a forward for each', seconds['one_by_one'], ''
+
+
+BENCHMARKS = {f.__name__: f for f in (growing, looping, recompiling, scoring, recurring, opening, wrapping, decoding, bypassing, probing)}
 
 
 def main(argv=None):

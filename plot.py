@@ -271,7 +271,7 @@ def draw_sweep(what):
             for group, names in groups.items():
                 if r['run'] in names:
                     cells[group, r['window'], label(r, grid)].append(r[kind] * (1000 if kind.startswith('loss') else 100))
-        top = max([abs(mean(v)) for v in cells.values() if mean(v) > 0] + [0.5])
+        top = max([abs(mean(v)) for v in cells.values() if mean(v) > 0] + [2 if kind.startswith('loss') else 5])
         top = max(top, sorted(abs(mean(v)) for v in cells.values())[len(cells) // 4])
         for ax, group in zip(panels, groups):
             values = [[mean(cells.get((group, w, s), [])) if cells.get((group, w, s)) else math.nan for w in windows] for s in settings]

@@ -20,18 +20,17 @@ import argparse
 import ast
 import contextlib
 import difflib
-import inspect
 import threading
 import types
 from pathlib import Path
 
 import torch
-import torch.nn as nn
 
 from caches import CACHES, Memory, Slots
 from experts import PINS, Pin, routers_of
 from model import LM
-from solvers import SOLVERS, pick_solver, show_little       # noqa: F401 (SOLVERS is ours to offer)
+from solvers import SOLVERS, pick_solver, show_little
+from windows import arguments, depth_of, pick_window, refuse
 
 MODES = ('block', 'layer')
 
@@ -148,13 +147,6 @@ class Entry:
         return self.loops[d].arrive(self, d, x, kwargs) if d in self.loops else self.forward(x, kwargs)
 
 
-def arguments(layer):
-    "(the names of a layer's arguments, which of them is the cache, which the mask)"
-    names = list(inspect.signature(type(layer).forward).parameters)[1:]
-    pick = lambda known: next((name for name in known if name in names), None)
-    return names, pick(('past_key_values', 'past_key_value', 'layer_past', 'cache')), pick(('attention_mask', 'mask'))
-
-
 # ---------------------------------------------------------------------------------------------- patching
 
 class Handle:
@@ -181,6 +173,8 @@ def patch(model, window=None, method='rk', K=3, beta=0.5, cache='first', decode=
     if cache == 'exact' and (decode != 'full' or options.get('tol') is not None):
         raise ValueError("cache='exact' needs the same evaluations for every token: decode='full', and no halting tolerance")
     window_layers = {order[d]: layers[order[d]] for d in range(a, b + 1)}
+    if any(isinstance(vars(m).get(name), Entry) for m in layers.modules() for name in ('forward', '_old_forward')):
+        raise ValueError('this model is looped already: unpatch it first')
     refuse(model, layers, order[a:b + 1], cache)
     routers = {i: routers_of(layer, pin) if pin else [] for i, layer in window_layers.items()}
     if pin and not any(routers.values()):
@@ -222,58 +216,6 @@ def looped(model, window=None, method='rk', K=3, beta=0.5, cache='first', decode
         yield model
     finally:
         handle.unpatch()
-
-
-def depth_of(model):
-    "(the list of a model's layers, the order in which they run)"
-    if isinstance(model, LM):
-        return model.layers, model.order
-    config = getattr(model, 'config', None)
-    if getattr(config, 'is_encoder_decoder', False):
-        raise ValueError(f'{type(model).__name__} has an encoder and a decoder: only models with one list of layers can be looped')
-    if hasattr(config, 'get_text_config'):
-        n = getattr(config.get_text_config(), 'num_hidden_layers', None)
-        for layers in model.modules():
-            if isinstance(layers, nn.ModuleList) and len(layers) == n and all(arguments(layer)[1] for layer in layers):
-                return layers, list(range(n))
-    raise ValueError(f'{type(model).__name__} has no list of layers with a KV cache: an LM of ours or a Hugging Face decoder has')
-
-
-def pick_window(window, depth):
-    "(a, b) of a window: (3, 5) or '3-5', 'mid4' (also None), or 0.5, the four layers whose centre is nearest to that fraction of the depth."
-    given, n = window, 4
-    if window is None:
-        window = 'mid4' if depth >= 4 else f'mid{depth}'
-    if isinstance(window, str) and window.startswith('mid') and window[3:].isdecimal() and 1 <= int(window[3:]) <= depth:
-        n = int(window[3:])
-        window = (depth // 2 - n // 2, depth // 2 - n // 2 + n - 1)
-    elif isinstance(window, float) and 0 <= window <= 1 and depth >= 4:
-        # its centre is at (a + b) / 2 of the depth, as in the paper's Figure 6
-        a = min(range(depth - 3), key=lambda a: abs(a + 1.5 - window * depth))
-        window = (a, a + 3)
-    elif isinstance(window, str) and window.count('-') == 1 and window.replace('-', '').isdecimal():
-        window = tuple(int(part) for part in window.split('-') if part)
-    if not (isinstance(window, (tuple, list)) and len(window) == 2 and all(isinstance(i, int) for i in window) and 0 <= window[0] <= window[1] < depth):
-        raise ValueError(f"window={given!r}: give (first, last) or 'first-last' within 0 to {depth - 1}, 'mid4' for the middle four, or a fraction of the depth")
-    return tuple(window)
-
-
-def refuse(model, layers, window, cache):
-    "What cannot be looped is refused before anything is touched."
-    if any(isinstance(vars(m).get(name), Entry) for m in layers.modules() for name in ('forward', '_old_forward')):
-        raise ValueError('this model is looped already: unpatch it first')
-    if isinstance(model, LM):
-        return
-    config = model.config.get_text_config()
-    if getattr(config, 'num_kv_shared_layers', None):
-        raise ValueError(f'{type(model).__name__} shares keys and values between layers, which a looped layer would overwrite')
-    kinds = getattr(config, 'layer_types', None) or getattr(config, 'layers_block_type', None) or ['attention'] * len(layers)
-    for i in window:
-        if kinds[i] not in ('attention', 'full_attention', 'sliding_attention', 'chunked_attention'):
-            raise ValueError(f'layer {i} is of the kind {kinds[i]!r}, whose state cannot be run twice on one token: choose a window of attention layers')
-    attention = getattr(config, '_attn_implementation', None)
-    if cache in ('frozen', 'none') and attention not in ('eager', 'sdpa'):
-        raise ValueError(f"cache={cache!r} changes the attention mask, which {attention!r} has not: load the model with attn_implementation='sdpa'")
 
 
 # ---------------------------------------------------------------------------------------------- the command
