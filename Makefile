@@ -3,7 +3,7 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 
-.PHONY: all setup data lidas baseline toys toys-grown toys-looped growing looping primitives sft retrofit origins little hf evals test torture clean
+.PHONY: all setup data lidas baseline toys toys-grown toys-looped growing looping primitives sft retrofit sweeps probes origins little hf evals test torture clean
 
 all: lidas                      # set up, grow the toy model, leave a picture and a sample of its text: 6 minutes
 
@@ -81,6 +81,18 @@ out/cuts/%/ckpt.pt: | .venv/ready
 out/retro/%/loss.png: | .venv/ready
 	@mkdir -p $(@D)
 	OMP_NUM_THREADS=1 $(PY) train.py $(if $(findstring _dense,$*),config/retrofit_dense.py --init_from=out/toys/$(subst _dense,,$*),config/retrofit.py --init_from=out/cuts/$*) --seed=$(lastword $(subst -, ,$*)) --out_dir=$(@D) 2>$(@D)/progress.txt || { tail -n 3 $(@D)/progress.txt; exit 1; }
+
+# ---- looping without training, and probes, on the toys
+
+WRAPPED := baseline midas lidas loop_2x4 loop_4x2
+SWEEP = $(PY) sweep.py $(call seeds,$(WRAPPED)) --batches=6 --n=150 --tasks=toy_assign/4 --show=loss,toy_assign/4
+sweeps: toys                    # where, how, and with which cache a frozen toy is looped: out/sweep_*.png, 1 hour
+	$(SWEEP) --windows=all2,all4 --methods=naive,rk --K=2,3 --out=out/sweep_where.png
+	$(SWEEP) --windows=all2,all4 --methods=naive,rk --K=2,3 --score=toy_assign/4 --out=out/sweep_where.png
+	$(SWEEP) --windows=mid4 --methods=naive,euler,rk,midpoint,heun,rk4,heavy_ball,anderson,aitken,uniform,norm_stab,poly_blend --K=2 --out=out/sweep_how.png
+	$(SWEEP) --windows=mid4 --methods=naive,rk --K=3 --cache=first,last,last_eval,none,frozen,exact --by_token --out=out/sweep_cache.png
+probes: toys                    # which layers do they use: out/probe/index.html, 45 minutes
+	$(PY) probe.py $(call seeds,$(WRAPPED)) --tasks=toy_assign/3
 
 little: .venv/ready             # why naive looping explodes, on a network of a few neurons: out/wrapper_toy.png, seconds
 	$(PY) wrapper.py --toy

@@ -299,8 +299,8 @@ def explain(error, tasks):
     "One line for what went wrong. The hub's errors are OSErrors."
     if isinstance(error, ValueError):
         return error
-    return (f'the data of {tasks} could not be loaded ({type(error).__name__}): the tasks of the harness need a network once, those of the list '
-            f'primitives never. {str(error).splitlines()[0] if str(error) else ""}')
+    return (f'the checkpoint or the data of {tasks} could not be loaded ({type(error).__name__}): the tasks of the harness and names on the hub need a '
+            f'network once, those of the list primitives never. {str(error).splitlines()[0] if str(error) else ""}')
 
 
 def main(argv=None):

@@ -77,7 +77,7 @@ def pick_boundaries(T, boundaries=None, seed=0):
 
 # ---------------------------------------------------------------------------------------------- taking a layer away
 
-ROWS = 2 ** 15          # tokens that are run at once
+ROWS, NUMBERS = 2 ** 15, 2 ** 27        # tokens that are run at once; probabilities that are held at once
 
 
 @torch.no_grad()
@@ -95,7 +95,7 @@ def effects(model, tokens, *, part='layer', propagate=True, future=True, boundar
     seen = ~gone if future else gone                                                        # (n, T): looked at here
     matrix, outputs = torch.zeros(D, D, device=tokens.device), torch.zeros(D, B, device=tokens.device)
     sizes = updates.norm(dim=-1).clamp(min=torch.finfo(updates.dtype).tiny)                 # (D, B, T)
-    before = model.head(model.norm(was['out'])).float().softmax(-1) if output else None     # (B, T, V)
+    says = lambda x: model.head(model.norm(x)).float().softmax(-1)                           # (.., V)
 
     def largest(new, d, rows):
         "The largest relative change of layer d's update, new (n, B, T, C), at the positions looked at."
@@ -118,9 +118,11 @@ def effects(model, tokens, *, part='layer', propagate=True, future=True, boundar
                 for d in range(s + 1, D):
                     matrix[s, d] = max(matrix[s, d], largest(found[d].view(n, B, T, -1), d, rows))
                 if output:
-                    after = model.head(model.norm(x)).float().softmax(-1).view(n, B, T, -1)
-                    change = (after - before).norm(dim=-1).masked_fill(~seen[rows][:, None], 0)             # (n, B, T)
-                    outputs[s] = torch.maximum(outputs[s], change.amax(dim=(0, 2)))
+                    x = x.view(n, B, T, -1)
+                    few = max(1, NUMBERS // (n * T * model.config.vocab_size))              # a large vocabulary: some examples at once
+                    for some in torch.arange(B).split(few):
+                        change = (says(x[:, some]) - says(was['out'][some])).norm(dim=-1).masked_fill(~seen[rows][:, None], 0)     # (n, b, T)
+                        outputs[s, some] = torch.maximum(outputs[s, some], change.amax(dim=(0, 2)))
             else:
                 for d in range(s + 1, D):
                     x = (was['input'][d] - contribution[s].masked_fill(~erase, 0)).flatten(0, 1)            # (n B, T, C)

@@ -79,6 +79,7 @@ def test_rows_in_pieces_give_the_same(tiny, monkeypatch):
     model, t = tiny(n_layer=3), tokens()
     whole = probe.effects(model, t, output=True)
     monkeypatch.setattr(probe, 'ROWS', 60)
+    monkeypatch.setattr(probe, 'NUMBERS', 2 * 9 * 50 * 2)
     for a, b in zip(whole, probe.effects(model, t, output=True)):
         assert torch.allclose(a, b, atol=1e-6)
 
