@@ -11,6 +11,8 @@ Usage:
     model = load_model('out/run')                           # the model itself, whatever kind it is, or a Hugging Face folder's
 """
 import dataclasses
+import hashlib
+import json
 import os
 import pickle
 import zipfile
@@ -111,3 +113,13 @@ def _lm(state):
 
 
 KINDS = {'lm': _lm, 'recurrent': _recurrent, 'hf': _hf}
+
+
+def fingerprint(model):
+    "Of all that a model computes with: its settings and every weight."
+    about = describe(model) if hasattr(model, 'layers') and hasattr(model, 'order') else dict(config=model.config.to_dict())
+    digest = hashlib.sha256(json.dumps({key: value for key, value in about.items() if key != 'model'}, sort_keys=True, default=str).encode())
+    for name, t in model.state_dict().items():
+        digest.update(name.encode())
+        digest.update(t.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()

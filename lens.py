@@ -36,9 +36,9 @@ class TunedLens(nn.Module):
 
     def forward(self, streams):
         "(D, B, T, C) -> (D, B, T, C)"
-        early, last = streams[:-1], streams[-1:]
+        early, last = streams[:-1].to(self.weight.dtype), streams[-1:]
         moved = early + torch.einsum('dbtc,dec->dbte', early, self.weight) + self.bias[:, None, None]
-        return torch.cat((moved, last))
+        return torch.cat((moved.to(last.dtype), last))
 
 
 def unembedding_hash(model):
@@ -60,6 +60,7 @@ def train_lens(model, loader, steps=250, lr=1e-3, progress=False):
     "A lens for a model, trained on batches of a tokens.Loader."
     device = next(model.parameters()).device
     lens = TunedLens(len(order_of(model)), model.config.n_embd).to(device)
+    steps = steps if len(lens.bias) else 0          # one layer: nothing is early
     optimizer = torch.optim.Adam(lens.parameters(), lr=lr)
     frozen = [p for p in model.parameters() if p.requires_grad]
     for p in frozen:
@@ -106,7 +107,7 @@ def save_lens(lens, model, path):
 
 
 def load_lens(path, model):
-    "The saved lens of this very model, or an error."
+    "A saved lens, or an error if it was trained for another unembedding or depth."
     try:
         kept = torch.load(path, map_location=next(model.parameters()).device, weights_only=True)
         lens = TunedLens(kept['depth'], kept['lens']['bias'].shape[1])

@@ -42,6 +42,8 @@ def heatmap(c, part):
     rows = []
     for future in (True, False):
         for propagate in (True, False):
+            if not propagate and isinstance(c.model, probe.Recurrent):
+                continue            # what is behind an adapter is no sum of what was before it
             matrix = c.effects(part, propagate, future)
             matrix = (matrix[0] if propagate else matrix).tolist()
             rows += [dict(setting=f'{"future" if future else "all"} tokens, {"propagated" if propagate else "local"}', erased=s, observed=d, change=matrix[s][d])
@@ -62,7 +64,8 @@ def similarity(c):
 def rearranged(c, change, sizes, reach):
     c.orders_only()
     todo = [(size, start) for size in sizes for start in range(len(c.order) - reach * size + 1)]
-    return [dict(size=size, start=start) | c.score_order(change(c.order, start, size)) for size, start in tqdm(todo, desc='orders', leave=False)]
+    rows = [dict(size=size, start=start) | c.score_order(change(c.order, start, size)) for size, start in tqdm(todo, desc='orders', leave=False)]
+    return [dict(size=0, start=0) | c.score_order(c.order), *rows]      # size 0: as it is
 
 
 def swap(c):
@@ -107,7 +110,7 @@ PROBES = dict(
                       'The last layer is always at zero: nothing behind it carries its result to another token.', 'curves', ('depth', None), ('change',)),
     heatmap=Probe(functools.partial(heatmap, part='layer'), 'Who depends on whom?', 'Row: the layer erased; column: the layer observed; colour: how much its update '
                   'changes, relative to itself (1: as much as its own length). Propagated: the change runs on through all layers between; '
-                  'local: only this one layer sees the other missing. A dark column is a layer that gathers from all before it.', 'maps',
+                  'local: only this one layer sees the other missing. A bright column is a layer that gathers from all before it.', 'maps',
                   ('erased', 'observed', 'change', 'setting')),
     heatmap_attn=Probe(functools.partial(heatmap, part='attn'), 'The same with only the attention of a layer erased', 'As above.', 'maps',
                        ('erased', 'observed', 'change', 'setting')),
@@ -116,9 +119,9 @@ PROBES = dict(
     norms=Probe(norms, 'How much does each layer add?', "The stream's length; the length of what a layer or sublayer adds, as a share of the stream; "
                 'and its cosine with the stream (above 0: it strengthens what is there; below: it erases). A pattern that repeats with the block '
                 'is what growing and looping leave.', 'curves', ('depth', None)),
-    swap=Probe(swap, 'Blocks change places', 'The layers from a position on change places with as many behind them. A flat curve: the order does not matter there.',
+    swap=Probe(swap, 'Blocks change places', 'The layers from a position on change places with as many behind them. Dotted: the model as it is. Where a curve stays near it, the order does not matter.',
                'curves', ('start', 'size')),
-    skip=Probe(skip, 'Blocks are left out', 'The layers from a position on do not run. A flat curve: they are not needed.', 'curves', ('start', 'size')),
+    skip=Probe(skip, 'Blocks are left out', 'The layers from a position on do not run. Where a curve stays near the dotted line (the model as it is), they are not needed.', 'curves', ('start', 'size')),
     reverse=Probe(reverse, 'Blocks run backwards', 'The layers from a position on run in reverse. Worst where a reversal straddles two blocks: layers of a block '
                   'have roles that follow each other.', 'curves', ('start', 'size')),
     repeat=Probe(repeat, 'Blocks run twice', 'The layers from a position on run once more, without any training for it.', 'curves', ('start', 'size')),
@@ -129,30 +132,33 @@ PROBES = dict(
                      'end: the last layers are needed.', 'curves', ('depth', 'lens')))
 
 
+SCORED = ('swap', 'skip', 'reverse', 'repeat', 'early_exit')
+
 # ---------------------------------------------------------------------------------------------- measuring, keeping, showing
 
 def measured(subject, name, folder):
     "The rows of a probe, from the folder if this very model has been measured with these very examples and settings."
-    a = subject.args
-    key = json.dumps([probe.VERSION, name, subject.mark, hashlib.sha256(subject.tokens.cpu().numpy().tobytes()).hexdigest(),
-                      a.tasks, a.n, a.batches, a.data, a.lens_steps if name == 'early_exit' else 0])
-    kept = folder / 'cache' / f'{name}-{hashlib.sha256(key.encode()).hexdigest()[:24]}.json'
-    if not kept.exists():
+    key = [probe.VERSION, name, subject.mark]
+    key.append(hashlib.sha256(subject.tokens.cpu().numpy().tobytes()).hexdigest())
+    if name in SCORED:
+        key.append(subject.scored_on)
+    if name == 'early_exit':
+        subject.lens                # trained or loaded: it is part of what is shown
+        key.append(hashlib.sha256(subject.lens_file().read_bytes()).hexdigest())
+    kept = folder / 'cache' / f'{name}-{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:24]}.json'
+    try:
+        return json.loads(kept.read_text())
+    except (OSError, ValueError):   # not there, or not whole
         rows = PROBES[name].measure(subject)
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.with_suffix('.tmp').write_text(json.dumps(rows))
-        kept.with_suffix('.tmp').replace(kept)
-    return json.loads(kept.read_text())
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    kept.with_suffix('.tmp').write_text(json.dumps(rows))
+    kept.with_suffix('.tmp').replace(kept)
+    return rows
 
 
 def read_rows(path):
-    def value(text):
-        try:
-            return float(text)
-        except ValueError:
-            return text
     with open(path, newline='') as file:
-        return [{key: value(text) for key, text in row.items() if text != ''} for row in csv.DictReader(file)]
+        return [{key: text if key in ('run', 'setting', 'lens') else float(text) for key, text in row.items() if text != ''} for row in csv.DictReader(file)]
 
 
 def write_rows(rows, path):
@@ -168,6 +174,8 @@ def draw(name, folder):
     from plot import draw_curves, draw_maps, show
     p, rows = PROBES[name], read_rows(folder / f'{name}.csv')
     groups = by_seed({name: name for name in dict.fromkeys(row['run'] for row in rows)})
+    if not rows:
+        return
     if p.draw == 'maps':
         return show(draw_maps, (rows, p.keys, groups, p.title), folder / f'{name}.png')
     labels = {}
@@ -177,9 +185,9 @@ def draw(name, folder):
     show(draw_curves, (rows, p.keys, values, groups, labels, p.title), folder / f'{name}.png')
 
 
-def write_index(folder, about):
+def write_index(folder, names, about):
     parts = [f'<h2>{html.escape(p.title)}</h2><p>{html.escape(p.reads)}</p><img src="{name}.png" alt="{html.escape(p.title)}"><p><a href="{name}.csv">the numbers</a></p>'
-             for name, p in PROBES.items() if (folder / f'{name}.csv').exists()]
+             for name, p in PROBES.items() if name in names]
     lines = ''.join(f'<li>{html.escape(line)}</li>' for line in about)
     (folder / 'index.html').write_text('<!doctype html><meta charset="utf-8"><title>Which layers do they use?</title><style>body{font-family:sans-serif;max-width:70em;'
                                        f'margin:2em auto;line-height:1.5}}img{{max-width:100%}}</style><h1>Which layers do they use?</h1><ul>{lines}</ul>{"".join(parts)}')
@@ -218,26 +226,27 @@ def make(args):
         raise ValueError('give the models to look at, or --redraw')
     folder.mkdir(parents=True, exist_ok=True)
     rows, about = {name: [] for name in names}, []
-    for run, path in tqdm(run_names(args.runs).items(), desc='models', unit='model'):
-        subject = Subject(str(path), args)
-        about.append(describe(run, subject))
+    try:
+        for run, path in tqdm(run_names(args.runs).items(), desc='models', unit='model'):
+            subject = Subject(str(path), args)
+            n, T = subject.tokens.shape
+            about.append(f'{describe(run, subject)}; looked at with {n} examples of {T} tokens ({args.examples}), t at '
+                         f'{"every position" if T <= 32 else "16 drawn positions"}')
+            for name in names:
+                try:
+                    rows[name] += [dict(run=run, **row) for row in measured(subject, name, folder)]
+                except NotHere as error:
+                    about.append(f'{run} is not in {name}: {error}')
+    finally:                            # what has been measured is shown, also when the next model cannot be
         for name in names:
-            try:
-                rows[name] += [dict(run=run, **row) for row in measured(subject, name, folder)]
-            except NotHere as error:
-                about.append(f'{run} is not in {name}: {error}')
-    n, T = subject.tokens.shape
-    about.append(f'Looked at with {n} examples of {T} tokens ({args.examples}); boundaries t: {"every position" if T <= 32 else "16 drawn ones"}; '
-                 f'scored on {args.batches} batches, {args.n} questions of each task and as many passages')
-    for name in names:
-        if rows[name]:
-            write_rows(rows[name], folder / f'{name}.csv')
-            draw(name, folder)
-    write_index(folder, about)
+            if rows[name]:
+                write_rows(rows[name], folder / f'{name}.csv')
+                draw(name, folder)
+        write_index(folder, [name for name in names if rows[name]], about)
     print('\n'.join(about))
     if rows.get('depth_score'):
         groups = by_seed({name: name for name in dict.fromkeys(row['run'] for row in rows['depth_score'])})
-        scores = {row['run']: (row['score'], max(r['depth'] for r in rows['depth_score'] if r['run'] == row['run'])) for row in rows['depth_score']}
+        scores = {row['run']: (row['score'], max(1, *(r['depth'] for r in rows['depth_score'] if r['run'] == row['run']))) for row in rows['depth_score']}
         print(columns([['model', 'depth score', 'of the depth'], *(
             [g, *(number(mean(v), standard_error(v)) for v in ([scores[n][0] for n in names], [scores[n][0] / scores[n][1] for n in names]))]
             for g, names in groups.items())]))

@@ -294,6 +294,8 @@ def draw_curves(what):
     """(rows, (x, panel key or None), values, groups, labels, title): a column a value, a row a panel, a line a group: the mean of its
     seeds, the shade from the lowest to the highest."""
     rows, (x, panel), values, groups, labels, title = what
+    asis = [row for row in rows if panel == 'size' and row['size'] == 0]           # interventions: a dotted line for the model as it is
+    rows = [row for row in rows if row not in asis]
     cells = [(value, at) for at in dict.fromkeys(row[panel] for row in rows) for value in values] if panel else [(value, None) for value in values]
     across = len(values) if panel else min(4, len(values))
     fig, axes = figure(-(-len(cells) // across), across, (1 + 3.3 * across, 0.8 + 2.5 * -(-len(cells) // across)))
@@ -304,11 +306,13 @@ def draw_curves(what):
             ys = [[row[value] for row in mine if row[x] == place] for place in xs]
             ax.plot(xs, list(map(mean, ys)), color=colour, marker='o', ms=3, label=labels.get(group, group))
             ax.fill_between(xs, list(map(min, ys)), list(map(max, ys)), color=colour, alpha=0.15, lw=0)
+            if mine and [row for row in asis if row['run'] in names]:
+                ax.axhline(mean([row[value] for row in asis if row['run'] in names]), color=colour, ls=':', lw=1)
         ax.set_title(value if panel is None else f'{value}, {panel} {at:g}' if isinstance(at, float) else f'{value}, {at}', fontsize=9)
         ax.grid(alpha=0.25)
         ax.spines[['top', 'right']].set_visible(False)
         ax.xaxis.get_major_locator().set_params(integer=True)
-        ax.set_xlabel('first layer moved (by depth, from 0)' if x == 'start' else 'layer (by depth, from 0)', fontsize=8)
+        ax.set_xlabel('first of these layers (by depth, from 0)' if x == 'start' else 'layer (by depth, from 0)', fontsize=8)
         if 'cosine' in value:
             ax.axhline(0, color='#888888', lw=0.8)
     for ax in axes.flat[len(cells):]:
@@ -327,15 +331,18 @@ def draw_maps(what):
         maps = []
         for group, names in groups.items():
             mine = [row for row in rows if row['run'] in names and (panel is None or row[panel] == at)]
-            n = 1 + int(max(max(row[down], row[right]) for row in mine))
+            n = 1 + int(max((max(row[down], row[right]) for row in mine), default=0))
             cells = {}
             for row in mine:
                 cells.setdefault((int(row[down]), int(row[right])), []).append(row[value])
             maps.append([[mean(cells[i, j]) if (i, j) in cells else math.nan for j in range(n)] for i in range(n)])
         signed = value == 'cosine'
         shown = [v for m, of in zip(maps, groups) for i, line_ in enumerate(m) for j, v in enumerate(line_) if not math.isnan(v) and not (signed and i == j)]
-        top = max(map(abs, shown), default=1) or 1
+        top = max([*map(abs, shown), 0.2 if signed else 1e-9])
         for ax, of, group in zip(line, maps, groups):
+            if len(of) == 1 and math.isnan(of[0][0]):
+                ax.axis('off')          # this setting does not exist for this model
+                continue
             image = ax.imshow(of, cmap='RdBu_r' if signed else 'viridis', vmin=-top if signed else 0, vmax=top)
             ax.set_title(group if panel is None else f'{group}: {at}', fontsize=8)
             ax.set_xlabel(f'{right} layer' if right != 'other' else 'layer', fontsize=8)

@@ -102,7 +102,9 @@ def effects(model, tokens, *, part='layer', propagate=True, future=True, boundar
         change = (new - updates[d]).norm(dim=-1) / sizes[d]                                 # (n, B, T)
         return change.masked_fill(~seen[rows][:, None], 0).max()
 
-    at_once = max(1, ROWS // (B * T))
+    if not propagate and isinstance(model, Recurrent):
+        raise ValueError('local effects take a contribution out of a later input: behind an adapter there is none to take; use propagate=True')
+    at_once = max(1, min(ROWS // (B * T), NUMBERS // (T * model.config.vocab_size) if output else ROWS))
     for s in progress(range(D)):
         for first in range(0, len(ts), at_once):
             rows = slice(first, first + at_once)
@@ -116,7 +118,7 @@ def effects(model, tokens, *, part='layer', propagate=True, future=True, boundar
                 else:
                     x = lm.run(was['input'][s].repeat(n, 1, 1), order[s:], depth=s, tap=tap)
                 for d in range(s + 1, D):
-                    matrix[s, d] = max(matrix[s, d], largest(found[d].view(n, B, T, -1), d, rows))
+                    matrix[s, d] = torch.maximum(matrix[s, d], largest(found[d].view(n, B, T, -1), d, rows))
                 if output:
                     x = x.view(n, B, T, -1)
                     few = max(1, NUMBERS // (n * T * model.config.vocab_size))              # a large vocabulary: some examples at once
@@ -128,7 +130,7 @@ def effects(model, tokens, *, part='layer', propagate=True, future=True, boundar
                     x = (was['input'][d] - contribution[s].masked_fill(~erase, 0)).flatten(0, 1)            # (n B, T, C)
                     tap, found = watch()
                     lm.run(x, [order[d]], depth=d, tap=tap)
-                    matrix[s, d] = max(matrix[s, d], largest(found[d].view(n, B, T, -1), d, rows))
+                    matrix[s, d] = torch.maximum(matrix[s, d], largest(found[d].view(n, B, T, -1), d, rows))
     return (matrix, outputs) if output else matrix
 
 

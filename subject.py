@@ -32,17 +32,19 @@ class Subject:
     "A model, the tokens it is looked at with, and how it is scored. Interventions are measured once for all probes."
 
     def __init__(self, path, args):
-        from checkpoint import build_model, load
+        from checkpoint import build_model, fingerprint, load
         from launch import pick_device
         from loop import asked
         from tokenizer import get_tokenizer
-        self.path, self.args, self.state = path, args, load(path)
+        for name in ('count', 'n', 'batches'):
+            if getattr(args, name) < 1:
+                raise ValueError(f'--{name}={getattr(args, name)} must be at least 1')
+        self.path, self.args, self.state, self.found = path, args, load(path), {}
         self.model = build_model(self.state, path).to(pick_device(args.device)).eval()
         self.tokenizer, self.tasks = get_tokenizer(path), asked(args.tasks, args.n)
         self.order, self.device = self.model.order, next(self.model.parameters()).device
         self.tokens = examples(self, args.examples, args.count, args.length).to(self.device)
-        self.mark = hashlib.sha256(repr(self.order).encode() + b''.join(
-            t.detach().float().cpu().numpy().tobytes() for t in self.model.state_dict().values())).hexdigest()
+        self.mark = fingerprint(self.model)
 
     @functools.cached_property
     def loaders(self):
@@ -56,24 +58,37 @@ class Subject:
 
     @functools.cached_property
     def passages(self):
-        return last_words(self.loaders[1], self.tokenizer, self.args.n)
+        return last_words(self.loaders[1], self.tokenizer, self.args.n, self.model.config.context)
+
+    @functools.cached_property
+    def scored_on(self):
+        "A hash of the data behind the scores."
+        found = hashlib.sha256(repr((self.passages, self.tasks)).encode())
+        for tokens, targets in self.batches:
+            found.update(tokens.numpy().tobytes() + targets.numpy().tobytes())
+        return found.hexdigest()
+
+    def lens_file(self):
+        "The lens beside the checkpoint, if there is one; else the page's own."
+        beside = (Path(self.path) if Path(self.path).is_dir() else Path(self.path).parent) / 'lens.pt'
+        return beside if beside.exists() else self.args.out / 'cache' / f'lens-{self.mark[:24]}-{self.args.lens_steps}.pt'
 
     @functools.cached_property
     def lens(self):
         from lens import load_lens, save_lens, train_lens
-        folder = Path(self.path) if Path(self.path).is_dir() else Path(self.path).parent
-        kept = folder / 'lens.pt'
-        if kept.exists():
-            return load_lens(kept, self.model)
-        lens = train_lens(self.model, self.loaders[0], self.args.lens_steps, progress=True)
-        save_lens(lens, self.model, kept)
-        return lens
+        file = self.lens_file()
+        if not file.exists():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            save_lens(train_lens(self.model, self.loaders[0], self.args.lens_steps, progress=True), self.model, file)
+        return load_lens(file, self.model)
 
-    @functools.cache
     def effects(self, part, propagate, future):
-        what = f'{"future" if future else "current"} {"propagated" if propagate else "local"}, {part}'
-        return probe.effects(self.model, self.tokens, part=part, propagate=propagate, future=future, output=propagate,
-                             progress=lambda it: tqdm(it, desc=what, unit='layer', leave=False))
+        if (part, propagate, future) not in self.found:
+            what = f'{"future" if future else "current"} {"propagated" if propagate else "local"}, {part}'
+            self.found[part, propagate, future] = probe.effects(
+                self.model, self.tokens, part=part, propagate=propagate, future=future, output=propagate,
+                progress=lambda it: tqdm(it, desc=what, unit='layer', leave=False))
+        return self.found[part, propagate, future]
 
     @torch.no_grad()
     def score(self, answer):
@@ -99,7 +114,7 @@ class Subject:
 
 # ---------------------------------------------------------------------------------------------- texts
 
-FIELDS = (('question', 'answer'), ('problem', 'solution'), ('requests', ), ('text',), ('prompt',))         # of GSM8K, MATH, MQuAKE, anything
+FIELDS = (('question', 'answer'), ('problem', 'solution'), ('text',), ('prompt',))         # of GSM8K, MATH, MQuAKE, anything
 
 
 def examples(subject, source, count, length):
@@ -109,13 +124,15 @@ def examples(subject, source, count, length):
     length = min(length or 32, context)
     if source == 'val':
         val = subject.loaders[1]
-        rows = torch.cat([val.batch(step)[0] for step in range(-(-count // val.batch_size))])[:count]
+        rows = torch.cat([val.batch(step)[0] for step in range(min(len(val), -(-count // val.batch_size)))])[:count]
         if rows.shape[1] < length:
             raise ValueError(f'the rows of the validation data have {rows.shape[1]} tokens, --length={length} were asked for')
         return rows[:, :length]
     path = Path(source)
     if path.suffix in ('.jsonl', '.json'):
-        texts = [text_of(json.loads(line), path) for line in path.read_text().splitlines() if line.strip()]
+        whole = path.read_text()
+        entries = json.loads(whole) if path.suffix == '.json' else [json.loads(line) for line in whole.split('\n') if line.strip()]
+        texts = [text_of(entry, path) for entry in entries]
     elif path.exists():
         whole = subject.tokenizer.encode(path.read_text(), allowed_special='all')
         if len(whole) < length:
@@ -134,23 +151,24 @@ def examples(subject, source, count, length):
 
 
 def text_of(entry, path):
-    for fields in FIELDS:
+    for fields in FIELDS if isinstance(entry, dict) else ():
         if all(isinstance(entry.get(field), str) for field in fields):
             return '\n'.join(entry[field] for field in fields)
-    if isinstance(entry.get('questions'), list):        # MQuAKE: several forms of one question
+    if isinstance(entry, dict) and isinstance(entry.get('questions'), list):        # MQuAKE: several forms of one question
         return entry['questions'][0]
     raise ValueError(f'{path}: a line has none of the known fields: {", ".join("+".join(f) for f in FIELDS)}, questions')
 
 
-def last_words(val, tokenizer, n):
+def last_words(val, tokenizer, n, context):
     "[(tokens before, tokens of the last word)] of passages of running text in the validation data: rows without marked answers."
     found, plain = [], {0, *(k for k, kind in enumerate(val.kinds, 1) if kind == 'text')}
     for step in range(len(val)):
         for tokens, _, marks in zip(*val.marked_batch(step)):
             if {mark % 128 for mark in marks.tolist()} <= plain:
                 text = re.fullmatch(r'(.*\S)( \S+)\s+\S*', tokenizer.decode(tokens.tolist()), re.S)      # the last word may be cut off: it is left out
-                if text and len(text[1]) > len(text[0]) / 2:
-                    found.append(tuple(tokenizer.encode(part, allowed_special='all') for part in text.groups()))
+                if text and len(text[1]) > len(text[0]) / 2 and '\ufffd' not in text[0]:       # (a character that was cut in two)
+                    before, word = (tokenizer.encode(part, allowed_special='all') for part in text.groups())
+                    found += [(before, word)] * (len(before) + len(word) <= context)
         if len(found) >= n:
             break
     return found[:n]

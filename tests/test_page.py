@@ -74,6 +74,42 @@ def test_what_is_known_is_not_measured_again_and_redrawn_without_a_model(runs, t
     capsys.readouterr()
 
 
+def test_the_same_weights_are_not_the_same_model(tmp_path, tiny, data, capsys):
+    weights = tiny(vocab_size=257, n_layer=3, context=64).state_dict()
+    for name, fields in (('a', {}), ('b', dict(ln_scaling=True)), ('c', dict(n_head=2)), ('d', dict(order=[0, 1, 2, 1]))):
+        model = tiny(vocab_size=257, n_layer=3, context=64, **fields)
+        model.load_state_dict(weights)
+        write_run(tmp_path / name, model, data)
+    page.main([*(str(tmp_path / name) for name in 'abcd'), '--only=depth_score', f'--out={tmp_path / "p"}', *FEW])
+    rows = page.read_rows(tmp_path / 'p' / 'depth_score.csv')
+    assert len({row['score'] for row in rows}) == 4
+    capsys.readouterr()
+
+
+def test_changed_data_are_scored_anew(runs, data, tmp_path, capsys):
+    import numpy as np
+    from tokens import write_dataset
+    only = ['--only=repeat', '--examples=toy_assign/1', f'--out={tmp_path / "p"}', *FEW]
+    page.main([runs['plain'], *only])
+    before = page.read_rows(tmp_path / 'p' / 'repeat.csv')
+    write_dataset(data, 'val', 'bytes', np.arange(800) % 50, marks=np.zeros(800, int), kinds=['fifth'])
+    page.main([runs['plain'], *only])
+    after = page.read_rows(tmp_path / 'p' / 'repeat.csv')
+    assert before[0]['loss'] != after[0]['loss'] and before[0]['size'] == 0
+    capsys.readouterr()
+
+
+def test_half_precision_one_layer_and_names_that_are_numbers(tmp_path, tiny, data, capsys):
+    write_run(tmp_path / '2024', tiny(vocab_size=257, n_layer=1, context=64), data)
+    from hf import save_hf
+    save_hf(tiny(vocab_size=257, n_layer=2, context=64).bfloat16(), tmp_path / 'half')
+    from tokenizer import write_tokenizer
+    write_tokenizer('bytes', tmp_path / 'half', 64)
+    page.main([str(tmp_path / '2024'), '--only=depth_score,early_exit,norms', f'--out={tmp_path / "p"}', *FEW])
+    page.main([str(tmp_path / 'half'), f'--data={data}', '--only=depth_score,early_exit', f'--out={tmp_path / "p"}', *FEW])
+    assert 'half: 2 layers deep' in capsys.readouterr().out
+
+
 def test_seeds_are_averaged(tmp_path, tiny, data, capsys):
     for seed in range(2):
         write_run(tmp_path / f'run-{seed}', tiny(seed, vocab_size=257, n_layer=3, context=64), data)
@@ -106,7 +142,7 @@ def test_the_last_word_of_a_passage(tiny, tmp_path):
     write_dataset(tmp_path / 'd', 'val', 'bytes', ids, marks=[1] * len(ids), kinds=['text'])
     val = Loader(tmp_path / 'd', 2, 32, split='val')
     from tokenizer import get_tokenizer
-    found = subject.last_words(val, get_tokenizer('bytes'), 5)
+    found = subject.last_words(val, get_tokenizer('bytes'), 5, 64)
     assert len(found) == 5
     for before, word in found:
         assert bytes(word).decode().startswith(' ') and ' ' not in bytes(word).decode()[1:] and bytes(before + word).decode() in text * 8
@@ -123,7 +159,7 @@ def test_the_last_word_of_a_passage(tiny, tmp_path):
 @pytest.mark.parametrize('args, message', [
     (['--only=depth_scor'], "there is no probe 'depth_scor': did you mean 'depth_score'"), (['--length=40'], 'have 16 tokens, --length=40'),
     (['--examples=nothing'], 'no such file, and no primitive'), (['--examples=short.txt'], 'has 5 tokens, but 10 are looked at'),
-    (['--examples=short.jsonl'], 'has no text of 10 tokens'), ([], None)])
+    (['--examples=short.jsonl'], 'has no text of 10 tokens'), (['--batches=0'], '--batches=0 must be at least 1'), ([], None)])
 def test_what_is_refused(runs, tmp_path, capsys, monkeypatch, args, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'short.txt').write_text('short')
@@ -134,7 +170,13 @@ def test_what_is_refused(runs, tmp_path, capsys, monkeypatch, args, message):
 
 
 def test_a_lens_of_another_model_is_refused(runs, tmp_path, capsys, tiny, data):
+    import lens
+    lens.main([runs['plain'], '--steps=2', '--device=cpu'])
     page.main([runs['plain'], '--only=early_exit', f'--out={tmp_path / "p"}', *FEW])
+    before = (tmp_path / 'p' / 'early_exit.csv').read_text()
+    lens.main([runs['plain'], '--steps=20', '--lr=0.01', '--device=cpu'])           # another lens, other numbers
+    page.main([runs['plain'], '--only=early_exit', f'--out={tmp_path / "p"}', *FEW])
+    assert (tmp_path / 'p' / 'early_exit.csv').read_text() != before
     write_run(tmp_path / 'plain', tiny(3, vocab_size=257, n_layer=4, context=64), data)
     with pytest.raises(SystemExit):
         page.main([runs['plain'], '--only=early_exit', f'--out={tmp_path / "p"}', *FEW])

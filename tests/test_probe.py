@@ -132,6 +132,12 @@ def test_what_does_nothing_scores_nothing_and_work_is_where_it_is(tiny):
     assert depth_score(model, t)[0] == 2.0                                  # of layers 2 and 3, the last moves nothing
 
 
+def test_what_is_not_a_number_shows(tiny):
+    model, t = tiny(n_layer=3), tokens()
+    model.layers[1].mlp.down.weight[0, 0] = torch.nan
+    assert future_effects(model, t)[0, 1].isnan() and depth_score(model, t)[1].isnan().any()
+
+
 def test_nothing_before_an_intervention_changes(tiny):
     model, t = tiny(n_layer=3), tokens()
     was = probe.record(model, t)
@@ -189,6 +195,8 @@ def test_recurrent_and_looped_models_by_unrolled_depth(tiny):
     with pytest.raises(ValueError, match='take no other'):
         depth_score(model, t, order=[0, 1])
     once = surgery(parent, '1-3-0', mean=1)                     # r = 1, the adapter as it begins: the parent
+    with pytest.raises(ValueError, match='behind an adapter there is none to take'):
+        future_effects(model, t, propagate=False)
     for a, b in ((depth_score(once, t)[1], depth_score(parent, t)[1]), (future_effects(once, t), future_effects(parent, t))):
         assert torch.allclose(a, b, atol=1e-6)
 
