@@ -108,7 +108,7 @@ def write_csv(rows, picture):
     path = picture.with_suffix('.csv')
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, 'w', newline='') as file:
-        writer = csv.DictWriter(file, rows[0])
+        writer = csv.DictWriter(file, list(dict.fromkeys(key for row in rows for key in row)))
         writer.writeheader()
         writer.writerows(rows)
     print(f'numbers: {path}')

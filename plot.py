@@ -258,32 +258,34 @@ def draw_landscape(what):
 
 
 def draw_sweep(what):
-    """(rows of {run, window, ..., kind: gain}, kinds, groups, label): a row of panels a kind, a column a run; windows to the right, settings
-    below each other. Blue is a gain, red a loss, white nothing; the scale ends at the largest gain, since what is lost can be without bound."""
-    rows, kinds, groups, label = what
+    """(rows of {run, window, ..., kind: gain}, kinds, groups, label, is_share): a row of panels a kind, a column a run; windows to the right,
+    settings below each other. Blue is a gain, red a loss, grey not run or not a number; the scale ends at the largest gain, since what is
+    lost can be without bound."""
+    rows, kinds, groups, label, is_share = what
     grid = [{key: r[key] for key in ('method', 'K', 'beta', 'mode', 'cache')} for r in rows]
     windows = sorted({r['window'] for r in rows}, key=lambda w: (int(w.split('-')[1]) - int(w.split('-')[0]), int(w.split('-')[0])))
     settings = list(dict.fromkeys(label(r, grid) for r in rows))
     fig, axes = figure(len(kinds), len(groups), (2.2 + (0.8 + 0.42 * len(windows)) * len(groups), 1 + (0.8 + 0.3 * len(settings)) * len(kinds)))
     for panels, kind in zip(axes, kinds):
-        cells = {(group, r['window'], label(r, grid)): [] for r in rows for group, names in groups.items() if r['run'] in names}
-        for r in rows:
-            for group, names in groups.items():
-                if r['run'] in names:
-                    cells[group, r['window'], label(r, grid)].append(r[kind] * (1000 if kind.startswith('loss') else 100))
-        top = max([abs(mean(v)) for v in cells.values() if mean(v) > 0] + [2 if kind.startswith('loss') else 5])
-        top = max(top, sorted(abs(mean(v)) for v in cells.values())[len(cells) // 4])
+        unit, cells = 100 if is_share(kind) else 1000 if kind.startswith('loss') else 1, {}
+        for r in (r for r in rows if kind in r):
+            group = next(group for group, names in groups.items() if r['run'] in names)
+            cells.setdefault((group, r['window'], label(r, grid)), []).append(unit * r[kind])
+        cells = {place: mean(values) for place, values in cells.items()}
+        sizes = sorted(abs(v) for v in cells.values() if math.isfinite(v)) or [0]
+        top = max([v for v in cells.values() if math.isfinite(v)] + [sizes[len(sizes) // 4], 5 if unit == 100 else 2 if unit == 1000 else 1e-6])
         for ax, group in zip(panels, groups):
-            values = [[mean(cells.get((group, w, s), [])) if cells.get((group, w, s)) else math.nan for w in windows] for s in settings]
+            values = [[cells.get((group, w, s), math.nan) for w in windows] for s in settings]
             image = ax.imshow(values, cmap='RdBu', vmin=-top, vmax=top, aspect='auto')
+            ax.set_facecolor('#cccccc')
             for y, line in enumerate(values):
                 for x, v in enumerate(line):
-                    if not math.isnan(v):
-                        ax.text(x, y, f'{v:+.0f}', ha='center', va='center', fontsize=6,
-                                color='white' if abs(v) > 0.6 * top else 'black')
+                    if (group, windows[x], settings[y]) in cells:
+                        ax.text(x, y, f'{v:+.0f}' if unit > 1 else f'{v:+.2g}', ha='center', va='center', fontsize=6,
+                                color='white' if abs(v) > 0.6 * top and math.isfinite(v) else 'black')
             ax.set_xticks(range(len(windows)), windows, fontsize=7, rotation=60)
             ax.set_yticks(range(len(settings)), settings if ax is panels[0] else [], fontsize=7)
-            ax.set_title(f'{group}: {kind}, gain in {"1/1000" if kind.startswith("loss") else "points"}', fontsize=9)
+            ax.set_title(f'{group}: {kind}, gain' + {100: ' in points', 1000: ' in 1/1000', 1: ''}[unit], fontsize=9)
         fig.colorbar(image, ax=panels, pad=0.01)
     for ax in axes[-1]:
         ax.set_xlabel('window looped', fontsize=8)

@@ -16,8 +16,10 @@ Usage:
 """
 import argparse
 import hashlib
+import inspect
 import itertools
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -25,6 +27,7 @@ import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
+from checkpoint import fingerprint
 from logs import by_seed, columns, mean, number, run_names, standard_error, write_csv
 from model import KVCache
 from solvers import SOLVERS, pick_solver
@@ -77,7 +80,8 @@ def compare(args, settings):
 # ---------------------------------------------------------------------------------------------- what is measured
 
 def open_ours(path, args):
-    "(model, {part: look}): loss and accuracies of one of our runs, screened on some validation batches and judged on the next."
+    """(model, {part: look}, what tells the data from others): loss and accuracies of one of our runs, screened on some validation batches
+    and judged on the next."""
     from checkpoint import build_model, load
     from launch import pick_device
     from loop import asked, looker
@@ -85,10 +89,16 @@ def open_ours(path, args):
     model = build_model(state, path).to(pick_device(args.device)).eval()
     depth_of(model)         # a recurrent core is refused here, and not after the first measurement
 
+    data = hashlib.sha256()
+
     def look(i):
         whole = looker(path, state, model, args.data, args.batches, asked(args.tasks, args.n, seed=i), first=i * args.batches)
-        return (lambda model: whole(model) | by_token(model, whole.val, i * args.batches)) if args.by_token else whole
-    return model, {part: look(i) for i, part in enumerate(('screen', 'judge'))}, {}
+        for step in range(i * args.batches, (i + 1) * args.batches) if whole.val else ():
+            data.update(b''.join(t.numpy().tobytes() for t in whole.val.batch(step)))
+        if args.by_token and whole.val:
+            return lambda model: whole(model) | by_token(model, whole.val, i * args.batches, min(2, args.batches))
+        return whole
+    return model, {part: look(i) for i, part in enumerate(('screen', 'judge'))}, data.hexdigest()
 
 
 @torch.no_grad()
@@ -112,23 +122,44 @@ def open_theirs(path, args):
     lm = open_model(path, batch_size=args.batch_size, device=args.device)
     tasks = dict(screen=args.tasks, judge=args.judge_tasks or args.tasks)
     counts = {part: {task: n['original'] for task, n in harness(lm, names, limit=1)['n-samples'].items()} for part, names in tasks.items()}
-    better = {}
+    apart = not counts['screen'].keys() & counts['judge'].keys()
+    samples = {part: {task: list(range(0 if apart else i, n, 1 if apart else 2))[:args.limit] for task, n in counts[part].items()}
+               for i, part in enumerate(tasks)}
+    for part, of in samples.items():
+        for task, documents in of.items():
+            if not documents:
+                raise ValueError(f'{task} has {counts[part][task]} documents: none is left to {part} by')
 
     def look(part):
-        half = slice(None) if args.judge_tasks else slice(0, None, 2) if part == 'screen' else slice(1, None, 2)
-        found = harness(lm, tasks[part], samples={task: list(range(n))[half][:args.limit] for task, n in counts[part].items()}, bootstrap_iters=0)
-        for task, of in found['higher_is_better'].items():
-            better.update({f'{task} {metric}': up for metric, up in of.items()})
-        return {f'{row["task"]} {row["metric"]}': row['value'] for row in rows_of(found)}
-    return lm.model, {part: lambda model, part=part: look(part) for part in tasks}, better
+        found, values = harness(lm, tasks[part], samples=samples[part], bootstrap_iters=0), {}
+        for row in rows_of(found):
+            if row['task'] in samples[part]:        # (a group only says again what its tasks say)
+                metric = row['metric'].partition(' (')[0]
+                up = found['higher_is_better'][row['task']].get(metric, True)
+                values[f'{row["task"]} {row["metric"]}' + ('' if metric in SHARES else f' ({"more" if up else "less"} is better)')] = row['value']
+        return values
+    return lm.model, {part: lambda model, part=part: look(part) for part in tasks}, json.dumps(samples)
 
 
-def fingerprint(model):
-    "Of the weights: another checkpoint in the same place has other cells."
-    some = hashlib.sha256()
-    for name, p in model.state_dict().items():
-        some.update(f'{name} {tuple(p.shape)}'.encode() + p.flatten()[::max(1, p.numel() // 64)].float().cpu().numpy().tobytes())
-    return some.hexdigest()[:16]
+SHARES = ('acc', 'acc_norm', 'exact_match', 'em', 'f1', 'mc1', 'mc2')          # from 0 to 1: these can be averaged
+
+
+def is_share(kind):
+    return not kind.startswith('loss') and not kind.endswith(' is better)')
+
+
+def main_kinds(kinds):
+    "What a setting is ranked by if nothing else is asked for: the loss of our runs; of each benchmark its first share of right answers."
+    if 'loss' in kinds:
+        return ['loss']
+    first = {}
+    for metric in SHARES:
+        for kind in kinds:
+            if is_share(kind) and (kind.partition(' (')[0].rpartition(' ')[2] == metric or ' ' not in kind):
+                first.setdefault(kind.partition(' ')[0], kind)
+    if not first or {kind.partition(' ')[0] for kind in kinds} - first.keys():
+        raise ValueError(f'these metrics cannot be averaged: choose one of them by --score: {", ".join(kinds)}')
+    return list(first.values())
 
 
 class Notes:
@@ -162,6 +193,8 @@ def windows_of(text, depth):
     for part in text.split(','):
         if part.startswith('all') and part[3:].isdigit() and 1 <= int(part[3:]) <= depth:
             found += [f'{a}-{a + int(part[3:]) - 1}' for a in range(depth - int(part[3:]) + 1)]
+        elif part.startswith('all'):
+            raise ValueError(f'--windows={part}: write all1 to all{depth}, every window of so many layers')
         else:
             found.append('{}-{}'.format(*pick_window(part, depth)))
     return list(dict.fromkeys(found))
@@ -185,7 +218,6 @@ def cells_of(args, depth):
 
 
 def takes_beta(method):
-    import inspect
     return 'beta' in inspect.signature(SOLVERS[method]).parameters
 
 
@@ -209,8 +241,9 @@ def cost(cell, depth):
     return 1 + (b - a + 1) * more / depth
 
 
-def gains(plain, found, better):
-    return {key: (value - plain[key]) * (1 if better.get(key, not key.startswith('loss')) else -1) for key, value in found.items()}
+def gains(plain, found):
+    "Changes for the better."
+    return {kind: (plain[kind] - value if kind.startswith('loss') or kind.endswith('(less is better)') else value - plain[kind]) for kind, value in found.items()}
 
 
 # ---------------------------------------------------------------------------------------------- screening and judging
@@ -219,33 +252,42 @@ class Study:
     "The runs of a sweep and what is known of them. `of(name, part, cells)` measures what is not."
 
     def __init__(self, args):
+        for name in ('batches', 'n', 'limit'):
+            if getattr(args, name) is not None and getattr(args, name) < 1:
+                raise ValueError(f'--{name}={getattr(args, name)} must be at least 1')
         self.args, self.paths, self.opened, self.left_out = args, run_names(args.runs), (None,), {}
         self.notes = Notes(args.out.with_suffix('.jsonl'))
-        self.spec = {key: getattr(args, key) for key in ('tasks', 'judge_tasks', 'limit', 'data', 'batches', 'n', 'by_token')}
+        self.spec = {key: getattr(args, key) for key in ('tasks', 'judge_tasks', 'n', 'by_token')}
 
     def open(self, name):
-        "(model, {part: look}, {metric: is more better?}, its mark, its depth), of one run at a time."
+        "(model, {part: look}, a mark of the model and the data, the depth), of one run at a time."
         if self.opened[0] != name:
             path = str(self.paths[name])
             ours = path.endswith('.pt') or (Path(path) / 'ckpt.pt').exists()
             if not ours and not self.args.tasks:
                 raise ValueError(f'{path} is not a run of ours: give --tasks, benchmarks of lm-eval')
             self.opened = (None,)       # the last one goes before the next comes
-            model, looks, better = (open_ours if ours else open_theirs)(path, self.args)
-            self.opened = name, (model, looks, better, fingerprint(model), len(depth_of(model)[1]))
+            model, looks, data = (open_ours if ours else open_theirs)(path, self.args)
+            mark = hashlib.sha256((fingerprint(model) + data).encode()).hexdigest()[:24]
+            self.opened = name, (model, looks, mark, len(depth_of(model)[1]))
         return self.opened[1]
 
-    def depth(self, name):
-        return self.open(name)[4]
+    def depth(self, names):
+        depths = {name: self.open(name)[3] for name in names}
+        if len(set(depths.values())) > 1:
+            raise ValueError(f'these are not seeds of one run, their depths differ: {depths}')
+        return depths[names[0]]
 
     def grid(self, name):
-        cells, impossible = cells_of(self.args, self.depth(name))
+        cells, impossible = cells_of(self.args, self.open(name)[3])
         self.left_out |= dict.fromkeys(impossible)
+        if not cells:
+            raise ValueError(f'nothing can be run: {"; ".join(impossible)}')
         return cells
 
     def of(self, name, part, cells):
         "{cell as JSON: {metric: gain}}"
-        model, looks, better, mark, _ = self.open(name)
+        model, looks, mark, _ = self.open(name)
         noted = lambda cell: dict(model=mark, part=part, spec=self.spec, cell=cell)
         plain, found = self.notes.get(noted(None), lambda: looks[part](model)), {}
 
@@ -253,40 +295,47 @@ class Study:
             with looped(model, **{key: value for key, value in cell.items() if value is not None}):
                 return looks[part](model)
         for cell in tqdm(cells, desc=f'{part} {name}', unit='cell', leave=False):
-            found[json.dumps(cell)] = gains(plain, self.notes.get(noted(cell), lambda: measure(cell)), better)
+            found[json.dumps(cell)] = gains(plain, self.notes.get(noted(cell), lambda: measure(cell)))
         return found
+
+
+def kinds_in(runs):
+    "The metrics of {run: {cell: {metric: gain}}}."
+    return list(dict.fromkeys(kind for cells in runs.values() for found in cells.values() for kind in found))
 
 
 def study(args):
     "Screen every cell of the grid on every run, judge each group's best ones and the recipe, say what was found."
     it, rows = Study(args), []
-    screened = {name: it.of(name, 'screen', it.grid(name)) for name in it.paths}
-    kinds = list(next(iter(next(iter(screened.values())).values())))
-    score = args.score or ('loss' if 'loss' in kinds else None)
-    if score and score not in kinds:
-        raise ValueError(f'--score={score} is not measured here; there are: {", ".join(kinds)}')
     groups = by_seed({name: name for name in it.paths})
+    depths = {group: it.depth(names) for group, names in groups.items()}
+    screened = {name: it.of(name, 'screen', it.grid(name)) for name in it.paths}
+    kinds = kinds_in(screened)
+    for option, given in (('score', args.score), *(('show', kind) for kind in filter(None, (args.show or '').split(',')))):
+        if given and given not in kinds:
+            raise ValueError(f'--{option}={given} is not measured here; there are: {", ".join(kinds)}')
     for group, names in groups.items():
-        depth = it.depth(names[0])
-        gain = {cell: [screened[n][cell][score] if score else mean(list(screened[n][cell].values())) for n in names] for cell in screened[names[0]]}
-        recipe = json.dumps(RECIPE | dict(window='{}-{}'.format(*pick_window(None, depth))))
-        chosen = list(dict.fromkeys([*sorted(gain, key=lambda cell: -mean(gain[cell]))[:args.best], recipe]))
+        ranked = [args.score] if args.score else main_kinds(kinds_in({n: screened[n] for n in names}))
+        gain = {cell: [mean([screened[n][cell][kind] for kind in ranked]) for n in names] for cell in screened[names[0]]}
+        recipe = json.dumps(RECIPE | dict(window='{}-{}'.format(*pick_window(None, depths[group]))))
+        order = sorted(gain, key=lambda cell: (math.isnan(mean(gain[cell])), -mean(gain[cell])))       # what diverged comes last
+        chosen = list(dict.fromkeys([*order[:args.best], recipe]))
         parts = {part: {n: it.of(n, part, map(json.loads, chosen)) for n in names} for part in ('screen', 'judge')}
-        print(summary(group, gain, score))
-        lines = [['window', 'setting', 'layers run', *(f'{part}: {kind}' for part in parts for kind in kinds if score in (None, kind))]]
+        shown = [(part, kind) for part in parts for kind in kinds_in(parts[part]) if kind in ranked or not set(ranked) & set(kinds_in(parts[part]))]
+        lines = [['window', 'setting', 'layers run', *(f'{part}: {kind}' for part, kind in shown)]]
         for cell in map(json.loads, chosen):
             name = label(cell, [cell, *map(json.loads, gain)]) + (' (the recipe)' if json.dumps(cell) == recipe else '')
-            found = [[parts[part][n][json.dumps(cell)][kind] for n in names] for part in parts for kind in kinds if score in (None, kind)]
-            lines.append([cell['window'], name, f'{cost(cell, depth):.2f}', *(number(mean(v), standard_error(v), score != 'loss') for v in found)])
-        print(columns(lines))
+            found = [(kind, [parts[part][n][json.dumps(cell)][kind] for n in names]) for part, kind in shown]
+            lines.append([cell['window'], name, f'{cost(cell, depths[group]):.2f}', *(number(mean(v), standard_error(v), is_share(kind)) for kind, v in found)])
+        print(summary(group, gain, ' and '.join(ranked)) + '\n' + columns(lines))
         for part, runs in (('screen', {n: screened[n] | parts['screen'][n] for n in names}), ('judge', parts['judge'])):
             rows += [dict(run=n, part=part, **json.loads(cell), **found) for n in names for cell, found in runs[n].items()]
     for what in it.left_out:
         print(f'left out: {what}')
     write_csv(rows, args.out)
     from plot import draw_sweep, show
-    shown = [kind for kind in kinds if not args.show or kind in args.show.split(',')] or kinds
-    show(draw_sweep, ([row for row in rows if row['part'] == 'screen'], shown, groups, label), args.out)
+    shown = (args.show or '').split(',') if args.show else kinds
+    show(draw_sweep, ([row for row in rows if row['part'] == 'screen'], shown, groups, label, is_share), args.out)
 
 
 def summary(group, gain, score):
@@ -295,7 +344,7 @@ def summary(group, gain, score):
     seeds = len(next(iter(gain.values())))
     sure = sum(mean(gain[cell]) > 2 * standard_error(gain[cell]) for cell in positive)
     windows = [{json.loads(cell)['window'] for cell in cells} for cells in (positive, gain)]
-    return (f'\n{group}: {len(gain)} cells searched, {len(positive)} with a gain in {score or "the mean of all metrics"}'
+    return (f'\n{group}: {len(gain)} cells searched, {len(positive)} with a gain in {score}'
             + (f', {sure} of them by more than two standard errors over {seeds} seeds' if seeds > 1 else '')
             + f'; {len(windows[0])} of {len(windows[1])} windows with one at some setting')
 
@@ -316,7 +365,7 @@ def main(argv=None):
     parser.add_argument('--batches', type=int, default=8, help='batches of validation data, and as many others to judge by')
     parser.add_argument('--by_token', action='store_true', help='of ours: also the loss of text that is read token by token with the cache')
     parser.add_argument('--n', type=int, default=200, help='examples of each primitive')
-    parser.add_argument('--score', help='what the best are chosen by (default: the loss, or the mean over the benchmarks)')
+    parser.add_argument('--score', help='what the best are chosen by (default: the loss, or the mean share of right answers over the benchmarks)')
     parser.add_argument('--best', type=int, default=3, help='how many are judged')
     parser.add_argument('--show', help='what the picture shows (default: all)')
     parser.add_argument('--batch_size', type=int, default=8)

@@ -1,6 +1,7 @@
 "One setting against none, and many settings: lm-eval on local tasks, and our own runs. No network."
 import dataclasses
 import json
+import math
 
 import pytest
 import torch
@@ -144,7 +145,7 @@ def test_a_stopped_sweep_goes_on_where_it_was(runs, tmp_path, capsys, monkeypatc
     real = sweep.open_ours
 
     def counted(path, args):
-        model, looks, better = real(path, args)
+        model, looks, data = real(path, args)
 
         def look(part):
             def measure(model):
@@ -153,7 +154,7 @@ def test_a_stopped_sweep_goes_on_where_it_was(runs, tmp_path, capsys, monkeypatc
                 made.append(part)
                 return looks[part](model)
             return measure
-        return model, {part: look(part) for part in looks}, better
+        return model, {part: look(part) for part in looks}, data
     monkeypatch.setattr(sweep, 'open_ours', counted)
     with pytest.raises(KeyboardInterrupt):
         sweep.main([*runs, *GRID, f'--out={out}'])
@@ -228,9 +229,59 @@ def test_a_sweep_by_benchmarks_screens_one_half_and_judges_the_other(folders, tm
     assert 'hf: 2 cells searched' in text and 'screen: primitive_toy_copy acc' in text and 'judge: primitive_toy_copy acc' in text
 
 
+def test_judging_by_other_tasks_and_by_half_of_shared_ones(folders, tmp_path, capsys, monkeypatch):
+    seen = []
+    real = evaluate.harness
+    monkeypatch.setattr(evaluate, 'harness', lambda lm, tasks, **options: seen.append(options.get('samples')) or real(lm, tasks, **options))
+    for judge, documents in (('primitive_toy_assign_d1', [0, 1, 2, 3]), ('primitive_toy_copy', [1, 3, 5, 7])):
+        seen.clear()
+        sweep.main([str(folders[1]), '--windows=1-2', '--methods=naive', '--K=2', '--tasks=primitive_toy_copy', f'--judge_tasks={judge}', '--limit=4', '--best=1',
+                    '--device=cpu', f'--out={tmp_path / judge}.png'])
+        assert {judge: documents} in seen and {'primitive_toy_copy': [0, 1, 2, 3] if judge != 'primitive_toy_copy' else [0, 2, 4, 6]} in seen
+        assert f'judge: {judge} acc' in capsys.readouterr().out
+
+
+def test_metrics_that_are_no_shares():
+    assert sweep.main_kinds(['a acc', 'a acc_norm', 'b exact_match (strict)']) == ['a acc', 'b exact_match (strict)']
+    assert sweep.main_kinds(['loss', 'copy', 'depth 0']) == ['loss'] and sweep.main_kinds(['toy_assign/1']) == ['toy_assign/1']
+    with pytest.raises(ValueError, match='choose one of them by --score: a acc, b ppl .less is better.'):
+        sweep.main_kinds(['a acc', 'b ppl (less is better)'])
+    before, after = {'a acc': 0.5, 'b ter (strict) (less is better)': 3.0, 'loss': 2.0}, {'a acc': 0.75, 'b ter (strict) (less is better)': 2.0, 'loss': 1.5}
+    assert sweep.gains(before, after) == {'a acc': 0.25, 'b ter (strict) (less is better)': 1.0, 'loss': 0.5}
+    assert [sweep.is_share(kind) for kind in (*before, 'depth 0', 'loss of it token by token')] == [True, False, False, True, False]
+
+
+def test_the_same_weights_are_not_the_same_model_nor_the_same_data(tmp_path, tiny, data, capsys):
+    import numpy as np
+    from tokens import write_dataset
+    weights = tiny(vocab_size=257, n_layer=4, context=64).state_dict()
+    for name, fields in (('a', {}), ('b', dict(order=[0, 1, 2, 1, 2, 3])), ('c', dict(ln_scaling=True))):
+        model = tiny(vocab_size=257, n_layer=4, context=64, **fields)
+        model.load_state_dict(weights)
+        write_run(tmp_path / name, model, data)
+    grid = ['--windows=0-1', '--methods=naive', '--K=2', '--batches=2', '--best=0', '--device=cpu', f'--out={tmp_path / "s.png"}']
+    sweep.main([*(str(tmp_path / name) for name in 'abc'), *grid])
+    losses = [entry['found']['loss'] for entry in read(tmp_path / 's.jsonl') if entry['of']['part'] == 'screen']
+    assert len(losses) == len(set(losses)) == 3 * 3                 # no loop, the cell and the recipe of three models
+    write_dataset(data, 'val', 'bytes', np.arange(800) % 50, marks=np.zeros(800, int), kinds=['fifth'])
+    sweep.main([str(tmp_path / 'a'), *grid])
+    assert len(read(tmp_path / 's.jsonl')) == 3 * 5 + 5             # everything of the first model again
+    capsys.readouterr()
+
+
+def test_what_diverged_is_not_the_best(runs, tmp_path, capsys, monkeypatch):
+    real = sweep.gains
+    monkeypatch.setattr(sweep, 'gains', lambda plain, found: {k: math.nan if len(made) == 1 and k == 'loss' else v for k, v in real(plain, found).items() if made.append(k) or True})
+    made = []
+    sweep.main([runs[0], '--windows=all2', '--methods=rk', '--K=2', '--batches=1', '--best=2', '--device=cpu', f'--out={tmp_path / "s.png"}'])
+    assert 'nan' not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize('args, message', [
     (['--score=los'], "--score=los is not measured here; there are: loss, fifth"), (['--windows=3-7'], "within 0 to 3"), (['--K=two'], "'two' is not a list of numbers"),
-    (['--methods=rkk'], "did you mean 'rk'"), (['--batches=1000'], 'lower --batches'), (['--mode=blok'], "did you mean 'block'")])
+    (['--methods=rkk'], "did you mean 'rk'"), (['--batches=1000'], 'lower --batches'), (['--mode=blok'], "did you mean 'block'"),
+    (['--show=los'], '--show=los is not measured'), (['--batches=0'], '--batches=0 must be at least 1'), (['--windows=all9'], 'write all1 to all4'),
+    (['--methods=aitken', '--K=3'], 'nothing can be run: aitken with K = 3')])
 def test_what_a_sweep_refuses(runs, tmp_path, capsys, args, message):
     with pytest.raises(SystemExit):
         sweep.main([runs[0], '--windows=1-2', '--methods=rk', '--K=2', '--batches=1', '--device=cpu', f'--out={tmp_path / "s.png"}', *args])
@@ -254,6 +305,8 @@ def test_other_checkpoints_that_a_sweep_refuses(folders, runs, tmp_path, capsys)
 def test_windows_and_cells():
     assert sweep.windows_of('all2,mid2,0-0', 4) == ['0-1', '1-2', '2-3', '0-0']
     import argparse
+    with pytest.raises(ValueError, match='write all1 to all4'):
+        sweep.windows_of('allx', 4)
     args = argparse.Namespace(windows='1-2', methods='rk,naive,aitken', K='2,3', beta='0.3,0.5', mode='block', cache='first,last')
     cells, impossible = sweep.cells_of(args, 4)
     assert len(cells) == 2 * (2 * 2 + 2 + 1) and len(impossible) == 1 and 'aitken with K = 3' in impossible[0]     # beta is for rk alone
