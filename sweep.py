@@ -12,7 +12,6 @@ several. A cell that is finished is on disk, and is not run again.
 Usage:
     python sweep.py out/toys/baseline-0 out/toys/baseline-1 --windows=all2,all4 --methods=naive,rk --K=2,3     # ours: loss and primitives
     python sweep.py HF_FOLDER --windows=all4 --K=2,3 --tasks=arc_easy,openbookqa --limit=200                   # by lm-eval
-    rows = side_by_side(HF_FOLDER, 'arc_easy', dict(window='mid4', K=3))        # python wrapper.py: one setting against none
 """
 import argparse
 import hashlib
@@ -34,47 +33,6 @@ from solvers import SOLVERS, pick_solver
 from wrapper import depth_of, looped, pick_window
 
 RECIPE = dict(window='mid4', method='rk', K=3, beta=0.5, mode='block', cache='first')      # the paper's section 3.1
-
-
-# ---------------------------------------------------------------------------------------------- one setting against none
-
-def side_by_side(path, tasks, settings, *, limit=None, chat=False, **options):
-    """[{task, metric, plain, looped, change and their standard errors}] by lm-eval. The error of a change is that of its mean over
-    documents, each against itself: far smaller than that of two scores, which share what is hard about the documents."""
-    from evaluate import harness, open_model, rows_of
-    lm = open_model(path, **options)
-    score = lambda: harness(lm, tasks, limit=limit, log_samples=True, apply_chat_template=chat)
-    with looped(lm.model, **settings):
-        there = score()                 # first: what cannot be looped says so before an hour is spent
-    plain, rows = score(), []
-    for before, after in zip(rows_of(plain), rows_of(there), strict=True):
-        pairs = [(a.get(after['metric'].partition(' ')[0]), b.get(after['metric'].partition(' ')[0])) for a, b in zip(
-            *(sorted((s for s in r['samples'].get(after['task'], []) if s['filter'] == after['filter']), key=lambda s: s['doc_id']) for r in (plain, there)))]
-        changes = [float(b) - float(a) for a, b in pairs if isinstance(a, (int, float)) and isinstance(b, (int, float))]
-        if not changes or abs(mean(changes) - (after['value'] - before['value'])) > 1e-9:
-            changes = []                # not a mean over documents: a perplexity, a group of tasks
-        rows.append({key: before[key] for key in ('task', 'shots', 'metric')} | dict(
-            plain=before['value'], plain_stderr=before['stderr'], looped=after['value'], looped_stderr=after['stderr'],
-            change=after['value'] - before['value'], change_stderr=standard_error(changes) if len(changes) > 1 else None, documents=len(changes) or None))
-    return rows
-
-
-def compare(args, settings):
-    "python wrapper.py MODEL --tasks=...: the table, and the numbers as JSON."
-    out = args.out or Path('out/evals') / f'{Path(args.model).name}_looped.json'
-    try:
-        from evaluate import explain
-        rows = side_by_side(args.model, args.tasks, settings, limit=args.limit, chat=args.chat, batch_size=args.batch_size, dtype=args.dtype, device=args.device)
-    except (ValueError, OSError) as error:          # the hub's errors are of the second kind
-        print(f'wrapper.py: {explain(error, args.tasks)}', file=sys.stderr)
-        raise SystemExit(2) from None
-    cell = lambda value, error: f'{value:.4f}' + ('' if error is None else f' ± {error:.4f}')
-    print(columns([['task', 'shots', 'metric', 'plain', 'looped', 'change'],
-                   *([r['task'], str(r['shots']), r['metric'], cell(r['plain'], r['plain_stderr']), cell(r['looped'], r['looped_stderr']),
-                      cell(r['change'], r['change_stderr'])] for r in rows)]))
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(dict(model=args.model, limit=args.limit, settings=settings, rows=rows), indent=1))
-    print(f'numbers: {out}')
 
 
 # ---------------------------------------------------------------------------------------------- what is measured

@@ -252,7 +252,7 @@ def main(argv=None):
         if not (name.startswith('--') and equals):
             parser.error(f'{other}: write --NAME=VALUE')
         settings[name[2:]] = as_number(value)
-    from sweep import compare
+    from compare import compare
     compare(args, settings)
 
 

@@ -8,6 +8,7 @@ import torch
 import torch.nn as nn
 
 import checkpoint
+import compare
 import evaluate
 import hf
 import sweep
@@ -39,9 +40,9 @@ SETTINGS = dict(window='1-2', method='naive', K=3)
 def test_one_evaluation_changes_nothing_and_more_do(folders):
     found = {}
     for path in folders:
-        same = sweep.side_by_side(path, TASKS, SETTINGS | dict(K=1), limit=12, device='cpu')
+        same = compare.side_by_side(path, TASKS, SETTINGS | dict(K=1), limit=12, device='cpu')
         assert len(same) == 2 and all(row['plain'] == row['looped'] and row['change'] == row['change_stderr'] == 0 for row in same)
-        found[path] = sweep.side_by_side(path, TASKS, SETTINGS, limit=12, device='cpu')
+        found[path] = compare.side_by_side(path, TASKS, SETTINGS, limit=12, device='cpu')
         assert any(row['change'] != 0 for row in found[path])
     assert found[folders[0]] == found[folders[1]]               # through transformers as through our own
 
@@ -53,7 +54,7 @@ def test_the_error_of_a_change_is_that_of_each_document_against_itself(folders):
     plain = torch.tensor(docs())
     with looped(lm.model, **SETTINGS):
         there = torch.tensor(docs())
-    row, = sweep.side_by_side(folders[0], 'primitive_toy_copy', SETTINGS, limit=30, device='cpu')
+    row, = compare.side_by_side(folders[0], 'primitive_toy_copy', SETTINGS, limit=30, device='cpu')
     assert row['documents'] == 30 and row['change'] == pytest.approx((there - plain).mean().item())
     assert row['change_stderr'] == pytest.approx((there - plain).std().item() / 30 ** 0.5)
     assert row['plain'] == pytest.approx(plain.mean().item()) and row['looped_stderr'] > 0
