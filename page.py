@@ -61,27 +61,29 @@ def similarity(c):
     return [dict(layer=i, other=j, lag=abs(i - j), cosine=v) for i, row in enumerate(matrix) for j, v in enumerate(row)]
 
 
-def rearranged(c, change, sizes, reach):
+def rearranged(c, change, sizes):
     c.orders_only()
-    todo = [(size, start) for size in sizes for start in range(len(c.order) - reach * size + 1)]
-    rows = [dict(size=size, start=start) | c.score_order(change(c.order, start, size)) for size, start in tqdm(todo, desc='orders', leave=False)]
-    return [dict(size=0, start=0) | c.score_order(c.order), *rows]      # size 0: as it is
+    return probe.order_sweep(c.model, c.score, change, sizes, progress=lambda todo: tqdm(todo, desc='orders', leave=False))
 
 
 def swap(c):
-    return rearranged(c, probe.swap_blocks, (1, 2, 4, 8), 2)
+    return rearranged(c, probe.swap_blocks, (1, 2, 4, 8))
 
 
 def skip(c):
-    return rearranged(c, lambda order, start, size: probe.skip_blocks(order, start, size) or order[:1], [s for s in (1, 2, 4, 8) if s < len(c.order)], 1)
+    return rearranged(c, probe.skip_blocks, (1, 2, 4, 8))
 
 
 def reverse(c):
-    return rearranged(c, probe.reverse_block, (2, 4), 1)
+    return rearranged(c, probe.reverse_block, (2, 4, 8))
+
+
+def permute(c):
+    return rearranged(c, probe.permute_block, (4, 8))
 
 
 def repeat(c):
-    return rearranged(c, lambda order, start, size: probe.repeat_block(order, start, size, 2), (1, 2, 4), 1)
+    return rearranged(c, lambda order, start, size: probe.repeat_block(order, start, size, 2), (1, 2, 4, 8))
 
 
 def early_exit(c):
@@ -124,6 +126,7 @@ PROBES = dict(
     skip=Probe(skip, 'Blocks are left out', 'The layers from a position on do not run. Where a curve stays near the dotted line (the model as it is), they are not needed.', 'curves', ('start', 'size')),
     reverse=Probe(reverse, 'Blocks run backwards', 'The layers from a position on run in reverse. Worst where a reversal straddles two blocks: layers of a block '
                   'have roles that follow each other.', 'curves', ('start', 'size')),
+    permute=Probe(permute, 'Blocks in a drawn order', 'The layers from a position on run in an order that was drawn (the same for every model).', 'curves', ('start', 'size')),
     repeat=Probe(repeat, 'Blocks run twice', 'The layers from a position on run once more, without any training for it.', 'curves', ('start', 'size')),
     similarity=Probe(similarity, 'Are layers copies of each other?', 'Cosines between the MLP weights of two layers. Lines beside the diagonal are the traces of '
                      'growing: layers that once were one. A looped model has its unique layers only.', 'maps', ('layer', 'other', 'cosine', None)),
@@ -132,7 +135,7 @@ PROBES = dict(
                      'end: the last layers are needed.', 'curves', ('depth', 'lens')))
 
 
-SCORED = ('swap', 'skip', 'reverse', 'repeat', 'early_exit')
+SCORED = ('swap', 'skip', 'reverse', 'permute', 'repeat', 'early_exit')
 
 # ---------------------------------------------------------------------------------------------- measuring, keeping, showing
 

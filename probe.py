@@ -17,7 +17,7 @@ Usage:
 """
 import torch
 
-from loop import repeat_block       # noqa: F401 (one of the orders that a page shows)
+from loop import repeat_block, running
 from model import check_order
 from retrofit import Recurrent
 
@@ -219,6 +219,28 @@ def permute_block(order, start, length, seed=0):
     order = place(order, start, length, length)
     turns = torch.randperm(length, generator=torch.Generator().manual_seed(seed)).tolist()
     return order[:start] + [order[start + i] for i in turns] + order[start + length:]
+
+
+def order_sweep(model, look, change, lengths, progress=lambda it: it):
+    """[{'size', 'start', **look(model)}] with `change` made at every place where it fits; first, as size 0, the model as it is. `look` says
+    how good a model is."""
+    todo, order = [(0, 0, order_of(model))], order_of(model)
+    for length in lengths:
+        for start in range(len(order)):
+            try:
+                todo.append((length, start, check_order(change(order, start, length), len(model.layers))))
+            except ValueError:          # it does not fit here, or leaves no layer
+                continue
+    rows = []
+    for length, start, new in progress(todo):
+        with running(model, new):
+            rows.append(dict(size=length, start=start) | look(model))
+    return rows
+
+
+def repeat_sweep(model, look, lengths=(1, 2, 4), times=2, **options):
+    "order_sweep with every block run several times."
+    return order_sweep(model, look, lambda order, start, length: repeat_block(order, start, length, times), lengths, **options)
 
 
 def main(argv=None):

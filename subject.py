@@ -9,7 +9,7 @@ the effects, LAMBADA and a primitive for scored interventions. Here: the last wo
 
 Usage:
     subject = Subject('out/lidas', args)            # page.py's arguments
-    subject.score_order([0, 1, 3, 2, 4, 5, 6, 7])   # {'loss', 'toy_assign/3', 'last word'}
+    subject.score(subject.model)                    # {'loss', 'toy_assign/3', 'last word'}
 """
 import functools
 import hashlib
@@ -101,11 +101,6 @@ class Subject:
             count += (targets != -1).sum().item()
         found = dict(loss=total / count) | {name: score(answer, self.tokenizer, e)[0] for name, e in self.tasks.items()}
         return found | ({'last word': said(answer, self.passages, self.device)} if self.passages else {})
-
-    def score_order(self, order):
-        from loop import running
-        with running(self.model, order):
-            return self.score(self.model)
 
     def orders_only(self):
         if isinstance(self.model, probe.Recurrent):

@@ -38,7 +38,7 @@ def test_one_command_one_page(runs, data, tmp_path, capsys):
     for name, p in page.PROBES.items():
         assert (out / f'{name}.png').stat().st_size > 5000 and f'src="{name}.png"' in html and p.title.replace("'", '&#x27;') in html
         rows = page.read_rows(out / f'{name}.csv')
-        assert {row['run'] for row in rows} == ({'plain', 'loop'} if name in ('swap', 'skip', 'reverse', 'repeat') else {'plain', 'loop', 'cut'})
+        assert {row['run'] for row in rows} == ({'plain', 'loop'} if name in ('swap', 'skip', 'reverse', 'permute', 'repeat') else {'plain', 'loop', 'cut'})
     assert 'loop: 4 layers deep, 2 of their own (2x2); depths that share weights: 0 = 2, 1 = 3' in html and 'cut is not in swap' in html
     assert 'cut: 6 layers deep' in said and '| plain | ' in said and 'every position' in html
     score = {row['run']: row['score'] for row in page.read_rows(out / 'depth_score.csv')}

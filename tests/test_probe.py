@@ -210,6 +210,14 @@ def test_orders(change, start, length, expected):
     assert sorted(probe.permute_block(order, 1, 4)) == order and probe.permute_block(order, 1, 4)[::5] == [0, 5]
 
 
+def test_sweeps_over_orders(tiny):
+    model, look = tiny(n_layer=3), lambda model: dict(order=tuple(model.order))
+    rows = {(r['size'], r['start']): r['order'] for r in probe.repeat_sweep(model, look, lengths=(1, 2), times=3)}
+    assert rows == {(0, 0): (0, 1, 2), (1, 0): (0, 0, 0, 1, 2), (1, 1): (0, 1, 1, 1, 2), (1, 2): (0, 1, 2, 2, 2), (2, 0): (0, 1, 0, 1, 0, 1, 2), (2, 1): (0, 1, 2, 1, 2, 1, 2)}
+    rows = probe.order_sweep(model, look, probe.skip_blocks, (1, 3))
+    assert [r['order'] for r in rows] == [(0, 1, 2), (1, 2), (0, 2), (0, 1)] and model.order == [0, 1, 2]
+
+
 @pytest.mark.parametrize('call, message', [
     (lambda m: depth_score(m, tokens(), boundaries=[8]), r'boundaries=\[8\].*0 to 7 of 9 tokens'),
     (lambda m: depth_score(m, tokens(), boundaries=[]), r'boundaries=\[\]'),
