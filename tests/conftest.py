@@ -66,3 +66,11 @@ def manager(tmp_path):
                                    + metric.format('byte_perplexity', 'weighted_perplexity').replace('true', 'false'))
     from lm_eval.tasks import TaskManager
     return TaskManager(include_path=[str(folder), str(ROOT / 'evals')], include_defaults=False)
+
+
+@pytest.fixture(autouse=True)
+def no_look_around(monkeypatch):
+    "lm-eval asks pip and the compilers what they are, a second each time: not in tests."
+    if 'lm_eval' in sys.modules and sys.modules['lm_eval'] is not None:
+        import lm_eval.evaluator
+        monkeypatch.setattr(lm_eval.evaluator, 'add_env_info', lambda results: None)
