@@ -313,7 +313,8 @@ def draw_curves(what):
         ax.set_title(value if panel is None else f'{value}, {panel} {at:g}' if isinstance(at, float) else f'{value}, {at}', fontsize=9)
         ax.grid(alpha=0.25)
         ax.spines[['top', 'right']].set_visible(False)
-        ax.xaxis.get_major_locator().set_params(integer=True)
+        ticks = sorted({row[x] for row in rows if panel is None or row[panel] == at})
+        ax.set_xticks(ticks[::-(-len(ticks) // 8)], [f'{tick:g}' for tick in ticks[::-(-len(ticks) // 8)]])
         ax.set_xlabel('first of these layers (by depth, from 0)' if x == 'start' else 'layer (by depth, from 0)', fontsize=8)
         if 'cosine' in value:
             ax.axhline(0, color='#888888', lw=0.8)
