@@ -172,6 +172,10 @@ def adapter():
                     texts[i] = text
             return texts
 
+        @property
+        def tokenizer_name(self):           # asked for where a chat template is
+            return self.apply_chat_template()
+
         def apply_chat_template(self, *_, **__):
             raise ValueError("chat templates are the business of transformers: export with hf.py and use lm-eval's model `hf`")
 

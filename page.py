@@ -103,7 +103,6 @@ class Probe:
     draw: str               # 'curves' or 'maps'
     keys: tuple             # curves: (x, what tells panels apart or None); maps: (down, right, value, what tells panels apart or None)
     only: tuple = ()        # the columns that are drawn (curves); all others if empty
-    after: str = ''
 
 
 PROBES = dict(

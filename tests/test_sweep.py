@@ -107,6 +107,29 @@ def test_log_likelihoods_build_no_cache(folders):
     assert len(ran) == 7
 
 
+def test_a_group_is_shown_by_subject_and_a_perplexity_has_no_error_of_its_change(folders, manager, tmp_path, monkeypatch):
+    (tmp_path / 'tasks' / 'g.yaml').write_text('group: local_group\ntask:\n  - local_choice\n  - local_other\naggregate_metric_list:\n  - metric: acc\n    weight_by_size: true\n')
+    (tmp_path / 'tasks' / 'o.yaml').write_text((tmp_path / 'tasks' / 'a.yaml').read_text().replace('local_choice', 'local_other'))
+    from lm_eval.tasks import TaskManager
+    known = TaskManager(include_path=[str(tmp_path / 'tasks')], include_defaults=False)
+    monkeypatch.setattr(evaluate, 'manager', lambda everything: known)
+    rows = {row['task']: row for row in compare.side_by_side(folders[1], 'local_group,local_rolling', SETTINGS, device='cpu')}
+    assert set(rows) == {'local_group', 'local_choice', 'local_other', 'local_rolling'}
+    assert rows['local_choice']['documents'] == 12 and rows['local_choice']['change_stderr'] is not None
+    assert rows['local_rolling']['change'] != 0 and rows['local_rolling']['change_stderr'] is None and rows['local_group']['change_stderr'] is None
+
+
+def test_chat_templates_are_those_of_the_checkpoint(folders):
+    path = folders[1]
+    about = json.loads((path / 'tokenizer_config.json').read_text())
+    about['chat_template'] = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    (path / 'tokenizer_config.json').write_text(json.dumps(about))
+    plain, chat = (compare.side_by_side(path, 'primitive_toy_copy', SETTINGS, limit=20, chat=on, device='cpu') for on in (False, True))
+    assert plain[0]['plain'] != chat[0]['plain']
+    with pytest.raises(ValueError, match='chat templates are the business of transformers'):
+        compare.side_by_side(folders[0], 'primitive_toy_copy', SETTINGS, limit=2, chat=True, device='cpu')
+
+
 def test_the_command(folders, tmp_path, capsys):
     out = tmp_path / 'numbers.json'
     wrapper.main([str(folders[1]), f'--tasks={TASKS}', '--limit=8', '--window=1-2', '--method=euler', '--K=2', '--alphas=0.9,0.8', '--device=cpu', f'--out={out}'])
