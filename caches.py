@@ -1,7 +1,8 @@
 """What a looped layer leaves in the KV cache, and what its evaluations see of it.
 
-The idea: a later token looks back at keys and values, of which a looped layer has made K versions; the cache has room for one.
-- 'first' keeps those of evaluation 1, which are the unlooped model's; 'last_eval' those of the last; 'last' runs the window once
+The idea: a later token looks back at keys and values, of which a looped layer has made one version for each evaluation (K, for most methods); the cache
+has room for one.
+- 'first' keeps those of evaluation 1, which are the unlooped model's (with mode='layer', the first layer's only); 'last_eval' those of the last; 'last' runs the window once
   more on the result and keeps that; 'none' shows the window no past at all.
 - None of these continues a text as if all of it had been read at once. While a prompt is read, evaluation k of a token sees
   evaluation k of the tokens before it; of what is in the cache, a new token's evaluation k sees the one version kept there.
@@ -149,10 +150,12 @@ class Beside:
 
 
 def beside_mask(mask, q, S, device):
-    "The mask for it, (.., q, S + q): of evaluation 1 what the layer's own mask (.., q, S) shows, but for the token itself."
+    """The mask for it, (.., q, S + q). In evaluation k a token sees three things: the past, as it is in the cache; the other new tokens, as they
+    were in evaluation 1; itself, as it is now. So the layer's own mask (.., q, S) becomes three pieces, side by side."""
     if mask is None:
         mask = torch.ones(1, 1, q, S, dtype=torch.bool, device=device).tril(S - q)
     never = False if mask.dtype == torch.bool else torch.finfo(mask.dtype).min
     own = torch.eye(q, dtype=torch.bool, device=device)                                         # (q, q)
     new = mask[..., S - q:]                                                                     # (.., q, q)
-    return torch.cat((mask[..., :S - q], new.masked_fill(own, never), new.masked_fill(~own, never)), dim=-1)
+    past, others, itself = mask[..., :S - q], new.masked_fill(own, never), new.masked_fill(~own, never)
+    return torch.cat((past, others, itself), dim=-1)

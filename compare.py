@@ -3,8 +3,8 @@
 The idea: the same documents are scored twice, plain and looped, with one model in memory. Two scores have errors of their own, but they share
 what is hard about the documents; so the error that counts is that of the change, each document against itself.
 
-Paper: "Training-Free Looped Transformers", section 3 (scores side by side). Here: it prints no errors; of its gains of one or two points, some
-would lie within them.
+Paper: "Training-Free Looped Transformers", section 3 (scores side by side). Here: with errors, which the paper does not print; some of its gains
+of one or two points would lie within them.
 
 Usage:
     python wrapper.py HF_FOLDER --method=rk --K=3 --tasks=arc_easy      # the table, and out/evals/NAME_looped.json
@@ -25,11 +25,11 @@ def side_by_side(path, tasks, settings, *, limit=None, chat=False, **options):
     lm = open_model(path, **options)
     score = lambda: harness(lm, tasks, limit=limit, log_samples=True, apply_chat_template=chat)
     with looped(lm.model, **settings):
-        there = score()                 # first: what cannot be looped says so before an hour is spent
+        looped_scores = score()         # first: what cannot be looped says so before an hour is spent
     plain, rows = score(), []
-    for before, after in zip(rows_of(plain), rows_of(there), strict=True):
+    for before, after in zip(rows_of(plain), rows_of(looped_scores), strict=True):
         pairs = [(a.get(after['metric'].partition(' ')[0]), b.get(after['metric'].partition(' ')[0])) for a, b in zip(
-            *(sorted((s for s in r['samples'].get(after['task'], []) if s['filter'] == after['filter']), key=lambda s: s['doc_id']) for r in (plain, there)))]
+            *(sorted((s for s in r['samples'].get(after['task'], []) if s['filter'] == after['filter']), key=lambda s: s['doc_id']) for r in (plain, looped_scores)))]
         changes = [float(b) - float(a) for a, b in pairs if isinstance(a, (int, float)) and isinstance(b, (int, float))]
         if not changes or abs(mean(changes) - (after['value'] - before['value'])) > 1e-9:
             changes = []                # not a mean over documents: a perplexity, a group of tasks

@@ -24,7 +24,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from tqdm import tqdm
 
-from probe import early_exit, order_of
+from probe import order_of, streams_behind
 
 
 class TunedLens(nn.Module):
@@ -67,7 +67,7 @@ def train_lens(model, loader, steps=250, lr=1e-3, progress=False):
         p.requires_grad_(False)             # the translators alone learn, but gradients come to them through norm and head
     try:
         for step in tqdm(range(steps), desc='lens', unit='step', leave=False, disable=not progress):
-            streams = early_exit(model, loader.batch(step)[0].to(device))
+            streams = streams_behind(model, loader.batch(step)[0].to(device))
             logits = model.head(model.norm(streams[-1]))
             loss = divergences(model, lens(streams)[:-1], logits).mean()
             optimizer.zero_grad()
@@ -84,7 +84,7 @@ def train_lens(model, loader, steps=250, lr=1e-3, progress=False):
 @torch.no_grad()
 def quality(model, lens, tokens, k=5):
     "(KL to the final distribution, overlap of the k likeliest tokens with the final ones), (D,) each. lens=None: the logit lens."
-    streams = early_exit(model, tokens)
+    streams = streams_behind(model, tokens)
     logits = model.head(model.norm(streams[-1]))
     streams = streams if lens is None else lens(streams)
     best = logits.topk(k).indices                                                           # (B, T, k)
@@ -96,7 +96,7 @@ def exit_at(model, depth, lens=None):
     "A model-like callable that answers behind layer `depth`: tokens -> logits."
     @torch.no_grad()
     def answer(tokens):
-        streams = early_exit(model, tokens)
+        streams = streams_behind(model, tokens)
         return model.head(model.norm((streams if lens is None else lens(streams))[depth]))
     answer.config, answer.parameters = model.config, model.parameters
     return answer
@@ -120,7 +120,7 @@ def load_lens(path, model):
 
 
 def data_of(path, state, model, data=None):
-    "(a Loader of what a run was trained on, or of `data`; its validation rows)"
+    "Two Loaders, of what a run was trained on, or of `data`: the training and the validation part."
     from tokens import Loader
     c = state.get('config', {})
     data, weights = data or c.get('data'), None if data else c.get('data_weights')

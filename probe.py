@@ -5,8 +5,8 @@ each sublayer's update, an order says which layers run, `run` goes on from any d
 
 Papers: "Do Depth-Grown Models Overcome the Curse of Depth?", section 4 and appendix B; "From Growing to Looping", section 4.1 and
 appendix E (after Csordas et al.).
-Here, where they are silent or differ: layers are counted from 0. A layer is erased for the tokens up to a boundary t and looked at behind it
-(their first paper; the second's text leaves this out), t being every position of up to 32 tokens, else 16 drawn ones. What is observed is
+Here, where they are silent or differ: layers are counted from 0. For tokens 0 to t a layer's contribution is removed, and the effect is measured
+at the later tokens, t + 1 and on (their first paper; the second's text leaves this out); t is every position of up to 32 tokens, else 16 drawn ones. What is observed is
 the update of a whole layer. Everything before an erased layer stays as it was, so only the rest is run, for all boundaries at once.
 A looped model is probed by its unrolled depth, a retrofitted one with the number of recurrences it has.
 
@@ -65,7 +65,7 @@ def record(model, tokens, order=None):
 
 
 def pick_boundaries(T, boundaries=None, seed=0):
-    "The positions t: layers are erased up to t, and looked at behind it."
+    "The positions t: layers are erased at tokens up to t, and effects measured at the tokens after it."
     if boundaries is None:
         some = torch.randperm(T - 1, generator=torch.Generator().manual_seed(seed))[:16].sort().values
         boundaries = range(T - 1) if T <= 32 else some.tolist()
@@ -183,9 +183,9 @@ def by_lag(similarity):
 
 
 @torch.no_grad()
-def early_exit(model, tokens, *, order=None):
+def streams_behind(model, tokens):
     "The stream behind each layer: (D, B, T, C). Through norm and head, an answer after d + 1 layers: the logit lens."
-    was = record(model, tokens, order)
+    was = record(model, tokens)
     return was['input'] + was['attn'] + was['mlp']
 
 

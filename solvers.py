@@ -13,7 +13,8 @@ Here, where the paper is silent or at odds with itself:
 - norm_stab and poly_blend have no formulas in the paper: ours are below. Norms and tolerances are per token, so that no token
   knows of later ones, or of its neighbours in the batch.
 
-A solver is a function (g, x, K, **options) -> x whose first evaluation is g(x): the wrapper has that one already.
+A solver is a function (g, x, K, **options) -> x whose first evaluation is g(x): the wrapper has that one already. K is the number of steps;
+pick_solver says how many evaluations they take (midpoint and heun 2 K, rk4 4 K, the others K).
 
 Usage:
     x = SOLVERS['rk'](g, x, 3, beta=0.5)        # three evaluations of g
@@ -64,7 +65,8 @@ def naive(g, x, K):
 def euler(g, x, K, alphas=None, tol=None):
     """K steps of length 1/K (Eq. 10), or of the lengths `alphas` (a number: all alike). With `tol`, a token whose state has moved by
     less than this share of its length stays where it is, and when all do, no more evaluations are made."""
-    alphas = [1 / K if alphas is None else alphas] * K if not isinstance(alphas, (list, tuple)) else alphas
+    if not isinstance(alphas, (list, tuple)):
+        alphas = [1 / K if alphas is None else alphas] * K
     if len(alphas) != K:
         raise ValueError(f'alphas={alphas}: K={K} steps need {K} lengths')
     moving = None
@@ -81,8 +83,9 @@ def euler(g, x, K, alphas=None, tol=None):
 
 
 def rk(g, x, K, beta=0.5):
-    "Runge-Kutta with K stages, anchored (Eq. 13 to 16): beta g(x) + (1 - beta) F^K(x), where F is a step of length 1/K."
-    _, *others = steps(K)
+    """Runge-Kutta with K stages, anchored (Eq. 13 to 16): K steps of length 1/K, then back towards the plain output, beta g(x) + (1 - beta) (where
+    the steps ended)."""
+    others = steps(K)[1:]
     anchor = g(x)
     x = mix(x, anchor, 1 / K)               # the first step needs the anchor's evaluation, and no other
     for _ in others:
@@ -213,8 +216,12 @@ def pick_solver(method, K, beta=None, **options):
         options['beta'] = beta
     options = {name: list(value) if isinstance(value, (tuple, range)) else value for name, value in options.items()}
     count = []
-    try:        # a rehearsal: it counts (without a tolerance: at most), and finds what is wrong with the options
-        SOLVERS[method](lambda y: count.append(y) or y + 1, torch.zeros(1, 1, 1), K, **{name: v for name, v in options.items() if name != 'tol'})
+
+    def counting(y):
+        count.append(y)
+        return y + 1
+    try:        # once on a single number, without a tolerance, which could stop early: this counts, and finds bad options
+        SOLVERS[method](counting, torch.zeros(1, 1, 1), K, **{name: v for name, v in options.items() if name != 'tol'})
         if not (options.get('tol') or 0) >= 0:
             raise TypeError
     except (TypeError, RuntimeError):
@@ -259,7 +266,7 @@ def train_little(seed=0, steps=900):
     return model
 
 
-METHODS = {'naive': ('naive', {}), 'uniform': ('uniform', {}), 'sub-steps': ('euler', {}), 'anchored RK': ('rk', {})}       # of the pictures
+CURVES = {'naive': ('naive', {}), 'uniform': ('uniform', {}), 'sub-steps': ('euler', {}), 'anchored RK': ('rk', {})}       # of the pictures
 
 
 @torch.no_grad()
@@ -280,7 +287,7 @@ def little_landscape(model, Ks, n=200):
     window ended there, 'ends': {K: {method: where it ends (N, 2)}}}."""
     x, y = little_data(n, seed=7)
     z = model.pre(x)
-    ends = {K: {'no loop': model.window(z)} | {name: pick_solver(method, K, **options)[0](model.window, z) for name, (method, options) in METHODS.items()
+    ends = {K: {'no loop': model.window(z)} | {name: pick_solver(method, K, **options)[0](model.window, z) for name, (method, options) in CURVES.items()
                                                if name != 'uniform'} for K in Ks}
     points = torch.cat([p for of_K in ends.values() for p in of_K.values()])
     low, high = points.min(0).values, points.max(0).values
@@ -295,13 +302,13 @@ def show_little(out, seeds=4, Ks=(1, 2, 3, 4, 6, 8, 12, 16, 24)):
     from logs import columns, write_csv
     from plot import draw_landscape, draw_little, show
     models = [train_little(seed) for seed in range(seeds)]
-    rows = [dict(seed=seed, **row) for seed, model in enumerate(models) for row in little_errors(model, METHODS, Ks)]
+    rows = [dict(seed=seed, **row) for seed, model in enumerate(models) for row in little_errors(model, CURVES, Ks)]
     lines = [['mean squared error', *(f'K = {K}' for K in Ks)]]
-    for name in ['no loop', *METHODS]:
+    for name in ['no loop', *CURVES]:
         of = {K: [row['error'] for row in rows if (row['method'], row['K']) == (name, K)] for K in Ks}
         lines.append([name, *(f'{sum(e) / len(e):.2g} ({min(e):.2g} to {max(e):.2g})' if e else '' for e in of.values())])
     print(f'means over {seeds} seeds, and their range')
     print(columns(lines))
     write_csv(rows, out)
-    show(draw_little, (rows, METHODS), out)
+    show(draw_little, (rows, CURVES), out)
     show(draw_landscape, little_landscape(models[min(1, seeds - 1)], (2, 4, 8)), out.with_stem(out.stem + '_landscape'))

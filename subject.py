@@ -84,7 +84,7 @@ class Subject:
 
     def effects(self, part, propagate, future):
         if (part, propagate, future) not in self.found:
-            what = f'{"future" if future else "current"} {"propagated" if propagate else "local"}, {part}'
+            what = f'{"future" if future else "all"} tokens, {"propagated" if propagate else "local"}, {part}'
             self.found[part, propagate, future] = probe.effects(
                 self.model, self.tokens, part=part, propagate=propagate, future=future, output=propagate,
                 progress=lambda it: tqdm(it, desc=what, unit='layer', leave=False))
@@ -109,7 +109,7 @@ class Subject:
 
 # ---------------------------------------------------------------------------------------------- texts
 
-FIELDS = (('question', 'answer'), ('problem', 'solution'), ('text',), ('prompt',))         # of GSM8K, MATH, MQuAKE, anything
+FIELDS = (('question', 'answer'), ('problem', 'solution'), ('text',), ('prompt',))         # of GSM8K, MATH, anything
 
 
 def examples(subject, source, count, length):

@@ -1,8 +1,8 @@
-"""Does looping help this model, where, and at what cost? Many settings on one half of the data, the best of them on the other.
+"""Does looping help this model, where, and at what cost? Many settings on one part of the data, the best of them on another.
 
-The idea: of a hundred settings some are better than none by chance, and the best of them looks like a result. So all are *screened* on
-every other document, and the best are *judged* on the others, which had no say. Both figures stand side by side, with the number
-that was searched, and with the paper's recipe, which nobody searched here.
+The idea: of a hundred settings some are better than none by chance, and the best of them looks like a result. So all are *screened* on one
+part of the data (every other document; of ours, the first batches), and the best are *judged* on another, which had no say. Both figures
+stand side by side, with the number that was searched, and with the paper's recipe, which is judged whether it was chosen or not.
 
 Paper: "Training-Free Looped Transformers", section 3.2 and appendix M (which windows help), E (methods), G.5 and J.1 (windows that win
 the screen and lose on held-out data), P (the search).
@@ -10,7 +10,7 @@ Here: a gain is a change for the better, whichever direction that is. The error 
 several. A cell that is finished is on disk, and is not run again.
 
 Usage:
-    python sweep.py out/toys/baseline-0 out/toys/baseline-1 --windows=all2,all4 --methods=naive,rk --K=2,3     # ours: loss and primitives
+    python sweep.py out/toys/baseline-0 out/toys/baseline-1 --windows=all2,all4 --methods=naive,rk --K=2,3     # ours: the loss, primitives by --tasks
     python sweep.py HF_FOLDER --windows=all4 --K=2,3 --tasks=arc_easy,openbookqa --limit=200                   # by lm-eval
 """
 import argparse
@@ -30,7 +30,8 @@ from checkpoint import fingerprint
 from logs import by_seed, columns, mean, number, run_names, standard_error, write_csv
 from model import KVCache
 from solvers import SOLVERS, pick_solver
-from wrapper import depth_of, looped, pick_window
+from windows import depth_of, pick_window
+from wrapper import looped
 
 RECIPE = dict(window='mid4', method='rk', K=3, beta=0.5, mode='block', cache='first')      # the paper's section 3.1
 

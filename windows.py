@@ -43,13 +43,15 @@ def depth_of(model):
 def pick_window(window, depth):
     "(a, b) of a window: (3, 5) or '3-5', 'mid4' (also None), or 0.5, the four layers whose centre is nearest to that fraction of the depth."
     given, n = window, 4
+    if isinstance(window, str) and window.replace('.', '', 1).isdecimal() and '.' in window:
+        window = float(window)
     if window is None:
         window = 'mid4' if depth >= 4 else f'mid{depth}'
     if isinstance(window, str) and window.startswith('mid') and window[3:].isdecimal() and 1 <= int(window[3:]) <= depth:
         n = int(window[3:])
         window = (depth // 2 - n // 2, depth // 2 - n // 2 + n - 1)
     elif isinstance(window, float) and 0 <= window <= 1 and depth >= 4:
-        # its centre is at (a + b) / 2 of the depth, as in the paper's Figure 6
+        # the window whose centre, (a + b) / 2 layers, is nearest to that part of the depth, as in the paper's Figure 6
         a = min(range(depth - 3), key=lambda a: abs(a + 1.5 - window * depth))
         window = (a, a + 3)
     elif isinstance(window, str) and window.count('-') == 1 and window.replace('-', '').isdecimal():

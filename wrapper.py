@@ -6,7 +6,7 @@ says how the results of a window are mixed, and caches.py what later tokens see 
 
 Paper: "Training-Free Looped Transformers", sections 2 and 3, appendix D and P (which settings).
 Here: the first evaluation of a window is simply the model's own pass through it, so its keys and values are the unlooped model's, and
-nothing is evaluated twice. Where a layer of the window runs, an Entry before its forward notes its arguments, since each layer has its
+nothing is evaluated twice (looping layer by layer, that holds for the first of them). Where a layer of the window runs, an Entry before its forward notes its arguments, since each layer has its
 own mask and rotary table; when the window's last layer is through, the solver has all it needs for the other evaluations. Hidden states
 are the model's own; attention maps and router logits, which transformers collects by hooks, come once for each evaluation.
 
@@ -39,7 +39,7 @@ MODES = ('block', 'layer')
 
 class Loop(threading.local):
     """The positions a to b of the depth, run by a solver. It knows nothing of layers but that they map a stream to a stream. Each thread
-    that calls the model has its own forward under way."""
+    that calls the model has its own forward under way: a threading.local makes its attributes anew in each, by __init__."""
 
     def __init__(self, window, solver, evaluations, cache, decode, depth, first):
         self.a, self.b = window
@@ -86,13 +86,14 @@ class Loop(threading.local):
             self.memory = Memory(self.how, cache, (self.a, self.b), self.evaluations, self.depth, self.first)
 
     def skips(self, cache, q):
-        "Is this a decode step that is not looped? The prompt's length is noted on the cache, so that texts can be continued in turns."
+        """True: leave the window as it is for this token. cache.prompt is how many tokens there were behind the last prompt (on the cache, so
+        that texts can be continued in turns), past - prompt the number of decode steps so far."""
         past = cache.layers[self.a].get_seq_length() if self.a < len(cache.layers) else 0
         if q > 1 or past == 0:
             cache.prompt = past + q
             return False
         if getattr(cache, 'prompt', past + 1) > past:       # filled before it was looped, or cut
-            cache.prompt = past + 0                         # (a cache of a fixed length counts in place)
+            cache.prompt = past + 0                         # (a copy: a cache of a fixed length counts in place)
         return self.decode == 'bypass' or bool(past - cache.prompt >= self.decode)
 
     def finish(self, first):
@@ -160,6 +161,7 @@ class Handle:
 def patch(model, window=None, method='rk', K=3, beta=0.5, cache='first', decode='full', mode='block', pin=None, **options):
     """Loop a window of a model's layers from now on: see solvers.py for the methods and their options, caches.py for the caches.
     decode: 'full' loops at each new token, 'bypass' only where several are read at once (a prompt), a number in the first so many steps.
+    beta: rk's share of the plain output, heavy_ball's of the step before, anderson's towards the image; others have none.
     mode: 'block' loops the window as one, 'layer' each of its layers by itself. pin: 'mixture' or 'indices', see experts.py."""
     layers, order = depth_of(model)
     a, b = pick_window(window, len(order))
@@ -230,7 +232,7 @@ def main(argv=None):
     parser.add_argument('--method', default='rk', help=f'of {", ".join(SOLVERS)}')
     parser.add_argument('--K', type=int, default=3)
     parser.add_argument('--beta', type=float, default=0.5)
-    parser.add_argument('--cache', default='first', help=f'of {", ".join(CACHES)} (generation only)')
+    parser.add_argument('--cache', default='first', help=f'of {", ".join(CACHES)}: what later tokens see of looped layers (frozen also changes how a text is read)')
     parser.add_argument('--decode', default='full', help='full, bypass, or the number of decode steps that are looped')
     parser.add_argument('--mode', default='block', help='block or layer')
     parser.add_argument('--pin', help='keep the experts of the first evaluation: mixture or indices')

@@ -304,7 +304,7 @@ def test_an_exact_cache_keeps_to_its_settings(six):
 @pytest.mark.parametrize('window, depth, expected', [
     (None, 28, (12, 15)), (None, 36, (16, 19)), (None, 8, (2, 5)), (None, 3, (0, 2)), ('mid3', 28, (13, 15)), ('mid6', 28, (11, 16)), ('mid1', 28, (14, 14)),
     ('mid12', 28, (8, 19)), ((3, 5), 6, (3, 5)), ([0, 5], 6, (0, 5)), ('3-5', 6, (3, 5)), ('0-0', 6, (0, 0)), (0.5, 8, (2, 5)), (0.0, 8, (0, 3)), (1.0, 8, (4, 7)),
-    (0.6, 28, (15, 18)), (0.5, 36, (16, 19))])
+    (0.6, 28, (15, 18)), (0.5, 36, (16, 19)), ('0.6', 28, (15, 18))])
 def test_windows(window, depth, expected):
     assert pick_window(window, depth) == expected
 
