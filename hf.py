@@ -18,7 +18,6 @@ import json
 import math
 import os
 import re
-import shutil
 import sys
 from pathlib import Path
 

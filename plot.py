@@ -243,7 +243,7 @@ def draw_little(what):
 
 
 def draw_landscape(what):
-    "solvers.little_landscape: a panel a K. The colour is the loss that the layers behind the window make of a point, the marks are where it ends."
+    "little.little_landscape: a panel a K. The colour is the loss that the layers behind the window make of a point, the marks are where it ends."
     from matplotlib.colors import LogNorm
     fig, [axes] = figure(1, len(what['ends']), (1 + 4 * len(what['ends']), 4.2), sharex=True, sharey=True)
     for ax, (K, ends) in zip(axes, what['ends'].items()):

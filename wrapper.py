@@ -29,7 +29,7 @@ import torch
 from caches import CACHES, Memory, Slots
 from experts import PINS, Pin, routers_of
 from model import LM
-from solvers import SOLVERS, pick_solver, show_little
+from solvers import SOLVERS, pick_solver
 from windows import arguments, depth_of, pick_window, refuse
 
 MODES = ('block', 'layer')
@@ -244,6 +244,7 @@ def main(argv=None):
     parser.add_argument('--out', type=Path, help='the numbers as JSON (default: out/evals/MODEL_looped.json), with --toy the picture')
     args, others = parser.parse_known_args(argv)
     if args.toy:
+        from little import show_little
         return show_little(args.out or Path('out/wrapper_toy.png'))
     if not (args.model and args.tasks):
         parser.error('give a model and --tasks (such as --tasks=primitives or --tasks=arc_easy), or --toy')
