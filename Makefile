@@ -104,7 +104,7 @@ origins: .venv/ready            # which layer came from which: out/grow.png
 	touch $@
 test: .venv/tests               # every test, a worker a core: 3 minutes
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n auto
-torture: .venv/tests            # the wrapper on every family, in both forms of attention, with everything: 3 minutes
+torture: .venv/tests            # the wrapper on every family, in both forms of attention, with everything: half a minute
 	TORTURE=1 OMP_NUM_THREADS=1 $(PY) -m pytest -q -n auto tests/test_wrapper_hf.py
 
 clean:                          # the data and the environment; out/ stays
