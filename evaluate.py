@@ -265,7 +265,19 @@ def __getattr__(name):
 def manager(everything):
     "Who knows the tasks. Reading all of the harness's thousands takes seconds, ours take none."
     from lm_eval.tasks import TaskManager
-    return TaskManager(include_path=str(ROOT / 'evals'), include_defaults=everything)
+
+    class Manager(TaskManager):
+        keep = None         # a dict: tasks are loaded once, and stay; for a sweep, which asks for the same ones in every cell
+
+        def load(self, tasks, *args, **kwargs):
+            key = json.dumps(tasks, default=str)
+            if self.keep is None or key not in self.keep:
+                found = super().load(tasks, *args, **kwargs)
+                if self.keep is None:
+                    return found
+                self.keep[key] = found
+            return self.keep[key]
+    return Manager(include_path=str(ROOT / 'evals'), include_defaults=everything)
 
 
 def run(path, tasks, *, limit=None, **options):
@@ -273,8 +285,8 @@ def run(path, tasks, *, limit=None, **options):
     return harness(adapter()(path, **options), tasks, limit=limit)
 
 
-def harness(model, tasks, **options):
-    "lm-eval's results for a model that it knows: a dict."
+def harness(model, tasks, keep=None, **options):
+    "lm-eval's results for a model that it knows: a dict. With a dict `keep`, tasks that it holds are not loaded again."
     wanted = pick_tasks(tasks)
     from lm_eval import simple_evaluate
     names = [task['task'] if isinstance(task, dict) else task for task in wanted]
@@ -283,6 +295,7 @@ def harness(model, tasks, **options):
         if name not in known.all_tasks:
             near = difflib.get_close_matches(name, [*LISTS, *known.all_tasks], n=1)
             raise ValueError(f'there is no task {name!r}' + (f': did you mean {near[0]!r}?' if near else '') + f' Lists: {", ".join(LISTS)}')
+    known.keep = keep
     return simple_evaluate(model, tasks=wanted, task_manager=known, **dict(log_samples=False) | options)
 
 

@@ -62,8 +62,8 @@ def open_theirs(path, args):
     "The same by lm-eval: screened on every other document of each task and judged on the rest, or on tasks of their own."
     from evaluate import harness, open_model, rows_of
     lm = open_model(path, batch_size=args.batch_size, device=args.device)
-    tasks = dict(screen=args.tasks, judge=args.judge_tasks or args.tasks)
-    counts = {part: {task: n['original'] for task, n in harness(lm, names, limit=1)['n-samples'].items()} for part, names in tasks.items()}
+    tasks, keep = dict(screen=args.tasks, judge=args.judge_tasks or args.tasks), {}
+    counts = {part: {task: n['original'] for task, n in harness(lm, names, keep, limit=1)['n-samples'].items()} for part, names in tasks.items()}
     apart = not counts['screen'].keys() & counts['judge'].keys()
     samples = {part: {task: list(range(0 if apart else i, n, 1 if apart else 2))[:args.limit] for task, n in counts[part].items()}
                for i, part in enumerate(tasks)}
@@ -73,7 +73,7 @@ def open_theirs(path, args):
                 raise ValueError(f'{task} has {counts[part][task]} documents: none is left to {part} by')
 
     def look(part):
-        found, values = harness(lm, tasks[part], samples=samples[part], bootstrap_iters=0), {}
+        found, values = harness(lm, tasks[part], keep, samples=samples[part], bootstrap_iters=0), {}
         for row in rows_of(found):
             if row['task'] in samples[part]:        # (a group only says again what its tasks say)
                 metric = row['metric'].partition(' (')[0]

@@ -244,7 +244,7 @@ def test_by_token_tells_the_caches_apart(runs, tmp_path, capsys):
 def test_a_sweep_by_benchmarks_screens_one_half_and_judges_the_other(folders, tmp_path, capsys, monkeypatch):
     seen = []
     real = evaluate.harness
-    monkeypatch.setattr(evaluate, 'harness', lambda lm, tasks, **options: seen.append(options.get('samples')) or real(lm, tasks, **options))
+    monkeypatch.setattr(evaluate, 'harness', lambda lm, tasks, *keep, **options: seen.append(options.get('samples')) or real(lm, tasks, *keep, **options))
     out = tmp_path / 'sweep.png'
     sweep.main([str(folders[1]), '--windows=0-1,1-2', '--methods=naive', '--K=2', '--tasks=primitive_toy_copy', '--limit=6', '--best=1', '--device=cpu', f'--out={out}'])
     halves = [samples['primitive_toy_copy'] for samples in seen if samples]
@@ -256,13 +256,23 @@ def test_a_sweep_by_benchmarks_screens_one_half_and_judges_the_other(folders, tm
 def test_judging_by_other_tasks_and_by_half_of_shared_ones(folders, tmp_path, capsys, monkeypatch):
     seen = []
     real = evaluate.harness
-    monkeypatch.setattr(evaluate, 'harness', lambda lm, tasks, **options: seen.append(options.get('samples')) or real(lm, tasks, **options))
+    monkeypatch.setattr(evaluate, 'harness', lambda lm, tasks, *keep, **options: seen.append(options.get('samples')) or real(lm, tasks, *keep, **options))
     for judge, documents in (('primitive_toy_assign_d1', [0, 1, 2, 3]), ('primitive_toy_copy', [1, 3, 5, 7])):
         seen.clear()
         sweep.main([str(folders[1]), '--windows=1-2', '--methods=naive', '--K=2', '--tasks=primitive_toy_copy', f'--judge_tasks={judge}', '--limit=4', '--best=1',
                     '--device=cpu', f'--out={tmp_path / judge}.png'])
         assert {judge: documents} in seen and {'primitive_toy_copy': [0, 1, 2, 3] if judge != 'primitive_toy_copy' else [0, 2, 4, 6]} in seen
         assert f'judge: {judge} acc' in capsys.readouterr().out
+
+
+def test_tasks_that_are_kept_score_as_fresh_ones(folders):
+    lm, keep = evaluate.open_model(folders[1], device='cpu'), {}
+    score = lambda *kept, **options: evaluate.harness(lm, TASKS, *kept, **options)['results']
+    for options in (dict(limit=5), dict(samples={'primitive_toy_copy': [3, 4, 9], 'primitive_toy_assign_d1': [0, 2]}), dict(limit=5)):
+        assert score(keep, **options) == score(**options)
+    kept, = keep.values()
+    score(keep, limit=2)
+    assert list(keep.values()) == [kept]
 
 
 def test_metrics_that_are_no_shares():
