@@ -182,17 +182,20 @@ def from_text(settings):
     return {name: read(name, value) for name, value in settings.items()}
 
 
+def theirs(path):
+    "Is this a Hugging Face folder, or a name on the hub?"
+    return on_hub(path) or (Path(path) / 'config.json').exists()
+
+
 def open_model(path, *, batch_size=8, dtype='auto', device='auto', **options):
     "A checkpoint as lm-eval sees it: a run of ours by our adapter, a Hugging Face folder or name by lm-eval's own."
-    theirs = on_hub(path) or (Path(path) / 'config.json').exists()
-    return (hf_adapter() if theirs else adapter())(str(path), batch_size=batch_size, dtype=dtype, device=device, **options)
+    return (hf_adapter() if theirs(path) else adapter())(str(path), batch_size=batch_size, dtype=dtype, device=device, **options)
 
 
 def ends(path, tokenizer):
     """(the token before a text that stands alone, the tokens that end a text, those that every text begins with): a Hugging Face
     checkpoint says so in its files, a run of ours ends and begins with an end of text."""
     usual, file = start_of_document(tokenizer), tokenizer_file(path)
-    theirs = on_hub(path) or (Path(path) / 'config.json').exists()
     names, end = {}, set()
     for name in ('tokenizer_config.json', 'generation_config.json', 'config.json') if file else ():
         about = read_json(file.parent / name) if (file.parent / name).exists() else {}
@@ -205,4 +208,4 @@ def ends(path, tokenizer):
     end |= {names['eos_token']} if 'eos_token' in names else set()
     if not end:
         end = {tokenizer.encode_single_token(END_OF_TEXT)} if END_OF_TEXT in tokenizer.special_tokens_set else set(usual[:1]) or {0}
-    return names.get('bos_token', names.get('eos_token', min(end))), end, getattr(tokenizer, 'starts', []) if theirs else usual
+    return names.get('bos_token', names.get('eos_token', min(end))), end, getattr(tokenizer, 'starts', []) if theirs(path) else usual

@@ -1,9 +1,9 @@
 """What a looped layer leaves in the KV cache, and what its evaluations see of it.
 
-The idea: a later token looks back at keys and values, of which a looped layer has made one version for each evaluation (K, for most methods); the cache
-has room for one.
-- 'first' keeps those of evaluation 1, which are the unlooped model's (with mode='layer', the first layer's only); 'last_eval' those of the last; 'last' runs the window once
-  more on the result and keeps that; 'none' shows the window no past at all.
+The idea: a later token looks back at keys and values, of which a looped layer has made one version for each evaluation (K, for most
+methods); the cache has room for one.
+- 'first' keeps those of evaluation 1, which are the unlooped model's (with mode='layer', the first layer's only); 'last_eval' those of
+  the last; 'last' runs the window once more on the result and keeps that; 'none' shows the window no past at all.
 - None of these continues a text as if all of it had been read at once. While a prompt is read, evaluation k of a token sees
   evaluation k of the tokens before it; of what is in the cache, a new token's evaluation k sees the one version kept there.
 - 'exact' keeps all K versions, so evaluation k always sees evaluation k. It costs K times the window's cache.

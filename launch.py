@@ -110,6 +110,12 @@ def nearest(name, allowed):
     return f'; did you mean {close[0]!r}?' if close else ''
 
 
+def suggest(name, known):
+    "The end of an error about an unknown name: the nearest one, and all there are."
+    near = difflib.get_close_matches(str(name), [str(k) for k in known if k], n=1)
+    return (f': did you mean {near[0]!r}?' if near else '.') + f' There are: {", ".join(map(str, known))}'
+
+
 def pick_device(name='auto', local_rank=0):
     "cuda, else mps, else cpu; or the one that is named, if it is there."
     if name == 'auto':

@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 from probe import order_of, streams_behind
+from retrofit import Recurrent
 
 
 class TunedLens(nn.Module):
@@ -34,11 +35,15 @@ class TunedLens(nn.Module):
         super().__init__()
         self.weight, self.bias = nn.Parameter(torch.zeros(depth - 1, width, width)), nn.Parameter(torch.zeros(depth - 1, width))
 
+    def translate(self, depth, x):
+        "The stream behind layer `depth`, (B, T, C), as the last one would say it."
+        if depth == len(self.bias):
+            return x
+        return (x + F.linear(x.to(self.weight.dtype), self.weight[depth], self.bias[depth])).to(x.dtype)
+
     def forward(self, streams):
         "(D, B, T, C) -> (D, B, T, C)"
-        early, last = streams[:-1].to(self.weight.dtype), streams[-1:]
-        moved = early + torch.einsum('dbtc,dec->dbte', early, self.weight) + self.bias[:, None, None]
-        return torch.cat((moved.to(last.dtype), last))
+        return torch.stack([self.translate(depth, x) for depth, x in enumerate(streams)])
 
 
 def unembedding_hash(model):
@@ -93,13 +98,18 @@ def quality(model, lens, tokens, k=5):
 
 
 def exit_at(model, depth, lens=None):
-    "A model-like callable that answers behind layer `depth`: tokens -> logits."
+    "A model-like callable that answers behind layer `depth`: tokens -> logits. Of an ordinary model, an early exit is a prefix of the order."
     @torch.no_grad()
     def answer(tokens):
-        streams = streams_behind(model, tokens)
-        return model.head(model.norm((streams if lens is None else lens(streams))[depth]))
+        x = streams_behind(model, tokens)[depth] if isinstance(model, Recurrent) else model.hidden(tokens, order=model.order[:depth + 1])
+        return model.head(model.norm(x if lens is None else lens.translate(depth, x)))
     answer.config, answer.parameters = model.config, model.parameters
     return answer
+
+
+def beside(path):
+    "Where the lens of a checkpoint lies."
+    return (Path(path) if Path(path).is_dir() else Path(path).parent) / 'lens.pt'
 
 
 def save_lens(lens, model, path):
@@ -150,8 +160,7 @@ def main(argv=None):
         print(f'lens.py: {error}', file=sys.stderr)
         raise SystemExit(2) from None
     lens = train_lens(model, train, args.steps, args.lr, progress=True)
-    folder = Path(args.path) if Path(args.path).is_dir() else Path(args.path).parent
-    out = args.out or folder / 'lens.pt'
+    out = args.out or beside(args.path)
     save_lens(lens, model, out)
     tokens = val.batch(0)[0].to(next(model.parameters()).device)
     (plain, seen), (tuned, known) = (quality(model, x, tokens) for x in (None, lens))

@@ -13,7 +13,6 @@ Usage:
 """
 import argparse
 import csv
-import difflib
 import functools
 import hashlib
 import html
@@ -26,7 +25,8 @@ from typing import Callable
 from tqdm import tqdm
 
 import probe
-from logs import by_seed, columns, mean, number, run_names, standard_error
+from launch import suggest
+from logs import by_seed, columns, mean, number, run_names, standard_error, write_csv
 from subject import NotHere, Subject
 
 
@@ -44,8 +44,7 @@ def heatmap(c, part):
         for propagate in (True, False):
             if not propagate and isinstance(c.model, probe.Recurrent):
                 continue            # what is behind an adapter is no sum of what was before it
-            matrix = c.effects(part, propagate, future)
-            matrix = (matrix[0] if propagate else matrix).tolist()
+            matrix = c.effects(part, propagate, future)[0].tolist()
             rows += [dict(setting=f'{"future" if future else "all"} tokens, {"propagated" if propagate else "local"}', erased=s, observed=d, change=matrix[s][d])
                      for s in range(len(matrix)) for d in range(len(matrix)) if d > s]
     return rows
@@ -163,14 +162,6 @@ def read_rows(path):
         return [{key: text if key in ('run', 'setting', 'lens') else float(text) for key, text in row.items() if text != ''} for row in csv.DictReader(file)]
 
 
-def write_rows(rows, path):
-    names = list(dict.fromkeys(key for row in rows for key in row))
-    with open(path, 'w', newline='') as file:
-        writer = csv.DictWriter(file, names)
-        writer.writeheader()
-        writer.writerows(rows)
-
-
 def draw(name, folder):
     "The picture of a probe, from its CSV file."
     from plot import draw_curves, draw_maps, show
@@ -212,8 +203,7 @@ def chosen(only):
     names = [name for name in PROBES if not only or any(name == part or part == 'heatmap' and name.startswith('heatmap') for part in only.split(','))]
     for part in filter(None, (only or '').split(',')):
         if part not in PROBES:
-            near = difflib.get_close_matches(part, PROBES, n=1)
-            raise ValueError(f'there is no probe {part!r}{f": did you mean {near[0]!r}?" if near else ""} There are: {", ".join(PROBES)}')
+            raise ValueError(f'there is no probe {part!r}{suggest(part, PROBES)}')
     return names
 
 
@@ -242,7 +232,7 @@ def make(args):
     finally:                            # what has been measured is shown, also when the next model cannot be
         for name in names:
             if rows[name]:
-                write_rows(rows[name], folder / f'{name}.csv')
+                write_csv(rows[name], folder / f'{name}.csv')
                 draw(name, folder)
         write_index(folder, [name for name in names if rows[name]], about)
     print('\n'.join(about))

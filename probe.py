@@ -5,9 +5,10 @@ each sublayer's update, an order says which layers run, `run` goes on from any d
 
 Papers: "Do Depth-Grown Models Overcome the Curse of Depth?", section 4 and appendix B; "From Growing to Looping", section 4.1 and
 appendix E (after Csordas et al.).
-Here, where they are silent or differ: layers are counted from 0. For tokens 0 to t a layer's contribution is removed, and the effect is measured
-at the later tokens, t + 1 and on (their first paper; the second's text leaves this out); t is every position of up to 32 tokens, else 16 drawn ones. What is observed is
-the update of a whole layer. Everything before an erased layer stays as it was, so only the rest is run, for all boundaries at once.
+Here, where they are silent or differ: layers are counted from 0. For tokens 0 to t a layer's contribution is removed, and the effect is
+measured at the later tokens, t + 1 and on (their first paper; the second's text leaves this out); t is every position of up to 32 tokens,
+else 16 drawn ones. What is observed is the update of a whole layer. Everything before an erased layer stays as it was, so only the rest
+is run, for all boundaries at once.
 A looped model is probed by its unrolled depth, a retrofitted one with the number of recurrences it has.
 
 Usage:
@@ -82,8 +83,8 @@ ROWS, NUMBERS = 2 ** 15, 2 ** 27        # tokens that are run at once; probabili
 
 @torch.no_grad()
 def effects(model, tokens, *, part='layer', propagate=True, future=True, boundaries=None, order=None, output=False, progress=lambda it: it):
-    """(matrix (D, D): the largest relative change of a later layer's update when an earlier one is erased; with `output`, also the (D, B)
-    largest L2 changes of the output distribution). future=False erases at all tokens and looks at all."""
+    """(matrix (D, D): the largest relative change of a later layer's update when an earlier one is erased; with `output`, the (D, B) largest
+    L2 changes of the output distribution, else None). future=False erases at all tokens and looks at all."""
     if part not in PARTS:
         raise ValueError(f'part={part!r} must be one of {", ".join(PARTS)}')
     order, (B, T) = order_of(model, order), tokens.shape
@@ -131,7 +132,7 @@ def effects(model, tokens, *, part='layer', propagate=True, future=True, boundar
                     tap, found = watch()
                     lm.run(x, [order[d]], depth=d, tap=tap)
                     matrix[s, d] = torch.maximum(matrix[s, d], largest(found[d].view(n, B, T, -1), d, rows))
-    return (matrix, outputs) if output else matrix
+    return matrix, outputs if output else None
 
 
 def depth_score(model, tokens, *, boundaries=None, order=None, progress=lambda it: it):
@@ -149,7 +150,7 @@ def score_of(per_layer):
 def future_effects(model, tokens, *, part='layer', propagate=True, future=True, boundaries=None, order=None):
     """(D, D) [erased, observed]: the largest relative change of a later layer's update. propagate=False: each later layer sees the erased
     contribution missing from its own input, and nothing else changes."""
-    return effects(model, tokens, part=part, propagate=propagate, future=future, boundaries=boundaries, order=order)
+    return effects(model, tokens, part=part, propagate=propagate, future=future, boundaries=boundaries, order=order)[0]
 
 
 # ---------------------------------------------------------------------------------------------- looking

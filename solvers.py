@@ -20,7 +20,6 @@ Usage:
     x = SOLVERS['rk'](g, x, 3, beta=0.5)        # three evaluations of g
     solver, evaluations = pick_solver('euler', K=2, alphas=[0.6, 0.4])      # checked: solver(g, x)
 """
-import difflib
 import functools
 import inspect
 import numbers
@@ -202,8 +201,8 @@ SOLVERS = dict(naive=naive, euler=euler, rk=rk, butcher=butcher, midpoint=midpoi
 def pick_solver(method, K, beta=None, **options):
     "(solver(g, x), how often it evaluates g), or an error in one line. `beta` goes to the methods that have one."
     if not isinstance(method, str) or method not in SOLVERS:
-        near = difflib.get_close_matches(str(method), SOLVERS, n=1)
-        raise ValueError(f'the method {method!r} is not known{f": did you mean {near[0]!r}?" if near else "."} There are: {", ".join(SOLVERS)}')
+        from launch import suggest
+        raise ValueError(f'the method {method!r} is not known{suggest(method, SOLVERS)}')
     takes = list(inspect.signature(SOLVERS[method]).parameters)[3:]
     for name in options:
         if name not in takes:

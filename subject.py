@@ -70,8 +70,8 @@ class Subject:
 
     def lens_file(self):
         "The lens beside the checkpoint, if there is one; else the page's own."
-        beside = (Path(self.path) if Path(self.path).is_dir() else Path(self.path).parent) / 'lens.pt'
-        return beside if beside.exists() else self.args.out / 'cache' / f'lens-{self.mark[:24]}-{self.args.lens_steps}.pt'
+        from lens import beside
+        return beside(self.path) if beside(self.path).exists() else self.args.out / 'cache' / f'lens-{self.mark[:24]}-{self.args.lens_steps}.pt'
 
     @functools.cached_property
     def lens(self):
@@ -83,10 +83,11 @@ class Subject:
         return load_lens(file, self.model)
 
     def effects(self, part, propagate, future):
+        "probe.effects, once; the output is looked at where the depth score needs it, since it takes a vocabulary's worth of work."
         if (part, propagate, future) not in self.found:
             what = f'{"future" if future else "all"} tokens, {"propagated" if propagate else "local"}, {part}'
             self.found[part, propagate, future] = probe.effects(
-                self.model, self.tokens, part=part, propagate=propagate, future=future, output=propagate,
+                self.model, self.tokens, part=part, propagate=propagate, future=future, output=(part, propagate, future) == ('layer', True, True),
                 progress=lambda it: tqdm(it, desc=what, unit='layer', leave=False))
         return self.found[part, propagate, future]
 

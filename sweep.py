@@ -24,7 +24,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from checkpoint import fingerprint
+from checkpoint import exists, fingerprint
 from logs import by_seed, columns, mean, number, run_names, standard_error, write_csv
 from parts import is_share, main_kinds, open_ours, open_theirs
 from solvers import SOLVERS, pick_solver
@@ -129,31 +129,38 @@ class Study:
         for name in ('batches', 'n', 'limit'):
             if getattr(args, name) is not None and getattr(args, name) < 1:
                 raise ValueError(f'--{name}={getattr(args, name)} must be at least 1')
-        self.args, self.paths, self.opened, self.left_out = args, run_names(args.runs), (None,), {}
+        self.args, self.paths, self.opened, self.known, self.left_out = args, run_names(args.runs), (None,), {}, {}
         self.notes = Notes(args.out.with_suffix('.jsonl'))
         self.spec = {key: getattr(args, key) for key in ('tasks', 'judge_tasks', 'n', 'by_token')}
 
     def open(self, name):
-        "(model, {part: look}, a mark of the model and the data, the depth), of one run at a time."
+        "(model, {part: look}), of one run at a time."
         if self.opened[0] != name:
             path = str(self.paths[name])
-            ours = path.endswith('.pt') or (Path(path) / 'ckpt.pt').exists()
+            ours = path.endswith('.pt') or exists(path)
             if not ours and not self.args.tasks:
                 raise ValueError(f'{path} is not a run of ours: give --tasks, benchmarks of lm-eval')
             self.opened = (None,)       # the last one goes before the next comes
             model, looks, data = (open_ours if ours else open_theirs)(path, self.args)
             mark = hashlib.sha256((fingerprint(model) + data).encode()).hexdigest()[:24]
-            self.opened = name, (model, looks, mark, len(depth_of(model)[1]))
+            self.known[name] = mark, len(depth_of(model)[1])
+            self.opened = name, (model, looks)
         return self.opened[1]
 
+    def about(self, name):
+        "(a mark of the model and the data, the depth): with these, what is noted can be read without opening the model again."
+        if name not in self.known:
+            self.open(name)
+        return self.known[name]
+
     def depth(self, names):
-        depths = {name: self.open(name)[3] for name in names}
+        depths = {name: self.about(name)[1] for name in names}
         if len(set(depths.values())) > 1:
             raise ValueError(f'these are not seeds of one run, their depths differ: {depths}')
         return depths[names[0]]
 
     def grid(self, name):
-        cells, impossible = cells_of(self.args, self.open(name)[3])
+        cells, impossible = cells_of(self.args, self.about(name)[1])
         self.left_out |= dict.fromkeys(impossible)
         if not cells:
             raise ValueError(f'nothing can be run: {"; ".join(impossible)}')
@@ -161,13 +168,15 @@ class Study:
 
     def of(self, name, part, cells):
         "{cell as JSON: {metric: gain}}"
-        model, looks, mark, _ = self.open(name)
-        noted = lambda cell: dict(model=mark, part=part, spec=self.spec, cell=cell)
-        plain, found = self.notes.get(noted(None), lambda: looks[part](model)), {}
+        noted = lambda cell: dict(model=self.about(name)[0], part=part, spec=self.spec, cell=cell)
 
         def measure(cell):
+            model, looks = self.open(name)
+            if cell is None:
+                return looks[part](model)
             with looped(model, **{key: value for key, value in cell.items() if value is not None}):
                 return looks[part](model)
+        plain, found = self.notes.get(noted(None), lambda: measure(None)), {}
         for cell in tqdm(cells, desc=f'{part} {name}', unit='cell', leave=False):
             found[json.dumps(cell)] = gains(plain, self.notes.get(noted(cell), lambda: measure(cell)))
         return found

@@ -4,11 +4,12 @@ The idea: a window of layers is run K times, and a solver mixes the results so t
 trained to get: not g(g(g(x))), but a finer step to where g(x) was going (solvers.py). An order says where layers run; this file
 says how the results of a window are mixed, and caches.py what later tokens see of them.
 
-Paper: "Training-Free Looped Transformers", sections 2 and 3, appendix D and P (which settings).
-Here: the first evaluation of a window is simply the model's own pass through it, so its keys and values are the unlooped model's, and
-nothing is evaluated twice (looping layer by layer, that holds for the first of them). Where a layer of the window runs, an Entry before its forward notes its arguments, since each layer has its
-own mask and rotary table; when the window's last layer is through, the solver has all it needs for the other evaluations. Hidden states
-are the model's own; attention maps and router logits, which transformers collects by hooks, come once for each evaluation.
+Paper: "Training-Free Looped Transformers", sections 2 and 3, appendices D and P (which settings).
+Here: the first evaluation of a window is simply the model's own pass through it, so nothing is evaluated twice, and its keys and values
+are the unlooped model's (looping layer by layer: those of the first layer). Where a layer of the window runs, an Entry before its forward
+notes its arguments, since each layer has its own mask and rotary table; when the window's last layer is through, the solver has all it
+needs for the other evaluations. Hidden states are the model's own; attention maps and router logits, which transformers collects by
+hooks, come once for each evaluation.
 
 Usage:
     with looped(model, window=(3, 5), method='rk', K=3, beta=0.5) as m: m.generate(tokens, max_new_tokens=20)
@@ -17,9 +18,7 @@ Usage:
     python wrapper.py --toy             # why naive looping explodes, on a network that fits into a picture
 """
 import argparse
-import ast
 import contextlib
-import difflib
 import threading
 import types
 from pathlib import Path
@@ -168,8 +167,8 @@ def patch(model, window=None, method='rk', K=3, beta=0.5, cache='first', decode=
     solver, evaluations = pick_solver(method, K, beta, **options)
     for name, value, known in (('cache', cache, CACHES), ('mode', mode, MODES), ('pin', pin, PINS)):
         if value not in known:
-            near = difflib.get_close_matches(str(value), [k for k in known if k], n=1)
-            raise ValueError(f'{name}={value!r} is not known{f": did you mean {near[0]!r}?" if near else "."} There are: {", ".join(map(str, known))}')
+            from launch import suggest
+            raise ValueError(f'{name}={value!r} is not known{suggest(value, known)}')
     if decode not in ('full', 'bypass') and (isinstance(decode, bool) or not isinstance(decode, int) or decode < 0):
         raise ValueError(f"decode={decode!r}: 'full', 'bypass', or the number of decode steps that are looped")
     if cache == 'exact' and (decode != 'full' or options.get('tol') is not None):
@@ -261,10 +260,9 @@ def main(argv=None):
 
 def as_number(text):
     "'0.5' to 0.5, '0.6,0.4' to [0.6, 0.4], 'false' to False, and what is no number as it is."
-    try:
-        return {'true': True, 'false': False}[text] if text in ('true', 'false') else ast.literal_eval(f'[{text}]' if ',' in text else text)
-    except (ValueError, SyntaxError):
-        return text
+    from launch import parse
+    value = parse(text)
+    return list(value) if isinstance(value, tuple) else value
 
 
 if __name__ == '__main__':
