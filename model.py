@@ -22,6 +22,8 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
+from ops import RMSNorm, mean_loss, rotate
+
 
 @dataclass
 class ModelConfig:
@@ -103,13 +105,6 @@ def rope_tables(config):
     return angles.cos(), angles.sin()
 
 
-def rotate(x, rope):
-    "Turn each pair of channels (i, i + hd/2) by its position's angle."
-    cos, sin = rope                                                             # (T, hd/2)
-    a, b = x.chunk(2, dim=-1)                                                   # (B, H, T, hd/2) each
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).type_as(x)     # (B, H, T, hd)
-
-
 class Attention(nn.Module):
     def __init__(self, config):
         super().__init__()
@@ -119,15 +114,16 @@ class Attention(nn.Module):
         self.k = nn.Linear(C, self.n_kv_head * hd, bias=False)
         self.v = nn.Linear(C, self.n_kv_head * hd, bias=False)
         self.o = nn.Linear(self.n_head * hd, C, bias=False)
-        self.q_norm, self.k_norm = ((nn.RMSNorm(hd, config.norm_eps), nn.RMSNorm(hd, config.norm_eps))
-                                    if config.qk_norm else (nn.Identity(), nn.Identity()))
+        self.q_norm, self.k_norm = (RMSNorm(hd, config.norm_eps) if config.qk_norm else None for _ in 'qk')
 
     def forward(self, x, rope, slot=None, mask=None):
         B, T, _ = x.shape
         q, k, v = (project(x).view(B, T, heads, -1) for project, heads in
                    ((self.q, self.n_head), (self.k, self.n_kv_head), (self.v, self.n_kv_head)))
-        q = rotate(self.q_norm(q).transpose(1, 2), rope)                        # (B, H, T, hd)
-        k = rotate(self.k_norm(k).transpose(1, 2), rope)                        # (B, Hkv, T, hd)
+        if self.q_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q = rotate(q.transpose(1, 2), rope)                                     # (B, H, T, hd)
+        k = rotate(k.transpose(1, 2), rope)                                     # (B, Hkv, T, hd)
         v = v.transpose(1, 2)                                                   # (B, Hkv, T, hd)
         causal = mask is None
         if slot is not None:
@@ -160,9 +156,9 @@ class Block(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        self.attn_norm = nn.RMSNorm(config.n_embd, config.norm_eps)
+        self.attn_norm = RMSNorm(config.n_embd, config.norm_eps)
         self.attn = Attention(config)
-        self.mlp_norm = nn.RMSNorm(config.n_embd, config.norm_eps)
+        self.mlp_norm = RMSNorm(config.n_embd, config.norm_eps)
         self.mlp = MLP(config)
 
     def forward(self, x, rope, scale=None, depth=0, cache=None, tap=None, mask=None):
@@ -180,7 +176,7 @@ class LM(nn.Module):
         self.config = config
         self.embed = nn.Embedding(config.vocab_size, config.n_embd)
         self.layers = nn.ModuleList(Block(config) for _ in range(config.n_layer))
-        self.norm = nn.RMSNorm(config.n_embd, config.norm_eps)
+        self.norm = RMSNorm(config.n_embd, config.norm_eps)
         self.head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         if config.tie_embeddings:
             self.head.weight = self.embed.weight
@@ -240,8 +236,10 @@ class LM(nn.Module):
     def generate(self, tokens, max_new_tokens, *, order=None, **options):
         "Continue tokens (B, T): see continue_text."
         order = self.order if order is None else order
-        return continue_text(lambda fresh, cache: self(fresh, order=order, cache=cache), lambda: KVCache(len(order)), self.config.context,
-                             tokens, max_new_tokens, **options)
+
+        def forward(fresh, cache):          # of a prompt, only the last token's logits are wanted
+            return self.head(self.norm(self.hidden(fresh, order=order, cache=cache)[:, -1:]))
+        return continue_text(forward, lambda: KVCache(len(order)), self.config.context, tokens, max_new_tokens, **options)
 
     def num_params(self):
         return sum(p.numel() for p in self.parameters())        # a tied head is the embedding, and counts once
@@ -256,45 +254,26 @@ class LM(nn.Module):
         return 6 * weights + 12 * len(order) * c.context * c.n_head * c.head_dim
 
 
-@torch.no_grad()
 def continue_text(forward, new_cache, context, tokens, max_new_tokens, *, temperature=1.0, top_k=None, generator=None, stop=None):
     """Continue tokens (B, T) by max_new_tokens, or until stop(tokens) says so, with forward(fresh tokens, cache) -> logits.
     Temperature 0 takes the likeliest token. Past the context the window slides: each new token is drawn from the last
     `context` ones, as if they were all there is."""
     if tokens.shape[1] == 0:
         raise ValueError('nothing to continue: the prompt has no tokens')
-    cache, fresh = new_cache(), tokens[:, -context:]
-    for _ in range(max_new_tokens):
-        if cache.position + fresh.shape[1] > context:       # every token has a new position now: none of the cache is right
-            cache, fresh = new_cache(), tokens[:, -context:]
-        logits = forward(fresh, cache)[:, -1].float()                           # (B, V)
-        if temperature == 0:
-            fresh = logits.argmax(-1, keepdim=True)                             # (B, 1)
-        else:
-            if top_k is not None:
-                kth = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]
-                logits = logits.masked_fill(logits < kth, -math.inf)
-            fresh = torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator)
-        tokens = torch.cat((tokens, fresh), dim=1)
-        if stop is not None and stop(tokens):
-            break
-    return tokens
-
-
-# A vocabulary this large makes the logits the largest tensor of all: then the loss is computed in pieces, where torch
-# can (2.12 on). It trades time for memory, so small vocabularies don't.
-LARGE_VOCABULARY = 16_384
-
-
-def mean_loss(x, weight, targets, ignore_index=-1):
-    "Mean cross-entropy over the targets that count, 0 if none does: x (B, T, C), weight (V, C), targets (B, T)."
-    x, targets = x.flatten(0, -2), targets.flatten()                            # (B*T, C), (B*T,)
-    options = dict(ignore_index=ignore_index, reduction='none')
-    if len(weight) >= LARGE_VOCABULARY and hasattr(nn, 'LinearCrossEntropyOptions'):
-        if torch.is_autocast_enabled(x.device.type):        # autocast does not know this function
-            x, weight = (t.to(torch.get_autocast_dtype(t.device.type)) for t in (x, weight))
-        # Each token's loss, summed here: the function's own sum adds up in bfloat16, and loses half of it.
-        loss = F.linear_cross_entropy(x, weight, targets, options=nn.LinearCrossEntropyOptions(), **options)
-    else:
-        loss = F.cross_entropy(F.linear(x, weight).float(), targets, **options)
-    return loss.float().sum() / (targets != ignore_index).sum().clamp(min=1)
+    with torch.inference_mode():        # no_grad, without the book-keeping that would let a tensor have a gradient later
+        cache, fresh = new_cache(), tokens[:, -context:]
+        for _ in range(max_new_tokens):
+            if cache.position + fresh.shape[1] > context:   # every token has a new position now: none of the cache is right
+                cache, fresh = new_cache(), tokens[:, -context:]
+            logits = forward(fresh, cache)[:, -1].float()                       # (B, V)
+            if temperature == 0:
+                fresh = logits.argmax(-1, keepdim=True)                         # (B, 1)
+            else:
+                if top_k is not None:
+                    kth = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]
+                    logits = logits.masked_fill(logits < kth, -math.inf)
+                fresh = torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator)
+            tokens = torch.cat((tokens, fresh), dim=1)
+            if stop is not None and stop(tokens):
+                break
+    return tokens.clone()               # an ordinary tensor again: one may train on it

@@ -78,7 +78,8 @@ class Recurrent(nn.Module):
         if generator is not None:
             return torch.stack([torch.randn(e.shape[1:], generator=g, device=g.device).to(e) for g in generator]) * self.std
         if self.table is None:
-            self.table = torch.randn(self.config.context, e.shape[-1], generator=torch.Generator().manual_seed(0))
+            with torch.inference_mode(False):       # training may use it later
+                self.table = torch.randn(self.config.context, e.shape[-1], generator=torch.Generator().manual_seed(0))
         return (self.table[position:position + e.shape[1]].to(e) * self.std).expand_as(e)
 
     def recur(self, s, e, i, cache, tap=None):
@@ -115,8 +116,10 @@ class Recurrent(nn.Module):
 
     def generate(self, tokens, max_new_tokens, *, r=None, exit=None, **options):
         r = self.mean if r is None else r
-        return continue_text(lambda fresh, cache: self(fresh, r=r, cache=cache, exit=exit), lambda: self.cache(r), self.config.context,
-                             tokens, max_new_tokens, **options)
+
+        def forward(fresh, cache):
+            return self.head(self.norm(self.hidden(fresh, r=r, cache=cache, exit=exit)[:, -1:]))
+        return continue_text(forward, lambda: self.cache(r), self.config.context, tokens, max_new_tokens, **options)
 
     def num_params(self):
         return sum(p.numel() for p in self.parameters())
