@@ -13,6 +13,7 @@ Usage:
     assert enc.decode(enc.encode('depth')) == 'depth'
     print(enc.n_vocab)                          # 257: the bytes and an end-of-text token
 """
+import collections
 import json
 import re
 import shutil
@@ -108,6 +109,27 @@ def start_of_document(tokenizer):
     "The tokens before a document: those that its tokenizer.json puts there, or an end of text, where the tokenizer has one."
     starts = getattr(tokenizer, 'starts', [])
     return starts or ([tokenizer.encode_single_token(END_OF_TEXT)] if END_OF_TEXT in tokenizer.special_tokens_set else [])
+
+
+LONGEST = 100_000       # characters; on some millions of blanks in a row tiktoken's regular expression runs out of stack
+BETWEEN_WORDS = re.compile(r'(?<=\S)(?: (?=\w)|\n(?=\S))')
+
+
+def encode_document(tokenizer, text):
+    """Text as text: what looks like a special token is none. A long document is encoded in pieces, cut where every such tokenizer
+    cuts too: before a blank or behind a line break between two words. So its tokens are the same, if it has one of them."""
+    if len(text) <= LONGEST or isinstance(tokenizer, Foreign):
+        return tokenizer.encode_ordinary(text)
+    found, start = [], 0
+    while start < len(text):
+        end = start + LONGEST
+        if end < len(text):
+            last = collections.deque(BETWEEN_WORDS.finditer(text, end - 1000, end), maxlen=1)
+            if last:
+                end = last[0].start() if text[last[0].start()] == ' ' else last[0].end()
+        found += tokenizer.encode_ordinary(text[start:end])
+        start = end
+    return found
 
 
 def readable(tokenizer, tokens):

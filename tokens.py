@@ -12,6 +12,8 @@ origin). Beside a .bin there may be a .mask (1 where a token counts in the loss:
 and a .marks (what kind of answer a token belongs to, plus 128 where an answer begins: loss and accuracy by kind).
 `python tokens.py data/toy` shows a dataset and checks it.
 
+A folder may instead have a mixture.json: {folder: share} of the datasets that make it up (corpus.py writes them).
+
 Usage:
     loader = Loader('data/toy', batch_size=16, context=256)
     tokens, targets = loader.batch(step=0)       # (16, 256) each; the targets are the tokens one place later
@@ -154,6 +156,7 @@ class Loader:
         weights = [1.0] * len(data) if weights is None else list(weights)
         if len(weights) != len(data) or min(weights) <= 0:
             raise DataError(f'data_weights={weights} must be one positive number for each of the {len(data)} datasets')
+        data, weights = zip(*(part for folder, weight in zip(data, weights) for part in mixture(folder, weight)))
         if batch_size % world_size:
             raise DataError(f'batch_size={batch_size} does not divide among {world_size} ranks')
         self.sets = [Dataset(folder, split, context) for folder in data]
@@ -208,6 +211,13 @@ class Loader:
     def marked_batch(self, step):
         "The batch, and the kind of each target: (B, T) three times."
         return tuple(torch.from_numpy(np.stack(part)) for part in zip(*self._rows(step)))
+
+
+def mixture(folder, weight=1.0):
+    "[(folder, weight)]: those that a folder's mixture.json names, with their shares of its weight; else the folder itself."
+    path = Path(folder) / 'mixture.json'
+    parts = read_json(path) if path.exists() else {'.': 1.0}
+    return [(Path(folder) / name, weight * share / sum(parts.values())) for name, share in parts.items()]
 
 
 def shares(weights, total):

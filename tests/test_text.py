@@ -36,4 +36,4 @@ def test_documents_of_every_kind(tmp_path, capsys):
     (dict(text='assistant: 4', generator='DeepSeek-V3', license='cc'), '4'),
 ])
 def test_role_tags_and_reasoning_traces(row, found):
-    assert text['clean'](row, 'text') == found
+    assert text['chat'](row, 'text') == found

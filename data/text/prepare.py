@@ -12,7 +12,6 @@ columns name such a model. The paper names DeepSeek-R1; which columns say so dep
     python data/text/prepare.py sft.jsonl --chat --tokenizer=out/tinyllama_4-8-4 --out=data/nemotron_math
 """
 import argparse
-import re
 import sys
 from pathlib import Path
 
@@ -20,22 +19,9 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
+from corpus import chat                                     # noqa: E402
 from tokenizer import get_tokenizer, start_of_document      # noqa: E402
 from tokens import write_dataset                            # noqa: E402
-
-ROLE_TAGS = re.compile(r'<\|im_(?:start|end)\|>(?:system|user|assistant)?\n?|<\|(?:start_header_id|end_header_id|eot_id)\|>|'
-                       r'^(?:system|user|assistant|human)\s*:\s*|<(?:extra_id_\d+|/?(?:user|assistant|system))>\s*', re.I | re.M)
-REASONING = re.compile(r'<think>|</think>|<\|begin_of_thought\|>', re.I)
-REASONERS = re.compile(r'\bR1\b|deepseek[-_ ]?r1|\bQwQ\b|reasoning:?\s*on', re.I)
-
-
-def clean(row, column):
-    "The text of an instruction example without the tags of its roles, or None if a reasoning model wrote it."
-    text = row[column]
-    others = ' '.join(str(value) for key, value in row.items() if key != column)
-    if REASONING.search(text) or REASONERS.search(others):
-        return None
-    return ROLE_TAGS.sub('', text).strip()
 
 
 def rows(paths, column):
@@ -68,7 +54,7 @@ def main(argv=None):
         start = start_of_document(tokenizer)
         splits, left_out, i = dict(train=[], val=[]), 0, 0
         for row in tqdm(rows(args.files, args.column), unit='document'):
-            text = clean(row, args.column) if args.chat else row[args.column]
+            text = chat(row, args.column) if args.chat else row[args.column]
             if not text:
                 left_out += 1
                 continue
