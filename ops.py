@@ -102,19 +102,24 @@ def _turn(x, cos, sin, sign):
 
 # From this size of vocabulary on the loss is computed in pieces, where torch can (2.12 on).
 LARGE_VOCABULARY = 16_384
-PIECE = 512         # tokens of a piece on a CPU: torch's own choice takes a dozen, and five times as long
+PIECES = dict(cpu=512)      # tokens of a piece: torch's own choice takes a dozen on a CPU, and five times as long
+PIECE = 4096                # ... on anything else
+
+
+def in_pieces(vocabulary):
+    return vocabulary >= LARGE_VOCABULARY and hasattr(nn, 'LinearCrossEntropyOptions')
 
 
 def mean_loss(x, weight, targets, ignore_index=-1):
     "Mean cross-entropy over the targets that count, 0 if none does: x (B, T, C), weight (V, C), targets (B, T)."
     x, targets = x.flatten(0, -2), targets.flatten()                            # (B*T, C), (B*T,)
     options = dict(ignore_index=ignore_index, reduction='sum')
-    if len(weight) >= LARGE_VOCABULARY and hasattr(nn, 'LinearCrossEntropyOptions'):
+    if in_pieces(len(weight)):
         if torch.is_autocast_enabled(x.device.type):        # autocast does not know this function
             x, weight = (t.to(torch.get_autocast_dtype(t.device.type)) for t in (x, weight))
         if x.dtype != torch.float32:
             options['reduction'] = 'none'       # its own sum adds up in bfloat16, and loses half of it: summed here, below
-        pieces = nn.LinearCrossEntropyOptions(batch_chunk_size=PIECE if x.device.type == 'cpu' else None)
+        pieces = nn.LinearCrossEntropyOptions(batch_chunk_size=PIECES.get(x.device.type, PIECE))
         loss = F.linear_cross_entropy(x, weight, targets, options=pieces, **options)
     else:
         loss = F.cross_entropy(F.linear(x, weight).float(), targets, **options)

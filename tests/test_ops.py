@@ -73,7 +73,7 @@ def test_the_loss_in_pieces_is_the_whole_one(monkeypatch, piece):
     calls, real = [], F.linear_cross_entropy
     monkeypatch.setattr(F, 'linear_cross_entropy', lambda *a, **k: calls.append(k) or real(*a, **k))
     monkeypatch.setattr(ops, 'LARGE_VOCABULARY', 40)
-    monkeypatch.setattr(ops, 'PIECE', piece)
+    monkeypatch.setitem(ops.PIECES, 'cpu', piece)
     same(gradients(lambda x, w: ops.mean_loss(x, w, y), x, w), plain)
     assert calls[0]['options'].batch_chunk_size == piece and calls[0]['reduction'] == 'sum'
     found = ops.mean_loss(x.bfloat16(), w.bfloat16(), y)        # summed in float32, token by token
