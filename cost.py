@@ -34,8 +34,7 @@ def kept_by_a_layer(c, width, device='cpu'):
     attention = c.n_embd + 2 * H + 2 * Hkv + copied         # its input, q, k, v, and what it puts out
     mlp = c.n_embd + 4 * c.ffn_dim                  # its input, gate, up, silu(gate), and their product
     norms = 2 * 4 * c.n_embd + 2 * 4                # each keeps its input and one number
-    scaled = 2 * width * c.n_embd if c.ln_scaling else 0
-    return norms + scaled + width * (attention + mlp) + 4 * c.n_head         # the softmax's sums
+    return norms + width * (attention + mlp) + 4 * c.n_head         # the softmax's sums
 
 
 def kept_by_the_loss(c, tokens, width, device):
