@@ -105,7 +105,7 @@ origins: .venv/ready            # which layer came from which: out/grow.png
 test: .venv/tests               # every test, a worker a core: 3 minutes
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n auto
 torture: .venv/tests            # the wrapper on every family, in both forms of attention, with everything: half a minute
-	TORTURE=1 OMP_NUM_THREADS=1 $(PY) -m pytest -q -n auto tests/test_wrapper_hf.py
+	TORTURE=1 OMP_NUM_THREADS=1 $(PY) -m pytest -q -n auto tests/test_wrapper_hf.py tests/test_sharded.py
 
 clean:                          # the data and the environment; out/ stays
 	rm -rf .venv data/toy/*.bin data/toy/*.marks data/toy/*.mask data/toy/*.json

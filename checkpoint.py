@@ -50,8 +50,9 @@ def exists(folder):
     return (Path(folder) / FILE).exists()
 
 
-def load(folder):
-    "The state that `save` was given. `folder` may name the file itself, or a Hugging Face checkpoint."
+def load(folder, whole=True):
+    """The state that `save` was given. `folder` may name the file itself, or a Hugging Face checkpoint. Where it points to tensors in parts
+    (sharded.py), they are put together, unless `whole` is false."""
     path = Path(folder)
     if (path / 'config.json').exists() and not exists(path) or on_hub(folder):
         return dict(kind='hf', folder=str(folder))
@@ -67,10 +68,18 @@ def load(folder):
     if broken:
         raise CheckpointError(f'{path} is damaged: the checksum of {broken} is wrong')
     try:
-        return torch.load(path, map_location='cpu', weights_only=True)
+        state = torch.load(path, map_location='cpu', weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError) as error:
         reason = next((line for line in str(error).splitlines() if 'nsupported' in line or 'GLOBAL' in line), '')
         raise CheckpointError(f'{path} holds more than tensors and plain values, so it was not loaded. {reason}'.strip()) from None
+    if 'parts' in state and whole:
+        from sharded import load_whole
+        try:
+            state['model'], state['optimizers'] = load_whole(path.parent / state['parts'], state['optimizers'])
+        except Exception as error:      # torch.distributed.checkpoint raises what the disk or its own format gives it
+            raise CheckpointError(f'{path} points to {state["parts"]}, which cannot be read: {type(error).__name__}: '
+                                  f'{(str(error).splitlines() or [""])[0][:200]}') from None
+    return state
 
 
 def load_model(path, device='cpu'):
@@ -96,9 +105,7 @@ def describe(model):
 
 
 def _recurrent(state):
-    model = Recurrent(LM(ModelConfig(**state['model_config'])), **state['recurrent'])
-    model.load_state_dict(state['model'])
-    return model
+    return _filled(Recurrent(LM(ModelConfig(**state['model_config'])), **state['recurrent']), state)
 
 
 def _hf(state):
@@ -107,8 +114,12 @@ def _hf(state):
 
 
 def _lm(state):
-    model = LM(ModelConfig(**state['model_config']))
-    model.load_state_dict(state['model'])
+    return _filled(LM(ModelConfig(**state['model_config'])), state)
+
+
+def _filled(model, state):
+    if 'model' in state:        # else they are in parts, and whoever asked for that loads them himself
+        model.load_state_dict(state['model'])
     return model
 
 

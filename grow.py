@@ -86,7 +86,13 @@ def untie(model, order, optimizer=None):
     for name, module in shell.items():
         for old, fresh in zip(getattr(model, name).parameters(), module.parameters()):
             copies[old] = [fresh]
-    for opt in [] if optimizer is None else optimizer if isinstance(optimizer, (list, tuple)) else [optimizer]:
+    hand_over([] if optimizer is None else optimizer if isinstance(optimizer, (list, tuple)) else [optimizer], copies, new)
+    return new
+
+
+def hand_over(optimizers, copies, new):
+    "Optimizers of an old model become a new one's: `copies` says which parameters each old one has become."
+    for opt in optimizers:
         for group in opt.param_groups:
             held = {fresh for old in group['params'] for fresh in copies.get(old, [])}
             group['params'] = [p for p in new.parameters() if p in held]    # in the model's order: a resume relies on it
@@ -94,7 +100,6 @@ def untie(model, order, optimizer=None):
             state = opt.state.pop(old)
             for fresh in copies.get(old, []):   # a layer that the order leaves out takes its state with it
                 opt.state[fresh] = {k: v.clone() if torch.is_tensor(v) else copy.deepcopy(v) for k, v in state.items()}
-    return new
 
 
 # ---------------------------------------------------------------------------------------------- the schedule

@@ -17,8 +17,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 import types
 import typing
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -26,6 +28,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import checkpoint
+from watch import Watch
 
 
 COMMAND_LINE = 'the command line'
@@ -152,10 +155,18 @@ def compile_blocks(config, world, model):
     return wanted
 
 
-def parallel(model, world):
+def send(batch, device):
+    "(tokens, targets, how many targets count), on their way to the device: nobody waits for them here."
+    count = (batch[1] != -1).sum().item()
+    if device.type == 'cuda':
+        return *(t.pin_memory().to(device, non_blocking=True) for t in batch), count
+    return *(t.to(device) for t in batch), count
+
+
+def parallel(model, world, in_parts=False):
     """Without find_unused_parameters DDP sorts its buckets anew after the first step of a process, so that with three ranks or
     more a resumed run would add its gradients up in another order."""
-    return DistributedDataParallel(model, find_unused_parameters=True) if world.size > 1 else model
+    return DistributedDataParallel(model, find_unused_parameters=True) if world.size > 1 and not in_parts else model
 
 
 # The arithmetic of some GPUs in bfloat16, dense.
@@ -173,7 +184,9 @@ def mfu(flops_per_s, world):
 class World:
     "Which process this is, on which device, and how many there are: torchrun says so, else it is alone."
 
-    def __init__(self, device='auto'):
+    watch = None
+
+    def __init__(self, device='auto', patience=600):
         self.size, self.rank = int(os.environ.get('WORLD_SIZE', 1)), int(os.environ.get('RANK', 0))
         here, gpus = int(os.environ.get('LOCAL_WORLD_SIZE', 1)), torch.cuda.device_count()
         if gpus and here > gpus and device in ('auto', 'cuda'):      # every process finds this, so that the first can say it
@@ -184,7 +197,9 @@ class World:
             torch.set_float32_matmul_precision('high')
         if self.size > 1:
             cuda = self.device.type == 'cuda'
-            dist.init_process_group('nccl' if cuda else 'gloo', device_id=self.device if cuda else None)
+            dist.init_process_group('nccl' if cuda else 'gloo', device_id=self.device if cuda else None,
+                                    timeout=timedelta(seconds=2 * patience + 60))
+            self.watch = Watch(self.rank, self.size, patience)
 
     @property
     def first(self):
@@ -201,6 +216,11 @@ class World:
         total = torch.tensor(float(number), dtype=torch.float64, device=self.device)
         dist.all_reduce(total)
         return total.item()
+
+    def at(self, place):
+        "Where this process is: if one hangs, its sisters say where (watch.py)."
+        if self.watch:
+            self.watch.at(place)
 
     def first_does(self, work):
         "The first process does something that all depend on; if it fails, all fail, each with its message."
@@ -221,7 +241,11 @@ class World:
             dist.barrier()
 
     def close(self):
-        if self.size > 1:
+        if self.watch:
+            self.watch.stop()
+            self.watch = None
+            # Gloo's threads need the interpreter's lock to let go of the last message. The group is torn down under that lock, and waits for them.
+            time.sleep(0.2)
             dist.destroy_process_group()
 
 

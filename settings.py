@@ -28,6 +28,7 @@ class Config:
     dtype: str = 'auto'                 # auto: bfloat16 on cuda, else float32
     compile: bool | str = 'auto'        # auto: on for cuda
     shard: bool = False                 # weights and optimizer in parts over all GPUs (FSDP2): for what does not fit into one
+    patience: int = 600                 # seconds that no process may come further before the run ends and says whose fault it is
     resume: bool = True                 # go on with the run in out_dir; false: move it out of the way and start anew
     # the model (init_from: a checkpoint to start from; then these are its own)
     init_from: str | None = None
@@ -80,7 +81,7 @@ class Config:
 
 
 # A run may be resumed under another value of these: they do not change what it computes, or only where.
-MAY_DIFFER = {'out_dir', 'device', 'compile', 'resume', 'eval_every', 'eval_batches', 'log_every', 'save_every'}
+MAY_DIFFER = {'out_dir', 'device', 'compile', 'shard', 'patience', 'resume', 'eval_every', 'eval_batches', 'log_every', 'save_every'}
 AHEAD = {'steps', 'decay_steps', 'cooldown_loop', 'cooldown_data'}      # nor do these, as long as the decay has not begun
 
 
@@ -92,7 +93,7 @@ def check(config):
     check_choice('dtype', c.dtype, ('auto', 'float32', 'bfloat16'))
     check_choice('compile', c.compile, ('auto', True, False))
     for name in ('n_layer', 'n_embd', 'n_head', 'n_kv_head', 'ffn_dim', 'vocab_size', 'context', 'batch_size', 'grad_accum', 'steps',
-                 'eval_every', 'eval_batches', 'log_every', 'save_every'):
+                 'eval_every', 'eval_batches', 'log_every', 'save_every', 'patience'):
         if getattr(c, name) is not None and getattr(c, name) < 1:
             raise ConfigError(f'{name}={getattr(c, name)} must be at least 1')
     for name in ('recurrence', 'backprop_depth'):
@@ -115,6 +116,8 @@ def check(config):
         raise ConfigError(f'data_weights={c.data_weights} must be numbers')
     if c.warmup_steps + c.decay_steps > c.steps:
         raise ConfigError(f'warmup_steps={c.warmup_steps} and decay_steps={c.decay_steps} do not fit into steps={c.steps}')
+    if c.shard and c.optimizer != 'adamw':
+        raise ConfigError(f'shard=True needs optimizer=\'adamw\', not {c.optimizer!r}, which works on whole matrices')
     if c.decay_steps == 0 and (c.cooldown_loop or c.cooldown_data):
         raise ConfigError('cooldown_loop and cooldown_data begin with the decay, but decay_steps is 0')
     if c.grow and c.loop:

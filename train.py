@@ -30,8 +30,9 @@ from tqdm import tqdm
 import checkpoint
 import cost
 import plot
+import sharded
 from grow import GROWTH, untie
-from launch import ConfigError, Stop, World, compile_blocks, mfu, open_folder, parallel, precision, read_config
+from launch import ConfigError, Stop, World, compile_blocks, mfu, open_folder, parallel, precision, read_config, send
 from logs import Log
 from model import LM, ModelConfig
 from optimizers import make_optimizers
@@ -44,7 +45,12 @@ from tokens import Loader, draw, measure
 # ---------------------------------------------------------------------------------------------- the loop
 
 def train(config):
-    world, out = World(config.device), Path(config.out_dir)
+    with contextlib.closing(World(config.device, config.patience)) as world:
+        train_in(world, config)
+
+
+def train_in(world, config):
+    out = Path(config.out_dir)
     lock = world.first_does(lambda: open_folder(config, out, world))    # held until the process ends
     def rows(data, weights=None, split='train', seed=config.seed):
         return Loader(data, config.batch_size, config.context, weights=weights, split=split, seed=seed, rank=world.rank,
@@ -57,18 +63,26 @@ def train(config):
         raise ConfigError(f'data was made with the tokenizer {loader.tokenizer!r}, but cooldown_data with {cool.tokenizer!r}')
     model, optimizers, state = setup(config, world, loader, cool)
     step, tokens, flops, seconds = (state[name] for name in ('step', 'tokens', 'flops', 'seconds'))
-    run, stages, changed = parallel(model, world), dict(plan(config)) if config.grow else {}, {}
+    in_parts = config.shard and world.size > 1
+    run, stages, changed = parallel(model, world, in_parts), dict(plan(config)) if config.grow else {}, {}
     autocast, tokens_a_step = precision(config, world.device), config.batch_size * config.context
     log = Log(out / 'log.jsonl', step if step else -1, silent=not world.first)
     bar = tqdm(total=config.steps, initial=step, disable=not world.first, unit='step', dynamic_ncols=True)
     shown = {}                      # what stands behind the bar
 
     def save():
-        if world.first:
-            checkpoint.save(out, **checkpoint.describe(model), optimizers=[o.state_dict() for o in optimizers],
-                            config=dataclasses.asdict(config), tokenizer=loader.tokenizer, data=fingerprint(loader), cooldown_data=fingerprint(cool), step=step,
-                            tokens=tokens, flops=flops, seconds=seconds, inherited_flops=state.get('inherited_flops', 0))
+        about = dict(config=dataclasses.asdict(config), tokenizer=loader.tokenizer, data=fingerprint(loader), cooldown_data=fingerprint(cool), step=step,
+                     tokens=tokens, flops=flops, seconds=seconds, inherited_flops=state.get('inherited_flops', 0))
+        if in_parts:
+            sharded.save(out, world, model, optimizers, step, about)
+        elif world.first:
+            checkpoint.save(out, **checkpoint.describe(model), optimizers=[o.state_dict() for o in optimizers], **about)
         world.wait()
+
+    def fetch(step):
+        "The batch of a step, on its way to the GPU, and how many targets it has."
+        if step < config.steps:
+            return send(cool.batch(step - decay) if cool and step >= decay else loader.batch(step), world.device)
 
     def look():
         with autocast():
@@ -79,25 +93,27 @@ def train(config):
     with Stop() as stop:
         if step == 0:
             log.write(step=0, tokens=0, flops=0, seconds=0, n_layer=len(model.layers), depth=len(model.order), **look())
-        ending = False
+        ending, batch = False, None
         while step < config.steps and not ending:
             grows, loops = len(model.layers) < stages.get(step, 0), step == decay and config.cooldown_loop
             before = look()['val_loss'] if grows or loops else None
             if loops:
                 model.config.order = orders(config, len(model.layers))[1]
             if grows:
-                model = untie(model, GROWTH[config.grow](len(model.layers), config.grow_block), optimizers)
+                deeper = GROWTH[config.grow](len(model.layers), config.grow_block)
+                model = (sharded.untie if in_parts else untie)(model, deeper, optimizers)
                 compile_blocks(config, world, model)            # deepcopy left the compiled calls behind; their graph is kept
-                run = parallel(model, world)
+                run = parallel(model, world, in_parts)
             if grows or loops:
                 changed = {'grown' if grows else 'looped': dict(before=before, after=look()['val_loss'])}
             for optimizer in optimizers:
                 for group in optimizer.param_groups:
                     group['lr'] = group['peak'] * learning_rate(config, step)
             began = time.perf_counter()
-            batch = cool.batch(step - decay) if cool and step >= decay else loader.batch(step)
+            world.at(f'the batch of step {step + 1}')
+            batch = batch or fetch(step)
             recurs = recurrences(config, model, step)
-            loss, norm = update(config, world, run, optimizers, batch, autocast, step, recurs)
+            loss, norm, batch = update(config, world, run, optimizers, batch, autocast, step, recurs, lambda: fetch(step + 1))
             took = time.perf_counter() - began
             if not math.isfinite(loss + norm):
                 save()      # the step was not taken: these are still the weights before it
@@ -142,13 +158,13 @@ def setup(config, world, loader, cool):
                           f'grad_accum={config.grad_accum} pieces')
     state = dict(step=0, tokens=0, flops=0, seconds=0.0, inherited_flops=0)
     if checkpoint.exists(config.out_dir):
-        state = checkpoint.load(config.out_dir)
+        state = checkpoint.load(config.out_dir, whole=not (config.shard and world.size > 1))
         refuse_another_run(config, loader, cool, state)
         if not state.get('optimizers'):
             raise ConfigError(f'{config.out_dir} holds weights without their optimizers, so it cannot be resumed: start another '
                               f'--out_dir from it, with --init_from={config.out_dir}')
     torch.manual_seed(draw(config.seed, 'init'))
-    if 'model' in state:
+    if 'kind' in state:
         model = checkpoint.build_model(state, config.out_dir)       # as deep as it had grown by then
     elif config.init_from:
         parent = checkpoint.load(config.init_from)
@@ -179,10 +195,13 @@ def setup(config, world, loader, cool):
     if not config.grow:
         orders(config, len(model.layers))       # a loop that does not fit is refused now, not when the decay begins
     model.to(world.device, torch.float32).train()               # a Hugging Face checkpoint may come in bfloat16
-    optimizers = make_optimizers(model, config)
-    for optimizer, saved in zip(optimizers, state.get('optimizers', [])):
-        optimizer.load_state_dict(saved)
     compiled = compile_blocks(config, world, model)
+    if config.shard and world.size > 1:
+        optimizers = sharded.begin(model, lambda: make_optimizers(model, config), state, config.out_dir)
+    else:
+        optimizers = make_optimizers(model, config)
+        for optimizer, saved in zip(optimizers, state.get('optimizers', [])):
+            optimizer.load_state_dict(saved)
     if world.first:
         about = dict(tokenizer=loader.tokenizer, config=dataclasses.asdict(config), torch=torch.__version__,
                      data=[dataset.meta['origin'] for dataset in loader.sets])
@@ -219,31 +238,36 @@ def fingerprint(loader):
     return [shard['sha256'] for dataset in loader.sets for shard in dataset.meta['shards']] if loader else []
 
 
-def update(config, world, run, optimizers, batch, autocast, step=0, recurs={}):
-    """One step of the optimizers: (loss, gradient norm). The loss is summed over the target tokens of all pieces and
-    processes and divided by their global count: a mean for each piece would give tokens of short answers more weight."""
-    tokens, targets = (t.to(world.device) for t in batch)
-    total, loss = world.sum((targets != -1).sum()), 0.0
+def update(config, world, run, optimizers, batch, autocast, step=0, recurs={}, meanwhile=lambda: None):
+    """One step of the optimizers: (loss, gradient norm, what `meanwhile` returns: it is called while the GPU is at work). The loss is
+    summed over the target tokens of all pieces and processes and divided by their global count: a mean for each piece would give
+    tokens of short answers more weight."""
+    world.at(f'the pass of step {step + 1}')
+    tokens, targets, count = batch
+    total, loss = world.sum(count), 0.0
     pieces = list(zip(tokens.chunk(config.grad_accum), targets.chunk(config.grad_accum)))
     rows = iter(range(world.rank * len(tokens), (world.rank + 1) * len(tokens)))       # of the global batch
     for i, (x, y) in enumerate(pieces):
         if recurs:      # a row's first state is a function of its place in the batch, whoever works on it
             recurs = recurs | dict(generator=[torch.Generator(world.device).manual_seed(draw(config.seed, f'state of row {row}', step))
                                               for _, row in zip(x, rows)])
-        alone = world.size == 1 or i == len(pieces) - 1
+        alone = i == len(pieces) - 1 or not hasattr(run, 'no_sync')
         with contextlib.nullcontext() if alone else run.no_sync():      # DDP adds the gradients up with the last piece
             with autocast():
                 share = run(x, y, **recurs) * (y != -1).sum() / total
             (share * world.size).backward()         # DDP divides by the number of processes: this undoes it
         loss += share.detach()
     parameters = [p for o in optimizers for group in o.param_groups for p in group['params']]
-    norm = torch.nn.utils.clip_grad_norm_(parameters, config.grad_clip or math.inf).item()
-    loss = world.sum(loss)
+    norm = torch.nn.utils.clip_grad_norm_(parameters, config.grad_clip or math.inf)
+    norm = norm.full_tensor() if hasattr(norm, 'full_tensor') else norm
+    after = meanwhile()
+    world.at(f'the end of step {step + 1}')
+    loss, norm = world.sum(loss), norm.item()        # the one place of a step that waits for the GPU
     for optimizer in optimizers:
         if math.isfinite(loss + norm):
             optimizer.step()
         optimizer.zero_grad()
-    return loss, norm
+    return loss, norm, after
 
 
 def main(argv=None):
