@@ -1,36 +1,45 @@
-"""Speed, always as a ratio of two things measured in one run: a number of seconds means little elsewhere.
+"""Speed and memory, always as a ratio of two things measured in one run: a number of seconds means little elsewhere.
 
-The idea: what this repo claims to save, it measures. Each benchmark is a function that times a thing and its peer; they take
-turns, so that a busy machine slows both, and the median of the turns counts (compiling is measured once).
+The idea: what this repo claims to save, it measures. Each benchmark times a thing and its peer; they take turns, so that a busy
+machine slows both, and the ratio is taken turn by turn: the peer's time over ours, so that above 1 we are faster. Its median counts,
+with the middle half of the turns beside it (compiling is measured once).
 
-Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", Table 7 (FLOPs saved by growing; `growing` shows what of it
-arrives on the clock).
-Here: the toy's shape on a CPU, the paper's 360M shape on a GPU.
+Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", Table 7 (FLOPs saved by growing; `growing` shows what of it arrives on the clock).
+Here: small shapes on a CPU, the paper's 360M on a GPU; the peers are in peers.py.
 
 Usage:
-    python bench.py                         # all of them: 2 minutes on two CPU cores
-    python bench.py growing recompiling     # some
+    python bench.py --out=bench.md                  # all of them: 10 minutes on two CPU cores
+    python bench.py training memory generating      # some
 """
 import argparse
+import platform
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
+from pathlib import Path
 
 import torch
 
 from grow import growth_plan, lidas, training_flops, untie
 from launch import ConfigError, has_compiler, pick_device
+from logs import columns
 from model import LM, ModelConfig
+from peers import BATCH, PEERS, SHAPES, ours, training_step
 from primitives import few_shot, log_likelihoods
 from retrofit import sample_recurrence, surgery
 from tokenizer import get_tokenizer
 
 
+SMALL = dict(vocab_size=257, n_layer=8, n_embd=128, n_head=4, head_dim=64, context=64, tie_embeddings=False)
+
+
 def shape(device):
     "(a model's fields, sequences in a batch, layers in a block): the paper's 360M on a GPU, the toy's on anything else."
     if device.type == 'cuda':
-        return dict(vocab_size=49152, n_layer=32, n_embd=960, n_head=15, n_kv_head=5, ffn_dim=2560, context=2048), 8, 4
-    return dict(vocab_size=257, n_layer=8, n_embd=128, n_head=4, head_dim=64, context=64, tie_embeddings=False), 32, 2
+        return SHAPES['360m'] | dict(n_kv_head=5), 8, 4
+    return SMALL, 32, 2
 
 
 def clock(device, call):
@@ -44,54 +53,132 @@ def clock(device, call):
 
 
 def against(device, turns=5, **calls):
-    "Median seconds of each call, in turns, the first turn not counted."
-    seconds = {name: [clock(device, call)] for name, call in calls.items()}
-    for _ in range(turns):
+    "{name: seconds of each turn} of calls that take turns, the first turn not counted."
+    seconds = {name: [] for name in calls}
+    for turn in range(turns + 1):
         for name, call in calls.items():
-            seconds[name].append(clock(device, call))
-    return {name: statistics.median(s[1:]) for name, s in seconds.items()}
+            took = clock(device, call)
+            if turn:
+                seconds[name].append(took)
+    return seconds
 
 
-def training_step(device, model, batch):
-    "A function that does forward, backward and an update on random tokens."
-    tokens = torch.randint(model.config.vocab_size, (batch, model.config.context), device=device)
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+def ratio(peer, mine):
+    "(median, quarter, three quarters) of what the peer takes of our time, turn by turn: above 1, we are faster."
+    found = sorted(p / m for p, m in zip(peer, mine))
+    return statistics.median(found), found[len(found) // 4], found[-1 - len(found) // 4]
 
-    def step():
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == 'cuda'):
-            loss = model(tokens, tokens)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return step
+
+def row(what, seconds, peer, mine='ours', note=''):
+    a, b = statistics.median(seconds[mine]), statistics.median(seconds[peer])
+    return what, *ratio(seconds[peer], seconds[mine]), f'{mine} {a:.4g} s, {peer} {b:.4g} s{note}'
+
+
+def single(what, value, note):
+    return what, value, value, value, note
+
+
+def fits(device):
+    "The shapes that a machine can train within the minute."
+    return ('toy', '125m', '360m') if device.type == 'cuda' else ('toy', '125m')
+
+
+def training(device):
+    "A training step, forward, backward and update, of each shape."
+    for name in fits(device):
+        tokens = torch.randint(SHAPES[name]['vocab_size'], (BATCH[name], SHAPES[name]['context']), device=device)
+        for peer, make in PEERS.items():
+            pair = dict(ours=ours(SHAPES[name]), **{peer: make(SHAPES[name])})
+            steps = {who: training_step(model.to(device).train(), loss, tokens) for who, (model, loss) in pair.items()}
+            seconds = against(device, 30 if name == 'toy' else 4, **steps)
+            speed = tokens.numel() / statistics.median(seconds['ours'])
+            yield row(f'{name}: a step, {peer}', seconds, peer, note=f'; {speed:,.0f} tokens a second')
+
+
+PEAK = """
+import resource, sys, torch
+def most():     # Linux hands ru_maxrss on from process to process, but not this
+    try:
+        return next(int(line.split()[1]) for line in open('/proc/self/status') if line.startswith('VmHWM')) * 1024
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss       # bytes on a Mac
+sys.path.insert(0, {root!r})
+from peers import *
+name, who = {name!r}, {who!r}
+make = dict(PEERS, ours=ours)[who]
+def go(shape, batch):
+    model, loss = make(shape)
+    step = training_step(model.train(), loss, torch.randint(shape['vocab_size'], (batch, shape['context'])))
+    step(), step()
+    return model
+go(dict(SHAPES['toy'], n_layer=1, n_embd=32, ffn_dim=32), 1)
+before = most()
+model = go(SHAPES[name], BATCH[name])
+print(most() - before)
+"""
+
+
+MEASURED = ('30m', '125m')
+
+
+def peak(name, who):
+    "Bytes that two training steps need at most, in a process of their own, above what Python and torch take."
+    code = PEAK.format(root=str(Path(__file__).parent), name=name, who=who)
+    return int(subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True).stdout.split()[-1])
+
+
+def memory(device):
+    "The peak of a training step, and what cost.py had predicted."
+    import cost
+    for name in MEASURED:
+        mine = peak(name, 'ours')
+        with torch.device('meta'):
+            model = LM(ModelConfig(**SHAPES[name]))
+        wanted = sum(cost.memory(model, BATCH[name] * SHAPES[name]['context'], depth=SHAPES[name]['n_layer']).values())
+        for peer in PEERS:
+            theirs = peak(name, peer)
+            yield single(f'{name}: peak memory, {peer}', theirs / mine, f'ours {mine / 1e9:.2f} GB, {peer} {theirs / 1e9:.2f} GB')
+        yield single(f'{name}: peak memory, predicted', wanted / mine, f'measured {mine / 1e9:.2f} GB, cost.py {wanted / 1e9:.2f} GB')
 
 
 def growing(device):
-    "What the mean step of a grown run takes of an ordinary run's, by the paper's schedule, beside its share of the FLOPs."
-    fields, batch, block = shape(device)
-    config = ModelConfig(**fields)
-    depths = range(block, config.n_layer + 1, block)
-    seconds = {}
-    for n in depths:                # one at a time, against the full depth: all at once would fill a GPU
-        pair = {str(m): training_step(device, LM(ModelConfig(**fields | dict(n_layer=m))).to(device), batch) for m in (n, config.n_layer)}
-        found = against(device, **pair)
-        seconds[n] = found[str(n)] / found[str(config.n_layer)]
+    "What of the FLOPs that growing saves is saved on the clock: a mean step by the paper's schedule against one at full depth."
+    fields = SHAPES['360m'] if device.type == 'cuda' else GROWN
+    config, block = ModelConfig(**fields), 4
+    tokens = torch.randint(fields['vocab_size'], (BATCH['360m'] if device.type == 'cuda' else 2, fields['context']), device=device)
+    step = lambda n: training_step(*[part.to(device).train() if i == 0 else part for i, part in enumerate(ours(fields | dict(n_layer=n)))], tokens)  # noqa: E731
+    shares = {}
+    for n in range(block, config.n_layer + 1, block):           # one at a time, against the full depth: all at once would fill a GPU
+        found = against(device, 5, shallow=step(n), deep=step(config.n_layer)) if n < config.n_layer else dict(shallow=[1], deep=[1])
+        shares[n] = 1 / ratio(found['deep'], found['shallow'])[0]
     plan = growth_plan('lidas', config.n_layer, block, 850)
     ends = [first for first, _ in plan[1:]] + [1000]
-    grown = sum((end - first) * seconds[n] for (first, n), end in zip(plan, ends)) / 1000
+    grown = sum((end - first) * shares[n] for (first, n), end in zip(plan, ends)) / 1000
     flops = training_flops(config, plan, 1000, 1) / training_flops(config, [(0, config.n_layer)], 1000, 1)
-    full = found[str(config.n_layer)]
-    return 'a mean step of a grown run', grown * full, 'a step at full depth', full, f'of the FLOPs: {flops:.3f}'
+    yield single('growing: time saved of FLOPs saved', (1 - grown) / (1 - flops), f'{1 - grown:.1%} of the time, {1 - flops:.1%} of the FLOPs')
 
 
 def looping(device):
     "A looped model's training step against an ordinary one's of the same depth: equal FLOPs, fewer weights."
     fields, batch, block = shape(device)
     n = fields['n_layer']
-    deep = LM(ModelConfig(**fields)).to(device)
-    looped = LM(ModelConfig(**fields | dict(n_layer=block, order=list(range(block)) * (n // block)))).to(device)
-    seconds = against(device, looped=training_step(device, looped, batch), deep=training_step(device, deep, batch))
-    return f'{block} layers {n // block} times', seconds['looped'], f'{n} layers', seconds['deep'], ''
+    tokens = torch.randint(fields['vocab_size'], (batch, fields['context']), device=device)
+    step = lambda f: training_step(*[part.to(device).train() if i == 0 else part for i, part in enumerate(ours(f))], tokens)   # noqa: E731
+    seconds = against(device, 7, looped=step(fields | dict(n_layer=block, order=list(range(block)) * (n // block))), deep=step(fields))
+    yield row(f'{block} layers {n // block} times, {n} layers', seconds, 'deep', 'looped')
+
+
+@torch.no_grad()
+def generating(device):
+    "Greedy text, token by token with a cache, against transformers' generate."
+    for name in ('toy', '125m'):
+        model = ours(SHAPES[name])[0].to(device).eval()
+        peer = PEERS['transformers'](SHAPES[name])[0].to(device).eval()
+        prompt = torch.randint(SHAPES[name]['vocab_size'], (1, 16), device=device)
+        n = 32
+        seconds = against(device, 9, ours=lambda: model.generate(prompt, n, temperature=0), transformers=lambda: peer.generate(
+            prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=n, min_new_tokens=n, do_sample=False, pad_token_id=0))
+        yield row(f'{name}: {n} new tokens, transformers', seconds, 'transformers', note=f'; {n / statistics.median(seconds["ours"]):,.0f} tokens a second')
 
 
 def recompiling(device):
@@ -99,49 +186,112 @@ def recompiling(device):
     fields, batch, block = shape(device)
     from torch._inductor import config as inductor
     inductor.force_disable_caches = True        # else the second run of this finds the first one's work
+    tokens = torch.randint(fields['vocab_size'], (batch, fields['context']), device=device)
+    step = lambda model: training_step(model, lambda tokens: model(tokens, tokens), tokens)        # noqa: E731
     model = LM(ModelConfig(**fields | dict(n_layer=2 * block))).to(device)
     for layer in model.layers:
         layer.compile()
-    training_step(device, model, batch)()
+    step(model)()
     grown = untie(model, lidas(2 * block, block))
     for layer in grown.layers:
         layer.compile()
-    first = clock(device, training_step(device, grown, batch))
+    first = clock(device, step(grown))
     torch._dynamo.reset()
     whole = untie(grown, grown.order)
     whole.compile()
-    return 'first step after growing', first, 'compiled anew', clock(device, training_step(device, whole, batch)), ''
+    anew = clock(device, step(whole))
+    yield single('first step after growing, compiled anew', anew / first, f'ours {first:.3g} s, anew {anew:.3g} s, once')
 
 
 def scoring(device):
-    "The options of a question sharing the prompt's cache, against each with the whole prompt."
-    fields, *_ = shape(device)
-    model = LM(ModelConfig(**fields | dict(context=1024))).to(device).eval()
-    examples, tokenizer = few_shot('copy_random', 8, shots=3), get_tokenizer('bytes')
-    seconds = against(device, 3, shared=lambda: log_likelihoods(model, tokenizer, examples),
-                      separate=lambda: log_likelihoods(model, tokenizer, examples, share=False))
-    return 'shared cache', seconds['shared'], 'whole prompt each', seconds['separate'], ''
+    "Five-shot questions: options that share the prompt's cache, against lm-eval's hf model on the same weights, and against no sharing."
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.huggingface import HFLM
+    from hf import save_hf
+    from tokenizer import write_tokenizer
+    fields = SHAPES['toy'] | dict(context=1024)
+    model, tokenizer = LM(ModelConfig(**fields)).to(device).eval(), get_tokenizer('bytes')
+    examples = few_shot('assign_basic', 24, shots=5)
+    with tempfile.TemporaryDirectory() as folder:
+        save_hf(model, folder)
+        write_tokenizer('bytes', folder, fields['context'])
+        peer = HFLM(pretrained=folder, device=str(device), dtype='float32', batch_size=32)
+        asked = [Instance('loglikelihood', {}, (e.prompt, option), i) for e in examples for i, option in enumerate(e.options)]
+        calls = dict(ours=lambda: log_likelihoods(model, tokenizer, examples), hf=lambda: peer.loglikelihood(asked, disable_tqdm=True),
+                     separate=lambda: log_likelihoods(model, tokenizer, examples, share=False))
+        theirs = torch.tensor([value for value, _ in calls['hf']()])
+        assert torch.allclose(torch.cat([v.float() for v in calls['ours']()]), theirs, atol=2e-2), 'the two do not score alike'
+        seconds = against(device, 5, **calls)
+    yield row('few-shot scoring, lm-eval hf', seconds, 'hf')
+    yield row('few-shot scoring, no sharing', seconds, 'separate')
 
 
 def recurring(device):
-    "Steps with a random number of recurrences, against what their FLOPs say they take, by steps with a fixed one."
+    "Steps with a random number of recurrences against what their FLOPs say, and the memory of many recurrences against few."
     fields, batch, block = shape(device)
     model = surgery(LM(ModelConfig(**fields)), f'{block // 2}-{block}-{block // 2}', mean=4).to(device)
     drawn = [sample_recurrence(4, step, seed=0) for step in range(12)]
     share = statistics.mean(model.flops_per_token(r=r, backprop_depth=8) for r in drawn) / model.flops_per_token(r=5, backprop_depth=8)
+    tokens = torch.randint(fields['vocab_size'], (batch, fields['context']), device=device)
 
     def steps(rs):
-        tokens = torch.randint(fields['vocab_size'], (batch, fields['context']), device=device)
         for r in rs:
             with torch.autocast(device.type, torch.bfloat16, enabled=device.type == 'cuda'):
-                loss = model(tokens, tokens, r=r)
+                loss = model(tokens, tokens, r=r, backprop_depth=8)
             loss.backward()
             model.zero_grad()
     seconds = against(device, 3, drawn=lambda: steps(drawn), fixed=lambda: steps([5] * len(drawn)))
-    return 'steps of random r', seconds['drawn'], 'their FLOPs at the speed of r = 5', seconds['fixed'] * share, ''
+    yield row('random r, its FLOPs at fixed r', dict(drawn=seconds['drawn'], FLOPs=[s * share for s in seconds['fixed']]), 'FLOPs', 'drawn')
+    held = {}
+    for r in (8, 32):           # what autograd holds on to, each tensor once
+        kept = {}
+
+        def keep(t):
+            kept[t.untyped_storage().data_ptr()] = t                            # noqa: B023
+            return t
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+            model(tokens, tokens, r=r, backprop_depth=8)
+        held[r] = sum(t.untyped_storage().nbytes() for t in kept.values())
+    yield single('memory of r = 32 and of r = 8, backprop 8', held[8] / held[32], f'{held[32] / 1e6:.1f} MB and {held[8] / 1e6:.1f} MB kept')
+
+
+def loading(device):
+    "Batches of the loader, keyed and exact, against windows drawn at random from one file."
+    import numpy as np
+    from tokens import Loader, write_dataset
+    with tempfile.TemporaryDirectory() as folder:
+        for split in ('train', 'val'):
+            write_dataset(folder, split, 'bytes', np.random.default_rng(0).integers(0, 256, 4_000_000))
+        loader, data = Loader(folder, 32, 1024), np.memmap(Path(folder) / 'train_000.bin', 'uint16', 'r')
+        steps = iter(range(10**9))
+
+        def random():
+            places = torch.randint(len(data) - 1024, (32,))
+            return [torch.stack([torch.from_numpy(data[i + d:i + d + 1024].astype('int64')) for i in places]) for d in (0, 1)]
+        seconds = against(torch.device('cpu'), 15, ours=lambda: [loader.batch(next(steps)) for _ in range(20)], random=lambda: [random() for _ in range(20)])
+        speed = 20 * 32 * 1024 / statistics.median(seconds['ours'])
+    yield row('batches, random windows', seconds, 'random', note=f'; {speed / 1e6:,.0f}M tokens a second')
+
+
+def tokenising(device):
+    "A core that tokenises: tiktoken as corpus.py uses it, against the tokenizers package, with the same merges, learned here."
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from tokenizer import encode_document
+    texts = [p.read_text(errors='replace') for p in sorted(Path(statistics.__file__).parent.glob('*.py'))][:150]
+    peer = Tokenizer(models.BPE())
+    peer.pre_tokenizer, peer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    peer.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=16_384, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False))
+    with tempfile.TemporaryDirectory() as folder:
+        peer.save(f'{folder}/tokenizer.json')
+        mine = get_tokenizer(folder)
+    assert all(encode_document(mine, t) == peer.encode(t).ids for t in texts[:20]), 'the two do not cut alike'
+    seconds = against(torch.device('cpu'), 5, ours=lambda: [encode_document(mine, t) for t in texts], tokenizers=lambda: [peer.encode(t).ids for t in texts])
+    speed = sum(map(len, texts)) / statistics.median(seconds['ours'])
+    yield row('tokenising, tokenizers', seconds, 'tokenizers', note=f'; {speed / 1e6:.1f} MB a second')
 
 
 OPENED = dict(vocab_size=49152, n_layer=8, n_embd=960, n_head=15, n_kv_head=5, ffn_dim=2560)      # 120 million weights
+GROWN = SHAPES['125m']
 
 
 def opening(device):
@@ -152,8 +302,8 @@ def opening(device):
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         save_hf(LM(ModelConfig(**OPENED)), folder)
         seconds = against(torch.device('cpu'), 3, ours=lambda: load_hf(folder)(tokens),
-                          theirs=lambda: AutoModelForCausalLM.from_pretrained(folder, dtype='auto')(tokens))
-    return 'load_hf', seconds['ours'], 'transformers', seconds['theirs'], ''
+                          transformers=lambda: AutoModelForCausalLM.from_pretrained(folder, dtype='auto')(tokens))
+    yield row('a checkpoint opened, transformers', seconds, 'transformers')
 
 
 WRAPPED = dict(vocab_size=257, n_layer=12, n_embd=512, n_head=8, context=256)            # layers dominate, as in a real model
@@ -161,18 +311,18 @@ QWEN3_4B = dict(vocab_size=151_936, n_layer=36, n_embd=2560, n_head=32, n_kv_hea
 
 
 @torch.no_grad()
-def wrapping(device, decode=None):
-    """The middle four layers run three times, against what that comes to by the number of layers (two thirds more on 12, 22% more on the
-    36 of a GPU's): for a prompt, or for 32 new tokens."""
+def wrapping(device):
+    """The middle four layers run three times, for a prompt, for 32 new tokens, and for new tokens of which only the prompt is looped: against what
+    that comes to by the number of layers (two thirds more on 12, 22% more on the 36 of a GPU's; nothing for the last)."""
     from model import KVCache
     from wrapper import looped
     fields = QWEN3_4B if device.type == 'cuda' else WRAPPED
     with torch.device(device):
         model = LM(ModelConfig(**fields)).to(torch.bfloat16 if device.type == 'cuda' else torch.float32).eval()
-    n = fields['context'] // 2
-    prompt, deep = torch.randint(257, (1, n), device=device), fields['n_layer']
+    n, deep = fields['context'] // 2, fields['n_layer']
+    prompt = torch.randint(257, (1, n), device=device)
 
-    def run():
+    def run(decode):
         if decode is None:
             return model(prompt)
         cache = KVCache(deep)
@@ -180,23 +330,13 @@ def wrapping(device, decode=None):
         for i in range(32):
             model(prompt[:, i:i + 1], cache=cache)
 
-    def run_looped():
+    def run_looped(decode):
         with looped(model, method='rk', K=3, decode=decode or 'full'):
-            run()
-    seconds = against(device, 7, looped=run_looped, plain=run)
-    share = 1.0 if decode == 'bypass' else (deep + 8) / deep
-    what = {None: f'a prompt of {n}', 'full': '32 tokens, all looped', 'bypass': '32 tokens, the prompt looped'}[decode]
-    return what, seconds['looped'], f'{share:.2f} times without a loop', seconds['plain'] * share, ''
-
-
-def decoding(device):
-    "The same for new tokens, one by one."
-    return wrapping(device, 'full')
-
-
-def bypassing(device):
-    "... of which only the prompt is looped: that should cost nothing."
-    return wrapping(device, 'bypass')
+            run(decode)
+    for decode, what in ((None, f'a prompt of {n}'), ('full', '32 tokens, all looped'), ('bypass', '32 tokens, the prompt looped')):
+        seconds = against(device, 7, looped=lambda: run_looped(decode), plain=lambda: run(decode))          # noqa: B023
+        share = 1.0 if decode == 'bypass' else (deep + 8) / deep
+        yield row(f'{what}, its layers', dict(looped=seconds['looped'], layers=[s * share for s in seconds['plain']]), 'layers', 'looped')
 
 
 @torch.no_grad()
@@ -212,17 +352,19 @@ def probing(device):
             for t in ts:
                 keep = (torch.arange(tokens.shape[1], device=device) > t)[:, None]
                 model(tokens, tap=lambda depth, part, x, update: update * keep if depth == s else update).float().softmax(-1)
-    seconds = against(device, 3, together=lambda: depth_score(model, tokens, boundaries=ts), one_by_one=one_by_one)
-    return f'depth score, {len(ts)} boundaries', seconds['together'], 'a forward for each', seconds['one_by_one'], ''
+    seconds = against(device, 3, ours=lambda: depth_score(model, tokens, boundaries=ts), forwards=one_by_one)
+    yield row(f'depth score, {len(ts)} boundaries, a forward for each', seconds, 'forwards')
 
 
-BENCHMARKS = {f.__name__: f for f in (growing, looping, recompiling, scoring, recurring, opening, wrapping, decoding, bypassing, probing)}
+BENCHMARKS = {f.__name__: f for f in (training, memory, growing, looping, recompiling, recurring, generating, scoring, loading, tokenising,
+                                      opening, wrapping, probing)}
 
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description='Measure speed, each thing against its peer.')
     parser.add_argument('names', nargs='*', help=f'of {", ".join(BENCHMARKS)}; none: all')
     parser.add_argument('--device', default='auto')
+    parser.add_argument('--out', type=Path, help='write the table there too, such as bench.md')
     args = parser.parse_args(argv)
     unknown = [name for name in args.names if name not in BENCHMARKS]
     if unknown:
@@ -231,17 +373,31 @@ def main(argv=None):
         device = pick_device(args.device)
     except ConfigError as error:
         parser.error(str(error))
-    print(f'device {device}, torch {torch.__version__}, {torch.get_num_threads()} threads')
+    machine = f'device {device} ({machine_of(device)}), {torch.get_num_threads()} threads, torch {torch.__version__}, Python {platform.python_version()}'
+    print(machine)
+    lines = [['what, against what', 'ratio', 'half of the turns', 'medians']]
     for name in args.names or BENCHMARKS:
         if name == 'recompiling' and not has_compiler():
-            print('recompiling  left out: torch.compile needs a C++ compiler')
+            print('recompiling: left out: torch.compile needs a C++ compiler')
             continue
         try:
-            what, mine, peer, theirs, note = BENCHMARKS[name](device)
+            for what, middle, low, high, note in BENCHMARKS[name](device):
+                lines.append([what, f'{middle:.3f}', f'{low:.3f} to {high:.3f}' if low != high else '', note])
+                print(f'{name:12} {middle:6.3f}  {what}: {note}', flush=True)
         except ImportError as error:
-            print(f'{name:12} left out: {error}')
-            continue
-        print(f'{name:12} {mine / theirs:6.3f} = {what}: {mine:.4f} s, by {peer}: {theirs:.4f} s  {note}', flush=True)
+            print(f'{name}: left out: {error}')
+    if args.out:
+        args.out.write_text(f'# Speed\n\n`python bench.py` on {machine}, {time.strftime("%Y-%m-%d")}. The ratio is what the peer takes of our time (or memory),\n'
+                            f'turn by turn: above 1, we need less.\n\n{columns(lines)}\n')
+        print(args.out)
+
+
+def machine_of(device):
+    if device.type == 'cuda':
+        return torch.cuda.get_device_name(device)
+    info = Path('/proc/cpuinfo')
+    found = [line.split(':')[1].strip() for line in info.read_text().splitlines() if line.startswith('model name')] if info.exists() else []
+    return found[0] if found else platform.processor() or platform.machine()
 
 
 if __name__ == '__main__':

@@ -32,7 +32,8 @@ def kept_by_a_layer(c, width, device='cpu'):
     H, Hkv = c.n_head * c.head_dim, c.n_kv_head * c.head_dim
     copied = H if device == 'cpu' else 0            # there the heads' output has to be put in rows for the next product
     attention = c.n_embd + 2 * H + 2 * Hkv + copied         # its input, q, k, v, and what it puts out
-    mlp = c.n_embd + 4 * c.ffn_dim                  # its input, gate, up, silu(gate), and their product
+    by_hand = device == 'cpu' and width == 4        # ops.py: silu(gate) is not kept
+    mlp = c.n_embd + (3 if by_hand else 4) * c.ffn_dim              # its input, gate, up, silu(gate), and their product
     norms = 2 * 4 * c.n_embd + 2 * 4                # each keeps its input and one number
     return norms + width * (attention + mlp) + 4 * c.n_head         # the softmax's sums
 

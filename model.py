@@ -22,7 +22,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from ops import RMSNorm, mean_loss, rotate
+from ops import RMSNorm, gated, mean_loss, rotate
 
 
 @dataclass
@@ -145,7 +145,7 @@ class MLP(nn.Module):
         self.down = nn.Linear(config.ffn_dim, config.n_embd, bias=False)
 
     def forward(self, x):
-        return self.down(F.silu(self.gate(x)) * self.up(x))                     # (B, T, C)
+        return self.down(gated(self.gate(x), self.up(x)))                       # (B, T, C)
 
 
 class Block(nn.Module):

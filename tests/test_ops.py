@@ -51,6 +51,15 @@ def test_the_rotation_and_its_gradient_are_those_of_the_formula_and_turn_back():
     assert (back - x).abs().max() < 1e-5
 
 
+def test_the_gate_and_its_gradients_are_those_of_the_formula():
+    torch.manual_seed(0)
+    gate, up = torch.randn(2, 5, 8) * 4, torch.randn(2, 5, 8)
+    found = gradients(ops.gated, gate, up)
+    same(found, gradients(lambda gate, up: gate * torch.sigmoid(gate) * up, gate.double(), up.double()))
+    with torch.no_grad():
+        assert torch.equal(ops.gated(gate, up), found[0])
+
+
 def test_the_fast_forms_are_left_out_of_other_dtypes_and_of_compiled_code(monkeypatch):
     monkeypatch.setattr(ops._Norm, 'forward', None)             # whoever calls it fails
     x, w = torch.randn(2, 8), torch.randn(8)
