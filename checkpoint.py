@@ -10,6 +10,7 @@ Usage:
     state = load('out/run')                                 # a dict, or an error in one line
     model = load_model('out/run')                           # the model itself, whatever kind it is, or a Hugging Face folder's
 """
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -74,12 +75,18 @@ def load(folder, whole=True):
         raise CheckpointError(f'{path} holds more than tensors and plain values, so it was not loaded. {reason}'.strip()) from None
     if 'parts' in state and whole:
         from sharded import load_whole
-        try:
+        with readable_parts(path.parent, state):
             state['model'], state['optimizers'] = load_whole(path.parent / state['parts'], state['optimizers'])
-        except Exception as error:      # torch.distributed.checkpoint raises what the disk or its own format gives it
-            raise CheckpointError(f'{path} points to {state["parts"]}, which cannot be read: {type(error).__name__}: '
-                                  f'{(str(error).splitlines() or [""])[0][:200]}') from None
     return state
+
+
+@contextlib.contextmanager
+def readable_parts(folder, state):
+    try:
+        yield
+    except Exception as error:      # torch.distributed.checkpoint raises what the disk or its own format gives it
+        raise CheckpointError(f'{folder} points to {state["parts"]}, which cannot be read: {type(error).__name__}: '
+                              f'{(str(error).splitlines() or [""])[0][:200]}') from None
 
 
 def load_model(path, device='cpu'):

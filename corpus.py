@@ -22,6 +22,7 @@ import dataclasses
 import fnmatch
 import gzip
 import hashlib
+import http.client
 import itertools
 import json
 import multiprocessing
@@ -34,6 +35,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+import zlib
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -65,14 +67,14 @@ REASONERS = re.compile(r'\bR1\b|deepseek[-_ ]?r1|\bQwQ\b|reasoning:?\s*on', re.I
 
 
 def column(row):
-    if 'text' not in row:
-        raise DataError(f"no column 'text', but {', '.join(row)}")
+    if not isinstance(row.get('text', 0), str | None):
+        raise DataError(f"no text in the column 'text', but the columns {', '.join(row)}")
     return row['text']
 
 
 def chat(row, name='text'):
     "The text of an instruction example without the tags of its roles, or None if a reasoning model wrote it."
-    text, others = row[name] or '', ' '.join(str(value) for key, value in row.items() if key != name)
+    text, others = (column(row) if name == 'text' else row[name]) or '', ' '.join(str(value) for key, value in row.items() if key != name)
     return None if REASONING.search(text) or REASONERS.search(others) else ROLE_TAGS.sub('', text).strip()
 
 
@@ -88,7 +90,7 @@ def archived(row):
             if error.code in (403, 404):
                 return None
             reason = error
-        except OSError as error:
+        except (OSError, EOFError, zlib.error, http.client.HTTPException) as error:
             reason = error
         if attempt == 5:
             raise DataError(f'{row["blob_id"]} could not be had from Software Heritage: {reason}')
@@ -104,13 +106,17 @@ def rows(path):
     with contextlib.suppress(ImportError):
         from datasets.utils.logging import set_verbosity_error
         set_verbosity_error()
-    stream = iter(load_dataset(KINDS[Path(path).suffix], data_files=path, split='train', streaming=True))
+    stream = None
     for i in itertools.count():
         try:
+            if stream is None:
+                stream = iter(load_dataset(KINDS[Path(path).suffix], data_files=path, split='train', streaming=True))
             row = next(stream)
         except StopIteration:
             return
         except Exception as error:      # whatever lies in a file, its reader has a name of its own for it
+            if 'StopIteration' in str(error):       # an empty file
+                return
             cause = error.__cause__ or error
             raise DataError(f'{path}, behind row {i}: {type(cause).__name__}: {(str(cause).splitlines() or [""])[0][:200]}') from None
         yield row
@@ -188,9 +194,10 @@ def do_group(folder, g, paths, read, tokenizer, shard, val_every):
     tokenizer, counted = get_tokenizer(tokenizer), 0
     start, dtype = start_of_document(tokenizer), np.dtype(token_type(tokenizer))
     record = dict(documents=0, left_out=0, val_every=val_every)
+    (folder / f'group_{g:05d}.json').unlink(missing_ok=True)        # one of another kind would vouch for what is about to change
     with Shards(folder, f'train_{g:05d}', shard, dtype) as train, Shards(folder, f'val_{g:05d}', shard, dtype) as val:
         for text in texts(paths, read):
-            if STOP.is_set():
+            if STOP.value:
                 return None
             if not text:
                 record['left_out'] += 1
@@ -233,11 +240,16 @@ def list_files(source, where):
     "[(path, bytes)] of a source's files, in an order drawn from their names."
     if where is None:
         from huggingface_hub import HfApi
-        api = HfApi()
-        commit = api.dataset_info(source.repo).sha
-        tree = api.list_repo_tree(source.repo, repo_type='dataset', revision=commit, recursive=True)
+        try:
+            commit = HfApi().dataset_info(source.repo).sha
+            tree = list(HfApi().list_repo_tree(source.repo, repo_type='dataset', revision=commit, recursive=True))
+        except Exception as error:      # whatever stands between this machine and the hub, each version names it differently
+            raise DataError(f'the Hugging Face hub did not list {source.repo} ({type(error).__name__}): is there a network, and a login where the '
+                            'dataset asks for one? --source=FOLDER reads local files') from None
         found = [(f'hf://datasets/{source.repo}@{commit}/{f.path}', f.size) for f in tree if fnmatch.fnmatch(f.path, source.files) and hasattr(f, 'size')]
         names = [path.split('/', 5)[-1] for path, _ in found]
+        if not found:
+            raise DataError(f'{source.repo} has no file {source.files} any more')
     else:
         wanted = simple(source.known_as or source.name)
         tops = [p for p in sorted(Path(where).iterdir()) if wanted in simple(p.name)]
@@ -254,13 +266,12 @@ def simple(name):
 
 
 def group(files, size):
-    "Files one after the other in groups of at least so many bytes."
-    groups, held = [[]], 0
+    "Files one after the other in groups of at least so many bytes: [(paths, bytes)]."
+    groups = [([], 0)]
     for path, n in files:
-        if held >= size:
-            groups, held = [*groups, []], 0
-        groups[-1].append(path)
-        held += n
+        if groups[-1][1] >= size:
+            groups.append(([], 0))
+        groups[-1] = [*groups[-1][0], path], groups[-1][1] + n
     return groups
 
 
@@ -294,14 +305,19 @@ def up_to(folder, shards, budget, dtype):
 
 
 def do_groups(source, folder, groups, budget, every, options, pool, workers, stop, tick):
-    "The records of the first groups that have `budget` tokens together. At most `workers` are begun ahead."
+    "The records of the first groups that have `budget` tokens together. As many are begun ahead as are wanted, by what the first ones had."
     records, ahead, g = [], collections.deque(), 0
-    stop.clear()
+
+    def wanted():
+        read = sum(n for _, n in groups[:len(records)])
+        rate = sum(s['tokens'] for r in records for s in r['train']) / read if read else 0.3         # tokens of a byte
+        return not ahead or rate * sum(n for _, n in groups[:g]) < budget
+    stop.value = 0
     try:
         while sum(s['tokens'] for r in records for s in r['train']) < budget and (ahead or g < len(groups)):
-            while g < len(groups) and len(ahead) < workers:
+            while g < len(groups) and len(ahead) < workers and wanted():
                 record = finished(folder, g, every)
-                ahead.append(record or pool.submit(do_group, folder, g, groups[g], source.read, options.tokenizer, options.shard, every))
+                ahead.append(record or pool.submit(do_group, folder, g, groups[g][0], source.read, options.tokenizer, options.shard, every))
                 g += 1
             record = ahead.popleft()
             while not isinstance(record, dict):
@@ -309,7 +325,7 @@ def do_groups(source, folder, groups, budget, every, options, pool, workers, sto
                 record = record.result() if wait([record], timeout=0.2).done else record
             records.append(record)
     finally:        # nobody needs the groups that were begun ahead
-        stop.set()
+        stop.value = 1
         wait([r for r in ahead if not isinstance(r, dict) and not r.cancel()])
     return records
 
@@ -319,7 +335,7 @@ def make(source, folder, budget, options, pool, workers, stop, tick):
     folder.mkdir(parents=True, exist_ok=True)
     for left in folder.glob('*.tmp'):           # of a run that was killed; `claim` has made sure that none is at work
         left.unlink()
-    settings = dict(repo=source.repo if options.source is None else str(Path(options.source).resolve()), read=source.read, tokenizer=options.tokenizer,
+    settings = dict(repo=source.repo if options.source is None else str(options.source), read=source.read, tokenizer=options.tokenizer,
                     shard=options.shard, group=options.group, val_every=options.val_every)
     if (folder / 'plan.json').exists():
         plan = read_json(folder / 'plan.json')
@@ -337,7 +353,9 @@ def make(source, folder, budget, options, pool, workers, stop, tick):
     if ready and ready['origin']['budget'] > budget:
         raise DataError(f'{folder} has its {ready["tokens"]:,} tokens already, more than {budget:,}: choose another --out')
     if ready and ready['origin']['budget'] == budget:
+        tidy(folder)
         return ready
+    (folder / 'train.json').unlink(missing_ok=True)         # until it has more tokens, it is no dataset
     every = options.val_every
     while True:
         records = do_groups(source, folder, groups, budget, every, options, pool, workers, stop, tick)
@@ -349,19 +367,24 @@ def make(source, folder, budget, options, pool, workers, stop, tick):
             raise DataError(f'{folder}: {sum(r["documents"] for r in records)} documents are too few: some to train on, some for validation')
         every = max(2, every // 8)          # a small source: a larger part of it is for validation
     for split, chosen in shards.items():
-        origin = dict(made_by='corpus.py', source=plan['repo'], files=sum(map(len, groups[:len(records)])), budget=budget,
+        origin = dict(made_by='corpus.py', source=plan['repo'], files=sum(len(paths) for paths, _ in groups[:len(records)]), budget=budget,
                       **{what: sum(r[what] for r in records) for what in ('documents', 'left_out')})
         meta = dict(tokenizer=options.tokenizer, n_vocab=tokenizer.n_vocab, dtype=dtype, tokens=sum(s['tokens'] for s in chosen), row=None,
                     kinds=[], shards=chosen, origin=origin)
         keep(folder / f'{split}.json', meta)
-    used = {s['file'] for chosen in shards.values() for s in chosen}
+    tidy(folder)
+    return meta
+
+
+def tidy(folder):
+    "Remove what no split uses: groups that were begun ahead, the whole of a shard that was cut."
+    used = {s['file'] for split in ('train', 'val') for s in read_json(folder / f'{split}.json')['shards']}
+    for path in folder.glob('group_*.json'):
+        if any(s['file'] not in used for split in ('train', 'val') for s in read_json(path)[split]):
+            path.unlink()
     for path in folder.glob('*.bin'):
         if path.name not in used:
             path.unlink()
-    for path in folder.glob('group_*.json'):    # of groups that were begun ahead, and of the one that was cut
-        if any(s['file'] not in used for split in ('train', 'val') for s in read_json(path)[split]):
-            path.unlink()
-    return meta
 
 
 # ---------------------------------------------------------------------------------------------- the mixture
@@ -389,6 +412,7 @@ def prepare(mixtures, about, argv=None, out=None, tokenizer='HuggingFaceTB/cosmo
     parser.add_argument('--val_every', type=int, default=200, help='one document of so many is for validation')
     parser.add_argument('--out', type=Path, default=out)
     options = parser.parse_args(argv)
+    options.source = options.source and options.source.resolve()
     name = options.mixture if len(mixtures) > 1 else next(iter(mixtures))
     sources = mixtures[name]
     out = options.out / name if len(mixtures) > 1 and options.out == out else options.out
@@ -405,7 +429,7 @@ def prepare(mixtures, about, argv=None, out=None, tokenizer='HuggingFaceTB/cosmo
         if need > (free := shutil.disk_usage(out).free):
             raise DataError(f'{out} would need {need / 1e9:,.1f} GB more, but {free / 1e9:,.1f} GB are free')
         spawn = multiprocessing.get_context('spawn')
-        counter, stop = spawn.Value('q', 0), spawn.Event()
+        counter, stop = spawn.Value('q', 0), spawn.RawValue('b', 0)     # no lock: a process may be killed while it holds one
         with tqdm(total=options.tokens, unit='token', unit_scale=True, dynamic_ncols=True, smoothing=0.05) as bar, \
                 ProcessPoolExecutor(options.workers, spawn, begin, (counter, stop)) as pool:
             done = 0

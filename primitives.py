@@ -172,11 +172,14 @@ def interval(right, n, z=1.96):
     return middle - half, middle + half
 
 
+SPREAD = 16         # tokens by which the prompts of a batch may differ
+
+
 @torch.no_grad()
 def log_likelihoods(model_like, tokenizer, examples, *, batch=64, share=True):
     """[(options,) of each example]: log-likelihoods of the options after the prompt. `model_like` maps tokens (B, T) to
     logits (B, T, V). One of our models reads each prompt once, and its options share the cache (share=False: they don't).
-    Examples with prompts of one length make a batch, so that nothing is padded but options."""
+    Examples with prompts of nearly one length make a batch."""
     start = start_of_document(tokenizer)
     prompts = [[*start, *tokenizer.encode(e.prompt, allowed_special='all')] for e in examples]
     options = [[continuation(tokenizer, e.prompt, o) for o in e.options] for e in examples]
@@ -185,18 +188,24 @@ def log_likelihoods(model_like, tokenizer, examples, *, batch=64, share=True):
     if longest > context:
         raise ValueError(f'a prompt with its answer has {longest} tokens, but the context is {context}')
     device = next((p.device for p in getattr(model_like, 'parameters', list)()), 'cpu')
-    groups, values = {}, [None] * len(examples)
-    for i, (p, o) in enumerate(zip(prompts, options)):
-        groups.setdefault((len(p), len(o)), []).append(i)
-    for group in groups.values():
-        for part in (group[at:at + batch] for at in range(0, len(group), batch)):
-            width = max(len(o) for i in part for o in options[i])
-            padded = torch.tensor([[o + [-1] * (width - len(o)) for o in options[i]] for i in part], device=device)    # (B, O, W)
-            prompt = torch.tensor([prompts[i] for i in part], device=device)                                           # (B, T)
-            after = (shared if share and isinstance(model_like, LM) else separate)(model_like, prompt, padded)
-            found = after.float().log_softmax(-1).gather(-1, padded.clamp(min=0)[..., None])[..., 0]                   # (B, O, W)
-            for i, value in zip(part, found.masked_fill(padded < 0, 0).cpu().double().sum(-1)):
-                values[i] = value
+    values, parts = [None] * len(examples), [[]]
+    for i in sorted(range(len(examples)), key=lambda i: (len(options[i]), len(prompts[i]))):
+        first = parts[-1][0] if parts[-1] else i
+        alike = len(options[i]) == len(options[first]) and len(prompts[i]) - len(prompts[first]) <= SPREAD
+        parts = parts if alike and len(parts[-1]) < batch else [*parts, []]
+        parts[-1].append(i)
+    for part in filter(None, parts):
+        n = len(prompts[part[0]])               # what a longer prompt has behind that goes along with each option
+        rows = [[prompts[i][n:] + o for o in options[i]] for i in part]
+        width = max(len(row) for each in rows for row in each)
+        padded = torch.tensor([[row + [0] * (width - len(row)) for row in each] for each in rows], device=device)             # (B, O, W)
+        counts = torch.tensor([[[0] * (len(row) - len(o)) + [1] * len(o) + [0] * (width - len(row)) for row, o in zip(each, options[i])]
+                               for each, i in zip(rows, part)], device=device)                                                # (B, O, W)
+        prompt = torch.tensor([prompts[i][:n] for i in part], device=device)                                                  # (B, T)
+        after = (shared if share and isinstance(model_like, LM) else separate)(model_like, prompt, padded)
+        found = after.float().log_softmax(-1).gather(-1, padded[..., None])[..., 0]                                           # (B, O, W)
+        for i, value in zip(part, found.masked_fill(counts == 0, 0).cpu().double().sum(-1)):
+            values[i] = value
     return values
 
 
@@ -209,7 +218,7 @@ def continuation(tokenizer, prompt, text):
 def separate(model_like, prompt, options):
     "Logits (B, O, W, V) at the options' tokens: every option with the whole prompt before it."
     B, O, W = options.shape
-    rows = torch.cat((prompt[:, None].expand(B, O, -1), options.clamp(min=0)), dim=-1)          # (B, O, T + W)
+    rows = torch.cat((prompt[:, None].expand(B, O, -1), options), dim=-1)                       # (B, O, T + W)
     return model_like(rows.flatten(0, 1))[:, -W - 1:-1].unflatten(0, (B, O))
 
 
@@ -223,7 +232,7 @@ def shared(model, prompt, options):
         return first
     for slot in cache.layers:
         slot.keys, slot.values = (t.repeat_interleave(O, dim=0) for t in (slot.keys, slot.values))
-    rest = model(options[..., :-1].clamp(min=0).flatten(0, 1), cache=cache)                     # (B O, W - 1, V)
+    rest = model(options[..., :-1].flatten(0, 1), cache=cache)                     # (B O, W - 1, V)
     return torch.cat((first, rest.unflatten(0, (B, O))), dim=2)
 
 

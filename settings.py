@@ -28,7 +28,7 @@ class Config:
     dtype: str = 'auto'                 # auto: bfloat16 on cuda, else float32
     compile: bool | str = 'auto'        # auto: on for cuda
     shard: bool = False                 # weights and optimizer in parts over all GPUs (FSDP2): for what does not fit into one
-    patience: int = 600                 # seconds that no process may come further before the run ends and says whose fault it is
+    patience: int = 600                 # seconds (more than an evaluation takes) without progress, until the run ends and says whose fault it is
     resume: bool = True                 # go on with the run in out_dir; false: move it out of the way and start anew
     # the model (init_from: a checkpoint to start from; then these are its own)
     init_from: str | None = None
@@ -81,7 +81,7 @@ class Config:
 
 
 # A run may be resumed under another value of these: they do not change what it computes, or only where.
-MAY_DIFFER = {'out_dir', 'device', 'compile', 'shard', 'patience', 'resume', 'eval_every', 'eval_batches', 'log_every', 'save_every'}
+MAY_DIFFER = {'out_dir', 'device', 'compile', 'grad_accum', 'shard', 'patience', 'resume', 'eval_every', 'eval_batches', 'log_every', 'save_every'}
 AHEAD = {'steps', 'decay_steps', 'cooldown_loop', 'cooldown_data'}      # nor do these, as long as the decay has not begun
 
 

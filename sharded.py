@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import distribute_tensor
 
@@ -31,9 +32,10 @@ from model import LM
 
 def shard(model):
     "Cut a model in place, Block by Block; what is left (embedding, norm, head, adapter) is a group of its own."
+    mesh = init_device_mesh(next(model.parameters()).device.type, (dist.get_world_size(),))
     for block in model.layers:
-        fully_shard(block)
-    fully_shard(model, reshard_after_forward=True)          # else it would stay whole behind an evaluation
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh, reshard_after_forward=True)          # else it would stay whole behind an evaluation
     return model
 
 
@@ -74,7 +76,8 @@ def begin(model, make_optimizers, state, folder):
     for optimizer, saved in zip(optimizers, state.get('optimizers', [])):
         optimizer.load_state_dict(cut_optimizer(saved, optimizer))
     if 'parts' in state:
-        load_parts(Path(folder) / state['parts'], model, optimizers)
+        with checkpoint.readable_parts(folder, state):
+            load_parts(Path(folder) / state['parts'], model, optimizers)
     return optimizers
 
 

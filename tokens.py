@@ -100,6 +100,8 @@ class Dataset:
         if self.row is not None and self.row > context + 1:
             raise DataError(f'{folder}: its examples of {self.row} tokens do not fit a context of {context}')
         self.context = context
+        if len(self.meta['shards']) > 100:
+            more_files()
         self.shards = [{end: self._map(s, end) for end in s['sha256']} for s in self.meta['shards']]
         self.ends = np.cumsum([(s['tokens'] - 1) // context if self.row is None else s['tokens'] // self.row
                                for s in self.meta['shards']])                       # windows up to each shard's end
@@ -133,6 +135,16 @@ class Dataset:
             targets = np.where(shard['.mask'][start + 1:start + n] > 0, targets, -1)
         pad = T + 1 - n
         return np.pad(tokens, (0, pad)), np.pad(targets, (0, pad), constant_values=-1), np.pad(marks[1:], (0, pad))
+
+
+def more_files():
+    "A mapped shard keeps a file open, and the usual limit is 1,024 of them: ask for as many as there may be."
+    try:
+        import resource
+    except ImportError:         # Windows has no such limit
+        return
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def how_to_prepare(folder):
@@ -285,19 +297,19 @@ def main(argv=None):
     parser.add_argument('folder')
     parser.add_argument('--chars', type=int, default=400, help='how much of the first window to print')
     args = parser.parse_args(argv)
-    for split in ('train', 'val'):
+    for folder, split in ((folder, split) for folder, _ in mixture(args.folder) for split in ('train', 'val')):
         try:
-            data = Dataset(args.folder, split, context=None)
+            data = Dataset(folder, split, context=None)
             for shard in tqdm(data.meta['shards'], desc=f'{split}: checking', leave=False):
                 for ending, want in shard['sha256'].items():
                     path = (data.folder / shard['file']).with_suffix(ending)
                     with open(path, 'rb') as file:
                         if hashlib.file_digest(file, 'sha256').hexdigest() != want:
-                            raise DataError(f'{path} is not what was written (wrong checksum); {how_to_prepare(args.folder)}')
+                            raise DataError(f'{path} is not what was written (wrong checksum); {how_to_prepare(folder)}')
             text = get_tokenizer(data.meta['tokenizer']).decode(data.shards[0]['.bin'][:args.chars].tolist())
         except DataError as error:
             raise SystemExit(f'tokens.py: {error}')
-        print(f'{split}: {data.meta["tokens"]:,} tokens of {data.meta["tokenizer"]!r}, checksums right; '
+        print(f'{folder}, {split}: {data.meta["tokens"]:,} tokens of {data.meta["tokenizer"]!r}, checksums right; '
               f'from {json.dumps(data.meta["origin"])}\n{text}\n')
 
 

@@ -73,6 +73,7 @@ def train_in(world, config):
     def save():
         about = dict(config=dataclasses.asdict(config), tokenizer=loader.tokenizer, data=fingerprint(loader), cooldown_data=fingerprint(cool), step=step,
                      tokens=tokens, flops=flops, seconds=seconds, inherited_flops=state.get('inherited_flops', 0))
+        world.at(f'the checkpoint of step {step}')
         if in_parts:
             sharded.save(out, world, model, optimizers, step, about)
         elif world.first:
@@ -85,6 +86,7 @@ def train_in(world, config):
             return send(cool.batch(step - decay) if cool and step >= decay else loader.batch(step), world.device)
 
     def look():
+        world.at(f'an evaluation at step {step}')
         with autocast():
             loss, kinds = measure(model, val, config.eval_batches, config.grad_accum)
         shown.update(val=f'{loss:.3f}', **{kind: f'{k["accuracy"]:.0%}' for kind, k in kinds.items() if kind != 'text'})
@@ -100,6 +102,7 @@ def train_in(world, config):
             if loops:
                 model.config.order = orders(config, len(model.layers))[1]
             if grows:
+                world.at(f'growing at step {step}')
                 deeper = GROWTH[config.grow](len(model.layers), config.grow_block)
                 model = (sharded.untie if in_parts else untie)(model, deeper, optimizers)
                 compile_blocks(config, world, model)            # deepcopy left the compiled calls behind; their graph is kept
@@ -286,8 +289,9 @@ def main(argv=None):
             return cost.show(check(read_config(Config, rest)), **said)
         train(check(read_config(Config, argv)))
     except (ConfigError, DataError, checkpoint.CheckpointError) as error:
-        if os.environ.get('RANK', '0') == '0':      # all processes know it: one says it
-            print(f'train.py: {error}', file=sys.stderr)
+        rank = os.environ.get('RANK', '0')
+        if rank == '0' or isinstance(error, DataError):     # most errors all processes know, and one says it; data only one may have read
+            print(f'train.py: {error}' + (f' (rank {rank})' if rank != '0' else ''), file=sys.stderr)
         raise SystemExit(2) from None
 
 

@@ -63,5 +63,5 @@ class Watch:
     def end(self, stuck, found, mute):
         names = '; '.join(f'rank {r} ({found[r][3]}){", which says nothing any more, last" if mute else ""} at {found[r][2]}' for r in stuck)
         print(f'\ntrain.py: for {self.seconds} seconds no process has come further. Held up by {names}. The last checkpoint is kept: the same '
-              'command goes on from it, with any number of processes that divides the batch.', file=sys.stderr, flush=True)
+              'command goes on from it.', file=sys.stderr, flush=True)
         os._exit(1)

@@ -1,13 +1,13 @@
 """TinyLlama as a recurrent model (4,8,4): the paper's first phase, "healing" on FineWeb-Edu, 26 billion tokens.
 
-First: python retrofit.py TinyLlama-1.1B-intermediate-step-1431k-3T 4-8-4 --inject=linear --out=out/tinyllama_4-8-4. Second phase: the
-same with --init_from=out/retrofit_tinyllama --data="['data/fineweb_edu', 'data/nemotron_general', 'data/nemotron_math']", even shares.
+First: python retrofit.py TinyLlama-1.1B-intermediate-step-1431k-3T 4-8-4 --inject=linear --out=out/tinyllama_4-8-4, and
+python data/math/prepare.py retrofit_heal --tokens=26B --tokenizer=out/tinyllama_4-8-4. The second phase is retrofit_tinyllama_mix.py.
 "Retrofitted Recurrence", sections 4.3 and 4.4, appendix D. 10.6 GFLOPs a token by its count: 2.8e20 in all, some 190 hours of a GPU at 400
 TFLOP/s a second; written for 8 GPUs (torchrun --standalone --nproc_per_node=8), not run here.
 """
 out_dir = 'out/retrofit_tinyllama'
 init_from = 'out/tinyllama_4-8-4'
-data = 'data/fineweb_edu'
+data = 'data/math/retrofit_heal'
 recurrence = 4              # the mean; the paper has 8, 16 and 32 too
 backprop_depth = 8
 curriculum = 0.25           # "a conservative 25% of total steps"

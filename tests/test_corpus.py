@@ -141,9 +141,15 @@ def test_what_cannot_be_is_said_in_a_line(source, made, tmp_path, capsys, monkey
     before = contents(made)
     (tmp_path / 'bad/fineweb').mkdir(parents=True)
     (tmp_path / 'bad/fineweb/a.jsonl').write_text('{"words": "x"}\n')
-    assert "a.jsonl: no column 'text', but words" in run(['--tokens=1K', '--workers=1', *base[:1], f'--out={tmp_path}/o', f'--source={tmp_path}/bad'], capsys)
+    assert "a.jsonl: no text in the column 'text', but the columns words" in run(['--tokens=1K', '--workers=1', *base[:1], f'--out={tmp_path}/o', f'--source={tmp_path}/bad'], capsys)
     (tmp_path / 'bad/fineweb/a.jsonl').write_text('no JSON at all\n')
     assert 'a.jsonl, behind row 0:' in run(['--tokens=1K', '--workers=1', *base[:1], f'--out={tmp_path}/p', f'--source={tmp_path}/bad'], capsys)
+    (tmp_path / 'bad/fineweb/a.jsonl').write_text('{"text": 5}\n')
+    assert "no text in the column 'text'" in run(['--tokens=1K', '--workers=1', *base[:1], f'--out={tmp_path}/q', f'--source={tmp_path}/bad'], capsys)
+    (tmp_path / 'bad/fineweb/a.jsonl').write_text('')
+    assert '0 documents are too few' in run(['--tokens=1K', '--workers=1', *base[:1], f'--out={tmp_path}/r', f'--source={tmp_path}/bad'], capsys)
+    (tmp_path / 'bad/fineweb/b.parquet').write_bytes(b'PAR1 no more')
+    assert 'b.parquet, behind row 0:' in run(['--tokens=1K', '--workers=1', *base[:1], f'--out={tmp_path}/s', f'--source={tmp_path}/bad'], capsys)
     assert contents(made) == before
 
 
@@ -174,12 +180,13 @@ def test_a_long_document_has_the_tokens_that_it_has_in_one_piece():
 
 
 def test_files_are_grouped_by_their_bytes():
-    assert group([('a', 5), ('b', 5), ('c', 1), ('d', 20), ('e', 1)], 10) == [['a', 'b'], ['c', 'd'], ['e']]
+    assert group([('a', 5), ('b', 5), ('c', 1), ('d', 20), ('e', 1)], 10) == [(['a', 'b'], 10), (['c', 'd'], 21), (['e'], 1)]
     assert [number(t) for t in ('10B', '1.5M', '7k', '12')] == [10**10, 1_500_000, 7000, 12]
 
 
 def test_a_file_in_the_archive_is_fetched_by_its_number(monkeypatch):
     import gzip
+    import http.client
     import io
     import urllib.error
     asked = []
@@ -188,8 +195,8 @@ def test_a_file_in_the_archive_is_fetched_by_its_number(monkeypatch):
         asked.append(url)
         if url.endswith('gone'):
             raise urllib.error.HTTPError(url, 404, 'Not Found', {}, None)
-        if len(asked) == 1:
-            raise ConnectionResetError('once')
+        if len(asked) <= 2:
+            raise [ConnectionResetError('once'), http.client.IncompleteRead(b'')][len(asked) - 1]
         return io.BytesIO(gzip.compress('print("ä")'.encode()))
     monkeypatch.setattr('urllib.request.urlopen', urlopen)
     monkeypatch.setattr(time, 'sleep', lambda s: None)
