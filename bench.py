@@ -90,7 +90,7 @@ def training(device):
         for peer, make in PEERS.items():
             pair = dict(ours=ours(SHAPES[name]), **{peer: make(SHAPES[name])})
             steps = {who: training_step(model.to(device).train(), loss, tokens) for who, (model, loss) in pair.items()}
-            seconds = against(device, 30 if name == 'toy' else 4, **steps)
+            seconds = against(device, 30 if name == 'toy' else 3, **steps)
             speed = tokens.numel() / statistics.median(seconds['ours'])
             yield row(f'{name}: a step, {peer}', seconds, peer, note=f'; {speed:,.0f} tokens a second')
 
@@ -209,21 +209,22 @@ def scoring(device):
     from lm_eval.models.huggingface import HFLM
     from hf import save_hf
     from tokenizer import write_tokenizer
-    fields = SHAPES['toy'] | dict(context=1024)
-    model, tokenizer = LM(ModelConfig(**fields)).to(device).eval(), get_tokenizer('bytes')
-    examples = few_shot('assign_basic', 24, shots=5)
-    with tempfile.TemporaryDirectory() as folder:
-        save_hf(model, folder)
-        write_tokenizer('bytes', folder, fields['context'])
-        peer = HFLM(pretrained=folder, device=str(device), dtype='float32', batch_size=32)
+    for name, n in (('toy', 24), ('30m', 12)):
+        fields = SHAPES[name] | dict(vocab_size=257, context=1024)
+        model, tokenizer = LM(ModelConfig(**fields)).to(device).eval(), get_tokenizer('bytes')
+        examples = few_shot('assign_basic', n, shots=5)
+        with tempfile.TemporaryDirectory() as folder:
+            save_hf(model, folder)
+            write_tokenizer('bytes', folder, fields['context'])
+            peer = HFLM(pretrained=folder, device=str(device), dtype='float32', batch_size=32)
         asked = [Instance('loglikelihood', {}, (e.prompt, option), i) for e in examples for i, option in enumerate(e.options)]
-        calls = dict(ours=lambda: log_likelihoods(model, tokenizer, examples), hf=lambda: peer.loglikelihood(asked, disable_tqdm=True),
-                     separate=lambda: log_likelihoods(model, tokenizer, examples, share=False))
+        calls = dict(ours=lambda: log_likelihoods(model, tokenizer, examples), hf=lambda: peer.loglikelihood(asked, disable_tqdm=True),     # noqa: B023
+                     separate=lambda: log_likelihoods(model, tokenizer, examples, share=False))                                             # noqa: B023
         theirs = torch.tensor([value for value, _ in calls['hf']()])
         assert torch.allclose(torch.cat([v.float() for v in calls['ours']()]), theirs, atol=2e-2), 'the two do not score alike'
-        seconds = against(device, 5, **calls)
-    yield row('few-shot scoring, lm-eval hf', seconds, 'hf')
-    yield row('few-shot scoring, no sharing', seconds, 'separate')
+        seconds = against(device, 7, **calls)
+        yield row(f'{name}: few-shot scoring, lm-eval hf', seconds, 'hf')
+        yield row(f'{name}: few-shot scoring, no sharing', seconds, 'separate')
 
 
 def recurring(device):

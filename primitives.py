@@ -172,7 +172,7 @@ def interval(right, n, z=1.96):
     return middle - half, middle + half
 
 
-SPREAD = 16         # tokens by which the prompts of a batch may differ
+SPREAD = 4          # tokens by which the prompts of a batch may differ
 
 
 @torch.no_grad()
@@ -222,6 +222,17 @@ def separate(model_like, prompt, options):
     return model_like(rows.flatten(0, 1))[:, -W - 1:-1].unflatten(0, (B, O))
 
 
+class Branched:
+    "A slot of a cache, read by O rows for each of its own: they are put together with the prompt once, where they are needed."
+
+    def __init__(self, slot, O):
+        self.slot, self.O = slot, O
+
+    def update(self, k, v):                                                                     # (B O, Hkv, W, hd) each
+        return tuple(torch.cat((old[:, None].expand(-1, self.O, -1, -1, -1), new.unflatten(0, (-1, self.O))), dim=3).flatten(0, 1)
+                     for old, new in ((self.slot.keys, k), (self.slot.values, v)))
+
+
 def shared(model, prompt, options):
     "The same, with each prompt read once: its cache is handed to all of its options."
     B, O, W = options.shape
@@ -230,8 +241,7 @@ def shared(model, prompt, options):
     first = first[:, None].expand(B, O, 1, -1)
     if W == 1:
         return first
-    for slot in cache.layers:
-        slot.keys, slot.values = (t.repeat_interleave(O, dim=0) for t in (slot.keys, slot.values))
+    cache.layers = [Branched(slot, O) for slot in cache.layers]
     rest = model(options[..., :-1].flatten(0, 1), cache=cache)                     # (B O, W - 1, V)
     return torch.cat((first, rest.unflatten(0, (B, O))), dim=2)
 
