@@ -14,7 +14,8 @@ import pytest
 from conftest import ROOT
 
 import corpus
-from corpus import archived, chat, group, number
+from corpus import number
+from sources import archived, chat, group
 from tokenizer import GPT2_WORDS, LONGEST, encode_document, get_tokenizer
 from tokens import Dataset, Loader
 

@@ -19,7 +19,7 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
-from corpus import chat                                     # noqa: E402
+from sources import chat                                    # noqa: E402
 from tokenizer import get_tokenizer, start_of_document      # noqa: E402
 from tokens import write_dataset                            # noqa: E402
 
