@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 import model as model_file
 import ops
-from model import LM, KVCache, ModelConfig, mean_loss
+from model import LM, KVCache, ModelConfig
 
 
 def tokens_of(model, B=2, T=10, seed=0):
