@@ -98,7 +98,7 @@ def test_neither_the_number_of_processes_nor_being_killed_changes_a_byte(source,
     while True:
         process = subprocess.Popen(command(source, tmp_path, f'--workers={2 + kills % 2}'), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
         try:
-            process.wait(timeout=2 + 2 * draw.random() if kills < 3 else 60)
+            process.wait(timeout=2 + 2 * draw.random() if kills < 2 else 60)
             assert process.returncode == 0, process.stderr.read()
             break
         except subprocess.TimeoutExpired:
@@ -111,14 +111,17 @@ def test_neither_the_number_of_processes_nor_being_killed_changes_a_byte(source,
         assert found[name] == wanted[name], name
 
 
-def test_a_full_disk_is_said_in_a_line_and_leaves_nothing_broken(source, made, tmp_path):
+def test_a_full_disk_is_said_in_a_line_and_what_there_is_goes_on_to_some_tokens_and_to_more(source, made, tmp_path):
     limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))         # noqa: E731
     done = subprocess.run(command(source, tmp_path), capture_output=True, text=True, preexec_fn=limit)
     assert done.returncode == 2
     said = done.stderr.splitlines()[-1]
     assert 'prepare.py: File too large' in said and 'what is done is kept, and the same command goes on' in said
     assert not list(tmp_path.rglob('*.tmp')) and not list(tmp_path.rglob('train.json'))
-    assert subprocess.run(command(source, tmp_path), capture_output=True).returncode == 0
+    for tokens in ('100K', '500K'):
+        assert subprocess.run(command(source, tmp_path, '--workers=1', f'--tokens={tokens}'), capture_output=True).returncode == 0
+        meta = json.loads((tmp_path / 'cosmopedia/train.json').read_text())
+        assert meta['tokens'] == 0.15 * number(tokens) == sum(s['tokens'] for s in meta['shards'])
     assert contents(tmp_path) == contents(made)
 
 
@@ -147,21 +150,10 @@ def test_what_cannot_be_is_said_in_a_line(source, made, tmp_path, capsys, monkey
     assert 'a.jsonl, behind row 0:' in run(['--tokens=1K', '--workers=1', *base[:1], f'--out={tmp_path}/p', f'--source={tmp_path}/bad'], capsys)
     (tmp_path / 'bad/fineweb/a.jsonl').write_text('{"text": 5}\n')
     assert "no text in the column 'text'" in run(['--tokens=1K', '--workers=1', *base[:1], f'--out={tmp_path}/q', f'--source={tmp_path}/bad'], capsys)
-    (tmp_path / 'bad/fineweb/a.jsonl').write_text('')
-    assert '0 documents are too few' in run(['--tokens=1K', '--workers=1', *base[:1], f'--out={tmp_path}/r', f'--source={tmp_path}/bad'], capsys)
+    (tmp_path / 'bad/fineweb/a.jsonl').write_text('')             # an empty file has no rows, and a broken one is named
     (tmp_path / 'bad/fineweb/b.parquet').write_bytes(b'PAR1 no more')
     assert 'b.parquet, behind row 0:' in run(['--tokens=1K', '--workers=1', *base[:1], f'--out={tmp_path}/s', f'--source={tmp_path}/bad'], capsys)
     assert contents(made) == before
-
-
-def test_more_tokens_later_go_on_from_what_is_there(source, made, tmp_path):
-    less, more = ([*command(source, tmp_path / name), f'--tokens={n}'] for name, n in (('a', '100K'), ('b', '500K')))
-    assert subprocess.run(less, capture_output=True).returncode == 0
-    less[-1] = '--tokens=500K'
-    assert subprocess.run(less, capture_output=True).returncode == 0
-    found, wanted = contents(tmp_path / 'a'), contents(made)
-    assert {k: v for k, v in found.items() if k.endswith(('.bin', 'train.json', 'val.json'))} == {
-        k: v for k, v in wanted.items() if k.endswith(('.bin', 'train.json', 'val.json'))}
 
 
 # ---------------------------------------------------------------------------------------------- pieces
