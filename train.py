@@ -30,7 +30,6 @@ from tqdm import tqdm
 import checkpoint
 import cost
 import plot
-import sharded
 from grow import GROWTH, untie
 from launch import ConfigError, Stop, World, compile_blocks, mfu, open_folder, parallel, precision, read_config, send
 from logs import Log
@@ -64,6 +63,8 @@ def train_in(world, config):
     model, optimizers, state = setup(config, world, loader, cool)
     step, tokens, flops, seconds = (state[name] for name in ('step', 'tokens', 'flops', 'seconds'))
     in_parts = config.shard and world.size > 1
+    if in_parts:
+        import sharded      # which takes a second, and one process does without
     run, stages, changed = parallel(model, world, in_parts), dict(plan(config)) if config.grow else {}, {}
     autocast, tokens_a_step = precision(config, world.device), config.batch_size * config.context
     log = Log(out / 'log.jsonl', step if step else -1, silent=not world.first)
@@ -200,6 +201,7 @@ def setup(config, world, loader, cool):
     model.to(world.device, torch.float32).train()               # a Hugging Face checkpoint may come in bfloat16
     compiled = compile_blocks(config, world, model)
     if config.shard and world.size > 1:
+        import sharded
         optimizers = sharded.begin(model, lambda: make_optimizers(model, config), state, config.out_dir)
     else:
         optimizers = make_optimizers(model, config)
