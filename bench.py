@@ -89,7 +89,7 @@ def training(device):
         tokens = torch.randint(SHAPES[name]['vocab_size'], (BATCH[name], SHAPES[name]['context']), device=device)
         for peer, make in PEERS.items():
             pair = dict(ours=ours(SHAPES[name]), **{peer: make(SHAPES[name])})
-            steps = {who: training_step(model.to(device).train(), loss, tokens) for who, (model, loss) in pair.items()}
+            steps = {who: training_step(model, loss, tokens) for who, (model, loss) in pair.items()}
             seconds = against(device, 30 if name == 'toy' else 3, **steps)
             speed = tokens.numel() / statistics.median(seconds['ours'])
             yield row(f'{name}: a step, {peer}', seconds, peer, note=f'; {speed:,.0f} tokens a second')
@@ -108,7 +108,7 @@ name, who = {name!r}, {who!r}
 make = dict(PEERS, ours=ours)[who]
 def go(shape, batch):
     model, loss = make(shape)
-    step = training_step(model.train(), loss, torch.randint(shape['vocab_size'], (batch, shape['context'])))
+    step = training_step(model, loss, torch.randint(shape['vocab_size'], (batch, shape['context'])))
     step(), step()
     return model
 go(dict(SHAPES['toy'], n_layer=1, n_embd=32, ffn_dim=32), 1)
@@ -146,7 +146,7 @@ def growing(device):
     fields = SHAPES['360m'] if device.type == 'cuda' else GROWN
     config, block = ModelConfig(**fields), 4
     tokens = torch.randint(fields['vocab_size'], (BATCH['360m'] if device.type == 'cuda' else 2, fields['context']), device=device)
-    step = lambda n: training_step(*[part.to(device).train() if i == 0 else part for i, part in enumerate(ours(fields | dict(n_layer=n)))], tokens)  # noqa: E731
+    step = lambda n: training_step(*ours(fields | dict(n_layer=n)), tokens)        # noqa: E731
     shares = {}
     for n in range(block, config.n_layer + 1, block):           # one at a time, against the full depth: all at once would fill a GPU
         found = against(device, 5, shallow=step(n), deep=step(config.n_layer)) if n < config.n_layer else dict(shallow=[1], deep=[1])
@@ -163,7 +163,7 @@ def looping(device):
     fields, batch, block = shape(device)
     n = fields['n_layer']
     tokens = torch.randint(fields['vocab_size'], (batch, fields['context']), device=device)
-    step = lambda f: training_step(*[part.to(device).train() if i == 0 else part for i, part in enumerate(ours(f))], tokens)   # noqa: E731
+    step = lambda f: training_step(*ours(f), tokens)           # noqa: E731
     seconds = against(device, 7, looped=step(fields | dict(n_layer=block, order=list(range(block)) * (n // block))), deep=step(fields))
     yield row(f'{block} layers {n // block} times, {n} layers', seconds, 'deep', 'looped')
 

@@ -33,7 +33,7 @@ from pathlib import Path
 import numpy as np
 
 from sources import group, list_files, texts
-from tokenizer import DataError, encode_document, get_tokenizer, read_json, start_of_document
+from tokenizer import DataError, encode_document, get_tokenizer, read_json, replace, start_of_document, token_type
 
 MOST_VALIDATION = 10_000_000        # tokens of a source that are kept for validation
 
@@ -96,7 +96,7 @@ def begin(counter, stop):
 def do_group(folder, g, paths, read, tokenizer, shard, val_every):
     "Tokenise a group's files into its shards; None if told to stop."
     tokenizer, counted = get_tokenizer(tokenizer), 0
-    start, dtype = start_of_document(tokenizer), np.dtype(token_type(tokenizer))
+    start, dtype = start_of_document(tokenizer), np.dtype(token_type(tokenizer.n_vocab))
     record = dict(documents=0, left_out=0, val_every=val_every)
     (folder / f'group_{g:05d}.json').unlink(missing_ok=True)        # one of another kind would vouch for what is about to change
     with Shards(folder, f'train_{g:05d}', shard, dtype) as train, Shards(folder, f'val_{g:05d}', shard, dtype) as val:
@@ -122,20 +122,8 @@ def do_group(folder, g, paths, read, tokenizer, shard, val_every):
     return record
 
 
-def token_type(tokenizer):
-    return 'uint16' if tokenizer.n_vocab <= 2**16 else 'uint32'
-
-
 def keep(path, value):
-    fresh = path.with_name(f'{path.name}.{os.getpid()}.tmp')
-    try:
-        with open(fresh, 'w') as file:
-            json.dump(value, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(fresh, path)
-    finally:
-        fresh.unlink(missing_ok=True)
+    replace(path, json.dumps(value, indent=1).encode())
 
 
 # ---------------------------------------------------------------------------------------------- a source: groups -> a dataset
@@ -156,12 +144,7 @@ def up_to(folder, shards, budget, dtype):
             if budget:
                 cut = shard['file'].replace('.bin', f'_cut{budget}.bin')
                 raw = np.fromfile(folder / shard['file'], dtype, budget).tobytes()
-                fresh = folder / f'{cut}.{os.getpid()}.tmp'
-                try:
-                    fresh.write_bytes(raw)
-                    os.replace(fresh, folder / cut)
-                finally:
-                    fresh.unlink(missing_ok=True)
+                replace(folder / cut, raw)
                 chosen.append(dict(file=cut, tokens=budget, sha256={'.bin': hashlib.sha256(raw).hexdigest()}))
             break
         chosen.append(shard)
@@ -173,13 +156,16 @@ def do_groups(source, folder, groups, budget, every, options, pool, workers, sto
     "The records of the first groups that have `budget` tokens together. As many are begun ahead as are wanted, by what the first ones had."
     records, ahead, g = [], collections.deque(), 0
 
+    def have():
+        return sum(s['tokens'] for r in records for s in r['train'])
+
     def wanted():
         read = sum(n for _, n in groups[:len(records)])
-        rate = sum(s['tokens'] for r in records for s in r['train']) / read if read else 0.3         # tokens of a byte
+        rate = have() / read if read else 0.3           # tokens of a byte
         return not ahead or rate * sum(n for _, n in groups[:g]) < budget
     stop.value = 0
     try:
-        while sum(s['tokens'] for r in records for s in r['train']) < budget and (ahead or g < len(groups)):
+        while have() < budget and (ahead or g < len(groups)):
             while g < len(groups) and len(ahead) < workers and wanted():
                 record = finished(folder, g, every)
                 ahead.append(record or pool.submit(do_group, folder, g, groups[g][0], source.read, options.tokenizer, options.shard, every))
@@ -213,7 +199,7 @@ def make(source, folder, budget, options, pool, workers, stop, tick):
         plan = settings | dict(files=[list(f) for f in list_files(source, options.source)])
         keep(folder / 'plan.json', plan)
     tokenizer = get_tokenizer(options.tokenizer)
-    dtype, groups = token_type(tokenizer), group(plan['files'], options.group)
+    dtype, groups = token_type(tokenizer.n_vocab), group(plan['files'], options.group)
     ready = read_json(folder / 'train.json') if (folder / 'train.json').exists() else None
     if ready and ready['origin']['budget'] > budget:
         raise DataError(f'{folder} has its {ready["tokens"]:,} tokens already, more than {budget:,}: choose another --out')
@@ -289,7 +275,7 @@ def prepare(mixtures, about, argv=None, out=None, tokenizer='HuggingFaceTB/cosmo
             raise DataError(f'--workers={options.workers} and --val_every={options.val_every} must be at least 1, and --source={options.source} a folder')
         lock = claim(out)       # held until the end
         budgets = shares([s.share for s in sources], options.tokens)
-        width = np.dtype(token_type(get_tokenizer(options.tokenizer))).itemsize
+        width = np.dtype(token_type(get_tokenizer(options.tokenizer).n_vocab)).itemsize
         need = options.tokens * width - sum(p.stat().st_size for p in out.rglob('*.bin'))
         if need > (free := shutil.disk_usage(out).free):
             raise DataError(f'{out} would need {need / 1e9:,.1f} GB more, but {free / 1e9:,.1f} GB are free')

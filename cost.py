@@ -5,13 +5,12 @@ ledger's, stage by stage. Memory is what stays: weights, gradients and the optim
 float32), and what the forward keeps for the backward: each activation counted once, for the tokens that a GPU works on at once.
 
 Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", Table 7: the totals of config/smollm_*.py come out to the last digit.
-Here: compiled Blocks and fragmentation are not in it; bench.py `predicting` holds it against measured peaks.
+Here: compiled Blocks and fragmentation are not in it; bench.py `memory` holds it against measured peaks.
 
 Usage:
     python train.py config/smollm_360m_lidas.py --dry_run                                   # 8 GPUs, H100, at 40% of their peak
     python train.py config/smollm_1b7_lidas.py --dry_run --gpus=64 --gpu=A100 --mfu=0.35
 """
-import dataclasses
 from pathlib import Path
 
 import torch
@@ -19,10 +18,12 @@ import torch
 import checkpoint
 from launch import PEAK_FLOPS, ConfigError, check_choice, parse
 from logs import columns
-from model import LM, ModelConfig
-from ops import PIECE, PIECES, in_pieces
+from model import LM
+from ops import in_pieces, piece_on
 from retrofit import Recurrent
-from settings import orders, plan, recurrences
+from settings import orders, plan, recurrences, shape
+from tokenizer import DataError
+from tokens import Loader
 
 
 # ---------------------------------------------------------------------------------------------- memory
@@ -42,7 +43,7 @@ def kept_by_the_loss(c, tokens, width, device):
     "Bytes at the end: the final norm's input and output, then the logits in pieces and the head's gradient, or all of them, in float32 too."
     norm = tokens * (4 + width) * c.n_embd
     if in_pieces(c.vocab_size):
-        piece = min(PIECES.get(device, PIECE), tokens)
+        piece = min(piece_on(device), tokens)
         return norm + tokens * width * c.n_embd + piece * 2 * 4 * c.vocab_size + width * c.vocab_size * c.n_embd
     return norm + tokens * (width + 2 * 4) * c.vocab_size
 
@@ -67,44 +68,37 @@ def memory(model, tokens, *, depth, optimizer='adamw', width=4, device='cpu', ra
 
 # ---------------------------------------------------------------------------------------------- stages
 
-def empty(config, n_layer, order=None):
+def empty(config, n_layer):
     "The config's model without its weights."
-    if config.vocab_size is None:
-        from tokenizer import DataError
-        from tokens import Loader
+    vocab_size = config.vocab_size
+    if vocab_size is None:
         try:
-            config = dataclasses.replace(config, vocab_size=Loader(config.data, config.batch_size, config.context).vocab_size)
+            vocab_size = Loader(config.data, config.batch_size, config.context).vocab_size
         except DataError as error:
             raise ConfigError(f'how many words? {error}, or say --vocab_size=N') from None
-    shape = {f.name: getattr(config, f.name) for f in dataclasses.fields(ModelConfig) if hasattr(config, f.name)}
     with torch.device('meta'):
-        return LM(ModelConfig(**shape | dict(n_layer=n_layer, order=order)))
+        return LM(shape(config, vocab_size=vocab_size, n_layer=n_layer))
 
 
 def stages(config):
-    "[(first step, end, model, its FLOPs of a token in a step)]: growing, the loop of the cool-down, recurrence."
+    "[(first step, end, model, order)]: growing, and the decay where it differs or comes after growing."
     decay = config.steps - config.decay_steps
     if config.init_from:
         model = checkpoint.build_model(checkpoint.load(config.init_from), config.init_from)
         model.config.context = config.context
         if isinstance(model, Recurrent):
             model.mean, model.backprop_depth = config.recurrence or model.mean, config.backprop_depth or model.backprop_depth
-            return [(0, config.steps, model, lambda step: model.flops_per_token(**recurrences(config, model, step)))]
-        found = [(0, model)]
-        loop, late = orders(config, len(model.layers))
-        model.config.order = loop or model.config.order
-        copy = LM.__new__(LM)
-        copy.__dict__.update(model.__dict__, config=dataclasses.replace(model.config, order=late))
+            return [(0, config.steps, model, model.order)]
+        models = [(0, model)]
     else:
-        loop, late = orders(config, config.n_layer)
-        found = [(first, empty(config, n, loop)) for first, n in plan(config)]
-        copy = empty(config, config.n_layer, late) if late else None
-    if late:
-        found.append((decay, copy))
-    elif config.grow and config.decay_steps:
-        found.append((decay, found[-1][1]))
-    ends = [first for first, _ in found[1:]] + [config.steps]
-    return [(first, end, model, lambda step, model=model: model.flops_per_token()) for (first, model), end in zip(found, ends) if end > first]
+        models = [(first, empty(config, n)) for first, n in plan(config)]
+    deepest = models[-1][1]
+    loop, late = orders(config, len(deepest.layers))
+    found = [(first, model, loop or model.order) for first, model in models]
+    if (late or config.grow) and config.decay_steps:
+        found.append((decay, deepest, late or loop or deepest.order))
+    ends = [first for first, *_ in found[1:]] + [config.steps]
+    return [(first, end, model, order) for (first, model, order), end in zip(found, ends) if end > first]
 
 
 def gigabytes(n):
@@ -135,14 +129,15 @@ def show(config, gpus, gpu, mfu):
     at_once, a_step = each // config.grad_accum, config.batch_size * config.context
     width = 4 if config.dtype == 'float32' else 2
     table, total, peak, parts = [['steps', 'layers', 'depth', 'parameters', 'GFLOPs a token', 'petaFLOPs', 'a GPU']], 0, 0, {}
-    for first, end, model, flops in stages(config):
-        cost = sum(flops(step) for step in range(first, end)) * a_step if config.init_from else (end - first) * flops(first) * a_step
-        depth = len(model.order)
+    for first, end, model, order in stages(config):
         if isinstance(model, Recurrent):
+            cost = sum(model.flops_per_token(**recurrences(config, model, step)) for step in range(first, end)) * a_step
             depth = len(model.prelude) + len(model.coda) + model.backprop_depth * len(model.core)
+        else:
+            cost, depth = (end - first) * model.flops_per_token(order) * a_step, len(order)
         needed = memory(model, at_once * config.context, depth=depth, optimizer=config.optimizer, width=width, device='cuda', ranks=gpus,
                         shard=config.shard)
-        table.append([f'{first:,} to {end:,}', str(len(model.layers)), str(len(model.order)), f'{model.num_params():,}',
+        table.append([f'{first:,} to {end:,}', str(len(model.layers)), str(len(order)), f'{model.num_params():,}',
                       f'{cost / (end - first) / a_step / 1e9:.3f}', f'{cost / 1e15:,.3f}', gigabytes(sum(needed.values()))])
         total += cost
         if sum(needed.values()) > peak:

@@ -133,6 +133,10 @@ def in_pieces(vocabulary):
     return vocabulary >= LARGE_VOCABULARY and hasattr(nn, 'LinearCrossEntropyOptions')
 
 
+def piece_on(device):
+    return PIECES.get(device, PIECE)
+
+
 def mean_loss(x, weight, targets, ignore_index=-1):
     "Mean cross-entropy over the targets that count, 0 if none does: x (B, T, C), weight (V, C), targets (B, T)."
     x, targets = x.flatten(0, -2), targets.flatten()                            # (B*T, C), (B*T,)
@@ -142,7 +146,7 @@ def mean_loss(x, weight, targets, ignore_index=-1):
             x, weight = (t.to(torch.get_autocast_dtype(t.device.type)) for t in (x, weight))
         if x.dtype != torch.float32:
             options['reduction'] = 'none'       # its own sum adds up in bfloat16, and loses half of it: summed here, below
-        pieces = nn.LinearCrossEntropyOptions(batch_chunk_size=PIECES.get(x.device.type, PIECE))
+        pieces = nn.LinearCrossEntropyOptions(batch_chunk_size=piece_on(x.device.type))
         loss = F.linear_cross_entropy(x, weight, targets, options=pieces, **options)
     else:
         loss = F.cross_entropy(F.linear(x, weight).float(), targets, **options)

@@ -1,4 +1,4 @@
-"""What the speed of this repo is measured against: a plain GPT of nanoGPT's form, and transformers' Llama, at three shapes.
+"""What the speed of this repo is measured against: a plain GPT of nanoGPT's form, and transformers' Llama, at four shapes.
 
 The idea: a peer does the same work in the way that most people know. The GPT here is as plain as it can be written: learned positions,
 LayerNorm, one matrix for q, k and v, GELU, and the loss over all logits at once; its layers have as many weights as ours (8/3 of the width
@@ -84,7 +84,8 @@ PEERS = dict(transformers=transformers, plain=plain)
 
 
 def training_step(model, loss, tokens):
-    "A function that does forward, backward and an update."
+    "A function that does forward, backward and an update, where the tokens are."
+    model.to(tokens.device).train()
     device, optimizer = tokens.device, torch.optim.AdamW(model.parameters(), fused=True)
 
     def step():

@@ -11,11 +11,12 @@ Usage:
     print(plan(config))                                                         # [(0, 2), (48, 4), (144, 6), (288, 8)]
 """
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from grow import GROWTH, growth_plan
 from launch import ConfigError, check_choice
 from loop import fit_loop
+from model import ModelConfig
 from optimizers import OPTIMIZERS
 from retrofit import Recurrent, recurrence_curriculum, sample_recurrence
 
@@ -131,6 +132,11 @@ def check(config):
     except (ValueError, OverflowError) as error:
         raise ConfigError(str(error)) from None
     return c
+
+
+def shape(config, **more):
+    "The ModelConfig of a config, with what it does not say or says otherwise."
+    return ModelConfig(**{f.name: getattr(config, f.name) for f in fields(ModelConfig) if hasattr(config, f.name)} | more)
 
 
 def orders(config, n_layer):

@@ -89,8 +89,7 @@ def save(folder, world, model, optimizers, step, about):
     name = [next(n for i in range(10**6) if not (folder / (n := f'parts_{step}_{i}')).exists())] if world.first else [None]
     dist.broadcast_object_list(name)
     tensors = dict(model=model.state_dict(), optimizers=[o.state_dict()['state'] for o in optimizers])
-    with warnings.catch_warnings():
-        warnings.simplefilter('ignore')
+    with warnings.catch_warnings(action='ignore'):
         dcp.save(tensors, checkpoint_id=str(folder / name[0]))
     if world.first:
         described = {key: value for key, value in checkpoint.describe(model).items() if key != 'model'}
@@ -113,8 +112,7 @@ def load_parts(path, model, optimizers):
             states[n][i] = {name: torch.zeros_like(p, memory_format=torch.contiguous_format).detach() if stored[f'optimizers.{n}.{i}.{name}'].size else
                             torch.zeros(()) for name in names}
     found = dict(model=model.state_dict(), optimizers=states)
-    with warnings.catch_warnings():
-        warnings.simplefilter('ignore')
+    with warnings.catch_warnings(action='ignore'):
         dcp.load(found, checkpoint_id=str(path), no_dist=not dist.is_initialized())
     model.load_state_dict(found['model'])
     for optimizer, state in zip(optimizers, states):
@@ -125,8 +123,7 @@ def load_whole(path, about):
     "The tensors of a checkpoint in parts, whole, in this one process: (model, [optimizer states])."
     stored = FileSystemReader(str(path)).read_metadata().state_dict_metadata
     flat = {key: torch.empty(meta.size, dtype=meta.properties.dtype) for key, meta in stored.items()}
-    with warnings.catch_warnings():
-        warnings.simplefilter('ignore')
+    with warnings.catch_warnings(action='ignore'):
         dcp.load(flat, checkpoint_id=str(path), no_dist=True)
     model = {key.removeprefix('model.'): t for key, t in flat.items() if key.startswith('model.')}
     for n, optimizer in enumerate(about):

@@ -15,6 +15,7 @@ Usage:
 """
 import collections
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -34,6 +35,24 @@ def read_json(path):
         return json.loads(Path(path).read_text(encoding='utf-8'))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise DataError(f'{path} is not JSON: {error}') from None
+
+
+def replace(path, raw):
+    "Write a file at once: whoever has the old one open keeps it, and nobody sees half of the new one, whatever ends this process."
+    fresh = path.with_name(f'{path.name}.{os.getpid()}.tmp')
+    try:
+        with open(fresh, 'wb') as file:
+            file.write(raw)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(fresh, path)
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+def token_type(n_vocab):
+    "How a token is stored."
+    return 'uint16' if n_vocab <= 2**16 else 'uint32'
 
 
 class CannotRepresent(DataError):

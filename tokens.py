@@ -22,7 +22,6 @@ Usage:
 import hashlib
 import json
 import math
-import os
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +30,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from tqdm import tqdm
 
-from tokenizer import DataError, get_tokenizer, read_json
+from tokenizer import DataError, get_tokenizer, read_json, replace, token_type
 
 
 # ---------------------------------------------------------------------------------------------- randomness
@@ -67,7 +66,7 @@ def write_dataset(folder, split, tokenizer, tokens, *, mask=None, marks=None, ki
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     n_vocab = get_tokenizer(tokenizer).n_vocab
-    dtype = 'uint16' if n_vocab <= 2**16 else 'uint32'
+    dtype = token_type(n_vocab)
     shard = dict(file=f'{split}_000.bin', tokens=len(tokens), sha256={})
     for ending, data in (('.bin', tokens), ('.mask', mask), ('.marks', marks)):
         if data is not None:
@@ -77,13 +76,6 @@ def write_dataset(folder, split, tokenizer, tokens, *, mask=None, marks=None, ki
     meta = dict(tokenizer=tokenizer, n_vocab=n_vocab, dtype=dtype, tokens=len(tokens), row=row, kinds=kinds or [],
                 shards=[shard], origin=origin or {})
     replace(folder / f'{split}.json', json.dumps(meta, indent=1).encode())
-
-
-def replace(path, raw):
-    "Write a file at once: whoever has the old one open keeps it, and nobody sees half of the new one."
-    fresh = path.with_name(f'{path.name}.{os.getpid()}.tmp')
-    fresh.write_bytes(raw)
-    os.replace(fresh, path)
 
 
 class Dataset:

@@ -33,10 +33,10 @@ import plot
 from grow import GROWTH, untie
 from launch import ConfigError, Stop, World, compile_blocks, mfu, open_folder, parallel, precision, read_config, send
 from logs import Log
-from model import LM, ModelConfig
+from model import LM
 from optimizers import make_optimizers
 from retrofit import Recurrent, recurrence_curriculum
-from settings import AHEAD, MAY_DIFFER, Config, check, learning_rate, orders, plan, recurrences
+from settings import AHEAD, MAY_DIFFER, Config, check, learning_rate, orders, plan, recurrences, shape
 from tokenizer import DataError, get_tokenizer, reads_alike
 from tokens import Loader, draw, measure
 
@@ -189,11 +189,8 @@ def setup(config, world, loader, cool):
         else:
             model.config.order = orders(config, len(model.layers))[0] or model.config.order
     else:
-        shape = {f.name: getattr(config, f.name) for f in dataclasses.fields(ModelConfig) if hasattr(config, f.name)}
-        shape['n_layer'] = plan(config)[0][1]
-        shape['order'] = orders(config, config.n_layer)[0]
         try:
-            model = LM(ModelConfig(**shape | dict(vocab_size=config.vocab_size or loader.vocab_size)))
+            model = LM(shape(config, vocab_size=config.vocab_size or loader.vocab_size, n_layer=plan(config)[0][1], order=orders(config, config.n_layer)[0]))
         except ValueError as error:
             raise ConfigError(str(error)) from None
     if not config.grow:
