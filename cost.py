@@ -19,7 +19,7 @@ import checkpoint
 from launch import PEAK_FLOPS, ConfigError, check_choice, parse
 from logs import columns
 from model import LM
-from ops import in_pieces, piece_on
+from losses import in_pieces, piece_on
 from retrofit import Recurrent
 from settings import orders, plan, recurrences, shape
 from tokenizer import DataError
@@ -31,11 +31,10 @@ from tokens import Loader
 def kept_by_a_layer(c, width, device='cpu'):
     "Bytes of one token that a Block keeps for its backward; `width`: of a number in a matrix product, 2 or 4. The residual stream has 4."
     H, Hkv = c.n_head * c.head_dim, c.n_kv_head * c.head_dim
-    copied = H if device == 'cpu' else 0            # there the heads' output has to be put in rows for the next product
-    attention = c.n_embd + 2 * H + 2 * Hkv + copied         # its input, q, k, v, and what it puts out
-    by_hand = device == 'cpu' and width == 4        # ops.py: silu(gate) is not kept
-    mlp = c.n_embd + (3 if by_hand else 4) * c.ffn_dim              # its input, gate, up, silu(gate), and their product
-    norms = 2 * 4 * c.n_embd + 2 * 4                # each keeps its input and one number
+    cpu = device == 'cpu'
+    attention = c.n_embd + 2 * H + 2 * Hkv + (H if cpu else 0)      # its input, q, k, v, what it puts out; a CPU copies that
+    mlp = c.n_embd + 4 * c.ffn_dim                                  # its input, gate, up, silu(gate), and their product
+    norms = 2 * (4 * c.n_embd + 4) * (2 if cpu else 1)              # input and 1/rms; on a CPU, not one kernel, x/rms too
     return norms + width * (attention + mlp) + 4 * c.n_head         # the softmax's sums
 
 

@@ -217,6 +217,14 @@ class World:
         dist.all_reduce(total)
         return total.item()
 
+    def most(self, number):
+        "The largest of every process's numbers."
+        if self.size == 1:
+            return number
+        found = torch.tensor(number, device=self.device)
+        dist.all_reduce(found, op=dist.ReduceOp.MAX)
+        return found.item()
+
     def at(self, place):
         "Where this process is: if one hangs, its sisters say where (watch.py)."
         if self.watch:
@@ -250,17 +258,18 @@ class World:
 
 
 class Stop:
-    "Ctrl-C and SIGTERM ask for a stop after the step at hand; a second Ctrl-C does not wait."
+    """Ctrl-C and SIGTERM ask for a stop after the step at hand; a second Ctrl-C does not wait. `asked` is the signal's number,
+    0 without one."""
 
     def __enter__(self):
-        self.asked = False
+        self.asked = 0
         self.before = {s: signal.signal(s, self._ask) for s in (signal.SIGINT, signal.SIGTERM)}
         return self
 
     def _ask(self, number, frame):
         if self.asked and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.asked = True
+        self.asked = number
 
     def __exit__(self, *_):
         for number, handler in self.before.items():

@@ -22,7 +22,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from ops import RMSNorm, gated, mean_loss, rotate
+from losses import mean_loss
 
 
 @dataclass
@@ -105,6 +105,13 @@ def rope_tables(config):
     return angles.cos(), angles.sin()
 
 
+def rotate(x, rope):
+    "Turn each pair of channels (i, i + hd/2) of x (..., T, hd) by its position's angle: rope is cos, sin (T, hd/2) each."
+    cos, sin = rope
+    a, b = x.chunk(2, dim=-1)                                                   # (..., T, hd/2) each
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).type_as(x)
+
+
 class Attention(nn.Module):
     def __init__(self, config):
         super().__init__()
@@ -114,7 +121,7 @@ class Attention(nn.Module):
         self.k = nn.Linear(C, self.n_kv_head * hd, bias=False)
         self.v = nn.Linear(C, self.n_kv_head * hd, bias=False)
         self.o = nn.Linear(self.n_head * hd, C, bias=False)
-        self.q_norm, self.k_norm = (RMSNorm(hd, config.norm_eps) if config.qk_norm else None for _ in 'qk')
+        self.q_norm, self.k_norm = (nn.RMSNorm(hd, config.norm_eps) if config.qk_norm else None for _ in 'qk')
 
     def forward(self, x, rope, slot=None, mask=None):
         B, T, _ = x.shape
@@ -145,7 +152,7 @@ class MLP(nn.Module):
         self.down = nn.Linear(config.ffn_dim, config.n_embd, bias=False)
 
     def forward(self, x):
-        return self.down(gated(self.gate(x), self.up(x)))                       # (B, T, C)
+        return self.down(F.silu(self.gate(x)) * self.up(x))                     # (B, T, C)
 
 
 class Block(nn.Module):
@@ -156,9 +163,9 @@ class Block(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        self.attn_norm = RMSNorm(config.n_embd, config.norm_eps)
+        self.attn_norm = nn.RMSNorm(config.n_embd, config.norm_eps)
         self.attn = Attention(config)
-        self.mlp_norm = RMSNorm(config.n_embd, config.norm_eps)
+        self.mlp_norm = nn.RMSNorm(config.n_embd, config.norm_eps)
         self.mlp = MLP(config)
 
     def forward(self, x, rope, scale=None, depth=0, cache=None, tap=None, mask=None):
@@ -176,7 +183,7 @@ class LM(nn.Module):
         self.config = config
         self.embed = nn.Embedding(config.vocab_size, config.n_embd)
         self.layers = nn.ModuleList(Block(config) for _ in range(config.n_layer))
-        self.norm = RMSNorm(config.n_embd, config.norm_eps)
+        self.norm = nn.RMSNorm(config.n_embd, config.norm_eps)
         self.head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         if config.tie_embeddings:
             self.head.weight = self.embed.weight

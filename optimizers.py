@@ -6,13 +6,16 @@ direction allows, however small its history is.
 
 Paper: "Retrofitted Recurrence", section 4.3.1 (Muon has the lowest loss and no spikes when a recurrent model is trained), and
 its predecessor's AdamW* ("update clipping, no epsilon, another decoupling").
-Here: Muon and AdamW are torch's. AdamW* is our reading of those words: atan2 in epsilon's place; a tensor's step divided by the root
-mean square of gradient over its running size, where that is above 1 (Wortsman et al., 2023); and a decay of 1 - weight_decay x
-lr / peak lr, which does not grow with the peak.
+Here: AdamW is torch's, and Muon computes what torch's does. But torch's works in bfloat16 everywhere, which a CPU without
+AMX or AVX-512 emulates at a fiftieth of its speed (LOG.md). AdamW* is our reading of those words: atan2 in epsilon's place; a
+tensor's step divided by the root mean square of gradient over its running size, where that is above 1 (Wortsman et al., 2023);
+and a decay of 1 - weight_decay x lr / peak lr, which does not grow with the peak.
 
 Usage:
     optimizers = make_optimizers(model, config)     # config: optimizer, lr, adamw_lr, weight_decay, beta2
 """
+import math
+
 import torch
 
 OPTIMIZERS = ('muon', 'adamw', 'adamw_star')
@@ -30,7 +33,7 @@ def make_optimizers(model, config):
     if config.optimizer == 'muon':
         inner = [p for name, p in named.items() if p.dim() >= 2 and name not in looked_up]
         matrices = [p for name, p in named.items() if name in looked_up]
-        optimizers = [torch.optim.Muon(inner, lr=lr, weight_decay=wd, adjust_lr_fn='match_rms_adamw')]
+        optimizers = [Muon(inner, lr=lr, weight_decay=wd)]
         lr = lr if config.adamw_lr is None else config.adamw_lr
     groups = [dict(params=matrices, weight_decay=wd), dict(params=norms, weight_decay=0.0)]
     if config.optimizer == 'adamw_star':
@@ -43,6 +46,57 @@ def make_optimizers(model, config):
         for group in optimizer.param_groups:
             group['peak'] = group['lr']
     return optimizers
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum, made orthogonal. Groups and states are named as in torch.optim.Muon, so that its checkpoints open.
+    adjust_lr_fn: how a matrix (n, m) scales the rate. 'match_rms_adamw' makes steps as large as AdamW's, 0.2 sqrt(max(n, m));
+    'original' is the first Muon's sqrt(max(1, n / m))."""
+
+    AT_ONCE = 2 ** 25       # numbers in one batch of matrices: at the papers' sizes all at once would fill a GPU
+
+    def __init__(self, params, lr, weight_decay=0.0, momentum=0.95, adjust_lr_fn='match_rms_adamw', precision=None):
+        super().__init__(params, dict(lr=lr, weight_decay=weight_decay, momentum=momentum, adjust_lr_fn=adjust_lr_fn))
+        self.precision = precision      # of the iteration; None: what the device is fast in
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            alike = {}              # matrices of one shape, lying or standing, are worked off together
+            for p in group['params']:
+                if p.grad is not None:
+                    alike.setdefault(tuple(sorted(p.shape)), []).append(p)
+            for (n, m), matrices in alike.items():
+                some = max(1, self.AT_ONCE // (n * m))
+                for i in range(0, len(matrices), some):
+                    self._step(group, matrices[i:i + some])
+
+    def _step(self, group, matrices):
+        updates = []
+        for p in matrices:
+            moment = self.state[p].setdefault('momentum_buffer', torch.zeros_like(p))
+            moment.lerp_(p.grad, 1 - group['momentum'])
+            update = p.grad.lerp(moment, group['momentum'])                     # Nesterov's look ahead
+            updates.append(update.mT if p.shape[0] > p.shape[1] else update)    # lying: the products are the smaller ones
+        fast = torch.bfloat16 if updates[0].is_cuda else torch.float32
+        directions = orthogonal(torch.stack(updates).to(self.precision or fast))     # (matrices, n, m)
+        for p, direction in zip(matrices, directions.to(matrices[0].dtype)):
+            n, m = p.shape
+            scale = math.sqrt(max(1, n / m)) if group['adjust_lr_fn'] == 'original' else 0.2 * math.sqrt(max(n, m))
+            p.mul_(1 - group['lr'] * group['weight_decay'])
+            p.sub_(direction.mT if n > m else direction, alpha=group['lr'] * scale)
+
+
+def orthogonal(x):
+    """Matrices (..., n, m), n <= m, with their singular values pushed towards 1: five steps of Newton-Schulz, each the odd
+    polynomial a s + b s^3 + c s^5 of every singular value s. The coefficients are Keller Jordan's: steepest at 0, and from
+    there on within 0.7 to 1.2, which is all that Muon needs."""
+    a, b, c = 3.4445, -4.7750, 2.0315
+    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
+    for _ in range(5):
+        gram = x @ x.mT                                                         # (..., n, n)
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x
 
 
 class AdamWStar(torch.optim.Optimizer):

@@ -44,8 +44,9 @@ from tokens import Loader, draw, measure
 # ---------------------------------------------------------------------------------------------- the loop
 
 def train(config):
+    "Train to the end (0) or until a signal asks for a stop (its number): then the same call goes on from there."
     with contextlib.closing(World(config.device, config.patience)) as world:
-        train_in(world, config)
+        return train_in(world, config)
 
 
 def train_in(world, config):
@@ -96,7 +97,7 @@ def train_in(world, config):
     with Stop() as stop:
         if step == 0:
             log.write(step=0, tokens=0, flops=0, seconds=0, n_layer=len(model.layers), depth=len(model.order), **look())
-        ending, batch = False, None
+        ending, batch = 0, None
         while step < config.steps and not ending:
             grows, loops = len(model.layers) < stages.get(step, 0), step == decay and config.cooldown_loop
             before = look()['val_loss'] if grows or loops else None
@@ -136,15 +137,17 @@ def train_in(world, config):
                 bar.set_postfix(shown)
                 changed = {}
             bar.update()
-            ending = world.sum(stop.asked) > 0      # one process is told to stop: all do, at the same step
+            ending = world.most(stop.asked)         # one process is told to stop: all do, at the same step
             if step % config.save_every == 0 or step == config.steps or ending:
                 save()
         bar.close()
-    if step < config.steps:
+    ending = ending if step < config.steps else 0       # a signal during the last step has nothing to stop
+    if ending:
         world.say(f'stopped at step {step} of {config.steps}, and saved: the same command goes on from here')
     elif world.first:
         report(config, flops, tokens * model.flops_per_token() if config.grow else flops)
     world.close()
+    return ending
 
 
 def report(config, flops, full_depth):
@@ -286,12 +289,14 @@ def main(argv=None):
         if any(arg.startswith('--dry_run') for arg in argv):
             said, rest = cost.options(argv)
             return cost.show(check(read_config(Config, rest)), **said)
-        train(check(read_config(Config, argv)))
+        stopped = train(check(read_config(Config, argv)))
     except (ConfigError, DataError, checkpoint.CheckpointError) as error:
         rank = os.environ.get('RANK', '0')
         if rank == '0' or isinstance(error, DataError):     # most errors all processes know, and one says it; data only one may have read
             print(f'train.py: {error}' + (f' (rank {rank})' if rank != '0' else ''), file=sys.stderr)
         raise SystemExit(2) from None
+    if stopped:         # what waits for the run, make or a scheduler, must not take it for finished
+        raise SystemExit(128 + stopped)
 
 
 if __name__ == '__main__':

@@ -122,7 +122,9 @@ def test_an_untied_loop_goes_on_with_the_same_loss(config, tmp_path, capsys):   
     for run in runs:
         train(run)
     tied, free = ([line['loss'] for line in log_of(run)[1:]] for run in runs)
-    assert tied[0] == free[0] and tied[-1] != free[-1]
+    assert tied[0] == free[0]
+    layers = load_model(runs[1].out_dir).layers         # 1 and 2 were one layer: each has gone its own way since
+    assert all(not torch.equal(a, b) for a, b in zip(layers[1].parameters(), layers[2].parameters(), strict=True))
     state = load(runs[0].out_dir)
     assert load_model(runs[0].out_dir).order == [0, 1, 1, 2] and state['model_config']['n_layer'] == 3
     assert state['inherited_flops'] == load(c.out_dir)['flops'] > 0
@@ -184,7 +186,7 @@ def test_a_trunk_branches_before_its_decay_and_not_after(config):     # noqa: F8
 
 
 def test_two_processes_loop_like_one(config):     # noqa: F811
-    alone, both = (config(name, optimizer='adamw', **LOOPED) for name in ('alone', 'both'))
+    alone, both = (config(name, **LOOPED) for name in ('alone', 'both'))
     train(alone)
     run = shell(command(both, ranks=2))
     assert run.returncode == 0, run.stderr

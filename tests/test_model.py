@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 import model as model_file
-import ops
+import losses
 from model import LM, KVCache, ModelConfig
 
 
@@ -245,7 +245,7 @@ def test_too_long_and_too_short(tiny):
 @pytest.mark.parametrize('large', [False, True])
 def test_loss_is_the_mean_over_the_targets_that_count(tiny, monkeypatch, large):
     if large:
-        monkeypatch.setattr(ops, 'LARGE_VOCABULARY', 10)
+        monkeypatch.setattr(losses, 'LARGE_VOCABULARY', 10)
     model = tiny()
     tokens, targets = tokens_of(model), tokens_of(model, seed=1)
     targets[0, :7] = -1
@@ -355,7 +355,7 @@ def test_the_loss_in_pieces_is_right_in_bfloat16(tiny, monkeypatch):
     model = tiny(vocab_size=400, context=512, std=0.05)
     tokens = tokens_of(model, B=8, T=512)
     want = model(tokens, tokens).item()
-    monkeypatch.setattr(ops, 'LARGE_VOCABULARY', 10)
+    monkeypatch.setattr(losses, 'LARGE_VOCABULARY', 10)
     with torch.autocast('cpu', torch.bfloat16):
         loss = model(tokens, tokens)
     assert loss.dtype == torch.float32 and loss.item() == pytest.approx(want, rel=3e-3)

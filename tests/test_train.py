@@ -53,7 +53,7 @@ def shell(command, **kw):
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ | dict(OMP_NUM_THREADS='1'), timeout=120, **kw)
 
 
-# ------------------------------------------------------------------ schedule and optimizers
+# ------------------------------------------------------------------ schedule
 
 def test_learning_rate_by_hand():
     "The paper's 2,000 up, constant to 170,000, 30,000 down by 1 - sqrt."
@@ -63,20 +63,6 @@ def test_learning_rate_by_hand():
     assert learning_rate(c, 177_500) == pytest.approx(0.5)
     assert learning_rate(c, 199_999) == pytest.approx(1 - math.sqrt(29_999 / 30_000))
     assert learning_rate(Config(warmup_steps=0, decay_steps=0), 0) == 1
-
-
-@pytest.mark.parametrize('optimizer', ['muon', 'adamw', 'adamw_star'])
-@pytest.mark.parametrize('tied', [True, False])
-def test_every_parameter_has_one_optimizer(optimizer, tied):
-    model = LM(ModelConfig(n_layer=2, n_embd=32, n_head=2, tie_embeddings=tied))
-    optimizers = make_optimizers(model, Config(optimizer=optimizer, lr=1e-3, adamw_lr=1e-4, weight_decay=0.1))
-    groups = [(type(o).__name__, g) for o in optimizers for g in o.param_groups]
-    held = [id(p) for _, g in groups for p in g['params']]
-    assert sorted(held) == sorted({id(p) for p in model.parameters()})
-    for name, group in groups:
-        assert group['weight_decay'] == (0 if group['params'][0].dim() == 1 else 0.1)
-        assert group['peak'] == (1e-4 if optimizer == 'muon' and name == 'AdamW' else 1e-3)
-    assert [name for name, _ in groups].count('Muon') == (optimizer == 'muon')
 
 
 # ------------------------------------------------------------------ a run, stopped and resumed
@@ -110,9 +96,9 @@ def stop_and_resume(config, monkeypatch, stop_at):
         return update(*args)
 
     monkeypatch.setattr(train_file, 'update', interrupted)
-    train(config)
+    assert train(config) == signal.SIGTERM
     assert checkpoint.load(config.out_dir)['step'] == stop_at and len(calls) == stop_at
-    train(config)
+    assert train(config) == 0
 
 
 def assert_equal_runs(a, b):
@@ -261,6 +247,22 @@ def test_nan_stops_with_the_step_and_a_good_checkpoint(config, monkeypatch):
     assert same(weights_of(c), weights_of(good))
 
 
+@pytest.mark.parametrize('number, at, status', [(signal.SIGTERM, 3, 143), (signal.SIGINT, 3, 130), (signal.SIGTERM, 12, None)])
+def test_a_stopped_run_is_no_finished_one_for_whoever_started_it(config, monkeypatch, capsys, number, at, status):
+    "But a signal that comes during the last step has stopped nothing."
+    c, update, calls = config(), train_file.update, []
+    monkeypatch.setattr(train_file, 'update', lambda *args: (calls.append(1), len(calls) == at and os.kill(os.getpid(), number), update(*args))[2])
+    argv = command(c)[2:]
+    if status:
+        with pytest.raises(SystemExit) as stop:
+            main(argv)
+        assert stop.value.code == status and 'stopped at step 3 of 12, and saved' in capsys.readouterr().out
+        assert checkpoint.load(c.out_dir)['step'] == 3
+    else:
+        main(argv)
+        assert 'training FLOPs' in capsys.readouterr().out
+
+
 def test_a_second_ctrl_c_does_not_wait():
     before = signal.getsignal(signal.SIGINT)        # ignored, where a shell started this in the background
     with Stop() as stop:
@@ -349,7 +351,7 @@ def test_bfloat16_autocast_trains(config):
 # ------------------------------------------------------------------ two processes
 
 def test_two_processes_train_like_one(config):
-    alone, both = config('alone', optimizer='adamw'), config('both', optimizer='adamw', grad_accum=2)
+    alone, both = config('alone'), config('both', grad_accum=2)
     train(alone)
     run = shell(command(both, ranks=2))
     assert run.returncode == 0, run.stderr
@@ -454,7 +456,7 @@ def test_an_error_of_the_first_process_is_said_once(config):
 
 
 def test_two_processes_grow_like_one(config):
-    alone, both = (config(name, optimizer='adamw', **GROW | dict(steps=12, decay_steps=2)) for name in ('alone', 'both'))
+    alone, both = (config(name, **GROW | dict(steps=12, decay_steps=2)) for name in ('alone', 'both'))
     train(alone)
     run = shell(command(both, ranks=2))
     assert run.returncode == 0, run.stderr
@@ -471,24 +473,3 @@ def test_two_processes_grow_like_one(config):
 def test_plans_that_cannot_be(fields, message):
     with pytest.raises(ConfigError, match=message):
         check(Config(**fields))
-
-
-def test_adamw_star_by_hand():
-    "Its changes to AdamW, a number at a time; the third gradient is a spike."
-    from optimizers import AdamWStar
-    p = torch.nn.Parameter(torch.tensor([1.0, -2.0, 0.5]))
-    optimizer = AdamWStar([p], lr=0.1, betas=(0.9, 0.95), weight_decay=0.01)
-    optimizer.param_groups[0]['peak'] = 0.2
-    w, m, v = [1.0, -2.0, 0.5], [0.0] * 3, [0.0] * 3
-    for t, gradient in enumerate(([0.1, 0.2, 0.0], [0.1, -0.1, 0.0], [5.0, 0.1, 0.0], [0.1, 0.1, 0.0]), 1):
-        p.grad = torch.tensor(gradient)
-        optimizer.step()
-        ratios, steps = [], []
-        for i, g in enumerate(gradient):
-            m[i], v[i] = 0.9 * m[i] + 0.1 * g, 0.95 * v[i] + 0.05 * g * g
-            big = v[i] / (1 - 0.95 ** t)
-            ratios.append(g * g / big if big else 0.0)
-            steps.append(math.atan2(m[i] / (1 - 0.9 ** t), math.sqrt(big)))
-        rms = math.sqrt(sum(ratios) / 3)
-        w = [x * (1 - 0.01 * 0.1 / 0.2) - 0.1 * step / max(1.0, rms) for x, step in zip(w, steps)]
-        assert p.tolist() == pytest.approx(w, rel=1e-5) and (rms > 1) == (t == 3)
