@@ -5,13 +5,17 @@ machine slows both, and the ratio is taken turn by turn: the peer's time over ou
 with the middle half of the turns beside it (compiling is measured once).
 
 Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", Table 7 (FLOPs saved by growing; `growing` shows what of it arrives on the clock).
-Here: small shapes on a CPU, the paper's 360M on a GPU; the peers are in peers.py.
+Here: small shapes on a CPU; the peers are in peers.py. A CPU is measured twice: as it is, and as an ordinary laptop, with the
+instruction sets that came after AVX2 switched off. gpu.py is the same for an hour with a GPU.
 
 Usage:
-    python bench.py --out=bench.md                  # all of them: 10 minutes on two CPU cores
-    python bench.py training memory generating      # some
+    python bench.py --out=bench.md                  # all of them, twice: 25 minutes on two CPU cores
+    python bench.py training memory --capped=false  # some, as the machine is
 """
 import argparse
+import contextlib
+import csv
+import os
 import platform
 import statistics
 import subprocess
@@ -21,11 +25,13 @@ import time
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 
 from grow import growth_plan, lidas, training_flops, untie
-from launch import ConfigError, has_compiler, pick_device
+from launch import World, has_compiler
 from logs import columns
 from model import LM, ModelConfig
+from optimizers import make_optimizers
 from peers import BATCH, PEERS, SHAPES, ours, training_step
 from primitives import few_shot, log_likelihoods
 from retrofit import sample_recurrence, surgery
@@ -35,11 +41,8 @@ from tokenizer import get_tokenizer
 SMALL = dict(vocab_size=257, n_layer=8, n_embd=128, n_head=4, head_dim=64, context=64, tie_embeddings=False)
 
 
-def shape(device):
-    "(a model's fields, sequences in a batch, layers in a block): the paper's 360M on a GPU, the toy's on anything else."
-    if device.type == 'cuda':
-        return SHAPES['360m'] | dict(n_kv_head=5), 8, 4
-    return SMALL, 32, 2
+# What makes of a newer x86 processor one that has AVX2 and no more: a variable each for torch's own kernels, oneDNN's and MKL's.
+LAPTOP = dict(ATEN_CPU_CAPABILITY='avx2', ONEDNN_MAX_CPU_ISA='AVX2', MKL_ENABLE_INSTRUCTIONS='AVX2')
 
 
 def clock(device, call):
@@ -78,14 +81,56 @@ def single(what, value, note):
     return what, value, value, value, note
 
 
-def fits(device):
-    "The shapes that a machine can train within the minute."
-    return ('toy', '125m', '360m') if device.type == 'cuda' else ('toy', '125m')
+def multiplying(device):
+    "The same matrix product in bfloat16 and in float32: how this machine takes what GPUs are made for."
+    a, b = torch.randn(352, 128), torch.randn(128, 352)
+    pairs = {dtype: (a.to(dtype), b.to(dtype)) for dtype in (torch.bfloat16, torch.float32)}
+    calls = {str(dtype)[6:]: lambda pair=pair: [pair[0] @ pair[1] for _ in range(20)] for dtype, pair in pairs.items()}
+    yield row(EMULATED, against(device, 5, **calls), 'float32', 'bfloat16')
+
+
+EMULATED = 'a matrix product in bfloat16, in float32'
+
+
+def toy_run(make=make_optimizers, kind='muon'):
+    "(model, optimizers, a step) of the run that `make` does, at its full depth: train.py's own step, on tokens that say nothing."
+    from settings import Config, shape
+    from train import update
+    config, world = Config(optimizer=kind), World('cpu')
+    model = LM(shape(config, vocab_size=257)).train()
+    optimizers = make(model, config)
+    tokens = torch.randint(257, (config.batch_size, config.context))
+    batch = tokens, tokens, tokens.numel()
+    return model, optimizers, lambda: update(config, world, model, optimizers, batch, contextlib.nullcontext)
+
+
+def torchs_muon(model, config):
+    optimizers = make_optimizers(model, config)
+    mine = optimizers[0].param_groups[0]
+    options = {name: mine[name] for name in ('lr', 'weight_decay', 'adjust_lr_fn')}
+    return [torch.optim.Muon(mine['params'], **options), *optimizers[1:]]
+
+
+def making(device):
+    "A step as `make` takes it, its optimizer included, against torch's Muon and AdamW; and the optimizer's share of it."
+    model, optimizers, step = toy_run()
+    steps = dict(ours=step, torch=toy_run(torchs_muon)[-1], adamw=toy_run(kind='adamw')[-1])
+    inside = []
+
+    def timed(take):
+        return lambda: inside.append(clock(device, take))
+    for optimizer in optimizers:
+        optimizer.step = timed(optimizer.step)
+    seconds = against(device, 12, **steps)
+    shares = [sum(inside[i * len(optimizers):][:len(optimizers)]) / s for i, s in enumerate(seconds['ours'], 1)]   # but for the first turn
+    yield row("make's step, with torch's Muon", seconds, 'torch')
+    yield row("make's step, with AdamW", seconds, 'adamw')
+    yield single("make's step, the optimizer's share", statistics.median(shares), f'{statistics.median(shares):.1%} of it')
 
 
 def training(device):
-    "A training step, forward, backward and update, of each shape."
-    for name in fits(device):
+    "A training step, forward, backward and AdamW, of each shape."
+    for name in ('toy', '125m'):
         tokens = torch.randint(SHAPES[name]['vocab_size'], (BATCH[name], SHAPES[name]['context']), device=device)
         for peer, make in PEERS.items():
             pair = dict(ours=ours(SHAPES[name]), **{peer: make(SHAPES[name])})
@@ -143,12 +188,11 @@ def memory(device):
 
 def growing(device):
     "What of the FLOPs that growing saves is saved on the clock: a mean step by the paper's schedule against one at full depth."
-    fields = SHAPES['360m'] if device.type == 'cuda' else GROWN
-    config, block = ModelConfig(**fields), 4
-    tokens = torch.randint(fields['vocab_size'], (BATCH['360m'] if device.type == 'cuda' else 2, fields['context']), device=device)
+    config, block, fields = ModelConfig(**GROWN), 4, GROWN
+    tokens = torch.randint(fields['vocab_size'], (2, fields['context']), device=device)
     step = lambda n: training_step(*ours(fields | dict(n_layer=n)), tokens)        # noqa: E731
     shares = {}
-    for n in range(block, config.n_layer + 1, block):           # one at a time, against the full depth: all at once would fill a GPU
+    for n in range(block, config.n_layer + 1, block):
         found = against(device, 5, shallow=step(n), deep=step(config.n_layer)) if n < config.n_layer else dict(shallow=[1], deep=[1])
         shares[n] = 1 / ratio(found['deep'], found['shallow'])[0]
     plan = growth_plan('lidas', config.n_layer, block, 850)
@@ -160,7 +204,7 @@ def growing(device):
 
 def looping(device):
     "A looped model's training step against an ordinary one's of the same depth: equal FLOPs, fewer weights."
-    fields, batch, block = shape(device)
+    fields, batch, block = SMALL, 32, 2
     n = fields['n_layer']
     tokens = torch.randint(fields['vocab_size'], (batch, fields['context']), device=device)
     step = lambda f: training_step(*ours(f), tokens)           # noqa: E731
@@ -170,20 +214,30 @@ def looping(device):
 
 @torch.no_grad()
 def generating(device):
-    "Greedy text, token by token with a cache, against transformers' generate."
+    """Greedy text, token by token with a cache, against transformers' generate; and, where the weights are more than the processor's
+    caches hold, against the least that a token can take: a matrix of as many numbers times a vector."""
     for name in ('toy', '125m'):
         model = ours(SHAPES[name])[0].to(device).eval()
         peer = PEERS['transformers'](SHAPES[name])[0].to(device).eval()
         prompt = torch.randint(SHAPES[name]['vocab_size'], (1, 16), device=device)
         n = 32
-        seconds = against(device, 9, ours=lambda: model.generate(prompt, n, temperature=0), transformers=lambda: peer.generate(
+        mine = lambda n: model.generate(prompt, n, temperature=0)       # noqa: B023, E731
+        seconds = against(device, 9, ours=lambda: mine(n), transformers=lambda: peer.generate(
             prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=n, min_new_tokens=n, do_sample=False, pad_token_id=0))
         yield row(f'{name}: {n} new tokens, transformers', seconds, 'transformers', note=f'; {n / statistics.median(seconds["ours"]):,.0f} tokens a second')
+        if name == '125m':
+            C = SHAPES[name]['n_embd']
+            weights, x = torch.randn(model.num_params() // C, C), torch.randn(1, C)
+            seconds = against(device, 9, long=lambda: mine(n + 1), short=lambda: mine(1), limit=lambda: F.linear(x, weights))    # noqa: B023
+            token = [(a - b) / n for a, b in zip(seconds['long'], seconds['short'])]
+            speed = weights.nbytes / statistics.median(seconds['limit'])
+            yield row(f'{name}: a token, reading its weights', dict(ours=token, reading=seconds['limit']), 'reading',
+                      note=f'; {weights.nbytes / 1e9:.2f} GB at {speed / 1e9:.0f} GB/s')
 
 
 def recompiling(device):
     "The first step after a growth, with compiled Blocks, against a step of the whole model compiled anew."
-    fields, batch, block = shape(device)
+    fields, batch, block = SMALL, 32, 2
     from torch._inductor import config as inductor
     inductor.force_disable_caches = True        # else the second run of this finds the first one's work
     tokens = torch.randint(fields['vocab_size'], (batch, fields['context']), device=device)
@@ -229,7 +283,7 @@ def scoring(device):
 
 def recurring(device):
     "Steps with a random number of recurrences against what their FLOPs say, and the memory of many recurrences against few."
-    fields, batch, block = shape(device)
+    fields, batch, block = SMALL, 32, 2
     model = surgery(LM(ModelConfig(**fields)), f'{block // 2}-{block}-{block // 2}', mean=4).to(device)
     drawn = [sample_recurrence(4, step, seed=0) for step in range(12)]
     share = statistics.mean(model.flops_per_token(r=r, backprop_depth=8) for r in drawn) / model.flops_per_token(r=5, backprop_depth=8)
@@ -237,9 +291,7 @@ def recurring(device):
 
     def steps(rs):
         for r in rs:
-            with torch.autocast(device.type, torch.bfloat16, enabled=device.type == 'cuda'):
-                loss = model(tokens, tokens, r=r, backprop_depth=8)
-            loss.backward()
+            model(tokens, tokens, r=r, backprop_depth=8).backward()
             model.zero_grad()
     seconds = against(device, 3, drawn=lambda: steps(drawn), fixed=lambda: steps([5] * len(drawn)))
     yield row('random r, its FLOPs at fixed r', dict(drawn=seconds['drawn'], FLOPs=[s * share for s in seconds['fixed']]), 'FLOPs', 'drawn')
@@ -308,18 +360,15 @@ def opening(device):
 
 
 WRAPPED = dict(vocab_size=257, n_layer=12, n_embd=512, n_head=8, context=256)            # layers dominate, as in a real model
-QWEN3_4B = dict(vocab_size=151_936, n_layer=36, n_embd=2560, n_head=32, n_kv_head=8, head_dim=128, ffn_dim=9728, qk_norm=True, context=4096)
 
 
 @torch.no_grad()
 def wrapping(device):
-    """The middle four layers run three times, for a prompt, for 32 new tokens, and for new tokens of which only the prompt is looped: against what
-    that comes to by the number of layers (two thirds more on 12, 22% more on the 36 of a GPU's; nothing for the last)."""
+    """The middle four layers run three times, for a prompt, for 32 new tokens, and for new tokens of which only the prompt is looped:
+    against what that comes to by the number of layers (two thirds more on 12; nothing for the last)."""
     from model import KVCache
     from wrapper import looped
-    fields = QWEN3_4B if device.type == 'cuda' else WRAPPED
-    with torch.device(device):
-        model = LM(ModelConfig(**fields)).to(torch.bfloat16 if device.type == 'cuda' else torch.float32).eval()
+    fields, model = WRAPPED, LM(ModelConfig(**WRAPPED)).eval()
     n, deep = fields['context'] // 2, fields['n_layer']
     prompt = torch.randint(257, (1, n), device=device)
 
@@ -344,7 +393,7 @@ def wrapping(device):
 def probing(device):
     "The depth score, whose interventions share what lies before them and go in batches, against one whole forward for each."
     from probe import depth_score
-    fields, *_ = shape(device)
+    fields = SMALL
     model = LM(ModelConfig(**fields)).to(device).eval()
     tokens, ts = torch.randint(257, (4, min(32, fields['context'])), device=device), range(0, min(32, fields['context']) - 1, 4)
 
@@ -357,45 +406,74 @@ def probing(device):
     yield row(f'depth score, {len(ts)} boundaries, a forward for each', seconds, 'forwards')
 
 
-BENCHMARKS = {f.__name__: f for f in (training, memory, growing, looping, recompiling, recurring, generating, scoring, loading, tokenising,
-                                      opening, wrapping, probing)}
+BENCHMARKS = {f.__name__: f for f in (multiplying, making, training, memory, growing, looping, recompiling, recurring, generating, scoring,
+                                      loading, tokenising, opening, wrapping, probing)}
 
 
-def main(argv=None):
-    parser = argparse.ArgumentParser(description='Measure speed, each thing against its peer.')
-    parser.add_argument('names', nargs='*', help=f'of {", ".join(BENCHMARKS)}; none: all')
-    parser.add_argument('--device', default='auto')
-    parser.add_argument('--out', type=Path, help='write the table there too, such as bench.md')
-    args = parser.parse_args(argv)
-    unknown = [name for name in args.names if name not in BENCHMARKS]
-    if unknown:
-        parser.error(f'there is no benchmark {unknown[0]!r}: {", ".join(BENCHMARKS)}')
-    try:
-        device = pick_device(args.device)
-    except ConfigError as error:
-        parser.error(str(error))
-    machine = f'device {device} ({machine_of(device)}), {torch.get_num_threads()} threads, torch {torch.__version__}, Python {platform.python_version()}'
-    print(machine)
-    lines = [['what, against what', 'ratio', 'half of the turns', 'medians']]
-    for name in args.names or BENCHMARKS:
+def measure(names, device):
+    "A row for each thing measured, said as it comes: what, ratio, a quarter, three quarters, note."
+    found = []
+    for name in names:
         if name == 'recompiling' and not has_compiler():
             print('recompiling: left out: torch.compile needs a C++ compiler')
             continue
         try:
             for what, middle, low, high, note in BENCHMARKS[name](device):
-                lines.append([what, f'{middle:.3f}', f'{low:.3f} to {high:.3f}' if low != high else '', note])
+                found.append([what, f'{middle:.3f}', f'{low:.3f} to {high:.3f}' if low != high else '', note])
                 print(f'{name:12} {middle:6.3f}  {what}: {note}', flush=True)
         except ImportError as error:
             print(f'{name}: left out: {error}')
+    return found
+
+
+def measure_capped(names):
+    "The same in a process of its own, with the instruction set of an ordinary laptop: its rows, and what its torch calls the set."
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / 'rows.csv'
+        subprocess.run([sys.executable, __file__, *names, '--device=cpu', '--capped=only', f'--out={path}'], env=os.environ | LAPTOP, check=True)
+        return list(csv.reader(path.open()))
+
+
+def merged(rows, capped):
+    "Two ratios beside each other; the notes are those of the machine as it is."
+    other = {what: cells for what, *cells in capped}
+    return [[what, middle, spread, *other.get(what, ['', ''])[:2], note] for what, middle, spread, note in rows]
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description='Measure speed, each thing against its peer.')
+    parser.add_argument('names', nargs='*', help=f'of {", ".join(BENCHMARKS)}; none: all')
+    parser.add_argument('--capped', choices=['true', 'false', 'only'], default='true',
+                        help='measure once more with AVX2 and nothing newer (x86 alone); only: that once, as CSV')
+    parser.add_argument('--out', type=Path, help='write the table there too, such as bench.md')
+    parser.add_argument('--device', default='cpu', choices=['cpu'], help='gpu.py is for the others')
+    args = parser.parse_args(argv)
+    unknown = [name for name in args.names if name not in BENCHMARKS]
+    if unknown:
+        parser.error(f'there is no benchmark {unknown[0]!r}: {", ".join(BENCHMARKS)}')
+    device, names = torch.device('cpu'), args.names or list(BENCHMARKS)
+    instructions = torch.backends.cpu.get_cpu_capability()
+    machine = f'{processor()} ({instructions}), {torch.get_num_threads()} threads, torch {torch.__version__}, Python {platform.python_version()}'
+    print(machine)
+    rows, head = measure(names, device), ['what, against what', 'ratio', 'half of the turns', 'medians']
+    if args.capped == 'only':
+        csv.writer(args.out.open('w', newline='')).writerows(rows)
+        return
+    about = ''
+    if args.capped == 'true' and platform.machine().lower() in ('x86_64', 'amd64'):
+        print('\nonce more, with AVX2 and nothing newer')
+        capped = measure_capped(names)
+        rows, head = merged(rows, capped), [*head[:3], 'AVX2: ratio', 'half of the turns', 'medians, as it is']
+        slow = next((float(cells[1]) for cells in capped if cells[0] == EMULATED), 0.0)
+        about = ('\nThe columns headed AVX2: the same machine with ' + ' '.join(f'{k}={v}' for k, v in LAPTOP.items()) + '.') + (
+            f'\nThis cap had no effect: bfloat16 is as fast as before ({slow:.2f} of float32).' if slow > 0.5 else '')
     if args.out:
-        args.out.write_text(f'# Speed\n\n`python bench.py` on {machine}, {time.strftime("%Y-%m-%d")}. The ratio is what the peer takes of our time (or memory),\n'
-                            f'turn by turn: above 1, we need less.\n\n{columns(lines)}\n')
+        args.out.write_text(f'# Speed\n\n`python bench.py` on {machine}, {time.strftime("%Y-%m-%d")}. The ratio is what the peer takes of our '
+                            f'time (or memory),\nturn by turn: above 1, we need less.{about}\n\n{columns([head, *rows])}\n')
         print(args.out)
 
 
-def machine_of(device):
-    if device.type == 'cuda':
-        return torch.cuda.get_device_name(device)
+def processor():
     info = Path('/proc/cpuinfo')
     found = [line.split(':')[1].strip() for line in info.read_text().splitlines() if line.startswith('model name')] if info.exists() else []
     return found[0] if found else platform.processor() or platform.machine()
