@@ -3,7 +3,7 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 
-.PHONY: all setup data lidas baseline toys toys-grown toys-looped growing looping primitives sft retrofit sweeps probes bench origins little hf evals test torture clean
+.PHONY: all setup data lidas baseline toys toys-grown toys-looped growing looping primitives sft retrofit sweeps probes bench gpu origins little hf evals test torture clean
 
 all: lidas                      # set up, grow the toy model, leave a picture and a sample of its text: 6 minutes
 
@@ -94,8 +94,10 @@ sweeps: toys                    # where, how, and with which cache a frozen toy 
 probes: toys                    # which layers do they use: out/probe/index.html, 45 minutes
 	$(PY) probe.py $(call seeds,$(WRAPPED)) --tasks=toy_assign/3
 
-bench: .venv/tests              # speed and memory against transformers, a plain GPT and lm-eval: bench.md, 10 minutes
+bench: .venv/tests              # speed and memory against transformers, a plain GPT and lm-eval: bench.md, 25 minutes
 	$(PY) bench.py --out=bench.md
+gpu: .venv/tests                # the same questions for a GPU, at 360M, eager and compiled: gpu.md, 9 minutes on one GPU
+	$(PY) gpu.py --out=gpu.md
 little: .venv/ready             # why naive looping explodes, on a network of a few neurons: out/wrapper_toy.png, seconds
 	$(PY) wrapper.py --toy
 origins: .venv/ready            # which layer came from which: out/grow.png

@@ -173,11 +173,15 @@ def parallel(model, world, in_parts=False):
 PEAK_FLOPS = {'H200': 989e12, 'H100': 989e12, 'A100': 312e12, 'L40S': 362e12, 'L40': 181e12, '4090': 165e12}
 
 
+def peak_flops(device):
+    "What a GPU can do in a second, None for one that is not in the table."
+    name = torch.cuda.get_device_name(device) if device.type == 'cuda' else ''
+    return next((flops for gpu, flops in PEAK_FLOPS.items() if gpu in name), None)
+
+
 def mfu(flops_per_s, world):
     "The share of a known GPU's arithmetic that the run uses, by our FLOPs ledger, to stand behind the bar."
-    if world.device.type != 'cuda':
-        return {}
-    peak = next((flops for gpu, flops in PEAK_FLOPS.items() if gpu in torch.cuda.get_device_name(world.device)), None)
+    peak = peak_flops(world.device)
     return dict(mfu=f'{flops_per_s / peak / world.size:.0%}') if peak else {}
 
 
