@@ -1,9 +1,13 @@
 "Tiny random models, one thread each: two workers share two cores."
 import json
+import multiprocessing
 import os
 import random
+import socket
 import sys
+import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 os.environ.setdefault('OMP_NUM_THREADS', '1')
 os.environ['HF_HUB_OFFLINE'] = '1'
@@ -18,6 +22,40 @@ from model import LM, ModelConfig       # noqa: E402
 from tokens import write_dataset        # noqa: E402
 
 torch.set_num_threads(1)
+
+
+# Where processes are begun that have imported everything already: a fork of it takes milliseconds, a new Python seconds.
+BEGUN = multiprocessing.get_context('forkserver')
+BEGUN.set_forkserver_preload(['train', 'sharded'])
+
+
+def rank_of(rank, ranks, port, said, argv, before):
+    "What torchrun tells a process, and then its training run; `before` may change something first."
+    os.chdir(ROOT)
+    os.dup2(os.open(said, os.O_WRONLY | os.O_APPEND), 2)
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks), MASTER_ADDR='127.0.0.1',
+                      MASTER_PORT=str(port))
+    torch.set_num_threads(1)
+    import train
+    if before:
+        before()
+    train.main(argv)
+
+
+def ranks(argv, n=2, before=None):
+    "train.py with argv in n processes: their exit statuses (returncode: one that is not 0, if any) and what they wrote to stderr."
+    with tempfile.NamedTemporaryFile() as said, socket.socket() as free:
+        free.bind(('127.0.0.1', 0))
+        port = free.getsockname()[1]
+        free.close()
+        processes = [BEGUN.Process(target=rank_of, args=(rank, n, port, said.name, argv, before)) for rank in range(n)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(120)
+            process.kill()
+        codes = [process.exitcode for process in processes]
+        return SimpleNamespace(codes=codes, returncode=next(filter(None, codes), 0), stderr=Path(said.name).read_text())
 
 
 @pytest.fixture

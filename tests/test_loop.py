@@ -3,8 +3,8 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT
-from test_train import assert_equal_runs, config, log_of, shell, command, stop_and_resume, weights_of  # noqa: F401
+from conftest import ROOT, ranks
+from test_train import assert_equal_runs, config, log_of, command, stop_and_resume, weights_of  # noqa: F401
 
 import loop
 from checkpoint import load, load_model
@@ -188,7 +188,7 @@ def test_a_trunk_branches_before_its_decay_and_not_after(config):     # noqa: F8
 def test_two_processes_loop_like_one(config):     # noqa: F811
     alone, both = (config(name, **LOOPED) for name in ('alone', 'both'))
     train(alone)
-    run = shell(command(both, ranks=2))
+    run = ranks(command(both)[2:])
     assert run.returncode == 0, run.stderr
     for a, b in zip(log_of(alone), log_of(both), strict=True):
         assert a.get('loss', 0) == pytest.approx(b.get('loss', 0), rel=1e-5)
@@ -249,9 +249,9 @@ def test_two_processes_resume_to_the_last_bit(config, tmp_path):     # noqa: F81
     whole, trunk = config('whole', cooldown_loop='1-1x2', n_layer=2), config('trunk', steps=8, decay_steps=0, n_layer=2)
     branch = config('branch', cooldown_loop='1-1x2', n_layer=2)
     for c in (whole, trunk):
-        run = shell(command(c, ranks=2))
+        run = ranks(command(c)[2:])
         assert run.returncode == 0, run.stderr
     shutil.copytree(trunk.out_dir, branch.out_dir)
-    run = shell(command(branch, ranks=2))
+    run = ranks(command(branch)[2:])
     assert run.returncode == 0, run.stderr
     assert all(torch.equal(a, b) for a, b in zip(weights_of(whole).values(), weights_of(branch).values()))

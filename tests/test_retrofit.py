@@ -5,7 +5,7 @@ import statistics
 
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ROOT, ranks
 
 import retrofit
 from checkpoint import build_model, describe, load, load_model, save
@@ -396,20 +396,15 @@ def test_pieces_do_not_change_the_step(started):
 
 
 def test_two_ranks_are_one(started, tmp_path):
-    import os
-    import subprocess
-    import sys
     losses = {}
-    for ranks in (1, 2):
-        out = tmp_path / f'ranks{ranks}'
-        run = subprocess.run([sys.executable, '-m', 'torch.distributed.run', '--standalone', f'--nproc_per_node={ranks}', 'train.py',
-                              'config/sft.py', f'--data={started / "data"}', f'--init_from={started / "cut"}', f'--out_dir={out}', '--device=cpu',
-                              '--steps=4', '--warmup_steps=0', '--decay_steps=1', '--context=16', '--batch_size=4', '--optimizer=adamw',
-                              '--eval_batches=1', '--log_every=1', '--curriculum=0.5'], cwd=ROOT, capture_output=True, text=True,
-                             env=os.environ | dict(OMP_NUM_THREADS='1'))
+    for n in (1, 2):
+        out = tmp_path / f'ranks{n}'
+        run = ranks(['config/sft.py', f'--data={started / "data"}', f'--init_from={started / "cut"}', f'--out_dir={out}', '--device=cpu',
+                     '--steps=4', '--warmup_steps=0', '--decay_steps=1', '--context=16', '--batch_size=4', '--optimizer=adamw', '--eval_batches=1',
+                     '--log_every=1', '--curriculum=0.5'], n)
         assert run.returncode == 0, run.stderr
         lines = [json.loads(line) for line in (out / 'log.jsonl').read_text().splitlines()]
-        losses[ranks] = [(line['r'], line['loss']) for line in lines if 'r' in line]
+        losses[n] = [(line['r'], line['loss']) for line in lines if 'r' in line]
     assert [r for r, _ in losses[1]] == [r for r, _ in losses[2]]
     assert [x for _, x in losses[1]] == pytest.approx([x for _, x in losses[2]], rel=1e-5)
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_train import ROOT, command, config, log_of, same, shell, weights_of      # noqa: F401
+from conftest import ranks
+from test_train import ROOT, command, config, log_of, same, weights_of      # noqa: F401
 
 import checkpoint
 from launch import ConfigError
@@ -31,7 +32,7 @@ def test_growing_in_parts_is_growing_saved_by_two_and_gone_on_by_one(config):   
     "And the loop of the cool-down, on one process and on two, from what two have saved."
     whole, trunk = config('whole', cooldown_loop='1-1x2-1', **GROWN), config('trunk', shard=True, **GROWN | dict(steps=8, decay_steps=0))
     train(whole)
-    run = shell(command(trunk, ranks=2))
+    run = ranks(command(trunk)[2:])
     assert run.returncode == 0, run.stderr
     close(log_of(trunk), [{k: v for k, v in line.items() if k != 'kinds'} for line in log_of(whole)[:9]])
     parts = [p.name for p in Path(trunk.out_dir).glob('parts_*')]
@@ -42,7 +43,7 @@ def test_growing_in_parts_is_growing_saved_by_two_and_gone_on_by_one(config):   
     train(branch)                                                                               # alone: there is nothing to cut
     close(log_of(branch), log_of(whole))
     shutil.copytree(trunk.out_dir, more.out_dir)
-    run = shell(command(more, ranks=2))
+    run = ranks(command(more)[2:])
     assert run.returncode == 0, run.stderr
     close(log_of(more), log_of(whole))
     for name, tensor in weights_of(whole).items():
@@ -59,7 +60,7 @@ def test_truncated_recurrences_in_parts_and_a_resume(config, tmp_path):      # n
     train(alone)
     train(config('both', shard=True, **fields | dict(steps=4, decay_steps=0)))      # one process begins, and two go on with their parts of it
     assert not list(Path(both.out_dir).glob('parts_*'))
-    run = shell(command(both, ranks=2))
+    run = ranks(command(both)[2:])
     assert run.returncode == 0, run.stderr
     close(log_of(both), log_of(alone))
     assert max(line.get('r', 0) for line in log_of(alone)) > 2

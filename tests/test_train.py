@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import ranks
 
 import checkpoint
 import launch
@@ -362,6 +363,26 @@ def test_two_processes_train_like_one(config):
         assert a.get('kinds') == b.get('kinds') or a['kinds']['fifth']['accuracy'] == pytest.approx(b['kinds']['fifth']['accuracy'])
 
 
+def stop_the_second(at=3):
+    "SIGTERM for one process of two, in the middle of a step."
+    update, calls = train_file.update, []
+
+    def stopped(*args):
+        calls.append(1)
+        if len(calls) == at and os.environ['RANK'] == '1':
+            os.kill(os.getpid(), signal.SIGTERM)
+        return update(*args)
+    train_file.update = stopped
+
+
+def test_one_process_of_two_is_told_to_stop_and_both_end_with_its_signal(config):
+    c = config()
+    run = ranks(command(c)[2:], before=stop_the_second)
+    assert run.codes == [143, 143], run.stderr
+    assert checkpoint.load(c.out_dir)['step'] == log_of(c)[-1]['step'] == 3
+    assert ranks(command(c)[2:]).codes == [0, 0] and log_of(c)[-1]['step'] == 12
+
+
 def test_world_alone():
     world = World('cpu')
     assert (world.size, world.rank, world.first, world.sum(torch.tensor(3))) == (1, 0, True, 3.0)
@@ -450,15 +471,15 @@ def test_growing_does_not_compile_a_block_again(config):
 def test_an_error_of_the_first_process_is_said_once(config):
     c = config(optimizer='adamw')
     lock = launch.claim(Path(c.out_dir))
-    run = shell(command(c, ranks=2))
+    run = ranks(command(c)[2:])
     lock.close()
-    assert run.returncode != 0 and run.stderr.count('another run is at work in') == 1
+    assert run.codes == [2, 2] and run.stderr.count('another run is at work in') == 1
 
 
 def test_two_processes_grow_like_one(config):
     alone, both = (config(name, **GROW | dict(steps=12, decay_steps=2)) for name in ('alone', 'both'))
     train(alone)
-    run = shell(command(both, ranks=2))
+    run = ranks(command(both)[2:])
     assert run.returncode == 0, run.stderr
     assert log_of(alone)[-1]['n_layer'] == 4
     for a, b in zip(log_of(alone), log_of(both), strict=True):
