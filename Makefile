@@ -5,7 +5,7 @@ PY := .venv/bin/python
 
 .PHONY: all setup data lidas baseline toys toys-grown toys-looped growing looping primitives sft retrofit sweeps probes bench gpu origins little hf evals test torture clean
 
-all: lidas                      # set up, grow the toy model, leave a picture and a sample of its text: 6 minutes
+all: lidas                      # set up, grow the toy model, leave a picture and a sample of its text: 3 to 6 minutes
 
 setup: .venv/ready              # the virtual environment with the pinned packages: 1 to 3 minutes
 .venv/ready: requirements.txt
@@ -18,7 +18,7 @@ data: data/toy/train.json       # the toy data, from Python's own standard libra
 data/toy/train.json: data/toy/prepare.py | .venv/ready
 	$(PY) data/toy/prepare.py
 
-lidas baseline: data/toy/train.json     # a grown model, an ordinary one: out/lidas/loss.png, out/baseline/loss.png, 4 and 5 minutes
+lidas baseline: data/toy/train.json     # a grown model, an ordinary one: out/lidas/loss.png, out/baseline/loss.png, 2 to 5 minutes
 	$(PY) train.py config/$@.py
 	$(PY) sample.py out/$@
 
