@@ -20,7 +20,7 @@ data/toy/train.json: data/toy/prepare.py | .venv/ready
 
 lidas baseline: data/toy/train.json     # a grown model, an ordinary one: out/lidas/loss.png, out/baseline/loss.png, 2 to 5 minutes
 	$(PY) train.py config/$@.py
-	$(PY) sample.py out/$@
+	$(PY) nanodepth.py sample out/$@
 
 # ---- the runs behind RESULTS.md: out/toys/NAME-SEED, one thread each, two side by side. A stopped `make toys` goes on.
 
@@ -39,11 +39,11 @@ out/toys/%/loss.png: | .venv/ready
 	OMP_NUM_THREADS=1 $(PY) train.py config/$(firstword $(subst -, ,$*)).py --seed=$(lastword $(subst -, ,$*)) --out_dir=$(@D) 2>$(@D)/progress.txt || { tail -n 3 $(@D)/progress.txt; exit 1; }
 
 growing: toys-grown             # growing against ordinary training: out/growing.png, and the numbers of RESULTS.md
-	$(PY) plot.py $(call seeds,$(GROWN)) --out=out/growing.png
+	$(PY) nanodepth.py plot $(call seeds,$(GROWN)) --out=out/growing.png
 looping: toys                   # loops against their partners, every block repeated: out/looping.png, out/looping_tradeoffs.png, 45 minutes
 	$(PY) loop.py $(call seeds,baseline midas lidas $(LOOPED)) --tasks=toy_assign/4,toy_assign/5 --show=loss,toy_assign/4 --out=out/looping.png
 primitives: toys                # depth 0 to 5, of which 4 and 5 are not in the mix: out/primitives.png
-	$(PY) primitives.py $(call seeds,$(GROWN) $(LOOPED)) --depths=0,1,2,3,4,5 --n=500 --out=out/primitives.png
+	$(PY) nanodepth.py primitives $(call seeds,$(GROWN) $(LOOPED)) --depths=0,1,2,3,4,5 --n=500 --out=out/primitives.png
 
 # ---- fine-tuning on a form that the mix does not have: out/sft/EXAMPLES/NAME-SEED
 
@@ -53,7 +53,7 @@ TAUGHT := baseline midas lidas standard_4 $(TIED) $(TIED:%=untied_%)
 sft: toys                       # accuracy against examples, tied and untied, depth 0 and 3 left out: out/sft.png, half an hour
 	$(MAKE) $(SIZES:%=data/sft/%/train.json) $(addsuffix /ckpt.pt,$(call seeds,$(TIED:%=untied_%)))
 	$(MAKE) --jobs=2 $(foreach n,$(SIZES),$(patsubst out/toys/%,out/sft/$(n)/%/loss.png,$(call seeds,$(TAUGHT))))
-	$(PY) primitives.py $(call seeds,$(TAUGHT)) $(foreach n,$(SIZES),$(patsubst out/toys/%,out/sft/$(n)/%,$(call seeds,$(TAUGHT)))) --tasks=toy_code --depths=0,1,2,3 --n=500 --out=out/sft.png
+	$(PY) nanodepth.py primitives $(call seeds,$(TAUGHT)) $(foreach n,$(SIZES),$(patsubst out/toys/%,out/sft/$(n)/%,$(call seeds,$(TAUGHT)))) --tasks=toy_code --depths=0,1,2,3 --n=500 --out=out/sft.png
 data/sft/%/train.json: | .venv/ready
 	$(PY) data/sft/prepare.py --n=$* --out=$(@D)
 out/toys/untied_%/ckpt.pt: | .venv/ready
@@ -63,9 +63,9 @@ out/sft/%/loss.png: | .venv/ready
 	OMP_NUM_THREADS=1 $(PY) train.py config/sft.py --data=data/sft/$(firstword $(subst /, ,$*)) --init_from=out/toys/$(notdir $*) --seed=$(lastword $(subst -, ,$*)) --out_dir=$(@D) 2>$(@D)/progress.txt || { tail -n 3 $(@D)/progress.txt; exit 1; }
 
 hf: .venv/tests                 # the model of `make` as a Hugging Face folder: out/lidas_hf
-	$(PY) hf.py out/lidas out/lidas_hf
+	$(PY) nanodepth.py export out/lidas out/lidas_hf
 evals: .venv/tests              # lm-eval on the toy's form of the primitives, no network: out/evals/lidas.json
-	$(PY) evaluate.py out/lidas --tasks=primitive_toy_copy,primitive_toy_assign_d0,primitive_toy_assign_d1,primitive_toy_assign_d2,primitive_toy_assign_d3
+	$(PY) nanodepth.py evaluate out/lidas --tasks=primitive_toy_copy,primitive_toy_assign_d0,primitive_toy_assign_d1,primitive_toy_assign_d2,primitive_toy_assign_d3
 # ---- retrofitting: the baseline and LIDAS as recurrent models, trained on deeper chains: out/retro/NAME-SEED
 
 CUT := baseline lidas
@@ -85,7 +85,7 @@ out/retro/%/loss.png: | .venv/ready
 # ---- looping without training, and probes, on the toys
 
 WRAPPED := baseline midas lidas loop_2x4 loop_4x2
-SWEEP = $(PY) sweep.py $(call seeds,$(WRAPPED)) --batches=6 --n=150 --tasks=toy_assign/4 --show=loss,toy_assign/4
+SWEEP = $(PY) nanodepth.py sweep $(call seeds,$(WRAPPED)) --batches=6 --n=150 --tasks=toy_assign/4 --show=loss,toy_assign/4
 sweeps: toys                    # where, how, and with which cache a frozen toy is looped: out/sweep_*.png, 1 hour
 	$(SWEEP) --windows=all2,all4 --methods=naive,rk --K=2,3 --out=out/sweep_where.png
 	$(SWEEP) --windows=all2,all4 --methods=naive,rk --K=2,3 --score=toy_assign/4 --out=out/sweep_where.png
@@ -94,10 +94,10 @@ sweeps: toys                    # where, how, and with which cache a frozen toy 
 probes: toys                    # which layers do they use: out/probe/index.html, 45 minutes
 	$(PY) probe.py $(call seeds,$(WRAPPED)) --tasks=toy_assign/3
 
-bench: .venv/tests              # speed and memory against transformers, a plain GPT and lm-eval: bench.md, 25 minutes
-	$(PY) bench.py --out=bench.md
-gpu: .venv/tests                # the same questions for a GPU, at 360M, eager and compiled: gpu.md, 9 minutes on one GPU
-	$(PY) gpu.py --out=gpu.md
+bench: .venv/tests              # speed and memory against transformers, a plain GPT and lm-eval: docs/bench.md, 25 minutes
+	$(PY) nanodepth.py bench --out=docs/bench.md
+gpu: .venv/tests                # the same questions for a GPU, at 360M, eager and compiled: docs/gpu.md, 9 minutes on one GPU
+	$(PY) nanodepth.py gpu --out=docs/gpu.md
 little: .venv/ready             # why naive looping explodes, on a network of a few neurons: out/wrapper_toy.png, seconds
 	$(PY) wrapper.py --toy
 origins: .venv/ready            # which layer came from which: out/grow.png

@@ -179,10 +179,9 @@ def main(argv=None):
           f'{1 - grown / full:.1%} saved')
     if len(plan) == 1:
         return print('one block is the whole model: nothing grows')
-    import plot
+    from report import plot
     plot.show(plot.draw_origins, pictures, args.out)
 
 
 if __name__ == '__main__':
-    import grow
-    grow.main()
+    from nanodepth import main; main('grow')        # noqa: E702

@@ -93,8 +93,8 @@ def running(model, order):
 
 def asked(tasks, n, shots=0, seed=0):
     "'assign_code/1,copy_words' to examples of each: {'assign_code/1': [Example]}."
-    from launch import whole_numbers
-    from primitives import few_shot
+    from engine.launch import whole_numbers
+    from data.primitives import few_shot
     return {name: few_shot(name.partition('/')[0], n, shots=shots, depth=whole_numbers('--tasks', name.partition('/')[2] or '0')[0],
                            seed=seed)
             for name in filter(None, tasks.split(','))}
@@ -102,9 +102,9 @@ def asked(tasks, n, shots=0, seed=0):
 
 def looker(path, state, model, data, batches, examples, first=0):
     "A function that measures a model, on batches from the `first` on: {'loss', and the accuracy on each kind of answer and on each task}."
-    from primitives import score
-    from tokenizer import get_tokenizer
-    from tokens import Loader, measure
+    from data.primitives import score
+    from data.tokenizer import get_tokenizer
+    from data.tokens import Loader, measure
     tokenizer, c = get_tokenizer(path), state.get('config', {})
     val, weights, data = None, None if data else c.get('data_weights'), data or c.get('data')
     if not (data or examples):
@@ -160,7 +160,7 @@ def partners(row, rows):
 
 def cut_ties(source, target):
     "A looped run as an ordinary checkpoint of its unrolled depth, to go on from with init_from."
-    from checkpoint import build_model, describe, exists, load, save
+    from engine.checkpoint import build_model, describe, exists, load, save
     from grow import untie
     if exists(target):
         raise ValueError(f'{target} holds a checkpoint already: choose another folder')
@@ -191,10 +191,10 @@ def main(argv=None):
     parser.add_argument('--device', default='auto')
     parser.add_argument('--out', type=Path, default=Path('out/loop.png'))
     args = parser.parse_args(argv)
-    from checkpoint import build_model, load
-    from launch import pick_device, whole_numbers
-    from logs import by_seed, mean, run_names, standard_error, write_csv
-    from plot import draw_repetitions, draw_tradeoffs, show
+    from engine.checkpoint import build_model, load
+    from engine.launch import pick_device, whole_numbers
+    from report.logs import by_seed, mean, run_names, standard_error, write_csv
+    from report.plot import draw_repetitions, draw_tradeoffs, show
     from tqdm import tqdm
     try:
         if args.untie:
@@ -240,7 +240,7 @@ def main(argv=None):
 def print_rows(rows, kinds):
     """A line for each run, and below a looped one how it differs from its partners; behind each number its standard error over
     the seeds, and behind a difference how many standard errors it is: below 2 it is not resolved."""
-    from logs import columns, number
+    from report.logs import columns, number
     lines = [['run', 'loop', 'unique', 'deep', 'params', 'FLOPs/token', 'training FLOPs', *kinds]]
     for r in rows:
         lines.append([r['run'], r['loop'], f'{r["unique"]:.0f}', f'{r["depth"]:.0f}', f'{r["params"]:,.0f}',
@@ -254,5 +254,4 @@ def print_rows(rows, kinds):
 
 
 if __name__ == '__main__':
-    import loop
-    loop.main()
+    from nanodepth import main; main('loop')        # noqa: E702

@@ -22,7 +22,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from losses import mean_loss
+from common.losses import mean_loss
 
 
 @dataclass

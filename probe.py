@@ -245,10 +245,9 @@ def repeat_sweep(model, look, lengths=(1, 2, 4), times=2, **options):
 
 
 def main(argv=None):
-    import page
+    from tools import page
     page.main(argv)
 
 
 if __name__ == '__main__':
-    import probe
-    probe.main()
+    from nanodepth import main; main('probe')        # noqa: E702

@@ -26,10 +26,10 @@ from pathlib import Path
 import torch
 import torch.nn as nn
 
-from cuts import by_influence, cut, prune, screen
+from variants.cuts import by_influence, cut, prune, screen
 from loop import fit_loop
 from model import KVCache, check_order, continue_text, mean_loss
-from tokens import draw
+from data.tokens import draw
 
 
 class Recurrent(nn.Module):
@@ -216,9 +216,9 @@ def scalable_start(model):
 
 def operate(args):
     "python retrofit.py FROM 4-8-4: write the operated checkpoint, and say what it is made of."
-    from checkpoint import CheckpointError, build_model, describe, exists, load, save
-    from logs import columns
-    from tokenizer import tokenizer_file
+    from engine.checkpoint import CheckpointError, build_model, describe, exists, load, save
+    from report.logs import columns
+    from data.tokenizer import tokenizer_file
     source, shape = args.paths
     folder, file, state = Path(source), tokenizer_file(source), load(source)
     about = (folder.parent if folder.is_file() else folder) / 'run.json'
@@ -259,17 +259,17 @@ def operate(args):
 
 def sample_tokens(data, config, n=8):
     "Some validation rows: (n, T)."
-    from tokens import Loader
+    from data.tokens import Loader
     return Loader(data, n, min(config.context, 512), split='val', vocab_size=config.vocab_size).batch(0)[0]
 
 
 def evaluate_recurrences(args):
     "python retrofit.py RUNS --eval: loss and primitives against r. An ordinary model among them is a line to compare with."
-    from checkpoint import build_model, load
-    from launch import pick_device, whole_numbers
-    from logs import by_seed, columns, mean, number, run_names, standard_error, write_csv
+    from engine.checkpoint import build_model, load
+    from engine.launch import pick_device, whole_numbers
+    from report.logs import by_seed, columns, mean, number, run_names, standard_error, write_csv
     from loop import asked, looker
-    from plot import draw_recurrences, show
+    from report.plot import draw_recurrences, show
     from tqdm import tqdm
     device, examples, rows = pick_device(args.device), asked(args.tasks, args.n), []
     paths, rs = run_names(args.paths), whole_numbers('--r', args.r)
@@ -334,5 +334,4 @@ def main(argv=None):
 
 
 if __name__ == '__main__':
-    import retrofit
-    retrofit.main()
+    from nanodepth import main; main('retrofit')        # noqa: E702

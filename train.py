@@ -27,18 +27,18 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-import checkpoint
-import cost
-import plot
+from engine import checkpoint
+from engine import cost
+from report import plot
 from grow import GROWTH, untie
-from launch import ConfigError, Stop, World, compile_blocks, mfu, open_folder, parallel, precision, read_config, send
-from logs import Log
+from engine.launch import ConfigError, Stop, World, compile_blocks, mfu, open_folder, parallel, precision, read_config, send
+from report.logs import Log
 from model import LM
-from optimizers import make_optimizers
+from engine.optimizers import make_optimizers
 from retrofit import Recurrent, recurrence_curriculum
-from settings import AHEAD, MAY_DIFFER, Config, check, learning_rate, orders, plan, recurrences, shape
-from tokenizer import DataError, get_tokenizer, reads_alike
-from tokens import Loader, draw, measure
+from engine.settings import AHEAD, MAY_DIFFER, Config, check, learning_rate, orders, plan, recurrences, shape
+from data.tokenizer import DataError, get_tokenizer, reads_alike
+from data.tokens import Loader, draw, measure
 
 
 # ---------------------------------------------------------------------------------------------- the loop
@@ -65,7 +65,7 @@ def train_in(world, config):
     step, tokens, flops, seconds = (state[name] for name in ('step', 'tokens', 'flops', 'seconds'))
     in_parts = config.shard and world.size > 1
     if in_parts:
-        import sharded      # which takes a second, and one process does without
+        from engine import sharded      # which takes a second, and one process does without
     run, stages, changed = parallel(model, world, in_parts), dict(plan(config)) if config.grow else {}, {}
     autocast, tokens_a_step = precision(config, world.device), config.batch_size * config.context
     log = Log(out / 'log.jsonl', step if step else -1, silent=not world.first)
@@ -155,7 +155,7 @@ def report(config, flops, full_depth):
     saved = f', {1 - flops / full_depth:.1%} less than at its last depth all the way' if flops < full_depth else ''
     print(f'{flops:.3e} training FLOPs{saved}')
     plot.main([config.out_dir])
-    print(f'checkpoint, log and picture are in {config.out_dir}; python sample.py {config.out_dir} writes text')
+    print(f'checkpoint, log and picture are in {config.out_dir}; python nanodepth.py sample {config.out_dir} writes text')
 
 
 def setup(config, world, loader, cool):
@@ -201,7 +201,7 @@ def setup(config, world, loader, cool):
     model.to(world.device, torch.float32).train()               # a Hugging Face checkpoint may come in bfloat16
     compiled = compile_blocks(config, world, model)
     if config.shard and world.size > 1:
-        import sharded
+        from engine import sharded
         optimizers = sharded.begin(model, lambda: make_optimizers(model, config), state, config.out_dir)
     else:
         optimizers = make_optimizers(model, config)
@@ -300,5 +300,4 @@ def main(argv=None):
 
 
 if __name__ == '__main__':
-    import train
-    train.main()
+    from nanodepth import main; main('train')        # noqa: E702

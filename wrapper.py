@@ -25,11 +25,11 @@ from pathlib import Path
 
 import torch
 
-from caches import CACHES, Memory, Slots
-from experts import PINS, Pin, routers_of
+from variants.caches import CACHES, Memory, Slots
+from variants.experts import PINS, Pin, routers_of
 from model import LM
-from solvers import SOLVERS, pick_solver
-from windows import arguments, depth_of, pick_window, refuse
+from variants.solvers import SOLVERS, pick_solver
+from variants.windows import arguments, depth_of, pick_window, refuse
 
 MODES = ('block', 'layer')
 
@@ -167,7 +167,7 @@ def patch(model, window=None, method='rk', K=3, beta=0.5, cache='first', decode=
     solver, evaluations = pick_solver(method, K, beta, **options)
     for name, value, known in (('cache', cache, CACHES), ('mode', mode, MODES), ('pin', pin, PINS)):
         if value not in known:
-            from launch import suggest
+            from engine.launch import suggest
             raise ValueError(f'{name}={value!r} is not known{suggest(value, known)}')
     if decode not in ('full', 'bypass') and (isinstance(decode, bool) or not isinstance(decode, int) or decode < 0):
         raise ValueError(f"decode={decode!r}: 'full', 'bypass', or the number of decode steps that are looped")
@@ -243,7 +243,7 @@ def main(argv=None):
     parser.add_argument('--out', type=Path, help='the numbers as JSON (default: out/evals/MODEL_looped.json), with --toy the picture')
     args, others = parser.parse_known_args(argv)
     if args.toy:
-        from little import show_little
+        from tools.little import show_little
         return show_little(args.out or Path('out/wrapper_toy.png'))
     if not (args.model and args.tasks):
         parser.error('give a model and --tasks (such as --tasks=primitives or --tasks=arc_easy), or --toy')
@@ -254,17 +254,16 @@ def main(argv=None):
         if not (name.startswith('--') and equals):
             parser.error(f'{other}: write --NAME=VALUE')
         settings[name[2:]] = as_number(value)
-    from compare import compare
+    from tools.compare import compare
     compare(args, settings)
 
 
 def as_number(text):
     "'0.5' to 0.5, '0.6,0.4' to [0.6, 0.4], 'false' to False, and what is no number as it is."
-    from launch import parse
+    from engine.launch import parse
     value = parse(text)
     return list(value) if isinstance(value, tuple) else value
 
 
 if __name__ == '__main__':
-    import wrapper
-    wrapper.main()
+    from nanodepth import main; main('wrap')        # noqa: E702

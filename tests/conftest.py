@@ -19,14 +19,14 @@ import pytest           # noqa: E402
 import torch            # noqa: E402
 
 from model import LM, ModelConfig       # noqa: E402
-from tokens import write_dataset        # noqa: E402
+from data.tokens import write_dataset        # noqa: E402
 
 torch.set_num_threads(1)
 
 
 # Where processes are begun that have imported everything already: a fork of it takes milliseconds, a new Python seconds.
 BEGUN = multiprocessing.get_context('forkserver')
-BEGUN.set_forkserver_preload(['train', 'sharded'])
+BEGUN.set_forkserver_preload(['train', 'engine.sharded'])
 
 
 def rank_of(rank, ranks, port, said, argv, before):
@@ -103,7 +103,7 @@ def manager(tmp_path):
     (folder / 'c.yaml').write_text('task: local_rolling\n' + data + 'output_type: loglikelihood_rolling\ndoc_to_text: ""\ndoc_to_target: "{{q}}"\n'
                                    + metric.format('byte_perplexity', 'weighted_perplexity').replace('true', 'false'))
     from lm_eval.tasks import TaskManager
-    return TaskManager(include_path=[str(folder), str(ROOT / 'evals')], include_defaults=False)
+    return TaskManager(include_path=[str(folder), str(ROOT / 'data/evals')], include_defaults=False)
 
 
 @pytest.fixture(autouse=True)

@@ -3,10 +3,10 @@ import re
 import pytest
 import torch
 
-import bench
-import peers
+from tools import bench
+from tools import peers
 from model import LM, ModelConfig
-from settings import Config
+from engine.settings import Config
 
 TINY = dict(vocab_size=257, n_layer=4, n_embd=32, n_head=2, ffn_dim=96, context=16)
 

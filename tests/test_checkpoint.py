@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-import checkpoint
-from checkpoint import CheckpointError, load, load_model, save
+from engine import checkpoint
+from engine.checkpoint import CheckpointError, load, load_model, save
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -76,7 +76,7 @@ def test_code_in_a_checkpoint_does_not_run(tmp_path):
 
 def test_kill_while_writing_leaves_the_last_good_one(tmp_path):
     "A child writes checkpoints without a pause until it is killed with kill -9, six times, each at another point of a write."
-    script = ('import sys, torch, checkpoint\n'
+    script = ('import sys, torch\nfrom engine import checkpoint\n'
               'for step in range(10**6):\n'
               '    checkpoint.save(sys.argv[1], step=step, weights=torch.full((4_000_000,), float(step)))\n'
               '    print(step, flush=True)\n')

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from conftest import ROOT
 
-import corpus
-from corpus import number
-from sources import archived, chat, group
-from tokenizer import GPT2_WORDS, LONGEST, encode_document, get_tokenizer
-from tokens import Dataset, Loader
+from data import corpus
+from data.corpus import number
+from data.sources import archived, chat, group
+from data.tokenizer import GPT2_WORDS, LONGEST, encode_document, get_tokenizer
+from data.tokens import Dataset, Loader
 
 pytest.importorskip('datasets')
 ODD = ['', None, '<|endoftext|> is text here', 'ä東🙂\u200d\x00\ufeff e\u0301 \U000e0041', ' ' * 300_000, '\u2028\r\n\t', 'a' * 120_000]

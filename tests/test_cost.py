@@ -3,11 +3,11 @@ import pytest
 import torch
 from conftest import ROOT
 
-import cost
-from launch import read_config
+from engine import cost
+from engine.launch import read_config
 from model import LM, ModelConfig
 from retrofit import surgery
-from settings import Config, check
+from engine.settings import Config, check
 from train import main
 
 
@@ -85,7 +85,7 @@ def test_parts_of_the_memory():
 
 
 def test_a_recurrent_run_is_counted_step_by_step(tmp_path, capsys, data):
-    from checkpoint import describe, save
+    from engine.checkpoint import describe, save
     from retrofit import recurrence_curriculum, sample_recurrence
     model = surgery(LM(ModelConfig(vocab_size=257, n_layer=4, n_embd=64, n_head=4, context=64)), '1-2-1', mean=4, backprop_depth=2)
     save(tmp_path, **describe(model), optimizers=[], step=0, flops=0)

@@ -1,4 +1,5 @@
 "What the texts say can be done: the usage examples run, the README's files and commands exist."
+import contextlib
 import re
 import subprocess
 import sys
@@ -7,37 +8,68 @@ import pytest
 import torch
 from conftest import ROOT
 
+import nanodepth
+
 README = (ROOT / 'README.md').read_text()
-SCRIPTS = sorted(path.name for path in ROOT.glob('*.py'))
+ROOMS = ('common', 'report', 'data', 'variants', 'engine', 'tools')
+IDEAS = ('model', 'grow', 'loop', 'retrofit', 'wrapper', 'probe', 'train')
+FILES = sorted(str(path.relative_to(ROOT)) for folder in ('.', *ROOMS) for path in ROOT.glob(f'{folder}/*.py') if path.name != '__init__.py')
 
 
-@pytest.mark.parametrize('name', SCRIPTS)
+@pytest.mark.parametrize('name', FILES)
 def test_every_file_begins_with_its_idea_and_its_usage(name):
     source = (ROOT / name).read_text()
     doc = source.split('"""')[1]
     assert source.startswith('"""') and 'Usage:' in doc
-    assert f'`{name}`' in README, f'{name} is not in the README'
+    assert re.search(rf'\b{name.rpartition("/")[2]}\b', README), f'{name} is not in the README'
+
+
+def test_seven_files_and_the_door_stand_at_the_top():
+    assert {name for name in FILES if '/' not in name} == {f'{name}.py' for name in (*IDEAS, 'nanodepth')}
+    for room in (*ROOMS, 'config'):
+        assert (ROOT / room / '__init__.py').exists() and f'{room}/' in README
 
 
 def test_usage_examples_run(data, monkeypatch):
-    for name, before in (('model.py', 'tokens = targets = torch.randint(257, (2, 8))\n'), ('tokens.py', '')):
+    for name, before in (('model.py', 'tokens = targets = torch.randint(257, (2, 8))\n'), ('data/tokens.py', '')):
         doc = (ROOT / name).read_text().split('"""')[1]
         code = re.sub('^    ', '', doc.split('Usage:\n')[1], flags=re.M).replace("'data/toy'", repr(str(data)))
         scope = dict(torch=torch)
-        exec(f'from {name[:-3]} import *\n' + before + code, scope)
+        exec(f'from {name[:-3].replace("/", ".")} import *\n' + before + code, scope)
     assert scope['tokens'].shape == (16, 256)
 
 
-@pytest.mark.parametrize('name', [n for n in SCRIPTS if 'def main(' in (ROOT / n).read_text()])
-def test_every_script_has_help(name):
-    run = subprocess.run([sys.executable, name, '--help'], cwd=ROOT, capture_output=True, text=True)
+@pytest.mark.parametrize('name', nanodepth.COMMANDS)
+def test_every_command_has_help(name, capsys, monkeypatch):
+    monkeypatch.setattr(sys, 'argv', ['nanodepth.py', name, '--help'])
+    with contextlib.suppress(SystemExit):
+        nanodepth.main()
+    assert len(capsys.readouterr().out) > 100
+
+
+@pytest.mark.parametrize('name', IDEAS[1:])
+def test_an_idea_is_a_script_from_any_folder(name, tmp_path):
+    run = subprocess.run([sys.executable, str(ROOT / f'{name}.py'), '--help'], cwd=tmp_path, capture_output=True, text=True)
     assert run.returncode == 0 and len(run.stdout) > 100, run.stderr
+
+
+def test_the_door_lists_its_commands_and_names_the_nearest(capsys, monkeypatch):
+    monkeypatch.setattr(sys, 'argv', ['nanodepth.py'])
+    with pytest.raises(SystemExit) as stop:
+        nanodepth.main()
+    said = capsys.readouterr().out
+    assert stop.value.code == 0 and all(re.search(rf'^  {name} ', said, flags=re.M) for name in nanodepth.COMMANDS)
+    with pytest.raises(SystemExit) as stop:
+        nanodepth.main(argv=['sampel'])
+    assert stop.value.code == 2 and "did you mean 'sample'?" in capsys.readouterr().err
 
 
 def test_the_readmes_commands_and_files_exist():
     blocks = ''.join(re.findall(r'```(?:sh)?\n(.*?)```', README, flags=re.S))
     for script, config in re.findall(r'python (\S+\.py)(?: (config/\S+\.py))?', blocks):
         assert (ROOT / script).exists() and (not config or (ROOT / config).exists())
+    for command in re.findall(r'nanodepth\.py (\w+)', README):
+        assert command in nanodepth.COMMANDS
     targets = re.findall(r'^(\w+):', (ROOT / 'Makefile').read_text(), flags=re.M)
     for target in re.findall(r'^make (\w+)', blocks, flags=re.M):
         assert target in targets
@@ -47,7 +79,7 @@ def test_the_readmes_commands_and_files_exist():
 
 def test_importing_touches_nothing():
     "On a bare CPU, in another folder, without an environment: no device, no file, no thread setting."
-    names = ', '.join(name[:-3] for name in SCRIPTS)
+    names = ', '.join(name[:-3].replace('/', '.') for name in FILES)
     code = f'import sys; sys.path.insert(0, {str(ROOT)!r}); import {names}; import torch; print(torch.cuda.is_initialized())'
     run = subprocess.run([sys.executable, '-c', code], cwd='/', capture_output=True, text=True)
     assert run.stdout == 'False\n', run.stderr

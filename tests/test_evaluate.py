@@ -7,11 +7,11 @@ import pytest
 import torch
 from conftest import ROOT
 
-import checkpoint
-import evaluate
-import hf
-import primitives
-from tokenizer import get_tokenizer
+from engine import checkpoint
+from tools import evaluate
+from engine import hf
+from data import primitives
+from data.tokenizer import get_tokenizer
 
 lm_eval = pytest.importorskip('lm_eval')
 pytest.importorskip('accelerate')       # lm-eval's `hf` model wants it
@@ -110,7 +110,7 @@ def test_every_task_of_the_lists_is_there_and_the_papers_primitives_have_five_sh
     manager = evaluate.manager(everything=True)
     names = {task for tasks in evaluate.LISTS.values() for task, _ in tasks}
     assert names <= set(manager.all_tasks) and len(evaluate.LISTS['depth']) == 22
-    told = (ROOT / 'evals/README.md').read_text()
+    told = (ROOT / 'data/evals/README.md').read_text()
     for task, _ in evaluate.LISTS['depth']:
         assert f'`{task}`' in told, f'evals/README.md does not say whether {task} is stock or ours'
     docs = list(manager.load(['primitive_assign_code'])['tasks'].values())[0].test_docs()
@@ -118,7 +118,7 @@ def test_every_task_of_the_lists_is_there_and_the_papers_primitives_have_five_sh
 
 
 def test_local_files_of_ours(tmp_path, monkeypatch):
-    sys.path.insert(0, str(ROOT / 'evals'))
+    sys.path.insert(0, str(ROOT / 'data/evals'))
     import tasks
     monkeypatch.setattr(tasks, 'HERE', tmp_path)
     with pytest.raises(FileNotFoundError, match='AddSub.json is missing: put it there from the MAWPS repository'):
@@ -174,5 +174,5 @@ def test_without_lm_eval_it_says_so(run, monkeypatch, capsys):
 def test_the_package_of_the_same_name_is_still_found():
     pytest.importorskip('rouge_score')
     assert evaluate.load.__module__.startswith('evaluate.') and sys.modules['evaluate'] is evaluate
-    import evaluate as again
+    from tools import evaluate as again
     assert again.LISTS and again.main

@@ -4,7 +4,7 @@ import json
 import pytest
 import torch
 
-import gpu
+from tools import gpu
 from model import LM, ModelConfig
 
 
@@ -57,7 +57,7 @@ def test_without_a_gpu_it_says_so(capsys):
 
 def test_a_run_that_is_killed_and_resumed_is_compared(monkeypatch):
     "As in the table, with runs that a function makes instead of processes: what counts is what is compared with what."
-    import checkpoint
+    from engine import checkpoint
     starts = []
 
     class Child:

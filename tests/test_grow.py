@@ -7,7 +7,7 @@ import grow
 from conftest import ROOT
 from grow import GROWTH, double, growth_plan, lidas, midas, prop_schedule, stack, training_flops, untie
 from model import ModelConfig
-from launch import read_config
+from engine.launch import read_config
 from train import Config, check, make_optimizers, plan
 
 # ------------------------------------------------------------------ operators

@@ -9,15 +9,15 @@ import pytest
 import torch
 from conftest import ROOT
 
-import checkpoint
-import hf
+from engine import checkpoint
+from engine import hf
 import loop
-import primitives
-import sample
-from checkpoint import CheckpointError, load_model
+from data import primitives
+from tools import sample
+from engine.checkpoint import CheckpointError, load_model
 from grow import lidas, untie
-from hf import load_hf, save_hf
-from tokenizer import DataError, get_tokenizer, start_of_document
+from engine.hf import load_hf, save_hf
+from data.tokenizer import DataError, get_tokenizer, start_of_document
 
 transformers = pytest.importorskip('transformers')
 safetensors_torch = pytest.importorskip('safetensors.torch')
@@ -159,7 +159,7 @@ def test_bytes_as_a_tokenizer_json(tmp_path, tiny):
 def test_an_encoding_with_merges_as_a_tokenizer_json(tmp_path):
     "The pairs that make the tokens are found again from their ranks."
     from test_tokens import PRE_TOKENIZERS, TEXTS, random_texts, train_bpe
-    from tokenizer import to_tokenizer_json
+    from data.tokenizer import to_tokenizer_json
     train_bpe(tmp_path / 'tokenizer.json', PRE_TOKENIZERS['gpt2'])
     enc = get_tokenizer(tmp_path / 'tokenizer.json')
     made, given = to_tokenizer_json(enc), json.loads((tmp_path / 'tokenizer.json').read_text())

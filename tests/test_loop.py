@@ -7,11 +7,11 @@ from conftest import ROOT, ranks
 from test_train import assert_equal_runs, config, log_of, command, stop_and_resume, weights_of  # noqa: F401
 
 import loop
-from checkpoint import load, load_model
-from launch import ConfigError, read_config
+from engine.checkpoint import load, load_model
+from engine.launch import ConfigError, read_config
 from loop import fit_loop, format_loop, parse_loop, repeat_block, running
 from model import LM, KVCache, ModelConfig
-from tokens import Loader, measure, write_dataset
+from data.tokens import Loader, measure, write_dataset
 from train import Config, check, train
 
 # ------------------------------------------------------------------ the notation

@@ -3,7 +3,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import losses
+from common import losses
 
 
 def gradients(function, *inputs):

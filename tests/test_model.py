@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 import model as model_file
-import losses
+from common import losses
 from model import LM, KVCache, ModelConfig
 
 

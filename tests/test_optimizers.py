@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from model import LM, ModelConfig
-from optimizers import AdamWStar, Muon, make_optimizers, orthogonal
-from settings import Config
+from engine.optimizers import AdamWStar, Muon, make_optimizers, orthogonal
+from engine.settings import Config
 
 SHAPES = [(24, 16), (16, 24), (16, 16), (24, 16), (16, 24)]     # two of each of two shapes, lying and standing
 

@@ -4,10 +4,10 @@ import json
 import pytest
 import torch
 
-import checkpoint
-import page
+from engine import checkpoint
+from tools import page
 import probe
-import subject
+from tools import subject
 from test_sweep import write_run
 
 FEW = ['--count=4', '--length=10', '--n=6', '--batches=1', '--lens_steps=3', '--tasks=toy_assign/1', '--device=cpu']
@@ -16,7 +16,7 @@ FEW = ['--count=4', '--length=10', '--n=6', '--batches=1', '--lens_steps=3', '--
 @pytest.fixture
 def runs(tmp_path, tiny, data):
     "An ordinary model, a looped one, a retrofitted one, a Hugging Face folder."
-    from hf import save_hf
+    from engine.hf import save_hf
     from retrofit import surgery
     model = tiny(vocab_size=257, n_layer=4, context=64)
     write_run(tmp_path / 'plain', model, data)
@@ -25,7 +25,7 @@ def runs(tmp_path, tiny, data):
     checkpoint.save(tmp_path / 'cut', **checkpoint.describe(cut), config=dict(data=[str(data)], batch_size=4, context=16), flops=0)
     (tmp_path / 'cut' / 'run.json').write_text(json.dumps(dict(tokenizer='bytes')))
     save_hf(model, tmp_path / 'hf')
-    from tokenizer import write_tokenizer
+    from data.tokenizer import write_tokenizer
     write_tokenizer('bytes', tmp_path / 'hf', 64)
     return {name: str(tmp_path / name) for name in ('plain', 'loop', 'cut', 'hf')}
 
@@ -88,7 +88,7 @@ def test_the_same_weights_are_not_the_same_model(tmp_path, tiny, data, capsys):
 
 def test_changed_data_are_scored_anew(runs, data, tmp_path, capsys):
     import numpy as np
-    from tokens import write_dataset
+    from data.tokens import write_dataset
     only = ['--only=repeat', '--examples=toy_assign/1', f'--out={tmp_path / "p"}', *FEW]
     page.main([runs['plain'], *only])
     before = page.read_rows(tmp_path / 'p' / 'repeat.csv')
@@ -101,9 +101,9 @@ def test_changed_data_are_scored_anew(runs, data, tmp_path, capsys):
 
 def test_half_precision_one_layer_and_names_that_are_numbers(tmp_path, tiny, data, capsys):
     write_run(tmp_path / '2024', tiny(vocab_size=257, n_layer=1, context=64), data)
-    from hf import save_hf
+    from engine.hf import save_hf
     save_hf(tiny(vocab_size=257, n_layer=2, context=64).bfloat16(), tmp_path / 'half')
-    from tokenizer import write_tokenizer
+    from data.tokenizer import write_tokenizer
     write_tokenizer('bytes', tmp_path / 'half', 64)
     page.main([str(tmp_path / '2024'), '--only=depth_score,early_exit,norms', f'--out={tmp_path / "p"}', *FEW])
     page.main([str(tmp_path / 'half'), f'--data={data}', '--only=depth_score,early_exit', f'--out={tmp_path / "p"}', *FEW])
@@ -136,12 +136,12 @@ def test_fields_of_the_papers_data(tmp_path):
 
 
 def test_the_last_word_of_a_passage(tiny, tmp_path):
-    from tokens import Loader, write_dataset
+    from data.tokens import Loader, write_dataset
     text = 'one two three four five six seven eight nine ten eleven twelve '
     ids = list(text.encode()) * 8
     write_dataset(tmp_path / 'd', 'val', 'bytes', ids, marks=[1] * len(ids), kinds=['text'])
     val = Loader(tmp_path / 'd', 2, 32, split='val')
-    from tokenizer import get_tokenizer
+    from data.tokenizer import get_tokenizer
     found = subject.last_words(val, get_tokenizer('bytes'), 5, 64)
     assert len(found) == 5
     for before, word in found:
@@ -170,7 +170,7 @@ def test_what_is_refused(runs, tmp_path, capsys, monkeypatch, args, message):
 
 
 def test_a_lens_of_another_model_is_refused(runs, tmp_path, capsys, tiny, data):
-    import lens
+    from variants import lens
     lens.main([runs['plain'], '--steps=2', '--device=cpu'])
     page.main([runs['plain'], '--only=early_exit', f'--out={tmp_path / "p"}', *FEW])
     before = (tmp_path / 'p' / 'early_exit.csv').read_text()

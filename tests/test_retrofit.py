@@ -8,9 +8,9 @@ import torch
 from conftest import ROOT, ranks
 
 import retrofit
-from checkpoint import build_model, describe, load, load_model, save
-from cuts import block_influence, by_influence, cut, prune, selections
-from exit import Exit
+from engine.checkpoint import build_model, describe, load, load_model, save
+from variants.cuts import block_influence, by_influence, cut, prune, selections
+from variants.exit import Exit
 from model import LM, ModelConfig
 from retrofit import Recurrent, recurrence_curriculum, sample_recurrence, surgery
 
@@ -380,7 +380,7 @@ def test_every_row_and_step_begins_elsewhere(started, monkeypatch):
 
 
 def test_other_steps_are_another_curriculum(started):
-    from launch import ConfigError
+    from engine.launch import ConfigError
     go(started, 'short', curriculum=0.5, steps=4, decay_steps=0, save_every=4)
     with pytest.raises(ConfigError, match='holds a run with steps=4, but this config has 40'):
         go(started, 'short', curriculum=0.5, steps=40)

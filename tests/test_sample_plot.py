@@ -2,9 +2,9 @@ import json
 
 import pytest
 
-import logs
-import plot
-import sample
+from report import logs
+from report import plot
+from tools import sample
 from train import Config, check, train
 
 

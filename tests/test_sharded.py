@@ -11,11 +11,11 @@ import torch
 from conftest import ranks
 from test_train import ROOT, command, config, log_of, same, weights_of      # noqa: F401
 
-import checkpoint
-from launch import ConfigError
+from engine import checkpoint
+from engine.launch import ConfigError
 from model import LM, ModelConfig
 from retrofit import surgery
-from settings import Config, check
+from engine.settings import Config, check
 from train import main, train
 
 GROWN = dict(optimizer='adamw', grow='lidas', grow_block=1, n_layer=3, eval_every=4)

@@ -7,12 +7,12 @@ import pytest
 import torch
 import torch.nn as nn
 
-import checkpoint
-import compare
-import evaluate
-import hf
-import parts
-import sweep
+from engine import checkpoint
+from tools import compare
+from tools import evaluate
+from engine import hf
+from tools import parts
+from tools import sweep
 import wrapper
 from wrapper import looped
 
@@ -287,7 +287,7 @@ def test_metrics_that_are_no_shares():
 
 def test_the_same_weights_are_not_the_same_model_nor_the_same_data(tmp_path, tiny, data, capsys):
     import numpy as np
-    from tokens import write_dataset
+    from data.tokens import write_dataset
     weights = tiny(vocab_size=257, n_layer=4, context=64).state_dict()
     for name, fields in (('a', {}), ('b', dict(order=[0, 1, 2, 1, 2, 3])), ('c', dict(ln_scaling=True))):
         model = tiny(vocab_size=257, n_layer=4, context=64, **fields)

@@ -5,8 +5,8 @@ import runpy
 import pytest
 from conftest import ROOT
 
-from tokenizer import get_tokenizer
-from tokens import Loader
+from data.tokenizer import get_tokenizer
+from data.tokens import Loader
 
 text = runpy.run_path(str(ROOT / 'data/text/prepare.py'))
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import tokenizer as tokenizer_file
-import tokens as tokens_file
-from tokenizer import DataError, get_tokenizer
-from tokens import Dataset, Loader, answers, draw, evaluate, measure, permute, shares, write_dataset
+from data import tokenizer as tokenizer_file
+from data import tokens as tokens_file
+from data.tokenizer import DataError, get_tokenizer
+from data.tokens import Dataset, Loader, answers, draw, evaluate, measure, permute, shares, write_dataset
 
 # ------------------------------------------------------------------ tokenizers
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from conftest import ROOT
 
-from tokens import Dataset
+from data.tokens import Dataset
 
 toy = runpy.run_path(str(ROOT / 'data/toy/prepare.py'), run_name='toy')
 SIZE, KINDS, START = toy['SIZE'], toy['KINDS'], toy['START']

@@ -11,10 +11,10 @@ import pytest
 import torch
 from conftest import ranks
 
-import checkpoint
-import launch
+from engine import checkpoint
+from engine import launch
 import train as train_file
-from launch import ConfigError, Stop, World, read_config
+from engine.launch import ConfigError, Stop, World, read_config
 from model import LM, ModelConfig
 from train import Config, check, learning_rate, main, make_optimizers, train
 
@@ -166,7 +166,7 @@ def test_accumulation_is_the_whole_batch(config):
 def test_masked_targets_count_globally(config, tmp_path):
     "Pieces with unequal numbers of targets: their tokens weigh the same, whatever the pieces."
     import numpy as np
-    from tokens import write_dataset
+    from data.tokens import write_dataset
     rng = np.random.default_rng(0)
     for split in ('train', 'val'):
         mask = rng.random(64 * 17) < np.repeat(rng.random(64), 17)

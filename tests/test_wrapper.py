@@ -8,11 +8,11 @@ import pytest
 import torch
 import torch.nn as nn
 
-from caches import CACHES
+from variants.caches import CACHES
 from grow import untie
 from loop import repeat_block
 from model import KVCache
-from solvers import SOLVERS
+from variants.solvers import SOLVERS
 from wrapper import MODES, looped, patch, pick_window, unpatch
 
 WINDOW = (2, 4)

@@ -10,8 +10,8 @@ import torch
 transformers = pytest.importorskip('transformers')
 transformers.logging.set_verbosity_error()
 
-from caches import CACHES                                       # noqa: E402
-from experts import Pin                                         # noqa: E402
+from variants.caches import CACHES                                       # noqa: E402
+from variants.experts import Pin                                         # noqa: E402
 from families import EAGER_ONLY, FAMILIES, MIXTURES, tiny       # noqa: E402
 from wrapper import depth_of, looped, patch, unpatch       # noqa: E402
 
@@ -398,7 +398,7 @@ def test_a_static_cache_filled_before_and_a_cut_one_are_counted_from_there():
 
 def test_ours_and_theirs_agree(tmp_path, tiny):
     "One checkpoint through both: the same loop, the same logits."
-    from hf import save_hf
+    from engine.hf import save_hf
     ours = tiny(n_layer=6, n_kv_head=2)
     save_hf(ours, tmp_path)
     theirs, t = transformers.AutoModelForCausalLM.from_pretrained(tmp_path), tokens() % 50

@@ -2,7 +2,7 @@
 
 The paper ("From Growing to Looping", section 5.1) fine-tunes on variable assignment of depth 1 and 2 in equal parts, which its
 models could not do before. The toy's models can, so theirs is depth 4, one deeper than their training mix goes; depth 5 is
-left out, to be asked for afterwards (`python primitives.py ... --depths=4,5`).
+left out, to be asked for afterwards (`python nanodepth.py primitives ... --depths=4,5`).
 
     python data/sft/prepare.py --n=64                                       # data/sft: the toy's form
     python data/sft/prepare.py --tasks=assign_code --depths=1,2 --n=128 --tokenizer=out/run --out=data/sft_code
@@ -13,8 +13,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
-from launch import whole_numbers            # noqa: E402
-from primitives import write_examples       # noqa: E402
+from engine.launch import whole_numbers            # noqa: E402
+from data.primitives import write_examples       # noqa: E402
 
 
 def main(argv=None):

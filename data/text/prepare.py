@@ -19,9 +19,9 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
-from sources import chat                                    # noqa: E402
-from tokenizer import get_tokenizer, start_of_document      # noqa: E402
-from tokens import write_dataset                            # noqa: E402
+from data.sources import chat                                    # noqa: E402
+from data.tokenizer import get_tokenizer, start_of_document      # noqa: E402
+from data.tokens import write_dataset                            # noqa: E402
 
 
 def rows(paths, column):

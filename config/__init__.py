@@ -1,0 +1,1 @@
+"An experiment a file: assignments only."

@@ -1,0 +1,1 @@
+"Text becomes tokens, tokens become batches; a folder for each dataset."

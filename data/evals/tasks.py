@@ -1,0 +1,83 @@
+"""What the YAML files of this folder call: data that comes from here or from a local file, and a score for free answers.
+
+lm-eval reads the YAML files and imports this one by its place, so it finds the repo by itself.
+"""
+import json
+import re
+import string
+import sys
+from collections import Counter
+from pathlib import Path
+
+from datasets import Dataset
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parents[1]))
+from data.primitives import few_shot         # noqa: E402
+
+
+def primitive(task, depth=0, shots=5, n=1000, **_):
+    "The very examples that `primitives.py` scores, their shots in the prompt."
+    examples = few_shot(task, n, shots=shots, depth=depth)
+    return {'test': Dataset.from_list([dict(prompt=e.prompt, options=e.options, answer=e.answer) for e in examples])}
+
+
+def local(name, where):
+    path = HERE / 'data' / name
+    if not path.exists():
+        raise FileNotFoundError(f'{path} is missing: put it there from {where}')
+    return json.loads(path.read_text(encoding='utf-8'))
+
+
+def plain(number):
+    "3.0 as '3', 2.5 as '2.5'."
+    return str(int(float(number))) if float(number) == int(float(number)) else str(number)
+
+
+def mawps(name, **_):
+    "One of MAWPS's sets, in the form of its authors: sQuestion and lSolutions."
+    problems = local(f'{name}.json', 'the MAWPS repository (Koncel-Kedziorski et al., 2016)')
+    return {'test': Dataset.from_list([dict(question=p['sQuestion'].strip(), answer=plain(p['lSolutions'][0])) for p in problems])}
+
+
+def svamp(docs):
+    return docs.map(lambda doc: dict(question=f'{doc["Body"].strip()} {doc["Question"].strip()}', answer=plain(doc['Answer'])))
+
+
+def quac(**_):
+    "Each question of a dialogue, after the ones before it with their answers."
+    docs = []
+    for article in local('val_v0.2.json', 'https://quac.ai (its validation file)')['data']:
+        for paragraph in article['paragraphs']:
+            said = ''
+            for turn in paragraph['qas']:
+                answers = [a['text'] for a in turn['answers']]
+                docs.append(dict(context=paragraph['context'], said=said, question=turn['question'], answers=answers))
+                said += f'Q: {turn["question"]}\nA: {turn["orig_answer"]["text"]}\n'
+    return {'validation': Dataset.from_list(docs)}
+
+
+def english(docs):
+    "TyDi QA's English questions, with all their answers."
+    docs = docs.filter(lambda doc: doc['id'].split('-')[0] == 'english')
+    return docs.map(lambda doc: dict(all_answers=doc['answers']['text']))
+
+
+# ---------------------------------------------------------------------------------------------- free answers
+
+def words(text):
+    "SQuAD's normal form: lower case, without punctuation and articles."
+    text = ''.join(char for char in text.lower() if char not in string.punctuation)
+    return re.sub(r'\b(a|an|the)\b', ' ', text).split()
+
+
+def f1(said, answer):
+    said, answer = words(said), words(answer)
+    same = sum((Counter(said) & Counter(answer)).values())
+    return 2 * same / (len(said) + len(answer)) if said and answer else float(said == answer)
+
+
+def free_answer(doc, results):
+    "Exact match and F1 with the nearest of the answers."
+    answers = doc.get('all_answers') or doc.get('answers')
+    return dict(em=max(float(words(results[0]) == words(a)) for a in answers), f1=max(f1(results[0], a) for a in answers))

@@ -1,0 +1,159 @@
+"""Where large datasets come from: their files on the Hugging Face hub or on this disk, and how a row becomes a text.
+
+The idea: a source is a list of files in an order drawn from their names, so that the first few are a fair sample, and a function that
+makes a row of one a text, or nothing. Whatever a file, a network or a row has wrong is one line.
+
+Paper: "Retrofitted Recurrence", section 4.4, for `chat`: the tags of user and assistant removed, what reasoning models wrote left out.
+Here: which columns say that a reasoning model wrote an example depends on the dataset; Python-Edu's rows are numbers of files in
+Software Heritage's public archive.
+
+Usage:
+    source = Source('open_web_math', 0.06, 'open-web-math/open-web-math', 'data/*.parquet')
+    files = list_files(source, None)                # [(path, bytes)]; None: on the hub
+    for text in texts([files[0][0]], source.read): ...
+"""
+import contextlib
+import dataclasses
+import fnmatch
+import gzip
+import hashlib
+import http.client
+import itertools
+import re
+import time
+import urllib.error
+import urllib.request
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from data.tokenizer import DataError
+
+KINDS = {'.parquet': 'parquet', '.jsonl': 'json', '.json': 'json', '.gz': 'json', '.zst': 'json'}
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    name: str               # of its folder
+    share: float            # of the mixture's tokens
+    repo: str               # a dataset on the hub
+    files: str              # which of its files: a pattern
+    read: str = 'text'      # how a row becomes a text: a key of READ
+    known_as: str = ''      # what a local folder's name has in it, if not the name
+
+
+# ---------------------------------------------------------------------------------------------- rows -> texts
+
+ROLE_TAGS = re.compile(r'<\|im_(?:start|end)\|>(?:system|user|assistant)?\n?|<\|(?:start_header_id|end_header_id|eot_id)\|>|'
+                       r'^(?:system|user|assistant|human)\s*:\s*|<(?:extra_id_\d+|/?(?:user|assistant|system))>\s*', re.I | re.M)
+REASONING = re.compile(r'<think>|</think>|<\|begin_of_thought\|>', re.I)
+REASONERS = re.compile(r'\bR1\b|deepseek[-_ ]?r1|\bQwQ\b|reasoning:?\s*on', re.I)
+
+
+def column(row):
+    if not isinstance(row.get('text', 0), str | None):
+        raise DataError(f"no text in the column 'text', but the columns {', '.join(row)}")
+    return row['text']
+
+
+def chat(row, name='text'):
+    "The text of an instruction example without the tags of its roles, or None if a reasoning model wrote it."
+    text, others = (column(row) if name == 'text' else row[name]) or '', ' '.join(str(value) for key, value in row.items() if key != name)
+    return None if REASONING.search(text) or REASONERS.search(others) else ROLE_TAGS.sub('', text).strip()
+
+
+def archived(row):
+    "A file whose row has its text, or else its number in Software Heritage's archive; None if it was taken down."
+    if row.get('text') is not None or 'blob_id' not in row:
+        return column(row)
+    for attempt in itertools.count():
+        try:
+            with urllib.request.urlopen(f'https://softwareheritage.s3.amazonaws.com/content/{row["blob_id"]}', timeout=60) as answer:
+                return gzip.decompress(answer.read()).decode('utf-8', errors='ignore')
+        except urllib.error.HTTPError as error:
+            if error.code in (403, 404):
+                return None
+            reason = error
+        except (OSError, EOFError, zlib.error, http.client.HTTPException) as error:
+            reason = error
+        if attempt == 5:
+            raise DataError(f'{row["blob_id"]} could not be had from Software Heritage: {reason}')
+        time.sleep(2 ** attempt)
+
+
+READ = {'text': column, 'chat': chat, 'archived': archived}
+
+
+def rows(path):
+    "The rows of a parquet or JSON Lines file, here or on the hub, as dicts."
+    from datasets import load_dataset
+    with contextlib.suppress(ImportError):
+        from datasets.utils.logging import set_verbosity_error
+        set_verbosity_error()
+    stream = None
+    for i in itertools.count():
+        try:
+            if stream is None:
+                stream = iter(load_dataset(KINDS[Path(path).suffix], data_files=path, split='train', streaming=True))
+            row = next(stream)
+        except StopIteration:
+            return
+        except Exception as error:      # whatever lies in a file, its reader has a name of its own for it
+            if 'StopIteration' in str(error):       # an empty file
+                return
+            cause = error.__cause__ or error
+            raise DataError(f'{path}, behind row {i}: {type(cause).__name__}: {(str(cause).splitlines() or [""])[0][:200]}') from None
+        yield row
+
+
+def texts(paths, read):
+    "The documents of some files in order; what has to be fetched is fetched in 32 threads."
+    for path in paths:
+        some = rows(path)
+        with ThreadPoolExecutor(32) as threads:
+            while batch := list(itertools.islice(some, 256)):
+                try:
+                    yield from threads.map(READ[read], batch) if read == 'archived' else map(READ[read], batch)
+                except DataError as error:
+                    raise DataError(f'{path}: {error}') from None
+
+
+# ---------------------------------------------------------------------------------------------- files
+
+def list_files(source, where):
+    "[(path, bytes)] of a source's files, in an order drawn from their names."
+    if where is None:
+        from huggingface_hub import HfApi
+        try:
+            commit = HfApi().dataset_info(source.repo).sha
+            tree = list(HfApi().list_repo_tree(source.repo, repo_type='dataset', revision=commit, recursive=True))
+        except Exception as error:      # whatever stands between this machine and the hub, each version names it differently
+            raise DataError(f'the Hugging Face hub did not list {source.repo} ({type(error).__name__}): is there a network, and a login where the '
+                            'dataset asks for one? --source=FOLDER reads local files') from None
+        found = [(f'hf://datasets/{source.repo}@{commit}/{f.path}', f.size) for f in tree if fnmatch.fnmatch(f.path, source.files) and hasattr(f, 'size')]
+        names = [path.split('/', 5)[-1] for path, _ in found]
+        if not found:
+            raise DataError(f'{source.repo} has no file {source.files} any more')
+    else:
+        wanted = simple(source.known_as or source.name)
+        tops = [p for p in sorted(Path(where).iterdir()) if wanted in simple(p.name)]
+        paths = [p for top in tops for p in ([top] if top.is_file() else sorted(top.rglob('*'))) if p.suffix in KINDS and p.is_file()]
+        found, names = [(str(p), p.stat().st_size) for p in paths], [str(p.relative_to(where)) for p in paths]
+        if not found:
+            raise DataError(f'{where} has no parquet or JSON Lines file in a folder (or by a name) with {source.known_as or source.name!r} '
+                            f'in it, but {", ".join(p.name for p in sorted(Path(where).iterdir())[:8]) or "nothing"}')
+    return [file for _, file in sorted(zip((hashlib.blake2b(name.encode()).hexdigest() for name in names), found))]
+
+
+def simple(name):
+    return re.sub(r'[^a-z0-9]', '', name.lower())
+
+
+def group(files, size):
+    "Files one after the other in groups of at least so many bytes: [(paths, bytes)]."
+    groups = [([], 0)]
+    for path, n in files:
+        if groups[-1][1] >= size:
+            groups.append(([], 0))
+        groups[-1] = [*groups[-1][0], path], groups[-1][1] + n
+    return groups

@@ -1,0 +1,143 @@
+"""Save and load a run's state, and open any checkpoint as a model.
+
+The idea: a checkpoint is written beside the old one, forced to the disk, and then takes its name in one step, so a
+run that is killed at any moment leaves the last good one. It is an ordinary torch.save file. That is a zip archive,
+which carries a checksum of every tensor in it: they are all checked before anything is loaded, and loading is
+restricted to tensors and plain values, so that a file from a stranger cannot run code.
+
+Usage:
+    save('out/run', model=model.state_dict(), step=100)     # out/run/ckpt.pt, atomically
+    state = load('out/run')                                 # a dict, or an error in one line
+    model = load_model('out/run')                           # the model itself, whatever kind it is, or a Hugging Face folder's
+"""
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import pickle
+import zipfile
+from pathlib import Path
+
+import torch
+
+from model import LM, ModelConfig
+from retrofit import Recurrent
+from data.tokenizer import on_hub
+
+FILE = 'ckpt.pt'
+
+
+class CheckpointError(ValueError):
+    "A checkpoint that cannot be used, and why."
+
+
+def save(folder, **state):
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    fresh = folder / (FILE + '.tmp')
+    with open(fresh, 'wb') as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(fresh, folder / FILE)            # from here on, and not before, this is the checkpoint
+    if os.name == 'posix':                      # the new name must reach the disk too
+        handle = os.open(folder, os.O_RDONLY)
+        os.fsync(handle)
+        os.close(handle)
+
+
+def exists(folder):
+    return (Path(folder) / FILE).exists()
+
+
+def load(folder, whole=True):
+    """The state that `save` was given. `folder` may name the file itself, or a Hugging Face checkpoint. Where it points to tensors in parts
+    (sharded.py), they are put together, unless `whole` is false."""
+    path = Path(folder)
+    if (path / 'config.json').exists() and not exists(path) or on_hub(folder):
+        return dict(kind='hf', folder=str(folder))
+    path = path if path.is_file() else path / FILE
+    if not path.exists():
+        raise CheckpointError(f'there is no checkpoint at {folder} (no {path})')
+    try:
+        with zipfile.ZipFile(path) as archive:
+            broken = archive.testzip()
+    except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError) as error:
+        raise CheckpointError(f'{path} ({path.stat().st_size:,} bytes) is empty, cut short or no checkpoint: '
+                              f'{error}') from None
+    if broken:
+        raise CheckpointError(f'{path} is damaged: the checksum of {broken} is wrong')
+    try:
+        state = torch.load(path, map_location='cpu', weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError) as error:
+        reason = next((line for line in str(error).splitlines() if 'nsupported' in line or 'GLOBAL' in line), '')
+        raise CheckpointError(f'{path} holds more than tensors and plain values, so it was not loaded. {reason}'.strip()) from None
+    if 'parts' in state and whole:
+        from engine.sharded import load_whole
+        with readable_parts(path.parent, state):
+            state['model'], state['optimizers'] = load_whole(path.parent / state['parts'], state['optimizers'])
+    return state
+
+
+@contextlib.contextmanager
+def readable_parts(folder, state):
+    try:
+        yield
+    except Exception as error:      # torch.distributed.checkpoint raises what the disk or its own format gives it
+        raise CheckpointError(f'{folder} points to {state["parts"]}, which cannot be read: {type(error).__name__}: '
+                              f'{(str(error).splitlines() or [""])[0][:200]}') from None
+
+
+def load_model(path, device='cpu'):
+    "Any checkpoint of ours, or of Hugging Face's, as a model that is ready to run."
+    return build_model(load(path), path).to(device).eval()
+
+
+def build_model(state, path):
+    "The model that a loaded state describes, with its weights."
+    kind = state.get('kind')
+    if kind not in KINDS:
+        raise CheckpointError(f'{path} holds a model of kind {kind!r}; this version knows {", ".join(KINDS)}')
+    return KINDS[kind](state)
+
+
+def describe(model):
+    "What build_model needs of a model, for `save`."
+    about = dict(model=model.state_dict(), model_config=dataclasses.asdict(model.config))
+    if isinstance(model, Recurrent):
+        fields = ('prelude', 'core', 'coda', 'inject', 'start', 'mean', 'backprop_depth')
+        return about | dict(kind='recurrent', recurrent={name: getattr(model, name) for name in fields})
+    return about | dict(kind='lm')
+
+
+def _recurrent(state):
+    return _filled(Recurrent(LM(ModelConfig(**state['model_config'])), **state['recurrent']), state)
+
+
+def _hf(state):
+    from engine.hf import load_hf      # it needs safetensors, which is no core package
+    return load_hf(state['folder'])
+
+
+def _lm(state):
+    return _filled(LM(ModelConfig(**state['model_config'])), state)
+
+
+def _filled(model, state):
+    if 'model' in state:        # else they are in parts, and whoever asked for that loads them himself
+        model.load_state_dict(state['model'])
+    return model
+
+
+KINDS = {'lm': _lm, 'recurrent': _recurrent, 'hf': _hf}
+
+
+def fingerprint(model):
+    "Of all that a model computes with: its settings and every weight."
+    about = describe(model) if hasattr(model, 'layers') and hasattr(model, 'order') else dict(config=model.config.to_dict())
+    digest = hashlib.sha256(json.dumps({key: value for key, value in about.items() if key != 'model'}, sort_keys=True, default=str).encode())
+    for name, t in model.state_dict().items():
+        digest.update(name.encode())
+        digest.update(t.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()

@@ -1,0 +1,159 @@
+"""What a run will cost, before it starts: stages, parameters, FLOPs, memory of a GPU, hours on so many of them.
+
+The idea: everything a run does follows from its settings, so that its cost can be added up without running it. FLOPs are the
+ledger's, stage by stage. Memory is what stays: weights, gradients and the optimizer's state (16 bytes a parameter with AdamW in
+float32), and what the forward keeps for the backward: each activation counted once, for the tokens that a GPU works on at once.
+
+Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", Table 7: the totals of config/smollm_*.py come out to the last digit.
+Here: compiled Blocks and fragmentation are not in it; bench.py `memory` holds it against measured peaks.
+
+Usage:
+    python train.py config/smollm_360m_lidas.py --dry_run                                   # 8 GPUs, H100, at 40% of their peak
+    python train.py config/smollm_1b7_lidas.py --dry_run --gpus=64 --gpu=A100 --mfu=0.35
+"""
+from pathlib import Path
+
+import torch
+
+from engine import checkpoint
+from engine.launch import PEAK_FLOPS, ConfigError, check_choice, parse
+from report.logs import columns
+from model import LM
+from common.losses import in_pieces, piece_on
+from retrofit import Recurrent
+from engine.settings import orders, plan, recurrences, shape
+from data.tokenizer import DataError
+from data.tokens import Loader
+
+
+# ---------------------------------------------------------------------------------------------- memory
+
+def kept_by_a_layer(c, width, device='cpu'):
+    "Bytes of one token that a Block keeps for its backward; `width`: of a number in a matrix product, 2 or 4. The residual stream has 4."
+    H, Hkv = c.n_head * c.head_dim, c.n_kv_head * c.head_dim
+    cpu = device == 'cpu'
+    attention = c.n_embd + 2 * H + 2 * Hkv + (H if cpu else 0)      # its input, q, k, v, what it puts out; a CPU copies that
+    mlp = c.n_embd + 4 * c.ffn_dim                                  # its input, gate, up, silu(gate), and their product
+    norms = 2 * (4 * c.n_embd + 4) * (2 if cpu else 1)              # input and 1/rms; on a CPU, not one kernel, x/rms too
+    return norms + width * (attention + mlp) + 4 * c.n_head         # the softmax's sums
+
+
+def kept_by_the_loss(c, tokens, width, device):
+    "Bytes at the end: the final norm's input and output, then the logits in pieces and the head's gradient, or all of them, in float32 too."
+    norm = tokens * (4 + width) * c.n_embd
+    if in_pieces(c.vocab_size):
+        piece = min(piece_on(device), tokens)
+        return norm + tokens * width * c.n_embd + piece * 2 * 4 * c.vocab_size + width * c.vocab_size * c.n_embd
+    return norm + tokens * (width + 2 * 4) * c.vocab_size
+
+
+def memory(model, tokens, *, depth, optimizer='adamw', width=4, device='cpu', ranks=1, shard=False):
+    "{part: bytes} of a process that works on `tokens` at once through `depth` layers, at the moment that takes most."
+    c, n = model.config, model.num_params()
+    layers = sum(p.numel() for p in model.layers.parameters())
+    state = 8 * n if optimizer != 'muon' else 4 * layers + 8 * (n - layers)
+    share = ranks if shard else 1
+    found = dict(weights=4 * n / share, gradients=4 * n / share, optimizer=state / share)
+    if ranks > 1 and not shard:
+        found['ranks'] = 4 * n              # DDP's own copy of the gradients
+    if shard:
+        found['ranks'] = 2 * width * (layers / len(model.layers) + c.vocab_size * c.n_embd)      # two groups gathered: a layer, the embedding
+    if width < 4:
+        found['casts'] = width * n          # autocast's copies of the weights
+    found['activations'] = tokens * depth * kept_by_a_layer(c, width, device)
+    found['loss'] = kept_by_the_loss(c, tokens, width, device)
+    return found
+
+
+# ---------------------------------------------------------------------------------------------- stages
+
+def empty(config, n_layer):
+    "The config's model without its weights."
+    vocab_size = config.vocab_size
+    if vocab_size is None:
+        try:
+            vocab_size = Loader(config.data, config.batch_size, config.context).vocab_size
+        except DataError as error:
+            raise ConfigError(f'how many words? {error}, or say --vocab_size=N') from None
+    with torch.device('meta'):
+        return LM(shape(config, vocab_size=vocab_size, n_layer=n_layer))
+
+
+def stages(config):
+    "[(first step, end, model, order)]: growing, and the decay where it differs or comes after growing."
+    decay = config.steps - config.decay_steps
+    if config.init_from:
+        model = checkpoint.build_model(checkpoint.load(config.init_from), config.init_from)
+        model.config.context = config.context
+        if isinstance(model, Recurrent):
+            model.mean, model.backprop_depth = config.recurrence or model.mean, config.backprop_depth or model.backprop_depth
+            return [(0, config.steps, model, model.order)]
+        models = [(0, model)]
+    else:
+        models = [(first, empty(config, n)) for first, n in plan(config)]
+    deepest = models[-1][1]
+    loop, late = orders(config, len(deepest.layers))
+    found = [(first, model, loop or model.order) for first, model in models]
+    if (late or config.grow) and config.decay_steps:
+        found.append((decay, deepest, late or loop or deepest.order))
+    ends = [first for first, *_ in found[1:]] + [config.steps]
+    return [(first, end, model, order) for (first, model, order), end in zip(found, ends) if end > first]
+
+
+def gigabytes(n):
+    return f'{n / 1e9:,.2f} GB'
+
+
+def options(argv):
+    "Takes --gpus, --gpu and --mfu out of a command line: (what they say, the rest)."
+    said, rest = dict(gpus=8, gpu='H100', mfu=0.4), []
+    for arg in argv:
+        name, _, text = arg.removeprefix('--').partition('=')
+        if arg.startswith('--') and name in said:
+            said[name] = parse(text)
+        elif arg not in ('--dry_run', '--dry_run=true', '--dry_run=True'):
+            rest.append(arg)
+    said['gpu'] = str(said['gpu'])
+    check_choice('gpu', said['gpu'], PEAK_FLOPS)
+    if type(said['gpus']) is not int or said['gpus'] < 1 or not isinstance(said['mfu'], (int, float)) or not 0 < said['mfu'] <= 1:
+        raise ConfigError(f'gpus={said["gpus"]} must be a whole number from 1 on, and mfu={said["mfu"]} a share, such as 0.4')
+    return said, rest
+
+
+def show(config, gpus, gpu, mfu):
+    "Print the plan."
+    each, left = divmod(config.batch_size, gpus)
+    if left or each % config.grad_accum:
+        raise ConfigError(f'batch_size={config.batch_size} on gpus={gpus} does not divide into grad_accum={config.grad_accum} pieces')
+    at_once, a_step = each // config.grad_accum, config.batch_size * config.context
+    width = 4 if config.dtype == 'float32' else 2
+    table, total, peak, parts = [['steps', 'layers', 'depth', 'parameters', 'GFLOPs a token', 'petaFLOPs', 'a GPU']], 0, 0, {}
+    for first, end, model, order in stages(config):
+        if isinstance(model, Recurrent):
+            cost = sum(model.flops_per_token(**recurrences(config, model, step)) for step in range(first, end)) * a_step
+            depth = len(model.prelude) + len(model.coda) + model.backprop_depth * len(model.core)
+        else:
+            cost, depth = (end - first) * model.flops_per_token(order) * a_step, len(order)
+        needed = memory(model, at_once * config.context, depth=depth, optimizer=config.optimizer, width=width, device='cuda', ranks=gpus,
+                        shard=config.shard)
+        table.append([f'{first:,} to {end:,}', str(len(model.layers)), str(len(order)), f'{model.num_params():,}',
+                      f'{cost / (end - first) / a_step / 1e9:.3f}', f'{cost / 1e15:,.3f}', gigabytes(sum(needed.values()))])
+        total += cost
+        if sum(needed.values()) > peak:
+            peak, parts = sum(needed.values()), needed
+    print(columns(table))
+    print(f'in all {total / 1e15:,.3f} petaFLOPs; {config.steps:,} steps of {config.batch_size:,} x {config.context:,} = {a_step:,} tokens, '
+          f'{config.steps * a_step / 1e9:,.2f}B in all')
+    if config.grow:
+        deep, decay = empty(config, config.n_layer), config.steps - config.decay_steps
+        full = decay * a_step * deep.flops_per_token() + (cost if config.decay_steps else 0)       # the decay is the same
+        print(f'with {config.n_layer} layers from the first step on it would be {full / 1e15:,.3f}: growing saves {1 - total / full:.1%}')
+    print(f'memory of a GPU: {gigabytes(peak)} = ' + ', '.join(f'{name} {gigabytes(n)}' for name, n in parts.items()) +
+          f', for {at_once} x {config.context:,} tokens at once on each of {gpus}')
+    seconds = total / (gpus * PEAK_FLOPS[gpu] * mfu)
+    print(f'time: {seconds / 3600:,.1f} hours on {gpus} {gpu} at {mfu:.0%} of {PEAK_FLOPS[gpu] / 1e12:,.0f} TFLOP/s, '
+          f'{a_step * config.steps / seconds:,.0f} tokens a second, {total / (PEAK_FLOPS[gpu] * mfu) / 3600:,.0f} GPU hours')
+    missing = [d for d in ([config.data] if isinstance(config.data, str) else config.data)
+               if not any((Path(d) / name).exists() for name in ('train.json', 'mixture.json'))]
+    if missing:
+        print(f'not there yet: {", ".join(missing)}')

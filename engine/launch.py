@@ -1,0 +1,315 @@
+"""From a command line to a running process: the settings, the device, the sister processes, and a clean stop.
+
+The idea: what surrounds a training loop has nothing to teach about depth, so it stands here, out of the loop's way.
+A config is a Python file of assignments, run in a namespace of its own and checked against a dataclass, so that a typing
+error is named at once and not after an hour.
+
+Usage:
+    config = read_config(Config, ['config/baseline.py', '--steps=600'])     # a Config, or an error that names the typo
+    world = World(config.device)                                            # world.device, world.rank, world.size
+"""
+import ast
+import contextlib
+import difflib
+import os
+import runpy
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import types
+import typing
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from engine import checkpoint
+from engine.watch import Watch
+
+
+COMMAND_LINE = 'the command line'
+
+
+class ConfigError(ValueError):
+    "A setting that cannot be, in one line."
+
+
+def read_config(cls, argv):
+    "A config file first, if there is one, then --name=value overrides, as an instance of the dataclass."
+    values, where = {}, {}                                  # where: to say in which place a mistake is
+    for arg in sorted(argv, key=lambda arg: arg.startswith('--')):
+        if arg.startswith('--'):
+            name, equals, text = arg[2:].partition('=')
+            if not equals:
+                raise ConfigError(f'{arg}: write --{name}=VALUE')
+            found, place = {name: parse(text)}, COMMAND_LINE
+        else:
+            found, place = run_file(arg), arg
+        values.update(found)
+        where.update(dict.fromkeys(found, place))
+    wanted = typing.get_type_hints(cls)
+    for name in values:
+        if name not in wanted:
+            raise ConfigError(f'{where[name]}: there is no setting {name!r}{nearest(name, wanted)}')
+        values[name] = check_type(name, values[name], wanted[name], where[name])
+    return cls(**values)
+
+
+def run_file(path):
+    "The public names that a config file assigns."
+    if not os.path.isfile(path):
+        raise ConfigError(f'there is no config {path}{nearest(path, map(str, Path("config").glob("*.py")))}')
+    try:
+        found = runpy.run_path(path)
+    except Exception as error:
+        raise ConfigError(f'{path} does not run: {type(error).__name__}: {error}') from None
+    return {k: v for k, v in found.items() if not k.startswith('_') and not isinstance(v, types.ModuleType)}
+
+
+def parse(text):
+    "A value from the command line: a Python literal where it is one, else the text itself."
+    try:
+        return ast.literal_eval({'true': 'True', 'false': 'False', 'none': 'None'}.get(text.lower(), text))
+    except (ValueError, SyntaxError):
+        return text
+
+
+def check_type(name, value, wanted, where):
+    "The value as the type that the dataclass wants: an int serves for a float, 1e4 for an int."
+    options = typing.get_args(wanted) or (wanted,)
+    if str in options and where == COMMAND_LINE and type(value) in (int, float):
+        return str(value)                       # --out_dir=2024
+    if type(value) in options:
+        return value
+    if type(value) is int and float in options:
+        return float(value)
+    if type(value) is float and value.is_integer() and int in options:
+        return int(value)
+    if type(value) is tuple and list in options:
+        return list(value)
+    names = ' or '.join('None' if o is type(None) else o.__name__ for o in options)
+    raise ConfigError(f'{where}: {name} must be {names}, not {value!r}')
+
+
+def whole_numbers(name, text):
+    "'1,2,5' as a list of numbers."
+    try:
+        return [int(part) for part in text.split(',')]
+    except ValueError:
+        raise ConfigError(f'{name}={text} must be whole numbers, such as 0,1,2') from None
+
+
+def check_choice(name, value, allowed):
+    if value not in allowed:
+        raise ConfigError(f'{name}={value!r} is not one of {", ".join(map(str, allowed))}{nearest(value, allowed)}')
+
+
+def nearest(name, allowed):
+    close = difflib.get_close_matches(str(name), [str(a) for a in allowed], n=1, cutoff=0.5)
+    return f'; did you mean {close[0]!r}?' if close else ''
+
+
+def suggest(name, known):
+    "The end of an error about an unknown name: the nearest one, and all there are."
+    near = difflib.get_close_matches(str(name), [str(k) for k in known if k], n=1)
+    return (f': did you mean {near[0]!r}?' if near else '.') + f' There are: {", ".join(map(str, known))}'
+
+
+def pick_device(name='auto', local_rank=0):
+    "cuda, else mps, else cpu; or the one that is named, if it is there."
+    if name == 'auto':
+        name = 'cuda' if torch.cuda.is_available() else 'mps' if torch.backends.mps.is_available() else 'cpu'
+    try:
+        device = torch.device(f'cuda:{local_rank}' if name == 'cuda' else name)
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ConfigError(f'device={name!r} cannot be used: {str(error).splitlines()[0][:150]}') from None
+    return device
+
+
+def precision(config, device):
+    "A function that makes the context in which the model runs."
+    able = device.type == 'cuda' and torch.cuda.get_device_capability(device) >= (8, 0)      # older GPUs only emulate it
+    if config.dtype == 'bfloat16' or config.dtype == 'auto' and able:
+        return lambda: torch.autocast(device.type, torch.bfloat16)
+    return contextlib.nullcontext
+
+
+def has_compiler():
+    return any(map(shutil.which, ('c++', 'g++', 'clang++', 'cl')))
+
+
+def compile_blocks(config, world, model):
+    "Compile each Block for itself, so that no order and no growth compiles one again. Says whether it did."
+    wanted = config.compile is True or config.compile == 'auto' and world.device.type == 'cuda'
+    if wanted and not has_compiler():
+        world.say('compile stays off: torch.compile needs a C++ compiler (g++ or clang++), and there is none here')
+        return False
+    if wanted:
+        for block in model.layers:
+            block.compile()
+    return wanted
+
+
+def send(batch, device):
+    "(tokens, targets, how many targets count), on their way to the device: nobody waits for them here."
+    count = (batch[1] != -1).sum().item()
+    if device.type == 'cuda':
+        return *(t.pin_memory().to(device, non_blocking=True) for t in batch), count
+    return *(t.to(device) for t in batch), count
+
+
+def parallel(model, world, in_parts=False):
+    """Without find_unused_parameters DDP sorts its buckets anew after the first step of a process, so that with three ranks or
+    more a resumed run would add its gradients up in another order."""
+    return DistributedDataParallel(model, find_unused_parameters=True) if world.size > 1 and not in_parts else model
+
+
+# The arithmetic of some GPUs in bfloat16, dense.
+PEAK_FLOPS = {'H200': 989e12, 'H100': 989e12, 'A100': 312e12, 'L40S': 362e12, 'L40': 181e12, '4090': 165e12}
+
+
+def peak_flops(device):
+    "What a GPU can do in a second, None for one that is not in the table."
+    name = torch.cuda.get_device_name(device) if device.type == 'cuda' else ''
+    return next((flops for gpu, flops in PEAK_FLOPS.items() if gpu in name), None)
+
+
+def mfu(flops_per_s, world):
+    "The share of a known GPU's arithmetic that the run uses, by our FLOPs ledger, to stand behind the bar."
+    peak = peak_flops(world.device)
+    return dict(mfu=f'{flops_per_s / peak / world.size:.0%}') if peak else {}
+
+
+class World:
+    "Which process this is, on which device, and how many there are: torchrun says so, else it is alone."
+
+    watch = None
+
+    def __init__(self, device='auto', patience=600):
+        self.size, self.rank = int(os.environ.get('WORLD_SIZE', 1)), int(os.environ.get('RANK', 0))
+        here, gpus = int(os.environ.get('LOCAL_WORLD_SIZE', 1)), torch.cuda.device_count()
+        if gpus and here > gpus and device in ('auto', 'cuda'):      # every process finds this, so that the first can say it
+            raise ConfigError(f'{here} processes on this machine need a GPU each, but there are {gpus}')
+        self.device = pick_device(device, int(os.environ.get('LOCAL_RANK', 0)))
+        if self.device.type == 'cuda':
+            torch.cuda.set_device(self.device)
+            torch.set_float32_matmul_precision('high')
+        if self.size > 1:
+            cuda = self.device.type == 'cuda'
+            dist.init_process_group('nccl' if cuda else 'gloo', device_id=self.device if cuda else None,
+                                    timeout=timedelta(seconds=2 * patience + 60))
+            self.watch = Watch(self.rank, self.size, patience)
+
+    @property
+    def first(self):
+        return self.rank == 0
+
+    def say(self, text):
+        if self.first:
+            print(text, flush=True)
+
+    def sum(self, number):
+        "The sum of every process's number, as a float."
+        if self.size == 1:
+            return float(number)
+        total = torch.tensor(float(number), dtype=torch.float64, device=self.device)
+        dist.all_reduce(total)
+        return total.item()
+
+    def most(self, number):
+        "The largest of every process's numbers."
+        if self.size == 1:
+            return number
+        found = torch.tensor(number, device=self.device)
+        dist.all_reduce(found, op=dist.ReduceOp.MAX)
+        return found.item()
+
+    def at(self, place):
+        "Where this process is: if one hangs, its sisters say where (watch.py)."
+        if self.watch:
+            self.watch.at(place)
+
+    def first_does(self, work):
+        "The first process does something that all depend on; if it fails, all fail, each with its message."
+        result, failed = None, [None]
+        if self.first:
+            try:
+                result = work()
+            except (ValueError, OSError, subprocess.CalledProcessError) as error:
+                failed = [str(error)]
+        if self.size > 1:
+            dist.broadcast_object_list(failed)
+        if failed[0] is not None:
+            raise ConfigError(failed[0])
+        return result
+
+    def wait(self):
+        if self.size > 1:
+            dist.barrier()
+
+    def close(self):
+        if self.watch:
+            self.watch.stop()
+            self.watch = None
+            # Gloo's threads need the interpreter's lock to let go of the last message. The group is torn down under that lock, and waits for them.
+            time.sleep(0.2)
+            dist.destroy_process_group()
+
+
+class Stop:
+    """Ctrl-C and SIGTERM ask for a stop after the step at hand; a second Ctrl-C does not wait. `asked` is the signal's number,
+    0 without one."""
+
+    def __enter__(self):
+        self.asked = 0
+        self.before = {s: signal.signal(s, self._ask) for s in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def _ask(self, number, frame):
+        if self.asked and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.asked = number
+
+    def __exit__(self, *_):
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+
+def claim(folder):
+    "Make the folder this process's own until it ends: two runs in one folder would ruin each other."
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = open(folder / 'lock', 'w')
+    except OSError as error:
+        raise ConfigError(f'out_dir={folder} cannot be written: {error.strerror}') from None
+    try:
+        import fcntl
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except ImportError:         # Windows has no flock: there it is up to you
+        pass
+    except BlockingIOError:
+        raise ConfigError(f'another run is at work in {folder}; wait for it, or choose another --out_dir') from None
+    return handle
+
+
+def open_folder(config, out, world):
+    "Claim out_dir, move an old run out of the way if asked to, and make the toy data where it is missing."
+    lock = claim(out)
+    if not config.resume and checkpoint.exists(out):
+        moved = next(p for i in range(1, 10**6) if not (p := out.with_name(f'{out.name}.{i}')).exists())
+        shutil.copytree(out, moved)
+        for name in (checkpoint.FILE, 'log.jsonl'):
+            (out / name).unlink(missing_ok=True)
+        world.say(f'--resume=false: the run that was in {out} is now in {moved}')
+    for folder in (f for data in (config.data, config.cooldown_data) for f in ([data] if isinstance(data, str) else data or [])):
+        script = Path(folder) / 'prepare.py'
+        # Toy data takes seconds to make, so it is made. Other data is the user's own decision.
+        if Path(folder).name == 'toy' and script.exists() and not (Path(folder) / 'train.json').exists():
+            world.say(f'{folder} has no data yet: running {script}')
+            subprocess.run([sys.executable, str(script)], check=True)
+    return lock

@@ -1,0 +1,135 @@
+"""Past one GPU's memory: weights, gradients and the optimizer's state in parts over all processes, and checkpoints in parts too.
+
+The idea: torch's FSDP2 keeps a 1/N of every Block on each of N processes, fetches the rest when the Block runs, and adds the gradients up
+in parts. An order may run a Block as often as it likes. Growing needs no traffic at all: a new layer is cut like the one it copies, so each
+process copies its own part. A checkpoint is written by all processes at once (torch.distributed.checkpoint), and read by
+any number of them, one included; `ckpt.pt` then says which folder holds the tensors, and changes hands last.
+
+Paper: none; "From Growing to Looping" trains 1.7B parameters, which fit into one GPU of 80 GB, but not into a smaller one.
+Here: float32 parts under autocast, as without sharding, so that the numbers agree; AdamW alone (Muon needs whole matrices).
+
+Usage:
+    torchrun --nproc_per_node=8 train.py config/smollm_1b7_lidas.py --shard=true
+    model = load_model('out/smollm_1b7_lidas')          # one process opens what eight have written
+"""
+import dataclasses
+import shutil
+import warnings
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import distribute_tensor
+
+from engine import checkpoint
+from grow import hand_over
+from model import LM
+
+
+def shard(model):
+    "Cut a model in place, Block by Block; what is left (embedding, norm, head, adapter) is a group of its own."
+    mesh = init_device_mesh(next(model.parameters()).device.type, (dist.get_world_size(),))
+    for block in model.layers:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh, reshard_after_forward=True)          # else it would stay whole behind an evaluation
+    return model
+
+
+def untie(model, order, optimizers):
+    "grow.untie for a model in parts."
+    device = next(model.parameters()).device
+    new = LM(dataclasses.replace(model.config, n_layer=len(order), order=None)).to(device)
+    shard(new).train(model.training)
+    copies, pairs = {}, [(model.layers[i], layer) for i, layer in zip(order, new.layers)]
+    pairs += [(getattr(model, name), getattr(new, name)) for name, _ in model.named_children() if name != 'layers']
+    with torch.no_grad():
+        for old, fresh in pairs:
+            for a, b in zip(old.parameters(), fresh.parameters()):
+                b.to_local().copy_(a.to_local())
+                if not any(b is c for c in copies.setdefault(a, [])):       # a tied head is the embedding
+                    copies[a].append(b)
+    hand_over(optimizers, copies, new)
+    return new
+
+
+def part_of(value, like):
+    "This process's part of a whole tensor, cut as the parameter it belongs to."
+    if torch.is_tensor(value) and value.shape == like.shape and value.dim():
+        return distribute_tensor(value.to(like.device), like.device_mesh, like.placements)
+    return value
+
+
+def cut_optimizer(saved, optimizer):
+    "A whole optimizer state, as `ckpt.pt` has it, in parts."
+    params = [p for group in optimizer.param_groups for p in group['params']]
+    return saved | dict(state={i: {name: part_of(value, params[i]) for name, value in state.items()} for i, state in saved['state'].items()})
+
+
+def begin(model, make_optimizers, state, folder):
+    "Cut a model and fill it with what a run's `ckpt.pt` has or points to. Returns its optimizers."
+    shard(model)
+    optimizers = make_optimizers()
+    for optimizer, saved in zip(optimizers, state.get('optimizers', [])):
+        optimizer.load_state_dict(cut_optimizer(saved, optimizer))
+    if 'parts' in state:
+        with checkpoint.readable_parts(folder, state):
+            load_parts(Path(folder) / state['parts'], model, optimizers)
+    return optimizers
+
+
+# ---------------------------------------------------------------------------------------------- checkpoints in parts
+
+def save(folder, world, model, optimizers, step, about):
+    "All processes write what they hold into a new folder; then `ckpt.pt` points to it; then what it pointed to before goes."
+    folder = Path(folder)
+    name = [next(n for i in range(10**6) if not (folder / (n := f'parts_{step}_{i}')).exists())] if world.first else [None]
+    dist.broadcast_object_list(name)
+    tensors = dict(model=model.state_dict(), optimizers=[o.state_dict()['state'] for o in optimizers])
+    with warnings.catch_warnings(action='ignore'):
+        dcp.save(tensors, checkpoint_id=str(folder / name[0]))
+    if world.first:
+        described = {key: value for key, value in checkpoint.describe(model).items() if key != 'model'}
+        checkpoint.save(folder, **described, parts=name[0], optimizers=[o.state_dict() | dict(state={}) for o in optimizers], **about)
+        for old in folder.glob('parts_*'):
+            if old.name != name[0]:
+                shutil.rmtree(old)
+
+
+def load_parts(path, model, optimizers):
+    "Into a model and its optimizers, in parts or whole, whatever number of processes wrote them."
+    stored = FileSystemReader(str(path)).read_metadata().state_dict_metadata
+    states = []
+    for n, optimizer in enumerate(optimizers):
+        params = [p for group in optimizer.param_groups for p in group['params']]
+        states.append({})
+        for i, p in enumerate(params):
+            names = [key.rpartition('.')[2] for key in stored if key.startswith(f'optimizers.{n}.{i}.')]
+            # A step's number is a tensor without dimensions, all else is shaped like the parameter.
+            states[n][i] = {name: torch.zeros_like(p, memory_format=torch.contiguous_format).detach() if stored[f'optimizers.{n}.{i}.{name}'].size else
+                            torch.zeros(()) for name in names}
+    found = dict(model=model.state_dict(), optimizers=states)
+    with warnings.catch_warnings(action='ignore'):
+        dcp.load(found, checkpoint_id=str(path), no_dist=not dist.is_initialized())
+    model.load_state_dict(found['model'])
+    for optimizer, state in zip(optimizers, states):
+        optimizer.load_state_dict(optimizer.state_dict() | dict(state=state))
+
+
+def load_whole(path, about):
+    "The tensors of a checkpoint in parts, whole, in this one process: (model, [optimizer states])."
+    stored = FileSystemReader(str(path)).read_metadata().state_dict_metadata
+    flat = {key: torch.empty(meta.size, dtype=meta.properties.dtype) for key, meta in stored.items()}
+    with warnings.catch_warnings(action='ignore'):
+        dcp.load(flat, checkpoint_id=str(path), no_dist=True)
+    model = {key.removeprefix('model.'): t for key, t in flat.items() if key.startswith('model.')}
+    for n, optimizer in enumerate(about):
+        state = optimizer.setdefault('state', {})
+        for key, t in flat.items():
+            if key.startswith(f'optimizers.{n}.'):
+                _, _, i, name = key.split('.')
+                state.setdefault(int(i), {})[name] = t
+    return model, about

@@ -1,0 +1,1 @@
+"A command a file: python nanodepth.py NAME."

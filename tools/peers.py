@@ -1,0 +1,97 @@
+"""What the speed of this repo is measured against: a plain GPT of nanoGPT's form, and transformers' Llama, at four shapes.
+
+The idea: a peer does the same work in the way that most people know. The GPT here is as plain as it can be written: learned positions,
+LayerNorm, one matrix for q, k and v, GELU, and the loss over all logits at once; its layers have as many weights as ours (8/3 of the width
+three times, or 4 twice). transformers' model is ours weight for weight.
+
+Paper: none. bench.py uses this file; nothing else does.
+
+Usage:
+    model, loss = ours(SHAPES['125m']), PEERS['transformers'](SHAPES['125m'])
+    step = training_step(*model, tokens)        # forward, backward, AdamW
+"""
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+from model import LM, ModelConfig
+
+SHAPES = {
+    'toy': dict(vocab_size=257, n_layer=8, n_embd=128, n_head=4, ffn_dim=352, context=64),
+    '125m': dict(vocab_size=49152, n_layer=12, n_embd=768, n_head=12, ffn_dim=2048, context=512),
+    '30m': dict(vocab_size=49152, n_layer=8, n_embd=512, n_head=8, ffn_dim=1408, context=512),
+    '360m': dict(vocab_size=49152, n_layer=32, n_embd=960, n_head=15, ffn_dim=2560, context=2048),
+}
+BATCH = {'toy': 32, '30m': 4, '125m': 4, '360m': 8}           # sequences of a step
+
+
+class PlainBlock(nn.Module):
+    def __init__(self, C, n_head):
+        super().__init__()
+        self.n_head = n_head
+        self.ln1, self.ln2 = nn.LayerNorm(C, bias=False), nn.LayerNorm(C, bias=False)
+        self.qkv, self.o = nn.Linear(C, 3 * C, bias=False), nn.Linear(C, C, bias=False)
+        self.up, self.down = nn.Linear(C, 4 * C, bias=False), nn.Linear(4 * C, C, bias=False)
+
+    def forward(self, x):
+        B, T, C = x.shape
+        q, k, v = (t.view(B, T, self.n_head, -1).transpose(1, 2) for t in self.qkv(self.ln1(x)).split(C, dim=2))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)             # (B, H, T, hd)
+        x = x + self.o(y.transpose(1, 2).reshape(B, T, C))
+        return x + self.down(F.gelu(self.up(self.ln2(x))))                      # (B, T, C)
+
+
+class PlainGPT(nn.Module):
+    def __init__(self, vocab_size, n_layer, n_embd, n_head, context, **_):
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(vocab_size, n_embd), nn.Embedding(context, n_embd)
+        self.layers = nn.ModuleList(PlainBlock(n_embd, n_head) for _ in range(n_layer))
+        self.norm, self.head = nn.LayerNorm(n_embd, bias=False), nn.Linear(n_embd, vocab_size, bias=False)
+        self.head.weight = self.tokens.weight
+        for p in self.parameters():
+            if p.dim() > 1:
+                nn.init.normal_(p, std=0.02)
+
+    def forward(self, tokens, targets):
+        x = self.tokens(tokens) + self.places.weight[:tokens.shape[1]]
+        for layer in self.layers:
+            x = layer(x)
+        return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), targets.flatten(), ignore_index=-1)
+
+
+def ours(shape):
+    "A model, and the function of tokens that is its loss."
+    model = LM(ModelConfig(**shape))
+    return model, lambda tokens: model(tokens, tokens)
+
+
+def plain(shape):
+    model = PlainGPT(**shape)
+    return model, lambda tokens: model(tokens, tokens)
+
+
+def transformers(shape):
+    from transformers import LlamaConfig, LlamaForCausalLM
+    s = shape
+    model = LlamaForCausalLM(LlamaConfig(
+        vocab_size=s['vocab_size'], num_hidden_layers=s['n_layer'], hidden_size=s['n_embd'], num_attention_heads=s['n_head'],
+        num_key_value_heads=s.get('n_kv_head') or s['n_head'], intermediate_size=s['ffn_dim'], max_position_embeddings=s['context'],
+        tie_word_embeddings=True, bos_token_id=None, eos_token_id=None))
+    return model, lambda tokens: model(input_ids=tokens, labels=tokens, use_cache=False).loss
+
+
+PEERS = dict(transformers=transformers, plain=plain)
+
+
+def training_step(model, loss, tokens):
+    "A function that does forward, backward and an update, where the tokens are."
+    model.to(tokens.device).train()
+    device, optimizer = tokens.device, torch.optim.AdamW(model.parameters(), fused=True)
+
+    def step():
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == 'cuda'):
+            value = loss(tokens)
+        value.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return step

@@ -1,0 +1,183 @@
+"""A model under the probes: what it is looked at with, and how it is scored.
+
+The idea: a probe wants a model, some tokens to watch it work on, and a score for when it is tampered with. The tokens come from validation
+rows, from a text, from JSON Lines (GSM8K, MATH, MQuAKE), or from the primitives' prompts; the score is the loss, the primitives, and the
+last word of passages of text.
+
+Papers: "Do Depth-Grown Models Overcome the Curse of Depth?", appendix B, and "From Growing to Looping", appendix E: GSM8K, MATH and MQuAKE for
+the effects, LAMBADA and a primitive for scored interventions. Here: the last word stands for LAMBADA, on the data at hand.
+
+Usage:
+    subject = Subject('out/lidas', args)            # page.py's arguments
+    subject.score(subject.model)                    # {'loss', 'toy_assign/3', 'last word'}
+"""
+import functools
+import hashlib
+import json
+import re
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from tqdm import tqdm
+
+import probe
+
+
+class NotHere(ValueError):
+    "A probe that makes no sense for this model."
+
+
+class Subject:
+    "A model, the tokens it is looked at with, and how it is scored. Interventions are measured once for all probes."
+
+    def __init__(self, path, args):
+        from engine.checkpoint import build_model, fingerprint, load
+        from engine.launch import pick_device
+        from loop import asked
+        from data.tokenizer import get_tokenizer
+        for name in ('count', 'n', 'batches'):
+            if getattr(args, name) < 1:
+                raise ValueError(f'--{name}={getattr(args, name)} must be at least 1')
+        self.path, self.args, self.state, self.found = path, args, load(path), {}
+        self.model = build_model(self.state, path).to(pick_device(args.device)).eval()
+        self.tokenizer, self.tasks = get_tokenizer(path), asked(args.tasks, args.n)
+        self.order, self.device = self.model.order, next(self.model.parameters()).device
+        self.tokens = examples(self, args.examples, args.count, args.length).to(self.device)
+        self.mark = fingerprint(self.model)
+
+    @functools.cached_property
+    def loaders(self):
+        from variants.lens import data_of
+        return tuple(data_of(self.path, self.state, self.model, self.args.data))        # train, val
+
+    @functools.cached_property
+    def batches(self):
+        train, val = self.loaders
+        return [val.batch(step) for step in range(min(self.args.batches, len(val)))]
+
+    @functools.cached_property
+    def passages(self):
+        return last_words(self.loaders[1], self.tokenizer, self.args.n, self.model.config.context)
+
+    @functools.cached_property
+    def scored_on(self):
+        "A hash of the data behind the scores."
+        found = hashlib.sha256(repr((self.passages, self.tasks)).encode())
+        for tokens, targets in self.batches:
+            found.update(tokens.numpy().tobytes() + targets.numpy().tobytes())
+        return found.hexdigest()
+
+    def lens_file(self):
+        "The lens beside the checkpoint, if there is one; else the page's own."
+        from variants.lens import beside
+        return beside(self.path) if beside(self.path).exists() else self.args.out / 'cache' / f'lens-{self.mark[:24]}-{self.args.lens_steps}.pt'
+
+    @functools.cached_property
+    def lens(self):
+        from variants.lens import load_lens, save_lens, train_lens
+        file = self.lens_file()
+        if not file.exists():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            save_lens(train_lens(self.model, self.loaders[0], self.args.lens_steps, progress=True), self.model, file)
+        return load_lens(file, self.model)
+
+    def effects(self, part, propagate, future):
+        "probe.effects, once; the output is looked at where the depth score needs it, since it takes a vocabulary's worth of work."
+        if (part, propagate, future) not in self.found:
+            what = f'{"future" if future else "all"} tokens, {"propagated" if propagate else "local"}, {part}'
+            self.found[part, propagate, future] = probe.effects(
+                self.model, self.tokens, part=part, propagate=propagate, future=future, output=(part, propagate, future) == ('layer', True, True),
+                progress=lambda it: tqdm(it, desc=what, unit='layer', leave=False))
+        return self.found[part, propagate, future]
+
+    @torch.no_grad()
+    def score(self, answer):
+        "{'loss', the accuracy on each task, 'last word'} of a callable tokens -> logits."
+        from data.primitives import score
+        total = count = 0
+        for tokens, targets in self.batches:
+            logits = answer(tokens.to(self.device)).float().transpose(1, 2)
+            total += F.cross_entropy(logits, targets.to(self.device), ignore_index=-1, reduction='sum').item()
+            count += (targets != -1).sum().item()
+        found = dict(loss=total / count) | {name: score(answer, self.tokenizer, e)[0] for name, e in self.tasks.items()}
+        return found | ({'last word': said(answer, self.passages, self.device)} if self.passages else {})
+
+    def orders_only(self):
+        if isinstance(self.model, probe.Recurrent):
+            raise NotHere('a recurrent core takes no other order of its layers')
+
+
+# ---------------------------------------------------------------------------------------------- texts
+
+FIELDS = (('question', 'answer'), ('problem', 'solution'), ('text',), ('prompt',))         # of GSM8K, MATH, anything
+
+
+def examples(subject, source, count, length):
+    "(n, T) tokens: validation rows ('val'), a text file, JSON Lines, or the prompts of a primitive with its depth ('toy_assign/3')."
+    from loop import asked
+    context = subject.model.config.context
+    length = min(length or 32, context)
+    if source == 'val':
+        val = subject.loaders[1]
+        rows = torch.cat([val.batch(step)[0] for step in range(min(len(val), -(-count // val.batch_size)))])[:count]
+        if rows.shape[1] < length:
+            raise ValueError(f'the rows of the validation data have {rows.shape[1]} tokens, --length={length} were asked for')
+        return rows[:, :length]
+    path = Path(source)
+    if path.suffix in ('.jsonl', '.json'):
+        whole = path.read_text()
+        entries = json.loads(whole) if path.suffix == '.json' else [json.loads(line) for line in whole.split('\n') if line.strip()]
+        texts = [text_of(entry, path) for entry in entries]
+    elif path.exists():
+        whole = subject.tokenizer.encode(path.read_text(), allowed_special='all')
+        if len(whole) < length:
+            raise ValueError(f'{path} has {len(whole)} tokens, but {length} are looked at (--length)')
+        return torch.tensor([whole[at:at + length] for at in range(0, len(whole) - length + 1, length)][:count])
+    else:
+        from data.primitives import TASKS, TOY_TASKS
+        if source.partition('/')[0] not in {**TASKS, **TOY_TASKS}:
+            raise ValueError(f'--examples={source}: no such file, and no primitive; there are val, a .txt or .jsonl file, and {", ".join([*TASKS, *TOY_TASKS])}')
+        (_, found), = asked(source, count).items()
+        texts = [e.prompt for e in found]
+    ids = [ids[:length] for ids in (subject.tokenizer.encode(t, allowed_special='all') for t in texts) if len(ids) >= length][:count]
+    if not ids:
+        raise ValueError(f'{source} has no text of {length} tokens or more: lower --length')
+    return torch.tensor(ids)
+
+
+def text_of(entry, path):
+    for fields in FIELDS if isinstance(entry, dict) else ():
+        if all(isinstance(entry.get(field), str) for field in fields):
+            return '\n'.join(entry[field] for field in fields)
+    if isinstance(entry, dict) and isinstance(entry.get('questions'), list):        # MQuAKE: several forms of one question
+        return entry['questions'][0]
+    raise ValueError(f'{path}: a line has none of the known fields: {", ".join("+".join(f) for f in FIELDS)}, questions')
+
+
+def last_words(val, tokenizer, n, context):
+    "[(tokens before, tokens of the last word)] of passages of running text in the validation data: rows without marked answers."
+    found, plain = [], {0, *(k for k, kind in enumerate(val.kinds, 1) if kind == 'text')}
+    for step in range(len(val)):
+        for tokens, _, marks in zip(*val.marked_batch(step)):
+            if {mark % 128 for mark in marks.tolist()} <= plain:
+                text = re.fullmatch(r'(.*\S)( \S+)\s+\S*', tokenizer.decode(tokens.tolist()), re.S)      # the last word may be cut off: it is left out
+                if text and len(text[1]) > len(text[0]) / 2 and '\ufffd' not in text[0]:       # (a character that was cut in two)
+                    before, word = (tokenizer.encode(part, allowed_special='all') for part in text.groups())
+                    found += [(before, word)] * (len(before) + len(word) <= context)
+        if len(found) >= n:
+            break
+    return found[:n]
+
+
+@torch.no_grad()
+def said(answer, passages, device, batch=32):
+    "The share of passages whose last word is predicted, each of its tokens as the likeliest."
+    right = 0
+    for at in range(0, len(passages), batch):
+        part = passages[at:at + batch]
+        width = max(len(a) + len(b) for a, b in part) - 1
+        tokens = torch.tensor([(a + b)[:-1] + [0] * (width + 1 - len(a) - len(b)) for a, b in part], device=device)
+        best = answer(tokens).argmax(-1).tolist()
+        right += sum(row[len(a) - 1:len(a) + len(b) - 1] == b for row, (a, b) in zip(best, part))
+    return right / len(passages)

@@ -1,0 +1,1 @@
+"Details and alternatives of the ideas, for the second reading."

@@ -1,0 +1,169 @@
+"""The tuned lens: what a model would say if it stopped behind a layer.
+
+The idea: the stream behind an early layer is not written in the language that the final norm and the unembedding read. An affine translator for
+each depth, trained to give the final output's distribution, says what is known there; without one (the logit lens) it says what is known
+and happens to be in the final language already.
+
+Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", sections 4.1 and appendix B; "From Growing to Looping", appendix E (after Belrose
+et al.). Here: a translator is x + W x + b and begins at zero, as the logit lens; the last depth has none, so it is the model itself.
+Adam instead of their SGD, on the data the model was trained on. A lens is saved with a hash of the unembedding that it belongs to.
+
+Usage:
+    lens = train_lens(model, loader, steps=250)
+    kl, overlap = quality(model, lens, tokens)          # (D,), (D,): to the final distribution; of the five likeliest tokens
+    python nanodepth.py lens out/baseline                         # train, save as out/baseline/lens.pt, and print both
+"""
+import argparse
+import hashlib
+import pickle
+import sys
+from pathlib import Path
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from tqdm import tqdm
+
+from probe import order_of, streams_behind
+from retrofit import Recurrent
+
+
+class TunedLens(nn.Module):
+    "The translators of all depths but the last."
+
+    def __init__(self, depth, width):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.zeros(depth - 1, width, width)), nn.Parameter(torch.zeros(depth - 1, width))
+
+    def translate(self, depth, x):
+        "The stream behind layer `depth`, (B, T, C), as the last one would say it."
+        if depth == len(self.bias):
+            return x
+        return (x + F.linear(x.to(self.weight.dtype), self.weight[depth], self.bias[depth])).to(x.dtype)
+
+    def forward(self, streams):
+        "(D, B, T, C) -> (D, B, T, C)"
+        return torch.stack([self.translate(depth, x) for depth, x in enumerate(streams)])
+
+
+def unembedding_hash(model):
+    "Of what reads the stream at the end: the norm and the unembedding."
+    read = hashlib.sha256()
+    for weight in (model.norm.weight, model.head.weight):
+        read.update(weight.detach().float().cpu().numpy().tobytes())
+    return read.hexdigest()
+
+
+def divergences(model, streams, logits):
+    "KL(final || each depth), a mean over the tokens: (D,). One depth at a time: the logits of all would not fit."
+    final = logits.float().log_softmax(-1)
+    return torch.stack([F.kl_div(model.head(model.norm(x)).float().log_softmax(-1), final, log_target=True, reduction='sum')
+                        / final[..., 0].numel() for x in streams])
+
+
+def train_lens(model, loader, steps=250, lr=1e-3, progress=False):
+    "A lens for a model, trained on batches of a tokens.Loader."
+    device = next(model.parameters()).device
+    lens = TunedLens(len(order_of(model)), model.config.n_embd).to(device)
+    steps = steps if len(lens.bias) else 0          # one layer: nothing is early
+    optimizer = torch.optim.Adam(lens.parameters(), lr=lr)
+    frozen = [p for p in model.parameters() if p.requires_grad]
+    for p in frozen:
+        p.requires_grad_(False)             # the translators alone learn, but gradients come to them through norm and head
+    try:
+        for step in tqdm(range(steps), desc='lens', unit='step', leave=False, disable=not progress):
+            streams = streams_behind(model, loader.batch(step)[0].to(device))
+            logits = model.head(model.norm(streams[-1]))
+            loss = divergences(model, lens(streams)[:-1], logits).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            for group in optimizer.param_groups:
+                group['lr'] = lr * (1 - step / steps)
+            optimizer.step()
+    finally:
+        for p in frozen:
+            p.requires_grad_(True)
+    return lens.eval()
+
+
+@torch.no_grad()
+def quality(model, lens, tokens, k=5):
+    "(KL to the final distribution, overlap of the k likeliest tokens with the final ones), (D,) each. lens=None: the logit lens."
+    streams = streams_behind(model, tokens)
+    logits = model.head(model.norm(streams[-1]))
+    streams = streams if lens is None else lens(streams)
+    best = logits.topk(k).indices                                                           # (B, T, k)
+    overlap = [(model.head(model.norm(x)).topk(k).indices[..., None] == best[..., None, :]).any(-1).float().mean() for x in streams]
+    return divergences(model, streams, logits), torch.stack(overlap)
+
+
+def exit_at(model, depth, lens=None):
+    "A model-like callable that answers behind layer `depth`: tokens -> logits. Of an ordinary model, an early exit is a prefix of the order."
+    @torch.no_grad()
+    def answer(tokens):
+        x = streams_behind(model, tokens)[depth] if isinstance(model, Recurrent) else model.hidden(tokens, order=model.order[:depth + 1])
+        return model.head(model.norm(x if lens is None else lens.translate(depth, x)))
+    answer.config, answer.parameters = model.config, model.parameters
+    return answer
+
+
+def beside(path):
+    "Where the lens of a checkpoint lies."
+    return (Path(path) if Path(path).is_dir() else Path(path).parent) / 'lens.pt'
+
+
+def save_lens(lens, model, path):
+    torch.save(dict(lens=lens.state_dict(), unembedding=unembedding_hash(model), depth=len(order_of(model))), path)
+
+
+def load_lens(path, model):
+    "A saved lens, or an error if it was trained for another unembedding or depth."
+    try:
+        kept = torch.load(path, map_location=next(model.parameters()).device, weights_only=True)
+        lens = TunedLens(kept['depth'], kept['lens']['bias'].shape[1])
+        lens.load_state_dict(kept['lens'])
+    except (OSError, KeyError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
+        raise ValueError(f'{path} is not a lens that can be read ({type(error).__name__}): train it again with lens.py') from None
+    if kept['unembedding'] != unembedding_hash(model) or kept['depth'] != len(order_of(model)):
+        raise ValueError(f'{path} is the lens of another model: its unembedding or its depth differs; train one with lens.py')
+    return lens.to(next(model.parameters()).device).eval()
+
+
+def data_of(path, state, model, data=None):
+    "Two Loaders, of what a run was trained on, or of `data`: the training and the validation part."
+    from data.tokens import Loader
+    c = state.get('config', {})
+    data, weights = data or c.get('data'), None if data else c.get('data_weights')
+    if not data:
+        raise ValueError(f'{path} does not say what it was trained on: give --data, a dataset for its tokenizer')
+    shape = c.get('batch_size', 8), c.get('context', min(model.config.context, 512))
+    return (Loader(data, *shape, split=split, weights=weights, vocab_size=model.config.vocab_size, seed=1) for split in ('train', 'val'))
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description='Train a tuned lens for a checkpoint, and say what is known at each depth.')
+    parser.add_argument('path', help='a run of ours or a Hugging Face folder')
+    parser.add_argument('--steps', type=int, default=250)
+    parser.add_argument('--lr', type=float, default=1e-3)
+    parser.add_argument('--data', help='a dataset (default: what the run was trained on)')
+    parser.add_argument('--device', default='auto')
+    parser.add_argument('--out', type=Path, help='default: lens.pt beside the checkpoint')
+    args = parser.parse_args(argv)
+    from engine.checkpoint import build_model, load
+    from engine.launch import pick_device
+    from report.logs import columns
+    try:
+        state = load(args.path)
+        model = build_model(state, args.path).to(pick_device(args.device)).eval()
+        train, val = data_of(args.path, state, model, args.data)
+    except ValueError as error:
+        print(f'lens.py: {error}', file=sys.stderr)
+        raise SystemExit(2) from None
+    lens = train_lens(model, train, args.steps, args.lr, progress=True)
+    out = args.out or beside(args.path)
+    save_lens(lens, model, out)
+    tokens = val.batch(0)[0].to(next(model.parameters()).device)
+    (plain, seen), (tuned, known) = (quality(model, x, tokens) for x in (None, lens))
+    print(columns([['behind layer', 'KL, logit lens', 'KL, tuned lens', 'top 5, logit lens', 'top 5, tuned lens'],
+                   *([str(d), f'{plain[d]:.3f}', f'{tuned[d]:.3f}', f'{seen[d]:.1%}', f'{known[d]:.1%}'] for d in range(len(plain)))]))
+    print(f'lens: {out}')

@@ -1,0 +1,225 @@
+"""Ways to run a piece of a network K times: the solvers.
+
+The idea: a window g of residual layers adds F(x) = g(x) - x to the stream x, which is one Euler step of length 1 on the
+differential equation x' = F(x). The layers behind the window were trained on where that step ends, at time 1. Running the window
+K times as it is goes on to time K, where nothing was trained; K steps of length 1/K end at time 1 too, only more precisely.
+
+Paper: "Training-Free Looped Transformers", section 2.3 (Eq. 10 to 16, Table 1), appendix E (the others).
+Here, where the paper is silent or at odds with itself:
+- The anchored Runge-Kutta method is Eq. 16, with K evaluations; Algorithm 3 as printed has one sub-step fewer. Its order is 1.
+- Anderson mixes increments of g, as Walker and Ni do; with those of the residual (Table 1) it stalls. Its least squares run over a
+  whole sequence, so a token's state depends on later ones: not for generation.
+- Aitken's safeguard, |step| <= |g(x) - x|, gives the plain window wherever 0 < g' < 1. safeguard=False leaves it out.
+- norm_stab and poly_blend have no formulas in the paper: ours are below. Norms and tolerances are per token, so that no token
+  knows of later ones, or of its neighbours in the batch.
+
+A solver is a function (g, x, K, **options) -> x whose first evaluation is g(x): the wrapper has that one already. K is the number of steps;
+pick_solver says how many evaluations they take (midpoint and heun 2 K, rk4 4 K, the others K).
+
+Usage:
+    x = SOLVERS['rk'](g, x, 3, beta=0.5)        # three evaluations of g
+    solver, evaluations = pick_solver('euler', K=2, alphas=[0.6, 0.4])      # checked: solver(g, x)
+"""
+import functools
+import inspect
+import numbers
+
+import torch
+
+
+# torch.lerp(x, y, w) is (1 - w) x + w y, exactly x at w = 0, y at w = 1, and either one where they are equal: for that reason the
+# methods whose one step is the window (naive, euler, rk, uniform) are the plain window at K = 1 to the last bit. x + w (y - x) would not be.
+mix = torch.lerp
+
+
+def steps(K):
+    if isinstance(K, bool) or not isinstance(K, numbers.Integral) or K < 1:
+        raise ValueError(f'K={K!r}: a window runs a whole number of times, at least once')
+    return range(int(K))
+
+
+def share(beta):
+    if not (isinstance(beta, numbers.Real) and 0 <= beta <= 1):
+        raise ValueError(f'beta={beta!r}: it is a share, from 0 to 1')
+    return beta
+
+
+def wide(t):
+    "At least float32: sums of many states need it."
+    return t.to(torch.promote_types(t.dtype, torch.float32))
+
+
+# ---------------------------------------------------------------------------------------------- Euler and Runge-Kutta
+
+def naive(g, x, K):
+    "The window K times: Euler with steps of length 1, to time K."
+    for _ in steps(K):
+        x = g(x)
+    return x
+
+
+def euler(g, x, K, alphas=None, tol=None):
+    """K steps of length 1/K (Eq. 10), or of the lengths `alphas` (a number: all alike). With `tol`, a token whose state has moved by
+    less than this share of its length stays where it is, and when all do, no more evaluations are made."""
+    if not isinstance(alphas, (list, tuple)):
+        alphas = [1 / K if alphas is None else alphas] * K
+    if len(alphas) != K:
+        raise ValueError(f'alphas={alphas}: K={K} steps need {K} lengths')
+    moving = None
+    for _, alpha in zip(steps(K), alphas):
+        y = g(x)
+        new = mix(x, y, alpha)
+        if tol is not None:
+            new = new if moving is None else torch.where(moving, new, x)
+            moving = (new - x).norm(dim=-1, keepdim=True) > tol * x.norm(dim=-1, keepdim=True)
+        x = new
+        if tol is not None and not moving.any():
+            break
+    return x
+
+
+def rk(g, x, K, beta=0.5):
+    """Runge-Kutta with K stages, anchored (Eq. 13 to 16): K steps of length 1/K, then back towards the plain output, beta g(x) + (1 - beta) (where
+    the steps ended)."""
+    others = steps(K)[1:]
+    anchor = g(x)
+    x = mix(x, anchor, 1 / K)               # the first step needs the anchor's evaluation, and no other
+    for _ in others:
+        x = mix(x, g(x), 1 / K)
+    return mix(x, anchor, share(beta))
+
+
+def butcher(g, x, K, a=None, b=None, beta=0.5):
+    "K steps of length 1/K with any explicit tableau: stage i stands at x + h sum_j a[i][j] k_j, the step is h sum_i b[i] k_i. Without one: rk's."
+    if a is None and b is None:
+        return rk(g, x, K, beta)
+    if a is None or b is None or len(a) != len(b) or any(w for i, row in enumerate(a) for w in list(row)[i:]):
+        raise ValueError(f'a={a}, b={b}: a tableau has a row of a for each entry of b, and row i has at most i numbers before its zeros')
+    if abs(sum(b) - 1) > 1e-6:
+        raise ValueError(f'b={b}: the weights of the stages have the sum 1')
+    for _ in steps(K):
+        slopes = []
+        for row in a:
+            y = x if not slopes else (wide(x) + sum(w / K * k for w, k in zip(row, slopes))).type_as(x)
+            slopes.append(wide(g(y)) - wide(y))
+        x = (wide(x) + sum(w / K * k for w, k in zip(b, slopes))).type_as(x)
+    return x
+
+
+def midpoint(g, x, K):
+    return butcher(g, x, K, [[], [1 / 2]], [0, 1])
+
+
+def heun(g, x, K):
+    return butcher(g, x, K, [[], [1]], [1 / 2, 1 / 2])
+
+
+def rk4(g, x, K):
+    return butcher(g, x, K, [[], [1 / 2], [0, 1 / 2], [0, 0, 1]], [1 / 6, 1 / 3, 1 / 3, 1 / 6])
+
+
+# ---------------------------------------------------------------------------------------------- towards a fixed point, and others
+
+def heavy_ball(g, x, K, alpha=0.5, beta=0.3):
+    "Steps of length alpha, each with the share beta of the step before."
+    before = x
+    for _ in steps(K):
+        x, before = mix(x, g(x), alpha) + share(beta) * (x - before), x
+    return x
+
+
+def anderson(g, x, K, m=2, beta=0.5):
+    "The combination of the last m + 1 states whose residuals g(x) - x cancel best, and from there the share beta towards its image."
+    states, images = [], []
+    for _ in steps(K):
+        states, images = [*states, x][-m - 1:], [*images, g(x)][-m - 1:]
+        at, to = (wide(torch.stack(t, -1)) for t in (states, images))               # (B, ..., up to m + 1)
+        if len(states) > 1:
+            residuals = (to - at).reshape(len(x) if x.dim() > 1 else 1, -1, len(states))            # (B, N, n): a sequence a problem
+            changes = residuals.diff(dim=-1).nan_to_num(0, 0, 0)                    # (B, N, n - 1); what is lost stays in its own sequence
+            with torch.autocast(x.device.type, enabled=False):
+                # A pseudo-inverse, since near a fixed point the changes are nearly parallel, and at one they are zero.
+                gamma = torch.linalg.pinv(changes, rtol=10 * torch.finfo(changes.dtype).eps) @ residuals[..., -1:]  # (B, n - 1, 1)
+            gamma = gamma.reshape(*gamma.shape[:1] if x.dim() > 1 else (), *[1] * (x.dim() - 1), -1)
+            at, to = (t[..., -1] - (t.diff(dim=-1) * gamma).sum(-1) for t in (at, to))
+        else:
+            at, to = at[..., 0], to[..., 0]
+        x = mix(at, to, share(beta)).type_as(x)
+    return x
+
+
+def aitken(g, x, K, safeguard=True):
+    "Of each coordinate: where a geometric series through x, g(x), g(g(x)) ends. Two evaluations an update."
+    if len(steps(K)) % 2:
+        raise ValueError(f'K={K}: Aitken takes two evaluations an update, so K must be even')
+    for _ in range(K // 2):
+        once = g(x)
+        twice = g(once)
+        first = wide(once) - wide(x)
+        second = wide(twice) - 2 * wide(once) + wide(x)
+        step = torch.where(second == 0, first, -first * first / second)             # no curvature: the plain window
+        if safeguard:
+            step = step.clamp(-first.abs(), first.abs())
+        x = (wide(x) + step).type_as(x)
+    return x
+
+
+def uniform(g, x, K):
+    "The window on the mean of all states so far (Lys et al.)."
+    mean = x
+    for k in steps(K):
+        x = g(mean)
+        mean = mix(mean, x, 1 / (k + 2))
+    return x
+
+
+def norm_stab(g, x, K, alpha=None):
+    "Steps of length alpha (1/K), after each of which every token's state gets back the length that it came with."
+    length = wide(x).norm(dim=-1, keepdim=True)
+    for _ in steps(K):
+        new = wide(mix(x, g(x), 1 / K if alpha is None else alpha))
+        x = (new * (length / new.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(new.dtype).tiny))).type_as(x)
+    return x
+
+
+def poly_blend(g, x, K, weights=None):
+    "A weighted sum of the naive states x_0 ... x_K; without weights: the mean of x_1 ... x_K."
+    weights = [0] + [1 / K] * K if weights is None else list(weights)
+    if len(weights) != K + 1 or abs(sum(weights) - 1) > 1e-6:
+        raise ValueError(f'weights={weights}: K={K} needs {K + 1} of them, for x_0 to x_{K}, with the sum 1')
+    total = weights[0] * wide(x) if weights[0] else 0
+    for _, weight in zip(steps(K), weights[1:]):
+        x = g(x)
+        total = total + weight * wide(x)
+    return total.type_as(x)
+
+
+SOLVERS = dict(naive=naive, euler=euler, rk=rk, butcher=butcher, midpoint=midpoint, heun=heun, rk4=rk4, heavy_ball=heavy_ball,
+               anderson=anderson, aitken=aitken, uniform=uniform, norm_stab=norm_stab, poly_blend=poly_blend)
+
+
+def pick_solver(method, K, beta=None, **options):
+    "(solver(g, x), how often it evaluates g), or an error in one line. `beta` goes to the methods that have one."
+    if not isinstance(method, str) or method not in SOLVERS:
+        from engine.launch import suggest
+        raise ValueError(f'the method {method!r} is not known{suggest(method, SOLVERS)}')
+    takes = list(inspect.signature(SOLVERS[method]).parameters)[3:]
+    for name in options:
+        if name not in takes:
+            raise ValueError(f'the method {method!r} has no option {name!r}; it takes: {", ".join(takes) or "none"}')
+    steps(K), share(0.0 if beta is None else beta)
+    if beta is not None and 'beta' in takes:
+        options['beta'] = beta
+    options = {name: list(value) if isinstance(value, (tuple, range)) else value for name, value in options.items()}
+    count = []
+
+    def counting(y):
+        count.append(y)
+        return y + 1
+    try:        # once on a single number, without a tolerance, which could stop early: this counts, and finds bad options
+        SOLVERS[method](counting, torch.zeros(1, 1, 1), K, **{name: v for name, v in options.items() if name != 'tol'})
+        if not (options.get('tol') or 0) >= 0:
+            raise TypeError
+    except (TypeError, RuntimeError):
+        raise ValueError(f'the options of {method!r} are not of its kind: {", ".join(f"{name}={value!r}" for name, value in options.items())}') from None
+    return functools.partial(SOLVERS[method], K=K, **options), len(count)
