@@ -24,15 +24,15 @@ from pathlib import Path
 
 import torch
 
+from common.errors import Refused
 from model import LM, ModelConfig, check_order
-
 
 # ---------------------------------------------------------------------------------------------- operators: orders
 
 def midas(n_layer, block):
     "The middle one of the model's blocks again: [B0 .. Bm, Bm, .. ], m = ceil(n/2) - 1 (the paper's Eq. 2)."
     if n_layer % block:
-        raise ValueError(f'midas copies whole blocks: {n_layer} layers are not whole blocks of {block}')
+        raise Refused(f'midas copies whole blocks: {n_layer} layers are not whole blocks of {block}')
     return again(n_layer, (math.ceil(n_layer // block / 2) - 1) * block, block)
 
 
@@ -54,7 +54,7 @@ def double(n_layer, block=None):
 def again(n_layer, first, block):
     "All the layers in order, with the block that starts at `first` run a second time."
     if not 0 < block <= n_layer:
-        raise ValueError(f'a block of {block} is not to be had from {n_layer} layers')
+        raise Refused(f'a block of {block} is not to be had from {n_layer} layers')
     return [*range(first + block), *range(first, n_layer)]
 
 
@@ -119,10 +119,10 @@ def growth_plan(grow, n_layer, block, steps, alpha=1.0):
     while 0 < depths[-1] < n_layer:
         depths.append(len(operator(depths[-1], block)))
     if depths[-1] != n_layer:
-        raise ValueError(f'{grow} from {block} layers does not reach n_layer={n_layer}, but {", ".join(map(str, depths))}')
+        raise Refused(f'{grow} from {block} layers does not reach n_layer={n_layer}, but {", ".join(map(str, depths))}')
     lengths = prop_schedule(steps, len(depths), alpha)
     if min(lengths) < 1:
-        raise ValueError(f'{steps} steps before the decay are too few for {len(depths)} stages of {depths} layers')
+        raise Refused(f'{steps} steps before the decay are too few for {len(depths)} stages of {depths} layers')
     return [(sum(lengths[:i]), depth) for i, depth in enumerate(depths)]
 
 
@@ -160,7 +160,7 @@ def main(argv=None):
     try:
         for name in names:
             if name not in GROWTH:
-                raise ValueError(f'there is no operator {name!r}: {", ".join(GROWTH)}')
+                raise Refused(f'there is no operator {name!r}: {", ".join(GROWTH)}')
         pictures = {name: origins(name, args.n_layer, args.block) for name in names}
         width, heads, kv, ffn, vocab, context = map(int, args.shape.split(','))
         config = ModelConfig(vocab_size=vocab, n_layer=args.n_layer, n_embd=width, n_head=heads, n_kv_head=kv, ffn_dim=ffn,

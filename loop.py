@@ -24,6 +24,7 @@ import shutil
 import sys
 from pathlib import Path
 
+from common.errors import Refused
 from model import check_order
 
 
@@ -34,7 +35,7 @@ def parse_loop(text):
         match = re.fullmatch(r'\s*(\d+)\s*(?:x\s*(\d+)\s*)?', part)
         size, times = (int(match[1]), int(match[2] or 1)) if match else (0, 0)
         if size < 1 or times < 1:
-            raise ValueError(f'the loop {text!r} has a segment {part!r}, which is neither layers, such as 4, nor layers by '
+            raise Refused(f'the loop {text!r} has a segment {part!r}, which is neither layers, such as 4, nor layers by '
                              "times, such as 4x6; segments are joined by '-', as in 4-4x4-4")
         order += [*range(unique, unique + size)] * times
         unique += size
@@ -45,7 +46,7 @@ def fit_loop(text, n_layer):
     "The same for a model of n_layer unique layers: each must run."
     order = parse_loop(text)
     if max(order) + 1 != n_layer:
-        raise ValueError(f'the loop {text!r} has {max(order) + 1} unique layers, but the model has {n_layer}')
+        raise Refused(f'the loop {text!r} has {max(order) + 1} unique layers, but the model has {n_layer}')
     return order
 
 
@@ -62,7 +63,7 @@ def format_loop(order):
         while block and order[at:at + len(block)] == block:
             times, at = times + 1, at + len(block)
         if start < first or start < top and times == 1 or start >= top and at < len(order):
-            raise ValueError(f'the order {order} is not a loop of blocks in the order of their layers, so it has no notation')
+            raise Refused(f'the order {order} is not a loop of blocks in the order of their layers, so it has no notation')
         parts += [str(start - first)] * (start > first) + [f'{top - start}x{times}'] * (top > start)
         first = top
     return '-'.join(parts)
@@ -72,9 +73,9 @@ def repeat_block(order, start, length, times):
     "The order with the `length` positions from `start` on run `times` times in all."
     order = list(order)
     if not (0 <= start and 1 <= length and start + length <= len(order)):
-        raise ValueError(f'a block of {length} from position {start} on does not lie within an order of {len(order)} positions')
+        raise Refused(f'a block of {length} from position {start} on does not lie within an order of {len(order)} positions')
     if times < 1:
-        raise ValueError(f'times={times}: a block runs at least once (to leave it out, take it out of the order)')
+        raise Refused(f'times={times}: a block runs at least once (to leave it out, take it out of the order)')
     block = order[start:start + length]
     return order[:start] + block * times + order[start + length:]
 
@@ -93,7 +94,7 @@ def running(model, order):
 
 def asked(tasks, n, shots=0, seed=0):
     "'assign_code/1,copy_words' to examples of each: {'assign_code/1': [Example]}."
-    from engine.launch import whole_numbers
+    from common.errors import whole_numbers
     from data.primitives import few_shot
     return {name: few_shot(name.partition('/')[0], n, shots=shots, depth=whole_numbers('--tasks', name.partition('/')[2] or '0')[0],
                            seed=seed)
@@ -108,12 +109,12 @@ def looker(path, state, model, data, batches, examples, first=0):
     tokenizer, c = get_tokenizer(path), state.get('config', {})
     val, weights, data = None, None if data else c.get('data_weights'), data or c.get('data')
     if not (data or examples):
-        raise ValueError(f'{path} does not say what it was trained on: give --data, a dataset for its tokenizer, or --tasks')
+        raise Refused(f'{path} does not say what it was trained on: give --data, a dataset for its tokenizer, or --tasks')
     if data:
         val = Loader(data, c.get('batch_size', 8), c.get('context', min(model.config.context, 1024)), split='val', weights=weights,
                      vocab_size=model.config.vocab_size)
         if first and first + batches > len(val):
-            raise ValueError(f'the validation data has {len(val)} batches, {first + batches} were asked for: lower --batches')
+            raise Refused(f'the validation data has {len(val)} batches, {first + batches} were asked for: lower --batches')
 
     def look(model):
         loss, kinds = measure(model, val, batches, c.get('grad_accum', 1), first) if val else (None, {})
@@ -163,10 +164,10 @@ def cut_ties(source, target):
     from engine.checkpoint import build_model, describe, exists, load, save
     from grow import untie
     if exists(target):
-        raise ValueError(f'{target} holds a checkpoint already: choose another folder')
+        raise Refused(f'{target} holds a checkpoint already: choose another folder')
     state = load(source)
     if state['kind'] != 'lm':
-        raise ValueError(f'{source} is a checkpoint of the kind {state["kind"]!r}, but only a run of ours can be looped')
+        raise Refused(f'{source} is a checkpoint of the kind {state["kind"]!r}, but only a run of ours can be looped')
     model = build_model(state, source)
     free = untie(model, model.order)
     save(target, **{**state, **describe(free), 'optimizers': []})
@@ -191,11 +192,13 @@ def main(argv=None):
     parser.add_argument('--device', default='auto')
     parser.add_argument('--out', type=Path, default=Path('out/loop.png'))
     args = parser.parse_args(argv)
+    from tqdm import tqdm
+
+    from common.errors import whole_numbers
     from engine.checkpoint import build_model, load
-    from engine.launch import pick_device, whole_numbers
+    from engine.launch import pick_device
     from report.logs import by_seed, mean, run_names, standard_error, write_csv
     from report.plot import draw_repetitions, draw_tradeoffs, show
-    from tqdm import tqdm
     try:
         if args.untie:
             if len(args.runs) != 2:
@@ -203,7 +206,7 @@ def main(argv=None):
             return cut_ties(*args.runs)
         times, device = whole_numbers('--times', args.times), pick_device(args.device)
         if min(times) < 1 or args.block < 1 or args.batches < 1 or args.n < 1:
-            raise ValueError('--times, --block, --batches and --n must be at least 1')
+            raise Refused('--times, --block, --batches and --n must be at least 1')
         times = sorted({1, *times})
         found, sweeps = {}, {}
         examples = asked(args.tasks, args.n, args.shots)
@@ -211,13 +214,13 @@ def main(argv=None):
             state = load(path)
             model = build_model(state, path).to(device).eval()
             if state['kind'] == 'recurrent':
-                raise ValueError(f'{name} has a recurrent core, which is measured by: python retrofit.py {path} --eval')
+                raise Refused(f'{name} has a recurrent core, which is measured by: python retrofit.py {path} --eval')
             look = looker(path, state, model, args.data, args.batches, examples)
             if args.block > len(model.order):
-                raise ValueError(f'--block={args.block}: {name} is {len(model.order)} layers deep')
+                raise Refused(f'--block={args.block}: {name} is {len(model.order)} layers deep')
             plain = look(model)
             if found and plain.keys() != next(iter(sweeps.values()))[0].keys() - {'start', 'times'}:
-                raise ValueError(f'{name} was trained on data with other kinds of answers ({", ".join(plain)}): compare it apart')
+                raise Refused(f'{name} was trained on data with other kinds of answers ({", ".join(plain)}): compare it apart')
             found[name] = facts(name, state, model) | plain
             sweeps[name] = repetitions(model, look, args.block, times, plain)
     except ValueError as error:
@@ -240,7 +243,8 @@ def main(argv=None):
 def print_rows(rows, kinds):
     """A line for each run, and below a looped one how it differs from its partners; behind each number its standard error over
     the seeds, and behind a difference how many standard errors it is: below 2 it is not resolved."""
-    from report.logs import columns, number
+    from common.columns import columns
+    from report.logs import number
     lines = [['run', 'loop', 'unique', 'deep', 'params', 'FLOPs/token', 'training FLOPs', *kinds]]
     for r in rows:
         lines.append([r['run'], r['loop'], f'{r["unique"]:.0f}', f'{r["depth"]:.0f}', f'{r["params"]:,.0f}',

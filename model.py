@@ -22,6 +22,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
+from common.errors import Refused
 from common.losses import mean_loss
 
 
@@ -46,14 +47,14 @@ class ModelConfig:
     def __post_init__(self):
         if self.head_dim is None:
             if self.n_embd % self.n_head:
-                raise ValueError(f'n_embd={self.n_embd} does not divide into n_head={self.n_head} heads')
+                raise Refused(f'n_embd={self.n_embd} does not divide into n_head={self.n_head} heads')
             self.head_dim = self.n_embd // self.n_head
         if self.head_dim % 2:
-            raise ValueError(f'head_dim={self.head_dim} is odd: rotary positions turn pairs of channels')
+            raise Refused(f'head_dim={self.head_dim} is odd: rotary positions turn pairs of channels')
         if self.n_kv_head is None:
             self.n_kv_head = self.n_head
         if self.n_head % self.n_kv_head:
-            raise ValueError(f'n_head={self.n_head} is not a multiple of n_kv_head={self.n_kv_head}')
+            raise Refused(f'n_head={self.n_head} is not a multiple of n_kv_head={self.n_kv_head}')
         if self.ffn_dim is None:
             self.ffn_dim = 32 * math.ceil(self.n_embd * 8 / 3 / 32)
         if self.order is not None:
@@ -64,10 +65,10 @@ def check_order(order, n_layer):
     "The order as a plain list, or an error that names the first index that is no layer."
     order = list(order)
     if not order:
-        raise ValueError('the order is empty: it must name at least one layer')
+        raise Refused('the order is empty: it must name at least one layer')
     for i in order:
         if not (isinstance(i, int) and 0 <= i < n_layer):
-            raise ValueError(f'the order names layer {i!r}, but the layers are 0 to {n_layer - 1}')
+            raise Refused(f'the order names layer {i!r}, but the layers are 0 to {n_layer - 1}')
     return order
 
 
@@ -212,9 +213,9 @@ class LM(nn.Module):
         start = 0 if cache is None else cache.position
         end = start + x.shape[1]
         if end > self.config.context:
-            raise ValueError(f'{end} tokens are more than the context of {self.config.context}')
+            raise Refused(f'{end} tokens are more than the context of {self.config.context}')
         if cache is not None and depth + len(order) > len(cache.layers):
-            raise ValueError(f'the order ends at depth {depth + len(order)}, but the cache has {len(cache.layers)} slots')
+            raise Refused(f'the order ends at depth {depth + len(order)}, but the cache has {len(cache.layers)} slots')
         rope = self.cos[start:end], self.sin[start:end]                         # (T, hd/2) each
         scales = [None] * len(order)
         if self.config.ln_scaling:
@@ -266,7 +267,7 @@ def continue_text(forward, new_cache, context, tokens, max_new_tokens, *, temper
     Temperature 0 takes the likeliest token. Past the context the window slides: each new token is drawn from the last
     `context` ones, as if they were all there is."""
     if tokens.shape[1] == 0:
-        raise ValueError('nothing to continue: the prompt has no tokens')
+        raise Refused('nothing to continue: the prompt has no tokens')
     with torch.inference_mode():        # no_grad, without the book-keeping that would let a tensor have a gradient later
         cache, fresh = new_cache(), tokens[:, -context:]
         for _ in range(max_new_tokens):

@@ -18,6 +18,7 @@ Usage:
 """
 import torch
 
+from common.errors import Refused
 from loop import repeat_block, running
 from model import check_order
 from retrofit import Recurrent
@@ -31,7 +32,7 @@ PARTS = ('layer', 'attn', 'mlp')
 def order_of(model, order=None):
     if isinstance(model, Recurrent):
         if order is not None:
-            raise ValueError('a recurrent core runs in an order of its own: its probes take no other')
+            raise Refused('a recurrent core runs in an order of its own: its probes take no other')
         return model.order
     return model.order if order is None else check_order(order, len(model.layers))
 
@@ -72,7 +73,7 @@ def pick_boundaries(T, boundaries=None, seed=0):
         boundaries = range(T - 1) if T <= 32 else some.tolist()
     boundaries = [int(t) for t in boundaries]
     if not boundaries or min(boundaries) < 0 or max(boundaries) > T - 2:
-        raise ValueError(f'boundaries={boundaries}: a boundary is a position from 0 to {T - 2} of {T} tokens, with others behind it')
+        raise Refused(f'boundaries={boundaries}: a boundary is a position from 0 to {T - 2} of {T} tokens, with others behind it')
     return boundaries
 
 
@@ -86,7 +87,7 @@ def effects(model, tokens, *, part='layer', propagate=True, future=True, boundar
     """(matrix (D, D): the largest relative change of a later layer's update when an earlier one is erased; with `output`, the (D, B) largest
     L2 changes of the output distribution, else None). future=False erases at all tokens and looks at all."""
     if part not in PARTS:
-        raise ValueError(f'part={part!r} must be one of {", ".join(PARTS)}')
+        raise Refused(f'part={part!r} must be one of {", ".join(PARTS)}')
     order, (B, T) = order_of(model, order), tokens.shape
     D, lm, was = len(order), getattr(model, 'lm', model), record(model, tokens, order if not isinstance(model, Recurrent) else None)
     updates = was['attn'] + was['mlp']                                                      # (D, B, T, C)
@@ -104,7 +105,7 @@ def effects(model, tokens, *, part='layer', propagate=True, future=True, boundar
         return change.masked_fill(~seen[rows][:, None], 0).max()
 
     if not propagate and isinstance(model, Recurrent):
-        raise ValueError('local effects take a contribution out of a later input: behind an adapter there is none to take; use propagate=True')
+        raise Refused('local effects take a contribution out of a later input: behind an adapter there is none to take; use propagate=True')
     at_once = max(1, min(ROWS // (B * T), NUMBERS // (T * model.config.vocab_size) if output else ROWS))
     for s in progress(range(D)):
         for first in range(0, len(ts), at_once):
@@ -172,7 +173,7 @@ def block_similarity(model, block=1):
     "Cosines between the MLP weights of the model's blocks of layers, all their matrices as one vector: (blocks, blocks)."
     layers = getattr(model, 'lm', model).layers
     if len(layers) % block:
-        raise ValueError(f'{len(layers)} layers do not divide into blocks of {block}')
+        raise Refused(f'{len(layers)} layers do not divide into blocks of {block}')
     flat = torch.stack([torch.cat([p.flatten().float() for p in layer.mlp.parameters()]) for layer in layers])       # (L, N)
     flat = flat.view(len(layers) // block, -1)
     return torch.nn.functional.normalize(flat, dim=1) @ torch.nn.functional.normalize(flat, dim=1).T
@@ -195,7 +196,7 @@ def streams_behind(model, tokens):
 def place(order, start, length, needed):
     order = list(order)
     if not (0 <= start and 1 <= length and start + needed <= len(order)):
-        raise ValueError(f'{needed} layers from position {start} on do not lie within an order of {len(order)} positions')
+        raise Refused(f'{needed} layers from position {start} on do not lie within an order of {len(order)} positions')
     return order
 
 

@@ -26,10 +26,10 @@ from pathlib import Path
 import torch
 import torch.nn as nn
 
-from variants.cuts import by_influence, cut, prune, screen
+from data.tokens import draw
 from loop import fit_loop
 from model import KVCache, check_order, continue_text, mean_loss
-from data.tokens import draw
+from variants.cuts import by_influence, cut, prune, screen
 
 
 class Recurrent(nn.Module):
@@ -41,13 +41,13 @@ class Recurrent(nn.Module):
         super().__init__()
         for name, value, allowed in (('inject', inject, ('linear', 'identity', 'add')), ('start', start, ('normal', 'zero'))):
             if value not in allowed:
-                raise ValueError(f'{name}={value!r} must be one of {", ".join(allowed)}')
+                raise Refused(f'{name}={value!r} must be one of {", ".join(allowed)}')
         if mean < 1 or backprop_depth < 1:
-            raise ValueError(f'mean={mean} and backprop_depth={backprop_depth} must be at least 1')
+            raise Refused(f'mean={mean} and backprop_depth={backprop_depth} must be at least 1')
         self.lm, self.inject, self.start, self.mean, self.backprop_depth = lm, inject, start, mean, backprop_depth
         self.prelude, self.core, self.coda = (check_order(part, len(lm.layers)) if part else [] for part in (prelude, core, coda))
         if not self.core:
-            raise ValueError('the core has no layers: there is nothing to repeat')
+            raise Refused('the core has no layers: there is nothing to repeat')
         C = lm.config.n_embd
         self.std, self.table = math.sqrt(2 / (5 * C)), None
         self.adapter = None if inject == 'add' else nn.Linear(2 * C, C, bias=False)
@@ -91,7 +91,7 @@ class Recurrent(nn.Module):
         "The residual stream before the final norm. `exit` is an Exit: then a token may stop earlier than after r recurrences."
         r, most = self.mean if r is None else r, self.backprop_depth if backprop_depth is None else backprop_depth
         if r < 1:
-            raise ValueError(f'r={r}: the core runs at least once')
+            raise Refused(f'r={r}: the core runs at least once')
         if cache is None and exit is not None:
             cache = self.cache(r)               # a token that stopped is looked at by those that go on
         position = 0 if cache is None else cache.position
@@ -153,12 +153,12 @@ def dial(model, *, loop=None, r=None):
     "What --loop and --r ask for: an LM runs its layers in another order, a Recurrent its core r times."
     if isinstance(model, Recurrent):
         if loop:
-            raise ValueError(f'loop={loop!r} is for ordinary models: a recurrent core is run more often by r')
+            raise Refused(f'loop={loop!r} is for ordinary models: a recurrent core is run more often by r')
         if r is not None and r < 1:
-            raise ValueError(f'r={r}: the core runs at least once')
+            raise Refused(f'r={r}: the core runs at least once')
         model.mean = model.mean if r is None else r
     elif r is not None:
-        raise ValueError(f'r={r} is for models with a recurrent core, and this one has none: loop runs its layers in another order')
+        raise Refused(f'r={r} is for models with a recurrent core, and this one has none: loop runs its layers in another order')
     elif loop:
         model.config.order = fit_loop(loop, len(model.layers))
     return model
@@ -172,9 +172,9 @@ def surgery(model, shape, **options):
     parts = cut(shape, len(model.layers)) if isinstance(shape, str) else [list(part) for part in shape]
     kept = check_order([i for part in parts for i in part], len(model.layers))
     if len(set(kept)) != len(kept):
-        raise ValueError(f'the layers {sorted({i for i in kept if kept.count(i) > 1})} stand in more than one place of {parts}')
+        raise Refused(f'the layers {sorted({i for i in kept if kept.count(i) > 1})} stand in more than one place of {parts}')
     if model.order != list(range(len(model.layers))):
-        raise ValueError('this model has an order of its own: untie it first, and then cut it')
+        raise Refused('this model has an order of its own: untie it first, and then cut it')
     lm = prune(model, kept)
     place = iter(range(len(kept)))
     return Recurrent(lm, *([next(place) for _ in part] for part in parts), **options)
@@ -193,7 +193,7 @@ def recurrence_curriculum(step, steps, mean, warm_fraction, shape='linear'):
     "The distribution's mean at a step: a staircase from 1 to `mean` over the first part of the steps, then `mean`."
     shapes = {'linear': lambda t: t, '1-sqrt': lambda t: 1 - math.sqrt(1 - t)}
     if shape not in shapes:
-        raise ValueError(f'the curriculum {shape!r} is not known: {", ".join(shapes)}')
+        raise Refused(f'the curriculum {shape!r} is not known: {", ".join(shapes)}')
     warm = warm_fraction * steps
     if step + 1 >= warm:
         return mean
@@ -216,18 +216,19 @@ def scalable_start(model):
 
 def operate(args):
     "python retrofit.py FROM 4-8-4: write the operated checkpoint, and say what it is made of."
-    from engine.checkpoint import CheckpointError, build_model, describe, exists, load, save
-    from report.logs import columns
+    from common.columns import columns
+    from common.errors import Refused
     from data.tokenizer import tokenizer_file
+    from engine.checkpoint import build_model, describe, exists, load, save
     source, shape = args.paths
     folder, file, state = Path(source), tokenizer_file(source), load(source)
     about = (folder.parent if folder.is_file() else folder) / 'run.json'
     if not file and not about.exists():
-        raise CheckpointError(f'{source} does not say which tokenizer it reads: it has neither a tokenizer.json nor a run.json')
+        raise Refused(f'{source} does not say which tokenizer it reads: it has neither a tokenizer.json nor a run.json')
     tokenizer = json.dumps(dict(tokenizer=str(file.resolve()))) if file else about.read_text()
     target = args.out or Path('out') / f'{Path(source).name}_{shape}'
     if exists(target):
-        raise CheckpointError(f'{target} holds a checkpoint already: choose another --out')
+        raise Refused(f'{target} holds a checkpoint already: choose another --out')
     parent = build_model(state, source).eval()
     parts = cut(shape, len(parent.layers))
     if args.select == 'influence':
@@ -235,7 +236,7 @@ def operate(args):
     elif args.layers:
         parts = [[int(i) for i in filter(None, part.split(','))] for part in args.layers.split('/')]
         if [len(part) for part in parts] != [len(part) for part in cut(shape, len(parent.layers))]:
-            raise ValueError(f'--layers={args.layers} does not name {shape} layers')
+            raise Refused(f'--layers={args.layers} does not name {shape} layers')
     if args.search:
         return print(screen(parent, shape, sample_tokens(args.data, parent.config, 32)))
     torch.manual_seed(draw(args.seed, 'retrofit'))
@@ -265,16 +266,19 @@ def sample_tokens(data, config, n=8):
 
 def evaluate_recurrences(args):
     "python retrofit.py RUNS --eval: loss and primitives against r. An ordinary model among them is a line to compare with."
-    from engine.checkpoint import build_model, load
-    from engine.launch import pick_device, whole_numbers
-    from report.logs import by_seed, columns, mean, number, run_names, standard_error, write_csv
-    from loop import asked, looker
-    from report.plot import draw_recurrences, show
     from tqdm import tqdm
+
+    from common.columns import columns
+    from common.errors import whole_numbers
+    from engine.checkpoint import build_model, load
+    from engine.launch import pick_device
+    from loop import asked, looker
+    from report.logs import by_seed, mean, number, run_names, standard_error, write_csv
+    from report.plot import draw_recurrences, show
     device, examples, rows = pick_device(args.device), asked(args.tasks, args.n), []
     paths, rs = run_names(args.paths), whole_numbers('--r', args.r)
     if min(rs) < 1:
-        raise ValueError(f'--r={args.r}: the core runs at least once')
+        raise Refused(f'--r={args.r}: the core runs at least once')
     for name, path in tqdm(paths.items(), desc='measuring', unit='run'):
         state = load(path)
         model = build_model(state, path).to(device).eval()

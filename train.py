@@ -27,19 +27,20 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from engine import checkpoint
-from engine import cost
-from report import plot
-from grow import GROWTH, untie
-from engine.launch import ConfigError, Stop, World, compile_blocks, mfu, open_folder, parallel, precision, read_config, send
-from report.logs import Log
-from model import LM
-from engine.optimizers import make_optimizers
-from retrofit import Recurrent, recurrence_curriculum
-from engine.settings import AHEAD, MAY_DIFFER, Config, check, learning_rate, orders, plan, recurrences, shape
-from data.tokenizer import DataError, get_tokenizer, reads_alike
+from common.errors import Refused
+from data.tokenizer import get_tokenizer, reads_alike
 from data.tokens import Loader, draw, measure
-
+from engine import checkpoint, cost
+from engine.launch import (Stop, World, compile_blocks, mfu, open_folder, parallel, precision,
+                           read_config, send)
+from engine.optimizers import make_optimizers
+from engine.settings import (AHEAD, MAY_DIFFER, Config, check, learning_rate, orders, plan,
+                             recurrences, shape)
+from grow import GROWTH, untie
+from model import LM
+from report import plot
+from report.logs import Log
+from retrofit import Recurrent, recurrence_curriculum
 
 # ---------------------------------------------------------------------------------------------- the loop
 
@@ -60,12 +61,12 @@ def train_in(world, config):
     val = rows(config.data, config.data_weights, 'val', seed=0)         # all runs are measured on the same rows
     cool, decay = rows(config.cooldown_data) if config.cooldown_data else None, config.steps - config.decay_steps
     if cool and cool.tokenizer != loader.tokenizer:
-        raise ConfigError(f'data was made with the tokenizer {loader.tokenizer!r}, but cooldown_data with {cool.tokenizer!r}')
+        raise Refused(f'data was made with the tokenizer {loader.tokenizer!r}, but cooldown_data with {cool.tokenizer!r}')
     model, optimizers, state = setup(config, world, loader, cool)
     step, tokens, flops, seconds = (state[name] for name in ('step', 'tokens', 'flops', 'seconds'))
     in_parts = config.shard and world.size > 1
     if in_parts:
-        from engine import sharded      # which takes a second, and one process does without
+        from engine import sharded  # which takes a second, and one process does without
     run, stages, changed = parallel(model, world, in_parts), dict(plan(config)) if config.grow else {}, {}
     autocast, tokens_a_step = precision(config, world.device), config.batch_size * config.context
     log = Log(out / 'log.jsonl', step if step else -1, silent=not world.first)
@@ -161,14 +162,14 @@ def report(config, flops, full_depth):
 def setup(config, world, loader, cool):
     "The model, its optimizers, and where the run stands: at its beginning, or where the checkpoint in out_dir has it."
     if config.batch_size // world.size % config.grad_accum:
-        raise ConfigError(f'batch_size={config.batch_size} on {world.size} processes does not divide into '
+        raise Refused(f'batch_size={config.batch_size} on {world.size} processes does not divide into '
                           f'grad_accum={config.grad_accum} pieces')
     state = dict(step=0, tokens=0, flops=0, seconds=0.0, inherited_flops=0)
     if checkpoint.exists(config.out_dir):
         state = checkpoint.load(config.out_dir, whole=not (config.shard and world.size > 1))
         refuse_another_run(config, loader, cool, state)
         if not state.get('optimizers'):
-            raise ConfigError(f'{config.out_dir} holds weights without their optimizers, so it cannot be resumed: start another '
+            raise Refused(f'{config.out_dir} holds weights without their optimizers, so it cannot be resumed: start another '
                               f'--out_dir from it, with --init_from={config.out_dir}')
     torch.manual_seed(draw(config.seed, 'init'))
     if 'kind' in state:
@@ -179,15 +180,15 @@ def setup(config, world, loader, cool):
         state['inherited_flops'] = parent.get('flops', 0) + parent.get('inherited_flops', 0)
         theirs = get_tokenizer(config.init_from)
         if model.config.context < config.context or not reads_alike(theirs, get_tokenizer(loader.tokenizer)):
-            raise ConfigError(f'{config.init_from} reads {model.config.context} tokens of the tokenizer {theirs.name!r}: it does not '
+            raise Refused(f'{config.init_from} reads {model.config.context} tokens of the tokenizer {theirs.name!r}: it does not '
                               f'fit context={config.context} and data made with {loader.tokenizer!r}')
         model.config.context = config.context
         if isinstance(model, Recurrent):
             if config.loop or config.cooldown_loop:
-                raise ConfigError(f'{config.init_from} has a recurrent core, which loops by itself: leave loop and cooldown_loop out')
+                raise Refused(f'{config.init_from} has a recurrent core, which loops by itself: leave loop and cooldown_loop out')
             model.mean, model.backprop_depth = config.recurrence or model.mean, config.backprop_depth or model.backprop_depth
         elif config.recurrence or config.backprop_depth:
-            raise ConfigError(f'recurrence={config.recurrence} and backprop_depth={config.backprop_depth} are for a model with a recurrent '
+            raise Refused(f'recurrence={config.recurrence} and backprop_depth={config.backprop_depth} are for a model with a recurrent '
                               f'core, but {config.init_from} has none: python retrofit.py {config.init_from} 2-4-2 makes one')
         else:
             model.config.order = orders(config, len(model.layers))[0] or model.config.order
@@ -195,7 +196,7 @@ def setup(config, world, loader, cool):
         try:
             model = LM(shape(config, vocab_size=config.vocab_size or loader.vocab_size, n_layer=plan(config)[0][1], order=orders(config, config.n_layer)[0]))
         except ValueError as error:
-            raise ConfigError(str(error)) from None
+            raise Refused(str(error)) from None
     if not config.grow:
         orders(config, len(model.layers))       # a loop that does not fit is refused now, not when the decay begins
     model.to(world.device, torch.float32).train()               # a Hugging Face checkpoint may come in bfloat16
@@ -232,10 +233,10 @@ def refuse_another_run(config, loader, cool, state):
     ahead = all(step <= c.steps - c.decay_steps for c in (before, config)) and stages_so_far[0] == stages_so_far[1]
     for name in new:
         if name not in MAY_DIFFER and new[name] != old[name] and not (ahead and name in AHEAD):
-            raise ConfigError(f'{config.out_dir} holds a run with {name}={old[name]!r}, but this config has {new[name]!r}: '
+            raise Refused(f'{config.out_dir} holds a run with {name}={old[name]!r}, but this config has {new[name]!r}: '
                               'choose another --out_dir, or move that run out of the way by --resume=false')
     if state.get('data') != fingerprint(loader) or not ahead and state.get('cooldown_data', []) != fingerprint(cool):
-        raise ConfigError(f'the data has changed since the run in {config.out_dir} began (other checksums): choose another '
+        raise Refused(f'the data has changed since the run in {config.out_dir} began (other checksums): choose another '
                           '--out_dir, or move that run out of the way by --resume=false')
 
 
@@ -290,9 +291,9 @@ def main(argv=None):
             said, rest = cost.options(argv)
             return cost.show(check(read_config(Config, rest)), **said)
         stopped = train(check(read_config(Config, argv)))
-    except (ConfigError, DataError, checkpoint.CheckpointError) as error:
+    except (Refused, Refused, Refused) as error:
         rank = os.environ.get('RANK', '0')
-        if rank == '0' or isinstance(error, DataError):     # most errors all processes know, and one says it; data only one may have read
+        if rank == '0' or isinstance(error, Refused):     # most errors all processes know, and one says it; data only one may have read
             print(f'train.py: {error}' + (f' (rank {rank})' if rank != '0' else ''), file=sys.stderr)
         raise SystemExit(2) from None
     if stopped:         # what waits for the run, make or a scheduler, must not take it for finished

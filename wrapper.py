@@ -25,9 +25,10 @@ from pathlib import Path
 
 import torch
 
+from common.errors import Refused
+from model import LM
 from variants.caches import CACHES, Memory, Slots
 from variants.experts import PINS, Pin, routers_of
-from model import LM
 from variants.solvers import SOLVERS, pick_solver
 from variants.windows import arguments, depth_of, pick_window, refuse
 
@@ -57,7 +58,7 @@ class Loop(threading.local):
         if d == self.a:
             self.begin(entry, x, kwargs)
         elif d - 1 not in self.calls:
-            raise ValueError(f'the window {self.a}-{self.b} is entered at {d}: a looped window runs from its first layer on')
+            raise Refused(f'the window {self.a}-{self.b} is entered at {d}: a looped window runs from its first layer on')
         if self.memory is not None:
             kwargs[entry.cache] = self.memory.cache
         self.calls[d] = entry, kwargs
@@ -75,9 +76,9 @@ class Loop(threading.local):
         self.forget()
         self.x, cache = x, kwargs.get(entry.cache)
         if cache is not None and not hasattr(cache, 'layers'):
-            raise ValueError(f'a KV cache of the kind {type(cache).__name__} has no list of layers: it cannot be looped')
+            raise Refused(f'a KV cache of the kind {type(cache).__name__} has no list of layers: it cannot be looped')
         if (entry.pinned or self.how == 'frozen') and entry.layer.training and getattr(entry.layer, 'gradient_checkpointing', False):
-            raise ValueError("gradient checkpointing runs a layer again on its own, without what pin and cache='frozen' have noted: turn one of them off")
+            raise Refused("gradient checkpointing runs a layer again on its own, without what pin and cache='frozen' have noted: turn one of them off")
         self.off = cache is not None and self.decode != 'full' and self.skips(cache, x.shape[-2])
         if cache is None and self.how == 'frozen' and x.shape[-2] > 1:
             cache = Slots(self.b + 1)
@@ -135,7 +136,7 @@ class Entry:
     def forward(self, x, kwargs):
         x = type(self.layer).forward(self.layer, x, **kwargs) if self.before is None else self.before(x, **kwargs)
         if not isinstance(x, torch.Tensor):
-            raise ValueError(f'{type(self.layer).__name__} returns a {type(x).__name__}: only layers that map a stream to a stream can be looped')
+            raise Refused(f'{type(self.layer).__name__} returns a {type(x).__name__}: only layers that map a stream to a stream can be looped')
         return x
 
     def __call__(self, *args, **kwargs):
@@ -143,7 +144,7 @@ class Entry:
         x = kwargs.pop(self.names[0])
         d = kwargs['depth'] if self.index is None else self.index
         if d not in self.loops and d in self.window and self.index is None:
-            raise ValueError(f'position {d} of the looped window holds another layer now: this order is not the one that was patched')
+            raise Refused(f'position {d} of the looped window holds another layer now: this order is not the one that was patched')
         return self.loops[d].arrive(self, d, x, kwargs) if d in self.loops else self.forward(x, kwargs)
 
 
@@ -167,19 +168,19 @@ def patch(model, window=None, method='rk', K=3, beta=0.5, cache='first', decode=
     solver, evaluations = pick_solver(method, K, beta, **options)
     for name, value, known in (('cache', cache, CACHES), ('mode', mode, MODES), ('pin', pin, PINS)):
         if value not in known:
-            from engine.launch import suggest
-            raise ValueError(f'{name}={value!r} is not known{suggest(value, known)}')
+            from common.errors import suggest
+            raise Refused(f'{name}={value!r} is not known{suggest(value, known)}')
     if decode not in ('full', 'bypass') and (isinstance(decode, bool) or not isinstance(decode, int) or decode < 0):
-        raise ValueError(f"decode={decode!r}: 'full', 'bypass', or the number of decode steps that are looped")
+        raise Refused(f"decode={decode!r}: 'full', 'bypass', or the number of decode steps that are looped")
     if cache == 'exact' and (decode != 'full' or options.get('tol') is not None):
-        raise ValueError("cache='exact' needs the same evaluations for every token: decode='full', and no halting tolerance")
+        raise Refused("cache='exact' needs the same evaluations for every token: decode='full', and no halting tolerance")
     window_layers = {order[d]: layers[order[d]] for d in range(a, b + 1)}
     if any(isinstance(vars(m).get(name), Entry) for m in layers.modules() for name in ('forward', '_old_forward')):
-        raise ValueError('this model is looped already: unpatch it first')
+        raise Refused('this model is looped already: unpatch it first')
     refuse(model, layers, order[a:b + 1], cache)
     routers = {i: routers_of(layer, pin) if pin else [] for i, layer in window_layers.items()}
     if pin and not any(routers.values()):
-        raise ValueError(f'pin={pin!r}: the layers {a} to {b} have no router that is known here (a TopKRouter)')
+        raise Refused(f'pin={pin!r}: the layers {a} to {b} have no router that is known here (a TopKRouter)')
     # From here on nothing can fail.
     ours = isinstance(model, LM)
     entries = {i: Entry(layer, None if ours else i, bool(pin)) for i, layer in window_layers.items()}
@@ -260,7 +261,7 @@ def main(argv=None):
 
 def as_number(text):
     "'0.5' to 0.5, '0.6,0.4' to [0.6, 0.4], 'false' to False, and what is no number as it is."
-    from engine.launch import parse
+    from common.errors import parse
     value = parse(text)
     return list(value) if isinstance(value, tuple) else value
 

@@ -32,8 +32,10 @@ from pathlib import Path
 
 import numpy as np
 
+from common.errors import Refused
+from common.files import read_json, replace
 from data.sources import group, list_files, texts
-from data.tokenizer import DataError, encode_document, get_tokenizer, read_json, replace, start_of_document, token_type
+from data.tokenizer import encode_document, get_tokenizer, start_of_document, token_type
 
 MOST_VALIDATION = 10_000_000        # tokens of a source that are kept for validation
 
@@ -192,9 +194,9 @@ def make(source, folder, budget, options, pool, workers, stop, tick):
         plan = read_json(folder / 'plan.json')
         for name, value in settings.items():
             if plan[name] != value:
-                raise DataError(f'{folder} was begun with {name}={plan[name]!r}, and now it is {value!r}: choose another --out, or remove it')
+                raise Refused(f'{folder} was begun with {name}={plan[name]!r}, and now it is {value!r}: choose another --out, or remove it')
         if options.source is not None and [list(f) for f in list_files(source, options.source)] != plan['files']:
-            raise DataError(f'the files of {options.source} have changed since {folder} was begun: choose another --out, or remove it')
+            raise Refused(f'the files of {options.source} have changed since {folder} was begun: choose another --out, or remove it')
     else:
         plan = settings | dict(files=[list(f) for f in list_files(source, options.source)])
         keep(folder / 'plan.json', plan)
@@ -202,7 +204,7 @@ def make(source, folder, budget, options, pool, workers, stop, tick):
     dtype, groups = token_type(tokenizer.n_vocab), group(plan['files'], options.group)
     ready = read_json(folder / 'train.json') if (folder / 'train.json').exists() else None
     if ready and ready['origin']['budget'] > budget:
-        raise DataError(f'{folder} has its {ready["tokens"]:,} tokens already, more than {budget:,}: choose another --out')
+        raise Refused(f'{folder} has its {ready["tokens"]:,} tokens already, more than {budget:,}: choose another --out')
     if ready and ready['origin']['budget'] == budget:
         tidy(folder)
         return ready
@@ -215,7 +217,7 @@ def make(source, folder, budget, options, pool, workers, stop, tick):
         if all(shards.values()):
             break
         if every == 2:
-            raise DataError(f'{folder}: {sum(r["documents"] for r in records)} documents are too few: some to train on, some for validation')
+            raise Refused(f'{folder}: {sum(r["documents"] for r in records)} documents are too few: some to train on, some for validation')
         every = max(2, every // 8)          # a small source: a larger part of it is for validation
     for split, chosen in shards.items():
         origin = dict(made_by='corpus.py', source=plan['repo'], files=sum(len(paths) for paths, _ in groups[:len(records)]), budget=budget,
@@ -267,18 +269,20 @@ def prepare(mixtures, about, argv=None, out=None, tokenizer='HuggingFaceTB/cosmo
     name = options.mixture if len(mixtures) > 1 else next(iter(mixtures))
     sources = mixtures[name]
     out = options.out / name if len(mixtures) > 1 and options.out == out else options.out
-    from engine.launch import ConfigError, claim
-    from data.tokens import shares
     from tqdm import tqdm
+
+    from common.errors import Refused
+    from common.files import claim
+    from data.tokens import shares
     try:
         if min(options.workers, options.val_every) < 1 or options.source and not options.source.is_dir():
-            raise DataError(f'--workers={options.workers} and --val_every={options.val_every} must be at least 1, and --source={options.source} a folder')
+            raise Refused(f'--workers={options.workers} and --val_every={options.val_every} must be at least 1, and --source={options.source} a folder')
         lock = claim(out)       # held until the end
         budgets = shares([s.share for s in sources], options.tokens)
         width = np.dtype(token_type(get_tokenizer(options.tokenizer).n_vocab)).itemsize
         need = options.tokens * width - sum(p.stat().st_size for p in out.rglob('*.bin'))
         if need > (free := shutil.disk_usage(out).free):
-            raise DataError(f'{out} would need {need / 1e9:,.1f} GB more, but {free / 1e9:,.1f} GB are free')
+            raise Refused(f'{out} would need {need / 1e9:,.1f} GB more, but {free / 1e9:,.1f} GB are free')
         spawn = multiprocessing.get_context('spawn')
         counter, stop = spawn.Value('q', 0), spawn.RawValue('b', 0)     # no lock: a process may be killed while it holds one
         with tqdm(total=options.tokens, unit='token', unit_scale=True, dynamic_ncols=True, smoothing=0.05) as bar, \
@@ -300,7 +304,7 @@ def prepare(mixtures, about, argv=None, out=None, tokenizer='HuggingFaceTB/cosmo
                          'kept, and the same command goes on') from None
     except KeyboardInterrupt:
         raise SystemExit('\nprepare.py: stopped; what is done is kept, and the same command goes on') from None
-    except (DataError, ConfigError) as error:
+    except (Refused, Refused) as error:
         print(f'prepare.py: {error}', file=sys.stderr)
         raise SystemExit(2) from None
     except OSError as error:

@@ -30,9 +30,10 @@ from pathlib import Path
 
 import torch
 
-from model import LM, KVCache
+from common.errors import Refused
 from data.tokenizer import get_tokenizer, start_of_document
 from data.tokens import draw, write_dataset
+from model import LM, KVCache
 
 
 @dataclass
@@ -115,7 +116,7 @@ def toy_copy(rng, depth, n=8):
 
 def toy_assign(rng, depth, n=4, statement='{}{}', question='?{}'):
     if (depth + 1) * n > 26:
-        raise ValueError(f'the toy has letters for depth {26 // n - 1} at most, not {depth}')
+        raise Refused(f'the toy has letters for depth {26 // n - 1} at most, not {depth}')
     statements, level = chain(rng, rng.sample(string.ascii_lowercase, (depth + 1) * n), rng.sample(string.digits, n), depth)
     asked = rng.choice(list(level))
     return ''.join(statement.format(*s) for s in statements) + question.format(asked), list(level.values()), level[asked]
@@ -141,9 +142,9 @@ def few_shot(task, n, *, shots=5, depth=0, seed=0):
     whatever the shots are, so that accuracy against shots compares like with like."""
     make = {**TASKS, **TOY_TASKS}.get(task)
     if make is None:
-        raise ValueError(f'there is no task {task!r}: {", ".join([*TASKS, *TOY_TASKS])}')
+        raise Refused(f'there is no task {task!r}: {", ".join([*TASKS, *TOY_TASKS])}')
     if shots < 0 or not 0 <= depth < 100 or n < 1:
-        raise ValueError(f'shots={shots} must not be negative, depth={depth} 0 to 99, and n={n} at least 1')
+        raise Refused(f'shots={shots} must not be negative, depth={depth} 0 to 99, and n={n} at least 1')
     examples, between = [], '' if task in TOY_TASKS else '\n\n'
     for i in range(n):
         rng = random.Random(draw(seed, f'{task} at depth {depth}', i))
@@ -186,7 +187,7 @@ def log_likelihoods(model_like, tokenizer, examples, *, batch=64, share=True):
     context = getattr(getattr(model_like, 'config', None), 'context', math.inf)
     longest = max(len(p) + max(map(len, o)) for p, o in zip(prompts, options))
     if longest > context:
-        raise ValueError(f'a prompt with its answer has {longest} tokens, but the context is {context}')
+        raise Refused(f'a prompt with its answer has {longest} tokens, but the context is {context}')
     device = next((p.device for p in getattr(model_like, 'parameters', list)()), 'cpu')
     values, parts = [None] * len(examples), [[]]
     for i in sorted(range(len(examples)), key=lambda i: (len(options[i]), len(prompts[i]))):
@@ -253,7 +254,7 @@ def write_examples(folder, tokenizer_name, tasks, depths, n, *, shots=0, seed=0,
     answer alone. The validation split has other examples, and marks, so that train.py says which part is learned."""
     tokenizer = get_tokenizer(tokenizer_name)
     if n < 1:
-        raise ValueError(f'n={n}: at least one example')
+        raise Refused(f'n={n}: at least one example')
     kinds = [f'{task} {depth}' for task in tasks for depth in depths_of(task, depths)]
     start, rows = start_of_document(tokenizer), {}
     for split, total in (('train', n), ('val', n_val)):
@@ -305,12 +306,14 @@ def main(argv=None):
     parser.add_argument('--device', default='auto')
     parser.add_argument('--out', type=Path, default=Path('out/primitives.png'))
     args = parser.parse_args(argv)
+    from tqdm import tqdm
+
+    from common.errors import whole_numbers
     from engine.checkpoint import load_model
-    from engine.launch import pick_device, whole_numbers
-    from retrofit import dial
+    from engine.launch import pick_device
     from report.logs import by_seed, run_names, write_csv
     from report.plot import draw_shots, show
-    from tqdm import tqdm
+    from retrofit import dial
     try:
         depths, shots = whole_numbers('--depths', args.depths), whole_numbers('--shots', args.shots)
         device, rows, left_out, paths = pick_device(args.device), [], {}, run_names(args.runs)
@@ -333,7 +336,7 @@ def main(argv=None):
                                      task=task if 'copy' in task else f'{task} {depth}', n=args.n,
                                      chance=1 / len(examples[0].options), accuracy=accuracy, low=low, high=high))
         if not rows:
-            raise ValueError(f'nothing could be scored: {next(iter(left_out))}')
+            raise Refused(f'nothing could be scored: {next(iter(left_out))}')
     except ValueError as error:
         print(f'primitives.py: {error}', file=sys.stderr)
         raise SystemExit(2) from None
@@ -352,7 +355,8 @@ def examples_seen(path):
 
 def print_scores(rows):
     "A line for each run and number of shots, a column a task: in %, with the standard error over the seeds, or else the interval."
-    from report.logs import columns, mean, number, standard_error
+    from common.columns import columns
+    from report.logs import mean, number, standard_error
     tasks = {row['task']: f'{row["task"]}, % (chance {row["chance"]:.0%})' for row in rows}
     lines, keys = [['run', 'fine-tuned on', 'shots', *tasks.values()]], ('line', 'examples', 'shots')
     for key in dict.fromkeys(tuple(row[k] for k in keys) for row in rows):

@@ -27,7 +27,7 @@ import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from data.tokenizer import DataError
+from common.errors import Refused
 
 KINDS = {'.parquet': 'parquet', '.jsonl': 'json', '.json': 'json', '.gz': 'json', '.zst': 'json'}
 
@@ -52,7 +52,7 @@ REASONERS = re.compile(r'\bR1\b|deepseek[-_ ]?r1|\bQwQ\b|reasoning:?\s*on', re.I
 
 def column(row):
     if not isinstance(row.get('text', 0), str | None):
-        raise DataError(f"no text in the column 'text', but the columns {', '.join(row)}")
+        raise Refused(f"no text in the column 'text', but the columns {', '.join(row)}")
     return row['text']
 
 
@@ -77,7 +77,7 @@ def archived(row):
         except (OSError, EOFError, zlib.error, http.client.HTTPException) as error:
             reason = error
         if attempt == 5:
-            raise DataError(f'{row["blob_id"]} could not be had from Software Heritage: {reason}')
+            raise Refused(f'{row["blob_id"]} could not be had from Software Heritage: {reason}')
         time.sleep(2 ** attempt)
 
 
@@ -102,7 +102,7 @@ def rows(path):
             if 'StopIteration' in str(error):       # an empty file
                 return
             cause = error.__cause__ or error
-            raise DataError(f'{path}, behind row {i}: {type(cause).__name__}: {(str(cause).splitlines() or [""])[0][:200]}') from None
+            raise Refused(f'{path}, behind row {i}: {type(cause).__name__}: {(str(cause).splitlines() or [""])[0][:200]}') from None
         yield row
 
 
@@ -114,8 +114,8 @@ def texts(paths, read):
             while batch := list(itertools.islice(some, 256)):
                 try:
                     yield from threads.map(READ[read], batch) if read == 'archived' else map(READ[read], batch)
-                except DataError as error:
-                    raise DataError(f'{path}: {error}') from None
+                except Refused as error:
+                    raise Refused(f'{path}: {error}') from None
 
 
 # ---------------------------------------------------------------------------------------------- files
@@ -128,19 +128,19 @@ def list_files(source, where):
             commit = HfApi().dataset_info(source.repo).sha
             tree = list(HfApi().list_repo_tree(source.repo, repo_type='dataset', revision=commit, recursive=True))
         except Exception as error:      # whatever stands between this machine and the hub, each version names it differently
-            raise DataError(f'the Hugging Face hub did not list {source.repo} ({type(error).__name__}): is there a network, and a login where the '
+            raise Refused(f'the Hugging Face hub did not list {source.repo} ({type(error).__name__}): is there a network, and a login where the '
                             'dataset asks for one? --source=FOLDER reads local files') from None
         found = [(f'hf://datasets/{source.repo}@{commit}/{f.path}', f.size) for f in tree if fnmatch.fnmatch(f.path, source.files) and hasattr(f, 'size')]
         names = [path.split('/', 5)[-1] for path, _ in found]
         if not found:
-            raise DataError(f'{source.repo} has no file {source.files} any more')
+            raise Refused(f'{source.repo} has no file {source.files} any more')
     else:
         wanted = simple(source.known_as or source.name)
         tops = [p for p in sorted(Path(where).iterdir()) if wanted in simple(p.name)]
         paths = [p for top in tops for p in ([top] if top.is_file() else sorted(top.rglob('*'))) if p.suffix in KINDS and p.is_file()]
         found, names = [(str(p), p.stat().st_size) for p in paths], [str(p.relative_to(where)) for p in paths]
         if not found:
-            raise DataError(f'{where} has no parquet or JSON Lines file in a folder (or by a name) with {source.known_as or source.name!r} '
+            raise Refused(f'{where} has no parquet or JSON Lines file in a folder (or by a name) with {source.known_as or source.name!r} '
                             f'in it, but {", ".join(p.name for p in sorted(Path(where).iterdir())[:8]) or "nothing"}')
     return [file for _, file in sorted(zip((hashlib.blake2b(name.encode()).hexdigest() for name in names), found))]
 

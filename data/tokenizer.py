@@ -15,39 +15,17 @@ Usage:
 """
 import collections
 import json
-import os
 import re
 import shutil
 from pathlib import Path
 
 import tiktoken
 
+from common.errors import Refused
+from common.files import read_json
+
 END_OF_TEXT = '<|endoftext|>'
 GPT2_WORDS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-
-
-class DataError(ValueError):
-    "Something about the data that the person in front of the screen can mend."
-
-
-def read_json(path):
-    try:
-        return json.loads(Path(path).read_text(encoding='utf-8'))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise DataError(f'{path} is not JSON: {error}') from None
-
-
-def replace(path, raw):
-    "Write a file at once: whoever has the old one open keeps it, and nobody sees half of the new one, whatever ends this process."
-    fresh = path.with_name(f'{path.name}.{os.getpid()}.tmp')
-    try:
-        with open(fresh, 'wb') as file:
-            file.write(raw)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(fresh, path)
-    finally:
-        fresh.unlink(missing_ok=True)
 
 
 def token_type(n_vocab):
@@ -55,7 +33,7 @@ def token_type(n_vocab):
     return 'uint16' if n_vocab <= 2**16 else 'uint32'
 
 
-class CannotRepresent(DataError):
+class CannotRepresent(Refused):
     "A tokenizer that is not of tiktoken's kind."
 
 
@@ -93,9 +71,9 @@ def get_tokenizer(name):
         try:
             return tiktoken.get_encoding(name)
         except OSError as error:        # requests' errors are OSErrors
-            raise DataError(f'tokenizer {name!r}: tiktoken could not download it ({type(error).__name__}); '
+            raise Refused(f'tokenizer {name!r}: tiktoken could not download it ({type(error).__name__}); '
                             "without a network use 'bytes' or a tokenizer.json") from None
-    raise DataError(f"tokenizer {name!r} is not known: allowed are 'bytes', a tokenizer.json or a folder with one, "
+    raise Refused(f"tokenizer {name!r} is not known: allowed are 'bytes', a tokenizer.json or a folder with one, "
                     f'and {", ".join(tiktoken.list_encoding_names())}')
 
 
@@ -109,12 +87,12 @@ def from_hub(name):
     try:
         from huggingface_hub import snapshot_download
     except ImportError:
-        raise DataError(f'there is no {name} here, and huggingface_hub, which could fetch it, is not installed '
+        raise Refused(f'there is no {name} here, and huggingface_hub, which could fetch it, is not installed '
                         '(pip install huggingface_hub)') from None
     try:
         return Path(snapshot_download(str(name), allow_patterns=['*.json', '*.safetensors', '*.jinja']))
     except Exception as error:      # whatever stands between this machine and the hub, each version names it differently
-        raise DataError(f'there is no {name} here, and the Hugging Face hub did not give it ({type(error).__name__}): download it '
+        raise Refused(f'there is no {name} here, and the Hugging Face hub did not give it ({type(error).__name__}): download it '
                         'on a machine with a network, and give the folder') from None
 
 
@@ -175,11 +153,11 @@ class Foreign:
         try:
             from tokenizers import Tokenizer
         except ImportError:
-            raise DataError(f'{reason}; the tokenizers package can read it (pip install tokenizers)') from None
+            raise Refused(f'{reason}; the tokenizers package can read it (pip install tokenizers)') from None
         try:
             self.inner = Tokenizer.from_file(str(path))
         except Exception as error:      # the package raises a bare Exception
-            raise DataError(f'{reason}; the tokenizers package cannot read it either: {error}') from None
+            raise Refused(f'{reason}; the tokenizers package cannot read it either: {error}') from None
         spec = read_json(path)
         self.name, self.n_vocab, self.starts = Path(path).parent.name, self.inner.get_vocab_size(), template_start(spec)
         self.special_tokens_set = {token['content'] for token in spec.get('added_tokens', []) if token.get('special')}

@@ -30,8 +30,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from tqdm import tqdm
 
-from data.tokenizer import DataError, get_tokenizer, read_json, replace, token_type
-
+from common.errors import Refused
+from common.files import read_json, replace
+from data.tokenizer import get_tokenizer, token_type
 
 # ---------------------------------------------------------------------------------------------- randomness
 # Every random draw of this repo is a function of (seed, purpose, step), so that no generator's state is ever saved.
@@ -85,12 +86,12 @@ class Dataset:
         self.folder, self.split = Path(folder), split
         path = self.folder / f'{split}.json'
         if not path.exists():
-            raise DataError(f'there is no dataset at {folder} (no {path.name} there); {how_to_prepare(folder)}')
+            raise Refused(f'there is no dataset at {folder} (no {path.name} there); {how_to_prepare(folder)}')
         self.meta = read_json(path)
         self.row, self.kinds = self.meta['row'], self.meta['kinds']
         context = (self.row or 2) - 1 if context is None else context
         if self.row is not None and self.row > context + 1:
-            raise DataError(f'{folder}: its examples of {self.row} tokens do not fit a context of {context}')
+            raise Refused(f'{folder}: its examples of {self.row} tokens do not fit a context of {context}')
         self.context = context
         if len(self.meta['shards']) > 100:
             more_files()
@@ -98,16 +99,16 @@ class Dataset:
         self.ends = np.cumsum([(s['tokens'] - 1) // context if self.row is None else s['tokens'] // self.row
                                for s in self.meta['shards']])                       # windows up to each shard's end
         if self.ends[-1] == 0:
-            raise DataError(f'{path}: {self.meta["tokens"]} tokens are not one window of {context + 1}')
+            raise Refused(f'{path}: {self.meta["tokens"]} tokens are not one window of {context + 1}')
 
     def _map(self, shard, ending):
         path = (self.folder / shard['file']).with_suffix(ending)
         dtype = np.dtype(self.meta['dtype'] if ending == '.bin' else 'uint8')
         want = shard['tokens'] * dtype.itemsize
         if not path.exists():
-            raise DataError(f'{path} is missing, though {self.split}.json lists it; {how_to_prepare(self.folder)}')
+            raise Refused(f'{path} is missing, though {self.split}.json lists it; {how_to_prepare(self.folder)}')
         if path.stat().st_size != want:
-            raise DataError(f'{path} has {path.stat().st_size:,} bytes, but {self.split}.json says {want:,}; '
+            raise Refused(f'{path} has {path.stat().st_size:,} bytes, but {self.split}.json says {want:,}; '
                             f'{how_to_prepare(self.folder)}')
         return np.memmap(path, dtype, 'r')
 
@@ -159,19 +160,19 @@ class Loader:
         data = [data] if isinstance(data, (str, Path)) else list(data)
         weights = [1.0] * len(data) if weights is None else list(weights)
         if len(weights) != len(data) or min(weights) <= 0:
-            raise DataError(f'data_weights={weights} must be one positive number for each of the {len(data)} datasets')
+            raise Refused(f'data_weights={weights} must be one positive number for each of the {len(data)} datasets')
         data, weights = zip(*(part for folder, weight in zip(data, weights) for part in mixture(folder, weight)))
         if batch_size % world_size:
-            raise DataError(f'batch_size={batch_size} does not divide among {world_size} ranks')
+            raise Refused(f'batch_size={batch_size} does not divide among {world_size} ranks')
         self.sets = [Dataset(folder, split, context) for folder in data]
         for other in self.sets[1:]:
             if other.meta['tokenizer'] != self.sets[0].meta['tokenizer']:
-                raise DataError(f'{data[0]} was made with the tokenizer {self.tokenizer!r}, but {other.folder} with '
+                raise Refused(f'{data[0]} was made with the tokenizer {self.tokenizer!r}, but {other.folder} with '
                                 f'{other.meta["tokenizer"]!r}: one model reads one tokenizer')
         self.kinds = next((s.kinds for s in self.sets if s.kinds), [])
         self.quota = shares(weights, PERIOD)
         if min(self.quota) == 0:
-            raise DataError(f'data_weights={weights}: a share below 1 in {PERIOD} rows would never be drawn')
+            raise Refused(f'data_weights={weights}: a share below 1 in {PERIOD} rows would never be drawn')
         self.batch_size, self.seed, self.rank, self.world_size = batch_size, seed, rank, world_size
         self.vocab_size = self.sets[0].meta['n_vocab'] if vocab_size is None else vocab_size
         self.period = None
@@ -204,7 +205,7 @@ class Loader:
             tokens, targets, marks = self.sets[d].window(w)
             top = max(tokens.max(), targets.max())
             if top >= self.vocab_size:
-                raise DataError(f'{self.sets[d].folder}: token id {top} in window {w} is past the vocabulary of '
+                raise Refused(f'{self.sets[d].folder}: token id {top} in window {w} is past the vocabulary of '
                                 f'{self.vocab_size}; was it made with another tokenizer than {self.tokenizer!r}?')
             yield tokens, targets, marks
 
@@ -297,9 +298,9 @@ def main(argv=None):
                     path = (data.folder / shard['file']).with_suffix(ending)
                     with open(path, 'rb') as file:
                         if hashlib.file_digest(file, 'sha256').hexdigest() != want:
-                            raise DataError(f'{path} is not what was written (wrong checksum); {how_to_prepare(folder)}')
+                            raise Refused(f'{path} is not what was written (wrong checksum); {how_to_prepare(folder)}')
             text = get_tokenizer(data.meta['tokenizer']).decode(data.shards[0]['.bin'][:args.chars].tolist())
-        except DataError as error:
+        except Refused as error:
             raise SystemExit(f'tokens.py: {error}')
         print(f'{folder}, {split}: {data.meta["tokens"]:,} tokens of {data.meta["tokenizer"]!r}, checksums right; '
               f'from {json.dumps(data.meta["origin"])}\n{text}\n')

@@ -21,15 +21,12 @@ from pathlib import Path
 
 import torch
 
+from common.errors import Refused
+from data.tokenizer import on_hub
 from model import LM, ModelConfig
 from retrofit import Recurrent
-from data.tokenizer import on_hub
 
 FILE = 'ckpt.pt'
-
-
-class CheckpointError(ValueError):
-    "A checkpoint that cannot be used, and why."
 
 
 def save(folder, **state):
@@ -59,20 +56,20 @@ def load(folder, whole=True):
         return dict(kind='hf', folder=str(folder))
     path = path if path.is_file() else path / FILE
     if not path.exists():
-        raise CheckpointError(f'there is no checkpoint at {folder} (no {path})')
+        raise Refused(f'there is no checkpoint at {folder} (no {path})')
     try:
         with zipfile.ZipFile(path) as archive:
             broken = archive.testzip()
     except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError) as error:
-        raise CheckpointError(f'{path} ({path.stat().st_size:,} bytes) is empty, cut short or no checkpoint: '
+        raise Refused(f'{path} ({path.stat().st_size:,} bytes) is empty, cut short or no checkpoint: '
                               f'{error}') from None
     if broken:
-        raise CheckpointError(f'{path} is damaged: the checksum of {broken} is wrong')
+        raise Refused(f'{path} is damaged: the checksum of {broken} is wrong')
     try:
         state = torch.load(path, map_location='cpu', weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError) as error:
         reason = next((line for line in str(error).splitlines() if 'nsupported' in line or 'GLOBAL' in line), '')
-        raise CheckpointError(f'{path} holds more than tensors and plain values, so it was not loaded. {reason}'.strip()) from None
+        raise Refused(f'{path} holds more than tensors and plain values, so it was not loaded. {reason}'.strip()) from None
     if 'parts' in state and whole:
         from engine.sharded import load_whole
         with readable_parts(path.parent, state):
@@ -85,7 +82,7 @@ def readable_parts(folder, state):
     try:
         yield
     except Exception as error:      # torch.distributed.checkpoint raises what the disk or its own format gives it
-        raise CheckpointError(f'{folder} points to {state["parts"]}, which cannot be read: {type(error).__name__}: '
+        raise Refused(f'{folder} points to {state["parts"]}, which cannot be read: {type(error).__name__}: '
                               f'{(str(error).splitlines() or [""])[0][:200]}') from None
 
 
@@ -98,7 +95,7 @@ def build_model(state, path):
     "The model that a loaded state describes, with its weights."
     kind = state.get('kind')
     if kind not in KINDS:
-        raise CheckpointError(f'{path} holds a model of kind {kind!r}; this version knows {", ".join(KINDS)}')
+        raise Refused(f'{path} holds a model of kind {kind!r}; this version knows {", ".join(KINDS)}')
     return KINDS[kind](state)
 
 
@@ -116,7 +113,7 @@ def _recurrent(state):
 
 
 def _hf(state):
-    from engine.hf import load_hf      # it needs safetensors, which is no core package
+    from engine.hf import load_hf  # it needs safetensors, which is no core package
     return load_hf(state['folder'])
 
 

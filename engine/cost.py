@@ -15,16 +15,15 @@ from pathlib import Path
 
 import torch
 
-from engine import checkpoint
-from engine.launch import PEAK_FLOPS, ConfigError, check_choice, parse
-from report.logs import columns
-from model import LM
+from common.columns import columns
+from common.errors import Refused, check_choice, parse
 from common.losses import in_pieces, piece_on
-from retrofit import Recurrent
-from engine.settings import orders, plan, recurrences, shape
-from data.tokenizer import DataError
 from data.tokens import Loader
-
+from engine import checkpoint
+from engine.launch import PEAK_FLOPS
+from engine.settings import orders, plan, recurrences, shape
+from model import LM
+from retrofit import Recurrent
 
 # ---------------------------------------------------------------------------------------------- memory
 
@@ -73,8 +72,8 @@ def empty(config, n_layer):
     if vocab_size is None:
         try:
             vocab_size = Loader(config.data, config.batch_size, config.context).vocab_size
-        except DataError as error:
-            raise ConfigError(f'how many words? {error}, or say --vocab_size=N') from None
+        except Refused as error:
+            raise Refused(f'how many words? {error}, or say --vocab_size=N') from None
     with torch.device('meta'):
         return LM(shape(config, vocab_size=vocab_size, n_layer=n_layer))
 
@@ -116,7 +115,7 @@ def options(argv):
     said['gpu'] = str(said['gpu'])
     check_choice('gpu', said['gpu'], PEAK_FLOPS)
     if type(said['gpus']) is not int or said['gpus'] < 1 or not isinstance(said['mfu'], (int, float)) or not 0 < said['mfu'] <= 1:
-        raise ConfigError(f'gpus={said["gpus"]} must be a whole number from 1 on, and mfu={said["mfu"]} a share, such as 0.4')
+        raise Refused(f'gpus={said["gpus"]} must be a whole number from 1 on, and mfu={said["mfu"]} a share, such as 0.4')
     return said, rest
 
 
@@ -124,7 +123,7 @@ def show(config, gpus, gpu, mfu):
     "Print the plan."
     each, left = divmod(config.batch_size, gpus)
     if left or each % config.grad_accum:
-        raise ConfigError(f'batch_size={config.batch_size} on gpus={gpus} does not divide into grad_accum={config.grad_accum} pieces')
+        raise Refused(f'batch_size={config.batch_size} on gpus={gpus} does not divide into grad_accum={config.grad_accum} pieces')
     at_once, a_step = each // config.grad_accum, config.batch_size * config.context
     width = 4 if config.dtype == 'float32' else 2
     table, total, peak, parts = [['steps', 'layers', 'depth', 'parameters', 'GFLOPs a token', 'petaFLOPs', 'a GPU']], 0, 0, {}

@@ -23,9 +23,11 @@ from pathlib import Path
 
 import torch
 
-from engine.checkpoint import CheckpointError, load_model
+from common.errors import Refused
+from common.files import read_json
+from data.tokenizer import from_hub, get_tokenizer, write_tokenizer
+from engine.checkpoint import load_model
 from model import LM, ModelConfig, rope_tables
-from data.tokenizer import DataError, from_hub, get_tokenizer, read_json, write_tokenizer
 
 # ---------------------------------------------------------------------------------------------- names
 
@@ -61,10 +63,10 @@ ROPE_LLAMA3 = ('factor', 'low_freq_factor', 'high_freq_factor', 'original_max_po
 def model_config(path):
     "A config.json as our ModelConfig, or an error that names what this model does not have."
     if not path.exists():
-        raise CheckpointError(f'{path.parent} has no config.json: it is no checkpoint in the form of Hugging Face')
+        raise Refused(f'{path.parent} has no config.json: it is no checkpoint in the form of Hugging Face')
     c = read_json(path)
     if not isinstance(c, dict):
-        raise CheckpointError(f'{path} does not hold an object of settings')
+        raise Refused(f'{path} does not hold an object of settings')
     rope = {**(c.get('rope_scaling') or {}), **(c.get('rope_parameters') or {})}
     kind, rope_kind = c.get('model_type'), rope.get('rope_type', rope.get('type', 'default'))
     refused = [
@@ -78,18 +80,18 @@ def model_config(path):
     ]
     for found, what in refused:
         if found:
-            raise CheckpointError(f'{path} asks for {what}, which is not supported')
+            raise Refused(f'{path} asks for {what}, which is not supported')
 
     def number(name, value, whole=False):
         fits = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and 0 < value < 2 ** 31
         if not fits or whole and value != int(value):
-            raise CheckpointError(f'{path}: {name} is {value!r}, but must be a positive {"whole " if whole else ""}number')
+            raise Refused(f'{path}: {name} is {value!r}, but must be a positive {"whole " if whole else ""}number')
         return int(value) if whole else float(value)
 
     sizes = {ours: number(theirs, c.get(theirs, usual), whole=True) for theirs, (ours, usual) in SIZES.items()
              if not (theirs in OPTIONAL and c.get(theirs) is None)}
     if sizes['context'] > 2 ** 24:
-        raise CheckpointError(f'{path}: max_position_embeddings is {sizes["context"]:,}, more than anyone has memory for')
+        raise Refused(f'{path}: max_position_embeddings is {sizes["context"]:,}, more than anyone has memory for')
     if kind == 'qwen3':
         sizes.setdefault('head_dim', 128)
     scaling = {name: number(name, rope.get(name)) for name in ROPE_LLAMA3} if rope_kind == 'llama3' else None
@@ -100,7 +102,7 @@ def model_config(path):
                            rope_theta=number('rope_theta', rope.get('rope_theta', c.get('rope_theta', 10_000.0))),
                            tie_embeddings=bool(c.get('tie_word_embeddings', False)), qk_norm=kind == 'qwen3')
     except ValueError as error:
-        raise CheckpointError(f'{path}: {error}') from None
+        raise Refused(f'{path}: {error}') from None
 
 
 def config_json(config, depth, dtype, bos, end):
@@ -121,16 +123,16 @@ def weight_files(folder):
     if not index.exists():
         if not (folder / 'model.safetensors').exists():
             others = sorted(path.name for path in folder.glob('*.bin'))
-            raise CheckpointError(f'{folder} has no model.safetensors' + (f', but {others[0]}: only safetensors is read' if others else ''))
+            raise Refused(f'{folder} has no model.safetensors' + (f', but {others[0]}: only safetensors is read' if others else ''))
         return [folder / 'model.safetensors']
     where = read_json(index).get('weight_map', {})
     names = sorted(set(where.values()))
     if not names or any(Path(name).name != name for name in names):
-        raise CheckpointError(f'{index} does not say in which files of its folder the tensors are')
+        raise Refused(f'{index} does not say in which files of its folder the tensors are')
     for name in names:
         if not (folder / name).exists():
             tensor = next(t for t, file in where.items() if file == name)
-            raise CheckpointError(f'{folder / name} is missing: {index.name} says that it holds {tensor}')
+            raise Refused(f'{folder / name} is missing: {index.name} says that it holds {tensor}')
     return [folder / name for name in names]
 
 
@@ -140,17 +142,17 @@ def read_header(path):
     with open(path, 'rb') as file:
         length = int.from_bytes(file.read(8), 'little')
         if size < 8 or length > min(size - 8, 100_000_000):
-            raise CheckpointError(f'{path} ({size:,} bytes) is cut short or no safetensors file: its header would take {length:,} bytes')
+            raise Refused(f'{path} ({size:,} bytes) is cut short or no safetensors file: its header would take {length:,} bytes')
         try:
             header = json.loads(file.read(length))
             tensors = {name: (tuple(t['shape']), t['dtype'], t['data_offsets'][1]) for name, t in header.items() if name != '__metadata__'}
         except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-            raise CheckpointError(f'{path} has a header that cannot be read: {error}') from None
+            raise Refused(f'{path} has a header that cannot be read: {error}') from None
     for name, (_, dtype, end) in tensors.items():
         if dtype not in DTYPES:
-            raise CheckpointError(f'{path}: {name} is of the type {dtype}; {", ".join(DTYPES)} are read')
+            raise Refused(f'{path}: {name} is of the type {dtype}; {", ".join(DTYPES)} are read')
         if not isinstance(end, int) or 8 + length + end > size:
-            raise CheckpointError(f'{path} is cut short: {name} would end at byte {8 + length + end:,} of {size:,}')
+            raise Refused(f'{path} is cut short: {name} would end at byte {8 + length + end:,} of {size:,}')
     return {name: (shape, DTYPES[dtype]) for name, (shape, dtype, _) in tensors.items()}
 
 
@@ -159,13 +161,13 @@ def load_hf(folder):
     try:
         from safetensors import SafetensorError, safe_open
     except ImportError:
-        raise CheckpointError(f"{folder}: Hugging Face checkpoints need safetensors (pip install safetensors)") from None
+        raise Refused(f"{folder}: Hugging Face checkpoints need safetensors (pip install safetensors)") from None
     folder = Path(folder) if Path(folder).is_dir() else from_hub(folder)
     config, headers = model_config(folder / 'config.json'), {path: read_header(path) for path in weight_files(folder)}
     where = {name: path for path, header in headers.items() for name in header if not name.endswith('rotary_emb.inv_freq')}
     numbers = [int(n) for name in where for n in re.findall(r'^model\.layers\.(\d+)\.', name)]
     if config.n_layer != len(set(numbers)):         # said before a model of so many layers is made
-        raise CheckpointError(f'{folder / "config.json"}: num_hidden_layers is {config.n_layer}, but the files hold {len(set(numbers))} layers')
+        raise Refused(f'{folder / "config.json"}: num_hidden_layers is {config.n_layer}, but the files hold {len(set(numbers))} layers')
     with torch.device('meta'):                      # no memory, no random weights
         model = LM(config)
     expected = {their_name(ours): (ours, tuple(t.shape)) for ours, t in model.state_dict().items()}
@@ -174,21 +176,21 @@ def load_hf(folder):
         where.pop('lm_head.weight', None)
     for name in [*expected, *where]:
         if name not in where:
-            raise CheckpointError(f'{folder}: {name} is in none of its files')
+            raise Refused(f'{folder}: {name} is in none of its files')
         shape, dtype = headers[where[name]][name]
         if name not in expected:
-            raise CheckpointError(f'{where[name]}: {name} has no place in this model')
+            raise Refused(f'{where[name]}: {name} has no place in this model')
         if shape != expected[name][1]:
-            raise CheckpointError(f'{where[name]}: {name} has the shape {shape}, but by config.json it is {expected[name][1]}')
+            raise Refused(f'{where[name]}: {name} has the shape {shape}, but by config.json it is {expected[name][1]}')
         if dtype != headers[where[FIRST]][FIRST][1]:
-            raise CheckpointError(f'{where[name]}: {name} is of another type ({dtype}) than {FIRST}')
+            raise Refused(f'{where[name]}: {name} is of another type ({dtype}) than {FIRST}')
     state = {}
     for path in headers:
         try:
             with safe_open(path, 'pt') as file:     # mapped: a tensor's pages are read when they are used, and never written back
                 state |= {expected[name][0]: file.get_tensor(name) for name in expected if where[name] == path}
         except SafetensorError as error:
-            raise CheckpointError(f'{path} cannot be read: {error}') from None
+            raise Refused(f'{path} cannot be read: {error}') from None
     model.load_state_dict(state, strict=False, assign=True)
     if config.tie_embeddings:
         model.head.weight = model.embed.weight
@@ -203,10 +205,10 @@ def save_hf(model, folder, tokenizer=None):
     equal layers. `tokenizer` is what get_tokenizer takes; its tokenizer.json goes along."""
     from safetensors.torch import save_file
     if not isinstance(model, LM):
-        raise CheckpointError('a model with a recurrent core has no family that transformers knows: only ordinary and looped models are exported')
+        raise Refused('a model with a recurrent core has no family that transformers knows: only ordinary and looped models are exported')
     folder, config, weights = Path(folder), model.config, model.state_dict()
     if (folder / 'config.json').exists() or folder.is_file():
-        raise CheckpointError(f'{folder} {"is a file" if folder.is_file() else "holds a checkpoint already"}: choose another folder')
+        raise Refused(f'{folder} {"is a file" if folder.is_file() else "holds a checkpoint already"}: choose another folder')
     tensors = {their_name(name): t for name, t in weights.items() if not name.startswith('layers.')}
     if config.tie_embeddings:
         tensors.pop('lm_head.weight')
@@ -249,6 +251,6 @@ def main(argv=None):
         if args.target:
             save_hf(model, args.target, tokenizer=args.source)
             print(f"{args.target}: {len(model.order)} layers of their own; transformers.AutoModelForCausalLM.from_pretrained('{args.target}') opens it")
-    except (ValueError, DataError) as error:
+    except (ValueError, Refused) as error:
         print(f'hf.py: {error}', file=sys.stderr)
         raise SystemExit(2) from None

@@ -8,9 +8,7 @@ Usage:
     config = read_config(Config, ['config/baseline.py', '--steps=600'])     # a Config, or an error that names the typo
     world = World(config.device)                                            # world.device, world.rank, world.size
 """
-import ast
 import contextlib
-import difflib
 import os
 import runpy
 import shutil
@@ -27,15 +25,12 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from common.errors import Refused, nearest, parse
+from common.files import claim
 from engine import checkpoint
 from engine.watch import Watch
 
-
 COMMAND_LINE = 'the command line'
-
-
-class ConfigError(ValueError):
-    "A setting that cannot be, in one line."
 
 
 def read_config(cls, argv):
@@ -45,7 +40,7 @@ def read_config(cls, argv):
         if arg.startswith('--'):
             name, equals, text = arg[2:].partition('=')
             if not equals:
-                raise ConfigError(f'{arg}: write --{name}=VALUE')
+                raise Refused(f'{arg}: write --{name}=VALUE')
             found, place = {name: parse(text)}, COMMAND_LINE
         else:
             found, place = run_file(arg), arg
@@ -54,7 +49,7 @@ def read_config(cls, argv):
     wanted = typing.get_type_hints(cls)
     for name in values:
         if name not in wanted:
-            raise ConfigError(f'{where[name]}: there is no setting {name!r}{nearest(name, wanted)}')
+            raise Refused(f'{where[name]}: there is no setting {name!r}{nearest(name, wanted)}')
         values[name] = check_type(name, values[name], wanted[name], where[name])
     return cls(**values)
 
@@ -62,20 +57,12 @@ def read_config(cls, argv):
 def run_file(path):
     "The public names that a config file assigns."
     if not os.path.isfile(path):
-        raise ConfigError(f'there is no config {path}{nearest(path, map(str, Path("config").glob("*.py")))}')
+        raise Refused(f'there is no config {path}{nearest(path, map(str, Path("config").glob("*.py")))}')
     try:
         found = runpy.run_path(path)
     except Exception as error:
-        raise ConfigError(f'{path} does not run: {type(error).__name__}: {error}') from None
+        raise Refused(f'{path} does not run: {type(error).__name__}: {error}') from None
     return {k: v for k, v in found.items() if not k.startswith('_') and not isinstance(v, types.ModuleType)}
-
-
-def parse(text):
-    "A value from the command line: a Python literal where it is one, else the text itself."
-    try:
-        return ast.literal_eval({'true': 'True', 'false': 'False', 'none': 'None'}.get(text.lower(), text))
-    except (ValueError, SyntaxError):
-        return text
 
 
 def check_type(name, value, wanted, where):
@@ -92,31 +79,7 @@ def check_type(name, value, wanted, where):
     if type(value) is tuple and list in options:
         return list(value)
     names = ' or '.join('None' if o is type(None) else o.__name__ for o in options)
-    raise ConfigError(f'{where}: {name} must be {names}, not {value!r}')
-
-
-def whole_numbers(name, text):
-    "'1,2,5' as a list of numbers."
-    try:
-        return [int(part) for part in text.split(',')]
-    except ValueError:
-        raise ConfigError(f'{name}={text} must be whole numbers, such as 0,1,2') from None
-
-
-def check_choice(name, value, allowed):
-    if value not in allowed:
-        raise ConfigError(f'{name}={value!r} is not one of {", ".join(map(str, allowed))}{nearest(value, allowed)}')
-
-
-def nearest(name, allowed):
-    close = difflib.get_close_matches(str(name), [str(a) for a in allowed], n=1, cutoff=0.5)
-    return f'; did you mean {close[0]!r}?' if close else ''
-
-
-def suggest(name, known):
-    "The end of an error about an unknown name: the nearest one, and all there are."
-    near = difflib.get_close_matches(str(name), [str(k) for k in known if k], n=1)
-    return (f': did you mean {near[0]!r}?' if near else '.') + f' There are: {", ".join(map(str, known))}'
+    raise Refused(f'{where}: {name} must be {names}, not {value!r}')
 
 
 def pick_device(name='auto', local_rank=0):
@@ -127,7 +90,7 @@ def pick_device(name='auto', local_rank=0):
         device = torch.device(f'cuda:{local_rank}' if name == 'cuda' else name)
         torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ConfigError(f'device={name!r} cannot be used: {str(error).splitlines()[0][:150]}') from None
+        raise Refused(f'device={name!r} cannot be used: {str(error).splitlines()[0][:150]}') from None
     return device
 
 
@@ -194,7 +157,7 @@ class World:
         self.size, self.rank = int(os.environ.get('WORLD_SIZE', 1)), int(os.environ.get('RANK', 0))
         here, gpus = int(os.environ.get('LOCAL_WORLD_SIZE', 1)), torch.cuda.device_count()
         if gpus and here > gpus and device in ('auto', 'cuda'):      # every process finds this, so that the first can say it
-            raise ConfigError(f'{here} processes on this machine need a GPU each, but there are {gpus}')
+            raise Refused(f'{here} processes on this machine need a GPU each, but there are {gpus}')
         self.device = pick_device(device, int(os.environ.get('LOCAL_RANK', 0)))
         if self.device.type == 'cuda':
             torch.cuda.set_device(self.device)
@@ -245,7 +208,7 @@ class World:
         if self.size > 1:
             dist.broadcast_object_list(failed)
         if failed[0] is not None:
-            raise ConfigError(failed[0])
+            raise Refused(failed[0])
         return result
 
     def wait(self):
@@ -278,23 +241,6 @@ class Stop:
     def __exit__(self, *_):
         for number, handler in self.before.items():
             signal.signal(number, handler)
-
-
-def claim(folder):
-    "Make the folder this process's own until it ends: two runs in one folder would ruin each other."
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle = open(folder / 'lock', 'w')
-    except OSError as error:
-        raise ConfigError(f'out_dir={folder} cannot be written: {error.strerror}') from None
-    try:
-        import fcntl
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except ImportError:         # Windows has no flock: there it is up to you
-        pass
-    except BlockingIOError:
-        raise ConfigError(f'another run is at work in {folder}; wait for it, or choose another --out_dir') from None
-    return handle
 
 
 def open_folder(config, out, world):

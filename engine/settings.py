@@ -13,11 +13,11 @@ Usage:
 import math
 from dataclasses import dataclass, fields
 
+from common.errors import Refused, check_choice
+from engine.optimizers import OPTIMIZERS
 from grow import GROWTH, growth_plan
-from engine.launch import ConfigError, check_choice
 from loop import fit_loop
 from model import ModelConfig
-from engine.optimizers import OPTIMIZERS
 from retrofit import Recurrent, recurrence_curriculum, sample_recurrence
 
 
@@ -96,41 +96,41 @@ def check(config):
     for name in ('n_layer', 'n_embd', 'n_head', 'n_kv_head', 'ffn_dim', 'vocab_size', 'context', 'batch_size', 'grad_accum', 'steps',
                  'eval_every', 'eval_batches', 'log_every', 'save_every', 'patience'):
         if getattr(c, name) is not None and getattr(c, name) < 1:
-            raise ConfigError(f'{name}={getattr(c, name)} must be at least 1')
+            raise Refused(f'{name}={getattr(c, name)} must be at least 1')
     for name in ('recurrence', 'backprop_depth'):
         if getattr(c, name) is not None and (getattr(c, name) < 1 or not c.init_from):
-            raise ConfigError(f'{name}={getattr(c, name)} must be at least 1, for a model with a recurrent core: init_from must be one')
+            raise Refused(f'{name}={getattr(c, name)} must be at least 1, for a model with a recurrent core: init_from must be one')
     check_choice('curriculum_shape', c.curriculum_shape, ('linear', '1-sqrt'))
     for name in ('curriculum', 'backprop_curriculum'):
         if not 0 <= getattr(c, name) <= 1:
-            raise ConfigError(f'{name}={getattr(c, name)} is a part of the steps: from 0 to 1')
+            raise Refused(f'{name}={getattr(c, name)} is a part of the steps: from 0 to 1')
     for name in ('warmup_steps', 'decay_steps', 'lr', 'adamw_lr', 'weight_decay', 'grad_clip', 'grow_alpha'):
         if getattr(c, name) is not None and not 0 <= getattr(c, name) < 1e9:
-            raise ConfigError(f'{name}={getattr(c, name)} must not be negative, nor without bounds')
+            raise Refused(f'{name}={getattr(c, name)} must not be negative, nor without bounds')
     if not 0 <= c.beta2 < 1:
-        raise ConfigError(f'beta2={c.beta2} must be at least 0 and less than 1')
+        raise Refused(f'beta2={c.beta2} must be at least 0 and less than 1')
     for name in ('data', 'cooldown_data'):
         folders = getattr(c, name)
         if isinstance(folders, list) and not (folders and all(isinstance(d, str) for d in folders)):
-            raise ConfigError(f'{name}={folders} must be a folder or a list of folders')
+            raise Refused(f'{name}={folders} must be a folder or a list of folders')
     if c.data_weights is not None and not all(isinstance(w, (int, float)) for w in c.data_weights):
-        raise ConfigError(f'data_weights={c.data_weights} must be numbers')
+        raise Refused(f'data_weights={c.data_weights} must be numbers')
     if c.warmup_steps + c.decay_steps > c.steps:
-        raise ConfigError(f'warmup_steps={c.warmup_steps} and decay_steps={c.decay_steps} do not fit into steps={c.steps}')
+        raise Refused(f'warmup_steps={c.warmup_steps} and decay_steps={c.decay_steps} do not fit into steps={c.steps}')
     if c.shard and c.optimizer != 'adamw':
-        raise ConfigError(f'shard=True needs optimizer=\'adamw\', not {c.optimizer!r}, which works on whole matrices')
+        raise Refused(f'shard=True needs optimizer=\'adamw\', not {c.optimizer!r}, which works on whole matrices')
     if c.decay_steps == 0 and (c.cooldown_loop or c.cooldown_data):
-        raise ConfigError('cooldown_loop and cooldown_data begin with the decay, but decay_steps is 0')
+        raise Refused('cooldown_loop and cooldown_data begin with the decay, but decay_steps is 0')
     if c.grow and c.loop:
-        raise ConfigError(f'grow={c.grow!r} and loop={c.loop!r} exclude each other: a model that grows may loop in its cool-down')
+        raise Refused(f'grow={c.grow!r} and loop={c.loop!r} exclude each other: a model that grows may loop in its cool-down')
     if not c.init_from:     # else setup asks the checkpoint how many layers it has
         orders(c, c.n_layer)
     if c.grow and c.init_from:
-        raise ConfigError(f'grow={c.grow!r} begins with a new model of grow_block={c.grow_block} layers, not with init_from')
+        raise Refused(f'grow={c.grow!r} begins with a new model of grow_block={c.grow_block} layers, not with init_from')
     try:
         plan(c)
     except (ValueError, OverflowError) as error:
-        raise ConfigError(str(error)) from None
+        raise Refused(str(error)) from None
     return c
 
 
@@ -146,7 +146,7 @@ def orders(config, n_layer):
         try:
             found.append(fit_loop(getattr(config, name), n_layer) if getattr(config, name) else None)
         except ValueError as error:
-            raise ConfigError(f'{name}: {error}') from None
+            raise Refused(f'{name}: {error}') from None
     return found
 
 

@@ -15,6 +15,9 @@ import os
 import re
 from pathlib import Path
 
+from common.columns import columns
+from common.errors import Refused
+
 
 class Log:
     """log.jsonl, a line for each logged step. A run that resumes drops the lines after its step first: it will write
@@ -39,7 +42,7 @@ def read_log(folder):
     "A run's log as a list of dicts, in the order of the steps."
     path = Path(folder) / 'log.jsonl'
     if not path.exists():
-        raise ValueError(f'there is no {path}: is {folder} the folder of a run?')
+        raise Refused(f'there is no {path}: is {folder} the folder of a run?')
     return read_lines(path)
 
 
@@ -120,13 +123,6 @@ def number(value, error=math.nan, percent=False):
     return f'{factor * value:.{digits}f}' + ('' if math.isnan(error) else f' ± {factor * error:.{digits}f}')
 
 
-def columns(lines):
-    "Lines of cells, the first of them a heading, as the lines of a table that a Markdown file can hold as it is."
-    widths = [max(map(len, column)) for column in zip(*lines)]
-    lines = [lines[0], ['-' * width for width in widths], *lines[1:]]
-    return '\n'.join('| ' + ' | '.join(map(str.ljust, cells, widths)) + ' |' for cells in lines)
-
-
 def table(groups, emerged=0.8):
     """A row for each group: means and standard errors over its seeds at the last step that all of them have measured, and for
     each kind the step and the FLOPs at which the accuracy first reached `emerged` (means over the seeds that got there:
@@ -135,7 +131,7 @@ def table(groups, emerged=0.8):
     for name, group in groups.items():
         end = max(set.intersection(*({e['step'] for e in log if 'val_loss' in e} for log in group)), default=None)
         if end is None:
-            raise ValueError(f'{name} has no measurement yet that all of its seeds share')
+            raise Refused(f'{name} has no measurement yet that all of its seeds share')
         last = [next(e for e in log if e['step'] == end and 'val_loss' in e) for log in group]
         row = dict(run=name, seeds=len(group), steps=mean([e['step'] for e in last]), layers=mean([e['n_layer'] for e in last]),
                    flops=mean([e['flops'] for e in last]), minutes=mean([e['seconds'] / 60 for e in last]))

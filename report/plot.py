@@ -14,8 +14,8 @@ import math
 import sys
 from pathlib import Path
 
-from report.logs import (at_all_seeds, by_seed, growths, kinds_of, mean, pick, print_table, read_log, run_names, table,
-                  write_csv)
+from report.logs import (at_all_seeds, by_seed, growths, kinds_of, mean, pick, print_table,
+                         read_log, run_names, table, write_csv)
 
 COLOURS = ['#3b6fb6', '#d1495b', '#2e8b57', '#e08e1b', '#7b5aa6', '#4f4f4f', '#17a2b8', '#c45ab3', '#8c6d31', '#9aa0a6']
 

@@ -14,12 +14,12 @@ os.environ['HF_HUB_OFFLINE'] = '1'
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-import numpy as np      # noqa: E402
-import pytest           # noqa: E402
-import torch            # noqa: E402
+import numpy as np  # noqa: E402
+import pytest  # noqa: E402
+import torch  # noqa: E402
 
-from model import LM, ModelConfig       # noqa: E402
-from data.tokens import write_dataset        # noqa: E402
+from data.tokens import write_dataset  # noqa: E402
+from model import LM, ModelConfig  # noqa: E402
 
 torch.set_num_threads(1)
 

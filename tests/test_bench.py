@@ -3,10 +3,9 @@ import re
 import pytest
 import torch
 
-from tools import bench
-from tools import peers
-from model import LM, ModelConfig
 from engine.settings import Config
+from model import LM, ModelConfig
+from tools import bench, peers
 
 TINY = dict(vocab_size=257, n_layer=4, n_embd=32, n_head=2, ffn_dim=96, context=16)
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from common.errors import Refused
 from engine import checkpoint
-from engine.checkpoint import CheckpointError, load, load_model, save
+from engine.checkpoint import load, load_model, save
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -35,7 +36,7 @@ def test_load_model(tmp_path, tiny):
     assert torch.equal(back(tokens), model(tokens)) and not back.training
     assert back.head.weight is back.embed.weight
     save(tmp_path, kind='lmm', model={})
-    with pytest.raises(CheckpointError, match="of kind 'lmm'; this version knows lm"):
+    with pytest.raises(Refused, match="of kind 'lmm'; this version knows lm"):
         load_model(tmp_path)
 
 
@@ -46,7 +47,7 @@ def test_broken_checkpoints_are_refused_in_one_line(tmp_path):
 
     def refused(raw, message):
         path.write_bytes(raw)
-        with pytest.raises(CheckpointError, match=message) as error:
+        with pytest.raises(Refused, match=message) as error:
             load(tmp_path)
         assert '\n' not in str(error.value)
 
@@ -55,7 +56,7 @@ def test_broken_checkpoints_are_refused_in_one_line(tmp_path):
     refused(b'not a checkpoint at all' * 50, 'empty, cut short or no checkpoint')
     at = good.index(torch.load(path, weights_only=True)['weights'].numpy().tobytes()) if path.write_bytes(good) else 0
     refused(good[:at + 50] + bytes([good[at + 50] ^ 1]) + good[at + 51:], 'the checksum of .* is wrong')
-    with pytest.raises(CheckpointError, match='there is no checkpoint at .*nowhere'):
+    with pytest.raises(Refused, match='there is no checkpoint at .*nowhere'):
         load(tmp_path / 'nowhere')
 
 
@@ -65,11 +66,11 @@ def test_code_in_a_checkpoint_does_not_run(tmp_path):
             return os.mkdir, (str(tmp_path / 'it ran'),)
 
     torch.save(dict(model=Code()), tmp_path / checkpoint.FILE)
-    with pytest.raises(CheckpointError, match='more than tensors and plain values') as error:
+    with pytest.raises(Refused, match='more than tensors and plain values') as error:
         load(tmp_path)
     assert '\n' not in str(error.value)
     (tmp_path / checkpoint.FILE).write_bytes(pickle.dumps(Code()))
-    with pytest.raises(CheckpointError, match='no checkpoint'):
+    with pytest.raises(Refused, match='no checkpoint'):
         load_model(tmp_path)
     assert not (tmp_path / 'it ran').exists()
 

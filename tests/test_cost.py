@@ -5,9 +5,9 @@ from conftest import ROOT
 
 from engine import cost
 from engine.launch import read_config
+from engine.settings import Config, check
 from model import LM, ModelConfig
 from retrofit import surgery
-from engine.settings import Config, check
 from train import main
 
 

@@ -7,11 +7,10 @@ import pytest
 import torch
 from conftest import ROOT
 
-from engine import checkpoint
-from tools import evaluate
-from engine import hf
 from data import primitives
 from data.tokenizer import get_tokenizer
+from engine import checkpoint, hf
+from tools import evaluate
 
 lm_eval = pytest.importorskip('lm_eval')
 pytest.importorskip('accelerate')       # lm-eval's `hf` model wants it

@@ -4,8 +4,8 @@ import json
 import pytest
 import torch
 
-from tools import gpu
 from model import LM, ModelConfig
+from tools import gpu
 
 
 @pytest.mark.parametrize('part', ['training', 'growing', 'recurring', 'generating', 'wrapping'])

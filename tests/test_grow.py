@@ -2,12 +2,13 @@ import copy
 
 import pytest
 import torch
+from conftest import ROOT
 
 import grow
-from conftest import ROOT
-from grow import GROWTH, double, growth_plan, lidas, midas, prop_schedule, stack, training_flops, untie
-from model import ModelConfig
 from engine.launch import read_config
+from grow import (GROWTH, double, growth_plan, lidas, midas, prop_schedule, stack, training_flops,
+                  untie)
+from model import ModelConfig
 from train import Config, check, make_optimizers, plan
 
 # ------------------------------------------------------------------ operators

@@ -9,15 +9,15 @@ import pytest
 import torch
 from conftest import ROOT
 
-from engine import checkpoint
-from engine import hf
 import loop
+from common.errors import Refused
 from data import primitives
-from tools import sample
-from engine.checkpoint import CheckpointError, load_model
-from grow import lidas, untie
+from data.tokenizer import get_tokenizer, start_of_document
+from engine import checkpoint, hf
+from engine.checkpoint import load_model
 from engine.hf import load_hf, save_hf
-from data.tokenizer import DataError, get_tokenizer, start_of_document
+from grow import lidas, untie
+from tools import sample
 
 transformers = pytest.importorskip('transformers')
 safetensors_torch = pytest.importorskip('safetensors.torch')
@@ -105,7 +105,7 @@ def test_shards(tmp_path):
     (tmp_path / 'x' / 'model-00002-of-00003.safetensors').unlink(missing_ok=True)
     gone = sorted((tmp_path / 'x').glob('model-*.safetensors'))[-1]
     gone.unlink()
-    with pytest.raises(CheckpointError, match=r'model-0000\d-of-0000\d.safetensors is missing: model.safetensors.index.json says that it holds \w+'):
+    with pytest.raises(Refused, match=r'model-0000\d-of-0000\d.safetensors is missing: model.safetensors.index.json says that it holds \w+'):
         load_hf(tmp_path / 'x')
 
 
@@ -133,7 +133,7 @@ def test_what_we_write_transformers_reads(tmp_path, tiny, name):
     assert close(logits(automodel(tmp_path / 'x'), tokens), logits(model, tokens))
     again = load_model(tmp_path / 'x')
     assert close(logits(again, tokens), logits(model, tokens)) and again.order == list(range(len(model.order)))
-    with pytest.raises(CheckpointError, match='holds a checkpoint already: choose another folder'):
+    with pytest.raises(Refused, match='holds a checkpoint already: choose another folder'):
         save_hf(model, tmp_path / 'x')
 
 
@@ -159,6 +159,7 @@ def test_bytes_as_a_tokenizer_json(tmp_path, tiny):
 def test_an_encoding_with_merges_as_a_tokenizer_json(tmp_path):
     "The pairs that make the tokens are found again from their ranks."
     from test_tokens import PRE_TOKENIZERS, TEXTS, random_texts, train_bpe
+
     from data.tokenizer import to_tokenizer_json
     train_bpe(tmp_path / 'tokenizer.json', PRE_TOKENIZERS['gpt2'])
     enc = get_tokenizer(tmp_path / 'tokenizer.json')
@@ -189,7 +190,7 @@ def test_a_tokenizer_that_tiktoken_cannot_represent(tmp_path, monkeypatch):
     assert enc.encode(text) == reference.encode(text, add_special_tokens=False).ids and enc.decode(enc.encode(text)) == text
     assert enc.n_vocab == reference.get_vocab_size() and start_of_document(enc) == [1] and len(enc.encode(text)) < len(text)
     monkeypatch.setitem(sys.modules, 'tokenizers', None)
-    with pytest.raises(DataError, match=r'tokenizer.json .*tiktoken.*; the tokenizers package can read it \(pip install tokenizers\)'):
+    with pytest.raises(Refused, match=r'tokenizer.json .*tiktoken.*; the tokenizers package can read it \(pip install tokenizers\)'):
         get_tokenizer(tmp_path)
 
 
@@ -228,7 +229,7 @@ def broken(folder, **changes):
 def test_a_config_that_cannot_be_used_is_one_line(tmp_path, changes, message):
     theirs(tmp_path / 'x')
     broken(tmp_path / 'x', **changes)
-    with pytest.raises(CheckpointError, match=message) as caught:
+    with pytest.raises(Refused, match=message) as caught:
         load_model(tmp_path / 'x')
     assert '\n' not in str(caught.value) and 'config.json' in str(caught.value)
 
@@ -253,7 +254,7 @@ def test_broken_files_are_named(tmp_path):
                          (good.replace(b'[67,32]', b'[67,31]', 1), 'model.safetensors'),
                          (good + b'more', 'model.safetensors cannot be read')):
         path.write_bytes(raw)
-        with pytest.raises(CheckpointError, match=message) as caught:
+        with pytest.raises(Refused, match=message) as caught:
             load_hf(tmp_path / 'x')
         assert '\n' not in str(caught.value)
     path.write_bytes(good)
@@ -263,31 +264,31 @@ def test_broken_files_are_named(tmp_path):
                             (lambda t: t.update({'model.layers.1.mlp.up_proj.weight': torch.ones(48, 32).half()}),
                              r'model.layers.1.mlp.up_proj.weight is of another type \(torch.float16\) than model.embed_tokens.weight')):
         rewrite(path, change)
-        with pytest.raises(CheckpointError, match=message):
+        with pytest.raises(Refused, match=message):
             load_hf(tmp_path / 'x')
         path.write_bytes(good)
     path.rename(tmp_path / 'x' / 'pytorch_model.bin')
-    with pytest.raises(CheckpointError, match='x has no model.safetensors, but pytorch_model.bin: only safetensors is read'):
+    with pytest.raises(Refused, match='x has no model.safetensors, but pytorch_model.bin: only safetensors is read'):
         load_hf(tmp_path / 'x')
     (tmp_path / 'x' / 'model.safetensors.index.json').write_text(json.dumps(dict(weight_map=dict(a='../../secret.safetensors'))))
-    with pytest.raises(CheckpointError, match='does not say in which files of its folder'):
+    with pytest.raises(Refused, match='does not say in which files of its folder'):
         load_hf(tmp_path / 'x')
 
 
 def test_a_name_on_the_hub_without_a_network(monkeypatch):
-    with pytest.raises(DataError, match=r'there is no HuggingFaceTB/SmolLM-135M here, and the Hugging Face hub did not give it'):
+    with pytest.raises(Refused, match=r'there is no HuggingFaceTB/SmolLM-135M here, and the Hugging Face hub did not give it'):
         load_model('HuggingFaceTB/SmolLM-135M')         # HF_HUB_OFFLINE is set in conftest.py
     monkeypatch.setitem(sys.modules, 'huggingface_hub', None)
-    with pytest.raises(DataError, match=r'huggingface_hub, which could fetch it, is not installed \(pip install huggingface_hub\)'):
+    with pytest.raises(Refused, match=r'huggingface_hub, which could fetch it, is not installed \(pip install huggingface_hub\)'):
         load_model('HuggingFaceTB/SmolLM-135M')
-    with pytest.raises(CheckpointError, match='there is no checkpoint at config/nothing'):
+    with pytest.raises(Refused, match='there is no checkpoint at config/nothing'):
         load_model('config/nothing')        # `config` is a folder here, so this is no name on the hub
 
 
 def test_without_safetensors(tmp_path, monkeypatch):
     theirs(tmp_path / 'x')
     monkeypatch.setitem(sys.modules, 'safetensors', None)
-    with pytest.raises(CheckpointError, match=r'pip install safetensors'):
+    with pytest.raises(Refused, match=r'pip install safetensors'):
         load_hf(tmp_path / 'x')
 
 
@@ -358,7 +359,7 @@ def test_chat_templates_and_ends_go_along(tmp_path, tiny):
     assert transformers.AutoTokenizer.from_pretrained(tmp_path / 'y').chat_template == '{{ messages[0].content }}'
     assert json.loads((tmp_path / 'y' / 'config.json').read_text())['eos_token_id'] == 256
     (tmp_path / 'x' / 'config.json').unlink()
-    with pytest.raises(CheckpointError, match='has no config.json'):
+    with pytest.raises(Refused, match='has no config.json'):
         load_hf(tmp_path / 'x')
 
 

@@ -4,9 +4,9 @@ import copy
 import pytest
 import torch
 
+from data.tokens import Loader
 from variants import lens as lens_file
 from variants.lens import TunedLens, exit_at, load_lens, quality, save_lens, train_lens
-from data.tokens import Loader
 
 
 @pytest.fixture

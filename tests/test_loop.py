@@ -4,14 +4,15 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT, ranks
-from test_train import assert_equal_runs, config, log_of, command, stop_and_resume, weights_of  # noqa: F401
+from test_train import assert_equal_runs, command, config, log_of, stop_and_resume, weights_of  # noqa: F401
 
 import loop
+from common.errors import Refused
+from data.tokens import Loader, measure, write_dataset
 from engine.checkpoint import load, load_model
-from engine.launch import ConfigError, read_config
+from engine.launch import read_config
 from loop import fit_loop, format_loop, parse_loop, repeat_block, running
 from model import LM, KVCache, ModelConfig
-from data.tokens import Loader, measure, write_dataset
 from train import Config, check, train
 
 # ------------------------------------------------------------------ the notation
@@ -113,7 +114,7 @@ def test_an_untied_loop_goes_on_with_the_same_loss(config, tmp_path, capsys):   
     train(c)
     loop.main(['--untie', c.out_dir, str(tmp_path / 'untied')])
     assert load_model(tmp_path / 'untied').order == [0, 1, 2, 3]
-    with pytest.raises(ConfigError, match='holds weights without their optimizers, .* with --init_from='):
+    with pytest.raises(Refused, match='holds weights without their optimizers, .* with --init_from='):
         train(config('untied', **LOOPED))
     with pytest.raises(SystemExit):
         loop.main(['--untie', c.out_dir, str(tmp_path / 'untied')])
@@ -156,9 +157,9 @@ def test_cooldown_data_counts_from_its_first_step(config, data, tmp_path, monkey
     assert all(torch.equal(seen[i], first.batch(i)[0]) for i in range(8))
     assert all(torch.equal(seen[8 + i], then.batch(i)[0]) for i in range(4))
     write_dataset(other, 'train', 'bytes', rng.integers(0, 256, 4000))
-    with pytest.raises(ConfigError, match='the data has changed'):
+    with pytest.raises(Refused, match='the data has changed'):
         train(c)
-    with pytest.raises(ConfigError, match='must be a folder or a list of folders'):
+    with pytest.raises(Refused, match='must be a folder or a list of folders'):
         check(Config(cooldown_data=[3]))
 
 
@@ -178,10 +179,10 @@ def test_a_trunk_branches_before_its_decay_and_not_after(config):     # noqa: F8
     shutil.copytree(trunk.out_dir, branch.out_dir)
     train(branch)
     assert all(torch.equal(a, b) for a, b in zip(weights_of(whole).values(), weights_of(branch).values()))
-    with pytest.raises(ConfigError, match="holds a run with cooldown_loop='1-1x2-1', but this config has '1-1x3-1'"):
+    with pytest.raises(Refused, match="holds a run with cooldown_loop='1-1x2-1', but this config has '1-1x3-1'"):
         train(config('branch', cooldown_loop='1-1x3-1', **fields))
     for steps in (40, 100):         # by then other stages would have begun, or none
-        with pytest.raises(ConfigError, match=f'holds a run with steps=8, but this config has {steps}'):
+        with pytest.raises(Refused, match=f'holds a run with steps=8, but this config has {steps}'):
             train(config('trunk', steps=steps, **fields))
 
 
@@ -201,7 +202,7 @@ def test_two_processes_loop_like_one(config):     # noqa: F811
     (dict(loop='4x2', n_layer=4, grow='lidas'), 'exclude each other'),
     (dict(cooldown_loop='8', decay_steps=0), 'begin with the decay, but decay_steps is 0')])
 def test_loops_that_cannot_be(fields, message):
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(Refused, match=message):
         check(Config(**fields))
 
 

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from model import LM, ModelConfig
 from engine.optimizers import AdamWStar, Muon, make_optimizers, orthogonal
 from engine.settings import Config
+from model import LM, ModelConfig
 
 SHAPES = [(24, 16), (16, 24), (16, 16), (24, 16), (16, 24)]     # two of each of two shapes, lying and standing
 

@@ -3,12 +3,11 @@ import json
 
 import pytest
 import torch
-
-from engine import checkpoint
-from tools import page
-import probe
-from tools import subject
 from test_sweep import write_run
+
+import probe
+from engine import checkpoint
+from tools import page, subject
 
 FEW = ['--count=4', '--length=10', '--n=6', '--batches=1', '--lens_steps=3', '--tasks=toy_assign/1', '--device=cpu']
 
@@ -88,6 +87,7 @@ def test_the_same_weights_are_not_the_same_model(tmp_path, tiny, data, capsys):
 
 def test_changed_data_are_scored_anew(runs, data, tmp_path, capsys):
     import numpy as np
+
     from data.tokens import write_dataset
     only = ['--only=repeat', '--examples=toy_assign/1', f'--out={tmp_path / "p"}', *FEW]
     page.main([runs['plain'], *only])

@@ -7,7 +7,8 @@ import torch
 from conftest import ROOT
 
 from data import primitives
-from data.primitives import TASKS, TOY_TASKS, Example, few_shot, interval, log_likelihoods, score, write_examples
+from data.primitives import (TASKS, TOY_TASKS, Example, few_shot, interval, log_likelihoods, score,
+                             write_examples)
 from data.tokenizer import get_tokenizer
 from data.tokens import Dataset, Loader, measure
 
@@ -74,6 +75,7 @@ def test_copying_asks_for_what_came_next(task):
 def test_runs_on_different_numbers_of_examples_are_one_line(tmp_path, tiny, capsys):
     import dataclasses
     import json
+
     from engine.checkpoint import save
     for folder, n in (('toys', None), ('16', 16), ('64', 64)):
         for seed in (0, 1):
@@ -215,6 +217,7 @@ def test_written_examples_have_their_loss_on_the_answer_alone(tmp_path, tiny):
 def test_the_command_scores_and_writes(tmp_path, tiny, capsys):
     import dataclasses
     import json
+
     from engine.checkpoint import save
     for name in ('a-0', 'a-1', 'b'):
         model = tiny(seed=len(name), vocab_size=257, context=128)

@@ -6,7 +6,7 @@ import torch
 
 import probe
 from model import LM, ModelConfig
-from probe import by_lag, block_similarity, depth_score, future_effects, residual_norms
+from probe import block_similarity, by_lag, depth_score, future_effects, residual_norms
 
 
 @pytest.fixture(autouse=True)

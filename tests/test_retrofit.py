@@ -9,10 +9,10 @@ from conftest import ROOT, ranks
 
 import retrofit
 from engine.checkpoint import build_model, describe, load, load_model, save
-from variants.cuts import block_influence, by_influence, cut, prune, selections
-from variants.exit import Exit
 from model import LM, ModelConfig
 from retrofit import Recurrent, recurrence_curriculum, sample_recurrence, surgery
+from variants.cuts import block_influence, by_influence, cut, prune, selections
+from variants.exit import Exit
 
 TINYLLAMA = dict(vocab_size=32000, n_layer=22, n_embd=2048, n_head=32, n_kv_head=4, ffn_dim=5632, context=1024, tie_embeddings=False)
 LLAMA = dict(vocab_size=128256, n_layer=16, n_embd=2048, n_head=32, n_kv_head=8, ffn_dim=8192, context=1024, tie_embeddings=False)
@@ -380,9 +380,9 @@ def test_every_row_and_step_begins_elsewhere(started, monkeypatch):
 
 
 def test_other_steps_are_another_curriculum(started):
-    from engine.launch import ConfigError
+    from common.errors import Refused
     go(started, 'short', curriculum=0.5, steps=4, decay_steps=0, save_every=4)
-    with pytest.raises(ConfigError, match='holds a run with steps=4, but this config has 40'):
+    with pytest.raises(Refused, match='holds a run with steps=4, but this config has 40'):
         go(started, 'short', curriculum=0.5, steps=40)
     go(started, 'flat', curriculum=0.0, steps=4, decay_steps=0)
     log, _ = go(started, 'flat', curriculum=0.0, steps=6)           # a mean that never rose may go on
@@ -431,7 +431,12 @@ def test_a_checkpoint_comes_back(tiny, tokens, tmp_path):
 
 
 def test_the_dial(tiny, tokens, started, tmp_path, capsys):
-    import evaluate, hf, loop, primitives, sample       # noqa: E401
+    import evaluate  # noqa: E401
+    import hf
+    import primitives
+    import sample
+
+    import loop
     model = retrofit.dial(surgery(tiny(n_layer=6), '2-2-2'), r=3)
     assert model.order == [0, 1] + [2, 3] * 3 + [4, 5]
     assert retrofit.dial(tiny(), loop='2-2x3').order == [0, 1] + [2, 3] * 3

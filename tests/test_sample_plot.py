@@ -2,8 +2,7 @@ import json
 
 import pytest
 
-from report import logs
-from report import plot
+from report import logs, plot
 from tools import sample
 from train import Config, check, train
 

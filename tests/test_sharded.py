@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import ranks
-from test_train import ROOT, command, config, log_of, same, weights_of      # noqa: F401
+from test_train import ROOT, command, config, log_of, same, weights_of  # noqa: F401
 
+from common.errors import Refused
 from engine import checkpoint
-from engine.launch import ConfigError
+from engine.settings import Config, check
 from model import LM, ModelConfig
 from retrofit import surgery
-from engine.settings import Config, check
 from train import main, train
 
 GROWN = dict(optimizer='adamw', grow='lidas', grow_block=1, n_layer=3, eval_every=4)
@@ -71,9 +71,9 @@ def test_parts_that_are_missing_are_said(config, tmp_path):      # noqa: F811
     state = checkpoint.describe(LM(ModelConfig(n_layer=1, n_embd=32, n_head=2)))
     state.pop('model')
     checkpoint.save(tmp_path / 'x', **state, parts='parts_3_0', optimizers=[], step=3)
-    with pytest.raises(checkpoint.CheckpointError, match='points to parts_3_0, which cannot be read'):
+    with pytest.raises(Refused, match='points to parts_3_0, which cannot be read'):
         checkpoint.load_model(tmp_path / 'x')
-    with pytest.raises(ConfigError, match="shard=True needs optimizer='adamw', not 'muon'"):
+    with pytest.raises(Refused, match="shard=True needs optimizer='adamw', not 'muon'"):
         check(Config(shard=True))
 
 

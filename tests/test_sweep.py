@@ -7,13 +7,9 @@ import pytest
 import torch
 import torch.nn as nn
 
-from engine import checkpoint
-from tools import compare
-from tools import evaluate
-from engine import hf
-from tools import parts
-from tools import sweep
 import wrapper
+from engine import checkpoint, hf
+from tools import compare, evaluate, parts, sweep
 from wrapper import looped
 
 pytest.importorskip('lm_eval')
@@ -287,6 +283,7 @@ def test_metrics_that_are_no_shares():
 
 def test_the_same_weights_are_not_the_same_model_nor_the_same_data(tmp_path, tiny, data, capsys):
     import numpy as np
+
     from data.tokens import write_dataset
     weights = tiny(vocab_size=257, n_layer=4, context=64).state_dict()
     for name, fields in (('a', {}), ('b', dict(order=[0, 1, 2, 1, 2, 3])), ('c', dict(ln_scaling=True))):

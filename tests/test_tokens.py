@@ -8,10 +8,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from data import tokenizer as tokenizer_file
-from data import tokens as tokens_file
-from data.tokenizer import DataError, get_tokenizer
-from data.tokens import Dataset, Loader, answers, draw, evaluate, measure, permute, shares, write_dataset
+from common.errors import Refused
+from data import tokenizer as tokenizer_file, tokens as tokens_file
+from data.tokenizer import get_tokenizer
+from data.tokens import (Dataset, Loader, answers, draw, evaluate, measure, permute, shares,
+                         write_dataset)
 
 # ------------------------------------------------------------------ tokenizers
 
@@ -85,24 +86,24 @@ def test_tokenizers_that_tiktoken_cannot_represent_are_told_apart(tmp_path, monk
                             (dict(model=good['model'] | dict(vocab=good['model']['vocab'] | {'東': 9999})), 'not a byte-level BPE'),
                             (dict(model=dict(type='BPE', vocab={'a': 0}, merges=[['a', 'a']])), 'not a byte-level BPE')):
         path.write_text(json.dumps(good | change))
-        with pytest.raises(DataError, match=message):
+        with pytest.raises(Refused, match=message):
             get_tokenizer(path)
 
 
 def test_a_file_that_is_no_json_is_named(tmp_path):
     (tmp_path / 'tokenizer.json').write_text('{"model": ')
-    with pytest.raises(DataError, match='tokenizer.json is not JSON'):
+    with pytest.raises(Refused, match='tokenizer.json is not JSON'):
         get_tokenizer(tmp_path)
 
 
 def test_unknown_tokenizers_are_one_clear_line(monkeypatch):
-    with pytest.raises(DataError, match="'byts' is not known: allowed are 'bytes'"):
+    with pytest.raises(Refused, match="'byts' is not known: allowed are 'bytes'"):
         get_tokenizer('byts')
 
     def offline(name):
         raise ConnectionError('no network')
     monkeypatch.setattr(tokenizer_file.tiktoken, 'get_encoding', offline)
-    with pytest.raises(DataError, match='could not download it'):
+    with pytest.raises(Refused, match='could not download it'):
         get_tokenizer('gpt2')
 
 
@@ -154,7 +155,7 @@ def test_ranks_share_out_the_batch_of_one(tmp_path):
         parts = [Loader(folder, batch_size=8, context=8, rank=r, world_size=world) for r in range(world)]
         for step in (0, 7):
             assert torch.equal(torch.cat([p.batch(step)[0] for p in parts]), whole.batch(step)[0])
-    with pytest.raises(DataError, match='batch_size=8 does not divide among 3 ranks'):
+    with pytest.raises(Refused, match='batch_size=8 does not divide among 3 ranks'):
         Loader(folder, batch_size=8, context=8, world_size=3)
 
 
@@ -211,7 +212,7 @@ def test_masked_rows_are_padded_and_count_only_where_the_mask_is_set(tmp_path):
     assert row.tolist() == [7, 8, 9, 10, 11, 0, 0, 0]
     assert targets.tolist() == [-1, 9, -1, -1, -1, -1, -1, -1]
     assert data.window(0)[1].tolist() == [-1, -1, 4, 5, -1, -1, -1, -1]
-    with pytest.raises(DataError, match='examples of 6 tokens do not fit a context of 4'):
+    with pytest.raises(Refused, match='examples of 6 tokens do not fit a context of 4'):
         Dataset(folder, 'train', context=4)
 
 
@@ -219,31 +220,31 @@ def test_masked_rows_are_padded_and_count_only_where_the_mask_is_set(tmp_path):
 
 def test_bad_data_is_named(tmp_path):
     folder = make(tmp_path / 'd', 500)
-    with pytest.raises(DataError, match='there is no dataset at .*nowhere'):
+    with pytest.raises(Refused, match='there is no dataset at .*nowhere'):
         Loader(tmp_path / 'nowhere', 4, 8)
-    with pytest.raises(DataError, match='no dataset at .*run: python .*prepare.py'):
+    with pytest.raises(Refused, match='no dataset at .*run: python .*prepare.py'):
         (tmp_path / 'e').mkdir()
         (tmp_path / 'e' / 'prepare.py').write_text('')
         Loader(tmp_path / 'e' / 'part', 4, 8)
-    with pytest.raises(DataError, match='not one window of 1001'):
+    with pytest.raises(Refused, match='not one window of 1001'):
         Loader(folder, 4, 1000)
-    with pytest.raises(DataError, match='token id .* in window .* past the vocabulary of 100'):
+    with pytest.raises(Refused, match='token id .* in window .* past the vocabulary of 100'):
         loader = Loader(folder, 4, 8, vocab_size=100)
         [loader.batch(i) for i in range(15)]
-    with pytest.raises(DataError, match='one positive number for each of the 1 datasets'):
+    with pytest.raises(Refused, match='one positive number for each of the 1 datasets'):
         Loader(folder, 4, 8, weights=[1, 2])
-    with pytest.raises(DataError, match='would never be drawn'):
+    with pytest.raises(Refused, match='would never be drawn'):
         Loader([folder, folder], 4, 8, weights=[1, 1e6])
     other = make(tmp_path / 'f', 500)
     meta = json.loads((other / 'train.json').read_text())
     (other / 'train.json').write_text(json.dumps(meta | dict(tokenizer='gpt2')))
-    with pytest.raises(DataError, match="'bytes', but .*'gpt2': one model reads one tokenizer"):
+    with pytest.raises(Refused, match="'bytes', but .*'gpt2': one model reads one tokenizer"):
         Loader([folder, other], 4, 8)
     (folder / 'train_000.bin').write_bytes((folder / 'train_000.bin').read_bytes()[:-4])
-    with pytest.raises(DataError, match='has 996 bytes, but train.json says 1,000'):
+    with pytest.raises(Refused, match='has 996 bytes, but train.json says 1,000'):
         Loader(folder, 4, 8)
     (folder / 'train_000.bin').unlink()
-    with pytest.raises(DataError, match='train_000.bin is missing'):
+    with pytest.raises(Refused, match='train_000.bin is missing'):
         Loader(folder, 4, 8)
 
 

@@ -11,10 +11,11 @@ import pytest
 import torch
 from conftest import ranks
 
-from engine import checkpoint
-from engine import launch
 import train as train_file
-from engine.launch import ConfigError, Stop, World, read_config
+from common.errors import Refused
+from common.files import claim
+from engine import checkpoint, launch
+from engine.launch import Stop, World, read_config
 from model import LM, ModelConfig
 from train import Config, check, learning_rate, main, make_optimizers, train
 
@@ -166,6 +167,7 @@ def test_accumulation_is_the_whole_batch(config):
 def test_masked_targets_count_globally(config, tmp_path):
     "Pieces with unequal numbers of targets: their tokens weigh the same, whatever the pieces."
     import numpy as np
+
     from data.tokens import write_dataset
     rng = np.random.default_rng(0)
     for split in ('train', 'val'):
@@ -185,7 +187,7 @@ def test_start_from_a_checkpoint(config):
     second = config('second', init_from=first.out_dir, n_layer=7, lr=0.0, weight_decay=0.0)
     train(second)
     assert same(weights_of(second), weights_of(first))       # its own shape, its weights, and a rate of zero
-    with pytest.raises(ConfigError, match="reads 16 tokens of the tokenizer 'bytes': it does not fit context=32"):
+    with pytest.raises(Refused, match="reads 16 tokens of the tokenizer 'bytes': it does not fit context=32"):
         train(config('third', init_from=first.out_dir, context=32))
     train(config('shorter', init_from=first.out_dir, context=8))
     assert checkpoint.load_model(config('shorter').out_dir).config.context == 8
@@ -197,7 +199,7 @@ def test_another_config_in_the_folder_is_refused_and_nothing_is_lost(config):
     c = config()
     train(c)
     before = weights_of(c)
-    with pytest.raises(ConfigError, match='holds a run with lr=0.003, but this config has 0.001'):
+    with pytest.raises(Refused, match='holds a run with lr=0.003, but this config has 0.001'):
         train(config(lr=1e-3))
     train(config(eval_every=3, save_every=7))                # this may differ
     assert same(weights_of(c), before)
@@ -211,19 +213,19 @@ def test_data_that_changed_meanwhile_is_noticed(config, data):
     train(c)
     meta = json.loads((data / 'train.json').read_text())
     (data / 'train.json').write_text(json.dumps(meta).replace(meta['shards'][0]['sha256']['.bin'], 'another'))
-    with pytest.raises(ConfigError, match='the data has changed since the run in .* began'):
+    with pytest.raises(Refused, match='the data has changed since the run in .* began'):
         train(c)
 
 
 def test_a_stage_of_no_steps_is_refused():
-    with pytest.raises(ConfigError, match='20 steps before the decay are too few for 8 stages'):
+    with pytest.raises(Refused, match='20 steps before the decay are too few for 8 stages'):
         check(Config(grow='lidas', grow_block=1, n_layer=8, steps=25, warmup_steps=0, decay_steps=5))
 
 
 def test_two_runs_in_one_folder_are_refused(config):
     c = config()
-    lock = launch.claim(Path(c.out_dir))
-    with pytest.raises(ConfigError, match='another run is at work in'):
+    lock = claim(Path(c.out_dir))
+    with pytest.raises(Refused, match='another run is at work in'):
         train(c)
     lock.close()
     train(c)
@@ -312,12 +314,12 @@ def test_config_files(tmp_path):
     assert (c.steps, c.lr, c.data, c.n_kv_head, c.resume, c.out_dir) == (50, 1.0, ['a', 'b'], None, False, 'a=b')
     assert type(c.lr) is float and type(c.steps) is int
     path.write_text('step = 3\n')
-    with pytest.raises(ConfigError, match="c.py: there is no setting 'step'; did you mean 'steps'"):
+    with pytest.raises(Refused, match="c.py: there is no setting 'step'; did you mean 'steps'"):
         read_config(Config, [str(path)])
     path.write_text('steps = true\n')
-    with pytest.raises(ConfigError, match="c.py does not run: NameError: name 'true'"):
+    with pytest.raises(Refused, match="c.py does not run: NameError: name 'true'"):
         read_config(Config, [str(path)])
-    with pytest.raises(ConfigError, match='resume must be bool, not 1'):
+    with pytest.raises(Refused, match='resume must be bool, not 1'):
         read_config(Config, ['--resume=1'])
 
 
@@ -386,7 +388,7 @@ def test_one_process_of_two_is_told_to_stop_and_both_end_with_its_signal(config)
 def test_world_alone():
     world = World('cpu')
     assert (world.size, world.rank, world.first, world.sum(torch.tensor(3))) == (1, 0, True, 3.0)
-    with pytest.raises(ConfigError, match='cannot be used'):
+    with pytest.raises(Refused, match='cannot be used'):
         World('cuda:77')
 
 
@@ -470,7 +472,7 @@ def test_growing_does_not_compile_a_block_again(config):
 
 def test_an_error_of_the_first_process_is_said_once(config):
     c = config(optimizer='adamw')
-    lock = launch.claim(Path(c.out_dir))
+    lock = claim(Path(c.out_dir))
     run = ranks(command(c)[2:])
     lock.close()
     assert run.codes == [2, 2] and run.stderr.count('another run is at work in') == 1
@@ -492,5 +494,5 @@ def test_two_processes_grow_like_one(config):
     (dict(grow='lidas', grow_block=0), 'does not reach n_layer'),
     (dict(grow='lidas', init_from='x'), "grow='lidas' begins with a new model")])
 def test_plans_that_cannot_be(fields, message):
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(Refused, match=message):
         check(Config(**fields))

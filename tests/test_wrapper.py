@@ -8,10 +8,10 @@ import pytest
 import torch
 import torch.nn as nn
 
-from variants.caches import CACHES
 from grow import untie
 from loop import repeat_block
 from model import KVCache
+from variants.caches import CACHES
 from variants.solvers import SOLVERS
 from wrapper import MODES, looped, patch, pick_window, unpatch
 

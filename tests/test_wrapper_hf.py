@@ -10,10 +10,11 @@ import torch
 transformers = pytest.importorskip('transformers')
 transformers.logging.set_verbosity_error()
 
-from variants.caches import CACHES                                       # noqa: E402
-from variants.experts import Pin                                         # noqa: E402
-from families import EAGER_ONLY, FAMILIES, MIXTURES, tiny       # noqa: E402
-from wrapper import depth_of, looped, patch, unpatch       # noqa: E402
+from families import EAGER_ONLY, FAMILIES, MIXTURES, tiny  # noqa: E402
+
+from variants.caches import CACHES  # noqa: E402
+from variants.experts import Pin  # noqa: E402
+from wrapper import depth_of, looped, patch, unpatch  # noqa: E402
 
 ALL = bool(os.environ.get('TORTURE'))
 FORMS = [(name, form) for name in FAMILIES for form in (['eager'] if name in EAGER_ONLY else ['sdpa', 'eager'] if ALL else ['sdpa'])]

@@ -17,12 +17,15 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
+from common.errors import Refused
+from common.files import read_json
+from data.tokenizer import (END_OF_TEXT, get_tokenizer, on_hub, readable, start_of_document,
+                            tokenizer_file)
+from data.tokens import draw
 from engine.checkpoint import load_model
 from engine.launch import pick_device
 from retrofit import dial
 from variants.solvers import SOLVERS
-from data.tokenizer import END_OF_TEXT, get_tokenizer, on_hub, read_json, readable, start_of_document, tokenizer_file
-from data.tokens import draw
 from wrapper import patch
 
 
@@ -76,7 +79,7 @@ def adapter():
         from lm_eval.api.registry import register_model
         from lm_eval.models.utils import has_bos_prefix, normalize_gen_kwargs
     except ImportError as error:
-        raise ValueError(f'this needs lm-eval (pip install "lm-eval[hf]"): {error}') from None
+        raise Refused(f'this needs lm-eval (pip install "lm-eval[hf]"): {error}') from None
 
     @register_model('nanodepth')
     class Nanodepth(TemplateLM):
@@ -143,7 +146,7 @@ def adapter():
             return self.apply_chat_template()
 
         def apply_chat_template(self, *_, **__):
-            raise ValueError("chat templates are the business of transformers: export with hf.py and use lm-eval's model `hf`")
+            raise Refused("chat templates are the business of transformers: export with hf.py and use lm-eval's model `hf`")
 
     return Nanodepth
 

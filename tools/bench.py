@@ -27,16 +27,15 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from grow import growth_plan, lidas, training_flops, untie
-from engine.launch import World, has_compiler
-from report.logs import columns
-from model import LM, ModelConfig
-from engine.optimizers import make_optimizers
-from tools.peers import BATCH, PEERS, SHAPES, ours, training_step
+from common.columns import columns
 from data.primitives import few_shot, log_likelihoods
-from retrofit import sample_recurrence, surgery
 from data.tokenizer import get_tokenizer
-
+from engine.launch import World, has_compiler
+from engine.optimizers import make_optimizers
+from grow import growth_plan, lidas, training_flops, untie
+from model import LM, ModelConfig
+from retrofit import sample_recurrence, surgery
+from tools.peers import BATCH, PEERS, SHAPES, ours, training_step
 
 ROOT = Path(__file__).resolve().parents[1]
 SMALL = dict(vocab_size=257, n_layer=8, n_embd=128, n_head=4, head_dim=64, context=64, tie_embeddings=False)
@@ -262,8 +261,9 @@ def scoring(device):
     "Five-shot questions: options that share the prompt's cache, against lm-eval's hf model on the same weights, and against no sharing."
     from lm_eval.api.instance import Instance
     from lm_eval.models.huggingface import HFLM
-    from engine.hf import save_hf
+
     from data.tokenizer import write_tokenizer
+    from engine.hf import save_hf
     for name, n in (('toy', 24), ('30m', 12)):
         fields = SHAPES[name] | dict(vocab_size=257, context=1024)
         model, tokenizer = LM(ModelConfig(**fields)).to(device).eval(), get_tokenizer('bytes')
@@ -312,6 +312,7 @@ def recurring(device):
 def loading(device):
     "Batches of the loader, keyed and exact, against windows drawn at random from one file."
     import numpy as np
+
     from data.tokens import Loader, write_dataset
     with tempfile.TemporaryDirectory() as folder:
         for split in ('train', 'val'):
@@ -330,6 +331,7 @@ def loading(device):
 def tokenising(device):
     "A core that tokenises: tiktoken as corpus.py uses it, against the tokenizers package, with the same merges, learned here."
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
     from data.tokenizer import encode_document
     texts = [p.read_text(errors='replace') for p in sorted(Path(statistics.__file__).parent.glob('*.py'))][:150]
     peer = Tokenizer(models.BPE())
@@ -351,6 +353,7 @@ GROWN = SHAPES['125m']
 def opening(device):
     "A Hugging Face folder opened here, against transformers, each until the first token is through."
     from transformers import AutoModelForCausalLM
+
     from engine.hf import load_hf, save_hf
     tokens = torch.zeros(1, 1, dtype=torch.long)
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():

@@ -14,7 +14,8 @@ import json
 import sys
 from pathlib import Path
 
-from report.logs import columns, mean, standard_error
+from common.columns import columns
+from report.logs import mean, standard_error
 from wrapper import looped
 
 

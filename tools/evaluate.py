@@ -18,14 +18,14 @@ import argparse
 import contextlib
 import difflib
 import functools
-import importlib
 import json
 import os
 import sys
 from pathlib import Path
 
-from tools.adapters import adapter, ends, from_text, hf_adapter, open_model       # noqa: F401 (this file's to offer)
-from data.tokenizer import read_json
+from common.errors import Refused
+from common.files import read_json
+from tools.adapters import adapter, ends, from_text, hf_adapter, open_model  # noqa: F401 (this file's to offer)
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -85,7 +85,7 @@ def harness(model, tasks, keep=None, **options):
     for name in names:
         if name not in known.all_tasks:
             near = difflib.get_close_matches(name, [*LISTS, *known.all_tasks], n=1)
-            raise ValueError(f'there is no task {name!r}' + (f': did you mean {near[0]!r}?' if near else '') + f' Lists: {", ".join(LISTS)}')
+            raise Refused(f'there is no task {name!r}' + (f': did you mean {near[0]!r}?' if near else '') + f' Lists: {", ".join(LISTS)}')
     known.keep = keep
     return simple_evaluate(model, tasks=wanted, task_manager=known, **dict(log_samples=False) | options)
 
@@ -132,7 +132,7 @@ def main(argv=None):
     parser.add_argument('--out', type=Path, help='the numbers as JSON (default: out/evals/NAME.json)')
     args = parser.parse_args(argv)
     os.environ.setdefault('TOKENIZERS_PARALLELISM', 'false')
-    from report.logs import columns
+    from common.columns import columns
     out = args.out or Path('out/evals') / f'{Path(args.path).name}.json'
     try:
         results = run(args.path, args.tasks, limit=args.limit, loop=args.loop, r=args.r, batch_size=args.batch_size, dtype=args.dtype, device=args.device)

@@ -13,7 +13,6 @@ Usage:
     python nanodepth.py gpu --tiny --device=cpu               # the same code on a small model, where there is no GPU
 """
 import argparse
-import contextlib
 import json
 import signal
 import statistics
@@ -25,14 +24,15 @@ from pathlib import Path
 
 import torch
 
-from tools import bench
+from common.columns import columns
+from common.errors import Refused
 from engine import cost
+from engine.launch import peak_flops, pick_device
 from grow import lidas, untie
-from engine.launch import ConfigError, peak_flops, pick_device
-from report.logs import columns
 from model import LM, KVCache, ModelConfig
-from tools.peers import SHAPES, ours, training_step, transformers
 from retrofit import sample_recurrence, surgery
+from tools import bench
+from tools.peers import SHAPES, ours, training_step, transformers
 
 ROOT = Path(__file__).resolve().parents[1]
 SMALL = dict(vocab_size=257, n_layer=4, n_embd=64, n_head=2, ffn_dim=96, context=32)
@@ -306,7 +306,7 @@ def main(argv=None):
         parser.error(f'there is no part {unknown[0]!r}: {", ".join(PARTS)}')
     try:
         device = pick_device(args.device)
-    except ConfigError as error:
+    except Refused as error:
         parser.error(str(error))
     if args.rows:
         if device.type == 'cuda':

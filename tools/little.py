@@ -86,7 +86,8 @@ def little_landscape(model, Ks, n=200):
 
 def show_little(out, seeds=4, Ks=(1, 2, 3, 4, 6, 8, 12, 16, 24)):
     "The paper's Figures 2 and 4 in the small: a table, the errors against K, and where the window ends."
-    from report.logs import columns, write_csv
+    from common.columns import columns
+    from report.logs import write_csv
     from report.plot import draw_landscape, draw_little, show
     models = [train_little(seed) for seed in range(seeds)]
     rows = [dict(seed=seed, **row) for seed, model in enumerate(models) for row in little_errors(model, CURVES, Ks)]

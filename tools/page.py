@@ -25,10 +25,10 @@ from typing import Callable
 from tqdm import tqdm
 
 import probe
-from engine.launch import suggest
-from report.logs import by_seed, columns, mean, number, run_names, standard_error, write_csv
+from common.columns import columns
+from common.errors import Refused, suggest
+from report.logs import by_seed, mean, number, run_names, standard_error, write_csv
 from tools.subject import NotHere, Subject
-
 
 # ---------------------------------------------------------------------------------------------- the probes
 
@@ -203,7 +203,7 @@ def chosen(only):
     names = [name for name in PROBES if not only or any(name == part or part == 'heatmap' and name.startswith('heatmap') for part in only.split(','))]
     for part in filter(None, (only or '').split(',')):
         if part not in PROBES:
-            raise ValueError(f'there is no probe {part!r}{suggest(part, PROBES)}')
+            raise Refused(f'there is no probe {part!r}{suggest(part, PROBES)}')
     return names
 
 
@@ -212,10 +212,10 @@ def make(args):
     if args.redraw:
         there = [name for name in names if (folder / f'{name}.csv').exists()]
         if not there:
-            raise ValueError(f'{folder} has no numbers to draw from')
+            raise Refused(f'{folder} has no numbers to draw from')
         return [draw(name, folder) for name in there]
     if not args.runs:
-        raise ValueError('give the models to look at, or --redraw')
+        raise Refused('give the models to look at, or --redraw')
     folder.mkdir(parents=True, exist_ok=True)
     rows, about = {name: [] for name in names}, []
     try:

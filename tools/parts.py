@@ -16,8 +16,9 @@ import json
 import torch
 import torch.nn.functional as F
 
-from report.logs import mean
+from common.errors import Refused
 from model import KVCache
+from report.logs import mean
 from variants.windows import depth_of
 
 
@@ -70,7 +71,7 @@ def open_theirs(path, args):
     for part, of in samples.items():
         for task, documents in of.items():
             if not documents:
-                raise ValueError(f'{task} has {counts[part][task]} documents: none is left to {part} by')
+                raise Refused(f'{task} has {counts[part][task]} documents: none is left to {part} by')
 
     def look(part):
         found, values = harness(lm, tasks[part], keep, samples=samples[part], bootstrap_iters=0), {}
@@ -100,5 +101,5 @@ def main_kinds(kinds):
             if is_share(kind) and (kind.partition(' (')[0].rpartition(' ')[2] == metric or ' ' not in kind):
                 first.setdefault(kind.partition(' ')[0], kind)
     if not first or {kind.partition(' ')[0] for kind in kinds} - first.keys():
-        raise ValueError(f'these metrics cannot be averaged: choose one of them by --score: {", ".join(kinds)}')
+        raise Refused(f'these metrics cannot be averaged: choose one of them by --score: {", ".join(kinds)}')
     return list(first.values())

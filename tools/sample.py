@@ -10,11 +10,11 @@ import sys
 
 import torch
 
+from data.tokenizer import get_tokenizer, readable, start_of_document
+from data.tokens import draw
 from engine.checkpoint import load_model
 from engine.launch import pick_device
 from retrofit import dial
-from data.tokenizer import get_tokenizer, readable, start_of_document
-from data.tokens import draw
 
 # What suits the toy, and how many tokens at most: behind an answer comes a question, which the toy's models don't learn to ask.
 TOY_PROMPTS = {'JicDqySofUzgJicDqySofUzg': 24, 'w7j6z1q3?z': 1, 'w7j6z1q3bwdzejhq?d': 1, 'w7j6z1q3bwdzejhqfdmbxhae?x': 1, 'def main(': 64}

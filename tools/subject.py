@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 import probe
+from common.errors import Refused
 
 
 class NotHere(ValueError):
@@ -32,13 +33,13 @@ class Subject:
     "A model, the tokens it is looked at with, and how it is scored. Interventions are measured once for all probes."
 
     def __init__(self, path, args):
+        from data.tokenizer import get_tokenizer
         from engine.checkpoint import build_model, fingerprint, load
         from engine.launch import pick_device
         from loop import asked
-        from data.tokenizer import get_tokenizer
         for name in ('count', 'n', 'batches'):
             if getattr(args, name) < 1:
-                raise ValueError(f'--{name}={getattr(args, name)} must be at least 1')
+                raise Refused(f'--{name}={getattr(args, name)} must be at least 1')
         self.path, self.args, self.state, self.found = path, args, load(path), {}
         self.model = build_model(self.state, path).to(pick_device(args.device)).eval()
         self.tokenizer, self.tasks = get_tokenizer(path), asked(args.tasks, args.n)
@@ -122,7 +123,7 @@ def examples(subject, source, count, length):
         val = subject.loaders[1]
         rows = torch.cat([val.batch(step)[0] for step in range(min(len(val), -(-count // val.batch_size)))])[:count]
         if rows.shape[1] < length:
-            raise ValueError(f'the rows of the validation data have {rows.shape[1]} tokens, --length={length} were asked for')
+            raise Refused(f'the rows of the validation data have {rows.shape[1]} tokens, --length={length} were asked for')
         return rows[:, :length]
     path = Path(source)
     if path.suffix in ('.jsonl', '.json'):
@@ -132,17 +133,17 @@ def examples(subject, source, count, length):
     elif path.exists():
         whole = subject.tokenizer.encode(path.read_text(), allowed_special='all')
         if len(whole) < length:
-            raise ValueError(f'{path} has {len(whole)} tokens, but {length} are looked at (--length)')
+            raise Refused(f'{path} has {len(whole)} tokens, but {length} are looked at (--length)')
         return torch.tensor([whole[at:at + length] for at in range(0, len(whole) - length + 1, length)][:count])
     else:
         from data.primitives import TASKS, TOY_TASKS
         if source.partition('/')[0] not in {**TASKS, **TOY_TASKS}:
-            raise ValueError(f'--examples={source}: no such file, and no primitive; there are val, a .txt or .jsonl file, and {", ".join([*TASKS, *TOY_TASKS])}')
+            raise Refused(f'--examples={source}: no such file, and no primitive; there are val, a .txt or .jsonl file, and {", ".join([*TASKS, *TOY_TASKS])}')
         (_, found), = asked(source, count).items()
         texts = [e.prompt for e in found]
     ids = [ids[:length] for ids in (subject.tokenizer.encode(t, allowed_special='all') for t in texts) if len(ids) >= length][:count]
     if not ids:
-        raise ValueError(f'{source} has no text of {length} tokens or more: lower --length')
+        raise Refused(f'{source} has no text of {length} tokens or more: lower --length')
     return torch.tensor(ids)
 
 
@@ -152,7 +153,7 @@ def text_of(entry, path):
             return '\n'.join(entry[field] for field in fields)
     if isinstance(entry, dict) and isinstance(entry.get('questions'), list):        # MQuAKE: several forms of one question
         return entry['questions'][0]
-    raise ValueError(f'{path}: a line has none of the known fields: {", ".join("+".join(f) for f in FIELDS)}, questions')
+    raise Refused(f'{path}: a line has none of the known fields: {", ".join("+".join(f) for f in FIELDS)}, questions')
 
 
 def last_words(val, tokenizer, n, context):

@@ -24,8 +24,10 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from common.columns import columns
+from common.errors import Refused
 from engine.checkpoint import exists, fingerprint
-from report.logs import by_seed, columns, mean, number, run_names, standard_error, write_csv
+from report.logs import by_seed, mean, number, run_names, standard_error, write_csv
 from tools.parts import is_share, main_kinds, open_ours, open_theirs
 from variants.solvers import SOLVERS, pick_solver
 from variants.windows import depth_of, pick_window
@@ -68,7 +70,7 @@ def windows_of(text, depth):
         if part.startswith('all') and part[3:].isdigit() and 1 <= int(part[3:]) <= depth:
             found += [f'{a}-{a + int(part[3:]) - 1}' for a in range(depth - int(part[3:]) + 1)]
         elif part.startswith('all'):
-            raise ValueError(f'--windows={part}: write all1 to all{depth}, every window of so many layers')
+            raise Refused(f'--windows={part}: write all1 to all{depth}, every window of so many layers')
         else:
             found.append('{}-{}'.format(*pick_window(part, depth)))
     return list(dict.fromkeys(found))
@@ -99,7 +101,7 @@ def numbers(text, kind):
     try:
         return [kind(part) for part in text.split(',')]
     except ValueError:
-        raise ValueError(f'{text!r} is not a list of numbers such as 2,3') from None
+        raise Refused(f'{text!r} is not a list of numbers such as 2,3') from None
 
 
 def label(cell, grid):
@@ -128,7 +130,7 @@ class Study:
     def __init__(self, args):
         for name in ('batches', 'n', 'limit'):
             if getattr(args, name) is not None and getattr(args, name) < 1:
-                raise ValueError(f'--{name}={getattr(args, name)} must be at least 1')
+                raise Refused(f'--{name}={getattr(args, name)} must be at least 1')
         self.args, self.paths, self.opened, self.known, self.left_out = args, run_names(args.runs), (None,), {}, {}
         self.notes = Notes(args.out.with_suffix('.jsonl'))
         self.spec = {key: getattr(args, key) for key in ('tasks', 'judge_tasks', 'n', 'by_token')}
@@ -139,7 +141,7 @@ class Study:
             path = str(self.paths[name])
             ours = path.endswith('.pt') or exists(path)
             if not ours and not self.args.tasks:
-                raise ValueError(f'{path} is not a run of ours: give --tasks, benchmarks of lm-eval')
+                raise Refused(f'{path} is not a run of ours: give --tasks, benchmarks of lm-eval')
             self.opened = (None,)       # the last one goes before the next comes
             model, looks, data = (open_ours if ours else open_theirs)(path, self.args)
             mark = hashlib.sha256((fingerprint(model) + data).encode()).hexdigest()[:24]
@@ -156,14 +158,14 @@ class Study:
     def depth(self, names):
         depths = {name: self.about(name)[1] for name in names}
         if len(set(depths.values())) > 1:
-            raise ValueError(f'these are not seeds of one run, their depths differ: {depths}')
+            raise Refused(f'these are not seeds of one run, their depths differ: {depths}')
         return depths[names[0]]
 
     def grid(self, name):
         cells, impossible = cells_of(self.args, self.about(name)[1])
         self.left_out |= dict.fromkeys(impossible)
         if not cells:
-            raise ValueError(f'nothing can be run: {"; ".join(impossible)}')
+            raise Refused(f'nothing can be run: {"; ".join(impossible)}')
         return cells
 
     def of(self, name, part, cells):
@@ -196,7 +198,7 @@ def study(args):
     kinds = kinds_in(screened)
     for option, given in (('score', args.score), *(('show', kind) for kind in filter(None, (args.show or '').split(',')))):
         if given and given not in kinds:
-            raise ValueError(f'--{option}={given} is not measured here; there are: {", ".join(kinds)}')
+            raise Refused(f'--{option}={given} is not measured here; there are: {", ".join(kinds)}')
     for group, names in groups.items():
         ranked = [args.score] if args.score else main_kinds(kinds_in({n: screened[n] for n in names}))
         gain = {cell: [mean([screened[n][cell][kind] for kind in ranked]) for n in names] for cell in screened[names[0]]}

@@ -24,6 +24,7 @@ import copy
 
 import torch
 
+from common.errors import Refused
 from model import KVCache
 
 CACHES = ('first', 'last', 'last_eval', 'none', 'frozen', 'exact')
@@ -40,7 +41,7 @@ class Memory:
         while len(layers) < (depth if how == 'exact' else window[1] + 1):       # a DynamicCache may make its slots when they are used
             layers.append(cache.layer_class_to_replicate())
         if how in ('none', 'exact', 'frozen') and any(fixed(slot) for slot in layers[window[0]:window[1] + 1]):
-            raise ValueError(f'cache={how!r} needs a KV cache that grows; with one of a fixed length there are: first, last, last_eval')
+            raise Refused(f'cache={how!r} needs a KV cache that grows; with one of a fixed length there are: first, last, last_eval')
         if how == 'exact':
             self.provide(window)
 
@@ -54,7 +55,7 @@ class Memory:
                 if self.place(d, k) == len(layers):
                     layers.append(copy.copy(layers[d]))
                 if cache.loop_kind != (self.first, self.evaluations) or layers[self.place(d, k)].get_seq_length() != layers[d].get_seq_length():
-                    raise ValueError("cache='exact': this KV cache was filled with another window or K, or partly without a loop; begin with an empty one")
+                    raise Refused("cache='exact': this KV cache was filled with another window or K, or partly without a loop; begin with an empty one")
 
     def place(self, d, k):
         return self.cache.loop_slots + (d - self.first) * (self.evaluations - 1) + k - 2

@@ -19,7 +19,8 @@ import dataclasses
 import torch
 import torch.nn as nn
 
-from report.logs import columns
+from common.columns import columns
+from common.errors import Refused
 from model import LM
 
 
@@ -28,9 +29,9 @@ def cut(shape, n_layer):
     try:
         p, r, c = map(int, shape.split('-'))
     except ValueError:
-        raise ValueError(f'the shape {shape!r} is not three numbers of layers, such as 4-8-4') from None
+        raise Refused(f'the shape {shape!r} is not three numbers of layers, such as 4-8-4') from None
     if min(p, c) < 0 or r < 1 or p + r + c > n_layer:
-        raise ValueError(f'the shape {shape!r} needs {p + r + c} layers and a core of at least one, but the model has {n_layer}')
+        raise Refused(f'the shape {shape!r} needs {p + r + c} layers and a core of at least one, but the model has {n_layer}')
     first = n_layer - c - r
     return [*range(p)], [*range(first, first + r)], [*range(n_layer - c, n_layer)]
 

@@ -18,6 +18,8 @@ import math
 
 import torch
 
+from common.errors import Refused
+
 
 class Exit:
     """A token stops when it moves by less than the threshold. `used` counts the recurrences that tokens took, `full` those of
@@ -25,7 +27,7 @@ class Exit:
 
     def __init__(self, threshold, by='latent'):
         if by not in ('latent', 'kl') or not threshold >= 0:
-            raise ValueError(f"threshold={threshold} must not be negative, and by={by!r} 'latent' or 'kl'")
+            raise Refused(f"threshold={threshold} must not be negative, and by={by!r} 'latent' or 'kl'")
         self.threshold, self.by, self.used, self.full = threshold, by, 0, 0
 
     def step(self, model, s, e, i, r, cache):

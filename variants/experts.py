@@ -12,6 +12,8 @@ Usage:
 """
 import torch
 
+from common.errors import Refused
+
 PINS = (None, 'mixture', 'indices')
 
 
@@ -51,5 +53,5 @@ def routers_of(layer, pin):
         except (TypeError, ValueError, RuntimeError):           # it wants other arguments, or lies on another machine
             known = False
         if not known:
-            raise ValueError(f"pin='indices': how {type(router).__name__} weighs its experts is not known here; pin='mixture' keeps its weights")
+            raise Refused(f"pin='indices': how {type(router).__name__} weighs its experts is not known here; pin='mixture' keeps its weights")
     return found

@@ -24,6 +24,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from tqdm import tqdm
 
+from common.errors import Refused
 from probe import order_of, streams_behind
 from retrofit import Recurrent
 
@@ -123,9 +124,9 @@ def load_lens(path, model):
         lens = TunedLens(kept['depth'], kept['lens']['bias'].shape[1])
         lens.load_state_dict(kept['lens'])
     except (OSError, KeyError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
-        raise ValueError(f'{path} is not a lens that can be read ({type(error).__name__}): train it again with lens.py') from None
+        raise Refused(f'{path} is not a lens that can be read ({type(error).__name__}): train it again with lens.py') from None
     if kept['unembedding'] != unembedding_hash(model) or kept['depth'] != len(order_of(model)):
-        raise ValueError(f'{path} is the lens of another model: its unembedding or its depth differs; train one with lens.py')
+        raise Refused(f'{path} is the lens of another model: its unembedding or its depth differs; train one with lens.py')
     return lens.to(next(model.parameters()).device).eval()
 
 
@@ -135,7 +136,7 @@ def data_of(path, state, model, data=None):
     c = state.get('config', {})
     data, weights = data or c.get('data'), None if data else c.get('data_weights')
     if not data:
-        raise ValueError(f'{path} does not say what it was trained on: give --data, a dataset for its tokenizer')
+        raise Refused(f'{path} does not say what it was trained on: give --data, a dataset for its tokenizer')
     shape = c.get('batch_size', 8), c.get('context', min(model.config.context, 512))
     return (Loader(data, *shape, split=split, weights=weights, vocab_size=model.config.vocab_size, seed=1) for split in ('train', 'val'))
 
@@ -149,9 +150,9 @@ def main(argv=None):
     parser.add_argument('--device', default='auto')
     parser.add_argument('--out', type=Path, help='default: lens.pt beside the checkpoint')
     args = parser.parse_args(argv)
+    from common.columns import columns
     from engine.checkpoint import build_model, load
     from engine.launch import pick_device
-    from report.logs import columns
     try:
         state = load(args.path)
         model = build_model(state, args.path).to(pick_device(args.device)).eval()

@@ -26,6 +26,7 @@ import numbers
 
 import torch
 
+from common.errors import Refused
 
 # torch.lerp(x, y, w) is (1 - w) x + w y, exactly x at w = 0, y at w = 1, and either one where they are equal: for that reason the
 # methods whose one step is the window (naive, euler, rk, uniform) are the plain window at K = 1 to the last bit. x + w (y - x) would not be.
@@ -34,13 +35,13 @@ mix = torch.lerp
 
 def steps(K):
     if isinstance(K, bool) or not isinstance(K, numbers.Integral) or K < 1:
-        raise ValueError(f'K={K!r}: a window runs a whole number of times, at least once')
+        raise Refused(f'K={K!r}: a window runs a whole number of times, at least once')
     return range(int(K))
 
 
 def share(beta):
     if not (isinstance(beta, numbers.Real) and 0 <= beta <= 1):
-        raise ValueError(f'beta={beta!r}: it is a share, from 0 to 1')
+        raise Refused(f'beta={beta!r}: it is a share, from 0 to 1')
     return beta
 
 
@@ -64,7 +65,7 @@ def euler(g, x, K, alphas=None, tol=None):
     if not isinstance(alphas, (list, tuple)):
         alphas = [1 / K if alphas is None else alphas] * K
     if len(alphas) != K:
-        raise ValueError(f'alphas={alphas}: K={K} steps need {K} lengths')
+        raise Refused(f'alphas={alphas}: K={K} steps need {K} lengths')
     moving = None
     for _, alpha in zip(steps(K), alphas):
         y = g(x)
@@ -94,9 +95,9 @@ def butcher(g, x, K, a=None, b=None, beta=0.5):
     if a is None and b is None:
         return rk(g, x, K, beta)
     if a is None or b is None or len(a) != len(b) or any(w for i, row in enumerate(a) for w in list(row)[i:]):
-        raise ValueError(f'a={a}, b={b}: a tableau has a row of a for each entry of b, and row i has at most i numbers before its zeros')
+        raise Refused(f'a={a}, b={b}: a tableau has a row of a for each entry of b, and row i has at most i numbers before its zeros')
     if abs(sum(b) - 1) > 1e-6:
-        raise ValueError(f'b={b}: the weights of the stages have the sum 1')
+        raise Refused(f'b={b}: the weights of the stages have the sum 1')
     for _ in steps(K):
         slopes = []
         for row in a:
@@ -151,7 +152,7 @@ def anderson(g, x, K, m=2, beta=0.5):
 def aitken(g, x, K, safeguard=True):
     "Of each coordinate: where a geometric series through x, g(x), g(g(x)) ends. Two evaluations an update."
     if len(steps(K)) % 2:
-        raise ValueError(f'K={K}: Aitken takes two evaluations an update, so K must be even')
+        raise Refused(f'K={K}: Aitken takes two evaluations an update, so K must be even')
     for _ in range(K // 2):
         once = g(x)
         twice = g(once)
@@ -186,7 +187,7 @@ def poly_blend(g, x, K, weights=None):
     "A weighted sum of the naive states x_0 ... x_K; without weights: the mean of x_1 ... x_K."
     weights = [0] + [1 / K] * K if weights is None else list(weights)
     if len(weights) != K + 1 or abs(sum(weights) - 1) > 1e-6:
-        raise ValueError(f'weights={weights}: K={K} needs {K + 1} of them, for x_0 to x_{K}, with the sum 1')
+        raise Refused(f'weights={weights}: K={K} needs {K + 1} of them, for x_0 to x_{K}, with the sum 1')
     total = weights[0] * wide(x) if weights[0] else 0
     for _, weight in zip(steps(K), weights[1:]):
         x = g(x)
@@ -201,12 +202,12 @@ SOLVERS = dict(naive=naive, euler=euler, rk=rk, butcher=butcher, midpoint=midpoi
 def pick_solver(method, K, beta=None, **options):
     "(solver(g, x), how often it evaluates g), or an error in one line. `beta` goes to the methods that have one."
     if not isinstance(method, str) or method not in SOLVERS:
-        from engine.launch import suggest
-        raise ValueError(f'the method {method!r} is not known{suggest(method, SOLVERS)}')
+        from common.errors import suggest
+        raise Refused(f'the method {method!r} is not known{suggest(method, SOLVERS)}')
     takes = list(inspect.signature(SOLVERS[method]).parameters)[3:]
     for name in options:
         if name not in takes:
-            raise ValueError(f'the method {method!r} has no option {name!r}; it takes: {", ".join(takes) or "none"}')
+            raise Refused(f'the method {method!r} has no option {name!r}; it takes: {", ".join(takes) or "none"}')
     steps(K), share(0.0 if beta is None else beta)
     if beta is not None and 'beta' in takes:
         options['beta'] = beta
@@ -221,5 +222,5 @@ def pick_solver(method, K, beta=None, **options):
         if not (options.get('tol') or 0) >= 0:
             raise TypeError
     except (TypeError, RuntimeError):
-        raise ValueError(f'the options of {method!r} are not of its kind: {", ".join(f"{name}={value!r}" for name, value in options.items())}') from None
+        raise Refused(f'the options of {method!r} are not of its kind: {", ".join(f"{name}={value!r}" for name, value in options.items())}') from None
     return functools.partial(SOLVERS[method], K=K, **options), len(count)

@@ -15,6 +15,7 @@ import inspect
 
 import torch.nn as nn
 
+from common.errors import Refused
 from model import LM
 
 
@@ -31,13 +32,13 @@ def depth_of(model):
         return model.layers, model.order
     config = getattr(model, 'config', None)
     if getattr(config, 'is_encoder_decoder', False):
-        raise ValueError(f'{type(model).__name__} has an encoder and a decoder: only models with one list of layers can be looped')
+        raise Refused(f'{type(model).__name__} has an encoder and a decoder: only models with one list of layers can be looped')
     if hasattr(config, 'get_text_config'):
         n = getattr(config.get_text_config(), 'num_hidden_layers', None)
         for layers in model.modules():
             if isinstance(layers, nn.ModuleList) and len(layers) == n and all(arguments(layer)[1] for layer in layers):
                 return layers, list(range(n))
-    raise ValueError(f'{type(model).__name__} has no list of layers with a KV cache: an LM of ours or a Hugging Face decoder has')
+    raise Refused(f'{type(model).__name__} has no list of layers with a KV cache: an LM of ours or a Hugging Face decoder has')
 
 
 def pick_window(window, depth):
@@ -57,7 +58,7 @@ def pick_window(window, depth):
     elif isinstance(window, str) and window.count('-') == 1 and window.replace('-', '').isdecimal():
         window = tuple(int(part) for part in window.split('-') if part)
     if not (isinstance(window, (tuple, list)) and len(window) == 2 and all(isinstance(i, int) for i in window) and 0 <= window[0] <= window[1] < depth):
-        raise ValueError(f"window={given!r}: give (first, last) or 'first-last' within 0 to {depth - 1}, 'mid4' for the middle four, or a fraction of the depth")
+        raise Refused(f"window={given!r}: give (first, last) or 'first-last' within 0 to {depth - 1}, 'mid4' for the middle four, or a fraction of the depth")
     return tuple(window)
 
 
@@ -67,11 +68,11 @@ def refuse(model, layers, window, cache):
         return
     config = model.config.get_text_config()
     if getattr(config, 'num_kv_shared_layers', None):
-        raise ValueError(f'{type(model).__name__} shares keys and values between layers, which a looped layer would overwrite')
+        raise Refused(f'{type(model).__name__} shares keys and values between layers, which a looped layer would overwrite')
     kinds = getattr(config, 'layer_types', None) or getattr(config, 'layers_block_type', None) or ['attention'] * len(layers)
     for i in window:
         if kinds[i] not in ('attention', 'full_attention', 'sliding_attention', 'chunked_attention'):
-            raise ValueError(f'layer {i} is of the kind {kinds[i]!r}, whose state cannot be run twice on one token: choose a window of attention layers')
+            raise Refused(f'layer {i} is of the kind {kinds[i]!r}, whose state cannot be run twice on one token: choose a window of attention layers')
     attention = getattr(config, '_attn_implementation', None)
     if cache in ('frozen', 'none') and attention not in ('eager', 'sdpa'):
-        raise ValueError(f"cache={cache!r} changes the attention mask, which {attention!r} has not: load the model with attn_implementation='sdpa'")
+        raise Refused(f"cache={cache!r} changes the attention mask, which {attention!r} has not: load the model with attn_implementation='sdpa'")

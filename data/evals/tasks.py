@@ -13,7 +13,7 @@ from datasets import Dataset
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
-from data.primitives import few_shot         # noqa: E402
+from data.primitives import few_shot  # noqa: E402
 
 
 def primitive(task, depth=0, shots=5, n=1000, **_):

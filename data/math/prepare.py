@@ -15,8 +15,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
-from data.corpus import prepare      # noqa: E402
-from data.sources import Source      # noqa: E402
+from data.corpus import prepare  # noqa: E402
+from data.sources import Source  # noqa: E402
 
 NEMOTRON = Source('nemotron_cc_math', 1.0, 'nvidia/Nemotron-CC-Math-v1', '4plus/*.parquet', known_as='nemotroncc')
 FINEMATH = Source('finemath', 1.0, 'HuggingFaceTB/finemath', 'finemath-4plus/*.parquet')

@@ -13,8 +13,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
-from engine.launch import whole_numbers            # noqa: E402
-from data.primitives import write_examples       # noqa: E402
+from common.errors import whole_numbers
+from data.primitives import write_examples  # noqa: E402
 
 
 def main(argv=None):

@@ -12,8 +12,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
-from data.corpus import prepare      # noqa: E402
-from data.sources import Source      # noqa: E402
+from data.corpus import prepare  # noqa: E402
+from data.sources import Source  # noqa: E402
 
 SMOLLM = [
     Source('fineweb_edu', 0.70, 'HuggingFaceTB/smollm-corpus', 'fineweb-edu-dedup/*.parquet', known_as='fineweb'),

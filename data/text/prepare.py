@@ -19,9 +19,10 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
-from data.sources import chat                                    # noqa: E402
-from data.tokenizer import get_tokenizer, start_of_document      # noqa: E402
-from data.tokens import write_dataset                            # noqa: E402
+from common.errors import Refused
+from data.sources import chat  # noqa: E402
+from data.tokenizer import get_tokenizer, start_of_document  # noqa: E402
+from data.tokens import write_dataset  # noqa: E402
 
 
 def rows(paths, column):
@@ -30,13 +31,13 @@ def rows(paths, column):
     for path in paths:
         kind = {'.jsonl': 'json', '.json': 'json', '.parquet': 'parquet'}.get(path.suffix)
         if not path.exists():
-            raise ValueError(f'there is no {path}')
+            raise Refused(f'there is no {path}')
         if kind is None:
             yield {column: path.read_text(encoding='utf-8', errors='replace')}
             continue
         for i, row in enumerate(load_dataset(kind, data_files=str(path), split='train', streaming=True)):
             if not isinstance(row.get(column), str):
-                raise ValueError(f'{path}: row {i} has no text in the column {column!r}, but the columns {", ".join(row)}')
+                raise Refused(f'{path}: row {i} has no text in the column {column!r}, but the columns {", ".join(row)}')
             yield row
 
 
@@ -61,7 +62,7 @@ def main(argv=None):
             splits['val' if i % 100 == 0 else 'train'].append(np.array([*start, *tokenizer.encode(text, allowed_special='all')], dtype='uint32'))
             i += 1
         if len(splits['train']) == 0:
-            raise ValueError(f'{i} documents are too few: one goes to validation, the others to training')
+            raise Refused(f'{i} documents are too few: one goes to validation, the others to training')
         for split, documents in splits.items():
             tokens = np.concatenate(documents)
             write_dataset(args.out, split, args.tokenizer, tokens,

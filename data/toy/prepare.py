@@ -35,8 +35,8 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
-from data.primitives import chain, random_words      # noqa: E402
-from data.tokens import draw, write_dataset          # noqa: E402
+from data.primitives import chain, random_words  # noqa: E402
+from data.tokens import draw, write_dataset  # noqa: E402
 
 SIZE = 64                                               # tokens of a document, with the end-of-text token before it
 START = 128                                             # added to the mark where an answer begins

@@ -1,0 +1,53 @@
+"""What a user did wrong, in one line: the one error, and the helpers that name the nearest valid thing.
+
+The idea: whoever finds that something cannot be says so where it is found, by raising Refused with what was given and what is
+allowed. One place, the door (nanodepth.py), turns that into a line and exit status 2. Any other exception is a bug of ours, and
+keeps its traceback.
+
+Usage:
+    raise Refused(f'block={block} must be at least 1')
+    check_choice('grow', 'lida', ('midas', 'lidas'))        # Refused: ... did you mean 'lidas'?
+"""
+import ast
+import difflib
+
+
+class Refused(ValueError):
+    "What cannot be done, and why. `alone`: maybe only this process of several knows of it."
+
+    def __init__(self, text, alone=False):
+        super().__init__(text)
+        self.alone = alone
+
+
+def nearest(name, allowed):
+    close = difflib.get_close_matches(str(name), [str(a) for a in allowed], n=1, cutoff=0.5)
+    return f'; did you mean {close[0]!r}?' if close else ''
+
+
+def suggest(name, known):
+    "The end of an error about an unknown name: the nearest one, and all there are."
+    near = difflib.get_close_matches(str(name), [str(k) for k in known if k], n=1)
+    return (f': did you mean {near[0]!r}?' if near else '.') + f' There are: {", ".join(map(str, known))}'
+
+
+def check_choice(name, value, allowed):
+    if value not in allowed:
+        raise Refused(f'{name}={value!r} is not one of {", ".join(map(str, allowed))}'
+                      f'{nearest(value, allowed)}')
+
+
+def parse(text):
+    "A value from the command line: a Python literal where it is one, else the text itself."
+    try:
+        return ast.literal_eval({'true': 'True', 'false': 'False', 'none': 'None'}.get(text.lower(), text))
+    except (ValueError, SyntaxError):
+        return text
+
+
+def whole_numbers(name, text):
+    "'1,2,5' as a list of numbers."
+    try:
+        return [int(part) for part in text.split(',')]
+    except ValueError:
+        raise Refused(f'{name}={text} must be whole numbers, such as 0,1,2') from None

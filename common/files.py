@@ -1,0 +1,50 @@
+"""Files that others read: written at once or not at all, claimed by one process at a time.
+
+Usage:
+    replace(path, raw)                      # bytes; nobody ever sees half of them
+    about = read_json('out/lidas/run.json')
+    lock = claim(Path('out/lidas'))         # held until the process ends
+"""
+import json
+import os
+from pathlib import Path
+
+from common.errors import Refused
+
+
+def read_json(path):
+    try:
+        return json.loads(Path(path).read_text(encoding='utf-8'))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise Refused(f'{path} is not JSON: {error}') from None
+
+
+def replace(path, raw):
+    """Write a file at once: whoever has the old one open keeps it, and nobody sees half of the new one, whatever ends this
+    process."""
+    fresh = path.with_name(f'{path.name}.{os.getpid()}.tmp')
+    try:
+        with open(fresh, 'wb') as file:
+            file.write(raw)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(fresh, path)
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+def claim(folder):
+    "Make the folder this process's own until it ends: two runs in one folder would ruin each other."
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = open(folder / 'lock', 'w')
+    except OSError as error:
+        raise Refused(f'out_dir={folder} cannot be written: {error.strerror}') from None
+    try:
+        import fcntl
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except ImportError:         # Windows has no flock: there it is up to you
+        pass
+    except BlockingIOError:
+        raise Refused(f'another run is at work in {folder}; wait for it, or choose another --out_dir') from None
+    return handle
