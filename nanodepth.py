@@ -1,46 +1,68 @@
-"""The door: every command of the repo by its name.
+"""The door: every command of the repo by its name, and the one place where a user's error becomes a line.
+
+The idea: a command is a `main(argv)` in tools/. Whatever it finds that cannot be, it raises as Refused; here that is a line and
+exit status 2. Any other exception is a bug, and keeps its traceback.
 
 Usage:
     python nanodepth.py                     # the commands, in the order in which one meets them
-    python nanodepth.py sample out/lidas    # one of them
-    python nanodepth.py sample --help
+    python nanodepth.py sample out/lidas    # one of them; --help says more
+    python loop.py out/lidas                # the seven ideas are scripts of their own: the same as nanodepth.py loop
 """
+import contextlib
 import importlib
+import os
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))        # so that it works from any folder
+sys.path.insert(0, str(Path(__file__).resolve().parent))        # from whatever folder it is called
+
+from common.errors import Refused, nearest  # noqa: E402
 
 COMMANDS = {        # name: (module, what it does)
     'train': ('train', 'train a model by a config: ordinary, grown, looped or recurrent'),
-    'plot': ('report.plot', 'the pictures of runs, side by side, and a table'),
+    'plot': ('tools.plot', 'the pictures of runs, side by side, and a table'),
     'sample': ('tools.sample', 'generate text from a checkpoint'),
-    'grow': ('grow', 'which layer came from which, and what growing saves'),
-    'loop': ('loop', 'looped runs against their partners; every block repeated'),
-    'primitives': ('data.primitives', 'accuracy on copying and variable assignment'),
-    'export': ('engine.hf', 'a checkpoint as a Hugging Face folder'),
+    'grow': ('tools.origins', 'which layer came from which, and what growing saves'),
+    'loop': ('tools.loops', 'looped runs beside their partners; every block repeated'),
+    'primitives': ('tools.primitives', 'accuracy on copying and variable assignment'),
+    'export': ('tools.export', 'a checkpoint as a Hugging Face folder'),
     'evaluate': ('tools.evaluate', 'lm-eval on any checkpoint'),
-    'retrofit': ('retrofit', 'cut a checkpoint into prelude, core and coda; measure it against r'),
-    'wrap': ('wrapper', 'a frozen model with its middle looped, side by side with itself'),
-    'sweep': ('tools.sweep', 'many ways of looping, screened on one part of the data, judged on another'),
-    'probe': ('probe', 'which layers models use: a page of pictures'),
-    'lens': ('variants.lens', 'train a tuned lens'),
-    'check_data': ('data.tokens', 'what is in a dataset, every shard against its checksum'),
+    'retrofit': ('tools.surgery', 'cut a checkpoint into prelude, core and coda; --eval: against r'),
+    'wrap': ('tools.wrap', 'a frozen model with its middle looped, beside itself as it is'),
+    'sweep': ('tools.sweep', 'many ways of looping, the best judged on data that had no say'),
+    'probe': ('tools.probes', 'which layers models use: a page of pictures'),
+    'lens': ('tools.lens', 'train a tuned lens for a checkpoint'),
+    'check_data': ('tools.check_data', 'what is in a dataset; every shard against its checksum'),
     'bench': ('tools.bench', 'speed and memory, each thing against its peer'),
     'gpu': ('tools.gpu', 'the same questions for a GPU, in nine minutes'),
 }
 
 
+@contextlib.contextmanager
+def refusals(name):
+    "Of several processes one speaks, unless only this one may know."
+    try:
+        yield
+    except Refused as error:
+        rank = os.environ.get('RANK', '0')
+        if rank == '0' or error.alone:
+            print(f'{name}: {error}' + (f' (rank {rank})' if rank != '0' else ''), file=sys.stderr)
+        raise SystemExit(2) from None
+
+
 def main(name=None, argv=None):
     argv = sys.argv[1:] if argv is None else argv
     if name is None:
-        if not argv or argv[0] not in COMMANDS:
-            print(__doc__)
-            print('\n'.join(f'  {name:12} {about}' for name, (_, about) in COMMANDS.items()))
-            raise SystemExit(2 if argv and argv[0] not in ('-h', '--help') else 0)
+        if not argv or argv[0] in ('-h', '--help'):
+            lines = [f'  {name:12}{about}' for name, (_, about) in COMMANDS.items()]
+            return print(__doc__, *lines, sep='\n')
         name, *argv = argv
-        sys.argv[0] = f'nanodepth.py {name}'            # what --help calls itself
-    importlib.import_module(COMMANDS[name][0]).main(argv)
+        with refusals('nanodepth'):
+            if name not in COMMANDS:
+                raise Refused(f'there is no command {name!r}{nearest(name, COMMANDS)}')
+        sys.argv[0] = f'nanodepth.py {name}'        # what --help calls itself
+    with refusals(name):
+        importlib.import_module(COMMANDS[name][0]).main(argv)
 
 
 if __name__ == '__main__':

@@ -184,13 +184,6 @@ def by_lag(similarity):
     return torch.stack([similarity.diagonal(lag).mean() for lag in range(len(similarity))])
 
 
-@torch.no_grad()
-def streams_behind(model, tokens):
-    "The stream behind each layer: (D, B, T, C). Through norm and head, an answer after d + 1 layers: the logit lens."
-    was = record(model, tokens)
-    return was['input'] + was['attn'] + was['mlp']
-
-
 # ---------------------------------------------------------------------------------------------- orders
 
 def place(order, start, length, needed):
@@ -243,11 +236,6 @@ def order_sweep(model, look, change, lengths, progress=lambda it: it):
 def repeat_sweep(model, look, lengths=(1, 2, 4), times=2, **options):
     "order_sweep with every block run several times."
     return order_sweep(model, look, lambda order, start, length: repeat_block(order, start, length, times), lengths, **options)
-
-
-def main(argv=None):
-    from tools import page
-    page.main(argv)
 
 
 if __name__ == '__main__':

@@ -17,19 +17,16 @@ Usage:
     python train.py config/retrofit.py                          # train it
     python retrofit.py out/retrofit --eval --r=1,2,4,8,16       # loss and primitives against r: out/retrofit.png
 """
-import argparse
-import json
 import math
-import sys
-from pathlib import Path
 
 import torch
 import torch.nn as nn
 
+from common.errors import Refused
+from common.losses import mean_loss
 from data.tokens import draw
-from loop import fit_loop
-from model import KVCache, check_order, continue_text, mean_loss
-from variants.cuts import by_influence, cut, prune, screen
+from grow import untie
+from model import KVCache, check_order, continue_text
 
 
 class Recurrent(nn.Module):
@@ -149,22 +146,19 @@ class Recurrent(nn.Module):
         return 6 * (prelude + coda + min(mean, self.backprop_depth) * core) + 2 * max(mean - self.backprop_depth, 0) * core
 
 
-def dial(model, *, loop=None, r=None):
-    "What --loop and --r ask for: an LM runs its layers in another order, a Recurrent its core r times."
-    if isinstance(model, Recurrent):
-        if loop:
-            raise Refused(f'loop={loop!r} is for ordinary models: a recurrent core is run more often by r')
-        if r is not None and r < 1:
-            raise Refused(f'r={r}: the core runs at least once')
-        model.mean = model.mean if r is None else r
-    elif r is not None:
-        raise Refused(f'r={r} is for models with a recurrent core, and this one has none: loop runs its layers in another order')
-    elif loop:
-        model.config.order = fit_loop(loop, len(model.layers))
-    return model
-
-
 # ---------------------------------------------------------------------------------------------- surgery
+
+def cut(shape, n_layer):
+    "'4-8-4' to three lists of layers."
+    try:
+        p, r, c = map(int, shape.split('-'))
+    except ValueError:
+        raise Refused(f'the shape {shape!r} is not three numbers of layers, such as 4-8-4') from None
+    if min(p, c) < 0 or r < 1 or p + r + c > n_layer:
+        raise Refused(f'the shape {shape!r} needs {p + r + c} layers and a core of at least one, but the model has {n_layer}')
+    first = n_layer - c - r
+    return [*range(p)], [*range(first, first + r)], [*range(n_layer - c, n_layer)]
+
 
 def surgery(model, shape, **options):
     """An LM as a Recurrent one, with copies of the layers that are kept. `shape` is '4-8-4' (the first four layers, the last four,
@@ -175,7 +169,7 @@ def surgery(model, shape, **options):
         raise Refused(f'the layers {sorted({i for i in kept if kept.count(i) > 1})} stand in more than one place of {parts}')
     if model.order != list(range(len(model.layers))):
         raise Refused('this model has an order of its own: untie it first, and then cut it')
-    lm = prune(model, kept)
+    lm = untie(model, kept)
     place = iter(range(len(kept)))
     return Recurrent(lm, *([next(place) for _ in part] for part in parts), **options)
 
@@ -198,143 +192,6 @@ def recurrence_curriculum(step, steps, mean, warm_fraction, shape='linear'):
     if step + 1 >= warm:
         return mean
     return max(1, math.ceil(mean * shapes[shape]((step + 1) / warm) - 1e-9))
-
-
-# ---------------------------------------------------------------------------------------------- the command
-
-def scalable_start(model):
-    "Random weights, for recurrence from scratch: Takase et al.'s, by the width, and the layers' outputs by the unrolled depth too."
-    for name, p in model.named_parameters():
-        if p.dim() >= 2:
-            outputs = name.endswith(('attn.o.weight', 'mlp.down.weight'))
-            nn.init.normal_(p, std=model.std / math.sqrt(2 * len(model.order)) if outputs else model.std)
-        else:
-            nn.init.ones_(p)
-    if not model.config.tie_embeddings:
-        nn.init.normal_(model.lm.embed.weight)          # as LM's own start has it
-
-
-def operate(args):
-    "python retrofit.py FROM 4-8-4: write the operated checkpoint, and say what it is made of."
-    from common.columns import columns
-    from common.errors import Refused
-    from data.tokenizer import tokenizer_file
-    from engine.checkpoint import build_model, describe, exists, load, save
-    source, shape = args.paths
-    folder, file, state = Path(source), tokenizer_file(source), load(source)
-    about = (folder.parent if folder.is_file() else folder) / 'run.json'
-    if not file and not about.exists():
-        raise Refused(f'{source} does not say which tokenizer it reads: it has neither a tokenizer.json nor a run.json')
-    tokenizer = json.dumps(dict(tokenizer=str(file.resolve()))) if file else about.read_text()
-    target = args.out or Path('out') / f'{Path(source).name}_{shape}'
-    if exists(target):
-        raise Refused(f'{target} holds a checkpoint already: choose another --out')
-    parent = build_model(state, source).eval()
-    parts = cut(shape, len(parent.layers))
-    if args.select == 'influence':
-        parts = by_influence(parent, shape, sample_tokens(args.data, parent.config))
-    elif args.layers:
-        parts = [[int(i) for i in filter(None, part.split(','))] for part in args.layers.split('/')]
-        if [len(part) for part in parts] != [len(part) for part in cut(shape, len(parent.layers))]:
-            raise Refused(f'--layers={args.layers} does not name {shape} layers')
-    if args.search:
-        return print(screen(parent, shape, sample_tokens(args.data, parent.config, 32)))
-    torch.manual_seed(draw(args.seed, 'retrofit'))
-    model = surgery(parent.float(), parts, inject=args.inject, start=args.start, mean=args.mean, backprop_depth=args.backprop_depth)
-    if args.scratch:
-        scalable_start(model)
-    body = sum(p.numel() for p in parent.layers.parameters())
-    rows = [['part', 'layers of the parent', 'parameters']]
-    rows += [[name, ' '.join(map(str, part)), f'{n:,}'] for name, part, n in zip(('prelude', 'core', 'coda'), parts, model.parts())]
-    dropped = sorted({*range(len(parent.layers))} - {i for part in parts for i in part})
-    rows += [['dropped', ' '.join(map(str, dropped)), f'{body - sum(model.parts()):,}'],
-             ['adapter', '', f'{0 if model.adapter is None else model.adapter.weight.numel():,}']]
-    print(columns(rows))
-    print(f'{sum(model.parts()):,} parameters in layers, {sum(model.parts()) / body:.1%} of the parent; {model.effective_params(args.mean):,} effective '
-          f'at r = {args.mean}; {model.flops_paper():,} training FLOPs a token by the paper\'s count, {model.flops_paper() / (6 * body):.2f} times the parent\'s')
-    cost = 0 if args.scratch else state.get('flops', 0) + state.get('inherited_flops', 0)
-    save(target, **describe(model.lm if args.dense else model), optimizers=[], step=0, flops=0, inherited_flops=cost, config={})
-    (target / 'run.json').write_text(tokenizer)
-    print(f'{target}: {"the kept layers, each once" if args.dense else "train it with train.py --init_from=" + str(target)}')
-
-
-def sample_tokens(data, config, n=8):
-    "Some validation rows: (n, T)."
-    from data.tokens import Loader
-    return Loader(data, n, min(config.context, 512), split='val', vocab_size=config.vocab_size).batch(0)[0]
-
-
-def evaluate_recurrences(args):
-    "python retrofit.py RUNS --eval: loss and primitives against r. An ordinary model among them is a line to compare with."
-    from tqdm import tqdm
-
-    from common.columns import columns
-    from common.errors import whole_numbers
-    from engine.checkpoint import build_model, load
-    from engine.launch import pick_device
-    from loop import asked, looker
-    from report.logs import by_seed, mean, number, run_names, standard_error, write_csv
-    from report.plot import draw_recurrences, show
-    device, examples, rows = pick_device(args.device), asked(args.tasks, args.n), []
-    paths, rs = run_names(args.paths), whole_numbers('--r', args.r)
-    if min(rs) < 1:
-        raise Refused(f'--r={args.r}: the core runs at least once')
-    for name, path in tqdm(paths.items(), desc='measuring', unit='run'):
-        state = load(path)
-        model = build_model(state, path).to(device).eval()
-        look = looker(path, state, model, args.data, args.batches, examples)
-        for r in rs if isinstance(model, Recurrent) else [0]:
-            if r:
-                model.mean = r
-            body = model.effective_params(r) if r else sum(p.numel() for p in model.layers.parameters()) * len(model.order) // len(model.layers)
-            rows.append(dict(run=name, r=r, effective_params=body, **look(model)))
-    kinds = [key for key in rows[0] if key not in ('run', 'r', 'effective_params')]
-    lines = [['run', 'r', 'effective parameters', *kinds]]
-    groups = by_seed({name: name for name in paths})
-    for group, names in groups.items():
-        for r in dict.fromkeys(row['r'] for row in rows if row['run'] in names):
-            mine = [row for row in rows if row['run'] in names and row['r'] == r]
-            lines.append([group, str(r or 'ordinary'), f'{mine[0]["effective_params"]:,}',
-                          *(number(mean([m[k] for m in mine]), standard_error([m[k] for m in mine]), k != 'loss') for k in kinds)])
-    print(columns(lines))
-    out = args.out or Path('out') / f'{Path(args.paths[0]).name}.png'
-    write_csv(rows, out)
-    shown = [kind for kind in kinds if not args.show or kind in args.show.split(',')] or kinds
-    show(draw_recurrences, (rows, shown, groups), out)
-
-
-def main(argv=None):
-    parser = argparse.ArgumentParser(description='Cut a checkpoint into prelude, core and coda; or measure one against the number of recurrences.')
-    parser.add_argument('paths', nargs='+', help='a checkpoint and a shape, such as out/baseline 2-4-2; with --eval: runs')
-    parser.add_argument('--eval', action='store_true', help='loss and primitives against r')
-    parser.add_argument('--out', type=Path, help='the folder to write (with --eval: the picture)')
-    parser.add_argument('--inject', default='identity', help='how e is mixed into the state: linear (the paper), identity (linear, begun as e), add')
-    parser.add_argument('--start', default='normal', help='the first state: normal or zero')
-    parser.add_argument('--mean', type=int, default=4, help='recurrences')
-    parser.add_argument('--backprop_depth', type=int, default=8, help='gradients go back through the last so many')
-    parser.add_argument('--layers', help='explicit lists, such as 0,1/16,17,18,19/20,21')
-    parser.add_argument('--select', choices=['late', 'influence'], default='late', help='late: by the shape; influence: ShortGPT, on --data')
-    parser.add_argument('--search', action='store_true', help='print the loss of every selection on --data, before any training')
-    parser.add_argument('--scratch', action='store_true', help='random weights: recurrence from scratch')
-    parser.add_argument('--dense', action='store_true', help='write the kept layers as an ordinary model: the pruned partner')
-    parser.add_argument('--seed', type=int, default=0)
-    parser.add_argument('--data', help='a dataset (with --eval: instead of what the run was trained on)')
-    parser.add_argument('--r', default='1,2,4,8,16', help='with --eval: recurrences')
-    parser.add_argument('--batches', type=int, default=8, help='with --eval: batches of validation data')
-    parser.add_argument('--tasks', default='', help='with --eval: primitives and their depth, such as toy_assign/4')
-    parser.add_argument('--n', type=int, default=200, help='with --eval: examples of each')
-    parser.add_argument('--show', help='with --eval: what the picture shows, such as loss,toy_assign/4 (default: all)')
-    parser.add_argument('--device', default='auto')
-    args = parser.parse_args(argv)
-    try:
-        if args.eval:
-            return evaluate_recurrences(args)
-        if len(args.paths) != 2 or (args.search or args.select == 'influence') and not args.data:
-            parser.error('give a checkpoint and a shape, such as out/baseline 2-4-2 (and --data with --select=influence and --search)')
-        operate(args)
-    except ValueError as error:
-        print(f'retrofit.py: {error}', file=sys.stderr)
-        raise SystemExit(2) from None
 
 
 if __name__ == '__main__':

@@ -19,7 +19,6 @@ import dataclasses
 import inspect
 import json
 import math
-import os
 import sys
 import time
 from pathlib import Path
@@ -38,8 +37,8 @@ from engine.settings import (AHEAD, MAY_DIFFER, Config, check, learning_rate, or
                              recurrences, shape)
 from grow import GROWTH, untie
 from model import LM
-from report import plot
-from report.logs import Log
+from report.logs import Log, read_log
+from report.plot import draw_runs, show
 from retrofit import Recurrent, recurrence_curriculum
 
 # ---------------------------------------------------------------------------------------------- the loop
@@ -78,7 +77,7 @@ def train_in(world, config):
                      tokens=tokens, flops=flops, seconds=seconds, inherited_flops=state.get('inherited_flops', 0))
         world.at(f'the checkpoint of step {step}')
         if in_parts:
-            sharded.save(out, world, model, optimizers, step, about)
+            checkpoint.save_parts(out, world, model, optimizers, step, about)
         elif world.first:
             checkpoint.save(out, **checkpoint.describe(model), optimizers=[o.state_dict() for o in optimizers], **about)
         world.wait()
@@ -155,7 +154,8 @@ def report(config, flops, full_depth):
     "What a run that is through leaves behind."
     saved = f', {1 - flops / full_depth:.1%} less than at its last depth all the way' if flops < full_depth else ''
     print(f'{flops:.3e} training FLOPs{saved}')
-    plot.main([config.out_dir])
+    show(draw_runs, {Path(config.out_dir).name: [read_log(config.out_dir)]}, Path(config.out_dir) / 'loss.png')
+    print(f'numbers: {config.out_dir}/log.jsonl')
     print(f'checkpoint, log and picture are in {config.out_dir}; python nanodepth.py sample {config.out_dir} writes text')
 
 
@@ -193,10 +193,7 @@ def setup(config, world, loader, cool):
         else:
             model.config.order = orders(config, len(model.layers))[0] or model.config.order
     else:
-        try:
-            model = LM(shape(config, vocab_size=config.vocab_size or loader.vocab_size, n_layer=plan(config)[0][1], order=orders(config, config.n_layer)[0]))
-        except ValueError as error:
-            raise Refused(str(error)) from None
+        model = LM(shape(config, vocab_size=config.vocab_size or loader.vocab_size, n_layer=plan(config)[0][1], order=orders(config, config.n_layer)[0]))
     if not config.grow:
         orders(config, len(model.layers))       # a loop that does not fit is refused now, not when the decay begins
     model.to(world.device, torch.float32).train()               # a Hugging Face checkpoint may come in bfloat16
@@ -283,19 +280,13 @@ def main(argv=None):
         return
     if not argv:
         print('usage: python train.py CONFIG [--name=value ...]      (--help lists the settings)\n\nconfigs:')
-        for path in sorted(Path(__file__).parent.glob('config/*.py')):
+        for path in sorted(Path(__file__).parent.glob('config/[!_]*.py')):
             print(f'  {f"config/{path.name}":28}{(ast.get_docstring(ast.parse(path.read_text())) or "").split(chr(10))[0]}')
         raise SystemExit(2)
-    try:
-        if any(arg.startswith('--dry_run') for arg in argv):
-            said, rest = cost.options(argv)
-            return cost.show(check(read_config(Config, rest)), **said)
-        stopped = train(check(read_config(Config, argv)))
-    except (Refused, Refused, Refused) as error:
-        rank = os.environ.get('RANK', '0')
-        if rank == '0' or isinstance(error, Refused):     # most errors all processes know, and one says it; data only one may have read
-            print(f'train.py: {error}' + (f' (rank {rank})' if rank != '0' else ''), file=sys.stderr)
-        raise SystemExit(2) from None
+    if any(arg.startswith('--dry_run') for arg in argv):
+        said, rest = cost.options(argv)
+        return cost.show(check(read_config(Config, rest)), **said)
+    stopped = train(check(read_config(Config, argv)))
     if stopped:         # what waits for the run, make or a scheduler, must not take it for finished
         raise SystemExit(128 + stopped)
 

@@ -17,22 +17,74 @@ Usage:
     python wrapper.py HF_FOLDER --method=rk --K=3 --tasks=arc_easy      # plain and looped, side by side
     python wrapper.py --toy             # why naive looping explodes, on a network that fits into a picture
 """
-import argparse
 import contextlib
 import threading
 import types
-from pathlib import Path
 
 import torch
 
-from common.errors import Refused
+from common.errors import Refused, suggest
 from model import LM
 from variants.caches import CACHES, Memory, Slots
-from variants.experts import PINS, Pin, routers_of
-from variants.solvers import SOLVERS, pick_solver
-from variants.windows import arguments, depth_of, pick_window, refuse
+from variants.hosts import PINS, Pin, arguments, depth_of, pick_window, refuse, routers_of
+from variants.solvers import MORE, bind, by_tableau, mix, share, steps
 
 MODES = ('block', 'layer')
+
+
+# ---------------------------------------------------------------------------------------------- three ways to run a window K times
+
+def naive(g, x, K):
+    "The window K times: Euler with steps of length 1, to time K."
+    for _ in steps(K):
+        x = g(x)
+    return x
+
+
+def euler(g, x, K, alphas=None, tol=None):
+    """K steps of length 1/K (Eq. 10), or of the lengths `alphas` (a number: all alike). With `tol`, a token whose state has moved by
+    less than this share of its length stays where it is, and when all do, no more evaluations are made."""
+    if not isinstance(alphas, (list, tuple)):
+        alphas = [1 / K if alphas is None else alphas] * K
+    if len(alphas) != K:
+        raise Refused(f'alphas={alphas}: K={K} steps need {K} lengths')
+    moving = None
+    for _, alpha in zip(steps(K), alphas):
+        y = g(x)
+        new = mix(x, y, alpha)
+        if tol is not None:
+            new = new if moving is None else torch.where(moving, new, x)
+            moving = (new - x).norm(dim=-1, keepdim=True) > tol * x.norm(dim=-1, keepdim=True)
+        x = new
+        if tol is not None and not moving.any():
+            break
+    return x
+
+
+def rk(g, x, K, beta=0.5):
+    """Runge-Kutta with K stages, anchored (Eq. 13 to 16): K steps of length 1/K, then back towards the plain output, beta g(x) + (1 - beta) (where
+    the steps ended)."""
+    others = steps(K)[1:]
+    anchor = g(x)
+    x = mix(x, anchor, 1 / K)               # the first step needs the anchor's evaluation, and no other
+    for _ in others:
+        x = mix(x, g(x), 1 / K)
+    return mix(x, anchor, share(beta))
+
+
+def butcher(g, x, K, a=None, b=None, beta=0.5):
+    "K steps by any explicit tableau; without one, rk."
+    return rk(g, x, K, beta) if a is None and b is None else by_tableau(g, x, K, a, b)
+
+
+SOLVERS = dict(naive=naive, euler=euler, rk=rk, butcher=butcher, **MORE)
+
+
+def pick_solver(method, K, beta=None, **options):
+    "(solver(g, x), how often it evaluates g), or an error in one line. `beta` goes to the methods that have one."
+    if not isinstance(method, str) or method not in SOLVERS:
+        raise Refused(f'the method {method!r} is not known{suggest(method, SOLVERS)}')
+    return bind(method, SOLVERS[method], K, beta, **options)
 
 
 # ---------------------------------------------------------------------------------------------- one forward
@@ -168,7 +220,6 @@ def patch(model, window=None, method='rk', K=3, beta=0.5, cache='first', decode=
     solver, evaluations = pick_solver(method, K, beta, **options)
     for name, value, known in (('cache', cache, CACHES), ('mode', mode, MODES), ('pin', pin, PINS)):
         if value not in known:
-            from common.errors import suggest
             raise Refused(f'{name}={value!r} is not known{suggest(value, known)}')
     if decode not in ('full', 'bypass') and (isinstance(decode, bool) or not isinstance(decode, int) or decode < 0):
         raise Refused(f"decode={decode!r}: 'full', 'bypass', or the number of decode steps that are looped")
@@ -218,52 +269,6 @@ def looped(model, window=None, method='rk', K=3, beta=0.5, cache='first', decode
         yield model
     finally:
         handle.unpatch()
-
-
-# ---------------------------------------------------------------------------------------------- the command
-
-def main(argv=None):
-    parser = argparse.ArgumentParser(description='Score a frozen model plain and with its middle looped, side by side. sweep.py tries many settings.',
-                                     epilog='A method\'s own options are given by their names, such as --alphas=0.6,0.4 or --tol=0.05 (solvers.py).')
-    parser.add_argument('model', nargs='?', help='a run of ours, or a Hugging Face folder or name')
-    parser.add_argument('--toy', action='store_true', help="the paper's little network: errors against K, and where a looped window ends")
-    parser.add_argument('--tasks', help='tasks of lm-eval, or lists by name (evaluate.py): knowledge, language, primitives ...')
-    parser.add_argument('--window', default='mid4', help="3-5, mid4, or a fraction of the depth such as 0.5")
-    parser.add_argument('--method', default='rk', help=f'of {", ".join(SOLVERS)}')
-    parser.add_argument('--K', type=int, default=3)
-    parser.add_argument('--beta', type=float, default=0.5)
-    parser.add_argument('--cache', default='first', help=f'of {", ".join(CACHES)}: what later tokens see of looped layers (frozen also changes how a text is read)')
-    parser.add_argument('--decode', default='full', help='full, bypass, or the number of decode steps that are looped')
-    parser.add_argument('--mode', default='block', help='block or layer')
-    parser.add_argument('--pin', help='keep the experts of the first evaluation: mixture or indices')
-    parser.add_argument('--limit', type=int, help='only so many documents of each task: to try things, not to report them')
-    parser.add_argument('--batch_size', default='8')
-    parser.add_argument('--chat', action='store_true', help='with the chat template of the checkpoint')
-    parser.add_argument('--dtype', default='auto')
-    parser.add_argument('--device', default='auto')
-    parser.add_argument('--out', type=Path, help='the numbers as JSON (default: out/evals/MODEL_looped.json), with --toy the picture')
-    args, others = parser.parse_known_args(argv)
-    if args.toy:
-        from tools.little import show_little
-        return show_little(args.out or Path('out/wrapper_toy.png'))
-    if not (args.model and args.tasks):
-        parser.error('give a model and --tasks (such as --tasks=primitives or --tasks=arc_easy), or --toy')
-    settings = {name: getattr(args, name) for name in ('window', 'method', 'K', 'beta', 'cache', 'decode', 'mode', 'pin')}
-    settings |= {'window': as_number(args.window), 'decode': as_number(args.decode)}
-    for other in others:
-        name, equals, value = other.partition('=')
-        if not (name.startswith('--') and equals):
-            parser.error(f'{other}: write --NAME=VALUE')
-        settings[name[2:]] = as_number(value)
-    from tools.compare import compare
-    compare(args, settings)
-
-
-def as_number(text):
-    "'0.5' to 0.5, '0.6,0.4' to [0.6, 0.4], 'false' to False, and what is no number as it is."
-    from common.errors import parse
-    value = parse(text)
-    return list(value) if isinstance(value, tuple) else value
 
 
 if __name__ == '__main__':

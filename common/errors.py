@@ -9,6 +9,7 @@ Usage:
     check_choice('grow', 'lida', ('midas', 'lidas'))        # Refused: ... did you mean 'lidas'?
 """
 import ast
+import contextlib
 import difflib
 
 
@@ -51,3 +52,14 @@ def whole_numbers(name, text):
         return [int(part) for part in text.split(',')]
     except ValueError:
         raise Refused(f'{name}={text} must be whole numbers, such as 0,1,2') from None
+
+
+@contextlib.contextmanager
+def refusing(*kinds, why=str):
+    "What others raise in here, an OSError say, is the user's to mend as well: why(error) is the line."
+    try:
+        yield
+    except Refused:
+        raise
+    except kinds as error:
+        raise Refused(why(error)) from None

@@ -24,7 +24,6 @@ import multiprocessing
 import os
 import shutil
 import signal
-import sys
 import threading
 from concurrent.futures import ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -33,9 +32,10 @@ from pathlib import Path
 import numpy as np
 
 from common.errors import Refused
-from common.files import read_json, replace
+from common.files import claim, read_json, replace
 from data.sources import group, list_files, texts
 from data.tokenizer import encode_document, get_tokenizer, start_of_document, token_type
+from data.tokens import shares
 
 MOST_VALIDATION = 10_000_000        # tokens of a source that are kept for validation
 
@@ -271,9 +271,6 @@ def prepare(mixtures, about, argv=None, out=None, tokenizer='HuggingFaceTB/cosmo
     out = options.out / name if len(mixtures) > 1 and options.out == out else options.out
     from tqdm import tqdm
 
-    from common.errors import Refused
-    from common.files import claim
-    from data.tokens import shares
     try:
         if min(options.workers, options.val_every) < 1 or options.source and not options.source.is_dir():
             raise Refused(f'--workers={options.workers} and --val_every={options.val_every} must be at least 1, and --source={options.source} a folder')
@@ -304,11 +301,7 @@ def prepare(mixtures, about, argv=None, out=None, tokenizer='HuggingFaceTB/cosmo
                          'kept, and the same command goes on') from None
     except KeyboardInterrupt:
         raise SystemExit('\nprepare.py: stopped; what is done is kept, and the same command goes on') from None
-    except (Refused, Refused) as error:
-        print(f'prepare.py: {error}', file=sys.stderr)
-        raise SystemExit(2) from None
     except OSError as error:
-        print(f'prepare.py: {error.strerror or error} ({error.filename or out}); what is done is kept, and the same command goes on', file=sys.stderr)
-        raise SystemExit(2) from None
+        raise Refused(f'{error.strerror or error} ({error.filename or out}); what is done is kept, and the same command goes on') from None
     del lock
     print(f'{out}: {options.tokens:,} tokens in the mixture; python nanodepth.py check_data {out / sources[0].name} looks at a part')

@@ -28,7 +28,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from tqdm import tqdm
 
 from common.errors import Refused
 from common.files import read_json, replace
@@ -282,25 +281,3 @@ def answers(marks, wrong):
     number = counter.flatten().cumsum(0).view_as(marks)                                     # (B, T): the answer's number
     failed = torch.bincount(number[wrong & (marks > 0)], minlength=int(number.max()) + 1) > 0
     return marks[begins] - 128, ~failed[number[begins]]
-
-
-def main(argv=None):
-    import argparse
-    parser = argparse.ArgumentParser(description='Show what is in a dataset and check every shard against its checksum.')
-    parser.add_argument('folder')
-    parser.add_argument('--chars', type=int, default=400, help='how much of the first window to print')
-    args = parser.parse_args(argv)
-    for folder, split in ((folder, split) for folder, _ in mixture(args.folder) for split in ('train', 'val')):
-        try:
-            data = Dataset(folder, split, context=None)
-            for shard in tqdm(data.meta['shards'], desc=f'{split}: checking', leave=False):
-                for ending, want in shard['sha256'].items():
-                    path = (data.folder / shard['file']).with_suffix(ending)
-                    with open(path, 'rb') as file:
-                        if hashlib.file_digest(file, 'sha256').hexdigest() != want:
-                            raise Refused(f'{path} is not what was written (wrong checksum); {how_to_prepare(folder)}')
-            text = get_tokenizer(data.meta['tokenizer']).decode(data.shards[0]['.bin'][:args.chars].tolist())
-        except Refused as error:
-            raise SystemExit(f'tokens.py: {error}')
-        print(f'{folder}, {split}: {data.meta["tokens"]:,} tokens of {data.meta["tokenizer"]!r}, checksums right; '
-              f'from {json.dumps(data.meta["origin"])}\n{text}\n')

@@ -10,12 +10,12 @@ Usage:
     state = load('out/run')                                 # a dict, or an error in one line
     model = load_model('out/run')                           # the model itself, whatever kind it is, or a Hugging Face folder's
 """
-import contextlib
 import dataclasses
 import hashlib
 import json
 import os
 import pickle
+import shutil
 import zipfile
 from pathlib import Path
 
@@ -23,6 +23,7 @@ import torch
 
 from common.errors import Refused
 from data.tokenizer import on_hub
+from loop import fit_loop
 from model import LM, ModelConfig
 from retrofit import Recurrent
 
@@ -42,6 +43,21 @@ def save(folder, **state):
         handle = os.open(folder, os.O_RDONLY)
         os.fsync(handle)
         os.close(handle)
+
+
+def save_parts(folder, world, model, optimizers, step, about):
+    "All processes write what they hold into a new folder; then `ckpt.pt` points to it; then what it pointed to before goes."
+    from engine import sharded
+    folder = Path(folder)
+    name = [next(n for i in range(10**6) if not (folder / (n := f'parts_{step}_{i}')).exists())] if world.first else [None]
+    torch.distributed.broadcast_object_list(name)
+    sharded.write_parts(folder / name[0], model, optimizers)
+    if world.first:
+        described = {key: value for key, value in describe(model).items() if key != 'model'}
+        save(folder, **described, parts=name[0], optimizers=[o.state_dict() | dict(state={}) for o in optimizers], **about)
+        for old in folder.glob('parts_*'):
+            if old.name != name[0]:
+                shutil.rmtree(old)
 
 
 def exists(folder):
@@ -72,18 +88,8 @@ def load(folder, whole=True):
         raise Refused(f'{path} holds more than tensors and plain values, so it was not loaded. {reason}'.strip()) from None
     if 'parts' in state and whole:
         from engine.sharded import load_whole
-        with readable_parts(path.parent, state):
-            state['model'], state['optimizers'] = load_whole(path.parent / state['parts'], state['optimizers'])
+        state['model'], state['optimizers'] = load_whole(path.parent / state['parts'], state['optimizers'])
     return state
-
-
-@contextlib.contextmanager
-def readable_parts(folder, state):
-    try:
-        yield
-    except Exception as error:      # torch.distributed.checkpoint raises what the disk or its own format gives it
-        raise Refused(f'{folder} points to {state["parts"]}, which cannot be read: {type(error).__name__}: '
-                              f'{(str(error).splitlines() or [""])[0][:200]}') from None
 
 
 def load_model(path, device='cpu'):
@@ -138,3 +144,18 @@ def fingerprint(model):
         digest.update(name.encode())
         digest.update(t.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
     return digest.hexdigest()
+
+
+def set_depth(model, *, loop=None, r=None):
+    "What --loop and --r ask for: an LM runs its layers in another order, a Recurrent its core r times."
+    if isinstance(model, Recurrent):
+        if loop:
+            raise Refused(f'loop={loop!r} is for ordinary models: a recurrent core is run more often by r')
+        if r is not None and r < 1:
+            raise Refused(f'r={r}: the core runs at least once')
+        model.mean = model.mean if r is None else r
+    elif r is not None:
+        raise Refused(f'r={r} is for models with a recurrent core, and this one has none: loop runs its layers in another order')
+    elif loop:
+        model.config.order = fit_loop(loop, len(model.layers))
+    return model

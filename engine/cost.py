@@ -11,6 +11,7 @@ Usage:
     python train.py config/smollm_360m_lidas.py --dry_run                                   # 8 GPUs, H100, at 40% of their peak
     python train.py config/smollm_1b7_lidas.py --dry_run --gpus=64 --gpu=A100 --mfu=0.35
 """
+import dataclasses
 from pathlib import Path
 
 import torch
@@ -24,6 +25,17 @@ from engine.launch import PEAK_FLOPS
 from engine.settings import orders, plan, recurrences, shape
 from model import LM
 from retrofit import Recurrent
+
+
+def training_flops(config, plan, steps, tokens_per_step):
+    "What a plan costs in all: the ledger of model.flops_per_token, stage by stage. An ordinary run is [(0, n_layer)]."
+    total = 0
+    for (first, depth), (end, _) in zip(plan, [*plan[1:], (steps, None)]):
+        with torch.device('meta'):
+            model = LM(dataclasses.replace(config, n_layer=depth, order=None))
+        total += (end - first) * tokens_per_step * model.flops_per_token()
+    return total
+
 
 # ---------------------------------------------------------------------------------------------- memory
 

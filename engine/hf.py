@@ -13,12 +13,10 @@ Usage:
     save_hf(model, 'out/hf', tokenizer='out/lidas')
     python nanodepth.py export out/lidas out/lidas_hf         # the same from the shell; with one folder it says what is in it
 """
-import argparse
 import json
 import math
 import os
 import re
-import sys
 from pathlib import Path
 
 import torch
@@ -26,7 +24,6 @@ import torch
 from common.errors import Refused
 from common.files import read_json
 from data.tokenizer import from_hub, get_tokenizer, write_tokenizer
-from engine.checkpoint import load_model
 from model import LM, ModelConfig, rope_tables
 
 # ---------------------------------------------------------------------------------------------- names
@@ -234,23 +231,3 @@ def save_hf(model, folder, tokenizer=None):
 
 
 # ---------------------------------------------------------------------------------------------- the command
-
-def main(argv=None):
-    parser = argparse.ArgumentParser(description='Write a checkpoint in the form of Hugging Face, or say what one holds.')
-    parser.add_argument('source', help='a run of ours, a Hugging Face folder, or a name on its hub')
-    parser.add_argument('target', nargs='?', help='the folder to write')
-    parser.add_argument('--loop', help='with its layers in another order, such as 3-2x2-3')
-    args = parser.parse_args(argv)
-    from retrofit import dial
-    try:
-        model = load_model(args.source)
-        dial(model, loop=args.loop)
-        c = model.config
-        print(f'{args.source}: {model.num_params():,} parameters, {len(model.layers)} layers of width {c.n_embd} and {c.n_head} heads '
-              f'({c.n_kv_head} of keys), run {len(model.order)} deep, context {c.context}, {str(model.norm.weight.dtype)[6:]}')
-        if args.target:
-            save_hf(model, args.target, tokenizer=args.source)
-            print(f"{args.target}: {len(model.order)} layers of their own; transformers.AutoModelForCausalLM.from_pretrained('{args.target}') opens it")
-    except (ValueError, Refused) as error:
-        print(f'hf.py: {error}', file=sys.stderr)
-        raise SystemExit(2) from None

@@ -12,8 +12,8 @@ Usage:
     torchrun --nproc_per_node=8 train.py config/smollm_1b7_lidas.py --shard=true
     model = load_model('out/smollm_1b7_lidas')          # one process opens what eight have written
 """
+import contextlib
 import dataclasses
-import shutil
 import warnings
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import distribute_tensor
 
-from engine import checkpoint
+from common.errors import Refused
 from grow import hand_over
 from model import LM
 
@@ -76,32 +76,31 @@ def begin(model, make_optimizers, state, folder):
     for optimizer, saved in zip(optimizers, state.get('optimizers', [])):
         optimizer.load_state_dict(cut_optimizer(saved, optimizer))
     if 'parts' in state:
-        with checkpoint.readable_parts(folder, state):
-            load_parts(Path(folder) / state['parts'], model, optimizers)
+        load_parts(Path(folder) / state['parts'], model, optimizers)
     return optimizers
 
 
 # ---------------------------------------------------------------------------------------------- checkpoints in parts
 
-def save(folder, world, model, optimizers, step, about):
-    "All processes write what they hold into a new folder; then `ckpt.pt` points to it; then what it pointed to before goes."
-    folder = Path(folder)
-    name = [next(n for i in range(10**6) if not (folder / (n := f'parts_{step}_{i}')).exists())] if world.first else [None]
-    dist.broadcast_object_list(name)
+def write_parts(path, model, optimizers):
     tensors = dict(model=model.state_dict(), optimizers=[o.state_dict()['state'] for o in optimizers])
     with warnings.catch_warnings(action='ignore'):
-        dcp.save(tensors, checkpoint_id=str(folder / name[0]))
-    if world.first:
-        described = {key: value for key, value in checkpoint.describe(model).items() if key != 'model'}
-        checkpoint.save(folder, **described, parts=name[0], optimizers=[o.state_dict() | dict(state={}) for o in optimizers], **about)
-        for old in folder.glob('parts_*'):
-            if old.name != name[0]:
-                shutil.rmtree(old)
+        dcp.save(tensors, checkpoint_id=str(path))
+
+
+@contextlib.contextmanager
+def readable(path):
+    try:
+        yield
+    except Exception as error:      # torch.distributed.checkpoint raises what the disk or its own format gives it
+        raise Refused(f'{path.parent} points to {path.name}, which cannot be read: {type(error).__name__}: '
+                      f'{(str(error).splitlines() or [""])[0][:200]}') from None
 
 
 def load_parts(path, model, optimizers):
     "Into a model and its optimizers, in parts or whole, whatever number of processes wrote them."
-    stored = FileSystemReader(str(path)).read_metadata().state_dict_metadata
+    with readable(path):
+        stored = FileSystemReader(str(path)).read_metadata().state_dict_metadata
     states = []
     for n, optimizer in enumerate(optimizers):
         params = [p for group in optimizer.param_groups for p in group['params']]
@@ -112,7 +111,7 @@ def load_parts(path, model, optimizers):
             states[n][i] = {name: torch.zeros_like(p, memory_format=torch.contiguous_format).detach() if stored[f'optimizers.{n}.{i}.{name}'].size else
                             torch.zeros(()) for name in names}
     found = dict(model=model.state_dict(), optimizers=states)
-    with warnings.catch_warnings(action='ignore'):
+    with readable(path), warnings.catch_warnings(action='ignore'):
         dcp.load(found, checkpoint_id=str(path), no_dist=not dist.is_initialized())
     model.load_state_dict(found['model'])
     for optimizer, state in zip(optimizers, states):
@@ -121,9 +120,10 @@ def load_parts(path, model, optimizers):
 
 def load_whole(path, about):
     "The tensors of a checkpoint in parts, whole, in this one process: (model, [optimizer states])."
-    stored = FileSystemReader(str(path)).read_metadata().state_dict_metadata
+    with readable(path):
+        stored = FileSystemReader(str(path)).read_metadata().state_dict_metadata
     flat = {key: torch.empty(meta.size, dtype=meta.properties.dtype) for key, meta in stored.items()}
-    with warnings.catch_warnings(action='ignore'):
+    with readable(path), warnings.catch_warnings(action='ignore'):
         dcp.load(flat, checkpoint_id=str(path), no_dist=True)
     model = {key.removeprefix('model.'): t for key, t in flat.items() if key.startswith('model.')}
     for n, optimizer in enumerate(about):

@@ -9,13 +9,9 @@ Usage:
     python nanodepth.py plot out/baseline out/lidas           # both in one picture and one table: out/baseline/compare.png, .csv
     python nanodepth.py plot out/toys/* --out=out/toys.png    # runs named NAME-SEED are averaged over their seeds
 """
-import argparse
 import math
-import sys
-from pathlib import Path
 
-from report.logs import (at_all_seeds, by_seed, growths, kinds_of, mean, pick, print_table,
-                         read_log, run_names, table, write_csv)
+from report.logs import at_all_seeds, by_seed, growths, kinds_of, mean, pick
 
 COLOURS = ['#3b6fb6', '#d1495b', '#2e8b57', '#e08e1b', '#7b5aa6', '#4f4f4f', '#17a2b8', '#c45ab3', '#8c6d31', '#9aa0a6']
 
@@ -355,22 +351,3 @@ def draw_maps(what):
         fig.colorbar(image, ax=line, pad=0.01, label=value)
     fig.suptitle(title, fontsize=11)
     return fig
-
-
-def main(argv=None):
-    parser = argparse.ArgumentParser(description='Draw the logs of one run or of several against steps and FLOPs.')
-    parser.add_argument('runs', nargs='+', help='folders that train.py wrote')
-    parser.add_argument('--out', type=Path, help='the picture (default: in the first folder)')
-    args = parser.parse_args(argv)
-    try:
-        groups = by_seed({name: read_log(folder) for name, folder in run_names(args.runs).items()})
-        rows = table(groups) if len(args.runs) > 1 else []
-    except ValueError as error:
-        print(f'plot.py: {error}', file=sys.stderr)
-        raise SystemExit(2) from None
-    out = args.out or Path(args.runs[0]) / ('loss.png' if len(args.runs) == 1 else 'compare.png')
-    show(draw_runs, groups, out)
-    if len(args.runs) == 1:
-        return print(f'numbers: {args.runs[0]}/log.jsonl')
-    print_table(rows)
-    write_csv(rows, out)

@@ -36,10 +36,10 @@ def rank_of(rank, ranks, port, said, argv, before):
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks), MASTER_ADDR='127.0.0.1',
                       MASTER_PORT=str(port))
     torch.set_num_threads(1)
-    import train
+    import nanodepth
     if before:
         before()
-    train.main(argv)
+    nanodepth.main('train', argv)
 
 
 def ranks(argv, n=2, before=None):

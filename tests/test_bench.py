@@ -3,6 +3,7 @@ import re
 import pytest
 import torch
 
+import nanodepth
 from engine.settings import Config
 from model import LM, ModelConfig
 from tools import bench, peers
@@ -23,7 +24,7 @@ def test_every_benchmark_runs_and_prints_a_ratio(monkeypatch, capsys, tmp_path):
     for name in bench.SHAPES:
         monkeypatch.setitem(bench.SHAPES, name, TINY | dict(context=48))
     names = [name for name in bench.BENCHMARKS if name not in ('recompiling', 'memory', 'tokenising')]
-    bench.main([*names, '--capped=false', f'--out={tmp_path / "bench.md"}'])
+    nanodepth.main('bench', [*names, '--capped=false', f'--out={tmp_path / "bench.md"}'])
     lines = capsys.readouterr().out.splitlines()[1:-1]
     assert list(dict.fromkeys(line.split()[0] for line in lines)) == names
     assert all(float(line.split()[1]) > 0 for line in lines)
@@ -43,7 +44,7 @@ def test_the_same_once_more_with_the_instructions_of_a_laptop(tmp_path, capsys):
     "The cap takes effect in a process of its own: torch names the set it has left."
     if 'AVX' not in torch.backends.cpu.get_cpu_capability():
         pytest.skip('only for x86')
-    bench.main(['multiplying', f'--out={tmp_path / "bench.md"}'])
+    nanodepth.main('bench', ['multiplying', f'--out={tmp_path / "bench.md"}'])
     table = (tmp_path / 'bench.md').read_text()
     assert '| AVX2: ratio |' in table and 'ONEDNN_MAX_CPU_ISA=AVX2' in table
     cells = [cell.strip() for cell in table.splitlines()[-1].split('|')]
@@ -76,5 +77,5 @@ def test_the_peers_are_as_large_as_our_model():
 def test_names_that_are_not_known(capsys):
     for args, message in ((['speed'], "there is no benchmark 'speed': multiplying"), (['--capped=maybe'], "invalid choice: 'maybe'")):
         with pytest.raises(SystemExit) as stop:
-            bench.main(args)
+            nanodepth.main('bench', args)
         assert stop.value.code == 2 and message in capsys.readouterr().err

@@ -3,6 +3,7 @@ import pytest
 import torch
 from conftest import ROOT
 
+import nanodepth
 from engine import cost
 from engine.launch import read_config
 from engine.settings import Config, check
@@ -12,7 +13,7 @@ from train import main
 
 
 def dry(capsys, *argv):
-    main([*map(str, argv), '--dry_run'])
+    nanodepth.main('train', [*map(str, argv), '--dry_run'])
     return capsys.readouterr().out
 
 
@@ -101,5 +102,5 @@ def test_what_cannot_be_is_said_in_a_line(capsys, tmp_path):
                         (['--mfu=40'], 'mfu=40 a share, such as 0.4'), (['--gpus=7'], 'batch_size=512 on gpus=7 does not divide into grad_accum=4 pieces'),
                         ([f'--data={tmp_path}', '--vocab_size=none'], 'or say --vocab_size=N')):
         with pytest.raises(SystemExit):
-            main([str(path), '--dry_run', *argv])
+            nanodepth.main('train', [str(path), '--dry_run', *argv])
         assert words in capsys.readouterr().err

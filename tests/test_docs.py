@@ -7,13 +7,12 @@ import sys
 import pytest
 import torch
 from conftest import ROOT
+from test_house import FILES as HOUSE, IDEAS
 
 import nanodepth
 
 README = (ROOT / 'README.md').read_text()
-ROOMS = ('common', 'report', 'data', 'variants', 'engine', 'tools')
-IDEAS = ('model', 'grow', 'loop', 'retrofit', 'wrapper', 'probe', 'train')
-FILES = sorted(str(path.relative_to(ROOT)) for folder in ('.', *ROOMS) for path in ROOT.glob(f'{folder}/*.py') if path.name != '__init__.py')
+FILES = [str(path.relative_to(ROOT)) for path in HOUSE.values()]
 
 
 @pytest.mark.parametrize('name', FILES)
@@ -22,12 +21,6 @@ def test_every_file_begins_with_its_idea_and_its_usage(name):
     doc = source.split('"""')[1]
     assert source.startswith('"""') and 'Usage:' in doc
     assert re.search(rf'\b{name.rpartition("/")[2]}\b', README), f'{name} is not in the README'
-
-
-def test_seven_files_and_the_door_stand_at_the_top():
-    assert {name for name in FILES if '/' not in name} == {f'{name}.py' for name in (*IDEAS, 'nanodepth')}
-    for room in (*ROOMS, 'config'):
-        assert (ROOT / room / '__init__.py').exists() and f'{room}/' in README
 
 
 def test_usage_examples_run(data, monkeypatch):
@@ -55,10 +48,9 @@ def test_an_idea_is_a_script_from_any_folder(name, tmp_path):
 
 def test_the_door_lists_its_commands_and_names_the_nearest(capsys, monkeypatch):
     monkeypatch.setattr(sys, 'argv', ['nanodepth.py'])
-    with pytest.raises(SystemExit) as stop:
-        nanodepth.main()
+    nanodepth.main()
     said = capsys.readouterr().out
-    assert stop.value.code == 0 and all(re.search(rf'^  {name} ', said, flags=re.M) for name in nanodepth.COMMANDS)
+    assert all(re.search(rf'^  {name} ', said, flags=re.M) for name in nanodepth.COMMANDS)
     with pytest.raises(SystemExit) as stop:
         nanodepth.main(argv=['sampel'])
     assert stop.value.code == 2 and "did you mean 'sample'?" in capsys.readouterr().err

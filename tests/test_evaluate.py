@@ -7,9 +7,10 @@ import pytest
 import torch
 from conftest import ROOT
 
+import nanodepth
 from data import primitives
 from data.tokenizer import get_tokenizer
-from engine import checkpoint, hf
+from engine import checkpoint, hf, measure
 from tools import evaluate
 
 lm_eval = pytest.importorskip('lm_eval')
@@ -23,7 +24,7 @@ def run(tmp_path, tiny):
     ours = tmp_path / 'ours'
     checkpoint.save(ours, kind='lm', model=model.state_dict(), model_config=dataclasses.asdict(model.config), config={}, flops=0)
     (ours / 'run.json').write_text(json.dumps(dict(tokenizer='bytes')))
-    hf.main([str(ours), str(tmp_path / 'hf')])
+    nanodepth.main('export', [str(ours), str(tmp_path / 'hf')])
     return ours, tmp_path / 'hf'
 
 
@@ -101,7 +102,7 @@ def test_the_primitives_score_as_primitives_py_does(run, manager):
     model = checkpoint.load_model(ours)
     for task, name, depth in (('primitive_toy_assign_d1', 'toy_assign', 1), ('primitive_toy_copy', 'toy_copy', 0)):
         examples = primitives.few_shot(name, 200, shots=0, depth=depth)
-        accuracy, _ = primitives.score(model, get_tokenizer('bytes'), examples)
+        accuracy, _ = measure.score(model, get_tokenizer('bytes'), examples)
         assert found['results'][task]['acc,none'] == accuracy and 0.05 < accuracy < 0.95
 
 
@@ -138,11 +139,11 @@ def test_local_files_of_ours(tmp_path, monkeypatch):
 
 def test_the_command(run, tmp_path, capsys):
     ours, _ = run
-    evaluate.main([str(ours), '--tasks=primitive_toy_copy', '--limit=10', '--device=cpu', f'--out={tmp_path / "e.json"}'])
+    nanodepth.main('evaluate', [str(ours), '--tasks=primitive_toy_copy', '--limit=10', '--device=cpu', f'--out={tmp_path / "e.json"}'])
     out = capsys.readouterr().out
     assert '| primitive_toy_copy | 0     | acc    |' in out and f'numbers: {tmp_path / "e.json"}' in out
     for more in (['--loop=1-1x3-1'], ['--loop=1-1x3-1'], []):       # what was measured before stays, once
-        evaluate.main([str(ours), '--tasks=primitive_toy_copy', '--limit=10', '--device=cpu', f'--out={tmp_path / "e.json"}', *more])
+        nanodepth.main('evaluate', [str(ours), '--tasks=primitive_toy_copy', '--limit=10', '--device=cpu', f'--out={tmp_path / "e.json"}', *more])
     rows = json.loads((tmp_path / 'e.json').read_text())['rows']
     assert sorted(str(row['loop']) for row in rows) == ['1-1x3-1', 'None']
     capsys.readouterr()
@@ -155,9 +156,9 @@ def test_the_command(run, tmp_path, capsys):
                           ([str(ours), '--tasks=quac'], 'the data of quac could not be loaded'),
                           ([str(ours), '--tasks=arc_easy'], 'the data of arc_easy could not be loaded')):
         with pytest.raises(SystemExit) as stop:
-            evaluate.main([*args, '--device=cpu'])
+            nanodepth.main('evaluate', [*args, '--device=cpu'])
         error = capsys.readouterr().err.strip().splitlines()[-1]
-        assert stop.value.code == 2 and error.startswith('evaluate.py: ') and message in error, error
+        assert stop.value.code == 2 and error.startswith('evaluate: ') and message in error, error
 
 
 def test_without_lm_eval_it_says_so(run, monkeypatch, capsys):
@@ -166,12 +167,5 @@ def test_without_lm_eval_it_says_so(run, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, 'lm_eval', None)
     monkeypatch.setattr(evaluate, 'adapter', evaluate.adapter.__wrapped__)      # not what an earlier test has made
     with pytest.raises(SystemExit):
-        evaluate.main([str(run[0]), '--device=cpu'])
+        nanodepth.main('evaluate', [str(run[0]), '--device=cpu'])
     assert 'this needs lm-eval (pip install "lm-eval[hf]")' in capsys.readouterr().err
-
-
-def test_the_package_of_the_same_name_is_still_found():
-    pytest.importorskip('rouge_score')
-    assert evaluate.load.__module__.startswith('evaluate.') and sys.modules['evaluate'] is evaluate
-    from tools import evaluate as again
-    assert again.LISTS and again.main

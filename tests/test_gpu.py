@@ -4,6 +4,7 @@ import json
 import pytest
 import torch
 
+import nanodepth
 from model import LM, ModelConfig
 from tools import gpu
 
@@ -35,10 +36,10 @@ def test_a_part_that_fails_takes_no_other_along(monkeypatch, tmp_path, capsys):
     "Both in processes of their own: one is unknown to the sister process, and ends in a traceback whose last line the table has."
     monkeypatch.setitem(gpu.PARTS, 'broken', None)
     with pytest.raises(SystemExit) as stop:
-        gpu.main(['broken', 'recurring', '--tiny', '--device=cpu', f'--out={tmp_path / "gpu.md"}'])
+        nanodepth.main('gpu', ['broken', 'recurring', '--tiny', '--device=cpu', f'--out={tmp_path / "gpu.md"}'])
     assert stop.value.code == 1 and 'failed: broken' in capsys.readouterr().err
     table = (tmp_path / 'gpu.md').read_text()
-    assert "| failed   | gpu.py: error: there is no part 'broken'" in table and '| random r over r = 5, time over FLOPs |' in table
+    assert "error: there is no part 'broken'" in table and '| random r over r = 5, time over FLOPs |' in table
 
 
 def test_a_part_that_takes_too_long_is_ended(monkeypatch, tmp_path):
@@ -51,7 +52,7 @@ def test_without_a_gpu_it_says_so(capsys):
     if torch.cuda.is_available():
         pytest.skip('there is one')
     with pytest.raises(SystemExit) as stop:
-        gpu.main([])
+        nanodepth.main('gpu', [])
     assert stop.value.code == 2 and "device='cuda' cannot be used" in capsys.readouterr().err
 
 

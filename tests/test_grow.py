@@ -5,11 +5,13 @@ import torch
 from conftest import ROOT
 
 import grow
+import nanodepth
+from engine.cost import training_flops
 from engine.launch import read_config
-from grow import (GROWTH, double, growth_plan, lidas, midas, prop_schedule, stack, training_flops,
-                  untie)
+from engine.optimizers import make_optimizers
+from engine.settings import Config, check, plan
+from grow import GROWTH, double, growth_plan, lidas, midas, prop_schedule, stack, untie
 from model import ModelConfig
-from train import Config, check, make_optimizers, plan
 
 # ------------------------------------------------------------------ operators
 
@@ -177,14 +179,14 @@ def test_schedules_by_hand():
 # ------------------------------------------------------------------ the command
 
 def test_the_command_prints_and_draws(tmp_path, capsys):
-    grow.main(['32', '--block=4', f'--out={tmp_path / "g.png"}'])
+    nanodepth.main('grow', ['32', '--block=4', f'--out={tmp_path / "g.png"}'])
     out = capsys.readouterr().out
     assert '8 ->  12: 0 1 2 3 4 5 2 3 4 5 6 7\n' in out and '8 ->  12: 0 1 2 3 0 1 2 3 4 5 6 7\n' in out
     assert '476,147.897 petaFLOPs grown, 613,527.488 at full depth' in out and '22.4% saved' in out
     assert (tmp_path / 'g.png').stat().st_size > 10_000
     for args in (['9', '--block=2'], ['8', '--operators=midsa']):
         with pytest.raises(SystemExit) as stop:
-            grow.main(args)
+            nanodepth.main('grow', args)
         assert stop.value.code == 2
     assert capsys.readouterr().err.count('\n') == 2
     assert set(GROWTH) == {'midas', 'lidas', 'stack', 'double'}

@@ -10,6 +10,7 @@ import torch
 from conftest import ROOT
 
 import loop
+import nanodepth
 from common.errors import Refused
 from data import primitives
 from data.tokenizer import get_tokenizer, start_of_document
@@ -320,26 +321,27 @@ def exported(tmp_path, tiny):
     ours = tmp_path / 'ours'
     checkpoint.save(ours, kind='lm', model=model.state_dict(), model_config=dataclasses.asdict(model.config), config={}, flops=0)
     (ours / 'run.json').write_text(json.dumps(dict(tokenizer='bytes')))
-    hf.main([str(ours), str(tmp_path / 'hf')])
+    nanodepth.main('export', [str(ours), str(tmp_path / 'hf')])
     return ours, tmp_path / 'hf'
 
 
 def test_the_scripts_take_such_a_folder(exported, tmp_path, capsys):
     said = {}
     for path in exported:
-        sample.main([str(path), '--prompt=w7j6?w', '--tokens=8', '--device=cpu'])
-        primitives.main([str(path), '--tasks=toy_assign', '--depths=0', '--n=20', '--device=cpu', f'--out={tmp_path / "p.png"}'])
-        loop.main([str(path), '--tasks=toy_assign/1', '--n=20', '--block=1', '--times=1,2', '--device=cpu', f'--out={tmp_path / "l.png"}'])
+        nanodepth.main('sample', [str(path), '--prompt=w7j6?w', '--tokens=8', '--device=cpu'])
+        nanodepth.main('primitives', [str(path), '--tasks=toy_assign', '--depths=0', '--n=20', '--device=cpu', f'--out={tmp_path / "p.png"}'])
+        nanodepth.main('loop', [str(path), '--tasks=toy_assign/1', '--n=20', '--block=1', '--times=1,2', '--device=cpu', f'--out={tmp_path / "l.png"}'])
         numbers = [(tmp_path / name).read_text().split(',', 2)[2] for name in ('p.csv', 'l.csv')]
         said[path.name] = (capsys.readouterr().out.split('--- ')[1].split('\n')[1], [n.replace(path.name, 'RUN') for n in numbers])
     assert said['ours'] == said['hf']
     with pytest.raises(SystemExit):
-        loop.main([str(exported[1]), '--device=cpu'])
+        nanodepth.main('loop', [str(exported[1]), '--device=cpu'])
     assert 'hf does not say what it was trained on: give --data' in capsys.readouterr().err
 
 
 def test_training_goes_on_from_such_a_folder(data, tmp_path, tiny):
-    from train import Config, check, train
+    from engine.settings import Config, check
+    from train import train
     reference = theirs(tmp_path / 'x', dtype=torch.bfloat16, vocab_size=257)
     save_hf(tiny(vocab_size=257), tmp_path / 'tok', tokenizer='bytes')
     for name in ('tokenizer.json', 'tokenizer_config.json'):
@@ -369,5 +371,5 @@ def test_the_command_says_what_it_cannot_do(tmp_path, capsys):
     for args, message in (([str(tmp_path / 'no')], 'there is no checkpoint at'), ([str(ROOT / 'config')], 'there is no checkpoint at'),
                           ([str(tmp_path / 'x'), str(tmp_path / 'file')], f'{tmp_path / "file"} is a file: choose another folder')):
         with pytest.raises(SystemExit) as stop:
-            hf.main(args)
-        assert stop.value.code == 2 and capsys.readouterr().err.startswith('hf.py: ' + message)
+            nanodepth.main('export', args)
+        assert stop.value.code == 2 and capsys.readouterr().err.startswith('export: ' + message)

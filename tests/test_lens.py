@@ -4,6 +4,7 @@ import copy
 import pytest
 import torch
 
+import nanodepth
 from data.tokens import Loader
 from variants import lens as lens_file
 from variants.lens import TunedLens, exit_at, load_lens, quality, save_lens, train_lens
@@ -75,11 +76,11 @@ def test_a_recurrent_model_has_one_too(tiny, loader):
 def test_the_command(model, data, tmp_path, capsys):
     from test_sweep import write_run
     write_run(tmp_path / 'run', model, data)
-    lens_file.main([str(tmp_path / 'run'), '--steps=3', '--device=cpu'])
+    nanodepth.main('lens', [str(tmp_path / 'run'), '--steps=3', '--device=cpu'])
     out = capsys.readouterr().out
     assert '| 4            | 0.000' in out and 'KL, tuned lens' in out
     assert load_lens(tmp_path / 'run' / 'lens.pt', model)
     write_run(tmp_path / 'nowhere', model)
     with pytest.raises(SystemExit):
-        lens_file.main([str(tmp_path / 'nowhere'), '--device=cpu'])
+        nanodepth.main('lens', [str(tmp_path / 'nowhere'), '--device=cpu'])
     assert 'does not say what it was trained on: give --data' in capsys.readouterr().err

@@ -7,13 +7,15 @@ from conftest import ROOT, ranks
 from test_train import assert_equal_runs, command, config, log_of, stop_and_resume, weights_of  # noqa: F401
 
 import loop
+import nanodepth
 from common.errors import Refused
 from data.tokens import Loader, measure, write_dataset
 from engine.checkpoint import load, load_model
 from engine.launch import read_config
+from engine.settings import Config, check
 from loop import fit_loop, format_loop, parse_loop, repeat_block, running
 from model import LM, KVCache, ModelConfig
-from train import Config, check, train
+from train import train
 
 # ------------------------------------------------------------------ the notation
 
@@ -112,12 +114,12 @@ def test_a_looped_run_is_logged_and_saved_as_such(config):     # noqa: F811
 def test_an_untied_loop_goes_on_with_the_same_loss(config, tmp_path, capsys):      # noqa: F811
     c = config(**LOOPED)
     train(c)
-    loop.main(['--untie', c.out_dir, str(tmp_path / 'untied')])
+    nanodepth.main('loop', ['--untie', c.out_dir, str(tmp_path / 'untied')])
     assert load_model(tmp_path / 'untied').order == [0, 1, 2, 3]
     with pytest.raises(Refused, match='holds weights without their optimizers, .* with --init_from='):
         train(config('untied', **LOOPED))
     with pytest.raises(SystemExit):
-        loop.main(['--untie', c.out_dir, str(tmp_path / 'untied')])
+        nanodepth.main('loop', ['--untie', c.out_dir, str(tmp_path / 'untied')])
     assert 'holds a checkpoint already' in capsys.readouterr().err
     runs = [config(name, init_from=str(path), warmup_steps=0) for name, path in (('tied', c.out_dir), ('free', tmp_path / 'untied'))]
     for run in runs:
@@ -213,7 +215,7 @@ def test_the_command_compares_and_repeats(config, tmp_path, capsys):     # noqa:
         train(config(name, **fields))
     capsys.readouterr()
     out = tmp_path / 'loop.png'
-    loop.main([*(str(tmp_path / n) for n in ('looped-0', 'looped-1', 'small', 'deep')), '--block=2', '--times=1,2', '--batches=1',
+    nanodepth.main('loop', [*(str(tmp_path / n) for n in ('looped-0', 'looped-1', 'small', 'deep')), '--block=2', '--times=1,2', '--batches=1',
                '--device=cpu', f'--out={out}'])
     said = capsys.readouterr().out
     assert 'minus small' in said and 'minus deep' in said and '1-1x2-1' in said
@@ -231,13 +233,13 @@ def test_the_command_compares_and_repeats(config, tmp_path, capsys):     # noqa:
                           ([small, '--block=9'], '--block=9: small is 3 layers deep'), ([small, '--batches=0'], 'must be at least 1'),
                           ([small, '--tasks=copy'], "there is no task 'copy'")):
         with pytest.raises(SystemExit) as stop:
-            loop.main([*args, '--device=cpu'])
+            nanodepth.main('loop', [*args, '--device=cpu'])
         error = capsys.readouterr().err
-        assert stop.value.code == 2 and 'loop.py: ' in error and message in error
+        assert stop.value.code == 2 and 'loop: ' in error and message in error
 
 
 def test_the_looped_configs_are_partners():
-    runs = {p.stem: check(read_config(Config, [str(p)])) for p in ROOT.glob('config/*.py')}
+    runs = {p.stem: check(read_config(Config, [str(p)])) for p in ROOT.glob('config/[!_]*.py')}
     for name in ('loop_2x4', 'loop_4x2', 'loop_1_2x3_1'):
         c = runs[name]
         assert len(parse_loop(c.loop)) == runs['baseline'].n_layer

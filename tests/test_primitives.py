@@ -6,11 +6,13 @@ import pytest
 import torch
 from conftest import ROOT
 
+import nanodepth
+from common.errors import Refused
 from data import primitives
-from data.primitives import (TASKS, TOY_TASKS, Example, few_shot, interval, log_likelihoods, score,
-                             write_examples)
+from data.primitives import TASKS, TOY_TASKS, Example, few_shot, write_examples
 from data.tokenizer import get_tokenizer
 from data.tokens import Dataset, Loader, measure
+from engine.measure import interval, log_likelihoods, score
 
 BYTES = get_tokenizer('bytes')
 EVERY = [*TASKS, *TOY_TASKS]
@@ -83,7 +85,7 @@ def test_runs_on_different_numbers_of_examples_are_one_line(tmp_path, tiny, caps
             save(path, kind='lm', model=model.state_dict(), model_config=dataclasses.asdict(model.config), config={})
             origin = dict(made_by='primitives.py', n=n) if n else dict(made_by='data/toy/prepare.py')
             (path / 'run.json').write_text(json.dumps(dict(tokenizer='bytes', data=[origin])))
-    primitives.main([*map(str, tmp_path.glob('*/a-*')), '--tasks=toy_code', '--depths=1', '--n=8', '--device=cpu', f'--out={tmp_path / "p.png"}'])
+    nanodepth.main('primitives', [*map(str, tmp_path.glob('*/a-*')), '--tasks=toy_code', '--depths=1', '--n=8', '--device=cpu', f'--out={tmp_path / "p.png"}'])
     lines = [line.split('|')[1:4] for line in capsys.readouterr().out.splitlines() if line.startswith('| a ')]
     assert sorted(int(examples) for _, examples, _ in lines) == [0, 16, 64] and (tmp_path / 'p.png').exists()
 
@@ -223,7 +225,7 @@ def test_the_command_scores_and_writes(tmp_path, tiny, capsys):
         model = tiny(seed=len(name), vocab_size=257, context=128)
         save(tmp_path / name, kind='lm', model=model.state_dict(), model_config=dataclasses.asdict(model.config), config=dict(data='data/toy'))
         (tmp_path / name / 'run.json').write_text(json.dumps(dict(tokenizer='bytes')))
-    primitives.main([*(str(tmp_path / n) for n in ('a-0', 'a-1', 'b')), '--n=8', '--depths=0,1', '--shots=0,2,7', '--device=cpu',
+    nanodepth.main('primitives', [*(str(tmp_path / n) for n in ('a-0', 'a-1', 'b')), '--n=8', '--depths=0,1', '--shots=0,2,7', '--device=cpu',
                      '--loop=2-2x2', f'--out={tmp_path / "p.png"}'])
     out = capsys.readouterr().out
     assert 'toy_assign 1, % (chance 25%)' in out and re.search(r'^\| a +\| 0 +\| 2 +\|.* \d+\.\d ± \d+\.\d', out, flags=re.M)
@@ -231,8 +233,8 @@ def test_the_command_scores_and_writes(tmp_path, tiny, capsys):
     assert (tmp_path / 'p.png').stat().st_size > 10_000 and (tmp_path / 'p.csv').read_text().count('\n') == 1 + 3 * (1 + 3 + 2)
     for args in (['--tasks=nothing'], ['--loop=9'], ['--depths=a'], ['--tasks=papers', '--shots=5'], ['--n=0']):
         with pytest.raises(SystemExit) as stop:
-            primitives.main([str(tmp_path / 'b'), '--device=cpu', *args])
-        assert stop.value.code == 2 and capsys.readouterr().err.splitlines()[-1].startswith('primitives.py: ')
+            nanodepth.main('primitives', [str(tmp_path / 'b'), '--device=cpu', *args])
+        assert stop.value.code == 2 and capsys.readouterr().err.splitlines()[-1].startswith('primitives: ')
 
 
 def test_the_examples_command(tmp_path, capsys):
@@ -240,6 +242,5 @@ def test_the_examples_command(tmp_path, capsys):
     prepare([f'--out={tmp_path / "sft"}', '--tasks=assign_code', '--depths=1,2', '--n=64'])
     assert len(Dataset(tmp_path / 'sft', 'train', None)) == 64 and '64 examples of assign_code at depth 1,2' in capsys.readouterr().out
     for args in (['--n=0'], ['--tasks=x'], ['--depths=a'], ['--tokenizer=nothing']):
-        with pytest.raises(SystemExit) as stop:
+        with pytest.raises(Refused):
             prepare([f'--out={tmp_path / "no"}', *args])
-        assert stop.value.code == 2 and capsys.readouterr().err.count('\n') == 1

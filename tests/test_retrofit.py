@@ -7,11 +7,13 @@ import pytest
 import torch
 from conftest import ROOT, ranks
 
+import nanodepth
 import retrofit
-from engine.checkpoint import build_model, describe, load, load_model, save
+from engine.checkpoint import build_model, describe, load, load_model, save, set_depth
+from grow import untie
 from model import LM, ModelConfig
-from retrofit import Recurrent, recurrence_curriculum, sample_recurrence, surgery
-from variants.cuts import block_influence, by_influence, cut, prune, selections
+from retrofit import Recurrent, cut, recurrence_curriculum, sample_recurrence, surgery
+from variants.cuts import block_influence, by_influence, selections
 from variants.exit import Exit
 
 TINYLLAMA = dict(vocab_size=32000, n_layer=22, n_embd=2048, n_head=32, n_kv_head=4, ffn_dim=5632, context=1024, tie_embeddings=False)
@@ -82,7 +84,7 @@ def test_shapes_that_do_not_fit():
                            ('4-9-10', 'needs 23 layers and a core of at least one, but the model has 22')):
         with pytest.raises(ValueError, match=message):
             cut(shape, 22)
-    assert len(selections(22, '4-8-4')) == sum(22 - 4 - (a + 8) + 1 for a in range(4, 22 - 8 - 4 + 1)) and cut('4-8-4', 22) in selections(22, '4-8-4')
+    assert len(selections(22, (4, 8, 4))) == sum(22 - 4 - (a + 8) + 1 for a in range(4, 22 - 8 - 4 + 1)) and cut('4-8-4', 22) in selections(22, (4, 8, 4))
 
 
 # ------------------------------------------------------------------ the off value, and a slow second form
@@ -95,7 +97,7 @@ def test_with_one_recurrence_and_an_identity_start_it_is_its_parent(tiny, tokens
     assert torch.equal(surgery(parent, '2-2-2', inject='add', start='zero')(tokens, r=1), parent(tokens))
     assert not torch.equal(surgery(parent, '2-2-2', inject='linear')(tokens, r=1), parent(tokens))
     assert torch.equal(surgery(parent, '2-2-2', inject='identity')(tokens, tokens, r=1), parent(tokens, tokens))
-    dense = prune(parent, [0, 1, 3, 5])
+    dense = untie(parent, [0, 1, 3, 5])
     assert torch.equal(dense(tokens), LM.forward(parent, tokens, order=[0, 1, 3, 5])) if not fields.get('ln_scaling') else True
 
 
@@ -316,7 +318,7 @@ def test_block_influence(tiny, tokens):
     model(tokens, tap=lambda depth, part, x, update: states.append(x + update) or update)
     slow = [1 - torch.nn.functional.cosine_similarity(states[2 * d], states[2 * d + 2], dim=-1).mean().item() for d in range(6)]
     assert found == pytest.approx(slow, abs=1e-5) and found[2] == pytest.approx(0, abs=1e-6) and min(found) == found[2]
-    assert by_influence(model, '1-2-1', tokens) == ([0], [1, 3], [5])
+    assert by_influence(model, (1, 2, 1), tokens) == ([0], [1, 3], [5])
 
 
 # ------------------------------------------------------------------ training
@@ -329,14 +331,16 @@ def small(**more):
 @pytest.fixture
 def started(data, tmp_path):
     "A baseline, and its cut."
-    from train import Config, check, train
+    from engine.settings import Config, check
+    from train import train
     train(check(Config(**small(data=str(data), out_dir=str(tmp_path / 'base'), steps=2, warmup_steps=0))))
-    retrofit.main([str(tmp_path / 'base'), '2-2-1', f'--out={tmp_path / "cut"}', '--mean=3', '--backprop_depth=2', '--inject=identity'])
+    nanodepth.main('retrofit', [str(tmp_path / 'base'), '2-2-1', f'--out={tmp_path / "cut"}', '--mean=3', '--backprop_depth=2', '--inject=identity'])
     return tmp_path
 
 
 def go(started, name, **more):
-    from train import Config, check, train
+    from engine.settings import Config, check
+    from train import train
     config = small(data=str(started.parent.joinpath(started.name) / 'data'), init_from=str(started / 'cut'), out_dir=str(started / name), **more)
     train(check(Config(**config)))
     return [json.loads(line) for line in (started / name / 'log.jsonl').read_text().splitlines()], load(started / name)
@@ -431,33 +435,28 @@ def test_a_checkpoint_comes_back(tiny, tokens, tmp_path):
 
 
 def test_the_dial(tiny, tokens, started, tmp_path, capsys):
-    import evaluate  # noqa: E401
-    import hf
-    import primitives
-    import sample
-
-    import loop
-    model = retrofit.dial(surgery(tiny(n_layer=6), '2-2-2'), r=3)
+    model = set_depth(surgery(tiny(n_layer=6), '2-2-2'), r=3)
     assert model.order == [0, 1] + [2, 3] * 3 + [4, 5]
-    assert retrofit.dial(tiny(), loop='2-2x3').order == [0, 1] + [2, 3] * 3
+    assert set_depth(tiny(), loop='2-2x3').order == [0, 1] + [2, 3] * 3
     for what, options, message in ((model, dict(loop='2x2'), "loop='2x2' is for ordinary models"), (model, dict(r=0), 'at least once'),
                                    (tiny(), dict(r=2), 'r=2 is for models with a recurrent core')):
         with pytest.raises(ValueError, match=message):
-            retrofit.dial(what, **options)
+            set_depth(what, **options)
     said = []
     for r in (1, 6):
-        sample.main([str(started / 'cut'), '--prompt=ab', f'--r={r}', '--tokens=5', '--device=cpu'])
-        primitives.main([str(started / 'cut'), '--tasks=toy_assign', '--depths=0', f'--r={r}', '--n=5', '--device=cpu', f'--out={tmp_path / "p.png"}'])
+        nanodepth.main('sample', [str(started / 'cut'), '--prompt=ab', f'--r={r}', '--tokens=5', '--device=cpu'])
+        nanodepth.main('primitives', [str(started / 'cut'), '--tasks=toy_assign', '--depths=0', f'--r={r}', '--n=5', '--device=cpu', f'--out={tmp_path / "p.png"}'])
         said.append(capsys.readouterr().out)
     assert f'{2 + 2 + 1} layers deep' in said[0] and f'{2 + 12 + 1} layers deep' in said[1]
     pytest.importorskip('safetensors')
-    for main, args, message in ((loop.main, [str(started / 'cut')], 'has a recurrent core, which is measured by: python retrofit.py'),
-                                (hf.main, [str(started / 'cut'), str(tmp_path / 'hf')], 'has no family that transformers knows')):
+    for name, args, message in (('loop', [str(started / 'cut')], 'has a recurrent core, which is measured by: python retrofit.py'),
+                                ('export', [str(started / 'cut'), str(tmp_path / 'hf')], 'has no family that transformers knows')):
         with pytest.raises(SystemExit):
-            main(args)
+            nanodepth.main(name, args)
         assert message in capsys.readouterr().err
     pytest.importorskip('lm_eval')
-    lm = evaluate.adapter()(str(started / 'cut'), r='2', device='cpu', max_length=16)
+    from tools.adapters import adapter
+    lm = adapter()(str(started / 'cut'), r='2', device='cpu', max_length=16)
     pairs = [([256, 1, 2], [3, 4]), ([256], [5])]
     found = lm._loglikelihood_tokens([(None, *pair) for pair in pairs])
     with torch.no_grad():
@@ -466,24 +465,24 @@ def test_the_dial(tiny, tokens, started, tmp_path, capsys):
 
 
 def test_the_command(started, capsys, tmp_path):
-    retrofit.main([str(started / 'base'), '2-2-1', f'--out={started / "plain"}'])
+    nanodepth.main('retrofit', [str(started / 'base'), '2-2-1', f'--out={started / "plain"}'])
     out = capsys.readouterr().out
     assert re_row('core', '3 4', out) and re_row('dropped', '2', out)
-    retrofit.main([str(started / 'base'), '2-2-1', '--layers=0,1/2,3/5', f'--out={started / "lists"}'])
+    nanodepth.main('retrofit', [str(started / 'base'), '2-2-1', '--layers=0,1/2,3/5', f'--out={started / "lists"}'])
     assert re_row('dropped', '4', capsys.readouterr().out)
-    retrofit.main([str(started / 'base'), '2-2-1', '--select=influence', f'--data={started / "data"}', f'--out={started / "short"}'])
+    nanodepth.main('retrofit', [str(started / 'base'), '2-2-1', '--select=influence', f'--data={started / "data"}', f'--out={started / "short"}'])
     capsys.readouterr()
-    retrofit.main([str(started / 'base'), '2-2-1', '--search', f'--data={started / "data"}'])
+    nanodepth.main('retrofit', [str(started / 'base'), '2-2-1', '--search', f'--data={started / "data"}'])
     lines = capsys.readouterr().out.splitlines()[2:]
     losses = [float(line.split('|')[1]) for line in lines]
-    assert len(lines) == len(selections(6, '2-2-1')) == 3 and losses == sorted(losses) and any('| 0 1     | 3 4  | 5    |' in line for line in lines)
-    retrofit.main([str(started / 'base'), '2-2-1', '--scratch', f'--out={started / "scratch"}'])
+    assert len(lines) == len(selections(6, (2, 2, 1))) == 3 and losses == sorted(losses) and any('| 0 1     | 3 4  | 5    |' in line for line in lines)
+    nanodepth.main('retrofit', [str(started / 'base'), '2-2-1', '--scratch', f'--out={started / "scratch"}'])
     assert not torch.equal(load_model(started / 'scratch').lm.layers[0].attn.q.weight, load_model(started / 'cut').lm.layers[0].attn.q.weight)
-    retrofit.main([str(started / 'base'), '2-2-1', '--dense', f'--out={started / "dense"}'])
+    nanodepth.main('retrofit', [str(started / 'base'), '2-2-1', '--dense', f'--out={started / "dense"}'])
     assert isinstance(load_model(started / 'dense'), LM) and len(load_model(started / 'dense').order) == 5
     go(started, 'run')
     capsys.readouterr()
-    retrofit.main([str(started / 'run'), str(started / 'base'), '--eval', '--r=1,3', '--batches=1', '--tasks=toy_assign/0', '--n=10', '--device=cpu',
+    nanodepth.main('retrofit', [str(started / 'run'), str(started / 'base'), '--eval', '--r=1,3', '--batches=1', '--tasks=toy_assign/0', '--n=10', '--device=cpu',
                    f'--out={tmp_path / "e.png"}'])
     out = capsys.readouterr().out
     assert re_row('run', '3', out) and re_row('base', 'ordinary', out) and (tmp_path / 'e.png').stat().st_size > 10_000
@@ -499,10 +498,10 @@ def test_the_command(started, capsys, tmp_path):
                           ([str(started / 'base'), '2-2-1', '--layers=0,1/1,2/3', f'--out={tmp_path / "n"}'], 'stand in more than one place'),
                           ([str(started / 'base'), '2-2-1', '--layers=0,1/9,2/3', f'--out={tmp_path / "n"}'], 'the order names layer 9')):
         with pytest.raises(SystemExit) as stop:
-            retrofit.main(args)
+            nanodepth.main('retrofit', args)
         assert stop.value.code == 2 and message in capsys.readouterr().err
     assert not (tmp_path / 'n').exists()
-    retrofit.main([str(started / 'base' / 'ckpt.pt'), '2-2-1', f'--out={tmp_path / "file"}'])
+    nanodepth.main('retrofit', [str(started / 'base' / 'ckpt.pt'), '2-2-1', f'--out={tmp_path / "file"}'])
     assert (tmp_path / 'file' / 'run.json').exists()
 
 
@@ -519,5 +518,5 @@ def test_settings_that_do_not_fit(started, capsys):
                           ([f'--init_from={started / "cut"}', '--curriculum=2'], 'is a part of the steps: from 0 to 1'),
                           ([f'--init_from={started / "cut"}', '--curriculum_shape=cos'], "is not one of linear, 1-sqrt")):
         with pytest.raises(SystemExit):
-            main([*base, *args])
+            nanodepth.main('train', [*base, *args])
         assert message in capsys.readouterr().err, message

@@ -2,9 +2,11 @@ import json
 
 import pytest
 
+import nanodepth
+from engine.settings import Config, check
 from report import logs, plot
 from tools import sample
-from train import Config, check, train
+from train import train
 
 
 @pytest.fixture
@@ -18,26 +20,26 @@ def run(data, tmp_path):
 def test_sample_goes_on_and_is_seeded(run, capsys):
     said = []
     for seed in (0, 0, 1):
-        sample.main([str(run), '--prompt=a\\nb', '--tokens=20', f'--seed={seed}', '--device=cpu'])
+        nanodepth.main('sample', [str(run), '--prompt=a\\nb', '--tokens=20', f'--seed={seed}', '--device=cpu'])
         said.append(capsys.readouterr().out)
     assert said[0] == said[1] != said[2]
     assert "--- 'a\\nb' goes on:\na\nb|" in said[0]
-    sample.main([str(run), '--prompt=' + 'x' * 40, '--tokens=2', '--device=cpu', '--temperature=0'])
+    nanodepth.main('sample', [str(run), '--prompt=' + 'x' * 40, '--tokens=2', '--device=cpu', '--temperature=0'])
     assert 'has 41 tokens: the model sees the last 16' in capsys.readouterr().out
 
 
 def test_sample_loops(run, capsys):
-    sample.main([str(run), '--prompt=a', '--tokens=20', '--device=cpu', '--loop=1x3'])
+    nanodepth.main('sample', [str(run), '--prompt=a', '--tokens=20', '--device=cpu', '--loop=1x3'])
     assert '3 layers deep' in capsys.readouterr().out
     with pytest.raises(SystemExit):
-        sample.main([str(run), '--device=cpu', '--loop=2x3'])
-    assert "sample.py: the loop '2x3' has 2 unique layers, but the model has 1" in capsys.readouterr().err
+        nanodepth.main('sample', [str(run), '--device=cpu', '--loop=2x3'])
+    assert "sample: the loop '2x3' has 2 unique layers, but the model has 1" in capsys.readouterr().err
 
 
 def test_sample_names_what_is_missing(tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
-        sample.main([str(tmp_path / 'no')])
-    assert stop.value.code == 2 and 'sample.py: there is no checkpoint at' in capsys.readouterr().err
+        nanodepth.main('sample', [str(tmp_path / 'no')])
+    assert stop.value.code == 2 and 'sample: there is no checkpoint at' in capsys.readouterr().err
 
 
 def test_one_picture_of_one_run_and_one_of_two(run, tmp_path, capsys):
@@ -46,17 +48,17 @@ def test_one_picture_of_one_run_and_one_of_two(run, tmp_path, capsys):
     other.mkdir()
     lines = (run / 'log.jsonl').read_text()
     (other / 'log.jsonl').write_text(lines + '{"step": 4, "lo')          # cut off while it is being written
-    plot.main([str(run), str(other)])
+    nanodepth.main('plot', [str(run), str(other)])
     assert (run / 'compare.png').stat().st_size > 10_000
     assert f'picture: {run}/compare.png' in capsys.readouterr().out
     with pytest.raises(SystemExit):
-        plot.main([str(tmp_path)])
-    assert f'plot.py: there is no {tmp_path}/log.jsonl: is {tmp_path} the folder of a run?' in capsys.readouterr().err
+        nanodepth.main('plot', [str(tmp_path)])
+    assert f'plot: there is no {tmp_path}/log.jsonl: is {tmp_path} the folder of a run?' in capsys.readouterr().err
 
 
 def test_a_log_without_marks_has_a_picture_too(tmp_path):
     (tmp_path / 'log.jsonl').write_text(''.join(json.dumps(dict(step=i, flops=i, loss=3 - i, val_loss=3 - i, kinds={})) + '\n' for i in range(3)))
-    plot.main([str(tmp_path)])
+    nanodepth.main('plot', [str(tmp_path)])
     assert (tmp_path / 'loss.png').exists()
 
 
@@ -66,7 +68,7 @@ def test_without_matplotlib_the_numbers_remain(tmp_path, monkeypatch, capsys):
     def missing(*_, **__):
         raise ImportError
     monkeypatch.setattr(plot, 'figure', missing)
-    plot.main([str(tmp_path)])
+    nanodepth.main('plot', [str(tmp_path)])
     assert 'matplotlib is not installed' in capsys.readouterr().out
 
 
@@ -95,5 +97,5 @@ def test_the_table_by_hand(tmp_path, capsys):
         for seed, log in enumerate(group):
             (tmp_path / f'{name}-{seed}').mkdir()
             (tmp_path / f'{name}-{seed}' / 'log.jsonl').write_text('\n'.join(map(json.dumps, log)))
-    plot.main([*map(str, sorted(tmp_path.iterdir())), f'--out={tmp_path / "toys.png"}'])
+    nanodepth.main('plot', [*map(str, sorted(tmp_path.iterdir())), f'--out={tmp_path / "toys.png"}'])
     assert (tmp_path / 'toys.csv').read_text().splitlines()[2].startswith('grown,2,9.0,2.0,90.0,9.0,7.0,')

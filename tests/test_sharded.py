@@ -11,6 +11,7 @@ import torch
 from conftest import ranks
 from test_train import ROOT, command, config, log_of, same, weights_of  # noqa: F401
 
+import nanodepth
 from common.errors import Refused
 from engine import checkpoint
 from engine.settings import Config, check
@@ -108,7 +109,7 @@ def test_a_process_that_hangs_or_dies_ends_the_run_by_its_name(config, tmp_path,
     subprocess.run(['pkill', '-KILL', '-f', str(tmp_path / 'hangs.py')], check=False)
     assert checkpoint.load(c.out_dir)['step'] == 2
     if what.startswith('os.kill(os.getpid(), signal.SIGKILL'):
-        main([*command(c)[2:]])                 # on another number of processes
+        nanodepth.main('train', [*command(c)[2:]])                 # on another number of processes
         assert log_of(c)[-1]['step'] == 12
 
 

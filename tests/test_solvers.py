@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tools.little import little_errors, train_little
-from variants.solvers import SOLVERS, pick_solver
+from wrapper import SOLVERS, pick_solver
 
 ONE = torch.tensor([[[1.0]]], dtype=torch.float64)
 F = lambda x: -0.5 * x                          # g(x) = x / 2 then: by hand, every step below

@@ -7,9 +7,10 @@ import pytest
 import torch
 import torch.nn as nn
 
+import nanodepth
 import wrapper
 from engine import checkpoint, hf
-from tools import compare, evaluate, parts, sweep
+from tools import evaluate, parts, sweep, wrap
 from wrapper import looped
 
 pytest.importorskip('lm_eval')
@@ -27,7 +28,7 @@ def write_run(folder, model, data=None):
 def folders(tmp_path, tiny):
     "A run of ours, and the same as a Hugging Face folder."
     write_run(tmp_path / 'ours', tiny(vocab_size=257, context=96, n_layer=4))
-    hf.main([str(tmp_path / 'ours'), str(tmp_path / 'hf')])
+    nanodepth.main('export', [str(tmp_path / 'ours'), str(tmp_path / 'hf')])
     return tmp_path / 'ours', tmp_path / 'hf'
 
 
@@ -37,9 +38,9 @@ SETTINGS = dict(window='1-2', method='naive', K=3)
 def test_one_evaluation_changes_nothing_and_more_do(folders):
     found = {}
     for path in folders:
-        same = compare.side_by_side(path, TASKS, SETTINGS | dict(K=1), limit=12, device='cpu')
+        same = wrap.side_by_side(path, TASKS, SETTINGS | dict(K=1), limit=12, device='cpu')
         assert len(same) == 2 and all(row['plain'] == row['looped'] and row['change'] == row['change_stderr'] == 0 for row in same)
-        found[path] = compare.side_by_side(path, TASKS, SETTINGS, limit=12, device='cpu')
+        found[path] = wrap.side_by_side(path, TASKS, SETTINGS, limit=12, device='cpu')
         assert any(row['change'] != 0 for row in found[path])
     assert found[folders[0]] == found[folders[1]]               # through transformers as through our own
 
@@ -51,7 +52,7 @@ def test_the_error_of_a_change_is_that_of_each_document_against_itself(folders):
     plain = torch.tensor(docs())
     with looped(lm.model, **SETTINGS):
         there = torch.tensor(docs())
-    row, = compare.side_by_side(folders[0], 'primitive_toy_copy', SETTINGS, limit=30, device='cpu')
+    row, = wrap.side_by_side(folders[0], 'primitive_toy_copy', SETTINGS, limit=30, device='cpu')
     assert row['documents'] == 30 and row['change'] == pytest.approx((there - plain).mean().item())
     assert row['change_stderr'] == pytest.approx((there - plain).std().item() / 30 ** 0.5)
     assert row['plain'] == pytest.approx(plain.mean().item()) and row['looped_stderr'] > 0
@@ -90,7 +91,7 @@ def test_the_registered_model_of_any_family(folders, manager):
 
 def test_settings_as_text():
     assert evaluate.from_text(dict(cache=None, alphas='0.6/0.4', window='3-5', K=2)) == dict(cache='none', alphas=[0.6, 0.4], window='3-5', K=2)
-    assert [wrapper.as_number(t) for t in ('0.5', '3', '0.6,0.4', 'false', 'mid4', '3-5', '')] == [0.5, 3, [0.6, 0.4], False, 'mid4', '3-5', '']
+    assert [wrap.as_number(t) for t in ('0.5', '3', '0.6,0.4', 'false', 'mid4', '3-5', '')] == [0.5, 3, [0.6, 0.4], False, 'mid4', '3-5', '']
 
 
 def test_log_likelihoods_build_no_cache(folders):
@@ -110,7 +111,7 @@ def test_a_group_is_shown_by_subject_and_a_perplexity_has_no_error_of_its_change
     from lm_eval.tasks import TaskManager
     known = TaskManager(include_path=[str(tmp_path / 'tasks')], include_defaults=False)
     monkeypatch.setattr(evaluate, 'manager', lambda everything: known)
-    rows = {row['task']: row for row in compare.side_by_side(folders[1], 'local_group,local_rolling', SETTINGS, device='cpu')}
+    rows = {row['task']: row for row in wrap.side_by_side(folders[1], 'local_group,local_rolling', SETTINGS, device='cpu')}
     assert set(rows) == {'local_group', 'local_choice', 'local_other', 'local_rolling'}
     assert rows['local_choice']['documents'] == 12 and rows['local_choice']['change_stderr'] is not None
     assert rows['local_rolling']['change'] != 0 and rows['local_rolling']['change_stderr'] is None and rows['local_group']['change_stderr'] is None
@@ -121,27 +122,27 @@ def test_chat_templates_are_those_of_the_checkpoint(folders):
     about = json.loads((path / 'tokenizer_config.json').read_text())
     about['chat_template'] = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
     (path / 'tokenizer_config.json').write_text(json.dumps(about))
-    plain, chat = (compare.side_by_side(path, 'primitive_toy_copy', SETTINGS, limit=20, chat=on, device='cpu') for on in (False, True))
+    plain, chat = (wrap.side_by_side(path, 'primitive_toy_copy', SETTINGS, limit=20, chat=on, device='cpu') for on in (False, True))
     assert plain[0]['plain'] != chat[0]['plain']
     with pytest.raises(ValueError, match='chat templates are the business of transformers'):
-        compare.side_by_side(folders[0], 'primitive_toy_copy', SETTINGS, limit=2, chat=True, device='cpu')
+        wrap.side_by_side(folders[0], 'primitive_toy_copy', SETTINGS, limit=2, chat=True, device='cpu')
 
 
 def test_the_command(folders, tmp_path, capsys):
     out = tmp_path / 'numbers.json'
-    wrapper.main([str(folders[1]), f'--tasks={TASKS}', '--limit=8', '--window=1-2', '--method=euler', '--K=2', '--alphas=0.9,0.8', '--device=cpu', f'--out={out}'])
+    nanodepth.main('wrap', [str(folders[1]), f'--tasks={TASKS}', '--limit=8', '--window=1-2', '--method=euler', '--K=2', '--alphas=0.9,0.8', '--device=cpu', f'--out={out}'])
     text = capsys.readouterr().out
     assert 'plain' in text and 'looped' in text and text.count('±') == 6 and str(out) in text
     kept = json.loads(out.read_text())
     assert kept['settings']['alphas'] == [0.9, 0.8] and [row['task'] for row in kept['rows']] == TASKS.split(',')
     for args, message in ((['--method=rkk'], "did you mean 'rk'"), (['--window=9-12'], 'within 0 to 3'), (['--tol=x', '--method=naive'], "no option 'tol'")):
         with pytest.raises(SystemExit):
-            wrapper.main([str(folders[1]), f'--tasks={TASKS}', '--device=cpu', *args])
+            nanodepth.main('wrap', [str(folders[1]), f'--tasks={TASKS}', '--device=cpu', *args])
         error = capsys.readouterr().err.strip().splitlines()[-1]
-        assert error.startswith('wrapper.py: ') and message in error
+        assert error.startswith('wrap: ') and message in error
     for args in ([], [str(folders[1])], [str(folders[1]), '--tasks=x', 'word']):
         with pytest.raises(SystemExit):
-            wrapper.main(args)
+            nanodepth.main('wrap', args)
 
 
 # ---------------------------------------------------------------------------------------------- sweeps
@@ -177,12 +178,12 @@ def test_a_stopped_sweep_goes_on_where_it_was(runs, tmp_path, capsys, monkeypatc
         return model, {part: look(part) for part in looks}, data
     monkeypatch.setattr(sweep, 'open_ours', counted)
     with pytest.raises(KeyboardInterrupt):
-        sweep.main([*runs, *GRID, f'--out={out}'])
+        nanodepth.main('sweep', [*runs, *GRID, f'--out={out}'])
     assert len(read(out.with_suffix('.jsonl'))) == 5
     with open(out.with_suffix('.jsonl'), 'a') as file:
         file.write('{"of": {"model"')                           # it was writing when it was killed
     made[:] = [None] * 6
-    sweep.main([*runs, *GRID, f'--out={out}'])
+    nanodepth.main('sweep', [*runs, *GRID, f'--out={out}'])
     again = made[6:]
     assert again.count('screen') == 2 * (1 + 3 * 2) - 5 + 2     # no loop, three windows, two methods; and the recipe
     assert again.count('judge') in (2 * 4, 2 * 5)               # no loop, the best three, the recipe
@@ -190,18 +191,18 @@ def test_a_stopped_sweep_goes_on_where_it_was(runs, tmp_path, capsys, monkeypatc
     assert 'run: 6 cells searched' in text and 'over 2 seeds' in text and '(the recipe)' in text and 'screen: loss' in text and 'judge: loss' in text
     assert out.exists() and out.with_suffix('.csv').exists()
     made[:] = [None] * 6
-    sweep.main([*runs, *GRID, f'--out={out}'])
+    nanodepth.main('sweep', [*runs, *GRID, f'--out={out}'])
     assert made[6:] == []                                       # all is known
     assert capsys.readouterr().out == text
 
 
 def test_cells_are_what_they_say_and_judged_on_other_data(runs, tmp_path, capsys):
     out = tmp_path / 'sweep.png'
-    sweep.main([runs[0], *GRID, f'--out={out}'])
+    nanodepth.main('sweep', [runs[0], *GRID, f'--out={out}'])
     lines = [entry for entry in read(out.with_suffix('.jsonl'))]
     plain = {entry['of']['part']: entry['found'] for entry in lines if entry['of']['cell'] is None}
     assert plain['screen'] != plain['judge']
-    from loop import asked, looker
+    from engine.measure import asked, looker
     state = checkpoint.load(runs[0])
     model = checkpoint.load_model(runs[0])
     look = looker(runs[0], state, model, None, 2, asked('toy_assign/1', 8))
@@ -219,17 +220,17 @@ def test_cells_are_what_they_say_and_judged_on_other_data(runs, tmp_path, capsys
 def test_another_checkpoint_in_the_same_place_is_measured_anew(runs, tmp_path, tiny, data, capsys):
     out = tmp_path / 'sweep.png'
     grid = ['--windows=1-2', '--methods=rk', '--K=2', '--batches=1', '--device=cpu', f'--out={out}']
-    sweep.main([runs[0], *grid])
+    nanodepth.main('sweep', [runs[0], *grid])
     before = len(read(out.with_suffix('.jsonl')))
     write_run(tmp_path / 'run-0', tiny(7, vocab_size=257, context=64, n_layer=4), data)
-    sweep.main([runs[0], *grid])
+    nanodepth.main('sweep', [runs[0], *grid])
     assert len(read(out.with_suffix('.jsonl'))) == 2 * before
     capsys.readouterr()
 
 
 def test_by_token_tells_the_caches_apart(runs, tmp_path, capsys):
     out = tmp_path / 'sweep.png'
-    sweep.main([runs[0], '--windows=1-2', '--methods=naive', '--K=3', '--cache=first,frozen,exact', '--by_token', '--batches=2', '--device=cpu', f'--out={out}'])
+    nanodepth.main('sweep', [runs[0], '--windows=1-2', '--methods=naive', '--K=3', '--cache=first,frozen,exact', '--by_token', '--batches=2', '--device=cpu', f'--out={out}'])
     found = {entry['of']['cell']['cache']: entry['found'] for entry in read(out.with_suffix('.jsonl'))
              if entry['of']['part'] == 'screen' and entry['of']['cell'] and entry['of']['cell']['method'] == 'naive'}
     gap = {cache: abs(f['loss of it token by token'] - f['loss of the 2nd half']) for cache, f in found.items()}
@@ -240,9 +241,9 @@ def test_by_token_tells_the_caches_apart(runs, tmp_path, capsys):
 def test_a_sweep_by_benchmarks_screens_one_half_and_judges_the_other(folders, tmp_path, capsys, monkeypatch):
     seen = []
     real = evaluate.harness
-    monkeypatch.setattr(evaluate, 'harness', lambda lm, tasks, *keep, **options: seen.append(options.get('samples')) or real(lm, tasks, *keep, **options))
+    monkeypatch.setattr(parts, 'harness', lambda lm, tasks, *keep, **options: seen.append(options.get('samples')) or real(lm, tasks, *keep, **options))
     out = tmp_path / 'sweep.png'
-    sweep.main([str(folders[1]), '--windows=0-1,1-2', '--methods=naive', '--K=2', '--tasks=primitive_toy_copy', '--limit=6', '--best=1', '--device=cpu', f'--out={out}'])
+    nanodepth.main('sweep', [str(folders[1]), '--windows=0-1,1-2', '--methods=naive', '--K=2', '--tasks=primitive_toy_copy', '--limit=6', '--best=1', '--device=cpu', f'--out={out}'])
     halves = [samples['primitive_toy_copy'] for samples in seen if samples]
     assert halves[0] == [0, 2, 4, 6, 8, 10] and [1, 3, 5, 7, 9, 11] in halves
     text = capsys.readouterr().out
@@ -252,10 +253,10 @@ def test_a_sweep_by_benchmarks_screens_one_half_and_judges_the_other(folders, tm
 def test_judging_by_other_tasks_and_by_half_of_shared_ones(folders, tmp_path, capsys, monkeypatch):
     seen = []
     real = evaluate.harness
-    monkeypatch.setattr(evaluate, 'harness', lambda lm, tasks, *keep, **options: seen.append(options.get('samples')) or real(lm, tasks, *keep, **options))
+    monkeypatch.setattr(parts, 'harness', lambda lm, tasks, *keep, **options: seen.append(options.get('samples')) or real(lm, tasks, *keep, **options))
     for judge, documents in (('primitive_toy_assign_d1', [0, 1, 2, 3]), ('primitive_toy_copy', [1, 3, 5, 7])):
         seen.clear()
-        sweep.main([str(folders[1]), '--windows=1-2', '--methods=naive', '--K=2', '--tasks=primitive_toy_copy', f'--judge_tasks={judge}', '--limit=4', '--best=1',
+        nanodepth.main('sweep', [str(folders[1]), '--windows=1-2', '--methods=naive', '--K=2', '--tasks=primitive_toy_copy', f'--judge_tasks={judge}', '--limit=4', '--best=1',
                     '--device=cpu', f'--out={tmp_path / judge}.png'])
         assert {judge: documents} in seen and {'primitive_toy_copy': [0, 1, 2, 3] if judge != 'primitive_toy_copy' else [0, 2, 4, 6]} in seen
         assert f'judge: {judge} acc' in capsys.readouterr().out
@@ -291,11 +292,11 @@ def test_the_same_weights_are_not_the_same_model_nor_the_same_data(tmp_path, tin
         model.load_state_dict(weights)
         write_run(tmp_path / name, model, data)
     grid = ['--windows=0-1', '--methods=naive', '--K=2', '--batches=2', '--best=0', '--device=cpu', f'--out={tmp_path / "s.png"}']
-    sweep.main([*(str(tmp_path / name) for name in 'abc'), *grid])
+    nanodepth.main('sweep', [*(str(tmp_path / name) for name in 'abc'), *grid])
     losses = [entry['found']['loss'] for entry in read(tmp_path / 's.jsonl') if entry['of']['part'] == 'screen']
     assert len(losses) == len(set(losses)) == 3 * 3                 # no loop, the cell and the recipe of three models
     write_dataset(data, 'val', 'bytes', np.arange(800) % 50, marks=np.zeros(800, int), kinds=['fifth'])
-    sweep.main([str(tmp_path / 'a'), *grid])
+    nanodepth.main('sweep', [str(tmp_path / 'a'), *grid])
     assert len(read(tmp_path / 's.jsonl')) == 3 * 5 + 5             # everything of the first model again
     capsys.readouterr()
 
@@ -304,7 +305,7 @@ def test_what_diverged_is_not_the_best(runs, tmp_path, capsys, monkeypatch):
     real = sweep.gains
     monkeypatch.setattr(sweep, 'gains', lambda plain, found: {k: math.nan if len(made) == 1 and k == 'loss' else v for k, v in real(plain, found).items() if made.append(k) or True})
     made = []
-    sweep.main([runs[0], '--windows=all2', '--methods=rk', '--K=2', '--batches=1', '--best=2', '--device=cpu', f'--out={tmp_path / "s.png"}'])
+    nanodepth.main('sweep', [runs[0], '--windows=all2', '--methods=rk', '--K=2', '--batches=1', '--best=2', '--device=cpu', f'--out={tmp_path / "s.png"}'])
     assert 'nan' not in capsys.readouterr().out
 
 
@@ -315,20 +316,20 @@ def test_what_diverged_is_not_the_best(runs, tmp_path, capsys, monkeypatch):
     (['--methods=aitken', '--K=3'], 'nothing can be run: aitken with K = 3')])
 def test_what_a_sweep_refuses(runs, tmp_path, capsys, args, message):
     with pytest.raises(SystemExit):
-        sweep.main([runs[0], '--windows=1-2', '--methods=rk', '--K=2', '--batches=1', '--device=cpu', f'--out={tmp_path / "s.png"}', *args])
+        nanodepth.main('sweep', [runs[0], '--windows=1-2', '--methods=rk', '--K=2', '--batches=1', '--device=cpu', f'--out={tmp_path / "s.png"}', *args])
     assert message in capsys.readouterr().err
 
 
 def test_other_checkpoints_that_a_sweep_refuses(folders, runs, tmp_path, capsys):
     with pytest.raises(SystemExit):
-        sweep.main([str(folders[1]), f'--out={tmp_path / "s.png"}'])
+        nanodepth.main('sweep', [str(folders[1]), f'--out={tmp_path / "s.png"}'])
     assert 'is not a run of ours: give --tasks' in capsys.readouterr().err
     from retrofit import surgery
     model = surgery(checkpoint.load_model(runs[0]), '1-2-1')
     checkpoint.save(tmp_path / 'cut', **checkpoint.describe(model), config={}, flops=0)
     (tmp_path / 'cut' / 'run.json').write_text(json.dumps(dict(tokenizer='bytes')))
     with pytest.raises(SystemExit):
-        sweep.main([str(tmp_path / 'cut'), f'--out={tmp_path / "s.png"}'])
+        nanodepth.main('sweep', [str(tmp_path / 'cut'), f'--out={tmp_path / "s.png"}'])
     assert 'Recurrent has no list of layers' in capsys.readouterr().err
     assert isinstance(model, nn.Module)
 

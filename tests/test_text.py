@@ -5,6 +5,7 @@ import runpy
 import pytest
 from conftest import ROOT
 
+from common.errors import Refused
 from data.tokenizer import get_tokenizer
 from data.tokens import Loader
 
@@ -22,9 +23,9 @@ def test_documents_of_every_kind(tmp_path, capsys):
     assert 'row 7 ' in said and 'parquet 3 ' in said and 'one file' not in said      # the first went to validation
     for args, message in (([str(tmp_path / 'no.txt')], 'there is no'), ([str(tmp_path / 'b.jsonl'), '--column=words'], "no text in the column 'words'"),
                           ([str(tmp_path / 'a.txt')], '1 documents are too few'), ([str(tmp_path / 'a.txt'), '--tokenizer=x'], "tokenizer 'x' is not known")):
-        with pytest.raises(SystemExit):
+        with pytest.raises(Refused) as error:
             text['main']([*args, f'--out={tmp_path / "e"}'])
-        assert message in capsys.readouterr().err
+        assert message in str(error.value)
 
 
 @pytest.mark.parametrize('row, found', [

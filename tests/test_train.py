@@ -11,13 +11,16 @@ import pytest
 import torch
 from conftest import ranks
 
+import nanodepth
 import train as train_file
 from common.errors import Refused
 from common.files import claim
 from engine import checkpoint, launch
 from engine.launch import Stop, World, read_config
+from engine.optimizers import make_optimizers
+from engine.settings import Config, check, learning_rate
 from model import LM, ModelConfig
-from train import Config, check, learning_rate, main, make_optimizers, train
+from train import main, train
 
 ROOT = Path(__file__).resolve().parents[1]
 SMALL = dict(n_layer=2, n_embd=32, n_head=2, head_dim=None, context=16, batch_size=4, steps=12, warmup_steps=2, decay_steps=4, eval_every=5,
@@ -258,11 +261,11 @@ def test_a_stopped_run_is_no_finished_one_for_whoever_started_it(config, monkeyp
     argv = command(c)[2:]
     if status:
         with pytest.raises(SystemExit) as stop:
-            main(argv)
+            nanodepth.main('train', argv)
         assert stop.value.code == status and 'stopped at step 3 of 12, and saved' in capsys.readouterr().out
         assert checkpoint.load(c.out_dir)['step'] == 3
     else:
-        main(argv)
+        nanodepth.main('train', argv)
         assert 'training FLOPs' in capsys.readouterr().out
 
 
@@ -301,10 +304,10 @@ def test_a_second_ctrl_c_does_not_wait():
 def test_mistakes_are_named_with_status_2(args, message, data, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
     with pytest.raises(SystemExit) as stop:
-        main([f'--data={data}', f'--out_dir={tmp_path / "out"}', '--device=cpu', *args])
+        nanodepth.main('train', [f'--data={data}', f'--out_dir={tmp_path / "out"}', '--device=cpu', *args])
     assert stop.value.code == 2
     error = capsys.readouterr().err
-    assert message in error and error.startswith('train.py: ') and error.count('\n') == 1
+    assert message in error and error.startswith('train: ') and error.count('\n') == 1
 
 
 def test_config_files(tmp_path):
@@ -324,7 +327,7 @@ def test_config_files(tmp_path):
 
 
 def test_every_config_is_valid_and_says_what_it_is():
-    paths = sorted(ROOT.glob('config/*.py'))
+    paths = sorted(ROOT.glob('config/[!_]*.py'))
     assert paths
     for path in paths:
         check(read_config(Config, [str(path)]))

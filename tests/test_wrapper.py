@@ -12,8 +12,8 @@ from grow import untie
 from loop import repeat_block
 from model import KVCache
 from variants.caches import CACHES
-from variants.solvers import SOLVERS
-from wrapper import MODES, looped, patch, pick_window, unpatch
+from variants.hosts import pick_window
+from wrapper import MODES, SOLVERS, looped, patch, unpatch
 
 WINDOW = (2, 4)
 

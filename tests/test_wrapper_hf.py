@@ -13,8 +13,11 @@ transformers.logging.set_verbosity_error()
 from families import EAGER_ONLY, FAMILIES, MIXTURES, tiny  # noqa: E402
 
 from variants.caches import CACHES  # noqa: E402
-from variants.experts import Pin  # noqa: E402
-from wrapper import depth_of, looped, patch, unpatch  # noqa: E402
+from variants.hosts import (
+    Pin,  # noqa: E402
+    depth_of,  # noqa: E402
+)
+from wrapper import looped, patch, unpatch  # noqa: E402
 
 ALL = bool(os.environ.get('TORTURE'))
 FORMS = [(name, form) for name in FAMILIES for form in (['eager'] if name in EAGER_ONLY else ['sdpa', 'eager'] if ALL else ['sdpa'])]

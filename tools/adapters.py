@@ -22,11 +22,9 @@ from common.files import read_json
 from data.tokenizer import (END_OF_TEXT, get_tokenizer, on_hub, readable, start_of_document,
                             tokenizer_file)
 from data.tokens import draw
-from engine.checkpoint import load_model
+from engine.checkpoint import load_model, set_depth
 from engine.launch import pick_device
-from retrofit import dial
-from variants.solvers import SOLVERS
-from wrapper import patch
+from wrapper import SOLVERS, patch
 
 
 @torch.no_grad()
@@ -92,7 +90,7 @@ def adapter():
             self.model = load_model(pretrained, self._device)
             if dtype != 'auto':
                 self.model.to(getattr(torch, str(dtype)))
-            dial(self.model, loop=str(loop) if loop else None, r=None if r is None else int(r))
+            set_depth(self.model, loop=str(loop) if loop else None, r=None if r is None else int(r))
             self.tokenizer, self.batch_size = get_tokenizer(pretrained), 8 if str(batch_size).startswith('auto') else int(batch_size)
             self.max_length = int(max_length or self.model.config.context)
             self.begin, self.end, self.first = ends(pretrained, self.tokenizer)         # a token, a set, a list

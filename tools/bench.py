@@ -28,14 +28,23 @@ import torch
 import torch.nn.functional as F
 
 from common.columns import columns
-from data.primitives import few_shot, log_likelihoods
-from data.tokenizer import get_tokenizer
+from data.primitives import few_shot
+from data.tokenizer import encode_document, get_tokenizer, write_tokenizer
+from data.tokens import Loader, write_dataset
+from engine import cost
+from engine.cost import training_flops
+from engine.hf import load_hf, save_hf
 from engine.launch import World, has_compiler
+from engine.measure import log_likelihoods
 from engine.optimizers import make_optimizers
-from grow import growth_plan, lidas, training_flops, untie
-from model import LM, ModelConfig
+from engine.settings import Config, shape
+from grow import growth_plan, lidas, untie
+from model import LM, KVCache, ModelConfig
+from probe import depth_score
 from retrofit import sample_recurrence, surgery
 from tools.peers import BATCH, PEERS, SHAPES, ours, training_step
+from train import update
+from wrapper import looped
 
 ROOT = Path(__file__).resolve().parents[1]
 SMALL = dict(vocab_size=257, n_layer=8, n_embd=128, n_head=4, head_dim=64, context=64, tie_embeddings=False)
@@ -94,8 +103,6 @@ EMULATED = 'a matrix product in bfloat16, in float32'
 
 def toy_run(make=make_optimizers, kind='muon'):
     "(model, optimizers, a step) of the run that `make` does, at its full depth: train.py's own step, on tokens that say nothing."
-    from engine.settings import Config, shape
-    from train import update
     config, world = Config(optimizer=kind), World('cpu')
     model = LM(shape(config, vocab_size=257)).train()
     optimizers = make(model, config)
@@ -174,7 +181,6 @@ def peak(name, who):
 
 def memory(device):
     "The peak of a training step, and what cost.py had predicted."
-    from engine import cost
     for name in MEASURED:
         mine = peak(name, 'ours')
         with torch.device('meta'):
@@ -262,8 +268,6 @@ def scoring(device):
     from lm_eval.api.instance import Instance
     from lm_eval.models.huggingface import HFLM
 
-    from data.tokenizer import write_tokenizer
-    from engine.hf import save_hf
     for name, n in (('toy', 24), ('30m', 12)):
         fields = SHAPES[name] | dict(vocab_size=257, context=1024)
         model, tokenizer = LM(ModelConfig(**fields)).to(device).eval(), get_tokenizer('bytes')
@@ -313,7 +317,6 @@ def loading(device):
     "Batches of the loader, keyed and exact, against windows drawn at random from one file."
     import numpy as np
 
-    from data.tokens import Loader, write_dataset
     with tempfile.TemporaryDirectory() as folder:
         for split in ('train', 'val'):
             write_dataset(folder, split, 'bytes', np.random.default_rng(0).integers(0, 256, 4_000_000))
@@ -332,7 +335,6 @@ def tokenising(device):
     "A core that tokenises: tiktoken as corpus.py uses it, against the tokenizers package, with the same merges, learned here."
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-    from data.tokenizer import encode_document
     texts = [p.read_text(errors='replace') for p in sorted(Path(statistics.__file__).parent.glob('*.py'))][:150]
     peer = Tokenizer(models.BPE())
     peer.pre_tokenizer, peer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
@@ -354,7 +356,6 @@ def opening(device):
     "A Hugging Face folder opened here, against transformers, each until the first token is through."
     from transformers import AutoModelForCausalLM
 
-    from engine.hf import load_hf, save_hf
     tokens = torch.zeros(1, 1, dtype=torch.long)
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         save_hf(LM(ModelConfig(**OPENED)), folder)
@@ -370,8 +371,6 @@ WRAPPED = dict(vocab_size=257, n_layer=12, n_embd=512, n_head=8, context=256)   
 def wrapping(device):
     """The middle four layers run three times, for a prompt, for 32 new tokens, and for new tokens of which only the prompt is looped:
     against what that comes to by the number of layers (two thirds more on 12; nothing for the last)."""
-    from model import KVCache
-    from wrapper import looped
     fields, model = WRAPPED, LM(ModelConfig(**WRAPPED)).eval()
     n, deep = fields['context'] // 2, fields['n_layer']
     prompt = torch.randint(257, (1, n), device=device)
@@ -396,7 +395,6 @@ def wrapping(device):
 @torch.no_grad()
 def probing(device):
     "The depth score, whose interventions share what lies before them and go in batches, against one whole forward for each."
-    from probe import depth_score
     fields = SMALL
     model = LM(ModelConfig(**fields)).to(device).eval()
     tokens, ts = torch.randint(257, (4, min(32, fields['context'])), device=device), range(0, min(32, fields['context']) - 1, 4)

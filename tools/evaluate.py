@@ -23,7 +23,8 @@ import os
 import sys
 from pathlib import Path
 
-from common.errors import Refused
+from common.columns import columns
+from common.errors import Refused, refusing
 from common.files import read_json
 from tools.adapters import adapter, ends, from_text, hf_adapter, open_model  # noqa: F401 (this file's to offer)
 
@@ -132,13 +133,9 @@ def main(argv=None):
     parser.add_argument('--out', type=Path, help='the numbers as JSON (default: out/evals/NAME.json)')
     args = parser.parse_args(argv)
     os.environ.setdefault('TOKENIZERS_PARALLELISM', 'false')
-    from common.columns import columns
     out = args.out or Path('out/evals') / f'{Path(args.path).name}.json'
-    try:
+    with refusing(ValueError, OSError, why=lambda error: explain(error, args.tasks)):
         results = run(args.path, args.tasks, limit=args.limit, loop=args.loop, r=args.r, batch_size=args.batch_size, dtype=args.dtype, device=args.device)
-    except (ValueError, OSError) as error:
-        print(f'evaluate.py: {explain(error, args.tasks)}', file=sys.stderr)
-        raise SystemExit(2) from None
     rows = rows_of(results)
     out.parent.mkdir(parents=True, exist_ok=True)
     asked = dict(path=args.path, loop=args.loop, r=args.r, limit=args.limit)

@@ -26,13 +26,14 @@ import torch
 
 from common.columns import columns
 from common.errors import Refused
-from engine import cost
+from engine import checkpoint, cost
 from engine.launch import peak_flops, pick_device
 from grow import lidas, untie
 from model import LM, KVCache, ModelConfig
 from retrofit import sample_recurrence, surgery
 from tools import bench
 from tools.peers import SHAPES, ours, training_step, transformers
+from wrapper import looped
 
 ROOT = Path(__file__).resolve().parents[1]
 SMALL = dict(vocab_size=257, n_layer=4, n_embd=64, n_head=2, ffn_dim=96, context=32)
@@ -200,7 +201,6 @@ def generating(size, device):
 @torch.no_grad()
 def wrapping(size, device):
     "Qwen 3 4B's shape, its middle four layers three times, by the anchored method: against its layers' worth."
-    from wrapper import looped
     with torch.device(device):
         model = LM(ModelConfig(**size['wrapped'])).to(torch.bfloat16 if device.type == 'cuda' else torch.float32).eval()
     prompt, deep = torch.randint(257, (1, size['wrapped']['context'] // 2), device=device), len(model.layers)
@@ -226,7 +226,6 @@ def finished(command):
 
 def resuming(size, device):
     "A growing run killed -9 and gone on with, against one that was left alone; and two that were, since a GPU may differ with itself."
-    from engine import checkpoint
     steps = max(12, size['steps'] // 4)
     with tempfile.TemporaryDirectory() as folder:
         outs = [Path(folder) / name for name in ('one', 'two', 'killed')]

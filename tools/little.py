@@ -15,7 +15,10 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from variants.solvers import pick_solver
+from common.columns import columns
+from report.logs import write_csv
+from report.plot import draw_landscape, draw_little, show
+from wrapper import pick_solver
 
 
 class Little(nn.Module):
@@ -86,9 +89,6 @@ def little_landscape(model, Ks, n=200):
 
 def show_little(out, seeds=4, Ks=(1, 2, 3, 4, 6, 8, 12, 16, 24)):
     "The paper's Figures 2 and 4 in the small: a table, the errors against K, and where the window ends."
-    from common.columns import columns
-    from report.logs import write_csv
-    from report.plot import draw_landscape, draw_little, show
     models = [train_little(seed) for seed in range(seeds)]
     rows = [dict(seed=seed, **row) for seed, model in enumerate(models) for row in little_errors(model, CURVES, Ks)]
     lines = [['mean squared error', *(f'K = {K}' for K in Ks)]]

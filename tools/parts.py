@@ -17,17 +17,19 @@ import torch
 import torch.nn.functional as F
 
 from common.errors import Refused
+from engine.checkpoint import build_model, load
+from engine.launch import pick_device
+from engine.measure import asked, looker
 from model import KVCache
 from report.logs import mean
-from variants.windows import depth_of
+from tools.adapters import open_model
+from tools.evaluate import harness, rows_of
+from variants.hosts import depth_of
 
 
 def open_ours(path, args):
     """(model, {part: look}, what tells the data from others): loss and accuracies of one of our runs, screened on some validation batches
     and judged on the next."""
-    from engine.checkpoint import build_model, load
-    from engine.launch import pick_device
-    from loop import asked, looker
     state = load(path)
     model = build_model(state, path).to(pick_device(args.device)).eval()
     depth_of(model)         # a recurrent core is refused here, and not after the first measurement
@@ -61,7 +63,6 @@ def by_token(model, val, first, batches=2):
 
 def open_theirs(path, args):
     "The same by lm-eval: screened on every other document of each task and judged on the rest, or on tasks of their own."
-    from tools.evaluate import harness, open_model, rows_of
     lm = open_model(path, batch_size=args.batch_size, device=args.device)
     tasks, keep = dict(screen=args.tasks, judge=args.judge_tasks or args.tasks), {}
     counts = {part: {task: n['original'] for task, n in harness(lm, names, keep, limit=1)['n-samples'].items()} for part, names in tasks.items()}

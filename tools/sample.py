@@ -6,15 +6,13 @@ Usage:
     python nanodepth.py sample out/baseline --loop=3-2x2-3                        # with its middle layers run twice
 """
 import argparse
-import sys
 
 import torch
 
 from data.tokenizer import get_tokenizer, readable, start_of_document
 from data.tokens import draw
-from engine.checkpoint import load_model
+from engine.checkpoint import load_model, set_depth
 from engine.launch import pick_device
-from retrofit import dial
 
 # What suits the toy, and how many tokens at most: behind an answer comes a question, which the toy's models don't learn to ask.
 TOY_PROMPTS = {'JicDqySofUzgJicDqySofUzg': 24, 'w7j6z1q3?z': 1, 'w7j6z1q3bwdzejhq?d': 1, 'w7j6z1q3bwdzejhqfdmbxhae?x': 1, 'def main(': 64}
@@ -34,13 +32,9 @@ def main(argv=None):
     args = parser.parse_args(argv)
     if args.top_k is not None and args.top_k < 1 or not 0 <= args.temperature < 1e9 or args.tokens < 1:
         parser.error('--top_k and --tokens must be at least 1, and --temperature not negative')
-    try:
-        device = pick_device(args.device)
-        model, tokenizer = load_model(args.path, device), get_tokenizer(args.path)
-        dial(model, loop=args.loop, r=args.r)
-    except ValueError as error:     # of the checkpoint, the device, the tokenizer or the loop
-        print(f'sample.py: {error}', file=sys.stderr)
-        raise SystemExit(2) from None
+    device = pick_device(args.device)
+    model, tokenizer = load_model(args.path, device), get_tokenizer(args.path)
+    set_depth(model, loop=args.loop, r=args.r)
     print(f'device {device}, {model.num_params():,} parameters, {len(model.order)} layers deep, temperature {args.temperature}')
     start = start_of_document(tokenizer)
     for i, prompt in enumerate(args.prompt or TOY_PROMPTS):

@@ -23,6 +23,12 @@ from tqdm import tqdm
 
 import probe
 from common.errors import Refused
+from data.primitives import TASKS, TOY_TASKS
+from data.tokenizer import get_tokenizer
+from engine.checkpoint import build_model, fingerprint, load
+from engine.launch import pick_device
+from engine.measure import asked, data_of, score
+from variants.lens import beside, load_lens, save_lens, train_lens
 
 
 class NotHere(ValueError):
@@ -33,10 +39,6 @@ class Subject:
     "A model, the tokens it is looked at with, and how it is scored. Interventions are measured once for all probes."
 
     def __init__(self, path, args):
-        from data.tokenizer import get_tokenizer
-        from engine.checkpoint import build_model, fingerprint, load
-        from engine.launch import pick_device
-        from loop import asked
         for name in ('count', 'n', 'batches'):
             if getattr(args, name) < 1:
                 raise Refused(f'--{name}={getattr(args, name)} must be at least 1')
@@ -49,7 +51,6 @@ class Subject:
 
     @functools.cached_property
     def loaders(self):
-        from variants.lens import data_of
         return tuple(data_of(self.path, self.state, self.model, self.args.data))        # train, val
 
     @functools.cached_property
@@ -71,12 +72,10 @@ class Subject:
 
     def lens_file(self):
         "The lens beside the checkpoint, if there is one; else the page's own."
-        from variants.lens import beside
         return beside(self.path) if beside(self.path).exists() else self.args.out / 'cache' / f'lens-{self.mark[:24]}-{self.args.lens_steps}.pt'
 
     @functools.cached_property
     def lens(self):
-        from variants.lens import load_lens, save_lens, train_lens
         file = self.lens_file()
         if not file.exists():
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -95,7 +94,6 @@ class Subject:
     @torch.no_grad()
     def score(self, answer):
         "{'loss', the accuracy on each task, 'last word'} of a callable tokens -> logits."
-        from data.primitives import score
         total = count = 0
         for tokens, targets in self.batches:
             logits = answer(tokens.to(self.device)).float().transpose(1, 2)
@@ -116,7 +114,6 @@ FIELDS = (('question', 'answer'), ('problem', 'solution'), ('text',), ('prompt',
 
 def examples(subject, source, count, length):
     "(n, T) tokens: validation rows ('val'), a text file, JSON Lines, or the prompts of a primitive with its depth ('toy_assign/3')."
-    from loop import asked
     context = subject.model.config.context
     length = min(length or 32, context)
     if source == 'val':
@@ -136,7 +133,6 @@ def examples(subject, source, count, length):
             raise Refused(f'{path} has {len(whole)} tokens, but {length} are looked at (--length)')
         return torch.tensor([whole[at:at + length] for at in range(0, len(whole) - length + 1, length)][:count])
     else:
-        from data.primitives import TASKS, TOY_TASKS
         if source.partition('/')[0] not in {**TASKS, **TOY_TASKS}:
             raise Refused(f'--examples={source}: no such file, and no primitive; there are val, a .txt or .jsonl file, and {", ".join([*TASKS, *TOY_TASKS])}')
         (_, found), = asked(source, count).items()

@@ -19,19 +19,19 @@ import inspect
 import itertools
 import json
 import math
-import sys
 from pathlib import Path
 
 from tqdm import tqdm
 
 from common.columns import columns
-from common.errors import Refused
+from common.errors import Refused, refusing
 from engine.checkpoint import exists, fingerprint
 from report.logs import by_seed, mean, number, run_names, standard_error, write_csv
+from report.plot import draw_sweep, show
+from tools.evaluate import explain
 from tools.parts import is_share, main_kinds, open_ours, open_theirs
-from variants.solvers import SOLVERS, pick_solver
-from variants.windows import depth_of, pick_window
-from wrapper import looped
+from variants.hosts import depth_of, pick_window
+from wrapper import SOLVERS, looped, pick_solver
 
 RECIPE = dict(window='mid4', method='rk', K=3, beta=0.5, mode='block', cache='first')      # the paper's section 3.1
 
@@ -218,7 +218,6 @@ def study(args):
     for what in it.left_out:
         print(f'left out: {what}')
     write_csv(rows, args.out)
-    from report.plot import draw_sweep, show
     shown = (args.show or '').split(',') if args.show else kinds
     show(draw_sweep, ([row for row in rows if row['part'] == 'screen'], shown, groups, label, is_share), args.out)
 
@@ -257,9 +256,5 @@ def main(argv=None):
     parser.add_argument('--device', default='auto')
     parser.add_argument('--out', type=Path, default=Path('out/sweep.png'), help='the picture; beside it .csv, and .jsonl with every finished cell')
     args = parser.parse_args(argv)
-    try:
+    with refusing(ValueError, OSError, why=lambda error: explain(error, args.tasks)):
         study(args)
-    except (ValueError, OSError) as error:
-        from tools.evaluate import explain
-        print(f'sweep.py: {explain(error, args.tasks)}', file=sys.stderr)
-        raise SystemExit(2) from None

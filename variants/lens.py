@@ -13,10 +13,8 @@ Usage:
     kl, overlap = quality(model, lens, tokens)          # (D,), (D,): to the final distribution; of the five likeliest tokens
     python nanodepth.py lens out/baseline                         # train, save as out/baseline/lens.pt, and print both
 """
-import argparse
 import hashlib
 import pickle
-import sys
 from pathlib import Path
 
 import torch
@@ -25,8 +23,20 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 from common.errors import Refused
-from probe import order_of, streams_behind
-from retrofit import Recurrent
+from model import LM
+
+
+@torch.no_grad()
+def streams_behind(model, tokens):
+    "The stream behind each layer: (D, B, T, C). Through norm and head, an answer after d + 1 layers: the logit lens."
+    streams = []
+
+    def tap(depth, part, x, update):
+        if part == 'mlp':
+            streams.append(x + update)
+        return update
+    model.hidden(tokens, tap=tap)
+    return torch.stack(streams)
 
 
 class TunedLens(nn.Module):
@@ -65,7 +75,7 @@ def divergences(model, streams, logits):
 def train_lens(model, loader, steps=250, lr=1e-3, progress=False):
     "A lens for a model, trained on batches of a tokens.Loader."
     device = next(model.parameters()).device
-    lens = TunedLens(len(order_of(model)), model.config.n_embd).to(device)
+    lens = TunedLens(len(model.order), model.config.n_embd).to(device)
     steps = steps if len(lens.bias) else 0          # one layer: nothing is early
     optimizer = torch.optim.Adam(lens.parameters(), lr=lr)
     frozen = [p for p in model.parameters() if p.requires_grad]
@@ -102,7 +112,7 @@ def exit_at(model, depth, lens=None):
     "A model-like callable that answers behind layer `depth`: tokens -> logits. Of an ordinary model, an early exit is a prefix of the order."
     @torch.no_grad()
     def answer(tokens):
-        x = streams_behind(model, tokens)[depth] if isinstance(model, Recurrent) else model.hidden(tokens, order=model.order[:depth + 1])
+        x = model.hidden(tokens, order=model.order[:depth + 1]) if isinstance(model, LM) else streams_behind(model, tokens)[depth]
         return model.head(model.norm(x if lens is None else lens.translate(depth, x)))
     answer.config, answer.parameters = model.config, model.parameters
     return answer
@@ -114,7 +124,7 @@ def beside(path):
 
 
 def save_lens(lens, model, path):
-    torch.save(dict(lens=lens.state_dict(), unembedding=unembedding_hash(model), depth=len(order_of(model))), path)
+    torch.save(dict(lens=lens.state_dict(), unembedding=unembedding_hash(model), depth=len(model.order)), path)
 
 
 def load_lens(path, model):
@@ -125,46 +135,6 @@ def load_lens(path, model):
         lens.load_state_dict(kept['lens'])
     except (OSError, KeyError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
         raise Refused(f'{path} is not a lens that can be read ({type(error).__name__}): train it again with lens.py') from None
-    if kept['unembedding'] != unembedding_hash(model) or kept['depth'] != len(order_of(model)):
+    if kept['unembedding'] != unembedding_hash(model) or kept['depth'] != len(model.order):
         raise Refused(f'{path} is the lens of another model: its unembedding or its depth differs; train one with lens.py')
     return lens.to(next(model.parameters()).device).eval()
-
-
-def data_of(path, state, model, data=None):
-    "Two Loaders, of what a run was trained on, or of `data`: the training and the validation part."
-    from data.tokens import Loader
-    c = state.get('config', {})
-    data, weights = data or c.get('data'), None if data else c.get('data_weights')
-    if not data:
-        raise Refused(f'{path} does not say what it was trained on: give --data, a dataset for its tokenizer')
-    shape = c.get('batch_size', 8), c.get('context', min(model.config.context, 512))
-    return (Loader(data, *shape, split=split, weights=weights, vocab_size=model.config.vocab_size, seed=1) for split in ('train', 'val'))
-
-
-def main(argv=None):
-    parser = argparse.ArgumentParser(description='Train a tuned lens for a checkpoint, and say what is known at each depth.')
-    parser.add_argument('path', help='a run of ours or a Hugging Face folder')
-    parser.add_argument('--steps', type=int, default=250)
-    parser.add_argument('--lr', type=float, default=1e-3)
-    parser.add_argument('--data', help='a dataset (default: what the run was trained on)')
-    parser.add_argument('--device', default='auto')
-    parser.add_argument('--out', type=Path, help='default: lens.pt beside the checkpoint')
-    args = parser.parse_args(argv)
-    from common.columns import columns
-    from engine.checkpoint import build_model, load
-    from engine.launch import pick_device
-    try:
-        state = load(args.path)
-        model = build_model(state, args.path).to(pick_device(args.device)).eval()
-        train, val = data_of(args.path, state, model, args.data)
-    except ValueError as error:
-        print(f'lens.py: {error}', file=sys.stderr)
-        raise SystemExit(2) from None
-    lens = train_lens(model, train, args.steps, args.lr, progress=True)
-    out = args.out or beside(args.path)
-    save_lens(lens, model, out)
-    tokens = val.batch(0)[0].to(next(model.parameters()).device)
-    (plain, seen), (tuned, known) = (quality(model, x, tokens) for x in (None, lens))
-    print(columns([['behind layer', 'KL, logit lens', 'KL, tuned lens', 'top 5, logit lens', 'top 5, tuned lens'],
-                   *([str(d), f'{plain[d]:.3f}', f'{tuned[d]:.3f}', f'{seen[d]:.1%}', f'{known[d]:.1%}'] for d in range(len(plain)))]))
-    print(f'lens: {out}')

@@ -52,48 +52,8 @@ def wide(t):
 
 # ---------------------------------------------------------------------------------------------- Euler and Runge-Kutta
 
-def naive(g, x, K):
-    "The window K times: Euler with steps of length 1, to time K."
-    for _ in steps(K):
-        x = g(x)
-    return x
-
-
-def euler(g, x, K, alphas=None, tol=None):
-    """K steps of length 1/K (Eq. 10), or of the lengths `alphas` (a number: all alike). With `tol`, a token whose state has moved by
-    less than this share of its length stays where it is, and when all do, no more evaluations are made."""
-    if not isinstance(alphas, (list, tuple)):
-        alphas = [1 / K if alphas is None else alphas] * K
-    if len(alphas) != K:
-        raise Refused(f'alphas={alphas}: K={K} steps need {K} lengths')
-    moving = None
-    for _, alpha in zip(steps(K), alphas):
-        y = g(x)
-        new = mix(x, y, alpha)
-        if tol is not None:
-            new = new if moving is None else torch.where(moving, new, x)
-            moving = (new - x).norm(dim=-1, keepdim=True) > tol * x.norm(dim=-1, keepdim=True)
-        x = new
-        if tol is not None and not moving.any():
-            break
-    return x
-
-
-def rk(g, x, K, beta=0.5):
-    """Runge-Kutta with K stages, anchored (Eq. 13 to 16): K steps of length 1/K, then back towards the plain output, beta g(x) + (1 - beta) (where
-    the steps ended)."""
-    others = steps(K)[1:]
-    anchor = g(x)
-    x = mix(x, anchor, 1 / K)               # the first step needs the anchor's evaluation, and no other
-    for _ in others:
-        x = mix(x, g(x), 1 / K)
-    return mix(x, anchor, share(beta))
-
-
-def butcher(g, x, K, a=None, b=None, beta=0.5):
-    "K steps of length 1/K with any explicit tableau: stage i stands at x + h sum_j a[i][j] k_j, the step is h sum_i b[i] k_i. Without one: rk's."
-    if a is None and b is None:
-        return rk(g, x, K, beta)
+def by_tableau(g, x, K, a, b):
+    "K steps of length 1/K by an explicit tableau: stage i stands at x + h sum_j a[i][j] k_j, the step is h sum_i b[i] k_i."
     if a is None or b is None or len(a) != len(b) or any(w for i, row in enumerate(a) for w in list(row)[i:]):
         raise Refused(f'a={a}, b={b}: a tableau has a row of a for each entry of b, and row i has at most i numbers before its zeros')
     if abs(sum(b) - 1) > 1e-6:
@@ -108,15 +68,15 @@ def butcher(g, x, K, a=None, b=None, beta=0.5):
 
 
 def midpoint(g, x, K):
-    return butcher(g, x, K, [[], [1 / 2]], [0, 1])
+    return by_tableau(g, x, K, [[], [1 / 2]], [0, 1])
 
 
 def heun(g, x, K):
-    return butcher(g, x, K, [[], [1]], [1 / 2, 1 / 2])
+    return by_tableau(g, x, K, [[], [1]], [1 / 2, 1 / 2])
 
 
 def rk4(g, x, K):
-    return butcher(g, x, K, [[], [1 / 2], [0, 1 / 2], [0, 0, 1]], [1 / 6, 1 / 3, 1 / 3, 1 / 6])
+    return by_tableau(g, x, K, [[], [1 / 2], [0, 1 / 2], [0, 0, 1]], [1 / 6, 1 / 3, 1 / 3, 1 / 6])
 
 
 # ---------------------------------------------------------------------------------------------- towards a fixed point, and others
@@ -195,32 +155,26 @@ def poly_blend(g, x, K, weights=None):
     return total.type_as(x)
 
 
-SOLVERS = dict(naive=naive, euler=euler, rk=rk, butcher=butcher, midpoint=midpoint, heun=heun, rk4=rk4, heavy_ball=heavy_ball,
-               anderson=anderson, aitken=aitken, uniform=uniform, norm_stab=norm_stab, poly_blend=poly_blend)
+MORE = dict(midpoint=midpoint, heun=heun, rk4=rk4, heavy_ball=heavy_ball, anderson=anderson, aitken=aitken, uniform=uniform,
+            norm_stab=norm_stab, poly_blend=poly_blend)
 
 
-def pick_solver(method, K, beta=None, **options):
-    "(solver(g, x), how often it evaluates g), or an error in one line. `beta` goes to the methods that have one."
-    if not isinstance(method, str) or method not in SOLVERS:
-        from common.errors import suggest
-        raise Refused(f'the method {method!r} is not known{suggest(method, SOLVERS)}')
-    takes = list(inspect.signature(SOLVERS[method]).parameters)[3:]
-    for name in options:
-        if name not in takes:
-            raise Refused(f'the method {method!r} has no option {name!r}; it takes: {", ".join(takes) or "none"}')
+def bind(name, solver, K, beta=None, **options):
+    "(solver(g, x) with its K and options, how often it evaluates g), or an error in one line. `beta` goes to those that have one."
+    takes = list(inspect.signature(solver).parameters)[3:]
+    for option in options:
+        if option not in takes:
+            raise Refused(f'the method {name!r} has no option {option!r}; it takes: {", ".join(takes) or "none"}')
     steps(K), share(0.0 if beta is None else beta)
     if beta is not None and 'beta' in takes:
         options['beta'] = beta
-    options = {name: list(value) if isinstance(value, (tuple, range)) else value for name, value in options.items()}
-    count = []
-
-    def counting(y):
-        count.append(y)
-        return y + 1
-    try:        # once on a single number, without a tolerance, which could stop early: this counts, and finds bad options
-        SOLVERS[method](counting, torch.zeros(1, 1, 1), K, **{name: v for name, v in options.items() if name != 'tol'})
+    options = {option: list(value) if isinstance(value, (tuple, range)) else value for option, value in options.items()}
+    calls = []
+    try:        # once on a single number, without a tolerance, which could stop early: this finds bad options, and counts
+        solver(lambda y: calls.append(y) or y + 1, torch.zeros(1, 1, 1), K, **{o: v for o, v in options.items() if o != 'tol'})
         if not (options.get('tol') or 0) >= 0:
             raise TypeError
     except (TypeError, RuntimeError):
-        raise Refused(f'the options of {method!r} are not of its kind: {", ".join(f"{name}={value!r}" for name, value in options.items())}') from None
-    return functools.partial(SOLVERS[method], K=K, **options), len(count)
+        given = ', '.join(f'{option}={value!r}' for option, value in options.items())
+        raise Refused(f'the options of {name!r} are not of its kind: {given}') from None
+    return functools.partial(solver, K=K, **options), len(calls)

@@ -40,4 +40,6 @@ MIXTURES = dict(nemotron_20=cooldown(NEMOTRON), finemath_20=cooldown(FINEMATH), 
                 retrofit_mix=[FINEWEB, SFT_GENERAL, SFT_MATH])
 
 if __name__ == '__main__':
-    prepare(MIXTURES, __doc__.splitlines()[0], out=ROOT / 'data/math')
+    from nanodepth import refusals
+    with refusals('prepare.py'):
+        prepare(MIXTURES, __doc__.splitlines()[0], out=ROOT / 'data/math')

@@ -27,14 +27,12 @@ def main(argv=None):
     parser.add_argument('--tokenizer', default='bytes', help="what the model reads: 'bytes', 'gpt2', a run, a folder with a tokenizer.json")
     parser.add_argument('--out', type=Path, default=ROOT / 'data/sft')
     args = parser.parse_args(argv)
-    try:
-        row = write_examples(args.out, args.tokenizer, args.tasks.split(','), whole_numbers('--depths', args.depths), args.n,
-                             shots=args.shots, seed=args.seed)
-    except (ValueError, OSError) as error:
-        print(f'prepare.py: {error}', file=sys.stderr)
-        raise SystemExit(2) from None
+    row = write_examples(args.out, args.tokenizer, args.tasks.split(','), whole_numbers('--depths', args.depths), args.n,
+                         shots=args.shots, seed=args.seed)
     print(f'{args.out}: {args.n} examples of {args.tasks} at depth {args.depths}, in rows of {row} tokens')
 
 
 if __name__ == '__main__':
-    main()
+    from nanodepth import refusals
+    with refusals('prepare.py'):
+        main()

@@ -23,4 +23,6 @@ SMOLLM = [
 ]
 
 if __name__ == '__main__':
-    prepare({'smollm': SMOLLM}, __doc__.splitlines()[0], out=ROOT / 'data/smollm')
+    from nanodepth import refusals
+    with refusals('prepare.py'):
+        prepare({'smollm': SMOLLM}, __doc__.splitlines()[0], out=ROOT / 'data/smollm')

@@ -50,30 +50,26 @@ def main(argv=None):
     parser.add_argument('--out', type=Path, required=True)
     args = parser.parse_args(argv)
     from tqdm import tqdm
-    try:
-        tokenizer = get_tokenizer(args.tokenizer)
-        start = start_of_document(tokenizer)
-        splits, left_out, i = dict(train=[], val=[]), 0, 0
-        for row in tqdm(rows(args.files, args.column), unit='document'):
-            text = chat(row, args.column) if args.chat else row[args.column]
-            if not text:
-                left_out += 1
-                continue
-            splits['val' if i % 100 == 0 else 'train'].append(np.array([*start, *tokenizer.encode(text, allowed_special='all')], dtype='uint32'))
-            i += 1
-        if len(splits['train']) == 0:
-            raise Refused(f'{i} documents are too few: one goes to validation, the others to training')
-        for split, documents in splits.items():
-            tokens = np.concatenate(documents)
-            write_dataset(args.out, split, args.tokenizer, tokens,
-                          origin=dict(made_by='data/text/prepare.py', files=[path.name for path in args.files], documents=len(documents)))
-            print(f'{args.out}/{split}: {len(documents):,} documents, {len(tokens):,} tokens')
-        if left_out:
-            print(f'{left_out:,} documents were left out: empty, or written by a reasoning model')
-    except (ValueError, OSError) as error:
-        print(f'prepare.py: {error}', file=sys.stderr)
-        raise SystemExit(2) from None
-
-
+    tokenizer = get_tokenizer(args.tokenizer)
+    start = start_of_document(tokenizer)
+    splits, left_out, i = dict(train=[], val=[]), 0, 0
+    for row in tqdm(rows(args.files, args.column), unit='document'):
+        text = chat(row, args.column) if args.chat else row[args.column]
+        if not text:
+            left_out += 1
+            continue
+        splits['val' if i % 100 == 0 else 'train'].append(np.array([*start, *tokenizer.encode(text, allowed_special='all')], dtype='uint32'))
+        i += 1
+    if len(splits['train']) == 0:
+        raise Refused(f'{i} documents are too few: one goes to validation, the others to training')
+    for split, documents in splits.items():
+        tokens = np.concatenate(documents)
+        write_dataset(args.out, split, args.tokenizer, tokens,
+                      origin=dict(made_by='data/text/prepare.py', files=[path.name for path in args.files], documents=len(documents)))
+        print(f'{args.out}/{split}: {len(documents):,} documents, {len(tokens):,} tokens')
+    if left_out:
+        print(f'{left_out:,} documents were left out: empty, or written by a reasoning model')
 if __name__ == '__main__':
-    main()
+    from nanodepth import refusals
+    with refusals('prepare.py'):
+        main()

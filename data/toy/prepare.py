@@ -134,4 +134,6 @@ def main(argv=None):
 
 
 if __name__ == '__main__':
-    main()
+    from nanodepth import refusals
+    with refusals('prepare.py'):
+        main()

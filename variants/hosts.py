@@ -1,18 +1,25 @@
-"""Which layers: a model's list of layers whatever its family, a window of them by name, and what cannot be looped.
+"""Models of other make under the wrapper: their list of layers, a window of it by name, pinned experts, and what is refused.
 
-The idea: a decoder is a list of layers, each with a KV cache among its arguments; that is all the wrapper needs to know. The window is given by
-its ends, by the middle n, or by where its centre lies, since good windows have lain at 0.45 to 0.60 of the depth whatever the size.
+The idea: a decoder is a list of layers, each with a KV cache among its arguments; that is all the wrapper needs to know. The
+window is given by its ends, by the middle n, or by where its centre lies, since good windows have lain at 0.45 to 0.60 of the
+depth whatever the size. In a mixture of experts each evaluation of a looped layer sees another state, and its router may choose
+other experts: then two evaluations are not two looks at one function. A hook on the router hands the first choice on.
 
-Paper: "Training-Free Looped Transformers", sections 3.1 and 3.2, Figure 6 (a window's centre is (a + b) / 2 of N layers), Table 2 (4 layers).
-Here: the middle n layers begin at N // 2 - n // 2, which gives the paper's windows on its 28 layers. For our models a window counts
-positions of the order.
+Paper: "Training-Free Looped Transformers", sections 3.1 and 3.2, Figure 6 (a window's centre is (a + b) / 2 of N layers), Table 2
+(4 layers), sections 2.2 and 3.3 (experts).
+Here: the middle n layers begin at N // 2 - n // 2, which gives the paper's windows on its 28 layers. For our models a window
+counts positions of the order. The paper says that looping layer by layer "computes the gating decision once"; its Algorithm 5
+asks the router anew in every evaluation. Pinning does it, in either mode.
 
 Usage:
     layers, order = depth_of(model)
     a, b = pick_window('mid4', len(order))          # also '3-5', (3, 5), 0.5
+    with looped(model, pin='mixture'): ...          # the first evaluation's experts and weights
+    with looped(model, pin='indices'): ...          # its experts, with the weights that each evaluation gives them
 """
 import inspect
 
+import torch
 import torch.nn as nn
 
 from common.errors import Refused
@@ -76,3 +83,48 @@ def refuse(model, layers, window, cache):
     attention = getattr(config, '_attn_implementation', None)
     if cache in ('frozen', 'none') and attention not in ('eager', 'sdpa'):
         raise Refused(f"cache={cache!r} changes the attention mask, which {attention!r} has not: load the model with attn_implementation='sdpa'")
+
+
+# ---------------------------------------------------------------------------------------------- experts
+
+PINS = (None, 'mixture', 'indices')
+
+
+class Pin:
+    "A hook on a router: later evaluations get the first one's experts, with its weights ('mixture') or with weights of their own."
+
+    def __init__(self, loop, how):
+        self.loop, self.how = loop, how
+
+    def __call__(self, router, args, output):
+        logits, weights, indices = output
+        if self.loop.k == 1:
+            self.loop.routed[router] = weights, indices         # the loop forgets them when its window is through
+            return output
+        weights, indices = self.loop.routed[router]
+        return logits, weights if self.how == 'mixture' else weigh(router, logits, indices), indices
+
+
+def weigh(router, logits, indices):
+    "The weights that a router gives to chosen experts, by what it has: a correction of sigmoids, a norm, a scale."
+    scores = logits.float().sigmoid() if hasattr(router, 'e_score_correction_bias') else logits.float().softmax(-1)
+    weights = scores.gather(-1, indices)
+    if getattr(router, 'norm_topk_prob', not hasattr(router, 'topk_method')):       # DeepSeek-V2's has the latter, and no norm
+        weights = weights / weights.sum(-1, keepdim=True)
+    return (weights * getattr(router, 'routed_scaling_factor', 1.0)).to(logits.dtype)
+
+
+def routers_of(layer, pin):
+    "The routers of a layer that can be pinned; 'indices' needs one whose weights we know how to make."
+    found = [m for m in layer.modules() if type(m).__name__.lower().endswith('topkrouter')]
+    for router in found if pin == 'indices' else []:
+        x = torch.randn(8, router.weight.shape[-1], generator=torch.Generator().manual_seed(0)).to(router.weight)
+        try:
+            with torch.no_grad():
+                logits, weights, indices = router(x)
+                known = torch.allclose(weigh(router, logits, indices).float(), weights.float(), atol=1e-2)
+        except (TypeError, ValueError, RuntimeError):           # it wants other arguments, or lies on another machine
+            known = False
+        if not known:
+            raise Refused(f"pin='indices': how {type(router).__name__} weighs its experts is not known here; pin='mixture' keeps its weights")
+    return found

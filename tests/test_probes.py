@@ -5,9 +5,10 @@ import pytest
 import torch
 from test_sweep import write_run
 
+import nanodepth
 import probe
 from engine import checkpoint
-from tools import page, subject
+from tools import probes as page, subject
 
 FEW = ['--count=4', '--length=10', '--n=6', '--batches=1', '--lens_steps=3', '--tasks=toy_assign/1', '--device=cpu']
 
@@ -31,7 +32,7 @@ def runs(tmp_path, tiny, data):
 
 def test_one_command_one_page(runs, data, tmp_path, capsys):
     out = tmp_path / 'page'
-    page.main([runs['plain'], runs['loop'], runs['cut'], f'--out={out}', *FEW])
+    nanodepth.main('probe', [runs['plain'], runs['loop'], runs['cut'], f'--out={out}', *FEW])
     said = capsys.readouterr().out
     html = (out / 'index.html').read_text()
     for name, p in page.PROBES.items():
@@ -53,23 +54,23 @@ def page_args(out, **more):
 
 def test_what_is_known_is_not_measured_again_and_redrawn_without_a_model(runs, tmp_path, capsys, monkeypatch):
     out, only = tmp_path / 'page', '--only=norms,swap'
-    page.main([runs['plain'], f'--out={out}', only, *FEW])
+    nanodepth.main('probe', [runs['plain'], f'--out={out}', only, *FEW])
     first = (out / 'swap.csv').read_bytes()
     monkeypatch.setattr(probe, 'residual_norms', None)
     monkeypatch.setattr(probe, 'swap_blocks', None)
-    page.main([runs['plain'], f'--out={out}', only, *FEW])
+    nanodepth.main('probe', [runs['plain'], f'--out={out}', only, *FEW])
     assert (out / 'swap.csv').read_bytes() == first
     for name in runs:
         torch.save({}, tmp_path / 'gone')
     (out / 'swap.png').unlink()
     monkeypatch.setattr(page, 'Subject', None)
-    page.main(['--redraw', f'--out={out}'])
+    nanodepth.main('probe', ['--redraw', f'--out={out}'])
     assert (out / 'swap.png').exists()
     monkeypatch.undo()
     monkeypatch.setattr(probe, 'VERSION', 10 ** 6)              # another definition: measured anew
     monkeypatch.setattr(probe, 'residual_norms', None)
     with pytest.raises(TypeError):
-        page.main([runs['plain'], f'--out={out}', only, *FEW])
+        nanodepth.main('probe', [runs['plain'], f'--out={out}', only, *FEW])
     capsys.readouterr()
 
 
@@ -79,7 +80,7 @@ def test_the_same_weights_are_not_the_same_model(tmp_path, tiny, data, capsys):
         model = tiny(vocab_size=257, n_layer=3, context=64, **fields)
         model.load_state_dict(weights)
         write_run(tmp_path / name, model, data)
-    page.main([*(str(tmp_path / name) for name in 'abcd'), '--only=depth_score', f'--out={tmp_path / "p"}', *FEW])
+    nanodepth.main('probe', [*(str(tmp_path / name) for name in 'abcd'), '--only=depth_score', f'--out={tmp_path / "p"}', *FEW])
     rows = page.read_rows(tmp_path / 'p' / 'depth_score.csv')
     assert len({row['score'] for row in rows}) == 4
     capsys.readouterr()
@@ -90,10 +91,10 @@ def test_changed_data_are_scored_anew(runs, data, tmp_path, capsys):
 
     from data.tokens import write_dataset
     only = ['--only=repeat', '--examples=toy_assign/1', f'--out={tmp_path / "p"}', *FEW]
-    page.main([runs['plain'], *only])
+    nanodepth.main('probe', [runs['plain'], *only])
     before = page.read_rows(tmp_path / 'p' / 'repeat.csv')
     write_dataset(data, 'val', 'bytes', np.arange(800) % 50, marks=np.zeros(800, int), kinds=['fifth'])
-    page.main([runs['plain'], *only])
+    nanodepth.main('probe', [runs['plain'], *only])
     after = page.read_rows(tmp_path / 'p' / 'repeat.csv')
     assert before[0]['loss'] != after[0]['loss'] and before[0]['size'] == 0
     capsys.readouterr()
@@ -105,15 +106,15 @@ def test_half_precision_one_layer_and_names_that_are_numbers(tmp_path, tiny, dat
     save_hf(tiny(vocab_size=257, n_layer=2, context=64).bfloat16(), tmp_path / 'half')
     from data.tokenizer import write_tokenizer
     write_tokenizer('bytes', tmp_path / 'half', 64)
-    page.main([str(tmp_path / '2024'), '--only=depth_score,early_exit,norms', f'--out={tmp_path / "p"}', *FEW])
-    page.main([str(tmp_path / 'half'), f'--data={data}', '--only=depth_score,early_exit', f'--out={tmp_path / "p"}', *FEW])
+    nanodepth.main('probe', [str(tmp_path / '2024'), '--only=depth_score,early_exit,norms', f'--out={tmp_path / "p"}', *FEW])
+    nanodepth.main('probe', [str(tmp_path / 'half'), f'--data={data}', '--only=depth_score,early_exit', f'--out={tmp_path / "p"}', *FEW])
     assert 'half: 2 layers deep' in capsys.readouterr().out
 
 
 def test_seeds_are_averaged(tmp_path, tiny, data, capsys):
     for seed in range(2):
         write_run(tmp_path / f'run-{seed}', tiny(seed, vocab_size=257, n_layer=3, context=64), data)
-    page.main([str(tmp_path / 'run-0'), str(tmp_path / 'run-1'), '--only=depth_score', f'--out={tmp_path / "p"}', *FEW])
+    nanodepth.main('probe', [str(tmp_path / 'run-0'), str(tmp_path / 'run-1'), '--only=depth_score', f'--out={tmp_path / "p"}', *FEW])
     assert '| run   | ' in capsys.readouterr().out.replace('±', '|')
 
 
@@ -123,7 +124,7 @@ def test_a_hugging_face_folder_and_other_examples(runs, data, tmp_path, capsys):
     lines = tmp_path / 'gsm8k.jsonl'
     lines.write_text('\n'.join(json.dumps(dict(question=f'What is {i} and {i}?', answer=str(2 * i))) for i in range(5)))
     for source in (str(text), str(lines), 'toy_assign/1', 'val'):
-        page.main([runs['hf'], f'--data={data}', f'--examples={source}', '--only=depth_score,norms', f'--out={tmp_path / "p"}', *FEW])
+        nanodepth.main('probe', [runs['hf'], f'--data={data}', f'--examples={source}', '--only=depth_score,norms', f'--out={tmp_path / "p"}', *FEW])
         assert 'hf: 4 layers deep' in capsys.readouterr().out
 
 
@@ -165,19 +166,19 @@ def test_what_is_refused(runs, tmp_path, capsys, monkeypatch, args, message):
     (tmp_path / 'short.txt').write_text('short')
     (tmp_path / 'short.jsonl').write_text(json.dumps(dict(text='short')))
     with pytest.raises(SystemExit):
-        page.main([*([runs['plain']] if message else []), *FEW, '--only=norms', f'--out={tmp_path / "p"}', *args])
+        nanodepth.main('probe', [*([runs['plain']] if message else []), *FEW, '--only=norms', f'--out={tmp_path / "p"}', *args])
     assert (message or 'give the models to look at') in capsys.readouterr().err
 
 
 def test_a_lens_of_another_model_is_refused(runs, tmp_path, capsys, tiny, data):
     from variants import lens
-    lens.main([runs['plain'], '--steps=2', '--device=cpu'])
-    page.main([runs['plain'], '--only=early_exit', f'--out={tmp_path / "p"}', *FEW])
+    nanodepth.main('lens', [runs['plain'], '--steps=2', '--device=cpu'])
+    nanodepth.main('probe', [runs['plain'], '--only=early_exit', f'--out={tmp_path / "p"}', *FEW])
     before = (tmp_path / 'p' / 'early_exit.csv').read_text()
-    lens.main([runs['plain'], '--steps=20', '--lr=0.01', '--device=cpu'])           # another lens, other numbers
-    page.main([runs['plain'], '--only=early_exit', f'--out={tmp_path / "p"}', *FEW])
+    nanodepth.main('lens', [runs['plain'], '--steps=20', '--lr=0.01', '--device=cpu'])           # another lens, other numbers
+    nanodepth.main('probe', [runs['plain'], '--only=early_exit', f'--out={tmp_path / "p"}', *FEW])
     assert (tmp_path / 'p' / 'early_exit.csv').read_text() != before
     write_run(tmp_path / 'plain', tiny(3, vocab_size=257, n_layer=4, context=64), data)
     with pytest.raises(SystemExit):
-        page.main([runs['plain'], '--only=early_exit', f'--out={tmp_path / "p"}', *FEW])
+        nanodepth.main('probe', [runs['plain'], '--only=early_exit', f'--out={tmp_path / "p"}', *FEW])
     assert 'is the lens of another model' in capsys.readouterr().err

@@ -17,7 +17,6 @@ import functools
 import hashlib
 import html
 import json
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable
@@ -26,9 +25,12 @@ from tqdm import tqdm
 
 import probe
 from common.columns import columns
-from common.errors import Refused, suggest
+from common.errors import Refused, refusing, suggest
+from loop import format_loop
 from report.logs import by_seed, mean, number, run_names, standard_error, write_csv
+from report.plot import draw_curves, draw_maps, show
 from tools.subject import NotHere, Subject
+from variants.lens import exit_at, quality
 
 # ---------------------------------------------------------------------------------------------- the probes
 
@@ -86,7 +88,6 @@ def repeat(c):
 
 
 def early_exit(c):
-    from variants.lens import exit_at, quality
     rows = []
     for name, lens in (('logit lens', None), ('tuned lens', c.lens)):
         kl, overlap = quality(c.model, lens, c.tokens)
@@ -164,7 +165,6 @@ def read_rows(path):
 
 def draw(name, folder):
     "The picture of a probe, from its CSV file."
-    from report.plot import draw_curves, draw_maps, show
     p, rows = PROBES[name], read_rows(folder / f'{name}.csv')
     groups = by_seed({name: name for name in dict.fromkeys(row['run'] for row in rows)})
     if not rows:
@@ -187,7 +187,6 @@ def write_index(folder, names, about):
 
 
 def describe(name, subject):
-    from loop import format_loop
     order, shared = subject.order, {}
     for d, i in enumerate(order):
         shared.setdefault(i, []).append(d)
@@ -261,8 +260,5 @@ def main(argv=None):
     parser.add_argument('--device', default='auto')
     parser.add_argument('--out', type=Path, default=Path('out/probe'), help='the folder of the page')
     args = parser.parse_args(argv)
-    try:
+    with refusing(OSError):
         make(args)
-    except (ValueError, OSError) as error:
-        print(f'probe.py: {error}', file=sys.stderr)
-        raise SystemExit(2) from None

@@ -1,0 +1,54 @@
+"The house: imports go down its floors and never in a circle; seven ideas and a door stand at the top."
+import ast
+
+from conftest import ROOT
+
+ROOMS = ('common', 'report', 'data', 'variants', 'engine', 'tools')
+IDEAS = ('model', 'grow', 'loop', 'retrofit', 'wrapper', 'probe', 'train')
+FLOORS = [['common'], ['report'], ['data'], ['model'], ['variants'], ['grow', 'loop', 'retrofit', 'wrapper'], ['probe', 'engine'],
+          ['train'], ['tools'], ['nanodepth']]
+FLOOR = {room: i for i, rooms in enumerate(FLOORS) for room in rooms}
+FILES = {str(path.relative_to(ROOT))[:-3].replace('/', '.'): path for folder in ('.', *ROOMS) for path in sorted(ROOT.glob(f'{folder}/*.py'))
+         if path.name != '__init__.py'}
+
+
+def imports(path):
+    "Every module of ours that a file imports, inside functions too, but for the last two lines of a script."
+    tree, found = ast.parse(path.read_text()), set()
+    tree.body = [node for node in tree.body if not (isinstance(node, ast.If) and '__main__' in ast.unparse(node.test))]
+    for node in ast.walk(tree):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom):
+            names = [node.module, *(f'{node.module}.{alias.name}' for alias in node.names)]
+        found |= {name for name in names if name in FILES}
+    return found
+
+
+def test_imports_go_down():
+    for name, path in FILES.items():
+        for other in imports(path):
+            above, below = name.partition('.')[0], other.partition('.')[0]
+            assert FLOOR[below] <= FLOOR[above], f'{name} imports {other}, which stands above it'
+
+
+def test_no_circle():
+    left = {name: imports(path) for name, path in FILES.items()}
+    while left:
+        free = [name for name, others in left.items() if not others & left.keys()]
+        assert free, f'a circle among {sorted(left)}'
+        for name in free:
+            del left[name]
+
+
+def test_seven_files_and_the_door_stand_at_the_top():
+    assert {name for name in FILES if '.' not in name} == {*IDEAS, 'nanodepth'}
+    readme = (ROOT / 'README.md').read_text()
+    for room in (*ROOMS, 'config'):
+        assert (ROOT / room / '__init__.py').exists() and f'{room}/' in readme
+
+
+def test_no_tool_is_run_by_its_path():
+    "tools/ at the front of the path would hide installed packages of the same names."
+    for name, path in FILES.items():
+        runs = "if __name__ == '__main__':" in path.read_text()
+        assert runs == ('.' not in name and name != 'model'), name

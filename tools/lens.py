@@ -1,0 +1,35 @@
+"""Train a tuned lens for a checkpoint, and say what is known at each depth.
+
+Usage:
+    python nanodepth.py lens out/baseline               # saved as out/baseline/lens.pt
+"""
+import argparse
+from pathlib import Path
+
+from common.columns import columns
+from engine.checkpoint import build_model, load
+from engine.launch import pick_device
+from engine.measure import data_of
+from variants.lens import beside, quality, save_lens, train_lens
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description='Train a tuned lens for a checkpoint, and say what is known at each depth.')
+    parser.add_argument('path', help='a run of ours or a Hugging Face folder')
+    parser.add_argument('--steps', type=int, default=250)
+    parser.add_argument('--lr', type=float, default=1e-3)
+    parser.add_argument('--data', help='a dataset (default: what the run was trained on)')
+    parser.add_argument('--device', default='auto')
+    parser.add_argument('--out', type=Path, help='default: lens.pt beside the checkpoint')
+    args = parser.parse_args(argv)
+    state = load(args.path)
+    model = build_model(state, args.path).to(pick_device(args.device)).eval()
+    train, val = data_of(args.path, state, model, args.data)
+    lens = train_lens(model, train, args.steps, args.lr, progress=True)
+    out = args.out or beside(args.path)
+    save_lens(lens, model, out)
+    tokens = val.batch(0)[0].to(next(model.parameters()).device)
+    (plain, seen), (tuned, known) = (quality(model, x, tokens) for x in (None, lens))
+    print(columns([['behind layer', 'KL, logit lens', 'KL, tuned lens', 'top 5, logit lens', 'top 5, tuned lens'],
+                   *([str(d), f'{plain[d]:.3f}', f'{tuned[d]:.3f}', f'{seen[d]:.1%}', f'{known[d]:.1%}'] for d in range(len(plain)))]))
+    print(f'lens: {out}')

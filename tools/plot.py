@@ -1,0 +1,27 @@
+"""The pictures of runs, and of several side by side with a table of them.
+
+Usage:
+    python nanodepth.py plot out/baseline                     # out/baseline/loss.png
+    python nanodepth.py plot out/baseline out/lidas           # both: out/baseline/compare.png, .csv
+    python nanodepth.py plot out/toys/* --out=out/toys.png    # runs named NAME-SEED are averaged over their seeds
+"""
+import argparse
+from pathlib import Path
+
+from report.logs import by_seed, print_table, read_log, run_names, table, write_csv
+from report.plot import draw_runs, show
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description='Draw the logs of one run or of several against steps and FLOPs.')
+    parser.add_argument('runs', nargs='+', help='folders that train.py wrote')
+    parser.add_argument('--out', type=Path, help='the picture (default: in the first folder)')
+    args = parser.parse_args(argv)
+    groups = by_seed({name: read_log(folder) for name, folder in run_names(args.runs).items()})
+    rows = table(groups) if len(args.runs) > 1 else []
+    out = args.out or Path(args.runs[0]) / ('loss.png' if len(args.runs) == 1 else 'compare.png')
+    show(draw_runs, groups, out)
+    if len(args.runs) == 1:
+        return print(f'numbers: {args.runs[0]}/log.jsonl')
+    print_table(rows)
+    write_csv(rows, out)
