@@ -11,6 +11,13 @@ from pathlib import Path
 
 from common.errors import Refused
 
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def find(path):
+    "A config or a dataset: in the current folder, else beside the code."
+    return ROOT / path if not Path(path).exists() and (ROOT / path).exists() else Path(path)
+
 
 def read_json(path):
     try:

@@ -1,6 +1,7 @@
-"""LIDAS, whose two middle layers run twice from the first step of the decay on (the paper's retrofitted recurrence).
+"""LIDAS.
 
-5 minutes on two CPU cores. Expect a loss of 0.702 (three seeds), as without the loop.
+Whose two middle layers run twice from the first step of the decay on (the paper's retrofitted
+recurrence). 5 minutes on two CPU cores. Expect a loss of 0.702 (three seeds), as without the loop.
 """
 out_dir = 'out/lidas_cooldown_loop'
 grow = 'lidas'

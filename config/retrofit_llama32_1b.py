@@ -1,9 +1,11 @@
-"""Llama-3.2-1B as a recurrent model (4,6,4), trained on Nemotron-CC-Math: "Retrofitted Recurrence", section 4.3.2, 50 billion tokens.
+"""Llama-3.2-1B as a recurrent model (4,6,4).
 
-First: python data/math/prepare.py retrofit_math --tokens=50B --tokenizer=Llama-3.2-1B, and
-python retrofit.py Llama-3.2-1B 4-6-4 --inject=linear --out=out/llama32_4-6-4 (the paper unties its embedding; here it stays
-tied). Its dense partner is the checkpoint itself, going on with the same data. 20 GFLOPs a token by the paper's count with a mean of 8: 1.0e21 in
-all. Written for 8 GPUs (torchrun --standalone --nproc_per_node=8), not run here.
+Trained on Nemotron-CC-Math: "Retrofitted Recurrence", section 4.3.2, 50 billion tokens. First:
+python data/math/prepare.py retrofit_math --tokens=50B --tokenizer=Llama-3.2-1B, and python
+retrofit.py Llama-3.2-1B 4-6-4 --inject=linear --out=out/llama32_4-6-4 (the paper unties its
+embedding; here it stays tied). Its dense partner is the checkpoint itself, going on with the same
+data. 20 GFLOPs a token by the paper's count with a mean of 8: 1.0e21 in all. Written for 8 GPUs
+(torchrun --standalone --nproc_per_node=8), not run here.
 """
 out_dir = 'out/retrofit_llama32_1b'
 init_from = 'out/llama32_4-6-4'

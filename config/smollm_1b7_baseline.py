@@ -1,7 +1,9 @@
-"""SmolLM 1.7B: the ordinary model, the yardstick of the papers. 4,813,222.102 petaFLOPs (Table 7 of "Do Depth-Grown Models Overcome the Curse of Depth?").
+"""SmolLM 1.7B: the ordinary model, the yardstick of the papers.
 
-First: python data/smollm/prepare.py --tokens=419B. Then: torchrun --standalone --nproc_per_node=8 train.py config/smollm_1b7_baseline.py; what it costs: --dry_run. Not run here.
-The paper ends at a held-out loss of 1.96 ("From Growing to Looping", Table 1).
+4,813,222.102 petaFLOPs (Table 7 of "Do Depth-Grown Models Overcome the Curse of Depth?"). First:
+python data/smollm/prepare.py --tokens=419B. Then: torchrun --standalone --nproc_per_node=8 train.py
+config/smollm_1b7_baseline.py; what it costs: --dry_run. Not run here. The paper ends at a held-out
+loss of 1.96 ("From Growing to Looping", Table 1).
 """
 out_dir = 'out/smollm_1b7_baseline'
 data = 'data/smollm'

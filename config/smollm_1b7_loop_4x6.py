@@ -1,30 +1,10 @@
 """SmolLM 1.7B, Loop(4x6): 4 unique layers, 24 deep; the baseline's FLOPs.
 
-"From Growing to Looping", Table 1 (held-out loss 2.12). Its partner with equal parameters: smollm_1b7_standard_4.py.
-torchrun --standalone --nproc_per_node=8 train.py config/smollm_1b7_loop_4x6.py; what it costs: --dry_run. Not run here.
+"From Growing to Looping", Table 1 (held-out loss 2.12). Its partner with equal parameters:
+smollm_1b7_standard_4.py. Not run here.
 """
+from config.smollm_1b7_baseline import *  # noqa: F403
+
 out_dir = 'out/smollm_1b7_loop_4x6'
 loop = '4x6'
-data = 'data/smollm'
-n_layer = 4                 # the shape: Table 2
-n_embd = 2048
-n_head = 32
-n_kv_head = 32
-head_dim = 64
-ffn_dim = 8192
-vocab_size = 49_152         # cosmo2
-rope_theta = 10_000.0
-tie_embeddings = True
-context = 2048
-batch_size = 1024            # 2^21 tokens a step
-grad_accum = 32              # 4 sequences at once on each of 8 GPUs
-steps = 200_000             # 170,000 with the rate constant, 30,000 of decay: appendix A
-warmup_steps = 2_000
-decay_steps = 30_000
-optimizer = 'adamw'         # its betas are not given: ours are 0.9 and 0.95
-lr = 5e-4
-weight_decay = 0.01
-grad_clip = 1.0
-eval_every = 1_000
-eval_batches = 20
-save_every = 1_000
+n_layer = 4

@@ -1,32 +1,13 @@
-"""SmolLM 1.7B, grown by MIDAS in blocks of 4 from 4 to 24 layers: 3,736,608.182 petaFLOPs, 22.4% less than the baseline (Table 7 of "Do Depth-Grown Models Overcome the Curse of Depth?").
+"""SmolLM 1.7B, grown by MIDAS in blocks of 4 from 4 to 24 layers: 3,736,608.182 petaFLOPs.
 
-"Do Depth-Grown Models Overcome the Curse of Depth?", section 3.1 and appendix A: PROP-1 over the first 170,000 steps. torchrun --standalone --nproc_per_node=8 train.py config/smollm_1b7_midas.py; what it costs: --dry_run. Not run here.
-The paper ends at a held-out loss of 1.97 ("From Growing to Looping", Table 1).
+22.4% less than the baseline (Table 7 of "Do Depth-Grown Models Overcome the Curse of Depth?"). "Do
+Depth-Grown Models Overcome the Curse of Depth?", section 3.1 and appendix A: PROP-1 over the first
+170,000 steps. Not run here. The paper ends at a held-out loss of 1.97 ("From Growing to Looping",
+Table 1).
 """
+from config.smollm_1b7_baseline import *  # noqa: F403
+
 out_dir = 'out/smollm_1b7_midas'
 grow = 'midas'
 grow_block = 4
 grow_alpha = 1.0
-data = 'data/smollm'
-n_layer = 24                 # the shape: Table 2
-n_embd = 2048
-n_head = 32
-n_kv_head = 32
-head_dim = 64
-ffn_dim = 8192
-vocab_size = 49_152         # cosmo2
-rope_theta = 10_000.0
-tie_embeddings = True
-context = 2048
-batch_size = 1024            # 2^21 tokens a step
-grad_accum = 32              # 4 sequences at once on each of 8 GPUs
-steps = 200_000             # 170,000 with the rate constant, 30,000 of decay: appendix A
-warmup_steps = 2_000
-decay_steps = 30_000
-optimizer = 'adamw'         # its betas are not given: ours are 0.9 and 0.95
-lr = 5e-4
-weight_decay = 0.01
-grad_clip = 1.0
-eval_every = 1_000
-eval_batches = 20
-save_every = 1_000

@@ -1,7 +1,9 @@
-"""SmolLM 360M: the ordinary model, the yardstick of the papers. 613,527.488 petaFLOPs (Table 7 of "Do Depth-Grown Models Overcome the Curse of Depth?").
+"""SmolLM 360M: the ordinary model, the yardstick of the papers.
 
-First: python data/smollm/prepare.py --tokens=210B. Then: torchrun --standalone --nproc_per_node=8 train.py config/smollm_360m_baseline.py; what it costs: --dry_run. Not run here.
-The paper ends at a held-out loss of 2.18 ("From Growing to Looping", Table 1).
+613,527.488 petaFLOPs (Table 7 of "Do Depth-Grown Models Overcome the Curse of Depth?"). First:
+python data/smollm/prepare.py --tokens=210B. Then: torchrun --standalone --nproc_per_node=8 train.py
+config/smollm_360m_baseline.py; what it costs: --dry_run. Not run here. The paper ends at a held-out
+loss of 2.18 ("From Growing to Looping", Table 1).
 """
 out_dir = 'out/smollm_360m_baseline'
 data = 'data/smollm'

@@ -1,28 +1,8 @@
 """SmolLM 360M with 4 layers: as many parameters as the loops of 4 unique layers.
 
-"From Growing to Looping", Table 1 (held-out loss 2.67). torchrun --standalone --nproc_per_node=8 train.py config/smollm_360m_standard_4.py; what it costs: --dry_run. Not run here.
+"From Growing to Looping", Table 1 (held-out loss 2.67). Not run here.
 """
+from config.smollm_360m_baseline import *  # noqa: F403
+
 out_dir = 'out/smollm_360m_standard_4'
-data = 'data/smollm'
-n_layer = 4                 # the shape: Table 2
-n_embd = 960
-n_head = 15
-n_kv_head = 5
-head_dim = 64
-ffn_dim = 2560
-vocab_size = 49_152         # cosmo2
-rope_theta = 10_000.0
-tie_embeddings = True
-context = 2048
-batch_size = 512            # 2^20 tokens a step
-grad_accum = 4              # 16 sequences at once on each of 8 GPUs
-steps = 200_000             # 170,000 with the rate constant, 30,000 of decay: appendix A
-warmup_steps = 2_000
-decay_steps = 30_000
-optimizer = 'adamw'         # its betas are not given: ours are 0.9 and 0.95
-lr = 3e-3
-weight_decay = 0.01
-grad_clip = 1.0
-eval_every = 1_000
-eval_batches = 20
-save_every = 1_000
+n_layer = 4

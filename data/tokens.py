@@ -30,7 +30,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from common.errors import Refused
-from common.files import read_json, replace
+from common.files import find, read_json, replace
 from data.tokenizer import get_tokenizer, token_type
 
 # ---------------------------------------------------------------------------------------------- randomness
@@ -184,6 +184,9 @@ class Loader:
         "Batches until some dataset has been seen once."
         return max(1, min(len(s) * PERIOD // q for s, q in zip(self.sets, self.quota)) // self.batch_size)
 
+    def checksums(self):
+        return [shard['sha256'] for dataset in self.sets for shard in dataset.meta['shards']]
+
     def place(self, i):
         "Row i of the whole run: (which dataset, which epoch of it, which window)."
         period, slot = divmod(i, PERIOD)
@@ -219,9 +222,10 @@ class Loader:
 
 def mixture(folder, weight=1.0):
     "[(folder, weight)]: those that a folder's mixture.json names, with their shares of its weight; else the folder itself."
-    path = Path(folder) / 'mixture.json'
+    folder = find(folder)
+    path = folder / 'mixture.json'
     parts = read_json(path) if path.exists() else {'.': 1.0}
-    return [(Path(folder) / name, weight * share / sum(parts.values())) for name, share in parts.items()]
+    return [(folder / name, weight * share / sum(parts.values())) for name, share in parts.items()]
 
 
 def shares(weights, total):

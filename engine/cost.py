@@ -11,20 +11,22 @@ Usage:
     python train.py config/smollm_360m_lidas.py --dry_run                                   # 8 GPUs, H100, at 40% of their peak
     python train.py config/smollm_1b7_lidas.py --dry_run --gpus=64 --gpu=A100 --mfu=0.35
 """
+import collections
 import dataclasses
-from pathlib import Path
 
 import torch
 
 from common.columns import columns
 from common.errors import Refused, check_choice, parse
+from common.files import find
 from common.losses import in_pieces, piece_on
 from data.tokens import Loader
 from engine import checkpoint
 from engine.launch import PEAK_FLOPS
-from engine.settings import orders, plan, recurrences, shape
+from engine.plan import Plan
+from engine.settings import shape
+from engine.start import set_up
 from model import LM
-from retrofit import Recurrent
 
 
 def training_flops(config, plan, steps, tokens_per_step):
@@ -90,25 +92,20 @@ def empty(config, n_layer):
         return LM(shape(config, vocab_size=vocab_size, n_layer=n_layer))
 
 
-def stages(config):
-    "[(first step, end, model, order)]: growing, and the decay where it differs or comes after growing."
-    decay = config.steps - config.decay_steps
-    if config.init_from:
-        model = checkpoint.build_model(checkpoint.load(config.init_from), config.init_from)
-        model.config.context = config.context
-        if isinstance(model, Recurrent):
-            model.mean, model.backprop_depth = config.recurrence or model.mean, config.backprop_depth or model.backprop_depth
-            return [(0, config.steps, model, model.order)]
-        models = [(0, model)]
-    else:
-        models = [(first, empty(config, n)) for first, n in plan(config)]
-    deepest = models[-1][1]
-    loop, late = orders(config, len(deepest.layers))
-    found = [(first, model, loop or model.order) for first, model in models]
-    if (late or config.grow) and config.decay_steps:
-        found.append((decay, deepest, late or loop or deepest.order))
-    ends = [first for first, *_ in found[1:]] + [config.steps]
-    return [(first, end, model, order) for (first, model, order), end in zip(found, ends) if end > first]
+def models(config):
+    "(the plan, a function of a number of layers that gives the model of that depth: new ones have no weights)."
+    if not config.init_from:
+        return Plan(config), lambda n_layer: empty(config, n_layer)
+    model = checkpoint.build_model(checkpoint.load(config.init_from), config.init_from)
+    model.config.context = config.context
+    return set_up(model, config), lambda n_layer: model
+
+
+def counted(plan, model, first, end):
+    "FLOPs a token of the steps of a stretch, added up: equal steps are counted, and multiplied."
+    alike = collections.Counter((plan.at(step).order, *plan.told(step).items()) for step in range(first, end))
+    return sum(n * model.flops_per_token(**dict(told)) if told else n * model.flops_per_token(order)
+               for (order, *told), n in alike.items())
 
 
 def gigabytes(n):
@@ -139,12 +136,15 @@ def show(config, gpus, gpu, mfu):
     at_once, a_step = each // config.grad_accum, config.batch_size * config.context
     width = 4 if config.dtype == 'float32' else 2
     table, total, peak, parts = [['steps', 'layers', 'depth', 'parameters', 'GFLOPs a token', 'petaFLOPs', 'a GPU']], 0, 0, {}
-    for first, end, model, order in stages(config):
-        if isinstance(model, Recurrent):
-            cost = sum(model.flops_per_token(**recurrences(config, model, step)) for step in range(first, end)) * a_step
-            depth = len(model.prelude) + len(model.coda) + model.backprop_depth * len(model.core)
+    plan, model_of = models(config)
+    for first, end in plan.stretches():
+        now = plan.at(end - 1)
+        model, order = model_of(now.n_layer), now.order
+        cost = counted(plan, model, first, end) * a_step
+        if order is None:       # a recurrent core's own
+            order, depth = model.order, len(model.prelude) + len(model.coda) + model.backprop_depth * len(model.core)
         else:
-            cost, depth = (end - first) * model.flops_per_token(order) * a_step, len(order)
+            depth = len(order)
         needed = memory(model, at_once * config.context, depth=depth, optimizer=config.optimizer, width=width, device='cuda', ranks=gpus,
                         shard=config.shard)
         table.append([f'{first:,} to {end:,}', str(len(model.layers)), str(len(order)), f'{model.num_params():,}',
@@ -165,6 +165,6 @@ def show(config, gpus, gpu, mfu):
     print(f'time: {seconds / 3600:,.1f} hours on {gpus} {gpu} at {mfu:.0%} of {PEAK_FLOPS[gpu] / 1e12:,.0f} TFLOP/s, '
           f'{a_step * config.steps / seconds:,.0f} tokens a second, {total / (PEAK_FLOPS[gpu] * mfu) / 3600:,.0f} GPU hours')
     missing = [d for d in ([config.data] if isinstance(config.data, str) else config.data)
-               if not any((Path(d) / name).exists() for name in ('train.json', 'mixture.json'))]
+               if not any((find(d) / name).exists() for name in ('train.json', 'mixture.json'))]
     if missing:
         print(f'not there yet: {", ".join(missing)}')

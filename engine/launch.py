@@ -10,76 +10,21 @@ Usage:
 """
 import contextlib
 import os
-import runpy
 import shutil
 import signal
 import subprocess
 import sys
 import time
-import types
-import typing
 from datetime import timedelta
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from common.errors import Refused, nearest, parse
-from common.files import claim
+from common.errors import Refused
+from common.files import claim, find
 from engine import checkpoint
 from engine.watch import Watch
-
-COMMAND_LINE = 'the command line'
-
-
-def read_config(cls, argv):
-    "A config file first, if there is one, then --name=value overrides, as an instance of the dataclass."
-    values, where = {}, {}                                  # where: to say in which place a mistake is
-    for arg in sorted(argv, key=lambda arg: arg.startswith('--')):
-        if arg.startswith('--'):
-            name, equals, text = arg[2:].partition('=')
-            if not equals:
-                raise Refused(f'{arg}: write --{name}=VALUE')
-            found, place = {name: parse(text)}, COMMAND_LINE
-        else:
-            found, place = run_file(arg), arg
-        values.update(found)
-        where.update(dict.fromkeys(found, place))
-    wanted = typing.get_type_hints(cls)
-    for name in values:
-        if name not in wanted:
-            raise Refused(f'{where[name]}: there is no setting {name!r}{nearest(name, wanted)}')
-        values[name] = check_type(name, values[name], wanted[name], where[name])
-    return cls(**values)
-
-
-def run_file(path):
-    "The public names that a config file assigns."
-    if not os.path.isfile(path):
-        raise Refused(f'there is no config {path}{nearest(path, map(str, Path("config").glob("*.py")))}')
-    try:
-        found = runpy.run_path(path)
-    except Exception as error:
-        raise Refused(f'{path} does not run: {type(error).__name__}: {error}') from None
-    return {k: v for k, v in found.items() if not k.startswith('_') and not isinstance(v, types.ModuleType)}
-
-
-def check_type(name, value, wanted, where):
-    "The value as the type that the dataclass wants: an int serves for a float, 1e4 for an int."
-    options = typing.get_args(wanted) or (wanted,)
-    if str in options and where == COMMAND_LINE and type(value) in (int, float):
-        return str(value)                       # --out_dir=2024
-    if type(value) in options:
-        return value
-    if type(value) is int and float in options:
-        return float(value)
-    if type(value) is float and value.is_integer() and int in options:
-        return int(value)
-    if type(value) is tuple and list in options:
-        return list(value)
-    names = ' or '.join('None' if o is type(None) else o.__name__ for o in options)
-    raise Refused(f'{where}: {name} must be {names}, not {value!r}')
 
 
 def pick_device(name='auto', local_rank=0):
@@ -253,9 +198,10 @@ def open_folder(config, out, world):
             (out / name).unlink(missing_ok=True)
         world.say(f'--resume=false: the run that was in {out} is now in {moved}')
     for folder in (f for data in (config.data, config.cooldown_data) for f in ([data] if isinstance(data, str) else data or [])):
-        script = Path(folder) / 'prepare.py'
+        folder = find(folder)
+        script = folder / 'prepare.py'
         # Toy data takes seconds to make, so it is made. Other data is the user's own decision.
-        if Path(folder).name == 'toy' and script.exists() and not (Path(folder) / 'train.json').exists():
+        if folder.name == 'toy' and script.exists() and not (folder / 'train.json').exists():
             world.say(f'{folder} has no data yet: running {script}')
             subprocess.run([sys.executable, str(script)], check=True)
     return lock

@@ -2,7 +2,7 @@
 
 The idea: a config is a flat list of names and values. A default is the toy's; a file in config/ says what differs, and the command line
 has the last word (launch.py reads both). What follows from the settings alone, the stages of growing, the orders of loops, the
-learning rate and the recurrences of a step, is worked out here too, so that training and counting its cost (cost.py) agree.
+learning rate and the recurrences of a step, is worked out here too, 
 
 Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", appendix A, for the names; config/smollm_*.py have its values.
 
@@ -10,15 +10,17 @@ Usage:
     config = check(read_config(Config, ['config/lidas.py', '--steps=600']))     # or an error in one line
     print(plan(config))                                                         # [(0, 2), (48, 4), (144, 6), (288, 8)]
 """
-import math
+import runpy
+import types
+import typing
 from dataclasses import dataclass, fields
 
-from common.errors import Refused, check_choice
+from common.errors import Refused, check_choice, nearest, parse
+from common.files import find
 from engine.optimizers import OPTIMIZERS
-from grow import GROWTH, growth_plan
-from loop import fit_loop
+from engine.plan import Plan
+from grow import GROWTH
 from model import ModelConfig
-from retrofit import Recurrent, recurrence_curriculum, sample_recurrence
 
 
 @dataclass
@@ -83,9 +85,6 @@ class Config:
 
 # A run may be resumed under another value of these: they do not change what it computes, or only where.
 MAY_DIFFER = {'out_dir', 'device', 'compile', 'grad_accum', 'shard', 'patience', 'resume', 'eval_every', 'eval_batches', 'log_every', 'save_every'}
-AHEAD = {'steps', 'decay_steps', 'cooldown_loop', 'cooldown_data'}      # nor do these, as long as the decay has not begun
-
-
 def check(config):
     "What no type can say."
     c = config
@@ -123,14 +122,10 @@ def check(config):
         raise Refused('cooldown_loop and cooldown_data begin with the decay, but decay_steps is 0')
     if c.grow and c.loop:
         raise Refused(f'grow={c.grow!r} and loop={c.loop!r} exclude each other: a model that grows may loop in its cool-down')
-    if not c.init_from:     # else setup asks the checkpoint how many layers it has
-        orders(c, c.n_layer)
     if c.grow and c.init_from:
         raise Refused(f'grow={c.grow!r} begins with a new model of grow_block={c.grow_block} layers, not with init_from')
-    try:
-        plan(c)
-    except (ValueError, OverflowError) as error:
-        raise Refused(str(error)) from None
+    if not c.init_from:     # else the plan waits for what the checkpoint holds
+        Plan(c)
     return c
 
 
@@ -139,38 +134,57 @@ def shape(config, **more):
     return ModelConfig(**{f.name: getattr(config, f.name) for f in fields(ModelConfig) if hasattr(config, f.name)} | more)
 
 
-def orders(config, n_layer):
-    "The orders of `loop` and `cooldown_loop` (None where there is none) for a model of n_layer unique layers."
-    found = []
-    for name in ('loop', 'cooldown_loop'):
-        try:
-            found.append(fit_loop(getattr(config, name), n_layer) if getattr(config, name) else None)
-        except ValueError as error:
-            raise Refused(f'{name}: {error}') from None
-    return found
+# ---------------------------------------------------------------------------------------------- configs and the command line
+
+COMMAND_LINE = 'the command line'
 
 
-def plan(config):
-    "[(first step, layers)]: growing is over when the decay begins."
-    if config.grow is None:
-        return [(0, config.n_layer)]
-    return growth_plan(config.grow, config.n_layer, config.grow_block, config.steps - config.decay_steps, config.grow_alpha)
+def read_config(cls, argv):
+    "A config file first, if there is one, then --name=value overrides, as an instance of the dataclass."
+    values, where = {}, {}                                  # where: to say in which place a mistake is
+    for arg in sorted(argv, key=lambda arg: arg.startswith('--')):
+        if arg.startswith('--'):
+            name, equals, text = arg[2:].partition('=')
+            if not equals:
+                raise Refused(f'{arg}: write --{name}=VALUE')
+            found, place = {name: parse(text)}, COMMAND_LINE
+        else:
+            found, place = run_file(arg), arg
+        values.update(found)
+        where.update(dict.fromkeys(found, place))
+    wanted = typing.get_type_hints(cls)
+    for name in values:
+        if name not in wanted:
+            raise Refused(f'{where[name]}: there is no setting {name!r}{nearest(name, wanted)}')
+        values[name] = check_type(name, values[name], wanted[name], where[name])
+    return cls(**values)
 
 
-# ---------------------------------------------------------------------------------------------- schedule
+def run_file(path):
+    "The public names that a config file assigns."
+    file = find(path)
+    if not file.is_file():
+        known = [f'config/{p.name}' for p in find('config').glob('[!_]*.py')]
+        raise Refused(f'there is no config {path}{nearest(path, known)}')
+    try:
+        found = runpy.run_path(str(file))
+    except Exception as error:
+        raise Refused(f'{path} does not run: {type(error).__name__}: {error}') from None
+    return {k: v for k, v in found.items() if not k.startswith('_') and not isinstance(v, types.ModuleType)}
 
-def learning_rate(config, step):
-    "As a fraction of the peak: linear up, constant, then 1 - sqrt, which would be zero one step after the last."
-    if step < config.warmup_steps:
-        return (step + 1) / config.warmup_steps
-    into_decay = step - (config.steps - config.decay_steps)
-    return 1.0 if into_decay <= 0 else 1 - math.sqrt(into_decay / config.decay_steps)
 
-
-def recurrences(config, model, step):
-    "What a recurrent model's forward is told at a step: {} for any other."
-    if not isinstance(model, Recurrent):
-        return {}
-    mean = recurrence_curriculum(step, config.steps, model.mean, config.curriculum, config.curriculum_shape)
-    depth = recurrence_curriculum(step, config.steps, model.backprop_depth, config.backprop_curriculum)
-    return dict(r=sample_recurrence(mean, step, config.seed), backprop_depth=depth)
+def check_type(name, value, wanted, where):
+    "The value as the type that the dataclass wants: an int serves for a float, 1e4 for an int."
+    options = typing.get_args(wanted) or (wanted,)
+    if str in options and where == COMMAND_LINE and type(value) in (int, float):
+        return str(value)                       # --out_dir=2024
+    if type(value) in options:
+        return value
+    if type(value) is int and float in options:
+        return float(value)
+    if type(value) is float and value.is_integer() and int in options:
+        return int(value)
+    if type(value) is tuple and list in options:
+        return list(value)
+    names = ' or '.join('None' if o is type(None) else o.__name__ for o in options)
+    raise Refused(f'{where}: {name} must be {names}, not {value!r}')

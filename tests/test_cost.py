@@ -5,8 +5,7 @@ from conftest import ROOT
 
 import nanodepth
 from engine import cost
-from engine.launch import read_config
-from engine.settings import Config, check
+from engine.settings import Config, check, read_config
 from model import LM, ModelConfig
 from retrofit import surgery
 from train import main

@@ -7,9 +7,9 @@ from conftest import ROOT
 import grow
 import nanodepth
 from engine.cost import training_flops
-from engine.launch import read_config
 from engine.optimizers import make_optimizers
-from engine.settings import Config, check, plan
+from engine.plan import Plan
+from engine.settings import Config, check, read_config
 from grow import GROWTH, double, growth_plan, lidas, midas, prop_schedule, stack, untie
 from model import ModelConfig
 
@@ -195,10 +195,10 @@ def test_the_command_prints_and_draws(tmp_path, capsys):
 def test_the_isoflops_baseline_costs_what_lidas_costs():
     runs = {name: check(read_config(Config, [str(ROOT / f'config/{name}.py')])) for name in ('lidas', 'baseline', 'baseline_isoflops')}
     shape = ModelConfig(vocab_size=257, **{name: getattr(runs['lidas'], name) for name in ('n_layer', 'n_embd', 'n_head', 'head_dim', 'context', 'tie_embeddings')})
-    cost = {name: training_flops(shape, plan(c), c.steps, c.batch_size * c.context) for name, c in runs.items()}
+    cost = {name: training_flops(shape, Plan(c).stages, c.steps, c.batch_size * c.context) for name, c in runs.items()}
     a_step = cost['baseline'] / runs['baseline'].steps
     assert abs(cost['baseline_isoflops'] - cost['lidas']) <= a_step / 2
     a, b = runs['baseline'], runs['baseline_isoflops']
     assert {k for k, v in vars(a).items() if v != getattr(b, k)} == {'out_dir', 'steps'}
     for name in ('midas', 'lidas', 'stack'):
-        assert plan(check(read_config(Config, [str(ROOT / f'config/{name}.py')]))) == [(0, 2), (48, 4), (144, 6), (288, 8)]
+        assert Plan(check(read_config(Config, [str(ROOT / f'config/{name}.py')]))).stages == [(0, 2), (48, 4), (144, 6), (288, 8)]

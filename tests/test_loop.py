@@ -11,8 +11,7 @@ import nanodepth
 from common.errors import Refused
 from data.tokens import Loader, measure, write_dataset
 from engine.checkpoint import load, load_model
-from engine.launch import read_config
-from engine.settings import Config, check
+from engine.settings import Config, check, read_config
 from loop import fit_loop, format_loop, parse_loop, repeat_block, running
 from model import LM, KVCache, ModelConfig
 from train import train
@@ -151,8 +150,8 @@ def test_cooldown_data_counts_from_its_first_step(config, data, tmp_path, monkey
     rng, other = np.random.default_rng(1), str(tmp_path / 'other')
     for split in ('train', 'val'):
         write_dataset(other, split, 'bytes', rng.integers(0, 256, 4000))
-    seen, update = [], train_file.update
-    monkeypatch.setattr(train_file, 'update', lambda *args: (seen.append(args[4][0]), update(*args))[1])
+    seen, update = [], train_file.take_step
+    monkeypatch.setattr(train_file, 'take_step', lambda *args: (seen.append(args[4][0]), update(*args))[1])
     c = config(cooldown_data=other)
     train(c)
     first, then = (Loader(folder, c.batch_size, c.context, seed=c.seed) for folder in (c.data, other))

@@ -365,7 +365,7 @@ def test_it_trains_and_resumes_in_the_curriculum(started, monkeypatch):
         if len(calls) == 4:
             raise Stopped
         return update(*args, **kwargs)
-    update = train.update
+    update = train.take_step
     monkeypatch.setattr(train, 'update', stopping)
     with pytest.raises(Stopped):
         go(started, 'again', curriculum=0.9, save_every=1)

@@ -82,13 +82,13 @@ HANGS = """
 import os, sys, time, signal
 sys.path.insert(0, os.getcwd())
 import train
-update, calls = train.update, []
+update, calls = train.take_step, []
 def hanging(*args):
     calls.append(1)
     if len(calls) == 3 and os.environ['RANK'] == '1':
         {what}
     return update(*args)
-train.update = hanging
+train.take_step = hanging
 train.main(sys.argv[1:])
 """
 

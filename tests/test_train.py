@@ -16,9 +16,10 @@ import train as train_file
 from common.errors import Refused
 from common.files import claim
 from engine import checkpoint, launch
-from engine.launch import Stop, World, read_config
+from engine.launch import Stop, World
 from engine.optimizers import make_optimizers
-from engine.settings import Config, check, learning_rate
+from engine.plan import Plan
+from engine.settings import Config, check, read_config
 from model import LM, ModelConfig
 from train import main, train
 
@@ -61,6 +62,7 @@ def shell(command, **kw):
 # ------------------------------------------------------------------ schedule
 
 def test_learning_rate_by_hand():
+    learning_rate = lambda c, step: Plan(c).at(step).lr
     "The paper's 2,000 up, constant to 170,000, 30,000 down by 1 - sqrt."
     c = Config(steps=200_000, warmup_steps=2_000, decay_steps=30_000)
     assert learning_rate(c, 0) == 1 / 2000 and learning_rate(c, 999) == 0.5 and learning_rate(c, 1999) == 1
@@ -92,7 +94,7 @@ def test_a_run_learns_and_leaves_its_files(config):
 
 def stop_and_resume(config, monkeypatch, stop_at):
     "Train until SIGTERM comes in the middle of a step, then to the end."
-    update, calls = train_file.update, []
+    update, calls = train_file.take_step, []
 
     def interrupted(*args):
         calls.append(1)
@@ -100,7 +102,7 @@ def stop_and_resume(config, monkeypatch, stop_at):
             os.kill(os.getpid(), signal.SIGTERM)
         return update(*args)
 
-    monkeypatch.setattr(train_file, 'update', interrupted)
+    monkeypatch.setattr(train_file, 'take_step', interrupted)
     assert train(config) == signal.SIGTERM
     assert checkpoint.load(config.out_dir)['step'] == stop_at and len(calls) == stop_at
     assert train(config) == 0
@@ -256,8 +258,8 @@ def test_nan_stops_with_the_step_and_a_good_checkpoint(config, monkeypatch):
 @pytest.mark.parametrize('number, at, status', [(signal.SIGTERM, 3, 143), (signal.SIGINT, 3, 130), (signal.SIGTERM, 12, None)])
 def test_a_stopped_run_is_no_finished_one_for_whoever_started_it(config, monkeypatch, capsys, number, at, status):
     "But a signal that comes during the last step has stopped nothing."
-    c, update, calls = config(), train_file.update, []
-    monkeypatch.setattr(train_file, 'update', lambda *args: (calls.append(1), len(calls) == at and os.kill(os.getpid(), number), update(*args))[2])
+    c, update, calls = config(), train_file.take_step, []
+    monkeypatch.setattr(train_file, 'take_step', lambda *args: (calls.append(1), len(calls) == at and os.kill(os.getpid(), number), update(*args))[2])
     argv = command(c)[2:]
     if status:
         with pytest.raises(SystemExit) as stop:
@@ -370,14 +372,14 @@ def test_two_processes_train_like_one(config):
 
 def stop_the_second(at=3):
     "SIGTERM for one process of two, in the middle of a step."
-    update, calls = train_file.update, []
+    update, calls = train_file.take_step, []
 
     def stopped(*args):
         calls.append(1)
         if len(calls) == at and os.environ['RANK'] == '1':
             os.kill(os.getpid(), signal.SIGTERM)
         return update(*args)
-    train_file.update = stopped
+    train_file.take_step = stopped
 
 
 def test_one_process_of_two_is_told_to_stop_and_both_end_with_its_signal(config):
@@ -402,7 +404,7 @@ GROW = dict(grow='lidas', grow_block=1, n_layer=4, steps=30, decay_steps=5)     
 
 def test_growth_happens_when_the_plan_says_and_is_logged(config):
     c = config(**GROW)
-    assert train_file.plan(c) == [(0, 1), (2, 2), (7, 3), (14, 4)]
+    assert Plan(c).stages == [(0, 1), (2, 2), (7, 3), (14, 4)]
     train(c)
     log = log_of(c)
     assert [line['n_layer'] for line in log] == [1] * 3 + [2] * 5 + [3] * 7 + [4] * 16
@@ -438,7 +440,7 @@ train.train(train.check(config))
 """
 
 
-@pytest.mark.parametrize('name, call, saved', [('update', 7, 4), ('untie', 2, 4), ('update', 9, 8), ('update', 29, 28)],
+@pytest.mark.parametrize('name, call, saved', [('take_step', 7, 4), ('untie', 2, 4), ('take_step', 9, 8), ('take_step', 29, 28)],
                          ids=['before', 'at', 'after', 'decay'])
 def test_kill_9_around_a_growth_and_resume_is_bit_equal(config, name, call, saved):
     "The second growth comes between updates 7 and 8."

@@ -43,7 +43,7 @@ from model import LM, KVCache, ModelConfig
 from probe import depth_score
 from retrofit import sample_recurrence, surgery
 from tools.peers import BATCH, PEERS, SHAPES, ours, training_step
-from train import update
+from train import take_step
 from wrapper import looped
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -108,7 +108,7 @@ def toy_run(make=make_optimizers, kind='muon'):
     optimizers = make(model, config)
     tokens = torch.randint(257, (config.batch_size, config.context))
     batch = tokens, tokens, tokens.numel()
-    return model, optimizers, lambda: update(config, world, model, optimizers, batch, contextlib.nullcontext)
+    return model, optimizers, lambda: take_step(config, world, model, optimizers, batch, contextlib.nullcontext)
 
 
 def torchs_muon(model, config):

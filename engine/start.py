@@ -1,0 +1,90 @@
+"""Where a run stands when training begins: a new model, what init_from gives, or what out_dir holds.
+
+The idea: a run is resumed when its plan and the new config's agree on every step that it has taken, every setting that the plan
+does not answer for is equal, and so is the data that has been read. What lies ahead may change: a copy of a run may branch off.
+
+Usage:
+    model, plan, state = resume(config, data, out) if checkpoint.exists(out) else begin(config, data['data'])
+    optimizers = fill(model, config, state, out)
+"""
+import dataclasses
+
+import torch
+
+from common.errors import Refused
+from data.tokenizer import get_tokenizer, reads_alike
+from data.tokens import draw
+from engine import checkpoint
+from engine.optimizers import make_optimizers
+from engine.plan import ANSWERED, Plan, Start
+from engine.settings import MAY_DIFFER, Config, shape
+from model import LM
+
+
+def begin(config, loader):
+    "(model, plan, state) of a new model, or of what init_from gives."
+    torch.manual_seed(draw(config.seed, 'init'))
+    state = dict(step=0, tokens=0, flops=0, seconds=0.0, inherited_flops=0)
+    if not config.init_from:
+        plan, vocab_size = Plan(config), config.vocab_size or loader.vocab_size
+        order = list(plan.loop) if plan.loop else None
+        n_layer = plan.at(0).n_layer
+        return LM(shape(config, vocab_size=vocab_size, n_layer=n_layer, order=order)), plan, state
+    parent, path = checkpoint.load(config.init_from), config.init_from
+    model = checkpoint.build_model(parent, path)
+    plan = set_up(model, config)
+    theirs, context = get_tokenizer(path), model.config.context
+    if context < config.context or not reads_alike(theirs, get_tokenizer(loader.tokenizer)):
+        raise Refused(f'{path} reads {context} tokens of the tokenizer {theirs.name!r}: it does not fit context={config.context} '
+                      f'and data made with {loader.tokenizer!r}')
+    model.config.context = config.context
+    state['inherited_flops'] = parent.get('flops', 0) + parent.get('inherited_flops', 0)
+    return model, plan, state
+
+
+def set_up(model, config):
+    "The plan of a config that begins with a model of another's, which is told what the plan says of it."
+    plan = Plan(config, Start.of(model))
+    if plan.mean:
+        model.mean, model.backprop_depth = plan.mean, plan.backprop_depth
+    elif plan.loop:
+        model.config.order = list(plan.loop)
+    return plan
+
+
+def resume(config, data, out, whole=True):
+    "(model, plan, state) of the run that out_dir holds, if this config goes on with it. data: {setting: Loader}."
+    state = checkpoint.load(out, whole)
+    plan = Plan(config, Start.kept(state))
+    refuse_another_run(config, plan, data, state)
+    if not state.get('optimizers'):
+        raise Refused(f'{out} holds weights without their optimizers, so it cannot be resumed: start another --out_dir from it, '
+                      f'with --init_from={out}')
+    torch.manual_seed(draw(config.seed, 'init'))
+    return checkpoint.build_model(state, out), plan, dict(inherited_flops=0) | state        # as deep as it had grown by then
+
+
+def refuse_another_run(config, plan, data, state):
+    new, old = dataclasses.asdict(config), dataclasses.asdict(Config()) | state.get('config', {})
+    before = Plan(Config(**{name: old[name] for name in new}), plan.start)
+    taken = [plan.at(step) for step in range(max(1, state['step']))]
+    agree = taken == [before.at(step) for step in range(len(taken))]
+    for name in new:
+        if name not in MAY_DIFFER and new[name] != old[name] and not (agree and name in ANSWERED):
+            raise Refused(f'{config.out_dir} holds a run with {name}={old[name]!r}, but this config has {new[name]!r}: choose '
+                          'another --out_dir, or move that run out of the way by --resume=false')
+    read = {'data', *(now.data for now in taken)}
+    if any(state.get(name) != data[name].checksums() for name in read):
+        raise Refused(f'the data has changed since the run in {config.out_dir} began (other checksums): choose another --out_dir, '
+                      'or move that run out of the way by --resume=false')
+
+
+def fill(model, config, state, out, in_parts=False):
+    "The optimizers, with what they had kept; in parts, the model is cut and filled as well."
+    if in_parts:
+        from engine import sharded  # it takes a second, and one process does without
+        return sharded.begin(model, lambda: make_optimizers(model, config), state, out)
+    optimizers = make_optimizers(model, config)
+    for optimizer, saved in zip(optimizers, state.get('optimizers', [])):
+        optimizer.load_state_dict(saved)
+    return optimizers
