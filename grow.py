@@ -1,19 +1,23 @@
-"""Train shallow, then grow deeper: new layers start as copies of middle ones (MIDAS, LIDAS, and their relatives).
+"""Train shallow, then grow deeper: new layers start as copies of middle ones (MIDAS, LIDAS, and
+their relatives).
 
-The idea: a grown model is an order of the small one, [0, 1, 2, 3, 2, 3] say, after which every entry gets its own copy of
-the weights. So growing is untied looping, and looping is tied growing: `untie(model, order)` computes what `order` computed,
-to the last bit, and from then on the copies drift apart. A step of a shallow model costs less, so growing saves compute.
+The idea: a grown model is an order of the small one, [0, 1, 2, 3, 2, 3] say, after which every
+entry gets its own copy of the weights. So growing is untied looping, and looping is tied growing:
+`untie(model, order)` computes what `order` computed, to the last bit, and from then on the copies
+drift apart. A step of a shallow model costs less, so growing saves compute.
 
-Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", section 3.1 (the operators), appendix A (the schedule: PROP-alpha),
-Table 7 (the compute saved); MIDAS is Saunshi et al., 2024.
-Here: LIDAS copies the contiguous layers [L/2 - b/2, L/2 + b/2) right behind themselves, as the paper's Figure 2 draws it;
-its printed formula would take b + 1 of them. PROP-alpha rounds down and gives the rest to the last stage: that gives
-Table 7 to the last digit, while the largest remainders of the paper's text don't.
+Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", section 3.1 (the operators), appendix A
+(the schedule: PROP-alpha), Table 7 (the compute saved); MIDAS is Saunshi et al., 2024.
+Here: LIDAS copies the contiguous layers [L/2 - b/2, L/2 + b/2) right behind themselves, as the
+paper's Figure 2 draws it; its printed formula would take b + 1 of them. PROP-alpha rounds down and
+gives the rest to the last stage: that gives Table 7 to the last digit, while the largest remainders
+of the paper's text don't.
 
 Usage:
     order = lidas(n_layer=8, block=2)                   # [0, 1, 2, 3, 4, 3, 4, 5, 6, 7]
-    deeper = untie(model, order, optimizer=optimizers)  # ten layers of their own, with their optimizer states
-    python grow.py 32 --block=4                         # which layer came from which, stage by stage, and what it saves
+    # ten layers of their own, with their optimizer states
+    deeper = untie(model, order, optimizer=optimizers)
+    python grow.py 32 --block=4  # which layer came from which, stage by stage, and what it saves
 """
 import copy
 import dataclasses
@@ -24,12 +28,14 @@ import torch
 from common.errors import Refused
 from model import LM, check_order
 
-# ---------------------------------------------------------------------------------------------- operators: orders
+# -------------------------------------------------------------------------------- operators: orders
 
 def midas(n_layer, block):
-    "The middle one of the model's blocks again: [B0 .. Bm, Bm, .. ], m = ceil(n/2) - 1 (the paper's Eq. 2)."
+    """The middle one of the model's blocks again: [B0 .. Bm, Bm, .. ], m = ceil(n/2) - 1 (the
+    paper's Eq. 2)."""
     if n_layer % block:
-        raise Refused(f'midas copies whole blocks: {n_layer} layers are not whole blocks of {block}')
+        raise Refused(
+            f'midas copies whole blocks: {n_layer} layers are not whole blocks of {block}')
     return again(n_layer, (math.ceil(n_layer // block / 2) - 1) * block, block)
 
 
@@ -58,51 +64,61 @@ def again(n_layer, first, block):
 GROWTH = {'midas': midas, 'lidas': lidas, 'stack': stack, 'double': double}
 
 
-# ---------------------------------------------------------------------------------------------- the growing itself
+# ------------------------------------------------------------------------------- the growing itself
 
 def untie(model, order, optimizer=None):
-    """A new model whose layer i is a copy of its own of layer order[i]: it computes what model(order=order) does. By
-    untie(model, [0, 1, 0, 1]) two layers become four: 0 and 2 begin as the old layer 0, 1 and 3 as the old layer 1.
-    `optimizer` (one or a list) is rewritten in place: it then holds the new model's parameters, each with a copy of its
-    source's state, so that training goes on without a jolt. Embedding, norm and head are copied once."""
+    """A new model whose layer i is a copy of its own of layer order[i]: it computes what
+    model(order=order) does. By untie(model, [0, 1, 0, 1]) two layers become four: 0 and 2 begin as
+    the old layer 0, 1 and 3 as the old layer 1. `optimizer` (one or a list) is rewritten in place:
+    it then holds the new model's parameters, each with a copy of its source's state, so that
+    training goes on without a jolt. Embedding, norm and head are copied once."""
     order = check_order(order, len(model.layers))
     with torch.device('meta'):      # an empty frame: every weight is about to be a copy
         new = LM(dataclasses.replace(model.config, n_layer=len(order), order=None))
     new.layers = torch.nn.ModuleList(copy.deepcopy(model.layers[i]) for i in order)
-    shell = copy.deepcopy({name: module for name, module in model.named_children() if name != 'layers'})
-    for name, module in shell.items():          # one deepcopy for all of them keeps a tied head tied
+    shell = copy.deepcopy({name: module for name, module in model.named_children()
+                           if name != 'layers'})
+    # one deepcopy for all of them keeps a tied head tied
+    for name, module in shell.items():
         setattr(new, name, module)
     for name, buffer in model.named_buffers(recurse=False):
         setattr(new, name, buffer.clone())
     new.train(model.training)
 
-    copies = {}                                 # old parameter -> its new copies, in the order of the layers
+    # old parameter -> its new copies, in the order of the layers
+    copies = {}
     for i, layer in zip(order, new.layers):
         for old, fresh in zip(model.layers[i].parameters(), layer.parameters()):
             copies.setdefault(old, []).append(fresh)
     for name, module in shell.items():
         for old, fresh in zip(getattr(model, name).parameters(), module.parameters()):
             copies[old] = [fresh]
-    hand_over([] if optimizer is None else optimizer if isinstance(optimizer, (list, tuple)) else [optimizer], copies, new)
+    hand_over([] if optimizer is None else optimizer if isinstance(optimizer, (list, tuple))
+              else [optimizer], copies, new)
     return new
 
 
 def hand_over(optimizers, copies, new):
-    "Optimizers of an old model become a new one's: `copies` says which parameters each old one has become."
+    """Optimizers of an old model become a new one's: `copies` says which parameters each old one
+    has become."""
     for opt in optimizers:
         for group in opt.param_groups:
             held = {fresh for old in group['params'] for fresh in copies.get(old, [])}
-            group['params'] = [p for p in new.parameters() if p in held]    # in the model's order: a resume relies on it
+            # in the model's order: a resume relies on it
+            group['params'] = [p for p in new.parameters() if p in held]
         for old in list(opt.state):
             state = opt.state.pop(old)
-            for fresh in copies.get(old, []):   # a layer that the order leaves out takes its state with it
-                opt.state[fresh] = {k: v.clone() if torch.is_tensor(v) else copy.deepcopy(v) for k, v in state.items()}
+            # a layer that the order leaves out takes its state with it
+            for fresh in copies.get(old, []):
+                opt.state[fresh] = {k: v.clone() if torch.is_tensor(v) else copy.deepcopy(v)
+                                    for k, v in state.items()}
 
 
-# ---------------------------------------------------------------------------------------------- the schedule
+# ------------------------------------------------------------------------------------- the schedule
 
 def prop_schedule(steps, n_stages, alpha=1.0):
-    "PROP-alpha: stage i of 1 .. n gets a share i^alpha of the steps, rounded down; the last gets what is left."
+    """PROP-alpha: stage i of 1 .. n gets a share i^alpha of the steps, rounded down; the last gets
+    what is left."""
     weights = [i ** alpha for i in range(1, n_stages + 1)]
     lengths = [int(steps * w / sum(weights)) for w in weights]
     lengths[-1] += steps - sum(lengths)
@@ -110,20 +126,23 @@ def prop_schedule(steps, n_stages, alpha=1.0):
 
 
 def growth_plan(grow, n_layer, block, steps, alpha=1.0):
-    """[(first step, layers)] of every stage, from one block up to n_layer, by the operator's name. `steps` is the constant
-    phase, warm-up included: the full depth is there before the decay begins."""
+    """[(first step, layers)] of every stage, from one block up to n_layer, by the operator's name.
+    `steps` is the constant phase, warm-up included: the full depth is there before the decay
+    begins."""
     depths, operator = [block], GROWTH[grow]
     while 0 < depths[-1] < n_layer:
         depths.append(len(operator(depths[-1], block)))
     if depths[-1] != n_layer:
-        raise Refused(f'{grow} from {block} layers does not reach n_layer={n_layer}, but {", ".join(map(str, depths))}')
+        raise Refused(f'{grow} from {block} layers does not reach n_layer={n_layer}, but '
+                      f'{", ".join(map(str, depths))}')
     lengths = prop_schedule(steps, len(depths), alpha)
     if min(lengths) < 1:
-        raise Refused(f'{steps} steps before the decay are too few for {len(depths)} stages of {depths} layers')
+        raise Refused(f'{steps} steps before the decay are too few for {len(depths)} stages of '
+                      f'{depths} layers')
     return [(sum(lengths[:i]), depth) for i, depth in enumerate(depths)]
 
 
-# ---------------------------------------------------------------------------------------------- the command
+# -------------------------------------------------------------------------------------- the command
 
 if __name__ == '__main__':
     from nanodepth import main; main('grow')        # noqa: E702

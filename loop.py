@@ -1,20 +1,24 @@
 """Run the same layers several times: fewer weights than depth.
 
-The idea: a looped model is an order with repeats, [0, 1, 2, 3] * 6 or [0..3] + [4..7] * 4 + [8..11]. Its weights are tied
-across depth, so it costs as much to run as a deep model and as little to store as a shallow one. `untie` from grow.py cuts
-the ties without changing a single logit: growing is untied looping, and looping is tied growing.
+The idea: a looped model is an order with repeats, [0, 1, 2, 3] * 6 or [0..3] + [4..7] * 4 +
+[8..11]. Its weights are tied across depth, so it costs as much to run as a deep model and as little
+to store as a shallow one. `untie` from grow.py cuts the ties without changing a single logit:
+growing is untied looping, and looping is tied growing.
 
-Paper: "From Growing to Looping", section 3.1 (the notation), 4.2 (repeating a middle block that was never trained to
-loop), 5.2 (recurrence added in the cool-down), Table 1 and Figure 1 (what it is worth at equal parameters and equal compute).
-Here: `4x6` is six runs of four layers in all, and `8-4x2-12` runs layers 8 to 11 once more than an ordinary model does.
+Paper: "From Growing to Looping", section 3.1 (the notation), 4.2 (repeating a middle block that was
+never trained to loop), 5.2 (recurrence added in the cool-down), Table 1 and Figure 1 (what it is
+worth at equal parameters and equal compute).
+Here: `4x6` is six runs of four layers in all, and `8-4x2-12` runs layers 8 to 11 once more than an
+ordinary model does.
 
-Each run goes with its partners: as many unique layers run once (equal parameters), or as many layers in all, each its own
-(equal compute at inference).
+Each run goes with its partners: as many unique layers run once (equal parameters), or as many
+layers in all, each its own (equal compute at inference).
 
 Usage:
-    order = parse_loop('4-4x4-4')                       # 12 unique layers, 24 deep; model(tokens, order=order) runs it
+    order = parse_loop('4-4x4-4')  # 12 unique layers, 24 deep; model(tokens, order=order) runs it
     order = repeat_block(model.order, 3, 2, times=2)    # positions 3 and 4 of any order twice
-    python train.py config/loop_2x4.py                  # train one; then compare at equal parameters and at equal depth:
+    # train one; then compare at equal parameters and at equal depth:
+    python train.py config/loop_2x4.py
     python loop.py out/loop_2x4 out/standard_2 out/baseline
 """
 import contextlib
@@ -25,13 +29,16 @@ from model import check_order
 
 
 def parse_loop(text):
-    "'4-4x4-4' to an order: segments joined by '-', each SIZE layers, or SIZExTIMES for a block that runs TIMES times."
+    """'4-4x4-4' to an order: segments joined by '-', each SIZE layers, or SIZExTIMES for a block
+    that runs TIMES times."""
     order, unique = [], 0
     for part in text.replace('×', 'x').split('-'):
         match = re.fullmatch(r'\s*(\d+)\s*(?:x\s*(\d+)\s*)?', part)
         size, times = (int(match[1]), int(match[2] or 1)) if match else (0, 0)
         if size < 1 or times < 1:
-            raise Refused(f'the loop {text!r} has a segment {part!r}, which is neither layers, such as 4, nor layers by '
+            raise Refused(
+                f'the loop {text!r} has a segment {part!r}, which is neither layers, such '
+                'as 4, nor layers by '
                              "times, such as 4x6; segments are joined by '-', as in 4-4x4-4")
         order += [*range(unique, unique + size)] * times
         unique += size
@@ -42,15 +49,18 @@ def fit_loop(text, n_layer):
     "The same for a model of n_layer unique layers: each must run."
     order = parse_loop(text)
     if max(order) + 1 != n_layer:
-        raise Refused(f'the loop {text!r} has {max(order) + 1} unique layers, but the model has {n_layer}')
+        raise Refused(
+            f'the loop {text!r} has {max(order) + 1} unique layers, but the model has {n_layer}')
     return order
 
 
 def format_loop(order):
     "An order to the notation: the inverse of parse_loop, with neighbouring plain segments as one."
-    order, parts, first, at = list(order), [], 0, 0     # layers below `first` are written down already
+    # layers below `first` are written down already
+    order, parts, first, at = list(order), [], 0, 0
     while at < len(order):
-        top = first                                     # a run of new layers: first, first + 1, ..., top - 1
+        # a run of new layers: first, first + 1, ..., top - 1
+        top = first
         while at < len(order) and order[at] == top:
             top, at = top + 1, at + 1
         start = order[at] if at < len(order) else top   # here it jumps back to, or the end
@@ -59,7 +69,9 @@ def format_loop(order):
         while block and order[at:at + len(block)] == block:
             times, at = times + 1, at + len(block)
         if start < first or start < top and times == 1 or start >= top and at < len(order):
-            raise Refused(f'the order {order} is not a loop of blocks in the order of their layers, so it has no notation')
+            raise Refused(
+                f'the order {order} is not a loop of blocks in the order of their layers, '
+                'so it has no notation')
         parts += [str(start - first)] * (start > first) + [f'{top - start}x{times}'] * (top > start)
         first = top
     return '-'.join(parts)
@@ -69,9 +81,11 @@ def repeat_block(order, start, length, times):
     "The order with the `length` positions from `start` on run `times` times in all."
     order = list(order)
     if not (0 <= start and 1 <= length and start + length <= len(order)):
-        raise Refused(f'a block of {length} from position {start} on does not lie within an order of {len(order)} positions')
+        raise Refused(f'a block of {length} from position {start} on does not lie within an '
+                      f'order of {len(order)} positions')
     if times < 1:
-        raise Refused(f'times={times}: a block runs at least once (to leave it out, take it out of the order)')
+        raise Refused(f'times={times}: a block runs at least once (to leave it out, take it out '
+                      'of the order)')
     block = order[start:start + length]
     return order[:start] + block * times + order[start + length:]
 
@@ -86,9 +100,9 @@ def running(model, order):
         model.config.order = before
 
 
-# ---------------------------------------------------------------------------------------------- what is measured
+# --------------------------------------------------------------------------------- what is measured
 
-# ---------------------------------------------------------------------------------------------- the command
+# -------------------------------------------------------------------------------------- the command
 
 if __name__ == '__main__':
     from nanodepth import main; main('loop')        # noqa: E702

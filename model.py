@@ -1,19 +1,22 @@
 """The model every other file shares: a LLaMA-style decoder whose depth is a list of layer indices.
 
-The idea: a model owns its unique layers, and an *order* says which of them run, one after the other. [0, 1, 2, 3]
-is an ordinary four-layer model, [0, 1, 2, 3, 0, 1, 2, 3] the same four layers looped twice, [0, 1, 3] one with
-layer 2 skipped. Growing, looping, pruning and probing are all statements about such lists.
+The idea: a model owns its unique layers, and an *order* says which of them run, one after the
+other. [0, 1, 2, 3] is an ordinary four-layer model, [0, 1, 2, 3, 0, 1, 2, 3] the same four layers
+looped twice, [0, 1, 3] one with layer 2 skipped. Growing, looping, pruning and probing are all
+statements about such lists.
 
-Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", appendix A (architecture, Table 2) and E (LN-scaling):
-RMSNorm before each sublayer, rotary positions, grouped-query attention, SwiGLU, tied embeddings.
-Here: initial weights are normal with std 0.02 (an untied embedding: 1), because the papers don't name theirs. The usual
-shrinking of the output matrices with the number of layers is left out: in a model that grows, nothing may depend on the
-total depth.
+Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", appendix A (architecture, Table 2) and
+E (LN-scaling): RMSNorm before each sublayer, rotary positions, grouped-query attention, SwiGLU,
+tied embeddings.
+Here: initial weights are normal with std 0.02 (an untied embedding: 1), because the papers don't
+name theirs. The usual shrinking of the output matrices with the number of layers is left out: in a
+model that grows, nothing may depend on the total depth.
 
 Usage:
     model = LM(ModelConfig(vocab_size=257, n_layer=4, n_embd=64, n_head=4))
     logits = model(tokens)                                   # (B, T) -> (B, T, V)
-    loss = model(tokens, targets, order=[0, 1, 2, 3, 2, 3])  # the same weights, the last two layers run twice
+    # the same weights, the last two layers run twice
+    loss = model(tokens, targets, order=[0, 1, 2, 3, 2, 3])
 """
 import math
 from dataclasses import dataclass
@@ -47,10 +50,12 @@ class ModelConfig:
     def __post_init__(self):
         if self.head_dim is None:
             if self.n_embd % self.n_head:
-                raise Refused(f'n_embd={self.n_embd} does not divide into n_head={self.n_head} heads')
+                raise Refused(
+                    f'n_embd={self.n_embd} does not divide into n_head={self.n_head} heads')
             self.head_dim = self.n_embd // self.n_head
         if self.head_dim % 2:
-            raise Refused(f'head_dim={self.head_dim} is odd: rotary positions turn pairs of channels')
+            raise Refused(
+                f'head_dim={self.head_dim} is odd: rotary positions turn pairs of channels')
         if self.n_kv_head is None:
             self.n_kv_head = self.n_head
         if self.n_head % self.n_kv_head:
@@ -73,9 +78,10 @@ def check_order(order, n_layer):
 
 
 class KVCache:
-    """Keys and values of the tokens seen so far: one slot for each position of the *order*, never for a module,
-    since a layer that runs twice sees two different streams. `position` counts the tokens; whoever calls `run`
-    advances it, once per forward, so that no layer's presence decides about it."""
+    """Keys and values of the tokens seen so far: one slot for each position of the *order*, never
+    for a module, since a layer that runs twice sees two different streams. `position` counts the
+    tokens; whoever calls `run` advances it, once per forward, so that no layer's presence decides
+    about it."""
 
     class Slot:
         keys = values = None                                                    # (B, Hkv, S, hd)
@@ -85,7 +91,8 @@ class KVCache:
             self.values = v if self.values is None else torch.cat((self.values, v), dim=2)
             return self.keys, self.values
 
-        def get_seq_length(self):                                               # named as in transformers' caches
+        # named as in transformers' caches
+        def get_seq_length(self):
             return 0 if self.keys is None else self.keys.shape[2]
 
     def __init__(self, depth):
@@ -95,21 +102,29 @@ class KVCache:
 
 def rope_tables(config):
     "cos and sin of every position's angles, (T, hd/2) each."
-    # Written as transformers writes it: the last bit of a frequency is a hundredth of a radian at position 100,000.
-    freq = 1.0 / config.rope_theta ** (torch.arange(0, config.head_dim, 2).float() / config.head_dim)     # (hd/2,)
-    if config.rope_scaling is not None:                 # Llama 3: slow the long waves down, keep the short ones
+    # Written as transformers writes it: the last bit of a frequency is a hundredth of a radian at
+    # position 100,000.
+    # (hd/2,)
+    freq = 1.0 / config.rope_theta ** (torch.arange(0, config.head_dim, 2).float()
+                                       / config.head_dim)
+    # Llama 3: slow the long waves down, keep the short ones
+    if config.rope_scaling is not None:
         s = config.rope_scaling
-        turns = s['original_max_position_embeddings'] / (2 * math.pi / freq)    # within the original context
-        keep = ((turns - s['low_freq_factor']) / (s['high_freq_factor'] - s['low_freq_factor'])).clamp(0, 1)
+        # within the original context
+        turns = s['original_max_position_embeddings'] / (2 * math.pi / freq)
+        keep = ((turns - s['low_freq_factor'])
+                / (s['high_freq_factor'] - s['low_freq_factor'])).clamp(0, 1)
         freq = (1 - keep) * freq / s['factor'] + keep * freq
     angles = torch.outer(torch.arange(config.context).float(), freq)            # (T, hd/2)
     return angles.cos(), angles.sin()
 
 
 def rotate(x, rope):
-    "Turn each pair of channels (i, i + hd/2) of x (..., T, hd) by its position's angle: rope is cos, sin (T, hd/2) each."
+    """Turn each pair of channels (i, i + hd/2) of x (..., T, hd) by its position's angle: rope is
+    cos, sin (T, hd/2) each."""
     cos, sin = rope
-    a, b = x.chunk(2, dim=-1)                                                   # (..., T, hd/2) each
+    # (..., T, hd/2) each
+    a, b = x.chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).type_as(x)
 
 
@@ -122,7 +137,8 @@ class Attention(nn.Module):
         self.k = nn.Linear(C, self.n_kv_head * hd, bias=False)
         self.v = nn.Linear(C, self.n_kv_head * hd, bias=False)
         self.o = nn.Linear(self.n_head * hd, C, bias=False)
-        self.q_norm, self.k_norm = (nn.RMSNorm(hd, config.norm_eps) if config.qk_norm else None for _ in 'qk')
+        self.q_norm, self.k_norm = (nn.RMSNorm(hd, config.norm_eps) if config.qk_norm else None
+                                    for _ in 'qk')
 
     def forward(self, x, rope, slot=None, mask=None):
         B, T, _ = x.shape
@@ -135,10 +151,11 @@ class Attention(nn.Module):
         v = v.transpose(1, 2)                                                   # (B, Hkv, T, hd)
         causal = mask is None
         if slot is not None:
-            k, v = slot.update(k, v)                                            # (B, Hkv, S, hd), S >= T
+            k, v = slot.update(k, v)  # (B, Hkv, S, hd), S >= T
             S = k.shape[2]
             causal = causal and S == T
-            if mask is None and 1 < T < S:      # several new tokens after a past: SDPA's is_causal would align them at the top left
+            # several new tokens after a past: SDPA's is_causal would align them at the top left
+            if mask is None and 1 < T < S:
                 mask = torch.ones(T, S, dtype=torch.bool, device=x.device).tril(S - T)
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal,
                                            enable_gqa=self.n_head != self.n_kv_head)
@@ -157,10 +174,11 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer: the residual stream in, the residual stream out. It knows neither its index nor the depth of the
-    model. What varies with the position in the order is passed in: `depth` names the cache's slot and the tap's
-    place, `scale` is LN-scaling's factor (a tensor, so that a compiled Block serves every depth), `mask` (T, S) says which keys
-    a token sees, if not just those up to it."""
+    """One layer: the residual stream in, the residual stream out. It knows neither its index nor
+    the depth of the model. What varies with the position in the order is passed in: `depth` names
+    the cache's slot and the tap's place, `scale` is LN-scaling's factor (a tensor, so that a
+    compiled Block serves every depth), `mask` (T, S) says which keys a token sees, if not just
+    those up to it."""
 
     def __init__(self, config):
         super().__init__()
@@ -192,8 +210,10 @@ class LM(nn.Module):
             self.register_buffer(name, tensor, persistent=False)
         self.apply(self._init)
         if not config.tie_embeddings:
-            # An embedding of its own starts at std 1. Adam moves every entry by about lr a step: at 0.02 the tokens would
-            # change their identities every few steps, while attention still learns to match them (LOG.md: 3x the steps).
+            # An embedding of its own starts at std 1. Adam moves every entry by about lr a step: at
+            # 0.02 the tokens would
+            # change their identities every few steps, while attention still learns to match them
+            # (LOG.md: 3x the steps).
             nn.init.normal_(self.embed.weight, std=1.0)
 
     @staticmethod
@@ -204,25 +224,30 @@ class LM(nn.Module):
     @property
     def order(self):
         "The order that runs when none is given."
-        return list(range(len(self.layers))) if self.config.order is None else list(self.config.order)
+        return (list(range(len(self.layers))) if self.config.order is None
+                else list(self.config.order))
 
     def run(self, x, order, *, depth=0, cache=None, tap=None):
-        """Run a segment of layers on the residual stream x (B, T, C). Its first layer stands at unrolled position
-        `depth`, so that run(run(x, a), b, depth=len(a)) is run(x, a + b)."""
-        order = check_order(order, len(self.layers)) if len(order) else []      # a segment may be empty, a model may not
+        """Run a segment of layers on the residual stream x (B, T, C). Its first layer stands at
+        unrolled position `depth`, so that run(run(x, a), b, depth=len(a)) is run(x, a + b)."""
+        # a segment may be empty, a model may not
+        order = check_order(order, len(self.layers)) if len(order) else []
         start = 0 if cache is None else cache.position
         end = start + x.shape[1]
         if end > self.config.context:
             raise Refused(f'{end} tokens are more than the context of {self.config.context}')
         if cache is not None and depth + len(order) > len(cache.layers):
-            raise Refused(f'the order ends at depth {depth + len(order)}, but the cache has {len(cache.layers)} slots')
+            raise Refused(f'the order ends at depth {depth + len(order)}, but the cache has '
+                          f'{len(cache.layers)} slots')
         rope = self.cos[start:end], self.sin[start:end]                         # (T, hd/2) each
         scales = [None] * len(order)
         if self.config.ln_scaling:
-            scales = torch.arange(depth + 1, depth + len(order) + 1, device=x.device).rsqrt().to(x.dtype).unbind()
+            scales = torch.arange(depth + 1, depth + len(order) + 1,
+                                  device=x.device).rsqrt().to(x.dtype).unbind()
         for d, (i, scale) in enumerate(zip(order, scales), depth):
             layer = self.layers[i]
-            # Only training takes the compiled Block (block.compile()); _call_impl is what it was before.
+            # Only training takes the compiled Block (block.compile()); _call_impl is what it was
+            # before.
             call = layer if self.training and cache is None and tap is None else layer._call_impl
             x = call(x, rope, scale, d, cache, tap)
         return x                                                                # (B, T, C)
@@ -247,31 +272,36 @@ class LM(nn.Module):
 
         def forward(fresh, cache):          # of a prompt, only the last token's logits are wanted
             return self.head(self.norm(self.hidden(fresh, order=order, cache=cache)[:, -1:]))
-        return continue_text(forward, lambda: KVCache(len(order)), self.config.context, tokens, max_new_tokens, **options)
+        return continue_text(forward, lambda: KVCache(len(order)), self.config.context, tokens,
+                             max_new_tokens, **options)
 
     def num_params(self):
-        return sum(p.numel() for p in self.parameters())        # a tied head is the embedding, and counts once
+        # a tied head is the embedding, and counts once
+        return sum(p.numel() for p in self.parameters())
 
     def flops_per_token(self, order=None):
-        """Training FLOPs of one token: 6 per weight that multiplies it (2 forward, 4 backward), the embedding once,
-        norms not counted, and 12 D T (heads x head_dim) for attention's two products. This is the count that
-        gives the paper's Table 7 to the last digit."""
+        """Training FLOPs of one token: 6 per weight that multiplies it (2 forward, 4 backward), the
+        embedding once, norms not counted, and 12 D T (heads x head_dim) for attention's two
+        products. This is the count that gives the paper's Table 7 to the last digit."""
         c, order = self.config, self.order if order is None else order
         layer = sum(p.numel() for p in self.layers[0].parameters() if p.dim() == 2)
         weights = c.vocab_size * c.n_embd + len(order) * layer
         return 6 * weights + 12 * len(order) * c.context * c.n_head * c.head_dim
 
 
-def continue_text(forward, new_cache, context, tokens, max_new_tokens, *, temperature=1.0, top_k=None, generator=None, stop=None):
-    """Continue tokens (B, T) by max_new_tokens, or until stop(tokens) says so, with forward(fresh tokens, cache) -> logits.
-    Temperature 0 takes the likeliest token. Past the context the window slides: each new token is drawn from the last
-    `context` ones, as if they were all there is."""
+def continue_text(forward, new_cache, context, tokens, max_new_tokens, *, temperature=1.0,
+                  top_k=None, generator=None, stop=None):
+    """Continue tokens (B, T) by max_new_tokens, or until stop(tokens) says so, with forward(fresh
+    tokens, cache) -> logits. Temperature 0 takes the likeliest token. Past the context the window
+    slides: each new token is drawn from the last `context` ones, as if they were all there is."""
     if tokens.shape[1] == 0:
         raise Refused('nothing to continue: the prompt has no tokens')
-    with torch.inference_mode():        # no_grad, without the book-keeping that would let a tensor have a gradient later
+    # no_grad, without the book-keeping that would let a tensor have a gradient later
+    with torch.inference_mode():
         cache, fresh = new_cache(), tokens[:, -context:]
         for _ in range(max_new_tokens):
-            if cache.position + fresh.shape[1] > context:   # every token has a new position now: none of the cache is right
+            # every token has a new position now: none of the cache is right
+            if cache.position + fresh.shape[1] > context:
                 cache, fresh = new_cache(), tokens[:, -context:]
             logits = forward(fresh, cache)[:, -1].float()                       # (B, V)
             if temperature == 0:
@@ -280,7 +310,8 @@ def continue_text(forward, new_cache, context, tokens, max_new_tokens, *, temper
                 if top_k is not None:
                     kth = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]
                     logits = logits.masked_fill(logits < kth, -math.inf)
-                fresh = torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator)
+                fresh = torch.multinomial((logits / temperature).softmax(-1), 1,
+                                          generator=generator)
             tokens = torch.cat((tokens, fresh), dim=1)
             if stop is not None and stop(tokens):
                 break

@@ -1,12 +1,15 @@
-"""The door: every command of the repo by its name, and the one place where a user's error becomes a line.
+"""The door: every command of the repo by its name, and the one place where a user's error becomes a
+line.
 
-The idea: a command is a `main(argv)` in tools/. Whatever it finds that cannot be, it raises as Refused; here that is a line and
-exit status 2. Any other exception is a bug, and keeps its traceback.
+The idea: a command is a `main(argv)` in tools/. Whatever it finds that cannot be, it raises as
+Refused; here that is a line and exit status 2. Any other exception is a bug, and keeps its
+traceback.
 
 Usage:
     python nanodepth.py                     # the commands, in the order in which one meets them
     python nanodepth.py sample out/lidas    # one of them; --help says more
-    python loop.py out/lidas                # the seven ideas are scripts of their own: the same as nanodepth.py loop
+    # the seven ideas are scripts of their own: the same as nanodepth.py loop
+    python loop.py out/lidas
 """
 import contextlib
 import importlib
@@ -27,7 +30,8 @@ COMMANDS = {        # name: (module, what it does)
     'primitives': ('tools.primitives', 'accuracy on copying and variable assignment'),
     'export': ('tools.export', 'a checkpoint as a Hugging Face folder'),
     'evaluate': ('tools.evaluate', 'lm-eval on any checkpoint'),
-    'retrofit': ('tools.surgery', 'cut a checkpoint into prelude, core and coda; --eval: against r'),
+    'retrofit': ('tools.surgery',
+                 'cut a checkpoint into prelude, core and coda; --eval: against r'),
     'wrap': ('tools.wrap', 'a frozen model with its middle looped, beside itself as it is'),
     'sweep': ('tools.sweep', 'many ways of looping, the best judged on data that had no say'),
     'probe': ('tools.probes', 'which layers models use: a page of pictures'),

@@ -1,21 +1,26 @@
-"""Turn a pretrained model into a depth-recurrent one: a prelude, a core that runs as often as one likes, a coda.
+"""Turn a pretrained model into a depth-recurrent one: a prelude, a core that runs as often as one
+likes, a coda.
 
-The idea: layers of a residual network work in one shared space, so a block of them can be fed its own output. Early layers
-become the prelude, later ones core and coda, those between are dropped; in front of the core, an adapter mixes the prelude's
-output e into the state s, so that s_i = core(adapter(s_(i-1), e)) does not forget the input. After some training with a random
-number of recurrences, that number is a dial for compute at test time.
+The idea: layers of a residual network work in one shared space, so a block of them can be fed its
+own output. Early layers become the prelude, later ones core and coda, those between are dropped; in
+front of the core, an adapter mixes the prelude's output e into the state s, so that s_i =
+core(adapter(s_(i-1), e)) does not forget the input. After some training with a random number of
+recurrences, that number is a dial for compute at test time.
 
-Paper: "Teaching Pretrained Language Models to Think Deeper with Retrofitted Recurrence", section 3 (the model, surgery, the
-count of FLOPs), 4.2 (the curriculum), appendix B, C.1 (which layers, the additive adapter), E (the cuts).
-Here: the paper gives no numbers for the adapter's and the first state's start; ours are normal with std sqrt(2 / (5 width)), its
-predecessor's, by `inject='linear'`. What we begin with is `identity`, the projection on e: r = 1 without a dropped layer is the parent
-itself, and a short training keeps what the parent knew (LOG.md).
-The number of recurrences is Poisson(e^tau) + 1 with a log-normal rate: its mean is one more than the mean that it is named by.
+Paper: "Teaching Pretrained Language Models to Think Deeper with Retrofitted Recurrence", section 3
+(the model, surgery, the count of FLOPs), 4.2 (the curriculum), appendix B, C.1 (which layers, the
+additive adapter), E (the cuts).
+Here: the paper gives no numbers for the adapter's and the first state's start; ours are normal with
+std sqrt(2 / (5 width)), its predecessor's, by `inject='linear'`. What we begin with is `identity`,
+the projection on e: r = 1 without a dropped layer is the parent itself, and a short training keeps
+what the parent knew (LOG.md). The number of recurrences is Poisson(e^tau) + 1 with a log-normal
+rate: its mean is one more than the mean that it is named by.
 
 Usage:
-    python retrofit.py out/baseline 2-4-2                       # out/baseline_2-4-2: what was kept, what was dropped
+    python retrofit.py out/baseline 2-4-2  # out/baseline_2-4-2: what was kept, what was dropped
     python train.py config/retrofit.py                          # train it
-    python retrofit.py out/retrofit --eval --r=1,2,4,8,16       # loss and primitives against r: out/retrofit.png
+    # loss and primitives against r: out/retrofit.png
+    python retrofit.py out/retrofit --eval --r=1,2,4,8,16
 """
 import math
 
@@ -30,19 +35,24 @@ from model import KVCache, check_order, continue_text
 
 
 class Recurrent(nn.Module):
-    """An LM whose layers are run as prelude, r times core, coda: lists of its layers. `mean` is the r that runs when none is
-    given. The first state comes from the caller's generator, or from one for each sequence; without, it is a fixed draw for each
-    position, so that a token's state does not depend on what it is computed together with."""
+    """An LM whose layers are run as prelude, r times core, coda: lists of its layers. `mean` is the
+    r that runs when none is given. The first state comes from the caller's generator, or from one
+    for each sequence; without, it is a fixed draw for each position, so that a token's state does
+    not depend on what it is computed together with."""
 
-    def __init__(self, lm, prelude, core, coda, *, inject='identity', start='normal', mean=4, backprop_depth=8):
+    def __init__(self, lm, prelude, core, coda, *, inject='identity', start='normal', mean=4,
+                 backprop_depth=8):
         super().__init__()
-        for name, value, allowed in (('inject', inject, ('linear', 'identity', 'add')), ('start', start, ('normal', 'zero'))):
+        for name, value, allowed in (('inject', inject, ('linear', 'identity', 'add')),
+                                     ('start', start, ('normal', 'zero'))):
             if value not in allowed:
                 raise Refused(f'{name}={value!r} must be one of {", ".join(allowed)}')
         if mean < 1 or backprop_depth < 1:
             raise Refused(f'mean={mean} and backprop_depth={backprop_depth} must be at least 1')
-        self.lm, self.inject, self.start, self.mean, self.backprop_depth = lm, inject, start, mean, backprop_depth
-        self.prelude, self.core, self.coda = (check_order(part, len(lm.layers)) if part else [] for part in (prelude, core, coda))
+        self.lm, self.inject, self.start, self.mean, self.backprop_depth = (lm, inject, start, mean,
+                backprop_depth)
+        self.prelude, self.core, self.coda = (check_order(part, len(lm.layers)) if part else []
+                                              for part in (prelude, core, coda))
         if not self.core:
             raise Refused('the core has no layers: there is nothing to repeat')
         C = lm.config.n_embd
@@ -71,58 +81,77 @@ class Recurrent(nn.Module):
         if self.start == 'zero':
             return torch.zeros_like(e)
         if isinstance(generator, torch.Generator):
-            return torch.randn(e.shape, generator=generator, device=generator.device).to(e) * self.std              # (B, T, C)
+            # (B, T, C)
+            return torch.randn(e.shape, generator=generator,
+                               device=generator.device).to(e) * self.std
         if generator is not None:
-            return torch.stack([torch.randn(e.shape[1:], generator=g, device=g.device).to(e) for g in generator]) * self.std
+            return torch.stack([torch.randn(e.shape[1:], generator=g, device=g.device).to(e)
+                                for g in generator]) * self.std
         if self.table is None:
             with torch.inference_mode(False):       # training may use it later
-                self.table = torch.randn(self.config.context, e.shape[-1], generator=torch.Generator().manual_seed(0))
+                self.table = torch.randn(self.config.context, e.shape[-1],
+                                         generator=torch.Generator().manual_seed(0))
         return (self.table[position:position + e.shape[1]].to(e) * self.std).expand_as(e)
 
     def recur(self, s, e, i, cache, tap=None):
         "One recurrence, the i-th from 0 on: adapter, then core."
-        x = s + e if self.adapter is None else self.adapter(torch.cat((s, e), dim=-1)).to(e.dtype)          # (B, T, C)
-        return self.lm.run(x, self.core, depth=len(self.prelude) + i * len(self.core), cache=cache, tap=tap)
+        # (B, T, C)
+        x = s + e if self.adapter is None else self.adapter(torch.cat((s, e), dim=-1)).to(e.dtype)
+        return self.lm.run(x, self.core, depth=len(self.prelude) + i * len(self.core), cache=cache,
+                           tap=tap)
 
-    def hidden(self, tokens, *, r=None, cache=None, generator=None, backprop_depth=None, exit=None, tap=None):
-        "The residual stream before the final norm. `exit` is an Exit: then a token may stop earlier than after r recurrences."
-        r, most = self.mean if r is None else r, self.backprop_depth if backprop_depth is None else backprop_depth
+    def hidden(self, tokens, *, r=None, cache=None, generator=None, backprop_depth=None, exit=None,
+               tap=None):
+        """The residual stream before the final norm. `exit` is an Exit: then a token may stop
+        earlier than after r recurrences."""
+        r, most = (self.mean if r is None else r, self.backprop_depth if backprop_depth is None
+                   else backprop_depth)
         if r < 1:
             raise Refused(f'r={r}: the core runs at least once')
         if cache is None and exit is not None:
-            cache = self.cache(r)               # a token that stopped is looked at by those that go on
+            # a token that stopped is looked at by those that go on
+            cache = self.cache(r)
         position = 0 if cache is None else cache.position
-        e = self.lm.run(self.lm.embed(tokens), self.prelude, cache=cache, tap=tap)                                   # (B, T, C)
+        e = self.lm.run(self.lm.embed(tokens), self.prelude, cache=cache, tap=tap)  # (B, T, C)
         s = self.first_state(e, position, generator)
-        again = (lambda s, i: self.recur(s, e, i, cache, tap)) if exit is None else (lambda s, i: exit.step(self, s, e, i, r, cache))
-        with torch.no_grad():                   # truncated back-propagation: all but the last recurrences leave no trace
+        again = ((lambda s, i: self.recur(s, e, i, cache, tap)) if exit is None
+                 else (lambda s, i: exit.step(self, s, e, i, r, cache)))
+        # truncated back-propagation: all but the last recurrences leave no trace
+        with torch.no_grad():
             for i in range(max(r - most, 0)):
                 s = again(s, i)
         if r > most:
-            torch.clear_autocast_cache()        # else weights that were cast without a trace would be used again, without a gradient
+            # else weights that were cast without a trace would be used again, without a gradient
+            torch.clear_autocast_cache()
         for i in range(max(r - most, 0), r):
             s = again(s, i)
-        x = self.lm.run(s, self.coda, depth=len(self.prelude) + r * len(self.core), cache=cache, tap=tap)
+        x = self.lm.run(s, self.coda, depth=len(self.prelude) + r * len(self.core), cache=cache,
+                        tap=tap)
         if cache is not None:
             cache.position += tokens.shape[1]
         return x
 
-    def forward(self, tokens, targets=None, *, r=None, cache=None, generator=None, backprop_depth=None, exit=None, ignore_index=-1):
-        x = self.norm(self.hidden(tokens, r=r, cache=cache, generator=generator, backprop_depth=backprop_depth, exit=exit))
-        return self.head(x) if targets is None else mean_loss(x, self.head.weight, targets, ignore_index)
+    def forward(self, tokens, targets=None, *, r=None, cache=None, generator=None,
+                backprop_depth=None, exit=None, ignore_index=-1):
+        x = self.norm(self.hidden(tokens, r=r, cache=cache, generator=generator,
+                                  backprop_depth=backprop_depth, exit=exit))
+        return (self.head(x) if targets is None else mean_loss(x, self.head.weight, targets,
+                ignore_index))
 
     def generate(self, tokens, max_new_tokens, *, r=None, exit=None, **options):
         r = self.mean if r is None else r
 
         def forward(fresh, cache):
             return self.head(self.norm(self.hidden(fresh, r=r, cache=cache, exit=exit)[:, -1:]))
-        return continue_text(forward, lambda: self.cache(r), self.config.context, tokens, max_new_tokens, **options)
+        return continue_text(forward, lambda: self.cache(r), self.config.context, tokens,
+                             max_new_tokens, **options)
 
     def num_params(self):
         return sum(p.numel() for p in self.parameters())
 
     def parts(self):
-        "Parameters of the layers of (prelude, core, coda), as the paper counts: without adapter, embeddings and final norm."
+        """Parameters of the layers of (prelude, core, coda), as the paper counts: without adapter,
+        embeddings and final norm."""
         layer = sum(p.numel() for p in self.layers[0].parameters())
         return tuple(len(part) * layer for part in (self.prelude, self.core, self.coda))
 
@@ -131,8 +160,10 @@ class Recurrent(nn.Module):
         return prelude + r * core + coda
 
     def flops_per_token(self, *, r=None, backprop_depth=None):
-        "Training FLOPs of one token in our ledger (LM.flops_per_token), with the recurrences that leave no trace at a third."
-        r, most = self.mean if r is None else r, self.backprop_depth if backprop_depth is None else backprop_depth
+        """Training FLOPs of one token in our ledger (LM.flops_per_token), with the recurrences
+        that leave no trace at a third."""
+        r, most = (self.mean if r is None else r, self.backprop_depth if backprop_depth is None
+                   else backprop_depth)
         adapter = 0 if self.adapter is None else self.adapter.weight.numel()
         head = self.lm.flops_per_token([])
         once = self.lm.flops_per_token(self.core) - head + 6 * adapter
@@ -140,33 +171,39 @@ class Recurrent(nn.Module):
         return outside + min(r, most) * once + max(r - most, 0) * once // 3
 
     def flops_paper(self, mean=None):
-        "The paper's count of it: 6 for each weight that is trained and 2 for each that only runs, by the mean number of recurrences."
+        """The paper's count of it: 6 for each weight that is trained and 2 for each that only
+        runs, by the mean number of recurrences."""
         prelude, core, coda = self.parts()
         mean = self.mean if mean is None else mean
-        return 6 * (prelude + coda + min(mean, self.backprop_depth) * core) + 2 * max(mean - self.backprop_depth, 0) * core
+        return 6 * (prelude + coda + min(mean, self.backprop_depth) * core) + 2 * max(mean
+                - self.backprop_depth, 0) * core
 
 
-# ---------------------------------------------------------------------------------------------- surgery
+# ------------------------------------------------------------------------------------------ surgery
 
 def cut(shape, n_layer):
     "'4-8-4' to three lists of layers."
     try:
         p, r, c = map(int, shape.split('-'))
     except ValueError:
-        raise Refused(f'the shape {shape!r} is not three numbers of layers, such as 4-8-4') from None
+        raise Refused(
+            f'the shape {shape!r} is not three numbers of layers, such as 4-8-4') from None
     if min(p, c) < 0 or r < 1 or p + r + c > n_layer:
-        raise Refused(f'the shape {shape!r} needs {p + r + c} layers and a core of at least one, but the model has {n_layer}')
+        raise Refused(f'the shape {shape!r} needs {p + r + c} layers and a core of at least one, '
+                      f'but the model has {n_layer}')
     first = n_layer - c - r
     return [*range(p)], [*range(first, first + r)], [*range(n_layer - c, n_layer)]
 
 
 def surgery(model, shape, **options):
-    """An LM as a Recurrent one, with copies of the layers that are kept. `shape` is '4-8-4' (the first four layers, the last four,
-    and the eight before those), or the three lists of layers."""
-    parts = cut(shape, len(model.layers)) if isinstance(shape, str) else [list(part) for part in shape]
+    """An LM as a Recurrent one, with copies of the layers that are kept. `shape` is '4-8-4' (the
+    first four layers, the last four, and the eight before those), or the three lists of layers."""
+    parts = (cut(shape, len(model.layers)) if isinstance(shape, str)
+             else [list(part) for part in shape])
     kept = check_order([i for part in parts for i in part], len(model.layers))
     if len(set(kept)) != len(kept):
-        raise Refused(f'the layers {sorted({i for i in kept if kept.count(i) > 1})} stand in more than one place of {parts}')
+        raise Refused(f'the layers {sorted({i for i in kept if kept.count(i) > 1})} stand in '
+                      f'more than one place of {parts}')
     if model.order != list(range(len(model.layers))):
         raise Refused('this model has an order of its own: untie it first, and then cut it')
     lm = untie(model, kept)
@@ -174,17 +211,19 @@ def surgery(model, shape, **options):
     return Recurrent(lm, *([next(place) for _ in part] for part in parts), **options)
 
 
-# ---------------------------------------------------------------------------------------------- how often
+# ---------------------------------------------------------------------------------------- how often
 
 def sample_recurrence(mean, step, seed):
-    "r of a training step, the same on every rank: Poisson(exp(tau)) + 1, tau normal with std 1/2 such that E[exp(tau)] = mean."
+    """r of a training step, the same on every rank: Poisson(exp(tau)) + 1, tau normal with std 1/2
+    such that E[exp(tau)] = mean."""
     generator = torch.Generator().manual_seed(draw(seed, 'recurrence', step))
     tau = torch.randn(1, generator=generator, dtype=torch.float64) / 2 + math.log(mean) - 1 / 8
     return int(torch.poisson(tau.exp(), generator=generator).item()) + 1
 
 
 def recurrence_curriculum(step, steps, mean, warm_fraction, shape='linear'):
-    "The distribution's mean at a step: a staircase from 1 to `mean` over the first part of the steps, then `mean`."
+    """The distribution's mean at a step: a staircase from 1 to `mean` over the first part of the
+    steps, then `mean`."""
     shapes = {'linear': lambda t: t, '1-sqrt': lambda t: 1 - math.sqrt(1 - t)}
     if shape not in shapes:
         raise Refused(f'the curriculum {shape!r} is not known: {", ".join(shapes)}')

@@ -1,16 +1,20 @@
-"""The one training loop: schedule, accumulation, many processes, evaluation, checkpoints, and a stop at any moment.
+"""The one training loop: schedule, accumulation, many processes, evaluation, checkpoints, and a
+stop at any moment.
 
-The idea: everything that happens at a step is a function of the step alone (engine/plan.py): the learning rate, the batch, what
-grows, what is measured. So a run is its config and its seed, and a run that was stopped goes on as if nothing had happened.
+The idea: everything that happens at a step is a function of the step alone (engine/plan.py): the
+learning rate, the batch, what grows, what is measured. So a run is its config and its seed, and a
+run that was stopped goes on as if nothing had happened.
 
-Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", appendix A: linear warm-up, a constant plateau, and a 1-sqrt decay;
-AdamW, gradients clipped at 1.
-Here: the defaults are the toy's, with Muon for the layers' matrices and AdamW for the rest (docs/LOG.md).
+Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", appendix A: linear warm-up, a constant
+plateau, and a 1-sqrt decay; AdamW, gradients clipped at 1.
+Here: the defaults are the toy's, with Muon for the layers' matrices and AdamW for the rest
+(docs/LOG.md).
 
 Usage:
-    python train.py config/baseline.py                              # a laptop, minutes; the picture is in out/baseline
-    python train.py config/baseline.py --steps=600 --device=cpu     # any field by --name=value; --help lists them
-    python train.py config/smollm_360m_lidas.py --dry_run           # what it will cost: FLOPs, memory, hours
+    python train.py config/baseline.py  # a laptop, minutes; the picture is in out/baseline
+    # any field by --name=value; --help lists them
+    python train.py config/baseline.py --steps=600 --device=cpu
+    python train.py config/smollm_360m_lidas.py --dry_run  # what it will cost: FLOPs, memory, hours
     torchrun --standalone --nproc_per_node=8 train.py config/smollm_360m_lidas.py
 """
 import ast
@@ -38,7 +42,8 @@ from report.plot import draw_runs, show
 
 
 def train(config):
-    "Train to the end (0) or until a signal asks for a stop (its number): the same call then goes on."
+    """Train to the end (0) or until a signal asks for a stop (its number): the same call then goes
+    on."""
     with contextlib.closing(World(config.device, config.patience)) as world:
         run = Run(world, config)
         with Stop() as stop:
@@ -53,6 +58,7 @@ def train(config):
                     began += run.change('looped', run.cool_down, now)
                 for group in run.groups():
                     group['lr'] = group['peak'] * now.lr
+                world.at(f'the batch of step {run.step + 1}')
                 batch = batch or run.fetch(run.step)
                 told = run.plan.told(run.step)
                 loss, norm, batch = take_step(config, world, run.wrapped, run.optimizers, batch,
@@ -64,7 +70,7 @@ def train(config):
                 if run.step % config.save_every == 0 or run.step == config.steps or ending:
                     run.save()
             run.bar.close()
-        ending = ending if run.step < config.steps else 0       # the last step leaves nothing to stop
+        ending = ending if run.step < config.steps else 0       # the last step: nothing to stop
         if ending:
             world.say(f'stopped at step {run.step} of {config.steps}, and saved: the same command '
                       'goes on from here')
@@ -82,7 +88,8 @@ class Run:
         if config.batch_size // world.size % config.grad_accum:
             raise Refused(f'batch_size={config.batch_size} on {world.size} processes does not '
                           f'divide into grad_accum={config.grad_accum} pieces')
-        self.data = {name: self.rows(getattr(config, name), config.data_weights if name == 'data' else None)
+        self.data = {name: self.rows(getattr(config, name), config.data_weights if name == 'data'
+                                     else None)
                      for name in ('data', 'cooldown_data') if getattr(config, name)}
         names = {loader.tokenizer for loader in self.data.values()}
         if len(names) > 1:
@@ -94,9 +101,11 @@ class Run:
         self.model, self.plan, state = (
             resume(config, self.data, self.out, whole=not self.in_parts)
             if checkpoint.exists(self.out) else begin(config, self.data['data']))
-        self.counts = {name: state[name] for name in ('tokens', 'flops', 'seconds', 'inherited_flops')}
+        self.counts = ({name: state[name] for name in ('tokens', 'flops', 'seconds',
+                                                       'inherited_flops')})
         self.step = state['step']
-        self.model.to(world.device, torch.float32).train()      # Hugging Face's may come in bfloat16
+        # Hugging Face's may come in bfloat16
+        self.model.to(world.device, torch.float32).train()
         compiled = compile_blocks(config, world, self.model)
         self.optimizers = fill(self.model, config, state, self.out, self.in_parts)
         self.wrapped = parallel(self.model, world, self.in_parts)
@@ -131,7 +140,8 @@ class Run:
         world.say(f'device {world.device}{many}, compile {"on" if compiled else "off"}; '
                   f'{model.num_params():,} parameters ({layers:,} in {len(model.layers)} layers), '
                   f'depth {len(model.order)}, {model.flops_per_token():,} FLOPs a token\n'
-                  f'{c.steps:,} steps of {c.batch_size} x {c.context} = {c.batch_size * c.context:,} '
+                  f'{c.steps:,} steps of {c.batch_size} x {c.context} = '
+                  f'{c.batch_size * c.context:,} '
                   'tokens' + (f', from step {self.step:,} on' if self.step else ''))
 
     # ------------------------------------------------------------------ what happens on the way
@@ -165,7 +175,8 @@ class Run:
             self.model = sharded.untie(self.model, now.origin, self.optimizers)
         else:
             self.model = untie(self.model, now.origin, self.optimizers)
-        compile_blocks(self.config, self.world, self.model)     # a copy leaves its compiled call behind
+        # a copy leaves its compiled call behind
+        compile_blocks(self.config, self.world, self.model)
         self.wrapped = parallel(self.model, self.world, self.in_parts)
 
     def cool_down(self, now):
@@ -175,7 +186,8 @@ class Run:
         if not math.isfinite(loss + norm):
             self.save()         # the step was not taken: these are still the weights before it
             raise SystemExit(f'\ntrain.py: step {self.step + 1} has loss {loss} and gradient norm '
-                             f'{norm}, so it was not taken. {self.out} holds the checkpoint of step '
+                             f'{norm}, so it was not taken. {self.out} holds the checkpoint '
+                             'of step '
                              f'{self.step}.\nTry a lower --lr, a longer --warmup_steps, or '
                              '--dtype=float32, in another --out_dir.')
 
@@ -188,7 +200,8 @@ class Run:
         evaluates = self.step % c.eval_every == 0 or self.step == c.steps
         if evaluates or self.step % c.log_every == 0 or self.changed:
             speed = tokens / took
-            self.shown.update(loss=f'{loss:.3f}', layers=len(self.model.order), tok_s=f'{speed:,.0f}',
+            self.shown.update(loss=f'{loss:.3f}', layers=len(self.model.order),
+                              tok_s=f'{speed:,.0f}',
                               **mfu(flops * speed, self.world))
             self.log.write(step=self.step, tokens=counts['tokens'], flops=counts['flops'],
                            seconds=round(counts['seconds'], 1), **self.depth(), lr=c.lr * now.lr,
@@ -204,7 +217,8 @@ class Run:
         about |= {name: loader.checksums() for name, loader in self.data.items()}
         self.world.at(f'the checkpoint of step {self.step}')
         if self.in_parts:
-            checkpoint.save_parts(self.out, self.world, self.model, self.optimizers, self.step, about)
+            checkpoint.save_parts(self.out, self.world, self.model, self.optimizers, self.step,
+                                  about)
         elif self.world.first:
             states = [optimizer.state_dict() for optimizer in self.optimizers]
             checkpoint.save(self.out, **checkpoint.describe(self.model), optimizers=states, **about)
@@ -221,10 +235,11 @@ class Run:
               f'python nanodepth.py sample {self.out} writes text')
 
 
-def take_step(config, world, run, optimizers, batch, autocast, step=0, told={}, meanwhile=lambda: None):
-    """One step of the optimizers: (loss, gradient norm, what `meanwhile` returns: it is called while
-    the GPU is at work). The loss is summed over the target tokens of all pieces and processes and
-    divided by their global count: a mean for each piece would give tokens of short answers more
+def take_step(config, world, run, optimizers, batch, autocast, step=0, told={},
+              meanwhile=lambda: None):
+    """One step of the optimizers: (loss, gradient norm, what `meanwhile` returns: it is called
+    while the GPU is at work). The loss is summed over the target tokens of all pieces and processes
+    and divided by their global count: a mean for each piece would give tokens of short answers more
     weight."""
     world.at(f'the pass of step {step + 1}')
     tokens, targets, count = batch
@@ -234,7 +249,8 @@ def take_step(config, world, run, optimizers, batch, autocast, step=0, told={}, 
     for i, (x, y) in enumerate(pieces):
         if told:        # a row's first state is a function of its place, whoever works on it
             seeds = [draw(config.seed, f'state of row {row}', step) for _, row in zip(x, rows)]
-            told = told | dict(generator=[torch.Generator(world.device).manual_seed(s) for s in seeds])
+            told = told | dict(generator=[torch.Generator(world.device).manual_seed(s)
+                                          for s in seeds])
         alone = i == len(pieces) - 1 or not hasattr(run, 'no_sync')
         # DDP adds the gradients up with the last piece.
         with contextlib.nullcontext() if alone else run.no_sync():
@@ -260,7 +276,8 @@ def main(argv=None):
     if {'-h', '--help'} & set(argv):
         return print(__doc__ + '\n' + inspect.getsource(Config))
     if not argv:
-        print('usage: python train.py CONFIG [--name=value ...]      (--help lists the settings)\n\n'
+        print(
+            'usage: python train.py CONFIG [--name=value ...]      (--help lists the settings)\n\n'
               'configs:')
         for path in sorted(Path(__file__).parent.glob('config/[!_]*.py')):
             about = ast.get_docstring(ast.parse(path.read_text())) or ''

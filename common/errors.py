@@ -1,8 +1,9 @@
-"""What a user did wrong, in one line: the one error, and the helpers that name the nearest valid thing.
+"""What a user did wrong, in one line: the one error, and the helpers that name the nearest valid
+thing.
 
-The idea: whoever finds that something cannot be says so where it is found, by raising Refused with what was given and what is
-allowed. One place, the door (nanodepth.py), turns that into a line and exit status 2. Any other exception is a bug of ours, and
-keeps its traceback.
+The idea: whoever finds that something cannot be says so where it is found, by raising Refused with
+what was given and what is allowed. One place, the door (nanodepth.py), turns that into a line and
+exit status 2. Any other exception is a bug of ours, and keeps its traceback.
 
 Usage:
     raise Refused(f'block={block} must be at least 1')
@@ -29,7 +30,8 @@ def nearest(name, allowed):
 def suggest(name, known):
     "The end of an error about an unknown name: the nearest one, and all there are."
     near = difflib.get_close_matches(str(name), [str(k) for k in known if k], n=1)
-    return (f': did you mean {near[0]!r}?' if near else '.') + f' There are: {", ".join(map(str, known))}'
+    return (f': did you mean {near[0]!r}?' if near
+            else '.') + f' There are: {", ".join(map(str, known))}'
 
 
 def check_choice(name, value, allowed):
@@ -41,7 +43,8 @@ def check_choice(name, value, allowed):
 def parse(text):
     "A value from the command line: a Python literal where it is one, else the text itself."
     try:
-        return ast.literal_eval({'true': 'True', 'false': 'False', 'none': 'None'}.get(text.lower(), text))
+        return ast.literal_eval({'true': 'True', 'false': 'False', 'none': 'None'}.get(text.lower(),
+                text))
     except (ValueError, SyntaxError):
         return text
 
@@ -56,7 +59,8 @@ def whole_numbers(name, text):
 
 @contextlib.contextmanager
 def refusing(*kinds, why=str):
-    "What others raise in here, an OSError say, is the user's to mend as well: why(error) is the line."
+    """What others raise in here, an OSError say, is the user's to mend as well: why(error) is the
+    line."""
     try:
         yield
     except Refused:

@@ -27,8 +27,8 @@ def read_json(path):
 
 
 def replace(path, raw):
-    """Write a file at once: whoever has the old one open keeps it, and nobody sees half of the new one, whatever ends this
-    process."""
+    """Write a file at once: whoever has the old one open keeps it, and nobody sees half of the new
+    one, whatever ends this process."""
     fresh = path.with_name(f'{path.name}.{os.getpid()}.tmp')
     try:
         with open(fresh, 'wb') as file:
@@ -41,7 +41,8 @@ def replace(path, raw):
 
 
 def claim(folder):
-    "Make the folder this process's own until it ends: two runs in one folder would ruin each other."
+    """Make the folder this process's own until it ends: two runs in one folder would ruin each
+    other."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         handle = open(folder / 'lock', 'w')
@@ -53,5 +54,6 @@ def claim(folder):
     except ImportError:         # Windows has no flock: there it is up to you
         pass
     except BlockingIOError:
-        raise Refused(f'another run is at work in {folder}; wait for it, or choose another --out_dir') from None
+        raise Refused(f'another run is at work in {folder}; wait for it, or choose another '
+                      '--out_dir') from None
     return handle

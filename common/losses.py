@@ -1,10 +1,12 @@
 """The loss, in pieces where the vocabulary is large.
 
-The idea: the logits of a large vocabulary are the largest tensor of a step, and the loss needs only one number of each row.
-Computed in pieces of some hundred tokens, they never exist all at once: at 30M parameters and 49,152 words a step takes two
-thirds of the time and three fifths of the memory (bench.py).
+The idea: the logits of a large vocabulary are the largest tensor of a step, and the loss needs only
+one number of each row. Computed in pieces of some hundred tokens, they never exist all at once: at
+30M parameters and 49,152 words a step takes two thirds of the time and three fifths of the memory
+(bench.py).
 
-Paper: none; torch's linear_cross_entropy does the work (2.12 and later; before that, all logits at once).
+Paper: none; torch's linear_cross_entropy does the work (2.12 and later; before that, all logits at
+once).
 
 Usage:
     loss = mean_loss(x, head.weight, targets)   # the mean cross-entropy of x @ weight.T
@@ -15,7 +17,8 @@ import torch.nn.functional as F
 
 # From this size of vocabulary on the loss is computed in pieces, where torch can (2.12 on).
 LARGE_VOCABULARY = 16_384
-PIECES = dict(cpu=512)      # tokens of a piece: torch's own choice takes a dozen on a CPU, and five times as long
+# tokens of a piece: torch's own choice takes a dozen on a CPU, and five times as long
+PIECES = dict(cpu=512)
 PIECE = 4096                # ... on anything else
 
 
@@ -28,14 +31,16 @@ def piece_on(device):
 
 
 def mean_loss(x, weight, targets, ignore_index=-1):
-    "Mean cross-entropy over the targets that count, 0 if none does: x (B, T, C), weight (V, C), targets (B, T)."
+    """Mean cross-entropy over the targets that count, 0 if none does: x (B, T, C), weight (V, C),
+    targets (B, T)."""
     x, targets = x.flatten(0, -2), targets.flatten()                            # (B*T, C), (B*T,)
     options = dict(ignore_index=ignore_index, reduction='sum')
     if in_pieces(len(weight)):
         if torch.is_autocast_enabled(x.device.type):        # autocast does not know this function
             x, weight = (t.to(torch.get_autocast_dtype(t.device.type)) for t in (x, weight))
         if x.dtype != torch.float32:
-            options['reduction'] = 'none'       # its own sum adds up in bfloat16, and loses half of it: summed here, below
+            # its own sum adds up in bfloat16, and loses half of it: summed here, below
+            options['reduction'] = 'none'
         pieces = nn.LinearCrossEntropyOptions(batch_chunk_size=piece_on(x.device.type))
         loss = F.linear_cross_entropy(x, weight, targets, options=pieces, **options)
     else:

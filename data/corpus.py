@@ -1,18 +1,22 @@
-"""A mixture of large datasets as shards of tokens: streamed, tokenised by many processes, and stopped and started at will.
+"""A mixture of large datasets as shards of tokens: streamed, tokenised by many processes, and
+stopped and started at will.
 
-The idea: the files of a source, in an order drawn from their names, are dealt out in groups, and a group becomes shards of its own. So
-what is in a shard depends on the list of files alone, not on how many processes there are or which of them was first. A
-group's record is written last: whoever starts again does the groups that have none. Whether a document is for
-validation is decided by its text, so that a copy of it never lands on the other side.
+The idea: the files of a source, in an order drawn from their names, are dealt out in groups, and a
+group becomes shards of its own. So what is in a shard depends on the list of files alone, not on
+how many processes there are or which of them was first. A group's record is written last: whoever
+starts again does the groups that have none. Whether a document is for validation is decided by its
+text, so that a copy of it never lands on the other side.
 
-Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", appendix A: the mixture, "sampled by proportion", where small
-sources are read several times.
-Here: a source is a dataset of its own and `mixture.json` says the shares; the loader keeps them exactly, in rows of
-equal length, and reads a small source again when it is through. Another mixture needs no new tokens.
+Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", appendix A: the mixture, "sampled by
+proportion", where small sources are read several times.
+Here: a source is a dataset of its own and `mixture.json` says the shares; the loader keeps them
+exactly, in rows of equal length, and reads a small source again when it is through. Another mixture
+needs no new tokens.
 
 Usage:
     python data/smollm/prepare.py --tokens=10B                      # from the Hugging Face hub
-    python data/smollm/prepare.py --tokens=1M --source=FOLDER       # from local parquet or JSON Lines files
+    # from local parquet or JSON Lines files
+    python data/smollm/prepare.py --tokens=1M --source=FOLDER
     loader = Loader('data/smollm', batch_size=16, context=2048)     # reads mixture.json
 """
 import argparse
@@ -40,13 +44,14 @@ from data.tokens import shares
 MOST_VALIDATION = 10_000_000        # tokens of a source that are kept for validation
 
 
-# ---------------------------------------------------------------------------------------------- a group: files -> shards
+# ------------------------------------------------------------------------- a group: files -> shards
 
 class Shards:
     "Writes tokens into files of `size` tokens each. A file has its name when it is whole."
 
     def __init__(self, folder, name, size, dtype):
-        self.folder, self.name, self.size, self.dtype, self.done, self.file = folder, name, size, dtype, [], None
+        self.folder, self.name, self.size, self.dtype, self.done, self.file = (folder, name, size,
+                dtype, [], None)
 
     def write(self, tokens):
         while len(tokens):
@@ -69,7 +74,8 @@ class Shards:
         os.fsync(self.file.fileno())
         self.file.close()
         os.replace(self.fresh, self.path)
-        self.done.append(dict(file=self.path.name, tokens=self.tokens, sha256={'.bin': self.digest.hexdigest()}))
+        self.done.append(dict(file=self.path.name, tokens=self.tokens,
+                              sha256={'.bin': self.digest.hexdigest()}))
         self.file = None
 
     def __enter__(self):
@@ -83,11 +89,13 @@ class Shards:
 
 
 def for_validation(text, every):
-    return int.from_bytes(hashlib.blake2b(text.encode('utf-8'), digest_size=8).digest(), 'big') % every == 0
+    return int.from_bytes(hashlib.blake2b(text.encode('utf-8'), digest_size=8).digest(),
+                          'big') % every == 0
 
 
 def begin(counter, stop):
-    "What a process knows from its beginning on; it ends with the one that started it, however that one ended."
+    """What a process knows from its beginning on; it ends with the one that started it, however
+    that one ended."""
     global COUNTER, STOP
     COUNTER, STOP = counter, stop
     signal.signal(signal.SIGINT, signal.SIG_IGN)        # Ctrl-C is for the one that started it
@@ -100,15 +108,18 @@ def do_group(folder, g, paths, read, tokenizer, shard, val_every):
     tokenizer, counted = get_tokenizer(tokenizer), 0
     start, dtype = start_of_document(tokenizer), np.dtype(token_type(tokenizer.n_vocab))
     record = dict(documents=0, left_out=0, val_every=val_every)
-    (folder / f'group_{g:05d}.json').unlink(missing_ok=True)        # one of another kind would vouch for what is about to change
-    with Shards(folder, f'train_{g:05d}', shard, dtype) as train, Shards(folder, f'val_{g:05d}', shard, dtype) as val:
+    # one of another kind would vouch for what is about to change
+    (folder / f'group_{g:05d}.json').unlink(missing_ok=True)
+    with Shards(folder, f'train_{g:05d}', shard, dtype) as train, Shards(folder, f'val_{g:05d}',
+            shard, dtype) as val:
         for text in texts(paths, read):
             if STOP.value:
                 return None
             if not text:
                 record['left_out'] += 1
                 continue
-            text = text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')       # half a pair of surrogates is no character
+            # half a pair of surrogates is no character
+            text = text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')
             tokens = np.array([*start, *encode_document(tokenizer, text)], dtype='uint32')
             (val if for_validation(text, val_every) else train).write(tokens)
             record['documents'] += 1
@@ -128,13 +139,14 @@ def keep(path, value):
     replace(path, json.dumps(value, indent=1).encode())
 
 
-# ---------------------------------------------------------------------------------------------- a source: groups -> a dataset
+# -------------------------------------------------------------------- a source: groups -> a dataset
 
 def finished(folder, g, val_every):
     "The record of a group whose shards are all there."
     path = folder / f'group_{g:05d}.json'
     record = read_json(path) if path.exists() else None
-    if record and record['val_every'] == val_every and all((folder / s['file']).exists() for s in record['train'] + record['val']):
+    if (record and record['val_every'] == val_every
+        and all((folder / s['file']).exists() for s in record['train'] + record['val'])):
         return record
 
 
@@ -147,7 +159,8 @@ def up_to(folder, shards, budget, dtype):
                 cut = shard['file'].replace('.bin', f'_cut{budget}.bin')
                 raw = np.fromfile(folder / shard['file'], dtype, budget).tobytes()
                 replace(folder / cut, raw)
-                chosen.append(dict(file=cut, tokens=budget, sha256={'.bin': hashlib.sha256(raw).hexdigest()}))
+                chosen.append(dict(file=cut, tokens=budget,
+                                   sha256={'.bin': hashlib.sha256(raw).hexdigest()}))
             break
         chosen.append(shard)
         budget -= shard['tokens']
@@ -155,7 +168,8 @@ def up_to(folder, shards, budget, dtype):
 
 
 def do_groups(source, folder, groups, budget, every, options, pool, workers, stop, tick):
-    "The records of the first groups that have `budget` tokens together. As many are begun ahead as are wanted, by what the first ones had."
+    """The records of the first groups that have `budget` tokens together. As many are begun ahead
+    as are wanted, by what the first ones had."""
     records, ahead, g = [], collections.deque(), 0
 
     def have():
@@ -170,7 +184,8 @@ def do_groups(source, folder, groups, budget, every, options, pool, workers, sto
         while have() < budget and (ahead or g < len(groups)):
             while g < len(groups) and len(ahead) < workers and wanted():
                 record = finished(folder, g, every)
-                ahead.append(record or pool.submit(do_group, folder, g, groups[g][0], source.read, options.tokenizer, options.shard, every))
+                ahead.append(record or pool.submit(do_group, folder, g, groups[g][0], source.read,
+                                                   options.tokenizer, options.shard, every))
                 g += 1
             record = ahead.popleft()
             while not isinstance(record, dict):
@@ -186,17 +201,23 @@ def do_groups(source, folder, groups, budget, every, options, pool, workers, sto
 def make(source, folder, budget, options, pool, workers, stop, tick):
     "One source's dataset of `budget` training tokens, or of all that it has. Returns what it has."
     folder.mkdir(parents=True, exist_ok=True)
-    for left in folder.glob('*.tmp'):           # of a run that was killed; `claim` has made sure that none is at work
+    # of a run that was killed; `claim` has made sure that none is at work
+    for left in folder.glob('*.tmp'):
         left.unlink()
-    settings = dict(repo=source.repo if options.source is None else str(options.source), read=source.read, tokenizer=options.tokenizer,
+    settings = dict(repo=source.repo if options.source is None else str(options.source),
+                    read=source.read, tokenizer=options.tokenizer,
                     shard=options.shard, group=options.group, val_every=options.val_every)
     if (folder / 'plan.json').exists():
         plan = read_json(folder / 'plan.json')
         for name, value in settings.items():
             if plan[name] != value:
-                raise Refused(f'{folder} was begun with {name}={plan[name]!r}, and now it is {value!r}: choose another --out, or remove it')
-        if options.source is not None and [list(f) for f in list_files(source, options.source)] != plan['files']:
-            raise Refused(f'the files of {options.source} have changed since {folder} was begun: choose another --out, or remove it')
+                raise Refused(
+                    f'{folder} was begun with {name}={plan[name]!r}, and now it is {value!r}: '
+                    'choose another --out, or remove it')
+        if (options.source is not None and [list(f) for f in list_files(source, options.source)]
+            != plan['files']):
+            raise Refused(f'the files of {options.source} have changed since {folder} was begun: '
+                          'choose another --out, or remove it')
     else:
         plan = settings | dict(files=[list(f) for f in list_files(source, options.source)])
         keep(folder / 'plan.json', plan)
@@ -204,25 +225,32 @@ def make(source, folder, budget, options, pool, workers, stop, tick):
     dtype, groups = token_type(tokenizer.n_vocab), group(plan['files'], options.group)
     ready = read_json(folder / 'train.json') if (folder / 'train.json').exists() else None
     if ready and ready['origin']['budget'] > budget:
-        raise Refused(f'{folder} has its {ready["tokens"]:,} tokens already, more than {budget:,}: choose another --out')
+        raise Refused(f'{folder} has its {ready["tokens"]:,} tokens already, more than '
+                      f'{budget:,}: choose another --out')
     if ready and ready['origin']['budget'] == budget:
         tidy(folder)
         return ready
-    (folder / 'train.json').unlink(missing_ok=True)         # until it has more tokens, it is no dataset
+    # until it has more tokens, it is no dataset
+    (folder / 'train.json').unlink(missing_ok=True)
     every = options.val_every
     while True:
-        records = do_groups(source, folder, groups, budget, every, options, pool, workers, stop, tick)
+        records = do_groups(source, folder, groups, budget, every, options, pool, workers, stop,
+                            tick)
         shards = {split: up_to(folder, [s for r in records for s in r[split]], most, dtype)
                   for split, most in (('val', MOST_VALIDATION), ('train', budget))}
         if all(shards.values()):
             break
         if every == 2:
-            raise Refused(f'{folder}: {sum(r["documents"] for r in records)} documents are too few: some to train on, some for validation')
+            raise Refused(
+                f'{folder}: {sum(r["documents"] for r in records)} documents are too few: '
+                'some to train on, some for validation')
         every = max(2, every // 8)          # a small source: a larger part of it is for validation
     for split, chosen in shards.items():
-        origin = dict(made_by='corpus.py', source=plan['repo'], files=sum(len(paths) for paths, _ in groups[:len(records)]), budget=budget,
+        origin = dict(made_by='corpus.py', source=plan['repo'],
+                      files=sum(len(paths) for paths, _ in groups[:len(records)]), budget=budget,
                       **{what: sum(r[what] for r in records) for what in ('documents', 'left_out')})
-        meta = dict(tokenizer=options.tokenizer, n_vocab=tokenizer.n_vocab, dtype=dtype, tokens=sum(s['tokens'] for s in chosen), row=None,
+        meta = dict(tokenizer=options.tokenizer, n_vocab=tokenizer.n_vocab, dtype=dtype,
+                    tokens=sum(s['tokens'] for s in chosen), row=None,
                     kinds=[], shards=chosen, origin=origin)
         keep(folder / f'{split}.json', meta)
     tidy(folder)
@@ -231,7 +259,8 @@ def make(source, folder, budget, options, pool, workers, stop, tick):
 
 def tidy(folder):
     "Remove what no split uses: groups that were begun ahead, the whole of a shard that was cut."
-    used = {s['file'] for split in ('train', 'val') for s in read_json(folder / f'{split}.json')['shards']}
+    used = {s['file'] for split in ('train', 'val')
+            for s in read_json(folder / f'{split}.json')['shards']}
     for path in folder.glob('group_*.json'):
         if any(s['file'] not in used for split in ('train', 'val') for s in read_json(path)[split]):
             path.unlink()
@@ -240,7 +269,7 @@ def tidy(folder):
             path.unlink()
 
 
-# ---------------------------------------------------------------------------------------------- the mixture
+# -------------------------------------------------------------------------------------- the mixture
 
 def number(text):
     "'10B' as 10,000,000,000."
@@ -256,13 +285,19 @@ def prepare(mixtures, about, argv=None, out=None, tokenizer='HuggingFaceTB/cosmo
     parser = argparse.ArgumentParser(description=about)
     if len(mixtures) > 1:
         parser.add_argument('mixture', choices=list(mixtures))
-    parser.add_argument('--tokens', type=number, required=True, help='to train on, over all sources: 10B, 500M')
+    parser.add_argument('--tokens', type=number, required=True,
+                        help='to train on, over all sources: 10B, 500M')
     parser.add_argument('--tokenizer', default=tokenizer)
-    parser.add_argument('--source', type=Path, help='a folder with a folder of parquet or JSON Lines files for each source; without it, the hub')
-    parser.add_argument('--workers', type=int, default=os.cpu_count(), help='processes; they do not change the result')
+    parser.add_argument('--source', type=Path,
+                        help='a folder with a folder of parquet or JSON Lines files for '
+                        'each source; without it, the hub')
+    parser.add_argument('--workers', type=int, default=os.cpu_count(),
+                        help='processes; they do not change the result')
     parser.add_argument('--shard', type=number, default=100_000_000, help='tokens of a shard')
-    parser.add_argument('--group', type=number, default=250_000_000, help='bytes of the files that become shards together')
-    parser.add_argument('--val_every', type=int, default=200, help='one document of so many is for validation')
+    parser.add_argument('--group', type=number, default=250_000_000,
+                        help='bytes of the files that become shards together')
+    parser.add_argument('--val_every', type=int, default=200,
+                        help='one document of so many is for validation')
     parser.add_argument('--out', type=Path, default=out)
     options = parser.parse_args(argv)
     options.source = options.source and options.source.resolve()
@@ -272,36 +307,48 @@ def prepare(mixtures, about, argv=None, out=None, tokenizer='HuggingFaceTB/cosmo
     from tqdm import tqdm
 
     try:
-        if min(options.workers, options.val_every) < 1 or options.source and not options.source.is_dir():
-            raise Refused(f'--workers={options.workers} and --val_every={options.val_every} must be at least 1, and --source={options.source} a folder')
+        if (min(options.workers, options.val_every) < 1 or options.source
+            and not options.source.is_dir()):
+            raise Refused(
+                f'--workers={options.workers} and --val_every={options.val_every} must be '
+                f'at least 1, and --source={options.source} a folder')
         lock = claim(out)       # held until the end
         budgets = shares([s.share for s in sources], options.tokens)
         width = np.dtype(token_type(get_tokenizer(options.tokenizer).n_vocab)).itemsize
         need = options.tokens * width - sum(p.stat().st_size for p in out.rglob('*.bin'))
         if need > (free := shutil.disk_usage(out).free):
-            raise Refused(f'{out} would need {need / 1e9:,.1f} GB more, but {free / 1e9:,.1f} GB are free')
+            raise Refused(
+                f'{out} would need {need / 1e9:,.1f} GB more, but {free / 1e9:,.1f} GB are free')
         spawn = multiprocessing.get_context('spawn')
-        counter, stop = spawn.Value('q', 0), spawn.RawValue('b', 0)     # no lock: a process may be killed while it holds one
-        with tqdm(total=options.tokens, unit='token', unit_scale=True, dynamic_ncols=True, smoothing=0.05) as bar, \
+        # no lock: a process may be killed while it holds one
+        counter, stop = spawn.Value('q', 0), spawn.RawValue('b', 0)
+        with tqdm(total=options.tokens, unit='token', unit_scale=True, dynamic_ncols=True,
+                  smoothing=0.05) as bar, \
                 ProcessPoolExecutor(options.workers, spawn, begin, (counter, stop)) as pool:
             done = 0
             for source, budget in zip(sources, budgets):
                 bar.set_description(source.name)
                 counter.value = 0
                 made = make(source, out / source.name, budget, options, pool, options.workers, stop,
-                            lambda: bar.update(min(done + budget, done + counter.value) - bar.n))       # noqa: B023
+                            lambda: bar.update(min(done + budget, done + counter.value) - bar.n))
                 done += budget
                 bar.update(done - bar.n)
-                short = f' of {budget:,}: all there are, so they are read {budget / made["tokens"]:.1f} times' if made['tokens'] < budget else ''
-                bar.write(f'{out / source.name}: {made["tokens"]:,} tokens{short}; {made["origin"]["documents"]:,} documents, '
+                short = (f' of {budget:,}: all there are, so they are read '
+                         f'{budget / made["tokens"]:.1f} times' if made['tokens'] < budget else '')
+                bar.write(f'{out / source.name}: {made["tokens"]:,} tokens{short}; '
+                          f'{made["origin"]["documents"]:,} documents, '
                           f'{made["origin"]["left_out"]:,} empty or left out')
             keep(out / 'mixture.json', {s.name: s.share for s in sources})
     except BrokenProcessPool:
-        raise SystemExit(f'prepare.py: a process was killed (out of memory?): try fewer than --workers={options.workers}; what is done is '
+        raise SystemExit('prepare.py: a process was killed (out of memory?): try fewer than '
+                         f'--workers={options.workers}; what is done is '
                          'kept, and the same command goes on') from None
     except KeyboardInterrupt:
-        raise SystemExit('\nprepare.py: stopped; what is done is kept, and the same command goes on') from None
+        raise SystemExit(
+            '\nprepare.py: stopped; what is done is kept, and the same command goes on') from None
     except OSError as error:
-        raise Refused(f'{error.strerror or error} ({error.filename or out}); what is done is kept, and the same command goes on') from None
+        raise Refused(f'{error.strerror or error} ({error.filename or out}); what is done is '
+                      'kept, and the same command goes on') from None
     del lock
-    print(f'{out}: {options.tokens:,} tokens in the mixture; python nanodepth.py check_data {out / sources[0].name} looks at a part')
+    print(f'{out}: {options.tokens:,} tokens in the mixture; python nanodepth.py '
+          f'check_data {out / sources[0].name} looks at a part')

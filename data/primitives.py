@@ -1,21 +1,27 @@
-"""Reasoning primitives: copying and variable assignment, small tasks whose difficulty is known exactly.
+"""Reasoning primitives: copying and variable assignment, small tasks whose difficulty is known
+exactly.
 
-The idea: copying asks for what came after a word before, assignment for the value of a name: at depth 0 it stands one look back,
-at depth 1 behind one alias, at depth 2 behind two. Followed one look at a time, depth d takes d + 1 of them, so these tasks
-measure computation over the layers, apart from knowledge (a model that resolves all statements at once can do with about
-log2(d + 1) + 1). Answers are chosen among given options by log-likelihood, after some examples with answers ("shots").
+The idea: copying asks for what came after a word before, assignment for the value of a name: at
+depth 0 it stands one look back, at depth 1 behind one alias, at depth 2 behind two. Followed one
+look at a time, depth d takes d + 1 of them, so these tasks measure computation over the layers,
+apart from knowledge (a model that resolves all statements at once can do with about log2(d + 1) +
+1). Answers are chosen among given options by log-likelihood, after some examples with answers
+("shots").
 
-Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", appendix C, and "From Growing to Looping", appendix D.1 (the
-forms), section 5.1 (accuracy against shots, fine-tuning); the tasks are Saunshi et al.'s, 2024.
-Here: the papers print the forms of copying and of basic assignment, the latter with two spacings of the blank. They don't print
-those of math and code, so TEMPLATES are ours; nor say which depths their averages hold, so each depth is told by itself.
-Values are drawn so that none begins another (the papers' 1 and 13): the likelihood of ` 1` holds that of ` 13`. Real words are
-a fixed list. The `toy_` tasks have the form of data/toy, which small models are trained on.
+Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", appendix C, and "From Growing to
+Looping", appendix D.1 (the forms), section 5.1 (accuracy against shots, fine-tuning); the tasks are
+Saunshi et al.'s, 2024.
+Here: the papers print the forms of copying and of basic assignment, the latter with two spacings of
+the blank. They don't print those of math and code, so TEMPLATES are ours; nor say which depths
+their averages hold, so each depth is told by itself. Values are drawn so that none begins another
+(the papers' 1 and 13): the likelihood of ` 1` holds that of ` 13`. Real words are a fixed list. The
+`toy_` tasks have the form of data/toy, which small models are trained on.
 
 Usage:
     examples = few_shot('assign_basic', 200, shots=5, depth=1)
     accuracy, (low, high) = score(model, get_tokenizer('out/lidas'), examples)
-    python nanodepth.py primitives out/lidas out/baseline --depths=0,1,2          # a table, a picture, a CSV file
+    # a table, a picture, a CSV file
+    python nanodepth.py primitives out/lidas out/baseline --depths=0,1,2
     python data/sft/prepare.py --tasks=toy_assign --depths=4 --n=128    # examples to fine-tune on
 """
 import random
@@ -34,12 +40,14 @@ class Example:
     answer: int             # which of them is right
 
 
-# ---------------------------------------------------------------------------------------------- one question
-# A task is a function (rng, depth) -> (question, options, right option). Copying takes no notice of the depth.
+# ------------------------------------------------------------------------------------- one question
+# A task is a function (rng, depth) -> (question, options, right option). Copying takes no notice of
+# the depth.
 
 TEMPLATES = {               # what comes first, a statement, the question
     'basic': ('Fill in blank:\n\n', '{}={}\n', '{}=____ . ->'),
-    'math': ('The following is a set of equations:\n\n', '{} = {}\n', 'What is the value of {}? ->'),
+    'math': ('The following is a set of equations:\n\n', '{} = {}\n',
+             'What is the value of {}? ->'),
     'code': ('The following is a Python program:\n\n', '{} = {}\n', 'print({}) # prints'),
 }
 REAL_WORDS = '''apple arm baby back ball bank bed bell bird blue boat body book box boy bread brown cake card cat chair city
@@ -60,16 +68,18 @@ def random_words(rng, n):
 
 
 def copying(rng, words, n=10, again=5):
-    """n words, a piece of them once more, and what came next? In the papers' form that is always one of the last words and none
-    of the piece: whoever knows just that is right in nearly half of the cases."""
+    """n words, a piece of them once more, and what came next? In the papers' form that is always
+    one of the last words and none of the piece: whoever knows just that is right in nearly half of
+    the cases."""
     start = rng.randrange(n - again)
     shown = words + words[start:start + again]
-    return f'Fill in the blank:\n\n{" ".join(shown)} ____ . ->', [' ' + w for w in words], ' ' + words[start + again]
+    return f'Fill in the blank:\n\n{" ".join(shown)} ____ . ->', [' ' + w
+            for w in words], ' ' + words[start + again]
 
 
 def chain(rng, names, values, depth):
-    """Statements that give values to as many names, and hand all of them on to new names, `depth` times, in a random order:
-    (statements, {one of the last names: its value})."""
+    """Statements that give values to as many names, and hand all of them on to new names, `depth`
+    times, in a random order: (statements, {one of the last names: its value})."""
     n = len(values)
     level = dict(zip(names[:n], values))
     statements = list(level.items())
@@ -108,13 +118,16 @@ def toy_copy(rng, depth, n=8):
 def toy_assign(rng, depth, n=4, statement='{}{}', question='?{}'):
     if (depth + 1) * n > 26:
         raise Refused(f'the toy has letters for depth {26 // n - 1} at most, not {depth}')
-    statements, level = chain(rng, rng.sample(string.ascii_lowercase, (depth + 1) * n), rng.sample(string.digits, n), depth)
+    statements, level = chain(rng, rng.sample(string.ascii_lowercase, (depth + 1) * n),
+                              rng.sample(string.digits, n), depth)
     asked = rng.choice(list(level))
-    return ''.join(statement.format(*s) for s in statements) + question.format(asked), list(level.values()), level[asked]
+    return ''.join(statement.format(*s) for s in statements) + question.format(asked), list(
+        level.values()), level[asked]
 
 
 def toy_code(rng, depth):
-    "The same question with a sign between name and value, which the toy's mix does not have: to fine-tune on."
+    """The same question with a sign between name and value, which the toy's mix does not have: to
+    fine-tune on."""
     return toy_assign(rng, depth, statement='{}={}')
 
 
@@ -129,13 +142,15 @@ TOY_TASKS = {'toy_copy': toy_copy, 'toy_assign': toy_assign, 'toy_code': toy_cod
 
 
 def few_shot(task, n, *, shots=5, depth=0, seed=0):
-    """n examples of a task, each after `shots` others with their answers, fresh ones for each. Example i asks the same question
-    whatever the shots are, so that accuracy against shots compares like with like."""
+    """n examples of a task, each after `shots` others with their answers, fresh ones for each.
+    Example i asks the same question whatever the shots are, so that accuracy against shots compares
+    like with like."""
     make = {**TASKS, **TOY_TASKS}.get(task)
     if make is None:
         raise Refused(f'there is no task {task!r}: {", ".join([*TASKS, *TOY_TASKS])}')
     if shots < 0 or not 0 <= depth < 100 or n < 1:
-        raise Refused(f'shots={shots} must not be negative, depth={depth} 0 to 99, and n={n} at least 1')
+        raise Refused(
+            f'shots={shots} must not be negative, depth={depth} 0 to 99, and n={n} at least 1')
     examples, between = [], '' if task in TOY_TASKS else '\n\n'
     for i in range(n):
         rng = random.Random(draw(seed, f'{task} at depth {depth}', i))
@@ -148,19 +163,22 @@ def few_shot(task, n, *, shots=5, depth=0, seed=0):
     return examples
 
 
-# ---------------------------------------------------------------------------------------------- scoring
+# ------------------------------------------------------------------------------------------ scoring
 
 def continuation(tokenizer, prompt, text):
-    "The tokens by which text continues a prompt. Some tokenizers begin whatever they are given with a space; not so in the middle."
+    """The tokens by which text continues a prompt. Some tokenizers begin whatever they are given
+    with a space; not so in the middle."""
     before, whole = (tokenizer.encode(t, allowed_special='all') for t in (prompt, prompt + text))
-    return whole[len(before):] if whole[:len(before)] == before and len(whole) > len(before) else tokenizer.encode(text)
+    return (whole[len(before):] if whole[:len(before)] == before and len(whole) > len(before)
+            else tokenizer.encode(text))
 
 
-# ---------------------------------------------------------------------------------------------- examples to train on
+# ----------------------------------------------------------------------------- examples to train on
 
 def write_examples(folder, tokenizer_name, tasks, depths, n, *, shots=0, seed=0, n_val=500):
-    """A dataset for fine-tuning: n examples in equal parts of every task and depth, one padded row each, with loss on the
-    answer alone. The validation split has other examples, and marks, so that train.py says which part is learned."""
+    """A dataset for fine-tuning: n examples in equal parts of every task and depth, one padded row
+    each, with loss on the answer alone. The validation split has other examples, and marks, so that
+    train.py says which part is learned."""
     tokenizer = get_tokenizer(tokenizer_name)
     if n < 1:
         raise Refused(f'n={n}: at least one example')
@@ -171,8 +189,10 @@ def write_examples(folder, tokenizer_name, tasks, depths, n, *, shots=0, seed=0,
         for k, kind in enumerate(kinds):
             task, depth = kind.split()
             count = total * (k + 1) // len(kinds) - total * k // len(kinds)
-            for e in few_shot(task, max(count, 1), shots=shots, depth=int(depth), seed=draw(seed, split))[:count]:
-                prompt, answer = [*start, *tokenizer.encode(e.prompt)], continuation(tokenizer, e.prompt, e.options[e.answer])
+            for e in few_shot(task, max(count, 1), shots=shots, depth=int(depth),
+                              seed=draw(seed, split))[:count]:
+                prompt, answer = [*start, *tokenizer.encode(e.prompt)], continuation(tokenizer,
+                        e.prompt, e.options[e.answer])
                 rows[split].append((prompt + answer, [0] * len(prompt) + [1] * len(answer), k + 1))
     longest = max(len(tokens) for split in rows.values() for tokens, _, _ in split)
     for split, examples in rows.items():
@@ -184,12 +204,14 @@ def write_examples(folder, tokenizer_name, tasks, depths, n, *, shots=0, seed=0,
             answer = [kind * c for c in counts] + pad
             answer[counts.index(1)] += 128
             marks += answer
-        write_dataset(folder, split, tokenizer_name, tokens, mask=mask, marks=marks if split == 'val' else None, kinds=kinds,
-                      row=longest, origin=dict(made_by='primitives.py', tasks=tasks, n=len(examples), shots=shots, seed=seed))
+        write_dataset(folder, split, tokenizer_name, tokens, mask=mask,
+                      marks=marks if split == 'val' else None, kinds=kinds,
+                      row=longest, origin=dict(made_by='primitives.py', tasks=tasks,
+                                               n=len(examples), shots=shots, seed=seed))
     return longest
 
 
-# ---------------------------------------------------------------------------------------------- the command
+# -------------------------------------------------------------------------------------- the command
 
 def depths_of(task, depths):
     return [0] if 'copy' in task else depths

@@ -1,11 +1,14 @@
-"""Where large datasets come from: their files on the Hugging Face hub or on this disk, and how a row becomes a text.
+"""Where large datasets come from: their files on the Hugging Face hub or on this disk, and how a
+row becomes a text.
 
-The idea: a source is a list of files in an order drawn from their names, so that the first few are a fair sample, and a function that
-makes a row of one a text, or nothing. Whatever a file, a network or a row has wrong is one line.
+The idea: a source is a list of files in an order drawn from their names, so that the first few are
+a fair sample, and a function that makes a row of one a text, or nothing. Whatever a file, a network
+or a row has wrong is one line.
 
-Paper: "Retrofitted Recurrence", section 4.4, for `chat`: the tags of user and assistant removed, what reasoning models wrote left out.
-Here: which columns say that a reasoning model wrote an example depends on the dataset; Python-Edu's rows are numbers of files in
-Software Heritage's public archive.
+Paper: "Retrofitted Recurrence", section 4.4, for `chat`: the tags of user and assistant removed,
+what reasoning models wrote left out.
+Here: which columns say that a reasoning model wrote an example depends on the dataset; Python-Edu's
+rows are numbers of files in Software Heritage's public archive.
 
 Usage:
     source = Source('open_web_math', 0.06, 'open-web-math/open-web-math', 'data/*.parquet')
@@ -42,7 +45,7 @@ class Source:
     known_as: str = ''      # what a local folder's name has in it, if not the name
 
 
-# ---------------------------------------------------------------------------------------------- rows -> texts
+# ------------------------------------------------------------------------------------ rows -> texts
 
 ROLE_TAGS = re.compile(r'<\|im_(?:start|end)\|>(?:system|user|assistant)?\n?|<\|(?:start_header_id|end_header_id|eot_id)\|>|'
                        r'^(?:system|user|assistant|human)\s*:\s*|<(?:extra_id_\d+|/?(?:user|assistant|system))>\s*', re.I | re.M)
@@ -57,18 +60,24 @@ def column(row):
 
 
 def chat(row, name='text'):
-    "The text of an instruction example without the tags of its roles, or None if a reasoning model wrote it."
-    text, others = (column(row) if name == 'text' else row[name]) or '', ' '.join(str(value) for key, value in row.items() if key != name)
-    return None if REASONING.search(text) or REASONERS.search(others) else ROLE_TAGS.sub('', text).strip()
+    """The text of an instruction example without the tags of its roles, or None if a reasoning
+    model wrote it."""
+    text, others = ((column(row) if name == 'text' else row[name]) or '',
+                    ' '.join(str(value) for key, value in row.items() if key != name))
+    return (None if REASONING.search(text) or REASONERS.search(others) else ROLE_TAGS.sub('',
+            text).strip())
 
 
 def archived(row):
-    "A file whose row has its text, or else its number in Software Heritage's archive; None if it was taken down."
+    """A file whose row has its text, or else its number in Software Heritage's archive; None if it
+    was taken down."""
     if row.get('text') is not None or 'blob_id' not in row:
         return column(row)
     for attempt in itertools.count():
         try:
-            with urllib.request.urlopen(f'https://softwareheritage.s3.amazonaws.com/content/{row["blob_id"]}', timeout=60) as answer:
+            with urllib.request.urlopen(
+                f'https://softwareheritage.s3.amazonaws.com/content/{row["blob_id"]}',
+                timeout=60) as answer:
                 return gzip.decompress(answer.read()).decode('utf-8', errors='ignore')
         except urllib.error.HTTPError as error:
             if error.code in (403, 404):
@@ -94,15 +103,18 @@ def rows(path):
     for i in itertools.count():
         try:
             if stream is None:
-                stream = iter(load_dataset(KINDS[Path(path).suffix], data_files=path, split='train', streaming=True))
+                stream = iter(load_dataset(KINDS[Path(path).suffix], data_files=path, split='train',
+                                           streaming=True))
             row = next(stream)
         except StopIteration:
             return
-        except Exception as error:      # whatever lies in a file, its reader has a name of its own for it
+        # whatever lies in a file, its reader has a name of its own for it
+        except Exception as error:
             if 'StopIteration' in str(error):       # an empty file
                 return
             cause = error.__cause__ or error
-            raise Refused(f'{path}, behind row {i}: {type(cause).__name__}: {(str(cause).splitlines() or [""])[0][:200]}') from None
+            raise Refused(f'{path}, behind row {i}: {type(cause).__name__}: '
+                          f'{(str(cause).splitlines() or [""])[0][:200]}') from None
         yield row
 
 
@@ -118,7 +130,7 @@ def texts(paths, read):
                     raise Refused(f'{path}: {error}') from None
 
 
-# ---------------------------------------------------------------------------------------------- files
+# -------------------------------------------------------------------------------------------- files
 
 def list_files(source, where):
     "[(path, bytes)] of a source's files, in an order drawn from their names."
@@ -126,23 +138,32 @@ def list_files(source, where):
         from huggingface_hub import HfApi
         try:
             commit = HfApi().dataset_info(source.repo).sha
-            tree = list(HfApi().list_repo_tree(source.repo, repo_type='dataset', revision=commit, recursive=True))
-        except Exception as error:      # whatever stands between this machine and the hub, each version names it differently
-            raise Refused(f'the Hugging Face hub did not list {source.repo} ({type(error).__name__}): is there a network, and a login where the '
+            tree = list(HfApi().list_repo_tree(source.repo, repo_type='dataset', revision=commit,
+                                               recursive=True))
+        # whatever stands between this machine and the hub, each version names it differently
+        except Exception as error:
+            raise Refused(f'the Hugging Face hub did not list {source.repo} '
+                          f'({type(error).__name__}): is there a network, and a login where the '
                             'dataset asks for one? --source=FOLDER reads local files') from None
-        found = [(f'hf://datasets/{source.repo}@{commit}/{f.path}', f.size) for f in tree if fnmatch.fnmatch(f.path, source.files) and hasattr(f, 'size')]
+        found = [(f'hf://datasets/{source.repo}@{commit}/{f.path}', f.size) for f in tree
+                 if fnmatch.fnmatch(f.path, source.files) and hasattr(f, 'size')]
         names = [path.split('/', 5)[-1] for path, _ in found]
         if not found:
             raise Refused(f'{source.repo} has no file {source.files} any more')
     else:
         wanted = simple(source.known_as or source.name)
         tops = [p for p in sorted(Path(where).iterdir()) if wanted in simple(p.name)]
-        paths = [p for top in tops for p in ([top] if top.is_file() else sorted(top.rglob('*'))) if p.suffix in KINDS and p.is_file()]
-        found, names = [(str(p), p.stat().st_size) for p in paths], [str(p.relative_to(where)) for p in paths]
+        paths = [p for top in tops for p in ([top] if top.is_file() else sorted(top.rglob('*')))
+                 if p.suffix in KINDS and p.is_file()]
+        found, names = [(str(p), p.stat().st_size) for p in paths], [str(p.relative_to(where))
+                for p in paths]
         if not found:
-            raise Refused(f'{where} has no parquet or JSON Lines file in a folder (or by a name) with {source.known_as or source.name!r} '
+            raise Refused(f'{where} has no parquet or JSON Lines file in a folder (or by a name) '
+                          f'with {source.known_as or source.name!r} '
                             f'in it, but {", ".join(p.name for p in sorted(Path(where).iterdir())[:8]) or "nothing"}')
-    return [file for _, file in sorted(zip((hashlib.blake2b(name.encode()).hexdigest() for name in names), found))]
+    return [file
+            for _, file in sorted(
+                zip((hashlib.blake2b(name.encode()).hexdigest() for name in names), found))]
 
 
 def simple(name):

@@ -1,15 +1,17 @@
-"""Text -> tokens: a tokenizer is a tiktoken Encoding, or behaves like one, so that the rest of the code knows one kind.
+"""Text -> tokens: a tokenizer is a tiktoken Encoding, or behaves like one, so that the rest of the
+code knows one kind.
 
-The idea: tiktoken needs two things, one regular expression that cuts text into words, and a rank for each token that says
-which pair of neighbours to merge first. Bytes are such a tokenizer without merges; a byte-level BPE tokenizer.json (GPT-2's,
-cosmo2's, Llama 3's) holds both, if its steps are put into one expression. And back: an Encoding can be written as such a file.
+The idea: tiktoken needs two things, one regular expression that cuts text into words, and a rank
+for each token that says which pair of neighbours to merge first. Bytes are such a tokenizer without
+merges; a byte-level BPE tokenizer.json (GPT-2's, cosmo2's, Llama 3's) holds both, if its steps are
+put into one expression. And back: an Encoding can be written as such a file.
 
 Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", Table 2: the tokenizer is cosmo2.
-Here: the toy configs read bytes, which need no download and no training. What tiktoken cannot represent (TinyLlama's kind)
-goes through the `tokenizers` package, behind the same names.
+Here: the toy configs read bytes, which need no download and no training. What tiktoken cannot
+represent (TinyLlama's kind) goes through the `tokenizers` package, behind the same names.
 
 Usage:
-    enc = get_tokenizer('bytes')                # or 'gpt2', a tokenizer.json, a folder with one, a run of ours
+    enc = get_tokenizer('bytes')  # or 'gpt2', a tokenizer.json, a folder with one, a run of ours
     assert enc.decode(enc.encode('depth')) == 'depth'
     print(enc.n_vocab)                          # 257: the bytes and an end-of-text token
 """
@@ -38,7 +40,8 @@ class CannotRepresent(Refused):
 
 
 def tokenizer_file(name):
-    "The tokenizer.json behind a name: itself, its folder's, or that of the run's tokenizer. None: there is none."
+    """The tokenizer.json behind a name: itself, its folder's, or that of the run's tokenizer.
+    None: there is none."""
     path = Path(name)
     if path.suffix == '.pt' and path.is_file():
         path = path.parent
@@ -52,11 +55,13 @@ def tokenizer_file(name):
 
 
 def get_tokenizer(name):
-    """A tiktoken Encoding, or what behaves like one: encode, decode, n_vocab. `name` is 'bytes', one that tiktoken knows
-    ('gpt2' and so on; it downloads them), a tokenizer.json, or a folder that has one: a Hugging Face checkpoint, a run of ours."""
+    """A tiktoken Encoding, or what behaves like one: encode, decode, n_vocab. `name` is 'bytes',
+    one that tiktoken knows ('gpt2' and so on; it downloads them), a tokenizer.json, or a folder
+    that has one: a Hugging Face checkpoint, a run of ours."""
     path = Path(name)
     if name == 'bytes':
-        return tiktoken.Encoding('bytes', pat_str=r'[\s\S]', mergeable_ranks={bytes([i]): i for i in range(256)},
+        return tiktoken.Encoding('bytes', pat_str=r'[\s\S]',
+                                 mergeable_ranks={bytes([i]): i for i in range(256)},
                                  special_tokens={END_OF_TEXT: 256})
     file = tokenizer_file(name)
     if file:
@@ -71,15 +76,18 @@ def get_tokenizer(name):
         try:
             return tiktoken.get_encoding(name)
         except OSError as error:        # requests' errors are OSErrors
-            raise Refused(f'tokenizer {name!r}: tiktoken could not download it ({type(error).__name__}); '
+            raise Refused(
+                f'tokenizer {name!r}: tiktoken could not download it ({type(error).__name__}); '
                             "without a network use 'bytes' or a tokenizer.json") from None
-    raise Refused(f"tokenizer {name!r} is not known: allowed are 'bytes', a tokenizer.json or a folder with one, "
+    raise Refused(f"tokenizer {name!r} is not known: allowed are 'bytes', a tokenizer.json "
+                  "or a folder with one, "
                     f'and {", ".join(tiktoken.list_encoding_names())}')
 
 
 def on_hub(name):
     "Does this look like owner/name on the Hugging Face hub, and like nothing on this disk?"
-    return bool(re.fullmatch(r'\w[\w.-]*/[\w.-]+', str(name))) and not Path(name).exists() and not Path(name).parent.exists()
+    return (bool(re.fullmatch(r'\w[\w.-]*/[\w.-]+', str(name))) and not Path(name).exists()
+            and not Path(name).parent.exists())
 
 
 def from_hub(name):
@@ -87,34 +95,44 @@ def from_hub(name):
     try:
         from huggingface_hub import snapshot_download
     except ImportError:
-        raise Refused(f'there is no {name} here, and huggingface_hub, which could fetch it, is not installed '
+        raise Refused(
+            f'there is no {name} here, and huggingface_hub, which could fetch it, is not installed '
                         '(pip install huggingface_hub)') from None
     try:
-        return Path(snapshot_download(str(name), allow_patterns=['*.json', '*.safetensors', '*.jinja']))
-    except Exception as error:      # whatever stands between this machine and the hub, each version names it differently
-        raise Refused(f'there is no {name} here, and the Hugging Face hub did not give it ({type(error).__name__}): download it '
+        return Path(snapshot_download(str(name),
+                                      allow_patterns=['*.json', '*.safetensors', '*.jinja']))
+    # whatever stands between this machine and the hub, each version names it differently
+    except Exception as error:
+        raise Refused(f'there is no {name} here, and the Hugging Face hub did not give it '
+                      f'({type(error).__name__}): download it '
                         'on a machine with a network, and give the folder') from None
 
 
 def reads_alike(a, b):
-    "Do two tokenizers give the same tokens? Their names say little: a folder may have moved, or be a copy in another form."
+    """Do two tokenizers give the same tokens? Their names say little: a folder may have moved, or
+    be a copy in another form."""
     text = __doc__ + "\tif x == 3141.59:\r\n    return 'ä東🙂'  # don't  "
     return a.n_vocab == b.n_vocab and a.encode(text) == b.encode(text)
 
 
 def start_of_document(tokenizer):
-    "The tokens before a document: those that its tokenizer.json puts there, or an end of text, where the tokenizer has one."
+    """The tokens before a document: those that its tokenizer.json puts there, or an end of text,
+    where the tokenizer has one."""
     starts = getattr(tokenizer, 'starts', [])
-    return starts or ([tokenizer.encode_single_token(END_OF_TEXT)] if END_OF_TEXT in tokenizer.special_tokens_set else [])
+    return (starts
+            or ([tokenizer.encode_single_token(END_OF_TEXT)]
+                if END_OF_TEXT in tokenizer.special_tokens_set else []))
 
 
-LONGEST = 100_000       # characters; on some millions of blanks in a row tiktoken's regular expression runs out of stack
+# characters; on some millions of blanks in a row tiktoken's regular expression runs out of stack
+LONGEST = 100_000
 BETWEEN_WORDS = re.compile(r'(?<=\S)(?: (?=\w)|\n(?=\S))')
 
 
 def encode_document(tokenizer, text):
-    """Text as text: what looks like a special token is none. A long document is encoded in pieces, cut where every such tokenizer
-    cuts too: before a blank or behind a line break between two words. So its tokens are the same, if it has one of them."""
+    """Text as text: what looks like a special token is none. A long document is encoded in pieces,
+    cut where every such tokenizer cuts too: before a blank or behind a line break between two
+    words. So its tokens are the same, if it has one of them."""
     if len(text) <= LONGEST or isinstance(tokenizer, Foreign):
         return tokenizer.encode_ordinary(text)
     found, start = [], 0
@@ -130,7 +148,8 @@ def encode_document(tokenizer, text):
 
 
 def readable(tokenizer, tokens):
-    "Tokens as text. A model may have more of them than its tokenizer knows, to fill its matrix up: they say nothing."
+    """Tokens as text. A model may have more of them than its tokenizer knows, to fill its matrix
+    up: they say nothing."""
     return tokenizer.decode([token for token in tokens if token < tokenizer.n_vocab])
 
 
@@ -147,20 +166,25 @@ def template_start(spec):
 
 
 class Foreign:
-    "A tokenizer.json that tiktoken cannot represent, read by the `tokenizers` package, under tiktoken's names."
+    """A tokenizer.json that tiktoken cannot represent, read by the `tokenizers` package, under
+    tiktoken's names."""
 
     def __init__(self, path, reason):
         try:
             from tokenizers import Tokenizer
         except ImportError:
-            raise Refused(f'{reason}; the tokenizers package can read it (pip install tokenizers)') from None
+            raise Refused(
+                f'{reason}; the tokenizers package can read it (pip install tokenizers)') from None
         try:
             self.inner = Tokenizer.from_file(str(path))
         except Exception as error:      # the package raises a bare Exception
-            raise Refused(f'{reason}; the tokenizers package cannot read it either: {error}') from None
+            raise Refused(
+                f'{reason}; the tokenizers package cannot read it either: {error}') from None
         spec = read_json(path)
-        self.name, self.n_vocab, self.starts = Path(path).parent.name, self.inner.get_vocab_size(), template_start(spec)
-        self.special_tokens_set = {token['content'] for token in spec.get('added_tokens', []) if token.get('special')}
+        self.name, self.n_vocab, self.starts = Path(
+            path).parent.name, self.inner.get_vocab_size(), template_start(spec)
+        self.special_tokens_set = {token['content'] for token in spec.get('added_tokens', [])
+                                   if token.get('special')}
 
     def encode(self, text, allowed_special=None):
         return self.inner.encode(text, add_special_tokens=False).ids
@@ -174,34 +198,45 @@ class Foreign:
         return self.inner.decode(list(tokens), skip_special_tokens=False)
 
 
-# ---------------------------------------------------------------------------------------------- tokenizer.json
+# ----------------------------------------------------------------------------------- tokenizer.json
 
 def from_tokenizer_json(path):
-    """A byte-level BPE tokenizer.json as a tiktoken Encoding. tiktoken cuts text by one regular expression and merges
-    the pair with the lowest rank first, so the file's pre-tokenizer must become one expression, and its merges must
-    make new tokens in the order of their ids: both hold for GPT-2, cosmo2, Llama 3 and their kin."""
+    """A byte-level BPE tokenizer.json as a tiktoken Encoding. tiktoken cuts text by one regular
+    expression and merges the pair with the lowest rank first, so the file's pre-tokenizer must
+    become one expression, and its merges must make new tokens in the order of their ids: both hold
+    for GPT-2, cosmo2, Llama 3 and their kin."""
     path = Path(path)
     spec = read_json(path)
     bpe, to_bytes = spec.get('model', {}), {char: byte for byte, char in byte_alphabet().items()}
     special = {token['content']: token['id'] for token in spec.get('added_tokens', [])}
-    words = {token: i for token, i in bpe.get('vocab', {}).items() if token not in special} if bpe.get('merges') else {}
-    if bpe.get('type', 'BPE') != 'BPE' or not spec.get('pre_tokenizer') or not set(to_bytes) <= words.keys() \
+    words = ({token: i for token, i in bpe.get('vocab', {}).items() if token not in special}
+             if bpe.get('merges') else {})
+    if bpe.get('type', 'BPE') != 'BPE' or not spec.get('pre_tokenizer') or not set(
+        to_bytes) <= words.keys() \
             or not set(''.join(words)) <= set(to_bytes):
-        raise CannotRepresent(f'{path} is not a byte-level BPE tokenizer, the only kind that tiktoken can represent')
+        raise CannotRepresent(
+            f'{path} is not a byte-level BPE tokenizer, the only kind that tiktoken can represent')
     if spec.get('normalizer'):
-        raise CannotRepresent(f'{path} normalizes text ({spec["normalizer"]["type"]}) before it cuts it, which tiktoken cannot do')
+        raise CannotRepresent(
+            f'{path} normalizes text ({spec["normalizer"]["type"]}) before it cuts it, '
+            'which tiktoken cannot do')
     ranks = {bytes(to_bytes[char] for char in word): i for word, i in words.items()}
-    made = [words[merge.replace(' ', '') if isinstance(merge, str) else ''.join(merge)] for merge in bpe['merges']]
+    made = [words[merge.replace(' ', '') if isinstance(merge, str) else ''.join(merge)]
+            for merge in bpe['merges']]
     if made != sorted(made) or len(set(made)) + 256 != len(words):
-        raise CannotRepresent(f'{path}: its merges do not make its tokens in the order of their ids, which tiktoken needs')
-    found = tiktoken.Encoding(path.parent.name or 'tokenizer', pat_str=word_pattern(spec['pre_tokenizer'], path),
+        raise CannotRepresent(
+            f'{path}: its merges do not make its tokens in the order of their ids, '
+            'which tiktoken needs')
+    found = tiktoken.Encoding(path.parent.name or 'tokenizer',
+                              pat_str=word_pattern(spec['pre_tokenizer'], path),
                               mergeable_ranks=ranks, special_tokens=special)
     found.starts = template_start(spec)
     return found
 
 
 def byte_alphabet():
-    "GPT-2's printable character for each byte: itself where it prints, else the next one free from 256 on."
+    """GPT-2's printable character for each byte: itself where it prints, else the next one free
+    from 256 on."""
     prints = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [b for b in range(256) if b not in prints]
     return {**{b: chr(b) for b in prints}, **{b: chr(256 + i) for i, b in enumerate(others)}}
@@ -215,58 +250,76 @@ def word_pattern(pre_tokenizer, path):
     if known and kinds == ['ByteLevel'] and steps[0].get('use_regex', True):
         return GPT2_WORDS
     if known and kinds == ['Digits', 'ByteLevel'] and steps[1].get('use_regex', True):
-        # Digits are cut off first, and each piece is then cut by GPT-2's pattern on its own. So a number takes no space
+        # Digits are cut off first, and each piece is then cut by GPT-2's pattern on its own. So a
+        # number takes no space
         # along, and white space before one ends its piece, where \s+(?!\S) takes all of it.
         digits = r'\p{N}' if steps[0].get('individual_digits') else r'\p{N}+'
-        return GPT2_WORDS.replace(r' ?\p{N}+', digits).replace(r'|\s+(?!\S)', r'|\s+(?=\p{N})|\s+(?!\S)')
+        return GPT2_WORDS.replace(r' ?\p{N}+', digits).replace(r'|\s+(?!\S)',
+                r'|\s+(?=\p{N})|\s+(?!\S)')
     if known and kinds == ['Split', 'ByteLevel'] and not steps[1].get('use_regex', True):
-        if steps[0]['behavior'] == 'Isolated' and not steps[0].get('invert') and 'Regex' in steps[0]['pattern']:
+        if (steps[0]['behavior'] == 'Isolated' and not steps[0].get('invert')
+            and 'Regex' in steps[0]['pattern']):
             return steps[0]['pattern']['Regex']
-    raise CannotRepresent(f'{path} cuts text by {" then ".join(kinds)}, which is not one of the forms that become one pattern')
+    raise CannotRepresent(f'{path} cuts text by {" then ".join(kinds)}, which is not one of the '
+                          'forms that become one pattern')
 
 
 def write_tokenizer(name, folder, context):
-    "The tokenizer of that name as files that transformers opens: its own, if it has them, or an Encoding written as one."
+    """The tokenizer of that name as files that transformers opens: its own, if it has them, or an
+    Encoding written as one."""
     file, folder = tokenizer_file(name), Path(folder)
     if file:
-        for other in ('tokenizer.json', 'tokenizer_config.json', 'special_tokens_map.json', 'generation_config.json', 'chat_template.jinja'):
+        for other in ('tokenizer.json', 'tokenizer_config.json', 'special_tokens_map.json',
+                      'generation_config.json', 'chat_template.jinja'):
             if (file.parent / other).exists():
                 shutil.copy(file.parent / other, folder / other)
         if file.name != 'tokenizer.json':
             shutil.copy(file, folder / 'tokenizer.json')
     else:
-        (folder / 'tokenizer.json').write_text(json.dumps(to_tokenizer_json(get_tokenizer(name)), ensure_ascii=False))
+        (folder / 'tokenizer.json').write_text(json.dumps(to_tokenizer_json(get_tokenizer(name)),
+                                                          ensure_ascii=False))
     if not (folder / 'tokenizer_config.json').exists():
         end = END_OF_TEXT if END_OF_TEXT in get_tokenizer(name).special_tokens_set else None
-        about = dict(tokenizer_class='PreTrainedTokenizerFast', bos_token=end, eos_token=end, model_max_length=context,
+        about = dict(tokenizer_class='PreTrainedTokenizerFast', bos_token=end, eos_token=end,
+                     model_max_length=context,
                      clean_up_tokenization_spaces=False)
         (folder / 'tokenizer_config.json').write_text(json.dumps(about, indent=2))
 
 
 def to_tokenizer_json(encoding):
-    """An Encoding as a tokenizer.json. tiktoken keeps a rank for each token, the file wants the pair that makes it: that is
-    what merging the token's bytes with the lower ranks alone leaves. Documents begin with an end of text, as ours do."""
+    """An Encoding as a tokenizer.json. tiktoken keeps a rank for each token, the file wants the
+    pair that makes it: that is what merging the token's bytes with the lower ranks alone leaves.
+    Documents begin with an end of text, as ours do."""
     ranks, letters = encoding._mergeable_ranks, byte_alphabet()
     spell = lambda token: ''.join(letters[byte] for byte in token)      # noqa: E731
     merges = []
     for token, rank in sorted(ranks.items(), key=lambda item: item[1]):
         parts = [bytes([byte]) for byte in token]
         while len(parts) > 2:
-            first = min(range(len(parts) - 1), key=lambda i: ranks.get(parts[i] + parts[i + 1], rank))
+            first = min(range(len(parts) - 1),
+                        key=lambda i: ranks.get(parts[i] + parts[i + 1], rank))
             parts[first:first + 2] = [parts[first] + parts[first + 1]]
         if len(parts) == 2:
             merges.append([spell(parts[0]), spell(parts[1])])
     plain = dict(type='ByteLevel', add_prefix_space=False, trim_offsets=True, use_regex=False)
-    cut = dict(type='Split', pattern=dict(Regex=encoding._pat_str), behavior='Isolated', invert=False)
-    first = [dict(SpecialToken=dict(id=END_OF_TEXT, type_id=0))] if END_OF_TEXT in encoding.special_tokens_set else []
-    special = {name: dict(id=name, ids=[encoding._special_tokens[name]], tokens=[name]) for name in [END_OF_TEXT] if first}
+    cut = dict(type='Split', pattern=dict(Regex=encoding._pat_str), behavior='Isolated',
+               invert=False)
+    first = ([dict(SpecialToken=dict(id=END_OF_TEXT, type_id=0))]
+             if END_OF_TEXT in encoding.special_tokens_set else [])
+    special = {name: dict(id=name, ids=[encoding._special_tokens[name]], tokens=[name])
+               for name in [END_OF_TEXT] if first}
     a, b = (dict(Sequence=dict(id=which, type_id=0)) for which in 'AB')
     return dict(
         version='1.0', truncation=None, padding=None, normalizer=None,
-        added_tokens=[dict(id=i, content=name, single_word=False, lstrip=False, rstrip=False, normalized=False, special=True)
-                      for name, i in sorted(encoding._special_tokens.items(), key=lambda item: item[1])],
+        added_tokens=[dict(id=i, content=name, single_word=False, lstrip=False, rstrip=False,
+                           normalized=False, special=True)
+                      for name, i in sorted(encoding._special_tokens.items(),
+                                            key=lambda item: item[1])],
         pre_tokenizer=dict(type='Sequence', pretokenizers=[cut, plain]),
-        post_processor=dict(type='TemplateProcessing', single=[*first, a], pair=[*first, a, b], special_tokens=special),
+        post_processor=dict(type='TemplateProcessing', single=[*first, a], pair=[*first, a, b],
+                            special_tokens=special),
         decoder=plain,
-        model=dict(type='BPE', dropout=None, unk_token=None, continuing_subword_prefix=None, end_of_word_suffix=None,
-                   fuse_unk=False, byte_fallback=False, ignore_merges=False, vocab={spell(t): i for t, i in ranks.items()}, merges=merges))
+        model=dict(type='BPE', dropout=None, unk_token=None, continuing_subword_prefix=None,
+                   end_of_word_suffix=None,
+                   fuse_unk=False, byte_fallback=False, ignore_merges=False,
+                   vocab={spell(t): i for t, i in ranks.items()}, merges=merges))

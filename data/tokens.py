@@ -1,22 +1,28 @@
 """Tokens -> batches: shards on disk, the loader, and validation.
 
-The idea: the loader is a pure function. Which window of the data a row of a batch holds is computed from
-(seed, step, row) alone, by a keyed permutation that needs no array. So there is nothing to save: a run that resumes at
-step 1,000 sees what an uninterrupted one would have seen, and eight ranks share out the very batch that one rank sees.
+The idea: the loader is a pure function. Which window of the data a row of a batch holds is computed
+from (seed, step, row) alone, by a keyed permutation that needs no array. So there is nothing to
+save: a run that resumes at step 1,000 sees what an uninterrupted one would have seen, and eight
+ranks share out the very batch that one rank sees.
 
-Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", appendix A: a mixture of datasets by fixed shares.
-Here: without repeats within a dataset's epoch, the next epoch in another order (the paper doesn't say).
+Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", appendix A: a mixture of datasets by
+fixed shares.
+Here: without repeats within a dataset's epoch, the next epoch in another order (the paper doesn't
+say).
 
-A dataset is a folder: train.json and val.json say what is in train_*.bin and val_*.bin (tokenizer, counts, checksums,
-origin). Beside a .bin there may be a .mask (1 where a token counts in the loss: fine-tuning, a row is one padded example)
-and a .marks (what kind of answer a token belongs to, plus 128 where an answer begins: loss and accuracy by kind).
-`python nanodepth.py check_data data/toy` shows a dataset and checks it.
+A dataset is a folder: train.json and val.json say what is in train_*.bin and val_*.bin (tokenizer,
+counts, checksums, origin). Beside a .bin there may be a .mask (1 where a token counts in the loss:
+fine-tuning, a row is one padded example) and a .marks (what kind of answer a token belongs to, plus
+128 where an answer begins: loss and accuracy by kind). `python nanodepth.py check_data data/toy`
+shows a dataset and checks it.
 
-A folder may instead have a mixture.json: {folder: share} of the datasets that make it up (corpus.py writes them).
+A folder may instead have a mixture.json: {folder: share} of the datasets that make it up (corpus.py
+writes them).
 
 Usage:
     loader = Loader('data/toy', batch_size=16, context=256)
-    tokens, targets = loader.batch(step=0)       # (16, 256) each; the targets are the tokens one place later
+    # (16, 256) each; the targets are the tokens one place later
+    tokens, targets = loader.batch(step=0)
     print(get_tokenizer('bytes').decode(tokens[0].tolist()))
 """
 import hashlib
@@ -33,23 +39,27 @@ from common.errors import Refused
 from common.files import find, read_json, replace
 from data.tokenizer import get_tokenizer, token_type
 
-# ---------------------------------------------------------------------------------------------- randomness
-# Every random draw of this repo is a function of (seed, purpose, step), so that no generator's state is ever saved.
+# --------------------------------------------------------------------------------------- randomness
+# Every random draw of this repo is a function of (seed, purpose, step), so that no generator's
+# state is ever saved.
 
 def draw(seed, purpose, step=0):
     "63 random bits."
-    return int.from_bytes(hashlib.blake2b(f'{seed} {purpose} {step}'.encode(), digest_size=8).digest(), 'big') >> 1
+    return int.from_bytes(hashlib.blake2b(f'{seed} {purpose} {step}'.encode(),
+                                          digest_size=8).digest(), 'big') >> 1
 
 
 def permute(i, n, key):
-    """Where i goes under the permutation of range(n) that the key names. A Feistel network shuffles the next power of
-    four; a number that lands past n walks on until it comes back inside, so this is a permutation of range(n) too."""
+    """Where i goes under the permutation of range(n) that the key names. A Feistel network shuffles
+    the next power of four; a number that lands past n walks on until it comes back inside, so this
+    is a permutation of range(n) too."""
     half = max(1, ((n - 1).bit_length() + 1) // 2)
     mask = (1 << half) - 1
     while True:
         left, right = i >> half, i & mask
         for turn in range(4):
-            z = (right + key + turn * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF      # splitmix64's mixing
+            # splitmix64's mixing
+            z = (right + key + turn * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
             z = ((z ^ z >> 30) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
             z = ((z ^ z >> 27) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
             left, right = right, left ^ (z ^ z >> 31) & mask
@@ -58,11 +68,13 @@ def permute(i, n, key):
             return i
 
 
-# ---------------------------------------------------------------------------------------------- datasets on disk
+# --------------------------------------------------------------------------------- datasets on disk
 
-def write_dataset(folder, split, tokenizer, tokens, *, mask=None, marks=None, kinds=None, row=None, origin=None):
-    """Write one split as a single shard. The JSON comes last and at once: a folder that has it is complete.
-    `tokenizer` is the name that get_tokenizer takes; `kinds` names the marks 1, 2, ...; `row` is a masked row's length."""
+def write_dataset(folder, split, tokenizer, tokens, *, mask=None, marks=None, kinds=None, row=None,
+                  origin=None):
+    """Write one split as a single shard. The JSON comes last and at once: a folder that has it is
+    complete. `tokenizer` is the name that get_tokenizer takes; `kinds` names the marks 1, 2, ...;
+    `row` is a masked row's length."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     n_vocab = get_tokenizer(tokenizer).n_vocab
@@ -73,7 +85,8 @@ def write_dataset(folder, split, tokenizer, tokens, *, mask=None, marks=None, ki
             raw = np.asarray(data, dtype=dtype if ending == '.bin' else 'uint8').tobytes()
             replace(folder / shard['file'].replace('.bin', ending), raw)
             shard['sha256'][ending] = hashlib.sha256(raw).hexdigest()
-    meta = dict(tokenizer=tokenizer, n_vocab=n_vocab, dtype=dtype, tokens=len(tokens), row=row, kinds=kinds or [],
+    meta = dict(tokenizer=tokenizer, n_vocab=n_vocab, dtype=dtype, tokens=len(tokens), row=row,
+                kinds=kinds or [],
                 shards=[shard], origin=origin or {})
     replace(folder / f'{split}.json', json.dumps(meta, indent=1).encode())
 
@@ -85,29 +98,36 @@ class Dataset:
         self.folder, self.split = Path(folder), split
         path = self.folder / f'{split}.json'
         if not path.exists():
-            raise Refused(f'there is no dataset at {folder} (no {path.name} there); {how_to_prepare(folder)}')
+            raise Refused(
+                f'there is no dataset at {folder} (no {path.name} there); {how_to_prepare(folder)}')
         self.meta = read_json(path)
         self.row, self.kinds = self.meta['row'], self.meta['kinds']
         context = (self.row or 2) - 1 if context is None else context
         if self.row is not None and self.row > context + 1:
-            raise Refused(f'{folder}: its examples of {self.row} tokens do not fit a context of {context}')
+            raise Refused(
+                f'{folder}: its examples of {self.row} tokens do not fit a context of {context}')
         self.context = context
         if len(self.meta['shards']) > 100:
             more_files()
         self.shards = [{end: self._map(s, end) for end in s['sha256']} for s in self.meta['shards']]
-        self.ends = np.cumsum([(s['tokens'] - 1) // context if self.row is None else s['tokens'] // self.row
-                               for s in self.meta['shards']])                       # windows up to each shard's end
+        self.ends = np.cumsum([(s['tokens'] - 1) // context if self.row is None
+                               else s['tokens'] // self.row
+                               # windows up to each shard's end
+                               for s in self.meta['shards']])
         if self.ends[-1] == 0:
-            raise Refused(f'{path}: {self.meta["tokens"]} tokens are not one window of {context + 1}')
+            raise Refused(
+                f'{path}: {self.meta["tokens"]} tokens are not one window of {context + 1}')
 
     def _map(self, shard, ending):
         path = (self.folder / shard['file']).with_suffix(ending)
         dtype = np.dtype(self.meta['dtype'] if ending == '.bin' else 'uint8')
         want = shard['tokens'] * dtype.itemsize
         if not path.exists():
-            raise Refused(f'{path} is missing, though {self.split}.json lists it; {how_to_prepare(self.folder)}')
+            raise Refused(f'{path} is missing, though {self.split}.json lists it; '
+                          f'{how_to_prepare(self.folder)}')
         if path.stat().st_size != want:
-            raise Refused(f'{path} has {path.stat().st_size:,} bytes, but {self.split}.json says {want:,}; '
+            raise Refused(
+                f'{path} has {path.stat().st_size:,} bytes, but {self.split}.json says {want:,}; '
                             f'{how_to_prepare(self.folder)}')
         return np.memmap(path, dtype, 'r')
 
@@ -121,16 +141,19 @@ class Dataset:
         shard, T = self.shards[s], self.context
         start, n = (i * T, T + 1) if self.row is None else (i * self.row, self.row)
         row = shard['.bin'][start:start + n].astype(np.int64)
-        marks = shard['.marks'][start:start + n].astype(np.int64) if '.marks' in shard else np.zeros_like(row)
+        marks = (shard['.marks'][start:start + n].astype(np.int64) if '.marks' in shard
+                 else np.zeros_like(row))
         tokens, targets = row[:-1], row[1:]
         if '.mask' in shard:
             targets = np.where(shard['.mask'][start + 1:start + n] > 0, targets, -1)
         pad = T + 1 - n
-        return np.pad(tokens, (0, pad)), np.pad(targets, (0, pad), constant_values=-1), np.pad(marks[1:], (0, pad))
+        return np.pad(tokens, (0, pad)), np.pad(targets, (0, pad),
+                                                constant_values=-1), np.pad(marks[1:], (0, pad))
 
 
 def more_files():
-    "A mapped shard keeps a file open, and the usual limit is 1,024 of them: ask for as many as there may be."
+    """A mapped shard keeps a file open, and the usual limit is 1,024 of them: ask for as many as
+    there may be."""
     try:
         import resource
     except ImportError:         # Windows has no such limit
@@ -141,37 +164,43 @@ def more_files():
 
 def how_to_prepare(folder):
     "The command that makes a dataset: the prepare.py beside it or above it."
-    found = next((p / 'prepare.py' for p in (Path(folder), *Path(folder).parents) if (p / 'prepare.py').exists()), None)
+    found = next((p / 'prepare.py' for p in (Path(folder), *Path(folder).parents)
+                  if (p / 'prepare.py').exists()), None)
     return f'run: python {found}' if found else 'write one with tokens.write_dataset'
 
 
-# ---------------------------------------------------------------------------------------------- batches
+# ------------------------------------------------------------------------------------------ batches
 
 PERIOD = 1000       # a mixture's shares are exact in every thousand rows
 
 
 class Loader:
-    """Batches of `batch_size` rows for all ranks together; this rank gets its equal part of them. `data` is a folder or a
-    list of them, `weights` their shares in rows."""
+    """Batches of `batch_size` rows for all ranks together; this rank gets its equal part of them.
+    `data` is a folder or a list of them, `weights` their shares in rows."""
 
-    def __init__(self, data, batch_size, context, *, weights=None, split='train', seed=0, rank=0, world_size=1,
+    def __init__(self, data, batch_size, context, *, weights=None, split='train', seed=0, rank=0,
+                 world_size=1,
                  vocab_size=None):
         data = [data] if isinstance(data, (str, Path)) else list(data)
         weights = [1.0] * len(data) if weights is None else list(weights)
         if len(weights) != len(data) or min(weights) <= 0:
-            raise Refused(f'data_weights={weights} must be one positive number for each of the {len(data)} datasets')
-        data, weights = zip(*(part for folder, weight in zip(data, weights) for part in mixture(folder, weight)))
+            raise Refused(f'data_weights={weights} must be one positive number for each of the '
+                          f'{len(data)} datasets')
+        data, weights = zip(*(part for folder, weight in zip(data, weights)
+                              for part in mixture(folder, weight)))
         if batch_size % world_size:
             raise Refused(f'batch_size={batch_size} does not divide among {world_size} ranks')
         self.sets = [Dataset(folder, split, context) for folder in data]
         for other in self.sets[1:]:
             if other.meta['tokenizer'] != self.sets[0].meta['tokenizer']:
-                raise Refused(f'{data[0]} was made with the tokenizer {self.tokenizer!r}, but {other.folder} with '
+                raise Refused(f'{data[0]} was made with the tokenizer {self.tokenizer!r}, but '
+                              f'{other.folder} with '
                                 f'{other.meta["tokenizer"]!r}: one model reads one tokenizer')
         self.kinds = next((s.kinds for s in self.sets if s.kinds), [])
         self.quota = shares(weights, PERIOD)
         if min(self.quota) == 0:
-            raise Refused(f'data_weights={weights}: a share below 1 in {PERIOD} rows would never be drawn')
+            raise Refused(
+                f'data_weights={weights}: a share below 1 in {PERIOD} rows would never be drawn')
         self.batch_size, self.seed, self.rank, self.world_size = batch_size, seed, rank, world_size
         self.vocab_size = self.sets[0].meta['n_vocab'] if vocab_size is None else vocab_size
         self.period = None
@@ -182,7 +211,9 @@ class Loader:
 
     def __len__(self):
         "Batches until some dataset has been seen once."
-        return max(1, min(len(s) * PERIOD // q for s, q in zip(self.sets, self.quota)) // self.batch_size)
+        return max(1,
+                   min(len(s) * PERIOD // q for s, q in zip(self.sets,
+                self.quota)) // self.batch_size)
 
     def checksums(self):
         return [shard['sha256'] for dataset in self.sets for shard in dataset.meta['shards']]
@@ -190,14 +221,17 @@ class Loader:
     def place(self, i):
         "Row i of the whole run: (which dataset, which epoch of it, which window)."
         period, slot = divmod(i, PERIOD)
-        if self.period != period:               # the period's turns, and how many of the same dataset came before each
+        # the period's turns, and how many of the same dataset came before each
+        if self.period != period:
             key = draw(self.seed, 'mixture', period)
-            turns = np.repeat(np.arange(len(self.sets)), self.quota)[[permute(s, PERIOD, key) for s in range(PERIOD)]]
+            turns = np.repeat(np.arange(len(self.sets)),
+                              self.quota)[[permute(s, PERIOD, key) for s in range(PERIOD)]]
             before = sum((turns == d) * ((turns == d).cumsum() - 1) for d in range(len(self.sets)))
             self.period, self.turns = period, list(zip(turns.tolist(), before.tolist()))
         d, before = self.turns[slot]
         epoch, i = divmod(period * self.quota[d] + before, len(self.sets[d]))
-        return d, epoch, permute(i, len(self.sets[d]), draw(self.seed, f'epoch of dataset {d}', epoch))
+        return d, epoch, permute(i, len(self.sets[d]),
+                                 draw(self.seed, f'epoch of dataset {d}', epoch))
 
     def _rows(self, step):
         mine = self.batch_size // self.world_size
@@ -207,13 +241,16 @@ class Loader:
             tokens, targets, marks = self.sets[d].window(w)
             top = max(tokens.max(), targets.max())
             if top >= self.vocab_size:
-                raise Refused(f'{self.sets[d].folder}: token id {top} in window {w} is past the vocabulary of '
-                                f'{self.vocab_size}; was it made with another tokenizer than {self.tokenizer!r}?')
+                raise Refused(f'{self.sets[d].folder}: token id {top} in window {w} is past the '
+                              'vocabulary of '
+                                f'{self.vocab_size}; was it made with another tokenizer than '
+                                f'{self.tokenizer!r}?')
             yield tokens, targets, marks
 
     def batch(self, step):
         tokens, targets, _ = zip(*self._rows(step))
-        return torch.from_numpy(np.stack(tokens)), torch.from_numpy(np.stack(targets))      # (B, T), (B, T)
+        # (B, T), (B, T)
+        return torch.from_numpy(np.stack(tokens)), torch.from_numpy(np.stack(targets))
 
     def marked_batch(self, step):
         "The batch, and the kind of each target: (B, T) three times."
@@ -221,7 +258,8 @@ class Loader:
 
 
 def mixture(folder, weight=1.0):
-    "[(folder, weight)]: those that a folder's mixture.json names, with their shares of its weight; else the folder itself."
+    """[(folder, weight)]: those that a folder's mixture.json names, with their shares of its
+    weight; else the folder itself."""
     folder = find(folder)
     path = folder / 'mixture.json'
     parts = read_json(path) if path.exists() else {'.': 1.0}
@@ -229,7 +267,8 @@ def mixture(folder, weight=1.0):
 
 
 def shares(weights, total):
-    "Whole numbers in proportion to the weights that add up to total: rounded down, the rest to the largest remainders."
+    """Whole numbers in proportion to the weights that add up to total: rounded down, the rest to
+    the largest remainders."""
     exact = [w * total / sum(weights) for w in weights]
     parts = [math.floor(e) for e in exact]
     for i in sorted(range(len(parts)), key=lambda i: parts[i] - exact[i])[:total - sum(parts)]:
@@ -237,35 +276,41 @@ def shares(weights, total):
     return parts
 
 
-# ---------------------------------------------------------------------------------------------- validation
+# --------------------------------------------------------------------------------------- validation
 
 def evaluate(model, loader, batches=None):
-    "The mean loss over the first batches of the loader (None: until a dataset is through), over all ranks."
+    """The mean loss over the first batches of the loader (None: until a dataset is through), over
+    all ranks."""
     return measure(model, loader, batches)[0]
 
 
 @torch.no_grad()
 def measure(model, loader, batches=None, pieces=1, first=0):
-    """(loss, {kind: {'loss', 'accuracy'}}) over some batches from the `first` on, the kinds being the marks that the data carries. A
-    batch is worked off in `pieces`, as in training."""
+    """(loss, {kind: {'loss', 'accuracy'}}) over some batches from the `first` on, the kinds being
+    the marks that the data carries. A batch is worked off in `pieces`, as in training."""
     device, was_training = next(model.parameters()).device, model.training
-    sums = torch.zeros(1 + len(loader.kinds), 4, dtype=torch.float64)       # loss, tokens, answers right, answers
+    # loss, tokens, answers right, answers
+    sums = torch.zeros(1 + len(loader.kinds), 4, dtype=torch.float64)
     model.eval()
     steps = len(loader) if batches is None else min(batches, len(loader))
     for tokens, targets, marks in (part for step in range(first, first + steps)
-                                   for part in zip(*(t.chunk(pieces) for t in loader.marked_batch(step)))):
+                                   for part in zip(
+                                       *(t.chunk(pieces) for t in loader.marked_batch(step)))):
         counts = targets != -1
-        if not loader.kinds:                    # no need of the logits: the loss can be computed in pieces
+        # no need of the logits: the loss can be computed in pieces
+        if not loader.kinds:
             sums[0, 0] += model(tokens.to(device), targets.to(device)).item() * counts.sum()
             sums[0, 1] += counts.sum()
             continue
-        logits = model(tokens.to(device)).float()                                           # (B, T, V)
-        losses = F.cross_entropy(logits.transpose(1, 2), targets.to(device), ignore_index=-1, reduction='none').cpu()
+        logits = model(tokens.to(device)).float()  # (B, T, V)
+        losses = F.cross_entropy(logits.transpose(1, 2), targets.to(device), ignore_index=-1,
+                                 reduction='none').cpu()
         kind, right = answers(marks, logits.argmax(-1).cpu() != targets)
         for k in range(len(sums)):
             here = counts if k == 0 else marks % 128 == k                                   # (B, T)
             mine = right[kind == k]
-            sums[k] += torch.tensor([losses[here].double().sum(), here.sum(), mine.sum(), len(mine)])
+            sums[k] += torch.tensor([losses[here].double().sum(), here.sum(), mine.sum(),
+                                     len(mine)])
     model.train(was_training)
     if loader.world_size > 1:
         sums = sums.to(device)
@@ -277,11 +322,13 @@ def measure(model, loader, batches=None, pieces=1, first=0):
 
 
 def answers(marks, wrong):
-    """Each answer's kind, and whether all of it is right: marks and wrong are (B, T), and an answer lasts from its mark
-    above 128 to the last mark before a 0 or the next beginning. What a row cuts off from its beginning counts nowhere."""
+    """Each answer's kind, and whether all of it is right: marks and wrong are (B, T), and an answer
+    lasts from its mark above 128 to the last mark before a 0 or the next beginning. What a row cuts
+    off from its beginning counts nowhere."""
     begins = marks >= 128
     counter = begins.clone()
-    counter[:, 0] = True                                # a row's first tokens do not belong to the row before
-    number = counter.flatten().cumsum(0).view_as(marks)                                     # (B, T): the answer's number
+    # a row's first tokens do not belong to the row before
+    counter[:, 0] = True
+    number = counter.flatten().cumsum(0).view_as(marks)  # (B, T): the answer's number
     failed = torch.bincount(number[wrong & (marks > 0)], minlength=int(number.max()) + 1) > 0
     return marks[begins] - 128, ~failed[number[begins]]

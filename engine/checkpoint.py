@@ -1,14 +1,16 @@
 """Save and load a run's state, and open any checkpoint as a model.
 
-The idea: a checkpoint is written beside the old one, forced to the disk, and then takes its name in one step, so a
-run that is killed at any moment leaves the last good one. It is an ordinary torch.save file. That is a zip archive,
-which carries a checksum of every tensor in it: they are all checked before anything is loaded, and loading is
-restricted to tensors and plain values, so that a file from a stranger cannot run code.
+The idea: a checkpoint is written beside the old one, forced to the disk, and then takes its name in
+one step, so a run that is killed at any moment leaves the last good one. It is an ordinary
+torch.save file. That is a zip archive, which carries a checksum of every tensor in it: they are all
+checked before anything is loaded, and loading is restricted to tensors and plain values, so that a
+file from a stranger cannot run code.
 
 Usage:
     save('out/run', model=model.state_dict(), step=100)     # out/run/ckpt.pt, atomically
     state = load('out/run')                                 # a dict, or an error in one line
-    model = load_model('out/run')                           # the model itself, whatever kind it is, or a Hugging Face folder's
+    # the model itself, whatever kind it is, or a Hugging Face folder's
+    model = load_model('out/run')
 """
 import dataclasses
 import hashlib
@@ -38,7 +40,8 @@ def save(folder, **state):
         torch.save(state, file)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(fresh, folder / FILE)            # from here on, and not before, this is the checkpoint
+    # from here on, and not before, this is the checkpoint
+    os.replace(fresh, folder / FILE)
     if os.name == 'posix':                      # the new name must reach the disk too
         handle = os.open(folder, os.O_RDONLY)
         os.fsync(handle)
@@ -46,15 +49,18 @@ def save(folder, **state):
 
 
 def save_parts(folder, world, model, optimizers, step, about):
-    "All processes write what they hold into a new folder; then `ckpt.pt` points to it; then what it pointed to before goes."
+    """All processes write what they hold into a new folder; then `ckpt.pt` points to it; then what
+    it pointed to before goes."""
     from engine import sharded
     folder = Path(folder)
-    name = [next(n for i in range(10**6) if not (folder / (n := f'parts_{step}_{i}')).exists())] if world.first else [None]
+    name = ([next(n for i in range(10**6) if not (folder / (n := f'parts_{step}_{i}')).exists())]
+            if world.first else [None])
     torch.distributed.broadcast_object_list(name)
     sharded.write_parts(folder / name[0], model, optimizers)
     if world.first:
         described = {key: value for key, value in describe(model).items() if key != 'model'}
-        save(folder, **described, parts=name[0], optimizers=[o.state_dict() | dict(state={}) for o in optimizers], **about)
+        save(folder, **described, parts=name[0],
+             optimizers=[o.state_dict() | dict(state={}) for o in optimizers], **about)
         for old in folder.glob('parts_*'):
             if old.name != name[0]:
                 shutil.rmtree(old)
@@ -65,8 +71,9 @@ def exists(folder):
 
 
 def load(folder, whole=True):
-    """The state that `save` was given. `folder` may name the file itself, or a Hugging Face checkpoint. Where it points to tensors in parts
-    (sharded.py), they are put together, unless `whole` is false."""
+    """The state that `save` was given. `folder` may name the file itself, or a Hugging Face
+    checkpoint. Where it points to tensors in parts (sharded.py), they are put together, unless
+    `whole` is false."""
     path = Path(folder)
     if (path / 'config.json').exists() and not exists(path) or on_hub(folder):
         return dict(kind='hf', folder=str(folder))
@@ -77,18 +84,22 @@ def load(folder, whole=True):
         with zipfile.ZipFile(path) as archive:
             broken = archive.testzip()
     except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError) as error:
-        raise Refused(f'{path} ({path.stat().st_size:,} bytes) is empty, cut short or no checkpoint: '
+        raise Refused(
+            f'{path} ({path.stat().st_size:,} bytes) is empty, cut short or no checkpoint: '
                               f'{error}') from None
     if broken:
         raise Refused(f'{path} is damaged: the checksum of {broken} is wrong')
     try:
         state = torch.load(path, map_location='cpu', weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError) as error:
-        reason = next((line for line in str(error).splitlines() if 'nsupported' in line or 'GLOBAL' in line), '')
-        raise Refused(f'{path} holds more than tensors and plain values, so it was not loaded. {reason}'.strip()) from None
+        reason = next((line for line in str(error).splitlines() if 'nsupported' in line
+                       or 'GLOBAL' in line), '')
+        raise Refused(f'{path} holds more than tensors and plain values, so it was not loaded. '
+                      f'{reason}'.strip()) from None
     if 'parts' in state and whole:
         from engine.sharded import load_whole
-        state['model'], state['optimizers'] = load_whole(path.parent / state['parts'], state['optimizers'])
+        state['model'], state['optimizers'] = (load_whole(path.parent / state['parts'],
+                                                          state['optimizers']))
     return state
 
 
@@ -101,7 +112,8 @@ def build_model(state, path):
     "The model that a loaded state describes, with its weights."
     kind = state.get('kind')
     if kind not in KINDS:
-        raise Refused(f'{path} holds a model of kind {kind!r}; this version knows {", ".join(KINDS)}')
+        raise Refused(
+            f'{path} holds a model of kind {kind!r}; this version knows {", ".join(KINDS)}')
     return KINDS[kind](state)
 
 
@@ -110,7 +122,8 @@ def describe(model):
     about = dict(model=model.state_dict(), model_config=dataclasses.asdict(model.config))
     if isinstance(model, Recurrent):
         fields = ('prelude', 'core', 'coda', 'inject', 'start', 'mean', 'backprop_depth')
-        return about | dict(kind='recurrent', recurrent={name: getattr(model, name) for name in fields})
+        return about | dict(kind='recurrent',
+                            recurrent={name: getattr(model, name) for name in fields})
     return about | dict(kind='lm')
 
 
@@ -128,7 +141,8 @@ def _lm(state):
 
 
 def _filled(model, state):
-    if 'model' in state:        # else they are in parts, and whoever asked for that loads them himself
+    # else they are in parts, and whoever asked for that loads them himself
+    if 'model' in state:
         model.load_state_dict(state['model'])
     return model
 
@@ -138,8 +152,11 @@ KINDS = {'lm': _lm, 'recurrent': _recurrent, 'hf': _hf}
 
 def fingerprint(model):
     "Of all that a model computes with: its settings and every weight."
-    about = describe(model) if hasattr(model, 'layers') and hasattr(model, 'order') else dict(config=model.config.to_dict())
-    digest = hashlib.sha256(json.dumps({key: value for key, value in about.items() if key != 'model'}, sort_keys=True, default=str).encode())
+    about = (describe(model) if hasattr(model, 'layers') and hasattr(model, 'order')
+             else dict(config=model.config.to_dict()))
+    digest = hashlib.sha256(
+        json.dumps({key: value for key, value in about.items() if key != 'model'}, sort_keys=True,
+                   default=str).encode())
     for name, t in model.state_dict().items():
         digest.update(name.encode())
         digest.update(t.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
@@ -147,15 +164,18 @@ def fingerprint(model):
 
 
 def set_depth(model, *, loop=None, r=None):
-    "What --loop and --r ask for: an LM runs its layers in another order, a Recurrent its core r times."
+    """What --loop and --r ask for: an LM runs its layers in another order, a Recurrent its core r
+    times."""
     if isinstance(model, Recurrent):
         if loop:
-            raise Refused(f'loop={loop!r} is for ordinary models: a recurrent core is run more often by r')
+            raise Refused(
+                f'loop={loop!r} is for ordinary models: a recurrent core is run more often by r')
         if r is not None and r < 1:
             raise Refused(f'r={r}: the core runs at least once')
         model.mean = model.mean if r is None else r
     elif r is not None:
-        raise Refused(f'r={r} is for models with a recurrent core, and this one has none: loop runs its layers in another order')
+        raise Refused(f'r={r} is for models with a recurrent core, and this one has none: loop '
+                      'runs its layers in another order')
     elif loop:
         model.config.order = fit_loop(loop, len(model.layers))
     return model

@@ -1,14 +1,18 @@
-"""What a run will cost, before it starts: stages, parameters, FLOPs, memory of a GPU, hours on so many of them.
+"""What a run will cost, before it starts: stages, parameters, FLOPs, memory of a GPU, hours on so
+many of them.
 
-The idea: everything a run does follows from its settings, so that its cost can be added up without running it. FLOPs are the
-ledger's, stage by stage. Memory is what stays: weights, gradients and the optimizer's state (16 bytes a parameter with AdamW in
-float32), and what the forward keeps for the backward: each activation counted once, for the tokens that a GPU works on at once.
+The idea: everything a run does follows from its settings, so that its cost can be added up without
+running it. FLOPs are the ledger's, stage by stage. Memory is what stays: weights, gradients and the
+optimizer's state (16 bytes a parameter with AdamW in float32), and what the forward keeps for the
+backward: each activation counted once, for the tokens that a GPU works on at once.
 
-Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", Table 7: the totals of config/smollm_*.py come out to the last digit.
-Here: compiled Blocks and fragmentation are not in it; bench.py `memory` holds it against measured peaks.
+Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", Table 7: the totals of
+config/smollm_*.py come out to the last digit.
+Here: compiled Blocks and fragmentation are not in it; bench.py `memory` holds it against measured
+peaks.
 
 Usage:
-    python train.py config/smollm_360m_lidas.py --dry_run                                   # 8 GPUs, H100, at 40% of their peak
+    python train.py config/smollm_360m_lidas.py --dry_run  # 8 GPUs, H100, at 40% of their peak
     python train.py config/smollm_1b7_lidas.py --dry_run --gpus=64 --gpu=A100 --mfu=0.35
 """
 import collections
@@ -30,7 +34,8 @@ from model import LM
 
 
 def training_flops(config, plan, steps, tokens_per_step):
-    "What a plan costs in all: the ledger of model.flops_per_token, stage by stage. An ordinary run is [(0, n_layer)]."
+    """What a plan costs in all: the ledger of model.flops_per_token, stage by stage. An ordinary
+    run is [(0, n_layer)]."""
     total = 0
     for (first, depth), (end, _) in zip(plan, [*plan[1:], (steps, None)]):
         with torch.device('meta'):
@@ -39,29 +44,36 @@ def training_flops(config, plan, steps, tokens_per_step):
     return total
 
 
-# ---------------------------------------------------------------------------------------------- memory
+# ------------------------------------------------------------------------------------------- memory
 
 def kept_by_a_layer(c, width, device='cpu'):
-    "Bytes of one token that a Block keeps for its backward; `width`: of a number in a matrix product, 2 or 4. The residual stream has 4."
+    """Bytes of one token that a Block keeps for its backward; `width`: of a number in a matrix
+    product, 2 or 4. The residual stream has 4."""
     H, Hkv = c.n_head * c.head_dim, c.n_kv_head * c.head_dim
     cpu = device == 'cpu'
-    attention = c.n_embd + 2 * H + 2 * Hkv + (H if cpu else 0)      # its input, q, k, v, what it puts out; a CPU copies that
-    mlp = c.n_embd + 4 * c.ffn_dim                                  # its input, gate, up, silu(gate), and their product
-    norms = 2 * (4 * c.n_embd + 4) * (2 if cpu else 1)              # input and 1/rms; on a CPU, not one kernel, x/rms too
+    # its input, q, k, v, what it puts out; a CPU copies that
+    attention = c.n_embd + 2 * H + 2 * Hkv + (H if cpu else 0)
+    # its input, gate, up, silu(gate), and their product
+    mlp = c.n_embd + 4 * c.ffn_dim
+    # input and 1/rms; on a CPU, not one kernel, x/rms too
+    norms = 2 * (4 * c.n_embd + 4) * (2 if cpu else 1)
     return norms + width * (attention + mlp) + 4 * c.n_head         # the softmax's sums
 
 
 def kept_by_the_loss(c, tokens, width, device):
-    "Bytes at the end: the final norm's input and output, then the logits in pieces and the head's gradient, or all of them, in float32 too."
+    """Bytes at the end: the final norm's input and output, then the logits in pieces and the
+    head's gradient, or all of them, in float32 too."""
     norm = tokens * (4 + width) * c.n_embd
     if in_pieces(c.vocab_size):
         piece = min(piece_on(device), tokens)
-        return norm + tokens * width * c.n_embd + piece * 2 * 4 * c.vocab_size + width * c.vocab_size * c.n_embd
+        return (norm + tokens * width * c.n_embd + piece * 2 * 4 * c.vocab_size + width
+                * c.vocab_size * c.n_embd)
     return norm + tokens * (width + 2 * 4) * c.vocab_size
 
 
 def memory(model, tokens, *, depth, optimizer='adamw', width=4, device='cpu', ranks=1, shard=False):
-    "{part: bytes} of a process that works on `tokens` at once through `depth` layers, at the moment that takes most."
+    """{part: bytes} of a process that works on `tokens` at once through `depth` layers, at the
+    moment that takes most."""
     c, n = model.config, model.num_params()
     layers = sum(p.numel() for p in model.layers.parameters())
     state = 8 * n if optimizer != 'muon' else 4 * layers + 8 * (n - layers)
@@ -70,7 +82,8 @@ def memory(model, tokens, *, depth, optimizer='adamw', width=4, device='cpu', ra
     if ranks > 1 and not shard:
         found['ranks'] = 4 * n              # DDP's own copy of the gradients
     if shard:
-        found['ranks'] = 2 * width * (layers / len(model.layers) + c.vocab_size * c.n_embd)      # two groups gathered: a layer, the embedding
+        # two groups gathered: a layer, the embedding
+        found['ranks'] = 2 * width * (layers / len(model.layers) + c.vocab_size * c.n_embd)
     if width < 4:
         found['casts'] = width * n          # autocast's copies of the weights
     found['activations'] = tokens * depth * kept_by_a_layer(c, width, device)
@@ -78,7 +91,7 @@ def memory(model, tokens, *, depth, optimizer='adamw', width=4, device='cpu', ra
     return found
 
 
-# ---------------------------------------------------------------------------------------------- stages
+# ------------------------------------------------------------------------------------------- stages
 
 def empty(config, n_layer):
     "The config's model without its weights."
@@ -93,7 +106,8 @@ def empty(config, n_layer):
 
 
 def models(config):
-    "(the plan, a function of a number of layers that gives the model of that depth: new ones have no weights)."
+    """(the plan, a function of a number of layers that gives the model of that depth: new ones
+    have no weights)."""
     if not config.init_from:
         return Plan(config), lambda n_layer: empty(config, n_layer)
     model = checkpoint.build_model(checkpoint.load(config.init_from), config.init_from)
@@ -103,7 +117,8 @@ def models(config):
 
 def counted(plan, model, first, end):
     "FLOPs a token of the steps of a stretch, added up: equal steps are counted, and multiplied."
-    alike = collections.Counter((plan.at(step).order, *plan.told(step).items()) for step in range(first, end))
+    alike = collections.Counter((plan.at(step).order, *plan.told(step).items())
+                                for step in range(first, end))
     return sum(n * model.flops_per_token(**dict(told)) if told else n * model.flops_per_token(order)
                for (order, *told), n in alike.items())
 
@@ -123,8 +138,10 @@ def options(argv):
             rest.append(arg)
     said['gpu'] = str(said['gpu'])
     check_choice('gpu', said['gpu'], PEAK_FLOPS)
-    if type(said['gpus']) is not int or said['gpus'] < 1 or not isinstance(said['mfu'], (int, float)) or not 0 < said['mfu'] <= 1:
-        raise Refused(f'gpus={said["gpus"]} must be a whole number from 1 on, and mfu={said["mfu"]} a share, such as 0.4')
+    if (type(said['gpus']) is not int or said['gpus'] < 1 or not isinstance(said['mfu'],
+            (int, float)) or not 0 < said['mfu'] <= 1):
+        raise Refused(f'gpus={said["gpus"]} must be a whole number from 1 on, and '
+                      f'mfu={said["mfu"]} a share, such as 0.4')
     return said, rest
 
 
@@ -132,38 +149,50 @@ def show(config, gpus, gpu, mfu):
     "Print the plan."
     each, left = divmod(config.batch_size, gpus)
     if left or each % config.grad_accum:
-        raise Refused(f'batch_size={config.batch_size} on gpus={gpus} does not divide into grad_accum={config.grad_accum} pieces')
+        raise Refused(f'batch_size={config.batch_size} on gpus={gpus} does not divide into '
+                      f'grad_accum={config.grad_accum} pieces')
     at_once, a_step = each // config.grad_accum, config.batch_size * config.context
     width = 4 if config.dtype == 'float32' else 2
-    table, total, peak, parts = [['steps', 'layers', 'depth', 'parameters', 'GFLOPs a token', 'petaFLOPs', 'a GPU']], 0, 0, {}
+    table, total, peak, parts = [['steps', 'layers', 'depth', 'parameters', 'GFLOPs a token',
+                                  'petaFLOPs', 'a GPU']], 0, 0, {}
     plan, model_of = models(config)
     for first, end in plan.stretches():
         now = plan.at(end - 1)
         model, order = model_of(now.n_layer), now.order
         cost = counted(plan, model, first, end) * a_step
         if order is None:       # a recurrent core's own
-            order, depth = model.order, len(model.prelude) + len(model.coda) + model.backprop_depth * len(model.core)
+            order, depth = model.order, len(model.prelude) + len(
+                model.coda) + model.backprop_depth * len(model.core)
         else:
             depth = len(order)
-        needed = memory(model, at_once * config.context, depth=depth, optimizer=config.optimizer, width=width, device='cuda', ranks=gpus,
+        needed = memory(model, at_once * config.context, depth=depth, optimizer=config.optimizer,
+                        width=width, device='cuda', ranks=gpus,
                         shard=config.shard)
-        table.append([f'{first:,} to {end:,}', str(len(model.layers)), str(len(order)), f'{model.num_params():,}',
-                      f'{cost / (end - first) / a_step / 1e9:.3f}', f'{cost / 1e15:,.3f}', gigabytes(sum(needed.values()))])
+        table.append([f'{first:,} to {end:,}', str(len(model.layers)), str(len(order)),
+                      f'{model.num_params():,}',
+                      f'{cost / (end - first) / a_step / 1e9:.3f}', f'{cost / 1e15:,.3f}',
+                      gigabytes(sum(needed.values()))])
         total += cost
         if sum(needed.values()) > peak:
             peak, parts = sum(needed.values()), needed
     print(columns(table))
-    print(f'in all {total / 1e15:,.3f} petaFLOPs; {config.steps:,} steps of {config.batch_size:,} x {config.context:,} = {a_step:,} tokens, '
+    print(f'in all {total / 1e15:,.3f} petaFLOPs; {config.steps:,} steps of '
+          f'{config.batch_size:,} x {config.context:,} = {a_step:,} tokens, '
           f'{config.steps * a_step / 1e9:,.2f}B in all')
     if config.grow:
         deep, decay = empty(config, config.n_layer), config.steps - config.decay_steps
-        full = decay * a_step * deep.flops_per_token() + (cost if config.decay_steps else 0)       # the decay is the same
-        print(f'with {config.n_layer} layers from the first step on it would be {full / 1e15:,.3f}: growing saves {1 - total / full:.1%}')
-    print(f'memory of a GPU: {gigabytes(peak)} = ' + ', '.join(f'{name} {gigabytes(n)}' for name, n in parts.items()) +
+        # the decay is the same
+        full = decay * a_step * deep.flops_per_token() + (cost if config.decay_steps else 0)
+        print(f'with {config.n_layer} layers from the first step on it would be '
+              f'{full / 1e15:,.3f}: growing saves {1 - total / full:.1%}')
+    print(f'memory of a GPU: {gigabytes(peak)} = ' + ', '.join(f'{name} {gigabytes(n)}'
+            for name, n in parts.items()) +
           f', for {at_once} x {config.context:,} tokens at once on each of {gpus}')
     seconds = total / (gpus * PEAK_FLOPS[gpu] * mfu)
-    print(f'time: {seconds / 3600:,.1f} hours on {gpus} {gpu} at {mfu:.0%} of {PEAK_FLOPS[gpu] / 1e12:,.0f} TFLOP/s, '
-          f'{a_step * config.steps / seconds:,.0f} tokens a second, {total / (PEAK_FLOPS[gpu] * mfu) / 3600:,.0f} GPU hours')
+    print(f'time: {seconds / 3600:,.1f} hours on {gpus} {gpu} at {mfu:.0%} of '
+          f'{PEAK_FLOPS[gpu] / 1e12:,.0f} TFLOP/s, '
+          f'{a_step * config.steps / seconds:,.0f} tokens a second, '
+          f'{total / (PEAK_FLOPS[gpu] * mfu) / 3600:,.0f} GPU hours')
     missing = [d for d in ([config.data] if isinstance(config.data, str) else config.data)
                if not any((find(d) / name).exists() for name in ('train.json', 'mixture.json'))]
     if missing:

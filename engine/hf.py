@@ -1,17 +1,22 @@
-"""Hugging Face checkpoints in and out: a folder of config.json, weights and tokenizer becomes an `LM`, and an `LM` such a folder.
+"""Hugging Face checkpoints in and out: a folder of config.json, weights and tokenizer becomes an
+`LM`, and an `LM` such a folder.
 
-The idea: Llama and Qwen 3 are our model under longer names, so opening one is a table of names and a list of what this
-model does not have, refused before anything is loaded. Going out, an order becomes plain depth: layers that run several times
-are written several times, and LN-scaling is multiplied into the norms, so that any program that reads Llama computes the same.
+The idea: Llama and Qwen 3 are our model under longer names, so opening one is a table of names and
+a list of what this model does not have, refused before anything is loaded. Going out, an order
+becomes plain depth: layers that run several times are written several times, and LN-scaling is
+multiplied into the norms, so that any program that reads Llama computes the same.
 
-Paper: none; SmolLM, the depth papers' family, and TinyLlama, Llama 3.2 and Qwen 3, the others', are all of these two kinds.
-Here: weights are mapped from the file, not read, so a model takes no more memory than its file, and bfloat16 stays bfloat16.
-Needs `safetensors`; a name such as HuggingFaceTB/SmolLM-360M needs `huggingface_hub` and a network too.
+Paper: none; SmolLM, the depth papers' family, and TinyLlama, Llama 3.2 and Qwen 3, the others', are
+all of these two kinds.
+Here: weights are mapped from the file, not read, so a model takes no more memory than its file, and
+bfloat16 stays bfloat16. Needs `safetensors`; a name such as HuggingFaceTB/SmolLM-360M needs
+`huggingface_hub` and a network too.
 
 Usage:
     model = load_hf('SmolLM-360M')              # or load_model, which opens our own checkpoints too
     save_hf(model, 'out/hf', tokenizer='out/lidas')
-    python nanodepth.py export out/lidas out/lidas_hf         # the same from the shell; with one folder it says what is in it
+    # the same from the shell; with one folder it says what is in it
+    python nanodepth.py export out/lidas out/lidas_hf
 """
 import json
 import math
@@ -26,14 +31,16 @@ from common.files import read_json
 from data.tokenizer import from_hub, get_tokenizer, write_tokenizer
 from model import LM, ModelConfig, rope_tables
 
-# ---------------------------------------------------------------------------------------------- names
+# -------------------------------------------------------------------------------------------- names
 
 LAYER = {
     'attn_norm': 'input_layernorm', 'mlp_norm': 'post_attention_layernorm',
-    **{f'attn.{x}': f'self_attn.{x}_proj' for x in 'qkvo'}, 'attn.q_norm': 'self_attn.q_norm', 'attn.k_norm': 'self_attn.k_norm',
+    **{f'attn.{x}': f'self_attn.{x}_proj' for x in 'qkvo'}, 'attn.q_norm': 'self_attn.q_norm',
+    'attn.k_norm': 'self_attn.k_norm',
     **{f'mlp.{x}': f'mlp.{x}_proj' for x in ('gate', 'up', 'down')},
 }
-OUTSIDE = {'embed.weight': 'model.embed_tokens.weight', 'norm.weight': 'model.norm.weight', 'head.weight': 'lm_head.weight'}
+OUTSIDE = {'embed.weight': 'model.embed_tokens.weight', 'norm.weight': 'model.norm.weight',
+           'head.weight': 'lm_head.weight'}
 FIRST = OUTSIDE['embed.weight']
 DTYPES = {'F32': torch.float32, 'F16': torch.float16, 'BF16': torch.bfloat16, 'F64': torch.float64}
 
@@ -46,11 +53,13 @@ def their_name(ours):
     return f'model.layers.{i}.{LAYER[part]}.weight'
 
 
-# ---------------------------------------------------------------------------------------------- config.json
+# -------------------------------------------------------------------------------------- config.json
 
 SIZES = {                           # theirs: (ours, what it is if it is not named)
-    'vocab_size': ('vocab_size', None), 'hidden_size': ('n_embd', None), 'intermediate_size': ('ffn_dim', None),
-    'num_hidden_layers': ('n_layer', None), 'num_attention_heads': ('n_head', None), 'num_key_value_heads': ('n_kv_head', None),
+    'vocab_size': ('vocab_size', None), 'hidden_size': ('n_embd', None),
+    'intermediate_size': ('ffn_dim', None),
+    'num_hidden_layers': ('n_layer', None), 'num_attention_heads': ('n_head', None),
+    'num_key_value_heads': ('n_kv_head', None),
     'head_dim': ('head_dim', None), 'max_position_embeddings': ('context', 2048),
 }
 OPTIONAL = ('num_key_value_heads', 'head_dim')
@@ -60,7 +69,8 @@ ROPE_LLAMA3 = ('factor', 'low_freq_factor', 'high_freq_factor', 'original_max_po
 def model_config(path):
     "A config.json as our ModelConfig, or an error that names what this model does not have."
     if not path.exists():
-        raise Refused(f'{path.parent} has no config.json: it is no checkpoint in the form of Hugging Face')
+        raise Refused(
+            f'{path.parent} has no config.json: it is no checkpoint in the form of Hugging Face')
     c = read_json(path)
     if not isinstance(c, dict):
         raise Refused(f'{path} does not hold an object of settings')
@@ -69,47 +79,64 @@ def model_config(path):
     refused = [
         (kind not in ('llama', 'qwen3'), f'the family {kind!r}: llama and qwen3 are read here'),
         (c.get('attention_bias') or c.get('mlp_bias'), 'linear layers with a bias'),
-        (c.get('use_sliding_window') or set(c.get('layer_types') or ['full_attention']) != {'full_attention'}, 'attention over a sliding window'),
-        (c.get('hidden_act', 'silu') != 'silu', f'the activation {c.get("hidden_act")!r}: SwiGLU has silu'),
+        (c.get('use_sliding_window') or set(c.get('layer_types') or ['full_attention'])
+         != {'full_attention'}, 'attention over a sliding window'),
+        (c.get('hidden_act', 'silu') != 'silu',
+         f'the activation {c.get("hidden_act")!r}: SwiGLU has silu'),
         (c.get('quantization_config'), 'quantized weights'),
-        (rope_kind not in ('default', 'llama3'), f'rope scaling of the kind {rope_kind!r}: default and llama3 are'),
-        (rope.get('partial_rotary_factor', c.get('partial_rotary_factor', 1)) != 1, 'rotary positions on a part of each head'),
+        (rope_kind not in ('default', 'llama3'),
+         f'rope scaling of the kind {rope_kind!r}: default and llama3 are'),
+        (rope.get('partial_rotary_factor', c.get('partial_rotary_factor', 1)) != 1,
+         'rotary positions on a part of each head'),
     ]
     for found, what in refused:
         if found:
             raise Refused(f'{path} asks for {what}, which is not supported')
 
     def number(name, value, whole=False):
-        fits = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and 0 < value < 2 ** 31
+        fits = (isinstance(value, (int, float)) and not isinstance(value, bool)
+                and math.isfinite(value) and 0 < value < 2 ** 31)
         if not fits or whole and value != int(value):
-            raise Refused(f'{path}: {name} is {value!r}, but must be a positive {"whole " if whole else ""}number')
+            raise Refused(f'{path}: {name} is {value!r}, but must be a positive '
+                          f'{"whole " if whole else ""}number')
         return int(value) if whole else float(value)
 
-    sizes = {ours: number(theirs, c.get(theirs, usual), whole=True) for theirs, (ours, usual) in SIZES.items()
+    sizes = {ours: number(theirs, c.get(theirs, usual), whole=True)
+             for theirs, (ours, usual) in SIZES.items()
              if not (theirs in OPTIONAL and c.get(theirs) is None)}
     if sizes['context'] > 2 ** 24:
-        raise Refused(f'{path}: max_position_embeddings is {sizes["context"]:,}, more than anyone has memory for')
+        raise Refused(f'{path}: max_position_embeddings is {sizes["context"]:,}, more than '
+                      'anyone has memory for')
     if kind == 'qwen3':
         sizes.setdefault('head_dim', 128)
-    scaling = {name: number(name, rope.get(name)) for name in ROPE_LLAMA3} if rope_kind == 'llama3' else None
+    scaling = ({name: number(name, rope.get(name)) for name in ROPE_LLAMA3} if rope_kind == 'llama3'
+               else None)
     if scaling:     # transformers wants this one whole
-        scaling['original_max_position_embeddings'] = int(scaling['original_max_position_embeddings'])
+        scaling['original_max_position_embeddings'] = int(
+            scaling['original_max_position_embeddings'])
     try:
-        return ModelConfig(**sizes, norm_eps=number('rms_norm_eps', c.get('rms_norm_eps', 1e-6)), rope_scaling=scaling,
-                           rope_theta=number('rope_theta', rope.get('rope_theta', c.get('rope_theta', 10_000.0))),
-                           tie_embeddings=bool(c.get('tie_word_embeddings', False)), qk_norm=kind == 'qwen3')
+        return ModelConfig(**sizes, norm_eps=number('rms_norm_eps', c.get('rms_norm_eps', 1e-6)),
+                           rope_scaling=scaling,
+                           rope_theta=number('rope_theta',
+                                             rope.get('rope_theta', c.get('rope_theta', 10_000.0))),
+                           tie_embeddings=bool(c.get('tie_word_embeddings', False)),
+                           qk_norm=kind == 'qwen3')
     except ValueError as error:
         raise Refused(f'{path}: {error}') from None
 
 
 def config_json(config, depth, dtype, bos, end):
     "Our ModelConfig as a config.json, for a model of `depth` layers of their own."
-    theirs = {theirs: getattr(config, ours) for theirs, (ours, _) in SIZES.items()} | dict(num_hidden_layers=depth)
+    theirs = {theirs: getattr(config, ours) for theirs, (ours, _) in SIZES.items()} | dict(
+        num_hidden_layers=depth)
     family = 'Qwen3' if config.qk_norm else 'Llama'
     scaling = dict(config.rope_scaling, rope_type='llama3') if config.rope_scaling else None
-    return dict(architectures=[f'{family}ForCausalLM'], model_type=family.lower(), **theirs, rms_norm_eps=config.norm_eps,
-                rope_theta=config.rope_theta, rope_scaling=scaling, tie_word_embeddings=config.tie_embeddings, hidden_act='silu',
-                attention_bias=False, attention_dropout=0.0, bos_token_id=bos, eos_token_id=end, torch_dtype=str(dtype).removeprefix('torch.'))
+    return dict(architectures=[f'{family}ForCausalLM'], model_type=family.lower(), **theirs,
+                rms_norm_eps=config.norm_eps,
+                rope_theta=config.rope_theta, rope_scaling=scaling,
+                tie_word_embeddings=config.tie_embeddings, hidden_act='silu',
+                attention_bias=False, attention_dropout=0.0, bos_token_id=bos, eos_token_id=end,
+                torch_dtype=str(dtype).removeprefix('torch.'))
 
 
 # ---------------------------------------------------------------------------------------------- in
@@ -120,7 +147,8 @@ def weight_files(folder):
     if not index.exists():
         if not (folder / 'model.safetensors').exists():
             others = sorted(path.name for path in folder.glob('*.bin'))
-            raise Refused(f'{folder} has no model.safetensors' + (f', but {others[0]}: only safetensors is read' if others else ''))
+            raise Refused(f'{folder} has no model.safetensors'
+                          + (f', but {others[0]}: only safetensors is read' if others else ''))
         return [folder / 'model.safetensors']
     where = read_json(index).get('weight_map', {})
     names = sorted(set(where.values()))
@@ -134,22 +162,27 @@ def weight_files(folder):
 
 
 def read_header(path):
-    "{tensor: (shape, dtype)} of a safetensors file, whose every byte is there. A header says what is where; its length comes first."
+    """{tensor: (shape, dtype)} of a safetensors file, whose every byte is there. A header says
+    what is where; its length comes first."""
     size = path.stat().st_size
     with open(path, 'rb') as file:
         length = int.from_bytes(file.read(8), 'little')
         if size < 8 or length > min(size - 8, 100_000_000):
-            raise Refused(f'{path} ({size:,} bytes) is cut short or no safetensors file: its header would take {length:,} bytes')
+            raise Refused(
+                f'{path} ({size:,} bytes) is cut short or no safetensors file: its header '
+                f'would take {length:,} bytes')
         try:
             header = json.loads(file.read(length))
-            tensors = {name: (tuple(t['shape']), t['dtype'], t['data_offsets'][1]) for name, t in header.items() if name != '__metadata__'}
+            tensors = {name: (tuple(t['shape']), t['dtype'], t['data_offsets'][1])
+                       for name, t in header.items() if name != '__metadata__'}
         except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
             raise Refused(f'{path} has a header that cannot be read: {error}') from None
     for name, (_, dtype, end) in tensors.items():
         if dtype not in DTYPES:
             raise Refused(f'{path}: {name} is of the type {dtype}; {", ".join(DTYPES)} are read')
         if not isinstance(end, int) or 8 + length + end > size:
-            raise Refused(f'{path} is cut short: {name} would end at byte {8 + length + end:,} of {size:,}')
+            raise Refused(
+                f'{path} is cut short: {name} would end at byte {8 + length + end:,} of {size:,}')
     return {name: (shape, DTYPES[dtype]) for name, (shape, dtype, _) in tensors.items()}
 
 
@@ -158,13 +191,17 @@ def load_hf(folder):
     try:
         from safetensors import SafetensorError, safe_open
     except ImportError:
-        raise Refused(f"{folder}: Hugging Face checkpoints need safetensors (pip install safetensors)") from None
+        raise Refused(f"{folder}: Hugging Face checkpoints need safetensors (pip install "
+                      "safetensors)") from None
     folder = Path(folder) if Path(folder).is_dir() else from_hub(folder)
-    config, headers = model_config(folder / 'config.json'), {path: read_header(path) for path in weight_files(folder)}
-    where = {name: path for path, header in headers.items() for name in header if not name.endswith('rotary_emb.inv_freq')}
+    config, headers = model_config(folder / 'config.json'), {path: read_header(path)
+            for path in weight_files(folder)}
+    where = {name: path for path, header in headers.items() for name in header
+             if not name.endswith('rotary_emb.inv_freq')}
     numbers = [int(n) for name in where for n in re.findall(r'^model\.layers\.(\d+)\.', name)]
     if config.n_layer != len(set(numbers)):         # said before a model of so many layers is made
-        raise Refused(f'{folder / "config.json"}: num_hidden_layers is {config.n_layer}, but the files hold {len(set(numbers))} layers')
+        raise Refused(f'{folder / "config.json"}: num_hidden_layers is {config.n_layer}, but the '
+                      f'files hold {len(set(numbers))} layers')
     with torch.device('meta'):                      # no memory, no random weights
         model = LM(config)
     expected = {their_name(ours): (ours, tuple(t.shape)) for ours, t in model.state_dict().items()}
@@ -178,14 +215,17 @@ def load_hf(folder):
         if name not in expected:
             raise Refused(f'{where[name]}: {name} has no place in this model')
         if shape != expected[name][1]:
-            raise Refused(f'{where[name]}: {name} has the shape {shape}, but by config.json it is {expected[name][1]}')
+            raise Refused(f'{where[name]}: {name} has the shape {shape}, but by config.json it is '
+                          f'{expected[name][1]}')
         if dtype != headers[where[FIRST]][FIRST][1]:
             raise Refused(f'{where[name]}: {name} is of another type ({dtype}) than {FIRST}')
     state = {}
     for path in headers:
         try:
-            with safe_open(path, 'pt') as file:     # mapped: a tensor's pages are read when they are used, and never written back
-                state |= {expected[name][0]: file.get_tensor(name) for name in expected if where[name] == path}
+            # mapped: a tensor's pages are read when they are used, and never written back
+            with safe_open(path, 'pt') as file:
+                state |= {expected[name][0]: file.get_tensor(name) for name in expected
+                          if where[name] == path}
         except SafetensorError as error:
             raise Refused(f'{path} cannot be read: {error}') from None
     model.load_state_dict(state, strict=False, assign=True)
@@ -198,14 +238,18 @@ def load_hf(folder):
 # ---------------------------------------------------------------------------------------------- out
 
 def save_hf(model, folder, tokenizer=None):
-    """A checkpoint that transformers loads to the same logits. The order is written out: a looped model becomes a deep one with
-    equal layers. `tokenizer` is what get_tokenizer takes; its tokenizer.json goes along."""
+    """A checkpoint that transformers loads to the same logits. The order is written out: a looped
+    model becomes a deep one with equal layers. `tokenizer` is what get_tokenizer takes; its
+    tokenizer.json goes along."""
     from safetensors.torch import save_file
     if not isinstance(model, LM):
-        raise Refused('a model with a recurrent core has no family that transformers knows: only ordinary and looped models are exported')
+        raise Refused('a model with a recurrent core has no family that transformers knows: '
+                      'only ordinary and looped models are exported')
     folder, config, weights = Path(folder), model.config, model.state_dict()
     if (folder / 'config.json').exists() or folder.is_file():
-        raise Refused(f'{folder} {"is a file" if folder.is_file() else "holds a checkpoint already"}: choose another folder')
+        raise Refused(f'{folder} '
+                      f'{"is a file" if folder.is_file() else "holds a checkpoint already"}: '
+                      'choose another folder')
     tensors = {their_name(name): t for name, t in weights.items() if not name.startswith('layers.')}
     if config.tie_embeddings:
         tensors.pop('lm_head.weight')
@@ -220,14 +264,19 @@ def save_hf(model, folder, tokenizer=None):
     if tokenizer is not None:
         write_tokenizer(tokenizer, folder, config.context)
         known, about = get_tokenizer(tokenizer), read_json(folder / 'tokenizer_config.json')
-        names = [about[key].get('content') if isinstance(about.get(key), dict) else about.get(key) for key in ('bos_token', 'eos_token')]
-        bos, end = (known.encode_single_token(name) if name in known.special_tokens_set else None for name in names)
+        names = [about[key].get('content') if isinstance(about.get(key), dict) else about.get(key)
+                 for key in ('bos_token', 'eos_token')]
+        bos, end = (known.encode_single_token(name) if name in known.special_tokens_set else None
+                    for name in names)
     fresh = folder / 'model.safetensors.tmp'
-    save_file({name: t.detach().cpu().clone().contiguous() for name, t in tensors.items()}, fresh, metadata=dict(format='pt'))
+    save_file({name: t.detach().cpu().clone().contiguous() for name, t in tensors.items()}, fresh,
+              metadata=dict(format='pt'))
     os.chmod(fresh, 0o644)          # it comes readable by its owner alone
     os.replace(fresh, folder / 'model.safetensors')
-    text = json.dumps(config_json(config, len(model.order), model.norm.weight.dtype, bos, end), indent=2)
-    (folder / 'config.json').write_text(text + '\n')                # last: a folder without it is no checkpoint
+    text = json.dumps(config_json(config, len(model.order), model.norm.weight.dtype, bos, end),
+                      indent=2)
+    # last: a folder without it is no checkpoint
+    (folder / 'config.json').write_text(text + '\n')
 
 
-# ---------------------------------------------------------------------------------------------- the command
+# -------------------------------------------------------------------------------------- the command

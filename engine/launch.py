@@ -1,12 +1,14 @@
-"""From a command line to a running process: the settings, the device, the sister processes, and a clean stop.
+"""From a command line to a running process: the settings, the device, the sister processes, and a
+clean stop.
 
-The idea: what surrounds a training loop has nothing to teach about depth, so it stands here, out of the loop's way.
-A config is a Python file of assignments, run in a namespace of its own and checked against a dataclass, so that a typing
-error is named at once and not after an hour.
+The idea: what surrounds a training loop has nothing to teach about depth, so it stands here, out of
+the loop's way. A config is a Python file of assignments, run in a namespace of its own and checked
+against a dataclass, so that a typing error is named at once and not after an hour.
 
 Usage:
-    config = read_config(Config, ['config/baseline.py', '--steps=600'])     # a Config, or an error that names the typo
-    world = World(config.device)                                            # world.device, world.rank, world.size
+    # a Config, or an error that names the typo
+    config = read_config(Config, ['config/baseline.py', '--steps=600'])
+    world = World(config.device)  # world.device, world.rank, world.size
 """
 import contextlib
 import os
@@ -30,18 +32,21 @@ from engine.watch import Watch
 def pick_device(name='auto', local_rank=0):
     "cuda, else mps, else cpu; or the one that is named, if it is there."
     if name == 'auto':
-        name = 'cuda' if torch.cuda.is_available() else 'mps' if torch.backends.mps.is_available() else 'cpu'
+        name = ('cuda' if torch.cuda.is_available() else 'mps' if torch.backends.mps.is_available()
+                else 'cpu')
     try:
         device = torch.device(f'cuda:{local_rank}' if name == 'cuda' else name)
         torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise Refused(f'device={name!r} cannot be used: {str(error).splitlines()[0][:150]}') from None
+        raise Refused(
+            f'device={name!r} cannot be used: {str(error).splitlines()[0][:150]}') from None
     return device
 
 
 def precision(config, device):
     "A function that makes the context in which the model runs."
-    able = device.type == 'cuda' and torch.cuda.get_device_capability(device) >= (8, 0)      # older GPUs only emulate it
+    # older GPUs only emulate it
+    able = device.type == 'cuda' and torch.cuda.get_device_capability(device) >= (8, 0)
     if config.dtype == 'bfloat16' or config.dtype == 'auto' and able:
         return lambda: torch.autocast(device.type, torch.bfloat16)
     return contextlib.nullcontext
@@ -52,10 +57,12 @@ def has_compiler():
 
 
 def compile_blocks(config, world, model):
-    "Compile each Block for itself, so that no order and no growth compiles one again. Says whether it did."
+    """Compile each Block for itself, so that no order and no growth compiles one again. Says
+    whether it did."""
     wanted = config.compile is True or config.compile == 'auto' and world.device.type == 'cuda'
     if wanted and not has_compiler():
-        world.say('compile stays off: torch.compile needs a C++ compiler (g++ or clang++), and there is none here')
+        world.say('compile stays off: torch.compile needs a C++ compiler (g++ or clang++), '
+                  'and there is none here')
         return False
     if wanted:
         for block in model.layers:
@@ -64,7 +71,8 @@ def compile_blocks(config, world, model):
 
 
 def send(batch, device):
-    "(tokens, targets, how many targets count), on their way to the device: nobody waits for them here."
+    """(tokens, targets, how many targets count), on their way to the device: nobody waits for them
+    here."""
     count = (batch[1] != -1).sum().item()
     if device.type == 'cuda':
         return *(t.pin_memory().to(device, non_blocking=True) for t in batch), count
@@ -72,13 +80,15 @@ def send(batch, device):
 
 
 def parallel(model, world, in_parts=False):
-    """Without find_unused_parameters DDP sorts its buckets anew after the first step of a process, so that with three ranks or
-    more a resumed run would add its gradients up in another order."""
-    return DistributedDataParallel(model, find_unused_parameters=True) if world.size > 1 and not in_parts else model
+    """Without find_unused_parameters DDP sorts its buckets anew after the first step of a process,
+    so that with three ranks or more a resumed run would add its gradients up in another order."""
+    return (DistributedDataParallel(model, find_unused_parameters=True) if world.size > 1
+            and not in_parts else model)
 
 
 # The arithmetic of some GPUs in bfloat16, dense.
-PEAK_FLOPS = {'H200': 989e12, 'H100': 989e12, 'A100': 312e12, 'L40S': 362e12, 'L40': 181e12, '4090': 165e12}
+PEAK_FLOPS = {'H200': 989e12, 'H100': 989e12, 'A100': 312e12, 'L40S': 362e12, 'L40': 181e12,
+              '4090': 165e12}
 
 
 def peak_flops(device):
@@ -88,20 +98,23 @@ def peak_flops(device):
 
 
 def mfu(flops_per_s, world):
-    "The share of a known GPU's arithmetic that the run uses, by our FLOPs ledger, to stand behind the bar."
+    """The share of a known GPU's arithmetic that the run uses, by our FLOPs ledger, to stand
+    behind the bar."""
     peak = peak_flops(world.device)
     return dict(mfu=f'{flops_per_s / peak / world.size:.0%}') if peak else {}
 
 
 class World:
-    "Which process this is, on which device, and how many there are: torchrun says so, else it is alone."
+    """Which process this is, on which device, and how many there are: torchrun says so, else it is
+    alone."""
 
     watch = None
 
     def __init__(self, device='auto', patience=600):
         self.size, self.rank = int(os.environ.get('WORLD_SIZE', 1)), int(os.environ.get('RANK', 0))
         here, gpus = int(os.environ.get('LOCAL_WORLD_SIZE', 1)), torch.cuda.device_count()
-        if gpus and here > gpus and device in ('auto', 'cuda'):      # every process finds this, so that the first can say it
+        # every process finds this, so that the first can say it
+        if gpus and here > gpus and device in ('auto', 'cuda'):
             raise Refused(f'{here} processes on this machine need a GPU each, but there are {gpus}')
         self.device = pick_device(device, int(os.environ.get('LOCAL_RANK', 0)))
         if self.device.type == 'cuda':
@@ -109,7 +122,8 @@ class World:
             torch.set_float32_matmul_precision('high')
         if self.size > 1:
             cuda = self.device.type == 'cuda'
-            dist.init_process_group('nccl' if cuda else 'gloo', device_id=self.device if cuda else None,
+            dist.init_process_group('nccl' if cuda else 'gloo', device_id=self.device if cuda
+                                    else None,
                                     timeout=timedelta(seconds=2 * patience + 60))
             self.watch = Watch(self.rank, self.size, patience)
 
@@ -143,7 +157,8 @@ class World:
             self.watch.at(place)
 
     def first_does(self, work):
-        "The first process does something that all depend on; if it fails, all fail, each with its message."
+        """The first process does something that all depend on; if it fails, all fail, each with
+        its message."""
         result, failed = None, [None]
         if self.first:
             try:
@@ -164,14 +179,15 @@ class World:
         if self.watch:
             self.watch.stop()
             self.watch = None
-            # Gloo's threads need the interpreter's lock to let go of the last message. The group is torn down under that lock, and waits for them.
+            # Gloo's threads need the interpreter's lock to let go of the last message. The group is
+            # torn down under that lock, and waits for them.
             time.sleep(0.2)
             dist.destroy_process_group()
 
 
 class Stop:
-    """Ctrl-C and SIGTERM ask for a stop after the step at hand; a second Ctrl-C does not wait. `asked` is the signal's number,
-    0 without one."""
+    """Ctrl-C and SIGTERM ask for a stop after the step at hand; a second Ctrl-C does not wait.
+    `asked` is the signal's number, 0 without one."""
 
     def __enter__(self):
         self.asked = 0
@@ -189,15 +205,18 @@ class Stop:
 
 
 def open_folder(config, out, world):
-    "Claim out_dir, move an old run out of the way if asked to, and make the toy data where it is missing."
+    """Claim out_dir, move an old run out of the way if asked to, and make the toy data where it is
+    missing."""
     lock = claim(out)
     if not config.resume and checkpoint.exists(out):
-        moved = next(p for i in range(1, 10**6) if not (p := out.with_name(f'{out.name}.{i}')).exists())
+        moved = next(p for i in range(1, 10**6)
+                     if not (p := out.with_name(f'{out.name}.{i}')).exists())
         shutil.copytree(out, moved)
         for name in (checkpoint.FILE, 'log.jsonl'):
             (out / name).unlink(missing_ok=True)
         world.say(f'--resume=false: the run that was in {out} is now in {moved}')
-    for folder in (f for data in (config.data, config.cooldown_data) for f in ([data] if isinstance(data, str) else data or [])):
+    for folder in (f for data in (config.data, config.cooldown_data)
+                   for f in ([data] if isinstance(data, str) else data or [])):
         folder = find(folder)
         script = folder / 'prepare.py'
         # Toy data takes seconds to make, so it is made. Other data is the user's own decision.

@@ -1,7 +1,8 @@
 """How good a model is: log-likelihoods of options, accuracy by kind, the loss on validation data.
 
-The idea: an option's score is its log-likelihood after the prompt, and the options of one prompt share its cache. What maps tokens
-to logits can be scored: our models, looped, retrofitted or wrapped, and others'.
+The idea: an option's score is its log-likelihood after the prompt, and the options of one prompt
+share its cache. What maps tokens to logits can be scored: our models, looped, retrofitted or
+wrapped, and others'.
 
 Usage:
     accuracy, (low, high) = score(model, get_tokenizer('out/lidas'), few_shot('assign_basic', 200))
@@ -29,7 +30,8 @@ def score(model_like, tokenizer, examples, **options):
 def interval(right, n, z=1.96):
     "Wilson's: of use near 0 and 1 too, where right ± 2 standard errors is not."
     p, width = right / n, z * z / n
-    middle, half = (p + width / 2) / (1 + width), z * math.sqrt(p * (1 - p) / n + width / n / 4) / (1 + width)
+    middle, half = (p + width / 2) / (1 + width), z * math.sqrt(p * (1 - p) / n + width / n
+            / 4) / (1 + width)
     return middle - half, middle + half
 
 
@@ -38,33 +40,42 @@ SPREAD = 4          # tokens by which the prompts of a batch may differ
 
 @torch.no_grad()
 def log_likelihoods(model_like, tokenizer, examples, *, batch=64, share=True):
-    """[(options,) of each example]: log-likelihoods of the options after the prompt. `model_like` maps tokens (B, T) to
-    logits (B, T, V). One of our models reads each prompt once, and its options share the cache (share=False: they don't).
-    Examples with prompts of nearly one length make a batch."""
+    """[(options,) of each example]: log-likelihoods of the options after the prompt. `model_like`
+    maps tokens (B, T) to logits (B, T, V). One of our models reads each prompt once, and its
+    options share the cache (share=False: they don't). Examples with prompts of nearly one length
+    make a batch."""
     start = start_of_document(tokenizer)
     prompts = [[*start, *tokenizer.encode(e.prompt, allowed_special='all')] for e in examples]
     options = [[continuation(tokenizer, e.prompt, o) for o in e.options] for e in examples]
     context = getattr(getattr(model_like, 'config', None), 'context', math.inf)
     longest = max(len(p) + max(map(len, o)) for p, o in zip(prompts, options))
     if longest > context:
-        raise Refused(f'a prompt with its answer has {longest} tokens, but the context is {context}')
+        raise Refused(
+            f'a prompt with its answer has {longest} tokens, but the context is {context}')
     device = next((p.device for p in getattr(model_like, 'parameters', list)()), 'cpu')
     values, parts = [None] * len(examples), [[]]
     for i in sorted(range(len(examples)), key=lambda i: (len(options[i]), len(prompts[i]))):
         first = parts[-1][0] if parts[-1] else i
-        alike = len(options[i]) == len(options[first]) and len(prompts[i]) - len(prompts[first]) <= SPREAD
+        alike = (len(options[i]) == len(options[first]) and len(prompts[i]) - len(prompts[first])
+                 <= SPREAD)
         parts = parts if alike and len(parts[-1]) < batch else [*parts, []]
         parts[-1].append(i)
     for part in filter(None, parts):
-        n = len(prompts[part[0]])               # what a longer prompt has behind that goes along with each option
+        # what a longer prompt has behind that goes along with each option
+        n = len(prompts[part[0]])
         rows = [[prompts[i][n:] + o for o in options[i]] for i in part]
         width = max(len(row) for each in rows for row in each)
-        padded = torch.tensor([[row + [0] * (width - len(row)) for row in each] for each in rows], device=device)             # (B, O, W)
-        counts = torch.tensor([[[0] * (len(row) - len(o)) + [1] * len(o) + [0] * (width - len(row)) for row, o in zip(each, options[i])]
-                               for each, i in zip(rows, part)], device=device)                                                # (B, O, W)
-        prompt = torch.tensor([prompts[i][:n] for i in part], device=device)                                                  # (B, T)
-        after = (shared if share and isinstance(model_like, LM) else separate)(model_like, prompt, padded)
-        found = after.float().log_softmax(-1).gather(-1, padded[..., None])[..., 0]                                           # (B, O, W)
+        # (B, O, W)
+        padded = torch.tensor([[row + [0] * (width - len(row)) for row in each] for each in rows],
+                              device=device)
+        counts = torch.tensor(
+            [[[0] * (len(row) - len(o)) + [1] * len(o) + [0] * (width - len(row))
+              for row, o in zip(each, options[i])]
+                               for each, i in zip(rows, part)], device=device)  # (B, O, W)
+        prompt = torch.tensor([prompts[i][:n] for i in part], device=device)  # (B, T)
+        after = (shared if share and isinstance(model_like, LM) else separate)(model_like, prompt,
+                padded)
+        found = after.float().log_softmax(-1).gather(-1, padded[..., None])[..., 0]  # (B, O, W)
         for i, value in zip(part, found.masked_fill(counts == 0, 0).cpu().double().sum(-1)):
             values[i] = value
     return values
@@ -73,18 +84,21 @@ def log_likelihoods(model_like, tokenizer, examples, *, batch=64, share=True):
 def separate(model_like, prompt, options):
     "Logits (B, O, W, V) at the options' tokens: every option with the whole prompt before it."
     B, O, W = options.shape
-    rows = torch.cat((prompt[:, None].expand(B, O, -1), options), dim=-1)                       # (B, O, T + W)
+    rows = torch.cat((prompt[:, None].expand(B, O, -1), options), dim=-1)  # (B, O, T + W)
     return model_like(rows.flatten(0, 1))[:, -W - 1:-1].unflatten(0, (B, O))
 
 
 class Branched:
-    "A slot of a cache, read by O rows for each of its own: they are put together with the prompt once, where they are needed."
+    """A slot of a cache, read by O rows for each of its own: they are put together with the prompt
+    once, where they are needed."""
 
     def __init__(self, slot, O):
         self.slot, self.O = slot, O
 
-    def update(self, k, v):                                                                     # (B O, Hkv, W, hd) each
-        return tuple(torch.cat((old[:, None].expand(-1, self.O, -1, -1, -1), new.unflatten(0, (-1, self.O))), dim=3).flatten(0, 1)
+    # (B O, Hkv, W, hd) each
+    def update(self, k, v):
+        return tuple(torch.cat((old[:, None].expand(-1, self.O, -1, -1, -1),
+                                new.unflatten(0, (-1, self.O))), dim=3).flatten(0, 1)
                      for old, new in ((self.slot.keys, k), (self.slot.values, v)))
 
 
@@ -92,7 +106,7 @@ def shared(model, prompt, options):
     "The same, with each prompt read once: its cache is handed to all of its options."
     B, O, W = options.shape
     cache = KVCache(len(model.order))
-    first = model.head(model.norm(model.hidden(prompt, cache=cache)[:, -1:]))                   # (B, 1, V)
+    first = model.head(model.norm(model.hidden(prompt, cache=cache)[:, -1:]))  # (B, 1, V)
     first = first[:, None].expand(B, O, 1, -1)
     if W == 1:
         return first
@@ -101,30 +115,39 @@ def shared(model, prompt, options):
     return torch.cat((first, rest.unflatten(0, (B, O))), dim=2)
 
 
-# ---------------------------------------------------------------------------------------------- runs
+# --------------------------------------------------------------------------------------------- runs
 
 def asked(tasks, n, shots=0, seed=0):
     "'assign_code/1,copy_words' to examples of each: {'assign_code/1': [Example]}."
-    return {name: few_shot(name.partition('/')[0], n, shots=shots, depth=whole_numbers('--tasks', name.partition('/')[2] or '0')[0],
+    return {name: few_shot(name.partition('/')[0], n, shots=shots,
+                           depth=whole_numbers('--tasks', name.partition('/')[2] or '0')[0],
                            seed=seed)
             for name in filter(None, tasks.split(','))}
 
 
 def looker(path, state, model, data, batches, examples, first=0):
-    "A function that measures a model, on batches from the `first` on: {'loss', and the accuracy on each kind of answer and on each task}."
+    """A function that measures a model, on batches from the `first` on: {'loss', and the accuracy
+    on each kind of answer and on each task}."""
     tokenizer, c = get_tokenizer(path), state.get('config', {})
     val, weights, data = None, None if data else c.get('data_weights'), data or c.get('data')
     if not (data or examples):
-        raise Refused(f'{path} does not say what it was trained on: give --data, a dataset for its tokenizer, or --tasks')
+        raise Refused(f'{path} does not say what it was trained on: give --data, a dataset for '
+                      'its tokenizer, or --tasks')
     if data:
-        val = Loader(data, c.get('batch_size', 8), c.get('context', min(model.config.context, 1024)), split='val', weights=weights,
+        val = Loader(data, c.get('batch_size', 8),
+                     c.get('context', min(model.config.context, 1024)), split='val',
+                     weights=weights,
                      vocab_size=model.config.vocab_size)
         if first and first + batches > len(val):
-            raise Refused(f'the validation data has {len(val)} batches, {first + batches} were asked for: lower --batches')
+            raise Refused(
+                f'the validation data has {len(val)} batches, {first + batches} were asked '
+                'for: lower --batches')
 
     def look(model):
-        loss, kinds = measure(model, val, batches, c.get('grad_accum', 1), first) if val else (None, {})
-        return dict(**dict(loss=loss) if val else {}, **{kind: k['accuracy'] for kind, k in kinds.items() if kind != 'text'},
+        loss, kinds = (measure(model, val, batches, c.get('grad_accum', 1), first) if val
+                       else (None, {}))
+        return dict(**dict(loss=loss) if val else {},
+                    **{kind: k['accuracy'] for kind, k in kinds.items() if kind != 'text'},
                     **{name: score(model, tokenizer, e)[0] for name, e in examples.items()})
     look.val = val
     return look
@@ -135,6 +158,8 @@ def data_of(path, state, model, data=None):
     c = state.get('config', {})
     data, weights = data or c.get('data'), None if data else c.get('data_weights')
     if not data:
-        raise Refused(f'{path} does not say what it was trained on: give --data, a dataset for its tokenizer')
+        raise Refused(
+            f'{path} does not say what it was trained on: give --data, a dataset for its tokenizer')
     shape = c.get('batch_size', 8), c.get('context', min(model.config.context, 512))
-    return (Loader(data, *shape, split=split, weights=weights, vocab_size=model.config.vocab_size, seed=1) for split in ('train', 'val'))
+    return (Loader(data, *shape, split=split, weights=weights, vocab_size=model.config.vocab_size,
+                   seed=1) for split in ('train', 'val'))

@@ -1,18 +1,23 @@
-"""The optimizers by name: AdamW for everything, Muon for the matrices and AdamW for the rest, and AdamW*.
+"""The optimizers by name: AdamW for everything, Muon for the matrices and AdamW for the rest, and
+AdamW*.
 
-The idea: Muon makes a matrix's step orthogonal, so that every direction moves alike; embeddings, the head and norms, whose
-rows are looked up one by one, stay with AdamW. AdamW* is an AdamW that cannot blow up: no step is larger than the gradient's
-direction allows, however small its history is.
+The idea: Muon makes a matrix's step orthogonal, so that every direction moves alike; embeddings,
+the head and norms, whose rows are looked up one by one, stay with AdamW. AdamW* is an AdamW that
+cannot blow up: no step is larger than the gradient's direction allows, however small its history
+is.
 
-Paper: "Retrofitted Recurrence", section 4.3.1 (Muon has the lowest loss and no spikes when a recurrent model is trained), and
-its predecessor's AdamW* ("update clipping, no epsilon, another decoupling").
-Here: AdamW is torch's, and Muon computes what torch's does. But torch's works in bfloat16 everywhere, which a CPU without
-AMX or AVX-512 emulates at a fiftieth of its speed (LOG.md). AdamW* is our reading of those words: atan2 in epsilon's place; a
-tensor's step divided by the root mean square of gradient over its running size, where that is above 1 (Wortsman et al., 2023);
-and a decay of 1 - weight_decay x lr / peak lr, which does not grow with the peak.
+Paper: "Retrofitted Recurrence", section 4.3.1 (Muon has the lowest loss and no spikes when a
+recurrent model is trained), and its predecessor's AdamW* ("update clipping, no epsilon, another
+decoupling").
+Here: AdamW is torch's, and Muon computes what torch's does. But torch's works in bfloat16
+everywhere, which a CPU without AMX or AVX-512 emulates at a fiftieth of its speed (LOG.md). AdamW*
+is our reading of those words: atan2 in epsilon's place; a tensor's step divided by the root mean
+square of gradient over its running size, where that is above 1 (Wortsman et al., 2023); and a decay
+of 1 - weight_decay x lr / peak lr, which does not grow with the peak.
 
 Usage:
-    optimizers = make_optimizers(model, config)     # config: optimizer, lr, adamw_lr, weight_decay, beta2
+    # config: optimizer, lr, adamw_lr, weight_decay, beta2
+    optimizers = make_optimizers(model, config)
 """
 import math
 
@@ -22,8 +27,9 @@ OPTIMIZERS = ('muon', 'adamw', 'adamw_star')
 
 
 def make_optimizers(model, config):
-    """A list of optimizers, each group with its own peak rate in 'peak'. Norms are not decayed. Muon's step is scaled
-    to the size of AdamW's (match_rms_adamw), so that one lr can serve both."""
+    """A list of optimizers, each group with its own peak rate in 'peak'. Norms are not decayed.
+    Muon's step is scaled to the size of AdamW's (match_rms_adamw), so that one lr can serve both.
+    """
     lr, wd = config.lr, config.weight_decay
     named = dict(model.named_parameters())
     looked_up = {name for name in named if name.split('.')[-2] in ('embed', 'head')}
@@ -49,20 +55,25 @@ def make_optimizers(model, config):
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum, made orthogonal. Groups and states are named as in torch.optim.Muon, so that its checkpoints open.
-    adjust_lr_fn: how a matrix (n, m) scales the rate. 'match_rms_adamw' makes steps as large as AdamW's, 0.2 sqrt(max(n, m));
-    'original' is the first Muon's sqrt(max(1, n / m))."""
+    """Momentum, made orthogonal. Groups and states are named as in torch.optim.Muon, so that its
+    checkpoints open. adjust_lr_fn: how a matrix (n, m) scales the rate. 'match_rms_adamw' makes
+    steps as large as AdamW's, 0.2 sqrt(max(n, m)); 'original' is the first Muon's sqrt(max(1, n /
+    m))."""
 
-    AT_ONCE = 2 ** 25       # numbers in one batch of matrices: at the papers' sizes all at once would fill a GPU
+    # numbers in one batch of matrices: at the papers' sizes all at once would fill a GPU
+    AT_ONCE = 2 ** 25
 
-    def __init__(self, params, lr, weight_decay=0.0, momentum=0.95, adjust_lr_fn='match_rms_adamw', precision=None):
-        super().__init__(params, dict(lr=lr, weight_decay=weight_decay, momentum=momentum, adjust_lr_fn=adjust_lr_fn))
+    def __init__(self, params, lr, weight_decay=0.0, momentum=0.95, adjust_lr_fn='match_rms_adamw',
+                 precision=None):
+        super().__init__(params, dict(lr=lr, weight_decay=weight_decay, momentum=momentum,
+                                      adjust_lr_fn=adjust_lr_fn))
         self.precision = precision      # of the iteration; None: what the device is fast in
 
     @torch.no_grad()
     def step(self, closure=None):
         for group in self.param_groups:
-            alike = {}              # matrices of one shape, lying or standing, are worked off together
+            # matrices of one shape, lying or standing, are worked off together
+            alike = {}
             for p in group['params']:
                 if p.grad is not None:
                     alike.setdefault(tuple(sorted(p.shape)), []).append(p)
@@ -76,21 +87,25 @@ class Muon(torch.optim.Optimizer):
         for p in matrices:
             moment = self.state[p].setdefault('momentum_buffer', torch.zeros_like(p))
             moment.lerp_(p.grad, 1 - group['momentum'])
-            update = p.grad.lerp(moment, group['momentum'])                     # Nesterov's look ahead
-            updates.append(update.mT if p.shape[0] > p.shape[1] else update)    # lying: the products are the smaller ones
+            # Nesterov's look ahead
+            update = p.grad.lerp(moment, group['momentum'])
+            # lying: the products are the smaller ones
+            updates.append(update.mT if p.shape[0] > p.shape[1] else update)
         fast = torch.bfloat16 if updates[0].is_cuda else torch.float32
-        directions = orthogonal(torch.stack(updates).to(self.precision or fast))     # (matrices, n, m)
+        directions = orthogonal(torch.stack(updates).to(self.precision or fast))  # (matrices, n, m)
         for p, direction in zip(matrices, directions.to(matrices[0].dtype)):
             n, m = p.shape
-            scale = math.sqrt(max(1, n / m)) if group['adjust_lr_fn'] == 'original' else 0.2 * math.sqrt(max(n, m))
+            scale = (math.sqrt(max(1, n / m)) if group['adjust_lr_fn'] == 'original'
+                     else 0.2 * math.sqrt(max(n, m)))
             p.mul_(1 - group['lr'] * group['weight_decay'])
             p.sub_(direction.mT if n > m else direction, alpha=group['lr'] * scale)
 
 
 def orthogonal(x):
-    """Matrices (..., n, m), n <= m, with their singular values pushed towards 1: five steps of Newton-Schulz, each the odd
-    polynomial a s + b s^3 + c s^5 of every singular value s. The coefficients are Keller Jordan's: steepest at 0, and from
-    there on within 0.7 to 1.2, which is all that Muon needs."""
+    """Matrices (..., n, m), n <= m, with their singular values pushed towards 1: five steps of
+    Newton-Schulz, each the odd polynomial a s + b s^3 + c s^5 of every singular value s. The
+    coefficients are Keller Jordan's: steepest at 0, and from there on within 0.7 to 1.2, which is
+    all that Muon needs."""
     a, b, c = 3.4445, -4.7750, 2.0315
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
     for _ in range(5):
@@ -112,13 +127,19 @@ class AdamWStar(torch.optim.Optimizer):
                     continue
                 state = self.state[p]
                 if not state:
-                    state.update(step=torch.zeros(()), exp_avg=torch.zeros_like(p), exp_avg_sq=torch.zeros_like(p))
+                    state.update(step=torch.zeros(()), exp_avg=torch.zeros_like(p),
+                                 exp_avg_sq=torch.zeros_like(p))
                 state['step'] += 1
                 t = state['step'].item()
-                m, v = state['exp_avg'].lerp_(p.grad, 1 - b1), state['exp_avg_sq'].lerp_(p.grad.square(), 1 - b2)
+                m, v = state['exp_avg'].lerp_(p.grad,
+                                              1 - b1), state['exp_avg_sq'].lerp_(p.grad.square(),
+                        1 - b2)
                 v = v / (1 - b2 ** t)
-                # A gradient that is large for its history, root mean square over the tensor, makes the step smaller.
+                # A gradient that is large for its history, root mean square over the tensor, makes
+                # the step smaller.
                 surprise = (p.grad.square() / v).nan_to_num(0).mean().sqrt().clamp(min=1)
-                # atan2(m, sqrt(v)) is m / sqrt(v) for small ratios, bounded for large ones, and 0 where both are 0.
+                # atan2(m, sqrt(v)) is m / sqrt(v) for small ratios, bounded for large ones, and 0
+                # where both are 0.
                 update = torch.atan2(m / (1 - b1 ** t), v.sqrt()) / surprise
-                p.mul_(1 - group['weight_decay'] * lr / (group.get('peak') or 1)).sub_(update, alpha=lr)
+                p.mul_(1 - group['weight_decay'] * lr / (group.get('peak') or 1)).sub_(update,
+                        alpha=lr)

@@ -1,16 +1,18 @@
 """A run is its plan: what each step is, as a function of its number alone.
 
-The idea: the learning rate, how many layers there are and where they came from, the order in which they run, which batch of
-which data is read, how often a recurrent core runs: all of it follows from the config and from what the run begins with. So
-training asks the plan and does it, the cost adds it up (cost.py), and a run may be resumed under another config if both plans
-agree on every step taken. What lies ahead may change.
+The idea: the learning rate, how many layers there are and where they came from, the order in which
+they run, which batch of which data is read, how often a recurrent core runs: all of it follows from
+the config and from what the run begins with. So training asks the plan and does it, the cost adds
+it up (cost.py), and a run may be resumed under another config if both plans agree on every step
+taken. What lies ahead may change.
 
-Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", appendix A (warm-up, constant, 1-sqrt; growing before the decay);
-"From Growing to Looping", section 5.2 (a loop and other data from the decay on); "Retrofitted Recurrence", section 4.2.
+Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", appendix A (warm-up, constant, 1-sqrt;
+growing before the decay); "From Growing to Looping", section 5.2 (a loop and other data from the
+decay on); "Retrofitted Recurrence", section 4.2.
 
 Usage:
-    plan = Plan(config)                         # of a new model; Plan(config, Start.of(model)) of what init_from gives
-    plan.at(300)                                # Step(lr=1.0, n_layer=8, origin=(0, 1, 2, 3, 2, 3, 4, 5), order=..., ...)
+    plan = Plan(config)  # of a new model; Plan(config, Start.of(model)) of what init_from gives
+    plan.at(300)  # Step(lr=1.0, n_layer=8, origin=(0, 1, 2, 3, 2, 3, 4, 5), order=..., ...)
 """
 import bisect
 import math
@@ -21,9 +23,12 @@ from grow import GROWTH, growth_plan
 from loop import fit_loop
 from retrofit import recurrence_curriculum, sample_recurrence
 
-# The settings that the plan answers for: a resume compares what comes of them, step by step, and not their values.
-ANSWERED = ('steps', 'warmup_steps', 'decay_steps', 'n_layer', 'grow', 'grow_block', 'grow_alpha', 'loop', 'cooldown_loop',
-            'cooldown_data', 'recurrence', 'backprop_depth', 'curriculum', 'curriculum_shape', 'backprop_curriculum')
+# The settings that the plan answers for: a resume compares what comes of them, step by step, and
+# not their values.
+ANSWERED = ('steps', 'warmup_steps', 'decay_steps', 'n_layer', 'grow', 'grow_block', 'grow_alpha',
+            'loop', 'cooldown_loop',
+            'cooldown_data', 'recurrence', 'backprop_depth', 'curriculum', 'curriculum_shape',
+            'backprop_curriculum')
 
 
 class Start(NamedTuple):
@@ -31,7 +36,8 @@ class Start(NamedTuple):
     kind: str
     n_layer: int
     order: tuple | None = None          # the parent's own; None: each layer once
-    mean: int | None = None             # of a recurrent parent: its recurrences, and how many gradients go back through
+    # of a recurrent parent: its recurrences, and how many gradients go back through
+    mean: int | None = None
     backprop_depth: int | None = None
 
     @classmethod
@@ -49,7 +55,8 @@ class Start(NamedTuple):
         c, recurrent = state['model_config'], state.get('recurrent', {})
         if not (state.get('config') or {}).get('init_from'):
             return cls('lm', (state.get('config') or {}).get('n_layer', c['n_layer']))
-        return cls(state['kind'], c['n_layer'], c['order'] and tuple(c['order']), recurrent.get('mean'), recurrent.get('backprop_depth'))
+        return cls(state['kind'], c['n_layer'], c['order'] and tuple(c['order']),
+                   recurrent.get('mean'), recurrent.get('backprop_depth'))
 
 
 class Step(NamedTuple):
@@ -67,25 +74,34 @@ class Plan:
     def __init__(self, config, start=None):
         c = self.config = config
         self.start = start = start or Start('lm', c.n_layer)
-        self.decay = c.steps - c.decay_steps            # from this step on the rate falls, and growing is over
+        # from this step on the rate falls, and growing is over
+        self.decay = c.steps - c.decay_steps
         loops = {name: getattr(c, name) for name in ('loop', 'cooldown_loop') if getattr(c, name)}
         if start.kind == 'recurrent' and loops:
-            raise Refused(f'{c.init_from} has a recurrent core, which loops by itself: leave loop and cooldown_loop out')
+            raise Refused(f'{c.init_from} has a recurrent core, which loops by itself: leave loop '
+                          'and cooldown_loop out')
         if start.kind != 'recurrent' and (c.recurrence or c.backprop_depth):
-            raise Refused(f'recurrence={c.recurrence} and backprop_depth={c.backprop_depth} are for a model with a recurrent core, '
-                          f'but {c.init_from} has none: python retrofit.py {c.init_from} 2-4-2 makes one')
-        self.mean, self.backprop_depth = c.recurrence or start.mean, c.backprop_depth or start.backprop_depth
+            raise Refused(
+                f'recurrence={c.recurrence} and backprop_depth={c.backprop_depth} are for '
+                'a model with a recurrent core, '
+                          f'but {c.init_from} has none: python retrofit.py {c.init_from} '
+                          '2-4-2 makes one')
+        self.mean, self.backprop_depth = (c.recurrence or start.mean,
+                                          c.backprop_depth or start.backprop_depth)
         self.stages = [(0, start.n_layer)]              # (first step, layers)
         if c.grow:
             with refusing(OverflowError):
                 self.stages = growth_plan(c.grow, c.n_layer, c.grow_block, self.decay, c.grow_alpha)
-        self.firsts, depths = [first for first, _ in self.stages], [depth for _, depth in self.stages]
-        self.origins = [None, *(tuple(GROWTH[c.grow](depth, c.grow_block)) for depth in depths[:-1])]
+        self.firsts, depths = [first for first, _ in self.stages], [depth
+                for _, depth in self.stages]
+        self.origins = [None,
+                        *(tuple(GROWTH[c.grow](depth, c.grow_block)) for depth in depths[:-1])]
         for name in loops:
             with refusing(ValueError, why=str):
                 loops[name] = self.fit(name, depths[-1])
         self.loop, self.late = loops.get('loop') or start.order, loops.get('cooldown_loop')
-        self.orders = [None if start.kind == 'recurrent' else self.loop or tuple(range(depth)) for depth in depths]
+        self.orders = [None if start.kind == 'recurrent' else self.loop or tuple(range(depth))
+                       for depth in depths]
 
     def fit(self, name, n_layer):
         try:
@@ -100,23 +116,31 @@ class Plan:
             mean = recurrence_curriculum(step, c.steps, self.mean, c.curriculum, c.curriculum_shape)
             depth = recurrence_curriculum(step, c.steps, self.backprop_depth, c.backprop_curriculum)
         cool = bool(late and c.cooldown_data)
-        return Step(self.rate(step), self.stages[i][1], self.origins[i], self.late if late and self.late else self.orders[i],
-                    'cooldown_data' if cool else 'data', step - self.decay if cool else step, mean, depth)
+        return Step(self.rate(step), self.stages[i][1], self.origins[i],
+                    self.late if late and self.late else self.orders[i],
+                    'cooldown_data' if cool else 'data', step - self.decay if cool else step, mean,
+                    depth)
 
     def rate(self, step):
         "Linear up, constant, then 1 - sqrt, which would be zero one step after the last."
         if step < self.config.warmup_steps:
             return (step + 1) / self.config.warmup_steps
-        return 1.0 if step <= self.decay else 1 - math.sqrt((step - self.decay) / self.config.decay_steps)
+        return (1.0 if step <= self.decay
+                else 1 - math.sqrt((step - self.decay) / self.config.decay_steps))
 
     def told(self, step):
-        "What a recurrent model's forward is told at a step, the same on every rank; {} for any other."
+        """What a recurrent model's forward is told at a step, the same on every rank; {} for any
+        other."""
         if not self.mean:
             return {}
         now = self.at(step)
-        return dict(r=sample_recurrence(now.mean, step, self.config.seed), backprop_depth=now.backprop_depth)
+        return dict(r=sample_recurrence(now.mean, step, self.config.seed),
+                    backprop_depth=now.backprop_depth)
 
     def stretches(self):
-        "[(first step, end)] of steps alike but for the rate: the stages, and the decay where it loops or ends the growing."
-        edges = self.firsts + [self.decay] * bool((self.late or self.config.grow) and self.config.decay_steps)
-        return [(first, end) for first, end in zip(edges, [*edges[1:], self.config.steps]) if end > first]
+        """[(first step, end)] of steps alike but for the rate: the stages, and the decay where it
+        loops or ends the growing."""
+        edges = self.firsts + [self.decay] * bool((self.late or self.config.grow)
+                                                  and self.config.decay_steps)
+        return [(first, end) for first, end in zip(edges, [*edges[1:], self.config.steps])
+                if end > first]

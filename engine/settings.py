@@ -1,14 +1,18 @@
-"""What a run can be told: every setting with its default, and what cannot be is refused before anything starts.
+"""What a run can be told: every setting with its default, and what cannot be is refused before
+anything starts.
 
-The idea: a config is a flat list of names and values. A default is the toy's; a file in config/ says what differs, and the command line
-has the last word (launch.py reads both). What follows from the settings alone, the stages of growing, the orders of loops, the
-learning rate and the recurrences of a step, is worked out here too, 
+The idea: a config is a flat list of names and values. A default is the toy's; a file in config/
+says what differs, and the command line has the last word (launch.py reads both). What follows from
+the settings alone, the stages of growing, the orders of loops, the learning rate and the
+recurrences of a step, is worked out here too,
 
-Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", appendix A, for the names; config/smollm_*.py have its values.
+Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", appendix A, for the names;
+config/smollm_*.py have its values.
 
 Usage:
-    config = check(read_config(Config, ['config/lidas.py', '--steps=600']))     # or an error in one line
-    print(plan(config))                                                         # [(0, 2), (48, 4), (144, 6), (288, 8)]
+    # or an error in one line
+    config = check(read_config(Config, ['config/lidas.py', '--steps=600']))
+    print(plan(config))  # [(0, 2), (48, 4), (144, 6), (288, 8)]
 """
 import runpy
 import types
@@ -30,9 +34,13 @@ class Config:
     device: str = 'auto'                # auto: cuda, else mps, else cpu
     dtype: str = 'auto'                 # auto: bfloat16 on cuda, else float32
     compile: bool | str = 'auto'        # auto: on for cuda
-    shard: bool = False                 # weights and optimizer in parts over all GPUs (FSDP2): for what does not fit into one
-    patience: int = 600                 # seconds (more than an evaluation takes) without progress, until the run ends and says whose fault it is
-    resume: bool = True                 # go on with the run in out_dir; false: move it out of the way and start anew
+    # weights and optimizer in parts over all GPUs (FSDP2): for what does not fit into one
+    shard: bool = False
+    # seconds (more than an evaluation takes) without progress, until the run ends and says whose
+    # fault it is
+    patience: int = 600
+    # go on with the run in out_dir; false: move it out of the way and start anew
+    resume: bool = True
     # the model (init_from: a checkpoint to start from; then these are its own)
     init_from: str | None = None
     n_layer: int = 8
@@ -42,20 +50,27 @@ class Config:
     head_dim: int | None = 64           # None: n_embd / n_head
     ffn_dim: int | None = None
     rope_theta: float = 10_000.0
-    tie_embeddings: bool = False        # the papers' models are tied; at toy size untied learns three times as fast
+    # the papers' models are tied; at toy size untied learns three times as fast
+    tie_embeddings: bool = False
     ln_scaling: bool = False
     vocab_size: int | None = None       # None: as many as the data's tokenizer has
     # growing: n_layer is the depth at the end
-    grow: str | None = None             # midas, lidas, stack or double; None: full depth from the first step on
+    # midas, lidas, stack or double; None: full depth from the first step on
+    grow: str | None = None
     grow_block: int = 2                 # the layers to begin with, and those that each growth adds
-    grow_alpha: float = 1.0             # PROP-alpha: stage i lasts i^alpha of the steps before the decay
+    # PROP-alpha: stage i lasts i^alpha of the steps before the decay
+    grow_alpha: float = 1.0
     # looping: n_layer counts the unique layers
-    loop: str | None = None             # the order in which they run, such as 2x4 or 2-2x2-2; None: each once
+    # the order in which they run, such as 2x4 or 2-2x2-2; None: each once
+    loop: str | None = None
     cooldown_loop: str | None = None    # the order from the first step of the decay on
-    cooldown_data: str | list | None = None     # what is read from there on in place of data, in equal shares
+    # what is read from there on in place of data, in equal shares
+    cooldown_data: str | list | None = None
     # a recurrent core: init_from is what retrofit.py wrote
-    recurrence: int | None = None       # the mean of the random number of recurrences; None: the model's own
-    backprop_depth: int | None = None   # gradients go back through the last so many; None: the model's own
+    # the mean of the random number of recurrences; None: the model's own
+    recurrence: int | None = None
+    # gradients go back through the last so many; None: the model's own
+    backprop_depth: int | None = None
     curriculum: float = 0.25            # over this part of the steps the mean rises from 1
     curriculum_shape: str = 'linear'    # or 1-sqrt
     backprop_curriculum: float = 0.0    # and over this part backprop_depth does
@@ -70,7 +85,8 @@ class Config:
     warmup_steps: int = 50
     decay_steps: int = 120
     lr: float = 4e-3
-    # the optimizer: 'adamw' or 'adamw_star' for everything, or 'muon' for the layers' matrices and AdamW for the rest
+    # the optimizer: 'adamw' or 'adamw_star' for everything, or 'muon' for the layers' matrices and
+    # AdamW for the rest
     optimizer: str = 'muon'
     adamw_lr: float | None = None       # with muon, the rate of the rest; None: lr
     weight_decay: float = 0.01
@@ -83,8 +99,10 @@ class Config:
     save_every: int = 200
 
 
-# A run may be resumed under another value of these: they do not change what it computes, or only where.
-MAY_DIFFER = {'out_dir', 'device', 'compile', 'grad_accum', 'shard', 'patience', 'resume', 'eval_every', 'eval_batches', 'log_every', 'save_every'}
+# A run may be resumed under another value of these: they do not change what it computes, or only
+# where.
+MAY_DIFFER = {'out_dir', 'device', 'compile', 'grad_accum', 'shard', 'patience', 'resume',
+              'eval_every', 'eval_batches', 'log_every', 'save_every'}
 def check(config):
     "What no type can say."
     c = config
@@ -92,18 +110,21 @@ def check(config):
     check_choice('grow', c.grow, (None, *GROWTH))
     check_choice('dtype', c.dtype, ('auto', 'float32', 'bfloat16'))
     check_choice('compile', c.compile, ('auto', True, False))
-    for name in ('n_layer', 'n_embd', 'n_head', 'n_kv_head', 'ffn_dim', 'vocab_size', 'context', 'batch_size', 'grad_accum', 'steps',
+    for name in ('n_layer', 'n_embd', 'n_head', 'n_kv_head', 'ffn_dim', 'vocab_size', 'context',
+                 'batch_size', 'grad_accum', 'steps',
                  'eval_every', 'eval_batches', 'log_every', 'save_every', 'patience'):
         if getattr(c, name) is not None and getattr(c, name) < 1:
             raise Refused(f'{name}={getattr(c, name)} must be at least 1')
     for name in ('recurrence', 'backprop_depth'):
         if getattr(c, name) is not None and (getattr(c, name) < 1 or not c.init_from):
-            raise Refused(f'{name}={getattr(c, name)} must be at least 1, for a model with a recurrent core: init_from must be one')
+            raise Refused(f'{name}={getattr(c, name)} must be at least 1, for a model with a '
+                          'recurrent core: init_from must be one')
     check_choice('curriculum_shape', c.curriculum_shape, ('linear', '1-sqrt'))
     for name in ('curriculum', 'backprop_curriculum'):
         if not 0 <= getattr(c, name) <= 1:
             raise Refused(f'{name}={getattr(c, name)} is a part of the steps: from 0 to 1')
-    for name in ('warmup_steps', 'decay_steps', 'lr', 'adamw_lr', 'weight_decay', 'grad_clip', 'grow_alpha'):
+    for name in ('warmup_steps', 'decay_steps', 'lr', 'adamw_lr', 'weight_decay', 'grad_clip',
+                 'grow_alpha'):
         if getattr(c, name) is not None and not 0 <= getattr(c, name) < 1e9:
             raise Refused(f'{name}={getattr(c, name)} must not be negative, nor without bounds')
     if not 0 <= c.beta2 < 1:
@@ -115,15 +136,19 @@ def check(config):
     if c.data_weights is not None and not all(isinstance(w, (int, float)) for w in c.data_weights):
         raise Refused(f'data_weights={c.data_weights} must be numbers')
     if c.warmup_steps + c.decay_steps > c.steps:
-        raise Refused(f'warmup_steps={c.warmup_steps} and decay_steps={c.decay_steps} do not fit into steps={c.steps}')
+        raise Refused(f'warmup_steps={c.warmup_steps} and decay_steps={c.decay_steps} do not fit '
+                      f'into steps={c.steps}')
     if c.shard and c.optimizer != 'adamw':
-        raise Refused(f'shard=True needs optimizer=\'adamw\', not {c.optimizer!r}, which works on whole matrices')
+        raise Refused(f'shard=True needs optimizer=\'adamw\', not {c.optimizer!r}, which works '
+                      'on whole matrices')
     if c.decay_steps == 0 and (c.cooldown_loop or c.cooldown_data):
         raise Refused('cooldown_loop and cooldown_data begin with the decay, but decay_steps is 0')
     if c.grow and c.loop:
-        raise Refused(f'grow={c.grow!r} and loop={c.loop!r} exclude each other: a model that grows may loop in its cool-down')
+        raise Refused(f'grow={c.grow!r} and loop={c.loop!r} exclude each other: a model that '
+                      'grows may loop in its cool-down')
     if c.grow and c.init_from:
-        raise Refused(f'grow={c.grow!r} begins with a new model of grow_block={c.grow_block} layers, not with init_from')
+        raise Refused(f'grow={c.grow!r} begins with a new model of grow_block={c.grow_block} '
+                      'layers, not with init_from')
     if not c.init_from:     # else the plan waits for what the checkpoint holds
         Plan(c)
     return c
@@ -131,17 +156,20 @@ def check(config):
 
 def shape(config, **more):
     "The ModelConfig of a config, with what it does not say or says otherwise."
-    return ModelConfig(**{f.name: getattr(config, f.name) for f in fields(ModelConfig) if hasattr(config, f.name)} | more)
+    return ModelConfig(**{f.name: getattr(config, f.name) for f in fields(ModelConfig)
+                          if hasattr(config, f.name)} | more)
 
 
-# ---------------------------------------------------------------------------------------------- configs and the command line
+# --------------------------------------------------------------------- configs and the command line
 
 COMMAND_LINE = 'the command line'
 
 
 def read_config(cls, argv):
-    "A config file first, if there is one, then --name=value overrides, as an instance of the dataclass."
-    values, where = {}, {}                                  # where: to say in which place a mistake is
+    """A config file first, if there is one, then --name=value overrides, as an instance of the
+    dataclass."""
+    # where: to say in which place a mistake is
+    values, where = {}, {}
     for arg in sorted(argv, key=lambda arg: arg.startswith('--')):
         if arg.startswith('--'):
             name, equals, text = arg[2:].partition('=')
@@ -170,7 +198,8 @@ def run_file(path):
         found = runpy.run_path(str(file))
     except Exception as error:
         raise Refused(f'{path} does not run: {type(error).__name__}: {error}') from None
-    return {k: v for k, v in found.items() if not k.startswith('_') and not isinstance(v, types.ModuleType)}
+    return {k: v for k, v in found.items() if not k.startswith('_') and not isinstance(v,
+            types.ModuleType)}
 
 
 def check_type(name, value, wanted, where):

@@ -1,12 +1,17 @@
-"""Past one GPU's memory: weights, gradients and the optimizer's state in parts over all processes, and checkpoints in parts too.
+"""Past one GPU's memory: weights, gradients and the optimizer's state in parts over all processes,
+and checkpoints in parts too.
 
-The idea: torch's FSDP2 keeps a 1/N of every Block on each of N processes, fetches the rest when the Block runs, and adds the gradients up
-in parts. An order may run a Block as often as it likes. Growing needs no traffic at all: a new layer is cut like the one it copies, so each
-process copies its own part. A checkpoint is written by all processes at once (torch.distributed.checkpoint), and read by
-any number of them, one included; `ckpt.pt` then says which folder holds the tensors, and changes hands last.
+The idea: torch's FSDP2 keeps a 1/N of every Block on each of N processes, fetches the rest when the
+Block runs, and adds the gradients up in parts. An order may run a Block as often as it likes.
+Growing needs no traffic at all: a new layer is cut like the one it copies, so each process copies
+its own part. A checkpoint is written by all processes at once (torch.distributed.checkpoint), and
+read by any number of them, one included; `ckpt.pt` then says which folder holds the tensors, and
+changes hands last.
 
-Paper: none; "From Growing to Looping" trains 1.7B parameters, which fit into one GPU of 80 GB, but not into a smaller one.
-Here: float32 parts under autocast, as without sharding, so that the numbers agree; AdamW alone (Muon needs whole matrices).
+Paper: none; "From Growing to Looping" trains 1.7B parameters, which fit into one GPU of 80 GB, but
+not into a smaller one.
+Here: float32 parts under autocast, as without sharding, so that the numbers agree; AdamW alone
+(Muon needs whole matrices).
 
 Usage:
     torchrun --nproc_per_node=8 train.py config/smollm_1b7_lidas.py --shard=true
@@ -31,11 +36,13 @@ from model import LM
 
 
 def shard(model):
-    "Cut a model in place, Block by Block; what is left (embedding, norm, head, adapter) is a group of its own."
+    """Cut a model in place, Block by Block; what is left (embedding, norm, head, adapter) is a
+    group of its own."""
     mesh = init_device_mesh(next(model.parameters()).device.type, (dist.get_world_size(),))
     for block in model.layers:
         fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh, reshard_after_forward=True)          # else it would stay whole behind an evaluation
+    # else it would stay whole behind an evaluation
+    fully_shard(model, mesh=mesh, reshard_after_forward=True)
     return model
 
 
@@ -45,12 +52,14 @@ def untie(model, order, optimizers):
     new = LM(dataclasses.replace(model.config, n_layer=len(order), order=None)).to(device)
     shard(new).train(model.training)
     copies, pairs = {}, [(model.layers[i], layer) for i, layer in zip(order, new.layers)]
-    pairs += [(getattr(model, name), getattr(new, name)) for name, _ in model.named_children() if name != 'layers']
+    pairs += [(getattr(model, name), getattr(new, name)) for name, _ in model.named_children()
+              if name != 'layers']
     with torch.no_grad():
         for old, fresh in pairs:
             for a, b in zip(old.parameters(), fresh.parameters()):
                 b.to_local().copy_(a.to_local())
-                if not any(b is c for c in copies.setdefault(a, [])):       # a tied head is the embedding
+                # a tied head is the embedding
+                if not any(b is c for c in copies.setdefault(a, [])):
                     copies[a].append(b)
     hand_over(optimizers, copies, new)
     return new
@@ -66,7 +75,8 @@ def part_of(value, like):
 def cut_optimizer(saved, optimizer):
     "A whole optimizer state, as `ckpt.pt` has it, in parts."
     params = [p for group in optimizer.param_groups for p in group['params']]
-    return saved | dict(state={i: {name: part_of(value, params[i]) for name, value in state.items()} for i, state in saved['state'].items()})
+    return saved | dict(state={i: {name: part_of(value, params[i]) for name, value in state.items()}
+                               for i, state in saved['state'].items()})
 
 
 def begin(model, make_optimizers, state, folder):
@@ -80,10 +90,11 @@ def begin(model, make_optimizers, state, folder):
     return optimizers
 
 
-# ---------------------------------------------------------------------------------------------- checkpoints in parts
+# ----------------------------------------------------------------------------- checkpoints in parts
 
 def write_parts(path, model, optimizers):
-    tensors = dict(model=model.state_dict(), optimizers=[o.state_dict()['state'] for o in optimizers])
+    tensors = dict(model=model.state_dict(),
+                   optimizers=[o.state_dict()['state'] for o in optimizers])
     with warnings.catch_warnings(action='ignore'):
         dcp.save(tensors, checkpoint_id=str(path))
 
@@ -92,8 +103,10 @@ def write_parts(path, model, optimizers):
 def readable(path):
     try:
         yield
-    except Exception as error:      # torch.distributed.checkpoint raises what the disk or its own format gives it
-        raise Refused(f'{path.parent} points to {path.name}, which cannot be read: {type(error).__name__}: '
+    # torch.distributed.checkpoint raises what the disk or its own format gives it
+    except Exception as error:
+        raise Refused(
+            f'{path.parent} points to {path.name}, which cannot be read: {type(error).__name__}: '
                       f'{(str(error).splitlines() or [""])[0][:200]}') from None
 
 
@@ -106,9 +119,12 @@ def load_parts(path, model, optimizers):
         params = [p for group in optimizer.param_groups for p in group['params']]
         states.append({})
         for i, p in enumerate(params):
-            names = [key.rpartition('.')[2] for key in stored if key.startswith(f'optimizers.{n}.{i}.')]
+            names = [key.rpartition('.')[2] for key in stored
+                     if key.startswith(f'optimizers.{n}.{i}.')]
             # A step's number is a tensor without dimensions, all else is shaped like the parameter.
-            states[n][i] = {name: torch.zeros_like(p, memory_format=torch.contiguous_format).detach() if stored[f'optimizers.{n}.{i}.{name}'].size else
+            states[n][i] = {name: torch.zeros_like(p,
+                                                   memory_format=torch.contiguous_format).detach()
+                            if stored[f'optimizers.{n}.{i}.{name}'].size else
                             torch.zeros(()) for name in names}
     found = dict(model=model.state_dict(), optimizers=states)
     with readable(path), warnings.catch_warnings(action='ignore'):
@@ -122,7 +138,8 @@ def load_whole(path, about):
     "The tensors of a checkpoint in parts, whole, in this one process: (model, [optimizer states])."
     with readable(path):
         stored = FileSystemReader(str(path)).read_metadata().state_dict_metadata
-    flat = {key: torch.empty(meta.size, dtype=meta.properties.dtype) for key, meta in stored.items()}
+    flat = {key: torch.empty(meta.size, dtype=meta.properties.dtype)
+            for key, meta in stored.items()}
     with readable(path), warnings.catch_warnings(action='ignore'):
         dcp.load(flat, checkpoint_id=str(path), no_dist=True)
     model = {key.removeprefix('model.'): t for key, t in flat.items() if key.startswith('model.')}

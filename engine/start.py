@@ -1,7 +1,9 @@
-"""Where a run stands when training begins: a new model, what init_from gives, or what out_dir holds.
+"""Where a run stands when training begins: a new model, what init_from gives, or what out_dir
+holds.
 
-The idea: a run is resumed when its plan and the new config's agree on every step that it has taken, every setting that the plan
-does not answer for is equal, and so is the data that has been read. What lies ahead may change: a copy of a run may branch off.
+The idea: a run is resumed when its plan and the new config's agree on every step that it has taken,
+every setting that the plan does not answer for is equal, and so is the data that has been read.
+What lies ahead may change: a copy of a run may branch off.
 
 Usage:
     model, plan, state = resume(config, data, out) if checkpoint.exists(out) else begin(config, data['data'])
@@ -35,7 +37,8 @@ def begin(config, loader):
     plan = set_up(model, config)
     theirs, context = get_tokenizer(path), model.config.context
     if context < config.context or not reads_alike(theirs, get_tokenizer(loader.tokenizer)):
-        raise Refused(f'{path} reads {context} tokens of the tokenizer {theirs.name!r}: it does not fit context={config.context} '
+        raise Refused(f'{path} reads {context} tokens of the tokenizer {theirs.name!r}: it does '
+                      f'not fit context={config.context} '
                       f'and data made with {loader.tokenizer!r}')
     model.config.context = config.context
     state['inherited_flops'] = parent.get('flops', 0) + parent.get('inherited_flops', 0)
@@ -43,7 +46,8 @@ def begin(config, loader):
 
 
 def set_up(model, config):
-    "The plan of a config that begins with a model of another's, which is told what the plan says of it."
+    """The plan of a config that begins with a model of another's, which is told what the plan says
+    of it."""
     plan = Plan(config, Start.of(model))
     if plan.mean:
         model.mean, model.backprop_depth = plan.mean, plan.backprop_depth
@@ -53,15 +57,18 @@ def set_up(model, config):
 
 
 def resume(config, data, out, whole=True):
-    "(model, plan, state) of the run that out_dir holds, if this config goes on with it. data: {setting: Loader}."
+    """(model, plan, state) of the run that out_dir holds, if this config goes on with it. data:
+    {setting: Loader}."""
     state = checkpoint.load(out, whole)
     plan = Plan(config, Start.kept(state))
     refuse_another_run(config, plan, data, state)
     if not state.get('optimizers'):
-        raise Refused(f'{out} holds weights without their optimizers, so it cannot be resumed: start another --out_dir from it, '
+        raise Refused(f'{out} holds weights without their optimizers, so it cannot be resumed: '
+                      'start another --out_dir from it, '
                       f'with --init_from={out}')
     torch.manual_seed(draw(config.seed, 'init'))
-    return checkpoint.build_model(state, out), plan, dict(inherited_flops=0) | state        # as deep as it had grown by then
+    # as deep as it had grown by then
+    return checkpoint.build_model(state, out), plan, dict(inherited_flops=0) | state
 
 
 def refuse_another_run(config, plan, data, state):
@@ -71,11 +78,14 @@ def refuse_another_run(config, plan, data, state):
     agree = taken == [before.at(step) for step in range(len(taken))]
     for name in new:
         if name not in MAY_DIFFER and new[name] != old[name] and not (agree and name in ANSWERED):
-            raise Refused(f'{config.out_dir} holds a run with {name}={old[name]!r}, but this config has {new[name]!r}: choose '
+            raise Refused(
+                f'{config.out_dir} holds a run with {name}={old[name]!r}, but this config '
+                f'has {new[name]!r}: choose '
                           'another --out_dir, or move that run out of the way by --resume=false')
     read = {'data', *(now.data for now in taken)}
     if any(state.get(name) != data[name].checksums() for name in read):
-        raise Refused(f'the data has changed since the run in {config.out_dir} began (other checksums): choose another --out_dir, '
+        raise Refused(f'the data has changed since the run in {config.out_dir} began (other '
+                      'checksums): choose another --out_dir, '
                       'or move that run out of the way by --resume=false')
 
 

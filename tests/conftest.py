@@ -24,7 +24,8 @@ from model import LM, ModelConfig  # noqa: E402
 torch.set_num_threads(1)
 
 
-# Where processes are begun that have imported everything already: a fork of it takes milliseconds, a new Python seconds.
+# Where processes are begun that have imported everything already: a fork of it takes milliseconds,
+# a new Python seconds.
 BEGUN = multiprocessing.get_context('forkserver')
 BEGUN.set_forkserver_preload(['train', 'engine.sharded'])
 
@@ -33,7 +34,8 @@ def rank_of(rank, ranks, port, said, argv, before):
     "What torchrun tells a process, and then its training run; `before` may change something first."
     os.chdir(ROOT)
     os.dup2(os.open(said, os.O_WRONLY | os.O_APPEND), 2)
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks), MASTER_ADDR='127.0.0.1',
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks),
+                      LOCAL_WORLD_SIZE=str(ranks), MASTER_ADDR='127.0.0.1',
                       MASTER_PORT=str(port))
     torch.set_num_threads(1)
     import nanodepth
@@ -43,19 +45,22 @@ def rank_of(rank, ranks, port, said, argv, before):
 
 
 def ranks(argv, n=2, before=None):
-    "train.py with argv in n processes: their exit statuses (returncode: one that is not 0, if any) and what they wrote to stderr."
+    """train.py with argv in n processes: their exit statuses (returncode: one that is not 0, if
+    any) and what they wrote to stderr."""
     with tempfile.NamedTemporaryFile() as said, socket.socket() as free:
         free.bind(('127.0.0.1', 0))
         port = free.getsockname()[1]
         free.close()
-        processes = [BEGUN.Process(target=rank_of, args=(rank, n, port, said.name, argv, before)) for rank in range(n)]
+        processes = [BEGUN.Process(target=rank_of, args=(rank, n, port, said.name, argv, before))
+                     for rank in range(n)]
         for process in processes:
             process.start()
         for process in processes:
             process.join(120)
             process.kill()
         codes = [process.exitcode for process in processes]
-        return SimpleNamespace(codes=codes, returncode=next(filter(None, codes), 0), stderr=Path(said.name).read_text())
+        return SimpleNamespace(codes=codes, returncode=next(filter(None, codes), 0),
+                               stderr=Path(said.name).read_text())
 
 
 @pytest.fixture
@@ -89,19 +94,32 @@ def data(tmp_path):
 def manager(tmp_path):
     "lm-eval's, with a multiple choice, a generation and a perplexity task over a local file."
     rng = random.Random(0)
-    docs = [dict(q=''.join(rng.choice('abc d') for _ in range(rng.randint(1, 110))) + 'x', options=[' red', ' green and blue', 'c'], gold=rng.randrange(3))
+    docs = [dict(q=''.join(rng.choice('abc d') for _ in range(rng.randint(1, 110))) + 'x',
+                 options=[' red', ' green and blue', 'c'], gold=rng.randrange(3))
             for _ in range(12)]
     folder = tmp_path / 'tasks'
     folder.mkdir()
     (folder / 'd.jsonl').write_text('\n'.join(map(json.dumps, docs)))
-    data = f'dataset_path: json\ndataset_kwargs:\n  data_files:\n    test: {folder / "d.jsonl"}\ntest_split: test\n'
-    metric = 'metric_list:\n  - metric: {}\n    aggregation: {}\n    higher_is_better: true\nmetadata:\n  version: 1.0\n'
-    (folder / 'a.yaml').write_text('task: local_choice\n' + data + 'output_type: multiple_choice\ndoc_to_text: "{{q}}"\ndoc_to_choice: options\n'
-                                   'doc_to_target: gold\ntarget_delimiter: ""\n' + metric.format('acc', 'mean'))
-    (folder / 'b.yaml').write_text('task: local_text\n' + data + 'output_type: generate_until\ndoc_to_text: "{{q}}"\ndoc_to_target: "x"\n'
-                                   'generation_kwargs:\n  until: ["b", "\\n"]\n  max_gen_toks: 12\n  do_sample: false\n' + metric.format('exact_match', 'mean'))
-    (folder / 'c.yaml').write_text('task: local_rolling\n' + data + 'output_type: loglikelihood_rolling\ndoc_to_text: ""\ndoc_to_target: "{{q}}"\n'
-                                   + metric.format('byte_perplexity', 'weighted_perplexity').replace('true', 'false'))
+    data = ('dataset_path: json\ndataset_kwargs:\n  data_files:\n    test: '
+            f'{folder / "d.jsonl"}\ntest_split: test\n')
+    metric = ('metric_list:\n  - metric: {}\n    aggregation: {}\n    higher_is_better: '
+              'true\nmetadata:\n  version: 1.0\n')
+    (folder / 'a.yaml').write_text('task: local_choice\n' + data
+                                   + 'output_type: multiple_choice\ndoc_to_text: '
+                                   '"{{q}}"\ndoc_to_choice: options\n'
+                                   'doc_to_target: gold\ntarget_delimiter: ""\n'
+                                   + metric.format('acc', 'mean'))
+    (folder / 'b.yaml').write_text('task: local_text\n' + data
+                                   + 'output_type: generate_until\ndoc_to_text: '
+                                   '"{{q}}"\ndoc_to_target: "x"\n'
+                                   'generation_kwargs:\n  until: ["b", "\\n"]\n  max_gen_toks: '
+                                   '12\n  do_sample: false\n' + metric.format('exact_match',
+                                           'mean'))
+    (folder / 'c.yaml').write_text('task: local_rolling\n' + data
+                                   + 'output_type: loglikelihood_rolling\ndoc_to_text: '
+                                   '""\ndoc_to_target: "{{q}}"\n'
+                                   + metric.format('byte_perplexity',
+                                                   'weighted_perplexity').replace('true', 'false'))
     from lm_eval.tasks import TaskManager
     return TaskManager(include_path=[str(folder), str(ROOT / 'data/evals')], include_defaults=False)
 

@@ -16,7 +16,8 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def test_what_is_saved_comes_back(tmp_path):
-    state = dict(step=3, weights={'a': torch.randn(4, 5), 'b': torch.arange(3)}, config=dict(lr=1e-3, order=[0, 1], name=None))
+    state = dict(step=3, weights={'a': torch.randn(4, 5), 'b': torch.arange(3)},
+                 config=dict(lr=1e-3, order=[0, 1], name=None))
     save(tmp_path / 'run', **state)
     for path in (tmp_path / 'run', tmp_path / 'run' / checkpoint.FILE):
         back = load(path)
@@ -54,8 +55,10 @@ def test_broken_checkpoints_are_refused_in_one_line(tmp_path):
     for cut in (0, 1, 100, len(good) // 2, len(good) - 1):
         refused(good[:cut], 'empty, cut short or no checkpoint')
     refused(b'not a checkpoint at all' * 50, 'empty, cut short or no checkpoint')
-    at = good.index(torch.load(path, weights_only=True)['weights'].numpy().tobytes()) if path.write_bytes(good) else 0
-    refused(good[:at + 50] + bytes([good[at + 50] ^ 1]) + good[at + 51:], 'the checksum of .* is wrong')
+    at = (good.index(torch.load(path, weights_only=True)['weights'].numpy().tobytes())
+          if path.write_bytes(good) else 0)
+    refused(good[:at + 50] + bytes([good[at + 50] ^ 1]) + good[at + 51:],
+            'the checksum of .* is wrong')
     with pytest.raises(Refused, match='there is no checkpoint at .*nowhere'):
         load(tmp_path / 'nowhere')
 
@@ -76,13 +79,16 @@ def test_code_in_a_checkpoint_does_not_run(tmp_path):
 
 
 def test_kill_while_writing_leaves_the_last_good_one(tmp_path):
-    "A child writes checkpoints without a pause until it is killed with kill -9, six times, each at another point of a write."
+    """A child writes checkpoints without a pause until it is killed with kill -9, six times, each
+    at another point of a write."""
     script = ('import sys, torch\nfrom engine import checkpoint\n'
               'for step in range(10**6):\n'
-              '    checkpoint.save(sys.argv[1], step=step, weights=torch.full((4_000_000,), float(step)))\n'
+              '    checkpoint.save(sys.argv[1], step=step, '
+              'weights=torch.full((4_000_000,), float(step)))\n'
               '    print(step, flush=True)\n')
     for fraction in (0.1, 0.3, 0.5, 0.7, 0.85, 0.95):
-        child = subprocess.Popen([sys.executable, '-c', script, tmp_path], stdout=subprocess.PIPE, cwd=ROOT)
+        child = subprocess.Popen([sys.executable, '-c', script, tmp_path], stdout=subprocess.PIPE,
+                                 cwd=ROOT)
         child.stdout.readline()
         began = time.perf_counter()
         said = int(child.stdout.readline())

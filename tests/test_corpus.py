@@ -1,4 +1,5 @@
-"corpus.py on local files: byte-equal shards whatever happens, exact shares, odd documents, a full disk."
+"""corpus.py on local files: byte-equal shards whatever happens, exact shares, odd documents, a
+full disk."""
 import json
 import os
 import random
@@ -21,7 +22,8 @@ from data.tokenizer import GPT2_WORDS, LONGEST, encode_document, get_tokenizer
 from data.tokens import Dataset, Loader
 
 pytest.importorskip('datasets')
-ODD = ['', None, '<|endoftext|> is text here', 'ä東🙂\u200d\x00\ufeff e\u0301 \U000e0041', ' ' * 300_000, '\u2028\r\n\t', 'a' * 120_000]
+ODD = ['', None, '<|endoftext|> is text here', 'ä東🙂\u200d\x00\ufeff e\u0301 \U000e0041',
+       ' ' * 300_000, '\u2028\r\n\t', 'a' * 120_000]
 SOURCES = {'fineweb-edu-dedup': 5, 'cosmopedia-v2': 2, 'python-edu': 2, 'open-web-math': 2}
 
 
@@ -29,9 +31,11 @@ def write(path, texts):
     import pyarrow
     import pyarrow.parquet
     if path.suffix == '.parquet':
-        pyarrow.parquet.write_table(pyarrow.table(dict(text=texts, id=list(range(len(texts))))), path, row_group_size=50)
+        pyarrow.parquet.write_table(pyarrow.table(dict(text=texts, id=list(range(len(texts))))),
+                                    path, row_group_size=50)
     else:
-        path.write_text(''.join(json.dumps(dict(text=t, id=i), ensure_ascii=i % 2 == 0) + '\n' for i, t in enumerate(texts)))
+        path.write_text(''.join(json.dumps(dict(text=t, id=i), ensure_ascii=i % 2 == 0) + '\n'
+                                for i, t in enumerate(texts)))
 
 
 @pytest.fixture(scope='module')
@@ -40,19 +44,23 @@ def source(tmp_path_factory):
     for name, files in SOURCES.items():
         (folder / name).mkdir()
         for i in range(files):
-            texts = [' '.join(f'{draw.randrange(10**draw.randrange(1, 7))}' for _ in range(draw.randrange(5, 120))) for _ in range(250)]
-            texts = draw.sample(texts + (ODD if i == 0 else []), len(texts) + (len(ODD) if i == 0 else 0))
+            texts = [' '.join(f'{draw.randrange(10**draw.randrange(1, 7))}'
+                              for _ in range(draw.randrange(5, 120))) for _ in range(250)]
+            texts = draw.sample(texts + (ODD if i == 0 else []),
+                                len(texts) + (len(ODD) if i == 0 else 0))
             write(folder / name / f'train-{i:05d}.{"jsonl" if i % 2 else "parquet"}', texts)
     return folder
 
 
 def command(source, out, *more):
-    return [sys.executable, str(ROOT / 'data/smollm/prepare.py'), '--tokens=500K', f'--source={source}', '--tokenizer=bytes', f'--out={out}',
+    return [sys.executable, str(ROOT / 'data/smollm/prepare.py'), '--tokens=500K',
+            f'--source={source}', '--tokenizer=bytes', f'--out={out}',
             '--shard=40K', '--group=100K', '--val_every=50', '--workers=2', *more]
 
 
 def contents(out):
-    return {str(p.relative_to(out)): p.read_bytes() for p in sorted(out.rglob('*')) if p.is_file() and p.name not in ('lock',)}
+    return {str(p.relative_to(out)): p.read_bytes() for p in sorted(out.rglob('*')) if p.is_file()
+            and p.name not in ('lock',)}
 
 
 @pytest.fixture(scope='module')
@@ -69,20 +77,27 @@ def test_shares_are_exact_and_every_document_is_there_once(source, made):
     assert mixture == dict(fineweb_edu=0.70, cosmopedia=0.15, python_edu=0.09, open_web_math=0.06)
     for name, share in mixture.items():
         data = Dataset(made / name, 'train', 8)
-        assert data.meta['tokens'] == round(500_000 * share) == sum(len(s['.bin']) for s in data.shards)
+        assert data.meta['tokens'] == round(500_000 * share) == sum(len(s['.bin'])
+                for s in data.shards)
         assert max(len(s['.bin']) for s in data.shards) == min(40_000, data.meta['tokens'])
-    # What is read back, split at the documents' beginnings, is a subset of the source's texts, each once, in one split.
-    texts = [t for p in (source / 'open-web-math').glob('*.parquet') for t in pyarrow.parquet.read_table(p)['text'].to_pylist()]
-    texts += [json.loads(line)['text'] for p in (source / 'open-web-math').glob('*.jsonl') for line in p.read_text().splitlines()]
+    # What is read back, split at the documents' beginnings, is a subset of the source's texts, each
+    # once, in one split.
+    texts = [t for p in (source / 'open-web-math').glob('*.parquet')
+             for t in pyarrow.parquet.read_table(p)['text'].to_pylist()]
+    texts += [json.loads(line)['text'] for p in (source / 'open-web-math').glob('*.jsonl')
+              for line in p.read_text().splitlines()]
     known = {t.encode() for t in texts if t}
     found = {}
     for which in ('train', 'val'):
-        stream = np.concatenate([s['.bin'] for s in Dataset(made / 'open_web_math', which, 8).shards])
+        stream = np.concatenate([s['.bin'] for s in Dataset(made / 'open_web_math', which,
+                8).shards])
         starts = np.flatnonzero(stream == 256)
         found[which] = [bytes(d[1:].astype('uint8')) for d in np.split(stream, starts)[1:]]
-    assert found['train'][-1] not in known and found['train'].pop()     # the budget cuts the last one
+    # the budget cuts the last one
+    assert found['train'][-1] not in known and found['train'].pop()
     assert set(found['train']) <= known and len(set(found['train'])) == len(found['train'])
-    assert found['val'] and not set(found['val']) & set(found['train']) and set(found['val']) <= known
+    assert (found['val'] and not set(found['val']) & set(found['train']) and set(found['val'])
+            <= known)
 
 
 def test_the_loader_reads_a_mixture_by_its_shares(made):
@@ -97,7 +112,8 @@ def test_neither_the_number_of_processes_nor_being_killed_changes_a_byte(source,
     wanted, draw = contents(made), random.Random(1)
     kills = 0
     while True:
-        process = subprocess.Popen(command(source, tmp_path, f'--workers={2 + kills % 2}'), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+        process = subprocess.Popen(command(source, tmp_path, f'--workers={2 + kills % 2}'),
+                                   stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
         try:
             process.wait(timeout=2 + 2 * draw.random() if kills < 2 else 60)
             assert process.returncode == 0, process.stderr.read()
@@ -112,15 +128,19 @@ def test_neither_the_number_of_processes_nor_being_killed_changes_a_byte(source,
         assert found[name] == wanted[name], name
 
 
-def test_a_full_disk_is_said_in_a_line_and_what_there_is_goes_on_to_some_tokens_and_to_more(source, made, tmp_path):
+def test_a_full_disk_is_said_in_a_line_and_what_there_is_goes_on_to_some_tokens_and_to_more(source,
+        made, tmp_path):
     limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))         # noqa: E731
-    done = subprocess.run(command(source, tmp_path), capture_output=True, text=True, preexec_fn=limit)
+    done = subprocess.run(command(source, tmp_path), capture_output=True, text=True,
+                          preexec_fn=limit)
     assert done.returncode == 2
     said = done.stderr.splitlines()[-1]
-    assert 'prepare.py: File too large' in said and 'what is done is kept, and the same command goes on' in said
+    assert ('prepare.py: File too large' in said
+            and 'what is done is kept, and the same command goes on' in said)
     assert not list(tmp_path.rglob('*.tmp')) and not list(tmp_path.rglob('train.json'))
     for tokens in ('100K', '500K'):
-        assert subprocess.run(command(source, tmp_path, '--workers=1', f'--tokens={tokens}'), capture_output=True).returncode == 0
+        assert subprocess.run(command(source, tmp_path, '--workers=1', f'--tokens={tokens}'),
+                              capture_output=True).returncode == 0
         meta = json.loads((tmp_path / 'cosmopedia/train.json').read_text())
         assert meta['tokens'] == 0.15 * number(tokens) == sum(s['tokens'] for s in meta['shards'])
     assert contents(tmp_path) == contents(made)
@@ -150,35 +170,51 @@ def test_what_cannot_be_is_said_in_a_line(source, made, tmp_path, capsys, monkey
     before = contents(made)
     (tmp_path / 'bad/fineweb').mkdir(parents=True)
     (tmp_path / 'bad/fineweb/a.jsonl').write_text('{"words": "x"}\n')
-    assert "a.jsonl: no text in the column 'text', but the columns words" in run(['--tokens=1K', '--workers=1', *base[:1], f'--out={tmp_path}/o', f'--source={tmp_path}/bad'], capsys)
+    assert "a.jsonl: no text in the column 'text', but the columns words" in run(['--tokens=1K',
+            '--workers=1', *base[:1], f'--out={tmp_path}/o', f'--source={tmp_path}/bad'], capsys)
     (tmp_path / 'bad/fineweb/a.jsonl').write_text('no JSON at all\n')
-    assert 'a.jsonl, behind row 0:' in run(['--tokens=1K', '--workers=1', *base[:1], f'--out={tmp_path}/p', f'--source={tmp_path}/bad'], capsys)
+    assert 'a.jsonl, behind row 0:' in run(['--tokens=1K', '--workers=1', *base[:1],
+                                            f'--out={tmp_path}/p', f'--source={tmp_path}/bad'],
+                                           capsys)
     (tmp_path / 'bad/fineweb/a.jsonl').write_text('{"text": 5}\n')
-    assert "no text in the column 'text'" in run(['--tokens=1K', '--workers=1', *base[:1], f'--out={tmp_path}/q', f'--source={tmp_path}/bad'], capsys)
-    (tmp_path / 'bad/fineweb/a.jsonl').write_text('')             # an empty file has no rows, and a broken one is named
+    assert "no text in the column 'text'" in run(['--tokens=1K', '--workers=1', *base[:1],
+                                                  f'--out={tmp_path}/q',
+                                                  f'--source={tmp_path}/bad'], capsys)
+    # an empty file has no rows, and a broken one is named
+    (tmp_path / 'bad/fineweb/a.jsonl').write_text('')
     (tmp_path / 'bad/fineweb/b.parquet').write_bytes(b'PAR1 no more')
-    assert 'b.parquet, behind row 0:' in run(['--tokens=1K', '--workers=1', *base[:1], f'--out={tmp_path}/s', f'--source={tmp_path}/bad'], capsys)
+    assert 'b.parquet, behind row 0:' in run(['--tokens=1K', '--workers=1', *base[:1],
+                                              f'--out={tmp_path}/s', f'--source={tmp_path}/bad'],
+                                             capsys)
     assert contents(made) == before
 
 
-# ---------------------------------------------------------------------------------------------- pieces
+# ------------------------------------------------------------------------------------------- pieces
 
 def test_a_long_document_has_the_tokens_that_it_has_in_one_piece():
     import tiktoken
-    ranks = {bytes([i]): i for i in range(256)} | {pair.encode(): 256 + i for i, pair in enumerate((' a', 'an', ' an', '\n\n', '  ', 'be', ' be'))}
+    ranks = {bytes([i]): i for i in range(256)} | {pair.encode(): 256 + i
+                                                   for i, pair in enumerate((' a', 'an', ' an',
+            '\n\n', '  ', 'be', ' be'))}
     llama3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     draw = random.Random(0)
-    text = ''.join(draw.choice(['an', ' be', ' 12', '!', '\n', '\n\n', '  ', ' ', '\t', "'s", 'ä', '東', ' ?\n']) for _ in range(LONGEST))
+    text = ''.join(draw.choice(['an', ' be', ' 12', '!', '\n', '\n\n', '  ', ' ', '\t', "'s", 'ä',
+                                '東', ' ?\n']) for _ in range(LONGEST))
     for pattern in (GPT2_WORDS, llama3):
-        tokenizer = tiktoken.Encoding('t', pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
-        assert len(text) > LONGEST and encode_document(tokenizer, text) == tokenizer.encode_ordinary(text)
-        for odd in (' ' * 2_000_000, '\n' * 2_000_000):         # tiktoken alone runs out of stack on these
+        tokenizer = tiktoken.Encoding('t', pat_str=pattern, mergeable_ranks=ranks,
+                                      special_tokens={})
+        assert (len(text) > LONGEST and encode_document(tokenizer, text)
+                == tokenizer.encode_ordinary(text))
+        # tiktoken alone runs out of stack on these
+        for odd in (' ' * 2_000_000, '\n' * 2_000_000):
             assert tokenizer.decode(encode_document(tokenizer, odd)) == odd
-    assert get_tokenizer('bytes').decode(encode_document(get_tokenizer('bytes'), 'x<|endoftext|>')) == 'x<|endoftext|>'
+    assert (get_tokenizer('bytes').decode(encode_document(get_tokenizer('bytes'), 'x<|endoftext|>'))
+            == 'x<|endoftext|>')
 
 
 def test_files_are_grouped_by_their_bytes():
-    assert group([('a', 5), ('b', 5), ('c', 1), ('d', 20), ('e', 1)], 10) == [(['a', 'b'], 10), (['c', 'd'], 21), (['e'], 1)]
+    assert group([('a', 5), ('b', 5), ('c', 1), ('d', 20), ('e', 1)], 10) == [(['a', 'b'], 10),
+            (['c', 'd'], 21), (['e'], 1)]
     assert [number(t) for t in ('10B', '1.5M', '7k', '12')] == [10**10, 1_500_000, 7000, 12]
 
 
@@ -199,11 +235,15 @@ def test_a_file_in_the_archive_is_fetched_by_its_number(monkeypatch):
     monkeypatch.setattr('urllib.request.urlopen', urlopen)
     monkeypatch.setattr(time, 'sleep', lambda s: None)
     assert archived(dict(blob_id='12ab')) == 'print("ä")' and asked[0].endswith('/content/12ab')
-    assert archived(dict(blob_id='gone')) is None and archived(dict(blob_id='x', text='here')) == 'here'
-    assert chat(dict(text='<|im_start|>user\nHi<|im_end|>\n')) == 'Hi' and chat(dict(text='a', generator='DeepSeek-R1')) is None
+    assert (archived(dict(blob_id='gone')) is None and archived(dict(blob_id='x', text='here'))
+            == 'here')
+    assert (chat(dict(text='<|im_start|>user\nHi<|im_end|>\n')) == 'Hi'
+            and chat(dict(text='a', generator='DeepSeek-R1')) is None)
 
 
-@pytest.mark.parametrize('name, parts', [('nemotron_20', 4), ('finemath_20', 4), ('retrofit_math', 1), ('retrofit_heal', 1), ('retrofit_mix', 3)])
+@pytest.mark.parametrize('name, parts',
+                         [('nemotron_20', 4), ('finemath_20', 4), ('retrofit_math', 1),
+                          ('retrofit_heal', 1), ('retrofit_mix', 3)])
 def test_the_mixtures_of_mathematics(name, parts):
     mixture = runpy.run_path(str(ROOT / 'data/math/prepare.py'))['MIXTURES'][name]
     assert len(mixture) == parts == len({s.name for s in mixture})

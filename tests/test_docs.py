@@ -24,9 +24,11 @@ def test_every_file_begins_with_its_idea_and_its_usage(name):
 
 
 def test_usage_examples_run(data, monkeypatch):
-    for name, before in (('model.py', 'tokens = targets = torch.randint(257, (2, 8))\n'), ('data/tokens.py', '')):
+    for name, before in (('model.py', 'tokens = targets = torch.randint(257, (2, 8))\n'),
+                         ('data/tokens.py', '')):
         doc = (ROOT / name).read_text().split('"""')[1]
-        code = re.sub('^    ', '', doc.split('Usage:\n')[1], flags=re.M).replace("'data/toy'", repr(str(data)))
+        code = re.sub('^    ', '', doc.split('Usage:\n')[1], flags=re.M).replace("'data/toy'",
+                repr(str(data)))
         scope = dict(torch=torch)
         exec(f'from {name[:-3].replace("/", ".")} import *\n' + before + code, scope)
     assert scope['tokens'].shape == (16, 256)
@@ -42,7 +44,8 @@ def test_every_command_has_help(name, capsys, monkeypatch):
 
 @pytest.mark.parametrize('name', IDEAS[1:])
 def test_an_idea_is_a_script_from_any_folder(name, tmp_path):
-    run = subprocess.run([sys.executable, str(ROOT / f'{name}.py'), '--help'], cwd=tmp_path, capture_output=True, text=True)
+    run = subprocess.run([sys.executable, str(ROOT / f'{name}.py'), '--help'], cwd=tmp_path,
+                         capture_output=True, text=True)
     assert run.returncode == 0 and len(run.stdout) > 100, run.stderr
 
 
@@ -70,8 +73,10 @@ def test_the_readmes_commands_and_files_exist():
 
 
 def test_importing_touches_nothing():
-    "On a bare CPU, in another folder, without an environment: no device, no file, no thread setting."
+    """On a bare CPU, in another folder, without an environment: no device, no file, no thread
+    setting."""
     names = ', '.join(name[:-3].replace('/', '.') for name in FILES)
-    code = f'import sys; sys.path.insert(0, {str(ROOT)!r}); import {names}; import torch; print(torch.cuda.is_initialized())'
+    code = (f'import sys; sys.path.insert(0, {str(ROOT)!r}); import {names}; import '
+            'torch; print(torch.cuda.is_initialized())')
     run = subprocess.run([sys.executable, '-c', code], cwd='/', capture_output=True, text=True)
     assert run.stdout == 'False\n', run.stderr

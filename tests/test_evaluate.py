@@ -1,4 +1,5 @@
-"lm-eval: local tasks give what lm-eval's own `hf` model gives on the exported checkpoint, and the primitives what primitives.py gives."
+"""lm-eval: local tasks give what lm-eval's own `hf` model gives on the exported checkpoint, and
+the primitives what primitives.py gives."""
 import dataclasses
 import json
 import sys
@@ -22,14 +23,16 @@ def run(tmp_path, tiny):
     "A looped run of ours, and the same as a Hugging Face folder."
     model = tiny(vocab_size=257, context=96, n_layer=3, order=[0, 1, 1, 2])
     ours = tmp_path / 'ours'
-    checkpoint.save(ours, kind='lm', model=model.state_dict(), model_config=dataclasses.asdict(model.config), config={}, flops=0)
+    checkpoint.save(ours, kind='lm', model=model.state_dict(),
+                    model_config=dataclasses.asdict(model.config), config={}, flops=0)
     (ours / 'run.json').write_text(json.dumps(dict(tokenizer='bytes')))
     nanodepth.main('export', [str(ours), str(tmp_path / 'hf')])
     return ours, tmp_path / 'hf'
 
 
 def scored(model, manager, tasks, **options):
-    return lm_eval.simple_evaluate(model, tasks=tasks, task_manager=manager, bootstrap_iters=0, **options)
+    return lm_eval.simple_evaluate(model, tasks=tasks, task_manager=manager, bootstrap_iters=0,
+                                   **options)
 
 
 LOCAL = ['local_choice', 'local_text', 'local_rolling']
@@ -48,12 +51,15 @@ def test_the_harness_gives_what_its_own_model_gives(run, manager):
                     assert a['resps'] == b['resps'] and len(a['resps'][0][0]) <= 12
                 elif task == 'local_choice':
                     assert [r[0][1] for r in a['resps']] == [r[0][1] for r in b['resps']]
-                    assert [r[0][0] for r in a['resps']] == pytest.approx([r[0][0] for r in b['resps']], rel=1e-4)
+                    assert [r[0][0] for r in a['resps']] == pytest.approx(
+                        [r[0][0] for r in b['resps']], rel=1e-4)
                 else:
                     assert a['resps'][0] == pytest.approx(b['resps'][0], rel=1e-4)
-        assert found['results']['local_choice']['acc,none'] == expected['results']['local_choice']['acc,none']
+        assert found['results']['local_choice']['acc,none'] == expected['results']['local_choice'][
+            'acc,none']
     texts = [s['resps'][0][0] for s in expected['samples']['local_text']]
-    assert len(set(texts)) > 2 and any('b' not in t and len(t) < 12 for t in texts)        # they differ, and some were stopped
+    # they differ, and some were stopped
+    assert len(set(texts)) > 2 and any('b' not in t and len(t) < 12 for t in texts)
 
 
 def test_several_ends_and_special_tokens(tmp_path, tiny, manager):
@@ -64,12 +70,15 @@ def test_several_ends_and_special_tokens(tmp_path, tiny, manager):
         model.head.weight[256:259] *= 2         # likely
     hf.save_hf(model, tmp_path / 'x', tokenizer='bytes')
     spec = json.loads((tmp_path / 'x/tokenizer.json').read_text())
-    spec['added_tokens'] += [spec['added_tokens'][0] | dict(id=257 + i, content=f'<|{name}|>') for i, name in enumerate(('eot', 'other'))]
+    spec['added_tokens'] += [spec['added_tokens'][0] | dict(id=257 + i, content=f'<|{name}|>')
+                             for i, name in enumerate(('eot', 'other'))]
     (tmp_path / 'x/tokenizer.json').write_text(json.dumps(spec))
     config = json.loads((tmp_path / 'x/config.json').read_text())
     (tmp_path / 'x/config.json').write_text(json.dumps(config | dict(eos_token_id=[256, 257])))
-    found, expected = ([s['resps'][0][0] for s in scored(m, manager, ['local_text'])['samples']['local_text']]
-                       for m in (evaluate.adapter()(str(tmp_path / 'x'), device='cpu'), HFLM(str(tmp_path / 'x'), device='cpu', batch_size=4)))
+    found, expected = ([s['resps'][0][0] for s in scored(m, manager,
+                                                         ['local_text'])['samples']['local_text']]
+                       for m in (evaluate.adapter()(str(tmp_path / 'x'), device='cpu'),
+                                 HFLM(str(tmp_path / 'x'), device='cpu', batch_size=4)))
     assert found == expected and len(set(found)) > 2 and not any('<|' in text for text in found)
     assert evaluate.ends(str(tmp_path / 'x'), get_tokenizer(tmp_path / 'x'))[1] == {256, 257}
 
@@ -82,7 +91,9 @@ def test_a_continuation_that_became_part_of_its_context(run):
 def test_model_arguments_as_text(run, manager):
     ours, _ = run
     evaluate.adapter()
-    plain, looped = (scored('nanodepth', manager, ['local_choice'], model_args=f'pretrained={ours},device=cpu{more}')['samples']['local_choice']
+    plain, looped = (scored('nanodepth', manager, ['local_choice'],
+                            model_args=f'pretrained={ours},device=cpu{more}')['samples'][
+                                'local_choice']
                      for more in ('', ',loop=1-1x3-1'))
     assert [s['resps'] for s in plain] != [s['resps'] for s in looped]
     model = checkpoint.load_model(ours)
@@ -92,15 +103,18 @@ def test_model_arguments_as_text(run, manager):
     option = enc.encode(sample['doc']['options'][1])
     row = (row + option)[-97:]
     with torch.no_grad():
-        values = model(torch.tensor([row[:-1]])).log_softmax(-1)[0, -len(option):].gather(-1, torch.tensor(option)[:, None]).sum().item()
+        values = model(torch.tensor([row[:-1]])).log_softmax(-1)[0, -len(option):].gather(-1,
+                torch.tensor(option)[:, None]).sum().item()
     assert sample['resps'][1][0][0] == pytest.approx(values, rel=1e-4)
 
 
 def test_the_primitives_score_as_primitives_py_does(run, manager):
     ours, _ = run
-    found = scored(evaluate.adapter()(str(ours), device='cpu'), manager, ['primitive_toy_assign_d1', 'primitive_toy_copy'], limit=200)
+    found = scored(evaluate.adapter()(str(ours), device='cpu'), manager,
+                   ['primitive_toy_assign_d1', 'primitive_toy_copy'], limit=200)
     model = checkpoint.load_model(ours)
-    for task, name, depth in (('primitive_toy_assign_d1', 'toy_assign', 1), ('primitive_toy_copy', 'toy_copy', 0)):
+    for task, name, depth in (('primitive_toy_assign_d1', 'toy_assign', 1),
+                              ('primitive_toy_copy', 'toy_copy', 0)):
         examples = primitives.few_shot(name, 200, shots=0, depth=depth)
         accuracy, _ = measure.score(model, get_tokenizer('bytes'), examples)
         assert found['results'][task]['acc,none'] == accuracy and 0.05 < accuracy < 0.95
@@ -121,40 +135,56 @@ def test_local_files_of_ours(tmp_path, monkeypatch):
     sys.path.insert(0, str(ROOT / 'data/evals'))
     import tasks
     monkeypatch.setattr(tasks, 'HERE', tmp_path)
-    with pytest.raises(FileNotFoundError, match='AddSub.json is missing: put it there from the MAWPS repository'):
+    with pytest.raises(FileNotFoundError,
+                       match='AddSub.json is missing: put it there from the MAWPS repository'):
         tasks.mawps('AddSub')
     (tmp_path / 'data').mkdir()
-    (tmp_path / 'data/AddSub.json').write_text(json.dumps([dict(iIndex=1, sQuestion=' How many? ', lEquations=['X=1+2'], lSolutions=[3.0])]))
+    (tmp_path / 'data/AddSub.json').write_text(
+        json.dumps([dict(iIndex=1, sQuestion=' How many? ', lEquations=['X=1+2'],
+                         lSolutions=[3.0])]))
     assert tasks.mawps('AddSub')['test'][0] == dict(question='How many?', answer='3')
-    turn = [dict(question=q, answers=[dict(text=a)], orig_answer=dict(text=a)) for q, a in (('Who?', 'Ann'), ('When?', 'The 3rd'))]
-    (tmp_path / 'data/val_v0.2.json').write_text(json.dumps(dict(data=[dict(paragraphs=[dict(context='C', qas=turn)])])))
+    turn = [dict(question=q, answers=[dict(text=a)], orig_answer=dict(text=a))
+            for q, a in (('Who?', 'Ann'), ('When?', 'The 3rd'))]
+    (tmp_path / 'data/val_v0.2.json').write_text(
+        json.dumps(dict(data=[dict(paragraphs=[dict(context='C', qas=turn)])])))
     docs = tasks.quac()['validation']
     assert docs[1]['said'] == 'Q: Who?\nA: Ann\n' and docs[0]['said'] == ''
-    assert tasks.free_answer(docs[1], ['3rd, of May'])['f1'] == pytest.approx(2 * 1 / (3 + 1)) and tasks.free_answer(docs[1], ['a 3rd.'])['em'] == 1
+    assert (tasks.free_answer(docs[1], ['3rd, of May'])['f1'] == pytest.approx(2 * 1 / (3 + 1))
+            and tasks.free_answer(docs[1], ['a 3rd.'])['em'] == 1)
     from datasets import Dataset
-    assert tasks.svamp(Dataset.from_list([dict(Body='A. ', Question='B?', Answer=2.5)]))[0]['question'] == 'A. B?'
-    rows = tasks.english(Dataset.from_list([dict(id=f'{x}-1', answers=dict(text=['y'])) for x in ('english', 'thai')]))
+    assert tasks.svamp(Dataset.from_list([dict(Body='A. ', Question='B?', Answer=2.5)]))[0][
+        'question'] == 'A. B?'
+    rows = tasks.english(
+        Dataset.from_list([dict(id=f'{x}-1', answers=dict(text=['y'])) for x in ('english',
+            'thai')]))
     assert len(rows) == 1 and rows[0]['all_answers'] == ['y']
 
 
 def test_the_command(run, tmp_path, capsys):
     ours, _ = run
-    nanodepth.main('evaluate', [str(ours), '--tasks=primitive_toy_copy', '--limit=10', '--device=cpu', f'--out={tmp_path / "e.json"}'])
+    nanodepth.main('evaluate', [str(ours), '--tasks=primitive_toy_copy', '--limit=10',
+                                '--device=cpu', f'--out={tmp_path / "e.json"}'])
     out = capsys.readouterr().out
-    assert '| primitive_toy_copy | 0     | acc    |' in out and f'numbers: {tmp_path / "e.json"}' in out
-    for more in (['--loop=1-1x3-1'], ['--loop=1-1x3-1'], []):       # what was measured before stays, once
-        nanodepth.main('evaluate', [str(ours), '--tasks=primitive_toy_copy', '--limit=10', '--device=cpu', f'--out={tmp_path / "e.json"}', *more])
+    assert ('| primitive_toy_copy | 0     | acc    |' in out
+            and f'numbers: {tmp_path / "e.json"}' in out)
+    # what was measured before stays, once
+    for more in (['--loop=1-1x3-1'], ['--loop=1-1x3-1'], []):
+        nanodepth.main('evaluate', [str(ours), '--tasks=primitive_toy_copy', '--limit=10',
+                                    '--device=cpu', f'--out={tmp_path / "e.json"}', *more])
     rows = json.loads((tmp_path / 'e.json').read_text())['rows']
     assert sorted(str(row['loop']) for row in rows) == ['1-1x3-1', 'None']
     capsys.readouterr()
     row = rows[0]
     assert row['task'] == 'primitive_toy_copy' and 0 <= row['value'] <= 1 and row['stderr'] >= 0
-    for args, message in (([str(ours), '--tasks=primitive_toy_copi'], "there is no task 'primitive_toy_copi': did you mean 'primitive_toy_copy'?"),
+    for args, message in (([str(ours), '--tasks=primitive_toy_copi'],
+                           "there is no task 'primitive_toy_copi': did you mean "
+                           "'primitive_toy_copy'?"),
                           ([str(ours), '--r=4'], 'r=4 is for models with a recurrent core'),
                           ([str(ours), '--loop=9'], "the loop '9' has 9 unique layers"),
                           ([str(tmp_path / 'no')], 'there is no checkpoint at'),
                           ([str(ours), '--tasks=quac'], 'the data of quac could not be loaded'),
-                          ([str(ours), '--tasks=arc_easy'], 'the data of arc_easy could not be loaded')):
+                          ([str(ours), '--tasks=arc_easy'],
+                           'the data of arc_easy could not be loaded')):
         with pytest.raises(SystemExit) as stop:
             nanodepth.main('evaluate', [*args, '--device=cpu'])
         error = capsys.readouterr().err.strip().splitlines()[-1]
@@ -165,7 +195,8 @@ def test_without_lm_eval_it_says_so(run, monkeypatch, capsys):
     for name in [n for n in sys.modules if n.split('.')[0] == 'lm_eval']:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, 'lm_eval', None)
-    monkeypatch.setattr(evaluate, 'adapter', evaluate.adapter.__wrapped__)      # not what an earlier test has made
+    # not what an earlier test has made
+    monkeypatch.setattr(evaluate, 'adapter', evaluate.adapter.__wrapped__)
     with pytest.raises(SystemExit):
         nanodepth.main('evaluate', [str(run[0]), '--device=cpu'])
     assert 'this needs lm-eval (pip install "lm-eval[hf]")' in capsys.readouterr().err

@@ -13,7 +13,9 @@ from tools import gpu
 def test_a_part_measures_something(part, monkeypatch):
     pytest.importorskip('transformers')
     torch._dynamo.reset()
-    monkeypatch.setattr(gpu, 'compile_model', lambda who, model: [m.compile(backend='eager') for m in (model.layers if who == 'ours' else [model])])
+    monkeypatch.setattr(gpu, 'compile_model', lambda who,
+                        model: [m.compile(backend='eager')
+                                for m in (model.layers if who == 'ours' else [model])])
     rows = gpu.measure(gpu.PARTS[part], gpu.TINY, torch.device('cpu'))
     assert rows and all(float(value) >= 0 for _, value, _ in rows)
     found = dict((what, float(value)) for what, value, _ in rows)
@@ -29,23 +31,28 @@ def test_a_part_measures_something(part, monkeypatch):
 @pytest.mark.parametrize('order', [None, [0, 1, 2, 1, 2, 3]])
 def test_text_from_rooms_of_fixed_length_is_the_models_own(tiny, order):
     model, prompt = tiny(order=order, n_kv_head=2), torch.randint(50, (1, 5))
-    assert torch.equal(gpu.generate_captured(model, prompt, 12), model.generate(prompt, 12, temperature=0))
+    assert torch.equal(gpu.generate_captured(model, prompt, 12),
+                       model.generate(prompt, 12, temperature=0))
 
 
 def test_a_part_that_fails_takes_no_other_along(monkeypatch, tmp_path, capsys):
-    "Both in processes of their own: one is unknown to the sister process, and ends in a traceback whose last line the table has."
+    """Both in processes of their own: one is unknown to the sister process, and ends in a
+    traceback whose last line the table has."""
     monkeypatch.setitem(gpu.PARTS, 'broken', None)
     with pytest.raises(SystemExit) as stop:
-        nanodepth.main('gpu', ['broken', 'recurring', '--tiny', '--device=cpu', f'--out={tmp_path / "gpu.md"}'])
+        nanodepth.main('gpu', ['broken', 'recurring', '--tiny', '--device=cpu',
+                               f'--out={tmp_path / "gpu.md"}'])
     assert stop.value.code == 1 and 'failed: broken' in capsys.readouterr().err
     table = (tmp_path / 'gpu.md').read_text()
-    assert "error: there is no part 'broken'" in table and '| random r over r = 5, time over FLOPs |' in table
+    assert ("error: there is no part 'broken'" in table
+            and '| random r over r = 5, time over FLOPs |' in table)
 
 
 def test_a_part_that_takes_too_long_is_ended(monkeypatch, tmp_path):
     monkeypatch.setattr(gpu, 'LIMIT', 0.2)
     args = type('args', (), dict(device='cpu', tiny=True))
-    assert gpu.in_a_process('recurring', args, tmp_path) == [['recurring', 'failed', 'took more than 0.2 seconds']]
+    assert gpu.in_a_process('recurring', args,
+                            tmp_path) == [['recurring', 'failed', 'took more than 0.2 seconds']]
 
 
 def test_without_a_gpu_it_says_so(capsys):
@@ -57,7 +64,8 @@ def test_without_a_gpu_it_says_so(capsys):
 
 
 def test_a_run_that_is_killed_and_resumed_is_compared(monkeypatch):
-    "As in the table, with runs that a function makes instead of processes: what counts is what is compared with what."
+    """As in the table, with runs that a function makes instead of processes: what counts is what
+    is compared with what."""
     from engine import checkpoint
     starts = []
 

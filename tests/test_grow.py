@@ -54,18 +54,21 @@ def test_composed_to_the_first_model_midas_and_lidas_look_the_same():
 
 # ------------------------------------------------------------------ untie
 
-ORDERS = [[0, 1, 2, 3], [0, 1, 2, 3, 2, 3], lidas(4, 2), midas(4, 2), double(4), [3, 1], [2, 2, 2], [3, 2, 1, 0, 0]]
+ORDERS = [[0, 1, 2, 3], [0, 1, 2, 3, 2, 3], lidas(4, 2), midas(4, 2), double(4), [3, 1], [2, 2, 2],
+          [3, 2, 1, 0, 0]]
 
 
 @pytest.mark.parametrize('order', ORDERS, ids=str)
-@pytest.mark.parametrize('fields', [{}, dict(tie_embeddings=False, ln_scaling=True, n_kv_head=2)], ids=['tied', 'untied'])
+@pytest.mark.parametrize('fields', [{}, dict(tie_embeddings=False, ln_scaling=True, n_kv_head=2)],
+                         ids=['tied', 'untied'])
 def test_growing_is_untied_looping(tiny, order, fields):
     model = tiny(**fields)
     tokens = torch.randint(50, (2, 9))
     before = copy.deepcopy(model.state_dict())
     new = untie(model, order)
     assert torch.equal(new(tokens), model(tokens, order=order))
-    assert new.order == list(range(len(order))) and new.config.n_layer == len(new.layers) == len(order)
+    assert (new.order == list(range(len(order))) and new.config.n_layer == len(new.layers)
+            == len(order))
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
     old_memory = {p.data_ptr() for p in model.parameters()}
     new_memory = [p.data_ptr() for p in new.parameters()]
@@ -84,7 +87,8 @@ def test_tied_gradients_are_the_sums_of_the_untied_ones(tiny):
         for (name, p) in layer.named_parameters():
             total = sum(new.layers[d].get_parameter(name).grad for d in range(7) if order[d] == i)
             torch.testing.assert_close(p.grad, total, rtol=1e-10, atol=1e-12)
-    torch.testing.assert_close(model.embed.weight.grad, new.embed.weight.grad, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(model.embed.weight.grad, new.embed.weight.grad, rtol=1e-10,
+                               atol=1e-12)
 
 
 @pytest.mark.parametrize('kind', ['muon', 'adamw', 'adamw_star'])
@@ -98,9 +102,11 @@ def test_every_copy_has_its_sources_optimizer_state_and_shares_nothing(tiny, kin
             optimizer.step()
             optimizer.zero_grad()
     old_state = {p: s for o in optimizers for p, s in o.state.items()}
-    old_groups = [(group['peak'], group['weight_decay'], list(group['params'])) for o in optimizers for group in o.param_groups]
+    old_groups = [(group['peak'], group['weight_decay'], list(group['params'])) for o in optimizers
+                  for group in o.param_groups]
     new = untie(model, order, optimizers)
-    source = {new.layers[d].get_parameter(name): p for d, i in enumerate(order) for name, p in model.layers[i].named_parameters()}
+    source = {new.layers[d].get_parameter(name): p for d, i in enumerate(order)
+              for name, p in model.layers[i].named_parameters()}
     source |= {new.embed.weight: model.embed.weight, new.norm.weight: model.norm.weight}
     new_state = {p: s for o in optimizers for p, s in o.state.items()}
     assert {id(p) for p in new_state} == {id(p) for p in new.parameters()}
@@ -112,13 +118,15 @@ def test_every_copy_has_its_sources_optimizer_state_and_shares_nothing(tiny, kin
             assert torch.equal(value, old) and value.data_ptr() != old.data_ptr()
             assert value.data_ptr() not in memory
             memory.add(value.data_ptr())
-    groups = [(group['peak'], group['weight_decay'], list(group['params'])) for o in optimizers for group in o.param_groups]
+    groups = [(group['peak'], group['weight_decay'], list(group['params'])) for o in optimizers
+              for group in o.param_groups]
     for (peak, decay, params), (old_peak, old_decay, old_params) in zip(groups, old_groups):
         assert (peak, decay) == (old_peak, old_decay)
         assert {id(source[p]) for p in params} == {id(p) for p in old_params}
     assert sum(len(params) for *_, params in groups) == len(list(new.parameters()))
 
-    before = copy.deepcopy(new.state_dict())            # and the optimizers now move the new model, and only it
+    # and the optimizers now move the new model, and only it
+    before = copy.deepcopy(new.state_dict())
     old = copy.deepcopy(model.state_dict())
     new(tokens, tokens).backward()
     for optimizer in optimizers:
@@ -136,7 +144,8 @@ def test_one_optimizer_and_a_dropped_layer(tiny):
     model(torch.randint(50, (1, 5)), torch.randint(50, (1, 5))).backward()
     optimizer.step()
     new = untie(model, [0, 3], optimizer)
-    assert [id(p) for p in optimizer.param_groups[0]['params']] and len(optimizer.state) == len(list(new.parameters()))
+    assert ([id(p) for p in optimizer.param_groups[0]['params']] and len(optimizer.state)
+            == len(list(new.parameters())))
 
 
 def test_a_bad_order_is_named(tiny):
@@ -147,9 +156,11 @@ def test_a_bad_order_is_named(tiny):
 # ------------------------------------------------------------------ schedule and ledger
 
 TABLE_7 = {
-    '360M': (dict(n_layer=32, n_embd=960, n_head=15, n_kv_head=5, ffn_dim=2560), 2**20, 613527.488, 476147.897,
+    '360M': (dict(n_layer=32, n_embd=960, n_head=15, n_kv_head=5, ffn_dim=2560), 2**20, 613527.488,
+             476147.897,
              [4722, 9444, 14166, 18888, 23611, 28333, 33055, 37781]),
-    '1.7B': (dict(n_layer=24, n_embd=2048, n_head=32, ffn_dim=8192), 2**21, 4813222.102, 3736608.182,
+    '1.7B': (dict(n_layer=24, n_embd=2048, n_head=32, ffn_dim=8192), 2**21, 4813222.102,
+             3736608.182,
              [8095, 16190, 24285, 32380, 40476, 48574])}
 
 
@@ -162,7 +173,8 @@ def test_table_7_to_the_last_digit(size, operator):
     plan = growth_plan(operator, config.n_layer, 4, 170_000)
     assert [first for first, _ in plan] == [sum(lengths[:i]) for i in range(len(lengths))]
     assert round(training_flops(config, plan, 200_000, tokens) / 1e15, 3) == grown
-    assert round(training_flops(config, [(0, config.n_layer)], 200_000, tokens) / 1e15, 3) == standard
+    assert round(training_flops(config, [(0, config.n_layer)], 200_000, tokens) / 1e15,
+                 3) == standard
 
 
 def test_schedules_by_hand():
@@ -172,7 +184,8 @@ def test_schedules_by_hand():
     assert growth_plan('double', 8, 2, 70) == [(0, 2), (11, 4), (34, 8)]
     assert growth_plan('lidas', 6, 3, 90) == [(0, 3), (30, 6)]
     assert growth_plan('stack', 2, 2, 90) == [(0, 2)]
-    with pytest.raises(ValueError, match='double from 3 layers does not reach n_layer=8, but 3, 6, 12'):
+    with pytest.raises(ValueError,
+                       match='double from 3 layers does not reach n_layer=8, but 3, 6, 12'):
         growth_plan('double', 8, 3, 100)
 
 
@@ -181,7 +194,8 @@ def test_schedules_by_hand():
 def test_the_command_prints_and_draws(tmp_path, capsys):
     nanodepth.main('grow', ['32', '--block=4', f'--out={tmp_path / "g.png"}'])
     out = capsys.readouterr().out
-    assert '8 ->  12: 0 1 2 3 4 5 2 3 4 5 6 7\n' in out and '8 ->  12: 0 1 2 3 0 1 2 3 4 5 6 7\n' in out
+    assert ('8 ->  12: 0 1 2 3 4 5 2 3 4 5 6 7\n' in out
+            and '8 ->  12: 0 1 2 3 0 1 2 3 4 5 6 7\n' in out)
     assert '476,147.897 petaFLOPs grown, 613,527.488 at full depth' in out and '22.4% saved' in out
     assert (tmp_path / 'g.png').stat().st_size > 10_000
     for args in (['9', '--block=2'], ['8', '--operators=midsa']):
@@ -193,12 +207,17 @@ def test_the_command_prints_and_draws(tmp_path, capsys):
 
 
 def test_the_isoflops_baseline_costs_what_lidas_costs():
-    runs = {name: check(read_config(Config, [str(ROOT / f'config/{name}.py')])) for name in ('lidas', 'baseline', 'baseline_isoflops')}
-    shape = ModelConfig(vocab_size=257, **{name: getattr(runs['lidas'], name) for name in ('n_layer', 'n_embd', 'n_head', 'head_dim', 'context', 'tie_embeddings')})
-    cost = {name: training_flops(shape, Plan(c).stages, c.steps, c.batch_size * c.context) for name, c in runs.items()}
+    runs = {name: check(read_config(Config, [str(ROOT / f'config/{name}.py')]))
+            for name in ('lidas', 'baseline', 'baseline_isoflops')}
+    shape = ModelConfig(vocab_size=257,
+                        **{name: getattr(runs['lidas'], name) for name in ('n_layer', 'n_embd',
+            'n_head', 'head_dim', 'context', 'tie_embeddings')})
+    cost = {name: training_flops(shape, Plan(c).stages, c.steps, c.batch_size * c.context)
+            for name, c in runs.items()}
     a_step = cost['baseline'] / runs['baseline'].steps
     assert abs(cost['baseline_isoflops'] - cost['lidas']) <= a_step / 2
     a, b = runs['baseline'], runs['baseline_isoflops']
     assert {k for k, v in vars(a).items() if v != getattr(b, k)} == {'out_dir', 'steps'}
     for name in ('midas', 'lidas', 'stack'):
-        assert Plan(check(read_config(Config, [str(ROOT / f'config/{name}.py')]))).stages == [(0, 2), (48, 4), (144, 6), (288, 8)]
+        assert Plan(check(read_config(Config, [str(ROOT / f'config/{name}.py')]))).stages == [(0,
+                2), (48, 4), (144, 6), (288, 8)]

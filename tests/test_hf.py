@@ -1,4 +1,5 @@
-"Hugging Face checkpoints: the same logits as transformers, the same bits back, and one line for each broken one."
+"""Hugging Face checkpoints: the same logits as transformers, the same bits back, and one line for
+each broken one."""
 import dataclasses
 import json
 import os
@@ -26,8 +27,10 @@ transformers.utils.logging.disable_progress_bar()
 
 
 def theirs(folder, family='Llama', dtype=torch.float32, shard='1GB', seed=0, **fields):
-    "A tiny random checkpoint made by transformers, with weights large enough that every part matters."
-    fields = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, vocab_size=67,
+    """A tiny random checkpoint made by transformers, with weights large enough that every part
+    matters."""
+    fields = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
+                  num_key_value_heads=2, vocab_size=67,
                   max_position_embeddings=64) | fields
     config = getattr(transformers, f'{family}Config')(**fields)
     torch.manual_seed(seed)
@@ -53,16 +56,20 @@ def automodel(folder):
     return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype='auto').eval()
 
 
-LLAMA3 = dict(rope_type='llama3', rope_theta=5e5, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16)
+LLAMA3 = dict(rope_type='llama3', rope_theta=5e5, factor=8.0, low_freq_factor=1.0,
+              high_freq_factor=4.0, original_max_position_embeddings=16)
 
 
 @pytest.mark.parametrize('seed', range(12))
 def test_logits_are_those_of_transformers(tmp_path, seed):
     rng = random.Random(seed)
     family, kv, ratio = ('Llama', 'Qwen3')[seed % 2], rng.choice([1, 2, 3]), rng.choice([1, 2, 4])
-    fields = dict(num_attention_heads=kv * ratio, num_key_value_heads=kv, hidden_size=kv * ratio * rng.choice([4, 6, 16]),
-                  intermediate_size=rng.choice([24, 50, 96]), num_hidden_layers=rng.choice([1, 2, 5]), vocab_size=rng.choice([31, 67, 257]),
-                  tie_word_embeddings=rng.random() < 0.5, rms_norm_eps=rng.choice([1e-6, 1e-5, 1e-2]))
+    fields = dict(num_attention_heads=kv * ratio, num_key_value_heads=kv,
+                  hidden_size=kv * ratio * rng.choice([4, 6, 16]),
+                  intermediate_size=rng.choice([24, 50, 96]),
+                  num_hidden_layers=rng.choice([1, 2, 5]), vocab_size=rng.choice([31, 67, 257]),
+                  tie_word_embeddings=rng.random() < 0.5,
+                  rms_norm_eps=rng.choice([1e-6, 1e-5, 1e-2]))
     if rng.random() < 0.5 or family == 'Qwen3':
         fields['head_dim'] = rng.choice([8, 10, 32])
     if seed % 3 == 0:
@@ -72,7 +79,8 @@ def test_logits_are_those_of_transformers(tmp_path, seed):
     model = load_hf(tmp_path / 'x')
     assert close(logits(model, tokens), logits(reference, tokens))
     assert torch.equal(model.generate(tokens[:, :9], 8, temperature=0),
-                       reference.generate(tokens[:, :9], max_new_tokens=8, min_new_tokens=8, do_sample=False, pad_token_id=0))
+                       reference.generate(tokens[:, :9], max_new_tokens=8, min_new_tokens=8,
+                                          do_sample=False, pad_token_id=0))
 
 
 def test_every_part_of_the_mapping_matters(tmp_path):
@@ -87,7 +95,8 @@ def test_every_part_of_the_mapping_matters(tmp_path):
         p.data = kept
 
 
-@pytest.mark.parametrize('family, dtype', [('Llama', torch.float32), ('Llama', torch.bfloat16), ('Qwen3', torch.bfloat16)])
+@pytest.mark.parametrize('family, dtype', [('Llama', torch.float32), ('Llama', torch.bfloat16),
+                                           ('Qwen3', torch.bfloat16)])
 def test_in_and_out_keeps_every_bit(tmp_path, family, dtype):
     theirs(tmp_path / 'x', family, dtype, head_dim=8, tie_word_embeddings=family == 'Qwen3')
     model = load_hf(tmp_path / 'x')
@@ -95,7 +104,8 @@ def test_in_and_out_keeps_every_bit(tmp_path, family, dtype):
     save_hf(model, tmp_path / 'y')
     a, b = (safetensors_torch.load_file(tmp_path / d / 'model.safetensors') for d in 'xy')
     a.pop('lm_head.weight' if family == 'Qwen3' else '', None)
-    assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) and a[name].dtype == b[name].dtype for name in a)
+    assert (a.keys() == b.keys()
+            and all(torch.equal(a[name], b[name]) and a[name].dtype == b[name].dtype for name in a))
 
 
 def test_shards(tmp_path):
@@ -117,8 +127,11 @@ MODELS = {
     'LN-scaling': dict(ln_scaling=True),
     'other numbers': dict(rope_theta=5e5, norm_eps=1e-2, ffn_dim=50),
     'looped LN-scaling': dict(ln_scaling=True, order=[0, 1, 0, 1, 2, 3]),
-    'qk-norm, own head_dim, GQA, tied': dict(qk_norm=True, head_dim=12, n_kv_head=2, tie_embeddings=True),
-    'untied, rope scaling': dict(tie_embeddings=False, rope_scaling={k: v for k, v in LLAMA3.items() if k not in ('rope_type', 'rope_theta')}),
+    'qk-norm, own head_dim, GQA, tied': dict(qk_norm=True, head_dim=12, n_kv_head=2,
+                                             tie_embeddings=True),
+    'untied, rope scaling': dict(tie_embeddings=False,
+                                 rope_scaling={k: v for k, v in LLAMA3.items()
+                                               if k not in ('rope_type', 'rope_theta')}),
 }
 
 
@@ -133,14 +146,16 @@ def test_what_we_write_transformers_reads(tmp_path, tiny, name):
     tokens = torch.randint(257, (2, 32))
     assert close(logits(automodel(tmp_path / 'x'), tokens), logits(model, tokens))
     again = load_model(tmp_path / 'x')
-    assert close(logits(again, tokens), logits(model, tokens)) and again.order == list(range(len(model.order)))
+    assert (close(logits(again, tokens), logits(model, tokens)) and again.order
+            == list(range(len(model.order))))
     with pytest.raises(Refused, match='holds a checkpoint already: choose another folder'):
         save_hf(model, tmp_path / 'x')
 
 
 def test_a_name_for_every_tensor_of_theirs(tmp_path):
     reference = theirs(tmp_path / 'x', 'Qwen3')
-    assert {hf.their_name(n) for n in load_hf(tmp_path / 'x').state_dict()} == set(reference.state_dict())
+    assert {hf.their_name(n) for n in load_hf(tmp_path / 'x').state_dict()} == set(
+        reference.state_dict())
 
 
 # ------------------------------------------------------------------ tokenizers
@@ -151,10 +166,12 @@ def test_bytes_as_a_tokenizer_json(tmp_path, tiny):
     reference = transformers.AutoTokenizer.from_pretrained(tmp_path / 'x')
     for text in ('w7j6?w', 'def f(x):\n\treturn  "ä東🙂"\r\n', ' ' * 7, ''):
         assert reference.encode(text, add_special_tokens=False) == enc.encode(text)
-        assert reference.encode(text) == start_of_document(enc) + enc.encode(text)      # documents begin as in training
+        # documents begin as in training
+        assert reference.encode(text) == start_of_document(enc) + enc.encode(text)
         assert reference.decode(enc.encode(text)) == text
     again = get_tokenizer(tmp_path / 'x')
-    assert again.encode('depth') == enc.encode('depth') and again.n_vocab == 257 and start_of_document(again) == [256]
+    assert (again.encode('depth') == enc.encode('depth') and again.n_vocab == 257
+            and start_of_document(again) == [256])
 
 
 def test_an_encoding_with_merges_as_a_tokenizer_json(tmp_path):
@@ -165,37 +182,49 @@ def test_an_encoding_with_merges_as_a_tokenizer_json(tmp_path):
     train_bpe(tmp_path / 'tokenizer.json', PRE_TOKENIZERS['gpt2'])
     enc = get_tokenizer(tmp_path / 'tokenizer.json')
     made, given = to_tokenizer_json(enc), json.loads((tmp_path / 'tokenizer.json').read_text())
-    assert made['model']['merges'] == [list(m) if isinstance(m, list) else m.split(' ') for m in given['model']['merges']]
+    assert made['model']['merges'] == [list(m) if isinstance(m, list) else m.split(' ')
+                                       for m in given['model']['merges']]
     from tokenizers import Tokenizer
     reference = Tokenizer.from_str(json.dumps(made))
     for text in [*TEXTS, *random_texts()]:
         if '<|' not in text and '<pad>' not in text:
-            assert reference.encode(text, add_special_tokens=False).ids == enc.encode(text), repr(text)
+            assert reference.encode(text, add_special_tokens=False).ids == enc.encode(text), repr(
+                text)
 
 
 def test_a_tokenizer_that_tiktoken_cannot_represent(tmp_path, monkeypatch):
-    "TinyLlama's kind: pieces with a lower line for a space, bytes as a last resort, and a start that its template puts first."
+    """TinyLlama's kind: pieces with a lower line for a space, bytes as a last resort, and a start
+    that its template puts first."""
     from tokenizers import Tokenizer, decoders, models, normalizers, processors, trainers
     reference = Tokenizer(models.BPE(unk_token='<unk>', byte_fallback=True, fuse_unk=True))
-    reference.normalizer = normalizers.Sequence([normalizers.Prepend('▁'), normalizers.Replace(' ', '▁')])
-    reference.decoder = decoders.Sequence([decoders.Replace('▁', ' '), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(' ', 1, 0)])
+    reference.normalizer = normalizers.Sequence([normalizers.Prepend('▁'),
+                                                 normalizers.Replace(' ', '▁')])
+    reference.decoder = decoders.Sequence([decoders.Replace('▁', ' '), decoders.ByteFallback(),
+                                           decoders.Fuse(), decoders.Strip(' ', 1, 0)])
     special = ['<unk>', '<s>', '</s>', *(f'<0x{i:02X}>' for i in range(256))]
-    reference.train_from_iterator(['the depth of a model is a list of layers'] * 3, trainers.BpeTrainer(vocab_size=300, special_tokens=special[:3]))
-    reference.post_processor = processors.TemplateProcessing(single='<s> $A', special_tokens=[('<s>', 1)])
+    reference.train_from_iterator(['the depth of a model is a list of layers'] * 3,
+                                  trainers.BpeTrainer(vocab_size=300, special_tokens=special[:3]))
+    reference.post_processor = processors.TemplateProcessing(single='<s> $A',
+            special_tokens=[('<s>', 1)])
     reference.save(str(tmp_path / 'tokenizer.json'))
     enc = get_tokenizer(tmp_path)
     whole = reference.encode('a list of', add_special_tokens=False).ids
     assert enc.encode('a list') + primitives.continuation(enc, 'a list', ' of') == whole
-    assert primitives.continuation(enc, 'a zz', 'of') != enc.encode('of') == enc.encode('a list of')[-len(enc.encode('of')):]   # on its own it begins with a space
+    # on its own it begins with a space
+    assert primitives.continuation(enc, 'a zz',
+                                   'of') != enc.encode('of') == enc.encode('a list of')[
+                                       -len(enc.encode('of')):]
     text = 'a list of models'
-    assert enc.encode(text) == reference.encode(text, add_special_tokens=False).ids and enc.decode(enc.encode(text)) == text
-    assert enc.n_vocab == reference.get_vocab_size() and start_of_document(enc) == [1] and len(enc.encode(text)) < len(text)
+    assert (enc.encode(text) == reference.encode(text, add_special_tokens=False).ids
+            and enc.decode(enc.encode(text)) == text)
+    assert (enc.n_vocab == reference.get_vocab_size() and start_of_document(enc) == [1]
+            and len(enc.encode(text)) < len(text))
     monkeypatch.setitem(sys.modules, 'tokenizers', None)
     with pytest.raises(Refused, match=r'tokenizer.json .*tiktoken.*; the tokenizers package can read it \(pip install tokenizers\)'):
         get_tokenizer(tmp_path)
 
 
-# ------------------------------------------------------------------ what is refused, and what is broken
+# -------------------------------------------------------------- what is refused, and what is broken
 
 def broken(folder, **changes):
     "Its config.json with some changes; None takes a field away."
@@ -209,23 +238,29 @@ def broken(folder, **changes):
     (dict(model_type='qwen3_moe'), "the family 'qwen3_moe'"),
     (dict(attention_bias=True), 'linear layers with a bias, which is not supported'),
     (dict(use_sliding_window=True), 'attention over a sliding window'),
-    (dict(layer_types=['full_attention', 'sliding_attention', 'full_attention']), 'attention over a sliding window'),
+    (dict(layer_types=['full_attention', 'sliding_attention', 'full_attention']),
+     'attention over a sliding window'),
     (dict(hidden_act='gelu'), "the activation 'gelu'"),
     (dict(quantization_config=dict(bits=4)), 'quantized weights'),
     (dict(rope_parameters=dict(rope_type='yarn')), "rope scaling of the kind 'yarn'"),
-    (dict(rope_parameters=None, rope_scaling=dict(type='linear', factor=2)), "rope scaling of the kind 'linear'"),
+    (dict(rope_parameters=None, rope_scaling=dict(type='linear', factor=2)),
+     "rope scaling of the kind 'linear'"),
     (dict(num_hidden_layers=-1), 'num_hidden_layers is -1, but must be a positive whole number'),
     (dict(hidden_size=32.5), 'hidden_size is 32.5, but must be a positive whole number'),
     (dict(rms_norm_eps=float('nan')), 'rms_norm_eps is nan, but must be a positive number'),
     (dict(vocab_size=None), 'vocab_size is None'),
     (dict(num_attention_heads='4'), "num_attention_heads is '4'"),
-    (dict(rope_parameters=dict(LLAMA3, factor=None)), 'factor is None, but must be a positive number'),
+    (dict(rope_parameters=dict(LLAMA3, factor=None)),
+     'factor is None, but must be a positive number'),
     (dict(max_position_embeddings=2 ** 30), 'more than anyone has memory for'),
     (dict(num_key_value_heads=3), 'n_head=4 is not a multiple of n_kv_head=3'),
-    (dict(num_hidden_layers=10 ** 9), 'num_hidden_layers is 1000000000, but the files hold 3 layers'),
+    (dict(num_hidden_layers=10 ** 9),
+     'num_hidden_layers is 1000000000, but the files hold 3 layers'),
     (dict(vocab_size=68), r'model.safetensors: model.embed_tokens.weight has the shape \(67, 32\), but by config.json it is \(68, 32\)'),
-    (dict(intermediate_size=64), r'mlp.gate_proj.weight has the shape \(48, 32\), but by config.json it is \(64, 32\)'),
-    (dict(head_dim=16), r'self_attn.q_proj.weight has the shape \(32, 32\), but by config.json it is \(64, 32\)'),
+    (dict(intermediate_size=64),
+     r'mlp.gate_proj.weight has the shape \(48, 32\), but by config.json it is \(64, 32\)'),
+    (dict(head_dim=16),
+     r'self_attn.q_proj.weight has the shape \(32, 32\), but by config.json it is \(64, 32\)'),
 ])
 def test_a_config_that_cannot_be_used_is_one_line(tmp_path, changes, message):
     theirs(tmp_path / 'x')
@@ -248,9 +283,12 @@ def test_broken_files_are_named(tmp_path):
     length = int.from_bytes(good[:8], 'little')
     for raw, message in ((good[:-100], r'model.safetensors is cut short: model.\S+weight would end at byte [\d,]+ of [\d,]+'),
                          (good[:5], r'\(5 bytes\) is cut short or no safetensors file'),
-                         ((2 ** 60).to_bytes(8, 'little') + good[8:], 'its header would take 1,152,921,504,606,846,976 bytes'),
-                         (good[:8] + b'x' * length + good[8 + length:], 'model.safetensors has a header that cannot be read'),
-                         (good[:8] + b'[' + b' ' * (length - 2) + b']' + good[8 + length:], 'has a header that cannot be read'),
+                         ((2 ** 60).to_bytes(8, 'little') + good[8:],
+                          'its header would take 1,152,921,504,606,846,976 bytes'),
+                         (good[:8] + b'x' * length + good[8 + length:],
+                          'model.safetensors has a header that cannot be read'),
+                         (good[:8] + b'[' + b' ' * (length - 2) + b']' + good[8 + length:],
+                          'has a header that cannot be read'),
                          (good.replace(b'"F32"', b'"I64"'), 'is of the type I64; F32'),
                          (good.replace(b'[67,32]', b'[67,31]', 1), 'model.safetensors'),
                          (good + b'more', 'model.safetensors cannot be read')):
@@ -259,19 +297,28 @@ def test_broken_files_are_named(tmp_path):
             load_hf(tmp_path / 'x')
         assert '\n' not in str(caught.value)
     path.write_bytes(good)
-    for change, message in ((lambda t: t.pop('model.norm.weight'), 'x: model.norm.weight is in none of its files'),
-                            (lambda t: t.update({'model.layers.1.self_attn.q_proj.bias': torch.ones(32)}),
-                             'model.safetensors: model.layers.1.self_attn.q_proj.bias has no place in this model'),
-                            (lambda t: t.update({'model.layers.1.mlp.up_proj.weight': torch.ones(48, 32).half()}),
+    for change, message in ((lambda t: t.pop('model.norm.weight'),
+                             'x: model.norm.weight is in none of its files'),
+                            (
+                                lambda t: t.update(
+                                    {'model.layers.1.self_attn.q_proj.bias': torch.ones(32)}),
+                             'model.safetensors: model.layers.1.self_attn.q_proj.bias has '
+                             'no place in this model'),
+                            (
+                                lambda t: t.update(
+                                    {'model.layers.1.mlp.up_proj.weight': torch.ones(48,
+                                    32).half()}),
                              r'model.layers.1.mlp.up_proj.weight is of another type \(torch.float16\) than model.embed_tokens.weight')):
         rewrite(path, change)
         with pytest.raises(Refused, match=message):
             load_hf(tmp_path / 'x')
         path.write_bytes(good)
     path.rename(tmp_path / 'x' / 'pytorch_model.bin')
-    with pytest.raises(Refused, match='x has no model.safetensors, but pytorch_model.bin: only safetensors is read'):
+    with pytest.raises(Refused, match='x has no model.safetensors, but pytorch_model.bin: only '
+                       'safetensors is read'):
         load_hf(tmp_path / 'x')
-    (tmp_path / 'x' / 'model.safetensors.index.json').write_text(json.dumps(dict(weight_map=dict(a='../../secret.safetensors'))))
+    (tmp_path / 'x' / 'model.safetensors.index.json').write_text(
+        json.dumps(dict(weight_map=dict(a='../../secret.safetensors'))))
     with pytest.raises(Refused, match='does not say in which files of its folder'):
         load_hf(tmp_path / 'x')
 
@@ -283,7 +330,8 @@ def test_a_name_on_the_hub_without_a_network(monkeypatch):
     with pytest.raises(Refused, match=r'huggingface_hub, which could fetch it, is not installed \(pip install huggingface_hub\)'):
         load_model('HuggingFaceTB/SmolLM-135M')
     with pytest.raises(Refused, match='there is no checkpoint at config/nothing'):
-        load_model('config/nothing')        # `config` is a folder here, so this is no name on the hub
+        # `config` is a folder here, so this is no name on the hub
+        load_model('config/nothing')
 
 
 def test_without_safetensors(tmp_path, monkeypatch):
@@ -295,13 +343,15 @@ def test_without_safetensors(tmp_path, monkeypatch):
 
 # ------------------------------------------------------------------ memory, and the other scripts
 
-@pytest.mark.skipif(not os.path.exists('/proc/self/status'), reason='Linux says how much memory is mapped')
+@pytest.mark.skipif(not os.path.exists('/proc/self/status'),
+                    reason='Linux says how much memory is mapped')
 def test_loading_copies_nothing(tmp_path):
     theirs(tmp_path / 'x', hidden_size=256, intermediate_size=1024, num_hidden_layers=6)
     size = (tmp_path / 'x' / 'model.safetensors').stat().st_size
 
     def private():
-        return 1024 * int(next(line.split()[1] for line in open('/proc/self/status') if line.startswith('RssAnon')))
+        return 1024 * int(next(line.split()[1] for line in open('/proc/self/status')
+                               if line.startswith('RssAnon')))
     load_hf(tmp_path / 'x')         # imports are done
     before = private()
     model = load_hf(tmp_path / 'x')
@@ -311,7 +361,8 @@ def test_loading_copies_nothing(tmp_path):
     with torch.no_grad():
         model.embed.weight.zero_()          # a change stays in memory
     assert (tmp_path / 'x' / 'model.safetensors').read_bytes() == kept
-    assert max(t.untyped_storage().nbytes() for t in model.state_dict().values()) < size / 4       # deepcopy takes a tensor, not the file
+    # deepcopy takes a tensor, not the file
+    assert max(t.untyped_storage().nbytes() for t in model.state_dict().values()) < size / 4
 
 
 @pytest.fixture
@@ -319,7 +370,8 @@ def exported(tmp_path, tiny):
     "A run of ours, and the same as a Hugging Face folder."
     model = tiny(vocab_size=257, context=64, n_layer=2)
     ours = tmp_path / 'ours'
-    checkpoint.save(ours, kind='lm', model=model.state_dict(), model_config=dataclasses.asdict(model.config), config={}, flops=0)
+    checkpoint.save(ours, kind='lm', model=model.state_dict(),
+                    model_config=dataclasses.asdict(model.config), config={}, flops=0)
     (ours / 'run.json').write_text(json.dumps(dict(tokenizer='bytes')))
     nanodepth.main('export', [str(ours), str(tmp_path / 'hf')])
     return ours, tmp_path / 'hf'
@@ -329,10 +381,13 @@ def test_the_scripts_take_such_a_folder(exported, tmp_path, capsys):
     said = {}
     for path in exported:
         nanodepth.main('sample', [str(path), '--prompt=w7j6?w', '--tokens=8', '--device=cpu'])
-        nanodepth.main('primitives', [str(path), '--tasks=toy_assign', '--depths=0', '--n=20', '--device=cpu', f'--out={tmp_path / "p.png"}'])
-        nanodepth.main('loop', [str(path), '--tasks=toy_assign/1', '--n=20', '--block=1', '--times=1,2', '--device=cpu', f'--out={tmp_path / "l.png"}'])
+        nanodepth.main('primitives', [str(path), '--tasks=toy_assign', '--depths=0', '--n=20',
+                                      '--device=cpu', f'--out={tmp_path / "p.png"}'])
+        nanodepth.main('loop', [str(path), '--tasks=toy_assign/1', '--n=20', '--block=1',
+                                '--times=1,2', '--device=cpu', f'--out={tmp_path / "l.png"}'])
         numbers = [(tmp_path / name).read_text().split(',', 2)[2] for name in ('p.csv', 'l.csv')]
-        said[path.name] = (capsys.readouterr().out.split('--- ')[1].split('\n')[1], [n.replace(path.name, 'RUN') for n in numbers])
+        said[path.name] = (capsys.readouterr().out.split('--- ')[1].split('\n')[1],
+                           [n.replace(path.name, 'RUN') for n in numbers])
     assert said['ours'] == said['hf']
     with pytest.raises(SystemExit):
         nanodepth.main('loop', [str(exported[1]), '--device=cpu'])
@@ -346,8 +401,10 @@ def test_training_goes_on_from_such_a_folder(data, tmp_path, tiny):
     save_hf(tiny(vocab_size=257), tmp_path / 'tok', tokenizer='bytes')
     for name in ('tokenizer.json', 'tokenizer_config.json'):
         (tmp_path / 'x' / name).write_text((tmp_path / 'tok' / name).read_text())
-    config = dict(init_from=str(tmp_path / 'x'), data=str(data), context=16, batch_size=2, steps=2, warmup_steps=0, decay_steps=1, lr=0.0,
-                  eval_batches=1, log_every=1, out_dir=str(tmp_path / 'out'), device='cpu', weight_decay=0.0)
+    config = dict(init_from=str(tmp_path / 'x'), data=str(data), context=16, batch_size=2, steps=2,
+                  warmup_steps=0, decay_steps=1, lr=0.0,
+                  eval_batches=1, log_every=1, out_dir=str(tmp_path / 'out'), device='cpu',
+                  weight_decay=0.0)
     train(check(Config(**config)))
     after = load_model(tmp_path / 'out')
     assert after.norm.weight.dtype == torch.float32 and len(after.layers) == 3
@@ -358,7 +415,8 @@ def test_chat_templates_and_ends_go_along(tmp_path, tiny):
     save_hf(tiny(vocab_size=257), tmp_path / 'x', tokenizer='bytes')
     (tmp_path / 'x' / 'chat_template.jinja').write_text('{{ messages[0].content }}')
     save_hf(load_hf(tmp_path / 'x'), tmp_path / 'y', tokenizer=str(tmp_path / 'x'))
-    assert transformers.AutoTokenizer.from_pretrained(tmp_path / 'y').chat_template == '{{ messages[0].content }}'
+    assert (transformers.AutoTokenizer.from_pretrained(tmp_path / 'y').chat_template
+            == '{{ messages[0].content }}')
     assert json.loads((tmp_path / 'y' / 'config.json').read_text())['eos_token_id'] == 256
     (tmp_path / 'x' / 'config.json').unlink()
     with pytest.raises(Refused, match='has no config.json'):
@@ -368,8 +426,10 @@ def test_chat_templates_and_ends_go_along(tmp_path, tiny):
 def test_the_command_says_what_it_cannot_do(tmp_path, capsys):
     (tmp_path / 'file').write_text('')
     theirs(tmp_path / 'x')
-    for args, message in (([str(tmp_path / 'no')], 'there is no checkpoint at'), ([str(ROOT / 'config')], 'there is no checkpoint at'),
-                          ([str(tmp_path / 'x'), str(tmp_path / 'file')], f'{tmp_path / "file"} is a file: choose another folder')):
+    for args, message in (([str(tmp_path / 'no')], 'there is no checkpoint at'),
+                          ([str(ROOT / 'config')], 'there is no checkpoint at'),
+                          ([str(tmp_path / 'x'), str(tmp_path / 'file')],
+                           f'{tmp_path / "file"} is a file: choose another folder')):
         with pytest.raises(SystemExit) as stop:
             nanodepth.main('export', args)
         assert stop.value.code == 2 and capsys.readouterr().err.startswith('export: ' + message)

@@ -1,21 +1,26 @@
-"The house: imports go down its floors and never in a circle; seven ideas and a door stand at the top."
+"""The house: imports go down its floors and never in a circle; seven ideas and a door stand at the
+top."""
 import ast
 
 from conftest import ROOT
 
 ROOMS = ('common', 'report', 'data', 'variants', 'engine', 'tools')
 IDEAS = ('model', 'grow', 'loop', 'retrofit', 'wrapper', 'probe', 'train')
-FLOORS = [['common'], ['report'], ['data'], ['model'], ['variants'], ['grow', 'loop', 'retrofit', 'wrapper'], ['probe', 'engine'],
+FLOORS = [['common'], ['report'], ['data'], ['model'], ['variants'],
+          ['grow', 'loop', 'retrofit', 'wrapper'], ['probe', 'engine'],
           ['train'], ['tools'], ['nanodepth']]
 FLOOR = {room: i for i, rooms in enumerate(FLOORS) for room in rooms}
-FILES = {str(path.relative_to(ROOT))[:-3].replace('/', '.'): path for folder in ('.', *ROOMS) for path in sorted(ROOT.glob(f'{folder}/*.py'))
+FILES = {str(path.relative_to(ROOT))[:-3].replace('/', '.'): path for folder in ('.', *ROOMS)
+         for path in sorted(ROOT.glob(f'{folder}/*.py'))
          if path.name != '__init__.py'}
 
 
 def imports(path):
-    "Every module of ours that a file imports, inside functions too, but for the last two lines of a script."
+    """Every module of ours that a file imports, inside functions too, but for the last two lines
+    of a script."""
     tree, found = ast.parse(path.read_text()), set()
-    tree.body = [node for node in tree.body if not (isinstance(node, ast.If) and '__main__' in ast.unparse(node.test))]
+    tree.body = [node for node in tree.body
+                 if not (isinstance(node, ast.If) and '__main__' in ast.unparse(node.test))]
     for node in ast.walk(tree):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom):

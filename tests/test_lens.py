@@ -26,7 +26,8 @@ def test_before_training_it_is_the_logit_lens_and_the_last_depth_is_the_model(mo
     for a, b in zip(quality(model, lens, t), quality(model, None, t)):
         assert torch.equal(a, b)
     kl, overlap = quality(model, lens, t)
-    assert kl.shape == (5,) and kl[-1] == 0 and overlap[-1] == 1 and (kl[:-1] > 0.01).all() and (overlap[:-1] < 1).all()
+    assert (kl.shape == (5,) and kl[-1] == 0 and overlap[-1] == 1 and (kl[:-1] > 0.01).all()
+            and (overlap[:-1] < 1).all())
     with torch.no_grad():
         assert torch.allclose(exit_at(model, 4, lens)(t), model(t), atol=1e-6)
         by_hand = model.head(model.norm(model.run(model.embed(t), [0, 1, 2])))
@@ -40,7 +41,8 @@ def test_divergence_and_overlap_by_hand(model, loader):
     p, q = final.softmax(-1), early.softmax(-1)
     kl, overlap = quality(model, None, t)
     assert kl[1].item() == pytest.approx((p * (p.log() - q.log())).sum(-1).mean().item(), abs=1e-5)
-    shared = [len(set(a.topk(5).indices.tolist()) & set(b.topk(5).indices.tolist())) / 5 for a, b in zip(early.flatten(0, 1), final.flatten(0, 1))]
+    shared = [len(set(a.topk(5).indices.tolist()) & set(b.topk(5).indices.tolist())) / 5
+              for a, b in zip(early.flatten(0, 1), final.flatten(0, 1))]
     assert overlap[1].item() == pytest.approx(sum(shared) / len(shared), abs=1e-6)
 
 
@@ -56,8 +58,10 @@ def test_it_learns_and_leaves_the_model_alone(model, loader):
 def test_a_saved_lens_belongs_to_its_model(model, loader, tiny, tmp_path):
     lens, t = train_lens(model, loader, 3), loader.batch(0)[0]
     save_lens(lens, model, tmp_path / 'lens.pt')
-    assert torch.equal(quality(model, load_lens(tmp_path / 'lens.pt', model), t)[0], quality(model, lens, t)[0])
-    for other in (tiny(seed=1, vocab_size=257, n_layer=4, order=[0, 1, 2, 1, 3]), tiny(vocab_size=257, n_layer=4)):
+    assert torch.equal(quality(model, load_lens(tmp_path / 'lens.pt', model), t)[0],
+                       quality(model, lens, t)[0])
+    for other in (tiny(seed=1, vocab_size=257, n_layer=4, order=[0, 1, 2, 1, 3]),
+                  tiny(vocab_size=257, n_layer=4)):
         with pytest.raises(ValueError, match='lens.pt is the lens of another model'):
             load_lens(tmp_path / 'lens.pt', other)
     (tmp_path / 'bad.pt').write_bytes(b'nothing')

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT, ranks
-from test_train import assert_equal_runs, command, config, log_of, stop_and_resume, weights_of  # noqa: F401
+from test_train import assert_equal_runs, command, config, log_of, stop_and_resume, weights_of
 
 import loop
 import nanodepth
@@ -29,7 +29,8 @@ def test_by_hand():
     assert repeat_block([0, 1], 0, 2, 1) == [0, 1]
 
 
-@pytest.mark.parametrize('text', ['1', '12', '4x6', '4-4x4-4', '8-4x2-12', '2x3-2x2', '3-2x2-2x3-1', '1x9', '1x2-1x2-1x2'])
+@pytest.mark.parametrize('text', ['1', '12', '4x6', '4-4x4-4', '8-4x2-12', '2x3-2x2', '3-2x2-2x3-1',
+                                  '1x9', '1x2-1x2-1x2'])
 def test_notation_there_and_back(text):
     assert format_loop(parse_loop(text)) == text
 
@@ -38,20 +39,24 @@ def test_neighbouring_plain_segments_are_one():
     assert format_loop(parse_loop('4-4-2x2-1-1')) == '8-2x2-2'
 
 
-@pytest.mark.parametrize('text', ['', '4x', 'x4', '4--4', '4-', '4x0', '0x4', 'a', '4x-2', '2.5', '4y4'])
+@pytest.mark.parametrize('text', ['', '4x', 'x4', '4--4', '4-', '4x0', '0x4', 'a', '4x-2', '2.5',
+                                  '4y4'])
 def test_what_does_not_parse_is_shown(text):
-    with pytest.raises(ValueError, match='has a segment .*neither layers, such as 4, nor layers by times'):
+    with pytest.raises(ValueError,
+                       match='has a segment .*neither layers, such as 4, nor layers by times'):
         parse_loop(text)
 
 
-@pytest.mark.parametrize('order', [[0, 1, 0], [1, 0], [0, 2], [0, 0, 1, 0, 1], [0, 1, 2, 1, 2, 0], [1]])
+@pytest.mark.parametrize('order', [[0, 1, 0], [1, 0], [0, 2], [0, 0, 1, 0, 1], [0, 1, 2, 1, 2, 0],
+                                   [1]])
 def test_other_orders_have_no_notation(order):
     with pytest.raises(ValueError, match='so it has no notation'):
         format_loop(order)
 
 
 @pytest.mark.parametrize('start, length, times, message', [
-    (3, 2, 2, 'does not lie within an order of 4'), (-1, 2, 2, 'does not lie'), (0, 0, 2, 'does not lie'), (0, 1, 0, 'at least once')])
+    (3, 2, 2, 'does not lie within an order of 4'), (-1, 2, 2, 'does not lie'),
+    (0, 0, 2, 'does not lie'), (0, 1, 0, 'at least once')])
 def test_blocks_that_cannot_be(start, length, times, message):
     with pytest.raises(ValueError, match=message):
         repeat_block([0, 1, 2, 3], start, length, times)
@@ -82,10 +87,13 @@ def test_bad_orders_are_one_line(tiny):
     (dict(n_embd=2048, n_head=32, ffn_dim=8192), '12x2', 12, 24),
     (dict(n_embd=2048, n_head=32, ffn_dim=8192), '4-4x4-4', 12, 24)])
 def test_parameters_and_compute_of_the_papers_loops(shape, loop_, unique, standard):
-    "Table 1's column Params / FLOPs, in layers; a loop costs what an ordinary model of its depth does."
+    """Table 1's column Params / FLOPs, in layers; a loop costs what an ordinary model of its depth
+    does."""
     with torch.device('meta'):
-        looped, small, deep = (LM(ModelConfig(vocab_size=49152, context=2048, n_layer=n, order=order, **shape))
-                               for n, order in ((unique, parse_loop(loop_)), (unique, None), (standard, None)))
+        looped, small, deep = (LM(ModelConfig(vocab_size=49152, context=2048, n_layer=n,
+                                              order=order, **shape))
+                               for n, order in ((unique, parse_loop(loop_)), (unique, None),
+                                                (standard, None)))
     assert looped.num_params() == small.num_params() < deep.num_params()
     assert small.flops_per_token() < looped.flops_per_token() == deep.flops_per_token()
     assert len(looped.order) == standard and max(looped.order) + 1 == unique
@@ -101,13 +109,15 @@ def test_a_looped_run_is_logged_and_saved_as_such(config):     # noqa: F811
     train(c)
     last, model = log_of(c)[-1], load_model(c.out_dir)
     assert (last['n_layer'], last['depth'], model.order) == (3, 4, [0, 1, 1, 2])
-    assert last['flops'] == 12 * 64 * LM(ModelConfig(n_layer=4, n_embd=32, n_head=2, context=16)).flops_per_token()
+    assert (last['flops'] == 12 * 64
+            * LM(ModelConfig(n_layer=4, n_embd=32, n_head=2, context=16)).flops_per_token())
     plain = config('plain', n_layer=3)
     train(plain)
     assert log_of(plain)[-1]['loss'] != last['loss']
     once = config('once', n_layer=3, loop='3')          # the off value
     train(once)
-    assert all(torch.equal(a, b) for a, b in zip(weights_of(plain).values(), weights_of(once).values()))
+    assert all(torch.equal(a, b) for a, b in zip(weights_of(plain).values(),
+                                                 weights_of(once).values()))
 
 
 def test_an_untied_loop_goes_on_with_the_same_loss(config, tmp_path, capsys):      # noqa: F811
@@ -115,46 +125,56 @@ def test_an_untied_loop_goes_on_with_the_same_loss(config, tmp_path, capsys):   
     train(c)
     nanodepth.main('loop', ['--untie', c.out_dir, str(tmp_path / 'untied')])
     assert load_model(tmp_path / 'untied').order == [0, 1, 2, 3]
-    with pytest.raises(Refused, match='holds weights without their optimizers, .* with --init_from='):
+    with pytest.raises(Refused,
+                       match='holds weights without their optimizers, .* with --init_from='):
         train(config('untied', **LOOPED))
     with pytest.raises(SystemExit):
         nanodepth.main('loop', ['--untie', c.out_dir, str(tmp_path / 'untied')])
     assert 'holds a checkpoint already' in capsys.readouterr().err
-    runs = [config(name, init_from=str(path), warmup_steps=0) for name, path in (('tied', c.out_dir), ('free', tmp_path / 'untied'))]
+    runs = [config(name, init_from=str(path), warmup_steps=0)
+            for name, path in (('tied', c.out_dir), ('free', tmp_path / 'untied'))]
     for run in runs:
         train(run)
     tied, free = ([line['loss'] for line in log_of(run)[1:]] for run in runs)
     assert tied[0] == free[0]
-    layers = load_model(runs[1].out_dir).layers         # 1 and 2 were one layer: each has gone its own way since
-    assert all(not torch.equal(a, b) for a, b in zip(layers[1].parameters(), layers[2].parameters(), strict=True))
+    # 1 and 2 were one layer: each has gone its own way since
+    layers = load_model(runs[1].out_dir).layers
+    assert (all(not torch.equal(a, b) for a, b in zip(layers[1].parameters(),
+                                                      layers[2].parameters(), strict=True)))
     state = load(runs[0].out_dir)
-    assert load_model(runs[0].out_dir).order == [0, 1, 1, 2] and state['model_config']['n_layer'] == 3
+    assert (load_model(runs[0].out_dir).order == [0, 1, 1, 2] and state['model_config']['n_layer']
+            == 3)
     assert state['inherited_flops'] == load(c.out_dir)['flops'] > 0
 
 
-@pytest.mark.parametrize('stop_at', [7, 8, 9])        # before, at and after the first step of the decay
-def test_a_loop_in_the_cooldown_and_resume_is_bit_equal(config, monkeypatch, data, tmp_path, stop_at):     # noqa: F811
+# before, at and after the first step of the decay
+@pytest.mark.parametrize('stop_at', [7, 8, 9])
+def test_a_loop_in_the_cooldown_and_resume_is_bit_equal(config, monkeypatch, data, tmp_path,
+                                                        stop_at):
     shutil.copytree(data, tmp_path / 'other')
     fields = dict(n_layer=3, cooldown_loop='1-1x3-1', cooldown_data=str(tmp_path / 'other'))
     whole, parts = (config(name, **fields) for name in ('whole', 'parts'))
     train(whole)
     log = log_of(whole)
-    assert [line['depth'] for line in log] == [3] * 9 + [5] * 4 and [line['step'] for line in log if 'looped' in line] == [9]
+    assert ([line['depth'] for line in log] == [3] * 9 + [5] * 4
+            and [line['step'] for line in log if 'looped' in line] == [9])
     assert load_model(whole.out_dir).order == [0, 1, 1, 1, 2]
     stop_and_resume(parts, monkeypatch, stop_at)
     assert_equal_runs(parts, whole)
 
 
-def test_cooldown_data_counts_from_its_first_step(config, data, tmp_path, monkeypatch):     # noqa: F811
+def test_cooldown_data_counts_from_its_first_step(config, data, tmp_path, monkeypatch):
     import train as train_file
     rng, other = np.random.default_rng(1), str(tmp_path / 'other')
     for split in ('train', 'val'):
         write_dataset(other, split, 'bytes', rng.integers(0, 256, 4000))
     seen, update = [], train_file.take_step
-    monkeypatch.setattr(train_file, 'take_step', lambda *args: (seen.append(args[4][0]), update(*args))[1])
+    monkeypatch.setattr(train_file, 'take_step',
+                        lambda *args: (seen.append(args[4][0]), update(*args))[1])
     c = config(cooldown_data=other)
     train(c)
-    first, then = (Loader(folder, c.batch_size, c.context, seed=c.seed) for folder in (c.data, other))
+    first, then = (Loader(folder, c.batch_size, c.context, seed=c.seed) for folder in (c.data,
+            other))
     assert all(torch.equal(seen[i], first.batch(i)[0]) for i in range(8))
     assert all(torch.equal(seen[8 + i], then.batch(i)[0]) for i in range(4))
     write_dataset(other, 'train', 'bytes', rng.integers(0, 256, 4000))
@@ -179,8 +199,10 @@ def test_a_trunk_branches_before_its_decay_and_not_after(config):     # noqa: F8
     branch = config('branch', cooldown_loop='1-1x2-1', **fields)
     shutil.copytree(trunk.out_dir, branch.out_dir)
     train(branch)
-    assert all(torch.equal(a, b) for a, b in zip(weights_of(whole).values(), weights_of(branch).values()))
-    with pytest.raises(Refused, match="holds a run with cooldown_loop='1-1x2-1', but this config has '1-1x3-1'"):
+    assert all(torch.equal(a, b) for a, b in zip(weights_of(whole).values(),
+                                                 weights_of(branch).values()))
+    with pytest.raises(Refused, match="holds a run with cooldown_loop='1-1x2-1', but this config "
+                       "has '1-1x3-1'"):
         train(config('branch', cooldown_loop='1-1x3-1', **fields))
     for steps in (40, 100):         # by then other stages would have begun, or none
         with pytest.raises(Refused, match=f'holds a run with steps=8, but this config has {steps}'):
@@ -210,26 +232,31 @@ def test_loops_that_cannot_be(fields, message):
 # ------------------------------------------------------------------ the command
 
 def test_the_command_compares_and_repeats(config, tmp_path, capsys):     # noqa: F811
-    for name, fields in (('looped-0', LOOPED), ('looped-1', LOOPED | dict(seed=1)), ('small', dict(n_layer=3)), ('deep', dict(n_layer=4))):
+    for name, fields in (('looped-0', LOOPED), ('looped-1', LOOPED | dict(seed=1)),
+                         ('small', dict(n_layer=3)), ('deep', dict(n_layer=4))):
         train(config(name, **fields))
     capsys.readouterr()
     out = tmp_path / 'loop.png'
-    nanodepth.main('loop', [*(str(tmp_path / n) for n in ('looped-0', 'looped-1', 'small', 'deep')), '--block=2', '--times=1,2', '--batches=1',
+    nanodepth.main('loop', [*(str(tmp_path / n) for n in ('looped-0', 'looped-1', 'small', 'deep')),
+                            '--block=2', '--times=1,2', '--batches=1',
                '--device=cpu', f'--out={out}'])
     said = capsys.readouterr().out
     assert 'minus small' in said and 'minus deep' in said and '1-1x2-1' in said
     for path in (out, tmp_path / 'loop_tradeoffs.png'):
         assert path.stat().st_size > 10_000 and path.with_suffix('.csv').stat().st_size > 100
     lines = out.with_suffix('.csv').read_text().splitlines()
-    assert lines[0].startswith('run,start,times,loss') and len(lines) == 1 + 2 * (3 * 2) + 2 * 2 + 3 * 2
+    assert (lines[0].startswith('run,start,times,loss') and len(lines) == 1 + 2 * (3 * 2) + 2 * 2
+            + 3 * 2)
     # repeating one block through the command is what the model does with that order
     model = load_model(tmp_path / 'small')
     with running(model, [0, 1, 0, 1, 2]):
         loss, _ = measure(model, Loader(str(tmp_path / 'data'), 4, 16, split='val'), 1)
     assert f'small,0,2,{loss}' in out.with_suffix('.csv').read_text()
     small = str(tmp_path / 'small')
-    for args, message in (([str(tmp_path / 'no')], 'there is no checkpoint at'), ([small, '--times=a'], '--times=a must be whole numbers'),
-                          ([small, '--block=9'], '--block=9: small is 3 layers deep'), ([small, '--batches=0'], 'must be at least 1'),
+    for args, message in (([str(tmp_path / 'no')], 'there is no checkpoint at'),
+                          ([small, '--times=a'], '--times=a must be whole numbers'),
+                          ([small, '--block=9'], '--block=9: small is 3 layers deep'),
+                          ([small, '--batches=0'], 'must be at least 1'),
                           ([small, '--tasks=copy'], "there is no task 'copy'")):
         with pytest.raises(SystemExit) as stop:
             nanodepth.main('loop', [*args, '--device=cpu'])
@@ -248,7 +275,8 @@ def test_the_looped_configs_are_partners():
 
 def test_two_processes_resume_to_the_last_bit(config, tmp_path):     # noqa: F811
     "With a loop that begins in the cool-down; killed processes are test_train's matter."
-    whole, trunk = config('whole', cooldown_loop='1-1x2', n_layer=2), config('trunk', steps=8, decay_steps=0, n_layer=2)
+    whole, trunk = config('whole', cooldown_loop='1-1x2', n_layer=2), config('trunk', steps=8,
+            decay_steps=0, n_layer=2)
     branch = config('branch', cooldown_loop='1-1x2', n_layer=2)
     for c in (whole, trunk):
         run = ranks(command(c)[2:])
@@ -256,4 +284,5 @@ def test_two_processes_resume_to_the_last_bit(config, tmp_path):     # noqa: F81
     shutil.copytree(trunk.out_dir, branch.out_dir)
     run = ranks(command(branch)[2:])
     assert run.returncode == 0, run.stderr
-    assert all(torch.equal(a, b) for a, b in zip(weights_of(whole).values(), weights_of(branch).values()))
+    assert all(torch.equal(a, b) for a, b in zip(weights_of(whole).values(),
+                                                 weights_of(branch).values()))

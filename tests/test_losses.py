@@ -26,7 +26,8 @@ def test_the_loss_in_pieces_is_the_whole_one(monkeypatch, piece):
     torch.manual_seed(0)
     x, w, y = torch.randn(2, 5, 8), torch.randn(40, 8), torch.randint(40, (2, 5))
     y[0, 1:4] = -1
-    plain = gradients(lambda x, w: F.cross_entropy(F.linear(x, w).flatten(0, 1), y.flatten(), ignore_index=-1), x.double(), w.double())
+    plain = gradients(lambda x, w: F.cross_entropy(F.linear(x, w).flatten(0, 1), y.flatten(),
+                                                   ignore_index=-1), x.double(), w.double())
     same(gradients(lambda x, w: losses.mean_loss(x, w, y), x, w), plain)
     calls, real = [], F.linear_cross_entropy
     monkeypatch.setattr(F, 'linear_cross_entropy', lambda *a, **k: calls.append(k) or real(*a, **k))
@@ -34,7 +35,8 @@ def test_the_loss_in_pieces_is_the_whole_one(monkeypatch, piece):
     monkeypatch.setitem(losses.PIECES, 'cpu', piece)
     same(gradients(lambda x, w: losses.mean_loss(x, w, y), x, w), plain)
     assert calls[0]['options'].batch_chunk_size == piece and calls[0]['reduction'] == 'sum'
-    found = losses.mean_loss(x.bfloat16(), w.bfloat16(), y)        # summed in float32, token by token
+    # summed in float32, token by token
+    found = losses.mean_loss(x.bfloat16(), w.bfloat16(), y)
     assert calls[1]['reduction'] == 'none' and abs(found - plain[0]) < 0.03
 
 

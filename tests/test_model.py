@@ -11,13 +11,15 @@ from model import LM, KVCache, ModelConfig
 
 
 def tokens_of(model, B=2, T=10, seed=0):
-    return torch.randint(model.config.vocab_size, (B, T), generator=torch.Generator().manual_seed(seed))
+    return torch.randint(model.config.vocab_size, (B, T),
+                         generator=torch.Generator().manual_seed(seed))
 
 
-# ------------------------------------------------------------------ the whole forward against a slow second form
+# ----------------------------------------------------- the whole forward against a slow second form
 
 def slow_forward(model, tokens):
-    "One sequence, one token at a time, one head at a time, with complex numbers for the rotation: (T,) -> (T, V)."
+    """One sequence, one token at a time, one head at a time, with complex numbers for the
+    rotation: (T,) -> (T, V)."""
     c, sd = model.config, {k: v.double() for k, v in model.state_dict().items()}
     hd, group = c.head_dim, c.n_head // c.n_kv_head
 
@@ -26,19 +28,23 @@ def slow_forward(model, tokens):
 
     def turn(row, position):            # one head's query or key
         z = torch.complex(row[:hd // 2], row[hd // 2:])
-        angles = torch.tensor([position * c.rope_theta ** (-2 * i / hd) for i in range(hd // 2)], dtype=torch.float64)
+        angles = torch.tensor([position * c.rope_theta ** (-2 * i / hd) for i in range(hd // 2)],
+                              dtype=torch.float64)
         z = z * torch.polar(torch.ones_like(angles), angles)
         return torch.cat((z.real, z.imag))
 
     x = sd['embed.weight'][tokens]
     for d, i in enumerate(model.order, 1):
-        w = {k.removeprefix(f'layers.{i}.'): v for k, v in sd.items() if k.startswith(f'layers.{i}.')}
+        w = {k.removeprefix(f'layers.{i}.'): v for k, v in sd.items()
+             if k.startswith(f'layers.{i}.')}
         scale = 1 / math.sqrt(d) if c.ln_scaling else 1.0
         h = norm(x, w['attn_norm.weight']) * scale
         heads = []
         for head in range(c.n_head):
-            rows, kv = slice(head * hd, (head + 1) * hd), slice(head // group * hd, (head // group + 1) * hd)
-            q, k, v = h @ w['attn.q.weight'][rows].T, h @ w['attn.k.weight'][kv].T, h @ w['attn.v.weight'][kv].T
+            rows, kv = slice(head * hd, (head + 1) * hd), slice(head // group * hd,
+                    (head // group + 1) * hd)
+            q, k, v = h @ w['attn.q.weight'][rows].T, h @ w['attn.k.weight'][kv].T, h @ w[
+                'attn.v.weight'][kv].T
             if c.qk_norm:
                 q, k = norm(q, w['attn.q_norm.weight']), norm(k, w['attn.k_norm.weight'])
             q, k = (torch.stack([turn(row, t) for t, row in enumerate(m)]) for m in (q, k))
@@ -50,23 +56,30 @@ def slow_forward(model, tokens):
         x = x + torch.cat(heads, 1) @ w['attn.o.weight'].T
         h = norm(x, w['mlp_norm.weight']) * scale
         gate = h @ w['mlp.gate.weight'].T
-        x = x + (gate / (1 + torch.exp(-gate)) * (h @ w['mlp.up.weight'].T)) @ w['mlp.down.weight'].T
+        x = x + (gate / (1 + torch.exp(-gate)) * (h @ w['mlp.up.weight'].T)) @ w[
+            'mlp.down.weight'].T
     return norm(x, sd['norm.weight']) @ sd['head.weight'].T
 
 
-@pytest.mark.parametrize('fields', [{}, dict(n_kv_head=2), dict(n_kv_head=1, tie_embeddings=False), dict(ln_scaling=True),
-                                    dict(order=[0, 1, 2, 1, 2, 3], ln_scaling=True), dict(qk_norm=True, head_dim=12)],
+@pytest.mark.parametrize('fields', [{}, dict(n_kv_head=2), dict(n_kv_head=1, tie_embeddings=False),
+                                    dict(ln_scaling=True),
+                                    dict(order=[0, 1, 2, 1, 2, 3], ln_scaling=True),
+                                    dict(qk_norm=True, head_dim=12)],
                          ids=str)
 def test_forward_equals_the_slow_form(tiny, fields):
     model = tiny(**fields).double()
     tokens = tokens_of(model, B=1)
-    torch.testing.assert_close(model(tokens)[0], slow_forward(model, tokens[0]), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(model(tokens)[0], slow_forward(model, tokens[0]), rtol=1e-6,
+                               atol=1e-6)
 
 
 def test_llama3_rope_scaling_by_hand():
-    "Short waves keep their frequency, long ones are slowed by the factor, and those between are interpolated."
-    scaling = dict(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64)
-    plain, scaled = (model_file.rope_tables(ModelConfig(n_embd=64, n_head=2, context=2, rope_theta=500.0, rope_scaling=s))
+    """Short waves keep their frequency, long ones are slowed by the factor, and those between are
+    interpolated."""
+    scaling = dict(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                   original_max_position_embeddings=64)
+    plain, scaled = (model_file.rope_tables(ModelConfig(n_embd=64, n_head=2, context=2,
+                                                        rope_theta=500.0, rope_scaling=s))
                      for s in (None, scaling))
     for i in range(16):
         f = 500.0 ** (-2 * i / 32)
@@ -165,7 +178,9 @@ def test_nothing_depends_on_the_total_depth(tiny):
     assert torch.equal(shallow.run(x, [0, 1]), deep.run(x, [0, 1]))
 
 
-@pytest.mark.parametrize('order, message', [([], 'order is empty'), ([0, 4], 'names layer 4, but the layers are 0 to 3'),
+@pytest.mark.parametrize('order, message',
+                         [([], 'order is empty'),
+                          ([0, 4], 'names layer 4, but the layers are 0 to 3'),
                                             ([-1], 'names layer -1'), ([0.5], 'names layer 0.5')])
 def test_bad_orders(tiny, order, message):
     model = tiny()
@@ -175,8 +190,10 @@ def test_bad_orders(tiny, order, message):
         ModelConfig(n_layer=4, order=order)
 
 
-@pytest.mark.parametrize('fields, message', [(dict(n_embd=30), 'n_embd=30 does not divide into n_head=4'),
-                                             (dict(n_kv_head=3), 'n_head=4 is not a multiple of n_kv_head=3'),
+@pytest.mark.parametrize('fields, message',
+                         [(dict(n_embd=30), 'n_embd=30 does not divide into n_head=4'),
+                                             (dict(n_kv_head=3),
+                                              'n_head=4 is not a multiple of n_kv_head=3'),
                                              (dict(head_dim=7), 'head_dim=7 is odd')])
 def test_bad_configs(fields, message):
     with pytest.raises(ValueError, match=message):
@@ -250,7 +267,8 @@ def test_loss_is_the_mean_over_the_targets_that_count(tiny, monkeypatch, large):
     tokens, targets = tokens_of(model), tokens_of(model, seed=1)
     targets[0, :7] = -1
     logits = model(tokens)
-    by_hand = [-math.log(logits.detach()[b, t].double().softmax(0)[targets[b, t]]) for b in range(2) for t in range(10)
+    by_hand = [-math.log(logits.detach()[b, t].double().softmax(0)[targets[b, t]]) for b in range(2)
+               for t in range(10)
                if targets[b, t] != -1]
     assert model(tokens, targets).item() == pytest.approx(sum(by_hand) / len(by_hand), rel=1e-5)
     loss = model(tokens, targets)
@@ -269,7 +287,8 @@ def test_loss_of_no_targets_is_zero_and_another_ignore_index_works(tiny):
     targets = tokens.clone()
     targets[:, ::2] = -100
     torch.testing.assert_close(model(tokens, targets, ignore_index=-100),
-                               F.cross_entropy(model(tokens)[:, 1::2].flatten(0, 1), tokens[:, 1::2].flatten()))
+                               F.cross_entropy(model(tokens)[:, 1::2].flatten(0, 1),
+                                               tokens[:, 1::2].flatten()))
 
 
 @pytest.mark.parametrize('size, with_norms, flops', [
@@ -336,7 +355,8 @@ def test_neither_the_order_nor_growth_compiles_a_block_again(tiny, count_compile
     assert count_compiles() == once
     for T in (7, 8, 9, 5, 6):
         step([0, 1], T)
-    assert count_compiles() <= once + 1     # the second length makes the length a variable; no later one does
+    # the second length makes the length a variable; no later one does
+    assert count_compiles() <= once + 1
 
 
 def test_only_training_takes_the_compiled_call(tiny, count_compiles):

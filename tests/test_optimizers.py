@@ -9,14 +9,16 @@ from engine.optimizers import AdamWStar, Muon, make_optimizers, orthogonal
 from engine.settings import Config
 from model import LM, ModelConfig
 
-SHAPES = [(24, 16), (16, 24), (16, 16), (24, 16), (16, 24)]     # two of each of two shapes, lying and standing
+# two of each of two shapes, lying and standing
+SHAPES = [(24, 16), (16, 24), (16, 16), (24, 16), (16, 24)]
 
 
 @pytest.mark.parametrize('optimizer', ['muon', 'adamw', 'adamw_star'])
 @pytest.mark.parametrize('tied', [True, False])
 def test_every_parameter_has_one_optimizer(optimizer, tied):
     model = LM(ModelConfig(n_layer=2, n_embd=32, n_head=2, tie_embeddings=tied))
-    optimizers = make_optimizers(model, Config(optimizer=optimizer, lr=1e-3, adamw_lr=1e-4, weight_decay=0.1))
+    optimizers = make_optimizers(model, Config(optimizer=optimizer, lr=1e-3, adamw_lr=1e-4,
+                                               weight_decay=0.1))
     groups = [(type(o).__name__, g) for o in optimizers for g in o.param_groups]
     held = [id(p) for _, g in groups for p in g['params']]
     assert sorted(held) == sorted({id(p) for p in model.parameters()})
@@ -54,7 +56,8 @@ def assert_alike(found, wanted, most):
 
 
 def by_singular_values(params, adjust, lr, decay, momentum=0.95, n=3):
-    "Muon in float64, by the definition: the polynomial five times on every singular value, whatever matrix it belongs to."
+    """Muon in float64, by the definition: the polynomial five times on every singular value,
+    whatever matrix it belongs to."""
     params = [p.detach().double() for p in params]
     moments, seen = [torch.zeros_like(p) for p in params], [params]
     for step in range(n):
@@ -67,8 +70,10 @@ def by_singular_values(params, adjust, lr, decay, momentum=0.95, n=3):
             for _ in range(5):
                 s = 3.4445 * s - 4.7750 * s ** 3 + 2.0315 * s ** 5
             rows, columns = p.shape
-            scale = math.sqrt(max(1, rows / columns)) if adjust == 'original' else 0.2 * math.sqrt(max(rows, columns))
-            params = params[:i] + [p * (1 - lr * decay) - lr * scale * u @ s.diag() @ v] + params[i + 1:]
+            scale = (math.sqrt(max(1, rows / columns)) if adjust == 'original'
+                     else 0.2 * math.sqrt(max(rows, columns)))
+            params = params[:i] + [p * (1 - lr * decay) - lr * scale * u @ s.diag() @ v] + params[i
+                    + 1:]
         seen.append(params)
     return seen
 
@@ -85,14 +90,16 @@ def test_muon_in_bfloat16_is_torchs(adjust):
     theirs = steps(torch.optim.Muon(parameters(), **options))
     assert_alike(steps(Muon(parameters(), precision=torch.bfloat16, **options)), theirs, 0.02)
     exact = by_singular_values(parameters(), adjust, 0.5, 0.1)
-    with pytest.raises(AssertionError):         # so much has bfloat16 lost: neither is the definition
+    # so much has bfloat16 lost: neither is the definition
+    with pytest.raises(AssertionError):
         assert_alike(theirs, exact, 0.002)
 
 
 def test_batches_of_matrices_change_nothing_but_rounding(monkeypatch):
     whole = steps(Muon(parameters(), lr=0.5))
     monkeypatch.setattr(Muon, 'AT_ONCE', 1)     # a matrix at a time
-    assert_alike(steps(Muon(parameters(), lr=0.5)), [[p.double() for p in ps] for ps in whole], 1e-6)
+    assert_alike(steps(Muon(parameters(), lr=0.5)), [[p.double() for p in ps] for ps in whole],
+                 1e-6)
 
 
 def test_muon_keeps_one_tensor_a_parameter_and_skips_what_has_no_gradient():
@@ -105,7 +112,8 @@ def test_muon_keeps_one_tensor_a_parameter_and_skips_what_has_no_gradient():
     assert torch.equal(params[0], before) and params[0] not in optimizer.state
     for p in params[1:]:
         (name, moment), = optimizer.state[p].items()
-        assert name == 'momentum_buffer' and moment.shape == p.shape and moment.dtype == torch.float32
+        assert (name == 'momentum_buffer' and moment.shape == p.shape and moment.dtype
+                == torch.float32)
 
 
 def test_a_checkpoint_of_torchs_muon_opens():
@@ -130,7 +138,8 @@ def test_adamw_star_by_hand():
     optimizer = AdamWStar([p], lr=0.1, betas=(0.9, 0.95), weight_decay=0.01)
     optimizer.param_groups[0]['peak'] = 0.2
     w, m, v = [1.0, -2.0, 0.5], [0.0] * 3, [0.0] * 3
-    for t, gradient in enumerate(([0.1, 0.2, 0.0], [0.1, -0.1, 0.0], [5.0, 0.1, 0.0], [0.1, 0.1, 0.0]), 1):
+    for t, gradient in enumerate(([0.1, 0.2, 0.0], [0.1, -0.1, 0.0], [5.0, 0.1, 0.0],
+                                  [0.1, 0.1, 0.0]), 1):
         p.grad = torch.tensor(gradient)
         optimizer.step()
         ratios, steps = [], []

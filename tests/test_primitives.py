@@ -20,12 +20,14 @@ ASSIGN = [task for task in EVERY if 'copy' not in task]
 
 
 def statements(task, example):
-    "The last question's statements as a dict, and the name asked for: read off the prompt, not off the generator."
+    """The last question's statements as a dict, and the name asked for: read off the prompt, not
+    off the generator."""
     text = example.prompt.split('\n\n')[-1] if task in TASKS else example.prompt
     if task in TOY_TASKS:
         return dict(re.findall(r'(\w)=?(\w)', text.split('?')[0])), text[-1]
     found = dict(re.findall(r'^(\w+) ?= ?(\w+)$', text, flags=re.M))
-    return found, re.findall({'assign_basic': r'(\w+)=____', 'assign_math': r'value of (\w+)\?', 'assign_code': r'print\((\w+)\)'}[task], text)[-1]
+    return found, re.findall({'assign_basic': r'(\w+)=____', 'assign_math': r'value of (\w+)\?',
+                              'assign_code': r'print\((\w+)\)'}[task], text)[-1]
 
 
 def follow(task, example, looks):
@@ -42,16 +44,20 @@ def test_the_papers_form_by_hand():
     e = few_shot('copy_random', 1, shots=0)[0]
     assert re.fullmatch(r'Fill in the blank:\n\n([a-z]{3} ){15}____ \. ->', e.prompt)
     e = few_shot('assign_basic', 1, shots=0, depth=1)[0]
-    assert re.fullmatch(r'Fill in blank:\n\n([a-z]=\d+\n){5}([a-z]=[a-z]\n){5}[a-z]=____ \. ->', e.prompt)
+    assert re.fullmatch(r'Fill in blank:\n\n([a-z]=\d+\n){5}([a-z]=[a-z]\n){5}[a-z]=____ \. ->',
+                        e.prompt)
     e = few_shot('assign_basic', 1, shots=5)[0]
-    assert e.prompt.count('Fill in blank:\n\n') == 6 and len(re.findall(r'-> \d+\n\n', e.prompt)) == 5 and e.prompt.endswith('->')
+    assert (e.prompt.count('Fill in blank:\n\n') == 6 and len(re.findall(r'-> \d+\n\n', e.prompt))
+            == 5 and e.prompt.endswith('->'))
 
 
 @pytest.mark.parametrize('task', EVERY)
 @pytest.mark.parametrize('depth', [0, 2])
 def test_the_answer_is_among_the_options_once(task, depth):
     for e in few_shot(task, 50, shots=1, depth=depth):
-        assert len(set(e.options)) == len(e.options) == {'toy_copy': 8, 'toy_assign': 4, 'toy_code': 4, 'copy_random': 10, 'copy_words': 10}.get(task, 5)
+        assert (len(set(e.options)) == len(e.options) == {'toy_copy': 8, 'toy_assign': 4,
+                                                          'toy_code': 4, 'copy_random': 10,
+                                                          'copy_words': 10}.get(task, 5))
         assert 0 <= e.answer < len(e.options)
 
 
@@ -64,13 +70,15 @@ def test_depth_d_takes_d_plus_1_looks_and_no_fewer(task, depth):
         return
     examples = few_shot(task, 40, shots=0, depth=depth)
     assert all(follow(task, e, depth + 1) == e.options[e.answer].strip() for e in examples)
-    assert all(follow(task, e, depth) not in [o.strip() for o in e.options] for e in examples)     # a name: only a guess is left
+    # a name: only a guess is left
+    assert all(follow(task, e, depth) not in [o.strip() for o in e.options] for e in examples)
 
 
 @pytest.mark.parametrize('task', ['copy_random', 'copy_words', 'toy_copy'])
 def test_copying_asks_for_what_came_next(task):
     for e in few_shot(task, 50, shots=0):
-        words = re.findall('[A-Z][a-z]{2}', e.prompt) if task == 'toy_copy' else e.prompt.split('\n\n')[1].split(' ____')[0].split()
+        words = (re.findall('[A-Z][a-z]{2}', e.prompt) if task == 'toy_copy'
+                 else e.prompt.split('\n\n')[1].split(' ____')[0].split())
         assert words[words.index(words[-1]) + 1] == e.options[e.answer].strip()
 
 
@@ -81,17 +89,25 @@ def test_runs_on_different_numbers_of_examples_are_one_line(tmp_path, tiny, caps
     from engine.checkpoint import save
     for folder, n in (('toys', None), ('16', 16), ('64', 64)):
         for seed in (0, 1):
-            model, path = tiny(seed=seed, vocab_size=257, context=64), tmp_path / folder / f'a-{seed}'
-            save(path, kind='lm', model=model.state_dict(), model_config=dataclasses.asdict(model.config), config={})
-            origin = dict(made_by='primitives.py', n=n) if n else dict(made_by='data/toy/prepare.py')
+            model, path = tiny(seed=seed, vocab_size=257,
+                               context=64), tmp_path / folder / f'a-{seed}'
+            save(path, kind='lm', model=model.state_dict(),
+                 model_config=dataclasses.asdict(model.config), config={})
+            origin = (dict(made_by='primitives.py', n=n) if n
+                      else dict(made_by='data/toy/prepare.py'))
             (path / 'run.json').write_text(json.dumps(dict(tokenizer='bytes', data=[origin])))
-    nanodepth.main('primitives', [*map(str, tmp_path.glob('*/a-*')), '--tasks=toy_code', '--depths=1', '--n=8', '--device=cpu', f'--out={tmp_path / "p.png"}'])
-    lines = [line.split('|')[1:4] for line in capsys.readouterr().out.splitlines() if line.startswith('| a ')]
-    assert sorted(int(examples) for _, examples, _ in lines) == [0, 16, 64] and (tmp_path / 'p.png').exists()
+    nanodepth.main('primitives', [*map(str, tmp_path.glob('*/a-*')), '--tasks=toy_code',
+                                  '--depths=1', '--n=8', '--device=cpu',
+                                  f'--out={tmp_path / "p.png"}'])
+    lines = [line.split('|')[1:4] for line in capsys.readouterr().out.splitlines()
+             if line.startswith('| a ')]
+    assert (sorted(int(examples) for _, examples, _ in lines) == [0, 16, 64]
+            and (tmp_path / 'p.png').exists())
 
 
 def test_no_place_gives_the_value_away():
-    "Neither the place of the answer's statement, nor of the question's, nor the order of the options."
+    """Neither the place of the answer's statement, nor of the question's, nor the order of the
+    options."""
     for depth in (0, 1):
         examples = few_shot('assign_basic', 2000, shots=0, depth=depth)
         places = [[], [], []]
@@ -102,7 +118,8 @@ def test_no_place_gives_the_value_away():
             places[2].append(e.answer)
         for found in places:
             counts = [found.count(i) for i in range(5)]
-            assert sum(counts) == 2000 and max(abs(c - 400) for c in counts) < 90       # 5 standard deviations
+            # 5 standard deviations
+            assert sum(counts) == 2000 and max(abs(c - 400) for c in counts) < 90
 
 
 def test_shots_are_fresh_and_the_question_stays():
@@ -112,25 +129,31 @@ def test_shots_are_fresh_and_the_question_stays():
             assert b.prompt.endswith(a.prompt) and c.prompt.endswith(b.prompt)
             first, second = c.prompt[:-len(b.prompt)], b.prompt[:-len(a.prompt)]
             assert first and second and first != second and a.prompt not in (first, second)
-            assert sorted(a.options) == sorted(c.options) and a.options[a.answer] == c.options[c.answer]
+            assert (sorted(a.options) == sorted(c.options) and a.options[a.answer]
+                    == c.options[c.answer])
         assert len({e.prompt for e in few_shot(task, 50, shots=1)}) == 50
 
 
 def test_a_seed_is_an_example_on_every_platform():
     e = few_shot('assign_math', 1, shots=0, depth=1, seed=7)[0]
-    assert few_shot('assign_math', 3, shots=0, depth=1, seed=7)[0] == e != few_shot('assign_math', 1, shots=0, depth=1, seed=8)[0]
+    assert few_shot('assign_math', 3, shots=0, depth=1, seed=7)[0] == e != few_shot('assign_math',
+            1, shots=0, depth=1, seed=8)[0]
     assert few_shot('toy_assign', 1, shots=1, depth=1)[0] == GOLD
     assert few_shot('copy_words', 1, shots=0)[0] == GOLD_WORDS
 
 
 GOLD = Example('e5v7f1i3wiofyvpe?w3h7g2b5j4whqbsjmg?m', ['4', '5', '2', '7'], 2)
-GOLD_WORDS = Example('Fill in the blank:\n\nroom party bread fire song ring book wind boy baby bread fire song ring book ____ . ->',
-                     [' song', ' baby', ' bread', ' room', ' party', ' boy', ' wind', ' book', ' ring', ' fire'], 6)
+GOLD_WORDS = Example('Fill in the blank:\n\nroom party bread fire song ring book wind boy baby '
+                     'bread fire song ring book ____ . ->',
+                     [' song', ' baby', ' bread', ' room', ' party', ' boy', ' wind', ' book',
+                      ' ring', ' fire'], 6)
 
 
 @pytest.mark.parametrize('arguments, message', [
-    (dict(task='assign'), "there is no task 'assign': copy_random, copy_words"), (dict(task='toy_copy', depth=-1), 'depth=-1 0 to 99'),
-    (dict(task='toy_copy', shots=-1), 'shots=-1 must not be negative'), (dict(task='toy_copy', n=0), 'n=0 at least 1')])
+    (dict(task='assign'), "there is no task 'assign': copy_random, copy_words"),
+    (dict(task='toy_copy', depth=-1), 'depth=-1 0 to 99'),
+    (dict(task='toy_copy', shots=-1), 'shots=-1 must not be negative'),
+    (dict(task='toy_copy', n=0), 'n=0 at least 1')])
 def test_what_cannot_be_asked(arguments, message):
     with pytest.raises(ValueError, match=message):
         few_shot(**dict(n=1, shots=0) | arguments)
@@ -145,7 +168,8 @@ def test_a_random_scorer_is_at_chance(task):
 
     def guess(tokens):
         return torch.randn(*tokens.shape, 257, generator=rng)
-    accuracy, _ = score(guess, BYTES, [Example('x', e.options, e.answer) for e in examples], batch=1000)
+    accuracy, _ = score(guess, BYTES, [Example('x', e.options, e.answer) for e in examples],
+                        batch=1000)
     chance = 1 / len(examples[0].options)
     assert abs(accuracy - chance) < 5 * math.sqrt(chance * (1 - chance) / 3000)
 
@@ -159,7 +183,8 @@ def test_a_model_that_knows_is_right(task):
     def oracle(tokens):
         logits = torch.zeros(*tokens.shape, 257)
         for row, out in zip(tokens.tolist(), logits):
-            n, answer = next((n, known[tuple(row[1:n + 1])]) for n in range(len(row)) if tuple(row[1:n + 1]) in known)
+            n, answer = next((n, known[tuple(row[1:n + 1])]) for n in range(len(row))
+                             if tuple(row[1:n + 1]) in known)
             for i, token in enumerate(answer):
                 out[n + i, token] = 20
         return logits
@@ -167,12 +192,15 @@ def test_a_model_that_knows_is_right(task):
     assert accuracy == 1 and 0.9 < low < 1 and high == pytest.approx(1)
 
 
-@pytest.mark.parametrize('fields', [{}, dict(order=[0, 1, 1, 2, 3, 2], n_kv_head=2, ln_scaling=True)], ids=['plain', 'looped'])
+@pytest.mark.parametrize('fields',
+                         [{}, dict(order=[0, 1, 1, 2, 3, 2], n_kv_head=2, ln_scaling=True)],
+                         ids=['plain', 'looped'])
 @pytest.mark.parametrize('task, shots', [('assign_basic', 2), ('copy_words', 1), ('toy_assign', 0)])
 def test_the_shared_cache_changes_nothing(tiny, fields, task, shots):
     model = tiny(vocab_size=257, context=512, std=0.3, **fields).double()
     examples = few_shot(task, 12, shots=shots, depth=1 if 'assign' in task else 0)
-    one, two, slow = (log_likelihoods(model, BYTES, examples, **o) for o in ({}, dict(share=False, batch=3), {}))
+    one, two, slow = (log_likelihoods(model, BYTES, examples, **o)
+                      for o in ({}, dict(share=False, batch=3), {}))
     for e, a, b, c in zip(examples, one, two, slow):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
         assert len(a) == len(e.options)
@@ -181,7 +209,9 @@ def test_the_shared_cache_changes_nothing(tiny, fields, task, shots):
             for option, value in zip(e.options, a):
                 prompt, answer = [256, *BYTES.encode(e.prompt)], BYTES.encode(option)
                 logp = model(torch.tensor([prompt + answer])).float().log_softmax(-1)[0]
-                assert value.item() == pytest.approx(sum(logp[len(prompt) + i - 1, t].item() for i, t in enumerate(answer)), abs=1e-5)
+                assert (value.item()
+                        == pytest.approx(sum(logp[len(prompt) + i - 1, t].item()
+                                             for i, t in enumerate(answer)), abs=1e-5))
 
 
 def test_an_interval_by_hand():
@@ -211,8 +241,10 @@ def test_written_examples_have_their_loss_on_the_answer_alone(tmp_path, tiny):
     assert len(set(seen)) == 10 and sum(s.startswith('The following') for s in seen) == 5
     val = Dataset(tmp_path, 'val', None)
     assert val.kinds == ['assign_code 1', 'assign_code 2', 'toy_assign 1', 'toy_assign 2']
-    assert not {tuple(val.window(i)[0]) for i in range(8)} & {tuple(data.window(i)[0]) for i in range(10)}
-    _, kinds = measure(tiny(vocab_size=257, context=256), Loader(str(tmp_path), 2, 256, split='val'), 4)
+    assert not {tuple(val.window(i)[0]) for i in range(8)} & {tuple(data.window(i)[0])
+            for i in range(10)}
+    _, kinds = measure(tiny(vocab_size=257, context=256),
+                       Loader(str(tmp_path), 2, 256, split='val'), 4)
     assert set(kinds) == set(val.kinds)
 
 
@@ -223,24 +255,31 @@ def test_the_command_scores_and_writes(tmp_path, tiny, capsys):
     from engine.checkpoint import save
     for name in ('a-0', 'a-1', 'b'):
         model = tiny(seed=len(name), vocab_size=257, context=128)
-        save(tmp_path / name, kind='lm', model=model.state_dict(), model_config=dataclasses.asdict(model.config), config=dict(data='data/toy'))
+        save(tmp_path / name, kind='lm', model=model.state_dict(),
+             model_config=dataclasses.asdict(model.config), config=dict(data='data/toy'))
         (tmp_path / name / 'run.json').write_text(json.dumps(dict(tokenizer='bytes')))
-    nanodepth.main('primitives', [*(str(tmp_path / n) for n in ('a-0', 'a-1', 'b')), '--n=8', '--depths=0,1', '--shots=0,2,7', '--device=cpu',
+    nanodepth.main('primitives', [*(str(tmp_path / n) for n in ('a-0', 'a-1', 'b')), '--n=8',
+                                  '--depths=0,1', '--shots=0,2,7', '--device=cpu',
                      '--loop=2-2x2', f'--out={tmp_path / "p.png"}'])
     out = capsys.readouterr().out
-    assert 'toy_assign 1, % (chance 25%)' in out and re.search(r'^\| a +\| 0 +\| 2 +\|.* \d+\.\d ± \d+\.\d', out, flags=re.M)
+    assert ('toy_assign 1, % (chance 25%)' in out
+            and re.search(r'^\| a +\| 0 +\| 2 +\|.* \d+\.\d ± \d+\.\d', out, flags=re.M))
     assert 'toy_assign at depth 1 with 7 shots is left out: a prompt with its answer has' in out
-    assert (tmp_path / 'p.png').stat().st_size > 10_000 and (tmp_path / 'p.csv').read_text().count('\n') == 1 + 3 * (1 + 3 + 2)
-    for args in (['--tasks=nothing'], ['--loop=9'], ['--depths=a'], ['--tasks=papers', '--shots=5'], ['--n=0']):
+    assert ((tmp_path / 'p.png').stat().st_size > 10_000
+            and (tmp_path / 'p.csv').read_text().count('\n') == 1 + 3 * (1 + 3 + 2))
+    for args in (['--tasks=nothing'], ['--loop=9'], ['--depths=a'], ['--tasks=papers', '--shots=5'],
+                 ['--n=0']):
         with pytest.raises(SystemExit) as stop:
             nanodepth.main('primitives', [str(tmp_path / 'b'), '--device=cpu', *args])
-        assert stop.value.code == 2 and capsys.readouterr().err.splitlines()[-1].startswith('primitives: ')
+        assert (stop.value.code == 2
+                and capsys.readouterr().err.splitlines()[-1].startswith('primitives: '))
 
 
 def test_the_examples_command(tmp_path, capsys):
     prepare = runpy.run_path(str(ROOT / 'data/sft/prepare.py'))['main']
     prepare([f'--out={tmp_path / "sft"}', '--tasks=assign_code', '--depths=1,2', '--n=64'])
-    assert len(Dataset(tmp_path / 'sft', 'train', None)) == 64 and '64 examples of assign_code at depth 1,2' in capsys.readouterr().out
+    assert (len(Dataset(tmp_path / 'sft', 'train', None)) == 64
+            and '64 examples of assign_code at depth 1,2' in capsys.readouterr().out)
     for args in (['--n=0'], ['--tasks=x'], ['--depths=a'], ['--tokenizer=nothing']):
         with pytest.raises(Refused):
             prepare([f'--out={tmp_path / "no"}', *args])

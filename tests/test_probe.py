@@ -1,4 +1,5 @@
-"Every probe against a slow form that shares nothing with it: one boundary at a time, sublayers called by hand."
+"""Every probe against a slow form that shares nothing with it: one boundary at a time, sublayers
+called by hand."""
 import copy
 
 import pytest
@@ -20,7 +21,8 @@ def tokens(n=9, batch=3):
 
 
 def slow(model, t, order, *, erase=None, part='layer', upto=0):
-    "(inputs, attention updates, MLP updates, output distribution), with layer `erase` taken away for the tokens up to `upto`."
+    """(inputs, attention updates, MLP updates, output distribution), with layer `erase` taken away
+    for the tokens up to `upto`."""
     T = t.shape[1]
     rope, x, inputs, attn, mlp = (model.cos[:T], model.sin[:T]), model.embed(t), [], [], []
     for d, i in enumerate(order):
@@ -44,7 +46,8 @@ def relative(new, old):
 @pytest.mark.parametrize('shape', ['plain', 'looped', 'scaled'])
 @pytest.mark.parametrize('part', probe.PARTS)
 def test_effects_and_score_against_the_slow_form(tiny, shape, part):
-    model = tiny(n_layer=3, order=[0, 1, 2, 1, 2] if shape == 'looped' else None, ln_scaling=shape == 'scaled')
+    model = tiny(n_layer=3, order=[0, 1, 2, 1, 2] if shape == 'looped' else None,
+                 ln_scaling=shape == 'scaled')
     t, order = tokens(), model.order
     D, T = len(order), t.shape[1]
     inputs, attn, mlp, out = slow(model, t, order)
@@ -62,17 +65,20 @@ def test_effects_and_score_against_the_slow_form(tiny, shape, part):
                     want[s, d] = max(want[s, d], relative(attn2[d] + mlp2[d], old)[:, seen].max())
                     x = inputs[d].clone()
                     x[:, :b + 1] -= contribution[s][:, :b + 1]
-                    block, scale = model.layers[order[d]], (d + 1) ** -0.5 if model.config.ln_scaling else 1.0
+                    block, scale = (model.layers[order[d]],
+                                    (d + 1) ** -0.5 if model.config.ln_scaling else 1.0)
                     a = block.attn(block.attn_norm(x) * scale, (model.cos[:T], model.sin[:T]))
                     new = a + block.mlp(block.mlp_norm(x + a) * scale)
                     local[s, d] = max(local[s, d], relative(new, old)[:, seen].max())
         options = dict(part=part, future=future, boundaries=boundaries if future else None)
         assert torch.allclose(future_effects(model, t, **options), want, atol=1e-5, rtol=1e-5)
-        assert torch.allclose(future_effects(model, t, propagate=False, **options), local, atol=1e-5, rtol=1e-5)
+        assert torch.allclose(future_effects(model, t, propagate=False, **options), local,
+                              atol=1e-5, rtol=1e-5)
         if part == 'layer' and future:
             score, per_layer = depth_score(model, t, boundaries=boundaries)
             assert torch.allclose(per_layer, moved.mean(1), atol=1e-5)
-            assert score == pytest.approx((torch.arange(D) * per_layer).sum().item() / per_layer.sum().item(), rel=1e-5)
+            assert score == pytest.approx((torch.arange(D) * per_layer).sum().item()
+                                          / per_layer.sum().item(), rel=1e-5)
 
 
 def test_rows_in_pieces_give_the_same(tiny, monkeypatch):
@@ -85,8 +91,8 @@ def test_rows_in_pieces_give_the_same(tiny, monkeypatch):
 
 
 def hand_built():
-    """Layer 0 only has an MLP, layer 1 only attention that looks at all tokens alike and copies what it sees: its update at p is the
-    mean of rms(x_j), j <= p."""
+    """Layer 0 only has an MLP, layer 1 only attention that looks at all tokens alike and copies
+    what it sees: its update at p is the mean of rms(x_j), j <= p."""
     torch.manual_seed(0)
     model = LM(ModelConfig(vocab_size=50, n_layer=2, n_embd=16, n_head=2, context=16)).eval()
     for p in model.parameters():
@@ -103,13 +109,17 @@ def test_a_model_whose_effects_are_known():
     e = model.embed(t)[0]
     x = e + model.layers[0].mlp(rms(e))
     for boundary in (0, 2, 4):
-        change = (rms(e) - rms(x))[:boundary + 1].sum(0).norm()             # what is missing from the sum over j <= t
+        # what is missing from the sum over j <= t
+        change = (rms(e) - rms(x))[:boundary + 1].sum(0).norm()
         want = max((change / rms(x)[:p + 1].sum(0).norm()).item() for p in range(boundary + 1, 6))
         for propagate in (True, False):
-            assert future_effects(model, t, boundaries=[boundary], propagate=propagate)[0, 1].item() == pytest.approx(want, rel=1e-4)
-        assert future_effects(model, t, boundaries=[boundary], part='attn').abs().max() == 0        # layer 0 has no attention to erase
+            assert future_effects(model, t, boundaries=[boundary], propagate=propagate)[0,
+                    1].item() == pytest.approx(want, rel=1e-4)
+        # layer 0 has no attention to erase
+        assert future_effects(model, t, boundaries=[boundary], part='attn').abs().max() == 0
     score, per_layer = depth_score(model, t)
-    assert score == 0.0 and per_layer[0] > 0 and per_layer[1] == 0          # the last layer's result reaches no other token
+    # the last layer's result reaches no other token
+    assert score == 0.0 and per_layer[0] > 0 and per_layer[1] == 0
 
 
 def test_what_does_nothing_scores_nothing_and_work_is_where_it_is(tiny):
@@ -118,8 +128,10 @@ def test_what_does_nothing_scores_nothing_and_work_is_where_it_is(tiny):
         layer.attn.o.weight.zero_(), layer.mlp.down.weight.zero_()
     _, per_layer = depth_score(model, t)
     assert per_layer[1] == per_layer[4] == 0 and per_layer[0] > 0 and per_layer[2] > 0
-    assert per_layer[3] == 0                                                # nothing behind it carries its result on
-    for options in (dict(), dict(propagate=False), dict(future=False), dict(part='attn'), dict(part='mlp', propagate=False, future=False)):
+    # nothing behind it carries its result on
+    assert per_layer[3] == 0
+    for options in (dict(), dict(propagate=False), dict(future=False), dict(part='attn'),
+                    dict(part='mlp', propagate=False, future=False)):
         matrix = future_effects(model, t, **options)
         assert matrix[1].abs().max() == 0 and matrix[0, 2] > 0 and not matrix.isnan().any()
         assert torch.equal(matrix, matrix.triu(1))
@@ -129,7 +141,8 @@ def test_what_does_nothing_scores_nothing_and_work_is_where_it_is(tiny):
     model = tiny(n_layer=4)
     for i in (0, 1):
         model.layers[i].attn.o.weight.zero_(), model.layers[i].mlp.down.weight.zero_()
-    assert depth_score(model, t)[0] == 2.0                                  # of layers 2 and 3, the last moves nothing
+    # of layers 2 and 3, the last moves nothing
+    assert depth_score(model, t)[0] == 2.0
 
 
 def test_what_is_not_a_number_shows(tiny):
@@ -141,7 +154,8 @@ def test_what_is_not_a_number_shows(tiny):
 def test_nothing_before_an_intervention_changes(tiny):
     model, t = tiny(n_layer=3), tokens()
     was = probe.record(model, t)
-    tap, found = probe.watch(lambda depth, part, update: update * (torch.arange(9) > 4)[:, None] if depth == 1 else update)
+    tap, found = probe.watch(lambda depth, part, update: update * (torch.arange(9) > 4)[:, None]
+                             if depth == 1 else update)
     model.hidden(t, tap=tap)
     updates = was['attn'] + was['mlp']
     assert torch.equal(found[0], updates[0]) and torch.equal(found[1][:, 5:], updates[1][:, 5:])
@@ -151,8 +165,10 @@ def test_nothing_before_an_intervention_changes(tiny):
 def test_a_probe_leaves_the_model_as_it_was(tiny):
     model, t = tiny(n_layer=3), tokens()
     before, plain = copy.deepcopy(model.state_dict()), model(t)
-    depth_score(model, t), future_effects(model, t, propagate=False), residual_norms(model, t), block_similarity(model)
-    assert all(torch.equal(a, b) for a, b in zip(before.values(), model.state_dict().values())) and torch.equal(model(t), plain)
+    depth_score(model, t), future_effects(model, t, propagate=False), residual_norms(model,
+            t), block_similarity(model)
+    assert (all(torch.equal(a, b) for a, b in zip(before.values(), model.state_dict().values()))
+            and torch.equal(model(t), plain))
     assert all(p.requires_grad for p in model.parameters()) and not model.training
 
 
@@ -163,8 +179,11 @@ def test_norms_and_cosines_by_hand(tiny):
     for d in range(3):
         h, a, m = inputs[d], attn[d], mlp[d]
         cosine = lambda u, v: (u * v).sum(-1) / u.norm(dim=-1) / v.norm(dim=-1)
-        for name, value in (('stream', h.norm(dim=-1)), ('attn share', a.norm(dim=-1) / h.norm(dim=-1)), ('mlp share', m.norm(dim=-1) / (h + a).norm(dim=-1)),
-                            ('layer share', (a + m).norm(dim=-1) / h.norm(dim=-1)), ('attn cosine', cosine(a, h)), ('mlp cosine', cosine(m, h + a)),
+        for name, value in (('stream', h.norm(dim=-1)),
+                            ('attn share', a.norm(dim=-1) / h.norm(dim=-1)),
+                            ('mlp share', m.norm(dim=-1) / (h + a).norm(dim=-1)),
+                            ('layer share', (a + m).norm(dim=-1) / h.norm(dim=-1)),
+                            ('attn cosine', cosine(a, h)), ('mlp cosine', cosine(m, h + a)),
                             ('layer cosine', cosine(a + m, h))):
             assert found[name][d].item() == pytest.approx(value.mean().item(), abs=1e-5), name
 
@@ -173,12 +192,17 @@ def test_similarity_of_grown_layers(tiny):
     from grow import lidas, untie
     model = untie(tiny(n_layer=4), lidas(4, 2))                              # 0 1 2 1 2 3
     same = block_similarity(model)
-    copies = torch.tensor([[0, 0, 0, 0, 0, 0], [0, 0, 0, 1, 0, 0], [0, 0, 0, 0, 1, 0], [0, 1, 0, 0, 0, 0], [0, 0, 1, 0, 0, 0], [0, 0, 0, 0, 0, 0]]) + torch.eye(6)
+    copies = torch.tensor([[0, 0, 0, 0, 0, 0], [0, 0, 0, 1, 0, 0], [0, 0, 0, 0, 1, 0],
+                           [0, 1, 0, 0, 0, 0], [0, 0, 1, 0, 0, 0], [0, 0, 0, 0, 0, 0]]) + torch.eye(
+                               6)
     assert (same[copies == 1] > 0.999).all() and (same[copies == 0].abs() < 0.2).all()
     blocks = block_similarity(model, 2)
-    flat = [torch.cat([p.flatten() for i in pair for p in model.layers[i].mlp.parameters()]) for pair in ((0, 1), (2, 3), (4, 5))]
-    assert blocks[0, 1].item() == pytest.approx(torch.cosine_similarity(flat[0], flat[1], dim=0).item(), abs=1e-5)
-    assert by_lag(torch.tensor([[1.0, 0.5, 0.1], [0.5, 1.0, 0.3], [0.1, 0.3, 1.0]])).tolist() == pytest.approx([1.0, 0.4, 0.1])
+    flat = [torch.cat([p.flatten() for i in pair for p in model.layers[i].mlp.parameters()])
+            for pair in ((0, 1), (2, 3), (4, 5))]
+    assert blocks[0, 1].item() == pytest.approx(torch.cosine_similarity(flat[0], flat[1],
+            dim=0).item(), abs=1e-5)
+    assert by_lag(torch.tensor([[1.0, 0.5, 0.1], [0.5, 1.0, 0.3],
+                                [0.1, 0.3, 1.0]])).tolist() == pytest.approx([1.0, 0.4, 0.1])
 
 
 def test_recurrent_and_looped_models_by_unrolled_depth(tiny):
@@ -189,40 +213,56 @@ def test_recurrent_and_looped_models_by_unrolled_depth(tiny):
         torch.nn.init.normal_(p, std=0.2)
     score, per_layer = depth_score(model, t)
     assert per_layer.shape == (6,) and (per_layer[:5] > 0).all() and 0 < score < 5
-    by_hand = model.head(model.norm(model.hidden(t, tap=lambda depth, part, x, u: u * (torch.arange(9) > 2)[:, None] if depth == 3 else u))).softmax(-1)
+    by_hand = model.head(model.norm(model.hidden(t, tap=lambda depth, part, x,
+                                                 u: u * (torch.arange(9) > 2)[:, None] if depth == 3
+                                                 else u))).softmax(-1)
     change = (by_hand - model(t).softmax(-1)).norm(dim=-1)[:, 3:].amax(1).mean()
-    assert depth_score(model, t, boundaries=[2])[1][3].item() == pytest.approx(change.item(), abs=1e-5)
+    assert depth_score(model, t, boundaries=[2])[1][3].item() == pytest.approx(change.item(),
+            abs=1e-5)
     with pytest.raises(ValueError, match='take no other'):
         depth_score(model, t, order=[0, 1])
-    once = surgery(parent, '1-3-0', mean=1)                     # r = 1, the adapter as it begins: the parent
+    # r = 1, the adapter as it begins: the parent
+    once = surgery(parent, '1-3-0', mean=1)
     with pytest.raises(ValueError, match='behind an adapter there is none to take'):
         future_effects(model, t, propagate=False)
-    for a, b in ((depth_score(once, t)[1], depth_score(parent, t)[1]), (future_effects(once, t), future_effects(parent, t))):
+    for a, b in ((depth_score(once, t)[1], depth_score(parent, t)[1]),
+                 (future_effects(once, t), future_effects(parent, t))):
         assert torch.allclose(a, b, atol=1e-6)
 
 
 @pytest.mark.parametrize('change, start, length, expected', [
-    (probe.swap_blocks, 1, 2, [0, 3, 4, 1, 2, 5]), (probe.swap_blocks, 0, 1, [1, 0, 2, 3, 4, 5]), (probe.skip_blocks, 2, 3, [0, 1, 5]),
-    (probe.reverse_block, 1, 4, [0, 4, 3, 2, 1, 5]), (probe.reverse_block, 0, 1, [0, 1, 2, 3, 4, 5]), (probe.repeat_block, 1, 2, [0, 1, 2, 1, 2, 3, 4, 5])])
+    (probe.swap_blocks, 1, 2, [0, 3, 4, 1, 2, 5]), (probe.swap_blocks, 0, 1, [1, 0, 2, 3, 4, 5]),
+    (probe.skip_blocks, 2, 3, [0, 1, 5]),
+    (probe.reverse_block, 1, 4, [0, 4, 3, 2, 1, 5]),
+    (probe.reverse_block, 0, 1, [0, 1, 2, 3, 4, 5]),
+    (probe.repeat_block, 1, 2, [0, 1, 2, 1, 2, 3, 4, 5])])
 def test_orders(change, start, length, expected):
     order = list(range(6))
-    assert change(order, start, length, *[2] * (change is probe.repeat_block)) == expected and order == list(range(6))
-    assert sorted(probe.permute_block(order, 1, 4)) == order and probe.permute_block(order, 1, 4)[::5] == [0, 5]
+    assert (change(order, start, length, *[2] * (change is probe.repeat_block)) == expected
+            and order == list(range(6)))
+    assert (sorted(probe.permute_block(order, 1, 4)) == order and probe.permute_block(order, 1,
+            4)[::5] == [0, 5])
 
 
 def test_sweeps_over_orders(tiny):
     model, look = tiny(n_layer=3), lambda model: dict(order=tuple(model.order))
-    rows = {(r['size'], r['start']): r['order'] for r in probe.repeat_sweep(model, look, lengths=(1, 2), times=3)}
-    assert rows == {(0, 0): (0, 1, 2), (1, 0): (0, 0, 0, 1, 2), (1, 1): (0, 1, 1, 1, 2), (1, 2): (0, 1, 2, 2, 2), (2, 0): (0, 1, 0, 1, 0, 1, 2), (2, 1): (0, 1, 2, 1, 2, 1, 2)}
+    rows = {(r['size'], r['start']): r['order'] for r in probe.repeat_sweep(model, look,
+            lengths=(1, 2), times=3)}
+    assert rows == {(0, 0): (0, 1, 2), (1, 0): (0, 0, 0, 1, 2), (1, 1): (0, 1, 1, 1, 2),
+                    (1, 2): (0, 1, 2, 2, 2), (2, 0): (0, 1, 0, 1, 0, 1, 2),
+                    (2, 1): (0, 1, 2, 1, 2, 1, 2)}
     rows = probe.order_sweep(model, look, probe.skip_blocks, (1, 3))
-    assert [r['order'] for r in rows] == [(0, 1, 2), (1, 2), (0, 2), (0, 1)] and model.order == [0, 1, 2]
+    assert ([r['order'] for r in rows] == [(0, 1, 2), (1, 2), (0, 2), (0, 1)] and model.order == [0,
+            1, 2])
 
 
 @pytest.mark.parametrize('call, message', [
     (lambda m: depth_score(m, tokens(), boundaries=[8]), r'boundaries=\[8\].*0 to 7 of 9 tokens'),
     (lambda m: depth_score(m, tokens(), boundaries=[]), r'boundaries=\[\]'),
-    (lambda m: future_effects(m, tokens(), part='att'), "part='att' must be one of layer, attn, mlp"),
-    (lambda m: probe.swap_blocks(range(6), 3, 2), '4 layers from position 3 on do not lie within an order of 6'),
+    (lambda m: future_effects(m, tokens(), part='att'),
+     "part='att' must be one of layer, attn, mlp"),
+    (lambda m: probe.swap_blocks(range(6), 3, 2),
+     '4 layers from position 3 on do not lie within an order of 6'),
     (lambda m: probe.skip_blocks(range(6), -1, 2), 'position -1'),
     (lambda m: block_similarity(m, 3), '4 layers do not divide into blocks of 3')])
 def test_what_is_refused(tiny, call, message):
@@ -233,4 +273,5 @@ def test_what_is_refused(tiny, call, message):
 def test_boundaries():
     assert probe.pick_boundaries(32) == list(range(31))
     drawn = probe.pick_boundaries(100)
-    assert len(drawn) == 16 and drawn == sorted(drawn) == probe.pick_boundaries(100) and max(drawn) <= 98
+    assert (len(drawn) == 16 and drawn == sorted(drawn) == probe.pick_boundaries(100) and max(drawn)
+            <= 98)

@@ -1,4 +1,5 @@
-"Retrofitted recurrence: the cuts' exact counts, the parent as the off value, truncated gradients against a detached reference."
+"""Retrofitted recurrence: the cuts' exact counts, the parent as the off value, truncated gradients
+against a detached reference."""
 import json
 import math
 import statistics
@@ -16,8 +17,10 @@ from retrofit import Recurrent, cut, recurrence_curriculum, sample_recurrence, s
 from variants.cuts import block_influence, by_influence, selections
 from variants.exit import Exit
 
-TINYLLAMA = dict(vocab_size=32000, n_layer=22, n_embd=2048, n_head=32, n_kv_head=4, ffn_dim=5632, context=1024, tie_embeddings=False)
-LLAMA = dict(vocab_size=128256, n_layer=16, n_embd=2048, n_head=32, n_kv_head=8, ffn_dim=8192, context=1024, tie_embeddings=False)
+TINYLLAMA = dict(vocab_size=32000, n_layer=22, n_embd=2048, n_head=32, n_kv_head=4, ffn_dim=5632,
+                 context=1024, tie_embeddings=False)
+LLAMA = dict(vocab_size=128256, n_layer=16, n_embd=2048, n_head=32, n_kv_head=8, ffn_dim=8192,
+             context=1024, tie_embeddings=False)
 
 
 def meta(fields, shape, **options):
@@ -36,12 +39,14 @@ def tokens():
     (TINYLLAMA, '4-8-4', (176_177_152, 352_354_304, 176_177_152), 0.727),
     (TINYLLAMA, '6-10-6', (264_265_728, 440_442_880, 264_265_728), 1.0),
     (LLAMA, '4-6-4', (243_286_016, 364_929_024, 243_286_016), 0.875),
-    (TINYLLAMA, '2-4-2', (88_088_576, 176_177_152, 88_088_576), 8 / 22),     # the paper prints Llama's layers in this row
+    # the paper prints Llama's layers in this row
+    (TINYLLAMA, '2-4-2', (88_088_576, 176_177_152, 88_088_576), 8 / 22),
 ])
 def test_the_papers_cuts(fields, shape, parts, share):
     model = meta(fields, shape)
     assert model.parts() == parts and model.adapter.weight.numel() == 8_388_608
-    assert round(sum(parts) / sum(p.numel() for p in LM_meta(fields).layers.parameters()), 3) == round(share, 3)
+    assert round(sum(parts) / sum(p.numel() for p in LM_meta(fields).layers.parameters()),
+                 3) == round(share, 3)
     c = model.config
     assert model.num_params() == sum(parts) + 8_388_608 + 2 * c.vocab_size * 2048 + 2048
     assert 2 * c.vocab_size * 2048 == {32000: 131_072_000, 128256: 525_336_576}[c.vocab_size]
@@ -62,17 +67,20 @@ def test_the_papers_flops(fields, shape, flops, effective):
     model = meta(fields, shape)
     assert tuple(model.flops_paper(m) for m in (4, 8, 16, 32)) == flops
     assert tuple(model.effective_params(m) for m in (4, 8, 16, 32)) == effective
-    kept = sum(model.flops_paper(recurrence_curriculum(t, 47_684, 32, 0.25)) for t in range(0, 47_684, 7)) / 6_812 / model.flops_paper(32)
+    kept = sum(model.flops_paper(recurrence_curriculum(t, 47_684, 32, 0.25))
+               for t in range(0, 47_684, 7)) / 6_812 / model.flops_paper(32)
     assert kept == pytest.approx({'4-8-4': 0.915, '4-6-4': 0.917}[shape], abs=5e-4)
 
 
 def test_our_ledger(tiny):
-    "The same as LM's for as many layers of their own; recurrences without a trace cost a third; the adapter counts."
+    """The same as LM's for as many layers of their own; recurrences without a trace cost a third;
+    the adapter counts."""
     parent = tiny(n_layer=6)
     model = surgery(parent, '2-2-2', inject='add')
     assert model.flops_per_token(r=3) == parent.flops_per_token([0, 1] + [2, 3] * 3 + [4, 5])
     once = parent.flops_per_token([2, 3]) - parent.flops_per_token([])
-    assert model.flops_per_token(r=5, backprop_depth=2) == parent.flops_per_token([0, 1, 4, 5]) + 2 * once + 3 * once // 3
+    assert model.flops_per_token(r=5, backprop_depth=2) == parent.flops_per_token([0, 1, 4,
+            5]) + 2 * once + 3 * once // 3
     linear = surgery(parent, '2-2-2', inject='linear')
     assert linear.flops_per_token(r=3) - model.flops_per_token(r=3) == 3 * 6 * 2 * 32 * 32
 
@@ -80,25 +88,34 @@ def test_our_ledger(tiny):
 def test_shapes_that_do_not_fit():
     assert cut('4-8-4', 22) == ([0, 1, 2, 3], [10, 11, 12, 13, 14, 15, 16, 17], [18, 19, 20, 21])
     assert cut('0-2-0', 4) == ([], [2, 3], [])
-    for shape, message in (('4-8', 'not three numbers'), ('a-1-1', 'not three numbers'), ('2-0-2', 'a core of at least one'),
-                           ('4-9-10', 'needs 23 layers and a core of at least one, but the model has 22')):
+    for shape, message in (('4-8', 'not three numbers'), ('a-1-1', 'not three numbers'),
+                           ('2-0-2', 'a core of at least one'),
+                           ('4-9-10',
+                            'needs 23 layers and a core of at least one, but the model has 22')):
         with pytest.raises(ValueError, match=message):
             cut(shape, 22)
-    assert len(selections(22, (4, 8, 4))) == sum(22 - 4 - (a + 8) + 1 for a in range(4, 22 - 8 - 4 + 1)) and cut('4-8-4', 22) in selections(22, (4, 8, 4))
+    assert (len(selections(22, (4, 8, 4)))
+            == sum(22 - 4 - (a + 8) + 1 for a in range(4, 22 - 8 - 4 + 1))
+            and cut('4-8-4', 22) in selections(22, (4, 8, 4)))
 
 
-# ------------------------------------------------------------------ the off value, and a slow second form
+# ------------------------------------------------------------ the off value, and a slow second form
 
-@pytest.mark.parametrize('fields', [dict(), dict(tie_embeddings=False, n_kv_head=2, qk_norm=True), dict(ln_scaling=True)])
+@pytest.mark.parametrize('fields', [dict(), dict(tie_embeddings=False, n_kv_head=2, qk_norm=True),
+                                    dict(ln_scaling=True)])
 def test_with_one_recurrence_and_an_identity_start_it_is_its_parent(tiny, tokens, fields):
     parent = tiny(n_layer=6, **fields)
     for start in ('normal', 'zero'):
-        assert torch.equal(surgery(parent, '2-2-2', inject='identity', start=start)(tokens, r=1), parent(tokens))
-    assert torch.equal(surgery(parent, '2-2-2', inject='add', start='zero')(tokens, r=1), parent(tokens))
+        assert torch.equal(surgery(parent, '2-2-2', inject='identity', start=start)(tokens, r=1),
+                           parent(tokens))
+    assert torch.equal(surgery(parent, '2-2-2', inject='add', start='zero')(tokens, r=1),
+                       parent(tokens))
     assert not torch.equal(surgery(parent, '2-2-2', inject='linear')(tokens, r=1), parent(tokens))
-    assert torch.equal(surgery(parent, '2-2-2', inject='identity')(tokens, tokens, r=1), parent(tokens, tokens))
+    assert torch.equal(surgery(parent, '2-2-2', inject='identity')(tokens, tokens, r=1),
+                       parent(tokens, tokens))
     dense = untie(parent, [0, 1, 3, 5])
-    assert torch.equal(dense(tokens), LM.forward(parent, tokens, order=[0, 1, 3, 5])) if not fields.get('ln_scaling') else True
+    assert (torch.equal(dense(tokens), LM.forward(parent, tokens, order=[0, 1, 3, 5]))
+            if not fields.get('ln_scaling') else True)
 
 
 def slowly(model, tokens, r, most, generator=None):
@@ -113,7 +130,8 @@ def slowly(model, tokens, r, most, generator=None):
         for d, i in enumerate(c):
             x = lm.run(x, [i], depth=len(p) + k * len(c) + d)
         s = x
-        if k < r - most:        # what comes before leaves no trace, neither in the state nor through e
+        # what comes before leaves no trace, neither in the state nor through e
+        if k < r - most:
             s = s.detach()
     for d, i in enumerate(model.coda):
         s = lm.run(s, [i], depth=len(p) + r * len(c) + d)
@@ -130,7 +148,8 @@ def test_gradients_are_those_of_a_detached_reference(tiny, tokens, inject, r, mo
     model = surgery(tiny(n_layer=6), '2-2-2', inject=inject, backprop_depth=most)
     found = gradients(model(tokens, tokens, r=r), model)
     x = slowly(model, tokens, r, most)
-    expected = gradients(torch.nn.functional.cross_entropy(model.lm.head(x).flatten(0, 1), tokens.flatten()), model)
+    expected = gradients(torch.nn.functional.cross_entropy(model.lm.head(x).flatten(0, 1),
+            tokens.flatten()), model)
     assert found.keys() == expected.keys() == {n for n, _ in model.named_parameters()}
     for name in found:
         torch.testing.assert_close(found[name], expected[name], rtol=1e-4, atol=1e-6)
@@ -145,7 +164,8 @@ def test_memory_does_not_grow_past_the_backprop_depth(tiny, tokens):
 
     def kept(r, **options):
         held = {}
-        with torch.autograd.graph.saved_tensors_hooks(lambda t: held.setdefault((t.data_ptr(), t.shape), t), lambda t: t):
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda t: held.setdefault((t.data_ptr(), t.shape), t), lambda t: t):
             model(tokens, tokens, r=r, **options)
         return sum(t.numel() for t in held.values())
     assert kept(2) < kept(3) == kept(6) == kept(20) < kept(20, backprop_depth=6)
@@ -159,22 +179,27 @@ def test_under_autocast_every_weight_has_its_gradient(tiny, tokens):
         model.zero_grad()
         with torch.autocast('cpu', torch.bfloat16, cache_enabled=cached):
             loss = model(tokens, tokens, r=4)
-            assert model.hidden(tokens).dtype == torch.float32      # the stream keeps its precision, adapter or not
+            # the stream keeps its precision, adapter or not
+            assert model.hidden(tokens).dtype == torch.float32
         loss.backward()
         grads.append({name: p.grad.clone() for name, p in model.named_parameters()})
-    assert all(torch.equal(grads[0][name], grads[1][name]) and grads[0][name].abs().sum() > 0 for name in grads[0])
+    assert all(torch.equal(grads[0][name], grads[1][name]) and grads[0][name].abs().sum() > 0
+               for name in grads[0])
 
 
 def test_the_first_state(tiny, tokens):
     model = surgery(tiny(n_layer=6), '2-2-2', inject='linear')
     e = torch.zeros(2, 12, 32)
     s = model.first_state(e, 0, None)
-    assert torch.equal(s[0], s[1]) and torch.equal(model.first_state(e[:, :5], 3, None), s[:, 3:8])     # by position
+    # by position
+    assert torch.equal(s[0], s[1]) and torch.equal(model.first_state(e[:, :5], 3, None), s[:, 3:8])
     g = lambda: [torch.Generator().manual_seed(k) for k in (5, 6)]      # noqa: E731
     s = model.first_state(e, 0, g())
-    assert torch.equal(s[1:], model.first_state(e[1:], 0, g()[1:])) and not torch.equal(s[0], s[1])     # by row, whoever computes it
+    # by row, whoever computes it
+    assert torch.equal(s[1:], model.first_state(e[1:], 0, g()[1:])) and not torch.equal(s[0], s[1])
     big = Recurrent(LM(ModelConfig(n_embd=640, n_head=4, n_layer=1)), [], [0], [])
-    assert big.first_state(torch.zeros(1, 200, 640), 0, None).std().item() == pytest.approx(math.sqrt(2 / 3200), rel=0.02)
+    assert big.first_state(torch.zeros(1, 200, 640), 0,
+                           None).std().item() == pytest.approx(math.sqrt(2 / 3200), rel=0.02)
     assert not torch.equal(model(tokens, generator=g()), model(tokens, generator=g()[::-1]))
 
 
@@ -188,7 +213,9 @@ def test_cached_generation_is_uncached_generation(tiny, tokens, inject, start):
         slow = torch.cat((slow, model(slow, r=3)[:, -1:].argmax(-1)), dim=1)
     assert torch.equal(found, slow)
     assert not torch.equal(found, model.generate(tokens, 8, r=1, temperature=0))
-    with pytest.raises(ValueError, match='the order ends at depth 6, but the cache has 5 slots|but the cache has'):
+    with pytest.raises(ValueError,
+                       match='the order ends at depth 6, but the cache has 5 slots|but the '
+                       'cache has'):
         model(tokens, r=3, cache=model.cache(1))
     with pytest.raises(ValueError, match='r=0: the core runs at least once'):
         model(tokens, r=0)
@@ -201,14 +228,17 @@ def test_a_threshold_of_zero_is_fixed_r(tiny, tokens, by):
     with torch.no_grad():
         assert torch.equal(model(tokens, r=5, exit=stop), model(tokens, r=5))
     assert stop.used == stop.full == 5 * tokens.numel()
-    assert torch.equal(model.generate(tokens, 6, r=4, temperature=0, exit=Exit(0.0, by)), model.generate(tokens, 6, r=4, temperature=0))
+    assert torch.equal(model.generate(tokens, 6, r=4, temperature=0, exit=Exit(0.0, by)),
+                       model.generate(tokens, 6, r=4, temperature=0))
 
 
 def by_hand(model, tokens, r, threshold):
-    "Each token on its own, one recurrence after the other, with keys and values in a table [recurrence][layer][token]."
+    """Each token on its own, one recurrence after the other, with keys and values in a table
+    [recurrence][layer][token]."""
     lm, B, T = model.lm, *tokens.shape
     e = lm.run(lm.embed(tokens), model.prelude)
-    s, done, count = model.first_state(e, 0, None).clone(), torch.zeros(B, T, dtype=torch.bool), torch.zeros(B, T)
+    s, done, count = model.first_state(e, 0, None).clone(), torch.zeros(B, T,
+            dtype=torch.bool), torch.zeros(B, T)
     table = {}
     for k in range(r):
         x = model.adapter(torch.cat((s, e), -1))
@@ -217,14 +247,19 @@ def by_hand(model, tokens, r, threshold):
             h = layer.attn_norm(x)
             keys = layer.attn.k(h).view(B, T, -1, lm.config.head_dim).transpose(1, 2)
             from model import rotate
-            keys, values = rotate(keys, (lm.cos[:T], lm.sin[:T])), layer.attn.v(h).view(B, T, -1, lm.config.head_dim).transpose(1, 2)
+            keys, values = rotate(keys, (lm.cos[:T], lm.sin[:T])), layer.attn.v(h).view(B, T, -1,
+                    lm.config.head_dim).transpose(1, 2)
             for b in range(B):
                 for t in range(T):
                     old = table.get((k - 1, d, b, t))
                     table[k, d, b, t] = old if done[b, t] else (keys[b, :, t], values[b, :, t])
-            ks, vs = (torch.stack([torch.stack([table[k, d, b, t][which] for t in range(T)], 1) for b in range(B)]) for which in (0, 1))
-            q = rotate(layer.attn.q(h).view(B, T, -1, lm.config.head_dim).transpose(1, 2), (lm.cos[:T], lm.sin[:T]))
-            scores = (q @ ks.transpose(-1, -2) / math.sqrt(lm.config.head_dim)).masked_fill(torch.ones(T, T).triu(1).bool(), -math.inf)
+            ks, vs = (
+                torch.stack([torch.stack([table[k, d, b, t][which] for t in range(T)], 1)
+                             for b in range(B)]) for which in (0, 1))
+            q = rotate(layer.attn.q(h).view(B, T, -1, lm.config.head_dim).transpose(1, 2),
+                       (lm.cos[:T], lm.sin[:T]))
+            scores = (q @ ks.transpose(-1, -2) / math.sqrt(lm.config.head_dim)).masked_fill(
+                torch.ones(T, T).triu(1).bool(), -math.inf)
             x = x + layer.attn.o((scores.softmax(-1) @ vs).transpose(1, 2).reshape(B, T, -1))
             x = x + layer.mlp(layer.mlp_norm(x))
         count += ~done
@@ -246,7 +281,8 @@ def test_exit_by_hand(tiny, tokens):
         model(tokens, r=6, exit=stop)
     finally:
         Exit.change = change
-    threshold = torch.stack(moves[1:]).flatten().quantile(0.3).item()       # some tokens stop, some do not
+    # some tokens stop, some do not
+    threshold = torch.stack(moves[1:]).flatten().quantile(0.3).item()
     stop = Exit(threshold)
     found = model(tokens, r=6, exit=stop)
     expected, count = by_hand(model, tokens, 6, threshold)
@@ -259,11 +295,13 @@ def test_exit_by_hand(tiny, tokens):
         parts.append(model(tokens[:, t:t + 1], r=6, cache=cache, exit=again))
     torch.testing.assert_close(torch.cat(parts, 1), found, rtol=1e-4, atol=1e-4)
     assert again.used == stop.used and {slot.keys.shape[2] for slot in cache.layers} == {12}
-    assert Exit(9.0).threshold and model(tokens, r=6, exit=(early := Exit(1e9))).isfinite().all() and early.used * 6 == early.full
+    assert (Exit(9.0).threshold and model(tokens, r=6, exit=(early := Exit(1e9))).isfinite().all()
+            and early.used * 6 == early.full)
     kl = Exit(1e9, by='kl')
     model(tokens, r=6, exit=kl)
     assert kl.used * 3 == kl.full           # after two there is something to compare
-    model.adapter.weight.normal_(std=0.01)          # a map that has long settled: rounding must not look like movement
+    # a map that has long settled: rounding must not look like movement
+    model.adapter.weight.normal_(std=0.01)
     kl = Exit(0.0, by='kl')
     assert torch.equal(model(tokens, r=24, exit=kl), model(tokens, r=24)) and kl.used == kl.full
     for bad in (dict(threshold=-1), dict(threshold=math.nan), dict(threshold=1, by='x')):
@@ -273,7 +311,8 @@ def test_exit_by_hand(tiny, tokens):
 
 # ------------------------------------------------------------------ how often
 
-@pytest.mark.parametrize('mean, variance, median', [(4, 8.544, 4), (8, 26.178, 8), (16, 88.711, 15), (32, 322.842, 29)])
+@pytest.mark.parametrize('mean, variance, median', [(4, 8.544, 4), (8, 26.178, 8), (16, 88.711, 15),
+                                                    (32, 322.842, 29)])
 def test_the_poisson_lognormal(mean, variance, median):
     drawn = [sample_recurrence(mean, step, seed=3) for step in range(4000)]
     assert statistics.mean(drawn) == pytest.approx(mean + 1, abs=4 * math.sqrt(variance / 4000))
@@ -291,16 +330,19 @@ def test_its_probabilities():
     drawn = torch.tensor([sample_recurrence(m, step, seed=0) for step in range(6000)])
     for k in range(8):
         p = (weight * torch.exp(k * rate.log() - rate - math.lgamma(k + 1))).sum() / weight.sum()
-        assert (drawn == k + 1).float().mean().item() == pytest.approx(p.item(), abs=4 * math.sqrt(p * (1 - p) / 6000))
+        assert (drawn == k + 1).float().mean().item() == pytest.approx(p.item(),
+                abs=4 * math.sqrt(p * (1 - p) / 6000))
 
 
 def test_the_curriculum():
     "3,125 of 6,250 steps to 32: 32 steps of the staircase of 97.66 steps each."
     table = [recurrence_curriculum(t, 6250, 32, 0.5) for t in range(6250)]
-    assert table[0] == 1 and table[3124:] == [32] * (6250 - 3124) and table == sorted(table) and set(table) == set(range(1, 33))
+    assert (table[0] == 1 and table[3124:] == [32] * (6250 - 3124) and table == sorted(table)
+            and set(table) == set(range(1, 33)))
     assert [table.count(k) for k in (1, 2, 3)] == [97, 98, 97]
     slow = [recurrence_curriculum(t, 6250, 32, 0.5, '1-sqrt') for t in range(6250)]
-    assert slow == sorted(slow) and all(a <= b for a, b in zip(slow, table)) and slow[1500] < 12 and slow[3124] == 32
+    assert (slow == sorted(slow) and all(a <= b for a, b in zip(slow, table)) and slow[1500] < 12
+            and slow[3124] == 32)
     assert {recurrence_curriculum(t, 100, 7, 0) for t in range(100)} == {7}
     with pytest.raises(ValueError, match="the curriculum 'cosine' is not known: linear, 1-sqrt"):
         recurrence_curriculum(0, 10, 4, 0.5, 'cosine')
@@ -316,15 +358,18 @@ def test_block_influence(tiny, tokens):
     found = block_influence(model, tokens)
     states = [model.embed(tokens)]
     model(tokens, tap=lambda depth, part, x, update: states.append(x + update) or update)
-    slow = [1 - torch.nn.functional.cosine_similarity(states[2 * d], states[2 * d + 2], dim=-1).mean().item() for d in range(6)]
-    assert found == pytest.approx(slow, abs=1e-5) and found[2] == pytest.approx(0, abs=1e-6) and min(found) == found[2]
+    slow = ([1 - torch.nn.functional.cosine_similarity(states[2 * d], states[2 * d + 2],
+                                                       dim=-1).mean().item() for d in range(6)])
+    assert (found == pytest.approx(slow, abs=1e-5) and found[2] == pytest.approx(0, abs=1e-6)
+            and min(found) == found[2])
     assert by_influence(model, (1, 2, 1), tokens) == ([0], [1, 3], [5])
 
 
 # ------------------------------------------------------------------ training
 
 def small(**more):
-    return dict(n_layer=6, n_embd=32, n_head=2, context=16, batch_size=4, steps=8, warmup_steps=2, decay_steps=2, lr=1e-2, eval_batches=1,
+    return dict(n_layer=6, n_embd=32, n_head=2, context=16, batch_size=4, steps=8, warmup_steps=2,
+                decay_steps=2, lr=1e-2, eval_batches=1,
                 eval_every=100, log_every=1, device='cpu') | more
 
 
@@ -333,25 +378,33 @@ def started(data, tmp_path):
     "A baseline, and its cut."
     from engine.settings import Config, check
     from train import train
-    train(check(Config(**small(data=str(data), out_dir=str(tmp_path / 'base'), steps=2, warmup_steps=0))))
-    nanodepth.main('retrofit', [str(tmp_path / 'base'), '2-2-1', f'--out={tmp_path / "cut"}', '--mean=3', '--backprop_depth=2', '--inject=identity'])
+    train(
+        check(Config(**small(data=str(data), out_dir=str(tmp_path / 'base'), steps=2,
+                             warmup_steps=0))))
+    nanodepth.main('retrofit', [str(tmp_path / 'base'), '2-2-1', f'--out={tmp_path / "cut"}',
+                                '--mean=3', '--backprop_depth=2', '--inject=identity'])
     return tmp_path
 
 
 def go(started, name, **more):
     from engine.settings import Config, check
     from train import train
-    config = small(data=str(started.parent.joinpath(started.name) / 'data'), init_from=str(started / 'cut'), out_dir=str(started / name), **more)
+    config = small(data=str(started.parent.joinpath(started.name) / 'data'),
+                   init_from=str(started / 'cut'), out_dir=str(started / name), **more)
     train(check(Config(**config)))
-    return [json.loads(line) for line in (started / name / 'log.jsonl').read_text().splitlines()], load(started / name)
+    return [json.loads(line)
+            for line in (started / name / 'log.jsonl').read_text().splitlines()], load(started
+            / name)
 
 
 def test_it_trains_and_resumes_in_the_curriculum(started, monkeypatch):
     import train
     log, state = go(started, 'through', curriculum=0.9)
-    assert state['kind'] == 'recurrent' and state['recurrent']['mean'] == 3 and log[-1]['loss'] < log[1]['loss']
+    assert (state['kind'] == 'recurrent' and state['recurrent']['mean'] == 3 and log[-1]['loss']
+            < log[1]['loss'])
     rs = [line['r'] for line in log if 'r' in line]
-    assert rs == [sample_recurrence(recurrence_curriculum(t, 8, 3, 0.9), t, 0) for t in range(8)] and len(set(rs)) > 2
+    assert (rs == [sample_recurrence(recurrence_curriculum(t, 8, 3, 0.9), t, 0) for t in range(8)]
+            and len(set(rs)) > 2)
     assert all(line['backprop_depth'] == 2 for line in log if 'r' in line)
     model = load_model(started / 'through')
     assert state['flops'] == sum(4 * 16 * model.flops_per_token(r=r) for r in rs)
@@ -366,19 +419,21 @@ def test_it_trains_and_resumes_in_the_curriculum(started, monkeypatch):
             raise Stopped
         return update(*args, **kwargs)
     update = train.take_step
-    monkeypatch.setattr(train, 'update', stopping)
+    monkeypatch.setattr(train, 'take_step', stopping)
     with pytest.raises(Stopped):
         go(started, 'again', curriculum=0.9, save_every=1)
-    monkeypatch.setattr(train, 'update', update)
+    monkeypatch.setattr(train, 'take_step', update)
     _, resumed = go(started, 'again', curriculum=0.9, save_every=1)
     assert all(torch.equal(state['model'][name], resumed['model'][name]) for name in state['model'])
 
 
 def test_every_row_and_step_begins_elsewhere(started, monkeypatch):
     states, first = [], Recurrent.first_state
-    monkeypatch.setattr(Recurrent, 'first_state', lambda self, *args: states.append(first(self, *args)) or states[-1])
+    monkeypatch.setattr(Recurrent, 'first_state', lambda self,
+                        *args: states.append(first(self, *args)) or states[-1])
     go(started, 'rows', steps=2, decay_steps=0, warmup_steps=0)
-    a, b = (s for s in states if s.shape[:2] == (4, 16) and not torch.equal(s[0], s[1]))      # of the steps; evaluation's rows are equal
+    # of the steps; evaluation's rows are equal
+    a, b = (s for s in states if s.shape[:2] == (4, 16) and not torch.equal(s[0], s[1]))
     flat = torch.cat((a, b)).flatten(1)
     assert len(states) > 2 and torch.cdist(flat, flat).add(torch.eye(8)).min() > 0.1
 
@@ -389,22 +444,27 @@ def test_other_steps_are_another_curriculum(started):
     with pytest.raises(Refused, match='holds a run with steps=4, but this config has 40'):
         go(started, 'short', curriculum=0.5, steps=40)
     go(started, 'flat', curriculum=0.0, steps=4, decay_steps=0)
-    log, _ = go(started, 'flat', curriculum=0.0, steps=6)           # a mean that never rose may go on
+    # a mean that never rose may go on
+    log, _ = go(started, 'flat', curriculum=0.0, steps=6)
     assert [line['step'] for line in log if 'r' in line] == [1, 2, 3, 4, 5, 6]
 
 
 def test_pieces_do_not_change_the_step(started):
     "A row's first state is a function of its place in the batch."
-    whole, pieces = (go(started, f'a{n}', grad_accum=n, optimizer='adamw', steps=3, warmup_steps=0, decay_steps=1)[0] for n in (1, 2))
-    assert [a['loss'] for a in whole if 'loss' in a] == pytest.approx([b['loss'] for b in pieces if 'loss' in b], rel=1e-5)
+    whole, pieces = (go(started, f'a{n}', grad_accum=n, optimizer='adamw', steps=3, warmup_steps=0,
+                        decay_steps=1)[0] for n in (1, 2))
+    assert [a['loss'] for a in whole if 'loss' in a] == pytest.approx([b['loss'] for b in pieces
+            if 'loss' in b], rel=1e-5)
 
 
 def test_two_ranks_are_one(started, tmp_path):
     losses = {}
     for n in (1, 2):
         out = tmp_path / f'ranks{n}'
-        run = ranks(['config/sft.py', f'--data={started / "data"}', f'--init_from={started / "cut"}', f'--out_dir={out}', '--device=cpu',
-                     '--steps=4', '--warmup_steps=0', '--decay_steps=1', '--context=16', '--batch_size=4', '--optimizer=adamw', '--eval_batches=1',
+        run = ranks(['config/sft.py', f'--data={started / "data"}',
+                     f'--init_from={started / "cut"}', f'--out_dir={out}', '--device=cpu',
+                     '--steps=4', '--warmup_steps=0', '--decay_steps=1', '--context=16',
+                     '--batch_size=4', '--optimizer=adamw', '--eval_batches=1',
                      '--log_every=1', '--curriculum=0.5'], n)
         assert run.returncode == 0, run.stderr
         lines = [json.loads(line) for line in (out / 'log.jsonl').read_text().splitlines()]
@@ -420,7 +480,8 @@ def test_changing_r_does_not_recompile(tiny, tokens):
     for layer in model.layers:
         layer.compile(backend=counter)
     counts = []
-    for r in (3, 1, 2, 7, 4):       # a graph with a trace and one without: after the first step, none is new
+    # a graph with a trace and one without: after the first step, none is new
+    for r in (3, 1, 2, 7, 4):
         model(tokens, tokens, r=r, backprop_depth=2).backward()
         counts.append(counter.frame_count)
     torch._dynamo.reset()
@@ -428,29 +489,37 @@ def test_changing_r_does_not_recompile(tiny, tokens):
 
 
 def test_a_checkpoint_comes_back(tiny, tokens, tmp_path):
-    model = surgery(tiny(n_layer=6), ([0, 2], [3], [5, 4]), inject='add', start='zero', mean=3, backprop_depth=2)
+    model = surgery(tiny(n_layer=6), ([0, 2], [3], [5, 4]), inject='add', start='zero', mean=3,
+                    backprop_depth=2)
     save(tmp_path / 'x', **describe(model))
     again = build_model(load(tmp_path / 'x'), 'x').eval()
-    assert torch.equal(again(tokens), model(tokens)) and again.order == model.order == [0, 1, 2, 2, 2, 3, 4]
+    assert (torch.equal(again(tokens), model(tokens)) and again.order == model.order == [0, 1, 2, 2,
+            2, 3, 4])
 
 
 def test_the_dial(tiny, tokens, started, tmp_path, capsys):
     model = set_depth(surgery(tiny(n_layer=6), '2-2-2'), r=3)
     assert model.order == [0, 1] + [2, 3] * 3 + [4, 5]
     assert set_depth(tiny(), loop='2-2x3').order == [0, 1] + [2, 3] * 3
-    for what, options, message in ((model, dict(loop='2x2'), "loop='2x2' is for ordinary models"), (model, dict(r=0), 'at least once'),
+    for what, options, message in ((model, dict(loop='2x2'), "loop='2x2' is for ordinary models"),
+                                   (model, dict(r=0), 'at least once'),
                                    (tiny(), dict(r=2), 'r=2 is for models with a recurrent core')):
         with pytest.raises(ValueError, match=message):
             set_depth(what, **options)
     said = []
     for r in (1, 6):
-        nanodepth.main('sample', [str(started / 'cut'), '--prompt=ab', f'--r={r}', '--tokens=5', '--device=cpu'])
-        nanodepth.main('primitives', [str(started / 'cut'), '--tasks=toy_assign', '--depths=0', f'--r={r}', '--n=5', '--device=cpu', f'--out={tmp_path / "p.png"}'])
+        nanodepth.main('sample', [str(started / 'cut'), '--prompt=ab', f'--r={r}', '--tokens=5',
+                                  '--device=cpu'])
+        nanodepth.main('primitives', [str(started / 'cut'), '--tasks=toy_assign', '--depths=0',
+                                      f'--r={r}', '--n=5', '--device=cpu',
+                                      f'--out={tmp_path / "p.png"}'])
         said.append(capsys.readouterr().out)
     assert f'{2 + 2 + 1} layers deep' in said[0] and f'{2 + 12 + 1} layers deep' in said[1]
     pytest.importorskip('safetensors')
-    for name, args, message in (('loop', [str(started / 'cut')], 'has a recurrent core, which is measured by: python retrofit.py'),
-                                ('export', [str(started / 'cut'), str(tmp_path / 'hf')], 'has no family that transformers knows')):
+    for name, args, message in (('loop', [str(started / 'cut')],
+                                 'has a recurrent core, which is measured by: python retrofit.py'),
+                                ('export', [str(started / 'cut'), str(tmp_path / 'hf')],
+                                 'has no family that transformers knows')):
         with pytest.raises(SystemExit):
             nanodepth.main(name, args)
         assert message in capsys.readouterr().err
@@ -460,7 +529,8 @@ def test_the_dial(tiny, tokens, started, tmp_path, capsys):
     pairs = [([256, 1, 2], [3, 4]), ([256], [5])]
     found = lm._loglikelihood_tokens([(None, *pair) for pair in pairs])
     with torch.no_grad():
-        values = [lm.model(torch.tensor([(c + k)[:-1]]), r=2).log_softmax(-1)[0, -len(k):].gather(-1, torch.tensor(k)[:, None]).sum().item() for c, k in pairs]
+        values = [lm.model(torch.tensor([(c + k)[:-1]]), r=2).log_softmax(-1)[0,
+                -len(k):].gather(-1, torch.tensor(k)[:, None]).sum().item() for c, k in pairs]
     assert [value for value, _ in found] == pytest.approx(values, rel=1e-4)
 
 
@@ -468,55 +538,81 @@ def test_the_command(started, capsys, tmp_path):
     nanodepth.main('retrofit', [str(started / 'base'), '2-2-1', f'--out={started / "plain"}'])
     out = capsys.readouterr().out
     assert re_row('core', '3 4', out) and re_row('dropped', '2', out)
-    nanodepth.main('retrofit', [str(started / 'base'), '2-2-1', '--layers=0,1/2,3/5', f'--out={started / "lists"}'])
+    nanodepth.main('retrofit', [str(started / 'base'), '2-2-1', '--layers=0,1/2,3/5',
+                                f'--out={started / "lists"}'])
     assert re_row('dropped', '4', capsys.readouterr().out)
-    nanodepth.main('retrofit', [str(started / 'base'), '2-2-1', '--select=influence', f'--data={started / "data"}', f'--out={started / "short"}'])
+    nanodepth.main('retrofit', [str(started / 'base'), '2-2-1', '--select=influence',
+                                f'--data={started / "data"}', f'--out={started / "short"}'])
     capsys.readouterr()
-    nanodepth.main('retrofit', [str(started / 'base'), '2-2-1', '--search', f'--data={started / "data"}'])
+    nanodepth.main('retrofit',
+                   [str(started / 'base'), '2-2-1', '--search', f'--data={started / "data"}'])
     lines = capsys.readouterr().out.splitlines()[2:]
     losses = [float(line.split('|')[1]) for line in lines]
-    assert len(lines) == len(selections(6, (2, 2, 1))) == 3 and losses == sorted(losses) and any('| 0 1     | 3 4  | 5    |' in line for line in lines)
-    nanodepth.main('retrofit', [str(started / 'base'), '2-2-1', '--scratch', f'--out={started / "scratch"}'])
-    assert not torch.equal(load_model(started / 'scratch').lm.layers[0].attn.q.weight, load_model(started / 'cut').lm.layers[0].attn.q.weight)
-    nanodepth.main('retrofit', [str(started / 'base'), '2-2-1', '--dense', f'--out={started / "dense"}'])
-    assert isinstance(load_model(started / 'dense'), LM) and len(load_model(started / 'dense').order) == 5
+    assert (len(lines) == len(selections(6, (2, 2, 1))) == 3 and losses == sorted(losses)
+            and any('| 0 1     | 3 4  | 5    |' in line for line in lines))
+    nanodepth.main('retrofit',
+                   [str(started / 'base'), '2-2-1', '--scratch', f'--out={started / "scratch"}'])
+    assert not torch.equal(load_model(started / 'scratch').lm.layers[0].attn.q.weight,
+                           load_model(started / 'cut').lm.layers[0].attn.q.weight)
+    nanodepth.main('retrofit',
+                   [str(started / 'base'), '2-2-1', '--dense', f'--out={started / "dense"}'])
+    assert (isinstance(load_model(started / 'dense'), LM)
+            and len(load_model(started / 'dense').order) == 5)
     go(started, 'run')
     capsys.readouterr()
-    nanodepth.main('retrofit', [str(started / 'run'), str(started / 'base'), '--eval', '--r=1,3', '--batches=1', '--tasks=toy_assign/0', '--n=10', '--device=cpu',
+    nanodepth.main('retrofit', [str(started / 'run'), str(started / 'base'), '--eval', '--r=1,3',
+                                '--batches=1', '--tasks=toy_assign/0', '--n=10', '--device=cpu',
                    f'--out={tmp_path / "e.png"}'])
     out = capsys.readouterr().out
-    assert re_row('run', '3', out) and re_row('base', 'ordinary', out) and (tmp_path / 'e.png').stat().st_size > 10_000
+    assert (re_row('run', '3', out) and re_row('base', 'ordinary', out)
+            and (tmp_path / 'e.png').stat().st_size > 10_000)
     assert (tmp_path / 'e.csv').read_text().count('\n') == 4
-    assert load(started / 'cut')['inherited_flops'] == load(started / 'base')['flops'] > 0 == load(started / 'scratch')['inherited_flops']
+    assert load(started / 'cut')['inherited_flops'] == load(started / 'base')['flops'] > 0 == load(
+        started / 'scratch')['inherited_flops']
     (tmp_path / 'bare').mkdir()
     (tmp_path / 'bare/ckpt.pt').write_bytes((started / 'base/ckpt.pt').read_bytes())
-    for args, message in (([str(tmp_path / 'bare'), '2-2-1', f'--out={tmp_path / "n"}'], 'does not say which tokenizer it reads'),
-                          ([str(started / 'run'), '--eval', '--r=0,1'], '--r=0,1: the core runs at least once'),
-                          ([str(started / 'base'), '2-9-1'], 'needs 12 layers'), ([str(started / 'base'), '2-2-1', '--inject=ad'], "inject='ad' must be one of"),
-                          ([str(started / 'base'), '2-2-1', f'--out={started / "cut"}'], 'holds a checkpoint already'),
-                          ([str(started / 'base'), '2-2-1', '--layers=0/1/2', f'--out={tmp_path / "n"}'], 'does not name 2-2-1 layers'),
-                          ([str(started / 'base'), '2-2-1', '--layers=0,1/1,2/3', f'--out={tmp_path / "n"}'], 'stand in more than one place'),
-                          ([str(started / 'base'), '2-2-1', '--layers=0,1/9,2/3', f'--out={tmp_path / "n"}'], 'the order names layer 9')):
+    for args, message in (([str(tmp_path / 'bare'), '2-2-1', f'--out={tmp_path / "n"}'],
+                           'does not say which tokenizer it reads'),
+                          ([str(started / 'run'), '--eval', '--r=0,1'],
+                           '--r=0,1: the core runs at least once'),
+                          ([str(started / 'base'), '2-9-1'], 'needs 12 layers'),
+                          ([str(started / 'base'), '2-2-1', '--inject=ad'],
+                           "inject='ad' must be one of"),
+                          ([str(started / 'base'), '2-2-1', f'--out={started / "cut"}'],
+                           'holds a checkpoint already'),
+                          ([str(started / 'base'), '2-2-1', '--layers=0/1/2',
+                            f'--out={tmp_path / "n"}'], 'does not name 2-2-1 layers'),
+                          ([str(started / 'base'), '2-2-1', '--layers=0,1/1,2/3',
+                            f'--out={tmp_path / "n"}'], 'stand in more than one place'),
+                          ([str(started / 'base'), '2-2-1', '--layers=0,1/9,2/3',
+                            f'--out={tmp_path / "n"}'], 'the order names layer 9')):
         with pytest.raises(SystemExit) as stop:
             nanodepth.main('retrofit', args)
         assert stop.value.code == 2 and message in capsys.readouterr().err
     assert not (tmp_path / 'n').exists()
-    nanodepth.main('retrofit', [str(started / 'base' / 'ckpt.pt'), '2-2-1', f'--out={tmp_path / "file"}'])
+    nanodepth.main('retrofit',
+                   [str(started / 'base' / 'ckpt.pt'), '2-2-1', f'--out={tmp_path / "file"}'])
     assert (tmp_path / 'file' / 'run.json').exists()
 
 
 def re_row(first, second, text):
-    return any([cell.strip() for cell in line.split('|')[1:3]] == [first, second] for line in text.splitlines())
+    return any([cell.strip() for cell in line.split('|')[1:3]] == [first, second]
+               for line in text.splitlines())
 
 
 def test_settings_that_do_not_fit(started, capsys):
     from train import main
-    base = ['config/sft.py', f'--data={started / "data"}', '--device=cpu', '--context=16', f'--out_dir={started / "no"}']
-    for args, message in (([f'--init_from={started / "base"}', '--recurrence=4'], 'has none: python retrofit.py'),
+    base = ['config/sft.py', f'--data={started / "data"}', '--device=cpu', '--context=16',
+            f'--out_dir={started / "no"}']
+    for args, message in (([f'--init_from={started / "base"}', '--recurrence=4'],
+                           'has none: python retrofit.py'),
                           (['--init_from=None', '--recurrence=4'], 'init_from must be one'),
-                          ([f'--init_from={started / "cut"}', '--cooldown_loop=2x2'], 'has a recurrent core, which loops by itself'),
-                          ([f'--init_from={started / "cut"}', '--curriculum=2'], 'is a part of the steps: from 0 to 1'),
-                          ([f'--init_from={started / "cut"}', '--curriculum_shape=cos'], "is not one of linear, 1-sqrt")):
+                          ([f'--init_from={started / "cut"}', '--cooldown_loop=2x2'],
+                           'has a recurrent core, which loops by itself'),
+                          ([f'--init_from={started / "cut"}', '--curriculum=2'],
+                           'is a part of the steps: from 0 to 1'),
+                          ([f'--init_from={started / "cut"}', '--curriculum_shape=cos'],
+                           "is not one of linear, 1-sqrt")):
         with pytest.raises(SystemExit):
             nanodepth.main('train', [*base, *args])
         assert message in capsys.readouterr().err, message

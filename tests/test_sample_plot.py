@@ -12,19 +12,23 @@ from train import train
 @pytest.fixture
 def run(data, tmp_path):
     out = tmp_path / 'run'
-    train(check(Config(n_layer=1, n_embd=32, n_head=2, head_dim=None, context=16, batch_size=2, steps=3, warmup_steps=0, decay_steps=1,
-                       eval_batches=1, log_every=1, data=str(data), out_dir=str(out), device='cpu')))
+    train(check(Config(n_layer=1, n_embd=32, n_head=2, head_dim=None, context=16, batch_size=2,
+                       steps=3, warmup_steps=0, decay_steps=1,
+                       eval_batches=1, log_every=1, data=str(data), out_dir=str(out),
+                       device='cpu')))
     return out
 
 
 def test_sample_goes_on_and_is_seeded(run, capsys):
     said = []
     for seed in (0, 0, 1):
-        nanodepth.main('sample', [str(run), '--prompt=a\\nb', '--tokens=20', f'--seed={seed}', '--device=cpu'])
+        nanodepth.main('sample', [str(run), '--prompt=a\\nb', '--tokens=20', f'--seed={seed}',
+                                  '--device=cpu'])
         said.append(capsys.readouterr().out)
     assert said[0] == said[1] != said[2]
     assert "--- 'a\\nb' goes on:\na\nb|" in said[0]
-    nanodepth.main('sample', [str(run), '--prompt=' + 'x' * 40, '--tokens=2', '--device=cpu', '--temperature=0'])
+    nanodepth.main('sample', [str(run), '--prompt=' + 'x' * 40, '--tokens=2', '--device=cpu',
+                              '--temperature=0'])
     assert 'has 41 tokens: the model sees the last 16' in capsys.readouterr().out
 
 
@@ -33,7 +37,8 @@ def test_sample_loops(run, capsys):
     assert '3 layers deep' in capsys.readouterr().out
     with pytest.raises(SystemExit):
         nanodepth.main('sample', [str(run), '--device=cpu', '--loop=2x3'])
-    assert "sample: the loop '2x3' has 2 unique layers, but the model has 1" in capsys.readouterr().err
+    assert ("sample: the loop '2x3' has 2 unique layers, but the model "
+            "has 1" in capsys.readouterr().err)
 
 
 def test_sample_names_what_is_missing(tmp_path, capsys):
@@ -47,17 +52,21 @@ def test_one_picture_of_one_run_and_one_of_two(run, tmp_path, capsys):
     other = tmp_path / 'other'
     other.mkdir()
     lines = (run / 'log.jsonl').read_text()
-    (other / 'log.jsonl').write_text(lines + '{"step": 4, "lo')          # cut off while it is being written
+    # cut off while it is being written
+    (other / 'log.jsonl').write_text(lines + '{"step": 4, "lo')
     nanodepth.main('plot', [str(run), str(other)])
     assert (run / 'compare.png').stat().st_size > 10_000
     assert f'picture: {run}/compare.png' in capsys.readouterr().out
     with pytest.raises(SystemExit):
         nanodepth.main('plot', [str(tmp_path)])
-    assert f'plot: there is no {tmp_path}/log.jsonl: is {tmp_path} the folder of a run?' in capsys.readouterr().err
+    assert (f'plot: there is no {tmp_path}/log.jsonl: is {tmp_path} the folder of a '
+            'run?' in capsys.readouterr().err)
 
 
 def test_a_log_without_marks_has_a_picture_too(tmp_path):
-    (tmp_path / 'log.jsonl').write_text(''.join(json.dumps(dict(step=i, flops=i, loss=3 - i, val_loss=3 - i, kinds={})) + '\n' for i in range(3)))
+    (tmp_path / 'log.jsonl').write_text(
+        ''.join(json.dumps(dict(step=i, flops=i, loss=3 - i, val_loss=3 - i, kinds={})) + '\n'
+                for i in range(3)))
     nanodepth.main('plot', [str(tmp_path)])
     assert (tmp_path / 'loss.png').exists()
 
@@ -79,23 +88,33 @@ def line(step, layers, accuracy, loss=1.0):
 
 def test_seeds_are_one_group_and_other_numbers_are_names():
     runs = {name: [] for name in ('a-0', 'a-1', 'b', 'c-4', 'lr1e-3', 'lr1e-4', 'd', 'd-0', 'd-1')}
-    assert {k: len(v) for k, v in logs.by_seed(runs).items()} == {'a': 2, 'b': 1, 'c-4': 1, 'lr1e-3': 1, 'lr1e-4': 1, 'd': 1, 'd-*': 2}
+    assert {k: len(v) for k, v in logs.by_seed(runs).items()} == {'a': 2, 'b': 1, 'c-4': 1,
+            'lr1e-3': 1, 'lr1e-4': 1, 'd': 1, 'd-*': 2}
 
 
 def test_the_table_by_hand(tmp_path, capsys):
-    groups = dict(base=[[line(0, 2, 0.1), line(5, 2, 0.5), line(9, 2, 0.6, loss)] for loss in (1.0, 3.0)],
-                grown=[[line(0, 1, 0), line(4, 2, 0.8), line(9, 2, 1.0, 6.0)], [line(0, 1, 0), line(4, 2, 0.7), line(9, 2, 0.7, 8.0)]])
+    groups = dict(base=[[line(0, 2, 0.1), line(5, 2, 0.5), line(9, 2, 0.6, loss)]
+                        for loss in (1.0, 3.0)],
+                grown=[[line(0, 1, 0), line(4, 2, 0.8), line(9, 2, 1.0, 6.0)],
+                       [line(0, 1, 0), line(4, 2, 0.7), line(9, 2, 0.7, 8.0)]])
     base, grown = logs.table(groups)
-    assert (base['loss'], base['loss se'], base['look'], base['look reached'], base['minutes']) == (2.0, 1.0, 0.6, 0, 9.0)
-    assert (grown['loss'], grown['loss se'], grown['look reached'], grown['look step'], grown['look flops']) == (7.0, 1.0, 1, 4, 40)
-    assert [entry['step'] for entry in logs.growths(groups['grown'][0])] == [4] and not logs.growths(groups['base'][0])
-    assert logs.at_all_seeds([groups['base'][0], groups['grown'][0]], 'flops', lambda e: e['val_loss']) == [(0, [1, 1]), (90, [1, 6])]
+    assert (base['loss'], base['loss se'], base['look'], base['look reached'],
+            base['minutes']) == (2.0, 1.0, 0.6, 0, 9.0)
+    assert (grown['loss'], grown['loss se'], grown['look reached'], grown['look step'],
+            grown['look flops']) == (7.0, 1.0, 1, 4, 40)
+    assert ([entry['step'] for entry in logs.growths(groups['grown'][0])] == [4]
+            and not logs.growths(groups['base'][0]))
+    assert logs.at_all_seeds([groups['base'][0], groups['grown'][0]], 'flops',
+                             lambda e: e['val_loss']) == [(0, [1, 1]), (90, [1, 6])]
     logs.print_table([base, grown])
     out = capsys.readouterr().out
-    assert '7.000 ± 1.000 (+3.5)' in out and '4, 4.00e+01 (1 of 2 seeds)' in out and 'never' in out    # 5 / sqrt(1 + 1)
+    # 5 / sqrt(1 + 1)
+    assert '7.000 ± 1.000 (+3.5)' in out and '4, 4.00e+01 (1 of 2 seeds)' in out and 'never' in out
     for name, group in groups.items():
         for seed, log in enumerate(group):
             (tmp_path / f'{name}-{seed}').mkdir()
             (tmp_path / f'{name}-{seed}' / 'log.jsonl').write_text('\n'.join(map(json.dumps, log)))
-    nanodepth.main('plot', [*map(str, sorted(tmp_path.iterdir())), f'--out={tmp_path / "toys.png"}'])
-    assert (tmp_path / 'toys.csv').read_text().splitlines()[2].startswith('grown,2,9.0,2.0,90.0,9.0,7.0,')
+    nanodepth.main('plot',
+                   [*map(str, sorted(tmp_path.iterdir())), f'--out={tmp_path / "toys.png"}'])
+    assert (tmp_path / 'toys.csv').read_text().splitlines()[2].startswith(
+        'grown,2,9.0,2.0,90.0,9.0,7.0,')

@@ -24,9 +24,12 @@ g_half = lambda x: x + F(x)
     ('rk4', 1, {}, 1 - 0.5 + 1 / 8 - 1 / 48 + 1 / 384),
     ('midpoint', 2, {}, (1 - 0.25 + 1 / 32) ** 2),
     ('heavy_ball', 2, dict(alpha=0.5, beta=0.5), 0.75 * 0.75 + 0.5 * (0.75 - 1)),
-    ('anderson', 2, dict(m=1, beta=1.0), 0.0),          # one dimension: two evaluations know a linear map
-    ('aitken', 2, dict(safeguard=False), 0.0),          # the geometric series ends at the fixed point
-    ('aitken', 2, dict(safeguard=True), 0.5),           # ... the safeguard stops it at the plain window
+    # one dimension: two evaluations know a linear map
+    ('anderson', 2, dict(m=1, beta=1.0), 0.0),
+    # the geometric series ends at the fixed point
+    ('aitken', 2, dict(safeguard=False), 0.0),
+    # ... the safeguard stops it at the plain window
+    ('aitken', 2, dict(safeguard=True), 0.5),
     ('uniform', 3, {}, 0.5 * (1 + 0.5 + 0.375) / 3),    # x1 = 1/2, x2 = (1 + 1/2)/2/2 = 3/8
     ('norm_stab', 4, {}, 1.0),                          # the length is all there is of a number
     ('poly_blend', 2, dict(weights=[0.4, 0.2, 0.4]), 0.4 + 0.1 + 0.1),
@@ -46,7 +49,9 @@ def field(x):
     return x - x * x
 
 
-@pytest.mark.parametrize('method, options, order', [('euler', {}, 1), ('rk', dict(beta=0.0), 1), ('midpoint', {}, 2), ('heun', {}, 2), ('rk4', {}, 4)])
+@pytest.mark.parametrize('method, options, order',
+                         [('euler', {}, 1), ('rk', dict(beta=0.0), 1), ('midpoint', {}, 2),
+                          ('heun', {}, 2), ('rk4', {}, 4)])
 def test_orders_of_accuracy(method, options, order):
     x = torch.tensor([[[0.9]]], dtype=torch.float64)
     error = [abs(SOLVERS[method](field, x, K, **options) - x / (1 + x)).item() for K in (8, 16)]
@@ -54,12 +59,14 @@ def test_orders_of_accuracy(method, options, order):
 
 
 def test_the_anchored_method_is_of_first_order_for_every_beta():
-    "On x' = F(x) over a short time h: the error of one step falls as h^2 and not faster, however many stages it has."
+    """On x' = F(x) over a short time h: the error of one step falls as h^2 and not faster, however
+    many stages it has."""
     for beta, K in ((0.5, 3), (0.2, 4)):
         errors = []
         for h in (0.02, 0.01):
             x = torch.tensor([[[0.9]]], dtype=torch.float64)
-            errors.append(abs(SOLVERS['rk'](lambda y: y - h * y * y, x, K, beta=beta) - x / (1 + h * x)).item())
+            errors.append(abs(SOLVERS['rk'](lambda y: y - h * y * y, x, K, beta=beta) - x
+                              / (1 + h * x)).item())
         assert abs(math.log2(errors[0] / errors[1]) - 2) < 0.1
 
 
@@ -69,9 +76,12 @@ def test_equation_16_and_its_tableau():
     g = lambda y: y + torch.tanh(y @ A)
     for K, beta in ((1, 0.2), (2, 0.5), (3, 0.5), (5, 0.1), (4, 0.0)):
         damped = SOLVERS['euler'](g, x, K)
-        tableau = dict(a=[[1.0] * i for i in range(K)], b=[K * beta * (i == 0) + (1 - beta) for i in range(K)])   # times 1/K: butcher's h
+        # times 1/K: butcher's h
+        tableau = dict(a=[[1.0] * i for i in range(K)],
+                       b=[K * beta * (i == 0) + (1 - beta) for i in range(K)])
         by_stages = x
-        for i, b in enumerate([beta + (1 - beta) / K] + [(1 - beta) / K] * (K - 1)):        # Eq. 13 to 15, written out
+        # Eq. 13 to 15, written out
+        for i, b in enumerate([beta + (1 - beta) / K] + [(1 - beta) / K] * (K - 1)):
             ks = [] if i == 0 else ks
             y = x + sum(ks, torch.zeros_like(x)) / K
             ks.append(g(y) - y)
@@ -129,14 +139,18 @@ def test_anderson_solves_a_linear_problem_and_keeps_sequences_apart():
     g = lambda x: x @ A.T + b
     fixed = torch.linalg.solve(torch.eye(2, dtype=torch.float64) - A, b)
     for beta in (0.5, 1.0):
-        assert torch.allclose(SOLVERS['anderson'](g, torch.zeros(1, 1, 2, dtype=torch.float64), 4, m=2, beta=beta), fixed, atol=1e-9)
-    assert torch.allclose(SOLVERS['anderson'](g, torch.zeros(2, dtype=torch.float64), 4, m=2), fixed, atol=1e-9)       # one without a batch
+        assert torch.allclose(SOLVERS['anderson'](g, torch.zeros(1, 1, 2, dtype=torch.float64), 4,
+                                                  m=2, beta=beta), fixed, atol=1e-9)
+    # one without a batch
+    assert torch.allclose(SOLVERS['anderson'](g, torch.zeros(2, dtype=torch.float64), 4, m=2),
+                          fixed, atol=1e-9)
     x = torch.randn(3, 4, 2, dtype=torch.float64)
     curved = lambda y: y + torch.tanh(y @ A.T + b)
     together = SOLVERS['anderson'](curved, x, 4)
     alone = torch.cat([SOLVERS['anderson'](curved, row[None], 4) for row in x])
     assert torch.allclose(together, alone, atol=1e-10)
-    still = SOLVERS['anderson'](lambda y: y, x, 4)              # at a fixed point all changes are zero
+    # at a fixed point all changes are zero
+    still = SOLVERS['anderson'](lambda y: y, x, 4)
     assert torch.equal(still, x)
 
 
@@ -148,7 +162,8 @@ def test_a_tolerance_stops_tokens_one_by_one():
         return x + torch.tensor([1.0, 1e-4]).view(1, 2, 1) * x
     x = SOLVERS['euler'](g, torch.ones(1, 2, 3), 4, tol=1e-2)
     assert len(calls) == 4
-    assert torch.allclose(x[0, 0], torch.full((3,), 1.25 ** 4)) and torch.allclose(x[0, 1], torch.full((3,), 1 + 1e-4 / 4))
+    assert (torch.allclose(x[0, 0], torch.full((3,), 1.25 ** 4)) and torch.allclose(x[0, 1],
+            torch.full((3,), 1 + 1e-4 / 4)))
     assert pick_solver('euler', 8, tol=0.3)[1] == 8             # at most
     calls.clear()
     SOLVERS['euler'](lambda x: calls.append(1) or x, torch.ones(1, 2, 3), 4, tol=1e-2)
@@ -160,7 +175,8 @@ def test_norms_and_blends():
     x = torch.randn(2, 5, 7)
     out = SOLVERS['norm_stab'](lambda y: 3 * y + torch.randn(7), x, 3, alpha=0.7)
     assert torch.allclose(out.norm(dim=-1), x.norm(dim=-1), rtol=1e-5)
-    assert torch.equal(SOLVERS['poly_blend'](g_half, x, 2, weights=[0, 0, 1]), SOLVERS['naive'](g_half, x, 2))
+    assert torch.equal(SOLVERS['poly_blend'](g_half, x, 2, weights=[0, 0, 1]),
+                       SOLVERS['naive'](g_half, x, 2))
 
 
 @pytest.mark.parametrize('call, message', [
@@ -176,7 +192,8 @@ def test_norms_and_blends():
     (lambda: pick_solver('poly_blend', 1, weights=[0.7, 0.7]), 'sum 1'),
     (lambda: pick_solver('butcher', 1, a=[[0.5], [1]], b=[0.5, 0.5]), 'tableau'),
     (lambda: pick_solver('butcher', 1, a=[[]]), 'tableau'),
-    (lambda: pick_solver('euler', 2, alphas='0.5'), "the options of 'euler' are not of its kind: alphas='0.5'"),
+    (lambda: pick_solver('euler', 2, alphas='0.5'),
+     "the options of 'euler' are not of its kind: alphas='0.5'"),
     (lambda: pick_solver('anderson', 2, m=1.5), 'not of its kind'),
     (lambda: pick_solver('euler', 2, tol=-1), 'not of its kind'),
     (lambda: pick_solver('rk', 2, beta='0.5'), "beta='0.5'"),
@@ -191,10 +208,12 @@ def test_what_is_refused(call, message):
 
 
 def test_naive_looping_explodes_and_sub_steps_do_not():
-    "The paper: 8 times at K = 2 and 322 times at K = 8. Only the ratio is asserted: the network without a loop is the best of all."
+    """The paper: 8 times at K = 2 and 322 times at K = 8. Only the ratio is asserted: the network
+    without a loop is the best of all."""
     torch.set_num_threads(1)
     for seed in (0, 1):
-        rows = little_errors(train_little(seed), dict(naive=('naive', {}), sub=('euler', {}), rk=('rk', {})), (2, 8))
+        rows = little_errors(train_little(seed),
+                             dict(naive=('naive', {}), sub=('euler', {}), rk=('rk', {})), (2, 8))
         error = {(row['method'], row['K']): row['error'] for row in rows}
         assert error['naive', 2] > 3 * error['sub', 2] and error['naive', 8] > 50 * error['sub', 8]
         assert error['no loop', 1] < error['rk', 8] < error['sub', 8] < 1 < error['naive', 8]

@@ -19,7 +19,8 @@ TASKS = 'primitive_toy_copy,primitive_toy_assign_d1'
 
 
 def write_run(folder, model, data=None):
-    checkpoint.save(folder, kind='lm', model=model.state_dict(), model_config=dataclasses.asdict(model.config), flops=0,
+    checkpoint.save(folder, kind='lm', model=model.state_dict(),
+                    model_config=dataclasses.asdict(model.config), flops=0,
                     config=dict(data=[str(data)], batch_size=4, context=16) if data else {})
     (folder / 'run.json').write_text(json.dumps(dict(tokenizer='bytes')))
 
@@ -39,15 +40,21 @@ def test_one_evaluation_changes_nothing_and_more_do(folders):
     found = {}
     for path in folders:
         same = wrap.side_by_side(path, TASKS, SETTINGS | dict(K=1), limit=12, device='cpu')
-        assert len(same) == 2 and all(row['plain'] == row['looped'] and row['change'] == row['change_stderr'] == 0 for row in same)
+        assert (len(same) == 2
+                and all(row['plain'] == row['looped'] and row['change'] == row['change_stderr'] == 0
+                        for row in same))
         found[path] = wrap.side_by_side(path, TASKS, SETTINGS, limit=12, device='cpu')
         assert any(row['change'] != 0 for row in found[path])
-    assert found[folders[0]] == found[folders[1]]               # through transformers as through our own
+    # through transformers as through our own
+    assert found[folders[0]] == found[folders[1]]
 
 
 def test_the_error_of_a_change_is_that_of_each_document_against_itself(folders):
     lm = evaluate.open_model(folders[0], device='cpu')
-    docs = lambda: [s['acc'] for s in sorted(evaluate.harness(lm, 'primitive_toy_copy', limit=30, log_samples=True)['samples']['primitive_toy_copy'],
+    docs = lambda: [s['acc']
+                    for s in sorted(evaluate.harness(lm, 'primitive_toy_copy', limit=30,
+                                                     log_samples=True)['samples'][
+                                                         'primitive_toy_copy'],
                                              key=lambda s: s['doc_id'])]
     plain = torch.tensor(docs())
     with looped(lm.model, **SETTINGS):
@@ -60,38 +67,50 @@ def test_the_error_of_a_change_is_that_of_each_document_against_itself(folders):
 
 def lm_eval_with(manager, **options):
     from lm_eval import simple_evaluate
-    return simple_evaluate(tasks=['local_choice', 'local_text', 'local_rolling'], task_manager=manager, bootstrap_iters=0, limit=6, **options)
+    return simple_evaluate(tasks=['local_choice', 'local_text', 'local_rolling'],
+                           task_manager=manager, bootstrap_iters=0, limit=6, **options)
 
 
 def answers(results):
-    return {task: [s['resps'] for s in sorted(samples, key=lambda s: s['doc_id'])] for task, samples in results['samples'].items()}
+    return {task: [s['resps'] for s in sorted(samples, key=lambda s: s['doc_id'])]
+            for task, samples in results['samples'].items()}
 
 
 def test_the_registered_model_of_any_family(folders, manager):
     path = folders[1]
     evaluate.hf_adapter()
     plain = answers(lm_eval_with(manager, model='hf', model_args=f'pretrained={path},device=cpu'))
-    as_text = lambda more: answers(lm_eval_with(manager, model='nanodepth-hf', model_args=f'pretrained={path},device=cpu{more}'))
+    as_text = lambda more: answers(lm_eval_with(manager, model='nanodepth-hf',
+                                                model_args=f'pretrained={path},device=cpu{more}'))
     assert as_text('') == as_text(',window=1-2,K=1') == plain
     looped_text = as_text(',window=1-2,method=naive,K=2')
-    assert looped_text['local_choice'] != plain['local_choice'] and looped_text['local_rolling'] != plain['local_rolling']
-    assert looped_text == answers(lm_eval_with(manager, model='nanodepth-hf', model_args=dict(pretrained=str(path), device='cpu', window=(1, 2), method='naive', K=2)))
+    assert (looped_text['local_choice'] != plain['local_choice'] and looped_text['local_rolling']
+            != plain['local_rolling'])
+    assert looped_text == answers(lm_eval_with(manager, model='nanodepth-hf',
+                                               model_args=dict(pretrained=str(path), device='cpu',
+            window=(1, 2), method='naive', K=2)))
     from transformers import AutoModelForCausalLM, AutoTokenizer
     model = AutoModelForCausalLM.from_pretrained(path)
-    built = evaluate.hf_adapter()(model, tokenizer=AutoTokenizer.from_pretrained(path), device='cpu', window='1-2', method='naive', K=2)
+    built = evaluate.hf_adapter()(model, tokenizer=AutoTokenizer.from_pretrained(path),
+                                  device='cpu', window='1-2', method='naive', K=2)
     assert looped_text == answers(lm_eval_with(manager, model=built))
     bypassed = as_text(',window=1-2,method=naive,K=2,decode=bypass')
-    assert bypassed['local_choice'] == looped_text['local_choice'] and bypassed['local_text'] != looped_text['local_text']
-    ours = answers(lm_eval_with(manager, model=evaluate.adapter()(str(folders[0]), device='cpu', window='1-2', method='naive', K=2, cache='frozen')))
+    assert (bypassed['local_choice'] == looped_text['local_choice'] and bypassed['local_text']
+            != looped_text['local_text'])
+    ours = answers(lm_eval_with(manager, model=evaluate.adapter()(str(folders[0]), device='cpu',
+            window='1-2', method='naive', K=2, cache='frozen')))
     theirs = as_text(',window=1-2,method=naive,K=2,cache=frozen')
-    assert ours['local_text'] == theirs['local_text'] and theirs['local_text'] != plain['local_text']
+    assert (ours['local_text'] == theirs['local_text'] and theirs['local_text']
+            != plain['local_text'])
     with pytest.raises(ValueError, match='did you mean'):
         as_text(',method=rkk')
 
 
 def test_settings_as_text():
-    assert evaluate.from_text(dict(cache=None, alphas='0.6/0.4', window='3-5', K=2)) == dict(cache='none', alphas=[0.6, 0.4], window='3-5', K=2)
-    assert [wrap.as_number(t) for t in ('0.5', '3', '0.6,0.4', 'false', 'mid4', '3-5', '')] == [0.5, 3, [0.6, 0.4], False, 'mid4', '3-5', '']
+    assert evaluate.from_text(dict(cache=None, alphas='0.6/0.4', window='3-5', K=2)) == dict(
+        cache='none', alphas=[0.6, 0.4], window='3-5', K=2)
+    assert [wrap.as_number(t) for t in ('0.5', '3', '0.6,0.4', 'false', 'mid4', '3-5', '')] == [0.5,
+            3, [0.6, 0.4], False, 'mid4', '3-5', '']
 
 
 def test_log_likelihoods_build_no_cache(folders):
@@ -105,37 +124,53 @@ def test_log_likelihoods_build_no_cache(folders):
     assert len(ran) == 7
 
 
-def test_a_group_is_shown_by_subject_and_a_perplexity_has_no_error_of_its_change(folders, manager, tmp_path, monkeypatch):
-    (tmp_path / 'tasks' / 'g.yaml').write_text('group: local_group\ntask:\n  - local_choice\n  - local_other\naggregate_metric_list:\n  - metric: acc\n    weight_by_size: true\n')
-    (tmp_path / 'tasks' / 'o.yaml').write_text((tmp_path / 'tasks' / 'a.yaml').read_text().replace('local_choice', 'local_other'))
+def test_a_group_is_shown_by_subject_and_a_perplexity_has_no_error_of_its_change(folders, manager,
+        tmp_path, monkeypatch):
+    (tmp_path / 'tasks' / 'g.yaml').write_text('group: local_group\ntask:\n  - local_choice\n  - '
+                                               'local_other\naggregate_metric_list:\n  - metric: '
+                                               'acc\n    weight_by_size: true\n')
+    (tmp_path / 'tasks' / 'o.yaml').write_text((tmp_path / 'tasks' / 'a.yaml').read_text().replace(
+        'local_choice', 'local_other'))
     from lm_eval.tasks import TaskManager
     known = TaskManager(include_path=[str(tmp_path / 'tasks')], include_defaults=False)
     monkeypatch.setattr(evaluate, 'manager', lambda everything: known)
-    rows = {row['task']: row for row in wrap.side_by_side(folders[1], 'local_group,local_rolling', SETTINGS, device='cpu')}
+    rows = ({row['task']: row for row in wrap.side_by_side(folders[1], 'local_group,local_rolling',
+            SETTINGS, device='cpu')})
     assert set(rows) == {'local_group', 'local_choice', 'local_other', 'local_rolling'}
-    assert rows['local_choice']['documents'] == 12 and rows['local_choice']['change_stderr'] is not None
-    assert rows['local_rolling']['change'] != 0 and rows['local_rolling']['change_stderr'] is None and rows['local_group']['change_stderr'] is None
+    assert (rows['local_choice']['documents'] == 12
+            and rows['local_choice']['change_stderr'] is not None)
+    assert (rows['local_rolling']['change'] != 0 and rows['local_rolling']['change_stderr'] is None
+            and rows['local_group']['change_stderr'] is None)
 
 
 def test_chat_templates_are_those_of_the_checkpoint(folders):
     path = folders[1]
     about = json.loads((path / 'tokenizer_config.json').read_text())
-    about['chat_template'] = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    about['chat_template'] = (
+        "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}{% "
+        "if add_generation_prompt %}<assistant>{% endif %}")
     (path / 'tokenizer_config.json').write_text(json.dumps(about))
-    plain, chat = (wrap.side_by_side(path, 'primitive_toy_copy', SETTINGS, limit=20, chat=on, device='cpu') for on in (False, True))
+    plain, chat = (wrap.side_by_side(path, 'primitive_toy_copy', SETTINGS, limit=20, chat=on,
+                                     device='cpu') for on in (False, True))
     assert plain[0]['plain'] != chat[0]['plain']
     with pytest.raises(ValueError, match='chat templates are the business of transformers'):
-        wrap.side_by_side(folders[0], 'primitive_toy_copy', SETTINGS, limit=2, chat=True, device='cpu')
+        wrap.side_by_side(folders[0], 'primitive_toy_copy', SETTINGS, limit=2, chat=True,
+                          device='cpu')
 
 
 def test_the_command(folders, tmp_path, capsys):
     out = tmp_path / 'numbers.json'
-    nanodepth.main('wrap', [str(folders[1]), f'--tasks={TASKS}', '--limit=8', '--window=1-2', '--method=euler', '--K=2', '--alphas=0.9,0.8', '--device=cpu', f'--out={out}'])
+    nanodepth.main('wrap', [str(folders[1]), f'--tasks={TASKS}', '--limit=8', '--window=1-2',
+                            '--method=euler', '--K=2', '--alphas=0.9,0.8', '--device=cpu',
+                            f'--out={out}'])
     text = capsys.readouterr().out
     assert 'plain' in text and 'looped' in text and text.count('±') == 6 and str(out) in text
     kept = json.loads(out.read_text())
-    assert kept['settings']['alphas'] == [0.9, 0.8] and [row['task'] for row in kept['rows']] == TASKS.split(',')
-    for args, message in ((['--method=rkk'], "did you mean 'rk'"), (['--window=9-12'], 'within 0 to 3'), (['--tol=x', '--method=naive'], "no option 'tol'")):
+    assert (kept['settings']['alphas'] == [0.9, 0.8] and [row['task'] for row in kept['rows']]
+            == TASKS.split(','))
+    for args, message in ((['--method=rkk'], "did you mean 'rk'"),
+                          (['--window=9-12'], 'within 0 to 3'),
+                          (['--tol=x', '--method=naive'], "no option 'tol'")):
         with pytest.raises(SystemExit):
             nanodepth.main('wrap', [str(folders[1]), f'--tasks={TASKS}', '--device=cpu', *args])
         error = capsys.readouterr().err.strip().splitlines()[-1]
@@ -145,9 +180,10 @@ def test_the_command(folders, tmp_path, capsys):
             nanodepth.main('wrap', args)
 
 
-# ---------------------------------------------------------------------------------------------- sweeps
+# ------------------------------------------------------------------------------------------- sweeps
 
-GRID = ['--windows=all2', '--methods=naive,rk', '--K=2', '--batches=2', '--n=8', '--tasks=toy_assign/1', '--device=cpu']
+GRID = ['--windows=all2', '--methods=naive,rk', '--K=2', '--batches=2', '--n=8',
+        '--tasks=toy_assign/1', '--device=cpu']
 
 
 @pytest.fixture
@@ -185,10 +221,13 @@ def test_a_stopped_sweep_goes_on_where_it_was(runs, tmp_path, capsys, monkeypatc
     made[:] = [None] * 6
     nanodepth.main('sweep', [*runs, *GRID, f'--out={out}'])
     again = made[6:]
-    assert again.count('screen') == 2 * (1 + 3 * 2) - 5 + 2     # no loop, three windows, two methods; and the recipe
-    assert again.count('judge') in (2 * 4, 2 * 5)               # no loop, the best three, the recipe
+    # no loop, three windows, two methods; and the recipe
+    assert again.count('screen') == 2 * (1 + 3 * 2) - 5 + 2
+    # no loop, the best three, the recipe
+    assert again.count('judge') in (2 * 4, 2 * 5)
     text = capsys.readouterr().out
-    assert 'run: 6 cells searched' in text and 'over 2 seeds' in text and '(the recipe)' in text and 'screen: loss' in text and 'judge: loss' in text
+    assert ('run: 6 cells searched' in text and 'over 2 seeds' in text and '(the recipe)' in text
+            and 'screen: loss' in text and 'judge: loss' in text)
     assert out.exists() and out.with_suffix('.csv').exists()
     made[:] = [None] * 6
     nanodepth.main('sweep', [*runs, *GRID, f'--out={out}'])
@@ -207,12 +246,15 @@ def test_cells_are_what_they_say_and_judged_on_other_data(runs, tmp_path, capsys
     model = checkpoint.load_model(runs[0])
     look = looker(runs[0], state, model, None, 2, asked('toy_assign/1', 8))
     assert look(model) == plain['screen']
-    cell = next(entry for entry in lines if entry['of']['cell'] == dict(window='1-2', method='naive', K=2, beta=None, mode='block', cache='first'))
+    cell = next(entry for entry in lines if entry['of']['cell'] == dict(window='1-2',
+            method='naive', K=2, beta=None, mode='block', cache='first'))
     with looped(model, (1, 2), 'naive', 2):
         assert look(model) == cell['found']
     import csv
-    row = next(r for r in csv.DictReader(open(out.with_suffix('.csv'))) if (r['window'], r['method'], r['part']) == ('1-2', 'naive', 'screen'))
-    assert float(row['loss']) == pytest.approx(plain['screen']['loss'] - cell['found']['loss'])     # a gain: for a loss, down
+    row = next(r for r in csv.DictReader(open(out.with_suffix('.csv')))
+               if (r['window'], r['method'], r['part']) == ('1-2', 'naive', 'screen'))
+    # a gain: for a loss, down
+    assert float(row['loss']) == pytest.approx(plain['screen']['loss'] - cell['found']['loss'])
     assert float(row['fifth']) == pytest.approx(cell['found']['fifth'] - plain['screen']['fifth'])
     capsys.readouterr()
 
@@ -230,42 +272,62 @@ def test_another_checkpoint_in_the_same_place_is_measured_anew(runs, tmp_path, t
 
 def test_by_token_tells_the_caches_apart(runs, tmp_path, capsys):
     out = tmp_path / 'sweep.png'
-    nanodepth.main('sweep', [runs[0], '--windows=1-2', '--methods=naive', '--K=3', '--cache=first,frozen,exact', '--by_token', '--batches=2', '--device=cpu', f'--out={out}'])
-    found = {entry['of']['cell']['cache']: entry['found'] for entry in read(out.with_suffix('.jsonl'))
-             if entry['of']['part'] == 'screen' and entry['of']['cell'] and entry['of']['cell']['method'] == 'naive'}
-    gap = {cache: abs(f['loss of it token by token'] - f['loss of the 2nd half']) for cache, f in found.items()}
+    nanodepth.main('sweep', [runs[0], '--windows=1-2', '--methods=naive', '--K=3',
+                             '--cache=first,frozen,exact', '--by_token', '--batches=2',
+                             '--device=cpu', f'--out={out}'])
+    found = {entry['of']['cell']['cache']: entry['found']
+             for entry in read(out.with_suffix('.jsonl'))
+             if entry['of']['part'] == 'screen' and entry['of']['cell']
+             and entry['of']['cell']['method'] == 'naive'}
+    gap = {cache: abs(f['loss of it token by token'] - f['loss of the 2nd half'])
+           for cache, f in found.items()}
     assert gap['frozen'] < 1e-5 and gap['exact'] < 1e-5 and gap['first'] > 1e-3
     capsys.readouterr()
 
 
-def test_a_sweep_by_benchmarks_screens_one_half_and_judges_the_other(folders, tmp_path, capsys, monkeypatch):
+def test_a_sweep_by_benchmarks_screens_one_half_and_judges_the_other(folders, tmp_path, capsys,
+        monkeypatch):
     seen = []
     real = evaluate.harness
-    monkeypatch.setattr(parts, 'harness', lambda lm, tasks, *keep, **options: seen.append(options.get('samples')) or real(lm, tasks, *keep, **options))
+    monkeypatch.setattr(parts, 'harness', lambda lm, tasks, *keep,
+                        **options: seen.append(options.get('samples')) or real(lm, tasks, *keep,
+            **options))
     out = tmp_path / 'sweep.png'
-    nanodepth.main('sweep', [str(folders[1]), '--windows=0-1,1-2', '--methods=naive', '--K=2', '--tasks=primitive_toy_copy', '--limit=6', '--best=1', '--device=cpu', f'--out={out}'])
+    nanodepth.main('sweep', [str(folders[1]), '--windows=0-1,1-2', '--methods=naive', '--K=2',
+                             '--tasks=primitive_toy_copy', '--limit=6', '--best=1', '--device=cpu',
+                             f'--out={out}'])
     halves = [samples['primitive_toy_copy'] for samples in seen if samples]
     assert halves[0] == [0, 2, 4, 6, 8, 10] and [1, 3, 5, 7, 9, 11] in halves
     text = capsys.readouterr().out
-    assert 'hf: 2 cells searched' in text and 'screen: primitive_toy_copy acc' in text and 'judge: primitive_toy_copy acc' in text
+    assert ('hf: 2 cells searched' in text and 'screen: primitive_toy_copy acc' in text
+            and 'judge: primitive_toy_copy acc' in text)
 
 
 def test_judging_by_other_tasks_and_by_half_of_shared_ones(folders, tmp_path, capsys, monkeypatch):
     seen = []
     real = evaluate.harness
-    monkeypatch.setattr(parts, 'harness', lambda lm, tasks, *keep, **options: seen.append(options.get('samples')) or real(lm, tasks, *keep, **options))
-    for judge, documents in (('primitive_toy_assign_d1', [0, 1, 2, 3]), ('primitive_toy_copy', [1, 3, 5, 7])):
+    monkeypatch.setattr(parts, 'harness', lambda lm, tasks, *keep,
+                        **options: seen.append(options.get('samples')) or real(lm, tasks, *keep,
+            **options))
+    for judge, documents in (('primitive_toy_assign_d1', [0, 1, 2, 3]),
+                             ('primitive_toy_copy', [1, 3, 5, 7])):
         seen.clear()
-        nanodepth.main('sweep', [str(folders[1]), '--windows=1-2', '--methods=naive', '--K=2', '--tasks=primitive_toy_copy', f'--judge_tasks={judge}', '--limit=4', '--best=1',
+        nanodepth.main('sweep', [str(folders[1]), '--windows=1-2', '--methods=naive', '--K=2',
+                                 '--tasks=primitive_toy_copy', f'--judge_tasks={judge}',
+                                 '--limit=4', '--best=1',
                     '--device=cpu', f'--out={tmp_path / judge}.png'])
-        assert {judge: documents} in seen and {'primitive_toy_copy': [0, 1, 2, 3] if judge != 'primitive_toy_copy' else [0, 2, 4, 6]} in seen
+        assert ({judge: documents} in seen
+                and {'primitive_toy_copy': [0, 1, 2, 3] if judge != 'primitive_toy_copy'
+                     else [0, 2, 4, 6]} in seen)
         assert f'judge: {judge} acc' in capsys.readouterr().out
 
 
 def test_tasks_that_are_kept_score_as_fresh_ones(folders):
     lm, keep = evaluate.open_model(folders[1], device='cpu'), {}
     score = lambda *kept, **options: evaluate.harness(lm, TASKS, *kept, **options)['results']
-    for options in (dict(limit=5), dict(samples={'primitive_toy_copy': [3, 4, 9], 'primitive_toy_assign_d1': [0, 2]}), dict(limit=5)):
+    for options in (dict(limit=5),
+                    dict(samples={'primitive_toy_copy': [3, 4, 9],
+                                  'primitive_toy_assign_d1': [0, 2]}), dict(limit=5)):
         assert score(keep, **options) == score(**options)
     kept, = keep.values()
     score(keep, limit=2)
@@ -273,13 +335,20 @@ def test_tasks_that_are_kept_score_as_fresh_ones(folders):
 
 
 def test_metrics_that_are_no_shares():
-    assert sweep.main_kinds(['a acc', 'a acc_norm', 'b exact_match (strict)']) == ['a acc', 'b exact_match (strict)']
-    assert sweep.main_kinds(['loss', 'copy', 'depth 0']) == ['loss'] and sweep.main_kinds(['toy_assign/1']) == ['toy_assign/1']
-    with pytest.raises(ValueError, match='choose one of them by --score: a acc, b ppl .less is better.'):
+    assert sweep.main_kinds(['a acc', 'a acc_norm', 'b exact_match (strict)']) == ['a acc',
+            'b exact_match (strict)']
+    assert (sweep.main_kinds(['loss', 'copy', 'depth 0']) == ['loss']
+            and sweep.main_kinds(['toy_assign/1']) == ['toy_assign/1'])
+    with pytest.raises(ValueError,
+                       match='choose one of them by --score: a acc, b ppl .less is better.'):
         sweep.main_kinds(['a acc', 'b ppl (less is better)'])
-    before, after = {'a acc': 0.5, 'b ter (strict) (less is better)': 3.0, 'loss': 2.0}, {'a acc': 0.75, 'b ter (strict) (less is better)': 2.0, 'loss': 1.5}
-    assert sweep.gains(before, after) == {'a acc': 0.25, 'b ter (strict) (less is better)': 1.0, 'loss': 0.5}
-    assert [parts.is_share(kind) for kind in (*before, 'depth 0', 'loss of it token by token')] == [True, False, False, True, False]
+    before, after = {'a acc': 0.5, 'b ter (strict) (less is better)': 3.0,
+                     'loss': 2.0}, {'a acc': 0.75, 'b ter (strict) (less is better)': 2.0,
+                                    'loss': 1.5}
+    assert sweep.gains(before, after) == {'a acc': 0.25, 'b ter (strict) (less is better)': 1.0,
+                                          'loss': 0.5}
+    assert [parts.is_share(kind) for kind in (*before, 'depth 0', 'loss of it token by token')] == [
+        True, False, False, True, False]
 
 
 def test_the_same_weights_are_not_the_same_model_nor_the_same_data(tmp_path, tiny, data, capsys):
@@ -287,36 +356,49 @@ def test_the_same_weights_are_not_the_same_model_nor_the_same_data(tmp_path, tin
 
     from data.tokens import write_dataset
     weights = tiny(vocab_size=257, n_layer=4, context=64).state_dict()
-    for name, fields in (('a', {}), ('b', dict(order=[0, 1, 2, 1, 2, 3])), ('c', dict(ln_scaling=True))):
+    for name, fields in (('a', {}), ('b', dict(order=[0, 1, 2, 1, 2, 3])),
+                         ('c', dict(ln_scaling=True))):
         model = tiny(vocab_size=257, n_layer=4, context=64, **fields)
         model.load_state_dict(weights)
         write_run(tmp_path / name, model, data)
-    grid = ['--windows=0-1', '--methods=naive', '--K=2', '--batches=2', '--best=0', '--device=cpu', f'--out={tmp_path / "s.png"}']
+    grid = ['--windows=0-1', '--methods=naive', '--K=2', '--batches=2', '--best=0', '--device=cpu',
+            f'--out={tmp_path / "s.png"}']
     nanodepth.main('sweep', [*(str(tmp_path / name) for name in 'abc'), *grid])
-    losses = [entry['found']['loss'] for entry in read(tmp_path / 's.jsonl') if entry['of']['part'] == 'screen']
-    assert len(losses) == len(set(losses)) == 3 * 3                 # no loop, the cell and the recipe of three models
-    write_dataset(data, 'val', 'bytes', np.arange(800) % 50, marks=np.zeros(800, int), kinds=['fifth'])
+    losses = [entry['found']['loss'] for entry in read(tmp_path / 's.jsonl') if entry['of']['part']
+              == 'screen']
+    # no loop, the cell and the recipe of three models
+    assert len(losses) == len(set(losses)) == 3 * 3
+    write_dataset(data, 'val', 'bytes', np.arange(800) % 50, marks=np.zeros(800, int),
+                  kinds=['fifth'])
     nanodepth.main('sweep', [str(tmp_path / 'a'), *grid])
-    assert len(read(tmp_path / 's.jsonl')) == 3 * 5 + 5             # everything of the first model again
+    # everything of the first model again
+    assert len(read(tmp_path / 's.jsonl')) == 3 * 5 + 5
     capsys.readouterr()
 
 
 def test_what_diverged_is_not_the_best(runs, tmp_path, capsys, monkeypatch):
     real = sweep.gains
-    monkeypatch.setattr(sweep, 'gains', lambda plain, found: {k: math.nan if len(made) == 1 and k == 'loss' else v for k, v in real(plain, found).items() if made.append(k) or True})
+    monkeypatch.setattr(sweep, 'gains', lambda plain,
+                        found: {k: math.nan if len(made) == 1 and k == 'loss' else v
+                                for k, v in real(plain, found).items() if made.append(k) or True})
     made = []
-    nanodepth.main('sweep', [runs[0], '--windows=all2', '--methods=rk', '--K=2', '--batches=1', '--best=2', '--device=cpu', f'--out={tmp_path / "s.png"}'])
+    nanodepth.main('sweep', [runs[0], '--windows=all2', '--methods=rk', '--K=2', '--batches=1',
+                             '--best=2', '--device=cpu', f'--out={tmp_path / "s.png"}'])
     assert 'nan' not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize('args, message', [
-    (['--score=los'], "--score=los is not measured here; there are: loss, fifth"), (['--windows=3-7'], "within 0 to 3"), (['--K=two'], "'two' is not a list of numbers"),
-    (['--methods=rkk'], "did you mean 'rk'"), (['--batches=1000'], 'lower --batches'), (['--mode=blok'], "did you mean 'block'"),
-    (['--show=los'], '--show=los is not measured'), (['--batches=0'], '--batches=0 must be at least 1'), (['--windows=all9'], 'write all1 to all4'),
+    (['--score=los'], "--score=los is not measured here; there are: loss, fifth"),
+    (['--windows=3-7'], "within 0 to 3"), (['--K=two'], "'two' is not a list of numbers"),
+    (['--methods=rkk'], "did you mean 'rk'"), (['--batches=1000'], 'lower --batches'),
+    (['--mode=blok'], "did you mean 'block'"),
+    (['--show=los'], '--show=los is not measured'),
+    (['--batches=0'], '--batches=0 must be at least 1'), (['--windows=all9'], 'write all1 to all4'),
     (['--methods=aitken', '--K=3'], 'nothing can be run: aitken with K = 3')])
 def test_what_a_sweep_refuses(runs, tmp_path, capsys, args, message):
     with pytest.raises(SystemExit):
-        nanodepth.main('sweep', [runs[0], '--windows=1-2', '--methods=rk', '--K=2', '--batches=1', '--device=cpu', f'--out={tmp_path / "s.png"}', *args])
+        nanodepth.main('sweep', [runs[0], '--windows=1-2', '--methods=rk', '--K=2', '--batches=1',
+                                 '--device=cpu', f'--out={tmp_path / "s.png"}', *args])
     assert message in capsys.readouterr().err
 
 
@@ -339,8 +421,11 @@ def test_windows_and_cells():
     import argparse
     with pytest.raises(ValueError, match='write all1 to all4'):
         sweep.windows_of('allx', 4)
-    args = argparse.Namespace(windows='1-2', methods='rk,naive,aitken', K='2,3', beta='0.3,0.5', mode='block', cache='first,last')
+    args = argparse.Namespace(windows='1-2', methods='rk,naive,aitken', K='2,3', beta='0.3,0.5',
+                              mode='block', cache='first,last')
     cells, impossible = sweep.cells_of(args, 4)
-    assert len(cells) == 2 * (2 * 2 + 2 + 1) and len(impossible) == 1 and 'aitken with K = 3' in impossible[0]     # beta is for rk alone
+    # beta is for rk alone
+    assert (len(cells) == 2 * (2 * 2 + 2 + 1) and len(impossible) == 1
+            and 'aitken with K = 3' in impossible[0])
     assert sweep.cost(dict(window='1-2', method='rk', K=3, beta=0.5, cache='first'), 4) == 2.0
     assert sweep.cost(dict(window='1-2', method='heun', K=1, beta=None, cache='last'), 4) == 2.0

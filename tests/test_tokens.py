@@ -17,9 +17,12 @@ from data.tokens import (Dataset, Loader, answers, draw, evaluate, measure, perm
 
 # ------------------------------------------------------------------ tokenizers
 
-TEXTS = ['', ' ', 'a', 'Hello, world! It\'s what they\'ve said; I\'ll go, you\'re 12th.', 'def f(x):\n    return x**2  # 100%\n\n\n',
-         'a   1 b  22\t333 \n 4', '   9', '12345678901234567890', 'ten 10  20   30\n40\r\n  50\u00a060 \u2003 70', 'naïve café Ωμέγα 東京 2024年 🙂🙃 ½ ² Ⅷ ٣٤',
-         'tabs\t\tand  trailing   ', '\n\n  \n', 'x=1;y =2 ; z= 3', "don't can't '5 's 1's", '\x00\x01\xff']
+TEXTS = ['', ' ', 'a', 'Hello, world! It\'s what they\'ve said; I\'ll go, you\'re 12th.',
+         'def f(x):\n    return x**2  # 100%\n\n\n',
+         'a   1 b  22\t333 \n 4', '   9', '12345678901234567890',
+         'ten 10  20   30\n40\r\n  50\u00a060 \u2003 70', 'naïve café Ωμέγα 東京 2024年 🙂🙃 ½ ² Ⅷ ٣٤',
+         'tabs\t\tand  trailing   ', '\n\n  \n', 'x=1;y =2 ; z= 3', "don't can't '5 's 1's",
+         '\x00\x01\xff']
 
 
 def random_texts():
@@ -42,9 +45,11 @@ def train_bpe(path, pre_tokenizer, specials=('<|endoftext|>', '<pad>')):
     reference = tk.Tokenizer(tk.models.BPE())
     reference.pre_tokenizer = pre_tokenizer(tk)
     reference.decoder = tk.decoders.ByteLevel()
-    trainer = tk.trainers.BpeTrainer(vocab_size=700, special_tokens=list(specials), show_progress=False,
+    trainer = tk.trainers.BpeTrainer(vocab_size=700, special_tokens=list(specials),
+                                     show_progress=False,
                                      initial_alphabet=tk.pre_tokenizers.ByteLevel.alphabet())
-    corpus = [open(tokens_file.__file__, encoding='utf-8').read(), *TEXTS * 3, 'a  1 the  2 in   33  ' * 50]
+    corpus = [open(tokens_file.__file__, encoding='utf-8').read(), *TEXTS * 3,
+              'a  1 the  2 in   33  ' * 50]
     reference.train_from_iterator(corpus, trainer)
     reference.save(str(path))
     return reference
@@ -53,12 +58,18 @@ def train_bpe(path, pre_tokenizer, specials=('<|endoftext|>', '<pad>')):
 SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 PRE_TOKENIZERS = {
     'gpt2': lambda tk: tk.pre_tokenizers.ByteLevel(add_prefix_space=False),
-    'cosmo2': lambda tk: tk.pre_tokenizers.Sequence([tk.pre_tokenizers.Digits(individual_digits=True),
-                                                     tk.pre_tokenizers.ByteLevel(add_prefix_space=False)]),
-    'runs of digits': lambda tk: tk.pre_tokenizers.Sequence([tk.pre_tokenizers.Digits(individual_digits=False),
-                                                             tk.pre_tokenizers.ByteLevel(add_prefix_space=False)]),
-    'llama3': lambda tk: tk.pre_tokenizers.Sequence([tk.pre_tokenizers.Split(tk.Regex(SPLIT), 'isolated'),
-                                                     tk.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])}
+    'cosmo2': lambda tk: tk.pre_tokenizers.Sequence(
+        [tk.pre_tokenizers.Digits(individual_digits=True),
+                                                     tk.pre_tokenizers.ByteLevel(
+                                                         add_prefix_space=False)]),
+    'runs of digits': lambda tk: tk.pre_tokenizers.Sequence(
+        [tk.pre_tokenizers.Digits(individual_digits=False),
+                                                             tk.pre_tokenizers.ByteLevel(
+                                                                     add_prefix_space=False)]),
+    'llama3': lambda tk: tk.pre_tokenizers.Sequence(
+        [tk.pre_tokenizers.Split(tk.Regex(SPLIT), 'isolated'),
+                                                     tk.pre_tokenizers.ByteLevel(
+                                                         add_prefix_space=False, use_regex=False)])}
 
 
 @pytest.mark.parametrize('name', PRE_TOKENIZERS)
@@ -81,11 +92,18 @@ def test_tokenizers_that_tiktoken_cannot_represent_are_told_apart(tmp_path, monk
     for change, message in ((dict(normalizer=dict(type='NFC')), r'normalizes text \(NFC\)'),
                             (dict(pre_tokenizer=dict(type='Metaspace')), 'cuts text by Metaspace'),
                             (dict(pre_tokenizer=None), 'not a byte-level BPE'),
-                            (dict(model=good['model'] | dict(type='Unigram')), 'not a byte-level BPE'),
-                            (dict(model=good['model'] | dict(merges=good['model']['merges'][::-1])), 'in the order of their ids'),
-                            (dict(model=good['model'] | dict(merges=good['model']['merges'][:-1])), 'in the order of their ids'),
-                            (dict(model=good['model'] | dict(vocab=good['model']['vocab'] | {'東': 9999})), 'not a byte-level BPE'),
-                            (dict(model=dict(type='BPE', vocab={'a': 0}, merges=[['a', 'a']])), 'not a byte-level BPE')):
+                            (dict(model=good['model'] | dict(type='Unigram')),
+                             'not a byte-level BPE'),
+                            (dict(model=good['model'] | dict(merges=good['model']['merges'][::-1])),
+                             'in the order of their ids'),
+                            (dict(model=good['model'] | dict(merges=good['model']['merges'][:-1])),
+                             'in the order of their ids'),
+                            (
+                                dict(model=good['model']
+                                     | dict(vocab=good['model']['vocab'] | {'東': 9999})),
+                                'not a byte-level BPE'),
+                            (dict(model=dict(type='BPE', vocab={'a': 0}, merges=[['a', 'a']])),
+                             'not a byte-level BPE')):
         path.write_text(json.dumps(good | change))
         with pytest.raises(Refused, match=message):
             get_tokenizer(path)
@@ -121,7 +139,9 @@ def test_permute_is_a_permutation_and_the_key_matters(n):
 
 def test_draws_are_what_they_were():
     "A gold value: another platform or version must see the same data in the same order."
-    assert draw(0, 'epoch of dataset 0', 3) == int.from_bytes(hashlib.blake2b(b'0 epoch of dataset 0 3', digest_size=8).digest(), 'big') >> 1
+    assert (draw(0, 'epoch of dataset 0', 3)
+            == int.from_bytes(hashlib.blake2b(b'0 epoch of dataset 0 3', digest_size=8).digest(),
+                              'big') >> 1)
     assert [permute(i, 10, 12345) for i in range(10)] == GOLD
 
 
@@ -153,7 +173,8 @@ def test_ranks_share_out_the_batch_of_one(tmp_path):
     folder = make(tmp_path / 'd', 2000)
     whole = Loader(folder, batch_size=8, context=8)
     for world in (2, 4):
-        parts = [Loader(folder, batch_size=8, context=8, rank=r, world_size=world) for r in range(world)]
+        parts = [Loader(folder, batch_size=8, context=8, rank=r, world_size=world)
+                 for r in range(world)]
         for step in (0, 7):
             assert torch.equal(torch.cat([p.batch(step)[0] for p in parts]), whole.batch(step)[0])
     with pytest.raises(Refused, match='batch_size=8 does not divide among 3 ranks'):
@@ -161,7 +182,8 @@ def test_ranks_share_out_the_batch_of_one(tmp_path):
 
 
 def test_a_mixture_is_exact_in_every_period_and_each_part_is_gone_through_in_turn(tmp_path):
-    folders = [make(tmp_path / name, n) for name, n in (('a', 8 * 900 + 1), ('b', 8 * 300 + 1), ('c', 8 * 50 + 1))]
+    folders = ([make(tmp_path / name, n) for name, n in (('a', 8 * 900 + 1), ('b', 8 * 300 + 1),
+                                                         ('c', 8 * 50 + 1))])
     loader = Loader(folders, batch_size=10, context=8, weights=[70, 24, 6])
     assert loader.quota == [700, 240, 60]
     for period in range(3):
@@ -195,7 +217,8 @@ def test_several_shards_are_one_dataset(tmp_path):
     meta = json.loads((folder / 'train.json').read_text())
     more = (np.arange(8 * 5 + 1) + 100).astype('uint16').tobytes()
     (folder / 'train_001.bin').write_bytes(more)
-    meta['shards'].append(dict(file='train_001.bin', tokens=8 * 5 + 1, sha256={'.bin': hashlib.sha256(more).hexdigest()}))
+    meta['shards'].append(dict(file='train_001.bin', tokens=8 * 5 + 1,
+                               sha256={'.bin': hashlib.sha256(more).hexdigest()}))
     (folder / 'train.json').write_text(json.dumps(meta))
     data = Dataset(folder, 'train', context=8)
     assert len(data) == 15
@@ -279,7 +302,8 @@ def test_measure_by_hand(tmp_path, tiny):
     for i, (kind, length) in enumerate([(1, 1), (2, 2), (1, 1), (2, 3), (1, 2), (2, 1)] * 2):
         marks[2 + 4 * i:2 + 4 * i + length] = kind
         marks[2 + 4 * i] += 128
-    with torch.no_grad():               # let some answers be right: write the model's own choices into the text
+    # let some answers be right: write the model's own choices into the text
+    with torch.no_grad():
         for i in (0, 1, 3, 4, 7, 9):
             for t in range(2 + 4 * i, 2 + 4 * i + 3):
                 start = (t - 1) // 8 * 8
@@ -287,7 +311,8 @@ def test_measure_by_hand(tmp_path, tiny):
     write_dataset(tmp_path, 'val', 'bytes', tokens, marks=marks, kinds=['one', 'two'])
     loader = Loader(tmp_path, 2, 8, split='val')
     loss, kinds = measure(model, loader)
-    x, y, m = (torch.tensor(a) for a in (tokens[:-1].reshape(6, 8), tokens[1:].reshape(6, 8), marks[1:].reshape(6, 8)))
+    x, y, m = (torch.tensor(a) for a in (tokens[:-1].reshape(6, 8), tokens[1:].reshape(6, 8),
+                                         marks[1:].reshape(6, 8)))
     logits = model(x).detach()
     losses = F.cross_entropy(logits.transpose(1, 2), y, reduction='none')
     assert loss == pytest.approx(losses.mean().item(), rel=1e-5)
@@ -317,8 +342,10 @@ def test_measure_without_marks_is_the_same_loss_and_leaves_the_mode(tmp_path, ti
     model = tiny(vocab_size=257).train()
     tokens = np.random.default_rng(0).integers(0, 256, 400)
     for name, marks in (('plain', None), ('marked', np.full(400, 129))):
-        write_dataset(tmp_path / name, 'val', 'bytes', tokens, marks=marks, kinds=['all'] if name == 'marked' else None)
-    plain, marked = (measure(model, Loader(tmp_path / n, 4, 8, split='val')) for n in ('plain', 'marked'))
+        write_dataset(tmp_path / name, 'val', 'bytes', tokens, marks=marks,
+                      kinds=['all'] if name == 'marked' else None)
+    plain, marked = (measure(model, Loader(tmp_path / n, 4, 8, split='val'))
+                     for n in ('plain', 'marked'))
     assert plain[0] == pytest.approx(marked[0], rel=1e-6) and plain[1] == {}
     assert marked[1]['all']['loss'] == pytest.approx(marked[0], rel=1e-6)
     assert model.training

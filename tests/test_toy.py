@@ -1,4 +1,5 @@
-"The toy data: every marked answer follows from what stands before it, by exactly as many steps as its kind says."
+"""The toy data: every marked answer follows from what stands before it, by exactly as many steps
+as its kind says."""
 import json
 import random
 import re
@@ -27,7 +28,8 @@ def answers(tokens, marks):
         end = start + 1
         while end < len(marks) and 0 < marks[end] < START:
             end += 1
-        yield KINDS[marks[start] - START - 1], text[:start - 1], text[start - 1:end - 1]      # text lacks the first token
+        # text lacks the first token
+        yield KINDS[marks[start] - START - 1], text[:start - 1], text[start - 1:end - 1]
 
 
 def statements(text):
@@ -45,7 +47,8 @@ def hops(before, allowed):
 
 def test_documents_have_their_size_and_their_mix():
     docs = documents(2000)
-    assert all(len(t) == len(k) == len(m) == SIZE and t[0] == 256 and max(t[1:]) < 128 for t, k, m in docs)
+    assert all(len(t) == len(k) == len(m) == SIZE and t[0] == 256 and max(t[1:]) < 128
+               for t, k, m in docs)
     deepest = Counter(max(kind for kind, *_ in answers(t, m)) for t, _, m in docs)
     assert deepest['copy'] / 2000 == pytest.approx(0.25, abs=0.04)
     for depth in range(4):
@@ -66,12 +69,14 @@ def test_every_answer_follows_by_as_many_steps_as_its_kind_says():
                 depth = int(kind[-1])
                 assert hops(before, depth + 1) == answer and answer.isdigit()
                 assert hops(before, depth) != answer
-                assert before.count('?') == 1           # no earlier answer makes the way shorter, or leaves fewer values
+                # no earlier answer makes the way shorter, or leaves fewer values
+                assert before.count('?') == 1
     assert counted['copy'] > 1000 and all(counted[f'depth {d}'] > 60 for d in range(4))
 
 
 def test_what_counts_in_the_loss_can_be_known():
-    "Every answer counts, and neither statements do, nor questions, nor a word where it first appears."
+    """Every answer counts, and neither statements do, nor questions, nor a word where it first
+    appears."""
     for tokens, mask, marks in documents(300):
         text = ''.join(chr(t) for t in tokens[1:])
         assert all(counts for counts, mark in zip(mask, marks) if mark) and not mask[0]
@@ -102,21 +107,25 @@ def test_the_splits_share_nothing(tmp_path, monkeypatch):
         toy['main'](['--documents=3000', '--out', str(tmp_path / out)])
     sets = {}
     for split in ('train', 'val'):
-        assert (tmp_path / 'one' / f'{split}_000.bin').read_bytes() == (tmp_path / 'two' / f'{split}_000.bin').read_bytes()
+        assert (tmp_path / 'one' / f'{split}_000.bin').read_bytes() == (tmp_path / 'two'
+                / f'{split}_000.bin').read_bytes()
         meta = json.loads((tmp_path / 'one' / f'{split}.json').read_text())
         assert meta['tokenizer'] == 'bytes' and re.match(r'\d+\.\d+', meta['origin']['python'])
         raw = np.fromfile(tmp_path / 'one' / f'{split}_000.bin', 'uint16')
         n = meta['origin']['documents'] * SIZE
-        sets[split] = {tuple(row) for row in raw[:n].reshape(-1, SIZE)}, set(raw[n:].tolist()) - {256}
+        sets[split] = {tuple(row) for row in raw[:n].reshape(-1, SIZE)}, set(raw[n:].tolist()) - {
+            256}
         share = (len(raw) - n) / len(raw)
-        assert share == pytest.approx(0.1, abs=0.01) or split == 'val' and share < 0.1         # little text: all of it
+        # little text: all of it
+        assert share == pytest.approx(0.1, abs=0.01) or split == 'val' and share < 0.1
     assert not sets['train'][0] & sets['val'][0] and not sets['train'][1] & sets['val'][1]
     data = Dataset(tmp_path / 'one', 'val', context=256)
     tokens, targets, marks = data.window(3)
     assert tokens[0] == 256 and tokens[64] == 256                 # whole documents in every window
     at = int(np.argmax(marks >= START))
     assert marks[at] > START + 1 and chr(targets[at]).isalnum()
-    assert data.window(len(data) - 1)[2].tolist() == [START + 1] * 256     # text: every byte is an answer
+    # text: every byte is an answer
+    assert data.window(len(data) - 1)[2].tolist() == [START + 1] * 256
 
 
 def test_the_library_is_there_in_source_and_prose():

@@ -24,7 +24,8 @@ from model import LM, ModelConfig
 from train import main, train
 
 ROOT = Path(__file__).resolve().parents[1]
-SMALL = dict(n_layer=2, n_embd=32, n_head=2, head_dim=None, context=16, batch_size=4, steps=12, warmup_steps=2, decay_steps=4, eval_every=5,
+SMALL = dict(n_layer=2, n_embd=32, n_head=2, head_dim=None, context=16, batch_size=4, steps=12,
+             warmup_steps=2, decay_steps=4, eval_every=5,
              eval_batches=2, log_every=1, save_every=4, device='cpu', lr=3e-3)
 
 
@@ -37,7 +38,8 @@ def config(data, tmp_path):
 
 
 def log_of(config):
-    return [json.loads(line) for line in (Path(config.out_dir) / 'log.jsonl').read_text().splitlines()]
+    return [json.loads(line)
+            for line in (Path(config.out_dir) / 'log.jsonl').read_text().splitlines()]
 
 
 def weights_of(config):
@@ -51,12 +53,14 @@ def same(a, b):
 def command(config, *more, ranks=1):
     "The command line of a run, for another process."
     values = {k: v for k, v in vars(config).items() if v != getattr(Config, k)}
-    start = [sys.executable] if ranks == 1 else [sys.executable, '-m', 'torch.distributed.run', '--standalone', f'--nproc_per_node={ranks}']
+    start = ([sys.executable] if ranks == 1 else [sys.executable, '-m', 'torch.distributed.run',
+                                                  '--standalone', f'--nproc_per_node={ranks}'])
     return [*start, 'train.py', *(f'--{k}={v}' for k, v in values.items()), *more]
 
 
 def shell(command, **kw):
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ | dict(OMP_NUM_THREADS='1'), timeout=120, **kw)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True,
+                          env=os.environ | dict(OMP_NUM_THREADS='1'), timeout=120, **kw)
 
 
 # ------------------------------------------------------------------ schedule
@@ -65,7 +69,8 @@ def test_learning_rate_by_hand():
     learning_rate = lambda c, step: Plan(c).at(step).lr
     "The paper's 2,000 up, constant to 170,000, 30,000 down by 1 - sqrt."
     c = Config(steps=200_000, warmup_steps=2_000, decay_steps=30_000)
-    assert learning_rate(c, 0) == 1 / 2000 and learning_rate(c, 999) == 0.5 and learning_rate(c, 1999) == 1
+    assert (learning_rate(c, 0) == 1 / 2000 and learning_rate(c, 999) == 0.5 and learning_rate(c,
+            1999) == 1)
     assert learning_rate(c, 2000) == learning_rate(c, 170_000) == 1
     assert learning_rate(c, 177_500) == pytest.approx(0.5)
     assert learning_rate(c, 199_999) == pytest.approx(1 - math.sqrt(29_999 / 30_000))
@@ -84,7 +89,8 @@ def test_a_run_learns_and_leaves_its_files(config):
     assert abs(losses[0] - math.log(257)) < 0.1
     last = log[-1]
     model = checkpoint.load_model(c.out_dir)
-    assert last['tokens'] == 60 * 64 and last['flops'] == 60 * 64 * model.flops_per_token() and last['n_layer'] == 2
+    assert (last['tokens'] == 60 * 64 and last['flops'] == 60 * 64 * model.flops_per_token()
+            and last['n_layer'] == 2)
     assert {'lr', 'loss', 'tokens_per_s', 'grad_norm', 'seconds'} <= set(last)
     assert 0 <= last['kinds']['fifth']['accuracy'] <= 1
     assert (Path(c.out_dir) / 'loss.png').stat().st_size > 10_000
@@ -111,12 +117,14 @@ def stop_and_resume(config, monkeypatch, stop_at):
 def assert_equal_runs(a, b):
     assert same(weights_of(a), weights_of(b))
     clocks = ('tokens_per_s', 'seconds')
-    a, b = ([{k: v for k, v in line.items() if k not in clocks} for line in log_of(c)] for c in (a, b))
+    a, b = ([{k: v for k, v in line.items() if k not in clocks} for line in log_of(c)]
+            for c in (a, b))
     assert a == b
 
 
 @pytest.mark.parametrize('optimizer', ['muon', 'adamw', 'adamw_star'])
-@pytest.mark.parametrize('stop_at', [1, 6, 10])         # in the warm-up, off the checkpoint rhythm, in the decay
+# in the warm-up, off the checkpoint rhythm, in the decay
+@pytest.mark.parametrize('stop_at', [1, 6, 10])
 def test_stop_and_resume_is_bit_equal(config, monkeypatch, optimizer, stop_at):
     whole = config('whole', optimizer=optimizer)
     train(whole)
@@ -129,7 +137,8 @@ def test_kill_9_and_resume_is_bit_equal_with_a_whole_log(config, after=9):
     whole = config('whole', steps=40)
     train(whole)
     parts = config('parts', steps=40)
-    child = subprocess.Popen(command(parts), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    child = subprocess.Popen(command(parts), cwd=ROOT, stdout=subprocess.DEVNULL,
+                             stderr=subprocess.DEVNULL,
                              env=os.environ | dict(OMP_NUM_THREADS='1'))
     log = Path(parts.out_dir) / 'log.jsonl'
     while not log.exists() or log.read_text().count('\n') <= after:
@@ -155,7 +164,8 @@ def test_a_finished_run_stays_as_it_is(config, capsys):
 
 
 def test_evaluating_and_logging_never_change_training(config):
-    often, rarely = config('often', eval_every=1), config('rarely', eval_every=100, log_every=100, save_every=100)
+    often, rarely = (config('often', eval_every=1),
+                     config('rarely', eval_every=100, log_every=100, save_every=100))
     train(often)
     train(rarely)
     assert same(weights_of(often), weights_of(rarely))
@@ -178,8 +188,10 @@ def test_masked_targets_count_globally(config, tmp_path):
     for split in ('train', 'val'):
         mask = rng.random(64 * 17) < np.repeat(rng.random(64), 17)
         mask[:17] = 0
-        write_dataset(tmp_path / 'sft', split, 'bytes', rng.integers(0, 99, 64 * 17), mask=mask, row=17)
-    runs = [config(f'a{n}', data=str(tmp_path / 'sft'), grad_accum=n, optimizer='adamw') for n in (1, 2, 4)]
+        write_dataset(tmp_path / 'sft', split, 'bytes', rng.integers(0, 99, 64 * 17), mask=mask,
+                      row=17)
+    runs = [config(f'a{n}', data=str(tmp_path / 'sft'), grad_accum=n, optimizer='adamw')
+            for n in (1, 2, 4)]
     for c in runs:
         train(c)
     for a, *others in zip(*map(log_of, runs)):
@@ -191,8 +203,10 @@ def test_start_from_a_checkpoint(config):
     train(first)
     second = config('second', init_from=first.out_dir, n_layer=7, lr=0.0, weight_decay=0.0)
     train(second)
-    assert same(weights_of(second), weights_of(first))       # its own shape, its weights, and a rate of zero
-    with pytest.raises(Refused, match="reads 16 tokens of the tokenizer 'bytes': it does not fit context=32"):
+    # its own shape, its weights, and a rate of zero
+    assert same(weights_of(second), weights_of(first))
+    with pytest.raises(Refused, match="reads 16 tokens of the tokenizer 'bytes': it does not fit "
+                       "context=32"):
         train(config('third', init_from=first.out_dir, context=32))
     train(config('shorter', init_from=first.out_dir, context=8))
     assert checkpoint.load_model(config('shorter').out_dir).config.context == 8
@@ -209,7 +223,8 @@ def test_another_config_in_the_folder_is_refused_and_nothing_is_lost(config):
     train(config(eval_every=3, save_every=7))                # this may differ
     assert same(weights_of(c), before)
     train(config(lr=1e-3, resume=False))
-    assert same(checkpoint.load(c.out_dir + '.1')['model'], before) and not same(weights_of(c), before)
+    assert (same(checkpoint.load(c.out_dir + '.1')['model'], before) and not same(weights_of(c),
+            before))
     assert log_of(c)[-1]['step'] == 12 and (Path(c.out_dir + '.1') / 'log.jsonl').exists()
 
 
@@ -217,14 +232,16 @@ def test_data_that_changed_meanwhile_is_noticed(config, data):
     c = config()
     train(c)
     meta = json.loads((data / 'train.json').read_text())
-    (data / 'train.json').write_text(json.dumps(meta).replace(meta['shards'][0]['sha256']['.bin'], 'another'))
+    (data / 'train.json').write_text(json.dumps(meta).replace(meta['shards'][0]['sha256']['.bin'],
+            'another'))
     with pytest.raises(Refused, match='the data has changed since the run in .* began'):
         train(c)
 
 
 def test_a_stage_of_no_steps_is_refused():
     with pytest.raises(Refused, match='20 steps before the decay are too few for 8 stages'):
-        check(Config(grow='lidas', grow_block=1, n_layer=8, steps=25, warmup_steps=0, decay_steps=5))
+        check(Config(grow='lidas', grow_block=1, n_layer=8, steps=25, warmup_steps=0,
+                     decay_steps=5))
 
 
 def test_two_runs_in_one_folder_are_refused(config):
@@ -247,7 +264,8 @@ def test_nan_stops_with_the_step_and_a_good_checkpoint(config, monkeypatch):
         return out * math.nan if sum(calls) == 7 and self.training else out
 
     monkeypatch.setattr(LM, 'forward', poisoned)
-    with pytest.raises(SystemExit, match='step 7 has loss nan(.|\n)*checkpoint of step 6(.|\n)*lower --lr'):
+    with pytest.raises(SystemExit,
+                       match='step 7 has loss nan(.|\n)*checkpoint of step 6(.|\n)*lower --lr'):
         train(c)
     assert checkpoint.load(c.out_dir)['step'] == 6
     monkeypatch.setattr(LM, 'forward', forward)
@@ -255,16 +273,22 @@ def test_nan_stops_with_the_step_and_a_good_checkpoint(config, monkeypatch):
     assert same(weights_of(c), weights_of(good))
 
 
-@pytest.mark.parametrize('number, at, status', [(signal.SIGTERM, 3, 143), (signal.SIGINT, 3, 130), (signal.SIGTERM, 12, None)])
-def test_a_stopped_run_is_no_finished_one_for_whoever_started_it(config, monkeypatch, capsys, number, at, status):
+@pytest.mark.parametrize('number, at, status', [(signal.SIGTERM, 3, 143), (signal.SIGINT, 3, 130),
+                                                (signal.SIGTERM, 12, None)])
+def test_a_stopped_run_is_no_finished_one_for_whoever_started_it(config, monkeypatch, capsys,
+        number, at, status):
     "But a signal that comes during the last step has stopped nothing."
     c, update, calls = config(), train_file.take_step, []
-    monkeypatch.setattr(train_file, 'take_step', lambda *args: (calls.append(1), len(calls) == at and os.kill(os.getpid(), number), update(*args))[2])
+    monkeypatch.setattr(train_file, 'take_step',
+                        lambda *args: (calls.append(1),
+                                       len(calls) == at and os.kill(os.getpid(), number),
+                                       update(*args))[2])
     argv = command(c)[2:]
     if status:
         with pytest.raises(SystemExit) as stop:
             nanodepth.main('train', argv)
-        assert stop.value.code == status and 'stopped at step 3 of 12, and saved' in capsys.readouterr().out
+        assert (stop.value.code == status
+                and 'stopped at step 3 of 12, and saved' in capsys.readouterr().out)
         assert checkpoint.load(c.out_dir)['step'] == 3
     else:
         nanodepth.main('train', argv)
@@ -272,7 +296,8 @@ def test_a_stopped_run_is_no_finished_one_for_whoever_started_it(config, monkeyp
 
 
 def test_a_second_ctrl_c_does_not_wait():
-    before = signal.getsignal(signal.SIGINT)        # ignored, where a shell started this in the background
+    # ignored, where a shell started this in the background
+    before = signal.getsignal(signal.SIGINT)
     with Stop() as stop:
         os.kill(os.getpid(), signal.SIGINT)
         assert stop.asked
@@ -284,15 +309,18 @@ def test_a_second_ctrl_c_does_not_wait():
 
 @pytest.mark.parametrize('args, message', [
     (['--stepz=5'], "the command line: there is no setting 'stepz'; did you mean 'steps'?"),
-    (['--optimizer=moun'], "optimizer='moun' is not one of muon, adamw, adamw_star; did you mean 'muon'?"),
+    (['--optimizer=moun'],
+     "optimizer='moun' is not one of muon, adamw, adamw_star; did you mean 'muon'?"),
     (['--steps=many'], "the command line: steps must be int, not 'many'"),
     (['--lr=-1'], 'lr=-1.0 must not be negative'),
     (['--steps=0'], 'steps=0 must be at least 1'),
     (['--steps'], '--steps: write --steps=VALUE'),
     (['--steps=100'], 'warmup_steps=50 and decay_steps=120 do not fit into steps=100'),
-    (['config/basline.py'], "there is no config config/basline.py; did you mean 'config/baseline.py'?"),
+    (['config/basline.py'],
+     "there is no config config/basline.py; did you mean 'config/baseline.py'?"),
     (['--n_head=3', '--head_dim=none'], 'n_embd=128 does not divide into n_head=3 heads'),
-    (['--batch_size=6', '--grad_accum=4'], 'batch_size=6 on 1 processes does not divide into grad_accum=4 pieces'),
+    (['--batch_size=6', '--grad_accum=4'],
+     'batch_size=6 on 1 processes does not divide into grad_accum=4 pieces'),
     (['--device=cudaa'], "device='cudaa' cannot be used"),
     (['--device=meta'], "device='meta' cannot be used"),
     (['--n_kv_head=0'], 'n_kv_head=0 must be at least 1'),
@@ -306,7 +334,8 @@ def test_a_second_ctrl_c_does_not_wait():
 def test_mistakes_are_named_with_status_2(args, message, data, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
     with pytest.raises(SystemExit) as stop:
-        nanodepth.main('train', [f'--data={data}', f'--out_dir={tmp_path / "out"}', '--device=cpu', *args])
+        nanodepth.main('train', [f'--data={data}', f'--out_dir={tmp_path / "out"}', '--device=cpu',
+                                 *args])
     assert stop.value.code == 2
     error = capsys.readouterr().err
     assert message in error and error.startswith('train: ') and error.count('\n') == 1
@@ -314,9 +343,12 @@ def test_mistakes_are_named_with_status_2(args, message, data, tmp_path, capsys,
 
 def test_config_files(tmp_path):
     path = tmp_path / 'c.py'
-    path.write_text('"doc"\nimport math\n_half = 20\nsteps = 2 * _half\nlr = 1\ndata = ("a", "b")\nn_kv_head = 2\n')
-    c = read_config(Config, ['--steps=5e1', str(path), '--resume=false', '--n_kv_head=none', '--out_dir=a=b'])
-    assert (c.steps, c.lr, c.data, c.n_kv_head, c.resume, c.out_dir) == (50, 1.0, ['a', 'b'], None, False, 'a=b')
+    path.write_text('"doc"\nimport math\n_half = 20\nsteps = 2 * _half\nlr = 1\ndata = ("a", '
+                    '"b")\nn_kv_head = 2\n')
+    c = read_config(Config, ['--steps=5e1', str(path), '--resume=false', '--n_kv_head=none',
+                             '--out_dir=a=b'])
+    assert (c.steps, c.lr, c.data, c.n_kv_head, c.resume, c.out_dir) == (50, 1.0, ['a', 'b'], None,
+            False, 'a=b')
     assert type(c.lr) is float and type(c.steps) is int
     path.write_text('step = 3\n')
     with pytest.raises(Refused, match="c.py: there is no setting 'step'; did you mean 'steps'"):
@@ -338,7 +370,8 @@ def test_every_config_is_valid_and_says_what_it_is():
 
 def test_without_arguments_the_configs_are_listed():
     run = shell([sys.executable, 'train.py'])
-    assert run.returncode == 2 and 'usage: python train.py CONFIG' in run.stdout and 'config/baseline.py' in run.stdout
+    assert (run.returncode == 2 and 'usage: python train.py CONFIG' in run.stdout
+            and 'config/baseline.py' in run.stdout)
     run = shell([sys.executable, 'train.py', '--help'])
     assert run.returncode == 0 and 'weight_decay: float' in run.stdout and 'torchrun' in run.stdout
 
@@ -366,8 +399,10 @@ def test_two_processes_train_like_one(config):
     for a, b in zip(log_of(alone), log_of(both), strict=True):
         assert a.get('loss', 0) == pytest.approx(b.get('loss', 0), rel=1e-5)
         assert a.get('val_loss', 0) == pytest.approx(b.get('val_loss', 0), rel=1e-5)
-        assert a.get('grad_norm', 0) == pytest.approx(b.get('grad_norm', 0), rel=1e-4)      # AdamW alone would not see a wrong scale
-        assert a.get('kinds') == b.get('kinds') or a['kinds']['fifth']['accuracy'] == pytest.approx(b['kinds']['fifth']['accuracy'])
+        # AdamW alone would not see a wrong scale
+        assert a.get('grad_norm', 0) == pytest.approx(b.get('grad_norm', 0), rel=1e-4)
+        assert (a.get('kinds') == b.get('kinds') or a['kinds']['fifth']['accuracy']
+                == pytest.approx(b['kinds']['fifth']['accuracy']))
 
 
 def stop_the_second(at=3):
@@ -399,7 +434,8 @@ def test_world_alone():
 
 # ------------------------------------------------------------------ growing
 
-GROW = dict(grow='lidas', grow_block=1, n_layer=4, steps=30, decay_steps=5)      # 1, 2, 3, 4 layers from steps 0, 2, 7, 14
+# 1, 2, 3, 4 layers from steps 0, 2, 7, 14
+GROW = dict(grow='lidas', grow_block=1, n_layer=4, steps=30, decay_steps=5)
 
 
 def test_growth_happens_when_the_plan_says_and_is_logged(config):
@@ -412,13 +448,15 @@ def test_growth_happens_when_the_plan_says_and_is_logged(config):
     for line in log:
         if 'grown' in line:
             assert line['grown']['before'] != line['grown']['after']
-    costs = [LM(ModelConfig(n_layer=n, n_embd=32, n_head=2, context=16)).flops_per_token() for n in (1, 2, 3, 4)]
+    costs = [LM(ModelConfig(n_layer=n, n_embd=32, n_head=2, context=16)).flops_per_token()
+             for n in (1, 2, 3, 4)]
     assert log[-1]['flops'] == 64 * (2 * costs[0] + 5 * costs[1] + 7 * costs[2] + 16 * costs[3])
     assert len(checkpoint.load_model(c.out_dir).layers) == 4
 
 
 @pytest.mark.parametrize('optimizer', ['muon', 'adamw', 'adamw_star'])
-@pytest.mark.parametrize('stop_at', [6, 7, 8, 26])       # before, at and after a growth, and in the decay
+# before, at and after a growth, and in the decay
+@pytest.mark.parametrize('stop_at', [6, 7, 8, 26])
 def test_stop_around_a_growth_and_resume_is_bit_equal(config, monkeypatch, optimizer, stop_at):
     whole, parts = (config(name, optimizer=optimizer, **GROW) for name in ('whole', 'parts'))
     train(whole)
@@ -440,7 +478,9 @@ train.train(train.check(config))
 """
 
 
-@pytest.mark.parametrize('name, call, saved', [('take_step', 7, 4), ('untie', 2, 4), ('take_step', 9, 8), ('take_step', 29, 28)],
+@pytest.mark.parametrize('name, call, saved',
+                         [('take_step', 7, 4), ('untie', 2, 4), ('take_step', 9, 8),
+                          ('take_step', 29, 28)],
                          ids=['before', 'at', 'after', 'decay'])
 def test_kill_9_around_a_growth_and_resume_is_bit_equal(config, name, call, saved):
     "The second growth comes between updates 7 and 8."
@@ -484,18 +524,22 @@ def test_an_error_of_the_first_process_is_said_once(config):
 
 
 def test_two_processes_grow_like_one(config):
-    alone, both = (config(name, **GROW | dict(steps=12, decay_steps=2)) for name in ('alone', 'both'))
+    alone, both = (config(name, **GROW | dict(steps=12, decay_steps=2)) for name in ('alone',
+            'both'))
     train(alone)
     run = ranks(command(both)[2:])
     assert run.returncode == 0, run.stderr
     assert log_of(alone)[-1]['n_layer'] == 4
     for a, b in zip(log_of(alone), log_of(both), strict=True):
-        assert a.get('loss', 0) == pytest.approx(b.get('loss', 0), rel=1e-5) and a['n_layer'] == b['n_layer']
+        assert (a.get('loss', 0) == pytest.approx(b.get('loss', 0), rel=1e-5) and a['n_layer']
+                == b['n_layer'])
 
 
 @pytest.mark.parametrize('fields, message', [
-    (dict(grow='lida'), "grow='lida' is not one of None, midas, lidas, stack, double; did you mean 'lidas'"),
-    (dict(grow='midas', grow_block=3, n_layer=8), 'midas from 3 layers does not reach n_layer=8, but 3, 6, 9'),
+    (dict(grow='lida'),
+     "grow='lida' is not one of None, midas, lidas, stack, double; did you mean 'lidas'"),
+    (dict(grow='midas', grow_block=3, n_layer=8),
+     'midas from 3 layers does not reach n_layer=8, but 3, 6, 9'),
     (dict(grow='lidas', grow_block=0), 'does not reach n_layer'),
     (dict(grow='lidas', init_from='x'), "grow='lidas' begins with a new model")])
 def test_plans_that_cannot_be(fields, message):

@@ -57,7 +57,8 @@ def test_the_window_counts_positions_of_the_order(tiny):
             assert torch.equal(loop(t), free(t))
             assert torch.equal(in_pieces(loop, t, [5, 1, 6])[0], in_pieces(free, t, [5, 1, 6])[0])
     by_hand = loop(t, order=[0, 1, 2, 0, 1, 1, 2, 0, 1, 2])
-    with looped(loop, (4, 4), 'naive', 2):                      # layer 1 stands at 1, 4 and 7: only the second is looped
+    # layer 1 stands at 1, 4 and 7: only the second is looped
+    with looped(loop, (4, 4), 'naive', 2):
         assert torch.equal(loop(t), by_hand)
 
 
@@ -69,7 +70,8 @@ def test_wrapped_logits_are_the_solver_applied_by_hand(six, method, mode):
     for block in [[2, 3, 4]] if mode == 'block' else [[2], [3], [4]]:
         x = SOLVERS[method](lambda y: six.run(y, block, depth=block[0]), x, 2)
     by_hand = six.head(six.norm(six.run(x, [5], depth=5)))
-    with looped(six, WINDOW, method, 2, 0.5 if method in ('rk', 'butcher', 'anderson') else 0.3, mode=mode):
+    with looped(six, WINDOW, method, 2, 0.5 if method in ('rk', 'butcher', 'anderson') else 0.3,
+                mode=mode):
         assert torch.equal(six(t), by_hand)
 
 
@@ -83,7 +85,8 @@ def test_off_values_are_the_unlooped_model(six, dtype):
                 assert torch.equal(model(t), plain)
                 logits, kept = in_pieces(model, t, [6, 1, 1, 4])
                 assert torch.equal(logits, cached[0])
-                assert all(torch.equal(a.keys, b.keys) for a, b in zip(kept.layers, cached[1].layers))
+                assert all(torch.equal(a.keys, b.keys) for a, b in zip(kept.layers,
+                        cached[1].layers))
 
 
 def test_unpatching_leaves_no_trace(six):
@@ -119,7 +122,7 @@ def test_copies_and_pickles_have_their_own_layers(six, mode):
     assert torch.equal(six(t), plain)
 
 
-# ---------------------------------------------------------------------------------------------- the cache
+# ---------------------------------------------------------------------------------------- the cache
 
 @pytest.mark.parametrize('mode', MODES)
 @pytest.mark.parametrize('cache', ['exact', 'frozen'])
@@ -144,7 +147,8 @@ def test_the_other_caches_are_not_consistent_and_first_is_frozen_token_by_token(
 
 
 def test_frozen_against_a_slow_form(six):
-    "Evaluation k of token t: the others carry their evaluation-1 streams, t alone its own. One pass over the window a token and evaluation."
+    """Evaluation k of token t: the others carry their evaluation-1 streams, t alone its own. One
+    pass over the window a token and evaluation."""
     t, K = tokens(8), 3
     x = six.run(six.embed(t), [0, 1])
     result = torch.empty_like(x)
@@ -169,7 +173,8 @@ def test_what_each_cache_holds(six, how, mode):
         for n in (7, 1, 1, 3):
             six(t[:, at:at + n], cache=cache)
             at += n
-            assert [slot.get_seq_length() for slot in cache.layers] == [at] * (6 + 6 * (how == 'exact'))
+            assert [slot.get_seq_length() for slot in cache.layers] == [at] * (6 + 6
+                    * (how == 'exact'))
         prompt = in_pieces(six, t, [7])[1]
     alike = [torch.equal(a.keys, b.keys) for a, b in zip(prompt.layers, plain.layers)]
     first = how in ('first', 'none', 'frozen', 'exact')
@@ -216,8 +221,10 @@ def test_decoding_with_fewer_loops(six, mode):
         hook.remove()
         return counts
     assert steps('full') == [3] * 7
-    assert steps('bypass') == [3, 1, 1, 1, 3, 1, 1]         # several new tokens are read, not decoded
-    assert steps(0) == steps('bypass') and steps(2) == [3, 3, 3, 1, 3, 3, 3]        # ... and the count begins anew behind them
+    # several new tokens are read, not decoded
+    assert steps('bypass') == [3, 1, 1, 1, 3, 1, 1]
+    # ... and the count begins anew behind them
+    assert steps(0) == steps('bypass') and steps(2) == [3, 3, 3, 1, 3, 3, 3]
 
 
 def test_first_n_counts_on_each_text_by_itself(six):
@@ -253,7 +260,8 @@ def test_gradients_and_the_tap_go_through(six):
 
 
 def test_a_forward_leaves_nothing_alive(six):
-    "No cache, mask or stream is held until the next forward; and when a layer fails, the cache has its own slots again."
+    """No cache, mask or stream is held until the next forward; and when a layer fails, the cache
+    has its own slots again."""
     def fail(*_):
         raise RuntimeError('stop')
     t = tokens()
@@ -263,11 +271,13 @@ def test_a_forward_leaves_nothing_alive(six):
                 cache = KVCache(6)
                 held = weakref.ref(cache)
                 hook = six.layers[3].mlp.register_forward_hook(fail) if broken else None
-                with pytest.raises(RuntimeError, match='stop') if broken else contextlib.nullcontext():
+                with pytest.raises(RuntimeError,
+                                   match='stop') if broken else contextlib.nullcontext():
                     six(t, cache=cache)
                 if broken:
                     hook.remove()
-                    assert all(type(slot) is KVCache.Slot and 'update' not in vars(slot) for slot in cache.layers)
+                    assert all(type(slot) is KVCache.Slot and 'update' not in vars(slot)
+                               for slot in cache.layers)
                 else:
                     del cache
                     assert held() is None
@@ -292,24 +302,29 @@ def test_an_exact_cache_keeps_to_its_settings(six):
     with looped(six, WINDOW, K=3, cache='exact'):
         six(t[:, :5], cache=cache)
     for window, K in (((1, 3), 3), (WINDOW, 2)):
-        with looped(six, window, K=K, cache='exact'), pytest.raises(ValueError, match="cache='exact': this KV cache was filled with another"):
+        with looped(six, window, K=K, cache='exact'), pytest.raises(ValueError,
+                match="cache='exact': this KV cache was filled with another"):
             six(t[:, 5:6], cache=cache)
     six(t[:, 5:6], cache=cache)                                     # a token without a loop
-    with looped(six, WINDOW, K=3, cache='exact'), pytest.raises(ValueError, match='partly without a loop'):
+    with looped(six, WINDOW, K=3, cache='exact'), pytest.raises(ValueError,
+            match='partly without a loop'):
         six(t[:, 6:7], cache=cache)
 
 
-# ---------------------------------------------------------------------------------------------- windows and refusals
+# ----------------------------------------------------------------------------- windows and refusals
 
 @pytest.mark.parametrize('window, depth, expected', [
-    (None, 28, (12, 15)), (None, 36, (16, 19)), (None, 8, (2, 5)), (None, 3, (0, 2)), ('mid3', 28, (13, 15)), ('mid6', 28, (11, 16)), ('mid1', 28, (14, 14)),
-    ('mid12', 28, (8, 19)), ((3, 5), 6, (3, 5)), ([0, 5], 6, (0, 5)), ('3-5', 6, (3, 5)), ('0-0', 6, (0, 0)), (0.5, 8, (2, 5)), (0.0, 8, (0, 3)), (1.0, 8, (4, 7)),
+    (None, 28, (12, 15)), (None, 36, (16, 19)), (None, 8, (2, 5)), (None, 3, (0, 2)),
+    ('mid3', 28, (13, 15)), ('mid6', 28, (11, 16)), ('mid1', 28, (14, 14)),
+    ('mid12', 28, (8, 19)), ((3, 5), 6, (3, 5)), ([0, 5], 6, (0, 5)), ('3-5', 6, (3, 5)),
+    ('0-0', 6, (0, 0)), (0.5, 8, (2, 5)), (0.0, 8, (0, 3)), (1.0, 8, (4, 7)),
     (0.6, 28, (15, 18)), (0.5, 36, (16, 19)), ('0.6', 28, (15, 18))])
 def test_windows(window, depth, expected):
     assert pick_window(window, depth) == expected
 
 
-@pytest.mark.parametrize('window', [(3, 6), (4, 3), (-1, 2), '3-6', 'mid7', 'mid0', 'middle', 1.5, 4, (1, 2, 3), (0.5, 2), '-3', '3-'])
+@pytest.mark.parametrize('window', [(3, 6), (4, 3), (-1, 2), '3-6', 'mid7', 'mid0', 'middle', 1.5,
+                                    4, (1, 2, 3), (0.5, 2), '-3', '3-'])
 def test_windows_that_cannot_be(six, window):
     with pytest.raises(ValueError, match="window=.*within 0 to 5.*'mid4'"):
         patch(six, window)
@@ -325,10 +340,14 @@ class Stack(nn.Module):
 
 
 @pytest.mark.parametrize('arguments, message', [
-    (dict(method='rkk'), "'rkk' is not known: did you mean 'rk'"), (dict(beta=1.5), 'beta=1.5'), (dict(K=0), 'K=0'), (dict(method='aitken', K=3), 'even'),
-    (dict(cache='frist'), "cache='frist' is not known: did you mean 'first'"), (dict(mode='blocks'), "mode='blocks'.*block, layer"),
-    (dict(pin='mix'), "pin='mix'.*None, mixture, indices"), (dict(pin='mixture'), 'no router'), (dict(decode='ful'), "decode='ful': 'full', 'bypass'"),
-    (dict(decode=-1), 'decode=-1'), (dict(decode=True), 'decode=True'), (dict(cache='exact', method='euler', tol=0.1), 'halting tolerance'),
+    (dict(method='rkk'), "'rkk' is not known: did you mean 'rk'"), (dict(beta=1.5), 'beta=1.5'),
+    (dict(K=0), 'K=0'), (dict(method='aitken', K=3), 'even'),
+    (dict(cache='frist'), "cache='frist' is not known: did you mean 'first'"),
+    (dict(mode='blocks'), "mode='blocks'.*block, layer"),
+    (dict(pin='mix'), "pin='mix'.*None, mixture, indices"), (dict(pin='mixture'), 'no router'),
+    (dict(decode='ful'), "decode='ful': 'full', 'bypass'"),
+    (dict(decode=-1), 'decode=-1'), (dict(decode=True), 'decode=True'),
+    (dict(cache='exact', method='euler', tol=0.1), 'halting tolerance'),
     (dict(cache='exact', decode='bypass'), "decode='full'"), (dict(gamma=1), "no option 'gamma'")])
 def test_what_is_refused_before_anything_is_touched(six, arguments, message):
     before = {name: dict(vars(m)) for name, m in six.named_modules()}
@@ -355,7 +374,8 @@ def test_a_window_is_entered_at_its_first_layer(six):
     with looped(six, WINDOW):
         with pytest.raises(ValueError, match='the window 2-4 is entered at 3'):
             six.run(x, [3, 4, 5], depth=3)
-        assert torch.equal(six(t, order=[0, 1, 2, 3]), prefix)      # it ends within the window: nothing to loop
+        # it ends within the window: nothing to loop
+        assert torch.equal(six(t, order=[0, 1, 2, 3]), prefix)
         with pytest.raises(ValueError, match='position 4 of the looped window holds another layer'):
             six(t, order=[0, 1, 2, 3, 2, 3, 4, 5])
         assert not torch.equal(six(t), plain)

@@ -1,5 +1,7 @@
-"""The wrapper on transformers' decoder families, against slow forms that call the layers by hand. `make test` runs each family in one form of
-attention and some of the combinations; `make torture` (TORTURE=1) runs all of them."""
+"""The wrapper on transformers' decoder families, against slow forms that call the layers by hand.
+`make test` runs each family in one form of attention and some of the combinations; `make torture`
+(TORTURE=1) runs all of them.
+"""
 import copy
 import os
 import pickle
@@ -20,10 +22,14 @@ from variants.hosts import (
 from wrapper import looped, patch, unpatch  # noqa: E402
 
 ALL = bool(os.environ.get('TORTURE'))
-FORMS = [(name, form) for name in FAMILIES for form in (['eager'] if name in EAGER_ONLY else ['sdpa', 'eager'] if ALL else ['sdpa'])]
-SOME = FORMS if ALL else [(name, form) for name, form in FORMS if name in ('llama', 'gpt2', 'qwen2_hybrid', 'gemma3_text', 'deepseek_v3', 'gpt_oss')]
+FORMS = [(name, form) for name in FAMILIES
+         for form in (['eager'] if name in EAGER_ONLY else ['sdpa', 'eager'] if ALL else ['sdpa'])]
+SOME = (FORMS if ALL else [(name, form) for name, form in FORMS if name in ('llama', 'gpt2',
+        'qwen2_hybrid', 'gemma3_text', 'deepseek_v3', 'gpt_oss')])
 WINDOW = (2, 4)
-families, some_families = pytest.mark.parametrize('name, form', FORMS), pytest.mark.parametrize('name, form', SOME)
+families, some_families = pytest.mark.parametrize('name, form',
+                                                  FORMS), pytest.mark.parametrize('name, form',
+        SOME)
 
 
 @pytest.fixture(autouse=True)
@@ -37,11 +43,13 @@ def tokens(n=12, batch=2, seed=0):
 
 
 def by_hand(model, t, solve, mode='block', **inputs):
-    """Logits of the unpatched model with its window replaced: each layer's own arguments are noted on a first pass, the layers called with
-    them by hand, and the result put in on a second."""
+    """Logits of the unpatched model with its window replaced: each layer's own arguments are noted
+    on a first pass, the layers called with them by hand, and the result put in on a second."""
     layers, (a, b) = depth_of(model)[0], WINDOW
     noted = {}
-    hooks = [layers[d].register_forward_pre_hook(lambda m, args, kwargs, d=d: noted.update({d: (args, kwargs)}), with_kwargs=True) for d in range(a, b + 1)]
+    hooks = [layers[d].register_forward_pre_hook(lambda m, args, kwargs,
+                                                 d=d: noted.update({d: (args, kwargs)}),
+                                                 with_kwargs=True) for d in range(a, b + 1)]
     model(t, use_cache=False, **inputs)
     [hook.remove() for hook in hooks]
 
@@ -71,7 +79,8 @@ def anchored(g, x):
 def in_pieces(model, t, pieces, cache=None, **inputs):
     out, at = [], 0
     for n in pieces:
-        given = {key: value[:, :at + n] if key == 'attention_mask' else value[:, at:at + n] for key, value in inputs.items()}
+        given = {key: value[:, :at + n] if key == 'attention_mask' else value[:, at:at + n]
+                 for key, value in inputs.items()}
         answer = model(t[:, at:at + n], past_key_values=cache, use_cache=True, **given)
         cache, at = answer.past_key_values, at + n
         out.append(answer.logits)
@@ -99,9 +108,11 @@ def test_wrapped_logits_are_those_by_hand_and_no_trace_stays(name, form):
             answer = model(t, use_cache=True, output_hidden_states=True)
             assert torch.allclose(answer.logits, want, atol=2e-4)
             assert len(answer.hidden_states) == len(plain.hidden_states)
-            assert [n for n, _ in model.named_modules()] == names and list(model.state_dict()) == state
+            assert ([n for n, _ in model.named_modules()] == names and list(model.state_dict())
+                    == state)
     after = model(t, output_hidden_states=True)
-    assert torch.equal(after.logits, plain.logits) and all(map(torch.equal, after.hidden_states, plain.hidden_states))
+    assert (torch.equal(after.logits, plain.logits)
+            and all(map(torch.equal, after.hidden_states, plain.hidden_states)))
     assert {name: dict(vars(m)) for name, m in model.named_modules()} == before
 
 
@@ -114,16 +125,19 @@ def test_continuing_is_recomputing_and_the_caches_lengths(name, form):
         for how in CACHES:
             with looped(model, WINDOW, cache=how, mode=mode):
                 logits, cache = in_pieces(model, t, [7, 1, 1, 2, 1])
-                assert [slot.get_seq_length() for slot in cache.layers] == [12] * (6 + 6 * (how == 'exact'))
+                assert [slot.get_seq_length() for slot in cache.layers] == [12] * (6 + 6
+                        * (how == 'exact'))
                 whole = model(t, use_cache=False).logits
                 assert torch.allclose(logits, whole, atol=2e-4) == (how in ('exact', 'frozen')), how
                 prompt = in_pieces(model, t, [7])[1]
             alike = [torch.equal(kept(prompt, d), kept(plain, d)) for d in range(5)]
             first = how in ('first', 'none', 'exact', 'frozen')
-            assert alike[:3] == [True, True, first] and (mode == 'layer' or alike[2:] == [first] * 3)
+            assert (alike[:3] == [True, True, first]
+                    and (mode == 'layer' or alike[2:] == [first] * 3))
     for K, beta in ((1, 0.3), (3, 1.0)):
         with looped(model, WINDOW, 'rk', K, beta):
-            assert torch.equal(in_pieces(model, t, [7, 1, 1, 2, 1])[0], in_pieces(copied(model), t, [7, 1, 1, 2, 1])[0])
+            assert torch.equal(in_pieces(model, t, [7, 1, 1, 2, 1])[0],
+                               in_pieces(copied(model), t, [7, 1, 1, 2, 1])[0])
 
 
 def copied(model):
@@ -136,14 +150,16 @@ def copied(model):
 @some_families
 def test_generation_with_the_library(name, form):
     model, t = tiny(name, form), tokens(7)
-    make = lambda **options: model.generate(t, max_new_tokens=6, do_sample=False, pad_token_id=0, **options)
+    make = lambda **options: model.generate(t, max_new_tokens=6, do_sample=False, pad_token_id=0,
+                                            **options)
     plain = make()
     with looped(model, WINDOW, K=1):
         assert torch.equal(make(), plain)
     for how in ('frozen', 'exact'):
         with looped(model, WINDOW, cache=how):
             assert torch.equal(make(), make(use_cache=False))
-            assert torch.equal(make(num_beams=3), make(num_beams=3, use_cache=False))       # beams change places in the cache
+            # beams change places in the cache
+            assert torch.equal(make(num_beams=3), make(num_beams=3, use_cache=False))
     with looped(model, WINDOW):
         assert make(num_beams=2).shape == (2, 13)
 
@@ -178,14 +194,17 @@ def test_static_caches(name, form):
             assert [int(slot.get_seq_length()) for slot in cache.layers] == [12] * 6
     for how in ('none', 'frozen', 'exact'):
         with looped(model, WINDOW, cache=how):
-            with pytest.raises(ValueError, match=f"cache='{how}' needs a KV cache that grows.*first, last, last_eval"):
+            with pytest.raises(ValueError,
+                               match=f"cache='{how}' needs a KV cache that grows.*first, last, "
+                               "last_eval"):
                 in_pieces(model, t, [7], static())
 
 
 @some_families
 def test_decoding_with_fewer_loops(name, form):
     model, t = tiny(name, form), tokens()
-    ran, norm = [], next(m for m in depth_of(model)[0][3].modules() if 'norm' in type(m).__name__.lower())
+    ran, norm = [], next(m for m in depth_of(model)[0][3].modules()
+                         if 'norm' in type(m).__name__.lower())
     norm.register_forward_hook(lambda *_: ran.append(1))
     for decode, expected in (('full', [3] * 5), ('bypass', [3, 1, 1, 1, 3]), (2, [3, 3, 3, 1, 3])):
         counts, cache = [], None
@@ -207,22 +226,27 @@ def test_decoding_with_fewer_loops(name, form):
 def test_copies_and_pickles(name, form):
     model, t = tiny(name, form), tokens()
     handle = patch(model, WINDOW, mode='layer', pin='mixture' if name in MIXTURES else None)
-    other, loaded, wrapped = copy.deepcopy(model), pickle.loads(pickle.dumps(model)), model(t).logits
+    other, loaded, wrapped = copy.deepcopy(model), pickle.loads(pickle.dumps(model)), model(
+        t).logits
     assert torch.equal(other(t).logits, wrapped) and torch.equal(loaded(t).logits, wrapped)
     for p in depth_of(other)[0][3].parameters():
         p.zero_()
     assert not torch.equal(other(t).logits, wrapped) and torch.equal(model(t).logits, wrapped)
     handle.unpatch(), unpatch(loaded)
-    assert torch.equal(model(t).logits, loaded(t).logits) and not torch.equal(model(t).logits, wrapped)
+    assert (torch.equal(model(t).logits, loaded(t).logits) and not torch.equal(model(t).logits,
+            wrapped))
 
 
-# ---------------------------------------------------------------------------------------------- mixtures of experts
+# ------------------------------------------------------------------------------ mixtures of experts
 
 def experts_used(model, run):
     "[(indices, weights)] of layer 3's experts, one for each evaluation, while `run` runs."
     used = []
-    experts = next(m for m in depth_of(model)[0][3].modules() if type(m).__name__.endswith('Experts'))
-    hook = experts.register_forward_pre_hook(lambda m, args, kwargs: used.append([*args, *kwargs.values()][1:3]), with_kwargs=True)
+    experts = next(m for m in depth_of(model)[0][3].modules()
+                   if type(m).__name__.endswith('Experts'))
+    hook = experts.register_forward_pre_hook(lambda m, args,
+                                             kwargs: used.append([*args, *kwargs.values()][1:3]),
+                                             with_kwargs=True)
     run()
     hook.remove()
     return used
@@ -241,18 +265,23 @@ def test_pinned_routing(name, mode):
         assert len(free) == 3 and (way == 'step' or not torch.equal(free[0][0], free[1][0]))
         with looped(model, WINDOW, mode=mode, pin='mixture'):
             pinned = experts_used(model, run)
-            assert all(torch.equal(i, pinned[0][0]) and torch.equal(w, pinned[0][1]) for i, w in pinned)
+            assert all(torch.equal(i, pinned[0][0]) and torch.equal(w, pinned[0][1])
+                       for i, w in pinned)
         with looped(model, WINDOW, mode=mode, pin='indices'):
             mixed = experts_used(model, run)
-            assert all(torch.equal(i, mixed[0][0]) for i, _ in mixed) and not torch.equal(mixed[0][1], mixed[1][1])
-        assert not any(isinstance(hook, Pin) for m in model.modules() for hook in m._forward_hooks.values())
+            assert (all(torch.equal(i, mixed[0][0]) for i, _ in mixed)
+                    and not torch.equal(mixed[0][1], mixed[1][1]))
+        assert not any(isinstance(hook, Pin) for m in model.modules()
+                       for hook in m._forward_hooks.values())
 
 
 @pytest.mark.parametrize('name', MIXTURES)
 def test_weights_of_pinned_experts_are_the_routers_own_where_it_chooses_the_same(name):
-    "K = 1 evaluation has nothing to pin; two evaluations of one point choose the same experts, so pinning them changes nothing."
+    """K = 1 evaluation has nothing to pin; two evaluations of one point choose the same experts,
+    so pinning them changes nothing."""
     model, t = tiny(name), tokens()
-    same = dict(method='euler', K=2, alphas=[0.0, 1.0])         # the first step goes nowhere: both evaluations are at x
+    # the first step goes nowhere: both evaluations are at x
+    same = dict(method='euler', K=2, alphas=[0.0, 1.0])
     with looped(model, WINDOW, **same):
         free = model(t).logits
     for pin in ('mixture', 'indices'):
@@ -264,30 +293,39 @@ def test_pinning_is_refused_without_a_known_router():
     for name in ('llama', 'llama4_text'):
         model = tiny(name)
         before = {name: dict(vars(m)) for name, m in model.named_modules()}
-        with pytest.raises(ValueError, match="pin='mixture': the layers 2 to 4 have no router that is known"):
+        with pytest.raises(ValueError,
+                           match="pin='mixture': the layers 2 to 4 have no router that is known"):
             patch(model, WINDOW, pin='mixture')
         assert {name: dict(vars(m)) for name, m in model.named_modules()} == before
     model = tiny('qwen2_moe')
     for layer in depth_of(model)[0]:
         forward = type(layer.mlp.gate).forward
-        layer.mlp.gate.__class__ = type('OtherTopKRouter', (type(layer.mlp.gate),), dict(forward=lambda self, x: (lambda l, w, i: (l, w * 3, i))(*forward(self, x))))
-    with pytest.raises(ValueError, match="pin='indices': how OtherTopKRouter weighs its experts is not known"):
+        layer.mlp.gate.__class__ = type('OtherTopKRouter', (type(layer.mlp.gate),),
+                                        dict(forward=lambda self,
+                                             x: (lambda l, w, i: (l, w * 3, i))(*forward(self, x))))
+    with pytest.raises(ValueError,
+                       match="pin='indices': how OtherTopKRouter weighs its experts is not known"):
         patch(model, WINDOW, pin='indices')
 
 
-# ---------------------------------------------------------------------------------------------- refusals, and what else may be there
+# ------------------------------------------------------------- refusals, and what else may be there
 
 def test_models_that_cannot_be_looped():
-    config = transformers.T5Config(vocab_size=50, d_model=16, d_kv=4, d_ff=16, num_layers=4, num_heads=2)
+    config = transformers.T5Config(vocab_size=50, d_model=16, d_kv=4, d_ff=16, num_layers=4,
+                                   num_heads=2)
     with pytest.raises(ValueError, match='T5ForConditionalGeneration has an encoder and a decoder'):
         patch(transformers.T5ForConditionalGeneration(config), (0, 1))
-    config = transformers.MambaConfig(vocab_size=50, hidden_size=16, num_hidden_layers=4, state_size=4)
+    config = transformers.MambaConfig(vocab_size=50, hidden_size=16, num_hidden_layers=4,
+                                      state_size=4)
     with pytest.raises(ValueError, match='MambaForCausalLM has no list of layers with a KV cache'):
         patch(transformers.MambaForCausalLM(config), (0, 1))
     kinds = ['linear_attention', 'full_attention'] * 3
-    model = tiny('qwen3_next', layer_types=kinds, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, shared_expert_intermediate_size=16,
-                 linear_num_key_heads=2, linear_num_value_heads=2, linear_key_head_dim=8, linear_value_head_dim=8)
-    with pytest.raises(ValueError, match="layer 2 is of the kind 'linear_attention'.*attention layers"):
+    model = tiny('qwen3_next', layer_types=kinds, num_experts=4, num_experts_per_tok=2,
+                 moe_intermediate_size=16, shared_expert_intermediate_size=16,
+                 linear_num_key_heads=2, linear_num_value_heads=2, linear_key_head_dim=8,
+                 linear_value_head_dim=8)
+    with pytest.raises(ValueError,
+                       match="layer 2 is of the kind 'linear_attention'.*attention layers"):
         patch(model, WINDOW)
     assert not any('forward' in vars(m) for m in model.modules())
     model = tiny('llama')
@@ -296,7 +334,8 @@ def test_models_that_cannot_be_looped():
         patch(model, WINDOW)
     model = tiny('llama')
     model.config._attn_implementation = 'flash_attention_2'
-    with pytest.raises(ValueError, match="cache='frozen' changes the attention mask.*attn_implementation='sdpa'"):
+    with pytest.raises(ValueError, match="cache='frozen' changes the attention "
+                       "mask.*attn_implementation='sdpa'"):
         patch(model, WINDOW, cache='frozen')
     with pytest.raises(ValueError, match='looped already'):
         patch(model, WINDOW), patch(model, (0, 0))
@@ -316,7 +355,8 @@ def test_the_base_model_and_a_cache_without_a_config():
 
 
 def test_an_older_instance_forward_is_kept():
-    "accelerate's hooks replace a layer's forward: before the patch it is called, and after it, it comes back."
+    """accelerate's hooks replace a layer's forward: before the patch it is called, and after it,
+    it comes back."""
     model, t = tiny('llama'), tokens()
     with looped(model, WINDOW):
         want = model(t).logits
@@ -347,7 +387,8 @@ def test_training_with_gradient_checkpointing():
             loss = model(t, labels=t, use_cache=False).loss
             loss.backward()
             losses.append((loss.item(), depth_of(model)[0][3].mlp.up_proj.weight.grad.clone()))
-    assert abs(losses[0][0] - losses[1][0]) < 1e-5 and torch.allclose(losses[0][1], losses[1][1], atol=1e-5)
+    assert (abs(losses[0][0] - losses[1][0]) < 1e-5 and torch.allclose(losses[0][1], losses[1][1],
+            atol=1e-5))
 
 
 def test_what_is_refused_in_a_forward_is_said_in_a_line():
@@ -355,13 +396,17 @@ def test_what_is_refused_in_a_forward_is_said_in_a_line():
     model = tiny('qwen3_moe').train()
     model.gradient_checkpointing_enable()
     for options in (dict(pin='mixture'), dict(cache='frozen')):
-        with looped(model, WINDOW, **options), torch.enable_grad(), pytest.raises(ValueError, match='gradient checkpointing runs a layer again'):
+        with looped(model, WINDOW, **options), torch.enable_grad(), pytest.raises(ValueError,
+                match='gradient checkpointing runs a layer again'):
             model(t, use_cache=False)
     model = tiny('gpt2')
-    both = transformers.EncoderDecoderCache(transformers.DynamicCache(), transformers.DynamicCache())
-    with looped(model, WINDOW), pytest.raises(ValueError, match='KV cache of the kind EncoderDecoderCache has no list of layers'):
+    both = transformers.EncoderDecoderCache(transformers.DynamicCache(),
+                                            transformers.DynamicCache())
+    with looped(model, WINDOW), pytest.raises(ValueError, match='KV cache of the kind '
+                                              'EncoderDecoderCache has no list of layers'):
         model(t, past_key_values=both)
-    bloom = transformers.BloomForCausalLM(transformers.BloomConfig(vocab_size=97, hidden_size=16, n_layer=6, n_head=2)).eval()
+    bloom = transformers.BloomForCausalLM(transformers.BloomConfig(vocab_size=97, hidden_size=16,
+            n_layer=6, n_head=2)).eval()
     with looped(bloom, WINDOW), pytest.raises(ValueError, match='BloomBlock returns a tuple'):
         bloom(t)
 
@@ -372,7 +417,8 @@ def test_hybrid_models_can_be_looped_where_they_attend():
     t = tokens()
     for how in ('frozen', 'exact'):
         with looped(model, (1, 3), cache=how):
-            assert torch.allclose(in_pieces(model, t, [7, 1, 1, 1, 1, 1])[0], model(t, use_cache=False).logits, atol=2e-4)
+            assert torch.allclose(in_pieces(model, t, [7, 1, 1, 1, 1, 1])[0],
+                                  model(t, use_cache=False).logits, atol=2e-4)
 
 
 def test_pins_leave_nothing_behind():
@@ -385,7 +431,8 @@ def test_pins_leave_nothing_behind():
 def test_a_static_cache_filled_before_and_a_cut_one_are_counted_from_there():
     model, t, ran = tiny('llama'), tokens(), []
     depth_of(model)[0][3].mlp.register_forward_hook(lambda *_: ran.append(1))
-    for cache in (transformers.StaticCache(config=model.config, max_cache_len=30), transformers.DynamicCache(config=model.config)):
+    for cache in (transformers.StaticCache(config=model.config, max_cache_len=30),
+                  transformers.DynamicCache(config=model.config)):
         model(t[:, :4], past_key_values=cache)
         ran.clear()
         with looped(model, WINDOW, decode=2):
@@ -407,6 +454,9 @@ def test_ours_and_theirs_agree(tmp_path, tiny):
     save_hf(ours, tmp_path)
     theirs, t = transformers.AutoModelForCausalLM.from_pretrained(tmp_path), tokens() % 50
     for method, K, how in (('rk', 3, 'first'), ('naive', 2, 'frozen'), ('heun', 1, 'last')):
-        with looped(ours, WINDOW, method, K, cache=how), looped(theirs, WINDOW, method, K, cache=how):
+        with looped(ours, WINDOW, method, K, cache=how), looped(theirs, WINDOW, method, K,
+                cache=how):
             assert torch.allclose(ours(t), theirs(t).logits, atol=1e-4)
-            assert torch.equal(ours.generate(t, 5, temperature=0), theirs.generate(t, max_new_tokens=5, do_sample=False, pad_token_id=0, eos_token_id=None))
+            assert torch.equal(ours.generate(t, 5, temperature=0),
+                               theirs.generate(t, max_new_tokens=5, do_sample=False, pad_token_id=0,
+                                               eos_token_id=None))

@@ -14,7 +14,8 @@ from variants.lens import beside, quality, save_lens, train_lens
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description='Train a tuned lens for a checkpoint, and say what is known at each depth.')
+    parser = argparse.ArgumentParser(
+        description='Train a tuned lens for a checkpoint, and say what is known at each depth.')
     parser.add_argument('path', help='a run of ours or a Hugging Face folder')
     parser.add_argument('--steps', type=int, default=250)
     parser.add_argument('--lr', type=float, default=1e-3)
@@ -30,6 +31,9 @@ def main(argv=None):
     save_lens(lens, model, out)
     tokens = val.batch(0)[0].to(next(model.parameters()).device)
     (plain, seen), (tuned, known) = (quality(model, x, tokens) for x in (None, lens))
-    print(columns([['behind layer', 'KL, logit lens', 'KL, tuned lens', 'top 5, logit lens', 'top 5, tuned lens'],
-                   *([str(d), f'{plain[d]:.3f}', f'{tuned[d]:.3f}', f'{seen[d]:.1%}', f'{known[d]:.1%}'] for d in range(len(plain)))]))
+    print(
+        columns([['behind layer', 'KL, logit lens', 'KL, tuned lens', 'top 5, logit lens',
+                  'top 5, tuned lens'],
+                   *([str(d), f'{plain[d]:.3f}', f'{tuned[d]:.3f}', f'{seen[d]:.1%}',
+                      f'{known[d]:.1%}'] for d in range(len(plain)))]))
     print(f'lens: {out}')

@@ -1,10 +1,11 @@
 """A little network on which one sees why naive looping explodes and small steps do not.
 
-The idea: 4 numbers go in, two come out behind a window of three residual layers, and two are made of those. It is trained without any loop; then
-the window is run K times. What the layers behind it get to see is a point on paper, so one can draw where they were trained to see it.
+The idea: 4 numbers go in, two come out behind a window of three residual layers, and two are made
+of those. It is trained without any loop; then the window is run K times. What the layers behind it
+get to see is a point on paper, so one can draw where they were trained to see it.
 
-Paper: "Training-Free Looped Transformers", Figures 2 and 4. It names neither the target nor the widths: ours are sin(x0 + x1), cos(x2 - x3)
-and 32 (LOG.md says how much depends on the range of x).
+Paper: "Training-Free Looped Transformers", Figures 2 and 4. It names neither the target nor the
+widths: ours are sin(x0 + x1), cos(x2 - x3) and 32 (LOG.md says how much depends on the range of x).
 
 Usage:
     python wrapper.py --toy                         # all of it: the table and both pictures
@@ -22,12 +23,14 @@ from wrapper import pick_solver
 
 
 class Little(nn.Module):
-    "4 numbers -> 2 -> three residual layers -> 2: what the layers behind the window see can be drawn on paper (the paper's Figure 2)."
+    """4 numbers -> 2 -> three residual layers -> 2: what the layers behind the window see can be
+    drawn on paper (the paper's Figure 2)."""
 
     def __init__(self, hidden=32):
         super().__init__()
         self.pre, self.post = nn.Linear(4, 2), nn.Linear(2, 2)
-        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(2, hidden), nn.Tanh(), nn.Linear(hidden, 2)) for _ in range(3))
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(2, hidden), nn.Tanh(),
+                                                  nn.Linear(hidden, 2)) for _ in range(3))
 
     def window(self, z):
         for layer in self.layers:
@@ -56,12 +59,15 @@ def train_little(seed=0, steps=900):
     return model
 
 
-CURVES = {'naive': ('naive', {}), 'uniform': ('uniform', {}), 'sub-steps': ('euler', {}), 'anchored RK': ('rk', {})}       # of the pictures
+# of the pictures
+CURVES = {'naive': ('naive', {}), 'uniform': ('uniform', {}), 'sub-steps': ('euler', {}),
+          'anchored RK': ('rk', {})}
 
 
 @torch.no_grad()
 def little_errors(model, methods, Ks, n=400):
-    "[{'method', 'K', 'error'}]: mean squared error on fresh data of the network with its window looped."
+    """[{'method', 'K', 'error'}]: mean squared error on fresh data of the network with its window
+    looped."""
     x, y = little_data(n, seed=7)
     rows = [dict(method='no loop', K=1, error=F.mse_loss(model(x), y).item())]
     for name, (method, options) in methods.items():
@@ -73,30 +79,42 @@ def little_errors(model, methods, Ks, n=400):
 
 @torch.no_grad()
 def little_landscape(model, Ks, n=200):
-    """What the layers behind the window make of every point: {'x', 'y', 'loss' (n, n): the median over the data of the squared error if the
-    window ended there, 'ends': {K: {method: where it ends (N, 2)}}}."""
+    """What the layers behind the window make of every point: {'x', 'y', 'loss' (n, n): the median
+    over the data of the squared error if the window ended there, 'ends': {K: {method: where it ends
+    (N, 2)}}}."""
     x, y = little_data(n, seed=7)
     z = model.pre(x)
-    ends = {K: {'no loop': model.window(z)} | {name: pick_solver(method, K, **options)[0](model.window, z) for name, (method, options) in CURVES.items()
+    ends = {K: {'no loop': model.window(z)}
+            | {name: pick_solver(method, K, **options)[0](model.window, z)
+               for name, (method, options) in CURVES.items()
                                                if name != 'uniform'} for K in Ks}
     points = torch.cat([p for of_K in ends.values() for p in of_K.values()])
     low, high = points.min(0).values, points.max(0).values
-    xs, ys = (torch.linspace(a - 0.05 * (b - a), b + 0.05 * (b - a), n) for a, b in zip(low.tolist(), high.tolist()))
+    xs, ys = (torch.linspace(a - 0.05 * (b - a), b + 0.05 * (b - a), n)
+              for a, b in zip(low.tolist(), high.tolist()))
     grid = torch.cartesian_prod(xs, ys)                                             # (n * n, 2)
-    loss = torch.stack([(model.post(grid) - target).square().sum(-1) for target in y]).median(0).values
-    return dict(x=xs.numpy(), y=ys.numpy(), loss=loss.view(n, n).T.numpy(), ends={K: {name: p.numpy() for name, p in of_K.items()} for K, of_K in ends.items()})
+    loss = torch.stack([(model.post(grid) - target).square().sum(-1) for target in y]).median(
+        0).values
+    return dict(x=xs.numpy(), y=ys.numpy(), loss=loss.view(n, n).T.numpy(),
+                ends={K: {name: p.numpy() for name, p in of_K.items()} for K, of_K in ends.items()})
 
 
 def show_little(out, seeds=4, Ks=(1, 2, 3, 4, 6, 8, 12, 16, 24)):
-    "The paper's Figures 2 and 4 in the small: a table, the errors against K, and where the window ends."
+    """The paper's Figures 2 and 4 in the small: a table, the errors against K, and where the
+    window ends."""
     models = [train_little(seed) for seed in range(seeds)]
-    rows = [dict(seed=seed, **row) for seed, model in enumerate(models) for row in little_errors(model, CURVES, Ks)]
+    rows = [dict(seed=seed, **row) for seed, model in enumerate(models)
+            for row in little_errors(model, CURVES, Ks)]
     lines = [['mean squared error', *(f'K = {K}' for K in Ks)]]
     for name in ['no loop', *CURVES]:
-        of = {K: [row['error'] for row in rows if (row['method'], row['K']) == (name, K)] for K in Ks}
-        lines.append([name, *(f'{sum(e) / len(e):.2g} ({min(e):.2g} to {max(e):.2g})' if e else '' for e in of.values())])
+        of = {K: [row['error'] for row in rows if (row['method'], row['K']) == (name, K)]
+              for K in Ks}
+        lines.append([name,
+                      *(f'{sum(e) / len(e):.2g} ({min(e):.2g} to {max(e):.2g})' if e else ''
+                        for e in of.values())])
     print(f'means over {seeds} seeds, and their range')
     print(columns(lines))
     write_csv(rows, out)
     show(draw_little, (rows, CURVES), out)
-    show(draw_landscape, little_landscape(models[min(1, seeds - 1)], (2, 4, 8)), out.with_stem(out.stem + '_landscape'))
+    show(draw_landscape, little_landscape(models[min(1, seeds - 1)], (2, 4, 8)),
+         out.with_stem(out.stem + '_landscape'))

@@ -1,8 +1,10 @@
-"""Looped runs beside their partners, with equal parameters and with equal compute; and every block of each run several times.
+"""Looped runs beside their partners, with equal parameters and with equal compute; and every block
+of each run several times.
 
 Usage:
-    python loop.py out/loop_2x4 out/standard_2 out/baseline         # a table, out/loop.png, out/loop_tradeoffs.png
-    python loop.py --untie out/loop_2x4 out/untied                  # cut the ties, to train on from there
+    # a table, out/loop.png, out/loop_tradeoffs.png
+    python loop.py out/loop_2x4 out/standard_2 out/baseline
+    python loop.py --untie out/loop_2x4 out/untied  # cut the ties, to train on from there
 """
 import argparse
 import shutil
@@ -27,14 +29,16 @@ def facts(name, state, model):
         loop = format_loop(model.order)
     except ValueError:
         loop = 'other'
-    return dict(run=name, loop=loop, unique=len(model.layers), depth=len(model.order), params=model.num_params(),
+    return dict(run=name, loop=loop, unique=len(model.layers), depth=len(model.order),
+                params=model.num_params(),
                 inference_flops=model.flops_per_token() // 3,
-                training_flops=state.get('flops', float('nan')) + state.get('inherited_flops', 0))      # nan: nobody knows
+                # nan: nobody knows
+                training_flops=state.get('flops', float('nan')) + state.get('inherited_flops', 0))
 
 
 def repetitions(model, look, block, times, plain):
-    """Every block of the order run several times: [{'start', 'times', 'loss', kind: accuracy}]. `look` measures a model, and
-    `plain` is what it said of this one as it is."""
+    """Every block of the order run several times: [{'start', 'times', 'loss', kind: accuracy}].
+    `look` measures a model, and `plain` is what it said of this one as it is."""
     rows = []
     for start in range(len(model.order) - block + 1):
         for k in times:
@@ -48,9 +52,11 @@ def repetitions(model, look, block, times, plain):
 
 
 def partners(row, rows):
-    "Of a looped model: ('equal parameters', an ordinary model), ('equal compute', one that costs as much to run)."
+    """Of a looped model: ('equal parameters', an ordinary model), ('equal compute', one that costs
+    as much to run)."""
     ordinary = [r for r in rows if r['unique'] == r['depth']]
-    return [(what, r) for what, key in (('equal parameters', 'params'), ('equal compute', 'inference_flops'))
+    return [(what, r) for what, key in (('equal parameters', 'params'),
+                                        ('equal compute', 'inference_flops'))
             for r in ordinary if row['unique'] < row['depth'] and r[key] == row[key]]
 
 
@@ -60,28 +66,41 @@ def cut_ties(source, target):
         raise Refused(f'{target} holds a checkpoint already: choose another folder')
     state = load(source)
     if state['kind'] != 'lm':
-        raise Refused(f'{source} is a checkpoint of the kind {state["kind"]!r}, but only a run of ours can be looped')
+        raise Refused(f'{source} is a checkpoint of the kind {state["kind"]!r}, but only a run '
+                      'of ours can be looped')
     model = build_model(state, source)
     free = untie(model, model.order)
     save(target, **{**state, **describe(free), 'optimizers': []})
     about = Path(source) / 'run.json'           # which tokenizer it reads
     if about.exists():
         shutil.copy(about, target)
-    print(f'{target}: {len(free.layers)} layers of their own, where {source} runs {len(model.layers)}')
+    print(f'{target}: {len(free.layers)} layers of their own, where {source} runs '
+          f'{len(model.layers)}')
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description='Compare looped, grown and ordinary models, and repeat their blocks.')
-    parser.add_argument('runs', nargs='+', help='folders that train.py wrote, or Hugging Face checkpoints; NAME-SEED are averaged over their seeds')
-    parser.add_argument('--untie', action='store_true', help='with two folders: write the first, a looped run, to the second, its ties cut')
+    parser = argparse.ArgumentParser(
+        description='Compare looped, grown and ordinary models, and repeat their blocks.')
+    parser.add_argument('runs', nargs='+',
+                        help='folders that train.py wrote, or Hugging Face checkpoints; '
+                        'NAME-SEED are averaged over their seeds')
+    parser.add_argument('--untie', action='store_true',
+                        help='with two folders: write the first, a looped run, to the '
+                        'second, its ties cut')
     parser.add_argument('--block', type=int, default=2, help='how many layers are repeated')
     parser.add_argument('--times', default='1,2,3', help='how often they run')
-    parser.add_argument('--data', help='the dataset whose validation loss is measured (default: what the run was trained on)')
-    parser.add_argument('--batches', type=int, default=8, help='batches of validation data for each measurement')
-    parser.add_argument('--tasks', default='', help='primitives to score too, with their depth, such as assign_code/1,copy_words')
+    parser.add_argument('--data',
+                        help='the dataset whose validation loss is measured (default: what '
+                        'the run was trained on)')
+    parser.add_argument('--batches', type=int, default=8,
+                        help='batches of validation data for each measurement')
+    parser.add_argument('--tasks', default='',
+                        help='primitives to score too, with their depth, such as '
+                        'assign_code/1,copy_words')
     parser.add_argument('--shots', type=int, default=0)
     parser.add_argument('--n', type=int, default=200, help='examples of each task')
-    parser.add_argument('--show', help='what the picture of the repetitions shows, such as loss,assign_code/1 (default: all)')
+    parser.add_argument('--show', help='what the picture of the repetitions shows, such as '
+                        'loss,assign_code/1 (default: all)')
     parser.add_argument('--device', default='auto')
     parser.add_argument('--out', type=Path, default=Path('out/loop.png'))
     args = parser.parse_args(argv)
@@ -100,19 +119,23 @@ def main(argv=None):
         state = load(path)
         model = build_model(state, path).to(device).eval()
         if state['kind'] == 'recurrent':
-            raise Refused(f'{name} has a recurrent core, which is measured by: python retrofit.py {path} --eval')
+            raise Refused(f'{name} has a recurrent core, which is measured by: python retrofit.py '
+                          f'{path} --eval')
         look = looker(path, state, model, args.data, args.batches, examples)
         if args.block > len(model.order):
             raise Refused(f'--block={args.block}: {name} is {len(model.order)} layers deep')
         plain = look(model)
         if found and plain.keys() != next(iter(sweeps.values()))[0].keys() - {'start', 'times'}:
-            raise Refused(f'{name} was trained on data with other kinds of answers ({", ".join(plain)}): compare it apart')
+            raise Refused(f'{name} was trained on data with other kinds of answers '
+                          f'({", ".join(plain)}): compare it apart')
         found[name] = facts(name, state, model) | plain
         sweeps[name] = repetitions(model, look, args.block, times, plain)
     rows = []
     for group, names in by_seed({name: name for name in found}).items():
-        numbers = {key: [found[n][key] for n in names] for key, v in found[names[0]].items() if not isinstance(v, str)}
-        rows.append(found[names[0]] | dict(run=group, seeds=len(names)) | {key: mean(v) for key, v in numbers.items()}
+        numbers = {key: [found[n][key] for n in names] for key, v in found[names[0]].items()
+                   if not isinstance(v, str)}
+        rows.append(found[names[0]] | dict(run=group, seeds=len(names))
+                    | {key: mean(v) for key, v in numbers.items()}
                     | {f'{key} se': standard_error(numbers[key]) for key in plain})
     kinds = list(plain)
     print_rows(rows, kinds)
@@ -124,15 +147,20 @@ def main(argv=None):
 
 
 def print_rows(rows, kinds):
-    """A line for each run, and below a looped one how it differs from its partners; behind each number its standard error over
-    the seeds, and behind a difference how many standard errors it is: below 2 it is not resolved."""
+    """A line for each run, and below a looped one how it differs from its partners; behind each
+    number its standard error over the seeds, and behind a difference how many standard errors it
+    is: below 2 it is not resolved."""
     lines = [['run', 'loop', 'unique', 'deep', 'params', 'FLOPs/token', 'training FLOPs', *kinds]]
     for r in rows:
-        lines.append([r['run'], r['loop'], f'{r["unique"]:.0f}', f'{r["depth"]:.0f}', f'{r["params"]:,.0f}',
-                      f'{r["inference_flops"]:.2e}', f'{r["training_flops"]:.2e}', *(number(r[k], r[f'{k} se'], k != 'loss') for k in kinds)])
+        lines.append([r['run'], r['loop'], f'{r["unique"]:.0f}', f'{r["depth"]:.0f}',
+                      f'{r["params"]:,.0f}',
+                      f'{r["inference_flops"]:.2e}', f'{r["training_flops"]:.2e}',
+                      *(number(r[k], r[f'{k} se'], k != 'loss') for k in kinds)])
         for what, p in partners(r, rows):
             lines.append([f'  minus {p["run"]}', what, '', '', '', '', ''])
             for kind in kinds:
-                difference, error = r[kind] - p[kind], (r[f'{kind} se'] ** 2 + p[f'{kind} se'] ** 2) ** 0.5
-                lines[-1].append(number(difference, percent=kind != 'loss') + (f' ({difference / error:+.1f} se)' if error > 0 else ''))
+                difference, error = (r[kind] - p[kind],
+                                     (r[f'{kind} se'] ** 2 + p[f'{kind} se'] ** 2) ** 0.5)
+                lines[-1].append(number(difference, percent=kind != 'loss')
+                                 + (f' ({difference / error:+.1f} se)' if error > 0 else ''))
     print(columns(lines))

@@ -1,8 +1,10 @@
-"""What the speed of this repo is measured against: a plain GPT of nanoGPT's form, and transformers' Llama, at four shapes.
+"""What the speed of this repo is measured against: a plain GPT of nanoGPT's form, and transformers'
+Llama, at four shapes.
 
-The idea: a peer does the same work in the way that most people know. The GPT here is as plain as it can be written: learned positions,
-LayerNorm, one matrix for q, k and v, GELU, and the loss over all logits at once; its layers have as many weights as ours (8/3 of the width
-three times, or 4 twice). transformers' model is ours weight for weight.
+The idea: a peer does the same work in the way that most people know. The GPT here is as plain as it
+can be written: learned positions, LayerNorm, one matrix for q, k and v, GELU, and the loss over all
+logits at once; its layers have as many weights as ours (8/3 of the width three times, or 4 twice).
+transformers' model is ours weight for weight.
 
 Paper: none. bench.py uses this file; nothing else does.
 
@@ -35,7 +37,8 @@ class PlainBlock(nn.Module):
 
     def forward(self, x):
         B, T, C = x.shape
-        q, k, v = (t.view(B, T, self.n_head, -1).transpose(1, 2) for t in self.qkv(self.ln1(x)).split(C, dim=2))
+        q, k, v = (t.view(B, T, self.n_head, -1).transpose(1, 2)
+                   for t in self.qkv(self.ln1(x)).split(C, dim=2))
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)             # (B, H, T, hd)
         x = x + self.o(y.transpose(1, 2).reshape(B, T, C))
         return x + self.down(F.gelu(self.up(self.ln2(x))))                      # (B, T, C)
@@ -46,7 +49,8 @@ class PlainGPT(nn.Module):
         super().__init__()
         self.tokens, self.places = nn.Embedding(vocab_size, n_embd), nn.Embedding(context, n_embd)
         self.layers = nn.ModuleList(PlainBlock(n_embd, n_head) for _ in range(n_layer))
-        self.norm, self.head = nn.LayerNorm(n_embd, bias=False), nn.Linear(n_embd, vocab_size, bias=False)
+        self.norm, self.head = nn.LayerNorm(n_embd, bias=False), nn.Linear(n_embd, vocab_size,
+                bias=False)
         self.head.weight = self.tokens.weight
         for p in self.parameters():
             if p.dim() > 1:
@@ -56,7 +60,8 @@ class PlainGPT(nn.Module):
         x = self.tokens(tokens) + self.places.weight[:tokens.shape[1]]
         for layer in self.layers:
             x = layer(x)
-        return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), targets.flatten(), ignore_index=-1)
+        return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), targets.flatten(),
+                               ignore_index=-1)
 
 
 def ours(shape):
@@ -74,8 +79,10 @@ def transformers(shape):
     from transformers import LlamaConfig, LlamaForCausalLM
     s = shape
     model = LlamaForCausalLM(LlamaConfig(
-        vocab_size=s['vocab_size'], num_hidden_layers=s['n_layer'], hidden_size=s['n_embd'], num_attention_heads=s['n_head'],
-        num_key_value_heads=s.get('n_kv_head') or s['n_head'], intermediate_size=s['ffn_dim'], max_position_embeddings=s['context'],
+        vocab_size=s['vocab_size'], num_hidden_layers=s['n_layer'], hidden_size=s['n_embd'],
+        num_attention_heads=s['n_head'],
+        num_key_value_heads=s.get('n_kv_head') or s['n_head'], intermediate_size=s['ffn_dim'],
+        max_position_embeddings=s['context'],
         tie_word_embeddings=True, bos_token_id=None, eos_token_id=None))
     return model, lambda tokens: model(input_ids=tokens, labels=tokens, use_cache=False).loss
 

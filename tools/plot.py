@@ -3,7 +3,8 @@
 Usage:
     python nanodepth.py plot out/baseline                     # out/baseline/loss.png
     python nanodepth.py plot out/baseline out/lidas           # both: out/baseline/compare.png, .csv
-    python nanodepth.py plot out/toys/* --out=out/toys.png    # runs named NAME-SEED are averaged over their seeds
+    # runs named NAME-SEED are averaged over their seeds
+    python nanodepth.py plot out/toys/* --out=out/toys.png
 """
 import argparse
 from pathlib import Path
@@ -13,7 +14,8 @@ from report.plot import draw_runs, show
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description='Draw the logs of one run or of several against steps and FLOPs.')
+    parser = argparse.ArgumentParser(
+        description='Draw the logs of one run or of several against steps and FLOPs.')
     parser.add_argument('runs', nargs='+', help='folders that train.py wrote')
     parser.add_argument('--out', type=Path, help='the picture (default: in the first folder)')
     args = parser.parse_args(argv)

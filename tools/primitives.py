@@ -1,7 +1,9 @@
-"""Accuracy on the reasoning primitives: runs, looped or not, against shots or against examples that they were fine-tuned on.
+"""Accuracy on the reasoning primitives: runs, looped or not, against shots or against examples that
+they were fine-tuned on.
 
 Usage:
-    python nanodepth.py primitives out/lidas out/baseline --depths=0,1,2          # a table, a picture, a CSV file
+    # a table, a picture, a CSV file
+    python nanodepth.py primitives out/lidas out/baseline --depths=0,1,2
 """
 import argparse
 import itertools
@@ -22,7 +24,8 @@ from report.plot import draw_shots, show
 
 
 def pick_tasks(text, context):
-    "The tasks' names. `auto` is the papers' where their examples fit into the context, and else the toy's."
+    """The tasks' names. `auto` is the papers' where their examples fit into the context, and else
+    the toy's."""
     if text == 'auto':
         text = 'toy' if context < 256 else 'papers'
     return {'toy': ['toy_copy', 'toy_assign'], 'papers': list(TASKS)}.get(text) or text.split(',')
@@ -30,11 +33,18 @@ def pick_tasks(text, context):
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description='Score checkpoints on the reasoning primitives.')
-    parser.add_argument('runs', nargs='+', help='folders that train.py wrote, or Hugging Face checkpoints; NAME-SEED are averaged over their seeds')
-    parser.add_argument('--tasks', default='auto', help=f'papers ({", ".join(TASKS)}), toy (toy_copy, toy_assign), or some of them and toy_code by name')
-    parser.add_argument('--depths', default='0,1,2', help='of assignment: how many aliases stand before the value')
-    parser.add_argument('--shots', default='0', help='such as 0,1,2,5: accuracy against shots (the papers score at 5)')
-    parser.add_argument('--n', type=int, default=200, help='examples of each task, depth and number of shots')
+    parser.add_argument('runs', nargs='+',
+                        help='folders that train.py wrote, or Hugging Face checkpoints; '
+                        'NAME-SEED are averaged over their seeds')
+    parser.add_argument('--tasks', default='auto',
+                        help=f'papers ({", ".join(TASKS)}), toy (toy_copy, toy_assign), or '
+                        'some of them and toy_code by name')
+    parser.add_argument('--depths', default='0,1,2',
+                        help='of assignment: how many aliases stand before the value')
+    parser.add_argument('--shots', default='0',
+                        help='such as 0,1,2,5: accuracy against shots (the papers score at 5)')
+    parser.add_argument('--n', type=int, default=200,
+                        help='examples of each task, depth and number of shots')
     parser.add_argument('--seed', type=int, default=0)
     parser.add_argument('--loop', help='run the layers in another order, such as 3-2x2-3')
     parser.add_argument('--r', type=int, help='how often a recurrent core runs')
@@ -44,9 +54,11 @@ def main(argv=None):
 
     depths, shots = whole_numbers('--depths', args.depths), whole_numbers('--shots', args.shots)
     device, rows, left_out, paths = pick_device(args.device), [], {}, run_names(args.runs)
-    lines = {name: group for group, names in by_seed({name: name for name in paths}).items() for name in names}
+    lines = {name: group for group, names in by_seed({name: name for name in paths}).items()
+             for name in names}
     taught = {name: examples_seen(path) for name, path in paths.items()}
-    if any(taught.values()):        # 32/lidas-0, 128/lidas-0: one line, against the number of examples
+    # 32/lidas-0, 128/lidas-0: one line, against the number of examples
+    if any(taught.values()):
         lines = {name: Path(line).name for name, line in lines.items()}
     for name, path in tqdm(paths.items(), desc='scoring', unit='run'):
         model, tokenizer = load_model(path, device), get_tokenizer(path)
@@ -61,13 +73,15 @@ def main(argv=None):
                     continue
                 rows.append(dict(run=name, line=lines[name], examples=taught[name], shots=k,
                                  task=task if 'copy' in task else f'{task} {depth}', n=args.n,
-                                 chance=1 / len(examples[0].options), accuracy=accuracy, low=low, high=high))
+                                 chance=1 / len(examples[0].options), accuracy=accuracy, low=low,
+                                 high=high))
     if not rows:
         raise Refused(f'nothing could be scored: {next(iter(left_out))}')
     print(*left_out, sep='\n', end='\n' if left_out else '')
     print_scores(rows)
     write_csv(rows, args.out)
-    show(draw_shots, (rows, 'examples' if any(taught.values()) and len(shots) == 1 else 'shots'), args.out)
+    show(draw_shots, (rows, 'examples' if any(taught.values()) and len(shots) == 1 else 'shots'),
+         args.out)
 
 
 def examples_seen(path):
@@ -78,14 +92,19 @@ def examples_seen(path):
 
 
 def print_scores(rows):
-    "A line for each run and number of shots, a column a task: in %, with the standard error over the seeds, or else the interval."
+    """A line for each run and number of shots, a column a task: in %, with the standard error over
+    the seeds, or else the interval."""
     tasks = {row['task']: f'{row["task"]}, % (chance {row["chance"]:.0%})' for row in rows}
-    lines, keys = [['run', 'fine-tuned on', 'shots', *tasks.values()]], ('line', 'examples', 'shots')
+    lines, keys = [['run', 'fine-tuned on', 'shots', *tasks.values()]], ('line', 'examples',
+            'shots')
     for key in dict.fromkeys(tuple(row[k] for k in keys) for row in rows):
         lines.append(list(map(str, key)))
         for task in tasks:
-            mine = [row for row in rows if row['task'] == task and tuple(row[k] for k in keys) == key]
+            mine = [row for row in rows if row['task'] == task and tuple(row[k] for k in keys)
+                    == key]
             scores = [row['accuracy'] for row in mine]
-            lines[-1].append('' if not mine else number(mean(scores), standard_error(scores), True) if len(mine) > 1 else
-                             f'{100 * scores[0]:.1f} ({100 * mine[0]["low"]:.1f} to {100 * mine[0]["high"]:.1f})')
+            lines[-1].append('' if not mine else number(mean(scores), standard_error(scores), True)
+                             if len(mine) > 1 else
+                             f'{100 * scores[0]:.1f} ({100 * mine[0]["low"]:.1f} to '
+                             f'{100 * mine[0]["high"]:.1f})')
     print(columns(lines))

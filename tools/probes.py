@@ -1,15 +1,19 @@
-"""One page for several models: every probe of probe.py and lens.py as a picture, side by side on one scale, with a sentence on how to read it.
+"""One page for several models: every probe of probe.py and lens.py as a picture, side by side on
+one scale, with a sentence on how to read it.
 
-The idea: a probe is a function of a model that returns rows of numbers; a row of PROBES says how they are drawn and read. The numbers
-are kept by the checkpoint's hash, so that a second look costs nothing, and the pictures come from the CSV files alone.
+The idea: a probe is a function of a model that returns rows of numbers; a row of PROBES says how
+they are drawn and read. The numbers are kept by the checkpoint's hash, so that a second look costs
+nothing, and the pictures come from the CSV files alone.
 
-Papers: the figures of "Do Depth-Grown Models Overcome the Curse of Depth?" (1 to 7, 9 to 13) and "From Growing to Looping" (2 to 4, 7 to 10).
-Here: benchmarks are ours: the loss, the primitives, and the last word of passages of text (LAMBADA's form).
+Papers: the figures of "Do Depth-Grown Models Overcome the Curse of Depth?" (1 to 7, 9 to 13) and
+"From Growing to Looping" (2 to 4, 7 to 10).
+Here: benchmarks are ours: the loss, the primitives, and the last word of passages of text
+(LAMBADA's form).
 
 Usage:
     python probe.py out/baseline out/lidas                          # out/probe/index.html
-    python probe.py out/toys/* --only=depth_score,heatmap           # NAME-SEED are averaged over their seeds
-    python probe.py --redraw                                        # the pictures again, from out/probe/*.csv
+    python probe.py out/toys/* --only=depth_score,heatmap  # NAME-SEED are averaged over their seeds
+    python probe.py --redraw  # the pictures again, from out/probe/*.csv
 """
 import argparse
 import csv
@@ -32,12 +36,13 @@ from report.plot import draw_curves, draw_maps, show
 from tools.subject import NotHere, Subject
 from variants.lens import exit_at, quality
 
-# ---------------------------------------------------------------------------------------------- the probes
+# --------------------------------------------------------------------------------------- the probes
 
 def depth_score(c):
     changes = c.effects('layer', True, True)[1].mean(1)
     score = probe.score_of(changes)
-    return [dict(depth=d, change=v, share=v / max(1e-30, changes.sum().item()), score=score) for d, v in enumerate(changes.tolist())]
+    return [dict(depth=d, change=v, share=v / max(1e-30, changes.sum().item()), score=score)
+            for d, v in enumerate(changes.tolist())]
 
 
 def heatmap(c, part):
@@ -47,24 +52,29 @@ def heatmap(c, part):
             if not propagate and isinstance(c.model, probe.Recurrent):
                 continue            # what is behind an adapter is no sum of what was before it
             matrix = c.effects(part, propagate, future)[0].tolist()
-            rows += [dict(setting=f'{"future" if future else "all"} tokens, {"propagated" if propagate else "local"}', erased=s, observed=d, change=matrix[s][d])
+            rows += [dict(setting=f'{"future" if future else "all"} tokens, '
+                          f'{"propagated" if propagate else "local"}', erased=s, observed=d,
+                          change=matrix[s][d])
                      for s in range(len(matrix)) for d in range(len(matrix)) if d > s]
     return rows
 
 
 def norms(c):
     found = probe.residual_norms(c.model, c.tokens)
-    return [dict(depth=d) | {name: values[d].item() for name, values in found.items()} for d in range(len(c.order))]
+    return [dict(depth=d) | {name: values[d].item() for name, values in found.items()}
+            for d in range(len(c.order))]
 
 
 def similarity(c):
     matrix = probe.block_similarity(c.model).tolist()
-    return [dict(layer=i, other=j, lag=abs(i - j), cosine=v) for i, row in enumerate(matrix) for j, v in enumerate(row)]
+    return [dict(layer=i, other=j, lag=abs(i - j), cosine=v) for i, row in enumerate(matrix)
+            for j, v in enumerate(row)]
 
 
 def rearranged(c, change, sizes):
     c.orders_only()
-    return probe.order_sweep(c.model, c.score, change, sizes, progress=lambda todo: tqdm(todo, desc='orders', leave=False))
+    return probe.order_sweep(c.model, c.score, change, sizes,
+                             progress=lambda todo: tqdm(todo, desc='orders', leave=False))
 
 
 def swap(c):
@@ -84,14 +94,16 @@ def permute(c):
 
 
 def repeat(c):
-    return rearranged(c, lambda order, start, size: probe.repeat_block(order, start, size, 2), (1, 2, 4, 8))
+    return rearranged(c, lambda order, start, size: probe.repeat_block(order, start, size, 2),
+                      (1, 2, 4, 8))
 
 
 def early_exit(c):
     rows = []
     for name, lens in (('logit lens', None), ('tuned lens', c.lens)):
         kl, overlap = quality(c.model, lens, c.tokens)
-        rows += [dict(lens=name, depth=d, KL=kl[d].item(), overlap=overlap[d].item()) | c.score(exit_at(c.model, d, lens)) for d in range(len(kl))]
+        rows += [dict(lens=name, depth=d, KL=kl[d].item(), overlap=overlap[d].item())
+                 | c.score(exit_at(c.model, d, lens)) for d in range(len(kl))]
     return rows
 
 
@@ -101,45 +113,77 @@ class Probe:
     title: str
     reads: str              # how to read it
     draw: str               # 'curves' or 'maps'
-    keys: tuple             # curves: (x, what tells panels apart or None); maps: (down, right, value, what tells panels apart or None)
+    # curves: (x, what tells panels apart or None); maps: (down, right, value, what tells panels
+    # apart or None)
+    keys: tuple
     only: tuple = ()        # the columns that are drawn (curves); all others if empty
 
 
 PROBES = dict(
-    depth_score=Probe(depth_score, 'Which layers matter for later tokens?', 'A layer is erased for the tokens up to t; the height is how far the output '
-                      'at later tokens moves. Work in the right half is work that deep layers do; the depth score (in the legend) is its mean depth. '
-                      'The last layer is always at zero: nothing behind it carries its result to another token.', 'curves', ('depth', None), ('change',)),
-    heatmap=Probe(functools.partial(heatmap, part='layer'), 'Who depends on whom?', 'Row: the layer erased; column: the layer observed; colour: how much its update '
-                  'changes, relative to itself (1: as much as its own length). Propagated: the change runs on through all layers between; '
-                  'local: only this one layer sees the other missing. A bright column is a layer that gathers from all before it.', 'maps',
+    depth_score=Probe(depth_score, 'Which layers matter for later tokens?',
+                      'A layer is erased for the tokens up to t; the height is how far the output '
+                      'at later tokens moves. Work in the right half is work that deep layers '
+                      'do; the depth score (in the legend) is its mean depth. '
+                      'The last layer is always at zero: nothing behind it carries its result '
+                      'to another token.', 'curves', ('depth', None), ('change',)),
+    heatmap=Probe(functools.partial(heatmap, part='layer'), 'Who depends on whom?',
+                  'Row: the layer erased; column: the layer observed; colour: how much its update '
+                  'changes, relative to itself (1: as much as its own length). Propagated: '
+                  'the change runs on through all layers between; '
+                  'local: only this one layer sees the other missing. A bright column is a '
+                  'layer that gathers from all before it.', 'maps',
                   ('erased', 'observed', 'change', 'setting')),
-    heatmap_attn=Probe(functools.partial(heatmap, part='attn'), 'The same with only the attention of a layer erased', 'As above.', 'maps',
+    heatmap_attn=Probe(functools.partial(heatmap, part='attn'),
+                       'The same with only the attention of a layer erased', 'As above.', 'maps',
                        ('erased', 'observed', 'change', 'setting')),
-    heatmap_mlp=Probe(functools.partial(heatmap, part='mlp'), 'The same with only the MLP of a layer erased', 'As above.', 'maps',
+    heatmap_mlp=Probe(functools.partial(heatmap, part='mlp'),
+                      'The same with only the MLP of a layer erased', 'As above.', 'maps',
                       ('erased', 'observed', 'change', 'setting')),
-    norms=Probe(norms, 'How much does each layer add?', "The stream's length; the length of what a layer or sublayer adds, as a share of the stream; "
-                'and its cosine with the stream (above 0: it strengthens what is there; below: it erases). A pattern that repeats with the block '
+    norms=Probe(norms, 'How much does each layer add?',
+                "The stream's length; the length of what a layer or sublayer adds, as a "
+                "share of the stream; "
+                'and its cosine with the stream (above 0: it strengthens what is there; '
+                'below: it erases). A pattern that repeats with the block '
                 'is what growing and looping leave.', 'curves', ('depth', None)),
-    swap=Probe(swap, 'Blocks change places', 'The layers from a position on change places with as many behind them. Dotted: the model as it is. Where a curve stays near it, the order does not matter.',
+    swap=Probe(swap, 'Blocks change places',
+               'The layers from a position on change places with as many behind them. '
+               'Dotted: the model as it is. Where a curve stays near it, the order does '
+               'not matter.',
                'curves', ('start', 'size')),
-    skip=Probe(skip, 'Blocks are left out', 'The layers from a position on do not run. Where a curve stays near the dotted line (the model as it is), they are not needed.', 'curves', ('start', 'size')),
-    reverse=Probe(reverse, 'Blocks run backwards', 'The layers from a position on run in reverse. Worst where a reversal straddles two blocks: layers of a block '
+    skip=Probe(skip, 'Blocks are left out',
+               'The layers from a position on do not run. Where a curve stays near the '
+               'dotted line (the model as it is), they are not needed.', 'curves',
+               ('start', 'size')),
+    reverse=Probe(reverse, 'Blocks run backwards',
+                  'The layers from a position on run in reverse. Worst where a reversal '
+                  'straddles two blocks: layers of a block '
                   'have roles that follow each other.', 'curves', ('start', 'size')),
-    permute=Probe(permute, 'Blocks in a drawn order', 'The layers from a position on run in an order that was drawn (the same for every model).', 'curves', ('start', 'size')),
-    repeat=Probe(repeat, 'Blocks run twice', 'The layers from a position on run once more, without any training for it.', 'curves', ('start', 'size')),
-    similarity=Probe(similarity, 'Are layers copies of each other?', 'Cosines between the MLP weights of two layers. Lines beside the diagonal are the traces of '
-                     'growing: layers that once were one. A looped model has its unique layers only.', 'maps', ('layer', 'other', 'cosine', None)),
-    early_exit=Probe(early_exit, 'What is known behind each layer?', 'The answer if the model stopped there: directly (logit lens), or through a trained '
-                     'translator (tuned lens). KL and overlap (of the five likeliest tokens) compare with the final answer. A curve that rises to the '
+    permute=Probe(permute, 'Blocks in a drawn order',
+                  'The layers from a position on run in an order that was drawn (the same '
+                  'for every model).', 'curves', ('start', 'size')),
+    repeat=Probe(repeat, 'Blocks run twice',
+                 'The layers from a position on run once more, without any training for it.',
+                 'curves', ('start', 'size')),
+    similarity=Probe(similarity, 'Are layers copies of each other?',
+                     'Cosines between the MLP weights of two layers. Lines beside the diagonal '
+                     'are the traces of '
+                     'growing: layers that once were one. A looped model has its unique layers '
+                     'only.', 'maps', ('layer', 'other', 'cosine', None)),
+    early_exit=Probe(early_exit, 'What is known behind each layer?',
+                     'The answer if the model stopped there: directly (logit lens), or through '
+                     'a trained '
+                     'translator (tuned lens). KL and overlap (of the five likeliest tokens) '
+                     'compare with the final answer. A curve that rises to the '
                      'end: the last layers are needed.', 'curves', ('depth', 'lens')))
 
 
 SCORED = ('swap', 'skip', 'reverse', 'permute', 'repeat', 'early_exit')
 
-# ---------------------------------------------------------------------------------------------- measuring, keeping, showing
+# ---------------------------------------------------------------------- measuring, keeping, showing
 
 def measured(subject, name, folder):
-    "The rows of a probe, from the folder if this very model has been measured with these very examples and settings."
+    """The rows of a probe, from the folder if this very model has been measured with these very
+    examples and settings."""
     key = [probe.VERSION, name, subject.mark]
     key.append(hashlib.sha256(subject.tokens.cpu().numpy().tobytes()).hexdigest())
     if name in SCORED:
@@ -147,7 +191,8 @@ def measured(subject, name, folder):
     if name == 'early_exit':
         subject.lens                # trained or loaded: it is part of what is shown
         key.append(hashlib.sha256(subject.lens_file().read_bytes()).hexdigest())
-    kept = folder / 'cache' / f'{name}-{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:24]}.json'
+    kept = (folder / 'cache'
+            / f'{name}-{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:24]}.json')
     try:
         return json.loads(kept.read_text())
     except (OSError, ValueError):   # not there, or not whole
@@ -160,7 +205,8 @@ def measured(subject, name, folder):
 
 def read_rows(path):
     with open(path, newline='') as file:
-        return [{key: text if key in ('run', 'setting', 'lens') else float(text) for key, text in row.items() if text != ''} for row in csv.DictReader(file)]
+        return [{key: text if key in ('run', 'setting', 'lens') else float(text)
+                 for key, text in row.items() if text != ''} for row in csv.DictReader(file)]
 
 
 def draw(name, folder):
@@ -173,16 +219,22 @@ def draw(name, folder):
         return show(draw_maps, (rows, p.keys, groups, p.title), folder / f'{name}.png')
     labels = {}
     if name == 'depth_score':
-        labels = {g: f'{g}: {mean([next(r["score"] for r in rows if r["run"] == n) for n in names]):.2f}' for g, names in groups.items()}
+        labels = {
+            g: f'{g}: {mean([next(r["score"] for r in rows if r["run"] == n) for n in names]):.2f}'
+            for g, names in groups.items()}
     values = list(p.only) or [key for key in rows[0] if key not in ('run', *p.keys)]
     show(draw_curves, (rows, p.keys, values, groups, labels, p.title), folder / f'{name}.png')
 
 
 def write_index(folder, names, about):
-    parts = [f'<h2>{html.escape(p.title)}</h2><p>{html.escape(p.reads)}</p><img src="{name}.png" alt="{html.escape(p.title)}"><p><a href="{name}.csv">the numbers</a></p>'
+    parts = [f'<h2>{html.escape(p.title)}</h2><p>{html.escape(p.reads)}</p><img '
+             f'src="{name}.png" alt="{html.escape(p.title)}"><p><a '
+             f'href="{name}.csv">the numbers</a></p>'
              for name, p in PROBES.items() if name in names]
     lines = ''.join(f'<li>{html.escape(line)}</li>' for line in about)
-    (folder / 'index.html').write_text('<!doctype html><meta charset="utf-8"><title>Which layers do they use?</title><style>body{font-family:sans-serif;max-width:70em;'
+    (folder / 'index.html').write_text(
+        '<!doctype html><meta charset="utf-8"><title>Which layers do they '
+        'use?</title><style>body{font-family:sans-serif;max-width:70em;'
                                        f'margin:2em auto;line-height:1.5}}img{{max-width:100%}}</style><h1>Which layers do they use?</h1><ul>{lines}</ul>{"".join(parts)}')
 
 
@@ -195,11 +247,14 @@ def describe(name, subject):
         loop = format_loop(order)
     except ValueError:
         loop = 'an order of its own'
-    return f'{name}: {len(order)} layers deep, {len(shared)} of their own ({loop})' + (f'; depths that share weights: {", ".join(ties)}' if ties else '')
+    return f'{name}: {len(order)} layers deep, {len(shared)} of their own ({loop})' + (
+        f'; depths that share weights: {", ".join(ties)}' if ties else '')
 
 
 def chosen(only):
-    names = [name for name in PROBES if not only or any(name == part or part == 'heatmap' and name.startswith('heatmap') for part in only.split(','))]
+    names = [name for name in PROBES if not only
+             or any(name == part or part == 'heatmap' and name.startswith('heatmap')
+                    for part in only.split(','))]
     for part in filter(None, (only or '').split(',')):
         if part not in PROBES:
             raise Refused(f'there is no probe {part!r}{suggest(part, PROBES)}')
@@ -221,14 +276,16 @@ def make(args):
         for run, path in tqdm(run_names(args.runs).items(), desc='models', unit='model'):
             subject = Subject(str(path), args)
             n, T = subject.tokens.shape
-            about.append(f'{describe(run, subject)}; looked at with {n} examples of {T} tokens ({args.examples}), t at '
+            about.append(f'{describe(run, subject)}; looked at with {n} examples of {T} tokens '
+                         f'({args.examples}), t at '
                          f'{"every position" if T <= 32 else "16 drawn positions"}')
             for name in names:
                 try:
                     rows[name] += [dict(run=run, **row) for row in measured(subject, name, folder)]
                 except NotHere as error:
                     about.append(f'{run} is not in {name}: {error}')
-    finally:                            # what has been measured is shown, also when the next model cannot be
+    # what has been measured is shown, also when the next model cannot be
+    finally:
         for name in names:
             if rows[name]:
                 write_csv(rows[name], folder / f'{name}.csv')
@@ -236,29 +293,47 @@ def make(args):
         write_index(folder, [name for name in names if rows[name]], about)
     print('\n'.join(about))
     if rows.get('depth_score'):
-        groups = by_seed({name: name for name in dict.fromkeys(row['run'] for row in rows['depth_score'])})
-        scores = {row['run']: (row['score'], max(1, *(r['depth'] for r in rows['depth_score'] if r['run'] == row['run']))) for row in rows['depth_score']}
+        groups = by_seed(
+            {name: name for name in dict.fromkeys(row['run'] for row in rows['depth_score'])})
+        scores = {row['run']: (row['score'],
+                               max(1,
+                                   *(r['depth'] for r in rows['depth_score']
+                                     if r['run'] == row['run']))) for row in rows['depth_score']}
         print(columns([['model', 'depth score', 'of the depth'], *(
-            [g, *(number(mean(v), standard_error(v)) for v in ([scores[n][0] for n in names], [scores[n][0] / scores[n][1] for n in names]))]
+            [g,
+             *(number(mean(v), standard_error(v)) for v in ([scores[n][0] for n in names],
+                    [scores[n][0] / scores[n][1] for n in names]))]
             for g, names in groups.items())]))
     print(f'page: {folder / "index.html"}')
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(prog='probe.py', description='See which layers models use: a page of pictures, side by side.')
-    parser.add_argument('runs', nargs='*', help='runs of ours or Hugging Face folders; NAME-SEED are averaged over their seeds')
+    parser = argparse.ArgumentParser(prog='probe.py',
+                                     description='See which layers models use: a page of pictures, '
+                                     'side by side.')
+    parser.add_argument('runs', nargs='*',
+                        help='runs of ours or Hugging Face folders; NAME-SEED are averaged '
+                        'over their seeds')
     parser.add_argument('--only', help=f'some of {", ".join(PROBES)}')
-    parser.add_argument('--examples', default='val', help='what effects are measured on: val, a .txt or .jsonl file, or a primitive such as toy_assign/3')
+    parser.add_argument('--examples', default='val',
+                        help='what effects are measured on: val, a .txt or .jsonl file, or '
+                        'a primitive such as toy_assign/3')
     parser.add_argument('--count', type=int, default=20, help='how many examples (the papers: 20)')
     parser.add_argument('--length', type=int, help='tokens of each (default: 32)')
-    parser.add_argument('--tasks', default='toy_assign/3', help='primitives that interventions are scored by')
-    parser.add_argument('--n', type=int, default=100, help='questions of each, and passages for the last word')
-    parser.add_argument('--batches', type=int, default=2, help='batches of validation data for the loss')
+    parser.add_argument('--tasks', default='toy_assign/3',
+                        help='primitives that interventions are scored by')
+    parser.add_argument('--n', type=int, default=100,
+                        help='questions of each, and passages for the last word')
+    parser.add_argument('--batches', type=int, default=2,
+                        help='batches of validation data for the loss')
     parser.add_argument('--data', help='a dataset, instead of what the run was trained on')
-    parser.add_argument('--lens_steps', type=int, default=250, help='training of a tuned lens, where none lies beside the checkpoint')
-    parser.add_argument('--redraw', action='store_true', help='only the pictures, from the CSV files')
+    parser.add_argument('--lens_steps', type=int, default=250,
+                        help='training of a tuned lens, where none lies beside the checkpoint')
+    parser.add_argument('--redraw', action='store_true',
+                        help='only the pictures, from the CSV files')
     parser.add_argument('--device', default='auto')
-    parser.add_argument('--out', type=Path, default=Path('out/probe'), help='the folder of the page')
+    parser.add_argument('--out', type=Path, default=Path('out/probe'),
+                        help='the folder of the page')
     args = parser.parse_args(argv)
     with refusing(OSError):
         make(args)

@@ -1,4 +1,5 @@
-"""Loss and primitives against the number of recurrences. An ordinary model among the runs is a line to compare with.
+"""Loss and primitives against the number of recurrences. An ordinary model among the runs is a line
+to compare with.
 
 Usage:
     python retrofit.py out/retrofit --eval --r=1,2,4,8,16       # a table, out/retrofit.png and .csv
@@ -19,7 +20,8 @@ from retrofit import Recurrent
 
 
 def evaluate_recurrences(args):
-    "python retrofit.py RUNS --eval: loss and primitives against r. An ordinary model among them is a line to compare with."
+    """python retrofit.py RUNS --eval: loss and primitives against r. An ordinary model among them
+    is a line to compare with."""
 
     device, examples, rows = pick_device(args.device), asked(args.tasks, args.n), []
     paths, rs = run_names(args.paths), whole_numbers('--r', args.r)
@@ -32,7 +34,9 @@ def evaluate_recurrences(args):
         for r in rs if isinstance(model, Recurrent) else [0]:
             if r:
                 model.mean = r
-            body = model.effective_params(r) if r else sum(p.numel() for p in model.layers.parameters()) * len(model.order) // len(model.layers)
+            body = (model.effective_params(r) if r
+                    else sum(p.numel() for p in model.layers.parameters())
+                    * len(model.order) // len(model.layers))
             rows.append(dict(run=name, r=r, effective_params=body, **look(model)))
     kinds = [key for key in rows[0] if key not in ('run', 'r', 'effective_params')]
     lines = [['run', 'r', 'effective parameters', *kinds]]
@@ -41,7 +45,8 @@ def evaluate_recurrences(args):
         for r in dict.fromkeys(row['r'] for row in rows if row['run'] in names):
             mine = [row for row in rows if row['run'] in names and row['r'] == r]
             lines.append([group, str(r or 'ordinary'), f'{mine[0]["effective_params"]:,}',
-                          *(number(mean([m[k] for m in mine]), standard_error([m[k] for m in mine]), k != 'loss') for k in kinds)])
+                          *(number(mean([m[k] for m in mine]), standard_error([m[k] for m in mine]),
+                                   k != 'loss') for k in kinds)])
     print(columns(lines))
     out = args.out or Path('out') / f'{Path(args.paths[0]).name}.png'
     write_csv(rows, out)
@@ -50,14 +55,19 @@ def evaluate_recurrences(args):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description='Loss and primitives against the number of recurrences.')
-    parser.add_argument('paths', nargs='+', help='runs with a recurrent core, and ordinary ones to compare with')
+    parser = argparse.ArgumentParser(
+        description='Loss and primitives against the number of recurrences.')
+    parser.add_argument('paths', nargs='+',
+                        help='runs with a recurrent core, and ordinary ones to compare with')
     parser.add_argument('--out', type=Path, help='the picture')
-    parser.add_argument('--data', help='a dataset (default: instead of what the run was trained on)')
+    parser.add_argument('--data',
+                        help='a dataset (default: instead of what the run was trained on)')
     parser.add_argument('--r', default='1,2,4,8,16', help='recurrences')
     parser.add_argument('--batches', type=int, default=8, help='batches of validation data')
-    parser.add_argument('--tasks', default='', help='primitives and their depth, such as toy_assign/4')
+    parser.add_argument('--tasks', default='',
+                        help='primitives and their depth, such as toy_assign/4')
     parser.add_argument('--n', type=int, default=200, help='examples of each')
-    parser.add_argument('--show', help='what the picture shows, such as loss,toy_assign/4 (default: all)')
+    parser.add_argument('--show',
+                        help='what the picture shows, such as loss,toy_assign/4 (default: all)')
     parser.add_argument('--device', default='auto')
     evaluate_recurrences(parser.parse_args(argv))

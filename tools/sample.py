@@ -1,9 +1,9 @@
 """Generate text from any checkpoint.
 
 Usage:
-    python nanodepth.py sample out/baseline                                       # goes on from prompts that suit the toy
+    python nanodepth.py sample out/baseline  # goes on from prompts that suit the toy
     python nanodepth.py sample out/baseline --prompt='w7j6z1q3bwdzejhq?b' --temperature=0 --tokens=1
-    python nanodepth.py sample out/baseline --loop=3-2x2-3                        # with its middle layers run twice
+    python nanodepth.py sample out/baseline --loop=3-2x2-3  # with its middle layers run twice
 """
 import argparse
 
@@ -14,36 +14,44 @@ from data.tokens import draw
 from engine.checkpoint import load_model, set_depth
 from engine.launch import pick_device
 
-# What suits the toy, and how many tokens at most: behind an answer comes a question, which the toy's models don't learn to ask.
-TOY_PROMPTS = {'JicDqySofUzgJicDqySofUzg': 24, 'w7j6z1q3?z': 1, 'w7j6z1q3bwdzejhq?d': 1, 'w7j6z1q3bwdzejhqfdmbxhae?x': 1, 'def main(': 64}
+# What suits the toy, and how many tokens at most: behind an answer comes a question, which the
+# toy's models don't learn to ask.
+TOY_PROMPTS = {'JicDqySofUzgJicDqySofUzg': 24, 'w7j6z1q3?z': 1, 'w7j6z1q3bwdzejhq?d': 1,
+               'w7j6z1q3bwdzejhqfdmbxhae?x': 1, 'def main(': 64}
 
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description='Generate text from a checkpoint.')
     parser.add_argument('path', help='a folder that train.py wrote, or a Hugging Face checkpoint')
-    parser.add_argument('--prompt', action='append', help='may be given several times; \\n is a line break')
+    parser.add_argument('--prompt', action='append',
+                        help='may be given several times; \\n is a line break')
     parser.add_argument('--tokens', type=int, default=64, help='how many to add')
-    parser.add_argument('--temperature', type=float, default=0.7, help='0 takes the likeliest token each time')
+    parser.add_argument('--temperature', type=float, default=0.7,
+                        help='0 takes the likeliest token each time')
     parser.add_argument('--top_k', type=int, default=None)
     parser.add_argument('--seed', type=int, default=0)
     parser.add_argument('--loop', help='run the layers in another order, such as 3-2x2-3')
     parser.add_argument('--r', type=int, help='how often a recurrent core runs')
     parser.add_argument('--device', default='auto')
     args = parser.parse_args(argv)
-    if args.top_k is not None and args.top_k < 1 or not 0 <= args.temperature < 1e9 or args.tokens < 1:
+    if (args.top_k is not None and args.top_k < 1 or not 0 <= args.temperature < 1e9 or args.tokens
+        < 1):
         parser.error('--top_k and --tokens must be at least 1, and --temperature not negative')
     device = pick_device(args.device)
     model, tokenizer = load_model(args.path, device), get_tokenizer(args.path)
     set_depth(model, loop=args.loop, r=args.r)
-    print(f'device {device}, {model.num_params():,} parameters, {len(model.order)} layers deep, temperature {args.temperature}')
+    print(f'device {device}, {model.num_params():,} parameters, {len(model.order)} '
+          f'layers deep, temperature {args.temperature}')
     start = start_of_document(tokenizer)
     for i, prompt in enumerate(args.prompt or TOY_PROMPTS):
         new = args.tokens if args.prompt else min(args.tokens, TOY_PROMPTS[prompt])
         prompt = prompt.replace('\\n', '\n')
         ids = [*start, *tokenizer.encode(prompt, allowed_special='all')]      # as documents begin
         if len(ids) > model.config.context:
-            print(f'(the prompt has {len(ids)} tokens: the model sees the last {model.config.context} of them)')
+            print(f'(the prompt has {len(ids)} tokens: the model sees the last '
+                  f'{model.config.context} of them)')
         generator = torch.Generator(device).manual_seed(draw(args.seed, 'sample', i))
         out = model.generate(torch.tensor([ids], device=device), new, temperature=args.temperature,
                              top_k=args.top_k, generator=generator)
-        print(f'--- {prompt!r} goes on:\n{prompt}|{readable(tokenizer, out[0, len(ids):].tolist())}')
+        print(
+            f'--- {prompt!r} goes on:\n{prompt}|{readable(tokenizer, out[0, len(ids):].tolist())}')

@@ -1,11 +1,13 @@
 """A model under the probes: what it is looked at with, and how it is scored.
 
-The idea: a probe wants a model, some tokens to watch it work on, and a score for when it is tampered with. The tokens come from validation
-rows, from a text, from JSON Lines (GSM8K, MATH, MQuAKE), or from the primitives' prompts; the score is the loss, the primitives, and the
-last word of passages of text.
+The idea: a probe wants a model, some tokens to watch it work on, and a score for when it is
+tampered with. The tokens come from validation rows, from a text, from JSON Lines (GSM8K, MATH,
+MQuAKE), or from the primitives' prompts; the score is the loss, the primitives, and the last word
+of passages of text.
 
-Papers: "Do Depth-Grown Models Overcome the Curse of Depth?", appendix B, and "From Growing to Looping", appendix E: GSM8K, MATH and MQuAKE for
-the effects, LAMBADA and a primitive for scored interventions. Here: the last word stands for LAMBADA, on the data at hand.
+Papers: "Do Depth-Grown Models Overcome the Curse of Depth?", appendix B, and "From Growing to
+Looping", appendix E: GSM8K, MATH and MQuAKE for the effects, LAMBADA and a primitive for scored
+interventions. Here: the last word stands for LAMBADA, on the data at hand.
 
 Usage:
     subject = Subject('out/lidas', args)            # page.py's arguments
@@ -36,7 +38,8 @@ class NotHere(ValueError):
 
 
 class Subject:
-    "A model, the tokens it is looked at with, and how it is scored. Interventions are measured once for all probes."
+    """A model, the tokens it is looked at with, and how it is scored. Interventions are measured
+    once for all probes."""
 
     def __init__(self, path, args):
         for name in ('count', 'n', 'batches'):
@@ -72,22 +75,27 @@ class Subject:
 
     def lens_file(self):
         "The lens beside the checkpoint, if there is one; else the page's own."
-        return beside(self.path) if beside(self.path).exists() else self.args.out / 'cache' / f'lens-{self.mark[:24]}-{self.args.lens_steps}.pt'
+        return (beside(self.path) if beside(self.path).exists() else self.args.out / 'cache'
+                / f'lens-{self.mark[:24]}-{self.args.lens_steps}.pt')
 
     @functools.cached_property
     def lens(self):
         file = self.lens_file()
         if not file.exists():
             file.parent.mkdir(parents=True, exist_ok=True)
-            save_lens(train_lens(self.model, self.loaders[0], self.args.lens_steps, progress=True), self.model, file)
+            save_lens(train_lens(self.model, self.loaders[0], self.args.lens_steps, progress=True),
+                      self.model, file)
         return load_lens(file, self.model)
 
     def effects(self, part, propagate, future):
-        "probe.effects, once; the output is looked at where the depth score needs it, since it takes a vocabulary's worth of work."
+        """probe.effects, once; the output is looked at where the depth score needs it, since it
+        takes a vocabulary's worth of work."""
         if (part, propagate, future) not in self.found:
-            what = f'{"future" if future else "all"} tokens, {"propagated" if propagate else "local"}, {part}'
+            what = (f'{"future" if future else "all"} tokens, '
+                    f'{"propagated" if propagate else "local"}, {part}')
             self.found[part, propagate, future] = probe.effects(
-                self.model, self.tokens, part=part, propagate=propagate, future=future, output=(part, propagate, future) == ('layer', True, True),
+                self.model, self.tokens, part=part, propagate=propagate, future=future,
+                output=(part, propagate, future) == ('layer', True, True),
                 progress=lambda it: tqdm(it, desc=what, unit='layer', leave=False))
         return self.found[part, propagate, future]
 
@@ -97,47 +105,59 @@ class Subject:
         total = count = 0
         for tokens, targets in self.batches:
             logits = answer(tokens.to(self.device)).float().transpose(1, 2)
-            total += F.cross_entropy(logits, targets.to(self.device), ignore_index=-1, reduction='sum').item()
+            total += F.cross_entropy(logits, targets.to(self.device), ignore_index=-1,
+                                     reduction='sum').item()
             count += (targets != -1).sum().item()
-        found = dict(loss=total / count) | {name: score(answer, self.tokenizer, e)[0] for name, e in self.tasks.items()}
-        return found | ({'last word': said(answer, self.passages, self.device)} if self.passages else {})
+        found = dict(loss=total / count) | {name: score(answer, self.tokenizer, e)[0]
+                                            for name, e in self.tasks.items()}
+        return found | ({'last word': said(answer, self.passages, self.device)} if self.passages
+                        else {})
 
     def orders_only(self):
         if isinstance(self.model, probe.Recurrent):
             raise NotHere('a recurrent core takes no other order of its layers')
 
 
-# ---------------------------------------------------------------------------------------------- texts
+# -------------------------------------------------------------------------------------------- texts
 
-FIELDS = (('question', 'answer'), ('problem', 'solution'), ('text',), ('prompt',))         # of GSM8K, MATH, anything
+# of GSM8K, MATH, anything
+FIELDS = (('question', 'answer'), ('problem', 'solution'), ('text',), ('prompt',))
 
 
 def examples(subject, source, count, length):
-    "(n, T) tokens: validation rows ('val'), a text file, JSON Lines, or the prompts of a primitive with its depth ('toy_assign/3')."
+    """(n, T) tokens: validation rows ('val'), a text file, JSON Lines, or the prompts of a
+    primitive with its depth ('toy_assign/3')."""
     context = subject.model.config.context
     length = min(length or 32, context)
     if source == 'val':
         val = subject.loaders[1]
-        rows = torch.cat([val.batch(step)[0] for step in range(min(len(val), -(-count // val.batch_size)))])[:count]
+        rows = torch.cat(
+            [val.batch(step)[0]
+             for step in range(min(len(val), -(-count // val.batch_size)))])[:count]
         if rows.shape[1] < length:
-            raise Refused(f'the rows of the validation data have {rows.shape[1]} tokens, --length={length} were asked for')
+            raise Refused(f'the rows of the validation data have {rows.shape[1]} tokens, '
+                          f'--length={length} were asked for')
         return rows[:, :length]
     path = Path(source)
     if path.suffix in ('.jsonl', '.json'):
         whole = path.read_text()
-        entries = json.loads(whole) if path.suffix == '.json' else [json.loads(line) for line in whole.split('\n') if line.strip()]
+        entries = (json.loads(whole) if path.suffix == '.json'
+                   else [json.loads(line) for line in whole.split('\n') if line.strip()])
         texts = [text_of(entry, path) for entry in entries]
     elif path.exists():
         whole = subject.tokenizer.encode(path.read_text(), allowed_special='all')
         if len(whole) < length:
             raise Refused(f'{path} has {len(whole)} tokens, but {length} are looked at (--length)')
-        return torch.tensor([whole[at:at + length] for at in range(0, len(whole) - length + 1, length)][:count])
+        return torch.tensor([whole[at:at + length] for at in range(0, len(whole) - length + 1,
+                length)][:count])
     else:
         if source.partition('/')[0] not in {**TASKS, **TOY_TASKS}:
-            raise Refused(f'--examples={source}: no such file, and no primitive; there are val, a .txt or .jsonl file, and {", ".join([*TASKS, *TOY_TASKS])}')
+            raise Refused(f'--examples={source}: no such file, and no primitive; there are val, a '
+                          f'.txt or .jsonl file, and {", ".join([*TASKS, *TOY_TASKS])}')
         (_, found), = asked(source, count).items()
         texts = [e.prompt for e in found]
-    ids = [ids[:length] for ids in (subject.tokenizer.encode(t, allowed_special='all') for t in texts) if len(ids) >= length][:count]
+    ids = [ids[:length] for ids in (subject.tokenizer.encode(t, allowed_special='all')
+                                    for t in texts) if len(ids) >= length][:count]
     if not ids:
         raise Refused(f'{source} has no text of {length} tokens or more: lower --length')
     return torch.tensor(ids)
@@ -147,20 +167,26 @@ def text_of(entry, path):
     for fields in FIELDS if isinstance(entry, dict) else ():
         if all(isinstance(entry.get(field), str) for field in fields):
             return '\n'.join(entry[field] for field in fields)
-    if isinstance(entry, dict) and isinstance(entry.get('questions'), list):        # MQuAKE: several forms of one question
+    # MQuAKE: several forms of one question
+    if isinstance(entry, dict) and isinstance(entry.get('questions'), list):
         return entry['questions'][0]
-    raise Refused(f'{path}: a line has none of the known fields: {", ".join("+".join(f) for f in FIELDS)}, questions')
+    raise Refused(f'{path}: a line has none of the known fields: '
+                  f'{", ".join("+".join(f) for f in FIELDS)}, questions')
 
 
 def last_words(val, tokenizer, n, context):
-    "[(tokens before, tokens of the last word)] of passages of running text in the validation data: rows without marked answers."
+    """[(tokens before, tokens of the last word)] of passages of running text in the validation
+    data: rows without marked answers."""
     found, plain = [], {0, *(k for k, kind in enumerate(val.kinds, 1) if kind == 'text')}
     for step in range(len(val)):
         for tokens, _, marks in zip(*val.marked_batch(step)):
             if {mark % 128 for mark in marks.tolist()} <= plain:
-                text = re.fullmatch(r'(.*\S)( \S+)\s+\S*', tokenizer.decode(tokens.tolist()), re.S)      # the last word may be cut off: it is left out
-                if text and len(text[1]) > len(text[0]) / 2 and '\ufffd' not in text[0]:       # (a character that was cut in two)
-                    before, word = (tokenizer.encode(part, allowed_special='all') for part in text.groups())
+                # the last word may be cut off: it is left out
+                text = re.fullmatch(r'(.*\S)( \S+)\s+\S*', tokenizer.decode(tokens.tolist()), re.S)
+                # (a character that was cut in two)
+                if text and len(text[1]) > len(text[0]) / 2 and '\ufffd' not in text[0]:
+                    before, word = (tokenizer.encode(part, allowed_special='all')
+                                    for part in text.groups())
                     found += [(before, word)] * (len(before) + len(word) <= context)
         if len(found) >= n:
             break
@@ -174,7 +200,8 @@ def said(answer, passages, device, batch=32):
     for at in range(0, len(passages), batch):
         part = passages[at:at + batch]
         width = max(len(a) + len(b) for a, b in part) - 1
-        tokens = torch.tensor([(a + b)[:-1] + [0] * (width + 1 - len(a) - len(b)) for a, b in part], device=device)
+        tokens = torch.tensor([(a + b)[:-1] + [0] * (width + 1 - len(a) - len(b)) for a, b in part],
+                              device=device)
         best = answer(tokens).argmax(-1).tolist()
         right += sum(row[len(a) - 1:len(a) + len(b) - 1] == b for row, (a, b) in zip(best, part))
     return right / len(passages)

@@ -1,17 +1,23 @@
-"""Does looping help this model, where, and at what cost? Many settings on one part of the data, the best of them on another.
+"""Does looping help this model, where, and at what cost? Many settings on one part of the data, the
+best of them on another.
 
-The idea: of a hundred settings some are better than none by chance, and the best of them looks like a result. So all are *screened* on one
-part of the data (every other document; of ours, the first batches), and the best are *judged* on another, which had no say. Both figures
-stand side by side, with the number that was searched, and with the paper's recipe, which is judged whether it was chosen or not.
+The idea: of a hundred settings some are better than none by chance, and the best of them looks like
+a result. So all are *screened* on one part of the data (every other document; of ours, the first
+batches), and the best are *judged* on another, which had no say. Both figures stand side by side,
+with the number that was searched, and with the paper's recipe, which is judged whether it was
+chosen or not.
 
-Paper: "Training-Free Looped Transformers", section 3.2 and appendix M (which windows help), E (methods), G.5 and J.1 (windows that win
-the screen and lose on held-out data), P (the search).
-Here: a gain is a change for the better, whichever direction that is. The error beside one is over the seeds of a run, where there are
-several. A cell that is finished is on disk, and is not run again.
+Paper: "Training-Free Looped Transformers", section 3.2 and appendix M (which windows help), E
+(methods), G.5 and J.1 (windows that win the screen and lose on held-out data), P (the search).
+Here: a gain is a change for the better, whichever direction that is. The error beside one is over
+the seeds of a run, where there are several. A cell that is finished is on disk, and is not run
+again.
 
 Usage:
-    python nanodepth.py sweep out/toys/baseline-0 out/toys/baseline-1 --windows=all2,all4 --methods=naive,rk --K=2,3     # ours: the loss, primitives by --tasks
-    python nanodepth.py sweep HF_FOLDER --windows=all4 --K=2,3 --tasks=arc_easy,openbookqa --limit=200                   # by lm-eval
+    # ours: the loss, primitives by --tasks
+    python nanodepth.py sweep out/toys/baseline-0 out/toys/baseline-1 --windows=all2,all4 --methods=naive,rk --K=2,3
+    # by lm-eval
+    python nanodepth.py sweep HF_FOLDER --windows=all4 --K=2,3 --tasks=arc_easy,openbookqa --limit=200
 """
 import argparse
 import hashlib
@@ -33,10 +39,11 @@ from tools.parts import is_share, main_kinds, open_ours, open_theirs
 from variants.hosts import depth_of, pick_window
 from wrapper import SOLVERS, looped, pick_solver
 
-RECIPE = dict(window='mid4', method='rk', K=3, beta=0.5, mode='block', cache='first')      # the paper's section 3.1
+# the paper's section 3.1
+RECIPE = dict(window='mid4', method='rk', K=3, beta=0.5, mode='block', cache='first')
 
 
-# ---------------------------------------------------------------------------------------------- what is known
+# ------------------------------------------------------------------------------------ what is known
 
 class Notes:
     "What has been measured, a line each, on disk: a sweep that was stopped goes on where it was."
@@ -55,13 +62,15 @@ class Notes:
         if key not in self.known:
             self.known[key] = measure()
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            torn = self.path.exists() and not self.path.read_bytes().endswith(b'\n') and self.path.stat().st_size
+            torn = (self.path.exists() and not self.path.read_bytes().endswith(b'\n')
+                    and self.path.stat().st_size)
             with open(self.path, 'a') as file:
-                file.write('\n' * bool(torn) + json.dumps(dict(of=of, found=self.known[key])) + '\n')
+                file.write('\n' * bool(torn) + json.dumps(dict(of=of, found=self.known[key]))
+                           + '\n')
         return self.known[key]
 
 
-# ---------------------------------------------------------------------------------------------- the grid
+# ----------------------------------------------------------------------------------------- the grid
 
 def windows_of(text, depth):
     "'all4,mid2,3-5' to ['0-3', '1-4', ...]."
@@ -70,7 +79,8 @@ def windows_of(text, depth):
         if part.startswith('all') and part[3:].isdigit() and 1 <= int(part[3:]) <= depth:
             found += [f'{a}-{a + int(part[3:]) - 1}' for a in range(depth - int(part[3:]) + 1)]
         elif part.startswith('all'):
-            raise Refused(f'--windows={part}: write all1 to all{depth}, every window of so many layers')
+            raise Refused(
+                f'--windows={part}: write all1 to all{depth}, every window of so many layers')
         else:
             found.append('{}-{}'.format(*pick_window(part, depth)))
     return list(dict.fromkeys(found))
@@ -78,10 +88,13 @@ def windows_of(text, depth):
 
 def cells_of(args, depth):
     "([the settings], [those that cannot be])."
-    lists = [args.methods.split(','), numbers(args.K, int), numbers(args.beta, float), args.mode.split(','), args.cache.split(',')]
+    lists = [args.methods.split(','), numbers(args.K, int), numbers(args.beta, float),
+             args.mode.split(','), args.cache.split(',')]
     found, impossible = [], []
-    for window, method, K, beta, mode, cache in itertools.product(windows_of(args.windows, depth), *lists):
-        cell = dict(window=window, method=method, K=K, beta=beta if method in SOLVERS and takes_beta(method) else None, mode=mode, cache=cache)
+    for window, method, K, beta, mode, cache in itertools.product(windows_of(args.windows, depth),
+            *lists):
+        cell = dict(window=window, method=method, K=K, beta=beta if method in SOLVERS
+                    and takes_beta(method) else None, mode=mode, cache=cache)
         try:
             pick_solver(method, K, beta)
         except ValueError as error:
@@ -107,7 +120,8 @@ def numbers(text, kind):
 def label(cell, grid):
     "What tells a setting from others of the grid, but for its window."
     beta = '' if cell['beta'] is None else f' beta {cell["beta"]:g}'
-    return f'{cell["method"]} K={cell["K"]}{beta}' + ''.join(f' {cell[key]}' for key in ('mode', 'cache') if len({c[key] for c in grid}) > 1)
+    return f'{cell["method"]} K={cell["K"]}{beta}' + ''.join(f' {cell[key]}'
+            for key in ('mode', 'cache') if len({c[key] for c in grid}) > 1)
 
 
 def cost(cell, depth):
@@ -119,10 +133,12 @@ def cost(cell, depth):
 
 def gains(plain, found):
     "Changes for the better."
-    return {kind: (plain[kind] - value if kind.startswith('loss') or kind.endswith('(less is better)') else value - plain[kind]) for kind, value in found.items()}
+    return {kind: (plain[kind] - value if kind.startswith('loss')
+                   or kind.endswith('(less is better)') else value - plain[kind])
+            for kind, value in found.items()}
 
 
-# ---------------------------------------------------------------------------------------------- screening and judging
+# ---------------------------------------------------------------------------- screening and judging
 
 class Study:
     "The runs of a sweep and what is known of them. `of(name, part, cells)` measures what is not."
@@ -131,7 +147,8 @@ class Study:
         for name in ('batches', 'n', 'limit'):
             if getattr(args, name) is not None and getattr(args, name) < 1:
                 raise Refused(f'--{name}={getattr(args, name)} must be at least 1')
-        self.args, self.paths, self.opened, self.known, self.left_out = args, run_names(args.runs), (None,), {}, {}
+        self.args, self.paths, self.opened, self.known, self.left_out = args, run_names(
+            args.runs), (None,), {}, {}
         self.notes = Notes(args.out.with_suffix('.jsonl'))
         self.spec = {key: getattr(args, key) for key in ('tasks', 'judge_tasks', 'n', 'by_token')}
 
@@ -150,7 +167,8 @@ class Study:
         return self.opened[1]
 
     def about(self, name):
-        "(a mark of the model and the data, the depth): with these, what is noted can be read without opening the model again."
+        """(a mark of the model and the data, the depth): with these, what is noted can be read
+        without opening the model again."""
         if name not in self.known:
             self.open(name)
         return self.known[name]
@@ -180,46 +198,62 @@ class Study:
                 return looks[part](model)
         plain, found = self.notes.get(noted(None), lambda: measure(None)), {}
         for cell in tqdm(cells, desc=f'{part} {name}', unit='cell', leave=False):
-            found[json.dumps(cell)] = gains(plain, self.notes.get(noted(cell), lambda: measure(cell)))
+            found[json.dumps(cell)] = gains(plain,
+                                            self.notes.get(noted(cell), lambda: measure(cell)))
         return found
 
 
 def kinds_in(runs):
     "The metrics of {run: {cell: {metric: gain}}}."
-    return list(dict.fromkeys(kind for cells in runs.values() for found in cells.values() for kind in found))
+    return list(dict.fromkeys(kind for cells in runs.values() for found in cells.values()
+                              for kind in found))
 
 
 def study(args):
-    "Screen every cell of the grid on every run, judge each group's best ones and the recipe, say what was found."
+    """Screen every cell of the grid on every run, judge each group's best ones and the recipe, say
+    what was found."""
     it, rows = Study(args), []
     groups = by_seed({name: name for name in it.paths})
     depths = {group: it.depth(names) for group, names in groups.items()}
     screened = {name: it.of(name, 'screen', it.grid(name)) for name in it.paths}
     kinds = kinds_in(screened)
-    for option, given in (('score', args.score), *(('show', kind) for kind in filter(None, (args.show or '').split(',')))):
+    for option, given in (('score', args.score),
+                          *(('show', kind) for kind in filter(None, (args.show or '').split(',')))):
         if given and given not in kinds:
             raise Refused(f'--{option}={given} is not measured here; there are: {", ".join(kinds)}')
     for group, names in groups.items():
-        ranked = [args.score] if args.score else main_kinds(kinds_in({n: screened[n] for n in names}))
-        gain = {cell: [mean([screened[n][cell][kind] for kind in ranked]) for n in names] for cell in screened[names[0]]}
+        ranked = ([args.score] if args.score
+                  else main_kinds(kinds_in({n: screened[n] for n in names})))
+        gain = {cell: [mean([screened[n][cell][kind] for kind in ranked]) for n in names]
+                for cell in screened[names[0]]}
         recipe = json.dumps(RECIPE | dict(window='{}-{}'.format(*pick_window(None, depths[group]))))
-        order = sorted(gain, key=lambda cell: (math.isnan(mean(gain[cell])), -mean(gain[cell])))       # what diverged comes last
+        # what diverged comes last
+        order = sorted(gain, key=lambda cell: (math.isnan(mean(gain[cell])), -mean(gain[cell])))
         chosen = list(dict.fromkeys([*order[:args.best], recipe]))
-        parts = {part: {n: it.of(n, part, map(json.loads, chosen)) for n in names} for part in ('screen', 'judge')}
-        shown = [(part, kind) for part in parts for kind in kinds_in(parts[part]) if kind in ranked or not set(ranked) & set(kinds_in(parts[part]))]
+        parts = {part: {n: it.of(n, part, map(json.loads, chosen)) for n in names}
+                 for part in ('screen', 'judge')}
+        shown = [(part, kind) for part in parts for kind in kinds_in(parts[part]) if kind in ranked
+                 or not set(ranked) & set(kinds_in(parts[part]))]
         lines = [['window', 'setting', 'layers run', *(f'{part}: {kind}' for part, kind in shown)]]
         for cell in map(json.loads, chosen):
-            name = label(cell, [cell, *map(json.loads, gain)]) + (' (the recipe)' if json.dumps(cell) == recipe else '')
-            found = [(kind, [parts[part][n][json.dumps(cell)][kind] for n in names]) for part, kind in shown]
-            lines.append([cell['window'], name, f'{cost(cell, depths[group]):.2f}', *(number(mean(v), standard_error(v), is_share(kind)) for kind, v in found)])
+            name = label(cell, [cell, *map(json.loads, gain)]) + (' (the recipe)'
+                    if json.dumps(cell) == recipe else '')
+            found = [(kind, [parts[part][n][json.dumps(cell)][kind] for n in names])
+                     for part, kind in shown]
+            lines.append([cell['window'], name, f'{cost(cell, depths[group]):.2f}',
+                          *(number(mean(v), standard_error(v), is_share(kind))
+                            for kind, v in found)])
         print(summary(group, gain, ' and '.join(ranked)) + '\n' + columns(lines))
-        for part, runs in (('screen', {n: screened[n] | parts['screen'][n] for n in names}), ('judge', parts['judge'])):
-            rows += [dict(run=n, part=part, **json.loads(cell), **found) for n in names for cell, found in runs[n].items()]
+        for part, runs in (('screen', {n: screened[n] | parts['screen'][n] for n in names}),
+                           ('judge', parts['judge'])):
+            rows += [dict(run=n, part=part, **json.loads(cell), **found) for n in names
+                     for cell, found in runs[n].items()]
     for what in it.left_out:
         print(f'left out: {what}')
     write_csv(rows, args.out)
     shown = (args.show or '').split(',') if args.show else kinds
-    show(draw_sweep, ([row for row in rows if row['part'] == 'screen'], shown, groups, label, is_share), args.out)
+    show(draw_sweep, ([row for row in rows if row['part'] == 'screen'], shown, groups, label,
+                      is_share), args.out)
 
 
 def summary(group, gain, score):
@@ -229,32 +263,50 @@ def summary(group, gain, score):
     sure = sum(mean(gain[cell]) > 2 * standard_error(gain[cell]) for cell in positive)
     windows = [{json.loads(cell)['window'] for cell in cells} for cells in (positive, gain)]
     return (f'\n{group}: {len(gain)} cells searched, {len(positive)} with a gain in {score}'
-            + (f', {sure} of them by more than two standard errors over {seeds} seeds' if seeds > 1 else '')
+            + (f', {sure} of them by more than two standard errors over {seeds} seeds' if seeds > 1
+               else '')
             + f'; {len(windows[0])} of {len(windows[1])} windows with one at some setting')
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description='Loop a model in many ways: which windows and methods help, and does it hold on other data?')
-    parser.add_argument('runs', nargs='+', help='runs of ours (NAME-SEED are averaged over their seeds), or Hugging Face checkpoints')
-    parser.add_argument('--windows', default='all4', help="windows such as 3-5, mid4, or all4 for every window of four layers")
+    parser = argparse.ArgumentParser(
+        description='Loop a model in many ways: which windows and methods help, and does it '
+        'hold on other data?')
+    parser.add_argument('runs', nargs='+',
+                        help='runs of ours (NAME-SEED are averaged over their seeds), or '
+                        'Hugging Face checkpoints')
+    parser.add_argument('--windows', default='all4',
+                        help="windows such as 3-5, mid4, or all4 for every window of four layers")
     parser.add_argument('--methods', default='rk', help=f'of {", ".join(SOLVERS)}')
     parser.add_argument('--K', default='2,3')
     parser.add_argument('--beta', default='0.5')
     parser.add_argument('--mode', default='block', help='block, layer')
-    parser.add_argument('--cache', default='first', help='matters where something is generated, or scored with a cache (primitives)')
-    parser.add_argument('--tasks', default='', help='primitives with their depth (toy_assign/4); of a Hugging Face checkpoint: benchmarks of lm-eval')
-    parser.add_argument('--judge_tasks', help='benchmarks to judge by, instead of the documents that were not screened')
+    parser.add_argument('--cache', default='first',
+                        help='matters where something is generated, or scored with a cache '
+                        '(primitives)')
+    parser.add_argument('--tasks', default='',
+                        help='primitives with their depth (toy_assign/4); of a Hugging Face '
+                        'checkpoint: benchmarks of lm-eval')
+    parser.add_argument('--judge_tasks',
+                        help='benchmarks to judge by, instead of the documents that were '
+                        'not screened')
     parser.add_argument('--limit', type=int, help='documents of each benchmark')
     parser.add_argument('--data', help='a dataset, instead of what the run was trained on')
-    parser.add_argument('--batches', type=int, default=8, help='batches of validation data, and as many others to judge by')
-    parser.add_argument('--by_token', action='store_true', help='of ours: also the loss of text that is read token by token with the cache')
+    parser.add_argument('--batches', type=int, default=8,
+                        help='batches of validation data, and as many others to judge by')
+    parser.add_argument('--by_token', action='store_true',
+                        help='of ours: also the loss of text that is read token by token with the '
+                        'cache')
     parser.add_argument('--n', type=int, default=200, help='examples of each primitive')
-    parser.add_argument('--score', help='what the best are chosen by (default: the loss, or the mean share of right answers over the benchmarks)')
+    parser.add_argument('--score',
+                        help='what the best are chosen by (default: the loss, or the mean share of '
+                        'right answers over the benchmarks)')
     parser.add_argument('--best', type=int, default=3, help='how many are judged')
     parser.add_argument('--show', help='what the picture shows (default: all)')
     parser.add_argument('--batch_size', type=int, default=8)
     parser.add_argument('--device', default='auto')
-    parser.add_argument('--out', type=Path, default=Path('out/sweep.png'), help='the picture; beside it .csv, and .jsonl with every finished cell')
+    parser.add_argument('--out', type=Path, default=Path('out/sweep.png'),
+                        help='the picture; beside it .csv, and .jsonl with every finished cell')
     args = parser.parse_args(argv)
     with refusing(ValueError, OSError, why=lambda error: explain(error, args.tasks)):
         study(args)

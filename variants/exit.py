@@ -1,12 +1,14 @@
 """Per-token exit: a recurrent model stops thinking about a token when its state stops moving.
 
-The idea: after some recurrences most tokens' states hardly change, so a token may stop there: its state is kept, and whoever looks
-at it in a later recurrence sees the keys and values of its last one. Easy tokens pay little, hard ones all.
+The idea: after some recurrences most tokens' states hardly change, so a token may stop there: its
+state is kept, and whoever looks at it in a later recurrence sees the keys and values of its last
+one. Easy tokens pay little, hard ones all.
 
 Paper: "Retrofitted Recurrence" names such a criterion as future work (section 5).
-Here: two measures of movement, the state's relative change, and the divergence of the output after one recurrence from that
-after the one before. Tokens that stopped are still carried along in a batch, so that `used` counts what a kernel could save;
-time is saved when all of them have stopped, as in generation one token at a time.
+Here: two measures of movement, the state's relative change, and the divergence of the output after
+one recurrence from that after the one before. Tokens that stopped are still carried along in a
+batch, so that `used` counts what a kernel could save; time is saved when all of them have stopped,
+as in generation one token at a time.
 
 Usage:
     stop = Exit(0.05)                               # or Exit(1e-3, by='kl')
@@ -22,27 +24,30 @@ from common.errors import Refused
 
 
 class Exit:
-    """A token stops when it moves by less than the threshold. `used` counts the recurrences that tokens took, `full` those of
-    fixed r, over all forwards."""
+    """A token stops when it moves by less than the threshold. `used` counts the recurrences that
+    tokens took, `full` those of fixed r, over all forwards."""
 
     def __init__(self, threshold, by='latent'):
         if by not in ('latent', 'kl') or not threshold >= 0:
-            raise Refused(f"threshold={threshold} must not be negative, and by={by!r} 'latent' or 'kl'")
+            raise Refused(
+                f"threshold={threshold} must not be negative, and by={by!r} 'latent' or 'kl'")
         self.threshold, self.by, self.used, self.full = threshold, by, 0, 0
 
     def step(self, model, s, e, i, r, cache):
         p, n = len(model.prelude), len(model.core)
         slots = cache.layers[p + i * n:p + (i + 1) * n]
         if i == 0:
-            self.done = torch.zeros(s.shape[:2], dtype=torch.bool, device=s.device)                         # (B, T)
+            self.done = torch.zeros(s.shape[:2], dtype=torch.bool, device=s.device)  # (B, T)
             self.before, self.added = None, None
         self.full += self.done.numel()
         self.used += int((~self.done).sum())
-        if self.done.all():                         # nothing to compute: the keys and values that the rest will be looked up by
+        # nothing to compute: the keys and values that the rest will be looked up by
+        if self.done.all():
             for slot, (k, v) in zip(slots, self.added):
                 slot.update(k, v)
             return s
-        cache.layers[p + i * n:p + (i + 1) * n] = [Kept(slot, self, j) for j, slot in enumerate(slots)]
+        cache.layers[p + i * n:p + (i + 1) * n] = [Kept(slot, self, j)
+                                                   for j, slot in enumerate(slots)]
         self.fresh = [None] * n
         new = model.recur(s, e, i, cache)
         cache.layers[p + i * n:p + (i + 1) * n] = slots
@@ -53,13 +58,17 @@ class Exit:
 
     def change(self, model, s, new, i, r, cache):
         if self.by == 'latent':
-            return (new - s).float().norm(dim=-1) / s.float().norm(dim=-1).clamp(min=1e-12)                 # (B, T)
+            # (B, T)
+            return (new - s).float().norm(dim=-1) / s.float().norm(dim=-1).clamp(min=1e-12)
         scratch = copy.copy(cache)
-        scratch.layers = [copy.copy(slot) for slot in cache.layers]     # update makes new tensors: the slots stay as they are
-        x = model.lm.run(new, model.coda, depth=len(model.prelude) + r * len(model.core), cache=scratch)
+        # update makes new tensors: the slots stay as they are
+        scratch.layers = [copy.copy(slot) for slot in cache.layers]
+        x = model.lm.run(new, model.coda, depth=len(model.prelude) + r * len(model.core),
+                         cache=scratch)
         now, before = model.head(model.norm(x)).float().log_softmax(-1), self.before
         self.before = now
-        return torch.full(s.shape[:2], math.inf, device=s.device) if before is None else (now.exp() * (now - before)).sum(-1).clamp(min=0)
+        return (torch.full(s.shape[:2], math.inf, device=s.device) if before is None
+                else (now.exp() * (now - before)).sum(-1).clamp(min=0))
 
 
 class Kept:

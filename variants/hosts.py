@@ -1,21 +1,26 @@
-"""Models of other make under the wrapper: their list of layers, a window of it by name, pinned experts, and what is refused.
+"""Models of other make under the wrapper: their list of layers, a window of it by name, pinned
+experts, and what is refused.
 
-The idea: a decoder is a list of layers, each with a KV cache among its arguments; that is all the wrapper needs to know. The
-window is given by its ends, by the middle n, or by where its centre lies, since good windows have lain at 0.45 to 0.60 of the
-depth whatever the size. In a mixture of experts each evaluation of a looped layer sees another state, and its router may choose
-other experts: then two evaluations are not two looks at one function. A hook on the router hands the first choice on.
+The idea: a decoder is a list of layers, each with a KV cache among its arguments; that is all the
+wrapper needs to know. The window is given by its ends, by the middle n, or by where its centre
+lies, since good windows have lain at 0.45 to 0.60 of the depth whatever the size. In a mixture of
+experts each evaluation of a looped layer sees another state, and its router may choose other
+experts: then two evaluations are not two looks at one function. A hook on the router hands the
+first choice on.
 
-Paper: "Training-Free Looped Transformers", sections 3.1 and 3.2, Figure 6 (a window's centre is (a + b) / 2 of N layers), Table 2
-(4 layers), sections 2.2 and 3.3 (experts).
-Here: the middle n layers begin at N // 2 - n // 2, which gives the paper's windows on its 28 layers. For our models a window
-counts positions of the order. The paper says that looping layer by layer "computes the gating decision once"; its Algorithm 5
-asks the router anew in every evaluation. Pinning does it, in either mode.
+Paper: "Training-Free Looped Transformers", sections 3.1 and 3.2, Figure 6 (a window's centre is (a
++ b) / 2 of N layers), Table 2 (4 layers), sections 2.2 and 3.3 (experts).
+Here: the middle n layers begin at N // 2 - n // 2, which gives the paper's windows on its 28
+layers. For our models a window counts positions of the order. The paper says that looping layer by
+layer "computes the gating decision once"; its Algorithm 5 asks the router anew in every evaluation.
+Pinning does it, in either mode.
 
 Usage:
     layers, order = depth_of(model)
     a, b = pick_window('mid4', len(order))          # also '3-5', (3, 5), 0.5
     with looped(model, pin='mixture'): ...          # the first evaluation's experts and weights
-    with looped(model, pin='indices'): ...          # its experts, with the weights that each evaluation gives them
+    # its experts, with the weights that each evaluation gives them
+    with looped(model, pin='indices'): ...
 """
 import inspect
 
@@ -30,7 +35,8 @@ def arguments(layer):
     "(the names of a layer's arguments, which of them is the cache, which the mask)"
     names = list(inspect.signature(type(layer).forward).parameters)[1:]
     pick = lambda known: next((name for name in known if name in names), None)
-    return names, pick(('past_key_values', 'past_key_value', 'layer_past', 'cache')), pick(('attention_mask', 'mask'))
+    return names, pick(('past_key_values', 'past_key_value', 'layer_past', 'cache')), pick(
+        ('attention_mask', 'mask'))
 
 
 def depth_of(model):
@@ -39,33 +45,41 @@ def depth_of(model):
         return model.layers, model.order
     config = getattr(model, 'config', None)
     if getattr(config, 'is_encoder_decoder', False):
-        raise Refused(f'{type(model).__name__} has an encoder and a decoder: only models with one list of layers can be looped')
+        raise Refused(f'{type(model).__name__} has an encoder and a decoder: only models with '
+                      'one list of layers can be looped')
     if hasattr(config, 'get_text_config'):
         n = getattr(config.get_text_config(), 'num_hidden_layers', None)
         for layers in model.modules():
-            if isinstance(layers, nn.ModuleList) and len(layers) == n and all(arguments(layer)[1] for layer in layers):
+            if (isinstance(layers, nn.ModuleList) and len(layers) == n
+                and all(arguments(layer)[1] for layer in layers)):
                 return layers, list(range(n))
-    raise Refused(f'{type(model).__name__} has no list of layers with a KV cache: an LM of ours or a Hugging Face decoder has')
+    raise Refused(f'{type(model).__name__} has no list of layers with a KV cache: an LM of '
+                  'ours or a Hugging Face decoder has')
 
 
 def pick_window(window, depth):
-    "(a, b) of a window: (3, 5) or '3-5', 'mid4' (also None), or 0.5, the four layers whose centre is nearest to that fraction of the depth."
+    """(a, b) of a window: (3, 5) or '3-5', 'mid4' (also None), or 0.5, the four layers whose
+    centre is nearest to that fraction of the depth."""
     given, n = window, 4
     if isinstance(window, str) and window.replace('.', '', 1).isdecimal() and '.' in window:
         window = float(window)
     if window is None:
         window = 'mid4' if depth >= 4 else f'mid{depth}'
-    if isinstance(window, str) and window.startswith('mid') and window[3:].isdecimal() and 1 <= int(window[3:]) <= depth:
+    if (isinstance(window, str) and window.startswith('mid') and window[3:].isdecimal()
+        and 1 <= int(window[3:]) <= depth):
         n = int(window[3:])
         window = (depth // 2 - n // 2, depth // 2 - n // 2 + n - 1)
     elif isinstance(window, float) and 0 <= window <= 1 and depth >= 4:
-        # the window whose centre, (a + b) / 2 layers, is nearest to that part of the depth, as in the paper's Figure 6
+        # the window whose centre, (a + b) / 2 layers, is nearest to that part of the depth, as in
+        # the paper's Figure 6
         a = min(range(depth - 3), key=lambda a: abs(a + 1.5 - window * depth))
         window = (a, a + 3)
     elif isinstance(window, str) and window.count('-') == 1 and window.replace('-', '').isdecimal():
         window = tuple(int(part) for part in window.split('-') if part)
-    if not (isinstance(window, (tuple, list)) and len(window) == 2 and all(isinstance(i, int) for i in window) and 0 <= window[0] <= window[1] < depth):
-        raise Refused(f"window={given!r}: give (first, last) or 'first-last' within 0 to {depth - 1}, 'mid4' for the middle four, or a fraction of the depth")
+    if not (isinstance(window, (tuple, list)) and len(window) == 2
+            and all(isinstance(i, int) for i in window) and 0 <= window[0] <= window[1] < depth):
+        raise Refused(f"window={given!r}: give (first, last) or 'first-last' within 0 to "
+                      f"{depth - 1}, 'mid4' for the middle four, or a fraction of the depth")
     return tuple(window)
 
 
@@ -75,23 +89,29 @@ def refuse(model, layers, window, cache):
         return
     config = model.config.get_text_config()
     if getattr(config, 'num_kv_shared_layers', None):
-        raise Refused(f'{type(model).__name__} shares keys and values between layers, which a looped layer would overwrite')
-    kinds = getattr(config, 'layer_types', None) or getattr(config, 'layers_block_type', None) or ['attention'] * len(layers)
+        raise Refused(f'{type(model).__name__} shares keys and values between layers, which a '
+                      'looped layer would overwrite')
+    kinds = (getattr(config, 'layer_types', None) or getattr(config, 'layers_block_type', None)
+             or ['attention'] * len(layers))
     for i in window:
-        if kinds[i] not in ('attention', 'full_attention', 'sliding_attention', 'chunked_attention'):
-            raise Refused(f'layer {i} is of the kind {kinds[i]!r}, whose state cannot be run twice on one token: choose a window of attention layers')
+        if kinds[i] not in ('attention', 'full_attention', 'sliding_attention',
+                            'chunked_attention'):
+            raise Refused(f'layer {i} is of the kind {kinds[i]!r}, whose state cannot be run twice '
+                          'on one token: choose a window of attention layers')
     attention = getattr(config, '_attn_implementation', None)
     if cache in ('frozen', 'none') and attention not in ('eager', 'sdpa'):
-        raise Refused(f"cache={cache!r} changes the attention mask, which {attention!r} has not: load the model with attn_implementation='sdpa'")
+        raise Refused(f"cache={cache!r} changes the attention mask, which {attention!r} has not: "
+                      "load the model with attn_implementation='sdpa'")
 
 
-# ---------------------------------------------------------------------------------------------- experts
+# ------------------------------------------------------------------------------------------ experts
 
 PINS = (None, 'mixture', 'indices')
 
 
 class Pin:
-    "A hook on a router: later evaluations get the first one's experts, with its weights ('mixture') or with weights of their own."
+    """A hook on a router: later evaluations get the first one's experts, with its weights
+    ('mixture') or with weights of their own."""
 
     def __init__(self, loop, how):
         self.loop, self.how = loop, how
@@ -99,32 +119,41 @@ class Pin:
     def __call__(self, router, args, output):
         logits, weights, indices = output
         if self.loop.k == 1:
-            self.loop.routed[router] = weights, indices         # the loop forgets them when its window is through
+            # the loop forgets them when its window is through
+            self.loop.routed[router] = weights, indices
             return output
         weights, indices = self.loop.routed[router]
         return logits, weights if self.how == 'mixture' else weigh(router, logits, indices), indices
 
 
 def weigh(router, logits, indices):
-    "The weights that a router gives to chosen experts, by what it has: a correction of sigmoids, a norm, a scale."
-    scores = logits.float().sigmoid() if hasattr(router, 'e_score_correction_bias') else logits.float().softmax(-1)
+    """The weights that a router gives to chosen experts, by what it has: a correction of sigmoids,
+    a norm, a scale."""
+    scores = (logits.float().sigmoid() if hasattr(router, 'e_score_correction_bias')
+              else logits.float().softmax(-1))
     weights = scores.gather(-1, indices)
-    if getattr(router, 'norm_topk_prob', not hasattr(router, 'topk_method')):       # DeepSeek-V2's has the latter, and no norm
+    # DeepSeek-V2's has the latter, and no norm
+    if getattr(router, 'norm_topk_prob', not hasattr(router, 'topk_method')):
         weights = weights / weights.sum(-1, keepdim=True)
     return (weights * getattr(router, 'routed_scaling_factor', 1.0)).to(logits.dtype)
 
 
 def routers_of(layer, pin):
-    "The routers of a layer that can be pinned; 'indices' needs one whose weights we know how to make."
+    """The routers of a layer that can be pinned; 'indices' needs one whose weights we know how to
+    make."""
     found = [m for m in layer.modules() if type(m).__name__.lower().endswith('topkrouter')]
     for router in found if pin == 'indices' else []:
-        x = torch.randn(8, router.weight.shape[-1], generator=torch.Generator().manual_seed(0)).to(router.weight)
+        x = torch.randn(8, router.weight.shape[-1],
+                        generator=torch.Generator().manual_seed(0)).to(router.weight)
         try:
             with torch.no_grad():
                 logits, weights, indices = router(x)
-                known = torch.allclose(weigh(router, logits, indices).float(), weights.float(), atol=1e-2)
-        except (TypeError, ValueError, RuntimeError):           # it wants other arguments, or lies on another machine
+                known = torch.allclose(weigh(router, logits, indices).float(), weights.float(),
+                                       atol=1e-2)
+        # it wants other arguments, or lies on another machine
+        except (TypeError, ValueError, RuntimeError):
             known = False
         if not known:
-            raise Refused(f"pin='indices': how {type(router).__name__} weighs its experts is not known here; pin='mixture' keeps its weights")
+            raise Refused(f"pin='indices': how {type(router).__name__} weighs its experts is not "
+                          "known here; pin='mixture' keeps its weights")
     return found

@@ -1,17 +1,21 @@
 """The tuned lens: what a model would say if it stopped behind a layer.
 
-The idea: the stream behind an early layer is not written in the language that the final norm and the unembedding read. An affine translator for
-each depth, trained to give the final output's distribution, says what is known there; without one (the logit lens) it says what is known
-and happens to be in the final language already.
+The idea: the stream behind an early layer is not written in the language that the final norm and
+the unembedding read. An affine translator for each depth, trained to give the final output's
+distribution, says what is known there; without one (the logit lens) it says what is known and
+happens to be in the final language already.
 
-Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", sections 4.1 and appendix B; "From Growing to Looping", appendix E (after Belrose
-et al.). Here: a translator is x + W x + b and begins at zero, as the logit lens; the last depth has none, so it is the model itself.
-Adam instead of their SGD, on the data the model was trained on. A lens is saved with a hash of the unembedding that it belongs to.
+Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", sections 4.1 and appendix B; "From
+Growing to Looping", appendix E (after Belrose et al.). Here: a translator is x + W x + b and begins
+at zero, as the logit lens; the last depth has none, so it is the model itself. Adam instead of
+their SGD, on the data the model was trained on. A lens is saved with a hash of the unembedding that
+it belongs to.
 
 Usage:
     lens = train_lens(model, loader, steps=250)
-    kl, overlap = quality(model, lens, tokens)          # (D,), (D,): to the final distribution; of the five likeliest tokens
-    python nanodepth.py lens out/baseline                         # train, save as out/baseline/lens.pt, and print both
+    # (D,), (D,): to the final distribution; of the five likeliest tokens
+    kl, overlap = quality(model, lens, tokens)
+    python nanodepth.py lens out/baseline  # train, save as out/baseline/lens.pt, and print both
 """
 import hashlib
 import pickle
@@ -28,7 +32,8 @@ from model import LM
 
 @torch.no_grad()
 def streams_behind(model, tokens):
-    "The stream behind each layer: (D, B, T, C). Through norm and head, an answer after d + 1 layers: the logit lens."
+    """The stream behind each layer: (D, B, T, C). Through norm and head, an answer after d + 1
+    layers: the logit lens."""
     streams = []
 
     def tap(depth, part, x, update):
@@ -44,13 +49,15 @@ class TunedLens(nn.Module):
 
     def __init__(self, depth, width):
         super().__init__()
-        self.weight, self.bias = nn.Parameter(torch.zeros(depth - 1, width, width)), nn.Parameter(torch.zeros(depth - 1, width))
+        self.weight, self.bias = nn.Parameter(torch.zeros(depth - 1, width, width)), nn.Parameter(
+            torch.zeros(depth - 1, width))
 
     def translate(self, depth, x):
         "The stream behind layer `depth`, (B, T, C), as the last one would say it."
         if depth == len(self.bias):
             return x
-        return (x + F.linear(x.to(self.weight.dtype), self.weight[depth], self.bias[depth])).to(x.dtype)
+        return (x + F.linear(x.to(self.weight.dtype), self.weight[depth], self.bias[depth])).to(
+            x.dtype)
 
     def forward(self, streams):
         "(D, B, T, C) -> (D, B, T, C)"
@@ -66,9 +73,11 @@ def unembedding_hash(model):
 
 
 def divergences(model, streams, logits):
-    "KL(final || each depth), a mean over the tokens: (D,). One depth at a time: the logits of all would not fit."
+    """KL(final || each depth), a mean over the tokens: (D,). One depth at a time: the logits of
+    all would not fit."""
     final = logits.float().log_softmax(-1)
-    return torch.stack([F.kl_div(model.head(model.norm(x)).float().log_softmax(-1), final, log_target=True, reduction='sum')
+    return torch.stack([F.kl_div(model.head(model.norm(x)).float().log_softmax(-1), final,
+                                 log_target=True, reduction='sum')
                         / final[..., 0].numel() for x in streams])
 
 
@@ -80,7 +89,8 @@ def train_lens(model, loader, steps=250, lr=1e-3, progress=False):
     optimizer = torch.optim.Adam(lens.parameters(), lr=lr)
     frozen = [p for p in model.parameters() if p.requires_grad]
     for p in frozen:
-        p.requires_grad_(False)             # the translators alone learn, but gradients come to them through norm and head
+        # the translators alone learn, but gradients come to them through norm and head
+        p.requires_grad_(False)
     try:
         for step in tqdm(range(steps), desc='lens', unit='step', leave=False, disable=not progress):
             streams = streams_behind(model, loader.batch(step)[0].to(device))
@@ -99,20 +109,24 @@ def train_lens(model, loader, steps=250, lr=1e-3, progress=False):
 
 @torch.no_grad()
 def quality(model, lens, tokens, k=5):
-    "(KL to the final distribution, overlap of the k likeliest tokens with the final ones), (D,) each. lens=None: the logit lens."
+    """(KL to the final distribution, overlap of the k likeliest tokens with the final ones), (D,)
+    each. lens=None: the logit lens."""
     streams = streams_behind(model, tokens)
     logits = model.head(model.norm(streams[-1]))
     streams = streams if lens is None else lens(streams)
-    best = logits.topk(k).indices                                                           # (B, T, k)
-    overlap = [(model.head(model.norm(x)).topk(k).indices[..., None] == best[..., None, :]).any(-1).float().mean() for x in streams]
+    best = logits.topk(k).indices  # (B, T, k)
+    overlap = [(model.head(model.norm(x)).topk(k).indices[..., None] == best[..., None, :]).any(
+        -1).float().mean() for x in streams]
     return divergences(model, streams, logits), torch.stack(overlap)
 
 
 def exit_at(model, depth, lens=None):
-    "A model-like callable that answers behind layer `depth`: tokens -> logits. Of an ordinary model, an early exit is a prefix of the order."
+    """A model-like callable that answers behind layer `depth`: tokens -> logits. Of an ordinary
+    model, an early exit is a prefix of the order."""
     @torch.no_grad()
     def answer(tokens):
-        x = model.hidden(tokens, order=model.order[:depth + 1]) if isinstance(model, LM) else streams_behind(model, tokens)[depth]
+        x = (model.hidden(tokens, order=model.order[:depth + 1]) if isinstance(model, LM)
+             else streams_behind(model, tokens)[depth])
         return model.head(model.norm(x if lens is None else lens.translate(depth, x)))
     answer.config, answer.parameters = model.config, model.parameters
     return answer
@@ -124,7 +138,8 @@ def beside(path):
 
 
 def save_lens(lens, model, path):
-    torch.save(dict(lens=lens.state_dict(), unembedding=unembedding_hash(model), depth=len(model.order)), path)
+    torch.save(dict(lens=lens.state_dict(), unembedding=unembedding_hash(model),
+                    depth=len(model.order)), path)
 
 
 def load_lens(path, model):
@@ -134,7 +149,9 @@ def load_lens(path, model):
         lens = TunedLens(kept['depth'], kept['lens']['bias'].shape[1])
         lens.load_state_dict(kept['lens'])
     except (OSError, KeyError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
-        raise Refused(f'{path} is not a lens that can be read ({type(error).__name__}): train it again with lens.py') from None
+        raise Refused(f'{path} is not a lens that can be read ({type(error).__name__}): train it '
+                      'again with lens.py') from None
     if kept['unembedding'] != unembedding_hash(model) or kept['depth'] != len(model.order):
-        raise Refused(f'{path} is the lens of another model: its unembedding or its depth differs; train one with lens.py')
+        raise Refused(f'{path} is the lens of another model: its unembedding or its depth '
+                      'differs; train one with lens.py')
     return lens.to(next(model.parameters()).device).eval()

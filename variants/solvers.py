@@ -1,20 +1,26 @@
 """Ways to run a piece of a network K times: the solvers.
 
-The idea: a window g of residual layers adds F(x) = g(x) - x to the stream x, which is one Euler step of length 1 on the
-differential equation x' = F(x). The layers behind the window were trained on where that step ends, at time 1. Running the window
-K times as it is goes on to time K, where nothing was trained; K steps of length 1/K end at time 1 too, only more precisely.
+The idea: a window g of residual layers adds F(x) = g(x) - x to the stream x, which is one Euler
+step of length 1 on the differential equation x' = F(x). The layers behind the window were trained
+on where that step ends, at time 1. Running the window K times as it is goes on to time K, where
+nothing was trained; K steps of length 1/K end at time 1 too, only more precisely.
 
-Paper: "Training-Free Looped Transformers", section 2.3 (Eq. 10 to 16, Table 1), appendix E (the others).
+Paper: "Training-Free Looped Transformers", section 2.3 (Eq. 10 to 16, Table 1), appendix E (the
+others).
 Here, where the paper is silent or at odds with itself:
-- The anchored Runge-Kutta method is Eq. 16, with K evaluations; Algorithm 3 as printed has one sub-step fewer. Its order is 1.
-- Anderson mixes increments of g, as Walker and Ni do; with those of the residual (Table 1) it stalls. Its least squares run over a
-  whole sequence, so a token's state depends on later ones: not for generation.
-- Aitken's safeguard, |step| <= |g(x) - x|, gives the plain window wherever 0 < g' < 1. safeguard=False leaves it out.
-- norm_stab and poly_blend have no formulas in the paper: ours are below. Norms and tolerances are per token, so that no token
-  knows of later ones, or of its neighbours in the batch.
+- The anchored Runge-Kutta method is Eq. 16, with K evaluations; Algorithm 3 as printed has one
+sub-step fewer. Its order is 1.
+- Anderson mixes increments of g, as Walker and Ni do; with those of the residual (Table 1) it
+stalls. Its least squares run over a whole sequence, so a token's state depends on later ones: not
+for generation.
+- Aitken's safeguard, |step| <= |g(x) - x|, gives the plain window wherever 0 < g' < 1.
+safeguard=False leaves it out.
+- norm_stab and poly_blend have no formulas in the paper: ours are below. Norms and tolerances are
+per token, so that no token knows of later ones, or of its neighbours in the batch.
 
-A solver is a function (g, x, K, **options) -> x whose first evaluation is g(x): the wrapper has that one already. K is the number of steps;
-pick_solver says how many evaluations they take (midpoint and heun 2 K, rk4 4 K, the others K).
+A solver is a function (g, x, K, **options) -> x whose first evaluation is g(x): the wrapper has
+that one already. K is the number of steps; pick_solver says how many evaluations they take
+(midpoint and heun 2 K, rk4 4 K, the others K).
 
 Usage:
     x = SOLVERS['rk'](g, x, 3, beta=0.5)        # three evaluations of g
@@ -28,8 +34,10 @@ import torch
 
 from common.errors import Refused
 
-# torch.lerp(x, y, w) is (1 - w) x + w y, exactly x at w = 0, y at w = 1, and either one where they are equal: for that reason the
-# methods whose one step is the window (naive, euler, rk, uniform) are the plain window at K = 1 to the last bit. x + w (y - x) would not be.
+# torch.lerp(x, y, w) is (1 - w) x + w y, exactly x at w = 0, y at w = 1, and either one where they
+# are equal: for that reason the
+# methods whose one step is the window (naive, euler, rk, uniform) are the plain window at K = 1 to
+# the last bit. x + w (y - x) would not be.
 mix = torch.lerp
 
 
@@ -50,18 +58,22 @@ def wide(t):
     return t.to(torch.promote_types(t.dtype, torch.float32))
 
 
-# ---------------------------------------------------------------------------------------------- Euler and Runge-Kutta
+# ---------------------------------------------------------------------------- Euler and Runge-Kutta
 
 def by_tableau(g, x, K, a, b):
-    "K steps of length 1/K by an explicit tableau: stage i stands at x + h sum_j a[i][j] k_j, the step is h sum_i b[i] k_i."
-    if a is None or b is None or len(a) != len(b) or any(w for i, row in enumerate(a) for w in list(row)[i:]):
-        raise Refused(f'a={a}, b={b}: a tableau has a row of a for each entry of b, and row i has at most i numbers before its zeros')
+    """K steps of length 1/K by an explicit tableau: stage i stands at x + h sum_j a[i][j] k_j, the
+    step is h sum_i b[i] k_i."""
+    if (a is None or b is None or len(a) != len(b)
+        or any(w for i, row in enumerate(a) for w in list(row)[i:])):
+        raise Refused(f'a={a}, b={b}: a tableau has a row of a for each entry of b, and row i '
+                      'has at most i numbers before its zeros')
     if abs(sum(b) - 1) > 1e-6:
         raise Refused(f'b={b}: the weights of the stages have the sum 1')
     for _ in steps(K):
         slopes = []
         for row in a:
-            y = x if not slopes else (wide(x) + sum(w / K * k for w, k in zip(row, slopes))).type_as(x)
+            y = (x if not slopes
+                 else (wide(x) + sum(w / K * k for w, k in zip(row, slopes))).type_as(x))
             slopes.append(wide(g(y)) - wide(y))
         x = (wide(x) + sum(w / K * k for w, k in zip(b, slopes))).type_as(x)
     return x
@@ -79,7 +91,7 @@ def rk4(g, x, K):
     return by_tableau(g, x, K, [[], [1 / 2], [0, 1 / 2], [0, 0, 1]], [1 / 6, 1 / 3, 1 / 3, 1 / 6])
 
 
-# ---------------------------------------------------------------------------------------------- towards a fixed point, and others
+# ---------------------------------------------------------------- towards a fixed point, and others
 
 def heavy_ball(g, x, K, alpha=0.5, beta=0.3):
     "Steps of length alpha, each with the share beta of the step before."
@@ -90,17 +102,24 @@ def heavy_ball(g, x, K, alpha=0.5, beta=0.3):
 
 
 def anderson(g, x, K, m=2, beta=0.5):
-    "The combination of the last m + 1 states whose residuals g(x) - x cancel best, and from there the share beta towards its image."
+    """The combination of the last m + 1 states whose residuals g(x) - x cancel best, and from
+    there the share beta towards its image."""
     states, images = [], []
     for _ in steps(K):
         states, images = [*states, x][-m - 1:], [*images, g(x)][-m - 1:]
-        at, to = (wide(torch.stack(t, -1)) for t in (states, images))               # (B, ..., up to m + 1)
+        at, to = (wide(torch.stack(t, -1)) for t in (states, images))  # (B, ..., up to m + 1)
         if len(states) > 1:
-            residuals = (to - at).reshape(len(x) if x.dim() > 1 else 1, -1, len(states))            # (B, N, n): a sequence a problem
-            changes = residuals.diff(dim=-1).nan_to_num(0, 0, 0)                    # (B, N, n - 1); what is lost stays in its own sequence
+            # (B, N, n): a sequence a problem
+            residuals = (to - at).reshape(len(x) if x.dim() > 1 else 1, -1, len(states))
+            # (B, N, n - 1); what is lost stays in its own sequence
+            changes = residuals.diff(dim=-1).nan_to_num(0, 0, 0)
             with torch.autocast(x.device.type, enabled=False):
-                # A pseudo-inverse, since near a fixed point the changes are nearly parallel, and at one they are zero.
-                gamma = torch.linalg.pinv(changes, rtol=10 * torch.finfo(changes.dtype).eps) @ residuals[..., -1:]  # (B, n - 1, 1)
+                # A pseudo-inverse, since near a fixed point the changes are nearly parallel, and at
+                # one they are zero.
+                # (B, n - 1, 1)
+                gamma = torch.linalg.pinv(changes,
+                                          rtol=10 * torch.finfo(changes.dtype).eps) @ residuals[...,
+                        -1:]
             gamma = gamma.reshape(*gamma.shape[:1] if x.dim() > 1 else (), *[1] * (x.dim() - 1), -1)
             at, to = (t[..., -1] - (t.diff(dim=-1) * gamma).sum(-1) for t in (at, to))
         else:
@@ -110,7 +129,8 @@ def anderson(g, x, K, m=2, beta=0.5):
 
 
 def aitken(g, x, K, safeguard=True):
-    "Of each coordinate: where a geometric series through x, g(x), g(g(x)) ends. Two evaluations an update."
+    """Of each coordinate: where a geometric series through x, g(x), g(g(x)) ends. Two evaluations
+    an update."""
     if len(steps(K)) % 2:
         raise Refused(f'K={K}: Aitken takes two evaluations an update, so K must be even')
     for _ in range(K // 2):
@@ -118,7 +138,8 @@ def aitken(g, x, K, safeguard=True):
         twice = g(once)
         first = wide(once) - wide(x)
         second = wide(twice) - 2 * wide(once) + wide(x)
-        step = torch.where(second == 0, first, -first * first / second)             # no curvature: the plain window
+        # no curvature: the plain window
+        step = torch.where(second == 0, first, -first * first / second)
         if safeguard:
             step = step.clamp(-first.abs(), first.abs())
         x = (wide(x) + step).type_as(x)
@@ -135,11 +156,14 @@ def uniform(g, x, K):
 
 
 def norm_stab(g, x, K, alpha=None):
-    "Steps of length alpha (1/K), after each of which every token's state gets back the length that it came with."
+    """Steps of length alpha (1/K), after each of which every token's state gets back the length
+    that it came with."""
     length = wide(x).norm(dim=-1, keepdim=True)
     for _ in steps(K):
         new = wide(mix(x, g(x), 1 / K if alpha is None else alpha))
-        x = (new * (length / new.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(new.dtype).tiny))).type_as(x)
+        x = (new
+             * (length / new.norm(dim=-1,
+                                  keepdim=True).clamp(min=torch.finfo(new.dtype).tiny))).type_as(x)
     return x
 
 
@@ -147,7 +171,8 @@ def poly_blend(g, x, K, weights=None):
     "A weighted sum of the naive states x_0 ... x_K; without weights: the mean of x_1 ... x_K."
     weights = [0] + [1 / K] * K if weights is None else list(weights)
     if len(weights) != K + 1 or abs(sum(weights) - 1) > 1e-6:
-        raise Refused(f'weights={weights}: K={K} needs {K + 1} of them, for x_0 to x_{K}, with the sum 1')
+        raise Refused(
+            f'weights={weights}: K={K} needs {K + 1} of them, for x_0 to x_{K}, with the sum 1')
     total = weights[0] * wide(x) if weights[0] else 0
     for _, weight in zip(steps(K), weights[1:]):
         x = g(x)
@@ -155,23 +180,30 @@ def poly_blend(g, x, K, weights=None):
     return total.type_as(x)
 
 
-MORE = dict(midpoint=midpoint, heun=heun, rk4=rk4, heavy_ball=heavy_ball, anderson=anderson, aitken=aitken, uniform=uniform,
+MORE = dict(midpoint=midpoint, heun=heun, rk4=rk4, heavy_ball=heavy_ball, anderson=anderson,
+            aitken=aitken, uniform=uniform,
             norm_stab=norm_stab, poly_blend=poly_blend)
 
 
 def bind(name, solver, K, beta=None, **options):
-    "(solver(g, x) with its K and options, how often it evaluates g), or an error in one line. `beta` goes to those that have one."
+    """(solver(g, x) with its K and options, how often it evaluates g), or an error in one line.
+    `beta` goes to those that have one."""
     takes = list(inspect.signature(solver).parameters)[3:]
     for option in options:
         if option not in takes:
-            raise Refused(f'the method {name!r} has no option {option!r}; it takes: {", ".join(takes) or "none"}')
+            raise Refused(f'the method {name!r} has no option {option!r}; it takes: '
+                          f'{", ".join(takes) or "none"}')
     steps(K), share(0.0 if beta is None else beta)
     if beta is not None and 'beta' in takes:
         options['beta'] = beta
-    options = {option: list(value) if isinstance(value, (tuple, range)) else value for option, value in options.items()}
+    options = {option: list(value) if isinstance(value, (tuple, range)) else value
+               for option, value in options.items()}
     calls = []
-    try:        # once on a single number, without a tolerance, which could stop early: this finds bad options, and counts
-        solver(lambda y: calls.append(y) or y + 1, torch.zeros(1, 1, 1), K, **{o: v for o, v in options.items() if o != 'tol'})
+    # once on a single number, without a tolerance, which could stop early: this finds bad options,
+    # and counts
+    try:
+        solver(lambda y: calls.append(y) or y + 1, torch.zeros(1, 1, 1), K,
+               **{o: v for o, v in options.items() if o != 'tol'})
         if not (options.get('tol') or 0) >= 0:
             raise TypeError
     except (TypeError, RuntimeError):

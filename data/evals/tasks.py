@@ -1,4 +1,5 @@
-"""What the YAML files of this folder call: data that comes from here or from a local file, and a score for free answers.
+"""What the YAML files of this folder call: data that comes from here or from a local file, and a
+score for free answers.
 
 lm-eval reads the YAML files and imports this one by its place, so it finds the repo by itself.
 """
@@ -19,7 +20,8 @@ from data.primitives import few_shot  # noqa: E402
 def primitive(task, depth=0, shots=5, n=1000, **_):
     "The very examples that `primitives.py` scores, their shots in the prompt."
     examples = few_shot(task, n, shots=shots, depth=depth)
-    return {'test': Dataset.from_list([dict(prompt=e.prompt, options=e.options, answer=e.answer) for e in examples])}
+    return {'test': Dataset.from_list([dict(prompt=e.prompt, options=e.options, answer=e.answer)
+                                       for e in examples])}
 
 
 def local(name, where):
@@ -37,11 +39,15 @@ def plain(number):
 def mawps(name, **_):
     "One of MAWPS's sets, in the form of its authors: sQuestion and lSolutions."
     problems = local(f'{name}.json', 'the MAWPS repository (Koncel-Kedziorski et al., 2016)')
-    return {'test': Dataset.from_list([dict(question=p['sQuestion'].strip(), answer=plain(p['lSolutions'][0])) for p in problems])}
+    return {
+        'test': Dataset.from_list(
+            [dict(question=p['sQuestion'].strip(), answer=plain(p['lSolutions'][0]))
+             for p in problems])}
 
 
 def svamp(docs):
-    return docs.map(lambda doc: dict(question=f'{doc["Body"].strip()} {doc["Question"].strip()}', answer=plain(doc['Answer'])))
+    return docs.map(lambda doc: dict(question=f'{doc["Body"].strip()} {doc["Question"].strip()}',
+                                     answer=plain(doc['Answer'])))
 
 
 def quac(**_):
@@ -52,7 +58,8 @@ def quac(**_):
             said = ''
             for turn in paragraph['qas']:
                 answers = [a['text'] for a in turn['answers']]
-                docs.append(dict(context=paragraph['context'], said=said, question=turn['question'], answers=answers))
+                docs.append(dict(context=paragraph['context'], said=said, question=turn['question'],
+                                 answers=answers))
                 said += f'Q: {turn["question"]}\nA: {turn["orig_answer"]["text"]}\n'
     return {'validation': Dataset.from_list(docs)}
 
@@ -63,7 +70,7 @@ def english(docs):
     return docs.map(lambda doc: dict(all_answers=doc['answers']['text']))
 
 
-# ---------------------------------------------------------------------------------------------- free answers
+# ------------------------------------------------------------------------------------- free answers
 
 def words(text):
     "SQuAD's normal form: lower case, without punctuation and articles."
@@ -80,4 +87,5 @@ def f1(said, answer):
 def free_answer(doc, results):
     "Exact match and F1 with the nearest of the answers."
     answers = doc.get('all_answers') or doc.get('answers')
-    return dict(em=max(float(words(results[0]) == words(a)) for a in answers), f1=max(f1(results[0], a) for a in answers))
+    return dict(em=max(float(words(results[0]) == words(a)) for a in answers),
+                f1=max(f1(results[0], a) for a in answers))

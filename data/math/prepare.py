@@ -1,14 +1,18 @@
-"""Mathematics: the cool-down mixtures of "From Growing to Looping", and the two phases of "Retrofitted Recurrence".
+"""Mathematics: the cool-down mixtures of "From Growing to Looping", and the two phases of
+"Retrofitted Recurrence".
 
-    python data/math/prepare.py nemotron_20 --tokens=31.5B      # cool-down: 20% Nemotron-CC-Math-4+ in OpenWebMath's place (section 5.2)
-    python data/math/prepare.py finemath_20 --tokens=31.5B      # ... or FineMath-4+ (appendix C.4)
-    python data/math/prepare.py retrofit_math --tokens=50B --tokenizer=TinyLlama-1.1B       # Nemotron-CC-Math-4+ alone (section 4.3)
-    python data/math/prepare.py retrofit_heal --tokens=26B --tokenizer=TinyLlama-1.1B       # the first phase: FineWeb-Edu (section 4.4)
-    python data/math/prepare.py retrofit_mix --tokens=26B --tokenizer=TinyLlama-1.1B        # the second: even shares of that and two SFT sets
+    python data/math/prepare.py nemotron_20 --tokens=31.5B      # cool-down: 20% Nemotron-CC-Math-4+
+in OpenWebMath's place (section 5.2) python data/math/prepare.py finemath_20 --tokens=31.5B      #
+... or FineMath-4+ (appendix C.4) python data/math/prepare.py retrofit_math --tokens=50B
+--tokenizer=TinyLlama-1.1B       # Nemotron-CC-Math-4+ alone (section 4.3) python
+data/math/prepare.py retrofit_heal --tokens=26B --tokenizer=TinyLlama-1.1B       # the first phase:
+FineWeb-Edu (section 4.4) python data/math/prepare.py retrofit_mix --tokens=26B
+--tokenizer=TinyLlama-1.1B        # the second: even shares of that and two SFT sets
 
-Each becomes data/math/MIXTURE, for `data` or `cooldown_data`. The paper gives the 20%, not what gives way: here the other three keep
-their proportions, 70 : 15 : 9. What reasoning models wrote is left out of the SFT sets, and the tags of user and assistant too.
-OpenWebMath's own 6% is the mixture of data/smollm. The SFT sets ask for their terms to be accepted on the hub first.
+Each becomes data/math/MIXTURE, for `data` or `cooldown_data`. The paper gives the 20%, not what
+gives way: here the other three keep their proportions, 70 : 15 : 9. What reasoning models wrote is
+left out of the SFT sets, and the tags of user and assistant too. OpenWebMath's own 6% is the
+mixture of data/smollm. The SFT sets ask for their terms to be accepted on the hub first.
 """
 import sys
 from pathlib import Path
@@ -18,12 +22,16 @@ sys.path.insert(0, str(ROOT))
 from data.corpus import prepare  # noqa: E402
 from data.sources import Source  # noqa: E402
 
-NEMOTRON = Source('nemotron_cc_math', 1.0, 'nvidia/Nemotron-CC-Math-v1', '4plus/*.parquet', known_as='nemotroncc')
+NEMOTRON = Source('nemotron_cc_math', 1.0, 'nvidia/Nemotron-CC-Math-v1', '4plus/*.parquet',
+                  known_as='nemotroncc')
 FINEMATH = Source('finemath', 1.0, 'HuggingFaceTB/finemath', 'finemath-4plus/*.parquet')
-FINEWEB = Source('fineweb_edu', 1.0, 'HuggingFaceTB/smollm-corpus', 'fineweb-edu-dedup/*.parquet', known_as='fineweb')
+FINEWEB = Source('fineweb_edu', 1.0, 'HuggingFaceTB/smollm-corpus', 'fineweb-edu-dedup/*.parquet',
+                 known_as='fineweb')
 SFT = 'nvidia/Nemotron-Pretraining-SFT-v1'
-SFT_MATH = Source('nemotron_sft_math', 1.0, SFT, '*Math/*.parquet', read='chat', known_as='sftv1math')
-SFT_GENERAL = Source('nemotron_sft_general', 1.0, SFT, '*General/*.parquet', read='chat', known_as='sftv1general')
+SFT_MATH = Source('nemotron_sft_math', 1.0, SFT, '*Math/*.parquet', read='chat',
+                  known_as='sftv1math')
+SFT_GENERAL = Source('nemotron_sft_general', 1.0, SFT, '*General/*.parquet', read='chat',
+                     known_as='sftv1general')
 
 
 def cooldown(math, share=0.2):
@@ -33,10 +41,12 @@ def cooldown(math, share=0.2):
     smollm = runpy.run_path(str(ROOT / 'data/smollm/prepare.py'))['SMOLLM']
     others = [source for source in smollm if source.name != 'open_web_math']
     whole = sum(source.share for source in others)
-    return [*(dataclasses.replace(source, share=source.share / whole * (1 - share)) for source in others), dataclasses.replace(math, share=share)]
+    return [*(dataclasses.replace(source, share=source.share / whole * (1 - share))
+              for source in others), dataclasses.replace(math, share=share)]
 
 
-MIXTURES = dict(nemotron_20=cooldown(NEMOTRON), finemath_20=cooldown(FINEMATH), retrofit_math=[NEMOTRON], retrofit_heal=[FINEWEB],
+MIXTURES = dict(nemotron_20=cooldown(NEMOTRON), finemath_20=cooldown(FINEMATH),
+                retrofit_math=[NEMOTRON], retrofit_heal=[FINEWEB],
                 retrofit_mix=[FINEWEB, SFT_GENERAL, SFT_MATH])
 
 if __name__ == '__main__':

@@ -1,11 +1,13 @@
 """Examples of a primitive to fine-tune on: padded rows, with loss on the answer alone.
 
-The paper ("From Growing to Looping", section 5.1) fine-tunes on variable assignment of depth 1 and 2 in equal parts, which its
-models could not do before. The toy's models can, so theirs is depth 4, one deeper than their training mix goes; depth 5 is
-left out, to be asked for afterwards (`python nanodepth.py primitives ... --depths=4,5`).
+The paper ("From Growing to Looping", section 5.1) fine-tunes on variable assignment of depth 1 and
+2 in equal parts, which its models could not do before. The toy's models can, so theirs is depth 4,
+one deeper than their training mix goes; depth 5 is left out, to be asked for afterwards (`python
+nanodepth.py primitives ... --depths=4,5`).
 
-    python data/sft/prepare.py --n=64                                       # data/sft: the toy's form
-    python data/sft/prepare.py --tasks=assign_code --depths=1,2 --n=128 --tokenizer=out/run --out=data/sft_code
+    python data/sft/prepare.py --n=64                                       # data/sft: the toy's
+form python data/sft/prepare.py --tasks=assign_code --depths=1,2 --n=128 --tokenizer=out/run
+--out=data/sft_code
 """
 import argparse
 import sys
@@ -18,18 +20,24 @@ from data.primitives import write_examples  # noqa: E402
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description='Write examples of reasoning primitives to fine-tune on.')
+    parser = argparse.ArgumentParser(
+        description='Write examples of reasoning primitives to fine-tune on.')
     parser.add_argument('--tasks', default='toy_code')
     parser.add_argument('--depths', default='1,2')
-    parser.add_argument('--n', type=int, default=128, help='examples to train on, over all tasks and depths')
+    parser.add_argument('--n', type=int, default=128,
+                        help='examples to train on, over all tasks and depths')
     parser.add_argument('--shots', type=int, default=0, help='answered examples before each')
     parser.add_argument('--seed', type=int, default=0)
-    parser.add_argument('--tokenizer', default='bytes', help="what the model reads: 'bytes', 'gpt2', a run, a folder with a tokenizer.json")
+    parser.add_argument('--tokenizer', default='bytes',
+                        help="what the model reads: 'bytes', 'gpt2', a run, a folder with a "
+                        "tokenizer.json")
     parser.add_argument('--out', type=Path, default=ROOT / 'data/sft')
     args = parser.parse_args(argv)
-    row = write_examples(args.out, args.tokenizer, args.tasks.split(','), whole_numbers('--depths', args.depths), args.n,
+    row = write_examples(args.out, args.tokenizer, args.tasks.split(','),
+                         whole_numbers('--depths', args.depths), args.n,
                          shots=args.shots, seed=args.seed)
-    print(f'{args.out}: {args.n} examples of {args.tasks} at depth {args.depths}, in rows of {row} tokens')
+    print(f'{args.out}: {args.n} examples of {args.tasks} at depth {args.depths}, in '
+          f'rows of {row} tokens')
 
 
 if __name__ == '__main__':

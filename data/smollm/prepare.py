@@ -1,11 +1,14 @@
-"""The corpus of SmolLM in the papers' mixture: 70% FineWeb-Edu (deduplicated), 15% Cosmopedia v2, 9% Python-Edu, 6% OpenWebMath, by tokens.
+"""The corpus of SmolLM in the papers' mixture: 70% FineWeb-Edu (deduplicated), 15% Cosmopedia v2,
+9% Python-Edu, 6% OpenWebMath, by tokens.
 
-"Do Depth-Grown Models Overcome the Curse of Depth?", appendix A; the tokenizer is cosmo2 (49,152 tokens, two bytes each: 10B tokens are 20 GB).
-Python-Edu comes as numbers of files in Software Heritage's public archive, and is fetched from there. It has 4 billion tokens, OpenWebMath 15,
+"Do Depth-Grown Models Overcome the Curse of Depth?", appendix A; the tokenizer is cosmo2 (49,152
+tokens, two bytes each: 10B tokens are 20 GB). Python-Edu comes as numbers of files in Software
+Heritage's public archive, and is fetched from there. It has 4 billion tokens, OpenWebMath 15,
 Cosmopedia 28: with a larger budget they are read several times, as in the paper.
 
-    python data/smollm/prepare.py --tokens=10B                          # stop it whenever you like: the same command goes on
-    python data/smollm/prepare.py --tokens=1M --source=FOLDER --tokenizer=gpt2 --out=data/smollm_mine
+    python data/smollm/prepare.py --tokens=10B                          # stop it whenever you like:
+the same command goes on python data/smollm/prepare.py --tokens=1M --source=FOLDER --tokenizer=gpt2
+--out=data/smollm_mine
 """
 import sys
 from pathlib import Path
@@ -16,10 +19,13 @@ from data.corpus import prepare  # noqa: E402
 from data.sources import Source  # noqa: E402
 
 SMOLLM = [
-    Source('fineweb_edu', 0.70, 'HuggingFaceTB/smollm-corpus', 'fineweb-edu-dedup/*.parquet', known_as='fineweb'),
+    Source('fineweb_edu', 0.70, 'HuggingFaceTB/smollm-corpus', 'fineweb-edu-dedup/*.parquet',
+           known_as='fineweb'),
     Source('cosmopedia', 0.15, 'HuggingFaceTB/smollm-corpus', 'cosmopedia-v2/*.parquet'),
-    Source('python_edu', 0.09, 'HuggingFaceTB/smollm-corpus', 'python-edu/*.parquet', read='archived', known_as='python'),
-    Source('open_web_math', 0.06, 'open-web-math/open-web-math', 'data/*.parquet', known_as='openwebmath'),
+    Source('python_edu', 0.09, 'HuggingFaceTB/smollm-corpus', 'python-edu/*.parquet',
+           read='archived', known_as='python'),
+    Source('open_web_math', 0.06, 'open-web-math/open-web-math', 'data/*.parquet',
+           known_as='openwebmath'),
 ]
 
 if __name__ == '__main__':

@@ -1,25 +1,31 @@
-"""The toy data: real text that every Python installation carries, and generated documents of reasoning primitives.
+"""The toy data: real text that every Python installation carries, and generated documents of
+reasoning primitives.
 
-Text is the standard library's source code and its documentation strings. The primitives are the papers' two kinds, in a
-form that a model of 2 million parameters learns within minutes (LOG.md has the forms that it doesn't learn):
-  copy        a few random words, over and over, with a period of their own             JicDqySofJicDqySofJic...
-  depth 0-3   names get values, other names get those names, up to three times; then    w7j6z1q3 bwdzejhq ?d1?w7?e6...
-              names are asked for: the depth counts the aliases before the value        (without the spaces)
-A name is a letter and a value a digit, so that a statement is two tokens; a question mark stands before a name that is asked
-for. No sign stands between a name and its value: with `w=7` the model has to look two places back at the very place where it
-must answer, which it learns much later, and not reliably. The forms with a sign (the papers' basic, math and code) and depth 4
-and 5 stay out of the mix: few-shot scores and fine-tuning need something unseen.
+Text is the standard library's source code and its documentation strings. The primitives are the
+papers' two kinds, in a form that a model of 2 million parameters learns within minutes (LOG.md has
+the forms that it doesn't learn): copy        a few random words, over and over, with a period of
+their own             JicDqySofJicDqySofJic... depth 0-3   names get values, other names get those
+names, up to three times; then    w7j6z1q3 bwdzejhq ?d1?w7?e6... names are asked for: the depth
+counts the aliases before the value        (without the spaces) A name is a letter and a value a
+digit, so that a statement is two tokens; a question mark stands before a name that is asked for. No
+sign stands between a name and its value: with `w=7` the model has to look two places back at the
+very place where it must answer, which it learns much later, and not reliably. The forms with a sign
+(the papers' basic, math and code) and depth 4 and 5 stay out of the mix: few-shot scores and
+fine-tuning need something unseen.
 
-What nobody can know has mask 0, so that it does not count in the loss, where it would be noise: the statements, the first
-appearance of a word, which name is asked for. Every document of primitives has 64 tokens, so that windows of 64, 128, ... hold
-whole ones. Training and validation share no file of text and no document.
+What nobody can know has mask 0, so that it does not count in the loss, where it would be noise: the
+statements, the first appearance of a word, which name is asked for. Every document of primitives
+has 64 tokens, so that windows of 64, 128, ... hold whole ones. Training and validation share no
+file of text and no document.
 
-In the validation split answers carry a mark of their kind, so that train.py can say when each is learned: of copying every
-word that comes back, of a chain the first question alone, which is always for one of its last names. Later answers have an
-easier way (if w has been asked for, b needs one look less), and they count in the loss, but not as a skill.
+In the validation split answers carry a mark of their kind, so that train.py can say when each is
+learned: of copying every word that comes back, of a chain the first question alone, which is always
+for one of its last names. Later answers have an easier way (if w has been asked for, b needs one
+look less), and they count in the loss, but not as a skill.
 
-    python data/toy/prepare.py          # seconds, no network: writes data/toy/train.* and data/toy/val.*
-    python data/toy/prepare.py --depths=6 --out=data/toy_deep       # depth 0 to 5: to go on from there
+    python data/toy/prepare.py          # seconds, no network: writes data/toy/train.* and
+data/toy/val.* python data/toy/prepare.py --depths=6 --out=data/toy_deep       # depth 0 to 5: to go
+on from there
 """
 import argparse
 import ast
@@ -38,25 +44,31 @@ sys.path.insert(0, str(ROOT))
 from data.primitives import chain, random_words  # noqa: E402
 from data.tokens import draw, write_dataset  # noqa: E402
 
-SIZE = 64                                               # tokens of a document, with the end-of-text token before it
+# tokens of a document, with the end-of-text token before it
+SIZE = 64
 START = 128                                             # added to the mark where an answer begins
 END_OF_TEXT = 256
 DEPTHS = 4                                              # 0, 1, 2, 3
-KINDS = ['text', 'copy', *(f'depth {d}' for d in range(6))]             # marks 1, 2, ...; depth 5 takes 24 letters, 6 would take 28
-COPIES = 0.25                                           # of the documents of primitives; the rest are chains
-VALUES = 4                                              # names that get a value, and names at every depth
+# marks 1, 2, ...; depth 5 takes 24 letters, 6 would take 28
+KINDS = ['text', 'copy', *(f'depth {d}' for d in range(6))]
+# of the documents of primitives; the rest are chains
+COPIES = 0.25
+# names that get a value, and names at every depth
+VALUES = 4
 
 
 def copy(rng):
     "Pieces (text, can it be known, of which kind is the answer that it is) of a copying document."
     period = [word.capitalize() for word in random_words(rng, rng.randint(3, 9))]
     for i in range(SIZE):
-        known = i > len(period)         # the first word to come back could as well have been a new one
+        # the first word to come back could as well have been a new one
+        known = i > len(period)
         yield period[i % len(period)], known, 'copy' if known else None
 
 
 def chains(rng, depths):
-    "Pieces of a document that assigns values to names, hands them on, and asks: first for one of the last, then for any."
+    """Pieces of a document that assigns values to names, hands them on, and asks: first for one of
+    the last, then for any."""
     depth = rng.randrange(depths)
     names = rng.sample(string.ascii_lowercase, (depth + 1) * VALUES)
     statements, last = chain(rng, names, rng.sample(string.digits, VALUES), depth)
@@ -65,7 +77,8 @@ def chains(rng, depths):
         asked[name] = asked.get(given, given)
     for name, value in statements:
         yield name + value, False, None
-    questions = [rng.choice(list(last)), *(name for _ in range(SIZE) for name in rng.sample(list(asked), len(asked)))]
+    questions = [rng.choice(list(last)),
+                 *(name for _ in range(SIZE) for name in rng.sample(list(asked), len(asked)))]
     for i, name in enumerate(questions):
         yield '?' + name, False, None
         yield asked[name], True, f'depth {depth}' if i == 0 else None
@@ -88,7 +101,8 @@ def library():
     home = Path(sysconfig.get_paths()['stdlib'])
     for path in sorted(home.rglob('*.py')):
         part = path.relative_to(home)
-        if {'test', 'tests', 'idlelib', 'lib2to3', 'site-packages', 'dist-packages', '__pycache__'} & set(part.parts):
+        if {'test', 'tests', 'idlelib', 'lib2to3', 'site-packages', 'dist-packages',
+            '__pycache__'} & set(part.parts):
             continue
         try:
             source = path.read_text(encoding='utf-8')
@@ -99,36 +113,47 @@ def library():
             continue
         prose = [ast.get_docstring(node) or '' for node in ast.walk(tree)
                  if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))]
-        yield str(part), '\n\n'.join([source, *(text for text in prose if len(text) > 200)]).encode()
+        yield str(part), '\n\n'.join([source,
+                                      *(text for text in prose if len(text) > 200)]).encode()
 
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description='Make the toy data.')
-    parser.add_argument('--documents', type=int, default=100_000, help='documents of primitives to train on')
-    parser.add_argument('--text', type=float, default=0.1, help='share of text in the training windows')
-    parser.add_argument('--depths', type=int, default=DEPTHS, choices=range(1, 7), help='how many: depth 0, 1, ...')
+    parser.add_argument('--documents', type=int, default=100_000,
+                        help='documents of primitives to train on')
+    parser.add_argument('--text', type=float, default=0.1,
+                        help='share of text in the training windows')
+    parser.add_argument('--depths', type=int, default=DEPTHS, choices=range(1, 7),
+                        help='how many: depth 0, 1, ...')
     parser.add_argument('--out', type=Path, default=ROOT / 'data/toy')
     args = parser.parse_args(argv)
     print('reading the standard library ...', flush=True)
     files = list(library())
     random.Random(draw(0, 'toy files')).shuffle(files)
     held_out = set()
-    for split, share, n in (('val', files[:len(files) // 20], 4_000), ('train', files[len(files) // 20:], args.documents)):
+    for split, share, n in (('val', files[:len(files) // 20], 4_000),
+                            ('train', files[len(files) // 20:], args.documents)):
         rng = random.Random(draw(0, f'toy {split}'))
         documents = []
         while len(documents) < n:
             example = document(rng, args.depths)
-            if tuple(example[0]) not in held_out:       # validation comes first: training gets none of its documents
+            # validation comes first: training gets none of its documents
+            if tuple(example[0]) not in held_out:
                 documents.append(example)
         if split == 'val':
             held_out = {tuple(tokens) for tokens, _, _ in documents}
         tokens, mask, marks = (np.concatenate(part) for part in zip(*documents))
-        text = np.concatenate([[END_OF_TEXT, *raw] for _, raw in share])[:round(len(tokens) * args.text / (1 - args.text))]
-        write_dataset(args.out, split, 'bytes', np.concatenate((tokens, text)), kinds=KINDS[:2 + args.depths],
+        text = np.concatenate([[END_OF_TEXT, *raw] for _, raw in share])[:round(len(tokens)
+                * args.text / (1 - args.text))]
+        write_dataset(args.out, split, 'bytes', np.concatenate((tokens, text)),
+                      kinds=KINDS[:2 + args.depths],
                       mask=np.concatenate((mask, np.ones(len(text)))),
-                      marks=np.concatenate((marks, np.full(len(text), START + 1))) if split == 'val' else None,
-                      origin=dict(made_by='data/toy/prepare.py', python=platform.python_version(), documents=n, copies=COPIES,
-                                  text=f'{len(text):,} bytes of {len(share)} files of the standard library'))
+                      marks=np.concatenate((marks, np.full(len(text), START + 1))) if split == 'val'
+                      else None,
+                      origin=dict(made_by='data/toy/prepare.py', python=platform.python_version(),
+                                  documents=n, copies=COPIES,
+                                  text=f'{len(text):,} bytes of {len(share)} files of the standard '
+                                  'library'))
         print(f'{args.out}/{split}: {n:,} documents of primitives, {len(tokens):,} tokens; '
               f'text from {len(share)} files, {len(text):,} tokens')
 
