@@ -78,15 +78,13 @@ def untie(model, order, optimizer=None):
     new.layers = torch.nn.ModuleList(copy.deepcopy(model.layers[i]) for i in order)
     shell = copy.deepcopy({name: module for name, module in model.named_children()
                            if name != 'layers'})
-    # one deepcopy for all of them keeps a tied head tied
-    for name, module in shell.items():
+    for name, module in shell.items():        # one deepcopy for all of them keeps a tied head tied
         setattr(new, name, module)
     for name, buffer in model.named_buffers(recurse=False):
         setattr(new, name, buffer.clone())
     new.train(model.training)
 
-    # old parameter -> its new copies, in the order of the layers
-    copies = {}
+    copies = {}        # old parameter -> its new copies, in the order of the layers
     for i, layer in zip(order, new.layers):
         for old, fresh in zip(model.layers[i].parameters(), layer.parameters()):
             copies.setdefault(old, []).append(fresh)

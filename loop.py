@@ -56,11 +56,9 @@ def fit_loop(text, n_layer):
 
 def format_loop(order):
     "An order to the notation: the inverse of parse_loop, with neighbouring plain segments as one."
-    # layers below `first` are written down already
-    order, parts, first, at = list(order), [], 0, 0
+    order, parts, first, at = list(order), [], 0, 0  # layers below `first` are written down already
     while at < len(order):
-        # a run of new layers: first, first + 1, ..., top - 1
-        top = first
+        top = first        # a run of new layers: first, first + 1, ..., top - 1
         while at < len(order) and order[at] == top:
             top, at = top + 1, at + 1
         start = order[at] if at < len(order) else top   # here it jumps back to, or the end

@@ -15,8 +15,7 @@ model that grows, nothing may depend on the total depth.
 Usage:
     model = LM(ModelConfig(vocab_size=257, n_layer=4, n_embd=64, n_head=4))
     logits = model(tokens)                                   # (B, T) -> (B, T, V)
-    # the same weights, the last two layers run twice
-    loss = model(tokens, targets, order=[0, 1, 2, 3, 2, 3])
+    loss = model(tokens, targets, order=[0, 1, 2, 3, 2, 3])     # the last two layers run twice
 """
 import math
 from dataclasses import dataclass
@@ -50,14 +49,11 @@ class ModelConfig:
     def __post_init__(self):
         if self.head_dim is None:
             if self.n_embd % self.n_head:
-                raise Refused(
-                    f'n_embd={self.n_embd} does not divide into n_head={self.n_head} heads')
+                raise Refused(f'n_embd={self.n_embd} does not divide into {self.n_head} heads')
             self.head_dim = self.n_embd // self.n_head
         if self.head_dim % 2:
-            raise Refused(
-                f'head_dim={self.head_dim} is odd: rotary positions turn pairs of channels')
-        if self.n_kv_head is None:
-            self.n_kv_head = self.n_head
+            raise Refused(f'head_dim={self.head_dim} is odd: rotary positions turn pairs')
+        self.n_kv_head = self.n_head if self.n_kv_head is None else self.n_kv_head
         if self.n_head % self.n_kv_head:
             raise Refused(f'n_head={self.n_head} is not a multiple of n_kv_head={self.n_kv_head}')
         if self.ffn_dim is None:
@@ -91,8 +87,7 @@ class KVCache:
             self.values = v if self.values is None else torch.cat((self.values, v), dim=2)
             return self.keys, self.values
 
-        # named as in transformers' caches
-        def get_seq_length(self):
+        def get_seq_length(self):        # named as in transformers' caches
             return 0 if self.keys is None else self.keys.shape[2]
 
     def __init__(self, depth):
@@ -102,29 +97,23 @@ class KVCache:
 
 def rope_tables(config):
     "cos and sin of every position's angles, (T, hd/2) each."
-    # Written as transformers writes it: the last bit of a frequency is a hundredth of a radian at
-    # position 100,000.
-    # (hd/2,)
-    freq = 1.0 / config.rope_theta ** (torch.arange(0, config.head_dim, 2).float()
-                                       / config.head_dim)
-    # Llama 3: slow the long waves down, keep the short ones
-    if config.rope_scaling is not None:
+    # As transformers writes it: the last bit of a frequency is .01 radian at position 100,000.
+    channels = torch.arange(0, config.head_dim, 2).float()
+    freq = 1.0 / config.rope_theta ** (channels / config.head_dim)              # (hd/2,)
+    if config.rope_scaling is not None:     # Llama 3: slow the long waves down, keep the short ones
         s = config.rope_scaling
-        # within the original context
-        turns = s['original_max_position_embeddings'] / (2 * math.pi / freq)
-        keep = ((turns - s['low_freq_factor'])
-                / (s['high_freq_factor'] - s['low_freq_factor'])).clamp(0, 1)
+        low, high = s['low_freq_factor'], s['high_freq_factor']
+        turns = s['original_max_position_embeddings'] / (2 * math.pi / freq)    # in that context
+        keep = ((turns - low) / (high - low)).clamp(0, 1)
         freq = (1 - keep) * freq / s['factor'] + keep * freq
     angles = torch.outer(torch.arange(config.context).float(), freq)            # (T, hd/2)
     return angles.cos(), angles.sin()
 
 
 def rotate(x, rope):
-    """Turn each pair of channels (i, i + hd/2) of x (..., T, hd) by its position's angle: rope is
-    cos, sin (T, hd/2) each."""
-    cos, sin = rope
-    # (..., T, hd/2) each
-    a, b = x.chunk(2, dim=-1)
+    "Turn each pair of channels (i, i + hd/2) of x (..., T, hd) by its position's angle."
+    cos, sin = rope                                                             # (T, hd/2)
+    a, b = x.chunk(2, dim=-1)                                                   # (..., T, hd/2)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).type_as(x)
 
 
@@ -137,8 +126,8 @@ class Attention(nn.Module):
         self.k = nn.Linear(C, self.n_kv_head * hd, bias=False)
         self.v = nn.Linear(C, self.n_kv_head * hd, bias=False)
         self.o = nn.Linear(self.n_head * hd, C, bias=False)
-        self.q_norm, self.k_norm = (nn.RMSNorm(hd, config.norm_eps) if config.qk_norm else None
-                                    for _ in 'qk')
+        norm = lambda: nn.RMSNorm(hd, config.norm_eps) if config.qk_norm else None
+        self.q_norm, self.k_norm = norm(), norm()
 
     def forward(self, x, rope, slot=None, mask=None):
         B, T, _ = x.shape
@@ -151,11 +140,10 @@ class Attention(nn.Module):
         v = v.transpose(1, 2)                                                   # (B, Hkv, T, hd)
         causal = mask is None
         if slot is not None:
-            k, v = slot.update(k, v)  # (B, Hkv, S, hd), S >= T
+            k, v = slot.update(k, v)                                            # (B, Hkv, S, hd)
             S = k.shape[2]
             causal = causal and S == T
-            # several new tokens after a past: SDPA's is_causal would align them at the top left
-            if mask is None and 1 < T < S:
+            if mask is None and 1 < T < S:      # SDPA's is_causal would align them at the top left
                 mask = torch.ones(T, S, dtype=torch.bool, device=x.device).tril(S - T)
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal,
                                            enable_gqa=self.n_head != self.n_kv_head)
@@ -177,8 +165,7 @@ class Block(nn.Module):
     """One layer: the residual stream in, the residual stream out. It knows neither its index nor
     the depth of the model. What varies with the position in the order is passed in: `depth` names
     the cache's slot and the tap's place, `scale` is LN-scaling's factor (a tensor, so that a
-    compiled Block serves every depth), `mask` (T, S) says which keys a token sees, if not just
-    those up to it."""
+    compiled Block serves every depth), `mask` (T, S) says which keys a token sees."""
 
     def __init__(self, config):
         super().__init__()
@@ -210,10 +197,8 @@ class LM(nn.Module):
             self.register_buffer(name, tensor, persistent=False)
         self.apply(self._init)
         if not config.tie_embeddings:
-            # An embedding of its own starts at std 1. Adam moves every entry by about lr a step: at
-            # 0.02 the tokens would
-            # change their identities every few steps, while attention still learns to match them
-            # (LOG.md: 3x the steps).
+            # Adam moves every entry by about lr a step: at std 0.02 the tokens would change their
+            # identities every few steps, while attention still learns to match them (docs/LOG.md).
             nn.init.normal_(self.embed.weight, std=1.0)
 
     @staticmethod
@@ -224,8 +209,7 @@ class LM(nn.Module):
     @property
     def order(self):
         "The order that runs when none is given."
-        return (list(range(len(self.layers))) if self.config.order is None
-                else list(self.config.order))
+        return list(self.config.order or range(len(self.layers)))
 
     def run(self, x, order, *, depth=0, cache=None, tap=None):
         """Run a segment of layers on the residual stream x (B, T, C). Its first layer stands at
@@ -242,12 +226,11 @@ class LM(nn.Module):
         rope = self.cos[start:end], self.sin[start:end]                         # (T, hd/2) each
         scales = [None] * len(order)
         if self.config.ln_scaling:
-            scales = torch.arange(depth + 1, depth + len(order) + 1,
-                                  device=x.device).rsqrt().to(x.dtype).unbind()
+            depths = torch.arange(depth + 1, depth + len(order) + 1, device=x.device)
+            scales = depths.rsqrt().to(x.dtype).unbind()
         for d, (i, scale) in enumerate(zip(order, scales), depth):
             layer = self.layers[i]
-            # Only training takes the compiled Block (block.compile()); _call_impl is what it was
-            # before.
+            # Only training takes the compiled Block; _call_impl is what it was before.
             call = layer if self.training and cache is None and tap is None else layer._call_impl
             x = call(x, rope, scale, d, cache, tap)
         return x                                                                # (B, T, C)
@@ -276,8 +259,7 @@ class LM(nn.Module):
                              max_new_tokens, **options)
 
     def num_params(self):
-        # a tied head is the embedding, and counts once
-        return sum(p.numel() for p in self.parameters())
+        return sum(p.numel() for p in self.parameters())        # a tied head counts once
 
     def flops_per_token(self, order=None):
         """Training FLOPs of one token: 6 per weight that multiplies it (2 forward, 4 backward), the

@@ -109,10 +109,9 @@ class Recurrent(nn.Module):
         if r < 1:
             raise Refused(f'r={r}: the core runs at least once')
         if cache is None and exit is not None:
-            # a token that stopped is looked at by those that go on
-            cache = self.cache(r)
+            cache = self.cache(r)        # a token that stopped is looked at by those that go on
         position = 0 if cache is None else cache.position
-        e = self.lm.run(self.lm.embed(tokens), self.prelude, cache=cache, tap=tap)  # (B, T, C)
+        e = self.lm.run(self.lm.embed(tokens), self.prelude, cache=cache, tap=tap)       # (B, T, C)
         s = self.first_state(e, position, generator)
         again = ((lambda s, i: self.recur(s, e, i, cache, tap)) if exit is None
                  else (lambda s, i: exit.step(self, s, e, i, r, cache)))

@@ -21,7 +21,6 @@ import ast
 import contextlib
 import dataclasses
 import inspect
-import json
 import math
 import sys
 import time
@@ -30,20 +29,18 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from common.errors import Refused
-from data.tokens import Loader, draw, measure
+from data.tokens import draw, measure
 from engine import checkpoint, cost
 from engine.launch import Stop, World, compile_blocks, mfu, open_folder, parallel, precision, send
 from engine.settings import Config, check, read_config
-from engine.start import begin, fill, resume
+from engine.start import begin, fill, introduce, loaders, resume
 from grow import untie
 from report.logs import Log, read_log
 from report.plot import draw_runs, show
 
 
 def train(config):
-    """Train to the end (0) or until a signal asks for a stop (its number): the same call then goes
-    on."""
+    "Train to the end (0) or until a signal asks for a stop (its number): a second call goes on."
     with contextlib.closing(World(config.device, config.patience)) as world:
         run = Run(world, config)
         with Stop() as stop:
@@ -85,18 +82,7 @@ class Run:
     def __init__(self, world, config):
         self.world, self.config, self.out = world, config, Path(config.out_dir)
         self.lock = world.first_does(lambda: open_folder(config, self.out, world))  # until the end
-        if config.batch_size // world.size % config.grad_accum:
-            raise Refused(f'batch_size={config.batch_size} on {world.size} processes does not '
-                          f'divide into grad_accum={config.grad_accum} pieces')
-        self.data = {name: self.rows(getattr(config, name), config.data_weights if name == 'data'
-                                     else None)
-                     for name in ('data', 'cooldown_data') if getattr(config, name)}
-        names = {loader.tokenizer for loader in self.data.values()}
-        if len(names) > 1:
-            raise Refused(f'data was made with the tokenizer {self.data["data"].tokenizer!r}, but '
-                          f'cooldown_data with {self.data["cooldown_data"].tokenizer!r}')
-        # All runs are measured on the same rows.
-        self.val = self.rows(config.data, config.data_weights, 'val', seed=0)
+        self.data, self.val = loaders(config, world)
         self.in_parts = config.shard and world.size > 1
         self.model, self.plan, state = (
             resume(config, self.data, self.out, whole=not self.in_parts)
@@ -114,35 +100,13 @@ class Run:
         self.bar = tqdm(total=config.steps, initial=self.step, disable=not world.first, unit='step',
                         dynamic_ncols=True)
         self.shown, self.changed = {}, {}       # what stands behind the bar; in the log's next line
-        self.introduce(compiled)
-
-    def rows(self, data, weights=None, split='train', seed=None):
-        c = self.config
-        return Loader(data, c.batch_size, c.context, weights=weights, split=split,
-                      seed=c.seed if seed is None else seed, rank=self.world.rank,
-                      world_size=self.world.size, vocab_size=c.vocab_size)
+        introduce(config, world, self.data['data'], self.model, self.step, compiled)
 
     def groups(self):
         return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
     def depth(self):
         return dict(n_layer=len(self.model.layers), depth=len(self.model.order))
-
-    def introduce(self, compiled):
-        "run.json, and a few words."
-        c, model, world, loader = self.config, self.model, self.world, self.data['data']
-        if world.first:
-            about = dict(tokenizer=loader.tokenizer, config=dataclasses.asdict(c),
-                         torch=torch.__version__, data=[s.meta['origin'] for s in loader.sets])
-            (self.out / 'run.json').write_text(json.dumps(about, indent=1))
-        layers = sum(p.numel() for p in model.layers.parameters())
-        many = f' x {world.size}' if world.size > 1 else ''
-        world.say(f'device {world.device}{many}, compile {"on" if compiled else "off"}; '
-                  f'{model.num_params():,} parameters ({layers:,} in {len(model.layers)} layers), '
-                  f'depth {len(model.order)}, {model.flops_per_token():,} FLOPs a token\n'
-                  f'{c.steps:,} steps of {c.batch_size} x {c.context} = '
-                  f'{c.batch_size * c.context:,} '
-                  'tokens' + (f', from step {self.step:,} on' if self.step else ''))
 
     # ------------------------------------------------------------------ what happens on the way
 

@@ -230,8 +230,7 @@ def make(source, folder, budget, options, pool, workers, stop, tick):
     if ready and ready['origin']['budget'] == budget:
         tidy(folder)
         return ready
-    # until it has more tokens, it is no dataset
-    (folder / 'train.json').unlink(missing_ok=True)
+    (folder / 'train.json').unlink(missing_ok=True)     # until it has more tokens, it is no dataset
     every = options.val_every
     while True:
         records = do_groups(source, folder, groups, budget, every, options, pool, workers, stop,

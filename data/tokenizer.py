@@ -251,8 +251,8 @@ def word_pattern(pre_tokenizer, path):
         return GPT2_WORDS
     if known and kinds == ['Digits', 'ByteLevel'] and steps[1].get('use_regex', True):
         # Digits are cut off first, and each piece is then cut by GPT-2's pattern on its own. So a
-        # number takes no space
-        # along, and white space before one ends its piece, where \s+(?!\S) takes all of it.
+        # number takes no space along, and white space before one ends its piece, where \s+(?!\S)
+        # takes all of it.
         digits = r'\p{N}' if steps[0].get('individual_digits') else r'\p{N}+'
         return GPT2_WORDS.replace(r' ?\p{N}+', digits).replace(r'|\s+(?!\S)',
                 r'|\s+(?=\p{N})|\s+(?!\S)')

@@ -112,8 +112,7 @@ class Dataset:
         self.shards = [{end: self._map(s, end) for end in s['sha256']} for s in self.meta['shards']]
         self.ends = np.cumsum([(s['tokens'] - 1) // context if self.row is None
                                else s['tokens'] // self.row
-                               # windows up to each shard's end
-                               for s in self.meta['shards']])
+                               for s in self.meta['shards']])       # windows up to each shard's end
         if self.ends[-1] == 0:
             raise Refused(
                 f'{path}: {self.meta["tokens"]} tokens are not one window of {context + 1}')
@@ -297,12 +296,11 @@ def measure(model, loader, batches=None, pieces=1, first=0):
                                    for part in zip(
                                        *(t.chunk(pieces) for t in loader.marked_batch(step)))):
         counts = targets != -1
-        # no need of the logits: the loss can be computed in pieces
-        if not loader.kinds:
+        if not loader.kinds:        # no need of the logits: the loss can be computed in pieces
             sums[0, 0] += model(tokens.to(device), targets.to(device)).item() * counts.sum()
             sums[0, 1] += counts.sum()
             continue
-        logits = model(tokens.to(device)).float()  # (B, T, V)
+        logits = model(tokens.to(device)).float()        # (B, T, V)
         losses = F.cross_entropy(logits.transpose(1, 2), targets.to(device), ignore_index=-1,
                                  reduction='none').cpu()
         kind, right = answers(marks, logits.argmax(-1).cpu() != targets)
@@ -327,8 +325,7 @@ def answers(marks, wrong):
     off from its beginning counts nowhere."""
     begins = marks >= 128
     counter = begins.clone()
-    # a row's first tokens do not belong to the row before
-    counter[:, 0] = True
-    number = counter.flatten().cumsum(0).view_as(marks)  # (B, T): the answer's number
+    counter[:, 0] = True        # a row's first tokens do not belong to the row before
+    number = counter.flatten().cumsum(0).view_as(marks)        # (B, T): the answer's number
     failed = torch.bincount(number[wrong & (marks > 0)], minlength=int(number.max()) + 1) > 0
     return marks[begins] - 128, ~failed[number[begins]]

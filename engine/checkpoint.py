@@ -40,8 +40,7 @@ def save(folder, **state):
         torch.save(state, file)
         file.flush()
         os.fsync(file.fileno())
-    # from here on, and not before, this is the checkpoint
-    os.replace(fresh, folder / FILE)
+    os.replace(fresh, folder / FILE)        # from here on, and not before, this is the checkpoint
     if os.name == 'posix':                      # the new name must reach the disk too
         handle = os.open(folder, os.O_RDONLY)
         os.fsync(handle)
@@ -141,8 +140,7 @@ def _lm(state):
 
 
 def _filled(model, state):
-    # else they are in parts, and whoever asked for that loads them himself
-    if 'model' in state:
+    if 'model' in state:     # else they are in parts, and whoever asked for that loads them himself
         model.load_state_dict(state['model'])
     return model
 

@@ -53,8 +53,7 @@ def kept_by_a_layer(c, width, device='cpu'):
     cpu = device == 'cpu'
     # its input, q, k, v, what it puts out; a CPU copies that
     attention = c.n_embd + 2 * H + 2 * Hkv + (H if cpu else 0)
-    # its input, gate, up, silu(gate), and their product
-    mlp = c.n_embd + 4 * c.ffn_dim
+    mlp = c.n_embd + 4 * c.ffn_dim        # its input, gate, up, silu(gate), and their product
     # input and 1/rms; on a CPU, not one kernel, x/rms too
     norms = 2 * (4 * c.n_embd + 4) * (2 if cpu else 1)
     return norms + width * (attention + mlp) + 4 * c.n_head         # the softmax's sums

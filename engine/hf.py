@@ -275,8 +275,7 @@ def save_hf(model, folder, tokenizer=None):
     os.replace(fresh, folder / 'model.safetensors')
     text = json.dumps(config_json(config, len(model.order), model.norm.weight.dtype, bos, end),
                       indent=2)
-    # last: a folder without it is no checkpoint
-    (folder / 'config.json').write_text(text + '\n')
+    (folder / 'config.json').write_text(text + '\n')    # last: a folder without it is no checkpoint
 
 
 # -------------------------------------------------------------------------------------- the command

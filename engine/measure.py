@@ -71,11 +71,11 @@ def log_likelihoods(model_like, tokenizer, examples, *, batch=64, share=True):
         counts = torch.tensor(
             [[[0] * (len(row) - len(o)) + [1] * len(o) + [0] * (width - len(row))
               for row, o in zip(each, options[i])]
-                               for each, i in zip(rows, part)], device=device)  # (B, O, W)
-        prompt = torch.tensor([prompts[i][:n] for i in part], device=device)  # (B, T)
+                               for each, i in zip(rows, part)], device=device)        # (B, O, W)
+        prompt = torch.tensor([prompts[i][:n] for i in part], device=device)        # (B, T)
         after = (shared if share and isinstance(model_like, LM) else separate)(model_like, prompt,
                 padded)
-        found = after.float().log_softmax(-1).gather(-1, padded[..., None])[..., 0]  # (B, O, W)
+        found = after.float().log_softmax(-1).gather(-1, padded[..., None])[..., 0]      # (B, O, W)
         for i, value in zip(part, found.masked_fill(counts == 0, 0).cpu().double().sum(-1)):
             values[i] = value
     return values
@@ -84,7 +84,7 @@ def log_likelihoods(model_like, tokenizer, examples, *, batch=64, share=True):
 def separate(model_like, prompt, options):
     "Logits (B, O, W, V) at the options' tokens: every option with the whole prompt before it."
     B, O, W = options.shape
-    rows = torch.cat((prompt[:, None].expand(B, O, -1), options), dim=-1)  # (B, O, T + W)
+    rows = torch.cat((prompt[:, None].expand(B, O, -1), options), dim=-1)        # (B, O, T + W)
     return model_like(rows.flatten(0, 1))[:, -W - 1:-1].unflatten(0, (B, O))
 
 
@@ -95,8 +95,7 @@ class Branched:
     def __init__(self, slot, O):
         self.slot, self.O = slot, O
 
-    # (B O, Hkv, W, hd) each
-    def update(self, k, v):
+    def update(self, k, v):        # (B O, Hkv, W, hd) each
         return tuple(torch.cat((old[:, None].expand(-1, self.O, -1, -1, -1),
                                 new.unflatten(0, (-1, self.O))), dim=3).flatten(0, 1)
                      for old, new in ((self.slot.keys, k), (self.slot.values, v)))
@@ -106,7 +105,7 @@ def shared(model, prompt, options):
     "The same, with each prompt read once: its cache is handed to all of its options."
     B, O, W = options.shape
     cache = KVCache(len(model.order))
-    first = model.head(model.norm(model.hidden(prompt, cache=cache)[:, -1:]))  # (B, 1, V)
+    first = model.head(model.norm(model.hidden(prompt, cache=cache)[:, -1:]))        # (B, 1, V)
     first = first[:, None].expand(B, O, 1, -1)
     if W == 1:
         return first

@@ -72,8 +72,7 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure=None):
         for group in self.param_groups:
-            # matrices of one shape, lying or standing, are worked off together
-            alike = {}
+            alike = {}        # matrices of one shape, lying or standing, are worked off together
             for p in group['params']:
                 if p.grad is not None:
                     alike.setdefault(tuple(sorted(p.shape)), []).append(p)
@@ -87,8 +86,7 @@ class Muon(torch.optim.Optimizer):
         for p in matrices:
             moment = self.state[p].setdefault('momentum_buffer', torch.zeros_like(p))
             moment.lerp_(p.grad, 1 - group['momentum'])
-            # Nesterov's look ahead
-            update = p.grad.lerp(moment, group['momentum'])
+            update = p.grad.lerp(moment, group['momentum'])        # Nesterov's look ahead
             # lying: the products are the smaller ones
             updates.append(update.mT if p.shape[0] > p.shape[1] else update)
         fast = torch.bfloat16 if updates[0].is_cuda else torch.float32

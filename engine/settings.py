@@ -58,11 +58,9 @@ class Config:
     # midas, lidas, stack or double; None: full depth from the first step on
     grow: str | None = None
     grow_block: int = 2                 # the layers to begin with, and those that each growth adds
-    # PROP-alpha: stage i lasts i^alpha of the steps before the decay
-    grow_alpha: float = 1.0
+    grow_alpha: float = 1.0        # PROP-alpha: stage i lasts i^alpha of the steps before the decay
     # looping: n_layer counts the unique layers
-    # the order in which they run, such as 2x4 or 2-2x2-2; None: each once
-    loop: str | None = None
+    loop: str | None = None   # the order in which they run, such as 2x4 or 2-2x2-2; None: each once
     cooldown_loop: str | None = None    # the order from the first step of the decay on
     # what is read from there on in place of data, in equal shares
     cooldown_data: str | list | None = None
@@ -168,8 +166,7 @@ COMMAND_LINE = 'the command line'
 def read_config(cls, argv):
     """A config file first, if there is one, then --name=value overrides, as an instance of the
     dataclass."""
-    # where: to say in which place a mistake is
-    values, where = {}, {}
+    values, where = {}, {}        # where: to say in which place a mistake is
     for arg in sorted(argv, key=lambda arg: arg.startswith('--')):
         if arg.startswith('--'):
             name, equals, text = arg[2:].partition('=')

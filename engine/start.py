@@ -6,16 +6,18 @@ every setting that the plan does not answer for is equal, and so is the data tha
 What lies ahead may change: a copy of a run may branch off.
 
 Usage:
-    model, plan, state = resume(config, data, out) if checkpoint.exists(out) else begin(config, data['data'])
+    model, plan, state = begin(config, data['data'])        # or resume(config, data, out)
     optimizers = fill(model, config, state, out)
 """
 import dataclasses
+import json
+from pathlib import Path
 
 import torch
 
 from common.errors import Refused
 from data.tokenizer import get_tokenizer, reads_alike
-from data.tokens import draw
+from data.tokens import Loader, draw
 from engine import checkpoint
 from engine.optimizers import make_optimizers
 from engine.plan import ANSWERED, Plan, Start
@@ -98,3 +100,39 @@ def fill(model, config, state, out, in_parts=False):
     for optimizer, saved in zip(optimizers, state.get('optimizers', [])):
         optimizer.load_state_dict(saved)
     return optimizers
+
+
+def loaders(config, world):
+    "({setting: Loader} of what is trained on, the validation rows: the same ones for all runs)."
+    if config.batch_size // world.size % config.grad_accum:
+        raise Refused(f'batch_size={config.batch_size} on {world.size} processes does not divide '
+                      f'into grad_accum={config.grad_accum} pieces')
+
+    def rows(data, weights=None, split='train', seed=config.seed):
+        return Loader(data, config.batch_size, config.context, weights=weights, split=split,
+                      seed=seed, rank=world.rank, world_size=world.size,
+                      vocab_size=config.vocab_size)
+    found = dict(data=rows(config.data, config.data_weights))
+    if config.cooldown_data:
+        found['cooldown_data'] = rows(config.cooldown_data)
+    first, *others = (loader.tokenizer for loader in found.values())
+    if others and others[0] != first:
+        raise Refused(f'data was made with the tokenizer {first!r}, but cooldown_data with '
+                      f'{others[0]!r}')
+    return found, rows(config.data, config.data_weights, 'val', seed=0)
+
+
+def introduce(config, world, loader, model, step, compiled):
+    "run.json, and a few words."
+    if world.first:
+        about = dict(tokenizer=loader.tokenizer, config=dataclasses.asdict(config),
+                     torch=torch.__version__, data=[s.meta['origin'] for s in loader.sets])
+        (Path(config.out_dir) / 'run.json').write_text(json.dumps(about, indent=1))
+    layers = sum(p.numel() for p in model.layers.parameters())
+    many = f' x {world.size}' if world.size > 1 else ''
+    world.say(f'device {world.device}{many}, compile {"on" if compiled else "off"}; '
+              f'{model.num_params():,} parameters ({layers:,} in {len(model.layers)} layers), '
+              f'depth {len(model.order)}, {model.flops_per_token():,} FLOPs a token\n'
+              f'{config.steps:,} steps of {config.batch_size} x {config.context} = '
+              f'{config.batch_size * config.context:,} tokens'
+              + (f', from step {step:,} on' if step else ''))

@@ -12,7 +12,7 @@ import nanodepth
 from data import primitives
 from data.tokenizer import get_tokenizer
 from engine import checkpoint, hf, measure
-from tools import evaluate
+from tools import adapters, evaluate
 
 lm_eval = pytest.importorskip('lm_eval')
 pytest.importorskip('accelerate')       # lm-eval's `hf` model wants it
@@ -80,7 +80,7 @@ def test_several_ends_and_special_tokens(tmp_path, tiny, manager):
                        for m in (evaluate.adapter()(str(tmp_path / 'x'), device='cpu'),
                                  HFLM(str(tmp_path / 'x'), device='cpu', batch_size=4)))
     assert found == expected and len(set(found)) > 2 and not any('<|' in text for text in found)
-    assert evaluate.ends(str(tmp_path / 'x'), get_tokenizer(tmp_path / 'x'))[1] == {256, 257}
+    assert adapters.ends(str(tmp_path / 'x'), get_tokenizer(tmp_path / 'x'))[1] == {256, 257}
 
 
 def test_a_continuation_that_became_part_of_its_context(run):

@@ -330,8 +330,7 @@ def test_a_name_on_the_hub_without_a_network(monkeypatch):
     with pytest.raises(Refused, match=r'huggingface_hub, which could fetch it, is not installed \(pip install huggingface_hub\)'):
         load_model('HuggingFaceTB/SmolLM-135M')
     with pytest.raises(Refused, match='there is no checkpoint at config/nothing'):
-        # `config` is a folder here, so this is no name on the hub
-        load_model('config/nothing')
+        load_model('config/nothing')      # `config` is a folder here, so this is no name on the hub
 
 
 def test_without_safetensors(tmp_path, monkeypatch):

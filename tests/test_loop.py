@@ -147,8 +147,7 @@ def test_an_untied_loop_goes_on_with_the_same_loss(config, tmp_path, capsys):   
     assert state['inherited_flops'] == load(c.out_dir)['flops'] > 0
 
 
-# before, at and after the first step of the decay
-@pytest.mark.parametrize('stop_at', [7, 8, 9])
+@pytest.mark.parametrize('stop_at', [7, 8, 9])    # before, at and after the first step of the decay
 def test_a_loop_in_the_cooldown_and_resume_is_bit_equal(config, monkeypatch, data, tmp_path,
                                                         stop_at):
     shutil.copytree(data, tmp_path / 'other')

@@ -35,8 +35,7 @@ def test_the_loss_in_pieces_is_the_whole_one(monkeypatch, piece):
     monkeypatch.setitem(losses.PIECES, 'cpu', piece)
     same(gradients(lambda x, w: losses.mean_loss(x, w, y), x, w), plain)
     assert calls[0]['options'].batch_chunk_size == piece and calls[0]['reduction'] == 'sum'
-    # summed in float32, token by token
-    found = losses.mean_loss(x.bfloat16(), w.bfloat16(), y)
+    found = losses.mean_loss(x.bfloat16(), w.bfloat16(), y)      # summed in float32, token by token
     assert calls[1]['reduction'] == 'none' and abs(found - plain[0]) < 0.03
 
 

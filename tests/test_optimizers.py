@@ -90,8 +90,7 @@ def test_muon_in_bfloat16_is_torchs(adjust):
     theirs = steps(torch.optim.Muon(parameters(), **options))
     assert_alike(steps(Muon(parameters(), precision=torch.bfloat16, **options)), theirs, 0.02)
     exact = by_singular_values(parameters(), adjust, 0.5, 0.1)
-    # so much has bfloat16 lost: neither is the definition
-    with pytest.raises(AssertionError):
+    with pytest.raises(AssertionError):       # so much has bfloat16 lost: neither is the definition
         assert_alike(theirs, exact, 0.002)
 
 

@@ -77,7 +77,7 @@ def test_what_is_known_is_not_measured_again_and_redrawn_without_a_model(runs, t
     nanodepth.main('probe', ['--redraw', f'--out={out}'])
     assert (out / 'swap.png').exists()
     monkeypatch.undo()
-    monkeypatch.setattr(probe, 'VERSION', 10 ** 6)              # another definition: measured anew
+    monkeypatch.setattr(page, 'VERSION', 10 ** 6)              # another definition: measured anew
     monkeypatch.setattr(probe, 'residual_norms', None)
     with pytest.raises(TypeError):
         nanodepth.main('probe', [runs['plain'], f'--out={out}', only, *FEW])

@@ -52,8 +52,7 @@ def test_one_picture_of_one_run_and_one_of_two(run, tmp_path, capsys):
     other = tmp_path / 'other'
     other.mkdir()
     lines = (run / 'log.jsonl').read_text()
-    # cut off while it is being written
-    (other / 'log.jsonl').write_text(lines + '{"step": 4, "lo')
+    (other / 'log.jsonl').write_text(lines + '{"step": 4, "lo')  # cut off while it is being written
     nanodepth.main('plot', [str(run), str(other)])
     assert (run / 'compare.png').stat().st_size > 10_000
     assert f'picture: {run}/compare.png' in capsys.readouterr().out

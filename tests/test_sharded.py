@@ -43,13 +43,11 @@ def test_growing_in_parts_is_growing_saved_by_two_and_gone_on_by_one(config):   
     parts = [p.name for p in Path(trunk.out_dir).glob('parts_*')]
     # the older ones are gone
     assert len(parts) == 1 and 'model' not in checkpoint.load(trunk.out_dir, whole=False)
-    # any script opens it
-    assert len(checkpoint.load_model(trunk.out_dir).layers) == 3
+    assert len(checkpoint.load_model(trunk.out_dir).layers) == 3        # any script opens it
     branch, more = (config(name, cooldown_loop='1-1x2-1', shard=True, **GROWN)
                     for name in ('branch', 'more'))
     shutil.copytree(trunk.out_dir, branch.out_dir)
-    # alone: there is nothing to cut
-    train(branch)
+    train(branch)        # alone: there is nothing to cut
     close(log_of(branch), log_of(whole))
     shutil.copytree(trunk.out_dir, more.out_dir)
     run = ranks(command(more)[2:])

@@ -24,12 +24,9 @@ g_half = lambda x: x + F(x)
     ('rk4', 1, {}, 1 - 0.5 + 1 / 8 - 1 / 48 + 1 / 384),
     ('midpoint', 2, {}, (1 - 0.25 + 1 / 32) ** 2),
     ('heavy_ball', 2, dict(alpha=0.5, beta=0.5), 0.75 * 0.75 + 0.5 * (0.75 - 1)),
-    # one dimension: two evaluations know a linear map
-    ('anderson', 2, dict(m=1, beta=1.0), 0.0),
-    # the geometric series ends at the fixed point
-    ('aitken', 2, dict(safeguard=False), 0.0),
-    # ... the safeguard stops it at the plain window
-    ('aitken', 2, dict(safeguard=True), 0.5),
+    ('anderson', 2, dict(m=1, beta=1.0), 0.0),    # one dimension: two evaluations know a linear map
+    ('aitken', 2, dict(safeguard=False), 0.0),        # the geometric series ends at the fixed point
+    ('aitken', 2, dict(safeguard=True), 0.5),       # ... the safeguard stops it at the plain window
     ('uniform', 3, {}, 0.5 * (1 + 0.5 + 0.375) / 3),    # x1 = 1/2, x2 = (1 + 1/2)/2/2 = 3/8
     ('norm_stab', 4, {}, 1.0),                          # the length is all there is of a number
     ('poly_blend', 2, dict(weights=[0.4, 0.2, 0.4]), 0.4 + 0.1 + 0.1),
@@ -149,8 +146,7 @@ def test_anderson_solves_a_linear_problem_and_keeps_sequences_apart():
     together = SOLVERS['anderson'](curved, x, 4)
     alone = torch.cat([SOLVERS['anderson'](curved, row[None], 4) for row in x])
     assert torch.allclose(together, alone, atol=1e-10)
-    # at a fixed point all changes are zero
-    still = SOLVERS['anderson'](lambda y: y, x, 4)
+    still = SOLVERS['anderson'](lambda y: y, x, 4)        # at a fixed point all changes are zero
     assert torch.equal(still, x)
 
 

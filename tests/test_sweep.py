@@ -10,7 +10,7 @@ import torch.nn as nn
 import nanodepth
 import wrapper
 from engine import checkpoint, hf
-from tools import evaluate, parts, sweep, wrap
+from tools import adapters, evaluate, parts, sweep, wrap
 from wrapper import looped
 
 pytest.importorskip('lm_eval')
@@ -50,7 +50,7 @@ def test_one_evaluation_changes_nothing_and_more_do(folders):
 
 
 def test_the_error_of_a_change_is_that_of_each_document_against_itself(folders):
-    lm = evaluate.open_model(folders[0], device='cpu')
+    lm = adapters.open_model(folders[0], device='cpu')
     docs = lambda: [s['acc']
                     for s in sorted(evaluate.harness(lm, 'primitive_toy_copy', limit=30,
                                                      log_samples=True)['samples'][
@@ -107,7 +107,7 @@ def test_the_registered_model_of_any_family(folders, manager):
 
 
 def test_settings_as_text():
-    assert evaluate.from_text(dict(cache=None, alphas='0.6/0.4', window='3-5', K=2)) == dict(
+    assert adapters.from_text(dict(cache=None, alphas='0.6/0.4', window='3-5', K=2)) == dict(
         cache='none', alphas=[0.6, 0.4], window='3-5', K=2)
     assert [wrap.as_number(t) for t in ('0.5', '3', '0.6,0.4', 'false', 'mid4', '3-5', '')] == [0.5,
             3, [0.6, 0.4], False, 'mid4', '3-5', '']
@@ -323,7 +323,7 @@ def test_judging_by_other_tasks_and_by_half_of_shared_ones(folders, tmp_path, ca
 
 
 def test_tasks_that_are_kept_score_as_fresh_ones(folders):
-    lm, keep = evaluate.open_model(folders[1], device='cpu'), {}
+    lm, keep = adapters.open_model(folders[1], device='cpu'), {}
     score = lambda *kept, **options: evaluate.harness(lm, TASKS, *kept, **options)['results']
     for options in (dict(limit=5),
                     dict(samples={'primitive_toy_copy': [3, 4, 9],

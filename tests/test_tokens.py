@@ -12,8 +12,17 @@ import nanodepth
 from common.errors import Refused
 from data import tokenizer as tokenizer_file, tokens as tokens_file
 from data.tokenizer import get_tokenizer
-from data.tokens import (Dataset, Loader, answers, draw, evaluate, measure, permute, shares,
-                         write_dataset)
+from data.tokens import (
+    Dataset,
+    Loader,
+    answers,
+    draw,
+    evaluate,
+    measure,
+    permute,
+    shares,
+    write_dataset,
+)
 
 # ------------------------------------------------------------------ tokenizers
 

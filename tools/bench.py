@@ -281,8 +281,7 @@ def recompiling(device):
     compiled anew."""
     fields, batch, block = SMALL, 32, 2
     from torch._inductor import config as inductor
-    # else the second run of this finds the first one's work
-    inductor.force_disable_caches = True
+    inductor.force_disable_caches = True    # else the second run of this finds the first one's work
     tokens = torch.randint(fields['vocab_size'], (batch, fields['context']), device=device)
     step = lambda model: training_step(model, lambda tokens: model(tokens, tokens), tokens)
     model = LM(ModelConfig(**fields | dict(n_layer=2 * block))).to(device)

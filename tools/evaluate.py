@@ -32,7 +32,7 @@ from pathlib import Path
 from common.columns import columns
 from common.errors import Refused, refusing
 from common.files import read_json
-from tools.adapters import adapter, ends, from_text, hf_adapter, open_model
+from tools.adapters import adapter, hf_adapter
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -57,8 +57,7 @@ def main(argv=None):
     lines = {name: group for group, names in by_seed({name: name for name in paths}).items()
              for name in names}
     taught = {name: examples_seen(path) for name, path in paths.items()}
-    # 32/lidas-0, 128/lidas-0: one line, against the number of examples
-    if any(taught.values()):
+    if any(taught.values()):     # 32/lidas-0, 128/lidas-0: one line, against the number of examples
         lines = {name: Path(line).name for name, line in lines.items()}
     for name, path in tqdm(paths.items(), desc='scoring', unit='run'):
         model, tokenizer = load_model(path, device), get_tokenizer(path)

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable
 
+import torch
 from tqdm import tqdm
 
 import probe
@@ -35,6 +36,9 @@ from report.logs import by_seed, mean, number, run_names, standard_error, write_
 from report.plot import draw_curves, draw_maps, show
 from tools.subject import NotHere, Subject
 from variants.lens import exit_at, quality
+
+VERSION = 1         # of the probes' definitions: what an older one has measured is measured again
+
 
 # --------------------------------------------------------------------------------------- the probes
 
@@ -90,7 +94,13 @@ def reverse(c):
 
 
 def permute(c):
-    return rearranged(c, probe.permute_block, (4, 8))
+    return rearranged(c, permute_block, (4, 8))
+
+
+def permute_block(order, start, length, seed=0):
+    "The `length` layers from `start` on in another order, drawn."
+    turns = torch.randperm(length, generator=torch.Generator().manual_seed(seed)).tolist()
+    return probe.change_block(order, start, length, lambda block: [block[i] for i in turns])
 
 
 def repeat(c):
@@ -184,7 +194,7 @@ SCORED = ('swap', 'skip', 'reverse', 'permute', 'repeat', 'early_exit')
 def measured(subject, name, folder):
     """The rows of a probe, from the folder if this very model has been measured with these very
     examples and settings."""
-    key = [probe.VERSION, name, subject.mark]
+    key = [VERSION, name, subject.mark]
     key.append(hashlib.sha256(subject.tokens.cpu().numpy().tobytes()).hexdigest())
     if name in SCORED:
         key.append(subject.scored_on)

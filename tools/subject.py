@@ -88,16 +88,25 @@ class Subject:
         return load_lens(file, self.model)
 
     def effects(self, part, propagate, future):
-        """probe.effects, once; the output is looked at where the depth score needs it, since it
-        takes a vocabulary's worth of work."""
-        if (part, propagate, future) not in self.found:
-            what = (f'{"future" if future else "all"} tokens, '
-                    f'{"propagated" if propagate else "local"}, {part}')
-            self.found[part, propagate, future] = probe.effects(
-                self.model, self.tokens, part=part, propagate=propagate, future=future,
-                output=(part, propagate, future) == ('layer', True, True),
-                progress=lambda it: tqdm(it, desc=what, unit='layer', leave=False))
-        return self.found[part, propagate, future]
+        "(matrix (D, D), what the depth score needs (D, B) or None) of probe.py, measured once."
+        key = part, propagate, future
+        if key not in self.found:
+            what = ', '.join((f'{"future" if future else "all"} tokens',
+                              'propagated' if propagate else 'local', part))
+            progress = lambda it: tqdm(it, desc=what, unit='layer', leave=False)
+            erasure = probe.Erasure(self.model, self.tokens, part, future)
+            if not propagate:
+                self.found[key] = probe.local_effects(erasure, progress), None
+                return self.found[key]
+            matrix, outputs = erasure.zeros(len(self.order)), None
+            if key == ('layer', True, True):        # it takes a vocabulary's worth of work
+                outputs = erasure.zeros(len(self.tokens))
+            for run in erasure.runs(progress):
+                erasure.note_effects(matrix, *run)
+                if outputs is not None:
+                    erasure.note_output(outputs, *run)
+            self.found[key] = matrix, outputs
+        return self.found[key]
 
     @torch.no_grad()
     def score(self, answer):

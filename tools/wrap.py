@@ -33,8 +33,7 @@ def side_by_side(path, tasks, settings, *, limit=None, chat=False, **options):
     lm = open_model(path, **options)
     score = lambda: harness(lm, tasks, limit=limit, log_samples=True, apply_chat_template=chat)
     with looped(lm.model, **settings):
-        # first: what cannot be looped says so before an hour is spent
-        looped_scores = score()
+        looped_scores = score()       # first: what cannot be looped says so before an hour is spent
     plain, rows = score(), []
     for before, after in zip(rows_of(plain), rows_of(looped_scores), strict=True):
         pairs = [(a.get(after['metric'].partition(' ')[0]),

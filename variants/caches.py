@@ -30,10 +30,21 @@ import copy
 
 import torch
 
-from common.errors import Refused
+from common.errors import Refused, check_choice
 from model import KVCache
 
 CACHES = ('first', 'last', 'last_eval', 'none', 'frozen', 'exact')
+
+
+def check_cache(cache, decode, tol=None):
+    check_choice('cache', cache, CACHES)
+    steps = isinstance(decode, int) and not isinstance(decode, bool) and decode >= 0
+    if decode not in ('full', 'bypass') and not steps:
+        raise Refused(f"decode={decode!r}: 'full', 'bypass', or the number of decode steps that "
+                      'are looped')
+    if cache == 'exact' and (decode != 'full' or tol is not None):
+        raise Refused("cache='exact' needs the same evaluations for every token: decode='full', "
+                      'and no halting tolerance')
 
 
 class Memory:

@@ -37,7 +37,7 @@ class Exit:
         p, n = len(model.prelude), len(model.core)
         slots = cache.layers[p + i * n:p + (i + 1) * n]
         if i == 0:
-            self.done = torch.zeros(s.shape[:2], dtype=torch.bool, device=s.device)  # (B, T)
+            self.done = torch.zeros(s.shape[:2], dtype=torch.bool, device=s.device)        # (B, T)
             self.before, self.added = None, None
         self.full += self.done.numel()
         self.used += int((~self.done).sum())

@@ -22,12 +22,13 @@ Usage:
     # its experts, with the weights that each evaluation gives them
     with looped(model, pin='indices'): ...
 """
+import functools
 import inspect
 
 import torch
 import torch.nn as nn
 
-from common.errors import Refused
+from common.errors import Refused, check_choice
 from model import LM
 
 
@@ -85,6 +86,9 @@ def pick_window(window, depth):
 
 def refuse(model, layers, window, cache):
     "What cannot be looped is refused before anything is touched."
+    if any(isinstance(vars(module).get(name), Entry)
+           for module in layers.modules() for name in FORWARDS):
+        raise Refused('this model is looped already: unpatch it first')
     if isinstance(model, LM):
         return
     config = model.config.get_text_config()
@@ -102,6 +106,41 @@ def refuse(model, layers, window, cache):
     if cache in ('frozen', 'none') and attention not in ('eager', 'sdpa'):
         raise Refused(f"cache={cache!r} changes the attention mask, which {attention!r} has not: "
                       "load the model with attn_implementation='sdpa'")
+
+
+# --------------------------------------------------------------------------------------- one layer
+
+FORWARDS = ('forward', '_old_forward')      # the second: accelerate came after us
+
+
+class Entry:
+    """Stands where a layer's forward stands. An object and not a closure, so that a patched model
+    can be copied and pickled."""
+
+    def __init__(self, layer, index, pinned=False):
+        self.layer, self.pinned, self.loops, self.window = layer, pinned, {}, range(0)
+        self.index = index          # None: a layer of ours, which is told its depth
+        self.before = vars(layer).get('forward')            # accelerate puts one there
+        self.names, self.cache, self.mask = arguments(layer)
+
+    def forward(self, x, kwargs):
+        own = self.before or functools.partial(type(self.layer).forward, self.layer)
+        x = own(x, **kwargs)
+        if not isinstance(x, torch.Tensor):
+            raise Refused(f'{type(self.layer).__name__} returns a {type(x).__name__}: only layers '
+                          'that map a stream to a stream can be looped')
+        return x
+
+    def __call__(self, *args, **kwargs):
+        kwargs.update(zip(self.names, args))
+        x = kwargs.pop(self.names[0])
+        d = kwargs['depth'] if self.index is None else self.index
+        if d in self.loops:
+            return self.loops[d].arrive(self, d, x, kwargs)
+        if d in self.window and self.index is None:
+            raise Refused(f'position {d} of the looped window holds another layer now: this order '
+                          'is not the one that was patched')
+        return self.forward(x, kwargs)
 
 
 # ------------------------------------------------------------------------------------------ experts
@@ -157,3 +196,13 @@ def routers_of(layer, pin):
             raise Refused(f"pin='indices': how {type(router).__name__} weighs its experts is not "
                           "known here; pin='mixture' keeps its weights")
     return found
+
+
+def pinned_routers(layers, pin):
+    "{layer: its routers} of {layer: module}; none without a pin."
+    check_choice('pin', pin, PINS)
+    routers = {i: routers_of(layer, pin) if pin else [] for i, layer in layers.items()}
+    if pin and not any(routers.values()):
+        raise Refused(f'pin={pin!r}: the layers {min(layers)} to {max(layers)} have no router that '
+                      'is known here (a TopKRouter)')
+    return routers

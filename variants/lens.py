@@ -114,7 +114,7 @@ def quality(model, lens, tokens, k=5):
     streams = streams_behind(model, tokens)
     logits = model.head(model.norm(streams[-1]))
     streams = streams if lens is None else lens(streams)
-    best = logits.topk(k).indices  # (B, T, k)
+    best = logits.topk(k).indices        # (B, T, k)
     overlap = [(model.head(model.norm(x)).topk(k).indices[..., None] == best[..., None, :]).any(
         -1).float().mean() for x in streams]
     return divergences(model, streams, logits), torch.stack(overlap)

@@ -35,9 +35,8 @@ import torch
 from common.errors import Refused
 
 # torch.lerp(x, y, w) is (1 - w) x + w y, exactly x at w = 0, y at w = 1, and either one where they
-# are equal: for that reason the
-# methods whose one step is the window (naive, euler, rk, uniform) are the plain window at K = 1 to
-# the last bit. x + w (y - x) would not be.
+# are equal: for that reason the methods whose one step is the window (naive, euler, rk, uniform)
+# are the plain window at K = 1 to the last bit. x + w (y - x) would not be.
 mix = torch.lerp
 
 
@@ -107,7 +106,7 @@ def anderson(g, x, K, m=2, beta=0.5):
     states, images = [], []
     for _ in steps(K):
         states, images = [*states, x][-m - 1:], [*images, g(x)][-m - 1:]
-        at, to = (wide(torch.stack(t, -1)) for t in (states, images))  # (B, ..., up to m + 1)
+        at, to = (wide(torch.stack(t, -1)) for t in (states, images))        # (B, ..., up to m + 1)
         if len(states) > 1:
             # (B, N, n): a sequence a problem
             residuals = (to - at).reshape(len(x) if x.dim() > 1 else 1, -1, len(states))

@@ -44,25 +44,21 @@ sys.path.insert(0, str(ROOT))
 from data.primitives import chain, random_words  # noqa: E402
 from data.tokens import draw, write_dataset  # noqa: E402
 
-# tokens of a document, with the end-of-text token before it
-SIZE = 64
+SIZE = 64        # tokens of a document, with the end-of-text token before it
 START = 128                                             # added to the mark where an answer begins
 END_OF_TEXT = 256
 DEPTHS = 4                                              # 0, 1, 2, 3
 # marks 1, 2, ...; depth 5 takes 24 letters, 6 would take 28
 KINDS = ['text', 'copy', *(f'depth {d}' for d in range(6))]
-# of the documents of primitives; the rest are chains
-COPIES = 0.25
-# names that get a value, and names at every depth
-VALUES = 4
+COPIES = 0.25        # of the documents of primitives; the rest are chains
+VALUES = 4        # names that get a value, and names at every depth
 
 
 def copy(rng):
     "Pieces (text, can it be known, of which kind is the answer that it is) of a copying document."
     period = [word.capitalize() for word in random_words(rng, rng.randint(3, 9))]
     for i in range(SIZE):
-        # the first word to come back could as well have been a new one
-        known = i > len(period)
+        known = i > len(period)      # the first word to come back could as well have been a new one
         yield period[i % len(period)], known, 'copy' if known else None
 
 
