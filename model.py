@@ -49,7 +49,7 @@ class ModelConfig:
     def __post_init__(self):
         if self.head_dim is None:
             if self.n_embd % self.n_head:
-                raise Refused(f'n_embd={self.n_embd} does not divide into {self.n_head} heads')
+                raise Refused(f'n_embd={self.n_embd} does not divide into n_head={self.n_head}')
             self.head_dim = self.n_embd // self.n_head
         if self.head_dim % 2:
             raise Refused(f'head_dim={self.head_dim} is odd: rotary positions turn pairs')

@@ -34,6 +34,7 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import numpy as np
+from tqdm import tqdm
 
 from common.errors import Refused
 from common.files import claim, read_json, replace
@@ -279,8 +280,7 @@ def number(text):
     return int(value)
 
 
-def prepare(mixtures, about, argv=None, out=None, tokenizer='HuggingFaceTB/cosmo2-tokenizer'):
-    "The command of a data/NAME/prepare.py: `mixtures` is {name: [Source]}."
+def parse_options(mixtures, about, argv, out, tokenizer):
     parser = argparse.ArgumentParser(description=about)
     if len(mixtures) > 1:
         parser.add_argument('mixture', choices=list(mixtures))
@@ -288,8 +288,8 @@ def prepare(mixtures, about, argv=None, out=None, tokenizer='HuggingFaceTB/cosmo
                         help='to train on, over all sources: 10B, 500M')
     parser.add_argument('--tokenizer', default=tokenizer)
     parser.add_argument('--source', type=Path,
-                        help='a folder with a folder of parquet or JSON Lines files for '
-                        'each source; without it, the hub')
+                        help='a folder with a folder of parquet or JSON Lines files for each '
+                        'source; without it, the hub')
     parser.add_argument('--workers', type=int, default=os.cpu_count(),
                         help='processes; they do not change the result')
     parser.add_argument('--shard', type=number, default=100_000_000, help='tokens of a shard')
@@ -300,17 +300,20 @@ def prepare(mixtures, about, argv=None, out=None, tokenizer='HuggingFaceTB/cosmo
     parser.add_argument('--out', type=Path, default=out)
     options = parser.parse_args(argv)
     options.source = options.source and options.source.resolve()
+    no_folder = options.source and not options.source.is_dir()
+    if min(options.workers, options.val_every) < 1 or no_folder:
+        raise Refused(f'--workers={options.workers} and --val_every={options.val_every} must be '
+                      f'at least 1, and --source={options.source} a folder')
+    return options
+
+
+def prepare(mixtures, about, argv=None, out=None, tokenizer='HuggingFaceTB/cosmo2-tokenizer'):
+    "The command of a data/NAME/prepare.py: `mixtures` is {name: [Source]}."
+    options = parse_options(mixtures, about, argv, out, tokenizer)
     name = options.mixture if len(mixtures) > 1 else next(iter(mixtures))
     sources = mixtures[name]
     out = options.out / name if len(mixtures) > 1 and options.out == out else options.out
-    from tqdm import tqdm
-
     try:
-        if (min(options.workers, options.val_every) < 1 or options.source
-            and not options.source.is_dir()):
-            raise Refused(
-                f'--workers={options.workers} and --val_every={options.val_every} must be '
-                f'at least 1, and --source={options.source} a folder')
         lock = claim(out)       # held until the end
         budgets = shares([s.share for s in sources], options.tokens)
         width = np.dtype(token_type(get_tokenizer(options.tokenizer).n_vocab)).itemsize

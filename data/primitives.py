@@ -50,11 +50,13 @@ TEMPLATES = {               # what comes first, a statement, the question
              'What is the value of {}? ->'),
     'code': ('The following is a Python program:\n\n', '{} = {}\n', 'print({}) # prints'),
 }
-REAL_WORDS = '''apple arm baby back ball bank bed bell bird blue boat body book box boy bread brown cake card cat chair city
-clock cloud coat cold corn cow cup day desk dog door dress duck earth egg eye face farm field fire fish floor foot game garden
-girl glass gold grass green hand hat head hill horse house ice king lake leaf light lion milk money moon mouth night nose page
-paper park party pen pig rain red ring river road rock room rose salt sand school sea ship shoe sky snow song star stone
-street sun table time town train tree wall watch water white wind window wood yard'''.split()
+REAL_WORDS = '''
+apple arm baby back ball bank bed bell bird blue boat body book box boy bread brown cake card cat
+chair city clock cloud coat cold corn cow cup day desk dog door dress duck earth egg eye face farm
+field fire fish floor foot game garden girl glass gold grass green hand hat head hill horse house
+ice king lake leaf light lion milk money moon mouth night nose page paper park party pen pig rain
+red ring river road rock room rose salt sand school sea ship shoe sky snow song star stone street
+sun table time town train tree wall watch water white wind window wood yard'''.split()
 
 
 def random_words(rng, n):

@@ -47,8 +47,10 @@ class Source:
 
 # ------------------------------------------------------------------------------------ rows -> texts
 
-ROLE_TAGS = re.compile(r'<\|im_(?:start|end)\|>(?:system|user|assistant)?\n?|<\|(?:start_header_id|end_header_id|eot_id)\|>|'
-                       r'^(?:system|user|assistant|human)\s*:\s*|<(?:extra_id_\d+|/?(?:user|assistant|system))>\s*', re.I | re.M)
+ROLE_TAGS = re.compile(r'<\|im_(?:start|end)\|>(?:system|user|assistant)?\n?|'
+                       r'<\|(?:start_header_id|end_header_id|eot_id)\|>|'
+                       r'^(?:system|user|assistant|human)\s*:\s*|'
+                       r'<(?:extra_id_\d+|/?(?:user|assistant|system))>\s*', re.I | re.M)
 REASONING = re.compile(r'<think>|</think>|<\|begin_of_thought\|>', re.I)
 REASONERS = re.compile(r'\bR1\b|deepseek[-_ ]?r1|\bQwQ\b|reasoning:?\s*on', re.I)
 
@@ -125,7 +127,8 @@ def texts(paths, read):
         with ThreadPoolExecutor(32) as threads:
             while batch := list(itertools.islice(some, 256)):
                 try:
-                    yield from threads.map(READ[read], batch) if read == 'archived' else map(READ[read], batch)
+                    work = threads.map if read == 'archived' else map
+                    yield from work(READ[read], batch)
                 except Refused as error:
                     raise Refused(f'{path}: {error}') from None
 
@@ -158,9 +161,9 @@ def list_files(source, where):
         found, names = [(str(p), p.stat().st_size) for p in paths], [str(p.relative_to(where))
                 for p in paths]
         if not found:
+            there = ', '.join(p.name for p in sorted(Path(where).iterdir())[:8]) or 'nothing'
             raise Refused(f'{where} has no parquet or JSON Lines file in a folder (or by a name) '
-                          f'with {source.known_as or source.name!r} '
-                            f'in it, but {", ".join(p.name for p in sorted(Path(where).iterdir())[:8]) or "nothing"}')
+                          f'with {source.known_as or source.name!r} in it, but {there}')
     return [file
             for _, file in sorted(
                 zip((hashlib.blake2b(name.encode()).hexdigest() for name in names), found))]

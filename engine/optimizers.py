@@ -47,7 +47,7 @@ def make_optimizers(model, config):
     else:
         optimizers.append(torch.optim.AdamW(groups, lr=lr, betas=(0.9, config.beta2), fused=True))
     counted = sum(p.numel() for o in optimizers for g in o.param_groups for p in g['params'])
-    assert counted == model.num_params(), f'the optimizers hold {counted} parameters of {model.num_params()}'
+    assert counted == model.num_params(), f'{counted} parameters of {model.num_params()}'
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group['peak'] = group['lr']

@@ -6,7 +6,7 @@ import torch
 import nanodepth
 from engine.settings import Config
 from model import LM, ModelConfig
-from tools import bench, peers
+from tools import bench, benchmarks, peers, timing
 
 TINY = dict(vocab_size=257, n_layer=4, n_embd=32, n_head=2, ffn_dim=96, context=16)
 
@@ -15,16 +15,16 @@ def test_every_benchmark_runs_and_prints_a_ratio(monkeypatch, capsys, tmp_path):
     """At a tiny size; compiling, peaks of processes and learning a tokenizer take too long for a
     test."""
     pytest.importorskip('lm_eval')
-    against = bench.against
-    monkeypatch.setattr(bench, 'against', lambda device, turns=5,
+    against = timing.against
+    monkeypatch.setattr(benchmarks, 'against', lambda device, turns=5,
                         **calls: against(device, 1, **calls))
-    monkeypatch.setattr(bench, 'SMALL', TINY)
-    monkeypatch.setattr(bench, 'GROWN', TINY | dict(n_layer=8))
+    monkeypatch.setattr(benchmarks, 'SMALL', TINY)
+    monkeypatch.setattr(benchmarks, 'GROWN', TINY | dict(n_layer=8))
     monkeypatch.setattr(Config, 'n_layer', 2)
-    monkeypatch.setattr(bench, 'OPENED', TINY)
-    monkeypatch.setattr(bench, 'WRAPPED', TINY | dict(context=64))
-    for name in bench.SHAPES:
-        monkeypatch.setitem(bench.SHAPES, name, TINY | dict(context=48))
+    monkeypatch.setattr(benchmarks, 'OPENED', TINY)
+    monkeypatch.setattr(benchmarks, 'WRAPPED', TINY | dict(context=64))
+    for name in benchmarks.SHAPES:
+        monkeypatch.setitem(benchmarks.SHAPES, name, TINY | dict(context=48))
     names = [name for name in bench.BENCHMARKS if name not in ('recompiling', 'memory',
             'tokenising')]
     nanodepth.main('bench', [*names, '--capped=false', f'--out={tmp_path / "bench.md"}'])
@@ -41,8 +41,8 @@ def test_every_benchmark_runs_and_prints_a_ratio(monkeypatch, capsys, tmp_path):
 
 def test_a_ratio_is_taken_turn_by_turn():
     mine, peer = [1.0, 2.0, 4.0, 1.0, 1.0], [2.0, 4.0, 8.0, 2.0, 10.0]
-    assert bench.ratio(peer, mine) == (2.0, 2.0, 2.0)
-    assert bench.row('x', dict(ours=mine, them=peer), 'them')[1:4] == (2.0, 2.0, 2.0)
+    assert timing.ratio(peer, mine) == (2.0, 2.0, 2.0)
+    assert timing.row('x', dict(ours=mine, them=peer), 'them')[1:4] == (2.0, 2.0, 2.0)
 
 
 def test_the_same_once_more_with_the_instructions_of_a_laptop(tmp_path, capsys):

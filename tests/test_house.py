@@ -57,3 +57,27 @@ def test_no_tool_is_run_by_its_path():
     for name, path in FILES.items():
         runs = "if __name__ == '__main__':" in path.read_text()
         assert runs == ('.' not in name and name != 'model'), name
+
+
+# ------------------------------------------------------------------------------------ how it reads
+
+CODE = [*FILES.values(), *ROOT.glob('config/*.py'), *ROOT.glob('data/*/*.py')]
+MOST = dict.fromkeys(IDEAS, 260) | dict(model=300, retrofit=300)
+
+
+def test_no_line_is_wider_than_a_page():
+    for path in [*CODE, *ROOT.glob('tests/*.py')]:
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            assert len(line) <= 100, f'{path.relative_to(ROOT)}:{number} has {len(line)} columns'
+
+
+def test_files_and_functions_fit_into_a_head():
+    lengths = {name: path.read_text().count('\n') for name, path in FILES.items()}
+    for name, n in lengths.items():
+        assert n <= MOST.get(name, 400), f'{name} has {n} lines'
+    assert sum(lengths[name] for name in IDEAS) <= 1700
+    for path in CODE:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef):
+                n = node.end_lineno - node.lineno + 1
+                assert n <= 60, f'{path.relative_to(ROOT)}: {node.name} has {n} lines'

@@ -260,7 +260,7 @@ def test_sweeps_over_orders(tiny):
     (lambda m: depth_score(m, tokens(), boundaries=[8]), r'boundaries=\[8\].*0 to 7 of 9 tokens'),
     (lambda m: depth_score(m, tokens(), boundaries=[]), r'boundaries=\[\]'),
     (lambda m: future_effects(m, tokens(), part='att'),
-     "part='att' must be one of layer, attn, mlp"),
+     "part='att' is not one of layer, attn, mlp"),
     (lambda m: probe.swap_blocks(range(6), 3, 2),
      '4 layers from position 3 on do not lie within an order of 6'),
     (lambda m: probe.skip_blocks(range(6), -1, 2), 'position -1'),

@@ -29,7 +29,8 @@ from data.tokens import (
 TEXTS = ['', ' ', 'a', 'Hello, world! It\'s what they\'ve said; I\'ll go, you\'re 12th.',
          'def f(x):\n    return x**2  # 100%\n\n\n',
          'a   1 b  22\t333 \n 4', '   9', '12345678901234567890',
-         'ten 10  20   30\n40\r\n  50\u00a060 \u2003 70', 'naïve café Ωμέγα 東京 2024年 🙂🙃 ½ ² Ⅷ ٣٤',
+         'ten 10  20   30\n40\r\n  50\u00a060 \u2003 70',
+          'naïve café Ωμέγα 東京 2024年 🙂🙃 ½ ² Ⅷ ٣٤',
          'tabs\t\tand  trailing   ', '\n\n  \n', 'x=1;y =2 ; z= 3', "don't can't '5 's 1's",
          '\x00\x01\xff']
 
@@ -64,7 +65,8 @@ def train_bpe(path, pre_tokenizer, specials=('<|endoftext|>', '<pad>')):
     return reference
 
 
-SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+SPLIT = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
+         r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
 PRE_TOKENIZERS = {
     'gpt2': lambda tk: tk.pre_tokenizers.ByteLevel(add_prefix_space=False),
     'cosmo2': lambda tk: tk.pre_tokenizers.Sequence(

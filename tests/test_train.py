@@ -318,7 +318,7 @@ def test_a_second_ctrl_c_does_not_wait():
     (['--steps=100'], 'warmup_steps=50 and decay_steps=120 do not fit into steps=100'),
     (['config/basline.py'],
      "there is no config config/basline.py; did you mean 'config/baseline.py'?"),
-    (['--n_head=3', '--head_dim=none'], 'n_embd=128 does not divide into 3 heads'),
+    (['--n_head=3', '--head_dim=none'], 'n_embd=128 does not divide into n_head=3'),
     (['--batch_size=6', '--grad_accum=4'],
      'batch_size=6 on 1 processes does not divide into grad_accum=4 pieces'),
     (['--device=cudaa'], "device='cudaa' cannot be used"),

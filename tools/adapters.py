@@ -86,99 +86,110 @@ def generate(model, prompts, tokenizer, device, *, tokens, stops, end, temperatu
     return [text(row)[0] for row in out]
 
 
+def texts_of(lm, asked, silent):
+    "The texts of (prompt, tokens, temperature, stops), those alike in a batch."
+    texts, groups = [None] * len(asked), {}
+    for i, (ids, *settings) in enumerate(asked):
+        groups.setdefault((len(ids), *settings), []).append((i, ids))
+    parts = [(key, group[at:at + lm.batch_size]) for key, group in groups.items()
+             for at in range(0, len(group), lm.batch_size)]
+    for (_, most, temperature, stops), part in tqdm(parts, desc='texts', unit='batch',
+                                                    disable=silent):
+        said = generate(lm.model, [ids for _, ids in part], lm.tokenizer, lm.device, tokens=most,
+                        stops=stops, end=lm.end, temperature=temperature,
+                        seed=draw(0, 'evaluate', part[0][0]))
+        for (i, _), text in zip(part, said):
+            texts[i] = text
+    return texts
+
+
+class Answers:
+    "What lm-eval asks of one of our models; adapter() makes a model of the harness of it."
+
+    def __init__(self, pretrained, loop=None, r=None, batch_size=8, device='auto', dtype='auto',
+                 max_length=None, add_bos_token=None,
+                 max_batch_size=None, **wrapped):
+        super().__init__()
+        if str(device).startswith('cuda') and not torch.cuda.is_available():
+            device = 'auto'         # lm-eval's command line asks for cuda:0 by itself
+        self._device = pick_device(device or 'auto')
+        self.model = load_model(pretrained, self._device)
+        if dtype != 'auto':
+            self.model.to(getattr(torch, str(dtype)))
+        set_depth(self.model, loop=str(loop) if loop else None, r=None if r is None else int(r))
+        self.tokenizer = get_tokenizer(pretrained)
+        self.batch_size = 8 if str(batch_size).startswith('auto') else int(batch_size)
+        self.max_length = int(max_length or self.model.config.context)
+        # a token, a set, a list
+        self.begin, self.end, self.first = ends(pretrained, self.tokenizer)
+        if wrapped:
+            patch(self.model, **from_text(wrapped))
+        if add_bos_token is not None:
+            self.first = [self.begin] if str(add_bos_token).lower() == 'true' else []
+
+    @property
+    def eot_token_id(self):
+        return min(self.end)
+
+    @property
+    def prefix_token_id(self):
+        return self.begin
+
+    def tok_encode(self, string, add_special_tokens=None, **_):
+        from lm_eval.models.utils import has_bos_prefix
+        ids = self.tokenizer.encode(string, allowed_special='all')
+        begun = (has_bos_prefix(string, self.tokenizer.decode([self.begin]))
+                 if add_special_tokens is None else not add_special_tokens)
+        return ids if begun else [*self.first, *ids]
+
+    def _loglikelihood_tokens(self, requests, **_):
+        pairs = [(list(context) or [self.begin], list(continuation))
+                 for _, context, continuation in requests]
+        return log_likelihoods(self.model, pairs, self.batch_size, self.device, self.max_length)
+
+    def loglikelihood_rolling(self, requests, disable_tqdm=False):
+        from lm_eval import utils
+        windows = [[utils.make_disjoint_window(w) for w in utils.get_rolling_token_windows(
+            token_list=self.tok_encode(r.args[0]), prefix_token=self.begin,
+            max_seq_len=self.max_length, context_len=1)] for r in requests]
+        found = iter(
+            self._loglikelihood_tokens([(None, *w) for group in windows for w in group]))
+        return [sum(next(found)[0] for _ in group) for group in windows]
+
+    def generate_until(self, requests, disable_tqdm=False):
+        from lm_eval.models.utils import normalize_gen_kwargs
+        asked = []
+        for request in requests:
+            context, settings = request.args
+            settings = normalize_gen_kwargs(settings, 256)
+            room = self.max_length - settings['max_gen_toks']       # none: the window slides
+            ids = self.tok_encode(context) or [self.begin]
+            asked.append((ids[-(room if room > 0 else self.max_length):],
+                          settings['max_gen_toks'], settings.get('temperature') or 0.0,
+                          tuple(settings.get('until') or [])))
+        return texts_of(self, asked, disable_tqdm)
+
+    @property
+    def tokenizer_name(self):           # asked for where a chat template is
+        return self.apply_chat_template()
+
+    def apply_chat_template(self, *_, **__):
+        raise Refused("chat templates are the business of transformers: export with hf.py and "
+                      "use lm-eval's model `hf`")
+
+
 @functools.cache
 def adapter():
-    """The class that lm-eval knows as the model `nanodepth`. Made on demand: lm-eval is no core
-    package."""
+    "The class that lm-eval knows as `nanodepth`, made on demand: lm-eval is no core package."
     try:
-        from lm_eval import utils
         from lm_eval.api.model import TemplateLM
         from lm_eval.api.registry import register_model
-        from lm_eval.models.utils import has_bos_prefix, normalize_gen_kwargs
     except ImportError as error:
         raise Refused(f'this needs lm-eval (pip install "lm-eval[hf]"): {error}') from None
 
     @register_model('nanodepth')
-    class Nanodepth(TemplateLM):
-        def __init__(self, pretrained, loop=None, r=None, batch_size=8, device='auto', dtype='auto',
-                     max_length=None, add_bos_token=None,
-                     max_batch_size=None, **wrapped):
-            super().__init__()
-            if str(device).startswith('cuda') and not torch.cuda.is_available():
-                device = 'auto'         # lm-eval's command line asks for cuda:0 by itself
-            self._device = pick_device(device or 'auto')
-            self.model = load_model(pretrained, self._device)
-            if dtype != 'auto':
-                self.model.to(getattr(torch, str(dtype)))
-            set_depth(self.model, loop=str(loop) if loop else None, r=None if r is None else int(r))
-            self.tokenizer, self.batch_size = (get_tokenizer(pretrained),
-                                               8 if str(batch_size).startswith('auto')
-                                               else int(batch_size))
-            self.max_length = int(max_length or self.model.config.context)
-            # a token, a set, a list
-            self.begin, self.end, self.first = ends(pretrained, self.tokenizer)
-            if wrapped:
-                patch(self.model, **from_text(wrapped))
-            if add_bos_token is not None:
-                self.first = [self.begin] if str(add_bos_token).lower() == 'true' else []
-
-        @property
-        def eot_token_id(self):
-            return min(self.end)
-
-        @property
-        def prefix_token_id(self):
-            return self.begin
-
-        def tok_encode(self, string, add_special_tokens=None, **_):
-            ids = self.tokenizer.encode(string, allowed_special='all')
-            begun = (has_bos_prefix(string, self.tokenizer.decode([self.begin]))
-                     if add_special_tokens is None else not add_special_tokens)
-            return ids if begun else [*self.first, *ids]
-
-        def _loglikelihood_tokens(self, requests, **_):
-            pairs = [(list(context) or [self.begin], list(continuation))
-                     for _, context, continuation in requests]
-            return log_likelihoods(self.model, pairs, self.batch_size, self.device, self.max_length)
-
-        def loglikelihood_rolling(self, requests, disable_tqdm=False):
-            windows = [[utils.make_disjoint_window(w) for w in utils.get_rolling_token_windows(
-                token_list=self.tok_encode(r.args[0]), prefix_token=self.begin,
-                max_seq_len=self.max_length, context_len=1)] for r in requests]
-            found = iter(
-                self._loglikelihood_tokens([(None, *w) for group in windows for w in group]))
-            return [sum(next(found)[0] for _ in group) for group in windows]
-
-        def generate_until(self, requests, disable_tqdm=False):
-            texts, groups = [None] * len(requests), {}
-            for i, request in enumerate(requests):
-                context, settings = request.args
-                settings = normalize_gen_kwargs(settings, 256)
-                room = self.max_length - settings['max_gen_toks']       # none: the window slides
-                ids = (self.tok_encode(context)
-                       or [self.begin])[-(room if room > 0 else self.max_length):]
-                key = (len(ids), settings['max_gen_toks'], settings.get('temperature') or 0.0,
-                       tuple(settings.get('until') or []))
-                groups.setdefault(key, []).append((i, ids))
-            parts = [(key, group[at:at + self.batch_size]) for key, group in groups.items()
-                     for at in range(0, len(group), self.batch_size)]
-            for (_, most, temperature, stops), part in tqdm(parts, desc='texts', unit='batch',
-                    disable=disable_tqdm):
-                said = generate(self.model, [ids for _, ids in part], self.tokenizer, self.device,
-                                tokens=most, stops=stops, end=self.end,
-                                temperature=temperature, seed=draw(0, 'evaluate', part[0][0]))
-                for (i, _), text in zip(part, said):
-                    texts[i] = text
-            return texts
-
-        @property
-        def tokenizer_name(self):           # asked for where a chat template is
-            return self.apply_chat_template()
-
-        def apply_chat_template(self, *_, **__):
-            raise Refused("chat templates are the business of transformers: export with hf.py and "
-                          "use lm-eval's model `hf`")
-
+    class Nanodepth(Answers, TemplateLM):
+        pass
     return Nanodepth
 
 

@@ -17,10 +17,10 @@ Usage:
     # no network needed; a list's name, another order
     python nanodepth.py evaluate out/lidas --tasks=primitives --loop=3-2x2-3
     # its own command line
-    python nanodepth.py evaluate lm-eval run --model nanodepth --model_args pretrained=out/lidas --tasks arc_easy
-    python nanodepth.py evaluate lm-eval run --model nanodepth-hf --model_args pretrained=HF_FOLDER,window=3-5,K=3 --tasks arc_easy
+    python nanodepth.py evaluate lm-eval run --model nanodepth --model_args pretrained=out/lidas ...
+    python nanodepth.py evaluate lm-eval run --model nanodepth-hf --model_args \
+        pretrained=HF_FOLDER,window=3-5,K=3 --tasks arc_easy
 """
-import argparse
 import contextlib
 import difflib
 import functools
@@ -33,6 +33,7 @@ from common.columns import columns
 from common.errors import Refused, refusing
 from common.files import read_json
 from tools.adapters import adapter, hf_adapter
+from tools.options import make_parser
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -145,21 +146,13 @@ def main(argv=None):
         from lm_eval.__main__ import cli_evaluate
         sys.argv = argv
         return cli_evaluate()
-    parser = argparse.ArgumentParser(
-        description='Score a checkpoint with the language model evaluation harness.')
-    parser.add_argument('path', help="a run of ours or a Hugging Face folder; 'lm-eval ...' is its "
-                        "own command line, knowing the model nanodepth")
+    parser = make_parser('Score a checkpoint with the language model evaluation harness.', 'loop', 'r',
+                         'limit', 'dtype', 'device')
     parser.add_argument('--tasks', default='primitives',
                         help=f'names of tasks, or of lists: {", ".join(LISTS)}')
-    parser.add_argument('--loop', help='run the layers in another order, such as 3-2x2-3')
-    parser.add_argument('--r', type=int, help='how often a recurrent core runs')
-    parser.add_argument('--limit', type=int,
-                        help='only so many examples of each task: to try things, not to '
-                        'report them')
+    parser.add_argument('path', help="a run of ours or a Hugging Face folder; 'lm-eval ...' is its "
+                        "own command line, knowing the model nanodepth")
     parser.add_argument('--batch_size', type=int, default=8)
-    parser.add_argument('--dtype', default='auto',
-                        choices=['auto', 'float32', 'bfloat16', 'float16'])
-    parser.add_argument('--device', default='auto')
     parser.add_argument('--out', type=Path,
                         help='the numbers as JSON (default: out/evals/NAME.json)')
     args = parser.parse_args(argv)

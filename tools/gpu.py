@@ -28,16 +28,16 @@ import torch
 
 from common.columns import columns
 from common.errors import Refused
+from common.files import ROOT
 from engine import checkpoint, cost
 from engine.launch import peak_flops, pick_device
 from grow import lidas, untie
 from model import LM, KVCache, ModelConfig
 from retrofit import sample_recurrence, surgery
-from tools import bench
 from tools.peers import SHAPES, ours, training_step, transformers
+from tools.timing import against, clock, processor, ratio
 from wrapper import looped
 
-ROOT = Path(__file__).resolve().parents[1]
 SMALL = dict(vocab_size=257, n_layer=4, n_embd=64, n_head=2, ffn_dim=96, context=32)
 QWEN3_4B = dict(vocab_size=151_936, n_layer=36, n_embd=2560, n_head=32, n_kv_head=8, head_dim=128,
                 ffn_dim=9728, qk_norm=True,
@@ -53,7 +53,7 @@ TINY = dict(shape=SMALL, batch=2, block=1, turns=1, wrapped=SMALL, new=4,
 
 def seconds(device, call, turns):
     "The median of some calls, after two that count for nothing."
-    return statistics.median([bench.clock(device, call) for _ in range(turns + 2)][2:])
+    return statistics.median([clock(device, call) for _ in range(turns + 2)][2:])
 
 
 def gigabytes(n):
@@ -98,7 +98,7 @@ def training(size, device):
                 if who == 'ours':
                     plan = sum(cost.memory(model, tokens.numel(), depth=shape['n_layer'], width=2,
                                            device='cuda').values())
-                    yield f'predicted of measured memory, {form}', plan / used, f'of it; cost.py: {gigabytes(plan)}'
+                    yield f'predicted of measured, {form}', plan / used, gigabytes(plan)
             del model, loss, step
     for form in ('eager', 'compiled'):
         yield f'a step, transformers over ours, {form}', found['transformers', form] / found['ours',
@@ -115,14 +115,15 @@ def growing(size, device):
         return training_step(model, lambda tokens: model(tokens, tokens), tokens)
     model = LM(ModelConfig(**size['shape'] | dict(n_layer=2 * block)))
     step = stepping(model)
-    yield 'the first step, compiling', bench.clock(device, step), 's'
+    yield 'the first step, compiling', clock(device, step), 's'
     before, graphs = seconds(device, step, size['turns']), counters['stats']['unique_graphs']
     grown = stepping(untie(model, lidas(2 * block, block)))
-    first = bench.clock(device, grown)
+    first = clock(device, grown)
     yield 'graphs that a growth compiles', counters['stats'][
         'unique_graphs'] - graphs, f'of {graphs} before'
     after = seconds(device, grown, size['turns'])
-    yield 'the first step after a growth', first / after, f'of a later one; {before:.3g} s before, {after:.3g} s after'
+    yield ('the first step after a growth', first / after,
+           f'of a later one; {before:.3g} s before, {after:.3g} s after')
 
 
 def recurring(size, device):
@@ -139,11 +140,11 @@ def recurring(size, device):
                 loss = model(tokens, tokens, r=r, backprop_depth=8)
             loss.backward()
             model.zero_grad()
-    times = bench.against(device, 3, drawn=lambda: steps(drawn),
+    times = against(device, 3, drawn=lambda: steps(drawn),
                           fixed=lambda: steps([5] * len(drawn)))
     flops = [statistics.mean(model.flops_per_token(r=r, backprop_depth=8) for r in rs)
              for rs in (drawn, [5])]
-    middle, low, high = bench.ratio(times['drawn'], times['fixed'])
+    middle, low, high = ratio(times['drawn'], times['fixed'])
     yield 'random r over r = 5, time over FLOPs', middle / (flops[0]
             / flops[1]), f'{middle:.2f} of the time ({low:.2f} to {high:.2f})'
 
@@ -212,7 +213,8 @@ def generating(size, device):
     plain = seconds(device, lambda: model.generate(prompt, n, temperature=0), 3)
     yield 'tokens a second', n / plain, 'without a graph'
     captured = seconds(device, lambda: generate_captured(model, prompt, n), 3)
-    yield 'tokens a second, captured', (n + 8) / captured, 'with one, its capture and the prompt included'
+    yield ('tokens a second, captured', (n + 8) / captured,
+           'with one, its capture and the prompt included')
     same = generate_captured(model, prompt, n) == model.generate(prompt, n, temperature=0)
     yield 'tokens in common', same.cumprod(
         1).sum().item() / same.numel(), 'of the two texts, up to the first other one'
@@ -231,9 +233,10 @@ def wrapping(size, device):
     def run_looped():
         with looped(model, window='mid4', method='rk', K=3):
             model(prompt)
-    times = bench.against(device, 3, looped=run_looped, plain=lambda: model(prompt))
-    middle, low, high = bench.ratio(times['looped'], times['plain'])
-    yield 'a looped prompt over its layers', middle / ((deep + 8) / deep), f'{middle:.2f} of the plain time ({low:.2f} to {high:.2f})'
+    times = against(device, 3, looped=run_looped, plain=lambda: model(prompt))
+    middle, low, high = ratio(times['looped'], times['plain'])
+    yield ('a looped prompt over its layers', middle / ((deep + 8) / deep),
+           f'{middle:.2f} of the plain time ({low:.2f} to {high:.2f})')
 
 
 # ---- whole runs of train.py
@@ -348,7 +351,7 @@ def main(argv=None):
             torch.set_float32_matmul_precision('high')
         measure(PARTS[args.names[0]], TINY if args.tiny else REAL, device, args.rows)
         return
-    machine = torch.cuda.get_device_name(device) if device.type == 'cuda' else bench.processor()
+    machine = torch.cuda.get_device_name(device) if device.type == 'cuda' else processor()
     peak = peak_flops(device)
     head = (f'{machine}, torch {torch.__version__}, {time.strftime("%Y-%m-%d")}. MFU = '
             'FLOPs a token x tokens a second / '

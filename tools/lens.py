@@ -3,24 +3,23 @@
 Usage:
     python nanodepth.py lens out/baseline               # saved as out/baseline/lens.pt
 """
-import argparse
 from pathlib import Path
 
 from common.columns import columns
 from engine.checkpoint import build_model, load
 from engine.launch import pick_device
 from engine.measure import data_of
+from tools.options import make_parser
 from variants.lens import beside, quality, save_lens, train_lens
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(
-        description='Train a tuned lens for a checkpoint, and say what is known at each depth.')
+    parser = make_parser(
+        'Train a tuned lens for a checkpoint, and say what is known at each depth.', 'data',
+        'device')
     parser.add_argument('path', help='a run of ours or a Hugging Face folder')
     parser.add_argument('--steps', type=int, default=250)
     parser.add_argument('--lr', type=float, default=1e-3)
-    parser.add_argument('--data', help='a dataset (default: what the run was trained on)')
-    parser.add_argument('--device', default='auto')
     parser.add_argument('--out', type=Path, help='default: lens.pt beside the checkpoint')
     args = parser.parse_args(argv)
     state = load(args.path)

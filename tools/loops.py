@@ -6,7 +6,6 @@ Usage:
     python loop.py out/loop_2x4 out/standard_2 out/baseline
     python loop.py --untie out/loop_2x4 out/untied  # cut the ties, to train on from there
 """
-import argparse
 import shutil
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from grow import untie
 from loop import format_loop, repeat_block, running
 from report.logs import by_seed, mean, number, run_names, standard_error, write_csv
 from report.plot import draw_repetitions, draw_tradeoffs, show
+from tools.options import RUNS, make_parser
 
 
 def facts(name, state, model):
@@ -79,41 +79,45 @@ def cut_ties(source, target):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(
-        description='Compare looped, grown and ordinary models, and repeat their blocks.')
-    parser.add_argument('runs', nargs='+',
-                        help='folders that train.py wrote, or Hugging Face checkpoints; '
-                        'NAME-SEED are averaged over their seeds')
+    parser = make_parser('Compare looped, grown and ordinary models, and repeat their blocks.',
+                         'data',
+                    'batches', 'tasks', 'n', 'show', 'device', out='out/loop.png')
+    parser.add_argument('runs', nargs='+', help=RUNS)
     parser.add_argument('--untie', action='store_true',
-                        help='with two folders: write the first, a looped run, to the '
-                        'second, its ties cut')
+                        help='with two folders: write the first, a looped run, to the second, its '
+                        'ties cut')
     parser.add_argument('--block', type=int, default=2, help='how many layers are repeated')
     parser.add_argument('--times', default='1,2,3', help='how often they run')
-    parser.add_argument('--data',
-                        help='the dataset whose validation loss is measured (default: what '
-                        'the run was trained on)')
-    parser.add_argument('--batches', type=int, default=8,
-                        help='batches of validation data for each measurement')
-    parser.add_argument('--tasks', default='',
-                        help='primitives to score too, with their depth, such as '
-                        'assign_code/1,copy_words')
     parser.add_argument('--shots', type=int, default=0)
-    parser.add_argument('--n', type=int, default=200, help='examples of each task')
-    parser.add_argument('--show', help='what the picture of the repetitions shows, such as '
-                        'loss,assign_code/1 (default: all)')
-    parser.add_argument('--device', default='auto')
-    parser.add_argument('--out', type=Path, default=Path('out/loop.png'))
     args = parser.parse_args(argv)
-
     if args.untie:
         if len(args.runs) != 2:
             parser.error('--untie takes two folders: a looped run, and where to write it')
         return cut_ties(*args.runs)
+    found, sweeps = measure_runs(args)
+    rows, kinds = [], [key for key in next(iter(sweeps.values()))[0] if key not in ('start',
+            'times')]
+    for group, names in by_seed({name: name for name in found}).items():
+        numbers = {key: [found[n][key] for n in names] for key, v in found[names[0]].items()
+                   if not isinstance(v, str)}
+        rows.append(found[names[0]] | dict(run=group, seeds=len(names))
+                    | {key: mean(v) for key, v in numbers.items()}
+                    | {f'{key} se': standard_error(numbers[key]) for key in kinds})
+    print_rows(rows, kinds)
+    tradeoffs = args.out.with_stem(args.out.stem + '_tradeoffs')
+    write_csv([dict(run=n, **row) for n, sweep in sweeps.items() for row in sweep], args.out)
+    write_csv(rows, tradeoffs)
+    shown = [kind for kind in kinds if not args.show or kind in args.show.split(',')] or kinds
+    show(draw_repetitions, (sweeps, shown, args.block), args.out)
+    show(draw_tradeoffs, (rows, kinds), tradeoffs)
+
+
+def measure_runs(args):
+    "({run: what it is and how good}, {run: its repetitions})."
     times, device = whole_numbers('--times', args.times), pick_device(args.device)
     if min(times) < 1 or args.block < 1 or args.batches < 1 or args.n < 1:
         raise Refused('--times, --block, --batches and --n must be at least 1')
-    times = sorted({1, *times})
-    found, sweeps = {}, {}
+    times, found, sweeps = sorted({1, *times}), {}, {}
     examples = asked(args.tasks, args.n, args.shots)
     for name, path in tqdm(run_names(args.runs).items(), desc='measuring', unit='run'):
         state = load(path)
@@ -130,20 +134,7 @@ def main(argv=None):
                           f'({", ".join(plain)}): compare it apart')
         found[name] = facts(name, state, model) | plain
         sweeps[name] = repetitions(model, look, args.block, times, plain)
-    rows = []
-    for group, names in by_seed({name: name for name in found}).items():
-        numbers = {key: [found[n][key] for n in names] for key, v in found[names[0]].items()
-                   if not isinstance(v, str)}
-        rows.append(found[names[0]] | dict(run=group, seeds=len(names))
-                    | {key: mean(v) for key, v in numbers.items()}
-                    | {f'{key} se': standard_error(numbers[key]) for key in plain})
-    kinds = list(plain)
-    print_rows(rows, kinds)
-    write_csv([dict(run=n, **row) for n, sweep in sweeps.items() for row in sweep], args.out)
-    write_csv(rows, args.out.with_stem(args.out.stem + '_tradeoffs'))
-    shown = [kind for kind in kinds if not args.show or kind in args.show.split(',')] or kinds
-    show(draw_repetitions, (sweeps, shown, args.block), args.out)
-    show(draw_tradeoffs, (rows, kinds), args.out.with_stem(args.out.stem + '_tradeoffs'))
+    return found, sweeps
 
 
 def print_rows(rows, kinds):

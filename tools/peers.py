@@ -12,10 +12,14 @@ Usage:
     model, loss = ours(SHAPES['125m']), PEERS['transformers'](SHAPES['125m'])
     step = training_step(*model, tokens)        # forward, backward, AdamW
 """
+import subprocess
+import sys
+
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
+from common.files import ROOT
 from model import LM, ModelConfig
 
 SHAPES = {
@@ -102,3 +106,37 @@ def training_step(model, loss, tokens):
         optimizer.step()
         optimizer.zero_grad()
     return step
+
+
+# ------------------------------------------------------------------------------------ peak memory
+
+PEAK = """
+import resource, sys, torch
+def most():     # Linux hands ru_maxrss on from process to process, but not this
+    try:
+        lines = [line for line in open('/proc/self/status') if line.startswith('VmHWM')]
+        return int(lines[0].split()[1]) * 1024
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss       # bytes on a Mac
+sys.path.insert(0, {root!r})
+from tools.peers import *
+name, who = {name!r}, {who!r}
+make = dict(PEERS, ours=ours)[who]
+def go(shape, batch):
+    model, loss = make(shape)
+    step = training_step(model, loss, torch.randint(shape['vocab_size'], (batch, shape['context'])))
+    step(), step()
+    return model
+go(dict(SHAPES['toy'], n_layer=1, n_embd=32, ffn_dim=32), 1)
+before = most()
+model = go(SHAPES[name], BATCH[name])
+print(most() - before)
+"""
+
+
+def peak(name, who):
+    """Bytes that two training steps need at most, in a process of their own, above what Python and
+    torch take."""
+    code = PEAK.format(root=str(ROOT), name=name, who=who)
+    return int(subprocess.run([sys.executable, '-c', code], capture_output=True, text=True,
+                              check=True).stdout.split()[-1])

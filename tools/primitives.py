@@ -5,7 +5,6 @@ Usage:
     # a table, a picture, a CSV file
     python nanodepth.py primitives out/lidas out/baseline --depths=0,1,2
 """
-import argparse
 import itertools
 import json
 from pathlib import Path
@@ -21,6 +20,7 @@ from engine.launch import pick_device
 from engine.measure import score
 from report.logs import by_seed, mean, number, run_names, standard_error, write_csv
 from report.plot import draw_shots, show
+from tools.options import make_parser
 
 
 def pick_tasks(text, context):
@@ -32,23 +32,18 @@ def pick_tasks(text, context):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description='Score checkpoints on the reasoning primitives.')
+    parser = make_parser('Score checkpoints on the reasoning primitives.', 'n', 'seed',
+                         'loop', 'r', 'device')
+    parser.add_argument('--tasks', default='auto',
+                        help=f'papers ({", ".join(TASKS)}), toy (toy_copy, toy_assign), or some of '
+                        'them and toy_code by name')
     parser.add_argument('runs', nargs='+',
                         help='folders that train.py wrote, or Hugging Face checkpoints; '
                         'NAME-SEED are averaged over their seeds')
-    parser.add_argument('--tasks', default='auto',
-                        help=f'papers ({", ".join(TASKS)}), toy (toy_copy, toy_assign), or '
-                        'some of them and toy_code by name')
     parser.add_argument('--depths', default='0,1,2',
                         help='of assignment: how many aliases stand before the value')
     parser.add_argument('--shots', default='0',
                         help='such as 0,1,2,5: accuracy against shots (the papers score at 5)')
-    parser.add_argument('--n', type=int, default=200,
-                        help='examples of each task, depth and number of shots')
-    parser.add_argument('--seed', type=int, default=0)
-    parser.add_argument('--loop', help='run the layers in another order, such as 3-2x2-3')
-    parser.add_argument('--r', type=int, help='how often a recurrent core runs')
-    parser.add_argument('--device', default='auto')
     parser.add_argument('--out', type=Path, default=Path('out/primitives.png'))
     args = parser.parse_args(argv)
 

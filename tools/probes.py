@@ -15,7 +15,6 @@ Usage:
     python probe.py out/toys/* --only=depth_score,heatmap  # NAME-SEED are averaged over their seeds
     python probe.py --redraw  # the pictures again, from out/probe/*.csv
 """
-import argparse
 import csv
 import functools
 import hashlib
@@ -33,7 +32,9 @@ from common.columns import columns
 from common.errors import Refused, refusing, suggest
 from loop import format_loop
 from report.logs import by_seed, mean, number, run_names, standard_error, write_csv
-from report.plot import draw_curves, draw_maps, show
+from report.panels import draw_curves, draw_maps
+from report.plot import show
+from tools.options import make_parser
 from tools.subject import NotHere, Subject
 from variants.lens import exit_at, quality
 
@@ -236,16 +237,22 @@ def draw(name, folder):
     show(draw_curves, (rows, p.keys, values, groups, labels, p.title), folder / f'{name}.png')
 
 
+STYLE = ('body{font-family:sans-serif;max-width:70em;margin:2em auto;line-height:1.5}'
+         'img{max-width:100%}')
+HEAD = 'Which layers do they use?'
+
+
 def write_index(folder, names, about):
-    parts = [f'<h2>{html.escape(p.title)}</h2><p>{html.escape(p.reads)}</p><img '
-             f'src="{name}.png" alt="{html.escape(p.title)}"><p><a '
-             f'href="{name}.csv">the numbers</a></p>'
-             for name, p in PROBES.items() if name in names]
+    parts = []
+    for name, p in PROBES.items():
+        if name in names:
+            title, reads = html.escape(p.title), html.escape(p.reads)
+            parts.append(f'<h2>{title}</h2><p>{reads}</p><img src="{name}.png" alt="{title}">'
+                         f'<p><a href="{name}.csv">the numbers</a></p>')
     lines = ''.join(f'<li>{html.escape(line)}</li>' for line in about)
     (folder / 'index.html').write_text(
-        '<!doctype html><meta charset="utf-8"><title>Which layers do they '
-        'use?</title><style>body{font-family:sans-serif;max-width:70em;'
-                                       f'margin:2em auto;line-height:1.5}}img{{max-width:100%}}</style><h1>Which layers do they use?</h1><ul>{lines}</ul>{"".join(parts)}')
+        f'<!doctype html><meta charset="utf-8"><title>{HEAD}</title><style>{STYLE}</style>'
+        f'<h1>{HEAD}</h1><ul>{lines}</ul>{"".join(parts)}')
 
 
 def describe(name, subject):
@@ -318,9 +325,9 @@ def make(args):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(prog='probe.py',
-                                     description='See which layers models use: a page of pictures, '
-                                     'side by side.')
+    parser = make_parser('See which layers models use: a page of pictures.', 'tasks', 'n',
+                         'batches', 'data', 'device')
+    parser.set_defaults(tasks='toy_assign/3', n=100, batches=2)
     parser.add_argument('runs', nargs='*',
                         help='runs of ours or Hugging Face folders; NAME-SEED are averaged '
                         'over their seeds')
@@ -330,18 +337,10 @@ def main(argv=None):
                         'a primitive such as toy_assign/3')
     parser.add_argument('--count', type=int, default=20, help='how many examples (the papers: 20)')
     parser.add_argument('--length', type=int, help='tokens of each (default: 32)')
-    parser.add_argument('--tasks', default='toy_assign/3',
-                        help='primitives that interventions are scored by')
-    parser.add_argument('--n', type=int, default=100,
-                        help='questions of each, and passages for the last word')
-    parser.add_argument('--batches', type=int, default=2,
-                        help='batches of validation data for the loss')
-    parser.add_argument('--data', help='a dataset, instead of what the run was trained on')
     parser.add_argument('--lens_steps', type=int, default=250,
                         help='training of a tuned lens, where none lies beside the checkpoint')
     parser.add_argument('--redraw', action='store_true',
                         help='only the pictures, from the CSV files')
-    parser.add_argument('--device', default='auto')
     parser.add_argument('--out', type=Path, default=Path('out/probe'),
                         help='the folder of the page')
     args = parser.parse_args(argv)

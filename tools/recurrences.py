@@ -4,7 +4,6 @@ to compare with.
 Usage:
     python retrofit.py out/retrofit --eval --r=1,2,4,8,16       # a table, out/retrofit.png and .csv
 """
-import argparse
 from pathlib import Path
 
 from tqdm import tqdm
@@ -17,6 +16,7 @@ from engine.measure import asked, looker
 from report.logs import by_seed, mean, number, run_names, standard_error, write_csv
 from report.plot import draw_recurrences, show
 from retrofit import Recurrent
+from tools.options import make_parser
 
 
 def evaluate_recurrences(args):
@@ -55,19 +55,10 @@ def evaluate_recurrences(args):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(
-        description='Loss and primitives against the number of recurrences.')
+    parser = make_parser('Loss and primitives against the number of recurrences.', 'data',
+                         'batches', 'tasks', 'n', 'show', 'device')
     parser.add_argument('paths', nargs='+',
                         help='runs with a recurrent core, and ordinary ones to compare with')
     parser.add_argument('--out', type=Path, help='the picture')
-    parser.add_argument('--data',
-                        help='a dataset (default: instead of what the run was trained on)')
     parser.add_argument('--r', default='1,2,4,8,16', help='recurrences')
-    parser.add_argument('--batches', type=int, default=8, help='batches of validation data')
-    parser.add_argument('--tasks', default='',
-                        help='primitives and their depth, such as toy_assign/4')
-    parser.add_argument('--n', type=int, default=200, help='examples of each')
-    parser.add_argument('--show',
-                        help='what the picture shows, such as loss,toy_assign/4 (default: all)')
-    parser.add_argument('--device', default='auto')
     evaluate_recurrences(parser.parse_args(argv))

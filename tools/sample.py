@@ -5,7 +5,6 @@ Usage:
     python nanodepth.py sample out/baseline --prompt='w7j6z1q3bwdzejhq?b' --temperature=0 --tokens=1
     python nanodepth.py sample out/baseline --loop=3-2x2-3  # with its middle layers run twice
 """
-import argparse
 
 import torch
 
@@ -13,6 +12,7 @@ from data.tokenizer import get_tokenizer, readable, start_of_document
 from data.tokens import draw
 from engine.checkpoint import load_model, set_depth
 from engine.launch import pick_device
+from tools.options import make_parser
 
 # What suits the toy, and how many tokens at most: behind an answer comes a question, which the
 # toy's models don't learn to ask.
@@ -21,7 +21,7 @@ TOY_PROMPTS = {'JicDqySofUzgJicDqySofUzg': 24, 'w7j6z1q3?z': 1, 'w7j6z1q3bwdzejh
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description='Generate text from a checkpoint.')
+    parser = make_parser('Generate text from a checkpoint.', 'seed', 'loop', 'r', 'device')
     parser.add_argument('path', help='a folder that train.py wrote, or a Hugging Face checkpoint')
     parser.add_argument('--prompt', action='append',
                         help='may be given several times; \\n is a line break')
@@ -29,10 +29,6 @@ def main(argv=None):
     parser.add_argument('--temperature', type=float, default=0.7,
                         help='0 takes the likeliest token each time')
     parser.add_argument('--top_k', type=int, default=None)
-    parser.add_argument('--seed', type=int, default=0)
-    parser.add_argument('--loop', help='run the layers in another order, such as 3-2x2-3')
-    parser.add_argument('--r', type=int, help='how often a recurrent core runs')
-    parser.add_argument('--device', default='auto')
     args = parser.parse_args(argv)
     if (args.top_k is not None and args.top_k < 1 or not 0 <= args.temperature < 1e9 or args.tokens
         < 1):

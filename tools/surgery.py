@@ -6,7 +6,6 @@ Usage:
     python retrofit.py TinyLlama 4-8-4 --select=influence --data=data/mytext
     python retrofit.py out/retrofit --eval --r=1,2,4,8          # recurrences.py
 """
-import argparse
 import json
 import math
 import sys
@@ -22,6 +21,7 @@ from data.tokens import Loader, draw
 from engine.checkpoint import build_model, describe, exists, load, save
 from retrofit import cut, surgery
 from tools import recurrences
+from tools.options import make_parser
 from variants.cuts import by_influence, screen
 
 
@@ -87,7 +87,8 @@ def operate(args):
     save(target, **describe(model.lm if args.dense else model), optimizers=[], step=0, flops=0,
          inherited_flops=cost, config={})
     (target / 'run.json').write_text(tokenizer)
-    print(f'{target}: {"the kept layers, each once" if args.dense else "train it with train.py --init_from=" + str(target)}')
+    now = 'the kept layers, each once' if args.dense else f'train.py --init_from={target} trains it'
+    print(f'{target}: {now}')
 
 
 def sample_tokens(data, config, n=8):
@@ -100,8 +101,8 @@ def main(argv=None):
     argv = sys.argv[1:] if argv is None else argv
     if '--eval' in argv:
         return recurrences.main([arg for arg in argv if arg != '--eval'])
-    parser = argparse.ArgumentParser(description='Cut a checkpoint into prelude, core and coda.',
-                                     epilog='With --eval: measure runs against the number of '
+    parser = make_parser('Cut a checkpoint into prelude, core and coda.', 'seed', 'data',
+                         epilog='With --eval: measure runs against the number of '
                                      'recurrences (--eval --help).')
     parser.add_argument('paths', nargs='+',
                         help='a checkpoint and a shape, such as out/baseline 2-4-2')
@@ -122,8 +123,6 @@ def main(argv=None):
                         help='random weights: recurrence from scratch')
     parser.add_argument('--dense', action='store_true',
                         help='write the kept layers as an ordinary model: the pruned partner')
-    parser.add_argument('--seed', type=int, default=0)
-    parser.add_argument('--data', help='a dataset')
     args = parser.parse_args(argv)
     if len(args.paths) != 2 or (args.search or args.select == 'influence') and not args.data:
         parser.error('give a checkpoint and a shape, such as out/baseline 2-4-2 (and --data '

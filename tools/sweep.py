@@ -15,11 +15,10 @@ again.
 
 Usage:
     # ours: the loss, primitives by --tasks
-    python nanodepth.py sweep out/toys/baseline-0 out/toys/baseline-1 --windows=all2,all4 --methods=naive,rk --K=2,3
+    python nanodepth.py sweep out/toys/baseline-* --windows=all2,all4 --methods=naive,rk --K=2,3
     # by lm-eval
-    python nanodepth.py sweep HF_FOLDER --windows=all4 --K=2,3 --tasks=arc_easy,openbookqa --limit=200
+    python nanodepth.py sweep HF_FOLDER --windows=all4 --K=2,3 --tasks=arc_easy --limit=200
 """
-import argparse
 import hashlib
 import inspect
 import itertools
@@ -35,6 +34,7 @@ from engine.checkpoint import exists, fingerprint
 from report.logs import by_seed, mean, number, run_names, standard_error, write_csv
 from report.plot import draw_sweep, show
 from tools.evaluate import explain
+from tools.options import make_parser
 from tools.parts import is_share, main_kinds, open_ours, open_theirs
 from variants.hosts import depth_of, pick_window
 from wrapper import SOLVERS, looped, pick_solver
@@ -269,9 +269,9 @@ def summary(group, gain, score):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(
-        description='Loop a model in many ways: which windows and methods help, and does it '
-        'hold on other data?')
+    parser = make_parser('Loop a model in many ways: which windows and methods help, and does it '
+                         'hold on other data?', 'limit', 'data', 'batches', 'n', 'show',
+                         'device')
     parser.add_argument('runs', nargs='+',
                         help='runs of ours (NAME-SEED are averaged over their seeds), or '
                         'Hugging Face checkpoints')
@@ -284,29 +284,22 @@ def main(argv=None):
     parser.add_argument('--cache', default='first',
                         help='matters where something is generated, or scored with a cache '
                         '(primitives)')
-    parser.add_argument('--tasks', default='',
-                        help='primitives with their depth (toy_assign/4); of a Hugging Face '
-                        'checkpoint: benchmarks of lm-eval')
     parser.add_argument('--judge_tasks',
                         help='benchmarks to judge by, instead of the documents that were '
                         'not screened')
-    parser.add_argument('--limit', type=int, help='documents of each benchmark')
-    parser.add_argument('--data', help='a dataset, instead of what the run was trained on')
-    parser.add_argument('--batches', type=int, default=8,
-                        help='batches of validation data, and as many others to judge by')
     parser.add_argument('--by_token', action='store_true',
                         help='of ours: also the loss of text that is read token by token with the '
                         'cache')
-    parser.add_argument('--n', type=int, default=200, help='examples of each primitive')
     parser.add_argument('--score',
                         help='what the best are chosen by (default: the loss, or the mean share of '
                         'right answers over the benchmarks)')
     parser.add_argument('--best', type=int, default=3, help='how many are judged')
-    parser.add_argument('--show', help='what the picture shows (default: all)')
     parser.add_argument('--batch_size', type=int, default=8)
-    parser.add_argument('--device', default='auto')
     parser.add_argument('--out', type=Path, default=Path('out/sweep.png'),
                         help='the picture; beside it .csv, and .jsonl with every finished cell')
+    parser.add_argument('--tasks', default='',
+                        help='primitives with their depth (toy_assign/4); of a Hugging Face '
+                        'checkpoint: benchmarks of lm-eval')
     args = parser.parse_args(argv)
     with refusing(ValueError, OSError, why=lambda error: explain(error, args.tasks)):
         study(args)
