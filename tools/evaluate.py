@@ -146,8 +146,8 @@ def main(argv=None):
         from lm_eval.__main__ import cli_evaluate
         sys.argv = argv
         return cli_evaluate()
-    parser = make_parser('Score a checkpoint with the language model evaluation harness.', 'loop', 'r',
-                         'limit', 'dtype', 'device')
+    parser = make_parser('Score a checkpoint with the language model evaluation harness.', 'loop',
+                         'r', 'limit', 'dtype', 'device')
     parser.add_argument('--tasks', default='primitives',
                         help=f'names of tasks, or of lists: {", ".join(LISTS)}')
     parser.add_argument('path', help="a run of ours or a Hugging Face folder; 'lm-eval ...' is its "
