@@ -1,0 +1,166 @@
+"plan.py: every step of every config against the settings read by hand; what a resume may change."
+import dataclasses
+import math
+import shutil
+
+import pytest
+from conftest import ROOT
+from test_train import config, log_of  # noqa: F401
+
+from common.errors import Refused
+from engine import checkpoint
+from engine.plan import ANSWERED, Plan, Start
+from engine.settings import Config, check, read_config
+from grow import GROWTH, prop_schedule
+from loop import parse_loop
+from retrofit import recurrence_curriculum, sample_recurrence
+from train import train
+
+CONFIGS = sorted(path.stem for path in ROOT.glob('config/[!_]*.py'))
+
+
+def by_hand(c, start, step):
+    """(rate, layers, origin, order, data, batch, mean, backprop depth), worked out anew for one
+    step."""
+    decay = c.steps - c.decay_steps
+    rate = 1.0 if step <= decay else 1 - math.sqrt((step - decay) / c.decay_steps)
+    rate = (step + 1) / c.warmup_steps if step < c.warmup_steps else rate
+    n, origin = start.n_layer, None
+    if c.grow:
+        depths = [c.grow_block]
+        while depths[-1] < c.n_layer:
+            depths.append(len(GROWTH[c.grow](depths[-1], c.grow_block)))
+        lengths, stage, left = prop_schedule(decay, len(depths), c.grow_alpha), 0, step
+        while stage + 1 < len(depths) and left >= lengths[stage]:
+            left, stage = left - lengths[stage], stage + 1
+        n = depths[stage]
+        origin = tuple(GROWTH[c.grow](depths[stage - 1], c.grow_block)) if stage else None
+    late = step >= decay
+    order = start.order or tuple(range(n))
+    order = tuple(parse_loop(c.loop)) if c.loop else order
+    order = tuple(parse_loop(c.cooldown_loop)) if late and c.cooldown_loop else order
+    cool = late and c.cooldown_data is not None
+    mean = depth = None
+    if start.kind == 'recurrent':
+        order = None
+        mean = recurrence_curriculum(step, c.steps, c.recurrence or start.mean, c.curriculum,
+                                     c.curriculum_shape)
+        depth = recurrence_curriculum(step, c.steps, c.backprop_depth or start.backprop_depth,
+                                      c.backprop_curriculum)
+    data = 'cooldown_data' if cool else 'data'
+    return rate, n, origin, order, data, step - decay if cool else step, mean, depth
+
+
+@pytest.mark.parametrize('name', CONFIGS)
+def test_every_step_of_every_config(name):
+    c = check(read_config(Config, [f'config/{name}.py']))
+    recurs = name.startswith('retrofit') and 'dense' not in name
+    start = (Start('recurrent', 6, None, 4, 8) if recurs else
+             Start('lm', 8, (0, 1, 2, 2)) if c.init_from else Start('lm', c.n_layer))
+    plan, decay = Plan(c, start), c.steps - c.decay_steps
+    some = {*range(0, c.steps, max(1, c.steps // 300)), c.steps - 1}
+    some |= {max(0, edge + d) for edge in (*plan.firsts, decay, c.warmup_steps) for d in (-1, 0, 1)}
+    for step in sorted(step for step in some if step < c.steps):
+        assert tuple(plan.at(step)) == by_hand(c, start, step), step
+    told = plan.told(5)
+    assert (told == {}) != recurs
+    if recurs:
+        assert told['r'] == sample_recurrence(plan.at(5).mean, 5, c.seed)
+
+
+def test_the_plan_reads_the_settings_that_it_answers_for_and_no_others():
+    "But for the seed, which r is drawn by, and the path that an error names."
+    read = set()
+
+    class Watched:
+        def __init__(self, config):
+            self.config = config
+
+        def __getattr__(self, name):
+            read.add(name)
+            return getattr(self.config, name)
+    grown = check(Config(grow='lidas', cooldown_loop='3-2x2-3', cooldown_data='x'))
+    looped = check(Config(n_layer=2, loop='2x4'))
+    recurs = Config(init_from='x', recurrence=3)
+    for c, start in ((grown, None), (looped, None), (recurs, Start('recurrent', 6, None, 4, 8))):
+        plan = Plan(Watched(c), start)
+        for step in (0, 100, 599):
+            plan.at(step), plan.told(step)
+        plan.stretches()
+    assert read == {*ANSWERED, 'seed'}
+    assert {*ANSWERED} <= {field.name for field in dataclasses.fields(Config)}
+
+
+def test_stretches_cover_every_step_once():
+    for fields, edges in ((dict(grow='lidas'), [0, 48, 144, 288, 480, 600]), (dict(), [0, 600]),
+                          (dict(cooldown_loop='3-2x2-3'), [0, 480, 600])):
+        assert Plan(check(Config(**fields))).stretches() == list(zip(edges, edges[1:]))
+
+
+GROWN = dict(grow_block=1, steps=40, decay_steps=8)
+
+
+@pytest.mark.parametrize('old, new, at, message', [
+    # 1, 2, 3, 4, 5 layers from steps 0, 2, 6, 12, 21 on. To 3 layers MIDAS and LIDAS grow alike.
+    (dict(grow='midas', n_layer=5), dict(grow='lidas', n_layer=5), 5, None),
+    (dict(grow='midas', n_layer=5), dict(grow='lidas', n_layer=5), 8, "with grow='midas', but"),
+    (dict(grow='lidas', n_layer=5), dict(grow='lidas', n_layer=5, cooldown_loop='2-1x2-2'), 30,
+     None),
+    (dict(grow='lidas', n_layer=5), dict(grow='lidas', n_layer=5, warmup_steps=3), 1,
+     'warmup_steps=2'),
+    (dict(n_layer=3), dict(n_layer=3, decay_steps=4), 32, None),
+    (dict(n_layer=3), dict(n_layer=3, decay_steps=4), 34, 'with decay_steps=8, but'),
+    (dict(n_layer=3), dict(n_layer=3, lr=1.0), 1, 'with lr=')])
+def test_a_run_goes_on_where_both_plans_agree_on_every_step_taken(config, old, new, at, message):
+    "Stopped at a step, and gone on with under other settings: as if they had been there all along."
+    before = config('before', **GROWN | old | dict(save_every=1))
+    stop_at(before, at)
+    other, whole = (config(name, **GROWN | new) for name in ('other', 'whole'))
+    shutil.copytree(before.out_dir, other.out_dir)
+    if message:
+        with pytest.raises(Refused, match=f'holds a run {message}' if 'with' in message
+                           else message):
+            train(other)
+        return
+    train(other)
+    train(whole)
+    same = [{k: v for k, v in line.items() if k not in ('tokens_per_s', 'seconds')}
+            for line in log_of(whole)]
+    assert same == [{k: v for k, v in line.items() if k not in ('tokens_per_s', 'seconds')}
+                    for line in log_of(other)]
+
+
+class Stopped(Exception):
+    pass
+
+
+def stop_at(c, step):
+    import train as train_file
+    take, calls = train_file.take_step, []
+
+    def stopping(*args):
+        if len(calls) == step:
+            raise Stopped
+        calls.append(1)
+        return take(*args)
+    train_file.take_step = stopping
+    try:
+        with pytest.raises(Stopped):
+            train(c)
+    finally:
+        train_file.take_step = take
+    assert checkpoint.load(c.out_dir)['step'] == step
+
+
+def test_a_start_is_kept_and_an_older_checkpoint_without_one_is_understood(config):  # noqa: F811
+    parent, child = config('parent', n_layer=3, loop='1-2x2'), None
+    train(parent)
+    child = config('child', init_from=parent.out_dir)
+    train(child)
+    state = checkpoint.load(child.out_dir)
+    assert Start.kept(state) == Start('lm', 3, (0, 1, 2, 1, 2))
+    old = {key: value for key, value in state.items() if key != 'start'}
+    assert Start.kept(old) == Start.kept(state)
+    new = checkpoint.load(parent.out_dir)
+    assert Start.kept(new) == Start.kept({k: v for k, v in new.items() if k != 'start'}) == Start(
+        'lm', 3)
