@@ -11,8 +11,8 @@ growing before the decay); "From Growing to Looping", section 5.2 (a loop and ot
 decay on); "Retrofitted Recurrence", section 4.2.
 
 Usage:
-    plan = Plan(config)  # of a new model; Plan(config, Start.of(model)) of what init_from gives
-    plan.at(300)  # Step(lr=1.0, n_layer=8, origin=(0, 1, 2, 3, 2, 3, 4, 5), order=..., ...)
+    plan = Plan(config)         # of a new model; Plan(config, Start.of(model)) of another's
+    plan.at(300)                # Step(lr=1.0, n_layer=8, origin=(0, 1, 2, 3, 2, 3, 4, 5), order=..., ...)
 """
 import bisect
 import math
@@ -26,9 +26,8 @@ from retrofit import recurrence_curriculum, sample_recurrence
 # The settings that the plan answers for: a resume compares what comes of them, step by step, and
 # not their values.
 ANSWERED = ('steps', 'warmup_steps', 'decay_steps', 'n_layer', 'grow', 'grow_block', 'grow_alpha',
-            'loop', 'cooldown_loop',
-            'cooldown_data', 'recurrence', 'backprop_depth', 'curriculum', 'curriculum_shape',
-            'backprop_curriculum')
+            'loop', 'cooldown_loop', 'cooldown_data', 'recurrence', 'backprop_depth', 'curriculum',
+            'curriculum_shape', 'backprop_curriculum')
 
 
 class Start(NamedTuple):
@@ -88,7 +87,8 @@ class Plan:
                           '2-4-2 makes one')
         self.mean, self.backprop_depth = (c.recurrence or start.mean,
                                           c.backprop_depth or start.backprop_depth)
-        self.stages = [(0, start.n_layer)]              # (first step, layers)
+        # (first step, layers)
+        self.stages = [(0, start.n_layer if c.init_from else c.n_layer)]
         if c.grow:
             with refusing(OverflowError):
                 self.stages = growth_plan(c.grow, c.n_layer, c.grow_block, self.decay, c.grow_alpha)

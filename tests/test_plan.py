@@ -69,7 +69,7 @@ def test_every_step_of_every_config(name):
 
 
 def test_the_plan_reads_the_settings_that_it_answers_for_and_no_others():
-    "But for the seed, which r is drawn by, and the path that an error names."
+    "But for the seed, which r is drawn by, and init_from, which says whose layers they are."
     read = set()
 
     class Watched:
@@ -87,7 +87,7 @@ def test_the_plan_reads_the_settings_that_it_answers_for_and_no_others():
         for step in (0, 100, 599):
             plan.at(step), plan.told(step)
         plan.stretches()
-    assert read == {*ANSWERED, 'seed'}
+    assert read == {*ANSWERED, 'seed', 'init_from'}
     assert {*ANSWERED} <= {field.name for field in dataclasses.fields(Config)}
 
 
@@ -110,6 +110,7 @@ GROWN = dict(grow_block=1, steps=40, decay_steps=8)
      'warmup_steps=2'),
     (dict(n_layer=3), dict(n_layer=3, decay_steps=4), 32, None),
     (dict(n_layer=3), dict(n_layer=3, decay_steps=4), 34, 'with decay_steps=8, but'),
+    (dict(n_layer=3), dict(n_layer=2), 1, 'with n_layer=3, but'),
     (dict(n_layer=3), dict(n_layer=3, lr=1.0), 1, 'with lr=')])
 def test_a_run_goes_on_where_both_plans_agree_on_every_step_taken(config, old, new, at, message):
     "Stopped at a step, and gone on with under other settings: as if they had been there all along."
