@@ -1,5 +1,4 @@
-"""Train shallow, then grow deeper: new layers start as copies of middle ones (MIDAS, LIDAS, and
-their relatives).
+"""Train shallow, then grow deeper: new layers start as copies of middle ones (MIDAS, LIDAS, ...).
 
 The idea: a grown model is an order of the small one, [0, 1, 2, 3, 2, 3] say, after which every
 entry gets its own copy of the weights. So growing is untied looping, and looping is tied growing:
@@ -15,9 +14,8 @@ of the paper's text don't.
 
 Usage:
     order = lidas(n_layer=8, block=2)                   # [0, 1, 2, 3, 4, 3, 4, 5, 6, 7]
-    # ten layers of their own, with their optimizer states
-    deeper = untie(model, order, optimizer=optimizers)
-    python grow.py 32 --block=4  # which layer came from which, stage by stage, and what it saves
+    deeper = untie(model, order, optimizer=optimizers)  # ten layers of their own, states and all
+    python grow.py 32 --block=4                         # which layer came from which
 """
 import copy
 import dataclasses
@@ -34,8 +32,8 @@ def midas(n_layer, block):
     """The middle one of the model's blocks again: [B0 .. Bm, Bm, .. ], m = ceil(n/2) - 1 (the
     paper's Eq. 2)."""
     if n_layer % block:
-        raise Refused(
-            f'midas copies whole blocks: {n_layer} layers are not whole blocks of {block}')
+        raise Refused(f'midas copies whole blocks: {n_layer} layers are not whole blocks of '
+                      f'{block}')
     return again(n_layer, (math.ceil(n_layer // block / 2) - 1) * block, block)
 
 
@@ -57,7 +55,7 @@ def double(n_layer, block=None):
 def again(n_layer, first, block):
     "All the layers in order, with the block that starts at `first` run a second time."
     if not 0 < block <= n_layer:
-        raise Refused(f'a block of {block} is not to be had from {n_layer} layers')
+        raise Refused(f'a block of {block} cannot be taken from {n_layer} layers')
     return [*range(first + block), *range(first, n_layer)]
 
 
@@ -78,21 +76,21 @@ def untie(model, order, optimizer=None):
     new.layers = torch.nn.ModuleList(copy.deepcopy(model.layers[i]) for i in order)
     shell = copy.deepcopy({name: module for name, module in model.named_children()
                            if name != 'layers'})
-    for name, module in shell.items():        # one deepcopy for all of them keeps a tied head tied
+    for name, module in shell.items():      # one deepcopy for all of them keeps a tied head tied
         setattr(new, name, module)
     for name, buffer in model.named_buffers(recurse=False):
         setattr(new, name, buffer.clone())
     new.train(model.training)
 
-    copies = {}        # old parameter -> its new copies, in the order of the layers
+    copies = {}                 # old parameter -> its new copies, in the order of the layers
     for i, layer in zip(order, new.layers):
         for old, fresh in zip(model.layers[i].parameters(), layer.parameters()):
             copies.setdefault(old, []).append(fresh)
     for name, module in shell.items():
         for old, fresh in zip(getattr(model, name).parameters(), module.parameters()):
             copies[old] = [fresh]
-    hand_over([] if optimizer is None else optimizer if isinstance(optimizer, (list, tuple))
-              else [optimizer], copies, new)
+    if optimizer is not None:
+        hand_over(optimizer if isinstance(optimizer, (list, tuple)) else [optimizer], copies, new)
     return new
 
 
@@ -102,8 +100,7 @@ def hand_over(optimizers, copies, new):
     for opt in optimizers:
         for group in opt.param_groups:
             held = {fresh for old in group['params'] for fresh in copies.get(old, [])}
-            # in the model's order: a resume relies on it
-            group['params'] = [p for p in new.parameters() if p in held]
+            group['params'] = [p for p in new.parameters() if p in held]    # a resume relies on it
         for old in list(opt.state):
             state = opt.state.pop(old)
             # a layer that the order leaves out takes its state with it
@@ -139,8 +136,6 @@ def growth_plan(grow, n_layer, block, steps, alpha=1.0):
                       f'{depths} layers')
     return [(sum(lengths[:i]), depth) for i, depth in enumerate(depths)]
 
-
-# -------------------------------------------------------------------------------------- the command
 
 if __name__ == '__main__':
     from nanodepth import main; main('grow')        # noqa: E702

@@ -15,11 +15,10 @@ Each run goes with its partners: as many unique layers run once (equal parameter
 layers in all, each its own (equal compute at inference).
 
 Usage:
-    order = parse_loop('4-4x4-4')  # 12 unique layers, 24 deep; model(tokens, order=order) runs it
+    order = parse_loop('4-4x4-4')                       # 12 unique layers, 24 deep
     order = repeat_block(model.order, 3, 2, times=2)    # positions 3 and 4 of any order twice
-    # train one; then compare at equal parameters and at equal depth:
     python train.py config/loop_2x4.py
-    python loop.py out/loop_2x4 out/standard_2 out/baseline
+    python loop.py out/loop_2x4 out/standard_2 out/baseline     # beside its partners
 """
 import contextlib
 import re
@@ -36,10 +35,9 @@ def parse_loop(text):
         match = re.fullmatch(r'\s*(\d+)\s*(?:x\s*(\d+)\s*)?', part)
         size, times = (int(match[1]), int(match[2] or 1)) if match else (0, 0)
         if size < 1 or times < 1:
-            raise Refused(
-                f'the loop {text!r} has a segment {part!r}, which is neither layers, such '
-                'as 4, nor layers by '
-                             "times, such as 4x6; segments are joined by '-', as in 4-4x4-4")
+            raise Refused(f'the loop {text!r} has a segment {part!r}, which is neither layers, '
+                          "such as 4, nor layers by times, such as 4x6; segments are joined by '-', "
+                          'as in 4-4x4-4')
         order += [*range(unique, unique + size)] * times
         unique += size
     return order
@@ -49,27 +47,26 @@ def fit_loop(text, n_layer):
     "The same for a model of n_layer unique layers: each must run."
     order = parse_loop(text)
     if max(order) + 1 != n_layer:
-        raise Refused(
-            f'the loop {text!r} has {max(order) + 1} unique layers, but the model has {n_layer}')
+        raise Refused(f'the loop {text!r} has {max(order) + 1} unique layers, but the model has '
+                      f'{n_layer}')
     return order
 
 
 def format_loop(order):
     "An order to the notation: the inverse of parse_loop, with neighbouring plain segments as one."
-    order, parts, first, at = list(order), [], 0, 0  # layers below `first` are written down already
+    order, parts, first, at = list(order), [], 0, 0     # layers below `first` are written down
     while at < len(order):
-        top = first        # a run of new layers: first, first + 1, ..., top - 1
+        top = first                                     # new layers: first, ..., top - 1
         while at < len(order) and order[at] == top:
             top, at = top + 1, at + 1
-        start = order[at] if at < len(order) else top   # here it jumps back to, or the end
+        start = order[at] if at < len(order) else top   # where it jumps back to, or the end
         block = [*range(start, top)]
         times = 1
         while block and order[at:at + len(block)] == block:
             times, at = times + 1, at + len(block)
         if start < first or start < top and times == 1 or start >= top and at < len(order):
-            raise Refused(
-                f'the order {order} is not a loop of blocks in the order of their layers, '
-                'so it has no notation')
+            raise Refused(f'the order {order} is not a loop of blocks in the order of their '
+                          'layers, so it has no notation')
         parts += [str(start - first)] * (start > first) + [f'{top - start}x{times}'] * (top > start)
         first = top
     return '-'.join(parts)
@@ -97,10 +94,6 @@ def running(model, order):
     finally:
         model.config.order = before
 
-
-# --------------------------------------------------------------------------------- what is measured
-
-# -------------------------------------------------------------------------------------- the command
 
 if __name__ == '__main__':
     from nanodepth import main; main('loop')        # noqa: E702

@@ -1,5 +1,4 @@
-"""Turn a pretrained model into a depth-recurrent one: a prelude, a core that runs as often as one
-likes, a coda.
+"""Turn a pretrained model into a depth-recurrent one: prelude, a core run r times, coda.
 
 The idea: layers of a residual network work in one shared space, so a block of them can be fed its
 own output. Early layers become the prelude, later ones core and coda, those between are dropped; in
@@ -13,21 +12,20 @@ additive adapter), E (the cuts).
 Here: the paper gives no numbers for the adapter's and the first state's start; ours are normal with
 std sqrt(2 / (5 width)), its predecessor's, by `inject='linear'`. What we begin with is `identity`,
 the projection on e: r = 1 without a dropped layer is the parent itself, and a short training keeps
-what the parent knew (LOG.md). The number of recurrences is Poisson(e^tau) + 1 with a log-normal
-rate: its mean is one more than the mean that it is named by.
+what the parent knew (docs/LOG.md). The number of recurrences is Poisson(e^tau) + 1 with a
+log-normal rate: its mean is one more than the mean that it is named by.
 
 Usage:
-    python retrofit.py out/baseline 2-4-2  # out/baseline_2-4-2: what was kept, what was dropped
-    python train.py config/retrofit.py                          # train it
-    # loss and primitives against r: out/retrofit.png
-    python retrofit.py out/retrofit --eval --r=1,2,4,8,16
+    python retrofit.py out/baseline 2-4-2                   # what was kept, what was dropped
+    python train.py config/retrofit.py                      # train it
+    python retrofit.py out/retrofit --eval --r=1,2,4,8,16   # loss and primitives against r
 """
 import math
 
 import torch
 import torch.nn as nn
 
-from common.errors import Refused
+from common.errors import Refused, check_choice
 from common.losses import mean_loss
 from data.tokens import draw
 from grow import untie
@@ -43,14 +41,12 @@ class Recurrent(nn.Module):
     def __init__(self, lm, prelude, core, coda, *, inject='identity', start='normal', mean=4,
                  backprop_depth=8):
         super().__init__()
-        for name, value, allowed in (('inject', inject, ('linear', 'identity', 'add')),
-                                     ('start', start, ('normal', 'zero'))):
-            if value not in allowed:
-                raise Refused(f'{name}={value!r} must be one of {", ".join(allowed)}')
+        check_choice('inject', inject, ('linear', 'identity', 'add'))
+        check_choice('start', start, ('normal', 'zero'))
         if mean < 1 or backprop_depth < 1:
             raise Refused(f'mean={mean} and backprop_depth={backprop_depth} must be at least 1')
-        self.lm, self.inject, self.start, self.mean, self.backprop_depth = (lm, inject, start, mean,
-                backprop_depth)
+        self.lm, self.inject, self.start = lm, inject, start
+        self.mean, self.backprop_depth = mean, backprop_depth
         self.prelude, self.core, self.coda = (check_order(part, len(lm.layers)) if part else []
                                               for part in (prelude, core, coda))
         if not self.core:
@@ -81,12 +77,11 @@ class Recurrent(nn.Module):
         if self.start == 'zero':
             return torch.zeros_like(e)
         if isinstance(generator, torch.Generator):
-            # (B, T, C)
-            return torch.randn(e.shape, generator=generator,
-                               device=generator.device).to(e) * self.std
-        if generator is not None:
-            return torch.stack([torch.randn(e.shape[1:], generator=g, device=g.device).to(e)
-                                for g in generator]) * self.std
+            s = torch.randn(e.shape, generator=generator, device=generator.device)
+            return s.to(e) * self.std                                           # (B, T, C)
+        if generator is not None:       # one for each sequence
+            rows = [torch.randn(e.shape[1:], generator=g, device=g.device).to(e) for g in generator]
+            return torch.stack(rows) * self.std
         if self.table is None:
             with torch.inference_mode(False):       # training may use it later
                 self.table = torch.randn(self.config.context, e.shape[-1],
@@ -95,8 +90,8 @@ class Recurrent(nn.Module):
 
     def recur(self, s, e, i, cache, tap=None):
         "One recurrence, the i-th from 0 on: adapter, then core."
-        # (B, T, C)
-        x = s + e if self.adapter is None else self.adapter(torch.cat((s, e), dim=-1)).to(e.dtype)
+        mixed = s + e if self.adapter is None else self.adapter(torch.cat((s, e), dim=-1))
+        x = mixed.to(e.dtype)                                                   # (B, T, C)
         return self.lm.run(x, self.core, depth=len(self.prelude) + i * len(self.core), cache=cache,
                            tap=tap)
 
@@ -104,8 +99,8 @@ class Recurrent(nn.Module):
                tap=None):
         """The residual stream before the final norm. `exit` is an Exit: then a token may stop
         earlier than after r recurrences."""
-        r, most = (self.mean if r is None else r, self.backprop_depth if backprop_depth is None
-                   else backprop_depth)
+        r = self.mean if r is None else r
+        most = self.backprop_depth if backprop_depth is None else backprop_depth
         if r < 1:
             raise Refused(f'r={r}: the core runs at least once')
         if cache is None and exit is not None:
@@ -113,14 +108,15 @@ class Recurrent(nn.Module):
         position = 0 if cache is None else cache.position
         e = self.lm.run(self.lm.embed(tokens), self.prelude, cache=cache, tap=tap)       # (B, T, C)
         s = self.first_state(e, position, generator)
-        again = ((lambda s, i: self.recur(s, e, i, cache, tap)) if exit is None
-                 else (lambda s, i: exit.step(self, s, e, i, r, cache)))
-        # truncated back-propagation: all but the last recurrences leave no trace
-        with torch.no_grad():
+
+        def again(s, i):
+            if exit is not None:
+                return exit.step(self, s, e, i, r, cache)
+            return self.recur(s, e, i, cache, tap)
+        with torch.no_grad():       # truncated back-propagation: all but the last leave no trace
             for i in range(max(r - most, 0)):
                 s = again(s, i)
-        if r > most:
-            # else weights that were cast without a trace would be used again, without a gradient
+        if r > most:        # weights that were cast without a trace would never get a gradient
             torch.clear_autocast_cache()
         for i in range(max(r - most, 0), r):
             s = again(s, i)
@@ -134,8 +130,9 @@ class Recurrent(nn.Module):
                 backprop_depth=None, exit=None, ignore_index=-1):
         x = self.norm(self.hidden(tokens, r=r, cache=cache, generator=generator,
                                   backprop_depth=backprop_depth, exit=exit))
-        return (self.head(x) if targets is None else mean_loss(x, self.head.weight, targets,
-                ignore_index))
+        if targets is None:
+            return self.head(x)                                                 # (B, T, V)
+        return mean_loss(x, self.head.weight, targets, ignore_index)
 
     def generate(self, tokens, max_new_tokens, *, r=None, exit=None, **options):
         r = self.mean if r is None else r
@@ -161,8 +158,8 @@ class Recurrent(nn.Module):
     def flops_per_token(self, *, r=None, backprop_depth=None):
         """Training FLOPs of one token in our ledger (LM.flops_per_token), with the recurrences
         that leave no trace at a third."""
-        r, most = (self.mean if r is None else r, self.backprop_depth if backprop_depth is None
-                   else backprop_depth)
+        r = self.mean if r is None else r
+        most = self.backprop_depth if backprop_depth is None else backprop_depth
         adapter = 0 if self.adapter is None else self.adapter.weight.numel()
         head = self.lm.flops_per_token([])
         once = self.lm.flops_per_token(self.core) - head + 6 * adapter
@@ -173,9 +170,9 @@ class Recurrent(nn.Module):
         """The paper's count of it: 6 for each weight that is trained and 2 for each that only
         runs, by the mean number of recurrences."""
         prelude, core, coda = self.parts()
-        mean = self.mean if mean is None else mean
-        return 6 * (prelude + coda + min(mean, self.backprop_depth) * core) + 2 * max(mean
-                - self.backprop_depth, 0) * core
+        mean, most = self.mean if mean is None else mean, self.backprop_depth
+        trained = prelude + coda + min(mean, most) * core
+        return 6 * trained + 2 * max(mean - most, 0) * core
 
 
 # ------------------------------------------------------------------------------------------ surgery
@@ -185,8 +182,8 @@ def cut(shape, n_layer):
     try:
         p, r, c = map(int, shape.split('-'))
     except ValueError:
-        raise Refused(
-            f'the shape {shape!r} is not three numbers of layers, such as 4-8-4') from None
+        raise Refused(f'the shape {shape!r} is not three numbers of layers, such as '
+                      '4-8-4') from None
     if min(p, c) < 0 or r < 1 or p + r + c > n_layer:
         raise Refused(f'the shape {shape!r} needs {p + r + c} layers and a core of at least one, '
                       f'but the model has {n_layer}')

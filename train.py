@@ -87,11 +87,10 @@ class Run:
         self.model, self.plan, state = (
             resume(config, self.data, self.out, whole=not self.in_parts)
             if checkpoint.exists(self.out) else begin(config, self.data['data']))
-        self.counts = ({name: state[name] for name in ('tokens', 'flops', 'seconds',
-                                                       'inherited_flops')})
+        counted = ('tokens', 'flops', 'seconds', 'inherited_flops')
+        self.counts = {name: state[name] for name in counted}
         self.step = state['step']
-        # Hugging Face's may come in bfloat16
-        self.model.to(world.device, torch.float32).train()
+        self.model.to(world.device, torch.float32).train()      # Hugging Face's may be bfloat16
         compiled = compile_blocks(config, world, self.model)
         self.optimizers = fill(self.model, config, state, self.out, self.in_parts)
         self.wrapped = parallel(self.model, world, self.in_parts)
@@ -139,8 +138,7 @@ class Run:
             self.model = sharded.untie(self.model, now.origin, self.optimizers)
         else:
             self.model = untie(self.model, now.origin, self.optimizers)
-        # a copy leaves its compiled call behind
-        compile_blocks(self.config, self.world, self.model)
+        compile_blocks(self.config, self.world, self.model)     # a copy is not compiled
         self.wrapped = parallel(self.model, self.world, self.in_parts)
 
     def cool_down(self, now):
@@ -150,9 +148,8 @@ class Run:
         if not math.isfinite(loss + norm):
             self.save()         # the step was not taken: these are still the weights before it
             raise SystemExit(f'\ntrain.py: step {self.step + 1} has loss {loss} and gradient norm '
-                             f'{norm}, so it was not taken. {self.out} holds the checkpoint '
-                             'of step '
-                             f'{self.step}.\nTry a lower --lr, a longer --warmup_steps, or '
+                             f'{norm}, so it was not taken. {self.out} holds the checkpoint of '
+                             f'step {self.step}.\nTry a lower --lr, a longer --warmup_steps, or '
                              '--dtype=float32, in another --out_dir.')
 
     def record(self, now, told, loss, norm, took):
@@ -165,8 +162,7 @@ class Run:
         if evaluates or self.step % c.log_every == 0 or self.changed:
             speed = tokens / took
             self.shown.update(loss=f'{loss:.3f}', layers=len(self.model.order),
-                              tok_s=f'{speed:,.0f}',
-                              **mfu(flops * speed, self.world))
+                              tok_s=f'{speed:,.0f}', **mfu(flops * speed, self.world))
             self.log.write(step=self.step, tokens=counts['tokens'], flops=counts['flops'],
                            seconds=round(counts['seconds'], 1), **self.depth(), lr=c.lr * now.lr,
                            loss=loss, grad_norm=norm, tokens_per_s=round(speed), **told,
@@ -240,9 +236,8 @@ def main(argv=None):
     if {'-h', '--help'} & set(argv):
         return print(__doc__ + '\n' + inspect.getsource(Config))
     if not argv:
-        print(
-            'usage: python train.py CONFIG [--name=value ...]      (--help lists the settings)\n\n'
-              'configs:')
+        print('usage: python train.py CONFIG [--name=value ...]      (--help lists the settings)\n'
+              '\nconfigs:')
         for path in sorted(Path(__file__).parent.glob('config/[!_]*.py')):
             about = ast.get_docstring(ast.parse(path.read_text())) or ''
             print(f'  {f"config/{path.name}":28}{about.partition(chr(10))[0]}')

@@ -12,7 +12,7 @@ decay on); "Retrofitted Recurrence", section 4.2.
 
 Usage:
     plan = Plan(config)         # of a new model; Plan(config, Start.of(model)) of another's
-    plan.at(300)                # Step(lr=1.0, n_layer=8, origin=(0, 1, 2, 3, 2, 3, 4, 5), order=..., ...)
+    plan.at(300)                # Step(lr=1.0, n_layer=8, origin=(0, 1, 2, 3, 2, 3, 4, 5), ...)
 """
 import bisect
 import math

@@ -577,7 +577,7 @@ def test_the_command(started, capsys, tmp_path):
                            '--r=0,1: the core runs at least once'),
                           ([str(started / 'base'), '2-9-1'], 'needs 12 layers'),
                           ([str(started / 'base'), '2-2-1', '--inject=ad'],
-                           "inject='ad' must be one of"),
+                           "inject='ad' is not one of"),
                           ([str(started / 'base'), '2-2-1', f'--out={started / "cut"}'],
                            'holds a checkpoint already'),
                           ([str(started / 'base'), '2-2-1', '--layers=0/1/2',
