@@ -36,8 +36,8 @@ def parse_loop(text):
         size, times = (int(match[1]), int(match[2] or 1)) if match else (0, 0)
         if size < 1 or times < 1:
             raise Refused(f'the loop {text!r} has a segment {part!r}, which is neither layers, '
-                          "such as 4, nor layers by times, such as 4x6; segments are joined by '-', "
-                          'as in 4-4x4-4')
+                          'such as 4, nor layers by times, such as 4x6; segments are joined by '
+                          "'-', as in 4-4x4-4")
         order += [*range(unique, unique + size)] * times
         unique += size
     return order
