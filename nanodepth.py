@@ -1,5 +1,4 @@
-"""The door: every command of the repo by its name, and the one place where a user's error becomes a
-line.
+"""The door: every command by its name, and the one place where a user's error becomes a line.
 
 The idea: a command is a `main(argv)` in tools/. Whatever it finds that cannot be, it raises as
 Refused; here that is a line and exit status 2. Any other exception is a bug, and keeps its
@@ -8,8 +7,7 @@ traceback.
 Usage:
     python nanodepth.py                     # the commands, in the order in which one meets them
     python nanodepth.py sample out/lidas    # one of them; --help says more
-    # the seven ideas are scripts of their own: the same as nanodepth.py loop
-    python loop.py out/lidas
+    python loop.py out/lidas                # an idea is a script: the same as nanodepth.py loop
 """
 import contextlib
 import importlib
