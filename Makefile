@@ -22,7 +22,7 @@ lidas baseline: data/toy/train.json     # a grown model, an ordinary one: out/li
 	$(PY) train.py config/$@.py
 	$(PY) nanodepth.py sample out/$@
 
-# ---- the runs behind RESULTS.md: out/toys/NAME-SEED, one thread each, two side by side. A stopped `make toys` goes on.
+# ---- the runs behind docs/RESULTS.md: out/toys/NAME-SEED, one thread each, two side by side. A stopped `make toys` goes on.
 
 SEEDS := 0 1 2
 GROWN := baseline baseline_isoflops midas lidas stack ln_scaling
@@ -38,7 +38,7 @@ out/toys/%/loss.png: | .venv/ready
 	@mkdir -p $(@D)
 	OMP_NUM_THREADS=1 $(PY) train.py config/$(firstword $(subst -, ,$*)).py --seed=$(lastword $(subst -, ,$*)) --out_dir=$(@D) 2>$(@D)/progress.txt || { tail -n 3 $(@D)/progress.txt; exit 1; }
 
-growing: toys-grown             # growing against ordinary training: out/growing.png, and the numbers of RESULTS.md
+growing: toys-grown             # growing against ordinary training: out/growing.png, and the numbers of docs/RESULTS.md
 	$(PY) nanodepth.py plot $(call seeds,$(GROWN)) --out=out/growing.png
 looping: toys                   # loops against their partners, every block repeated: out/looping.png, out/looping_tradeoffs.png, 45 minutes
 	$(PY) loop.py $(call seeds,baseline midas lidas $(LOOPED)) --tasks=toy_assign/4,toy_assign/5 --show=loss,toy_assign/4 --out=out/looping.png
@@ -66,6 +66,7 @@ hf: .venv/tests                 # the model of `make` as a Hugging Face folder: 
 	$(PY) nanodepth.py export out/lidas out/lidas_hf
 evals: .venv/tests              # lm-eval on the toy's form of the primitives, no network: out/evals/lidas.json
 	$(PY) nanodepth.py evaluate out/lidas --tasks=primitive_toy_copy,primitive_toy_assign_d0,primitive_toy_assign_d1,primitive_toy_assign_d2,primitive_toy_assign_d3
+
 # ---- retrofitting: the baseline and LIDAS as recurrent models, trained on deeper chains: out/retro/NAME-SEED
 
 CUT := baseline lidas

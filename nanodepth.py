@@ -1,8 +1,8 @@
 """The door: every command by its name, and the one place where a user's error becomes a line.
 
-The idea: a command is a `main(argv)` in tools/. Whatever it finds that cannot be, it raises as
-Refused; here that is a line and exit status 2. Any other exception is a bug, and keeps its
-traceback.
+The idea: a command is a `main(argv)`, train.py's or one in tools/. Whatever it finds that cannot
+be, it raises as Refused; here that is a line and exit status 2. Any other exception is a bug, and
+keeps its traceback.
 
 Usage:
     python nanodepth.py                     # the commands, in the order in which one meets them

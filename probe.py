@@ -235,10 +235,10 @@ def reverse_block(order, start, length):
 
 
 def order_sweep(model, look, change, lengths, progress=lambda it: it):
-    """[{'size', 'start', **look(model)}] with `change` made at every place where it fits; first, as
-    size 0, the model as it is."""
-    order = order_of(model)
-    todo = [(0, 0, order)]
+    "[{'size', 'start', **look(model)}] with `change` made wherever it fits; size 0: as it is."
+    if isinstance(model, Recurrent):
+        raise Refused('a recurrent core takes no other order of its layers')
+    order, todo = model.order, [(0, 0, model.order)]
     for length, start in itertools.product(lengths, range(len(order))):
         with contextlib.suppress(Refused):          # it does not fit here, or leaves no layer
             new = check_order(change(order, start, length), len(model.layers))

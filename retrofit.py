@@ -2,8 +2,8 @@
 
 The idea: layers of a residual network work in one shared space, so a block of them can be fed its
 own output. Early layers become the prelude, later ones core and coda, those between are dropped; in
-front of the core, an adapter mixes the prelude's output e into the state s, so that s_i =
-core(adapter(s_(i-1), e)) does not forget the input. After some training with a random number of
+front of the core, an adapter mixes the prelude's output e into the state s, so that the next state,
+core(adapter(s, e)), does not forget the input. After some training with a random number of
 recurrences, that number is a dial for compute at test time.
 
 Paper: "Teaching Pretrained Language Models to Think Deeper with Retrofitted Recurrence", section 3
@@ -16,8 +16,9 @@ what the parent knew (docs/LOG.md). The number of recurrences is Poisson(e^tau) 
 log-normal rate: its mean is one more than the mean that it is named by.
 
 Usage:
-    python retrofit.py out/baseline 2-4-2                   # what was kept, what was dropped
-    python train.py config/retrofit.py                      # train it
+    python retrofit.py out/baseline 2-2-2                   # what was kept, what was dropped
+    python data/toy/prepare.py --depths=6 --out=data/toy_deep       # deeper chains to train it on
+    python train.py config/retrofit.py
     python retrofit.py out/retrofit --eval --r=1,2,4,8,16   # loss and primitives against r
 """
 import math

@@ -147,7 +147,8 @@ class Run:
     def refuse_nan(self, loss, norm):
         if not math.isfinite(loss + norm):
             self.save()         # the step was not taken: these are still the weights before it
-            raise SystemExit(f'\ntrain.py: step {self.step + 1} has loss {loss} and gradient norm '
+            raise SystemExit(not self.world.first or
+                             f'\ntrain.py: step {self.step + 1} has loss {loss} and gradient norm '
                              f'{norm}, so it was not taken. {self.out} holds the checkpoint of '
                              f'step {self.step}.\nTry a lower --lr, a longer --warmup_steps, or '
                              '--dtype=float32, in another --out_dir.')

@@ -3,7 +3,7 @@
 The idea: the logits of a large vocabulary are the largest tensor of a step, and the loss needs only
 one number of each row. Computed in pieces of some hundred tokens, they never exist all at once: at
 30M parameters and 49,152 words a step takes two thirds of the time and three fifths of the memory
-(bench.py).
+(docs/bench.md).
 
 Paper: none; torch's linear_cross_entropy does the work (2.12 and later; before that, all logits at
 once).

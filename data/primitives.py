@@ -19,9 +19,7 @@ their averages hold, so each depth is told by itself. Values are drawn so that n
 
 Usage:
     examples = few_shot('assign_basic', 200, shots=5, depth=1)
-    accuracy, (low, high) = score(model, get_tokenizer('out/lidas'), examples)
-    # a table, a picture, a CSV file
-    python nanodepth.py primitives out/lidas out/baseline --depths=0,1,2
+    python nanodepth.py primitives out/lidas --depths=0,1,2     # scores: engine/measure.py
     python data/sft/prepare.py --tasks=toy_assign --depths=4 --n=128    # examples to fine-tune on
 """
 import random
@@ -165,7 +163,7 @@ def few_shot(task, n, *, shots=5, depth=0, seed=0):
     return examples
 
 
-# ------------------------------------------------------------------------------------------ scoring
+# ----------------------------------------------------------------------------- tokens of an answer
 
 def continuation(tokenizer, prompt, text):
     """The tokens by which text continues a prompt. Some tokenizers begin whatever they are given

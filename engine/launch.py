@@ -1,14 +1,11 @@
-"""From a command line to a running process: the settings, the device, the sister processes, and a
-clean stop.
+"""A running process: its device, its precision, its sister processes, and a clean stop.
 
 The idea: what surrounds a training loop has nothing to teach about depth, so it stands here, out of
-the loop's way. A config is a Python file of assignments, run in a namespace of its own and checked
-against a dataclass, so that a typing error is named at once and not after an hour.
+the loop's way.
 
 Usage:
-    # a Config, or an error that names the typo
-    config = read_config(Config, ['config/baseline.py', '--steps=600'])
-    world = World(config.device)  # world.device, world.rank, world.size
+    world = World(config.device)                # world.device, world.rank, world.size
+    with Stop() as stop: ...                    # stop.asked: Ctrl-C or SIGTERM came
 """
 import contextlib
 import os

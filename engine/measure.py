@@ -1,4 +1,4 @@
-"""How good a model is: log-likelihoods of options, accuracy by kind, the loss on validation data.
+"""How good a model is: log-likelihoods of a question's options, and all that a run is scored by.
 
 The idea: an option's score is its log-likelihood after the prompt, and the options of one prompt
 share its cache. What maps tokens to logits can be scored: our models, looped, retrofitted or
@@ -30,8 +30,8 @@ def score(model_like, tokenizer, examples, **options):
 def interval(right, n, z=1.96):
     "Wilson's: of use near 0 and 1 too, where right ± 2 standard errors is not."
     p, width = right / n, z * z / n
-    middle, half = (p + width / 2) / (1 + width), z * math.sqrt(p * (1 - p) / n + width / n
-            / 4) / (1 + width)
+    middle = (p + width / 2) / (1 + width)
+    half = z * math.sqrt(p * (1 - p) / n + width / n / 4) / (1 + width)
     return middle - half, middle + half
 
 

@@ -10,10 +10,10 @@ Paper: "Retrofitted Recurrence", section 4.3.1 (Muon has the lowest loss and no 
 recurrent model is trained), and its predecessor's AdamW* ("update clipping, no epsilon, another
 decoupling").
 Here: AdamW is torch's, and Muon computes what torch's does. But torch's works in bfloat16
-everywhere, which a CPU without AMX or AVX-512 emulates at a fiftieth of its speed (LOG.md). AdamW*
-is our reading of those words: atan2 in epsilon's place; a tensor's step divided by the root mean
-square of gradient over its running size, where that is above 1 (Wortsman et al., 2023); and a decay
-of 1 - weight_decay x lr / peak lr, which does not grow with the peak.
+everywhere, which a CPU without AMX or AVX-512 emulates at a fiftieth of its speed (docs/LOG.md).
+AdamW* is our reading of those words: atan2 in epsilon's place; a tensor's step divided by the root
+mean square of gradient over its running size, where that is above 1 (Wortsman et al., 2023); and a
+decay of 1 - weight_decay x lr / peak lr, which does not grow with the peak.
 
 Usage:
     # config: optimizer, lr, adamw_lr, weight_decay, beta2
@@ -129,15 +129,13 @@ class AdamWStar(torch.optim.Optimizer):
                                  exp_avg_sq=torch.zeros_like(p))
                 state['step'] += 1
                 t = state['step'].item()
-                m, v = state['exp_avg'].lerp_(p.grad,
-                                              1 - b1), state['exp_avg_sq'].lerp_(p.grad.square(),
-                        1 - b2)
-                v = v / (1 - b2 ** t)
+                m = state['exp_avg'].lerp_(p.grad, 1 - b1)
+                v = state['exp_avg_sq'].lerp_(p.grad.square(), 1 - b2) / (1 - b2 ** t)
                 # A gradient that is large for its history, root mean square over the tensor, makes
                 # the step smaller.
                 surprise = (p.grad.square() / v).nan_to_num(0).mean().sqrt().clamp(min=1)
                 # atan2(m, sqrt(v)) is m / sqrt(v) for small ratios, bounded for large ones, and 0
                 # where both are 0.
                 update = torch.atan2(m / (1 - b1 ** t), v.sqrt()) / surprise
-                p.mul_(1 - group['weight_decay'] * lr / (group.get('peak') or 1)).sub_(update,
-                        alpha=lr)
+                p.mul_(1 - group['weight_decay'] * lr / (group.get('peak') or 1))
+                p.sub_(update, alpha=lr)

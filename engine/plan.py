@@ -35,9 +35,8 @@ class Start(NamedTuple):
     kind: str
     n_layer: int
     order: tuple | None = None          # the parent's own; None: each layer once
-    # of a recurrent parent: its recurrences, and how many gradients go back through
-    mean: int | None = None
-    backprop_depth: int | None = None
+    mean: int | None = None             # of a recurrent parent: the mean of its recurrences,
+    backprop_depth: int | None = None   # and through how many of them gradients go back
 
     @classmethod
     def of(cls, model):
@@ -80,20 +79,17 @@ class Plan:
             raise Refused(f'{c.init_from} has a recurrent core, which loops by itself: leave loop '
                           'and cooldown_loop out')
         if start.kind != 'recurrent' and (c.recurrence or c.backprop_depth):
-            raise Refused(
-                f'recurrence={c.recurrence} and backprop_depth={c.backprop_depth} are for '
-                'a model with a recurrent core, '
-                          f'but {c.init_from} has none: python retrofit.py {c.init_from} '
-                          '2-4-2 makes one')
-        self.mean, self.backprop_depth = (c.recurrence or start.mean,
-                                          c.backprop_depth or start.backprop_depth)
+            raise Refused(f'recurrence={c.recurrence} and backprop_depth={c.backprop_depth} are '
+                          f'for a model with a recurrent core, but {c.init_from} has none: '
+                          f'python retrofit.py {c.init_from} 2-4-2 makes one')
+        self.mean = c.recurrence or start.mean
+        self.backprop_depth = c.backprop_depth or start.backprop_depth
         # (first step, layers)
         self.stages = [(0, start.n_layer if c.init_from else c.n_layer)]
         if c.grow:
             with refusing(OverflowError):
                 self.stages = growth_plan(c.grow, c.n_layer, c.grow_block, self.decay, c.grow_alpha)
-        self.firsts, depths = [first for first, _ in self.stages], [depth
-                for _, depth in self.stages]
+        self.firsts, depths = map(list, zip(*self.stages))
         self.origins = [None,
                         *(tuple(GROWTH[c.grow](depth, c.grow_block)) for depth in depths[:-1])]
         for name in loops:

@@ -2,17 +2,15 @@
 anything starts.
 
 The idea: a config is a flat list of names and values. A default is the toy's; a file in config/
-says what differs, and the command line has the last word (launch.py reads both). What follows from
-the settings alone, the stages of growing, the orders of loops, the learning rate and the
-recurrences of a step, is worked out here too,
+says what differs, and the command line has the last word. What follows from them, step by step, is
+the plan's business (plan.py).
 
 Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", appendix A, for the names;
 config/smollm_*.py have its values.
 
 Usage:
-    # or an error in one line
-    config = check(read_config(Config, ['config/lidas.py', '--steps=600']))
-    print(plan(config))  # [(0, 2), (48, 4), (144, 6), (288, 8)]
+    config = check(read_config(Config, ['config/lidas.py', '--steps=600']))     # or a line why not
+    Plan(config).stages                         # [(0, 2), (48, 4), (144, 6), (288, 8)]
 """
 import runpy
 import types
@@ -50,25 +48,20 @@ class Config:
     head_dim: int | None = 64           # None: n_embd / n_head
     ffn_dim: int | None = None
     rope_theta: float = 10_000.0
-    # the papers' models are tied; at toy size untied learns three times as fast
-    tie_embeddings: bool = False
+    tie_embeddings: bool = False        # the papers tie; a toy learns three times as fast untied
     ln_scaling: bool = False
     vocab_size: int | None = None       # None: as many as the data's tokenizer has
     # growing: n_layer is the depth at the end
-    # midas, lidas, stack or double; None: full depth from the first step on
-    grow: str | None = None
+    grow: str | None = None             # midas, lidas, stack or double; None: full depth at once
     grow_block: int = 2                 # the layers to begin with, and those that each growth adds
-    grow_alpha: float = 1.0        # PROP-alpha: stage i lasts i^alpha of the steps before the decay
+    grow_alpha: float = 1.0             # PROP-alpha: stage i gets a share i^alpha of the steps
     # looping: n_layer counts the unique layers
-    loop: str | None = None   # the order in which they run, such as 2x4 or 2-2x2-2; None: each once
+    loop: str | None = None             # their order, such as 2x4 or 2-2x2-2; None: each once
     cooldown_loop: str | None = None    # the order from the first step of the decay on
-    # what is read from there on in place of data, in equal shares
-    cooldown_data: str | list | None = None
+    cooldown_data: str | list | None = None     # read from there on in place of data
     # a recurrent core: init_from is what retrofit.py wrote
-    # the mean of the random number of recurrences; None: the model's own
-    recurrence: int | None = None
-    # gradients go back through the last so many; None: the model's own
-    backprop_depth: int | None = None
+    recurrence: int | None = None       # the mean of the random number; None: the model's own
+    backprop_depth: int | None = None   # gradients go back through the last so many; None: its own
     curriculum: float = 0.25            # over this part of the steps the mean rises from 1
     curriculum_shape: str = 'linear'    # or 1-sqrt
     backprop_curriculum: float = 0.0    # and over this part backprop_depth does
@@ -101,6 +94,8 @@ class Config:
 # where.
 MAY_DIFFER = {'out_dir', 'device', 'compile', 'grad_accum', 'shard', 'patience', 'resume',
               'eval_every', 'eval_batches', 'log_every', 'save_every'}
+
+
 def check(config):
     "What no type can say."
     c = config
@@ -195,8 +190,8 @@ def run_file(path):
         found = runpy.run_path(str(file))
     except Exception as error:
         raise Refused(f'{path} does not run: {type(error).__name__}: {error}') from None
-    return {k: v for k, v in found.items() if not k.startswith('_') and not isinstance(v,
-            types.ModuleType)}
+    return {k: v for k, v in found.items()
+            if not k.startswith('_') and not isinstance(v, types.ModuleType)}
 
 
 def check_type(name, value, wanted, where):

@@ -48,8 +48,7 @@ def begin(config, loader):
 
 
 def set_up(model, config):
-    """The plan of a config that begins with a model of another's, which is told what the plan says
-    of it."""
+    "The plan of a run that begins with another run's model; the model is told its part of it."
     plan = Plan(config, Start.of(model))
     if plan.mean:
         model.mean, model.backprop_depth = plan.mean, plan.backprop_depth
@@ -80,15 +79,14 @@ def refuse_another_run(config, plan, data, state):
     agree = taken == [before.at(step) for step in range(len(taken))]
     for name in new:
         if name not in MAY_DIFFER and new[name] != old[name] and not (agree and name in ANSWERED):
-            raise Refused(
-                f'{config.out_dir} holds a run with {name}={old[name]!r}, but this config '
-                f'has {new[name]!r}: choose '
-                          'another --out_dir, or move that run out of the way by --resume=false')
+            raise Refused(f'{config.out_dir} holds a run with {name}={old[name]!r}, but this '
+                          f'config has {new[name]!r}: choose another --out_dir, or move that run out '
+                          'of the way by --resume=false')
     read = {'data', *(now.data for now in taken)}
     if any(state.get(name) != data[name].checksums() for name in read):
         raise Refused(f'the data has changed since the run in {config.out_dir} began (other '
-                      'checksums): choose another --out_dir, '
-                      'or move that run out of the way by --resume=false')
+                      'checksums): choose another --out_dir, or move that run out of the way by '
+                      '--resume=false')
 
 
 def fill(model, config, state, out, in_parts=False):

@@ -24,8 +24,8 @@ import torch.distributed as dist
 
 class Watch:
     def __init__(self, rank, size, seconds):
-        self.rank, self.size, self.seconds, self.count, self.place = (rank, size, seconds, 0,
-                'the beginning')
+        self.rank, self.size, self.seconds = rank, size, seconds
+        self.count, self.place = 0, 'the beginning'
         # A line to the store of its own: a thread must not wait behind what the main one asks for.
         self.store = dist.TCPStore(os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT']),
                                    is_master=False, wait_for_workers=False,

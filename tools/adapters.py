@@ -174,7 +174,7 @@ class Answers:
         return self.apply_chat_template()
 
     def apply_chat_template(self, *_, **__):
-        raise Refused("chat templates are the business of transformers: export with hf.py and "
+        raise Refused("chat templates are the business of transformers: nanodepth.py export, and "
                       "use lm-eval's model `hf`")
 
 

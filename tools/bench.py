@@ -9,12 +9,12 @@ beside it (compiling is measured once).
 Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", Table 7 (FLOPs saved by growing;
 `growing` shows what of it arrives on the clock).
 Here: small shapes on a CPU; the peers are in peers.py. A CPU is measured twice: as it is, and as an
-ordinary laptop, with the instruction sets that came after AVX2 switched off. gpu.py is the same for
-an hour with a GPU.
+ordinary laptop, with the instruction sets that came after AVX2 switched off. gpu.py asks a GPU,
+in nine minutes.
 
 Usage:
-    python nanodepth.py bench --out=bench.md  # all of them, twice: 25 minutes on two CPU cores
-    python nanodepth.py bench training memory --capped=false  # some, as the machine is
+    python nanodepth.py bench --out=docs/bench.md      # all of them, twice: 25 minutes
+    python nanodepth.py bench training memory --capped=false     # some, as the machine is
 """
 import argparse
 import csv
@@ -79,7 +79,7 @@ def main(argv=None):
     parser.add_argument('--capped', choices=['true', 'false', 'only'], default='true',
                         help='measure once more with AVX2 and nothing newer (x86 alone); '
                         'only: that once, as CSV')
-    parser.add_argument('--out', type=Path, help='write the table there too, such as bench.md')
+    parser.add_argument('--out', type=Path, help='write the table there too, such as docs/bench.md')
     parser.add_argument('--device', default='cpu', choices=['cpu'], help='gpu.py is for the others')
     args = parser.parse_args(argv)
     unknown = [name for name in args.names if name not in BENCHMARKS]

@@ -7,9 +7,9 @@ order of its layers, looped or not.
 Paper: all four use the harness. LISTS holds their benchmarks by name: "From Growing to Looping",
 section 3.2 (22 of them), "Retrofitted Recurrence", section 4 (GSM8K with one shot, read leniently),
 the training-free wrapper's section 3.1.
-Here: what the harness does not have comes from evals/, the primitives from primitives.py. Documents
-begin as the model was trained: our own with an end of text, a Hugging Face checkpoint with what its
-tokenizer.json puts first (as lm-eval's `hf`).
+Here: what the harness does not have comes from data/evals/, the primitives from primitives.py.
+Documents begin as the model was trained: our own with an end of text, a Hugging Face checkpoint
+with what its tokenizer.json puts first (as lm-eval's `hf`).
 
 Usage:
     # a table with standard errors, out/evals/lidas.json
@@ -38,8 +38,8 @@ from tools.options import make_parser
 ROOT = Path(__file__).resolve().parents[1]
 
 # --------------------------------------------------------------------------- the papers' benchmarks
-# (task, shots or None for the task's own); evals/README.md says of each whether it is the harness's
-# or ours.
+# (task, shots or None for the task's own); data/evals/README.md says of each whether it is the
+# harness's or ours.
 
 LISTS = {
     'closed': [(task, 0) for task in ('triviaqa', 'tydiqa_nocontext', 'nq_open', 'webqs')],

@@ -9,7 +9,7 @@ Here: MFU = our FLOPs ledger's count a token (LM.flops_per_token) x tokens a sec
 dense bfloat16 peak (launch.PEAK_FLOPS), "unknown" where that table doesn't have the GPU.
 
 Usage:
-    make gpu                                        # all parts at the paper's 360M shape: gpu.md
+    make gpu                                    # all parts at the paper's 360M: docs/gpu.md
     python nanodepth.py gpu training generating               # some
     # the same code on a small model, where there is no GPU
     python nanodepth.py gpu --tiny --device=cpu
@@ -335,7 +335,7 @@ def main(argv=None):
     parser.add_argument('--device', default='cuda')
     parser.add_argument('--tiny', action='store_true',
                         help='a small model, to try it without a GPU')
-    parser.add_argument('--out', type=Path, help='write the table there too, such as gpu.md')
+    parser.add_argument('--out', type=Path, help='write the table there too, such as docs/gpu.md')
     # one part, in this process, its rows to that file
     parser.add_argument('--rows', help=argparse.SUPPRESS)
     args = parser.parse_args(argv)

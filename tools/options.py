@@ -7,9 +7,8 @@ Usage:
 import argparse
 from pathlib import Path
 
-RUNS = (
-    'folders that train.py wrote, or Hugging Face checkpoints; NAME-SEED are averaged over their '
-        'seeds')
+RUNS = ('folders that train.py wrote, or Hugging Face checkpoints; NAME-SEED are averaged over '
+        'their seeds')
 OPTIONS = dict(
     data=dict(help='a dataset (default: what the run was trained on)'),
     batches=dict(type=int, default=8, help='batches of validation data for each measurement'),

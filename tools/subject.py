@@ -10,7 +10,7 @@ Looping", appendix E: GSM8K, MATH and MQuAKE for the effects, LAMBADA and a prim
 interventions. Here: the last word stands for LAMBADA, on the data at hand.
 
 Usage:
-    subject = Subject('out/lidas', args)            # page.py's arguments
+    subject = Subject('out/lidas', args)            # probes.py's arguments
     subject.score(subject.model)                    # {'loss', 'toy_assign/3', 'last word'}
 """
 import functools

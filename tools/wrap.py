@@ -75,10 +75,9 @@ def compare(args, settings):
 def main(argv=None):
     parser = argparse.ArgumentParser(
         description='Score a frozen model plain and with its middle looped, side by side. '
-        'sweep.py tries many settings.',
-                                     epilog='A method\'s own options are given by their '
-                                     'names, such as --alphas=0.6,0.4 or --tol=0.05 '
-                                     '(solvers.py).')
+                    'nanodepth.py sweep tries many.',
+        epilog="A method's own options are given by their names, such as --alphas=0.6,0.4 or "
+               '--tol=0.05 (variants/solvers.py).')
     parser.add_argument('model', nargs='?', help='a run of ours, or a Hugging Face folder or name')
     parser.add_argument('--toy', action='store_true',
                         help="the paper's little network: errors against K, and where a "

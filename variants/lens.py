@@ -153,5 +153,5 @@ def load_lens(path, model):
                       'again with lens.py') from None
     if kept['unembedding'] != unembedding_hash(model) or kept['depth'] != len(model.order):
         raise Refused(f'{path} is the lens of another model: its unembedding or its depth '
-                      'differs; train one with lens.py')
+                      'differs; train one (nanodepth.py lens)')
     return lens.to(next(model.parameters()).device).eval()
