@@ -80,8 +80,8 @@ def refuse_another_run(config, plan, data, state):
     for name in new:
         if name not in MAY_DIFFER and new[name] != old[name] and not (agree and name in ANSWERED):
             raise Refused(f'{config.out_dir} holds a run with {name}={old[name]!r}, but this '
-                          f'config has {new[name]!r}: choose another --out_dir, or move that run out '
-                          'of the way by --resume=false')
+                          f'config has {new[name]!r}: choose another --out_dir, or move that run '
+                          'out of the way by --resume=false')
     read = {'data', *(now.data for now in taken)}
     if any(state.get(name) != data[name].checksums() for name in read):
         raise Refused(f'the data has changed since the run in {config.out_dir} began (other '
