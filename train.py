@@ -190,7 +190,7 @@ class Run:
         flops, full = self.counts['flops'], self.counts['tokens'] * self.model.flops_per_token()
         less = f', {1 - flops / full:.1%} less than at its last depth all the way'
         print(f'{flops:.3e} training FLOPs' + (less if self.config.grow and flops < full else ''))
-        show(draw_runs, {self.out.name: [read_log(self.out)]}, self.out / 'loss.png')
+        show(self.out / 'loss.png', draw_runs, {self.out.name: [read_log(self.out)]})
         print(f'numbers: {self.out}/log.jsonl')
         print(f'checkpoint, log and picture are in {self.out}; '
               f'python nanodepth.py sample {self.out} writes text')

@@ -6,8 +6,8 @@ wrapped, and others'.
 
 Usage:
     accuracy, (low, high) = score(model, get_tokenizer('out/lidas'), few_shot('assign_basic', 200))
-    look = looker(path, state, model, None, batches=8, examples=asked('toy_assign/4', 200))
-    look(model)                                 # {'loss', 'copy', ..., 'toy_assign/4'}
+    score_of = Scorer(path, state, model, None, 8, parse_tasks('toy_assign/4', 200))
+    score_of(model)                             # {'loss', 'copy', ..., 'toy_assign/4'}
 """
 import math
 
@@ -116,49 +116,45 @@ def shared(model, prompt, options):
 
 # --------------------------------------------------------------------------------------------- runs
 
-def asked(tasks, n, shots=0, seed=0):
+def parse_tasks(text, n, shots=0, seed=0):
     "'assign_code/1,copy_words' to examples of each: {'assign_code/1': [Example]}."
     return {name: few_shot(name.partition('/')[0], n, shots=shots,
                            depth=whole_numbers('--tasks', name.partition('/')[2] or '0')[0],
                            seed=seed)
-            for name in filter(None, tasks.split(','))}
+            for name in filter(None, text.split(','))}
 
 
-def looker(path, state, model, data, batches, examples, first=0):
-    """A function that measures a model, on batches from the `first` on: {'loss', and the accuracy
-    on each kind of answer and on each task}."""
-    tokenizer, c = get_tokenizer(path), state.get('config', {})
-    val, weights, data = None, None if data else c.get('data_weights'), data or c.get('data')
-    if not (data or examples):
-        raise Refused(f'{path} does not say what it was trained on: give --data, a dataset for '
-                      'its tokenizer, or --tasks')
-    if data:
-        val = Loader(data, c.get('batch_size', 8),
-                     c.get('context', min(model.config.context, 1024)), split='val',
-                     weights=weights,
-                     vocab_size=model.config.vocab_size)
-        if first and first + batches > len(val):
-            raise Refused(
-                f'the validation data has {len(val)} batches, {first + batches} were asked '
-                'for: lower --batches')
-
-    def look(model):
-        loss, kinds = (measure(model, val, batches, c.get('grad_accum', 1), first) if val
-                       else (None, {}))
-        return dict(**dict(loss=loss) if val else {},
-                    **{kind: k['accuracy'] for kind, k in kinds.items() if kind != 'text'},
-                    **{name: score(model, tokenizer, e)[0] for name, e in examples.items()})
-    look.val = val
-    return look
-
-
-def data_of(path, state, model, data=None):
-    "Two Loaders, of what a run was trained on, or of `data`: the training and the validation part."
+def open_data(path, state, model, data, split, longest, seed=0):
+    "A Loader of `data`, or else of what a run was trained on."
     c = state.get('config', {})
-    data, weights = data or c.get('data'), None if data else c.get('data_weights')
+    data, weights = (data, None) if data else (c.get('data'), c.get('data_weights'))
     if not data:
-        raise Refused(
-            f'{path} does not say what it was trained on: give --data, a dataset for its tokenizer')
-    shape = c.get('batch_size', 8), c.get('context', min(model.config.context, 512))
-    return (Loader(data, *shape, split=split, weights=weights, vocab_size=model.config.vocab_size,
-                   seed=1) for split in ('train', 'val'))
+        raise Refused(f'{path} does not say what it was trained on: give --data, a dataset for '
+                      'its tokenizer')
+    context = c.get('context', min(model.config.context, longest))
+    return Loader(data, c.get('batch_size', 8), context, split=split, weights=weights, seed=seed,
+                  vocab_size=model.config.vocab_size)
+
+
+class Scorer:
+    """Measures models like this one: {'loss', and the accuracy on each kind of answer and on each
+    task}. The validation batches are those from the `first` on; --tasks can do without any."""
+
+    def __init__(self, path, state, model, data, batches, examples, first=0):
+        self.tokenizer, self.examples = get_tokenizer(path), examples
+        self.batches, self.first, self.val = batches, first, None
+        self.pieces = state.get('config', {}).get('grad_accum', 1)
+        if data or state.get('config', {}).get('data') or not examples:
+            self.val = open_data(path, state, model, data, 'val', longest=1024)
+        if self.val is not None and first and first + batches > len(self.val):
+            raise Refused(f'the validation data has {len(self.val)} batches, {first + batches} '
+                          'were asked for: lower --batches')
+
+    def __call__(self, model):
+        found = {}
+        if self.val is not None:
+            loss, kinds = measure(model, self.val, self.batches, self.pieces, self.first)
+            found = dict(loss=loss) | {kind: about['accuracy'] for kind, about in kinds.items()
+                                       if kind != 'text'}
+        return found | {name: score(model, self.tokenizer, examples)[0]
+                        for name, examples in self.examples.items()}

@@ -1,23 +1,20 @@
-"""The numbers of runs: a log for each, and tables of several, over their seeds.
+"""The log of a run, and a table of several.
 
 The idea: a run tells everything as it goes along, a JSON line a measurement; whatever is said about
-it later, table or picture (plot.py), is made from these lines. No number of one seed is a result:
-runs named NAME-SEED are averaged, and their standard error stands beside the mean.
+it later, table or picture (plot.py), is made from these lines.
 
 Usage:
-    # {name: [a log for each seed]}
-    groups = by_seed({name: read_log(path) for name, path in run_names(paths).items()})
+    groups = read_groups(['out/lidas-0', 'out/lidas-1', 'out/baseline'])    # {name: [a log a seed]}
     print_table(table(groups))
 """
-import csv
 import json
 import math
 import os
-import re
 from pathlib import Path
 
 from common.columns import columns
 from common.errors import Refused
+from report.tables import by_seed, difference, mean, number, over_seeds, run_names, where
 
 
 class Log:
@@ -60,23 +57,10 @@ def read_lines(path):
     return lines
 
 
-def run_names(paths):
-    "{name: path}: the last part of each path, where that tells them apart."
-    names = [Path(path).name for path in paths]
-    return dict(zip(names if len(set(names)) == len(names) else map(str, paths), paths))
-
-
-def by_seed(runs):
-    """{name: log} to {name: [a log for each seed]}: lidas-0, lidas-1 and lidas-2 are one run over
-    three seeds; 1e-3 is a number."""
-    stem = {name: re.sub(r'(?<!\de)-\d+$', '', name) for name in runs}
-    seeds = [stem[name] for name in runs if stem[name] != name]
-    groups = {}
-    for name, log in runs.items():
-        together = seeds.count(stem[name]) > 1 and stem[name] != name
-        groups.setdefault((stem[name] + '-*' if stem[name] in runs else stem[name]) if together
-                          else name, []).append(log)
-    return groups
+def read_groups(folders):
+    paths = run_names(folders)
+    return {group: [read_log(paths[name]) for name in names]
+            for group, names in by_seed(paths).items()}
 
 
 def growths(log):
@@ -87,82 +71,51 @@ def growths(log):
 
 
 def kinds_of(logs):
-    return list(dict.fromkeys(kind for log in logs for line in log for kind in line.get('kinds',
-            {})))
+    lines = [line for log in logs for line in log]
+    return list(dict.fromkeys(kind for line in lines for kind in line.get('kinds', {})))
 
 
-def pick(kind, what):
-    return lambda line: line['kinds'].get(kind, {}).get(what, math.nan)
-
-
-def at_all_seeds(group, x, value):
-    "[(x, [value of each seed])] at the steps that all seeds have measured."
+def measured(group):
+    """A row for each seed and each step that all seeds have measured: the losses, and the accuracy
+    on each kind of answer."""
     seen = [{line['step']: line for line in log if 'val_loss' in line} for log in group]
-    steps = sorted(set(seen[0]).intersection(*seen))
-    return ([(seen[0][step][x], [value(lines[step]) for lines in seen]) for step in steps]
-            or [(math.nan, [math.nan])])
-
-
-def mean(values):
-    return sum(values) / len(values) if values else math.nan
-
-
-def standard_error(values):
-    n, middle = len(values), mean(values)
-    return math.sqrt(sum((v - middle) ** 2 for v in values) / (n - 1) / n) if n > 1 else math.nan
-
-
-# ------------------------------------------------------------------------------------------- tables
-
-def write_csv(rows, picture):
-    "The numbers beside their picture."
-    path = picture.with_suffix('.csv')
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, 'w', newline='') as file:
-        writer = csv.DictWriter(file, list(dict.fromkeys(key for row in rows for key in row)))
-        writer.writeheader()
-        writer.writerows(rows)
-    print(f'numbers: {path}')
-
-
-def number(value, error=math.nan, percent=False):
-    "A mean and, where there is one, its standard error: 0.694 ± 0.002, or in percent 97.3 ± 0.6."
-    factor, digits = (100, 1) if percent else (1, 3)
-    return f'{factor * value:.{digits}f}' + ('' if math.isnan(error)
-                                             else f' ± {factor * error:.{digits}f}')
+    rows = []
+    for step in sorted(set(seen[0]).intersection(*seen)):
+        for seed, lines in enumerate(seen):
+            line = lines[step]
+            kinds = {kind: found.get('loss' if kind == 'text' else 'accuracy', math.nan)
+                     for kind, found in line['kinds'].items()}
+            rows.append(dict(seed=seed, step=step, flops=seen[0][step]['flops'],
+                             layers=line.get('n_layer', 0), minutes=line.get('seconds', 0) / 60,
+                             loss=line['val_loss'], **kinds))
+    return rows
 
 
 def table(groups, emerged=0.8):
     """A row for each group: means and standard errors over its seeds at the last step that all of
     them have measured, and for each kind the step and the FLOPs at which the accuracy first reached
     `emerged` (means over the seeds that got there: `reached`)."""
-    rows, kinds = [], kinds_of([log for group in groups.values() for log in group])
+    kinds, found = kinds_of([log for group in groups.values() for log in group]), []
+    kinds = list(dict.fromkeys(['text', *kinds]))
     for name, group in groups.items():
-        end = max(set.intersection(*({e['step'] for e in log if 'val_loss' in e} for log in group)),
-                  default=None)
-        if end is None:
+        rows = measured(group)
+        if not rows:
             raise Refused(f'{name} has no measurement yet that all of its seeds share')
-        last = [next(e for e in log if e['step'] == end and 'val_loss' in e) for log in group]
-        row = dict(run=name, seeds=len(group), steps=mean([e['step'] for e in last]),
-                   layers=mean([e['n_layer'] for e in last]),
-                   flops=mean([e['flops'] for e in last]),
-                   minutes=mean([e['seconds'] / 60 for e in last]))
-        for key, value in {'loss': lambda e: e['val_loss'], 'text': pick('text', 'loss'),
-                           **{kind: pick(kind, 'accuracy') for kind in kinds
-                              if kind != 'text'}}.items():
-            values = [value(e) for e in last]
-            row[key], row[f'{key} se'] = mean(values), standard_error(values)
+        last = [dict.fromkeys(kinds, math.nan) | row | dict(run=name)
+                for row in where(rows, step=rows[-1]['step'])]
+        [end] = over_seeds(last, [], ['loss', *kinds])
+        row = dict(run=name, seeds=len(group), steps=end['step'])
+        row |= {key: end[key] for key in ('layers', 'flops', 'minutes', 'loss', 'loss se')}
         for kind in kinds:
+            row |= {kind: end[kind], f'{kind} se': end[f'{kind} se']}
             if kind != 'text':
-                first = [
-                    next((e for e in log if 'val_loss' in e and pick(kind, 'accuracy')(e)
-                          >= emerged), None) for log in group]
-                first = [e for e in first if e]
-                row[f'{kind} reached'] = len(first)
-                row[f'{kind} step'], row[f'{kind} flops'] = (mean([e[x] for e in first])
-                        for x in ('step', 'flops'))
-        rows.append(row)
-    return rows
+                there = [r for r in rows if r.get(kind, math.nan) >= emerged]
+                first = list({r['seed']: r for r in reversed(there)}.values())
+                row |= {f'{kind} reached': len(first),
+                        f'{kind} step': mean([r['step'] for r in first]),
+                        f'{kind} flops': mean([r['flops'] for r in first])}
+        found.append(row)
+    return found
 
 
 def print_table(rows):
@@ -176,16 +129,14 @@ def print_table(rows):
     for row in rows:
         ends.append([row['run'], str(row['seeds']), f'{row["steps"]:,.0f}', f'{row["flops"]:.3e}',
                      f'{row["minutes"]:.1f}'])
-        for key in ('loss', 'text', *kinds):
-            cell, error = number(row[key], row[f'{key} se'],
-                                 key in kinds), math.hypot(row[f'{key} se'], rows[0][f'{key} se'])
-            cell += (f' ({(row[key] - rows[0][key]) / error:+.1f})' if row is not rows[0]
-                     and error > 0 else '')
-            ends[-1].append(cell)
+        for kind in ('loss', 'text', *kinds):
+            away = difference(row, rows[0], kind)[1] if row is not rows[0] else None
+            ends[-1].append(number(row[kind], row[f'{kind} se'], kind in kinds)
+                            + ('' if away is None else f' ({away:+.1f})'))
         firsts.append([row['run']])
         for kind in kinds:
-            some = ('' if row[f'{kind} reached'] == row['seeds']
-                    else f' ({row[f"{kind} reached"]} of {row["seeds"]} seeds)')
+            reached, seeds = row[f'{kind} reached'], row['seeds']
+            some = '' if reached == seeds else f' ({reached} of {seeds} seeds)'
             firsts[-1].append(f'{row[f"{kind} step"]:.0f}, {row[f"{kind} flops"]:.2e}{some}'
-                              if row[f'{kind} reached'] else 'never')
+                              if reached else 'never')
     print(columns(ends), columns(firsts), sep='\n\n')

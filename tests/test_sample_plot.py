@@ -4,7 +4,7 @@ import pytest
 
 import nanodepth
 from engine.settings import Config, check
-from report import logs, plot
+from report import logs, plot, tables
 from tools import sample
 from train import train
 
@@ -87,7 +87,7 @@ def line(step, layers, accuracy, loss=1.0):
 
 def test_seeds_are_one_group_and_other_numbers_are_names():
     runs = {name: [] for name in ('a-0', 'a-1', 'b', 'c-4', 'lr1e-3', 'lr1e-4', 'd', 'd-0', 'd-1')}
-    assert {k: len(v) for k, v in logs.by_seed(runs).items()} == {'a': 2, 'b': 1, 'c-4': 1,
+    assert {k: len(v) for k, v in tables.by_seed(runs).items()} == {'a': 2, 'b': 1, 'c-4': 1,
             'lr1e-3': 1, 'lr1e-4': 1, 'd': 1, 'd-*': 2}
 
 
@@ -103,8 +103,8 @@ def test_the_table_by_hand(tmp_path, capsys):
             grown['look flops']) == (7.0, 1.0, 1, 4, 40)
     assert ([entry['step'] for entry in logs.growths(groups['grown'][0])] == [4]
             and not logs.growths(groups['base'][0]))
-    assert logs.at_all_seeds([groups['base'][0], groups['grown'][0]], 'flops',
-                             lambda e: e['val_loss']) == [(0, [1, 1]), (90, [1, 6])]
+    assert [(row['flops'], row['loss']) for row in logs.measured(
+        [groups['base'][0], groups['grown'][0]])] == [(0, 1), (0, 1), (90, 1), (90, 6)]
     logs.print_table([base, grown])
     out = capsys.readouterr().out
     # 5 / sqrt(1 + 1)

@@ -241,10 +241,10 @@ def test_cells_are_what_they_say_and_judged_on_other_data(runs, tmp_path, capsys
     lines = [entry for entry in read(out.with_suffix('.jsonl'))]
     plain = {entry['of']['part']: entry['found'] for entry in lines if entry['of']['cell'] is None}
     assert plain['screen'] != plain['judge']
-    from engine.measure import asked, looker
+    from engine.measure import Scorer, parse_tasks
     state = checkpoint.load(runs[0])
     model = checkpoint.load_model(runs[0])
-    look = looker(runs[0], state, model, None, 2, asked('toy_assign/1', 8))
+    look = Scorer(runs[0], state, model, None, 2, parse_tasks('toy_assign/1', 8))
     assert look(model) == plain['screen']
     cell = next(entry for entry in lines if entry['of']['cell'] == dict(window='1-2',
             method='naive', K=2, beta=None, mode='block', cache='first'))
@@ -347,7 +347,7 @@ def test_metrics_that_are_no_shares():
                                     'loss': 1.5}
     assert sweep.gains(before, after) == {'a acc': 0.25, 'b ter (strict) (less is better)': 1.0,
                                           'loss': 0.5}
-    assert [parts.is_share(kind) for kind in (*before, 'depth 0', 'loss of it token by token')] == [
+    assert [parts.in_percent(kind) for kind in (*before, 'depth 0', 'loss of it token by token')] == [
         True, False, False, True, False]
 
 
@@ -388,11 +388,11 @@ def test_what_diverged_is_not_the_best(runs, tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize('args, message', [
-    (['--score=los'], "--score=los is not measured here; there are: loss, fifth"),
+    (['--score=los'], "--score='los' is not one of loss, fifth; did you mean 'loss'?"),
     (['--windows=3-7'], "within 0 to 3"), (['--K=two'], "'two' is not a list of numbers"),
     (['--methods=rkk'], "did you mean 'rk'"), (['--batches=1000'], 'lower --batches'),
     (['--mode=blok'], "did you mean 'block'"),
-    (['--show=los'], '--show=los is not measured'),
+    (['--show=los'], "--show='los' is not one of"),
     (['--batches=0'], '--batches=0 must be at least 1'), (['--windows=all9'], 'write all1 to all4'),
     (['--methods=aitken', '--K=3'], 'nothing can be run: aitken with K = 3')])
 def test_what_a_sweep_refuses(runs, tmp_path, capsys, args, message):

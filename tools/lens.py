@@ -8,7 +8,7 @@ from pathlib import Path
 from common.columns import columns
 from engine.checkpoint import build_model, load
 from engine.launch import pick_device
-from engine.measure import data_of
+from engine.measure import open_data
 from tools.options import make_parser
 from variants.lens import beside, quality, save_lens, train_lens
 
@@ -24,15 +24,16 @@ def main(argv=None):
     args = parser.parse_args(argv)
     state = load(args.path)
     model = build_model(state, args.path).to(pick_device(args.device)).eval()
-    train, val = data_of(args.path, state, model, args.data)
+    train, val = (open_data(args.path, state, model, args.data, split, longest=512, seed=1)
+                  for split in ('train', 'val'))
     lens = train_lens(model, train, args.steps, args.lr, progress=True)
     out = args.out or beside(args.path)
     save_lens(lens, model, out)
     tokens = val.batch(0)[0].to(next(model.parameters()).device)
     (plain, seen), (tuned, known) = (quality(model, x, tokens) for x in (None, lens))
-    print(
-        columns([['behind layer', 'KL, logit lens', 'KL, tuned lens', 'top 5, logit lens',
-                  'top 5, tuned lens'],
-                   *([str(d), f'{plain[d]:.3f}', f'{tuned[d]:.3f}', f'{seen[d]:.1%}',
-                      f'{known[d]:.1%}'] for d in range(len(plain)))]))
+    rows = [['behind layer', 'KL, logit lens', 'KL, tuned lens', 'top 5, logit lens',
+             'top 5, tuned lens']]
+    rows += [[str(d), f'{plain[d]:.3f}', f'{tuned[d]:.3f}', f'{seen[d]:.1%}', f'{known[d]:.1%}']
+             for d in range(len(plain))]
+    print(columns(rows))
     print(f'lens: {out}')

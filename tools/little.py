@@ -17,8 +17,8 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from common.columns import columns
-from report.logs import write_csv
 from report.plot import draw_landscape, draw_little, show
+from report.tables import mean, where, write_csv
 from wrapper import pick_solver
 
 
@@ -107,14 +107,12 @@ def show_little(out, seeds=4, Ks=(1, 2, 3, 4, 6, 8, 12, 16, 24)):
             for row in little_errors(model, CURVES, Ks)]
     lines = [['mean squared error', *(f'K = {K}' for K in Ks)]]
     for name in ['no loop', *CURVES]:
-        of = {K: [row['error'] for row in rows if (row['method'], row['K']) == (name, K)]
-              for K in Ks}
-        lines.append([name,
-                      *(f'{sum(e) / len(e):.2g} ({min(e):.2g} to {max(e):.2g})' if e else ''
-                        for e in of.values())])
+        errors = [[row['error'] for row in where(rows, method=name, K=K)] for K in Ks]
+        lines.append([name, *(f'{mean(e):.2g} ({min(e):.2g} to {max(e):.2g})' if e else ''
+                              for e in errors)])
     print(f'means over {seeds} seeds, and their range')
     print(columns(lines))
     write_csv(rows, out)
-    show(draw_little, (rows, CURVES), out)
-    show(draw_landscape, little_landscape(models[min(1, seeds - 1)], (2, 4, 8)),
-         out.with_stem(out.stem + '_landscape'))
+    show(out, draw_little, rows, CURVES)
+    show(out.with_stem(out.stem + '_landscape'), draw_landscape,
+         little_landscape(models[min(1, len(models) - 1)], (2, 4, 8)))

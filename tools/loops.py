@@ -15,12 +15,12 @@ from common.columns import columns
 from common.errors import Refused, whole_numbers
 from engine.checkpoint import build_model, describe, exists, load, save
 from engine.launch import pick_device
-from engine.measure import asked, looker
+from engine.measure import Scorer, parse_tasks
 from grow import untie
 from loop import format_loop, repeat_block, running
-from report.logs import by_seed, mean, number, run_names, standard_error, write_csv
 from report.plot import draw_repetitions, draw_tradeoffs, show
-from tools.options import RUNS, make_parser
+from report.tables import difference, in_percent, number, numbers, over_seeds, run_names, write_csv
+from tools.options import RUNS, make_parser, pick_shown
 
 
 def facts(name, state, model):
@@ -36,9 +36,9 @@ def facts(name, state, model):
                 training_flops=state.get('flops', float('nan')) + state.get('inherited_flops', 0))
 
 
-def repetitions(model, look, block, times, plain):
+def repetitions(model, score, block, times, plain):
     """Every block of the order run several times: [{'start', 'times', 'loss', kind: accuracy}].
-    `look` measures a model, and `plain` is what it said of this one as it is."""
+    `plain` is what `score` says of the model as it is."""
     rows = []
     for start in range(len(model.order) - block + 1):
         for k in times:
@@ -46,7 +46,7 @@ def repetitions(model, look, block, times, plain):
                 found = plain
             else:
                 with running(model, repeat_block(model.order, start, block, k)):
-                    found = look(model)
+                    found = score(model)
             rows.append(dict(start=start, times=k, **found))
     return rows
 
@@ -80,8 +80,7 @@ def cut_ties(source, target):
 
 def main(argv=None):
     parser = make_parser('Compare looped, grown and ordinary models, and repeat their blocks.',
-                         'data',
-                    'batches', 'tasks', 'n', 'show', 'device', out='out/loop.png')
+                         'data', 'batches', 'tasks', 'n', 'show', 'device', out='out/loop.png')
     parser.add_argument('runs', nargs='+', help=RUNS)
     parser.add_argument('--untie', action='store_true',
                         help='with two folders: write the first, a looped run, to the second, its '
@@ -94,47 +93,41 @@ def main(argv=None):
         if len(args.runs) != 2:
             parser.error('--untie takes two folders: a looped run, and where to write it')
         return cut_ties(*args.runs)
-    found, sweeps = measure_runs(args)
-    rows, kinds = [], [key for key in next(iter(sweeps.values()))[0] if key not in ('start',
-            'times')]
-    for group, names in by_seed({name: name for name in found}).items():
-        numbers = {key: [found[n][key] for n in names] for key, v in found[names[0]].items()
-                   if not isinstance(v, str)}
-        rows.append(found[names[0]] | dict(run=group, seeds=len(names))
-                    | {key: mean(v) for key, v in numbers.items()}
-                    | {f'{key} se': standard_error(numbers[key]) for key in kinds})
+    rows, sweeps = measure_runs(args)
+    kinds = [key for key in sweeps[0] if key not in ('run', 'start', 'times')]
+    shown, rows = pick_shown('show', args.show, kinds), over_seeds(rows, [], kinds)
     print_rows(rows, kinds)
     tradeoffs = args.out.with_stem(args.out.stem + '_tradeoffs')
-    write_csv([dict(run=n, **row) for n, sweep in sweeps.items() for row in sweep], args.out)
+    write_csv(sweeps, args.out)
     write_csv(rows, tradeoffs)
-    shown = [kind for kind in kinds if not args.show or kind in args.show.split(',')] or kinds
-    show(draw_repetitions, (sweeps, shown, args.block), args.out)
-    show(draw_tradeoffs, (rows, kinds), tradeoffs)
+    show(args.out, draw_repetitions, sweeps, shown, args.block)
+    show(tradeoffs, draw_tradeoffs, rows, kinds)
 
 
 def measure_runs(args):
-    "({run: what it is and how good}, {run: its repetitions})."
+    "([a row for each run: what it is and how good], [a row for each repetition])."
     times, device = whole_numbers('--times', args.times), pick_device(args.device)
     if min(times) < 1 or args.block < 1 or args.batches < 1 or args.n < 1:
         raise Refused('--times, --block, --batches and --n must be at least 1')
-    times, found, sweeps = sorted({1, *times}), {}, {}
-    examples = asked(args.tasks, args.n, args.shots)
+    rows, sweeps, plain = [], [], None
+    examples = parse_tasks(args.tasks, args.n, args.shots)
     for name, path in tqdm(run_names(args.runs).items(), desc='measuring', unit='run'):
         state = load(path)
         model = build_model(state, path).to(device).eval()
         if state['kind'] == 'recurrent':
             raise Refused(f'{name} has a recurrent core, which is measured by: python retrofit.py '
                           f'{path} --eval')
-        look = looker(path, state, model, args.data, args.batches, examples)
+        score = Scorer(path, state, model, args.data, args.batches, examples)
         if args.block > len(model.order):
             raise Refused(f'--block={args.block}: {name} is {len(model.order)} layers deep')
-        plain = look(model)
-        if found and plain.keys() != next(iter(sweeps.values()))[0].keys() - {'start', 'times'}:
+        before, plain = plain, score(model)
+        if before is not None and plain.keys() != before.keys():
             raise Refused(f'{name} was trained on data with other kinds of answers '
                           f'({", ".join(plain)}): compare it apart')
-        found[name] = facts(name, state, model) | plain
-        sweeps[name] = repetitions(model, look, args.block, times, plain)
-    return found, sweeps
+        rows.append(facts(name, state, model) | plain)
+        sweeps += [dict(run=name, **row) for row in
+                   repetitions(model, score, args.block, sorted({1, *times}), plain)]
+    return rows, sweeps
 
 
 def print_rows(rows, kinds):
@@ -146,12 +139,11 @@ def print_rows(rows, kinds):
         lines.append([r['run'], r['loop'], f'{r["unique"]:.0f}', f'{r["depth"]:.0f}',
                       f'{r["params"]:,.0f}',
                       f'{r["inference_flops"]:.2e}', f'{r["training_flops"]:.2e}',
-                      *(number(r[k], r[f'{k} se'], k != 'loss') for k in kinds)])
+                      *numbers(r, kinds)])
         for what, p in partners(r, rows):
             lines.append([f'  minus {p["run"]}', what, '', '', '', '', ''])
             for kind in kinds:
-                difference, error = (r[kind] - p[kind],
-                                     (r[f'{kind} se'] ** 2 + p[f'{kind} se'] ** 2) ** 0.5)
-                lines[-1].append(number(difference, percent=kind != 'loss')
-                                 + (f' ({difference / error:+.1f} se)' if error > 0 else ''))
+                change, errors = difference(r, p, kind)
+                lines[-1].append(number(change, percent=in_percent(kind))
+                                 + ('' if errors is None else f' ({errors:+.1f} se)'))
     print(columns(lines))

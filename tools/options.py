@@ -7,6 +7,8 @@ Usage:
 import argparse
 from pathlib import Path
 
+from common.errors import check_choice
+
 RUNS = ('folders that train.py wrote, or Hugging Face checkpoints; NAME-SEED are averaged over '
         'their seeds')
 OPTIONS = dict(
@@ -34,3 +36,11 @@ def make_parser(about, *names, out=None, **more):
         parser.add_argument('--out', type=Path, default=Path(out),
                             help=f'the picture, and the numbers beside it (default: {out})')
     return parser
+
+
+def pick_shown(option, text, kinds):
+    "What an option such as --show=loss,copy names, or everything."
+    names = text.split(',') if text else list(kinds)
+    for name in names:
+        check_choice(f'--{option}', name, kinds)
+    return names

@@ -59,4 +59,4 @@ def main(argv=None):
           f'{1 - grown / full:.1%} saved')
     if len(plan) == 1:
         return print('one block is the whole model: nothing grows')
-    show(draw_origins, pictures, args.out)
+    show(args.out, draw_origins, pictures)

@@ -20,9 +20,9 @@ import torch.nn.functional as F
 from common.errors import Refused
 from engine.checkpoint import build_model, load
 from engine.launch import pick_device
-from engine.measure import asked, looker
+from engine.measure import Scorer, parse_tasks
 from model import KVCache
-from report.logs import mean
+from report.tables import in_percent, mean
 from tools.adapters import open_model
 from tools.evaluate import harness, rows_of
 from variants.hosts import depth_of
@@ -38,14 +38,15 @@ def open_ours(path, args):
     data = hashlib.sha256()
 
     def look(i):
-        whole = looker(path, state, model, args.data, args.batches,
-                       asked(args.tasks, args.n, seed=i), first=i * args.batches)
-        for step in range(i * args.batches, (i + 1) * args.batches) if whole.val else ():
-            data.update(b''.join(t.numpy().tobytes() for t in whole.val.batch(step)))
-        if args.by_token and whole.val:
-            return (lambda model: whole(model) | by_token(model, whole.val, i * args.batches,
-                                                          min(2, args.batches)))
-        return whole
+        first = i * args.batches
+        scorer = Scorer(path, state, model, args.data, args.batches,
+                        parse_tasks(args.tasks, args.n, seed=i), first)
+        for step in range(first, first + args.batches) if scorer.val else ():
+            data.update(b''.join(t.numpy().tobytes() for t in scorer.val.batch(step)))
+        if args.by_token and scorer.val:
+            return (lambda model: scorer(model)
+                    | by_token(model, scorer.val, first, min(2, args.batches)))
+        return scorer
     return model, {part: look(i) for i, part in enumerate(('screen', 'judge'))}, data.hexdigest()
 
 
@@ -58,8 +59,8 @@ def by_token(model, val, first, batches=2):
         tokens, targets = (t.to(device) for t in val.batch(step))
         half = tokens.shape[1] // 2
         cache = KVCache(len(model.order))
-        logits = ([model(piece, cache=cache) for piece in (tokens[:, :half],
-                *tokens[:, half:].split(1, dim=1))])
+        pieces = tokens[:, :half], *tokens[:, half:].split(1, dim=1)
+        logits = [model(piece, cache=cache) for piece in pieces]
         for found, values in ((at_once, model(tokens)[:, half:]),
                               (stepwise, torch.cat(logits[1:], dim=1))):
             found.append(F.cross_entropy(values.transpose(1, 2).float(), targets[:, half:],
@@ -72,8 +73,9 @@ def open_theirs(path, args):
     or on tasks of their own."""
     lm = open_model(path, batch_size=args.batch_size, device=args.device)
     tasks, keep = dict(screen=args.tasks, judge=args.judge_tasks or args.tasks), {}
-    counts = {part: {task: n['original'] for task, n in harness(lm, names, keep,
-            limit=1)['n-samples'].items()} for part, names in tasks.items()}
+    counts = {part: {task: n['original'] for task, n in
+                     harness(lm, names, keep, limit=1)['n-samples'].items()}
+              for part, names in tasks.items()}
     apart = not counts['screen'].keys() & counts['judge'].keys()
     samples = {part: {task: list(range(0 if apart else i, n, 1 if apart else 2))[:args.limit]
                       for task, n in counts[part].items()}
@@ -81,8 +83,8 @@ def open_theirs(path, args):
     for part, of in samples.items():
         for task, documents in of.items():
             if not documents:
-                raise Refused(
-                    f'{task} has {counts[part][task]} documents: none is left to {part} by')
+                raise Refused(f'{task} has {counts[part][task]} documents: none is left to '
+                              f'{part} by')
 
     def look(part):
         found, values = harness(lm, tasks[part], keep, samples=samples[part], bootstrap_iters=0), {}
@@ -90,20 +92,15 @@ def open_theirs(path, args):
             if row['task'] in samples[part]:        # (a group only says again what its tasks say)
                 metric = row['metric'].partition(' (')[0]
                 up = found['higher_is_better'][row['task']].get(metric, True)
-                values[f'{row["task"]} {row["metric"]}'
-                       + ('' if metric in SHARES
-                          else f' ({"more" if up else "less"} is better)')] = row['value']
+                way = '' if metric in SHARES else f' ({"more" if up else "less"} is better)'
+                values[f'{row["task"]} {row["metric"]}{way}'] = row['value']
         return values
-    return lm.model, {part: lambda model,
-                      part=part: look(part) for part in tasks}, json.dumps(samples)
+    looks = {part: lambda model, part=part: look(part) for part in tasks}
+    return lm.model, looks, json.dumps(samples)
 
 
 # from 0 to 1: these can be averaged
 SHARES = ('acc', 'acc_norm', 'exact_match', 'em', 'f1', 'mc1', 'mc2')
-
-
-def is_share(kind):
-    return not kind.startswith('loss') and not kind.endswith(' is better)')
 
 
 def main_kinds(kinds):
@@ -114,10 +111,10 @@ def main_kinds(kinds):
     first = {}
     for metric in SHARES:
         for kind in kinds:
-            if (is_share(kind) and (kind.partition(' (')[0].rpartition(' ')[2] == metric
-                                    or ' ' not in kind)):
+            name, _, its_metric = kind.partition(' (')[0].rpartition(' ')
+            if in_percent(kind) and (its_metric == metric or not name):
                 first.setdefault(kind.partition(' ')[0], kind)
     if not first or {kind.partition(' ')[0] for kind in kinds} - first.keys():
-        raise Refused(
-            f'these metrics cannot be averaged: choose one of them by --score: {", ".join(kinds)}')
+        raise Refused('these metrics cannot be averaged: choose one of them by --score: '
+                      + ', '.join(kinds))
     return list(first.values())

@@ -9,8 +9,9 @@ Usage:
 import argparse
 from pathlib import Path
 
-from report.logs import by_seed, print_table, read_log, run_names, table, write_csv
+from report.logs import print_table, read_groups, table
 from report.plot import draw_runs, show
+from report.tables import write_csv
 
 
 def main(argv=None):
@@ -19,10 +20,10 @@ def main(argv=None):
     parser.add_argument('runs', nargs='+', help='folders that train.py wrote')
     parser.add_argument('--out', type=Path, help='the picture (default: in the first folder)')
     args = parser.parse_args(argv)
-    groups = by_seed({name: read_log(folder) for name, folder in run_names(args.runs).items()})
+    groups = read_groups(args.runs)
     rows = table(groups) if len(args.runs) > 1 else []
     out = args.out or Path(args.runs[0]) / ('loss.png' if len(args.runs) == 1 else 'compare.png')
-    show(draw_runs, groups, out)
+    show(out, draw_runs, groups)
     if len(args.runs) == 1:
         return print(f'numbers: {args.runs[0]}/log.jsonl')
     print_table(rows)

@@ -18,9 +18,9 @@ from data.tokenizer import get_tokenizer
 from engine.checkpoint import load_model, set_depth
 from engine.launch import pick_device
 from engine.measure import score
-from report.logs import by_seed, mean, number, run_names, standard_error, write_csv
 from report.plot import draw_shots, show
-from tools.options import make_parser
+from report.tables import by_seed, number, over_seeds, run_names, where, write_csv
+from tools.options import RUNS, make_parser
 
 
 def pick_tasks(text, context):
@@ -33,24 +33,20 @@ def pick_tasks(text, context):
 
 def main(argv=None):
     parser = make_parser('Score checkpoints on the reasoning primitives.', 'n', 'seed',
-                         'loop', 'r', 'device')
+                         'loop', 'r', 'device', out='out/primitives.png')
     parser.add_argument('--tasks', default='auto',
                         help=f'papers ({", ".join(TASKS)}), toy (toy_copy, toy_assign), or some of '
                         'them and toy_code by name')
-    parser.add_argument('runs', nargs='+',
-                        help='folders that train.py wrote, or Hugging Face checkpoints; '
-                        'NAME-SEED are averaged over their seeds')
+    parser.add_argument('runs', nargs='+', help=RUNS)
     parser.add_argument('--depths', default='0,1,2',
                         help='of assignment: how many aliases stand before the value')
     parser.add_argument('--shots', default='0',
                         help='such as 0,1,2,5: accuracy against shots (the papers score at 5)')
-    parser.add_argument('--out', type=Path, default=Path('out/primitives.png'))
     args = parser.parse_args(argv)
 
     depths, shots = whole_numbers('--depths', args.depths), whole_numbers('--shots', args.shots)
     device, rows, left_out, paths = pick_device(args.device), [], {}, run_names(args.runs)
-    lines = {name: group for group, names in by_seed({name: name for name in paths}).items()
-             for name in names}
+    lines = {name: group for group, names in by_seed(paths).items() for name in names}
     taught = {name: examples_seen(path) for name, path in paths.items()}
     if any(taught.values()):     # 32/lidas-0, 128/lidas-0: one line, against the number of examples
         lines = {name: Path(line).name for name, line in lines.items()}
@@ -74,8 +70,8 @@ def main(argv=None):
     print(*left_out, sep='\n', end='\n' if left_out else '')
     print_scores(rows)
     write_csv(rows, args.out)
-    show(draw_shots, (rows, 'examples' if any(taught.values()) and len(shots) == 1 else 'shots'),
-         args.out)
+    show(args.out, draw_shots, rows,
+         'examples' if any(taught.values()) and len(shots) == 1 else 'shots')
 
 
 def examples_seen(path):
@@ -89,16 +85,15 @@ def print_scores(rows):
     """A line for each run and number of shots, a column a task: in %, with the standard error over
     the seeds, or else the interval."""
     tasks = {row['task']: f'{row["task"]}, % (chance {row["chance"]:.0%})' for row in rows}
-    lines, keys = [['run', 'fine-tuned on', 'shots', *tasks.values()]], ('line', 'examples',
-            'shots')
-    for key in dict.fromkeys(tuple(row[k] for k in keys) for row in rows):
-        lines.append(list(map(str, key)))
+    keys = 'line', 'examples', 'shots'
+    table = [['run', 'fine-tuned on', 'shots', *tasks.values()]]
+    cells = over_seeds(rows, [*keys, 'task'], ['accuracy'])
+    for at in dict.fromkeys(tuple(row[key] for key in keys) for row in rows):
+        table.append(list(map(str, at)))
         for task in tasks:
-            mine = [row for row in rows if row['task'] == task and tuple(row[k] for k in keys)
-                    == key]
-            scores = [row['accuracy'] for row in mine]
-            lines[-1].append('' if not mine else number(mean(scores), standard_error(scores), True)
-                             if len(mine) > 1 else
-                             f'{100 * scores[0]:.1f} ({100 * mine[0]["low"]:.1f} to '
-                             f'{100 * mine[0]["high"]:.1f})')
-    print(columns(lines))
+            found = where(cells, **dict(zip(keys, at)), task=task)
+            table[-1].append(' '.join(
+                number(row['accuracy'], row['accuracy se'], percent=True) if row['seeds'] > 1 else
+                f'{100 * row["accuracy"]:.1f} ({100 * row["low"]:.1f} to {100 * row["high"]:.1f})'
+                for row in found))
+    print(columns(table))

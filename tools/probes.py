@@ -19,10 +19,10 @@ import csv
 import functools
 import hashlib
 import html
+import itertools
 import json
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable
+from typing import Callable, NamedTuple
 
 import torch
 from tqdm import tqdm
@@ -30,11 +30,10 @@ from tqdm import tqdm
 import probe
 from common.columns import columns
 from common.errors import Refused, refusing, suggest
-from loop import format_loop
-from report.logs import by_seed, mean, number, run_names, standard_error, write_csv
-from report.panels import draw_curves, draw_maps
-from report.plot import show
-from tools.options import make_parser
+from loop import format_loop, repeat_block
+from report.plot import draw_curves, draw_maps, show
+from report.tables import number, over_seeds, run_names, write_csv
+from tools.options import RUNS, make_parser
 from tools.subject import NotHere, Subject
 from variants.lens import exit_at, quality
 
@@ -52,15 +51,14 @@ def depth_score(c):
 
 def heatmap(c, part):
     rows = []
-    for future in (True, False):
-        for propagate in (True, False):
-            if not propagate and isinstance(c.model, probe.Recurrent):
-                continue            # what is behind an adapter is no sum of what was before it
-            matrix = c.effects(part, propagate, future)[0].tolist()
-            rows += [dict(setting=f'{"future" if future else "all"} tokens, '
-                          f'{"propagated" if propagate else "local"}', erased=s, observed=d,
-                          change=matrix[s][d])
-                     for s in range(len(matrix)) for d in range(len(matrix)) if d > s]
+    for future, propagate in itertools.product((True, False), repeat=2):
+        if not propagate and isinstance(c.model, probe.Recurrent):
+            continue            # what is behind an adapter is no sum of what was before it
+        matrix = c.effects(part, propagate, future)[0].tolist()
+        setting = (f'{"future" if future else "all"} tokens, '
+                   f'{"propagated" if propagate else "local"}')
+        rows += [dict(setting=setting, erased=s, observed=d, change=matrix[s][d])
+                 for s in range(len(matrix)) for d in range(s + 1, len(matrix))]
     return rows
 
 
@@ -76,37 +74,19 @@ def similarity(c):
             for j, v in enumerate(row)]
 
 
-def rearranged(c, change, sizes):
-    c.orders_only()
-    return probe.order_sweep(c.model, c.score, change, sizes,
-                             progress=lambda todo: tqdm(todo, desc='orders', leave=False))
-
-
-def swap(c):
-    return rearranged(c, probe.swap_blocks, (1, 2, 4, 8))
-
-
-def skip(c):
-    return rearranged(c, probe.skip_blocks, (1, 2, 4, 8))
-
-
-def reverse(c):
-    return rearranged(c, probe.reverse_block, (2, 4, 8))
-
-
-def permute(c):
-    return rearranged(c, permute_block, (4, 8))
+def rearranged(change, *sizes):
+    "A probe that makes a change to every block of some sizes, and scores what is left."
+    def measure(c):
+        c.orders_only()
+        return probe.order_sweep(c.model, c.score, change, sizes,
+                                 progress=lambda todo: tqdm(todo, desc='orders', leave=False))
+    return measure
 
 
 def permute_block(order, start, length, seed=0):
     "The `length` layers from `start` on in another order, drawn."
     turns = torch.randperm(length, generator=torch.Generator().manual_seed(seed)).tolist()
     return probe.change_block(order, start, length, lambda block: [block[i] for i in turns])
-
-
-def repeat(c):
-    return rearranged(c, lambda order, start, size: probe.repeat_block(order, start, size, 2),
-                      (1, 2, 4, 8))
 
 
 def early_exit(c):
@@ -118,74 +98,78 @@ def early_exit(c):
     return rows
 
 
-@dataclass
-class Probe:
+def repeat_once(order, start, length):
+    return repeat_block(order, start, length, 2)
+
+
+class Probe(NamedTuple):
     measure: Callable
     title: str
     reads: str              # how to read it
-    draw: str               # 'curves' or 'maps'
-    # curves: (x, what tells panels apart or None); maps: (down, right, value, what tells panels
-    # apart or None)
-    keys: tuple
-    only: tuple = ()        # the columns that are drawn (curves); all others if empty
+    x: str = None           # of curves; what tells their panels apart is `panel`, if anything does
+    panel: str = None
+    only: tuple = ()        # the columns that are drawn; all others if empty
+    maps: tuple = ()        # instead: (down, right, value, what tells panels apart or None)
 
+
+EFFECTS = 'erased', 'observed', 'change', 'setting'
 
 PROBES = dict(
-    depth_score=Probe(depth_score, 'Which layers matter for later tokens?',
-                      'A layer is erased for the tokens up to t; the height is how far the output '
-                      'at later tokens moves. Work in the right half is work that deep layers '
-                      'do; the depth score (in the legend) is its mean depth. '
-                      'The last layer is always at zero: nothing behind it carries its result '
-                      'to another token.', 'curves', ('depth', None), ('change',)),
-    heatmap=Probe(functools.partial(heatmap, part='layer'), 'Who depends on whom?',
-                  'Row: the layer erased; column: the layer observed; colour: how much its update '
-                  'changes, relative to itself (1: as much as its own length). Propagated: '
-                  'the change runs on through all layers between; '
-                  'local: only this one layer sees the other missing. A bright column is a '
-                  'layer that gathers from all before it.', 'maps',
-                  ('erased', 'observed', 'change', 'setting')),
-    heatmap_attn=Probe(functools.partial(heatmap, part='attn'),
-                       'The same with only the attention of a layer erased', 'As above.', 'maps',
-                       ('erased', 'observed', 'change', 'setting')),
-    heatmap_mlp=Probe(functools.partial(heatmap, part='mlp'),
-                      'The same with only the MLP of a layer erased', 'As above.', 'maps',
-                      ('erased', 'observed', 'change', 'setting')),
-    norms=Probe(norms, 'How much does each layer add?',
-                "The stream's length; the length of what a layer or sublayer adds, as a "
-                "share of the stream; "
-                'and its cosine with the stream (above 0: it strengthens what is there; '
-                'below: it erases). A pattern that repeats with the block '
-                'is what growing and looping leave.', 'curves', ('depth', None)),
-    swap=Probe(swap, 'Blocks change places',
-               'The layers from a position on change places with as many behind them. '
-               'Dotted: the model as it is. Where a curve stays near it, the order does '
-               'not matter.',
-               'curves', ('start', 'size')),
-    skip=Probe(skip, 'Blocks are left out',
-               'The layers from a position on do not run. Where a curve stays near the '
-               'dotted line (the model as it is), they are not needed.', 'curves',
-               ('start', 'size')),
-    reverse=Probe(reverse, 'Blocks run backwards',
-                  'The layers from a position on run in reverse. Worst where a reversal '
-                  'straddles two blocks: layers of a block '
-                  'have roles that follow each other.', 'curves', ('start', 'size')),
-    permute=Probe(permute, 'Blocks in a drawn order',
-                  'The layers from a position on run in an order that was drawn (the same '
-                  'for every model).', 'curves', ('start', 'size')),
-    repeat=Probe(repeat, 'Blocks run twice',
-                 'The layers from a position on run once more, without any training for it.',
-                 'curves', ('start', 'size')),
-    similarity=Probe(similarity, 'Are layers copies of each other?',
-                     'Cosines between the MLP weights of two layers. Lines beside the diagonal '
-                     'are the traces of '
-                     'growing: layers that once were one. A looped model has its unique layers '
-                     'only.', 'maps', ('layer', 'other', 'cosine', None)),
-    early_exit=Probe(early_exit, 'What is known behind each layer?',
-                     'The answer if the model stopped there: directly (logit lens), or through '
-                     'a trained '
-                     'translator (tuned lens). KL and overlap (of the five likeliest tokens) '
-                     'compare with the final answer. A curve that rises to the '
-                     'end: the last layers are needed.', 'curves', ('depth', 'lens')))
+    depth_score=Probe(
+        depth_score, 'Which layers matter for later tokens?',
+        'A layer is erased for the tokens up to t; the height is how far the output at later '
+        'tokens moves. Work in the right half is work that deep layers do; the depth score (in the '
+        'legend) is its mean depth. The last layer is always at zero: nothing behind it carries '
+        'its result to another token.', 'depth', only=('change',)),
+    heatmap=Probe(
+        functools.partial(heatmap, part='layer'), 'Who depends on whom?',
+        'Row: the layer erased; column: the layer observed; colour: how much its update changes, '
+        'relative to itself (1: as much as its own length). Propagated: the change runs on through '
+        'all layers between; local: only this one layer sees the other missing. A bright column is '
+        'a layer that gathers from all before it.', maps=EFFECTS),
+    heatmap_attn=Probe(
+        functools.partial(heatmap, part='attn'),
+        'The same with only the attention of a layer erased', 'As above.', maps=EFFECTS),
+    heatmap_mlp=Probe(
+        functools.partial(heatmap, part='mlp'),
+        'The same with only the MLP of a layer erased', 'As above.', maps=EFFECTS),
+    norms=Probe(
+        norms, 'How much does each layer add?',
+        "The stream's length; the length of what a layer or sublayer adds, as a share of the "
+        'stream; and its cosine with the stream (above 0: it strengthens what is there; below: it '
+        'erases). A pattern that repeats with the block is what growing and looping leave.',
+        'depth'),
+    swap=Probe(
+        rearranged(probe.swap_blocks, 1, 2, 4, 8), 'Blocks change places',
+        'The layers from a position on change places with as many behind them. Dotted: the model '
+        'as it is. Where a curve stays near it, the order does not matter.', 'start', 'size'),
+    skip=Probe(
+        rearranged(probe.skip_blocks, 1, 2, 4, 8), 'Blocks are left out',
+        'The layers from a position on do not run. Where a curve stays near the dotted line (the '
+        'model as it is), they are not needed.', 'start', 'size'),
+    reverse=Probe(
+        rearranged(probe.reverse_block, 2, 4, 8), 'Blocks run backwards',
+        'The layers from a position on run in reverse. Worst where a reversal straddles two '
+        'blocks: layers of a block have roles that follow each other.', 'start', 'size'),
+    permute=Probe(
+        rearranged(permute_block, 4, 8), 'Blocks in a drawn order',
+        'The layers from a position on run in an order that was drawn (the same for every model).',
+        'start', 'size'),
+    repeat=Probe(
+        rearranged(repeat_once, 1, 2, 4, 8), 'Blocks run twice',
+        'The layers from a position on run once more, without any training for it.',
+        'start', 'size'),
+    similarity=Probe(
+        similarity, 'Are layers copies of each other?',
+        'Cosines between the MLP weights of two layers. Lines beside the diagonal are the traces '
+        'of growing: layers that once were one. A looped model has its unique layers only.',
+        maps=('layer', 'other', 'cosine', None)),
+    early_exit=Probe(
+        early_exit, 'What is known behind each layer?',
+        'The answer if the model stopped there: directly (logit lens), or through a trained '
+        'translator (tuned lens). KL and overlap (of the five likeliest tokens) compare with the '
+        'final answer. A curve that rises to the end: the last layers are needed.',
+        'depth', 'lens'))
 
 
 SCORED = ('swap', 'skip', 'reverse', 'permute', 'repeat', 'early_exit')
@@ -223,18 +207,13 @@ def read_rows(path):
 def draw(name, folder):
     "The picture of a probe, from its CSV file."
     p, rows = PROBES[name], read_rows(folder / f'{name}.csv')
-    groups = by_seed({name: name for name in dict.fromkeys(row['run'] for row in rows)})
-    if not rows:
-        return
-    if p.draw == 'maps':
-        return show(draw_maps, (rows, p.keys, groups, p.title), folder / f'{name}.png')
-    labels = {}
-    if name == 'depth_score':
-        labels = {
-            g: f'{g}: {mean([next(r["score"] for r in rows if r["run"] == n) for n in names]):.2f}'
-            for g, names in groups.items()}
-    values = list(p.only) or [key for key in rows[0] if key not in ('run', *p.keys)]
-    show(draw_curves, (rows, p.keys, values, groups, labels, p.title), folder / f'{name}.png')
+    path = folder / f'{name}.png'
+    if p.maps:
+        return show(path, draw_maps, rows, *p.maps, p.title)
+    labels = {row['run']: f'{row["run"]}: {row["score"]:.2f}'
+              for row in over_seeds(rows, [], []) if name == 'depth_score'}
+    values = p.only or [key for key in rows[0] if key not in ('run', p.x, p.panel)]
+    show(path, draw_curves, rows, p.x, p.panel, values, labels, p.title)
 
 
 STYLE = ('body{font-family:sans-serif;max-width:70em;margin:2em auto;line-height:1.5}'
@@ -309,18 +288,12 @@ def make(args):
                 draw(name, folder)
         write_index(folder, [name for name in names if rows[name]], about)
     print('\n'.join(about))
-    if rows.get('depth_score'):
-        groups = by_seed(
-            {name: name for name in dict.fromkeys(row['run'] for row in rows['depth_score'])})
-        scores = {row['run']: (row['score'],
-                               max(1,
-                                   *(r['depth'] for r in rows['depth_score']
-                                     if r['run'] == row['run']))) for row in rows['depth_score']}
+    last = {row['run']: row for row in rows.get('depth_score', [])}     # the deepest layer's
+    if last:
+        found = [row | dict(of=row['score'] / max(1, row['depth'])) for row in last.values()]
         print(columns([['model', 'depth score', 'of the depth'], *(
-            [g,
-             *(number(mean(v), standard_error(v)) for v in ([scores[n][0] for n in names],
-                    [scores[n][0] / scores[n][1] for n in names]))]
-            for g, names in groups.items())]))
+            [row['run'], *(number(row[key], row[f'{key} se']) for key in ('score', 'of'))]
+            for row in over_seeds(found, [], ['score', 'of']))]))
     print(f'page: {folder / "index.html"}')
 
 
@@ -328,21 +301,17 @@ def main(argv=None):
     parser = make_parser('See which layers models use: a page of pictures.', 'tasks', 'n',
                          'batches', 'data', 'device')
     parser.set_defaults(tasks='toy_assign/3', n=100, batches=2)
-    parser.add_argument('runs', nargs='*',
-                        help='runs of ours or Hugging Face folders; NAME-SEED are averaged '
-                        'over their seeds')
-    parser.add_argument('--only', help=f'some of {", ".join(PROBES)}')
-    parser.add_argument('--examples', default='val',
-                        help='what effects are measured on: val, a .txt or .jsonl file, or '
-                        'a primitive such as toy_assign/3')
-    parser.add_argument('--count', type=int, default=20, help='how many examples (the papers: 20)')
-    parser.add_argument('--length', type=int, help='tokens of each (default: 32)')
-    parser.add_argument('--lens_steps', type=int, default=250,
-                        help='training of a tuned lens, where none lies beside the checkpoint')
-    parser.add_argument('--redraw', action='store_true',
-                        help='only the pictures, from the CSV files')
-    parser.add_argument('--out', type=Path, default=Path('out/probe'),
-                        help='the folder of the page')
+    add = parser.add_argument
+    add('runs', nargs='*', help=RUNS)
+    add('--only', help=f'some of {", ".join(PROBES)}')
+    add('--examples', default='val', help='what effects are measured on: val, a .txt or .jsonl '
+                                          'file, or a primitive such as toy_assign/3')
+    add('--count', type=int, default=20, help='how many examples (the papers: 20)')
+    add('--length', type=int, help='tokens of each (default: 32)')
+    add('--lens_steps', type=int, default=250,
+        help='training of a tuned lens, where none lies beside the checkpoint')
+    add('--redraw', action='store_true', help='only the pictures, from the CSV files')
+    add('--out', type=Path, default=Path('out/probe'), help='the folder of the page')
     args = parser.parse_args(argv)
     with refusing(OSError):
         make(args)

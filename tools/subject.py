@@ -29,7 +29,7 @@ from data.primitives import TASKS, TOY_TASKS
 from data.tokenizer import get_tokenizer
 from engine.checkpoint import build_model, fingerprint, load
 from engine.launch import pick_device
-from engine.measure import asked, data_of, score
+from engine.measure import open_data, parse_tasks, score
 from variants.lens import beside, load_lens, save_lens, train_lens
 
 
@@ -47,14 +47,15 @@ class Subject:
                 raise Refused(f'--{name}={getattr(args, name)} must be at least 1')
         self.path, self.args, self.state, self.found = path, args, load(path), {}
         self.model = build_model(self.state, path).to(pick_device(args.device)).eval()
-        self.tokenizer, self.tasks = get_tokenizer(path), asked(args.tasks, args.n)
+        self.tokenizer, self.tasks = get_tokenizer(path), parse_tasks(args.tasks, args.n)
         self.order, self.device = self.model.order, next(self.model.parameters()).device
         self.tokens = examples(self, args.examples, args.count, args.length).to(self.device)
         self.mark = fingerprint(self.model)
 
     @functools.cached_property
     def loaders(self):
-        return tuple(data_of(self.path, self.state, self.model, self.args.data))        # train, val
+        return [open_data(self.path, self.state, self.model, self.args.data, split, longest=512,
+                          seed=1) for split in ('train', 'val')]
 
     @functools.cached_property
     def batches(self):
@@ -163,7 +164,7 @@ def examples(subject, source, count, length):
         if source.partition('/')[0] not in {**TASKS, **TOY_TASKS}:
             raise Refused(f'--examples={source}: no such file, and no primitive; there are val, a '
                           f'.txt or .jsonl file, and {", ".join([*TASKS, *TOY_TASKS])}')
-        (_, found), = asked(source, count).items()
+        (_, found), = parse_tasks(source, count).items()
         texts = [e.prompt for e in found]
     ids = [ids[:length] for ids in (subject.tokenizer.encode(t, allowed_special='all')
                                     for t in texts) if len(ids) >= length][:count]

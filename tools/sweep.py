@@ -31,11 +31,11 @@ from tqdm import tqdm
 from common.columns import columns
 from common.errors import Refused, refusing
 from engine.checkpoint import exists, fingerprint
-from report.logs import by_seed, mean, number, run_names, standard_error, write_csv
 from report.plot import draw_sweep, show
+from report.tables import by_seed, in_percent, mean, number, run_names, standard_error, write_csv
 from tools.evaluate import explain
-from tools.options import make_parser
-from tools.parts import is_share, main_kinds, open_ours, open_theirs
+from tools.options import RUNS, make_parser, pick_shown
+from tools.parts import main_kinds, open_ours, open_theirs
 from variants.hosts import depth_of, pick_window
 from wrapper import SOLVERS, looped, pick_solver
 
@@ -62,11 +62,10 @@ class Notes:
         if key not in self.known:
             self.known[key] = measure()
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            torn = (self.path.exists() and not self.path.read_bytes().endswith(b'\n')
-                    and self.path.stat().st_size)
+            before = self.path.read_bytes() if self.path.exists() else b''
+            torn = '\n' if before and not before.endswith(b'\n') else ''
             with open(self.path, 'a') as file:
-                file.write('\n' * bool(torn) + json.dumps(dict(of=of, found=self.known[key]))
-                           + '\n')
+                file.write(torn + json.dumps(dict(of=of, found=self.known[key])) + '\n')
         return self.known[key]
 
 
@@ -79,8 +78,8 @@ def windows_of(text, depth):
         if part.startswith('all') and part[3:].isdigit() and 1 <= int(part[3:]) <= depth:
             found += [f'{a}-{a + int(part[3:]) - 1}' for a in range(depth - int(part[3:]) + 1)]
         elif part.startswith('all'):
-            raise Refused(
-                f'--windows={part}: write all1 to all{depth}, every window of so many layers')
+            raise Refused(f'--windows={part}: write all1 to all{depth}, every window of so many '
+                          'layers')
         else:
             found.append('{}-{}'.format(*pick_window(part, depth)))
     return list(dict.fromkeys(found))
@@ -91,10 +90,11 @@ def cells_of(args, depth):
     lists = [args.methods.split(','), numbers(args.K, int), numbers(args.beta, float),
              args.mode.split(','), args.cache.split(',')]
     found, impossible = [], []
-    for window, method, K, beta, mode, cache in itertools.product(windows_of(args.windows, depth),
-            *lists):
-        cell = dict(window=window, method=method, K=K, beta=beta if method in SOLVERS
-                    and takes_beta(method) else None, mode=mode, cache=cache)
+    windows = windows_of(args.windows, depth)
+    for window, method, K, beta, mode, cache in itertools.product(windows, *lists):
+        if method not in SOLVERS or not takes_beta(method):
+            beta = None
+        cell = dict(window=window, method=method, K=K, beta=beta, mode=mode, cache=cache)
         try:
             pick_solver(method, K, beta)
         except ValueError as error:
@@ -120,8 +120,8 @@ def numbers(text, kind):
 def label(cell, grid):
     "What tells a setting from others of the grid, but for its window."
     beta = '' if cell['beta'] is None else f' beta {cell["beta"]:g}'
-    return f'{cell["method"]} K={cell["K"]}{beta}' + ''.join(f' {cell[key]}'
-            for key in ('mode', 'cache') if len({c[key] for c in grid}) > 1)
+    told = [key for key in ('mode', 'cache') if len({other[key] for other in grid}) > 1]
+    return f'{cell["method"]} K={cell["K"]}{beta}' + ''.join(f' {cell[key]}' for key in told)
 
 
 def cost(cell, depth):
@@ -133,8 +133,8 @@ def cost(cell, depth):
 
 def gains(plain, found):
     "Changes for the better."
-    return {kind: (plain[kind] - value if kind.startswith('loss')
-                   or kind.endswith('(less is better)') else value - plain[kind])
+    down = lambda kind: kind.startswith('loss') or kind.endswith('(less is better)')
+    return {kind: plain[kind] - value if down(kind) else value - plain[kind]
             for kind, value in found.items()}
 
 
@@ -147,8 +147,8 @@ class Study:
         for name in ('batches', 'n', 'limit'):
             if getattr(args, name) is not None and getattr(args, name) < 1:
                 raise Refused(f'--{name}={getattr(args, name)} must be at least 1')
-        self.args, self.paths, self.opened, self.known, self.left_out = args, run_names(
-            args.runs), (None,), {}, {}
+        self.args, self.paths, self.opened = args, run_names(args.runs), (None,)
+        self.known, self.left_out = {}, {}
         self.notes = Notes(args.out.with_suffix('.jsonl'))
         self.spec = {key: getattr(args, key) for key in ('tasks', 'judge_tasks', 'n', 'by_token')}
 
@@ -213,47 +213,50 @@ def study(args):
     """Screen every cell of the grid on every run, judge each group's best ones and the recipe, say
     what was found."""
     it, rows = Study(args), []
-    groups = by_seed({name: name for name in it.paths})
+    groups = by_seed(it.paths)
     depths = {group: it.depth(names) for group, names in groups.items()}
     screened = {name: it.of(name, 'screen', it.grid(name)) for name in it.paths}
     kinds = kinds_in(screened)
-    for option, given in (('score', args.score),
-                          *(('show', kind) for kind in filter(None, (args.show or '').split(',')))):
-        if given and given not in kinds:
-            raise Refused(f'--{option}={given} is not measured here; there are: {", ".join(kinds)}')
+    shown = pick_shown('show', args.show, kinds)
+    ranked = args.score and pick_shown('score', args.score, kinds)
     for group, names in groups.items():
-        ranked = ([args.score] if args.score
-                  else main_kinds(kinds_in({n: screened[n] for n in names})))
-        gain = {cell: [mean([screened[n][cell][kind] for kind in ranked]) for n in names]
-                for cell in screened[names[0]]}
-        recipe = json.dumps(RECIPE | dict(window='{}-{}'.format(*pick_window(None, depths[group]))))
-        # what diverged comes last
-        order = sorted(gain, key=lambda cell: (math.isnan(mean(gain[cell])), -mean(gain[cell])))
-        chosen = list(dict.fromkeys([*order[:args.best], recipe]))
-        parts = {part: {n: it.of(n, part, map(json.loads, chosen)) for n in names}
-                 for part in ('screen', 'judge')}
-        shown = [(part, kind) for part in parts for kind in kinds_in(parts[part]) if kind in ranked
-                 or not set(ranked) & set(kinds_in(parts[part]))]
-        lines = [['window', 'setting', 'layers run', *(f'{part}: {kind}' for part, kind in shown)]]
-        for cell in map(json.loads, chosen):
-            name = label(cell, [cell, *map(json.loads, gain)]) + (' (the recipe)'
-                    if json.dumps(cell) == recipe else '')
-            found = [(kind, [parts[part][n][json.dumps(cell)][kind] for n in names])
-                     for part, kind in shown]
-            lines.append([cell['window'], name, f'{cost(cell, depths[group]):.2f}',
-                          *(number(mean(v), standard_error(v), is_share(kind))
-                            for kind, v in found)])
-        print(summary(group, gain, ' and '.join(ranked)) + '\n' + columns(lines))
-        for part, runs in (('screen', {n: screened[n] | parts['screen'][n] for n in names}),
-                           ('judge', parts['judge'])):
-            rows += [dict(run=n, part=part, **json.loads(cell), **found) for n in names
-                     for cell, found in runs[n].items()]
+        mine = {name: screened[name] for name in names}
+        rows += judge(it, group, mine, depths[group], ranked or main_kinds(kinds_in(mine)))
     for what in it.left_out:
         print(f'left out: {what}')
     write_csv(rows, args.out)
-    shown = (args.show or '').split(',') if args.show else kinds
-    show(draw_sweep, ([row for row in rows if row['part'] == 'screen'], shown, groups, label,
-                      is_share), args.out)
+    screen = [row for row in rows if row['part'] == 'screen']
+    show(args.out, draw_sweep, [row | dict(setting=label(row, screen)) for row in screen], shown)
+
+
+def judge(it, group, screened, depth, ranked):
+    """Of one run's seeds: the best cells by the mean gain in the `ranked` metrics, and the recipe,
+    judged. Prints a table; returns the rows of all that was measured."""
+    names = list(screened)
+    gain = {cell: [mean([screened[name][cell][kind] for kind in ranked]) for name in names]
+            for cell in screened[names[0]]}
+    recipe = json.dumps(RECIPE | dict(window='{}-{}'.format(*pick_window(None, depth))))
+    # what diverged comes last
+    order = sorted(gain, key=lambda cell: (math.isnan(mean(gain[cell])), -mean(gain[cell])))
+    chosen = list(dict.fromkeys([*order[:it.args.best], recipe]))
+    parts = {part: {name: it.of(name, part, map(json.loads, chosen)) for name in names}
+             for part in ('screen', 'judge')}
+    shown = []
+    for part, runs in parts.items():
+        there = kinds_in(runs)
+        shown += [(part, kind) for kind in there if kind in ranked or not {*ranked} & {*there}]
+    lines = [['window', 'setting', 'layers run', *(f'{part}: {kind}' for part, kind in shown)]]
+    for key in chosen:
+        cell = json.loads(key)
+        setting = label(cell, [cell, *map(json.loads, gain)])
+        found = [(kind, [parts[part][name][key][kind] for name in names]) for part, kind in shown]
+        lines.append([cell['window'], setting + ' (the recipe)' * (key == recipe),
+                      f'{cost(cell, depth):.2f}',
+                      *(number(mean(v), standard_error(v), in_percent(kind)) for kind, v in found)])
+    print(summary(group, gain, ' and '.join(ranked)) + '\n' + columns(lines))
+    parts['screen'] = {name: screened[name] | parts['screen'][name] for name in names}
+    return [dict(run=name, part=part, **json.loads(cell), **found) for part, runs in parts.items()
+            for name in names for cell, found in runs[name].items()]
 
 
 def summary(group, gain, score):
@@ -270,36 +273,29 @@ def summary(group, gain, score):
 
 def main(argv=None):
     parser = make_parser('Loop a model in many ways: which windows and methods help, and does it '
-                         'hold on other data?', 'limit', 'data', 'batches', 'n', 'show',
-                         'device')
-    parser.add_argument('runs', nargs='+',
-                        help='runs of ours (NAME-SEED are averaged over their seeds), or '
-                        'Hugging Face checkpoints')
-    parser.add_argument('--windows', default='all4',
-                        help="windows such as 3-5, mid4, or all4 for every window of four layers")
-    parser.add_argument('--methods', default='rk', help=f'of {", ".join(SOLVERS)}')
-    parser.add_argument('--K', default='2,3')
-    parser.add_argument('--beta', default='0.5')
-    parser.add_argument('--mode', default='block', help='block, layer')
-    parser.add_argument('--cache', default='first',
-                        help='matters where something is generated, or scored with a cache '
-                        '(primitives)')
-    parser.add_argument('--judge_tasks',
-                        help='benchmarks to judge by, instead of the documents that were '
-                        'not screened')
-    parser.add_argument('--by_token', action='store_true',
-                        help='of ours: also the loss of text that is read token by token with the '
-                        'cache')
-    parser.add_argument('--score',
-                        help='what the best are chosen by (default: the loss, or the mean share of '
+                         'hold on other data?', 'limit', 'data', 'batches', 'n', 'show', 'device')
+    add = parser.add_argument
+    add('runs', nargs='+', help=RUNS)
+    add('--windows', default='all4',
+        help='windows such as 3-5, mid4, or all4 for every window of four layers')
+    add('--methods', default='rk', help=f'of {", ".join(SOLVERS)}')
+    add('--K', default='2,3')
+    add('--beta', default='0.5')
+    add('--mode', default='block', help='block, layer')
+    add('--cache', default='first', help='matters where something is generated, or scored with a '
+                                         'cache (primitives)')
+    add('--judge_tasks',
+        help='benchmarks to judge by, instead of the documents that were not screened')
+    add('--by_token', action='store_true',
+        help='of ours: also the loss of text that is read token by token with the cache')
+    add('--score', help='what the best are chosen by (default: the loss, or the mean share of '
                         'right answers over the benchmarks)')
-    parser.add_argument('--best', type=int, default=3, help='how many are judged')
-    parser.add_argument('--batch_size', type=int, default=8)
-    parser.add_argument('--out', type=Path, default=Path('out/sweep.png'),
-                        help='the picture; beside it .csv, and .jsonl with every finished cell')
-    parser.add_argument('--tasks', default='',
-                        help='primitives with their depth (toy_assign/4); of a Hugging Face '
-                        'checkpoint: benchmarks of lm-eval')
+    add('--best', type=int, default=3, help='how many are judged')
+    add('--batch_size', type=int, default=8)
+    add('--out', type=Path, default=Path('out/sweep.png'),
+        help='the picture; beside it .csv, and .jsonl with every finished cell')
+    add('--tasks', default='', help='primitives with their depth (toy_assign/4); of a Hugging Face '
+                                    'checkpoint: benchmarks of lm-eval')
     args = parser.parse_args(argv)
     with refusing(ValueError, OSError, why=lambda error: explain(error, args.tasks)):
         study(args)

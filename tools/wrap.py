@@ -8,20 +8,19 @@ Paper: "Training-Free Looped Transformers", section 3 (scores side by side). Her
 which the paper does not print; some of its gains of one or two points would lie within them.
 
 Usage:
-    # the table, and out/evals/NAME_looped.json
-    python wrapper.py HF_FOLDER --method=rk --K=3 --tasks=arc_easy
+    python wrapper.py HF_FOLDER --K=3 --tasks=arc_easy  # a table, out/evals/NAME_looped.json
     rows = side_by_side('out/lidas', 'primitive_toy_assign_d3', dict(window='mid4', K=3))
 """
-import argparse
 import json
 from pathlib import Path
 
 from common.columns import columns
 from common.errors import parse, refusing
-from report.logs import mean, standard_error
+from report.tables import mean, standard_error
 from tools.adapters import open_model
 from tools.evaluate import explain, harness, rows_of
 from tools.little import show_little
+from tools.options import make_parser
 from variants.caches import CACHES
 from wrapper import SOLVERS, looped
 
@@ -33,25 +32,28 @@ def side_by_side(path, tasks, settings, *, limit=None, chat=False, **options):
     lm = open_model(path, **options)
     score = lambda: harness(lm, tasks, limit=limit, log_samples=True, apply_chat_template=chat)
     with looped(lm.model, **settings):
-        looped_scores = score()       # first: what cannot be looped says so before an hour is spent
-    plain, rows = score(), []
-    for before, after in zip(rows_of(plain), rows_of(looped_scores), strict=True):
-        pairs = [(a.get(after['metric'].partition(' ')[0]),
-                  b.get(after['metric'].partition(' ')[0])) for a, b in zip(
-            *(
-                sorted((s for s in r['samples'].get(after['task'], []) if s['filter']
-                        == after['filter']), key=lambda s: s['doc_id'])
-                for r in (plain, looped_scores)))]
+        after = score()         # first: what cannot be looped says so before an hour is spent
+    before, rows = score(), []
+    for plain, other in zip(rows_of(before), rows_of(after), strict=True):
+        pairs = zip(documents(before, plain), documents(after, other), strict=True)
         changes = [float(b) - float(a) for a, b in pairs if isinstance(a, (int, float))
                    and isinstance(b, (int, float))]
-        if not changes or abs(mean(changes) - (after['value'] - before['value'])) > 1e-9:
-            changes = []                # not a mean over documents: a perplexity, a group of tasks
-        rows.append({key: before[key] for key in ('task', 'shots', 'metric')} | dict(
-            plain=before['value'], plain_stderr=before['stderr'], looped=after['value'],
-            looped_stderr=after['stderr'],
-            change=after['value'] - before['value'], change_stderr=standard_error(changes)
-            if len(changes) > 1 else None, documents=len(changes) or None))
+        change = other['value'] - plain['value']
+        if not changes or abs(mean(changes) - change) > 1e-9:
+            changes = []        # not a mean over documents: a perplexity, a group of tasks
+        rows.append({key: plain[key] for key in ('task', 'shots', 'metric')} | dict(
+            plain=plain['value'], plain_stderr=plain['stderr'], looped=other['value'],
+            looped_stderr=other['stderr'], change=change,
+            change_stderr=standard_error(changes) if len(changes) > 1 else None,
+            documents=len(changes) or None))
     return rows
+
+
+def documents(found, row):
+    "What each document gives for a row's metric."
+    samples = [s for s in found['samples'].get(row['task'], []) if s['filter'] == row['filter']]
+    metric = row['metric'].partition(' ')[0]
+    return [s.get(metric) for s in sorted(samples, key=lambda s: s['doc_id'])]
 
 
 def compare(args, settings):
@@ -61,11 +63,14 @@ def compare(args, settings):
     with refusing(ValueError, OSError, why=lambda error: explain(error, args.tasks)):
         rows = side_by_side(args.model, args.tasks, settings, limit=args.limit, chat=args.chat,
                             batch_size=args.batch_size, dtype=args.dtype, device=args.device)
-    cell = lambda value, error: f'{value:.4f}' + ('' if error is None else f' ± {error:.4f}')
-    print(columns([['task', 'shots', 'metric', 'plain', 'looped', 'change'],
-                   *([r['task'], str(r['shots']), r['metric'], cell(r['plain'], r['plain_stderr']),
-                      cell(r['looped'], r['looped_stderr']),
-                      cell(r['change'], r['change_stderr'])] for r in rows)]))
+    shown = ('plain', 'looped', 'change')
+    table = [['task', 'shots', 'metric', *shown]]
+    for row in rows:
+        errors = [row[f'{name}_stderr'] for name in shown]
+        table.append([row['task'], str(row['shots']), row['metric'],
+                      *(f'{row[name]:.4f}' + ('' if error is None else f' ± {error:.4f}')
+                        for name, error in zip(shown, errors))])
+    print(columns(table))
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(dict(model=args.model, limit=args.limit, settings=settings,
                                    rows=rows), indent=1))
@@ -73,50 +78,40 @@ def compare(args, settings):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(
-        description='Score a frozen model plain and with its middle looped, side by side. '
-                    'nanodepth.py sweep tries many.',
+    parser = make_parser(
+        'Score a frozen model plain and with its middle looped, side by side. nanodepth.py sweep '
+        'tries many.', 'limit', 'dtype', 'device',
         epilog="A method's own options are given by their names, such as --alphas=0.6,0.4 or "
                '--tol=0.05 (variants/solvers.py).')
-    parser.add_argument('model', nargs='?', help='a run of ours, or a Hugging Face folder or name')
-    parser.add_argument('--toy', action='store_true',
-                        help="the paper's little network: errors against K, and where a "
-                        "looped window ends")
-    parser.add_argument('--tasks',
-                        help='tasks of lm-eval, or lists by name (evaluate.py): knowledge, '
-                        'language, primitives ...')
-    parser.add_argument('--window', default='mid4',
-                        help="3-5, mid4, or a fraction of the depth such as 0.5")
-    parser.add_argument('--method', default='rk', help=f'of {", ".join(SOLVERS)}')
-    parser.add_argument('--K', type=int, default=3)
-    parser.add_argument('--beta', type=float, default=0.5)
-    parser.add_argument('--cache', default='first',
-                        help=f'of {", ".join(CACHES)}: what later tokens see of looped '
-                        'layers (frozen also changes how a text is read)')
-    parser.add_argument('--decode', default='full',
-                        help='full, bypass, or the number of decode steps that are looped')
-    parser.add_argument('--mode', default='block', help='block or layer')
-    parser.add_argument('--pin',
-                        help='keep the experts of the first evaluation: mixture or indices')
-    parser.add_argument('--limit', type=int,
-                        help='only so many documents of each task: to try things, not to '
-                        'report them')
-    parser.add_argument('--batch_size', default='8')
-    parser.add_argument('--chat', action='store_true',
-                        help='with the chat template of the checkpoint')
-    parser.add_argument('--dtype', default='auto')
-    parser.add_argument('--device', default='auto')
-    parser.add_argument('--out', type=Path,
-                        help='the numbers as JSON (default: out/evals/MODEL_looped.json), '
-                        'with --toy the picture')
+    add = parser.add_argument
+    add('model', nargs='?', help='a run of ours, or a Hugging Face folder or name')
+    add('--toy', action='store_true',
+        help="the paper's little network: errors against K, and where a looped window ends")
+    add('--tasks', help='tasks of lm-eval, or lists by name (evaluate.py): knowledge, language, '
+                        'primitives ...')
+    add('--window', default='mid4', help='3-5, mid4, or a fraction of the depth such as 0.5')
+    add('--method', default='rk', help=f'of {", ".join(SOLVERS)}')
+    add('--K', type=int, default=3)
+    add('--beta', type=float, default=0.5)
+    add('--cache', default='first',
+        help=f'of {", ".join(CACHES)}: what later tokens see of looped layers (frozen also '
+             'changes how a text is read)')
+    add('--decode', default='full',
+        help='full, bypass, or the number of decode steps that are looped')
+    add('--mode', default='block', help='block or layer')
+    add('--pin', help='keep the experts of the first evaluation: mixture or indices')
+    add('--batch_size', default='8')
+    add('--chat', action='store_true', help='with the chat template of the checkpoint')
+    add('--out', type=Path, help='the numbers as JSON (default: out/evals/MODEL_looped.json), '
+                                 'with --toy the picture')
     args, others = parser.parse_known_args(argv)
     if args.toy:
         return show_little(args.out or Path('out/wrapper_toy.png'))
     if not (args.model and args.tasks):
-        parser.error(
-            'give a model and --tasks (such as --tasks=primitives or --tasks=arc_easy), or --toy')
-    settings = ({name: getattr(args, name) for name in ('window', 'method', 'K', 'beta', 'cache',
-                                                        'decode', 'mode', 'pin')})
+        parser.error('give a model and --tasks (such as --tasks=primitives or --tasks=arc_easy), '
+                     'or --toy')
+    names = 'window', 'method', 'K', 'beta', 'cache', 'decode', 'mode', 'pin'
+    settings = {name: getattr(args, name) for name in names}
     settings |= {'window': as_number(args.window), 'decode': as_number(args.decode)}
     for other in others:
         name, equals, value = other.partition('=')
