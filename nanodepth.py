@@ -1,23 +1,21 @@
 """The door: every command by its name, and the one place where a user's error becomes a line.
 
 The idea: a command is a `main(argv)`, train.py's or one in tools/. Whatever it finds that cannot
-be, it raises as Refused; here that is a line and exit status 2. Any other exception is a bug, and
-keeps its traceback.
+be, it raises as Refused; here that becomes a line and exit status 2. Any other exception is a bug,
+and keeps its traceback.
 
 Usage:
     python nanodepth.py                     # the commands, in the order in which one meets them
     python nanodepth.py sample out/lidas    # one of them; --help says more
     python loop.py out/lidas                # an idea is a script: the same as nanodepth.py loop
 """
-import contextlib
 import importlib
-import os
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))        # from whatever folder it is called
 
-from common.errors import Refused, nearest  # noqa: E402
+from common.errors import Refused, nearest, refusals  # noqa: E402
 
 COMMANDS = {        # name: (module, what it does)
     'train': ('train', 'train a model by a config: ordinary, grown, looped or recurrent'),
@@ -28,8 +26,7 @@ COMMANDS = {        # name: (module, what it does)
     'primitives': ('tools.primitives', 'accuracy on copying and variable assignment'),
     'export': ('tools.export', 'a checkpoint as a Hugging Face folder'),
     'evaluate': ('tools.evaluate', 'lm-eval on any checkpoint'),
-    'retrofit': ('tools.surgery',
-                 'cut a checkpoint into prelude, core and coda; --eval: against r'),
+    'retrofit': ('tools.surgery', 'cut a checkpoint into prelude, core, coda; --eval: against r'),
     'wrap': ('tools.wrap', 'a frozen model with its middle looped, beside itself as it is'),
     'sweep': ('tools.sweep', 'many ways of looping, the best judged on data that had no say'),
     'probe': ('tools.probes', 'which layers models use: a page of pictures'),
@@ -38,18 +35,6 @@ COMMANDS = {        # name: (module, what it does)
     'bench': ('tools.bench', 'speed and memory, each thing against its peer'),
     'gpu': ('tools.gpu', 'the same questions for a GPU, in nine minutes'),
 }
-
-
-@contextlib.contextmanager
-def refusals(name):
-    "Of several processes one speaks, unless only this one may know."
-    try:
-        yield
-    except Refused as error:
-        rank = os.environ.get('RANK', '0')
-        if rank == '0' or error.alone:
-            print(f'{name}: {error}' + (f' (rank {rank})' if rank != '0' else ''), file=sys.stderr)
-        raise SystemExit(2) from None
 
 
 def main(name=None, argv=None):

@@ -2,8 +2,8 @@
 thing.
 
 The idea: whoever finds that something cannot be says so where it is found, by raising Refused with
-what was given and what is allowed. One place, the door (nanodepth.py), turns that into a line and
-exit status 2. Any other exception is a bug of ours, and keeps its traceback.
+what was given and what is allowed. One place, `refusals`, turns that into a line and exit status 2:
+the door (nanodepth.py) stands in it. Any other exception is a bug of ours, and keeps its traceback.
 
 Usage:
     raise Refused(f'block={block} must be at least 1')
@@ -12,6 +12,8 @@ Usage:
 import ast
 import contextlib
 import difflib
+import os
+import sys
 
 
 class Refused(ValueError):
@@ -43,8 +45,8 @@ def check_choice(name, value, allowed):
 def parse(text):
     "A value from the command line: a Python literal where it is one, else the text itself."
     try:
-        return ast.literal_eval({'true': 'True', 'false': 'False', 'none': 'None'}.get(text.lower(),
-                text))
+        words = {'true': 'True', 'false': 'False', 'none': 'None'}
+        return ast.literal_eval(words.get(text.lower(), text))
     except (ValueError, SyntaxError):
         return text
 
@@ -67,3 +69,15 @@ def refusing(*kinds, why=str):
         raise
     except kinds as error:
         raise Refused(why(error)) from None
+
+
+@contextlib.contextmanager
+def refusals(name):
+    "What is Refused in here ends a command. Of several processes one speaks, unless only it knows."
+    try:
+        yield
+    except Refused as error:
+        rank = os.environ.get('RANK', '0')
+        if rank == '0' or error.alone:
+            print(f'{name}: {error}' + (f' (rank {rank})' if rank != '0' else ''), file=sys.stderr)
+        raise SystemExit(2) from None

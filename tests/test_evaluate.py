@@ -177,7 +177,7 @@ def test_the_command(run, tmp_path, capsys):
     row = rows[0]
     assert row['task'] == 'primitive_toy_copy' and 0 <= row['value'] <= 1 and row['stderr'] >= 0
     for args, message in (([str(ours), '--tasks=primitive_toy_copi'],
-                           "there is no task 'primitive_toy_copi': did you mean "
+                           "there is no task 'primitive_toy_copi'; did you mean "
                            "'primitive_toy_copy'?"),
                           ([str(ours), '--r=4'], 'r=4 is for models with a recurrent core'),
                           ([str(ours), '--loop=9'], "the loop '9' has 9 unique layers"),

@@ -342,13 +342,12 @@ def test_metrics_that_are_no_shares():
     with pytest.raises(ValueError,
                        match='choose one of them by --score: a acc, b ppl .less is better.'):
         sweep.main_kinds(['a acc', 'b ppl (less is better)'])
-    before, after = {'a acc': 0.5, 'b ter (strict) (less is better)': 3.0,
-                     'loss': 2.0}, {'a acc': 0.75, 'b ter (strict) (less is better)': 2.0,
-                                    'loss': 1.5}
+    before = {'a acc': 0.5, 'b ter (strict) (less is better)': 3.0, 'loss': 2.0}
+    after = {'a acc': 0.75, 'b ter (strict) (less is better)': 2.0, 'loss': 1.5}
     assert sweep.gains(before, after) == {'a acc': 0.25, 'b ter (strict) (less is better)': 1.0,
                                           'loss': 0.5}
-    assert [parts.in_percent(kind) for kind in (*before, 'depth 0', 'loss of it token by token')] == [
-        True, False, False, True, False]
+    kinds = *before, 'depth 0', 'loss of it token by token'
+    assert [parts.in_percent(kind) for kind in kinds] == [True, False, False, True, False]
 
 
 def test_the_same_weights_are_not_the_same_model_nor_the_same_data(tmp_path, tiny, data, capsys):

@@ -3,8 +3,8 @@
 Usage:
     python nanodepth.py check_data data/toy
 """
-import argparse
 import hashlib
+import itertools
 import json
 
 from tqdm import tqdm
@@ -12,17 +12,14 @@ from tqdm import tqdm
 from common.errors import Refused
 from data.tokenizer import get_tokenizer
 from data.tokens import Dataset, how_to_prepare, mixture
+from tools.options import make_parser
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(
-        description='Show what is in a dataset and check every shard against its checksum.')
+    parser = make_parser(__doc__, chars=(400, 'how much of the first window to print'))
     parser.add_argument('folder')
-    parser.add_argument('--chars', type=int, default=400,
-                        help='how much of the first window to print')
     args = parser.parse_args(argv)
-    for folder, split in ((folder, split) for folder, _ in mixture(args.folder)
-                          for split in ('train', 'val')):
+    for (folder, _), split in itertools.product(mixture(args.folder), ('train', 'val')):
         data = Dataset(folder, split, context=None)
         for shard in tqdm(data.meta['shards'], desc=f'{split}: checking', leave=False):
             for ending, want in shard['sha256'].items():
@@ -31,8 +28,7 @@ def main(argv=None):
                     if hashlib.file_digest(file, 'sha256').hexdigest() != want:
                         raise Refused(f'{path} is not what was written (wrong checksum); '
                                       f'{how_to_prepare(folder)}')
-        text = get_tokenizer(data.meta['tokenizer']).decode(
-            data.shards[0]['.bin'][:args.chars].tolist())
-        print(f'{folder}, {split}: {data.meta["tokens"]:,} tokens of '
-              f'{data.meta["tokenizer"]!r}, checksums right; '
+        name = data.meta['tokenizer']
+        text = get_tokenizer(name).decode(data.shards[0]['.bin'][:args.chars].tolist())
+        print(f'{folder}, {split}: {data.meta["tokens"]:,} tokens of {name!r}, checksums right; '
               f'from {json.dumps(data.meta["origin"])}\n{text}\n')

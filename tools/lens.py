@@ -14,22 +14,18 @@ from variants.lens import beside, quality, save_lens, train_lens
 
 
 def main(argv=None):
-    parser = make_parser(
-        'Train a tuned lens for a checkpoint, and say what is known at each depth.', 'data',
-        'device')
+    parser = make_parser(__doc__, 'data', 'device', steps=(250, 'of training'), lr=(1e-3, "Adam's"),
+                         out=(Path, 'default: lens.pt beside the checkpoint'))
     parser.add_argument('path', help='a run of ours or a Hugging Face folder')
-    parser.add_argument('--steps', type=int, default=250)
-    parser.add_argument('--lr', type=float, default=1e-3)
-    parser.add_argument('--out', type=Path, help='default: lens.pt beside the checkpoint')
     args = parser.parse_args(argv)
-    state = load(args.path)
-    model = build_model(state, args.path).to(pick_device(args.device)).eval()
+    state, device = load(args.path), pick_device(args.device)
+    model = build_model(state, args.path).to(device).eval()
     train, val = (open_data(args.path, state, model, args.data, split, longest=512, seed=1)
                   for split in ('train', 'val'))
     lens = train_lens(model, train, args.steps, args.lr, progress=True)
     out = args.out or beside(args.path)
     save_lens(lens, model, out)
-    tokens = val.batch(0)[0].to(next(model.parameters()).device)
+    tokens = val.batch(0)[0].to(device)
     (plain, seen), (tuned, known) = (quality(model, x, tokens) for x in (None, lens))
     rows = [['behind layer', 'KL, logit lens', 'KL, tuned lens', 'top 5, logit lens',
              'top 5, tuned lens']]

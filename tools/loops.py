@@ -2,8 +2,7 @@
 of each run several times.
 
 Usage:
-    # a table, out/loop.png, out/loop_tradeoffs.png
-    python loop.py out/loop_2x4 out/standard_2 out/baseline
+    python loop.py out/loop_2x4 out/standard_2 out/baseline     # a table and two pictures
     python loop.py --untie out/loop_2x4 out/untied  # cut the ties, to train on from there
 """
 import shutil
@@ -79,15 +78,13 @@ def cut_ties(source, target):
 
 
 def main(argv=None):
-    parser = make_parser('Compare looped, grown and ordinary models, and repeat their blocks.',
-                         'data', 'batches', 'tasks', 'n', 'show', 'device', out='out/loop.png')
+    parser = make_parser(
+        __doc__, 'data', 'batches', 'tasks', 'n', 'show', 'device', out='out/loop.png',
+        untie=(False, 'with two folders: write the first, a looped run, to the second, its ties '
+               'cut'),
+        block=(2, 'how many layers are repeated'), times=('1,2,3', 'how often they run'),
+        shots=(0, 'examples before each question'))
     parser.add_argument('runs', nargs='+', help=RUNS)
-    parser.add_argument('--untie', action='store_true',
-                        help='with two folders: write the first, a looped run, to the second, its '
-                        'ties cut')
-    parser.add_argument('--block', type=int, default=2, help='how many layers are repeated')
-    parser.add_argument('--times', default='1,2,3', help='how often they run')
-    parser.add_argument('--shots', type=int, default=0)
     args = parser.parse_args(argv)
     if args.untie:
         if len(args.runs) != 2:

@@ -1,7 +1,8 @@
-"""Options that many commands share, declared once.
+"""Options that many commands share, declared once, and a short way to declare a command's own.
 
 Usage:
-    parser = make_parser('Compare runs.', 'data', 'batches', 'device', out='out/loop.png')
+    parser = make_parser(__doc__, 'data', 'batches', 'device', out='out/loop.png',
+                         block=(2, 'how many layers are repeated'), untie=(False, 'cut the ties'))
     parser.add_argument('runs', nargs='+', help=RUNS)
 """
 import argparse
@@ -12,29 +13,38 @@ from common.errors import check_choice
 RUNS = ('folders that train.py wrote, or Hugging Face checkpoints; NAME-SEED are averaged over '
         'their seeds')
 OPTIONS = dict(
-    data=dict(help='a dataset (default: what the run was trained on)'),
-    batches=dict(type=int, default=8, help='batches of validation data for each measurement'),
-    tasks=dict(default='',
-               help='primitives to score too, with their depth: assign_code/1,copy_words'),
-    n=dict(type=int, default=200, help='examples of each task'),
-    show=dict(help='what the picture shows, such as loss,assign_code/1 (default: all)'),
-    loop=dict(help='run the layers in another order, such as 3-2x2-3'),
-    r=dict(type=int, help='how often a recurrent core runs'),
-    seed=dict(type=int, default=0),
-    limit=dict(type=int, help='documents of each task: to try things, not to report them'),
-    dtype=dict(default='auto', choices=['auto', 'float32', 'bfloat16', 'float16']),
-    device=dict(default='auto', help='auto (cuda, else mps, else cpu), or one by name'),
+    data=(str, 'a dataset (default: what the run was trained on)'),
+    batches=(8, 'batches of validation data for each measurement'),
+    tasks=('', 'primitives to score too, with depth: assign_code/1,copy_words'),
+    n=(200, 'examples of each task'),
+    show=(str, 'what the picture shows, such as loss,assign_code/1 (default: all)'),
+    loop=(str, 'run the layers in another order, such as 3-2x2-3'),
+    r=(int, 'how often a recurrent core runs'),
+    seed=(0, 'of every draw'),
+    limit=(int, 'documents of each task: to try things, not to report them'),
+    dtype=(['auto', 'float32', 'bfloat16', 'float16'], 'of the weights'),
+    device=('auto', 'auto (cuda, else mps, else cpu), or one by name'),
 )
 
 
-def make_parser(about, *names, out=None, **more):
-    "A parser with some of these options; `out` is the default of --out; more: argparse's own."
-    parser = argparse.ArgumentParser(description=about, **more)
-    for name in names:
-        parser.add_argument(f'--{name}', **OPTIONS[name])
-    if out is not None:
-        parser.add_argument('--out', type=Path, default=Path(out),
-                            help=f'the picture, and the numbers beside it (default: {out})')
+def make_parser(about, *names, out=None, epilog=None, **own):
+    """A parser with some of these options and with its own, name=(default, help). For a default
+    stand also a type (there is none), False (a flag) and a list (one of these, the first if nothing
+    is said). A text as `out` is where the picture goes."""
+    parser = argparse.ArgumentParser(description=about, epilog=epilog,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    if isinstance(out, str):
+        out = Path(out), f'the picture, and the numbers beside it (default: {out})'
+    own |= dict(out=out) if out else {}
+    for name, (default, text) in ({name: OPTIONS[name] for name in names} | own).items():
+        form = dict(type=type(default), default=default)
+        if default is False:
+            form = dict(action='store_true')
+        elif isinstance(default, type):
+            form = dict(type=default)
+        elif isinstance(default, list):
+            form = dict(choices=default, default=default[0])
+        parser.add_argument(f'--{name}', help=text, **form)
     return parser
 
 

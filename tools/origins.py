@@ -3,14 +3,15 @@
 Usage:
     python grow.py 32 --block=4                         # a table, and out/grow.png
 """
-import argparse
-from pathlib import Path
-
-from common.errors import Refused
+from common.errors import Refused, check_choice, whole_numbers
 from engine.cost import training_flops
 from grow import GROWTH, growth_plan
 from model import ModelConfig
 from report.plot import draw_origins, show
+from tools.options import make_parser
+
+
+SHAPE = 'n_embd', 'n_head', 'n_kv_head', 'ffn_dim', 'vocab_size', 'context'
 
 
 def origins(grow, n_layer, block):
@@ -20,43 +21,37 @@ def origins(grow, n_layer, block):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(
-        description='Show which layer came from which, stage by stage, and what growing saves.')
+    parser = make_parser(
+        __doc__, out='out/grow.png', block=(4, 'layers of a block'),
+        operators=('midas,lidas', f'any of {",".join(GROWTH)}'),
+        alpha=(1.0, 'PROP-alpha: stage i gets a share i^alpha of the steps'),
+        steps=(200_000, 'of training'),
+        decay_steps=(30_000, 'the full depth is reached before them'),
+        tokens=(2**20, 'of a step'),
+        shape=('960,15,5,2560,49152,2048', 'width,heads,kv heads,ffn,vocabulary,context'))
     parser.add_argument('n_layer', type=int, help='the final depth')
-    parser.add_argument('--block', type=int, default=4)
-    parser.add_argument('--operators', default='midas,lidas', help=f'any of {",".join(GROWTH)}')
-    parser.add_argument('--alpha', type=float, default=1.0,
-                        help='PROP-alpha: stage i gets a share i^alpha of the steps')
-    parser.add_argument('--steps', type=int, default=200_000)
-    parser.add_argument('--decay_steps', type=int, default=30_000,
-                        help='the full depth is reached before them')
-    parser.add_argument('--shape', default='960,15,5,2560,49152,2048',
-                        help='width,heads,kv heads,ffn,vocabulary,context')
-    parser.add_argument('--tokens', type=int, default=2**20, help='tokens of a step')
-    parser.add_argument('--out', type=Path, default=Path('out/grow.png'))
     args = parser.parse_args(argv)
     names = args.operators.split(',')
     for name in names:
-        if name not in GROWTH:
-            raise Refused(f'there is no operator {name!r}: {", ".join(GROWTH)}')
+        check_choice('operators', name, GROWTH)
     pictures = {name: origins(name, args.n_layer, args.block) for name in names}
-    width, heads, kv, ffn, vocab, context = map(int, args.shape.split(','))
-    config = ModelConfig(vocab_size=vocab, n_layer=args.n_layer, n_embd=width, n_head=heads,
-                         n_kv_head=kv, ffn_dim=ffn,
-                         context=context)
+    shape = whole_numbers('--shape', args.shape)
+    if len(shape) != len(SHAPE) or min(shape) < 1:
+        raise Refused(f'--shape={args.shape} must be {len(SHAPE)} numbers from 1 on: '
+                      'width,heads,kv heads,ffn,vocabulary,context')
+    config = ModelConfig(n_layer=args.n_layer, **dict(zip(SHAPE, shape)))
     plan = growth_plan(names[0], args.n_layer, args.block, args.steps - args.decay_steps,
                        args.alpha)
     for name, orders in pictures.items():
-        print(f'{name}: each layer of a stage, named by the layer of the stage before '
-              'that it is a copy of')
+        print(f'{name}: each layer of a stage, named by the layer of the stage before that it is a '
+              'copy of')
         for order in orders:
             print(f'  {len(set(order)):3} -> {len(order):3}: {" ".join(map(str, order))}')
     print('stages: ' + ', '.join(f'{depth} layers from step {first:,}' for first, depth in plan))
     grown, full = (training_flops(config, p, args.steps, args.tokens)
                    for p in (plan, [(0, args.n_layer)]))
-    print(f'training: {grown / 1e15:,.3f} petaFLOPs grown, {full / 1e15:,.3f} at '
-          'full depth all the way: '
-          f'{1 - grown / full:.1%} saved')
+    print(f'training: {grown / 1e15:,.3f} petaFLOPs grown, {full / 1e15:,.3f} at full depth all '
+          f'the way: {1 - grown / full:.1%} saved')
     if len(plan) == 1:
         return print('one block is the whole model: nothing grows')
     show(args.out, draw_origins, pictures)

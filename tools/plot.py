@@ -3,22 +3,19 @@
 Usage:
     python nanodepth.py plot out/baseline                     # out/baseline/loss.png
     python nanodepth.py plot out/baseline out/lidas           # both: out/baseline/compare.png, .csv
-    # runs named NAME-SEED are averaged over their seeds
-    python nanodepth.py plot out/toys/* --out=out/toys.png
+    python nanodepth.py plot out/toys/* --out=out/toys.png    # NAME-SEED: averaged over the seeds
 """
-import argparse
 from pathlib import Path
 
 from report.logs import print_table, read_groups, table
 from report.plot import draw_runs, show
 from report.tables import write_csv
+from tools.options import make_parser
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(
-        description='Draw the logs of one run or of several against steps and FLOPs.')
+    parser = make_parser(__doc__, out=(Path, 'the picture (default: in the first folder)'))
     parser.add_argument('runs', nargs='+', help='folders that train.py wrote')
-    parser.add_argument('--out', type=Path, help='the picture (default: in the first folder)')
     args = parser.parse_args(argv)
     groups = read_groups(args.runs)
     rows = table(groups) if len(args.runs) > 1 else []

@@ -6,13 +6,13 @@ Usage:
     python nanodepth.py primitives out/lidas out/baseline --depths=0,1,2
 """
 import itertools
-import json
 from pathlib import Path
 
 from tqdm import tqdm
 
 from common.columns import columns
 from common.errors import Refused, whole_numbers
+from common.files import read_json
 from data.primitives import TASKS, depths_of, few_shot
 from data.tokenizer import get_tokenizer
 from engine.checkpoint import load_model, set_depth
@@ -24,28 +24,24 @@ from tools.options import RUNS, make_parser
 
 
 def pick_tasks(text, context):
-    """The tasks' names. `auto` is the papers' where their examples fit into the context, and else
-    the toy's."""
+    "The tasks' names. `auto`: the papers' where they fit into the context, else the toy's."
     if text == 'auto':
         text = 'toy' if context < 256 else 'papers'
     return {'toy': ['toy_copy', 'toy_assign'], 'papers': list(TASKS)}.get(text) or text.split(',')
 
 
 def main(argv=None):
-    parser = make_parser('Score checkpoints on the reasoning primitives.', 'n', 'seed',
-                         'loop', 'r', 'device', out='out/primitives.png')
-    parser.add_argument('--tasks', default='auto',
-                        help=f'papers ({", ".join(TASKS)}), toy (toy_copy, toy_assign), or some of '
-                        'them and toy_code by name')
+    parser = make_parser(
+        __doc__, 'n', 'seed', 'loop', 'r', 'device', out='out/primitives.png',
+        tasks=('auto', f'papers ({", ".join(TASKS)}), toy (toy_copy, toy_assign), or some of them '
+               'and toy_code by name'),
+        depths=('0,1,2', 'of assignment: how many aliases stand before the value'),
+        shots=('0', 'such as 0,1,2,5: accuracy against shots (the papers score at 5)'))
     parser.add_argument('runs', nargs='+', help=RUNS)
-    parser.add_argument('--depths', default='0,1,2',
-                        help='of assignment: how many aliases stand before the value')
-    parser.add_argument('--shots', default='0',
-                        help='such as 0,1,2,5: accuracy against shots (the papers score at 5)')
     args = parser.parse_args(argv)
 
     depths, shots = whole_numbers('--depths', args.depths), whole_numbers('--shots', args.shots)
-    device, rows, left_out, paths = pick_device(args.device), [], {}, run_names(args.runs)
+    device, rows, left_out, paths = pick_device(args.device), [], [], run_names(args.runs)
     lines = {name: group for group, names in by_seed(paths).items() for name in names}
     taught = {name: examples_seen(path) for name, path in paths.items()}
     if any(taught.values()):     # 32/lidas-0, 128/lidas-0: one line, against the number of examples
@@ -59,15 +55,16 @@ def main(argv=None):
                 try:
                     accuracy, (low, high) = score(model, tokenizer, examples)
                 except ValueError as error:         # too long for this model
-                    left_out[f'{task} at depth {depth} with {k} shots is left out: {error}'] = True
+                    left_out.append(f'{task} at depth {depth} with {k} shots is left out: {error}')
                     continue
                 rows.append(dict(run=name, line=lines[name], examples=taught[name], shots=k,
                                  task=task if 'copy' in task else f'{task} {depth}', n=args.n,
                                  chance=1 / len(examples[0].options), accuracy=accuracy, low=low,
                                  high=high))
     if not rows:
-        raise Refused(f'nothing could be scored: {next(iter(left_out))}')
-    print(*left_out, sep='\n', end='\n' if left_out else '')
+        raise Refused(f'nothing could be scored: {left_out[0]}')
+    for line in dict.fromkeys(left_out):
+        print(line)
     print_scores(rows)
     write_csv(rows, args.out)
     show(args.out, draw_shots, rows,
@@ -77,7 +74,7 @@ def main(argv=None):
 def examples_seen(path):
     "How many examples of primitives a run was fine-tuned on."
     about = Path(path) / 'run.json'
-    origins = json.loads(about.read_text()).get('data', []) if about.exists() else []
+    origins = read_json(about).get('data', []) if about.exists() else []
     return sum(origin['n'] for origin in origins if origin.get('made_by') == 'primitives.py')
 
 

@@ -298,20 +298,18 @@ def make(args):
 
 
 def main(argv=None):
-    parser = make_parser('See which layers models use: a page of pictures.', 'tasks', 'n',
-                         'batches', 'data', 'device')
-    parser.set_defaults(tasks='toy_assign/3', n=100, batches=2)
-    add = parser.add_argument
-    add('runs', nargs='*', help=RUNS)
-    add('--only', help=f'some of {", ".join(PROBES)}')
-    add('--examples', default='val', help='what effects are measured on: val, a .txt or .jsonl '
-                                          'file, or a primitive such as toy_assign/3')
-    add('--count', type=int, default=20, help='how many examples (the papers: 20)')
-    add('--length', type=int, help='tokens of each (default: 32)')
-    add('--lens_steps', type=int, default=250,
-        help='training of a tuned lens, where none lies beside the checkpoint')
-    add('--redraw', action='store_true', help='only the pictures, from the CSV files')
-    add('--out', type=Path, default=Path('out/probe'), help='the folder of the page')
+    parser = make_parser(
+        __doc__, 'tasks', 'n', 'batches', 'data', 'device',
+        only=(str, f'some of {", ".join(PROBES)}'),
+        examples=('val', 'what effects are measured on: val, a .txt or .jsonl file, or a primitive '
+                  'such as toy_assign/3'),
+        count=(20, 'how many examples (the papers: 20)'),
+        length=(int, 'tokens of each (default: 32)'),
+        lens_steps=(250, 'training of a tuned lens, where none lies beside the checkpoint'),
+        redraw=(False, 'only the pictures, from the CSV files'),
+        out=(Path, 'the folder of the page'))
+    parser.set_defaults(tasks='toy_assign/3', n=100, batches=2, out=Path('out/probe'))
+    parser.add_argument('runs', nargs='*', help=RUNS)
     args = parser.parse_args(argv)
     with refusing(OSError):
         make(args)

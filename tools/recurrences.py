@@ -38,12 +38,10 @@ def measure_recurrences(args):
 
 
 def main(argv=None):
-    parser = make_parser('Loss and primitives against the number of recurrences.', 'data',
-                         'batches', 'tasks', 'n', 'show', 'device')
+    parser = make_parser(__doc__, 'data', 'batches', 'tasks', 'n', 'show', 'device',
+                         r=('1,2,4,8,16', 'recurrences'), out=(Path, 'the picture'))
     parser.add_argument('paths', nargs='+',
                         help='runs with a recurrent core, and ordinary ones to compare with')
-    parser.add_argument('--out', type=Path, help='the picture')
-    parser.add_argument('--r', default='1,2,4,8,16', help='recurrences')
     args = parser.parse_args(argv)
     rows = measure_recurrences(args)
     kinds = [key for key in rows[0] if key not in ('run', 'r', 'effective_params')]

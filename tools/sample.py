@@ -5,7 +5,6 @@ Usage:
     python nanodepth.py sample out/baseline --prompt='w7j6z1q3bwdzejhq?b' --temperature=0 --tokens=1
     python nanodepth.py sample out/baseline --loop=3-2x2-3  # with its middle layers run twice
 """
-
 import torch
 
 from data.tokenizer import get_tokenizer, readable, start_of_document
@@ -14,30 +13,27 @@ from engine.checkpoint import load_model, set_depth
 from engine.launch import pick_device
 from tools.options import make_parser
 
-# What suits the toy, and how many tokens at most: behind an answer comes a question, which the
-# toy's models don't learn to ask.
+# How many tokens at most: behind an answer comes a question, which no toy model learns to ask.
 TOY_PROMPTS = {'JicDqySofUzgJicDqySofUzg': 24, 'w7j6z1q3?z': 1, 'w7j6z1q3bwdzejhq?d': 1,
                'w7j6z1q3bwdzejhqfdmbxhae?x': 1, 'def main(': 64}
 
 
 def main(argv=None):
-    parser = make_parser('Generate text from a checkpoint.', 'seed', 'loop', 'r', 'device')
+    parser = make_parser(__doc__, 'seed', 'loop', 'r', 'device', tokens=(64, 'how many to add'),
+                         temperature=(0.7, '0 takes the likeliest token each time'),
+                         top_k=(int, 'draw among the likeliest so many'))
     parser.add_argument('path', help='a folder that train.py wrote, or a Hugging Face checkpoint')
     parser.add_argument('--prompt', action='append',
                         help='may be given several times; \\n is a line break')
-    parser.add_argument('--tokens', type=int, default=64, help='how many to add')
-    parser.add_argument('--temperature', type=float, default=0.7,
-                        help='0 takes the likeliest token each time')
-    parser.add_argument('--top_k', type=int, default=None)
     args = parser.parse_args(argv)
-    if (args.top_k is not None and args.top_k < 1 or not 0 <= args.temperature < 1e9 or args.tokens
-        < 1):
+    least = min(args.tokens, args.tokens if args.top_k is None else args.top_k)
+    if least < 1 or not 0 <= args.temperature < 1e9:
         parser.error('--top_k and --tokens must be at least 1, and --temperature not negative')
     device = pick_device(args.device)
     model, tokenizer = load_model(args.path, device), get_tokenizer(args.path)
     set_depth(model, loop=args.loop, r=args.r)
-    print(f'device {device}, {model.num_params():,} parameters, {len(model.order)} '
-          f'layers deep, temperature {args.temperature}')
+    print(f'device {device}, {model.num_params():,} parameters, {len(model.order)} layers deep, '
+          f'temperature {args.temperature}')
     start = start_of_document(tokenizer)
     for i, prompt in enumerate(args.prompt or TOY_PROMPTS):
         new = args.tokens if args.prompt else min(args.tokens, TOY_PROMPTS[prompt])
@@ -49,5 +45,5 @@ def main(argv=None):
         generator = torch.Generator(device).manual_seed(draw(args.seed, 'sample', i))
         out = model.generate(torch.tensor([ids], device=device), new, temperature=args.temperature,
                              top_k=args.top_k, generator=generator)
-        print(
-            f'--- {prompt!r} goes on:\n{prompt}|{readable(tokenizer, out[0, len(ids):].tolist())}')
+        said = readable(tokenizer, out[0, len(ids):].tolist())
+        print(f'--- {prompt!r} goes on:\n{prompt}|{said}')

@@ -1,9 +1,7 @@
 """A model under the probes: what it is looked at with, and how it is scored.
 
 The idea: a probe wants a model, some tokens to watch it work on, and a score for when it is
-tampered with. The tokens come from validation rows, from a text, from JSON Lines (GSM8K, MATH,
-MQuAKE), or from the primitives' prompts; the score is the loss, the primitives, and the last word
-of passages of text.
+tampered with: the loss, the primitives, and the last word of passages of text.
 
 Papers: "Do Depth-Grown Models Overcome the Curse of Depth?", appendix B, and "From Growing to
 Looping", appendix E: GSM8K, MATH and MQuAKE for the effects, LAMBADA and a primitive for scored
@@ -38,8 +36,7 @@ class NotHere(ValueError):
 
 
 class Subject:
-    """A model, the tokens it is looked at with, and how it is scored. Interventions are measured
-    once for all probes."""
+    "Interventions are measured once for all probes."
 
     def __init__(self, path, args):
         for name in ('count', 'n', 'batches'):
@@ -91,22 +88,24 @@ class Subject:
     def effects(self, part, propagate, future):
         "(matrix (D, D), what the depth score needs (D, B) or None) of probe.py, measured once."
         key = part, propagate, future
-        if key not in self.found:
-            what = ', '.join((f'{"future" if future else "all"} tokens',
-                              'propagated' if propagate else 'local', part))
-            progress = lambda it: tqdm(it, desc=what, unit='layer', leave=False)
-            erasure = probe.Erasure(self.model, self.tokens, part, future)
-            if not propagate:
-                self.found[key] = probe.local_effects(erasure, progress), None
-                return self.found[key]
-            matrix, outputs = erasure.zeros(len(self.order)), None
-            if key == ('layer', True, True):        # it takes a vocabulary's worth of work
+        if key in self.found:
+            return self.found[key]
+        what = ', '.join((f'{"future" if future else "all"} tokens',
+                          'propagated' if propagate else 'local', part))
+        progress = lambda it: tqdm(it, desc=what, unit='layer', leave=False)
+        erasure = probe.Erasure(self.model, self.tokens, part, future)
+        outputs = None
+        if propagate:
+            matrix = erasure.zeros(len(self.order))
+            if part == 'layer' and future:          # it takes a vocabulary's worth of work
                 outputs = erasure.zeros(len(self.tokens))
             for run in erasure.runs(progress):
                 erasure.note_effects(matrix, *run)
                 if outputs is not None:
                     erasure.note_output(outputs, *run)
-            self.found[key] = matrix, outputs
+        else:
+            matrix = probe.local_effects(erasure, progress)
+        self.found[key] = matrix, outputs
         return self.found[key]
 
     @torch.no_grad()
@@ -118,10 +117,12 @@ class Subject:
             total += F.cross_entropy(logits, targets.to(self.device), ignore_index=-1,
                                      reduction='sum').item()
             count += (targets != -1).sum().item()
-        found = dict(loss=total / count) | {name: score(answer, self.tokenizer, e)[0]
-                                            for name, e in self.tasks.items()}
-        return found | ({'last word': said(answer, self.passages, self.device)} if self.passages
-                        else {})
+        found = dict(loss=total / count)
+        for name, questions in self.tasks.items():
+            found[name], _ = score(answer, self.tokenizer, questions)
+        if self.passages:
+            found['last word'] = said(answer, self.passages, self.device)
+        return found
 
     def orders_only(self):
         if isinstance(self.model, probe.Recurrent):
@@ -137,48 +138,45 @@ FIELDS = (('question', 'answer'), ('problem', 'solution'), ('text',), ('prompt',
 def examples(subject, source, count, length):
     """(n, T) tokens: validation rows ('val'), a text file, JSON Lines, or the prompts of a
     primitive with its depth ('toy_assign/3')."""
-    context = subject.model.config.context
-    length = min(length or 32, context)
+    length = min(length or 32, subject.model.config.context)
+    encode = lambda text: subject.tokenizer.encode(text, allowed_special='all')
+    path, known = Path(source), [*TASKS, *TOY_TASKS]
     if source == 'val':
         val = subject.loaders[1]
-        rows = torch.cat(
-            [val.batch(step)[0]
-             for step in range(min(len(val), -(-count // val.batch_size)))])[:count]
+        steps = range(min(len(val), -(-count // val.batch_size)))
+        rows = torch.cat([val.batch(step)[0] for step in steps])
         if rows.shape[1] < length:
             raise Refused(f'the rows of the validation data have {rows.shape[1]} tokens, '
                           f'--length={length} were asked for')
-        return rows[:, :length]
-    path = Path(source)
+        return rows[:count, :length]
     if path.suffix in ('.jsonl', '.json'):
         whole = path.read_text()
         entries = (json.loads(whole) if path.suffix == '.json'
                    else [json.loads(line) for line in whole.split('\n') if line.strip()])
         texts = [text_of(entry, path) for entry in entries]
     elif path.exists():
-        whole = subject.tokenizer.encode(path.read_text(), allowed_special='all')
+        whole = encode(path.read_text())
         if len(whole) < length:
             raise Refused(f'{path} has {len(whole)} tokens, but {length} are looked at (--length)')
-        return torch.tensor([whole[at:at + length] for at in range(0, len(whole) - length + 1,
-                length)][:count])
+        return torch.tensor([whole[at * length:(at + 1) * length]
+                             for at in range(min(count, len(whole) // length))])
+    elif source.partition('/')[0] in known:
+        texts = [e.prompt for e in parse_tasks(source, count)[source]]
     else:
-        if source.partition('/')[0] not in {**TASKS, **TOY_TASKS}:
-            raise Refused(f'--examples={source}: no such file, and no primitive; there are val, a '
-                          f'.txt or .jsonl file, and {", ".join([*TASKS, *TOY_TASKS])}')
-        (_, found), = parse_tasks(source, count).items()
-        texts = [e.prompt for e in found]
-    ids = [ids[:length] for ids in (subject.tokenizer.encode(t, allowed_special='all')
-                                    for t in texts) if len(ids) >= length][:count]
+        raise Refused(f'--examples={source}: no such file, and no primitive; there are val, a '
+                      f'.txt or .jsonl file, and {", ".join(known)}')
+    ids = [row[:length] for row in map(encode, texts) if len(row) >= length][:count]
     if not ids:
         raise Refused(f'{source} has no text of {length} tokens or more: lower --length')
     return torch.tensor(ids)
 
 
 def text_of(entry, path):
-    for fields in FIELDS if isinstance(entry, dict) else ():
+    entry = entry if isinstance(entry, dict) else {}
+    for fields in FIELDS:
         if all(isinstance(entry.get(field), str) for field in fields):
             return '\n'.join(entry[field] for field in fields)
-    # MQuAKE: several forms of one question
-    if isinstance(entry, dict) and isinstance(entry.get('questions'), list):
+    if isinstance(entry.get('questions'), list):        # MQuAKE: several forms of one question
         return entry['questions'][0]
     raise Refused(f'{path}: a line has none of the known fields: '
                   f'{", ".join("+".join(f) for f in FIELDS)}, questions')
@@ -191,9 +189,8 @@ def last_words(val, tokenizer, n, context):
     for step in range(len(val)):
         for tokens, _, marks in zip(*val.marked_batch(step)):
             if {mark % 128 for mark in marks.tolist()} <= plain:
-                # the last word may be cut off: it is left out
+                # the row's very last word may be cut off, and a character cut in two
                 text = re.fullmatch(r'(.*\S)( \S+)\s+\S*', tokenizer.decode(tokens.tolist()), re.S)
-                # (a character that was cut in two)
                 if text and len(text[1]) > len(text[0]) / 2 and '\ufffd' not in text[0]:
                     before, word = (tokenizer.encode(part, allowed_special='all')
                                     for part in text.groups())
@@ -209,8 +206,8 @@ def said(answer, passages, device, batch=32):
     right = 0
     for at in range(0, len(passages), batch):
         part = passages[at:at + batch]
-        width = max(len(a) + len(b) for a, b in part) - 1
-        tokens = torch.tensor([(a + b)[:-1] + [0] * (width + 1 - len(a) - len(b)) for a, b in part],
+        width = max(len(a + b) for a, b in part)
+        tokens = torch.tensor([(a + b)[:-1] + [0] * (width - len(a + b)) for a, b in part],
                               device=device)
         best = answer(tokens).argmax(-1).tolist()
         right += sum(row[len(a) - 1:len(a) + len(b) - 1] == b for row, (a, b) in zip(best, part))

@@ -14,10 +14,8 @@ the seeds of a run, where there are several. A cell that is finished is on disk,
 again.
 
 Usage:
-    # ours: the loss, primitives by --tasks
     python nanodepth.py sweep out/toys/baseline-* --windows=all2,all4 --methods=naive,rk --K=2,3
-    # by lm-eval
-    python nanodepth.py sweep HF_FOLDER --windows=all4 --K=2,3 --tasks=arc_easy --limit=200
+    python nanodepth.py sweep HF_FOLDER --K=2,3 --tasks=arc_easy --limit=200        # by lm-eval
 """
 import hashlib
 import inspect
@@ -272,30 +270,24 @@ def summary(group, gain, score):
 
 
 def main(argv=None):
-    parser = make_parser('Loop a model in many ways: which windows and methods help, and does it '
-                         'hold on other data?', 'limit', 'data', 'batches', 'n', 'show', 'device')
-    add = parser.add_argument
-    add('runs', nargs='+', help=RUNS)
-    add('--windows', default='all4',
-        help='windows such as 3-5, mid4, or all4 for every window of four layers')
-    add('--methods', default='rk', help=f'of {", ".join(SOLVERS)}')
-    add('--K', default='2,3')
-    add('--beta', default='0.5')
-    add('--mode', default='block', help='block, layer')
-    add('--cache', default='first', help='matters where something is generated, or scored with a '
-                                         'cache (primitives)')
-    add('--judge_tasks',
-        help='benchmarks to judge by, instead of the documents that were not screened')
-    add('--by_token', action='store_true',
-        help='of ours: also the loss of text that is read token by token with the cache')
-    add('--score', help='what the best are chosen by (default: the loss, or the mean share of '
-                        'right answers over the benchmarks)')
-    add('--best', type=int, default=3, help='how many are judged')
-    add('--batch_size', type=int, default=8)
-    add('--out', type=Path, default=Path('out/sweep.png'),
-        help='the picture; beside it .csv, and .jsonl with every finished cell')
-    add('--tasks', default='', help='primitives with their depth (toy_assign/4); of a Hugging Face '
-                                    'checkpoint: benchmarks of lm-eval')
+    parser = make_parser(
+        __doc__, 'limit', 'data', 'batches', 'n', 'show', 'device',
+        windows=('all4', 'windows such as 3-5, mid4, or all4 for every window of four layers'),
+        methods=('rk', f'of {", ".join(SOLVERS)}'),
+        K=('2,3', 'evaluations'), beta=('0.5', 'the share of the plain output'),
+        mode=('block', 'block, layer'),
+        cache=('first', 'matters where something is generated, or scored with a cache'),
+        tasks=('', 'primitives with their depth (toy_assign/4); of a Hugging Face checkpoint: '
+               'benchmarks of lm-eval'),
+        judge_tasks=(str, 'benchmarks to judge by, instead of the documents that were not '
+                     'screened'),
+        by_token=(False, 'of ours: also the loss of text read token by token with the cache'),
+        score=(str, 'what the best are chosen by (default: the loss, or the mean share of right '
+               'answers over the benchmarks)'),
+        best=(3, 'how many are judged'), batch_size=(8, 'texts read at once'),
+        out=(Path, 'the picture; beside it .csv, and .jsonl with every finished cell'))
+    parser.set_defaults(out=Path('out/sweep.png'))
+    parser.add_argument('runs', nargs='+', help=RUNS)
     args = parser.parse_args(argv)
     with refusing(ValueError, OSError, why=lambda error: explain(error, args.tasks)):
         study(args)

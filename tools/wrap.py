@@ -79,31 +79,25 @@ def compare(args, settings):
 
 def main(argv=None):
     parser = make_parser(
-        'Score a frozen model plain and with its middle looped, side by side. nanodepth.py sweep '
-        'tries many.', 'limit', 'dtype', 'device',
+        __doc__, 'limit', 'dtype', 'device',
         epilog="A method's own options are given by their names, such as --alphas=0.6,0.4 or "
-               '--tol=0.05 (variants/solvers.py).')
-    add = parser.add_argument
-    add('model', nargs='?', help='a run of ours, or a Hugging Face folder or name')
-    add('--toy', action='store_true',
-        help="the paper's little network: errors against K, and where a looped window ends")
-    add('--tasks', help='tasks of lm-eval, or lists by name (evaluate.py): knowledge, language, '
-                        'primitives ...')
-    add('--window', default='mid4', help='3-5, mid4, or a fraction of the depth such as 0.5')
-    add('--method', default='rk', help=f'of {", ".join(SOLVERS)}')
-    add('--K', type=int, default=3)
-    add('--beta', type=float, default=0.5)
-    add('--cache', default='first',
-        help=f'of {", ".join(CACHES)}: what later tokens see of looped layers (frozen also '
-             'changes how a text is read)')
-    add('--decode', default='full',
-        help='full, bypass, or the number of decode steps that are looped')
-    add('--mode', default='block', help='block or layer')
-    add('--pin', help='keep the experts of the first evaluation: mixture or indices')
-    add('--batch_size', default='8')
-    add('--chat', action='store_true', help='with the chat template of the checkpoint')
-    add('--out', type=Path, help='the numbers as JSON (default: out/evals/MODEL_looped.json), '
-                                 'with --toy the picture')
+               '--tol=0.05 (variants/solvers.py).',
+        toy=(False, "the paper's little network: errors against K, and where a looped window ends"),
+        tasks=(str, 'tasks of lm-eval, or lists by name (evaluate.py): knowledge, language, '
+               'primitives ...'),
+        window=('mid4', '3-5, mid4, or a fraction of the depth such as 0.5'),
+        method=('rk', f'of {", ".join(SOLVERS)}'), K=(3, 'evaluations'),
+        beta=(0.5, 'the share of the plain output'),
+        cache=('first', f'of {", ".join(CACHES)}: what later tokens see of looped layers (frozen '
+               'also changes how a text is read)'),
+        decode=('full', 'full, bypass, or the number of decode steps that are looped'),
+        mode=('block', 'block or layer'),
+        pin=(str, 'keep the experts of the first evaluation: mixture or indices'),
+        batch_size=('8', 'texts read at once'),
+        chat=(False, 'with the chat template of the checkpoint'),
+        out=(Path, 'the numbers as JSON (default: out/evals/MODEL_looped.json), with --toy the '
+             'picture'))
+    parser.add_argument('model', nargs='?', help='a run of ours, or a Hugging Face folder or name')
     args, others = parser.parse_known_args(argv)
     if args.toy:
         return show_little(args.out or Path('out/wrapper_toy.png'))

@@ -50,6 +50,6 @@ MIXTURES = dict(nemotron_20=cooldown(NEMOTRON), finemath_20=cooldown(FINEMATH),
                 retrofit_mix=[FINEWEB, SFT_GENERAL, SFT_MATH])
 
 if __name__ == '__main__':
-    from nanodepth import refusals
+    from common.errors import refusals
     with refusals('prepare.py'):
         prepare(MIXTURES, __doc__.splitlines()[0], out=ROOT / 'data/math')

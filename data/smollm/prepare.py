@@ -29,6 +29,6 @@ SMOLLM = [
 ]
 
 if __name__ == '__main__':
-    from nanodepth import refusals
+    from common.errors import refusals
     with refusals('prepare.py'):
         prepare({'smollm': SMOLLM}, __doc__.splitlines()[0], out=ROOT / 'data/smollm')

@@ -83,6 +83,6 @@ def main(argv=None):
     if left_out:
         print(f'{left_out:,} documents were left out: empty, or written by a reasoning model')
 if __name__ == '__main__':
-    from nanodepth import refusals
+    from common.errors import refusals
     with refusals('prepare.py'):
         main()

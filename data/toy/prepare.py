@@ -155,6 +155,6 @@ def main(argv=None):
 
 
 if __name__ == '__main__':
-    from nanodepth import refusals
+    from common.errors import refusals
     with refusals('prepare.py'):
         main()
