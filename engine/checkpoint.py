@@ -1,10 +1,9 @@
 """Save and load a run's state, and open any checkpoint as a model.
 
 The idea: a checkpoint is written beside the old one, forced to the disk, and then takes its name in
-one step, so a run that is killed at any moment leaves the last good one. It is an ordinary
-torch.save file. That is a zip archive, which carries a checksum of every tensor in it: they are all
-checked before anything is loaded, and loading is restricted to tensors and plain values, so that a
-file from a stranger cannot run code.
+one step, so a run that is killed at any moment leaves the last good one. It is a torch.save file, a
+zip archive with a checksum of every tensor: all are checked before anything is loaded, and only
+tensors and plain values are, so that a file from a stranger cannot run code.
 
 Usage:
     save('out/run', model=model.state_dict(), step=100)     # out/run/ckpt.pt, atomically
@@ -52,12 +51,13 @@ def save_parts(folder, world, model, optimizers, step, about):
     it pointed to before goes."""
     from engine import sharded
     folder = Path(folder)
-    name = ([next(n for i in range(10**6) if not (folder / (n := f'parts_{step}_{i}')).exists())]
-            if world.first else [None])
+    names = (f'parts_{step}_{i}' for i in range(10**6))
+    name = [next(n for n in names if not (folder / n).exists()) if world.first else None]
     torch.distributed.broadcast_object_list(name)
     sharded.write_parts(folder / name[0], model, optimizers)
     if world.first:
-        described = {key: value for key, value in describe(model).items() if key != 'model'}
+        described = describe(model)
+        del described['model']
         save(folder, **described, parts=name[0],
              optimizers=[o.state_dict() | dict(state={}) for o in optimizers], **about)
         for old in folder.glob('parts_*'):
@@ -83,22 +83,20 @@ def load(folder, whole=True):
         with zipfile.ZipFile(path) as archive:
             broken = archive.testzip()
     except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError) as error:
-        raise Refused(
-            f'{path} ({path.stat().st_size:,} bytes) is empty, cut short or no checkpoint: '
-                              f'{error}') from None
+        raise Refused(f'{path} ({path.stat().st_size:,} bytes) is empty, cut short or no '
+                      f'checkpoint: {error}') from None
     if broken:
         raise Refused(f'{path} is damaged: the checksum of {broken} is wrong')
     try:
         state = torch.load(path, map_location='cpu', weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError) as error:
-        reason = next((line for line in str(error).splitlines() if 'nsupported' in line
-                       or 'GLOBAL' in line), '')
+        reason = next((line for line in str(error).splitlines()
+                       if 'nsupported' in line or 'GLOBAL' in line), '')
         raise Refused(f'{path} holds more than tensors and plain values, so it was not loaded. '
                       f'{reason}'.strip()) from None
     if 'parts' in state and whole:
         from engine.sharded import load_whole
-        state['model'], state['optimizers'] = (load_whole(path.parent / state['parts'],
-                                                          state['optimizers']))
+        state['model'] = load_whole(path.parent / state['parts'], state['optimizers'])
     return state
 
 
@@ -108,12 +106,20 @@ def load_model(path, device='cpu'):
 
 
 def build_model(state, path):
-    "The model that a loaded state describes, with its weights."
+    "The model that a loaded state describes, with its weights where it has them whole."
     kind = state.get('kind')
-    if kind not in KINDS:
-        raise Refused(
-            f'{path} holds a model of kind {kind!r}; this version knows {", ".join(KINDS)}')
-    return KINDS[kind](state)
+    if kind == 'hf':
+        from engine.hf import load_hf  # it needs safetensors, which is no core package
+        return load_hf(state['folder'])
+    if kind not in ('lm', 'recurrent'):
+        raise Refused(f'{path} holds a model of kind {kind!r}; this version knows lm, recurrent '
+                      'and hf')
+    model = LM(ModelConfig(**state['model_config']))
+    if kind == 'recurrent':
+        model = Recurrent(model, **state['recurrent'])
+    if 'model' in state:
+        model.load_state_dict(state['model'])
+    return model
 
 
 def describe(model):
@@ -126,35 +132,12 @@ def describe(model):
     return about | dict(kind='lm')
 
 
-def _recurrent(state):
-    return _filled(Recurrent(LM(ModelConfig(**state['model_config'])), **state['recurrent']), state)
-
-
-def _hf(state):
-    from engine.hf import load_hf  # it needs safetensors, which is no core package
-    return load_hf(state['folder'])
-
-
-def _lm(state):
-    return _filled(LM(ModelConfig(**state['model_config'])), state)
-
-
-def _filled(model, state):
-    if 'model' in state:     # else they are in parts, and whoever asked for that loads them himself
-        model.load_state_dict(state['model'])
-    return model
-
-
-KINDS = {'lm': _lm, 'recurrent': _recurrent, 'hf': _hf}
-
-
 def fingerprint(model):
     "Of all that a model computes with: its settings and every weight."
-    about = (describe(model) if hasattr(model, 'layers') and hasattr(model, 'order')
+    about = (describe(model) if isinstance(model, (LM, Recurrent))
              else dict(config=model.config.to_dict()))
-    digest = hashlib.sha256(
-        json.dumps({key: value for key, value in about.items() if key != 'model'}, sort_keys=True,
-                   default=str).encode())
+    about.pop('model', None)
+    digest = hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode())
     for name, t in model.state_dict().items():
         digest.update(name.encode())
         digest.update(t.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())

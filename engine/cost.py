@@ -1,10 +1,9 @@
 """What a run will cost, before it starts: stages, parameters, FLOPs, memory of a GPU, hours on so
 many of them.
 
-The idea: everything a run does follows from its settings, so that its cost can be added up without
-running it. FLOPs are the ledger's, stage by stage. Memory is what stays: weights, gradients and the
-optimizer's state (16 bytes a parameter with AdamW in float32), and what the forward keeps for the
-backward: each activation counted once, for the tokens that a GPU works on at once.
+The idea: everything a run does follows from its settings, so its cost can be added up without
+running it. FLOPs are the ledger's, stage by stage. Memory is weights, gradients, the optimizer's
+state (16 bytes a parameter with AdamW), and what the forward keeps for the backward.
 
 Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", Table 7: the totals of
 config/smollm_*.py come out to the last digit.
@@ -49,10 +48,9 @@ def training_flops(config, plan, steps, tokens_per_step):
 def kept_by_a_layer(c, width, device='cpu'):
     """Bytes of one token that a Block keeps for its backward; `width`: of a number in a matrix
     product, 2 or 4. The residual stream has 4."""
-    H, Hkv = c.n_head * c.head_dim, c.n_kv_head * c.head_dim
-    cpu = device == 'cpu'
-    # its input, q, k, v, what it puts out; a CPU copies that
-    attention = c.n_embd + 2 * H + 2 * Hkv + (H if cpu else 0)
+    H, Hkv, cpu = c.n_head * c.head_dim, c.n_kv_head * c.head_dim, device == 'cpu'
+    # input, q, k, v, output; a CPU copies that
+    attention = c.n_embd + (3 if cpu else 2) * H + 2 * Hkv
     mlp = c.n_embd + 4 * c.ffn_dim        # its input, gate, up, silu(gate), and their product
     # input and 1/rms; on a CPU, not one kernel, x/rms too
     norms = 2 * (4 * c.n_embd + 4) * (2 if cpu else 1)
@@ -63,11 +61,10 @@ def kept_by_the_loss(c, tokens, width, device):
     """Bytes at the end: the final norm's input and output, then the logits in pieces and the
     head's gradient, or all of them, in float32 too."""
     norm = tokens * (4 + width) * c.n_embd
-    if in_pieces(c.vocab_size):
-        piece = min(piece_on(device), tokens)
-        return (norm + tokens * width * c.n_embd + piece * 2 * 4 * c.vocab_size + width
-                * c.vocab_size * c.n_embd)
-    return norm + tokens * (width + 2 * 4) * c.vocab_size
+    if not in_pieces(c.vocab_size):
+        return norm + tokens * (width + 2 * 4) * c.vocab_size
+    piece = min(piece_on(device), tokens)
+    return norm + width * c.n_embd * (tokens + c.vocab_size) + piece * 2 * 4 * c.vocab_size
 
 
 def memory(model, tokens, *, depth, optimizer='adamw', width=4, device='cpu', ranks=1, shard=False):
@@ -137,10 +134,10 @@ def options(argv):
             rest.append(arg)
     said['gpu'] = str(said['gpu'])
     check_choice('gpu', said['gpu'], PEAK_FLOPS)
-    if (type(said['gpus']) is not int or said['gpus'] < 1 or not isinstance(said['mfu'],
-            (int, float)) or not 0 < said['mfu'] <= 1):
-        raise Refused(f'gpus={said["gpus"]} must be a whole number from 1 on, and '
-                      f'mfu={said["mfu"]} a share, such as 0.4')
+    gpus, mfu = said['gpus'], said['mfu']
+    if type(gpus) is not int or gpus < 1 or type(mfu) not in (int, float) or not 0 < mfu <= 1:
+        raise Refused(f'gpus={gpus} must be a whole number from 1 on, and mfu={mfu} a share, such '
+                      'as 0.4')
     return said, rest
 
 
@@ -152,28 +149,23 @@ def show(config, gpus, gpu, mfu):
                       f'grad_accum={config.grad_accum} pieces')
     at_once, a_step = each // config.grad_accum, config.batch_size * config.context
     width = 4 if config.dtype == 'float32' else 2
-    table, total, peak, parts = [['steps', 'layers', 'depth', 'parameters', 'GFLOPs a token',
-                                  'petaFLOPs', 'a GPU']], 0, 0, {}
+    table, total, parts = [['steps', 'layers', 'depth', 'parameters', 'GFLOPs a token', 'petaFLOPs',
+                            'a GPU']], 0, {}
     plan, model_of = models(config)
     for first, end in plan.stretches():
         now = plan.at(end - 1)
-        model, order = model_of(now.n_layer), now.order
+        model = model_of(now.n_layer)
+        order = now.order or model.order            # the latter: a recurrent core's own
         cost = counted(plan, model, first, end) * a_step
-        if order is None:       # a recurrent core's own
-            order, depth = model.order, len(model.prelude) + len(
-                model.coda) + model.backprop_depth * len(model.core)
-        else:
-            depth = len(order)
+        depth = len(order) if now.order else len(model.prelude) + len(
+            model.coda) + model.backprop_depth * len(model.core)
         needed = memory(model, at_once * config.context, depth=depth, optimizer=config.optimizer,
-                        width=width, device='cuda', ranks=gpus,
-                        shard=config.shard)
+                        width=width, device='cuda', ranks=gpus, shard=config.shard)
         table.append([f'{first:,} to {end:,}', str(len(model.layers)), str(len(order)),
-                      f'{model.num_params():,}',
-                      f'{cost / (end - first) / a_step / 1e9:.3f}', f'{cost / 1e15:,.3f}',
-                      gigabytes(sum(needed.values()))])
+                      f'{model.num_params():,}', f'{cost / (end - first) / a_step / 1e9:.3f}',
+                      f'{cost / 1e15:,.3f}', gigabytes(sum(needed.values()))])
         total += cost
-        if sum(needed.values()) > peak:
-            peak, parts = sum(needed.values()), needed
+        parts = max(parts, needed, key=lambda parts: sum(parts.values()))
     print(columns(table))
     print(f'in all {total / 1e15:,.3f} petaFLOPs; {config.steps:,} steps of '
           f'{config.batch_size:,} x {config.context:,} = {a_step:,} tokens, '
@@ -184,9 +176,9 @@ def show(config, gpus, gpu, mfu):
         full = decay * a_step * deep.flops_per_token() + (cost if config.decay_steps else 0)
         print(f'with {config.n_layer} layers from the first step on it would be '
               f'{full / 1e15:,.3f}: growing saves {1 - total / full:.1%}')
-    print(f'memory of a GPU: {gigabytes(peak)} = ' + ', '.join(f'{name} {gigabytes(n)}'
-            for name, n in parts.items()) +
-          f', for {at_once} x {config.context:,} tokens at once on each of {gpus}')
+    said = ', '.join(f'{name} {gigabytes(n)}' for name, n in parts.items())
+    print(f'memory of a GPU: {gigabytes(sum(parts.values()))} = {said}, for {at_once} x '
+          f'{config.context:,} tokens at once on each of {gpus}')
     seconds = total / (gpus * PEAK_FLOPS[gpu] * mfu)
     print(f'time: {seconds / 3600:,.1f} hours on {gpus} {gpu} at {mfu:.0%} of '
           f'{PEAK_FLOPS[gpu] / 1e12:,.0f} TFLOP/s, '

@@ -1,16 +1,12 @@
 """Hugging Face checkpoints in and out: a folder of config.json, weights and tokenizer becomes an
 `LM`, and an `LM` such a folder.
 
-The idea: Llama and Qwen 3 are our model under longer names, so opening one is a table of names and
-a list of what this model does not have, refused before anything is loaded. Going out, an order
-becomes plain depth: layers that run several times are written several times, and LN-scaling is
-multiplied into the norms, so that any program that reads Llama computes the same.
+The idea: Llama and Qwen 3, which are all that the papers use, are our model under longer names:
+opening one is a table of names and a list of what this model does not have, refused before anything
+is loaded. Going out, an order becomes plain depth, and LN-scaling is multiplied into the norms.
 
-Paper: none; SmolLM, the depth papers' family, and TinyLlama, Llama 3.2 and Qwen 3, the others', are
-all of these two kinds.
-Here: weights are mapped from the file, not read, so a model takes no more memory than its file, and
-bfloat16 stays bfloat16. Needs `safetensors`; a name such as HuggingFaceTB/SmolLM-360M needs
-`huggingface_hub` and a network too.
+Here: weights are mapped from the file, so a model takes no more memory than its file, and bfloat16
+stays bfloat16. Needs `safetensors`; a name on the hub needs `huggingface_hub` and a network too.
 
 Usage:
     model = load_hf('SmolLM-360M')              # or load_model, which opens our own checkpoints too
@@ -69,8 +65,7 @@ ROPE_LLAMA3 = ('factor', 'low_freq_factor', 'high_freq_factor', 'original_max_po
 def model_config(path):
     "A config.json as our ModelConfig, or an error that names what this model does not have."
     if not path.exists():
-        raise Refused(
-            f'{path.parent} has no config.json: it is no checkpoint in the form of Hugging Face')
+        raise Refused(f'{path.parent} has no config.json: it is no Hugging Face checkpoint')
     c = read_json(path)
     if not isinstance(c, dict):
         raise Refused(f'{path} does not hold an object of settings')
@@ -109,16 +104,14 @@ def model_config(path):
                       'anyone has memory for')
     if kind == 'qwen3':
         sizes.setdefault('head_dim', 128)
-    scaling = ({name: number(name, rope.get(name)) for name in ROPE_LLAMA3} if rope_kind == 'llama3'
-               else None)
-    if scaling:     # transformers wants this one whole
-        scaling['original_max_position_embeddings'] = int(
-            scaling['original_max_position_embeddings'])
+    scaling = None
+    if rope_kind == 'llama3':           # transformers wants the last one whole
+        scaling = {name: number(name, rope.get(name)) for name in ROPE_LLAMA3}
+        scaling[ROPE_LLAMA3[-1]] = int(scaling[ROPE_LLAMA3[-1]])
+    theta = rope.get('rope_theta', c.get('rope_theta', 10_000.0))
     try:
         return ModelConfig(**sizes, norm_eps=number('rms_norm_eps', c.get('rms_norm_eps', 1e-6)),
-                           rope_scaling=scaling,
-                           rope_theta=number('rope_theta',
-                                             rope.get('rope_theta', c.get('rope_theta', 10_000.0))),
+                           rope_scaling=scaling, rope_theta=number('rope_theta', theta),
                            tie_embeddings=bool(c.get('tie_word_embeddings', False)),
                            qk_norm=kind == 'qwen3')
     except ValueError as error:
@@ -145,11 +138,12 @@ def weight_files(folder):
     "The safetensors files of a checkpoint, all there."
     index = folder / 'model.safetensors.index.json'
     if not index.exists():
-        if not (folder / 'model.safetensors').exists():
+        file = folder / 'model.safetensors'
+        if not file.exists():
             others = sorted(path.name for path in folder.glob('*.bin'))
-            raise Refused(f'{folder} has no model.safetensors'
+            raise Refused(f'{folder} has no {file.name}'
                           + (f', but {others[0]}: only safetensors is read' if others else ''))
-        return [folder / 'model.safetensors']
+        return [file]
     where = read_json(index).get('weight_map', {})
     names = sorted(set(where.values()))
     if not names or any(Path(name).name != name for name in names):
@@ -168,9 +162,8 @@ def read_header(path):
     with open(path, 'rb') as file:
         length = int.from_bytes(file.read(8), 'little')
         if size < 8 or length > min(size - 8, 100_000_000):
-            raise Refused(
-                f'{path} ({size:,} bytes) is cut short or no safetensors file: its header '
-                f'would take {length:,} bytes')
+            raise Refused(f'{path} ({size:,} bytes) is cut short or no safetensors file: its '
+                          f'header would take {length:,} bytes')
         try:
             header = json.loads(file.read(length))
             tensors = {name: (tuple(t['shape']), t['dtype'], t['data_offsets'][1])
@@ -181,8 +174,8 @@ def read_header(path):
         if dtype not in DTYPES:
             raise Refused(f'{path}: {name} is of the type {dtype}; {", ".join(DTYPES)} are read')
         if not isinstance(end, int) or 8 + length + end > size:
-            raise Refused(
-                f'{path} is cut short: {name} would end at byte {8 + length + end:,} of {size:,}')
+            raise Refused(f'{path} is cut short: {name} would end at byte {8 + length + end:,} of '
+                          f'{size:,}')
     return {name: (shape, DTYPES[dtype]) for name, (shape, dtype, _) in tensors.items()}
 
 
@@ -194,14 +187,14 @@ def load_hf(folder):
         raise Refused(f"{folder}: Hugging Face checkpoints need safetensors (pip install "
                       "safetensors)") from None
     folder = Path(folder) if Path(folder).is_dir() else from_hub(folder)
-    config, headers = model_config(folder / 'config.json'), {path: read_header(path)
-            for path in weight_files(folder)}
+    config = model_config(folder / 'config.json')
+    headers = {path: read_header(path) for path in weight_files(folder)}
     where = {name: path for path, header in headers.items() for name in header
              if not name.endswith('rotary_emb.inv_freq')}
-    numbers = [int(n) for name in where for n in re.findall(r'^model\.layers\.(\d+)\.', name)]
-    if config.n_layer != len(set(numbers)):         # said before a model of so many layers is made
+    n = len({n for name in where for n in re.findall(r'^model\.layers\.(\d+)\.', name)})
+    if config.n_layer != n:         # said before a model of so many layers is made
         raise Refused(f'{folder / "config.json"}: num_hidden_layers is {config.n_layer}, but the '
-                      f'files hold {len(set(numbers))} layers')
+                      f'files hold {n} layers')
     with torch.device('meta'):                      # no memory, no random weights
         model = LM(config)
     expected = {their_name(ours): (ours, tuple(t.shape)) for ours, t in model.state_dict().items()}
@@ -247,9 +240,8 @@ def save_hf(model, folder, tokenizer=None):
                       'only ordinary and looped models are exported')
     folder, config, weights = Path(folder), model.config, model.state_dict()
     if (folder / 'config.json').exists() or folder.is_file():
-        raise Refused(f'{folder} '
-                      f'{"is a file" if folder.is_file() else "holds a checkpoint already"}: '
-                      'choose another folder')
+        what = 'is a file' if folder.is_file() else 'holds a checkpoint already'
+        raise Refused(f'{folder} {what}: choose another folder')
     tensors = {their_name(name): t for name, t in weights.items() if not name.startswith('layers.')}
     if config.tie_embeddings:
         tensors.pop('lm_head.weight')
@@ -276,6 +268,3 @@ def save_hf(model, folder, tokenizer=None):
     text = json.dumps(config_json(config, len(model.order), model.norm.weight.dtype, bos, end),
                       indent=2)
     (folder / 'config.json').write_text(text + '\n')    # last: a folder without it is no checkpoint
-
-
-# -------------------------------------------------------------------------------------- the command

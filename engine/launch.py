@@ -1,7 +1,6 @@
 """A running process: its device, its precision, its sister processes, and a clean stop.
 
-The idea: what surrounds a training loop has nothing to teach about depth, so it stands here, out of
-the loop's way.
+The idea: what surrounds a training loop has nothing to teach about depth, so it stands here.
 
 Usage:
     world = World(config.device)                # world.device, world.rank, world.size
@@ -35,8 +34,8 @@ def pick_device(name='auto', local_rank=0):
         device = torch.device(f'cuda:{local_rank}' if name == 'cuda' else name)
         torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise Refused(
-            f'device={name!r} cannot be used: {str(error).splitlines()[0][:150]}') from None
+        why = str(error).splitlines()[0][:150]
+        raise Refused(f'device={name!r} cannot be used: {why}') from None
     return device
 
 
@@ -58,12 +57,10 @@ def compile_blocks(config, world, model):
     whether it did."""
     wanted = config.compile is True or config.compile == 'auto' and world.device.type == 'cuda'
     if wanted and not has_compiler():
-        world.say('compile stays off: torch.compile needs a C++ compiler (g++ or clang++), '
-                  'and there is none here')
-        return False
-    if wanted:
-        for block in model.layers:
-            block.compile()
+        world.say('compile stays off: torch.compile needs a C++ compiler, and there is none here')
+        wanted = False
+    for block in model.layers if wanted else ():
+        block.compile()
     return wanted
 
 
@@ -79,8 +76,9 @@ def send(batch, device):
 def parallel(model, world, in_parts=False):
     """Without find_unused_parameters DDP sorts its buckets anew after the first step of a process,
     so that with three ranks or more a resumed run would add its gradients up in another order."""
-    return (DistributedDataParallel(model, find_unused_parameters=True) if world.size > 1
-            and not in_parts else model)
+    if world.size == 1 or in_parts:
+        return model
+    return DistributedDataParallel(model, find_unused_parameters=True)
 
 
 # The arithmetic of some GPUs in bfloat16, dense.
@@ -114,14 +112,13 @@ class World:
         if gpus and here > gpus and device in ('auto', 'cuda'):
             raise Refused(f'{here} processes on this machine need a GPU each, but there are {gpus}')
         self.device = pick_device(device, int(os.environ.get('LOCAL_RANK', 0)))
-        if self.device.type == 'cuda':
+        cuda = self.device.type == 'cuda'
+        if cuda:
             torch.cuda.set_device(self.device)
             torch.set_float32_matmul_precision('high')
         if self.size > 1:
-            cuda = self.device.type == 'cuda'
             dist.init_process_group('nccl' if cuda else 'gloo', device_id=self.device if cuda
-                                    else None,
-                                    timeout=timedelta(seconds=2 * patience + 60))
+                                    else None, timeout=timedelta(seconds=2 * patience + 60))
             self.watch = Watch(self.rank, self.size, patience)
 
     @property
@@ -212,12 +209,11 @@ def open_folder(config, out, world):
         for name in (checkpoint.FILE, 'log.jsonl'):
             (out / name).unlink(missing_ok=True)
         world.say(f'--resume=false: the run that was in {out} is now in {moved}')
-    for folder in (f for data in (config.data, config.cooldown_data)
-                   for f in ([data] if isinstance(data, str) else data or [])):
-        folder = find(folder)
-        script = folder / 'prepare.py'
-        # Toy data takes seconds to make, so it is made. Other data is the user's own decision.
-        if folder.name == 'toy' and script.exists() and not (folder / 'train.json').exists():
-            world.say(f'{folder} has no data yet: running {script}')
-            subprocess.run([sys.executable, str(script)], check=True)
+    for data in (config.data, config.cooldown_data or []):
+        for folder in map(find, [data] if isinstance(data, str) else data):
+            script = folder / 'prepare.py'
+            # Toy data takes seconds to make, so it is made. Other data is the user's own decision.
+            if folder.name == 'toy' and script.exists() and not (folder / 'train.json').exists():
+                world.say(f'{folder} has no data yet: running {script}')
+                subprocess.run([sys.executable, str(script)], check=True)
     return lock

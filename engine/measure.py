@@ -50,32 +50,29 @@ def log_likelihoods(model_like, tokenizer, examples, *, batch=64, share=True):
     context = getattr(getattr(model_like, 'config', None), 'context', math.inf)
     longest = max(len(p) + max(map(len, o)) for p, o in zip(prompts, options))
     if longest > context:
-        raise Refused(
-            f'a prompt with its answer has {longest} tokens, but the context is {context}')
+        raise Refused(f'a prompt with its answer has {longest} tokens, but the context is '
+                      f'{context}')
     device = next((p.device for p in getattr(model_like, 'parameters', list)()), 'cpu')
-    values, parts = [None] * len(examples), [[]]
+    values, parts = [None] * len(examples), []
     for i in sorted(range(len(examples)), key=lambda i: (len(options[i]), len(prompts[i]))):
-        first = parts[-1][0] if parts[-1] else i
-        alike = (len(options[i]) == len(options[first]) and len(prompts[i]) - len(prompts[first])
-                 <= SPREAD)
-        parts = parts if alike and len(parts[-1]) < batch else [*parts, []]
+        first = parts[-1][0] if parts else i
+        if (not parts or len(parts[-1]) == batch or len(options[i]) != len(options[first])
+                or len(prompts[i]) - len(prompts[first]) > SPREAD):
+            parts.append([])
         parts[-1].append(i)
-    for part in filter(None, parts):
+    for part in parts:
         # what a longer prompt has behind that goes along with each option
         n = len(prompts[part[0]])
         rows = [[prompts[i][n:] + o for o in options[i]] for i in part]
+        counts = [[[0] * (len(prompts[i]) - n) + [1] * len(o) for o in options[i]] for i in part]
         width = max(len(row) for each in rows for row in each)
-        # (B, O, W)
-        padded = torch.tensor([[row + [0] * (width - len(row)) for row in each] for each in rows],
-                              device=device)
-        counts = torch.tensor(
-            [[[0] * (len(row) - len(o)) + [1] * len(o) + [0] * (width - len(row))
-              for row, o in zip(each, options[i])]
-                               for each, i in zip(rows, part)], device=device)        # (B, O, W)
+        rows, counts = (torch.tensor([[row + [0] * (width - len(row)) for row in each]
+                                      for each in lists], device=device)
+                        for lists in (rows, counts))                                # (B, O, W)
         prompt = torch.tensor([prompts[i][:n] for i in part], device=device)        # (B, T)
-        after = (shared if share and isinstance(model_like, LM) else separate)(model_like, prompt,
-                padded)
-        found = after.float().log_softmax(-1).gather(-1, padded[..., None])[..., 0]      # (B, O, W)
+        after = shared if share and isinstance(model_like, LM) else separate
+        logits = after(model_like, prompt, rows)
+        found = logits.float().log_softmax(-1).gather(-1, rows[..., None])[..., 0]  # (B, O, W)
         for i, value in zip(part, found.masked_fill(counts == 0, 0).cpu().double().sum(-1)):
             values[i] = value
     return values

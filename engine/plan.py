@@ -51,8 +51,9 @@ class Start(NamedTuple):
             about = state['start']
             return cls(**about | dict(order=about['order'] and tuple(about['order'])))
         c, recurrent = state['model_config'], state.get('recurrent', {})
-        if not (state.get('config') or {}).get('init_from'):
-            return cls('lm', (state.get('config') or {}).get('n_layer', c['n_layer']))
+        config = state.get('config') or {}
+        if not config.get('init_from'):
+            return cls('lm', config.get('n_layer', c['n_layer']))
         return cls(state['kind'], c['n_layer'], c['order'] and tuple(c['order']),
                    recurrent.get('mean'), recurrent.get('backprop_depth'))
 
@@ -93,36 +94,33 @@ class Plan:
         self.origins = [None,
                         *(tuple(GROWTH[c.grow](depth, c.grow_block)) for depth in depths[:-1])]
         for name in loops:
-            with refusing(ValueError, why=str):
-                loops[name] = self.fit(name, depths[-1])
+            try:
+                loops[name] = tuple(fit_loop(loops[name], depths[-1]))
+            except ValueError as error:
+                raise Refused(f'{name}: {error}') from None
         self.loop, self.late = loops.get('loop') or start.order, loops.get('cooldown_loop')
         self.orders = [None if start.kind == 'recurrent' else self.loop or tuple(range(depth))
                        for depth in depths]
 
-    def fit(self, name, n_layer):
-        try:
-            return tuple(fit_loop(getattr(self.config, name), n_layer))
-        except Refused as error:
-            raise Refused(f'{name}: {error}') from None
-
     def at(self, step):
-        c, i, late = self.config, bisect.bisect_right(self.firsts, step) - 1, step >= self.decay
-        mean = depth = None
+        c, late = self.config, step >= self.decay
+        stage, mean, depth = bisect.bisect_right(self.firsts, step) - 1, None, None
         if self.mean:
             mean = recurrence_curriculum(step, c.steps, self.mean, c.curriculum, c.curriculum_shape)
             depth = recurrence_curriculum(step, c.steps, self.backprop_depth, c.backprop_curriculum)
-        cool = bool(late and c.cooldown_data)
-        return Step(self.rate(step), self.stages[i][1], self.origins[i],
-                    self.late if late and self.late else self.orders[i],
-                    'cooldown_data' if cool else 'data', step - self.decay if cool else step, mean,
-                    depth)
+        order = self.late if late and self.late else self.orders[stage]
+        data, batch = 'data', step
+        if late and c.cooldown_data:
+            data, batch = 'cooldown_data', step - self.decay
+        return Step(self.rate(step), self.stages[stage][1], self.origins[stage], order, data, batch,
+                    mean, depth)
 
     def rate(self, step):
         "Linear up, constant, then 1 - sqrt, which would be zero one step after the last."
-        if step < self.config.warmup_steps:
-            return (step + 1) / self.config.warmup_steps
-        return (1.0 if step <= self.decay
-                else 1 - math.sqrt((step - self.decay) / self.config.decay_steps))
+        c = self.config
+        if step < c.warmup_steps:
+            return (step + 1) / c.warmup_steps
+        return 1 - math.sqrt(max(0, step - self.decay) / max(1, c.decay_steps))
 
     def told(self, step):
         """What a recurrent model's forward is told at a step, the same on every rank; {} for any
@@ -136,7 +134,7 @@ class Plan:
     def stretches(self):
         """[(first step, end)] of steps alike but for the rate: the stages, and the decay where it
         loops or ends the growing."""
-        edges = self.firsts + [self.decay] * bool((self.late or self.config.grow)
-                                                  and self.config.decay_steps)
-        return [(first, end) for first, end in zip(edges, [*edges[1:], self.config.steps])
-                if end > first]
+        c = self.config
+        decays = (self.late or c.grow) and c.decay_steps
+        edges = [*self.firsts, *[self.decay] * bool(decays), c.steps]
+        return [(first, end) for first, end in zip(edges, edges[1:]) if end > first]

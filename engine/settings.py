@@ -2,11 +2,9 @@
 anything starts.
 
 The idea: a config is a flat list of names and values. A default is the toy's; a file in config/
-says what differs, and the command line has the last word. What follows from them, step by step, is
-the plan's business (plan.py).
+says what differs, and the command line has the last word. What follows from them is in plan.py.
 
-Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", appendix A, for the names;
-config/smollm_*.py have its values.
+Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", appendix A, for the names.
 
 Usage:
     config = check(read_config(Config, ['config/lidas.py', '--steps=600']))     # or a line why not
@@ -34,9 +32,7 @@ class Config:
     compile: bool | str = 'auto'        # auto: on for cuda
     # weights and optimizer in parts over all GPUs (FSDP2): for what does not fit into one
     shard: bool = False
-    # seconds (more than an evaluation takes) without progress, until the run ends and says whose
-    # fault it is
-    patience: int = 600
+    patience: int = 600                 # seconds without progress until the run ends (watch.py)
     # go on with the run in out_dir; false: move it out of the way and start anew
     resume: bool = True
     # the model (init_from: a checkpoint to start from; then these are its own)
@@ -103,25 +99,22 @@ def check(config):
     check_choice('grow', c.grow, (None, *GROWTH))
     check_choice('dtype', c.dtype, ('auto', 'float32', 'bfloat16'))
     check_choice('compile', c.compile, ('auto', True, False))
-    for name in ('n_layer', 'n_embd', 'n_head', 'n_kv_head', 'ffn_dim', 'vocab_size', 'context',
-                 'batch_size', 'grad_accum', 'steps',
-                 'eval_every', 'eval_batches', 'log_every', 'save_every', 'patience'):
-        if getattr(c, name) is not None and getattr(c, name) < 1:
-            raise Refused(f'{name}={getattr(c, name)} must be at least 1')
-    for name in ('recurrence', 'backprop_depth'):
-        if getattr(c, name) is not None and (getattr(c, name) < 1 or not c.init_from):
-            raise Refused(f'{name}={getattr(c, name)} must be at least 1, for a model with a '
-                          'recurrent core: init_from must be one')
     check_choice('curriculum_shape', c.curriculum_shape, ('linear', '1-sqrt'))
-    for name in ('curriculum', 'backprop_curriculum'):
-        if not 0 <= getattr(c, name) <= 1:
-            raise Refused(f'{name}={getattr(c, name)} is a part of the steps: from 0 to 1')
-    for name in ('warmup_steps', 'decay_steps', 'lr', 'adamw_lr', 'weight_decay', 'grad_clip',
-                 'grow_alpha'):
-        if getattr(c, name) is not None and not 0 <= getattr(c, name) < 1e9:
-            raise Refused(f'{name}={getattr(c, name)} must not be negative, nor without bounds')
-    if not 0 <= c.beta2 < 1:
-        raise Refused(f'beta2={c.beta2} must be at least 0 and less than 1')
+    for names, fits, what in (
+            ('n_layer n_embd n_head n_kv_head ffn_dim vocab_size context batch_size grad_accum '
+             'steps eval_every eval_batches log_every save_every patience',
+             lambda n: n >= 1, 'must be at least 1'),
+            ('recurrence backprop_depth', lambda n: n >= 1 and c.init_from,
+             'must be at least 1, for a model with a recurrent core: init_from must be one'),
+            ('curriculum backprop_curriculum', lambda n: 0 <= n <= 1,
+             'is a part of the steps: from 0 to 1'),
+            ('warmup_steps decay_steps lr adamw_lr weight_decay grad_clip grow_alpha',
+             lambda n: 0 <= n < 1e9, 'must not be negative, nor without bounds'),
+            ('beta2', lambda n: 0 <= n < 1, 'must be at least 0 and less than 1')):
+        for name in names.split():
+            value = getattr(c, name)
+            if value is not None and not fits(value):
+                raise Refused(f'{name}={value} {what}')
     for name in ('data', 'cooldown_data'):
         folders = getattr(c, name)
         if isinstance(folders, list) and not (folders and all(isinstance(d, str) for d in folders)):

@@ -1,15 +1,11 @@
 """Past one GPU's memory: weights, gradients and the optimizer's state in parts over all processes,
 and checkpoints in parts too.
 
-The idea: torch's FSDP2 keeps a 1/N of every Block on each of N processes, fetches the rest when the
-Block runs, and adds the gradients up in parts. An order may run a Block as often as it likes.
-Growing needs no traffic at all: a new layer is cut like the one it copies, so each process copies
-its own part. A checkpoint is written by all processes at once (torch.distributed.checkpoint), and
-read by any number of them, one included; `ckpt.pt` then says which folder holds the tensors, and
-changes hands last.
+The idea: torch's FSDP2 keeps a 1/N of every Block on each of N processes and fetches the rest when
+the Block runs. Growing needs no traffic: a new layer is cut like the one it copies, so each process
+copies its own part. All processes write a checkpoint at once, and any number of them reads it;
+`ckpt.pt` says which folder holds the tensors, and is replaced last.
 
-Paper: none; "From Growing to Looping" trains 1.7B parameters, which fit into one GPU of 80 GB, but
-not into a smaller one.
 Here: float32 parts under autocast, as without sharding, so that the numbers agree; AdamW alone
 (Muon needs whole matrices).
 
@@ -102,51 +98,53 @@ def write_parts(path, model, optimizers):
 @contextlib.contextmanager
 def readable(path):
     try:
-        yield
+        with warnings.catch_warnings(action='ignore'):
+            yield
     # torch.distributed.checkpoint raises what the disk or its own format gives it
     except Exception as error:
-        raise Refused(
-            f'{path.parent} points to {path.name}, which cannot be read: {type(error).__name__}: '
-                      f'{(str(error).splitlines() or [""])[0][:200]}') from None
+        why = (str(error).splitlines() or [''])[0][:200]
+        raise Refused(f'{path.parent} points to {path.name}, which cannot be read: '
+                      f'{type(error).__name__}: {why}') from None
+
+
+def read_parts(path, make, no_dist=True):
+    "The stored tensors, read into those that make({name: what is said of it}) gives."
+    with readable(path):
+        stored = FileSystemReader(str(path)).read_metadata().state_dict_metadata
+    tensors = make(stored)
+    with readable(path):
+        dcp.load(tensors, checkpoint_id=str(path), no_dist=no_dist)
+    return tensors
 
 
 def load_parts(path, model, optimizers):
     "Into a model and its optimizers, in parts or whole, whatever number of processes wrote them."
-    with readable(path):
-        stored = FileSystemReader(str(path)).read_metadata().state_dict_metadata
-    states = []
-    for n, optimizer in enumerate(optimizers):
-        params = [p for group in optimizer.param_groups for p in group['params']]
-        states.append({})
-        for i, p in enumerate(params):
-            names = [key.rpartition('.')[2] for key in stored
-                     if key.startswith(f'optimizers.{n}.{i}.')]
-            # A step's number is a tensor without dimensions, all else is shaped like the parameter.
-            states[n][i] = {name: torch.zeros_like(p,
-                                                   memory_format=torch.contiguous_format).detach()
-                            if stored[f'optimizers.{n}.{i}.{name}'].size else
-                            torch.zeros(()) for name in names}
-    found = dict(model=model.state_dict(), optimizers=states)
-    with readable(path), warnings.catch_warnings(action='ignore'):
-        dcp.load(found, checkpoint_id=str(path), no_dist=not dist.is_initialized())
+    def empty(stored):
+        states = []
+        for n, optimizer in enumerate(optimizers):
+            params = [p for group in optimizer.param_groups for p in group['params']]
+            states.append({i: {} for i in range(len(params))})
+            for key, meta in stored.items():
+                if key.startswith(f'optimizers.{n}.'):
+                    _, _, i, name = key.split('.')
+                    # A step's number has no dimensions, all else is shaped like the parameter.
+                    like = params[int(i)].detach()
+                    states[n][int(i)][name] = (
+                        torch.zeros_like(like, memory_format=torch.contiguous_format) if meta.size
+                        else torch.zeros(()))
+        return dict(model=model.state_dict(), optimizers=states)
+    found = read_parts(path, empty, no_dist=not dist.is_initialized())
     model.load_state_dict(found['model'])
-    for optimizer, state in zip(optimizers, states):
+    for optimizer, state in zip(optimizers, found['optimizers']):
         optimizer.load_state_dict(optimizer.state_dict() | dict(state=state))
 
 
-def load_whole(path, about):
-    "The tensors of a checkpoint in parts, whole, in this one process: (model, [optimizer states])."
-    with readable(path):
-        stored = FileSystemReader(str(path)).read_metadata().state_dict_metadata
-    flat = {key: torch.empty(meta.size, dtype=meta.properties.dtype)
-            for key, meta in stored.items()}
-    with readable(path), warnings.catch_warnings(action='ignore'):
-        dcp.load(flat, checkpoint_id=str(path), no_dist=True)
-    model = {key.removeprefix('model.'): t for key, t in flat.items() if key.startswith('model.')}
-    for n, optimizer in enumerate(about):
-        state = optimizer.setdefault('state', {})
-        for key, t in flat.items():
-            if key.startswith(f'optimizers.{n}.'):
-                _, _, i, name = key.split('.')
-                state.setdefault(int(i), {})[name] = t
-    return model, about
+def load_whole(path, optimizers):
+    "The model's tensors, whole, in this one process; the optimizers' go into their states."
+    flat = read_parts(path, lambda stored: {
+        key: torch.empty(meta.size, dtype=meta.properties.dtype) for key, meta in stored.items()})
+    for key, t in flat.items():
+        if key.startswith('optimizers.'):
+            _, n, i, name = key.split('.')
+            optimizers[int(n)]['state'].setdefault(int(i), {})[name] = t
+    return {key.removeprefix('model.'): t for key, t in flat.items() if key.startswith('model.')}

@@ -40,8 +40,7 @@ def begin(config, loader):
     theirs, context = get_tokenizer(path), model.config.context
     if context < config.context or not reads_alike(theirs, get_tokenizer(loader.tokenizer)):
         raise Refused(f'{path} reads {context} tokens of the tokenizer {theirs.name!r}: it does '
-                      f'not fit context={config.context} '
-                      f'and data made with {loader.tokenizer!r}')
+                      f'not fit context={config.context} and data made with {loader.tokenizer!r}')
     model.config.context = config.context
     state['inherited_flops'] = parent.get('flops', 0) + parent.get('inherited_flops', 0)
     return model, plan, state
@@ -65,8 +64,7 @@ def resume(config, data, out, whole=True):
     refuse_another_run(config, plan, data, state)
     if not state.get('optimizers'):
         raise Refused(f'{out} holds weights without their optimizers, so it cannot be resumed: '
-                      'start another --out_dir from it, '
-                      f'with --init_from={out}')
+                      f'start another --out_dir from it, with --init_from={out}')
     torch.manual_seed(draw(config.seed, 'init'))
     # as deep as it had grown by then
     return checkpoint.build_model(state, out), plan, dict(inherited_flops=0) | state
@@ -77,16 +75,15 @@ def refuse_another_run(config, plan, data, state):
     before = Plan(Config(**{name: old[name] for name in new}), plan.start)
     taken = [plan.at(step) for step in range(max(1, state['step']))]
     agree = taken == [before.at(step) for step in range(len(taken))]
+    move = 'choose another --out_dir, or move that run out of the way by --resume=false'
     for name in new:
         if name not in MAY_DIFFER and new[name] != old[name] and not (agree and name in ANSWERED):
             raise Refused(f'{config.out_dir} holds a run with {name}={old[name]!r}, but this '
-                          f'config has {new[name]!r}: choose another --out_dir, or move that run '
-                          'out of the way by --resume=false')
+                          f'config has {new[name]!r}: {move}')
     read = {'data', *(now.data for now in taken)}
     if any(state.get(name) != data[name].checksums() for name in read):
         raise Refused(f'the data has changed since the run in {config.out_dir} began (other '
-                      'checksums): choose another --out_dir, or move that run out of the way by '
-                      '--resume=false')
+                      f'checksums): {move}')
 
 
 def fill(model, config, state, out, in_parts=False):

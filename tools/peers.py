@@ -1,26 +1,23 @@
 """What the speed of this repo is measured against: a plain GPT of nanoGPT's form, and transformers'
 Llama, at four shapes.
 
-The idea: a peer does the same work in the way that most people know. The GPT here is as plain as it
-can be written: learned positions, LayerNorm, one matrix for q, k and v, GELU, and the loss over all
-logits at once; its layers have as many weights as ours (8/3 of the width three times, or 4 twice).
-transformers' model is ours weight for weight.
-
-Paper: none. bench.py uses this file; nothing else does.
+The idea: a peer does the same work in the way that most people know. The GPT's layers have as many
+weights as ours (8/3 of the width three times, or 4 twice); transformers' model is ours weight for
+weight.
 
 Usage:
-    model, loss = ours(SHAPES['125m']), PEERS['transformers'](SHAPES['125m'])
-    step = training_step(*model, tokens)        # forward, backward, AdamW
+    model, loss = ours(SHAPES['125m'])          # or PEERS['transformers'](SHAPES['125m'])
+    step = training_step(model, loss, tokens)   # forward, backward, AdamW
 """
-import subprocess
-import sys
+from statistics import mean
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from common.files import ROOT
 from model import LM, ModelConfig
+from retrofit import sample_recurrence
+from tools.timing import apart
 
 SHAPES = {
     'toy': dict(vocab_size=257, n_layer=8, n_embd=128, n_head=4, ffn_dim=352, context=64),
@@ -28,7 +25,7 @@ SHAPES = {
     '30m': dict(vocab_size=49152, n_layer=8, n_embd=512, n_head=8, ffn_dim=1408, context=512),
     '360m': dict(vocab_size=49152, n_layer=32, n_embd=960, n_head=15, ffn_dim=2560, context=2048),
 }
-BATCH = {'toy': 32, '30m': 4, '125m': 4, '360m': 8}           # sequences of a step
+BATCH = {'toy': 32, '30m': 4, '125m': 4}           # sequences of a step
 
 
 class PlainBlock(nn.Module):
@@ -53,8 +50,8 @@ class PlainGPT(nn.Module):
         super().__init__()
         self.tokens, self.places = nn.Embedding(vocab_size, n_embd), nn.Embedding(context, n_embd)
         self.layers = nn.ModuleList(PlainBlock(n_embd, n_head) for _ in range(n_layer))
-        self.norm, self.head = nn.LayerNorm(n_embd, bias=False), nn.Linear(n_embd, vocab_size,
-                bias=False)
+        self.norm = nn.LayerNorm(n_embd, bias=False)
+        self.head = nn.Linear(n_embd, vocab_size, bias=False)
         self.head.weight = self.tokens.weight
         for p in self.parameters():
             if p.dim() > 1:
@@ -64,8 +61,7 @@ class PlainGPT(nn.Module):
         x = self.tokens(tokens) + self.places.weight[:tokens.shape[1]]
         for layer in self.layers:
             x = layer(x)
-        return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), targets.flatten(),
-                               ignore_index=-1)
+        return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), targets.flatten())
 
 
 def ours(shape):
@@ -84,9 +80,8 @@ def transformers(shape):
     s = shape
     model = LlamaForCausalLM(LlamaConfig(
         vocab_size=s['vocab_size'], num_hidden_layers=s['n_layer'], hidden_size=s['n_embd'],
-        num_attention_heads=s['n_head'],
-        num_key_value_heads=s.get('n_kv_head') or s['n_head'], intermediate_size=s['ffn_dim'],
-        max_position_embeddings=s['context'],
+        num_attention_heads=s['n_head'], num_key_value_heads=s.get('n_kv_head'),
+        intermediate_size=s['ffn_dim'], max_position_embeddings=s['context'],
         tie_word_embeddings=True, bos_token_id=None, eos_token_id=None))
     return model, lambda tokens: model(input_ids=tokens, labels=tokens, use_cache=False).loss
 
@@ -94,13 +89,22 @@ def transformers(shape):
 PEERS = dict(transformers=transformers, plain=plain)
 
 
+def random_tokens(shape, batch, device='cpu'):
+    return torch.randint(shape['vocab_size'], (batch, shape['context']), device=device)
+
+
+def half(device):
+    "bfloat16 where it is a GPU, as in training."
+    return torch.autocast(device.type, torch.bfloat16, enabled=device.type == 'cuda')
+
+
 def training_step(model, loss, tokens):
     "A function that does forward, backward and an update, where the tokens are."
     model.to(tokens.device).train()
-    device, optimizer = tokens.device, torch.optim.AdamW(model.parameters(), fused=True)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
 
     def step():
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == 'cuda'):
+        with half(tokens.device):
             value = loss(tokens)
         value.backward()
         optimizer.step()
@@ -108,35 +112,43 @@ def training_step(model, loss, tokens):
     return step
 
 
+def random_recurrences(model, tokens):
+    "Steps with a random r, as many with r = 5, and what share of their FLOPs the first need."
+    drawn = [sample_recurrence(4, step, seed=0) for step in range(12)]
+
+    def steps(rs):
+        for r in rs:
+            with half(tokens.device):
+                loss = model(tokens, tokens, r=r, backprop_depth=8)
+            loss.backward()
+            model.zero_grad()
+    flops = [mean(model.flops_per_token(r=r, backprop_depth=8) for r in rs) for rs in (drawn, [5])]
+    return lambda: steps(drawn), lambda: steps([5] * len(drawn)), flops[0] / flops[1]
+
+
 # ------------------------------------------------------------------------------------ peak memory
 
-PEAK = """
-import resource, sys, torch
-def most():     # Linux hands ru_maxrss on from process to process, but not this
-    try:
-        lines = [line for line in open('/proc/self/status') if line.startswith('VmHWM')]
-        return int(lines[0].split()[1]) * 1024
-    except OSError:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss       # bytes on a Mac
-sys.path.insert(0, {root!r})
-from tools.peers import *
-name, who = {name!r}, {who!r}
-make = dict(PEERS, ours=ours)[who]
-def go(shape, batch):
-    model, loss = make(shape)
-    step = training_step(model, loss, torch.randint(shape['vocab_size'], (batch, shape['context'])))
-    step(), step()
-    return model
-go(dict(SHAPES['toy'], n_layer=1, n_embd=32, ffn_dim=32), 1)
-before = most()
-model = go(SHAPES[name], BATCH[name])
-print(most() - before)
-"""
-
-
 def peak(name, who):
-    """Bytes that two training steps need at most, in a process of their own, above what Python and
-    torch take."""
-    code = PEAK.format(root=str(ROOT), name=name, who=who)
-    return int(subprocess.run([sys.executable, '-c', code], capture_output=True, text=True,
-                              check=True).stdout.split()[-1])
+    "Bytes that two training steps need at most, above what Python and torch take."
+    return apart(peak_here, name, who)
+
+
+def peak_here(name, who):
+    def two_steps(shape, batch):
+        model, loss = dict(PEERS, ours=ours)[who](shape)
+        step = training_step(model, loss, random_tokens(shape, batch))
+        step(), step()
+        return model
+    two_steps(SHAPES['toy'] | dict(n_layer=1, n_embd=32, ffn_dim=32), 1)
+    before = most_memory()
+    model = two_steps(SHAPES[name], BATCH[name])            # noqa: F841
+    return most_memory() - before
+
+
+def most_memory():
+    try:            # Linux hands ru_maxrss on from process to process, but not this
+        lines = open('/proc/self/status').readlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith('VmHWM')) * 1024
+    except OSError:
+        import resource
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss       # bytes on a Mac

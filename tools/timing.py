@@ -4,10 +4,15 @@ Usage:
     seconds = against(device, 5, ours=step, theirs=other)       # {name: seconds of each turn}
     middle, low, high = ratio(seconds['theirs'], seconds['ours'])
 """
+import os
 import platform
-import statistics
+import re
 import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
+from statistics import median
+from unittest.mock import patch
 
 import torch
 
@@ -24,33 +29,43 @@ def clock(device, call):
 
 def against(device, turns=5, **calls):
     "{name: seconds of each turn} of calls that take turns, the first turn not counted."
-    seconds = {name: [] for name in calls}
-    for turn in range(turns + 1):
-        for name, call in calls.items():
-            took = clock(device, call)
-            if turn:
-                seconds[name].append(took)
-    return seconds
+    found = [[clock(device, call) for call in calls.values()] for _ in range(turns + 1)]
+    return dict(zip(calls, map(list, zip(*found[1:]))))
 
 
 def ratio(peer, mine):
-    """(median, quarter, three quarters) of what the peer takes of our time, turn by turn: above 1,
-    we are faster."""
+    "(median, quarter, three quarters) of the peer's time over ours: above 1, we are faster."
     found = sorted(p / m for p, m in zip(peer, mine))
-    return statistics.median(found), found[len(found) // 4], found[-1 - len(found) // 4]
+    return median(found), found[len(found) // 4], found[-1 - len(found) // 4]
 
 
-def row(what, seconds, peer, mine='ours', note=''):
-    a, b = statistics.median(seconds[mine]), statistics.median(seconds[peer])
-    return what, *ratio(seconds[peer], seconds[mine]), f'{mine} {a:.4g} s, {peer} {b:.4g} s{note}'
+def row(what, seconds, peer, mine='ours', note=lambda ours: ''):
+    "What a benchmark yields; `note` says something about the median of our seconds."
+    a, b = median(seconds[mine]), median(seconds[peer])
+    medians = f'{mine} {a:.4g} s, {peer} {b:.4g} s'
+    return what, *ratio(seconds[peer], seconds[mine]), medians + note(a)
 
 
 def single(what, value, note):
     return what, value, value, value, note
 
 
+def apart(call, *args, **environment):
+    "call(*args) in a process of its own, which begins with these variables set."
+    with (patch.dict(os.environ, environment),
+          ProcessPoolExecutor(1, get_context('spawn')) as pool):
+        return pool.submit(call, *args).result()
+
+
 def processor():
     info = Path('/proc/cpuinfo')
-    found = ([line.split(':')[1].strip() for line in info.read_text().splitlines()
-              if line.startswith('model name')] if info.exists() else [])
+    found = re.findall(r'model name\s*: (.*)', info.read_text()) if info.exists() else []
     return found[0] if found else platform.processor() or platform.machine()
+
+
+def known(parser, kind, names, all):
+    "The names asked for, or all there are."
+    for name in names:
+        if name not in all:
+            parser.error(f'there is no {kind} {name!r}: {", ".join(all)}')
+    return names or list(all)
