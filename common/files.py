@@ -26,6 +26,10 @@ def read_json(path):
         raise Refused(f'{path} is not JSON: {error}') from None
 
 
+def write_json(path, value):
+    replace(path, json.dumps(value, indent=1).encode())
+
+
 def replace(path, raw):
     """Write a file at once: whoever has the old one open keeps it, and nobody sees half of the new
     one, whatever ends this process."""

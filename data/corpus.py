@@ -1,29 +1,26 @@
 """A mixture of large datasets as shards of tokens: streamed, tokenised by many processes, and
 stopped and started at will.
 
-The idea: the files of a source, in an order drawn from their names, are dealt out in groups, and a
-group becomes shards of its own. So what is in a shard depends on the list of files alone, not on
-how many processes there are or which of them was first. A group's record is written last: whoever
-starts again does the groups that have none. Whether a document is for validation is decided by its
-text, so that a copy of it never lands on the other side.
+The idea: the files of a source are dealt out in groups, and a group becomes shards of its own. So
+what is in a shard depends on the list of files alone, not on how many processes there are. A
+group's record is written last: whoever starts again does the groups that have none. Whether a
+document is for validation is decided by its text, so that no copy of it lands on the other side.
 
 Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", appendix A: the mixture, "sampled by
 proportion", where small sources are read several times.
 Here: a source is a dataset of its own and `mixture.json` says the shares; the loader keeps them
-exactly, in rows of equal length, and reads a small source again when it is through. Another mixture
-needs no new tokens.
+exactly, in rows of equal length, and reads a small source again when it is through. So another
+mixture needs no new tokens.
 
 Usage:
     python data/smollm/prepare.py --tokens=10B                      # from the Hugging Face hub
-    # from local parquet or JSON Lines files
-    python data/smollm/prepare.py --tokens=1M --source=FOLDER
+    python data/smollm/prepare.py --tokens=1M --source=FOLDER       # from local files
     loader = Loader('data/smollm', batch_size=16, context=2048)     # reads mixture.json
 """
 import argparse
 import collections
 import contextlib
 import hashlib
-import json
 import multiprocessing
 import os
 import shutil
@@ -37,12 +34,13 @@ import numpy as np
 from tqdm import tqdm
 
 from common.errors import Refused
-from common.files import claim, read_json, replace
+from common.files import claim, read_json, replace, write_json
 from data.sources import group, list_files, texts
 from data.tokenizer import encode_document, get_tokenizer, start_of_document, token_type
 from data.tokens import shares
 
 MOST_VALIDATION = 10_000_000        # tokens of a source that are kept for validation
+GOES_ON = 'what is done is kept, and the same command goes on'
 
 
 # ------------------------------------------------------------------------- a group: files -> shards
@@ -51,8 +49,8 @@ class Shards:
     "Writes tokens into files of `size` tokens each. A file has its name when it is whole."
 
     def __init__(self, folder, name, size, dtype):
-        self.folder, self.name, self.size, self.dtype, self.done, self.file = (folder, name, size,
-                dtype, [], None)
+        self.folder, self.name, self.size, self.dtype = folder, name, size, dtype
+        self.done, self.file = [], None
 
     def write(self, tokens):
         while len(tokens):
@@ -90,8 +88,8 @@ class Shards:
 
 
 def for_validation(text, every):
-    return int.from_bytes(hashlib.blake2b(text.encode('utf-8'), digest_size=8).digest(),
-                          'big') % every == 0
+    digest = hashlib.blake2b(text.encode('utf-8'), digest_size=8).digest()
+    return int.from_bytes(digest, 'big') % every == 0
 
 
 def begin(counter, stop):
@@ -108,11 +106,10 @@ def do_group(folder, g, paths, read, tokenizer, shard, val_every):
     "Tokenise a group's files into its shards; None if told to stop."
     tokenizer, counted = get_tokenizer(tokenizer), 0
     start, dtype = start_of_document(tokenizer), np.dtype(token_type(tokenizer.n_vocab))
-    record = dict(documents=0, left_out=0, val_every=val_every)
-    # one of another kind would vouch for what is about to change
-    (folder / f'group_{g:05d}.json').unlink(missing_ok=True)
-    with Shards(folder, f'train_{g:05d}', shard, dtype) as train, Shards(folder, f'val_{g:05d}',
-            shard, dtype) as val:
+    record, path = dict(documents=0, left_out=0, val_every=val_every), record_of(folder, g)
+    path.unlink(missing_ok=True)    # one of another kind would vouch for what is about to change
+    with (Shards(folder, f'train_{g:05d}', shard, dtype) as train,
+          Shards(folder, f'val_{g:05d}', shard, dtype) as val):
         for text in texts(paths, read):
             if STOP.value:
                 return None
@@ -129,25 +126,25 @@ def do_group(folder, g, paths, read, tokenizer, shard, val_every):
                 with COUNTER.get_lock():
                     COUNTER.value += counted
                 counted = 0
-        for split in (train, val):
-            split.finish()
-        record |= dict(train=train.done, val=val.done)
-    keep(folder / f'group_{g:05d}.json', record)
+        train.finish()
+        val.finish()
+    record |= dict(train=train.done, val=val.done)
+    write_json(path, record)
     return record
 
 
-def keep(path, value):
-    replace(path, json.dumps(value, indent=1).encode())
+def record_of(folder, g):
+    return folder / f'group_{g:05d}.json'
 
 
 # -------------------------------------------------------------------- a source: groups -> a dataset
 
 def finished(folder, g, val_every):
     "The record of a group whose shards are all there."
-    path = folder / f'group_{g:05d}.json'
+    path = record_of(folder, g)
     record = read_json(path) if path.exists() else None
     if (record and record['val_every'] == val_every
-        and all((folder / s['file']).exists() for s in record['train'] + record['val'])):
+            and all((folder / s['file']).exists() for s in record['train'] + record['val'])):
         return record
 
 
@@ -168,7 +165,7 @@ def up_to(folder, shards, budget, dtype):
     return chosen
 
 
-def do_groups(source, folder, groups, budget, every, options, pool, workers, stop, tick):
+def do_groups(source, folder, groups, budget, every, options, pool, stop, tick):
     """The records of the first groups that have `budget` tokens together. As many are begun ahead
     as are wanted, by what the first ones had."""
     records, ahead, g = [], collections.deque(), 0
@@ -180,13 +177,14 @@ def do_groups(source, folder, groups, budget, every, options, pool, workers, sto
         read = sum(n for _, n in groups[:len(records)])
         rate = have() / read if read else 0.3           # tokens of a byte
         return not ahead or rate * sum(n for _, n in groups[:g]) < budget
+
     stop.value = 0
     try:
         while have() < budget and (ahead or g < len(groups)):
-            while g < len(groups) and len(ahead) < workers and wanted():
-                record = finished(folder, g, every)
-                ahead.append(record or pool.submit(do_group, folder, g, groups[g][0], source.read,
-                                                   options.tokenizer, options.shard, every))
+            while g < len(groups) and len(ahead) < options.workers and wanted():
+                ahead.append(finished(folder, g, every) or pool.submit(
+                    do_group, folder, g, groups[g][0], source.read, options.tokenizer,
+                    options.shard, every))
                 g += 1
             record = ahead.popleft()
             while not isinstance(record, dict):
@@ -199,60 +197,61 @@ def do_groups(source, folder, groups, budget, every, options, pool, workers, sto
     return records
 
 
-def make(source, folder, budget, options, pool, workers, stop, tick):
+def begun(source, folder, options):
+    "What a folder was begun with, settings and files: it goes on with the same ones only."
+    path, where = folder / 'plan.json', options.source
+    plan = read_json(path) if path.exists() else None
+    now = dict(repo=str(where or source.repo), read=source.read, tokenizer=options.tokenizer,
+               shard=options.shard, group=options.group, val_every=options.val_every)
+    if where or not plan:
+        now['files'] = [list(file) for file in list_files(source, where)]
+    if not plan:
+        write_json(path, now)
+        return now
+    for name, value in now.items():
+        if plan[name] != value:
+            change = ('other files' if name == 'files'
+                      else f'{name}={plan[name]!r}, and now it is {value!r}')
+            raise Refused(f'{folder} was begun with {change}: choose another --out, or remove it')
+    return plan
+
+
+def make(source, folder, budget, options, pool, stop, tick):
     "One source's dataset of `budget` training tokens, or of all that it has. Returns what it has."
     folder.mkdir(parents=True, exist_ok=True)
-    # of a run that was killed; `claim` has made sure that none is at work
-    for left in folder.glob('*.tmp'):
+    for left in folder.glob('*.tmp'):       # of a run that was killed: `claim` sees to that
         left.unlink()
-    settings = dict(repo=source.repo if options.source is None else str(options.source),
-                    read=source.read, tokenizer=options.tokenizer,
-                    shard=options.shard, group=options.group, val_every=options.val_every)
-    if (folder / 'plan.json').exists():
-        plan = read_json(folder / 'plan.json')
-        for name, value in settings.items():
-            if plan[name] != value:
-                raise Refused(
-                    f'{folder} was begun with {name}={plan[name]!r}, and now it is {value!r}: '
-                    'choose another --out, or remove it')
-        if (options.source is not None and [list(f) for f in list_files(source, options.source)]
-            != plan['files']):
-            raise Refused(f'the files of {options.source} have changed since {folder} was begun: '
-                          'choose another --out, or remove it')
-    else:
-        plan = settings | dict(files=[list(f) for f in list_files(source, options.source)])
-        keep(folder / 'plan.json', plan)
-    tokenizer = get_tokenizer(options.tokenizer)
-    dtype, groups = token_type(tokenizer.n_vocab), group(plan['files'], options.group)
-    ready = read_json(folder / 'train.json') if (folder / 'train.json').exists() else None
-    if ready and ready['origin']['budget'] > budget:
-        raise Refused(f'{folder} has its {ready["tokens"]:,} tokens already, more than '
-                      f'{budget:,}: choose another --out')
-    if ready and ready['origin']['budget'] == budget:
-        tidy(folder)
-        return ready
-    (folder / 'train.json').unlink(missing_ok=True)     # until it has more tokens, it is no dataset
-    every = options.val_every
+    plan, path = begun(source, folder, options), folder / 'train.json'
+    n_vocab, groups = get_tokenizer(options.tokenizer).n_vocab, group(plan['files'], options.group)
+    dtype, every = token_type(n_vocab), options.val_every
+    if path.exists():
+        meta = read_json(path)
+        if meta['origin']['budget'] > budget:
+            raise Refused(f'{folder} has its {meta["tokens"]:,} tokens already, more than '
+                          f'{budget:,}: choose another --out')
+        if meta['origin']['budget'] == budget:
+            tidy(folder)
+            return meta
+        path.unlink()       # until it has more tokens, it is no dataset
     while True:
-        records = do_groups(source, folder, groups, budget, every, options, pool, workers, stop,
-                            tick)
+        records = do_groups(source, folder, groups, budget, every, options, pool, stop, tick)
         shards = {split: up_to(folder, [s for r in records for s in r[split]], most, dtype)
                   for split, most in (('val', MOST_VALIDATION), ('train', budget))}
+        documents, left_out = (sum(r[key] for r in records) for key in ('documents', 'left_out'))
         if all(shards.values()):
             break
         if every == 2:
-            raise Refused(
-                f'{folder}: {sum(r["documents"] for r in records)} documents are too few: '
-                'some to train on, some for validation')
+            raise Refused(f'{folder}: {documents} documents are too few: some to train on, some '
+                          'for validation')
         every = max(2, every // 8)          # a small source: a larger part of it is for validation
+    origin = dict(made_by='corpus.py', source=plan['repo'],
+                  files=sum(len(paths) for paths, _ in groups[:len(records)]), budget=budget,
+                  documents=documents, left_out=left_out)
     for split, chosen in shards.items():
-        origin = dict(made_by='corpus.py', source=plan['repo'],
-                      files=sum(len(paths) for paths, _ in groups[:len(records)]), budget=budget,
-                      **{what: sum(r[what] for r in records) for what in ('documents', 'left_out')})
-        meta = dict(tokenizer=options.tokenizer, n_vocab=tokenizer.n_vocab, dtype=dtype,
-                    tokens=sum(s['tokens'] for s in chosen), row=None,
-                    kinds=[], shards=chosen, origin=origin)
-        keep(folder / f'{split}.json', meta)
+        meta = dict(tokenizer=options.tokenizer, n_vocab=n_vocab, dtype=dtype,
+                    tokens=sum(s['tokens'] for s in chosen), row=None, kinds=[], shards=chosen,
+                    origin=origin)
+        write_json(folder / f'{split}.json', meta)
     tidy(folder)
     return meta
 
@@ -282,6 +281,7 @@ def number(text):
 
 def parse_options(mixtures, about, argv, out, tokenizer):
     parser = argparse.ArgumentParser(description=about)
+    parser.set_defaults(mixture=next(iter(mixtures)))
     if len(mixtures) > 1:
         parser.add_argument('mixture', choices=list(mixtures))
     parser.add_argument('--tokens', type=number, required=True,
@@ -300,6 +300,8 @@ def parse_options(mixtures, about, argv, out, tokenizer):
     parser.add_argument('--out', type=Path, default=out)
     options = parser.parse_args(argv)
     options.source = options.source and options.source.resolve()
+    if len(mixtures) > 1 and options.out == out:
+        options.out = out / options.mixture
     no_folder = options.source and not options.source.is_dir()
     if min(options.workers, options.val_every) < 1 or no_folder:
         raise Refused(f'--workers={options.workers} and --val_every={options.val_every} must be '
@@ -310,47 +312,42 @@ def parse_options(mixtures, about, argv, out, tokenizer):
 def prepare(mixtures, about, argv=None, out=None, tokenizer='HuggingFaceTB/cosmo2-tokenizer'):
     "The command of a data/NAME/prepare.py: `mixtures` is {name: [Source]}."
     options = parse_options(mixtures, about, argv, out, tokenizer)
-    name = options.mixture if len(mixtures) > 1 else next(iter(mixtures))
-    sources = mixtures[name]
-    out = options.out / name if len(mixtures) > 1 and options.out == out else options.out
+    out, sources = options.out, mixtures[options.mixture]
     try:
         lock = claim(out)       # held until the end
         budgets = shares([s.share for s in sources], options.tokens)
         width = np.dtype(token_type(get_tokenizer(options.tokenizer).n_vocab)).itemsize
         need = options.tokens * width - sum(p.stat().st_size for p in out.rglob('*.bin'))
         if need > (free := shutil.disk_usage(out).free):
-            raise Refused(
-                f'{out} would need {need / 1e9:,.1f} GB more, but {free / 1e9:,.1f} GB are free')
+            raise Refused(f'{out} would need {need / 1e9:,.1f} GB more, but {free / 1e9:,.1f} GB '
+                          'are free')
         spawn = multiprocessing.get_context('spawn')
         # no lock: a process may be killed while it holds one
         counter, stop = spawn.Value('q', 0), spawn.RawValue('b', 0)
-        with tqdm(total=options.tokens, unit='token', unit_scale=True, dynamic_ncols=True,
-                  smoothing=0.05) as bar, \
-                ProcessPoolExecutor(options.workers, spawn, begin, (counter, stop)) as pool:
+        with (tqdm(total=options.tokens, unit='token', unit_scale=True, dynamic_ncols=True,
+                   smoothing=0.05) as bar,
+              ProcessPoolExecutor(options.workers, spawn, begin, (counter, stop)) as pool):
             done = 0
             for source, budget in zip(sources, budgets):
                 bar.set_description(source.name)
                 counter.value = 0
-                made = make(source, out / source.name, budget, options, pool, options.workers, stop,
+                made = make(source, out / source.name, budget, options, pool, stop,
                             lambda: bar.update(min(done + budget, done + counter.value) - bar.n))
                 done += budget
                 bar.update(done - bar.n)
-                short = (f' of {budget:,}: all there are, so they are read '
-                         f'{budget / made["tokens"]:.1f} times' if made['tokens'] < budget else '')
-                bar.write(f'{out / source.name}: {made["tokens"]:,} tokens{short}; '
-                          f'{made["origin"]["documents"]:,} documents, '
-                          f'{made["origin"]["left_out"]:,} empty or left out')
-            keep(out / 'mixture.json', {s.name: s.share for s in sources})
+                n, origin = made['tokens'], made['origin']
+                short = (f' of {budget:,}: all there are, so they are read {budget / n:.1f} times'
+                         if n < budget else '')
+                bar.write(f'{out / source.name}: {n:,} tokens{short}; {origin["documents"]:,} '
+                          f'documents, {origin["left_out"]:,} empty or left out')
+            write_json(out / 'mixture.json', {s.name: s.share for s in sources})
     except BrokenProcessPool:
         raise SystemExit('prepare.py: a process was killed (out of memory?): try fewer than '
-                         f'--workers={options.workers}; what is done is '
-                         'kept, and the same command goes on') from None
+                         f'--workers={options.workers}; {GOES_ON}') from None
     except KeyboardInterrupt:
-        raise SystemExit(
-            '\nprepare.py: stopped; what is done is kept, and the same command goes on') from None
+        raise SystemExit(f'\nprepare.py: stopped; {GOES_ON}') from None
     except OSError as error:
-        raise Refused(f'{error.strerror or error} ({error.filename or out}); what is done is '
-                      'kept, and the same command goes on') from None
+        raise Refused(f'{error.strerror or error} ({error.filename or out}); {GOES_ON}') from None
     del lock
-    print(f'{out}: {options.tokens:,} tokens in the mixture; python nanodepth.py '
-          f'check_data {out / sources[0].name} looks at a part')
+    print(f'{out}: {options.tokens:,} tokens in the mixture; python nanodepth.py check_data '
+          f'{out / sources[0].name} looks at a part')

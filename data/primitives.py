@@ -1,30 +1,28 @@
-"""Reasoning primitives: copying and variable assignment, small tasks whose difficulty is known
-exactly.
+"""Reasoning primitives: copying and variable assignment, small tasks of known difficulty.
 
 The idea: copying asks for what came after a word before, assignment for the value of a name: at
 depth 0 it stands one look back, at depth 1 behind one alias, at depth 2 behind two. Followed one
-look at a time, depth d takes d + 1 of them, so these tasks measure computation over the layers,
-apart from knowledge (a model that resolves all statements at once can do with about log2(d + 1) +
-1). Answers are chosen among given options by log-likelihood, after some examples with answers
-("shots").
+look at a time, depth d takes d + 1 of them (all statements at once: about log2(d + 1) + 1), so
+these tasks measure computation over the layers, apart from knowledge. Answers are chosen among
+given options by log-likelihood, after some examples with answers ("shots").
 
 Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", appendix C, and "From Growing to
 Looping", appendix D.1 (the forms), section 5.1 (accuracy against shots, fine-tuning); the tasks are
 Saunshi et al.'s, 2024.
-Here: the papers print the forms of copying and of basic assignment, the latter with two spacings of
-the blank. They don't print those of math and code, so TEMPLATES are ours; nor say which depths
-their averages hold, so each depth is told by itself. Values are drawn so that none begins another
-(the papers' 1 and 13): the likelihood of ` 1` holds that of ` 13`. Real words are a fixed list. The
-`toy_` tasks have the form of data/toy, which small models are trained on.
+Here: the papers don't print their forms of math and code, so TEMPLATES are ours; nor say which
+depths their averages hold, so each depth is told by itself. Values are drawn so that none begins
+another: the likelihood of ` 1` holds that of ` 13`. The `toy_` tasks have the form of data/toy.
 
 Usage:
-    examples = few_shot('assign_basic', 200, shots=5, depth=1)
-    python nanodepth.py primitives out/lidas --depths=0,1,2     # scores: engine/measure.py
+    examples = few_shot('assign_basic', 200, shots=5, depth=1)      # engine/measure.py scores them
+    python nanodepth.py primitives out/lidas --depths=0,1,2
     python data/sft/prepare.py --tasks=toy_assign --depths=4 --n=128    # examples to fine-tune on
 """
 import random
 import string
 from dataclasses import dataclass
+
+import numpy as np
 
 from common.errors import Refused
 from data.tokenizer import get_tokenizer, start_of_document
@@ -72,9 +70,9 @@ def copying(rng, words, n=10, again=5):
     one of the last words and none of the piece: whoever knows just that is right in nearly half of
     the cases."""
     start = rng.randrange(n - again)
-    shown = words + words[start:start + again]
-    return f'Fill in the blank:\n\n{" ".join(shown)} ____ . ->', [' ' + w
-            for w in words], ' ' + words[start + again]
+    shown = ' '.join(words + words[start:start + again])
+    options = [f' {word}' for word in words]
+    return f'Fill in the blank:\n\n{shown} ____ . ->', options, options[start + again]
 
 
 def chain(rng, names, values, depth):
@@ -99,14 +97,20 @@ def values_apart(rng, n):
             return values
 
 
+def ask(rng, chain_, statement, question, first='', space=''):
+    "Statements and the question for one of the last names, as a task gives them."
+    statements, level = chain_
+    asked = rng.choice(list(level))
+    return (first + ''.join(statement.format(*s) for s in statements) + question.format(asked),
+            [space + v for v in level.values()], space + level[asked])
+
+
 def assignment(rng, depth, form, n=5):
     first, statement, question = TEMPLATES[form]
     letters = string.ascii_lowercase
     pool = list(letters) if (depth + 1) * n <= 26 else [a + b for a in letters for b in letters]
-    statements, level = chain(rng, rng.sample(pool, (depth + 1) * n), values_apart(rng, n), depth)
-    asked = rng.choice(list(level))
-    return (first + ''.join(statement.format(*s) for s in statements) + question.format(asked),
-            [f' {v}' for v in level.values()], f' {level[asked]}')
+    found = chain(rng, rng.sample(pool, (depth + 1) * n), values_apart(rng, n), depth)
+    return ask(rng, found, statement, question, first, ' ')
 
 
 def toy_copy(rng, depth, n=8):
@@ -115,19 +119,15 @@ def toy_copy(rng, depth, n=8):
     return ''.join(words + words[:again]), words, words[again]
 
 
-def toy_assign(rng, depth, n=4, statement='{}{}', question='?{}'):
+def toy_assign(rng, depth, n=4, statement='{}{}'):
     if (depth + 1) * n > 26:
         raise Refused(f'the toy has letters for depth {26 // n - 1} at most, not {depth}')
-    statements, level = chain(rng, rng.sample(string.ascii_lowercase, (depth + 1) * n),
-                              rng.sample(string.digits, n), depth)
-    asked = rng.choice(list(level))
-    return ''.join(statement.format(*s) for s in statements) + question.format(asked), list(
-        level.values()), level[asked]
+    names = rng.sample(string.ascii_lowercase, (depth + 1) * n)
+    return ask(rng, chain(rng, names, rng.sample(string.digits, n), depth), statement, '?{}')
 
 
 def toy_code(rng, depth):
-    """The same question with a sign between name and value, which the toy's mix does not have: to
-    fine-tune on."""
+    "The same with a sign between name and value, which the toy's mix lacks: to fine-tune on."
     return toy_assign(rng, depth, statement='{}={}')
 
 
@@ -143,14 +143,13 @@ TOY_TASKS = {'toy_copy': toy_copy, 'toy_assign': toy_assign, 'toy_code': toy_cod
 
 def few_shot(task, n, *, shots=5, depth=0, seed=0):
     """n examples of a task, each after `shots` others with their answers, fresh ones for each.
-    Example i asks the same question whatever the shots are, so that accuracy against shots compares
-    like with like."""
-    make = {**TASKS, **TOY_TASKS}.get(task)
+    Example i asks the same question whatever the shots are, so that like is compared with like."""
+    make = (TASKS | TOY_TASKS).get(task)
     if make is None:
-        raise Refused(f'there is no task {task!r}: {", ".join([*TASKS, *TOY_TASKS])}')
+        raise Refused(f'there is no task {task!r}: {", ".join(TASKS | TOY_TASKS)}')
     if shots < 0 or not 0 <= depth < 100 or n < 1:
-        raise Refused(
-            f'shots={shots} must not be negative, depth={depth} 0 to 99, and n={n} at least 1')
+        raise Refused(f'shots={shots} must not be negative, depth={depth} 0 to 99, and n={n} at '
+                      'least 1')
     examples, between = [], '' if task in TOY_TASKS else '\n\n'
     for i in range(n):
         rng = random.Random(draw(seed, f'{task} at depth {depth}', i))
@@ -163,8 +162,6 @@ def few_shot(task, n, *, shots=5, depth=0, seed=0):
     return examples
 
 
-# ----------------------------------------------------------------------------- tokens of an answer
-
 def continuation(tokenizer, prompt, text):
     """The tokens by which text continues a prompt. Some tokenizers begin whatever they are given
     with a space; not so in the middle."""
@@ -175,6 +172,10 @@ def continuation(tokenizer, prompt, text):
 
 # ----------------------------------------------------------------------------- examples to train on
 
+def depths_of(task, depths):
+    return [0] if 'copy' in task else depths
+
+
 def write_examples(folder, tokenizer_name, tasks, depths, n, *, shots=0, seed=0, n_val=500):
     """A dataset for fine-tuning: n examples in equal parts of every task and depth, one padded row
     each, with loss on the answer alone. The validation split has other examples, and marks, so that
@@ -183,35 +184,27 @@ def write_examples(folder, tokenizer_name, tasks, depths, n, *, shots=0, seed=0,
     if n < 1:
         raise Refused(f'n={n}: at least one example')
     kinds = [f'{task} {depth}' for task in tasks for depth in depths_of(task, depths)]
-    start, rows = start_of_document(tokenizer), {}
+    start, rows = start_of_document(tokenizer), dict(train=[], val=[])
     for split, total in (('train', n), ('val', n_val)):
-        rows[split] = []
         for k, kind in enumerate(kinds):
             task, depth = kind.split()
             count = total * (k + 1) // len(kinds) - total * k // len(kinds)
             for e in few_shot(task, max(count, 1), shots=shots, depth=int(depth),
                               seed=draw(seed, split))[:count]:
-                prompt, answer = [*start, *tokenizer.encode(e.prompt)], continuation(tokenizer,
-                        e.prompt, e.options[e.answer])
-                rows[split].append((prompt + answer, [0] * len(prompt) + [1] * len(answer), k + 1))
-    longest = max(len(tokens) for split in rows.values() for tokens, _, _ in split)
+                prompt = [*start, *tokenizer.encode(e.prompt)]
+                answer = continuation(tokenizer, e.prompt, e.options[e.answer])
+                rows[split].append((prompt, answer, k + 1))
+    longest = max(len(prompt) + len(answer) for split in rows.values()
+                  for prompt, answer, _ in split)
     for split, examples in rows.items():
-        tokens, mask, marks = [], [], []
-        for ids, counts, kind in examples:
-            pad = [0] * (longest - len(ids))
-            tokens += ids + pad
-            mask += counts + pad
-            answer = [kind * c for c in counts] + pad
-            answer[counts.index(1)] += 128
-            marks += answer
-        write_dataset(folder, split, tokenizer_name, tokens, mask=mask,
-                      marks=marks if split == 'val' else None, kinds=kinds,
-                      row=longest, origin=dict(made_by='primitives.py', tasks=tasks,
-                                               n=len(examples), shots=shots, seed=seed))
+        tokens, mask, marks = np.zeros((3, len(examples), longest), dtype='int64')
+        for i, (prompt, answer, kind) in enumerate(examples):
+            begin, end = len(prompt), len(prompt) + len(answer)
+            tokens[i, :end] = prompt + answer
+            mask[i, begin:end], marks[i, begin:end] = 1, kind
+            marks[i, begin] += 128
+        write_dataset(folder, split, tokenizer_name, tokens.ravel(), mask=mask.ravel(),
+                      marks=marks.ravel() if split == 'val' else None, kinds=kinds, row=longest,
+                      origin=dict(made_by='primitives.py', tasks=tasks, n=len(examples),
+                                  shots=shots, seed=seed))
     return longest
-
-
-# -------------------------------------------------------------------------------------- the command
-
-def depths_of(task, depths):
-    return [0] if 'copy' in task else depths

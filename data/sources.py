@@ -2,14 +2,11 @@
 row becomes a text.
 
 The idea: a source is a list of files in an order drawn from their names, so that the first few are
-a fair sample, and a function that makes a row of one a text, or nothing. Whatever a file, a network
-or a row has wrong is one line.
+a fair sample, and a function that makes a row of one a text, or nothing.
 
 Paper: "Retrofitted Recurrence", section 4.4, for `chat`: the tags of user and assistant removed,
-what reasoning models wrote left out.
-Here: which columns say that a reasoning model wrote an example depends on the dataset; Python-Edu's
-rows are numbers of files in Software Heritage's public archive.
-
+what reasoning models wrote left out (which columns say so depends on the dataset).
+Here: Python-Edu's rows are numbers of files in Software Heritage's public archive.
 Usage:
     source = Source('open_web_math', 0.06, 'open-web-math/open-web-math', 'data/*.parquet')
     files = list_files(source, None)                # [(path, bytes)]; None: on the hub
@@ -55,19 +52,19 @@ REASONING = re.compile(r'<think>|</think>|<\|begin_of_thought\|>', re.I)
 REASONERS = re.compile(r'\bR1\b|deepseek[-_ ]?r1|\bQwQ\b|reasoning:?\s*on', re.I)
 
 
-def column(row):
-    if not isinstance(row.get('text', 0), str | None):
-        raise Refused(f"no text in the column 'text', but the columns {', '.join(row)}")
-    return row['text']
+def column(row, name='text'):
+    if not isinstance(row.get(name, 0), str | None):
+        raise Refused(f"no text in the column {name!r}, but the columns {', '.join(row)}")
+    return row[name]
 
 
 def chat(row, name='text'):
     """The text of an instruction example without the tags of its roles, or None if a reasoning
     model wrote it."""
-    text, others = ((column(row) if name == 'text' else row[name]) or '',
-                    ' '.join(str(value) for key, value in row.items() if key != name))
-    return (None if REASONING.search(text) or REASONERS.search(others) else ROLE_TAGS.sub('',
-            text).strip())
+    text = column(row, name) or ''
+    others = ' '.join(str(value) for key, value in row.items() if key != name)
+    if not (REASONING.search(text) or REASONERS.search(others)):
+        return ROLE_TAGS.sub('', text).strip()
 
 
 def archived(row):
@@ -75,11 +72,10 @@ def archived(row):
     was taken down."""
     if row.get('text') is not None or 'blob_id' not in row:
         return column(row)
+    url = f'https://softwareheritage.s3.amazonaws.com/content/{row["blob_id"]}'
     for attempt in itertools.count():
         try:
-            with urllib.request.urlopen(
-                f'https://softwareheritage.s3.amazonaws.com/content/{row["blob_id"]}',
-                timeout=60) as answer:
+            with urllib.request.urlopen(url, timeout=60) as answer:
                 return gzip.decompress(answer.read()).decode('utf-8', errors='ignore')
         except urllib.error.HTTPError as error:
             if error.code in (403, 404):
@@ -88,7 +84,7 @@ def archived(row):
         except (OSError, EOFError, zlib.error, http.client.HTTPException) as error:
             reason = error
         if attempt == 5:
-            raise Refused(f'{row["blob_id"]} could not be had from Software Heritage: {reason}')
+            raise Refused(f'Software Heritage did not give {row["blob_id"]}: {reason}')
         time.sleep(2 ** attempt)
 
 
@@ -101,17 +97,17 @@ def rows(path):
     with contextlib.suppress(ImportError):
         from datasets.utils.logging import set_verbosity_error
         set_verbosity_error()
-    stream = None
+    def stream():
+        yield from load_dataset(KINDS[Path(path).suffix], data_files=str(path), split='train',
+                                streaming=True)
+
+    found = stream()
     for i in itertools.count():
         try:
-            if stream is None:
-                stream = iter(load_dataset(KINDS[Path(path).suffix], data_files=path, split='train',
-                                           streaming=True))
-            row = next(stream)
+            row = next(found)
         except StopIteration:
             return
-        # whatever lies in a file, its reader has a name of its own for it
-        except Exception as error:
+        except Exception as error:      # each kind of file has errors of its own
             if 'StopIteration' in str(error):       # an empty file
                 return
             cause = error.__cause__ or error
@@ -121,14 +117,15 @@ def rows(path):
 
 
 def texts(paths, read):
-    "The documents of some files in order; what has to be fetched is fetched in 32 threads."
+    """The documents of some files in order, by a key of READ or a function; what has to be fetched
+    is fetched in 32 threads."""
     for path in paths:
         some = rows(path)
         with ThreadPoolExecutor(32) as threads:
+            work = threads.map if read == 'archived' else map
             while batch := list(itertools.islice(some, 256)):
                 try:
-                    work = threads.map if read == 'archived' else map
-                    yield from work(READ[read], batch)
+                    yield from work(READ.get(read, read), batch)
                 except Refused as error:
                     raise Refused(f'{path}: {error}') from None
 
@@ -143,30 +140,26 @@ def list_files(source, where):
             commit = HfApi().dataset_info(source.repo).sha
             tree = list(HfApi().list_repo_tree(source.repo, repo_type='dataset', revision=commit,
                                                recursive=True))
-        # whatever stands between this machine and the hub, each version names it differently
-        except Exception as error:
+        except Exception as error:      # each version of the package has names of its own
             raise Refused(f'the Hugging Face hub did not list {source.repo} '
                           f'({type(error).__name__}): is there a network, and a login where the '
-                            'dataset asks for one? --source=FOLDER reads local files') from None
-        found = [(f'hf://datasets/{source.repo}@{commit}/{f.path}', f.size) for f in tree
-                 if fnmatch.fnmatch(f.path, source.files) and hasattr(f, 'size')]
-        names = [path.split('/', 5)[-1] for path, _ in found]
+                          'dataset asks for one? --source=FOLDER reads local files') from None
+        found = {f.path: (f'hf://datasets/{source.repo}@{commit}/{f.path}', f.size) for f in tree
+                 if fnmatch.fnmatch(f.path, source.files) and hasattr(f, 'size')}
         if not found:
             raise Refused(f'{source.repo} has no file {source.files} any more')
     else:
-        wanted = simple(source.known_as or source.name)
-        tops = [p for p in sorted(Path(where).iterdir()) if wanted in simple(p.name)]
-        paths = [p for top in tops for p in ([top] if top.is_file() else sorted(top.rglob('*')))
+        wanted, there = source.known_as or source.name, sorted(Path(where).iterdir())
+        tops = [p for p in there if simple(wanted) in simple(p.name)]
+        paths = [p for top in tops for p in ([top] if top.is_file() else top.rglob('*'))
                  if p.suffix in KINDS and p.is_file()]
-        found, names = [(str(p), p.stat().st_size) for p in paths], [str(p.relative_to(where))
-                for p in paths]
+        found = {str(p.relative_to(where)): (str(p), p.stat().st_size) for p in paths}
         if not found:
-            there = ', '.join(p.name for p in sorted(Path(where).iterdir())[:8]) or 'nothing'
             raise Refused(f'{where} has no parquet or JSON Lines file in a folder (or by a name) '
-                          f'with {source.known_as or source.name!r} in it, but {there}')
-    return [file
-            for _, file in sorted(
-                zip((hashlib.blake2b(name.encode()).hexdigest() for name in names), found))]
+                          f'with {wanted!r} in it, but '
+                          f'{", ".join(p.name for p in there[:8]) or "nothing"}')
+    digest = lambda name: hashlib.blake2b(name.encode()).hexdigest()        # noqa: E731
+    return [found[name] for name in sorted(found, key=digest)]
 
 
 def simple(name):

@@ -1,5 +1,4 @@
-"""Text -> tokens: a tokenizer is a tiktoken Encoding, or behaves like one, so that the rest of the
-code knows one kind.
+"""Text -> tokens: a tokenizer is a tiktoken Encoding, or behaves like one.
 
 The idea: tiktoken needs two things, one regular expression that cuts text into words, and a rank
 for each token that says which pair of neighbours to merge first. Bytes are such a tokenizer without
@@ -15,7 +14,6 @@ Usage:
     assert enc.decode(enc.encode('depth')) == 'depth'
     print(enc.n_vocab)                          # 257: the bytes and an end-of-text token
 """
-import collections
 import json
 import re
 import shutil
@@ -39,73 +37,73 @@ class CannotRepresent(Refused):
     "A tokenizer that is not of tiktoken's kind."
 
 
-def tokenizer_file(name):
-    """The tokenizer.json behind a name: itself, its folder's, or that of the run's tokenizer.
-    None: there is none."""
+def behind(name):
+    """What a name stands for in the end: the path of a tokenizer.json (itself, its folder's, that
+    of a run's tokenizer), else a name."""
     path = Path(name)
-    if path.suffix == '.pt' and path.is_file():
-        path = path.parent
-    if path.is_dir() and (path / 'tokenizer.json').exists():
+    path = path.parent if path.suffix == '.pt' else path
+    if name == 'bytes':
+        return name
+    if (path / 'tokenizer.json').exists():
         return path / 'tokenizer.json'
-    if path.is_dir() and (path / 'run.json').exists():
-        return tokenizer_file(read_json(path / 'run.json')['tokenizer'])
+    if (path / 'run.json').exists():
+        return behind(read_json(path / 'run.json')['tokenizer'])
     if on_hub(name):
-        return tokenizer_file(from_hub(name))
-    return path if path.is_file() and path.name != 'run.json' else None
+        return behind(from_hub(name))
+    return path if path.is_file() and path.name != 'run.json' else str(name)
+
+
+def tokenizer_file(name):
+    "The tokenizer.json behind a name, or None."
+    found = behind(name)
+    return found if isinstance(found, Path) else None
 
 
 def get_tokenizer(name):
     """A tiktoken Encoding, or what behaves like one: encode, decode, n_vocab. `name` is 'bytes',
     one that tiktoken knows ('gpt2' and so on; it downloads them), a tokenizer.json, or a folder
     that has one: a Hugging Face checkpoint, a run of ours."""
-    path = Path(name)
+    name = behind(name)
+    if isinstance(name, Path):
+        try:
+            return from_tokenizer_json(name)
+        except CannotRepresent as reason:
+            return Foreign(name, reason)
     if name == 'bytes':
         return tiktoken.Encoding('bytes', pat_str=r'[\s\S]',
                                  mergeable_ranks={bytes([i]): i for i in range(256)},
                                  special_tokens={END_OF_TEXT: 256})
-    file = tokenizer_file(name)
-    if file:
-        try:
-            return from_tokenizer_json(file)
-        except CannotRepresent as reason:
-            return Foreign(file, reason)
-    path = path.parent if path.suffix == '.pt' else path
-    if path.is_dir() and (path / 'run.json').exists():
-        return get_tokenizer(read_json(path / 'run.json')['tokenizer'])
-    if name in tiktoken.list_encoding_names():
-        try:
-            return tiktoken.get_encoding(name)
-        except OSError as error:        # requests' errors are OSErrors
-            raise Refused(
-                f'tokenizer {name!r}: tiktoken could not download it ({type(error).__name__}); '
-                            "without a network use 'bytes' or a tokenizer.json") from None
-    raise Refused(f"tokenizer {name!r} is not known: allowed are 'bytes', a tokenizer.json "
-                  "or a folder with one, "
-                    f'and {", ".join(tiktoken.list_encoding_names())}')
+    known = tiktoken.list_encoding_names()
+    if name not in known:
+        raise Refused(f"tokenizer {name!r} is not known: allowed are 'bytes', a tokenizer.json or "
+                      f'a folder with one, and {", ".join(known)}')
+    try:
+        return tiktoken.get_encoding(name)
+    except OSError as error:        # requests' errors are OSErrors
+        raise Refused(f'tokenizer {name!r}: tiktoken could not download it '
+                      f"({type(error).__name__}); without a network use 'bytes' or a "
+                      'tokenizer.json') from None
 
 
 def on_hub(name):
     "Does this look like owner/name on the Hugging Face hub, and like nothing on this disk?"
-    return (bool(re.fullmatch(r'\w[\w.-]*/[\w.-]+', str(name))) and not Path(name).exists()
-            and not Path(name).parent.exists())
+    return (re.fullmatch(r'\w[\w.-]*/[\w.-]+', str(name)) is not None
+            and not Path(name).exists() and not Path(name).parent.exists())
 
 
 def from_hub(name):
     "The local copy of a checkpoint on the hub, fetched if need be."
     try:
         from huggingface_hub import snapshot_download
-    except ImportError:
-        raise Refused(
-            f'there is no {name} here, and huggingface_hub, which could fetch it, is not installed '
-                        '(pip install huggingface_hub)') from None
-    try:
         return Path(snapshot_download(str(name),
                                       allow_patterns=['*.json', '*.safetensors', '*.jinja']))
-    # whatever stands between this machine and the hub, each version names it differently
-    except Exception as error:
+    except ImportError:
+        raise Refused(f'there is no {name} here, and huggingface_hub, which could fetch it, is not '
+                      'installed (pip install huggingface_hub)') from None
+    except Exception as error:      # each version of the package has names of its own
         raise Refused(f'there is no {name} here, and the Hugging Face hub did not give it '
-                      f'({type(error).__name__}): download it '
-                        'on a machine with a network, and give the folder') from None
+                      f'({type(error).__name__}): download it on a machine with a network, and '
+                      'give the folder') from None
 
 
 def reads_alike(a, b):
@@ -116,17 +114,16 @@ def reads_alike(a, b):
 
 
 def start_of_document(tokenizer):
-    """The tokens before a document: those that its tokenizer.json puts there, or an end of text,
-    where the tokenizer has one."""
-    starts = getattr(tokenizer, 'starts', [])
-    return (starts
-            or ([tokenizer.encode_single_token(END_OF_TEXT)]
-                if END_OF_TEXT in tokenizer.special_tokens_set else []))
+    "The tokens before a document: those of its tokenizer.json, else an end of text, if it has one."
+    if starts := getattr(tokenizer, 'starts', []):
+        return starts
+    known = END_OF_TEXT in tokenizer.special_tokens_set
+    return [tokenizer.encode_single_token(END_OF_TEXT)] if known else []
 
 
 # characters; on some millions of blanks in a row tiktoken's regular expression runs out of stack
 LONGEST = 100_000
-BETWEEN_WORDS = re.compile(r'(?<=\S)(?: (?=\w)|\n(?=\S))')
+BETWEEN_WORDS = re.compile(r'(?<=\S)(?= \w)|(?<=\S\n)(?=\S)')
 
 
 def encode_document(tokenizer, text):
@@ -139,17 +136,15 @@ def encode_document(tokenizer, text):
     while start < len(text):
         end = start + LONGEST
         if end < len(text):
-            last = collections.deque(BETWEEN_WORDS.finditer(text, end - 1000, end), maxlen=1)
-            if last:
-                end = last[0].start() if text[last[0].start()] == ' ' else last[0].end()
+            cuts = [cut.start() for cut in BETWEEN_WORDS.finditer(text, end - 1000, end)]
+            end = cuts[-1] if cuts else end
         found += tokenizer.encode_ordinary(text[start:end])
         start = end
     return found
 
 
 def readable(tokenizer, tokens):
-    """Tokens as text. A model may have more of them than its tokenizer knows, to fill its matrix
-    up: they say nothing."""
+    "Tokens as text; a model may have more of them than its tokenizer, to fill its matrix up."
     return tokenizer.decode([token for token in tokens if token < tokenizer.n_vocab])
 
 
@@ -172,17 +167,16 @@ class Foreign:
     def __init__(self, path, reason):
         try:
             from tokenizers import Tokenizer
-        except ImportError:
-            raise Refused(
-                f'{reason}; the tokenizers package can read it (pip install tokenizers)') from None
-        try:
             self.inner = Tokenizer.from_file(str(path))
+        except ImportError:
+            raise Refused(f'{reason}; the tokenizers package can read it '
+                          '(pip install tokenizers)') from None
         except Exception as error:      # the package raises a bare Exception
-            raise Refused(
-                f'{reason}; the tokenizers package cannot read it either: {error}') from None
+            raise Refused(f'{reason}; the tokenizers package cannot read it either: '
+                          f'{error}') from None
         spec = read_json(path)
-        self.name, self.n_vocab, self.starts = Path(
-            path).parent.name, self.inner.get_vocab_size(), template_start(spec)
+        self.name, self.n_vocab = path.parent.name, self.inner.get_vocab_size()
+        self.starts = template_start(spec)
         self.special_tokens_set = {token['content'] for token in spec.get('added_tokens', [])
                                    if token.get('special')}
 
@@ -201,32 +195,27 @@ class Foreign:
 # ----------------------------------------------------------------------------------- tokenizer.json
 
 def from_tokenizer_json(path):
-    """A byte-level BPE tokenizer.json as a tiktoken Encoding. tiktoken cuts text by one regular
-    expression and merges the pair with the lowest rank first, so the file's pre-tokenizer must
-    become one expression, and its merges must make new tokens in the order of their ids: both hold
-    for GPT-2, cosmo2, Llama 3 and their kin."""
-    path = Path(path)
+    """A byte-level BPE tokenizer.json as a tiktoken Encoding: its pre-tokenizer must become one
+    expression, and its merges must make new tokens in the order of their ids."""
+    def need(holds, otherwise):
+        if not holds:
+            raise CannotRepresent(f'{path} {otherwise}')
+
     spec = read_json(path)
     bpe, to_bytes = spec.get('model', {}), {char: byte for byte, char in byte_alphabet().items()}
     special = {token['content']: token['id'] for token in spec.get('added_tokens', [])}
     words = ({token: i for token, i in bpe.get('vocab', {}).items() if token not in special}
              if bpe.get('merges') else {})
-    if bpe.get('type', 'BPE') != 'BPE' or not spec.get('pre_tokenizer') or not set(
-        to_bytes) <= words.keys() \
-            or not set(''.join(words)) <= set(to_bytes):
-        raise CannotRepresent(
-            f'{path} is not a byte-level BPE tokenizer, the only kind that tiktoken can represent')
-    if spec.get('normalizer'):
-        raise CannotRepresent(
-            f'{path} normalizes text ({spec["normalizer"]["type"]}) before it cuts it, '
-            'which tiktoken cannot do')
+    need(bpe.get('type', 'BPE') == 'BPE' and spec.get('pre_tokenizer')
+         and words.keys() >= to_bytes.keys() >= set(''.join(words)),
+         'is not a byte-level BPE tokenizer, the only kind that tiktoken can represent')
+    if normalizer := spec.get('normalizer'):
+        need(False, f'normalizes text ({normalizer["type"]}) before it cuts it, as tiktoken cannot')
     ranks = {bytes(to_bytes[char] for char in word): i for word, i in words.items()}
     made = [words[merge.replace(' ', '') if isinstance(merge, str) else ''.join(merge)]
             for merge in bpe['merges']]
-    if made != sorted(made) or len(set(made)) + 256 != len(words):
-        raise CannotRepresent(
-            f'{path}: its merges do not make its tokens in the order of their ids, '
-            'which tiktoken needs')
+    need(made == sorted(made) and len(set(made)) + 256 == len(words),
+         'has merges that do not make its tokens in the order of their ids, as tiktoken does')
     found = tiktoken.Encoding(path.parent.name or 'tokenizer',
                               pat_str=word_pattern(spec['pre_tokenizer'], path),
                               mergeable_ranks=ranks, special_tokens=special)
@@ -245,21 +234,21 @@ def byte_alphabet():
 def word_pattern(pre_tokenizer, path):
     "The pre-tokenizer's steps as one regular expression."
     steps = pre_tokenizer.get('pretokenizers', [pre_tokenizer])
-    kinds = [step['type'] for step in steps]
-    known = kinds[-1] == 'ByteLevel' and not steps[-1].get('add_prefix_space')
-    if known and kinds == ['ByteLevel'] and steps[0].get('use_regex', True):
-        return GPT2_WORDS
-    if known and kinds == ['Digits', 'ByteLevel'] and steps[1].get('use_regex', True):
-        # Digits are cut off first, and each piece is then cut by GPT-2's pattern on its own. So a
-        # number takes no space along, and white space before one ends its piece, where \s+(?!\S)
-        # takes all of it.
-        digits = r'\p{N}' if steps[0].get('individual_digits') else r'\p{N}+'
-        return GPT2_WORDS.replace(r' ?\p{N}+', digits).replace(r'|\s+(?!\S)',
-                r'|\s+(?=\p{N})|\s+(?!\S)')
-    if known and kinds == ['Split', 'ByteLevel'] and not steps[1].get('use_regex', True):
-        if (steps[0]['behavior'] == 'Isolated' and not steps[0].get('invert')
-            and 'Regex' in steps[0]['pattern']):
-            return steps[0]['pattern']['Regex']
+    kinds, first, last = [step['type'] for step in steps], steps[0], steps[-1]
+    if kinds[-1] == 'ByteLevel' and not last.get('add_prefix_space'):
+        by_words = last.get('use_regex', True)
+        if kinds == ['ByteLevel'] and by_words:
+            return GPT2_WORDS
+        if kinds == ['Digits', 'ByteLevel'] and by_words:
+            # Digits are cut off first, and each piece is then cut by GPT-2's pattern on its own. So
+            # a number takes no space along, and white space before one ends its piece, where
+            # \s+(?!\S) takes all of it.
+            digits = r'\p{N}' if first.get('individual_digits') else r'\p{N}+'
+            words = GPT2_WORDS.replace(r' ?\p{N}+', digits)
+            return words.replace(r'|\s+(?!\S)', r'|\s+(?=\p{N})|\s+(?!\S)')
+        if (kinds == ['Split', 'ByteLevel'] and not by_words and not first.get('invert')
+                and first['behavior'] == 'Isolated' and 'Regex' in first['pattern']):
+            return first['pattern']['Regex']
     raise CannotRepresent(f'{path} cuts text by {" then ".join(kinds)}, which is not one of the '
                           'forms that become one pattern')
 
@@ -268,22 +257,21 @@ def write_tokenizer(name, folder, context):
     """The tokenizer of that name as files that transformers opens: its own, if it has them, or an
     Encoding written as one."""
     file, folder = tokenizer_file(name), Path(folder)
+    about = folder / 'tokenizer_config.json'
     if file:
-        for other in ('tokenizer.json', 'tokenizer_config.json', 'special_tokens_map.json',
-                      'generation_config.json', 'chat_template.jinja'):
+        for other in (about.name, 'special_tokens_map.json', 'generation_config.json',
+                      'chat_template.jinja'):
             if (file.parent / other).exists():
                 shutil.copy(file.parent / other, folder / other)
-        if file.name != 'tokenizer.json':
-            shutil.copy(file, folder / 'tokenizer.json')
+        shutil.copy(file, folder / 'tokenizer.json')
     else:
-        (folder / 'tokenizer.json').write_text(json.dumps(to_tokenizer_json(get_tokenizer(name)),
-                                                          ensure_ascii=False))
-    if not (folder / 'tokenizer_config.json').exists():
+        spec = json.dumps(to_tokenizer_json(get_tokenizer(name)), ensure_ascii=False)
+        (folder / 'tokenizer.json').write_text(spec)
+    if not about.exists():
         end = END_OF_TEXT if END_OF_TEXT in get_tokenizer(name).special_tokens_set else None
-        about = dict(tokenizer_class='PreTrainedTokenizerFast', bos_token=end, eos_token=end,
-                     model_max_length=context,
-                     clean_up_tokenization_spaces=False)
-        (folder / 'tokenizer_config.json').write_text(json.dumps(about, indent=2))
+        about.write_text(json.dumps(dict(
+            tokenizer_class='PreTrainedTokenizerFast', bos_token=end, eos_token=end,
+            model_max_length=context, clean_up_tokenization_spaces=False), indent=2))
 
 
 def to_tokenizer_json(encoding):
@@ -304,22 +292,21 @@ def to_tokenizer_json(encoding):
     plain = dict(type='ByteLevel', add_prefix_space=False, trim_offsets=True, use_regex=False)
     cut = dict(type='Split', pattern=dict(Regex=encoding._pat_str), behavior='Isolated',
                invert=False)
-    first = ([dict(SpecialToken=dict(id=END_OF_TEXT, type_id=0))]
-             if END_OF_TEXT in encoding.special_tokens_set else [])
-    special = {name: dict(id=name, ids=[encoding._special_tokens[name]], tokens=[name])
-               for name in [END_OF_TEXT] if first}
+    known = encoding._special_tokens
+    ends = [END_OF_TEXT] if END_OF_TEXT in known else []
+    first = [dict(SpecialToken=dict(id=name, type_id=0)) for name in ends]
+    special = {name: dict(id=name, ids=[known[name]], tokens=[name]) for name in ends}
     a, b = (dict(Sequence=dict(id=which, type_id=0)) for which in 'AB')
     return dict(
         version='1.0', truncation=None, padding=None, normalizer=None,
         added_tokens=[dict(id=i, content=name, single_word=False, lstrip=False, rstrip=False,
                            normalized=False, special=True)
-                      for name, i in sorted(encoding._special_tokens.items(),
-                                            key=lambda item: item[1])],
+                      for name, i in sorted(known.items(), key=lambda item: item[1])],
         pre_tokenizer=dict(type='Sequence', pretokenizers=[cut, plain]),
         post_processor=dict(type='TemplateProcessing', single=[*first, a], pair=[*first, a, b],
                             special_tokens=special),
         decoder=plain,
         model=dict(type='BPE', dropout=None, unk_token=None, continuing_subword_prefix=None,
-                   end_of_word_suffix=None,
-                   fuse_unk=False, byte_fallback=False, ignore_merges=False,
-                   vocab={spell(t): i for t, i in ranks.items()}, merges=merges))
+                   end_of_word_suffix=None, fuse_unk=False, byte_fallback=False,
+                   ignore_merges=False, vocab={spell(t): i for t, i in ranks.items()},
+                   merges=merges))

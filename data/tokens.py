@@ -1,32 +1,25 @@
 """Tokens -> batches: shards on disk, the loader, and validation.
 
 The idea: the loader is a pure function. Which window of the data a row of a batch holds is computed
-from (seed, step, row) alone, by a keyed permutation that needs no array. So there is nothing to
-save: a run that resumes at step 1,000 sees what an uninterrupted one would have seen, and eight
-ranks share out the very batch that one rank sees.
+from (seed, step, row) alone, by a keyed permutation that needs no array. So nothing is saved: a
+resumed run sees what an uninterrupted one would, and eight ranks share out the batch of one.
 
-Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", appendix A: a mixture of datasets by
-fixed shares.
-Here: without repeats within a dataset's epoch, the next epoch in another order (the paper doesn't
-say).
+Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", appendix A: datasets by fixed shares.
+Here: without repeats within an epoch of a dataset, the next epoch in another order (the paper
+doesn't say).
 
 A dataset is a folder: train.json and val.json say what is in train_*.bin and val_*.bin (tokenizer,
 counts, checksums, origin). Beside a .bin there may be a .mask (1 where a token counts in the loss:
 fine-tuning, a row is one padded example) and a .marks (what kind of answer a token belongs to, plus
-128 where an answer begins: loss and accuracy by kind). `python nanodepth.py check_data data/toy`
-shows a dataset and checks it.
-
-A folder may instead have a mixture.json: {folder: share} of the datasets that make it up (corpus.py
-writes them).
+128 where an answer begins: loss and accuracy by kind). A folder may instead have a mixture.json:
+{folder: share} of the datasets that make it up (corpus.py writes them). `python nanodepth.py
+check_data data/toy` shows a dataset and checks it.
 
 Usage:
     loader = Loader('data/toy', batch_size=16, context=256)
-    # (16, 256) each; the targets are the tokens one place later
-    tokens, targets = loader.batch(step=0)
-    print(get_tokenizer('bytes').decode(tokens[0].tolist()))
+    tokens, targets = loader.batch(step=0)      # (16, 256) each; targets: one place later
 """
 import hashlib
-import json
 import math
 from pathlib import Path
 
@@ -36,7 +29,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from common.errors import Refused
-from common.files import find, read_json, replace
+from common.files import find, read_json, replace, write_json
 from data.tokenizer import get_tokenizer, token_type
 
 # --------------------------------------------------------------------------------------- randomness
@@ -83,12 +76,11 @@ def write_dataset(folder, split, tokenizer, tokens, *, mask=None, marks=None, ki
     for ending, data in (('.bin', tokens), ('.mask', mask), ('.marks', marks)):
         if data is not None:
             raw = np.asarray(data, dtype=dtype if ending == '.bin' else 'uint8').tobytes()
-            replace(folder / shard['file'].replace('.bin', ending), raw)
+            replace(folder / f'{split}_000{ending}', raw)
             shard['sha256'][ending] = hashlib.sha256(raw).hexdigest()
-    meta = dict(tokenizer=tokenizer, n_vocab=n_vocab, dtype=dtype, tokens=len(tokens), row=row,
-                kinds=kinds or [],
-                shards=[shard], origin=origin or {})
-    replace(folder / f'{split}.json', json.dumps(meta, indent=1).encode())
+    write_json(folder / f'{split}.json', dict(
+        tokenizer=tokenizer, n_vocab=n_vocab, dtype=dtype, tokens=len(tokens), row=row,
+        kinds=kinds or [], shards=[shard], origin=origin or {}))
 
 
 class Dataset:
@@ -98,24 +90,23 @@ class Dataset:
         self.folder, self.split = Path(folder), split
         path = self.folder / f'{split}.json'
         if not path.exists():
-            raise Refused(
-                f'there is no dataset at {folder} (no {path.name} there); {how_to_prepare(folder)}')
+            raise Refused(f'there is no dataset at {folder} (no {path.name} there); '
+                          f'{how_to_prepare(folder)}')
         self.meta = read_json(path)
         self.row, self.kinds = self.meta['row'], self.meta['kinds']
         context = (self.row or 2) - 1 if context is None else context
         if self.row is not None and self.row > context + 1:
-            raise Refused(
-                f'{folder}: its examples of {self.row} tokens do not fit a context of {context}')
-        self.context = context
-        if len(self.meta['shards']) > 100:
+            raise Refused(f'{folder}: its examples of {self.row} tokens do not fit a context of '
+                          f'{context}')
+        self.context, shards = context, self.meta['shards']
+        if len(shards) > 100:
             more_files()
-        self.shards = [{end: self._map(s, end) for end in s['sha256']} for s in self.meta['shards']]
+        self.shards = [{ending: self._map(s, ending) for ending in s['sha256']} for s in shards]
         self.ends = np.cumsum([(s['tokens'] - 1) // context if self.row is None
-                               else s['tokens'] // self.row
-                               for s in self.meta['shards']])       # windows up to each shard's end
+                               else s['tokens'] // self.row for s in shards])   # in windows
         if self.ends[-1] == 0:
-            raise Refused(
-                f'{path}: {self.meta["tokens"]} tokens are not one window of {context + 1}')
+            raise Refused(f'{path}: {self.meta["tokens"]} tokens are not one window of '
+                          f'{context + 1}')
 
     def _map(self, shard, ending):
         path = (self.folder / shard['file']).with_suffix(ending)
@@ -124,10 +115,9 @@ class Dataset:
         if not path.exists():
             raise Refused(f'{path} is missing, though {self.split}.json lists it; '
                           f'{how_to_prepare(self.folder)}')
-        if path.stat().st_size != want:
-            raise Refused(
-                f'{path} has {path.stat().st_size:,} bytes, but {self.split}.json says {want:,}; '
-                            f'{how_to_prepare(self.folder)}')
+        if (size := path.stat().st_size) != want:
+            raise Refused(f'{path} has {size:,} bytes, but {self.split}.json says {want:,}; '
+                          f'{how_to_prepare(self.folder)}')
         return np.memmap(path, dtype, 'r')
 
     def __len__(self):
@@ -145,14 +135,12 @@ class Dataset:
         tokens, targets = row[:-1], row[1:]
         if '.mask' in shard:
             targets = np.where(shard['.mask'][start + 1:start + n] > 0, targets, -1)
-        pad = T + 1 - n
-        return np.pad(tokens, (0, pad)), np.pad(targets, (0, pad),
-                                                constant_values=-1), np.pad(marks[1:], (0, pad))
+        pad = lambda row, value=0: np.pad(row, (0, T + 1 - n), constant_values=value)  # noqa: E731
+        return pad(tokens), pad(targets, -1), pad(marks[1:])
 
 
 def more_files():
-    """A mapped shard keeps a file open, and the usual limit is 1,024 of them: ask for as many as
-    there may be."""
+    "A mapped shard keeps a file open, and 1,024 are the usual limit: ask for as many as possible."
     try:
         import resource
     except ImportError:         # Windows has no such limit
@@ -163,9 +151,10 @@ def more_files():
 
 def how_to_prepare(folder):
     "The command that makes a dataset: the prepare.py beside it or above it."
-    found = next((p / 'prepare.py' for p in (Path(folder), *Path(folder).parents)
-                  if (p / 'prepare.py').exists()), None)
-    return f'run: python {found}' if found else 'write one with tokens.write_dataset'
+    for path in (Path(folder) / 'prepare.py').parents:
+        if (path / 'prepare.py').exists():
+            return f'run: python {path / "prepare.py"}'
+    return 'write one with tokens.write_dataset'
 
 
 # ------------------------------------------------------------------------------------------ batches
@@ -178,8 +167,7 @@ class Loader:
     `data` is a folder or a list of them, `weights` their shares in rows."""
 
     def __init__(self, data, batch_size, context, *, weights=None, split='train', seed=0, rank=0,
-                 world_size=1,
-                 vocab_size=None):
+                 world_size=1, vocab_size=None):
         data = [data] if isinstance(data, (str, Path)) else list(data)
         weights = [1.0] * len(data) if weights is None else list(weights)
         if len(weights) != len(data) or min(weights) <= 0:
@@ -190,16 +178,15 @@ class Loader:
         if batch_size % world_size:
             raise Refused(f'batch_size={batch_size} does not divide among {world_size} ranks')
         self.sets = [Dataset(folder, split, context) for folder in data]
-        for other in self.sets[1:]:
-            if other.meta['tokenizer'] != self.sets[0].meta['tokenizer']:
+        for other in self.sets:
+            if (theirs := other.meta['tokenizer']) != self.tokenizer:
                 raise Refused(f'{data[0]} was made with the tokenizer {self.tokenizer!r}, but '
-                              f'{other.folder} with '
-                                f'{other.meta["tokenizer"]!r}: one model reads one tokenizer')
+                              f'{other.folder} with {theirs!r}: one model reads one tokenizer')
         self.kinds = next((s.kinds for s in self.sets if s.kinds), [])
         self.quota = shares(weights, PERIOD)
         if min(self.quota) == 0:
-            raise Refused(
-                f'data_weights={weights}: a share below 1 in {PERIOD} rows would never be drawn')
+            raise Refused(f'data_weights={weights}: a share below 1 in {PERIOD} rows would never '
+                          'be drawn')
         self.batch_size, self.seed, self.rank, self.world_size = batch_size, seed, rank, world_size
         self.vocab_size = self.sets[0].meta['n_vocab'] if vocab_size is None else vocab_size
         self.period = None
@@ -210,9 +197,8 @@ class Loader:
 
     def __len__(self):
         "Batches until some dataset has been seen once."
-        return max(1,
-                   min(len(s) * PERIOD // q for s, q in zip(self.sets,
-                self.quota)) // self.batch_size)
+        rows = min(len(s) * PERIOD // q for s, q in zip(self.sets, self.quota))
+        return max(1, rows // self.batch_size)
 
     def checksums(self):
         return [shard['sha256'] for dataset in self.sets for shard in dataset.meta['shards']]
@@ -222,15 +208,15 @@ class Loader:
         period, slot = divmod(i, PERIOD)
         # the period's turns, and how many of the same dataset came before each
         if self.period != period:
-            key = draw(self.seed, 'mixture', period)
-            turns = np.repeat(np.arange(len(self.sets)),
-                              self.quota)[[permute(s, PERIOD, key) for s in range(PERIOD)]]
-            before = sum((turns == d) * ((turns == d).cumsum() - 1) for d in range(len(self.sets)))
+            key, n = draw(self.seed, 'mixture', period), len(self.sets)
+            turns = np.repeat(np.arange(n), self.quota)
+            turns = turns[[permute(s, PERIOD, key) for s in range(PERIOD)]]
+            before = sum((turns == d) * ((turns == d).cumsum() - 1) for d in range(n))
             self.period, self.turns = period, list(zip(turns.tolist(), before.tolist()))
         d, before = self.turns[slot]
-        epoch, i = divmod(period * self.quota[d] + before, len(self.sets[d]))
-        return d, epoch, permute(i, len(self.sets[d]),
-                                 draw(self.seed, f'epoch of dataset {d}', epoch))
+        n = len(self.sets[d])
+        epoch, i = divmod(period * self.quota[d] + before, n)
+        return d, epoch, permute(i, n, draw(self.seed, f'epoch of dataset {d}', epoch))
 
     def _rows(self, step):
         mine = self.batch_size // self.world_size
@@ -241,15 +227,13 @@ class Loader:
             top = max(tokens.max(), targets.max())
             if top >= self.vocab_size:
                 raise Refused(f'{self.sets[d].folder}: token id {top} in window {w} is past the '
-                              'vocabulary of '
-                                f'{self.vocab_size}; was it made with another tokenizer than '
-                                f'{self.tokenizer!r}?')
+                              f'vocabulary of {self.vocab_size}; was it made with another '
+                              f'tokenizer than {self.tokenizer!r}?')
             yield tokens, targets, marks
 
     def batch(self, step):
-        tokens, targets, _ = zip(*self._rows(step))
-        # (B, T), (B, T)
-        return torch.from_numpy(np.stack(tokens)), torch.from_numpy(np.stack(targets))
+        "(tokens, targets) of a step: (B, T) each."
+        return self.marked_batch(step)[:2]
 
     def marked_batch(self, step):
         "The batch, and the kind of each target: (B, T) three times."
@@ -278,8 +262,7 @@ def shares(weights, total):
 # --------------------------------------------------------------------------------------- validation
 
 def evaluate(model, loader, batches=None):
-    """The mean loss over the first batches of the loader (None: until a dataset is through), over
-    all ranks."""
+    "The mean loss over the first batches (None: until a dataset is through), over all ranks."
     return measure(model, loader, batches)[0]
 
 
@@ -292,9 +275,9 @@ def measure(model, loader, batches=None, pieces=1, first=0):
     sums = torch.zeros(1 + len(loader.kinds), 4, dtype=torch.float64)
     model.eval()
     steps = len(loader) if batches is None else min(batches, len(loader))
-    for tokens, targets, marks in (part for step in range(first, first + steps)
-                                   for part in zip(
-                                       *(t.chunk(pieces) for t in loader.marked_batch(step)))):
+    parts = (part for step in range(first, first + steps)
+             for part in zip(*(t.chunk(pieces) for t in loader.marked_batch(step))))
+    for tokens, targets, marks in parts:
         counts = targets != -1
         if not loader.kinds:        # no need of the logits: the loss can be computed in pieces
             sums[0, 0] += model(tokens.to(device), targets.to(device)).item() * counts.sum()
@@ -305,8 +288,7 @@ def measure(model, loader, batches=None, pieces=1, first=0):
                                  reduction='none').cpu()
         kind, right = answers(marks, logits.argmax(-1).cpu() != targets)
         for k in range(len(sums)):
-            here = counts if k == 0 else marks % 128 == k                                   # (B, T)
-            mine = right[kind == k]
+            here, mine = marks % 128 == k if k else counts, right[kind == k]    # (B, T), (answers,)
             sums[k] += torch.tensor([losses[here].double().sum(), here.sum(), mine.sum(),
                                      len(mine)])
     model.train(was_training)
@@ -320,9 +302,9 @@ def measure(model, loader, batches=None, pieces=1, first=0):
 
 
 def answers(marks, wrong):
-    """Each answer's kind, and whether all of it is right: marks and wrong are (B, T), and an answer
-    lasts from its mark above 128 to the last mark before a 0 or the next beginning. What a row cuts
-    off from its beginning counts nowhere."""
+    """Each answer's kind, and whether all of it is right: marks and wrong are (B, T). An answer
+    lasts from its mark above 128 to the next beginning or 0; one that began in the row before
+    counts nowhere."""
     begins = marks >= 128
     counter = begins.clone()
     counter[:, 0] = True        # a row's first tokens do not belong to the row before

@@ -5,14 +5,11 @@ for each evaluation (K, for most methods); the cache has room for one.
 - 'first' keeps those of evaluation 1, which are the unlooped model's (with mode='layer', the first
 layer's only); 'last_eval' those of the last; 'last' runs the window once more on the result and
 keeps that; 'none' shows the window no past at all.
-- None of these continues a text as if all of it had been read at once. While a prompt is read,
-evaluation k of a token sees evaluation k of the tokens before it; of what is in the cache, a new
-token's evaluation k sees the one version kept there.
-- 'exact' keeps all K versions, so evaluation k always sees evaluation k. It costs K times the
-window's cache.
+- None of these continues a text as if all of it had been read at once: while a prompt is read,
+evaluation k of a token sees evaluation k of the tokens before it; later, the one version kept.
+- 'exact' keeps all K versions, at K times the window's cache: evaluation k sees evaluation k.
 - 'frozen' reads a prompt by the cache's rule instead: evaluation k sees evaluation 1 of all other
-tokens, and itself. That is what 'first' does token by token, so one version is enough, and reading,
-continuing and recomputing agree token for token.
+tokens, and itself. So one version is enough, and reading, continuing and recomputing agree.
 
 Paper: "Training-Free Looped Transformers", appendices C, G.2 and N: first, last (with its extra
 pass) and none.
@@ -22,8 +19,8 @@ length writes into them, and is cloned.
 
 Usage:
     memory = Memory('first', cache, (3, 5), evaluations=3)      # wrapper.py does it, once a forward
-    with memory.slot(4, k=2, mask=mask, x=x) as mask: ...  # layer 4 runs: its second evaluation
-    memory.settle()  # the forward is over: what stays in the cache
+    with memory.slot(4, k=2, mask=mask, x=x) as mask: ...       # layer 4 runs a second time
+    memory.settle()                             # the forward is over: what stays in the cache
 """
 import contextlib
 import copy
@@ -38,10 +35,8 @@ CACHES = ('first', 'last', 'last_eval', 'none', 'frozen', 'exact')
 
 def check_cache(cache, decode, tol=None):
     check_choice('cache', cache, CACHES)
-    steps = isinstance(decode, int) and not isinstance(decode, bool) and decode >= 0
-    if decode not in ('full', 'bypass') and not steps:
-        raise Refused(f"decode={decode!r}: 'full', 'bypass', or the number of decode steps that "
-                      'are looped')
+    if decode not in ('full', 'bypass') and not (type(decode) is int and decode >= 0):
+        raise Refused(f"decode={decode!r}: 'full', 'bypass', or how many decode steps are looped")
     if cache == 'exact' and (decode != 'full' or tol is not None):
         raise Refused("cache='exact' needs the same evaluations for every token: decode='full', "
                       'and no halting tolerance')
@@ -69,8 +64,7 @@ class Memory:
             self.provide(window)
 
     def provide(self, window):
-        """The later evaluations' slots stand behind the model's own, where beam search and the
-        like reach them too."""
+        "The later evaluations' slots, behind the model's own: beam search reaches them there too."
         cache, layers = self.cache, self.cache.layers
         if not hasattr(cache, 'loop_slots'):
             cache.loop_slots, cache.loop_kind = len(layers), (self.first, self.evaluations)
@@ -80,9 +74,8 @@ class Memory:
                     layers.append(copy.copy(layers[d]))
                 if (cache.loop_kind != (self.first, self.evaluations)
                     or layers[self.place(d, k)].get_seq_length() != layers[d].get_seq_length()):
-                    raise Refused(
-                        "cache='exact': this KV cache was filled with another window or K, or "
-                        "partly without a loop; begin with an empty one")
+                    raise Refused("cache='exact': this KV cache was filled with another window or "
+                                  'K, or partly without a loop; begin with an empty one')
 
     def place(self, d, k):
         return self.cache.loop_slots + (d - self.first) * (self.evaluations - 1) + k - 2
@@ -95,14 +88,15 @@ class Memory:
         if self.how == 'exact':
             taken = real if k == 1 else layers[self.place(d, k)]
         elif self.how == 'none':
-            taken, mask = (stand_in(real, Alone(real if k == 1 else None)),
-                           None if mask is None else mask[..., -q:])
-        elif self.how == 'frozen' and q > 1 and k == 1:
-            taken = stand_in(real, Seen(real, self.seen, d))
-        # (one new token alone is served as by 'first')
-        elif self.how == 'frozen' and q > 1:
-            taken, mask = stand_in(real, Beside(*self.seen[d])), beside_mask(mask, q,
-                    self.seen[d][0].shape[2], x.device)
+            taken = stand_in(real, alone(real if k == 1 else None))
+            mask = None if mask is None else mask[..., -q:]
+        elif self.how == 'frozen' and q > 1:        # one new token alone is served as by 'first'
+            if k == 1:
+                taken = stand_in(real, noting(real, self.seen, d))
+            else:
+                keys, values = self.seen[d]
+                taken = stand_in(real, beside(keys, values))
+                mask = beside_mask(mask, q, keys.shape[2], x.device)
         elif k == 1:
             self.past[d], taken = copy_slot(real), real
         else:
@@ -132,8 +126,7 @@ class Slots(KVCache):
 
 
 def fixed(slot):
-    # transformers' StaticLayer and its like
-    return getattr(slot, 'is_compileable', False)
+    return getattr(slot, 'is_compileable', False)       # transformers' StaticLayer and its like
 
 
 def copy_slot(slot):
@@ -151,49 +144,36 @@ def stand_in(slot, update):
     return new
 
 
-class Alone:
-    """Shows a layer its new keys and values and nothing else. The cache gets them all the same: it
-    counts the tokens."""
+# Three updates: what a layer is shown, given its new keys and values (B, H, q, hd).
 
-    def __init__(self, real):
-        self.real = real
-
-    def __call__(self, k, v, *args, **kwargs):
-        if self.real is not None:
-            self.real.update(k, v, *args, **kwargs)
+def alone(real):
+    "These and nothing else. The cache gets them all the same: it counts the tokens."
+    def update(k, v, *args, **kwargs):
+        if real is not None:
+            real.update(k, v, *args, **kwargs)
         return k, v
+    return update
 
 
-class Seen:
-    "Notes what evaluation 1 saw."
-
-    def __init__(self, real, seen, d):
-        self.real, self.seen, self.d = real, seen, d
-
-    def __call__(self, k, v, *args, **kwargs):
-        self.seen[self.d] = self.real.update(k, v, *args, **kwargs)
-        return self.seen[self.d]
+def noting(real, seen, d):
+    "As always; what evaluation 1 saw is noted."
+    def update(*args, **kwargs):
+        seen[d] = real.update(*args, **kwargs)
+        return seen[d]
+    return update
 
 
-class Beside:
-    "Shows a layer evaluation 1's keys and values, and behind them its own: (B, H, S + q, hd)."
-
-    def __init__(self, keys, values):
-        self.keys, self.values = keys, values
-
-    def __call__(self, k, v, *_, **__):
-        return torch.cat((self.keys, k), dim=2), torch.cat((self.values, v), dim=2)
+def beside(keys, values):
+    "Evaluation 1's keys and values, and behind them the new ones: (B, H, S + q, hd)."
+    return lambda k, v, *_, **__: (torch.cat((keys, k), dim=2), torch.cat((values, v), dim=2))
 
 
 def beside_mask(mask, q, S, device):
-    """The mask for it, (.., q, S + q). In evaluation k a token sees three things: the past, as it
-    is in the cache; the other new tokens, as they were in evaluation 1; itself, as it is now. So
-    the layer's own mask (.., q, S) becomes three pieces, side by side."""
+    """The mask for it, (.., q, S + q), of the layer's own (.., q, S). In evaluation k a token sees
+    the past, as it is in the cache; the other new tokens, as in evaluation 1; itself, as it is."""
     if mask is None:
         mask = torch.ones(1, 1, q, S, dtype=torch.bool, device=device).tril(S - q)
     never = False if mask.dtype == torch.bool else torch.finfo(mask.dtype).min
-    own = torch.eye(q, dtype=torch.bool, device=device)  # (q, q)
-    new = mask[..., S - q:]  # (.., q, q)
-    past, others, itself = mask[..., :S - q], new.masked_fill(own, never), new.masked_fill(~own,
-            never)
-    return torch.cat((past, others, itself), dim=-1)
+    own = torch.eye(q, dtype=torch.bool, device=device)     # (q, q)
+    past, new = mask.split([S - q, q], dim=-1)
+    return torch.cat((past, new.masked_fill(own, never), new.masked_fill(~own, never)), dim=-1)

@@ -1,5 +1,4 @@
-"""Which layers of a pretrained model are kept when it is not told by a shape: those that matter
-most, by some measure.
+"""Which layers of a pretrained model to keep, if no shape says it: those that matter most.
 
 The idea: a model's middle layers do similar things, so some can go. A measure says which: how far
 each turns the residual stream, or the loss of every selection before any training.
@@ -9,9 +8,8 @@ al., 2024, as the alternative).
 Here: the paper trains each selection of its search; `screen` only looks at the loss of the cut.
 
 Usage:
-    # (prelude, core, coda): the layers that turn the stream most
-    by_influence(model, (4, 8, 4), tokens)
-    screen(model, (4, 8, 4), tokens)[0]         # the selection with the lowest loss
+    prelude, core, coda = by_influence(model, (4, 8, 4), tokens)
+    loss, (prelude, core, coda) = screen(model, (4, 8, 4), tokens)[0]       # the lowest
 """
 import torch
 import torch.nn as nn
@@ -19,8 +17,7 @@ import torch.nn as nn
 
 @torch.no_grad()
 def block_influence(model, tokens):
-    """ShortGPT's: how far each layer turns the residual stream, 1 - cosine. The least influential
-    layers can go first."""
+    "ShortGPT's: how far each layer turns the residual stream, 1 - cosine."
     x, found = model.embed(tokens), []
     for depth, i in enumerate(model.order):
         y = model.run(x, [i], depth=depth)
@@ -30,8 +27,7 @@ def block_influence(model, tokens):
 
 
 def by_influence(model, sizes, tokens):
-    """(prelude, core, coda) of these sizes when the layers that turn the stream least are dropped,
-    wherever they are."""
+    "(prelude, core, coda) of these sizes without the layers that turn the stream least."
     p, r, c = sizes
     influence = block_influence(model, tokens)
     kept = sorted(sorted(range(len(influence)), key=lambda i: -influence[i])[:p + r + c])
@@ -39,8 +35,7 @@ def by_influence(model, sizes, tokens):
 
 
 def selections(n_layer, sizes):
-    """Every way to take the first p layers, r neighbours after them, and c neighbours after those:
-    what the paper searches."""
+    "The first p layers, r neighbours after them, and c neighbours after those, in every way."
     p, r, c = sizes
     return [([*range(p)], [*range(a, a + r)], [*range(b, b + c)])
             for a in range(p, n_layer - r - c + 1)
@@ -49,10 +44,7 @@ def selections(n_layer, sizes):
 
 @torch.no_grad()
 def screen(parent, sizes, tokens):
-    """[(loss, (prelude, core, coda))] of every selection before any training, each kept layer once,
-    best first: a cheap look at what the paper trains for."""
-    found = []
-    for parts in selections(len(parent.layers), sizes):
-        order = [i for part in parts for i in part]
-        found.append((parent(tokens[:, :-1], tokens[:, 1:], order=order).item(), parts))
+    "[(loss, (prelude, core, coda))] of every selection, each kept layer once, best first."
+    found = [(parent(tokens[:, :-1], tokens[:, 1:], order=sum(parts, [])).item(), parts)
+             for parts in selections(len(parent.layers), sizes)]
     return sorted(found, key=lambda row: row[0])

@@ -5,10 +5,9 @@ state is kept, and whoever looks at it in a later recurrence sees the keys and v
 one. Easy tokens pay little, hard ones all.
 
 Paper: "Retrofitted Recurrence" names such a criterion as future work (section 5).
-Here: two measures of movement, the state's relative change, and the divergence of the output after
-one recurrence from that after the one before. Tokens that stopped are still carried along in a
-batch, so that `used` counts what a kernel could save; time is saved when all of them have stopped,
-as in generation one token at a time.
+Here: two measures of movement, the state's relative change, and the divergence of the output from
+that of the recurrence before. Tokens that stopped are still carried along in a batch, so that
+`used` counts what a kernel could save; time is saved when all of them have stopped.
 
 Usage:
     stop = Exit(0.05)                               # or Exit(1e-3, by='kl')
@@ -29,8 +28,7 @@ class Exit:
 
     def __init__(self, threshold, by='latent'):
         if by not in ('latent', 'kl') or not threshold >= 0:
-            raise Refused(
-                f"threshold={threshold} must not be negative, and by={by!r} 'latent' or 'kl'")
+            raise Refused(f'threshold={threshold} must not be negative, and by={by!r} latent or kl')
         self.threshold, self.by, self.used, self.full = threshold, by, 0, 0
 
     def step(self, model, s, e, i, r, cache):

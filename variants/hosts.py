@@ -4,26 +4,24 @@ experts, and what is refused.
 The idea: a decoder is a list of layers, each with a KV cache among its arguments; that is all the
 wrapper needs to know. The window is given by its ends, by the middle n, or by where its centre
 lies, since good windows have lain at 0.45 to 0.60 of the depth whatever the size. In a mixture of
-experts each evaluation of a looped layer sees another state, and its router may choose other
-experts: then two evaluations are not two looks at one function. A hook on the router hands the
-first choice on.
+experts each evaluation of a looped layer may be routed to other experts: then two evaluations are
+not two looks at one function. A hook on the router hands the first choice on.
 
 Paper: "Training-Free Looped Transformers", sections 3.1 and 3.2, Figure 6 (a window's centre is (a
 + b) / 2 of N layers), Table 2 (4 layers), sections 2.2 and 3.3 (experts).
-Here: the middle n layers begin at N // 2 - n // 2, which gives the paper's windows on its 28
-layers. For our models a window counts positions of the order. The paper says that looping layer by
-layer "computes the gating decision once"; its Algorithm 5 asks the router anew in every evaluation.
-Pinning does it, in either mode.
+Here: the middle n layers begin at N // 2 - n // 2, as the paper's windows on its 28 layers do; for
+our models a window counts positions of the order. The paper "computes the gating decision once",
+but its Algorithm 5 asks the router in every evaluation: pinning does the former, in either mode.
 
 Usage:
     layers, order = depth_of(model)
     a, b = pick_window('mid4', len(order))          # also '3-5', (3, 5), 0.5
     with looped(model, pin='mixture'): ...          # the first evaluation's experts and weights
-    # its experts, with the weights that each evaluation gives them
-    with looped(model, pin='indices'): ...
+    with looped(model, pin='indices'): ...          # its experts, each evaluation's own weights
 """
 import functools
 import inspect
+import re
 
 import torch
 import torch.nn as nn
@@ -35,9 +33,9 @@ from model import LM
 def arguments(layer):
     "(the names of a layer's arguments, which of them is the cache, which the mask)"
     names = list(inspect.signature(type(layer).forward).parameters)[1:]
-    pick = lambda known: next((name for name in known if name in names), None)
-    return names, pick(('past_key_values', 'past_key_value', 'layer_past', 'cache')), pick(
-        ('attention_mask', 'mask'))
+    pick = lambda *known: next((name for name in known if name in names), None)
+    return (names, pick('past_key_values', 'past_key_value', 'layer_past', 'cache'),
+            pick('attention_mask', 'mask'))
 
 
 def depth_of(model):
@@ -61,22 +59,18 @@ def depth_of(model):
 def pick_window(window, depth):
     """(a, b) of a window: (3, 5) or '3-5', 'mid4' (also None), or 0.5, the four layers whose
     centre is nearest to that fraction of the depth."""
-    given, n = window, 4
-    if isinstance(window, str) and window.replace('.', '', 1).isdecimal() and '.' in window:
-        window = float(window)
-    if window is None:
-        window = 'mid4' if depth >= 4 else f'mid{depth}'
-    if (isinstance(window, str) and window.startswith('mid') and window[3:].isdecimal()
-        and 1 <= int(window[3:]) <= depth):
-        n = int(window[3:])
-        window = (depth // 2 - n // 2, depth // 2 - n // 2 + n - 1)
-    elif isinstance(window, float) and 0 <= window <= 1 and depth >= 4:
-        # the window whose centre, (a + b) / 2 layers, is nearest to that part of the depth, as in
-        # the paper's Figure 6
-        a = min(range(depth - 3), key=lambda a: abs(a + 1.5 - window * depth))
-        window = (a, a + 3)
-    elif isinstance(window, str) and window.count('-') == 1 and window.replace('-', '').isdecimal():
-        window = tuple(int(part) for part in window.split('-') if part)
+    given = window
+    window = f'mid{min(4, depth)}' if window is None else window
+    if isinstance(window, str):
+        if re.fullmatch(r'\d+-\d+', window):
+            window = tuple(int(part) for part in window.split('-'))
+        elif re.fullmatch(r'\d+\.\d*|\.\d+', window):
+            window = float(window)
+        elif re.fullmatch(r'mid\d+', window) and 1 <= (n := int(window[3:])) <= depth:
+            window = depth // 2 - n // 2, depth // 2 - n // 2 + n - 1
+    if isinstance(window, float) and 0 <= window <= 1 and depth >= 4:
+        a = min(range(depth - 3), key=lambda a: abs(a + 1.5 - window * depth))     # Figure 6
+        window = a, a + 3
     if not (isinstance(window, (tuple, list)) and len(window) == 2
             and all(isinstance(i, int) for i in window) and 0 <= window[0] <= window[1] < depth):
         raise Refused(f"window={given!r}: give (first, last) or 'first-last' within 0 to "
@@ -97,9 +91,9 @@ def refuse(model, layers, window, cache):
                       'looped layer would overwrite')
     kinds = (getattr(config, 'layer_types', None) or getattr(config, 'layers_block_type', None)
              or ['attention'] * len(layers))
+    known = ('attention', 'full_attention', 'sliding_attention', 'chunked_attention')
     for i in window:
-        if kinds[i] not in ('attention', 'full_attention', 'sliding_attention',
-                            'chunked_attention'):
+        if kinds[i] not in known:
             raise Refused(f'layer {i} is of the kind {kinds[i]!r}, whose state cannot be run twice '
                           'on one token: choose a window of attention layers')
     attention = getattr(config, '_attn_implementation', None)
@@ -114,8 +108,7 @@ FORWARDS = ('forward', '_old_forward')      # the second: accelerate came after 
 
 
 class Entry:
-    """Stands where a layer's forward stands. An object and not a closure, so that a patched model
-    can be copied and pickled."""
+    "Stands where a layer's forward stands: an object, so that it can be copied and pickled."
 
     def __init__(self, layer, index, pinned=False):
         self.layer, self.pinned, self.loops, self.window = layer, pinned, {}, range(0)
@@ -156,13 +149,12 @@ class Pin:
         self.loop, self.how = loop, how
 
     def __call__(self, router, args, output):
-        logits, weights, indices = output
-        if self.loop.k == 1:
-            # the loop forgets them when its window is through
-            self.loop.routed[router] = weights, indices
-            return output
-        weights, indices = self.loop.routed[router]
-        return logits, weights if self.how == 'mixture' else weigh(router, logits, indices), indices
+        logits, *found = output
+        if self.loop.k > 1:
+            weights, indices = self.loop.routed[router]
+            weights = weights if self.how == 'mixture' else weigh(router, logits, indices)
+            return logits, weights, indices
+        self.loop.routed[router] = found        # the loop forgets them when its window is through
 
 
 def weigh(router, logits, indices):
@@ -178,17 +170,16 @@ def weigh(router, logits, indices):
 
 
 def routers_of(layer, pin):
-    """The routers of a layer that can be pinned; 'indices' needs one whose weights we know how to
-    make."""
+    "The routers of a layer that can be pinned; 'indices' needs one whose weights we can make."
     found = [m for m in layer.modules() if type(m).__name__.lower().endswith('topkrouter')]
     for router in found if pin == 'indices' else []:
-        x = torch.randn(8, router.weight.shape[-1],
-                        generator=torch.Generator().manual_seed(0)).to(router.weight)
+        seeded = torch.Generator().manual_seed(0)
+        x = torch.randn(8, router.weight.shape[-1], generator=seeded).to(router.weight)
         try:
             with torch.no_grad():
                 logits, weights, indices = router(x)
-                known = torch.allclose(weigh(router, logits, indices).float(), weights.float(),
-                                       atol=1e-2)
+                ours = weigh(router, logits, indices).float()
+            known = torch.allclose(ours, weights.float(), atol=1e-2)
         # it wants other arguments, or lies on another machine
         except (TypeError, ValueError, RuntimeError):
             known = False

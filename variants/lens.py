@@ -5,17 +5,15 @@ the unembedding read. An affine translator for each depth, trained to give the f
 distribution, says what is known there; without one (the logit lens) it says what is known and
 happens to be in the final language already.
 
-Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", sections 4.1 and appendix B; "From
-Growing to Looping", appendix E (after Belrose et al.). Here: a translator is x + W x + b and begins
-at zero, as the logit lens; the last depth has none, so it is the model itself. Adam instead of
-their SGD, on the data the model was trained on. A lens is saved with a hash of the unembedding that
-it belongs to.
+Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", section 4.1 and appendix B; "From
+Growing to Looping", appendix E (after Belrose et al.).
+Here: a translator is x + W x + b and begins at zero, as the logit lens; the last depth has none, so
+it is the model itself. Adam instead of their SGD. A lens is saved with a hash of the unembedding.
 
 Usage:
     lens = train_lens(model, loader, steps=250)
-    # (D,), (D,): to the final distribution; of the five likeliest tokens
-    kl, overlap = quality(model, lens, tokens)
-    python nanodepth.py lens out/baseline  # train, save as out/baseline/lens.pt, and print both
+    kl, overlap = quality(model, lens, tokens)      # (D,), (D,)
+    python nanodepth.py lens out/baseline           # train, save as out/baseline/lens.pt, print
 """
 import hashlib
 import pickle
@@ -49,15 +47,15 @@ class TunedLens(nn.Module):
 
     def __init__(self, depth, width):
         super().__init__()
-        self.weight, self.bias = nn.Parameter(torch.zeros(depth - 1, width, width)), nn.Parameter(
-            torch.zeros(depth - 1, width))
+        self.weight = nn.Parameter(torch.zeros(depth - 1, width, width))
+        self.bias = nn.Parameter(torch.zeros(depth - 1, width))
 
     def translate(self, depth, x):
         "The stream behind layer `depth`, (B, T, C), as the last one would say it."
         if depth == len(self.bias):
             return x
-        return (x + F.linear(x.to(self.weight.dtype), self.weight[depth], self.bias[depth])).to(
-            x.dtype)
+        change = F.linear(x.to(self.weight.dtype), self.weight[depth], self.bias[depth])
+        return (x + change).to(x.dtype)
 
     def forward(self, streams):
         "(D, B, T, C) -> (D, B, T, C)"
@@ -75,10 +73,10 @@ def unembedding_hash(model):
 def divergences(model, streams, logits):
     """KL(final || each depth), a mean over the tokens: (D,). One depth at a time: the logits of
     all would not fit."""
-    final = logits.float().log_softmax(-1)
-    return torch.stack([F.kl_div(model.head(model.norm(x)).float().log_softmax(-1), final,
-                                 log_target=True, reduction='sum')
-                        / final[..., 0].numel() for x in streams])
+    final, tokens = logits.float().log_softmax(-1), logits[..., 0].numel()
+    early = (model.head(model.norm(x)).float().log_softmax(-1) for x in streams)
+    return torch.stack([F.kl_div(e, final, log_target=True, reduction='sum') / tokens
+                        for e in early])
 
 
 def train_lens(model, loader, steps=250, lr=1e-3, progress=False):
@@ -114,9 +112,10 @@ def quality(model, lens, tokens, k=5):
     streams = streams_behind(model, tokens)
     logits = model.head(model.norm(streams[-1]))
     streams = streams if lens is None else lens(streams)
-    best = logits.topk(k).indices        # (B, T, k)
-    overlap = [(model.head(model.norm(x)).topk(k).indices[..., None] == best[..., None, :]).any(
-        -1).float().mean() for x in streams]
+    best, overlap = logits.topk(k).indices[..., None, :], []        # (B, T, 1, k)
+    for x in streams:
+        likeliest = model.head(model.norm(x)).topk(k).indices[..., None]        # (B, T, k, 1)
+        overlap.append((likeliest == best).any(-1).float().mean())
     return divergences(model, streams, logits), torch.stack(overlap)
 
 

@@ -1,9 +1,8 @@
 """Ways to run a piece of a network K times: the solvers.
 
 The idea: a window g of residual layers adds F(x) = g(x) - x to the stream x, which is one Euler
-step of length 1 on the differential equation x' = F(x). The layers behind the window were trained
-on where that step ends, at time 1. Running the window K times as it is goes on to time K, where
-nothing was trained; K steps of length 1/K end at time 1 too, only more precisely.
+step of length 1 on x' = F(x). The layers behind it were trained on where that step ends, at time 1.
+K runs of the window go on to time K; K steps of length 1/K end at time 1 too, more precisely.
 
 Paper: "Training-Free Looped Transformers", section 2.3 (Eq. 10 to 16, Table 1), appendix E (the
 others).
@@ -14,9 +13,8 @@ sub-step fewer. Its order is 1.
 stalls. Its least squares run over a whole sequence, so a token's state depends on later ones: not
 for generation.
 - Aitken's safeguard, |step| <= |g(x) - x|, gives the plain window wherever 0 < g' < 1.
-safeguard=False leaves it out.
-- norm_stab and poly_blend have no formulas in the paper: ours are below. Norms and tolerances are
-per token, so that no token knows of later ones, or of its neighbours in the batch.
+- norm_stab and poly_blend have no formulas in the paper. Norms and tolerances are per token, so
+that no token knows of later ones, or of its neighbours in the batch.
 
 A solver is a function (g, x, K, **options) -> x whose first evaluation is g(x): the wrapper has
 that one already. K is the number of steps; pick_solver says how many evaluations they take
@@ -63,18 +61,21 @@ def by_tableau(g, x, K, a, b):
     """K steps of length 1/K by an explicit tableau: stage i stands at x + h sum_j a[i][j] k_j, the
     step is h sum_i b[i] k_i."""
     if (a is None or b is None or len(a) != len(b)
-        or any(w for i, row in enumerate(a) for w in list(row)[i:])):
+            or any(w for i, row in enumerate(a) for w in list(row)[i:])):
         raise Refused(f'a={a}, b={b}: a tableau has a row of a for each entry of b, and row i '
                       'has at most i numbers before its zeros')
     if abs(sum(b) - 1) > 1e-6:
         raise Refused(f'b={b}: the weights of the stages have the sum 1')
+
+    def along(row):
+        return (wide(x) + sum(w / K * k for w, k in zip(row, slopes))).type_as(x)
+
     for _ in steps(K):
         slopes = []
         for row in a:
-            y = (x if not slopes
-                 else (wide(x) + sum(w / K * k for w, k in zip(row, slopes))).type_as(x))
+            y = along(row) if slopes else x
             slopes.append(wide(g(y)) - wide(y))
-        x = (wide(x) + sum(w / K * k for w, k in zip(b, slopes))).type_as(x)
+        x = along(b)
     return x
 
 
@@ -112,13 +113,10 @@ def anderson(g, x, K, m=2, beta=0.5):
             residuals = (to - at).reshape(len(x) if x.dim() > 1 else 1, -1, len(states))
             # (B, N, n - 1); what is lost stays in its own sequence
             changes = residuals.diff(dim=-1).nan_to_num(0, 0, 0)
+            # a pseudo-inverse: near a fixed point the changes are nearly parallel, at one zero
+            rtol = 10 * torch.finfo(changes.dtype).eps
             with torch.autocast(x.device.type, enabled=False):
-                # A pseudo-inverse, since near a fixed point the changes are nearly parallel, and at
-                # one they are zero.
-                # (B, n - 1, 1)
-                gamma = torch.linalg.pinv(changes,
-                                          rtol=10 * torch.finfo(changes.dtype).eps) @ residuals[...,
-                        -1:]
+                gamma = torch.linalg.pinv(changes, rtol=rtol) @ residuals[..., -1:]  # (B, n - 1, 1)
             gamma = gamma.reshape(*gamma.shape[:1] if x.dim() > 1 else (), *[1] * (x.dim() - 1), -1)
             at, to = (t[..., -1] - (t.diff(dim=-1) * gamma).sum(-1) for t in (at, to))
         else:
@@ -160,9 +158,8 @@ def norm_stab(g, x, K, alpha=None):
     length = wide(x).norm(dim=-1, keepdim=True)
     for _ in steps(K):
         new = wide(mix(x, g(x), 1 / K if alpha is None else alpha))
-        x = (new
-             * (length / new.norm(dim=-1,
-                                  keepdim=True).clamp(min=torch.finfo(new.dtype).tiny))).type_as(x)
+        now = new.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(new.dtype).tiny)
+        x = (new * (length / now)).type_as(x)
     return x
 
 
@@ -170,8 +167,8 @@ def poly_blend(g, x, K, weights=None):
     "A weighted sum of the naive states x_0 ... x_K; without weights: the mean of x_1 ... x_K."
     weights = [0] + [1 / K] * K if weights is None else list(weights)
     if len(weights) != K + 1 or abs(sum(weights) - 1) > 1e-6:
-        raise Refused(
-            f'weights={weights}: K={K} needs {K + 1} of them, for x_0 to x_{K}, with the sum 1')
+        raise Refused(f'weights={weights}: K={K} needs {K + 1} of them, for x_0 to x_{K}, with the '
+                      'sum 1')
     total = weights[0] * wide(x) if weights[0] else 0
     for _, weight in zip(steps(K), weights[1:]):
         x = g(x)
@@ -179,9 +176,8 @@ def poly_blend(g, x, K, weights=None):
     return total.type_as(x)
 
 
-MORE = dict(midpoint=midpoint, heun=heun, rk4=rk4, heavy_ball=heavy_ball, anderson=anderson,
-            aitken=aitken, uniform=uniform,
-            norm_stab=norm_stab, poly_blend=poly_blend)
+MORE = {f.__name__: f for f in (midpoint, heun, rk4, heavy_ball, anderson, aitken, uniform,
+                                norm_stab, poly_blend)}
 
 
 def bind(name, solver, K, beta=None, **options):

@@ -39,10 +39,8 @@ def plain(number):
 def mawps(name, **_):
     "One of MAWPS's sets, in the form of its authors: sQuestion and lSolutions."
     problems = local(f'{name}.json', 'the MAWPS repository (Koncel-Kedziorski et al., 2016)')
-    return {
-        'test': Dataset.from_list(
-            [dict(question=p['sQuestion'].strip(), answer=plain(p['lSolutions'][0]))
-             for p in problems])}
+    return {'test': Dataset.from_list([dict(question=p['sQuestion'].strip(),
+                                            answer=plain(p['lSolutions'][0])) for p in problems])}
 
 
 def svamp(docs):

@@ -1,19 +1,15 @@
-"""Mathematics: the cool-down mixtures of "From Growing to Looping", and the two phases of
-"Retrofitted Recurrence".
-
-    python data/math/prepare.py nemotron_20 --tokens=31.5B      # cool-down: 20% Nemotron-CC-Math-4+
-in OpenWebMath's place (section 5.2) python data/math/prepare.py finemath_20 --tokens=31.5B      #
-... or FineMath-4+ (appendix C.4) python data/math/prepare.py retrofit_math --tokens=50B
---tokenizer=TinyLlama-1.1B       # Nemotron-CC-Math-4+ alone (section 4.3) python
-data/math/prepare.py retrofit_heal --tokens=26B --tokenizer=TinyLlama-1.1B       # the first phase:
-FineWeb-Edu (section 4.4) python data/math/prepare.py retrofit_mix --tokens=26B
---tokenizer=TinyLlama-1.1B        # the second: even shares of that and two SFT sets
+"""Mathematics: the cool-down mixtures of "From Growing to Looping" and of "Retrofitted Recurrence".
 
 Each becomes data/math/MIXTURE, for `data` or `cooldown_data`. The paper gives the 20%, not what
 gives way: here the other three keep their proportions, 70 : 15 : 9. What reasoning models wrote is
 left out of the SFT sets, and the tags of user and assistant too. OpenWebMath's own 6% is the
 mixture of data/smollm. The SFT sets ask for their terms to be accepted on the hub first.
+
+    python data/math/prepare.py nemotron_20 --tokens=31.5B
+    python data/math/prepare.py retrofit_math --tokens=50B --tokenizer=TinyLlama-1.1B
 """
+import dataclasses
+import runpy
 import sys
 from pathlib import Path
 
@@ -36,8 +32,6 @@ SFT_GENERAL = Source('nemotron_sft_general', 1.0, SFT, '*General/*.parquet', rea
 
 def cooldown(math, share=0.2):
     "SmolLM's mixture with this share of mathematics, the rest as it was among itself."
-    import dataclasses
-    import runpy
     smollm = runpy.run_path(str(ROOT / 'data/smollm/prepare.py'))['SMOLLM']
     others = [source for source in smollm if source.name != 'open_web_math']
     whole = sum(source.share for source in others)
@@ -45,9 +39,12 @@ def cooldown(math, share=0.2):
               for source in others), dataclasses.replace(math, share=share)]
 
 
-MIXTURES = dict(nemotron_20=cooldown(NEMOTRON), finemath_20=cooldown(FINEMATH),
-                retrofit_math=[NEMOTRON], retrofit_heal=[FINEWEB],
-                retrofit_mix=[FINEWEB, SFT_GENERAL, SFT_MATH])
+MIXTURES = dict(
+    nemotron_20=cooldown(NEMOTRON),     # in OpenWebMath's place (Growing to Looping, section 5.2)
+    finemath_20=cooldown(FINEMATH),     # ... or FineMath-4+ (appendix C.4)
+    retrofit_math=[NEMOTRON],           # Retrofitted Recurrence, section 4.3
+    retrofit_heal=[FINEWEB],            # the first phase of section 4.4
+    retrofit_mix=[FINEWEB, SFT_GENERAL, SFT_MATH])      # the second, in even shares
 
 if __name__ == '__main__':
     from common.errors import refusals

@@ -1,13 +1,11 @@
 """Examples of a primitive to fine-tune on: padded rows, with loss on the answer alone.
 
 The paper ("From Growing to Looping", section 5.1) fine-tunes on variable assignment of depth 1 and
-2 in equal parts, which its models could not do before. The toy's models can, so theirs is depth 4,
-one deeper than their training mix goes; depth 5 is left out, to be asked for afterwards (`python
-nanodepth.py primitives ... --depths=4,5`).
+2 in equal parts, which its models could not do before. The toy's models can, in their own form, so
+here the form is new to them: toy_code. Depth 0 and 3 are left out, to be asked for afterwards.
 
-    python data/sft/prepare.py --n=64                                       # data/sft: the toy's
-form python data/sft/prepare.py --tasks=assign_code --depths=1,2 --n=128 --tokenizer=out/run
---out=data/sft_code
+    python data/sft/prepare.py --n=64           # data/sft: toy_code
+    python data/sft/prepare.py --tasks=assign_code --n=128 --tokenizer=out/run --out=data/sft_code
 """
 import argparse
 import sys
@@ -15,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
-from common.errors import whole_numbers
+from common.errors import whole_numbers  # noqa: E402
 from data.primitives import write_examples  # noqa: E402
 
 
@@ -33,8 +31,8 @@ def main(argv=None):
                         "tokenizer.json")
     parser.add_argument('--out', type=Path, default=ROOT / 'data/sft')
     args = parser.parse_args(argv)
-    row = write_examples(args.out, args.tokenizer, args.tasks.split(','),
-                         whole_numbers('--depths', args.depths), args.n,
+    depths = whole_numbers('--depths', args.depths)
+    row = write_examples(args.out, args.tokenizer, args.tasks.split(','), depths, args.n,
                          shots=args.shots, seed=args.seed)
     print(f'{args.out}: {args.n} examples of {args.tasks} at depth {args.depths}, in '
           f'rows of {row} tokens')

@@ -6,9 +6,8 @@ tokens, two bytes each: 10B tokens are 20 GB). Python-Edu comes as numbers of fi
 Heritage's public archive, and is fetched from there. It has 4 billion tokens, OpenWebMath 15,
 Cosmopedia 28: with a larger budget they are read several times, as in the paper.
 
-    python data/smollm/prepare.py --tokens=10B                          # stop it whenever you like:
-the same command goes on python data/smollm/prepare.py --tokens=1M --source=FOLDER --tokenizer=gpt2
---out=data/smollm_mine
+    python data/smollm/prepare.py --tokens=10B      # stop it whenever you like: it goes on
+    python data/smollm/prepare.py --tokens=1M --source=FOLDER --tokenizer=gpt2 --out=data/mine
 """
 import sys
 from pathlib import Path

@@ -2,30 +2,28 @@
 reasoning primitives.
 
 Text is the standard library's source code and its documentation strings. The primitives are the
-papers' two kinds, in a form that a model of 2 million parameters learns within minutes (LOG.md has
-the forms that it doesn't learn): copy        a few random words, over and over, with a period of
-their own             JicDqySofJicDqySofJic... depth 0-3   names get values, other names get those
-names, up to three times; then    w7j6z1q3 bwdzejhq ?d1?w7?e6... names are asked for: the depth
-counts the aliases before the value        (without the spaces) A name is a letter and a value a
-digit, so that a statement is two tokens; a question mark stands before a name that is asked for. No
-sign stands between a name and its value: with `w=7` the model has to look two places back at the
-very place where it must answer, which it learns much later, and not reliably. The forms with a sign
-(the papers' basic, math and code) and depth 4 and 5 stay out of the mix: few-shot scores and
-fine-tuning need something unseen.
+papers' two kinds, in a form that a model of 2 million parameters learns within minutes:
 
-What nobody can know has mask 0, so that it does not count in the loss, where it would be noise: the
-statements, the first appearance of a word, which name is asked for. Every document of primitives
-has 64 tokens, so that windows of 64, 128, ... hold whole ones. Training and validation share no
-file of text and no document.
+    copy        a few random words, over and over             JicDqySofJicDqySofJic...
+    depth 0-3   names get values, other names get those       w7j6z1q3 bwdzejhq ?d1?w7?e6...
+                names, up to three times; then some are       (without the spaces)
+                asked for: the depth counts the aliases
 
-In the validation split answers carry a mark of their kind, so that train.py can say when each is
-learned: of copying every word that comes back, of a chain the first question alone, which is always
-for one of its last names. Later answers have an easier way (if w has been asked for, b needs one
-look less), and they count in the loss, but not as a skill.
+A name is a letter, a value a digit, and a question mark stands before a name that is asked for. No
+sign stands between a name and its value: with `w=7` the model has to look two places back, which it
+learns much later, and not reliably (docs/LOG.md). The forms with a sign and depth 4 and 5 stay out
+of the mix: few-shot scores and fine-tuning need something unseen.
 
-    python data/toy/prepare.py          # seconds, no network: writes data/toy/train.* and
-data/toy/val.* python data/toy/prepare.py --depths=6 --out=data/toy_deep       # depth 0 to 5: to go
-on from there
+What nobody can know has mask 0, so that it does not count in the loss: the statements, the first
+appearance of a word, which name is asked for. Every document of primitives has 64 tokens, so that
+windows of 64, 128, ... hold whole ones. Training and validation share no file and no document.
+
+In the validation split answers carry a mark of their kind: of copying every word that comes back,
+of a chain the first question alone, which is always for one of its last names. Later answers have
+an easier way (if w has been asked for, b needs one look less) and count in the loss only.
+
+    python data/toy/prepare.py          # seconds, no network: writes data/toy
+    python data/toy/prepare.py --depths=6 --out=data/toy_deep       # depth 0 to 5
 """
 import argparse
 import ast
@@ -126,9 +124,8 @@ def main(argv=None):
     print('reading the standard library ...', flush=True)
     files = list(library())
     random.Random(draw(0, 'toy files')).shuffle(files)
-    held_out = set()
-    for split, share, n in (('val', files[:len(files) // 20], 4_000),
-                            ('train', files[len(files) // 20:], args.documents)):
+    held_out, cut = set(), len(files) // 20
+    for split, share, n in (('val', files[:cut], 4_000), ('train', files[cut:], args.documents)):
         rng = random.Random(draw(0, f'toy {split}'))
         documents = []
         while len(documents) < n:
@@ -139,13 +136,12 @@ def main(argv=None):
         if split == 'val':
             held_out = {tuple(tokens) for tokens, _, _ in documents}
         tokens, mask, marks = (np.concatenate(part) for part in zip(*documents))
-        text = np.concatenate([[END_OF_TEXT, *raw] for _, raw in share])[:round(len(tokens)
-                * args.text / (1 - args.text))]
+        size = round(len(tokens) * args.text / (1 - args.text))
+        text = np.concatenate([[END_OF_TEXT, *raw] for _, raw in share])[:size]
+        marks = np.concatenate((marks, np.full(len(text), START + 1)))
         write_dataset(args.out, split, 'bytes', np.concatenate((tokens, text)),
-                      kinds=KINDS[:2 + args.depths],
                       mask=np.concatenate((mask, np.ones(len(text)))),
-                      marks=np.concatenate((marks, np.full(len(text), START + 1))) if split == 'val'
-                      else None,
+                      marks=marks if split == 'val' else None, kinds=KINDS[:2 + args.depths],
                       origin=dict(made_by='data/toy/prepare.py', python=platform.python_version(),
                                   documents=n, copies=COPIES,
                                   text=f'{len(text):,} bytes of {len(share)} files of the standard '
