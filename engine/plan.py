@@ -104,16 +104,21 @@ class Plan:
 
     def at(self, step):
         c, late = self.config, step >= self.decay
-        stage, mean, depth = bisect.bisect_right(self.firsts, step) - 1, None, None
-        if self.mean:
-            mean = recurrence_curriculum(step, c.steps, self.mean, c.curriculum, c.curriculum_shape)
-            depth = recurrence_curriculum(step, c.steps, self.backprop_depth, c.backprop_curriculum)
+        stage = bisect.bisect_right(self.firsts, step) - 1
         order = self.late if late and self.late else self.orders[stage]
         data, batch = 'data', step
         if late and c.cooldown_data:
             data, batch = 'cooldown_data', step - self.decay
         return Step(self.rate(step), self.stages[stage][1], self.origins[stage], order, data, batch,
-                    mean, depth)
+                    *self.recurrence(step))
+
+    def recurrence(self, step):
+        "(mean of r, through how many recurrences gradients go back): None for any other model."
+        c = self.config
+        if not self.mean:
+            return None, None
+        return (recurrence_curriculum(step, c.steps, self.mean, c.curriculum, c.curriculum_shape),
+                recurrence_curriculum(step, c.steps, self.backprop_depth, c.backprop_curriculum))
 
     def rate(self, step):
         "Linear up, constant, then 1 - sqrt, which would be zero one step after the last."
@@ -127,9 +132,8 @@ class Plan:
         other."""
         if not self.mean:
             return {}
-        now = self.at(step)
-        return dict(r=sample_recurrence(now.mean, step, self.config.seed),
-                    backprop_depth=now.backprop_depth)
+        mean, depth = self.recurrence(step)
+        return dict(r=sample_recurrence(mean, step, self.config.seed), backprop_depth=depth)
 
     def stretches(self):
         """[(first step, end)] of steps alike but for the rate: the stages, and the decay where it

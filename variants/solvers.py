@@ -176,13 +176,15 @@ def poly_blend(g, x, K, weights=None):
     return total.type_as(x)
 
 
+# Evaluations of g in each step, where that is not one. A tableau's are its stages.
+EVALUATIONS = dict(midpoint=2, heun=2, rk4=4)
 MORE = {f.__name__: f for f in (midpoint, heun, rk4, heavy_ball, anderson, aitken, uniform,
                                 norm_stab, poly_blend)}
 
 
 def bind(name, solver, K, beta=None, **options):
-    """(solver(g, x) with its K and options, how often it evaluates g), or an error in one line.
-    `beta` goes to those that have one."""
+    """(solver(g, x) with its K and options, how often it evaluates g at most), or an error in one
+    line. `beta` goes to those that have one."""
     takes = list(inspect.signature(solver).parameters)[3:]
     for option in options:
         if option not in takes:
@@ -193,15 +195,13 @@ def bind(name, solver, K, beta=None, **options):
         options['beta'] = beta
     options = {option: list(value) if isinstance(value, (tuple, range)) else value
                for option, value in options.items()}
-    calls = []
-    # once on a single number, without a tolerance, which could stop early: this finds bad options,
-    # and counts
-    try:
-        solver(lambda y: calls.append(y) or y + 1, torch.zeros(1, 1, 1), K,
-               **{o: v for o, v in options.items() if o != 'tol'})
+    try:        # once on a single number: this finds bad options
+        solver(lambda y: y + 1, torch.zeros(1, 1, 1), K,
+               **{option: value for option, value in options.items() if option != 'tol'})
         if not (options.get('tol') or 0) >= 0:
             raise TypeError
     except (TypeError, RuntimeError):
         given = ', '.join(f'{option}={value!r}' for option, value in options.items())
         raise Refused(f'the options of {name!r} are not of its kind: {given}') from None
-    return functools.partial(solver, K=K, **options), len(calls)
+    each = len(options['b']) if options.get('b') else EVALUATIONS.get(name, 1)
+    return functools.partial(solver, K=K, **options), K * each

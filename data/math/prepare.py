@@ -15,6 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
+from common.errors import refusals  # noqa: E402
 from data.corpus import prepare  # noqa: E402
 from data.sources import Source  # noqa: E402
 
@@ -47,6 +48,5 @@ MIXTURES = dict(
     retrofit_mix=[FINEWEB, SFT_GENERAL, SFT_MATH])      # the second, in even shares
 
 if __name__ == '__main__':
-    from common.errors import refusals
     with refusals('prepare.py'):
         prepare(MIXTURES, __doc__.splitlines()[0], out=ROOT / 'data/math')

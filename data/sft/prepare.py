@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
-from common.errors import whole_numbers  # noqa: E402
+from common.errors import refusals, whole_numbers  # noqa: E402
 from data.primitives import write_examples  # noqa: E402
 
 
@@ -39,6 +39,5 @@ def main(argv=None):
 
 
 if __name__ == '__main__':
-    from common.errors import refusals
     with refusals('prepare.py'):
         main()

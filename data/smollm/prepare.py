@@ -14,6 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
+from common.errors import refusals  # noqa: E402
 from data.corpus import prepare  # noqa: E402
 from data.sources import Source  # noqa: E402
 
@@ -28,6 +29,5 @@ SMOLLM = [
 ]
 
 if __name__ == '__main__':
-    from common.errors import refusals
     with refusals('prepare.py'):
         prepare({'smollm': SMOLLM}, __doc__.splitlines()[0], out=ROOT / 'data/smollm')

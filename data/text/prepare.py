@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
-from common.errors import Refused  # noqa: E402
+from common.errors import Refused, refusals  # noqa: E402
 from data.sources import KINDS, chat, column, texts  # noqa: E402
 from data.tokenizer import get_tokenizer, start_of_document  # noqa: E402
 from data.tokens import write_dataset  # noqa: E402
@@ -70,6 +70,5 @@ def main(argv=None):
     if left_out:
         print(f'{left_out:,} documents were left out: empty, or written by a reasoning model')
 if __name__ == '__main__':
-    from common.errors import refusals
     with refusals('prepare.py'):
         main()

@@ -39,6 +39,7 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
+from common.errors import refusals  # noqa: E402
 from data.primitives import chain, random_words  # noqa: E402
 from data.tokens import draw, write_dataset  # noqa: E402
 
@@ -151,6 +152,5 @@ def main(argv=None):
 
 
 if __name__ == '__main__':
-    from common.errors import refusals
     with refusals('prepare.py'):
         main()
