@@ -9,11 +9,14 @@ recurrences, that number is a dial for compute at test time.
 Paper: "Teaching Pretrained Language Models to Think Deeper with Retrofitted Recurrence", section 3
 (the model, surgery, the count of FLOPs), 4.2 (the curriculum), appendix B, C.1 (which layers, the
 additive adapter), E (the cuts).
-Here: the paper gives no numbers for the adapter's and the first state's start; ours are normal with
-std sqrt(2 / (5 width)), its predecessor's, by `inject='linear'`. What we begin with is `identity`,
-the projection on e: r = 1 without a dropped layer is the parent itself, and a short training keeps
-what the parent knew (docs/LOG.md). The number of recurrences is Poisson(e^tau) + 1 with a
-log-normal rate: its mean is one more than the mean that it is named by.
+Here: the paper prints no numbers for the start; its authors' code has them, by `inject='authors'`
+(as torch starts a Linear) and `start='authors'` (normal, std 0.0087 at any width, cut at 3 sigma),
+drawn anew in every forward by `fresh=True`. Ours are `identity`, the projection on e, so that r = 1
+without a dropped layer is the parent itself, and a table of states with std sqrt(2 / (5 width)),
+the predecessor's as we read it, so that cached, batched and plain forwards agree; `linear` is that
+std for the adapter. The number of recurrences is Poisson(e^tau) + 1 with a log-normal rate: its
+mean is one more than the mean that it is named by. We draw it once a step (the authors: once for
+each micro-batch, so that their grad_accum changes results).
 
 Usage:
     python retrofit.py out/baseline 2-2-2                   # what was kept, what was dropped
@@ -33,20 +36,23 @@ from grow import untie
 from model import KVCache, check_order, continue_text
 
 
+AUTHORS_STD = 0.0087039     # sqrt(2 / (5 * 5280)): their first model's width, kept at any other
+
+
 class Recurrent(nn.Module):
     """An LM whose layers are run as prelude, r times core, coda: lists of its layers. `mean` is the
     r that runs when none is given. The first state comes from the caller's generator, or from one
     for each sequence; without, it is a fixed draw for each position, so that a token's state does
-    not depend on what it is computed together with."""
+    not depend on what it is computed together with (`fresh`: another draw in each forward)."""
 
-    def __init__(self, lm, prelude, core, coda, *, inject='identity', start='normal', mean=4,
-                 backprop_depth=8):
+    def __init__(self, lm, prelude, core, coda, *, inject='identity', start='normal', fresh=False,
+                 mean=4, backprop_depth=8):
         super().__init__()
-        check_choice('inject', inject, ('linear', 'identity', 'add'))
-        check_choice('start', start, ('normal', 'zero'))
+        check_choice('inject', inject, ('identity', 'linear', 'authors', 'add'))
+        check_choice('start', start, ('normal', 'authors', 'zero'))
         if mean < 1 or backprop_depth < 1:
             raise Refused(f'mean={mean} and backprop_depth={backprop_depth} must be at least 1')
-        self.lm, self.inject, self.start = lm, inject, start
+        self.lm, self.inject, self.start, self.fresh, self.forwards = lm, inject, start, fresh, 0
         self.mean, self.backprop_depth = mean, backprop_depth
         self.prelude, self.core, self.coda = (check_order(part, len(lm.layers)) if part else []
                                               for part in (prelude, core, coda))
@@ -77,17 +83,25 @@ class Recurrent(nn.Module):
     def first_state(self, e, position, generator):
         if self.start == 'zero':
             return torch.zeros_like(e)
+        std = AUTHORS_STD if self.start == 'authors' else self.std
+        if generator is None and self.fresh:
+            self.forwards += 1
+            generator = torch.Generator().manual_seed(draw(0, 'first state', self.forwards))
         if isinstance(generator, torch.Generator):
-            s = torch.randn(e.shape, generator=generator, device=generator.device)
-            return s.to(e) * self.std                                           # (B, T, C)
+            return self.noise(e.shape, generator).to(e) * std                   # (B, T, C)
         if generator is not None:       # one for each sequence
-            rows = [torch.randn(e.shape[1:], generator=g, device=g.device).to(e) for g in generator]
-            return torch.stack(rows) * self.std
+            return torch.stack([self.noise(e.shape[1:], g).to(e) for g in generator]) * std
         if self.table is None:
             with torch.inference_mode(False):       # training may use it later
-                self.table = torch.randn(self.config.context, e.shape[-1],
-                                         generator=torch.Generator().manual_seed(0))
-        return (self.table[position:position + e.shape[1]].to(e) * self.std).expand_as(e)
+                self.table = self.noise((self.config.context, e.shape[-1]),
+                                        torch.Generator().manual_seed(0))
+        return (self.table[position:position + e.shape[1]].to(e) * std).expand_as(e)
+
+    def noise(self, shape, generator):
+        if self.start == 'authors':
+            x = torch.empty(shape, device=generator.device)
+            return nn.init.trunc_normal_(x, a=-3, b=3, generator=generator)
+        return torch.randn(shape, generator=generator, device=generator.device)
 
     def recur(self, s, e, i, cache, tap=None):
         "One recurrence, the i-th from 0 on: adapter, then core."

@@ -126,7 +126,7 @@ def describe(model):
     "What build_model needs of a model, for `save`."
     about = dict(model=model.state_dict(), model_config=dataclasses.asdict(model.config))
     if isinstance(model, Recurrent):
-        fields = ('prelude', 'core', 'coda', 'inject', 'start', 'mean', 'backprop_depth')
+        fields = ('prelude', 'core', 'coda', 'inject', 'start', 'fresh', 'mean', 'backprop_depth')
         return about | dict(kind='recurrent',
                             recurrent={name: getattr(model, name) for name in fields})
     return about | dict(kind='lm')

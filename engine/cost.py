@@ -157,8 +157,8 @@ def show(config, gpus, gpu, mfu):
         model = model_of(now.n_layer)
         order = now.order or model.order            # the latter: a recurrent core's own
         cost = counted(plan, model, first, end) * a_step
-        depth = len(order) if now.order else len(model.prelude) + len(
-            model.coda) + model.backprop_depth * len(model.core)
+        depth = len(order) if now.order else (
+            len(model.prelude) + len(model.coda) + now.backprop_depth * len(model.core))
         needed = memory(model, at_once * config.context, depth=depth, optimizer=config.optimizer,
                         width=width, device='cuda', ranks=gpus, shard=config.shard)
         table.append([f'{first:,} to {end:,}', str(len(model.layers)), str(len(order)),

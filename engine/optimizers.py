@@ -11,9 +11,10 @@ recurrent model is trained), and its predecessor's AdamW* ("update clipping, no 
 decoupling").
 Here: AdamW is torch's, and Muon computes what torch's does. But torch's works in bfloat16
 everywhere, which a CPU without AMX or AVX-512 emulates at a fiftieth of its speed (docs/LOG.md).
-AdamW* is our reading of those words: atan2 in epsilon's place; a tensor's step divided by the root
-mean square of gradient over its running size, where that is above 1 (Wortsman et al., 2023); and a
-decay of 1 - weight_decay x lr / peak lr, which does not grow with the peak.
+AdamW* is written after the authors' code: averages that begin with the first gradient, atan2
+in epsilon's place, a tensor's step divided by the root mean square of gradient over its running
+size where that is above 1 (Wortsman et al., 2023), both of Adam's corrections on top, and a decay
+of star_decay x lr / peak lr, on norms too.
 
 Usage:
     # config: optimizer, lr, adamw_lr, weight_decay, beta2
@@ -27,9 +28,9 @@ OPTIMIZERS = ('muon', 'adamw', 'adamw_star')
 
 
 def make_optimizers(model, config):
-    """A list of optimizers, each group with its own peak rate in 'peak'. Norms are not decayed.
-    Muon's step is scaled to the size of AdamW's (match_rms_adamw), so that one lr can serve both.
-    """
+    """A list of optimizers, each group with its own peak rate in 'peak'. Norms are not decayed, but
+    by AdamW*. Muon's step is scaled to the size of AdamW's, so that one lr can serve both, unless
+    muon_scaling is 'original'."""
     lr, wd = config.lr, config.weight_decay
     named = dict(model.named_parameters())
     looked_up = {name for name in named if name.split('.')[-2] in ('embed', 'head')}
@@ -39,11 +40,12 @@ def make_optimizers(model, config):
     if config.optimizer == 'muon':
         inner = [p for name, p in named.items() if p.dim() >= 2 and name not in looked_up]
         matrices = [p for name, p in named.items() if name in looked_up]
-        optimizers = [Muon(inner, lr=lr, weight_decay=wd)]
+        optimizers = [Muon(inner, lr=lr, weight_decay=wd, adjust_lr_fn=config.muon_scaling)]
         lr = lr if config.adamw_lr is None else config.adamw_lr
     groups = [dict(params=matrices, weight_decay=wd), dict(params=norms, weight_decay=0.0)]
     if config.optimizer == 'adamw_star':
-        optimizers.append(AdamWStar(groups, lr=lr, betas=(0.9, config.beta2)))
+        optimizers.append(AdamWStar([p for group in groups for p in group['params']], lr=lr,
+                                    betas=(0.9, config.beta2), weight_decay=config.star_decay))
     else:
         optimizers.append(torch.optim.AdamW(groups, lr=lr, betas=(0.9, config.beta2), fused=True))
     counted = sum(p.numel() for o in optimizers for g in o.param_groups for p in g['params'])
@@ -113,29 +115,29 @@ def orthogonal(x):
 
 
 class AdamWStar(torch.optim.Optimizer):
-    def __init__(self, params, lr, betas=(0.9, 0.95), weight_decay=0.0):
-        super().__init__(params, dict(lr=lr, betas=betas, weight_decay=weight_decay))
+    def __init__(self, params, lr, betas=(0.9, 0.95), eps=1e-6, weight_decay=0.0):
+        super().__init__(params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay))
 
     @torch.no_grad()
     def step(self, closure=None):
         for group in self.param_groups:
-            lr, (b1, b2) = group['lr'], group['betas']
             for p in group['params']:
-                if p.grad is None:
-                    continue
-                state = self.state[p]
-                if not state:
-                    state.update(step=torch.zeros(()), exp_avg=torch.zeros_like(p),
-                                 exp_avg_sq=torch.zeros_like(p))
-                state['step'] += 1
-                t = state['step'].item()
-                m = state['exp_avg'].lerp_(p.grad, 1 - b1)
-                v = state['exp_avg_sq'].lerp_(p.grad.square(), 1 - b2) / (1 - b2 ** t)
-                # A gradient that is large for its history, root mean square over the tensor, makes
-                # the step smaller.
-                surprise = (p.grad.square() / v).nan_to_num(0).mean().sqrt().clamp(min=1)
-                # atan2(m, sqrt(v)) is m / sqrt(v) for small ratios, bounded for large ones, and 0
-                # where both are 0.
-                update = torch.atan2(m / (1 - b1 ** t), v.sqrt()) / surprise
-                p.mul_(1 - group['weight_decay'] * lr / (group.get('peak') or 1))
-                p.sub_(update, alpha=lr)
+                if p.grad is not None:
+                    self._step(group, p)
+
+    def _step(self, group, p):
+        lr, (b1, b2), state = group['lr'], group['betas'], self.state[p]
+        if not state:
+            state.update(step=torch.zeros(()), exp_avg=p.grad.clone(),
+                         exp_avg_sq=p.grad.square())
+        state['step'] += 1
+        t = state['step'].item()
+        m = state['exp_avg'].lerp_(p.grad, 1 - b1)
+        v = state['exp_avg_sq'].lerp_(p.grad.square(), 1 - b2).clamp_(min=group['eps'] ** 2)
+        # A gradient that is large for its history, root mean square over the tensor, makes the step
+        # smaller.
+        surprise = (p.grad.square() / v).mean().sqrt().clamp(min=1)
+        # atan2(m, sqrt(v)) is m / sqrt(v) for small ratios, and bounded for large ones.
+        update = torch.atan2(m, (v / (1 - b2 ** t)).sqrt()) / surprise / (1 - b1 ** t)
+        p.mul_(1 - group['weight_decay'] * lr / (group.get('peak') or 1))
+        p.sub_(update, alpha=lr)

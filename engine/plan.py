@@ -25,9 +25,10 @@ from retrofit import recurrence_curriculum, sample_recurrence
 
 # The settings that the plan answers for: a resume compares what comes of them, step by step, and
 # not their values.
-ANSWERED = ('steps', 'warmup_steps', 'decay_steps', 'n_layer', 'grow', 'grow_block', 'grow_alpha',
-            'loop', 'cooldown_loop', 'cooldown_data', 'recurrence', 'backprop_depth', 'curriculum',
-            'curriculum_shape', 'backprop_curriculum')
+ANSWERED = ('steps', 'warmup_steps', 'decay_steps', 'lr_shape', 'lr_decay_steps', 'lr_floor',
+            'n_layer', 'grow', 'grow_block', 'grow_alpha', 'loop', 'cooldown_loop',
+            'cooldown_data', 'recurrence', 'backprop_depth', 'curriculum', 'curriculum_shape',
+            'backprop_curriculum')
 
 
 class Start(NamedTuple):
@@ -113,19 +114,25 @@ class Plan:
                     *self.recurrence(step))
 
     def recurrence(self, step):
-        "(mean of r, through how many recurrences gradients go back): None for any other model."
+        """(mean of r, through how many recurrences gradients go back): None for any other model.
+        The latter is never more than the former, as in the authors' code."""
         c = self.config
         if not self.mean:
             return None, None
-        return (recurrence_curriculum(step, c.steps, self.mean, c.curriculum, c.curriculum_shape),
-                recurrence_curriculum(step, c.steps, self.backprop_depth, c.backprop_curriculum))
+        mean = recurrence_curriculum(step, c.steps, self.mean, c.curriculum, c.curriculum_shape)
+        depth = recurrence_curriculum(step, c.steps, self.backprop_depth, c.backprop_curriculum)
+        return mean, min(depth, mean)
 
     def rate(self, step):
-        "Linear up, constant, then 1 - sqrt, which would be zero one step after the last."
+        """Linear up, constant, then down over the last lr_decay_steps: 1 - sqrt, or half a cosine,
+        to a floor that would be reached one step after the last."""
         c = self.config
         if step < c.warmup_steps:
             return (step + 1) / c.warmup_steps
-        return 1 - math.sqrt(max(0, step - self.decay) / max(1, c.decay_steps))
+        falls = c.decay_steps if c.lr_decay_steps is None else c.lr_decay_steps
+        t = max(0, step - (c.steps - falls)) / max(1, falls)
+        down = (1 + math.cos(math.pi * t)) / 2 if c.lr_shape == 'cosine' else 1 - math.sqrt(t)
+        return c.lr_floor + (1 - c.lr_floor) * down
 
     def told(self, step):
         """What a recurrent model's forward is told at a step, the same on every rank; {} for any

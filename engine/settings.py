@@ -67,16 +67,21 @@ class Config:
     context: int = 64                   # tokens of a sequence
     batch_size: int = 32                # sequences of a step, over all processes
     grad_accum: int = 1                 # pieces in which a process works off its part of them
-    # the schedule: linear warm-up, constant, 1 - sqrt
+    # the schedule: linear warm-up, constant, decay
     steps: int = 600
     warmup_steps: int = 50
-    decay_steps: int = 120
+    decay_steps: int = 120              # the last so many; growing is over, cool-downs begin
     lr: float = 4e-3
+    lr_shape: str = '1-sqrt'            # how the rate falls: or cosine
+    lr_decay_steps: int | None = None   # over the last so many steps; None: decay_steps
+    lr_floor: float = 0.0               # to this share of lr
     # the optimizer: 'adamw' or 'adamw_star' for everything, or 'muon' for the layers' matrices and
     # AdamW for the rest
     optimizer: str = 'muon'
     adamw_lr: float | None = None       # with muon, the rate of the rest; None: lr
+    muon_scaling: str = 'match_rms_adamw'       # a step as large as AdamW's; or original
     weight_decay: float = 0.01
+    star_decay: float = 1e-4            # adamw_star's, a step at the peak, whatever the rate is
     beta2: float = 0.95
     grad_clip: float = 1.0
     # what is measured and kept
@@ -100,6 +105,8 @@ def check(config):
     check_choice('dtype', c.dtype, ('auto', 'float32', 'bfloat16'))
     check_choice('compile', c.compile, ('auto', True, False))
     check_choice('curriculum_shape', c.curriculum_shape, ('linear', '1-sqrt'))
+    check_choice('lr_shape', c.lr_shape, ('1-sqrt', 'cosine'))
+    check_choice('muon_scaling', c.muon_scaling, ('match_rms_adamw', 'original'))
     for names, fits, what in (
             ('n_layer n_embd n_head n_kv_head ffn_dim vocab_size context batch_size grad_accum '
              'steps eval_every eval_batches log_every save_every patience',
@@ -108,8 +115,10 @@ def check(config):
              'must be at least 1, for a model with a recurrent core: init_from must be one'),
             ('curriculum backprop_curriculum', lambda n: 0 <= n <= 1,
              'is a part of the steps: from 0 to 1'),
-            ('warmup_steps decay_steps lr adamw_lr weight_decay grad_clip grow_alpha',
-             lambda n: 0 <= n < 1e9, 'must not be negative, nor without bounds'),
+            ('lr_floor', lambda n: 0 <= n <= 1, 'is a share of lr: from 0 to 1'),
+            ('warmup_steps decay_steps lr_decay_steps lr adamw_lr weight_decay star_decay '
+             'grad_clip grow_alpha', lambda n: 0 <= n < 1e9,
+             'must not be negative, nor without bounds'),
             ('beta2', lambda n: 0 <= n < 1, 'must be at least 0 and less than 1')):
         for name in names.split():
             value = getattr(c, name)
@@ -121,9 +130,10 @@ def check(config):
             raise Refused(f'{name}={folders} must be a folder or a list of folders')
     if c.data_weights is not None and not all(isinstance(w, (int, float)) for w in c.data_weights):
         raise Refused(f'data_weights={c.data_weights} must be numbers')
-    if c.warmup_steps + c.decay_steps > c.steps:
-        raise Refused(f'warmup_steps={c.warmup_steps} and decay_steps={c.decay_steps} do not fit '
-                      f'into steps={c.steps}')
+    for name in ('decay_steps', 'lr_decay_steps'):
+        if c.warmup_steps + (getattr(c, name) or 0) > c.steps:
+            raise Refused(f'warmup_steps={c.warmup_steps} and {name}={getattr(c, name)} do not fit '
+                          f'into steps={c.steps}')
     if c.shard and c.optimizer != 'adamw':
         raise Refused(f'shard=True needs optimizer=\'adamw\', not {c.optimizer!r}, which works '
                       'on whole matrices')

@@ -23,7 +23,8 @@ def test_every_parameter_has_one_optimizer(optimizer, tied):
     held = [id(p) for _, g in groups for p in g['params']]
     assert sorted(held) == sorted({id(p) for p in model.parameters()})
     for name, group in groups:
-        assert group['weight_decay'] == (0 if group['params'][0].dim() == 1 else 0.1)
+        assert group['weight_decay'] == (1e-4 if name == 'AdamWStar' else
+                                         0 if group['params'][0].dim() == 1 else 0.1)
         assert group['peak'] == (1e-4 if optimizer == 'muon' and name == 'AdamW' else 1e-3)
     assert [name for name, _ in groups].count('Muon') == (optimizer == 'muon')
 
@@ -132,21 +133,32 @@ def test_no_gradient_at_all_moves_nothing():
 # ------------------------------------------------------------------ AdamW*
 
 def test_adamw_star_by_hand():
-    "Its changes to AdamW, a number at a time; the third gradient is a spike."
+    "The authors' code, a number at a time; the third gradient is a spike, one entry never moves."
     p = torch.nn.Parameter(torch.tensor([1.0, -2.0, 0.5]))
     optimizer = AdamWStar([p], lr=0.1, betas=(0.9, 0.95), weight_decay=0.01)
     optimizer.param_groups[0]['peak'] = 0.2
-    w, m, v = [1.0, -2.0, 0.5], [0.0] * 3, [0.0] * 3
+    w, m, v = [1.0, -2.0, 0.5], None, None
     for t, gradient in enumerate(([0.1, 0.2, 0.0], [0.1, -0.1, 0.0], [5.0, 0.1, 0.0],
                                   [0.1, 0.1, 0.0]), 1):
         p.grad = torch.tensor(gradient)
         optimizer.step()
-        ratios, steps = [], []
-        for i, g in enumerate(gradient):
-            m[i], v[i] = 0.9 * m[i] + 0.1 * g, 0.95 * v[i] + 0.05 * g * g
-            big = v[i] / (1 - 0.95 ** t)
-            ratios.append(g * g / big if big else 0.0)
-            steps.append(math.atan2(m[i] / (1 - 0.9 ** t), math.sqrt(big)))
-        rms = math.sqrt(sum(ratios) / 3)
-        w = [x * (1 - 0.01 * 0.1 / 0.2) - 0.1 * step / max(1.0, rms) for x, step in zip(w, steps)]
-        assert p.tolist() == pytest.approx(w, rel=1e-5) and (rms > 1) == (t == 3)
+        if t == 1:
+            m, v = list(gradient), [g * g for g in gradient]
+        m = [0.9 * a + 0.1 * g for a, g in zip(m, gradient)]
+        v = [max(0.95 * a + 0.05 * g * g, 1e-12) for a, g in zip(v, gradient)]
+        rms = math.sqrt(sum(g * g / a for g, a in zip(gradient, v)) / 3)
+        steps = [math.atan2(a, math.sqrt(b) / math.sqrt(1 - 0.95 ** t))
+                 / (max(1.0, rms) * (1 - 0.9 ** t)) for a, b in zip(m, v)]
+        if t == 1:
+            assert steps[0] == pytest.approx(2.2, abs=0.01)
+        w = [x * (1 - 0.01 * 0.1 / 0.2) - 0.1 * step for x, step in zip(w, steps)]
+        assert p.tolist() == pytest.approx(w, rel=1e-5) and (rms > 1.1) == (t == 3)
+
+
+def test_muons_scaling_and_the_stars_decay_are_settings():
+    model = LM(ModelConfig(n_layer=2, n_embd=32, n_head=2))
+    muon = make_optimizers(model, Config(muon_scaling='original'))[0]
+    assert muon.param_groups[0]['adjust_lr_fn'] == 'original'
+    star, = make_optimizers(model, Config(optimizer='adamw_star', star_decay=0.5, weight_decay=0.1))
+    group, = star.param_groups
+    assert group['weight_decay'] == 0.5 and len(group['params']) == len(list(model.parameters()))

@@ -23,7 +23,12 @@ def by_hand(c, start, step):
     """(rate, layers, origin, order, data, batch, mean, backprop depth), worked out anew for one
     step."""
     decay = c.steps - c.decay_steps
-    rate = 1.0 if step <= decay else 1 - math.sqrt((step - decay) / c.decay_steps)
+    falls = c.decay_steps if c.lr_decay_steps is None else c.lr_decay_steps
+    since = step - (c.steps - falls)
+    rate = 1.0 if since <= 0 else 1 - math.sqrt(since / falls)
+    if c.lr_shape == 'cosine' and since > 0:
+        rate = 0.5 + math.cos(math.pi * since / falls) / 2
+    rate = pytest.approx(c.lr_floor + (1 - c.lr_floor) * rate, rel=1e-12)
     rate = (step + 1) / c.warmup_steps if step < c.warmup_steps else rate
     n, origin = start.n_layer, None
     if c.grow:
@@ -47,6 +52,7 @@ def by_hand(c, start, step):
                                      c.curriculum_shape)
         depth = recurrence_curriculum(step, c.steps, c.backprop_depth or start.backprop_depth,
                                       c.backprop_curriculum)
+        depth = min(depth, mean)
     data = 'cooldown_data' if cool else 'data'
     return rate, n, origin, order, data, step - decay if cool else step, mean, depth
 
@@ -165,3 +171,28 @@ def test_a_start_is_kept_and_an_older_checkpoint_without_one_is_understood(confi
     new = checkpoint.load(parent.out_dir)
     assert Start.kept(new) == Start.kept({k: v for k, v in new.items() if k != 'start'}) == Start(
         'lm', 3)
+
+
+def test_a_cosine_begins_where_it_is_told_and_nothing_else_moves():
+    "90% of 1,000 steps, to a thousandth: its mean is what the authors' schedule has."
+    old = check(Config(steps=1000, warmup_steps=5, decay_steps=100, grow='lidas'))
+    new = dataclasses.replace(old, lr_shape='cosine', lr_decay_steps=900, lr_floor=0.001)
+    plan, before = Plan(check(new)), Plan(old)
+    assert plan.stretches() == before.stretches() and plan.stages == before.stages
+    rates = [plan.at(step).lr for step in range(1000)]
+    assert rates[99] == 1 and rates[100] == 1 and rates[101] < 1
+    assert rates[-1] == pytest.approx(0.001, abs=1e-4)
+    assert sum(rates) / 1000 == pytest.approx(0.55, abs=0.005)
+    with pytest.raises(Refused, match='lr_decay_steps=999 do not fit'):
+        check(dataclasses.replace(new, lr_decay_steps=999))
+
+
+@pytest.mark.parametrize('mean, drawn, traced', [(4, 5.0, 3.4), (8, 9.0, 6.6), (32, 33, 8)])
+def test_gradients_go_back_as_far_as_the_authors_do(mean, drawn, traced):
+    "E[r] and E[recurrences with a trace], simulated with their code."
+    plan = Plan(Config(init_from='x', recurrence=mean, curriculum=0.0, steps=4000),
+                Start('recurrent', 6, None, 4, 8))
+    told = [plan.told(step) for step in range(4000)]
+    assert {t['backprop_depth'] for t in told} == {min(8, mean)}
+    assert sum(t['r'] for t in told) / 4000 == pytest.approx(drawn, rel=0.03)
+    assert sum(min(t.values()) for t in told) / 4000 == pytest.approx(traced, abs=0.05)

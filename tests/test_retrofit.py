@@ -72,6 +72,43 @@ def test_the_papers_flops(fields, shape, flops, effective):
     assert kept == pytest.approx({'4-8-4': 0.915, '4-6-4': 0.917}[shape], abs=5e-4)
 
 
+def test_the_authors_flops_over_their_curricula():
+    "50,000 steps of TinyLlama (4,8,4), in 1e20: none, and three curricula, by their count."
+    model = meta(TINYLLAMA, '4-8-4')
+    for mean, wanted in {4: (5.54, 5.13, 4.30, 3.78), 8: (9.98, 9.01, 7.07, 5.97),
+                         16: (12.9, 11.9, 9.9, 8.5), 32: (18.8, 17.3, 14.1, 12.2)}.items():
+        for (warm, shape), total in zip(((0, 'linear'), (0.25, 'linear'), (0.75, 'linear'),
+                                         (0.75, '1-sqrt')), wanted):
+            at = [model.flops_paper(recurrence_curriculum(t, 50_000, mean, warm, shape))
+                  for t in range(0, 50_000, 50)]
+            assert sum(at) / 1000 * 50_000 * 2 ** 20 / 1e20 == pytest.approx(total, rel=0.006)
+
+
+def test_the_authors_start(tiny, tokens):
+    "The adapter as torch starts a Linear; a state of one size at any width, cut at 3 sigma."
+    model = surgery(tiny(n_layer=6), '2-2-2', inject='authors', start='authors')
+    assert 0.9 / 8 < model.adapter.weight.abs().max() <= 1 / 8          # 1 / sqrt(2 * 32)
+    e = torch.zeros(64, 16, 32)
+    for generator in (None, torch.Generator().manual_seed(1)):
+        s = model.first_state(e, 0, generator)
+        assert s.std() == pytest.approx(0.0087039 * 0.9866, rel=0.05)   # of a normal cut at 3
+        assert s.abs().max() <= 3 * 0.0087039
+    first = model(tokens)
+    assert torch.equal(first, model(tokens))
+    fresh = surgery(tiny(n_layer=6), '2-2-2', inject='authors', start='authors', fresh=True)
+    assert not torch.equal(fresh(tokens), fresh(tokens))
+
+
+def test_a_tied_head_can_be_freed(tiny, tokens):
+    from tools.surgery import with_a_head
+    tied = tiny(n_layer=2, tie_embeddings=True)
+    free = with_a_head(tied)
+    assert torch.equal(free(tokens), tied(tokens)) and not free.config.tie_embeddings
+    assert free.num_params() == tied.num_params() + tied.embed.weight.numel()
+    free.embed.weight.data.zero_()
+    assert free.head.weight.abs().sum() > 0
+
+
 def test_our_ledger(tiny):
     """The same as LM's for as many layers of their own; recurrences without a trace cost a third;
     the adapter counts."""
@@ -405,7 +442,8 @@ def test_it_trains_and_resumes_in_the_curriculum(started, monkeypatch):
     rs = [line['r'] for line in log if 'r' in line]
     assert (rs == [sample_recurrence(recurrence_curriculum(t, 8, 3, 0.9), t, 0) for t in range(8)]
             and len(set(rs)) > 2)
-    assert all(line['backprop_depth'] == 2 for line in log if 'r' in line)
+    assert [line['backprop_depth'] for line in log if 'r' in line] == [
+        min(2, recurrence_curriculum(t, 8, 3, 0.9)) for t in range(8)]
     model = load_model(started / 'through')
     assert state['flops'] == sum(4 * 16 * model.flops_per_token(r=r) for r in rs)
     calls = []

@@ -5,6 +5,7 @@ Usage:
     python retrofit.py TinyLlama 4-8-4 --select=influence --data=data/mytext
     python retrofit.py out/retrofit --eval --r=1,2,4,8          # loss against r; --eval --help
 """
+import dataclasses
 import json
 import math
 import sys
@@ -38,6 +39,13 @@ def scalable_start(model):
         nn.init.normal_(model.lm.embed.weight)          # as LM's own start has it
 
 
+def with_a_head(lm):
+    "The model with the unembedding as a matrix of its own, which begins as the embedding."
+    free = type(lm)(dataclasses.replace(lm.config, tie_embeddings=False)).to(lm.norm.weight.dtype)
+    free.load_state_dict(lm.state_dict())
+    return free
+
+
 def operate(args):
     "Write the operated checkpoint, and say what it is made of."
     source, shape = args.paths
@@ -51,6 +59,8 @@ def operate(args):
     if exists(target):
         raise Refused(f'{target} holds a checkpoint already: choose another --out')
     parent = build_model(state, source).eval()
+    if args.untie_head:
+        parent = with_a_head(parent)
     parts = cut(shape, len(parent.layers))
     sizes = [len(part) for part in parts]
     if args.search:
@@ -64,8 +74,8 @@ def operate(args):
         if [len(part) for part in parts] != sizes:
             raise Refused(f'--layers={args.layers} does not name {shape} layers')
     torch.manual_seed(draw(args.seed, 'retrofit'))
-    model = surgery(parent.float(), parts, inject=args.inject, start=args.start, mean=args.mean,
-                    backprop_depth=args.backprop_depth)
+    model = surgery(parent.float(), parts, inject=args.inject, start=args.start, fresh=args.fresh,
+                    mean=args.mean, backprop_depth=args.backprop_depth)
     if args.scratch:
         scalable_start(model)
     say(model, parent, parts)
@@ -109,9 +119,11 @@ def main(argv=None):
         return recurrences.main([arg for arg in argv if arg != '--eval'])
     parser = make_parser(
         __doc__, 'seed', 'data', out=(Path, 'the folder to write'),
-        inject=('identity', 'how e is mixed into the state: linear (the paper), identity (linear, '
-                'begun as e), add'),
-        start=('normal', 'the first state: normal or zero'),
+        inject=('identity', "how e is mixed into the state: identity (linear, begun as e), authors "
+                "(linear, begun as theirs), linear (begun wider), add"),
+        start=('normal', 'the first state: normal, authors or zero'),
+        fresh=(False, 'another first state in each forward, as the authors have it'),
+        untie_head=(False, 'give a tied unembedding weights of its own'),
         mean=(4, 'recurrences'),
         backprop_depth=(8, 'gradients go back through the last so many'),
         layers=('', 'explicit lists, such as 0,1/16,17,18,19/20,21'),

@@ -1,0 +1,18 @@
+"""Llama-3.2-1B (2,4,2) with a curriculum: "Retrofitted Recurrence", Figure 3.
+
+As its authors' scripts have it; --curriculum=0, 0.0625 and 0.25 are the others. First: python
+retrofit.py Llama-3.2-1B 2-4-2 --inject=authors --start=authors --fresh --untie_head
+--layers=0,1/10,11,12,13/14,15 --mean=32 --out=out/llama32_2-4-2. Not run here.
+"""
+from config.retrofit_tinyllama import *
+
+out_dir = 'out/retrofit_llama32_curriculum'
+init_from = 'out/llama32_2-4-2'
+curriculum = 0.125          # 3,125 steps
+batch_size = 512
+grad_accum = 8
+optimizer = 'adamw'
+lr = 5e-5
+lr_shape = '1-sqrt'
+lr_decay_steps = 0          # constant
+lr_floor = 0.0
