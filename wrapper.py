@@ -6,10 +6,10 @@ going. An order says where layers run; this file says how the results of a windo
 
 Paper: "Training-Free Looped Transformers", sections 2 and 3, appendices D and P (which settings).
 Here: the first evaluation of a window is the model's own pass through it, so nothing is evaluated
-twice, and its keys and values are the unlooped model's (looping layer by layer: those of the first
-layer). An Entry before each layer of the window notes its arguments, since each layer has its own
-mask and rotary table; behind the window's last layer come the other evaluations. Attention maps and
-router logits, which transformers collects by hooks, come once for each evaluation.
+twice, and its keys and values are the unlooped model's (layer by layer: those of the first layer;
+their chain takes one more pass). An Entry before each layer notes its arguments, since each layer
+has its own mask and rotary table; behind the window's last layer come the other evaluations.
+Attention maps and router logits, which transformers collects by hooks, come once an evaluation.
 
 Usage:
     with looped(model, window=(3, 5), method='rk', K=3, beta=0.5) as m: m.generate(tokens, 20)
@@ -27,9 +27,9 @@ import torch
 
 from common.errors import Refused, check_choice, suggest
 from model import LM
-from variants.caches import Memory, Slots, check_cache
+from variants.caches import Memory, Slots, check_cache, left_out, with_slots
 from variants.hosts import FORWARDS, Entry, Pin, depth_of, pick_window, pinned_routers, refuse
-from variants.solvers import MORE, bind, by_tableau, mix, share, steps
+from variants.solvers import MORE, bind, by_tableau, length, mix, share, steps
 
 # --------------------------------------------------------------- three ways to run a window K times
 
@@ -40,12 +40,12 @@ def naive(g, x, K):
     return x
 
 
-def euler(g, x, K, alphas=None, tol=None):
-    """K steps of length 1/K (Eq. 10), or of the lengths `alphas` (a number: all alike). With `tol`,
+def euler(g, x, K, alphas=None, tol=None, T=1):
+    """K steps of length T/K (Eq. 10), or of the lengths `alphas` (a number: all alike). With `tol`,
     a token whose state has moved by less than this share of its length stays where it is, and when
     all do, no more evaluations are made."""
     if not isinstance(alphas, (list, tuple)):
-        alphas = [1 / K if alphas is None else alphas] * K
+        alphas = [length(T, K) if alphas is None else alphas] * K
     if len(alphas) != K:
         raise Refused(f'alphas={alphas}: K={K} steps need {K} lengths')
     moving = None
@@ -61,19 +61,19 @@ def euler(g, x, K, alphas=None, tol=None):
     return x
 
 
-def rk(g, x, K, beta=0.5):
-    """Runge-Kutta with K stages, anchored (Eq. 13 to 16): K steps of length 1/K, then back towards
+def rk(g, x, K, beta=0.5, T=1):
+    """Runge-Kutta with K stages, anchored (Eq. 13 to 16): K steps of length T/K, then back towards
     the plain output, beta g(x) + (1 - beta) (where the steps ended)."""
-    others, anchor = steps(K)[1:], g(x)
-    x = mix(x, anchor, 1 / K)               # the first step needs the anchor's evaluation, no other
+    others, anchor, h = steps(K)[1:], g(x), length(T, K)
+    x = mix(x, anchor, h)                   # the first step needs the anchor's evaluation, no other
     for _ in others:
-        x = mix(x, g(x), 1 / K)
+        x = mix(x, g(x), h)
     return mix(x, anchor, share(beta))
 
 
-def butcher(g, x, K, a=None, b=None, beta=0.5):
+def butcher(g, x, K, a=None, b=None, beta=0.5, T=1):
     "K steps by any explicit tableau; without one, rk."
-    return rk(g, x, K, beta) if a is None and b is None else by_tableau(g, x, K, a, b)
+    return rk(g, x, K, beta, T) if a is None and b is None else by_tableau(g, x, K, a, b, T)
 
 
 SOLVERS = dict(naive=naive, euler=euler, rk=rk, butcher=butcher, **MORE)
@@ -91,10 +91,10 @@ def pick_solver(method, K, beta=None, **options):
 class How(NamedTuple):
     solver: Callable        # (g, x) -> x
     evaluations: int        # of g, that it makes
+    mode: str               # the window as one, or layer by layer
     cache: str
     decode: str | int
     depth: int              # of the whole model
-    first: int              # where the windows begin, if this is one of several
 
 
 class Loop(threading.local):
@@ -122,10 +122,18 @@ class Loop(threading.local):
                           'from its first layer on')
         if self.memory is not None:
             kwargs[entry.cache] = self.memory.cache
-        self.calls[d] = entry, kwargs
+        self.calls[d], self.k = (entry, kwargs), 1
         try:
-            y = entry.forward(x, kwargs) if self.off else self.call(d, x)
-            return y if d < self.b or self.off else self.finish(y)
+            if self.off:
+                return entry.forward(x, kwargs)
+            y = self.call(d, x)
+            if self.how.mode == 'layer':
+                y = self.solve(d, x, y)
+            elif d == self.b:
+                y = self.solve(self.a, self.x, y)
+            if d == self.b:
+                self.settle(y)
+            return y
         except BaseException:
             self.forget()
             raise
@@ -135,50 +143,39 @@ class Loop(threading.local):
 
     def begin(self, entry, x, kwargs):
         self.forget()
-        self.x, cache, how = x, kwargs.get(entry.cache), self.how
-        if cache is not None and not hasattr(cache, 'layers'):
-            raise Refused(f'a KV cache of the kind {type(cache).__name__} has no list of layers: '
-                          'it cannot be looped')
-        noted = entry.pinned or how.cache == 'frozen'
-        if noted and entry.layer.training and getattr(entry.layer, 'gradient_checkpointing', False):
-            raise Refused("gradient checkpointing runs a layer again on its own, without what pin "
-                          "and cache='frozen' have noted: turn one of them off")
-        self.off = cache is not None and how.decode != 'full' and self.skips(cache, x.shape[-2])
-        if cache is None and how.cache == 'frozen' and x.shape[-2] > 1:
-            cache = Slots(self.b + 1)
+        self.x, how, q = x, self.how, x.shape[-2]
+        cache = with_slots(kwargs.get(entry.cache), how.cache, q, self.b + 1)
+        if how.cache == 'frozen' or entry.pinned:
+            entry.refuse_checkpointing()
+        self.off = cache is not None and left_out(cache, self.a, q, how.decode)
         if cache is not None and not self.off:
-            self.memory = Memory(how.cache, cache, (self.a, self.b), how.evaluations, how.depth,
-                                 how.first)
+            self.memory = Memory(how.cache, cache, (self.a, self.b), how.evaluations, how.depth)
 
-    def skips(self, cache, q):
-        """Is the window left as it is for this token? cache.prompt is how many tokens there were
-        behind the last prompt (on the cache, so that texts can be continued in turns), past -
-        prompt the number of decode steps so far."""
-        past = cache.layers[self.a].get_seq_length() if self.a < len(cache.layers) else 0
-        if q > 1 or past == 0:
-            cache.prompt = past + q
-            return False
-        if getattr(cache, 'prompt', past + 1) > past:       # filled before it was looped, or cut
-            cache.prompt = past + 0         # a copy: a cache of a fixed length counts in place
-        return self.how.decode == 'bypass' or bool(past - cache.prompt >= self.how.decode)
+    def solve(self, a, x, first):
+        "The solver on the layers from a to this one. It begins with g(x), which the model has run."
+        b = max(self.calls)
 
-    def finish(self, first):
         def g(x):
             nonlocal made
-            made += 1       # a solver begins with g(x), which the model itself has run
-            return self.run(x, made) if made > 1 else first
+            made += 1
+            return self.run(a, b, x, made) if made > 1 else first
 
         made = 0
-        x = self.how.solver(g, self.x)
-        if self.memory is not None:
-            if self.how.cache == 'last':
-                self.run(x, made + 1)
-            self.memory.settle()
-        return x
+        return self.how.solver(g, x)
 
-    def run(self, x, k):
+    def settle(self, y):
+        "What stays in the cache: 'last', and 'first' layer by layer, take one more pass for it."
+        how, more = self.how, self.how.evaluations + 1
+        if self.memory is None:
+            return
+        chain = how.cache == 'first' and how.mode == 'layer'
+        if chain or how.cache == 'last':
+            self.run(self.a, self.b, self.x if chain else y, more)
+        self.memory.settle(chain or how.cache in ('last', 'last_eval'))
+
+    def run(self, a, b, x, k):
         self.k = k
-        for d in range(self.a, self.b + 1):
+        for d in range(a, b + 1):
             x = self.call(d, x)
         return x
 
@@ -200,28 +197,33 @@ class Handle(NamedTuple):
     unpatch = lambda self: unpatch(self.model)
 
 
-def patch(model, window=None, method='rk', K=3, beta=0.5, cache='first', decode='full',
-          mode='block', pin=None, **options):
+LAYERWISE = 'layer_anchored_frozen'     # by itself it goes layer by layer, each on its real input
+
+
+def patch(model, window=None, method='rk', K=3, beta=None, cache=None, decode='full', mode=None,
+          pin=None, **options):
     """Loop a window of a model's layers from now on. variants/ has the methods' options
     (solvers.py), the caches (caches.py) and the pins (hosts.py).
-    beta: rk's share of the plain output, heavy_ball's of the step before, anderson's towards the
-    image. decode: 'full' loops at each new token, 'bypass' only where several are read at once (a
-    prompt), a number in the first so many steps. mode: the window as one, or 'layer' by layer."""
+    beta: rk's share of the plain output (0.5), heavy_ball's of the step before, anderson's towards
+    the image. T, of rk, euler and the tableaux: the time at which the K steps end (1). decode:
+    'full' loops at each new token, 'bypass' only where several are read at once (a prompt), a
+    number in the first so many steps. mode: the window as one 'block', or 'layer' by layer."""
     layers, order = depth_of(model)
     a, b = pick_window(window, len(order))
     solver, evaluations = pick_solver(method, K, beta, **options)
-    check_choice('mode', mode, ('block', 'layer'))
+    mode = mode or ('layer' if method == LAYERWISE else 'block')
+    cache = cache or ('natural' if method == LAYERWISE else 'first')
+    check_choice('mode', mode, ('layer',) if method == LAYERWISE else ('block', 'layer'))
     check_cache(cache, decode, options.get('tol'))
     looped_layers = {order[d]: layers[order[d]] for d in range(a, b + 1)}
     refuse(model, layers, order[a:b + 1], cache)
-    routers = pinned_routers(looped_layers, pin)
+    pin, routers = pinned_routers(looped_layers, pin, frozen=method == LAYERWISE)
     # From here on nothing can fail.
-    ours, how = isinstance(model, LM), How(solver, evaluations, cache, decode, len(order), a)
-    entries = {i: Entry(layer, None if ours else i, bool(pin))
+    loop = Loop((a, b), How(solver, evaluations, mode, cache, decode, len(order)))
+    entries = {i: Entry(layer, None if isinstance(model, LM) else i, bool(pin))
                for i, layer in looped_layers.items()}
-    whole = Loop((a, b), how)
     for d in range(a, b + 1):
-        entry, loop = entries[order[d]], whole if mode == 'block' else Loop((d, d), how)
+        entry = entries[order[d]]
         entry.loops[d], entry.window = loop, range(a, b + 1)
         for router in routers[order[d]]:
             router.register_forward_hook(Pin(loop, pin))
@@ -246,10 +248,9 @@ def unpatch(model):
 
 
 @contextlib.contextmanager
-def looped(model, window=None, method='rk', K=3, beta=0.5, cache='first', decode='full',
-           mode='block', pin=None, **options):
+def looped(model, window=None, method='rk', K=3, beta=None, **options):
     "patch for a while."
-    handle = patch(model, window, method, K, beta, cache, decode, mode, pin, **options)
+    handle = patch(model, window, method, K, beta, **options)
     try:
         yield model
     finally:

@@ -30,7 +30,15 @@ g_half = lambda x: x + F(x)
     ('uniform', 3, {}, 0.5 * (1 + 0.5 + 0.375) / 3),    # x1 = 1/2, x2 = (1 + 1/2)/2/2 = 3/8
     ('norm_stab', 4, {}, 1.0),                          # the length is all there is of a number
     ('poly_blend', 2, dict(weights=[0.4, 0.2, 0.4]), 0.4 + 0.1 + 0.1),
-    ('poly_blend', 2, {}, (0.5 + 0.25) / 2)])
+    ('poly_blend', 2, {}, (0.5 + 0.25) / 2),
+    ('euler', 2, dict(T=2), 0.25),                      # two steps of length 1: naive
+    ('rk', 2, dict(T=2), 0.5 * 0.25 + 0.5 * 0.5),
+    ('midpoint', 1, dict(T=2), 1 - 1 + 0.5),            # h = 2: x (1 - h/2 + h^2/8)
+    ('butcher', 2, dict(T=2), 0.375),
+    ('layer_anchored_frozen', 2, {}, (0.75 * 0.75 + 0.5) / 2),  # a number's length is its own
+    ('anderson_printed', 2, dict(m=1), 0.25 + 0.25 / (1 + 1e-6)),     # not 0: see its docstring
+    ('input_anchor', 2, {}, 0.5 + 0.5 * 0.5 * 0.75),
+    ('residual_scaled', 2, {}, 1 + (0.25 - 1) / 2)])
 def test_by_hand_on_a_linear_map(method, K, options, expected):
     x = SOLVERS[method](g_half, ONE, K, **options)
     assert abs(x.item() - expected) < 1e-12
@@ -124,9 +132,75 @@ def test_the_dtype_and_the_other_sequences_stay(method):
     clean = SOLVERS[method](g, x, 2)
     x[1, 0] = math.nan
     broken = SOLVERS[method](g, x, 2)
-    assert torch.allclose(broken[0], clean[0]) and broken[1, 0].isnan().all()
+    if method != 'anderson_printed':        # which solves one problem for the whole batch
+        assert torch.allclose(broken[0], clean[0]) and broken[1, 0].isnan().all()
     with torch.autocast('cpu', torch.bfloat16):
         assert torch.allclose(SOLVERS[method](g, x[:1], 2), clean[:1], atol=1e-6)
+
+
+def test_layer_anchored_frozen_by_its_definition():
+    "The authors' steps, a token at a time."
+    torch.manual_seed(0)
+    A, x = torch.randn(5, 5, dtype=torch.float64) / 2, torch.randn(2, 3, 5, dtype=torch.float64)
+    layer = lambda y: y + torch.tanh(y @ A)
+    for K, beta, T in ((1, 0.5, 1), (2, 0.5, 1), (6, 0.3, 1), (4, 0.5, 2.0)):
+        s = T / K
+        want = torch.empty_like(x)
+        for i in range(2):
+            for j in range(3):
+                token = x[i, j]
+                nat = layer(token)
+                N = [token.norm() + (nat.norm() - token.norm()) * k / K for k in range(K + 1)]
+                h = (1 - s) * token + s * nat
+                h = h / h.norm() * N[1] if K > 1 else h
+                for k in range(1, K):
+                    h = (1 - s) * h + s * layer(h)
+                    if k < K - 1:
+                        h = h / h.norm() * N[k + 1]
+                want[i, j] = beta * nat + (1 - beta) * h
+        got = SOLVERS['layer_anchored_frozen'](layer, x, K, beta=beta, T=T)
+        assert torch.allclose(got, want, atol=1e-12)
+
+
+def test_aitken_takes_the_plain_step_where_there_is_no_curvature():
+    "A straight line but for rounding: extrapolating it would step back by the safeguard's length."
+    drift = lambda y: y + 1 + 1e-6 * y
+    x = torch.zeros(1, 1, 1, dtype=torch.float64)
+    assert SOLVERS['aitken'](drift, x, 2).item() == pytest.approx(1.0)
+    assert SOLVERS['aitken'](drift, x, 2, safeguard=False).item() == pytest.approx(1.0)
+
+
+def test_anderson_printed_by_its_definition():
+    "Table 1 and the authors' code, in float64 for a batch of two: one gamma, a small ridge."
+    torch.manual_seed(0)
+    A, x = torch.randn(4, 4, dtype=torch.float64) / 3, torch.randn(2, 3, 4, dtype=torch.float64)
+    g = lambda y: y + torch.tanh(y @ A)
+    xs, fs, state = [], [], x
+    for step in range(4):
+        xs, fs = [*xs, state][-3:], [*fs, g(state) - state][-3:]
+        if len(xs) == 1:
+            state = 0.3 * g(state) + 0.7 * state
+            continue
+        dX = torch.stack([(b - a).flatten() for a, b in zip(xs, xs[1:])], 1)
+        dF = torch.stack([(b - a).flatten() for a, b in zip(fs, fs[1:])], 1)
+        M = dF.T @ dF
+        gamma = torch.linalg.inv(M + 1e-6 * M.diagonal().max() * torch.eye(len(M))) @ (
+            dF.T @ fs[-1].flatten())
+        new = 0.7 * (state.flatten() - dX @ gamma) + 0.3 * (g(state).flatten() - dF @ gamma)
+        state = new.view_as(state)
+    got = SOLVERS['anderson_printed'](g, x, 4, m=2, beta=0.3)
+    assert torch.allclose(got, state, atol=1e-9)
+
+
+def test_a_method_has_its_own_defaults_and_not_another_ones():
+    "rk's beta does not reach heavy_ball or anderson: their authors have .3 and 1."
+    for method, beta in (('rk', 0.5), ('heavy_ball', 0.3), ('anderson', 1.0)):
+        solver, _ = pick_solver(method, 3)
+        x = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0))
+        assert torch.equal(solver(torch.tanh, x), SOLVERS[method](torch.tanh, x, 3, beta=beta))
+    for T in (0, -1, '1', math.inf):
+        with pytest.raises(ValueError, match='T='):
+            pick_solver('rk', 3, T=T)
 
 
 def test_anderson_solves_a_linear_problem_and_keeps_sequences_apart():

@@ -13,7 +13,7 @@ from loop import repeat_block
 from model import KVCache
 from variants.caches import CACHES
 from variants.hosts import pick_window
-from wrapper import SOLVERS, looped, patch, unpatch
+from wrapper import LAYERWISE, SOLVERS, looped, patch, unpatch
 
 WINDOW = (2, 4)
 
@@ -70,9 +70,29 @@ def test_wrapped_logits_are_the_solver_applied_by_hand(six, method, mode):
     for block in [[2, 3, 4]] if mode == 'block' else [[2], [3], [4]]:
         x = SOLVERS[method](lambda y: six.run(y, block, depth=block[0]), x, 2)
     by_hand = six.head(six.norm(six.run(x, [5], depth=5)))
-    with looped(six, WINDOW, method, 2, 0.5 if method in ('rk', 'butcher', 'anderson') else 0.3,
-                mode=mode):
-        assert torch.equal(six(t), by_hand)
+    if method == LAYERWISE and mode == 'block':
+        with pytest.raises(ValueError, match="mode='block' is not one of layer"):
+            patch(six, WINDOW, method, 2, mode=mode)
+        mode, by_hand = 'layer', None
+    with looped(six, WINDOW, method, 2, mode=mode):
+        assert by_hand is None or torch.equal(six(t), by_hand)
+        named = six(t)
+    if method == LAYERWISE:
+        with looped(six, WINDOW, method, 2):        # it goes layer by layer by itself
+            assert torch.equal(six(t), named)
+
+
+def test_a_wrapped_window_ends_at_its_time(six):
+    t = tokens()
+    window = lambda y: six.run(y, [2, 3, 4], depth=2)
+    for method in ('euler', 'rk', 'midpoint'):
+        x = SOLVERS[method](window, six.run(six.embed(t), [0, 1]), 4, T=2)
+        with looped(six, WINDOW, method, 4, T=2):
+            looped_logits = six(t)
+        assert torch.equal(looped_logits, six.head(six.norm(six.run(x, [5], depth=5))))
+    for method in ('naive', 'uniform', 'heavy_ball', 'norm_stab'):
+        with pytest.raises(ValueError, match=f"'{method}' has no option 'T'"):
+            patch(six, WINDOW, method, T=2)
 
 
 @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
@@ -177,9 +197,11 @@ def test_what_each_cache_holds(six, how, mode):
                     * (how == 'exact'))
         prompt = in_pieces(six, t, [7])[1]
     alike = [torch.equal(a.keys, b.keys) for a, b in zip(prompt.layers, plain.layers)]
-    first = how in ('first', 'none', 'frozen', 'exact')
+    first = how in ('first', 'natural', 'none', 'frozen', 'exact')
     assert alike[:2] == [True, True] and not alike[5]
     assert alike[2] == first
+    if mode == 'layer':     # 'first' is the unlooped chain, the others' later layers got other input
+        assert alike[3:5] == [how == 'first'] * 2
     if mode == 'block':
         assert alike[2:5] == [first] * 3
         if how == 'last':                           # the keys of a plain pass that starts from x_K
@@ -212,7 +234,7 @@ def test_decoding_with_fewer_loops(six, mode):
     def steps(decode):
         ran, cache = [], KVCache(6)
         hook = six.layers[3].mlp.register_forward_hook(lambda *_: ran.append(1))
-        with looped(six, WINDOW, 'rk', 3, decode=decode, mode=mode):
+        with looped(six, WINDOW, 'rk', 3, decode=decode, mode=mode, cache='natural'):
             counts = []
             for piece in t.split([5, 1, 1, 1, 2, 1, 1], dim=1):
                 ran.clear()
@@ -225,6 +247,15 @@ def test_decoding_with_fewer_loops(six, mode):
     assert steps('bypass') == [3, 1, 1, 1, 3, 1, 1]
     # ... and the count begins anew behind them
     assert steps(0) == steps('bypass') and steps(2) == [3, 3, 3, 1, 3, 3, 3]
+    if mode == 'layer':         # the unlooped chain takes one more pass, where there is a cache
+        with looped(six, WINDOW, 'rk', 3, mode=mode):
+            ran = []
+            hook = six.layers[3].mlp.register_forward_hook(lambda *_: ran.append(1))
+            six(t, cache=KVCache(6))
+            assert len(ran) == 4
+            six(t)
+            assert len(ran) == 7
+        hook.remove()
 
 
 def test_first_n_counts_on_each_text_by_itself(six):
@@ -314,7 +345,8 @@ def test_an_exact_cache_keeps_to_its_settings(six):
 # ----------------------------------------------------------------------------- windows and refusals
 
 @pytest.mark.parametrize('window, depth, expected', [
-    (None, 28, (12, 15)), (None, 36, (16, 19)), (None, 8, (2, 5)), (None, 3, (0, 2)),
+    (None, 28, (12, 15)), (None, 36, (15, 18)), (None, 48, (22, 25)), ('mid6', 36, (15, 20)),
+    (None, 35, (15, 18)), ('mid4', 32, (14, 17)), (None, 8, (2, 5)), (None, 3, (0, 2)),
     ('mid3', 28, (13, 15)), ('mid6', 28, (11, 16)), ('mid1', 28, (14, 14)),
     ('mid12', 28, (8, 19)), ((3, 5), 6, (3, 5)), ([0, 5], 6, (0, 5)), ('3-5', 6, (3, 5)),
     ('0-0', 6, (0, 0)), (0.5, 8, (2, 5)), (0.0, 8, (0, 3)), (1.0, 8, (4, 7)),

@@ -18,6 +18,7 @@ from variants.caches import CACHES  # noqa: E402
 from variants.hosts import (
     Pin,  # noqa: E402
     depth_of,  # noqa: E402
+    routers_of,  # noqa: E402
 )
 from wrapper import looped, patch, unpatch  # noqa: E402
 
@@ -131,9 +132,10 @@ def test_continuing_is_recomputing_and_the_caches_lengths(name, form):
                 assert torch.allclose(logits, whole, atol=2e-4) == (how in ('exact', 'frozen')), how
                 prompt = in_pieces(model, t, [7])[1]
             alike = [torch.equal(kept(prompt, d), kept(plain, d)) for d in range(5)]
-            first = how in ('first', 'none', 'exact', 'frozen')
-            assert (alike[:3] == [True, True, first]
-                    and (mode == 'layer' or alike[2:] == [first] * 3))
+            first = how in ('first', 'natural', 'none', 'exact', 'frozen')
+            assert alike[:3] == [True, True, first]
+            if mode == 'block' or how == 'first':       # layer by layer: the unlooped chain
+                assert alike[2:] == [first] * 3
     for K, beta in ((1, 0.3), (3, 1.0)):
         with looped(model, WINDOW, 'rk', K, beta):
             assert torch.equal(in_pieces(model, t, [7, 1, 1, 2, 1])[0],
@@ -260,10 +262,10 @@ def test_pinned_routing(name, mode):
     ways = dict(whole=lambda: model(t, use_cache=False), prompt=lambda: model(t, use_cache=True),
                 step=lambda: model(t[:, 11:], past_key_values=copy.deepcopy(cache), use_cache=True))
     for way, run in ways.items():
-        with looped(model, WINDOW, mode=mode):
+        with looped(model, WINDOW, mode=mode, cache='natural'):
             free = experts_used(model, run)
         assert len(free) == 3 and (way == 'step' or not torch.equal(free[0][0], free[1][0]))
-        with looped(model, WINDOW, mode=mode, pin='mixture'):
+        with looped(model, WINDOW, mode=mode, cache='natural', pin='mixture'):
             pinned = experts_used(model, run)
             assert all(torch.equal(i, pinned[0][0]) and torch.equal(w, pinned[0][1])
                        for i, w in pinned)
@@ -289,14 +291,38 @@ def test_weights_of_pinned_experts_are_the_routers_own_where_it_chooses_the_same
             assert torch.allclose(model(t).logits, free, atol=1e-4)
 
 
+def test_any_router_beside_experts_is_pinned_by_its_place():
+    "Llama 4's returns scores and logits, where others return three things: all are handed on."
+    model, t = tiny('llama4_text', std=0.5), tokens()
+    layers = depth_of(model)[0]
+    routers = [m.feed_forward.router for m in layers if hasattr(m.feed_forward, 'router')]
+    assert routers and all(routers_of(layer) == [layer.feed_forward.router] for layer in layers
+                           if hasattr(layer.feed_forward, 'router'))
+    shared = tiny('qwen2_moe').model.layers[0]
+    assert routers_of(shared) == [shared.mlp.gate]              # and not shared_expert_gate
+    told = {router: [] for router in routers}
+    with looped(model, WINDOW, K=3, pin='mixture'):
+        hooks = [router.register_forward_hook(lambda m, args, out: told[m].append(out))
+                 for router in routers]         # behind the pin's: what the experts are given
+        pinned = model(t, use_cache=False).logits
+        for hook in hooks:
+            hook.remove()
+    inside = [given for given in told.values() if len(given) == 3]
+    assert inside and all(out is given[0] for given in inside for out in given)
+    with looped(model, WINDOW, K=3):
+        assert not torch.allclose(model(t, use_cache=False).logits, pinned, atol=1e-5)
+    with looped(model, WINDOW, 'layer_anchored_frozen', K=3):
+        frozen = model(t, use_cache=False).logits
+    with looped(model, WINDOW, 'layer_anchored_frozen', K=3, pin='mixture'):
+        assert torch.equal(model(t, use_cache=False).logits, frozen)
+
+
 def test_pinning_is_refused_without_a_known_router():
-    for name in ('llama', 'llama4_text'):
-        model = tiny(name)
-        before = {name: dict(vars(m)) for name, m in model.named_modules()}
-        with pytest.raises(ValueError,
-                           match="pin='mixture': the layers 2 to 4 have no router that is known"):
-            patch(model, WINDOW, pin='mixture')
-        assert {name: dict(vars(m)) for name, m in model.named_modules()} == before
+    model = tiny('llama')
+    before = {name: dict(vars(m)) for name, m in model.named_modules()}
+    with pytest.raises(ValueError, match="pin='mixture': the layers 2 to 4 have no router beside"):
+        patch(model, WINDOW, pin='mixture')
+    assert {name: dict(vars(m)) for name, m in model.named_modules()} == before
     model = tiny('qwen2_moe')
     for layer in depth_of(model)[0]:
         forward = type(layer.mlp.gate).forward

@@ -2,9 +2,10 @@
 
 The idea: a later token looks back at keys and values, of which a looped layer has made one version
 for each evaluation (K, for most methods); the cache has room for one.
-- 'first' keeps those of evaluation 1, which are the unlooped model's (with mode='layer', the first
-layer's only); 'last_eval' those of the last; 'last' runs the window once more on the result and
-keeps that; 'none' shows the window no past at all.
+- 'first' keeps the unlooped model's: those of evaluation 1, or, with mode='layer', of one more pass
+from where the window began. 'natural' keeps those of each layer's evaluation 1, on its real input:
+the same with mode='block'. 'last_eval' keeps those of the last; 'last' runs the window once more on
+the result and keeps that; 'none' shows the window no past at all.
 - None of these continues a text as if all of it had been read at once: while a prompt is read,
 evaluation k of a token sees evaluation k of the tokens before it; later, the one version kept.
 - 'exact' keeps all K versions, at K times the window's cache: evaluation k sees evaluation k.
@@ -30,7 +31,7 @@ import torch
 from common.errors import Refused, check_choice
 from model import KVCache
 
-CACHES = ('first', 'last', 'last_eval', 'none', 'frozen', 'exact')
+CACHES = ('first', 'natural', 'last', 'last_eval', 'none', 'frozen', 'exact')
 
 
 def check_cache(cache, decode, tol=None):
@@ -42,14 +43,37 @@ def check_cache(cache, decode, tol=None):
                       'and no halting tolerance')
 
 
+def with_slots(cache, how, q, n):
+    "The cache of a forward over q tokens; 'frozen' needs one of n slots, also where there is none."
+    if cache is None and how == 'frozen' and q > 1:
+        return Slots(n)
+    if cache is not None and not hasattr(cache, 'layers'):
+        raise Refused(f'a KV cache of the kind {type(cache).__name__} has no list of layers: it '
+                      'cannot be looped')
+    return cache
+
+
+def left_out(cache, a, q, decode):
+    """Is a window that begins with layer a left as it is for this token? cache.prompt is how many
+    tokens there were behind the last prompt (on the cache, so that texts can be continued in
+    turns), past - prompt the number of decode steps so far."""
+    if decode == 'full':
+        return False
+    past = cache.layers[a].get_seq_length() if a < len(cache.layers) else 0
+    if q > 1 or past == 0:
+        cache.prompt = past + q
+        return False
+    if getattr(cache, 'prompt', past + 1) > past:       # filled before it was looped, or cut
+        cache.prompt = past + 0         # a copy: a cache of a fixed length counts in place
+    return decode == 'bypass' or bool(past - cache.prompt >= decode)
+
+
 class Memory:
     """One forward's dealings with a cache, ours or transformers': either has a list `layers` of
     slots with update(k, v)."""
 
-    def __init__(self, how, cache, window, evaluations, depth=0, first=None):
-        self.how, self.cache, self.evaluations = how, cache, evaluations
-        # exact: where the windows begin, if this is one of several
-        self.first = window[0] if first is None else first
+    def __init__(self, how, cache, window, evaluations, depth=0):
+        self.how, self.cache, self.evaluations, self.first = how, cache, evaluations, window[0]
         # by depth: slots before this forward; of the last evaluation; evaluation 1's keys
         self.past, self.last, self.seen = {}, {}, {}
         layers = cache.layers
@@ -107,11 +131,10 @@ class Memory:
         finally:
             layers[d] = real
 
-    def settle(self):
-        "'last' and 'last_eval' leave what the last evaluation wrote."
-        if self.how in ('last', 'last_eval'):
-            for d, slot in self.last.items():
-                self.cache.layers[d] = slot
+    def settle(self, last=False):
+        "The forward is over; what the last evaluation wrote stays in the cache, if that is wanted."
+        for d, slot in self.last.items() if last else ():
+            self.cache.layers[d] = slot
 
 
 class Slots(KVCache):

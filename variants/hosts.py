@@ -56,6 +56,10 @@ def depth_of(model):
                   'ours or a Hugging Face decoder has')
 
 
+# The authors' middle four are 12-15 of 28 layers, 15-18 of 36, 22-25 of 48: no rule gives all three.
+MIDDLE = {(36, 4): 15}
+
+
 def pick_window(window, depth):
     """(a, b) of a window: (3, 5) or '3-5', 'mid4' (also None), or 0.5, the four layers whose
     centre is nearest to that fraction of the depth."""
@@ -67,7 +71,8 @@ def pick_window(window, depth):
         elif re.fullmatch(r'\d+\.\d*|\.\d+', window):
             window = float(window)
         elif re.fullmatch(r'mid\d+', window) and 1 <= (n := int(window[3:])) <= depth:
-            window = depth // 2 - n // 2, depth // 2 - n // 2 + n - 1
+            a = MIDDLE.get((depth, n), depth // 2 - n // 2)
+            window = a, a + n - 1
     if isinstance(window, float) and 0 <= window <= 1 and depth >= 4:
         a = min(range(depth - 3), key=lambda a: abs(a + 1.5 - window * depth))     # Figure 6
         window = a, a + 3
@@ -124,6 +129,11 @@ class Entry:
                           'that map a stream to a stream can be looped')
         return x
 
+    def refuse_checkpointing(self):
+        if self.layer.training and getattr(self.layer, 'gradient_checkpointing', False):
+            raise Refused("gradient checkpointing runs a layer again on its own, without what pin "
+                          "and cache='frozen' have noted: turn one of them off")
+
     def __call__(self, *args, **kwargs):
         kwargs.update(zip(self.names, args))
         x = kwargs.pop(self.names[0])
@@ -142,19 +152,19 @@ PINS = (None, 'mixture', 'indices')
 
 
 class Pin:
-    """A hook on a router: later evaluations get the first one's experts, with its weights
-    ('mixture') or with weights of their own."""
+    """A hook on a router: later evaluations get the first one's answer ('mixture'), or its experts
+    with weights of their own ('indices')."""
 
     def __init__(self, loop, how):
         self.loop, self.how = loop, how
 
     def __call__(self, router, args, output):
-        logits, *found = output
-        if self.loop.k > 1:
-            weights, indices = self.loop.routed[router]
-            weights = weights if self.how == 'mixture' else weigh(router, logits, indices)
-            return logits, weights, indices
-        self.loop.routed[router] = found        # the loop forgets them when its window is through
+        if self.loop.k == 1:
+            self.loop.routed[router] = output       # forgotten when the window is through
+        kept = self.loop.routed[router]
+        if self.how == 'mixture':
+            return kept
+        return output[0], weigh(router, output[0], kept[2]), kept[2]
 
 
 def weigh(router, logits, indices):
@@ -169,19 +179,22 @@ def weigh(router, logits, indices):
     return (weights * getattr(router, 'routed_scaling_factor', 1.0)).to(logits.dtype)
 
 
-def routers_of(layer, pin):
-    "The routers of a layer that can be pinned; 'indices' needs one whose weights we can make."
-    found = [m for m in layer.modules() if type(m).__name__.lower().endswith('topkrouter')]
+def routers_of(layer, pin='mixture'):
+    """The routers of a layer, which stand beside its experts as `gate` or `router`; 'indices' needs
+    one whose weights we can make."""
+    beside = [getattr(m, name, None) for m in layer.modules() if hasattr(m, 'experts')
+              for name in ('gate', 'router')]
+    found = [m for m in beside if isinstance(m, nn.Module)]
     for router in found if pin == 'indices' else []:
         seeded = torch.Generator().manual_seed(0)
-        x = torch.randn(8, router.weight.shape[-1], generator=seeded).to(router.weight)
         try:
             with torch.no_grad():
+                x = torch.randn(8, router.weight.shape[-1], generator=seeded).to(router.weight)
                 logits, weights, indices = router(x)
                 ours = weigh(router, logits, indices).float()
             known = torch.allclose(ours, weights.float(), atol=1e-2)
-        # it wants other arguments, or lies on another machine
-        except (TypeError, ValueError, RuntimeError):
+        # it wants other arguments, gives another answer, or lies on another machine
+        except (AttributeError, TypeError, ValueError, RuntimeError):
             known = False
         if not known:
             raise Refused(f"pin='indices': how {type(router).__name__} weighs its experts is not "
@@ -189,11 +202,13 @@ def routers_of(layer, pin):
     return found
 
 
-def pinned_routers(layers, pin):
-    "{layer: its routers} of {layer: module}; none without a pin."
+def pinned_routers(layers, pin, frozen=False):
+    """(the pin, {layer: its routers}) of {layer: module}; none without a pin. frozen: pinned where
+    there is a router, though nobody has said so."""
     check_choice('pin', pin, PINS)
+    pin = pin or ('mixture' if frozen and any(map(routers_of, layers.values())) else None)
     routers = {i: routers_of(layer, pin) if pin else [] for i, layer in layers.items()}
     if pin and not any(routers.values()):
-        raise Refused(f'pin={pin!r}: the layers {min(layers)} to {max(layers)} have no router that '
-                      'is known here (a TopKRouter)')
-    return routers
+        raise Refused(f'pin={pin!r}: the layers {min(layers)} to {max(layers)} have no router '
+                      'beside experts (a `gate` or `router`)')
+    return pin, routers

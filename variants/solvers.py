@@ -5,16 +5,16 @@ step of length 1 on x' = F(x). The layers behind it were trained on where that s
 K runs of the window go on to time K; K steps of length 1/K end at time 1 too, more precisely.
 
 Paper: "Training-Free Looped Transformers", section 2.3 (Eq. 10 to 16, Table 1), appendix E (the
-others).
-Here, where the paper is silent or at odds with itself:
-- The anchored Runge-Kutta method is Eq. 16, with K evaluations; Algorithm 3 as printed has one
-sub-step fewer. Its order is 1.
-- Anderson mixes increments of g, as Walker and Ni do; with those of the residual (Table 1) it
-stalls. Its least squares run over a whole sequence, so a token's state depends on later ones: not
-for generation.
-- Aitken's safeguard, |step| <= |g(x) - x|, gives the plain window wherever 0 < g' < 1.
-- norm_stab and poly_blend have no formulas in the paper. Norms and tolerances are per token, so
-that no token knows of later ones, or of its neighbours in the batch.
+others); the authors' code for what these leave open.
+Here: T is the time at which K steps end, each T/K long: 1 in the paper, 2 to 2.5 in the authors'
+best results (3 gained less; K = 12 with T = 4 did harm).
+- layer_anchored_frozen is theirs for each layer by itself, its state's length moved along a line.
+- anderson is Walker and Ni's, one least-squares problem a sequence (a token's state depends on
+later ones: not for generation). anderson_printed is Table 1's, which adds the residual's
+increments where Walker and Ni add the image's, with one problem for the whole batch: what the paper
+finds of "Anderson" it finds of that one.
+- aitken's safeguard, |step| <= |g(x) - x|, gives the plain window wherever 0 < g' < 1.
+- norm_stab and poly_blend: norms are per token, so that no token knows of later ones.
 
 A solver is a function (g, x, K, **options) -> x whose first evaluation is g(x): the wrapper has
 that one already. K is the number of steps; pick_solver says how many evaluations they take
@@ -50,6 +50,13 @@ def share(beta):
     return beta
 
 
+def length(T, K):
+    "Of one of K steps that end at time T."
+    if not (isinstance(T, numbers.Real) and 0 < T < 1e3):
+        raise Refused(f'T={T!r}: K steps end at a time above 0, such as 1 or 2')
+    return T / K
+
+
 def wide(t):
     "At least float32: sums of many states need it."
     return t.to(torch.promote_types(t.dtype, torch.float32))
@@ -57,9 +64,9 @@ def wide(t):
 
 # ---------------------------------------------------------------------------- Euler and Runge-Kutta
 
-def by_tableau(g, x, K, a, b):
-    """K steps of length 1/K by an explicit tableau: stage i stands at x + h sum_j a[i][j] k_j, the
-    step is h sum_i b[i] k_i."""
+def by_tableau(g, x, K, a, b, T=1):
+    """K steps of length h = T/K by an explicit tableau: stage i stands at x + h sum_j a[i][j] k_j,
+    the step is h sum_i b[i] k_i."""
     if (a is None or b is None or len(a) != len(b)
             or any(w for i, row in enumerate(a) for w in list(row)[i:])):
         raise Refused(f'a={a}, b={b}: a tableau has a row of a for each entry of b, and row i '
@@ -67,8 +74,10 @@ def by_tableau(g, x, K, a, b):
     if abs(sum(b) - 1) > 1e-6:
         raise Refused(f'b={b}: the weights of the stages have the sum 1')
 
+    h = length(T, len(steps(K)))
+
     def along(row):
-        return (wide(x) + sum(w / K * k for w, k in zip(row, slopes))).type_as(x)
+        return (wide(x) + sum(w * h * k for w, k in zip(row, slopes))).type_as(x)
 
     for _ in steps(K):
         slopes = []
@@ -79,16 +88,40 @@ def by_tableau(g, x, K, a, b):
     return x
 
 
-def midpoint(g, x, K):
-    return by_tableau(g, x, K, [[], [1 / 2]], [0, 1])
+def midpoint(g, x, K, T=1):
+    return by_tableau(g, x, K, [[], [1 / 2]], [0, 1], T)
 
 
-def heun(g, x, K):
-    return by_tableau(g, x, K, [[], [1]], [1 / 2, 1 / 2])
+def heun(g, x, K, T=1):
+    return by_tableau(g, x, K, [[], [1]], [1 / 2, 1 / 2], T)
 
 
-def rk4(g, x, K):
-    return by_tableau(g, x, K, [[], [1 / 2], [0, 1 / 2], [0, 0, 1]], [1 / 6, 1 / 3, 1 / 3, 1 / 6])
+def rk4(g, x, K, T=1):
+    stages, weights = [[], [1 / 2], [0, 1 / 2], [0, 0, 1]], [1 / 6, 1 / 3, 1 / 3, 1 / 6]
+    return by_tableau(g, x, K, stages, weights, T)
+
+
+def norms(x):
+    return wide(x).norm(dim=-1, keepdim=True)                                       # (.., 1)
+
+
+def with_norm(x, wanted):
+    tiny = torch.finfo(wanted.dtype).tiny
+    return (wide(x) * (wanted / norms(x).clamp(min=tiny))).type_as(x)
+
+
+def layer_anchored_frozen(g, x, K, beta=0.5, T=1):
+    """rk for one layer, whose state's length goes from x's to g(x)'s along a line, but for the last
+    step's."""
+    n, h = len(steps(K)), length(T, K)
+    anchor = g(x)
+    start, end = norms(x), norms(anchor)
+    x = with_norm(mix(x, anchor, h), start + (end - start) / n) if n > 1 else mix(x, anchor, h)
+    for k in range(1, n):
+        x = mix(x, g(x), h)
+        if k < n - 1:
+            x = with_norm(x, start + (end - start) * (k + 1) / n)
+    return mix(x, anchor, share(beta))
 
 
 # ---------------------------------------------------------------- towards a fixed point, and others
@@ -101,7 +134,7 @@ def heavy_ball(g, x, K, alpha=0.5, beta=0.3):
     return x
 
 
-def anderson(g, x, K, m=2, beta=0.5):
+def anderson(g, x, K, m=2, beta=1.0):
     """The combination of the last m + 1 states whose residuals g(x) - x cancel best, and from
     there the share beta towards its image."""
     states, images = [], []
@@ -125,9 +158,30 @@ def anderson(g, x, K, m=2, beta=0.5):
     return x
 
 
+def anderson_printed(g, x, K, m=2, beta=1.0):
+    "As Table 1 prints it and the authors' code does it: one problem for the batch, a small ridge."
+    states, residuals = [], []
+    for _ in steps(K):
+        image = g(x)
+        states = [*states, wide(x)][-m - 1:]
+        residuals = [*residuals, wide(image) - wide(x)][-m - 1:]
+        at, to = wide(x), wide(image)
+        if len(states) > 1:
+            dx, df = (torch.stack(t, -1).diff(dim=-1) for t in (states, residuals))
+            flat, target = df.reshape(-1, df.shape[-1]), residuals[-1].reshape(-1)
+            with torch.autocast(x.device.type, enabled=False):
+                normal = flat.T @ flat
+                ridge = 1e-6 * normal.diagonal().max() * torch.eye(len(normal)).to(normal)
+                gamma, failed = torch.linalg.solve_ex(normal + ridge, flat.T @ target)
+            gamma = torch.where((failed == 0) & gamma.isfinite().all(), gamma, 0)
+            at, to = at - (dx * gamma).sum(-1), to - (df * gamma).sum(-1)
+        x = mix(at, to, share(beta)).type_as(x)
+    return x
+
+
 def aitken(g, x, K, safeguard=True):
     """Of each coordinate: where a geometric series through x, g(x), g(g(x)) ends. Two evaluations
-    an update."""
+    an update. Where there is next to no curvature: the plain window."""
     if len(steps(K)) % 2:
         raise Refused(f'K={K}: Aitken takes two evaluations an update, so K must be even')
     for _ in range(K // 2):
@@ -135,10 +189,11 @@ def aitken(g, x, K, safeguard=True):
         twice = g(once)
         first = wide(once) - wide(x)
         second = wide(twice) - 2 * wide(once) + wide(x)
-        # no curvature: the plain window
-        step = torch.where(second == 0, first, -first * first / second)
+        size = first.abs()
+        step = -first * first / second
         if safeguard:
-            step = step.clamp(-first.abs(), first.abs())
+            step = step.clamp(-size, size)
+        step = torch.where(second.abs() > 1e-3 * size + 1e-4, step, first)
         x = (wide(x) + step).type_as(x)
     return x
 
@@ -152,15 +207,29 @@ def uniform(g, x, K):
     return x
 
 
-def norm_stab(g, x, K, alpha=None):
-    """Steps of length alpha (1/K), after each of which every token's state gets back the length
-    that it came with."""
-    length = wide(x).norm(dim=-1, keepdim=True)
+def norm_stab(g, x, K, alpha=0.5):
+    """Steps of length alpha, after each of which every token's state gets back the length that it
+    came with."""
+    came = norms(x)
     for _ in steps(K):
-        new = wide(mix(x, g(x), 1 / K if alpha is None else alpha))
-        now = new.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(new.dtype).tiny)
-        x = (new * (length / now)).type_as(x)
+        x = with_norm(mix(x, g(x), alpha), came)
     return x
+
+
+def input_anchor(g, x, K, alpha=0.5):
+    "Every step goes from where the window began: x0 + alpha (g(x) - x0)."
+    begin = x
+    for _ in steps(K):
+        x = mix(begin, g(x), alpha)
+    return x
+
+
+def residual_scaled(g, x, K):
+    "The naive loop's change, divided by K."
+    begin = x
+    for _ in steps(K):
+        x = g(x)
+    return mix(begin, x, 1 / K)
 
 
 def poly_blend(g, x, K, weights=None):
@@ -178,8 +247,9 @@ def poly_blend(g, x, K, weights=None):
 
 # Evaluations of g in each step, where that is not one. A tableau's are its stages.
 EVALUATIONS = dict(midpoint=2, heun=2, rk4=4)
-MORE = {f.__name__: f for f in (midpoint, heun, rk4, heavy_ball, anderson, aitken, uniform,
-                                norm_stab, poly_blend)}
+MORE = {f.__name__: f for f in (midpoint, heun, rk4, layer_anchored_frozen, heavy_ball, anderson,
+                                anderson_printed, aitken, uniform, norm_stab, input_anchor,
+                                residual_scaled, poly_blend)}
 
 
 def bind(name, solver, K, beta=None, **options):
