@@ -7,7 +7,7 @@ drift apart. A step of a shallow model costs less, so growing saves compute.
 
 Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", section 3.1 (the operators), appendix A
 (the schedule: PROP-alpha), Table 7 (the compute saved); MIDAS is Saunshi et al., 2024.
-Here: LIDAS copies the contiguous layers [L/2 - b/2, L/2 + b/2) right behind themselves, as the
+Here: LIDAS copies the contiguous layers [L/2 - b/2, L/2 + b/2) right after themselves, as the
 paper's Figure 2 draws it; its printed formula would take b + 1 of them. PROP-alpha rounds down and
 gives the rest to the last stage: that gives Table 7 to the last digit, while the largest remainders
 of the paper's text don't.
@@ -29,7 +29,7 @@ from model import LM, check_order
 # -------------------------------------------------------------------------------- operators: orders
 
 def midas(n_layer, block):
-    """The middle one of the model's blocks again: [B0 .. Bm, Bm, .. ], m = ceil(n/2) - 1 (the
+    """Repeat the middle one of the model's blocks: [B0 .. Bm, Bm, .. ], m = ceil(n/2) - 1 (the
     paper's Eq. 2)."""
     if n_layer % block:
         raise Refused(f'midas copies whole blocks: {n_layer} layers are not whole blocks of '
@@ -38,17 +38,17 @@ def midas(n_layer, block):
 
 
 def lidas(n_layer, block):
-    "The `block` layers around the middle again, wherever block boundaries are."
+    "Repeat the `block` layers around the middle, whatever the block boundaries."
     return again(n_layer, n_layer // 2 - block // 2, block)
 
 
 def stack(n_layer, block):
-    "The last block again: gradual stacking, the older way."
+    "Repeat the last block: gradual stacking, an older method."
     return again(n_layer, n_layer - block, block)
 
 
 def double(n_layer, block=None):
-    "The whole model again."
+    "Repeat the whole model."
     return again(n_layer, 0, n_layer)
 
 
@@ -65,13 +65,13 @@ GROWTH = {'midas': midas, 'lidas': lidas, 'stack': stack, 'double': double}
 # ------------------------------------------------------------------------------- the growing itself
 
 def untie(model, order, optimizer=None):
-    """A new model whose layer i is a copy of its own of layer order[i]: it computes what
-    model(order=order) does. By untie(model, [0, 1, 0, 1]) two layers become four: 0 and 2 begin as
+    """A new model whose layer i is its own copy of layer order[i]: it computes what
+    model(order=order) does. untie(model, [0, 1, 0, 1]) makes four layers of two: 0 and 2 begin as
     the old layer 0, 1 and 3 as the old layer 1. `optimizer` (one or a list) is rewritten in place:
     it then holds the new model's parameters, each with a copy of its source's state, so that
-    training goes on without a jolt. Embedding, norm and head are copied once."""
+    training goes on smoothly. Embedding, norm and head are copied once."""
     order = check_order(order, len(model.layers))
-    with torch.device('meta'):      # an empty frame: every weight is about to be a copy
+    with torch.device('meta'):      # no weights yet: all will be copies
         new = LM(dataclasses.replace(model.config, n_layer=len(order), order=None))
     new.layers = torch.nn.ModuleList(copy.deepcopy(model.layers[i]) for i in order)
     shell = copy.deepcopy({name: module for name, module in model.named_children()
@@ -95,15 +95,15 @@ def untie(model, order, optimizer=None):
 
 
 def hand_over(optimizers, copies, new):
-    """Optimizers of an old model become a new one's: `copies` says which parameters each old one
-    has become."""
+    """Make an old model's optimizers those of a new one: `copies` maps each old parameter to its
+    new copies."""
     for opt in optimizers:
         for group in opt.param_groups:
             held = {fresh for old in group['params'] for fresh in copies.get(old, [])}
             group['params'] = [p for p in new.parameters() if p in held]    # a resume relies on it
         for old in list(opt.state):
             state = opt.state.pop(old)
-            # a layer that the order leaves out takes its state with it
+            # a layer that the order leaves out loses its state
             for fresh in copies.get(old, []):
                 opt.state[fresh] = {k: v.clone() if torch.is_tensor(v) else copy.deepcopy(v)
                                     for k, v in state.items()}
@@ -122,7 +122,7 @@ def prop_schedule(steps, n_stages, alpha=1.0):
 
 def growth_plan(grow, n_layer, block, steps, alpha=1.0):
     """[(first step, layers)] of every stage, from one block up to n_layer, by the operator's name.
-    `steps` is the constant phase, warm-up included: the full depth is there before the decay
+    `steps` is the constant phase, warm-up included: the model has its full depth when the decay
     begins."""
     depths, operator = [block], GROWTH[grow]
     while 0 < depths[-1] < n_layer:

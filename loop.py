@@ -11,8 +11,8 @@ worth at equal parameters and equal compute).
 Here: `4x6` is six runs of four layers in all, and `8-4x2-12` runs layers 8 to 11 once more than an
 ordinary model does.
 
-Each run goes with its partners: as many unique layers run once (equal parameters), or as many
-layers in all, each its own (equal compute at inference).
+Compare each run with two partners: as many unique layers run once (equal parameters), and as many
+layers in all, none shared (equal compute at inference).
 
 Usage:
     order = parse_loop('4-4x4-4')                       # 12 unique layers, 24 deep
@@ -44,7 +44,7 @@ def parse_loop(text):
 
 
 def fit_loop(text, n_layer):
-    "The same for a model of n_layer unique layers: each must run."
+    "parse_loop for a model of n_layer unique layers: each must run."
     order = parse_loop(text)
     if max(order) + 1 != n_layer:
         raise Refused(f'the loop {text!r} has {max(order) + 1} unique layers, but the model has '
@@ -53,7 +53,7 @@ def fit_loop(text, n_layer):
 
 
 def format_loop(order):
-    "An order to the notation: the inverse of parse_loop, with neighbouring plain segments as one."
+    "An order in the notation: the inverse of parse_loop, with neighbouring plain segments joined."
     order, parts, first, at = list(order), [], 0, 0     # layers below `first` are written down
     while at < len(order):
         top = first                                     # new layers: first, ..., top - 1
@@ -87,7 +87,7 @@ def repeat_block(order, start, length, times):
 
 @contextlib.contextmanager
 def running(model, order):
-    "The model with another order, for a while."
+    "The model with another order, inside a `with`."
     before, model.config.order = model.config.order, check_order(order, len(model.layers))
     try:
         yield model

@@ -74,10 +74,10 @@ def check_order(order, n_layer):
 
 
 class KVCache:
-    """Keys and values of the tokens seen so far: one slot for each position of the *order*, never
-    for a module, since a layer that runs twice sees two different streams. `position` counts the
-    tokens; whoever calls `run` advances it, once per forward, so that no layer's presence decides
-    about it."""
+    """Keys and values of the tokens seen so far: one slot for each position of the *order*, not
+    for each module, since a layer that runs twice sees two different streams. `position` counts the
+    tokens; the caller of `run` advances it once per forward, so it does not depend on which layers
+    run."""
 
     class Slot:
         keys = values = None                                                    # (B, Hkv, S, hd)
@@ -97,7 +97,7 @@ class KVCache:
 
 def rope_tables(config):
     "cos and sin of every position's angles, (T, hd/2) each."
-    # As transformers writes it: the last bit of a frequency is .01 radian at position 100,000.
+    # Computed as in transformers: a frequency's last bit is .01 radian at position 100,000.
     channels = torch.arange(0, config.head_dim, 2).float()
     freq = 1.0 / config.rope_theta ** (channels / config.head_dim)              # (hd/2,)
     if config.rope_scaling is not None:     # Llama 3: slow the long waves down, keep the short ones
@@ -143,7 +143,7 @@ class Attention(nn.Module):
             k, v = slot.update(k, v)                                            # (B, Hkv, S, hd)
             S = k.shape[2]
             causal = causal and S == T
-            if mask is None and 1 < T < S:      # SDPA's is_causal would align them at the top left
+            if mask is None and 1 < T < S:      # SDPA's is_causal aligns the mask at the top left
                 mask = torch.ones(T, S, dtype=torch.bool, device=x.device).tril(S - T)
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal,
                                            enable_gqa=self.n_head != self.n_kv_head)
@@ -163,8 +163,8 @@ class MLP(nn.Module):
 
 class Block(nn.Module):
     """One layer: the residual stream in, the residual stream out. It knows neither its index nor
-    the depth of the model. What varies with the position in the order is passed in: `depth` names
-    the cache's slot and the tap's place, `scale` is LN-scaling's factor (a tensor, so that a
+    the depth of the model. What varies with the position in the order is passed in: `depth` picks
+    the cache slot and the tap's place, `scale` is LN-scaling's factor (a tensor, so that a
     compiled Block serves every depth), `mask` (T, S) says which keys a token sees."""
 
     def __init__(self, config):
@@ -230,7 +230,7 @@ class LM(nn.Module):
             scales = depths.rsqrt().to(x.dtype).unbind()
         for d, (i, scale) in enumerate(zip(order, scales), depth):
             layer = self.layers[i]
-            # Only training takes the compiled Block; _call_impl is what it was before.
+            # Only training uses the compiled Block; _call_impl is the uncompiled one.
             call = layer if self.training and cache is None and tap is None else layer._call_impl
             x = call(x, rope, scale, d, cache, tap)
         return x                                                                # (B, T, C)
@@ -253,7 +253,7 @@ class LM(nn.Module):
         "Continue tokens (B, T): see continue_text."
         order = self.order if order is None else order
 
-        def forward(fresh, cache):          # of a prompt, only the last token's logits are wanted
+        def forward(fresh, cache):          # only a prompt's last token needs logits
             return self.head(self.norm(self.hidden(fresh, order=order, cache=cache)[:, -1:]))
         return continue_text(forward, lambda: KVCache(len(order)), self.config.context, tokens,
                              max_new_tokens, **options)
@@ -275,14 +275,14 @@ def continue_text(forward, new_cache, context, tokens, max_new_tokens, *, temper
                   top_k=None, generator=None, stop=None):
     """Continue tokens (B, T) by max_new_tokens, or until stop(tokens) says so, with forward(fresh
     tokens, cache) -> logits. Temperature 0 takes the likeliest token. Past the context the window
-    slides: each new token is drawn from the last `context` ones, as if they were all there is."""
+    slides: each new token is drawn from the last `context` ones, as if none came before."""
     if tokens.shape[1] == 0:
         raise Refused('nothing to continue: the prompt has no tokens')
-    # no_grad, without the book-keeping that would let a tensor have a gradient later
+    # like no_grad, but faster: these tensors can never get a gradient
     with torch.inference_mode():
         cache, fresh = new_cache(), tokens[:, -context:]
         for _ in range(max_new_tokens):
-            # every token has a new position now: none of the cache is right
+            # every token's position has changed: the cache is invalid
             if cache.position + fresh.shape[1] > context:
                 cache, fresh = new_cache(), tokens[:, -context:]
             logits = forward(fresh, cache)[:, -1].float()                       # (B, V)

@@ -1,11 +1,11 @@
-"""The door: every command by its name, and the one place where a user's error becomes a line.
+"""The entry point: every command by name; the one place that turns a user's error into a line.
 
-The idea: a command is a `main(argv)`, train.py's or one in tools/. Whatever it finds that cannot
-be, it raises as Refused; here that becomes a line and exit status 2. Any other exception is a bug,
-and keeps its traceback.
+The idea: a command is a `main(argv)`, train.py's or one in tools/. What it cannot do it
+refuses by raising Refused; here that becomes a line and exit status 2. Any other exception is a
+bug, and keeps its traceback.
 
 Usage:
-    python nanodepth.py                     # the commands, in the order in which one meets them
+    python nanodepth.py                     # lists the commands, in the tutorial's order
     python nanodepth.py sample out/lidas    # one of them; --help says more
     python loop.py out/lidas                # an idea is a script: the same as nanodepth.py loop
 """
@@ -13,7 +13,7 @@ import importlib
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))        # from whatever folder it is called
+sys.path.insert(0, str(Path(__file__).resolve().parent))        # so it runs from any folder
 
 from common.errors import Refused, nearest, refusals  # noqa: E402
 
@@ -26,14 +26,14 @@ COMMANDS = {        # name: (module, what it does)
     'primitives': ('tools.primitives', 'accuracy on copying and variable assignment'),
     'export': ('tools.export', 'a checkpoint as a Hugging Face folder'),
     'evaluate': ('tools.evaluate', 'lm-eval on any checkpoint'),
-    'retrofit': ('tools.surgery', 'cut a checkpoint into prelude, core, coda; --eval: against r'),
-    'wrap': ('tools.wrap', 'a frozen model with its middle looped, beside itself as it is'),
-    'sweep': ('tools.sweep', 'many ways of looping, the best judged on data that had no say'),
+    'retrofit': ('tools.surgery', 'cut a checkpoint into prelude, core, coda; --eval: loss by r'),
+    'wrap': ('tools.wrap', 'a frozen model, plain and with its middle looped, scored'),
+    'sweep': ('tools.sweep', 'try many ways of looping, judge the best on other data'),
     'probe': ('tools.probes', 'which layers models use: a page of pictures'),
     'lens': ('tools.lens', 'train a tuned lens for a checkpoint'),
-    'check_data': ('tools.check_data', 'what is in a dataset; every shard against its checksum'),
-    'bench': ('tools.bench', 'speed and memory, each thing against its peer'),
-    'gpu': ('tools.gpu', 'the same questions for a GPU, in nine minutes'),
+    'check_data': ('tools.check_data', 'what is in a dataset; checks every checksum'),
+    'bench': ('tools.bench', 'speed and memory, each compared with a peer'),
+    'gpu': ('tools.gpu', 'speed and memory on a GPU, in nine minutes'),
 }
 
 
@@ -47,7 +47,7 @@ def main(name=None, argv=None):
         with refusals('nanodepth'):
             if name not in COMMANDS:
                 raise Refused(f'there is no command {name!r}{nearest(name, COMMANDS)}')
-        sys.argv[0] = f'nanodepth.py {name}'        # what --help calls itself
+        sys.argv[0] = f'nanodepth.py {name}'        # the name that --help prints
     with refusals(name):
         importlib.import_module(COMMANDS[name][0]).main(argv)
 

@@ -1,14 +1,14 @@
 """See which layers a model uses: depth scores, interventions, norms, weight similarity, orders.
 
 The idea: take a layer's contribution away, or put layers in another order, and look at what
-changes. A `tap` sees and changes each sublayer's update, an order says which layers run, `run` goes
-on from any depth: the rest is a few lines over these three.
+changes. A `tap` sees and changes each sublayer's update, an order says which layers run, `run`
+starts at any depth: each probe is a few lines on top of these three.
 
 Papers: "Do Depth-Grown Models Overcome the Curse of Depth?", section 4 and appendix B; "From
 Growing to Looping", section 4.1 and appendix E (after Csordas et al.).
 Here, where they are silent or differ: layers count from 0. A layer's contribution is removed for
 the tokens 0 to t, and the effect measured at the later ones; t is every position of up to 32
-tokens, else 16 drawn ones. What is observed is a whole layer's update, by unrolled depth.
+tokens, else 16 random ones. What is observed is a whole layer's update, by unrolled depth.
 
 Usage:
     score, per_layer = depth_score(model, tokens)       # where does its work reach later tokens?
@@ -77,8 +77,8 @@ NUMBERS = 2 ** 27       # probabilities that are held at once
 
 
 class Erasure:
-    """A model's pass over tokens (B, T), and what becomes of it when one layer's contribution is
-    missing at the tokens up to t, for several t at once (future=False: at all of them)."""
+    """A model's pass over tokens (B, T), and how it changes when one layer's contribution is
+    missing at the tokens up to t, for several t at once (future=False: at all tokens)."""
 
     def __init__(self, model, tokens, part='layer', future=True, boundaries=None, order=None):
         check_choice('part', part, PARTS)
@@ -113,7 +113,7 @@ class Erasure:
         tap, found = watch(change)
         if isinstance(self.model, Recurrent):
             x = self.model.hidden(self.tokens.repeat(n, 1), tap=tap)
-        else:           # what lies before the layer stays as it was
+        else:           # nothing before the layer changes
             x = self.was['input'][s].repeat(n, 1, 1)
             x = self.model.run(x, self.order[s:], depth=s, tap=tap)
         return x.view(n, B, T, -1), {d: u.view(n, B, T, -1) for d, u in found.items()}
@@ -140,7 +140,7 @@ class Erasure:
 
 @torch.no_grad()
 def local_effects(erasure, progress=lambda it: it):
-    "(D, D): each later layer sees the contribution missing from its own input, and that is all."
+    "(D, D): the contribution is missing only from the observed layer's own input."
     e, D = erasure, len(erasure.order)
     if isinstance(e.model, Recurrent):
         raise Refused('local effects take a contribution out of a later input: behind an adapter '
@@ -212,7 +212,7 @@ def block_similarity(model, block=1):
 
 
 def change_block(order, start, length, change):
-    "The order with the `length` positions from `start` on replaced by what `change` makes of them."
+    "The order with `change` applied to the `length` positions from `start` on."
     order = list(order)
     if not (0 <= start and 1 <= length and start + length <= len(order)):
         raise Refused(f'{length} layers from position {start} on do not lie within an order of '
@@ -221,7 +221,7 @@ def change_block(order, start, length, change):
 
 
 def swap_blocks(order, start, length):
-    "The `length` layers from `start` on change places with as many behind them."
+    "Swap the `length` layers from `start` on with as many after them."
     swapped = lambda block: block[length:] + block[:length]
     return change_block(order, start, 2 * length, swapped)
 
@@ -235,7 +235,7 @@ def reverse_block(order, start, length):
 
 
 def order_sweep(model, look, change, lengths, progress=lambda it: it):
-    "[{'size', 'start', **look(model)}] with `change` made wherever it fits; size 0: as it is."
+    "[{'size', 'start', **look(model)}] with `change` made wherever it fits; size 0: unchanged."
     if isinstance(model, Recurrent):
         raise Refused('a recurrent core takes no other order of its layers')
     order, todo = model.order, [(0, 0, model.order)]

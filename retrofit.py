@@ -4,7 +4,7 @@ The idea: layers of a residual network work in one shared space, so a block of t
 own output. Early layers become the prelude, later ones core and coda, those between are dropped; in
 front of the core, an adapter mixes the prelude's output e into the state s, so that the next state,
 core(adapter(s, e)), does not forget the input. After some training with a random number of
-recurrences, that number is a dial for compute at test time.
+recurrences, that number sets the compute at test time.
 
 Paper: "Teaching Pretrained Language Models to Think Deeper with Retrofitted Recurrence", section 3
 (the model, surgery, the count of FLOPs), 4.2 (the curriculum), appendix B, C.1 (which layers, the
@@ -64,7 +64,7 @@ class Recurrent(nn.Module):
         with torch.no_grad():
             if inject == 'linear':
                 nn.init.normal_(self.adapter.weight, std=self.std)
-            elif inject == 'identity':          # of (s, e), e
+            elif inject == 'identity':          # (s, e) to e
                 self.adapter.weight.copy_(torch.cat((torch.zeros(C, C), torch.eye(C)), dim=1))
 
     config = property(lambda self: self.lm.config)
@@ -104,7 +104,7 @@ class Recurrent(nn.Module):
         return torch.randn(shape, generator=generator, device=generator.device)
 
     def recur(self, s, e, i, cache, tap=None):
-        "One recurrence, the i-th from 0 on: adapter, then core."
+        "Recurrence i, counted from 0: adapter, then core."
         mixed = s + e if self.adapter is None else self.adapter(torch.cat((s, e), dim=-1))
         x = mixed.to(e.dtype)                                                   # (B, T, C)
         return self.lm.run(x, self.core, depth=len(self.prelude) + i * len(self.core), cache=cache,
@@ -119,7 +119,7 @@ class Recurrent(nn.Module):
         if r < 1:
             raise Refused(f'r={r}: the core runs at least once')
         if cache is None and exit is not None:
-            cache = self.cache(r)        # a token that stopped is looked at by those that go on
+            cache = self.cache(r)        # later recurrences attend to stopped tokens
         position = 0 if cache is None else cache.position
         e = self.lm.run(self.lm.embed(tokens), self.prelude, cache=cache, tap=tap)       # (B, T, C)
         s = self.first_state(e, position, generator)
@@ -128,10 +128,10 @@ class Recurrent(nn.Module):
             if exit is not None:
                 return exit.step(self, s, e, i, r, cache)
             return self.recur(s, e, i, cache, tap)
-        with torch.no_grad():       # truncated back-propagation: all but the last leave no trace
+        with torch.no_grad():       # truncated back-propagation: only the last keep a graph
             for i in range(max(r - most, 0)):
                 s = again(s, i)
-        if r > most:        # weights that were cast without a trace would never get a gradient
+        if r > most:        # weights cast under no_grad would get no gradient
             torch.clear_autocast_cache()
         for i in range(max(r - most, 0), r):
             s = again(s, i)
@@ -171,8 +171,8 @@ class Recurrent(nn.Module):
         return prelude + r * core + coda
 
     def flops_per_token(self, *, r=None, backprop_depth=None):
-        """Training FLOPs of one token in our ledger (LM.flops_per_token), with the recurrences
-        that leave no trace at a third."""
+        """Training FLOPs of one token, as LM.flops_per_token counts; a recurrence without a
+        backward pass costs a third."""
         r = self.mean if r is None else r
         most = self.backprop_depth if backprop_depth is None else backprop_depth
         adapter = 0 if self.adapter is None else self.adapter.weight.numel()
@@ -182,8 +182,8 @@ class Recurrent(nn.Module):
         return outside + min(r, most) * once + max(r - most, 0) * once // 3
 
     def flops_paper(self, mean=None):
-        """The paper's count of it: 6 for each weight that is trained and 2 for each that only
-        runs, by the mean number of recurrences."""
+        """The paper's count: 6 for each weight with a backward pass and 2 for each without, at
+        the mean number of recurrences."""
         prelude, core, coda = self.parts()
         mean, most = self.mean if mean is None else mean, self.backprop_depth
         trained = prelude + coda + min(mean, most) * core
@@ -193,7 +193,7 @@ class Recurrent(nn.Module):
 # ------------------------------------------------------------------------------------------ surgery
 
 def cut(shape, n_layer):
-    "'4-8-4' to three lists of layers."
+    "'4-8-4' as three lists of layers."
     try:
         p, r, c = map(int, shape.split('-'))
     except ValueError:
@@ -207,7 +207,7 @@ def cut(shape, n_layer):
 
 
 def surgery(model, shape, **options):
-    """An LM as a Recurrent one, with copies of the layers that are kept. `shape` is '4-8-4' (the
+    """Make a Recurrent model from copies of the layers that are kept. `shape` is '4-8-4' (the
     first four layers, the last four, and the eight before those), or the three lists of layers."""
     parts = (cut(shape, len(model.layers)) if isinstance(shape, str)
              else [list(part) for part in shape])

@@ -40,7 +40,7 @@ from report.plot import draw_runs, show
 
 
 def train(config):
-    "Train to the end (0) or until a signal asks for a stop (its number): a second call goes on."
+    "Train to the end (returns 0) or until a signal (returns its number); a second call resumes."
     with contextlib.closing(World(config.device, config.patience)) as world:
         run = Run(world, config)
         with Stop() as stop:
@@ -63,14 +63,14 @@ def train(config):
                                               lambda: run.fetch(run.step + 1))
                 run.refuse_nan(loss, norm)
                 run.record(now, told, loss, norm, time.perf_counter() - began)
-                ending = world.most(stop.asked)     # one process is told to stop: all do, together
+                ending = world.most(stop.asked)     # if one is told to stop, all stop together
                 if run.step % config.save_every == 0 or run.step == config.steps or ending:
                     run.save()
             run.bar.close()
-        ending = ending if run.step < config.steps else 0       # the last step: nothing to stop
+        ending = ending if run.step < config.steps else 0       # it is finished
         if ending:
             world.say(f'stopped at step {run.step} of {config.steps}, and saved: the same command '
-                      'goes on from here')
+                      'resumes it')
         elif world.first:
             run.report()
         return ending
@@ -81,7 +81,7 @@ class Run:
 
     def __init__(self, world, config):
         self.world, self.config, self.out = world, config, Path(config.out_dir)
-        self.lock = world.first_does(lambda: open_folder(config, self.out, world))  # until the end
+        self.lock = world.first_does(lambda: open_folder(config, self.out, world))  # to the end
         self.data, self.val = loaders(config, world)
         self.in_parts = config.shard and world.size > 1
         self.model, self.plan, state = (
@@ -98,7 +98,7 @@ class Run:
         self.log = Log(self.out / 'log.jsonl', self.step or -1, silent=not world.first)
         self.bar = tqdm(total=config.steps, initial=self.step, disable=not world.first, unit='step',
                         dynamic_ncols=True)
-        self.shown, self.changed = {}, {}       # what stands behind the bar; in the log's next line
+        self.shown, self.changed = {}, {}       # shown beside the bar; for the next log line
         introduce(config, world, self.data['data'], self.model, self.step, compiled)
 
     def groups(self):
@@ -186,9 +186,9 @@ class Run:
         self.world.wait()
 
     def report(self):
-        "What a finished run leaves behind."
+        "Print what a finished run leaves."
         flops, full = self.counts['flops'], self.counts['tokens'] * self.model.flops_per_token()
-        less = f', {1 - flops / full:.1%} less than at its last depth all the way'
+        less = f', {1 - flops / full:.1%} less than at full depth throughout'
         print(f'{flops:.3e} training FLOPs' + (less if self.config.grow and flops < full else ''))
         show(self.out / 'loss.png', draw_runs, {self.out.name: [read_log(self.out)]})
         print(f'numbers: {self.out}/log.jsonl')
@@ -208,7 +208,7 @@ def take_step(config, world, run, optimizers, batch, autocast, step=0, told={},
     pieces = list(zip(tokens.chunk(config.grad_accum), targets.chunk(config.grad_accum)))
     rows = iter(range(world.rank * len(tokens), (world.rank + 1) * len(tokens)))    # of the batch
     for i, (x, y) in enumerate(pieces):
-        if told:        # a row's first state is a function of its place, whoever works on it
+        if told:        # a row's first state depends on its place, not on the process
             seeds = [draw(config.seed, f'state of row {row}', step) for _, row in zip(x, rows)]
             told = told | dict(generator=[torch.Generator(world.device).manual_seed(s)
                                           for s in seeds])
@@ -247,7 +247,7 @@ def main(argv=None):
         said, rest = cost.options(argv)
         return cost.show(check(read_config(Config, rest)), **said)
     stopped = train(check(read_config(Config, argv)))
-    if stopped:         # what waits for the run, make or a scheduler, must not take it for finished
+    if stopped:         # make or a scheduler must not take the run for finished
         raise SystemExit(128 + stopped)
 
 

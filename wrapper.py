@@ -1,21 +1,20 @@
-"""Loop a frozen model's middle layers, ours or Hugging Face's, and take it back without a trace.
+"""Loop a frozen model's middle layers, ours or Hugging Face's, and undo it without a trace.
 
-The idea: a window of layers is run K times, and a solver mixes the results so that the layers
-behind it get what they were trained to get: not g(g(g(x))), but a finer step to where g(x) was
-going. An order says where layers run; this file says how the results of a window are mixed.
+The idea: a window of layers is run K times, and a solver mixes the results so that later layers get
+what they were trained to get: not g(g(g(x))), but a finer step to where g(x) was going.
 
 Paper: "Training-Free Looped Transformers", sections 2 and 3, appendices D and P (which settings).
 Here: the first evaluation of a window is the model's own pass through it, so nothing is evaluated
 twice, and its keys and values are the unlooped model's (layer by layer: those of the first layer;
 their chain takes one more pass). An Entry before each layer notes its arguments, since each layer
-has its own mask and rotary table; behind the window's last layer come the other evaluations.
+has its own mask and rotary table; after the window's last layer, the other evaluations run.
 Attention maps and router logits, which transformers collects by hooks, come once an evaluation.
 
 Usage:
     with looped(model, window=(3, 5), method='rk', K=3, beta=0.5) as m: m.generate(tokens, 20)
     handle = patch(model, 'mid4', cache='frozen'); handle.unpatch()
     python wrapper.py HF_FOLDER --method=rk --K=3 --tasks=arc_easy      # plain and looped, scored
-    python wrapper.py --toy         # why naive looping explodes, on a network that fits a picture
+    python wrapper.py --toy         # why naive looping explodes, on a network small enough to plot
 """
 import contextlib
 import threading
@@ -27,7 +26,7 @@ import torch
 
 from common.errors import Refused, check_choice, suggest
 from model import LM
-from variants.caches import Memory, Slots, check_cache, left_out, with_slots
+from variants.caches import Memory, check_cache, left_out, with_slots
 from variants.hosts import FORWARDS, Entry, Pin, depth_of, pick_window, pinned_routers, refuse
 from variants.solvers import MORE, bind, by_tableau, length, mix, share, steps
 
@@ -65,7 +64,7 @@ def rk(g, x, K, beta=0.5, T=1):
     """Runge-Kutta with K stages, anchored (Eq. 13 to 16): K steps of length T/K, then back towards
     the plain output, beta g(x) + (1 - beta) (where the steps ended)."""
     others, anchor, h = steps(K)[1:], g(x), length(T, K)
-    x = mix(x, anchor, h)                   # the first step needs the anchor's evaluation, no other
+    x = mix(x, anchor, h)                   # the first step reuses the anchor's evaluation
     for _ in others:
         x = mix(x, g(x), h)
     return mix(x, anchor, share(beta))
@@ -99,22 +98,22 @@ class How(NamedTuple):
 
 class Loop(threading.local):
     """The positions a to b of the depth, run by a solver. Each thread that calls the model has its
-    own forward under way: a threading.local makes its attributes anew in each, by __init__."""
+    own state: a threading.local runs __init__ again in each thread."""
 
     def __init__(self, window, how):
         (self.a, self.b), self.how = window, how
         self.forget()
 
     def forget(self):
-        "What a forward leaves behind holds caches and masks: it must not outlive the forward."
+        "Drop what a forward keeps, caches and masks: it must not outlive the forward."
         self.k, self.off, self.x, self.memory = 1, False, None, None
         self.calls, self.routed = {}, {}
 
-    def __reduce__(self):       # copies and pickles are between two forwards
+    def __reduce__(self):       # copies and pickles carry no forward's state
         return type(self), ((self.a, self.b), self.how)
 
     def arrive(self, entry, d, x, kwargs):
-        "The model calls a layer of the window: evaluation 1. Behind the last come the others."
+        "The model calls a layer of the window: evaluation 1. After the last, the others run."
         if d == self.a:
             self.begin(entry, x, kwargs)
         elif d - 1 not in self.calls:
@@ -180,7 +179,7 @@ class Loop(threading.local):
         return x
 
     def call(self, d, x):
-        "One layer in evaluation k, with the arguments that the model gave to this very layer."
+        "Run one layer in evaluation k, with the arguments that the model gave it."
         entry, kwargs = self.calls[d]
         if self.memory is None:
             return entry.forward(x, kwargs)
@@ -233,7 +232,7 @@ def patch(model, window=None, method='rk', K=3, beta=None, cache=None, decode='f
 
 
 def unpatch(model):
-    "The model as it was, to the last bit; also a copy of a patched one."
+    "Restore a patched model, or a copy of one, to the last bit."
     for module in model.modules():
         for name in FORWARDS:
             entry = vars(module).get(name)
@@ -249,7 +248,7 @@ def unpatch(model):
 
 @contextlib.contextmanager
 def looped(model, window=None, method='rk', K=3, beta=None, **options):
-    "patch for a while."
+    "patch inside a `with`."
     handle = patch(model, window, method, K, beta, **options)
     try:
         yield model

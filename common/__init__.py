@@ -1,1 +1,1 @@
-"What everything stands on."
+"What everything uses."

@@ -6,8 +6,7 @@ Usage:
 
 
 def columns(lines):
-    """Lines of cells, the first of them a heading, as a table that a Markdown file can hold as it
-    is."""
+    "A table, for a screen or a Markdown file, of lines of cells, a heading first."
     widths = [max(map(len, column)) for column in zip(*lines)]
     lines = [lines[0], ['-' * width for width in widths], *lines[1:]]
     return '\n'.join('| ' + ' | '.join(map(str.ljust, cells, widths)) + ' |' for cells in lines)

@@ -1,9 +1,9 @@
-"""What a user did wrong, in one line: the one error, and the helpers that name the nearest valid
-thing.
+"""A user's mistake as one line: the one exception, and helpers that suggest the nearest valid
+name.
 
-The idea: whoever finds that something cannot be says so where it is found, by raising Refused with
-what was given and what is allowed. One place, `refusals`, turns that into a line and exit status 2:
-the door (nanodepth.py) stands in it. Any other exception is a bug of ours, and keeps its traceback.
+The idea: code that cannot do what was asked raises Refused, with what was given and is allowed. One
+place, `refusals`, turns that into a line and exit status 2; nanodepth.py runs each command in it.
+Any other exception is a bug of ours, and keeps its traceback.
 
 Usage:
     raise Refused(f'block={block} must be at least 1')
@@ -17,7 +17,7 @@ import sys
 
 
 class Refused(ValueError):
-    "What cannot be done, and why. `alone`: maybe only this process of several knows of it."
+    "What cannot be done, and why. `alone`: maybe only this one of several processes knows."
 
     def __init__(self, text, alone=False):
         super().__init__(text)
@@ -61,7 +61,7 @@ def whole_numbers(name, text):
 
 @contextlib.contextmanager
 def refusing(*kinds, why=str):
-    """What others raise in here, an OSError say, is the user's to mend as well: why(error) is the
+    """Turn other libraries' exceptions in here, such as OSError, into Refused: why(error) is the
     line."""
     try:
         yield
@@ -73,7 +73,7 @@ def refusing(*kinds, why=str):
 
 @contextlib.contextmanager
 def refusals(name):
-    "What is Refused in here ends a command. Of several processes one speaks, unless only it knows."
+    "A Refused in here ends the command. Only rank 0 prints it, unless it is `alone`."
     try:
         yield
     except Refused as error:

@@ -1,7 +1,7 @@
-"""Files that others read: written at once or not at all, claimed by one process at a time.
+"""Files that others read: written whole or not at all, locked by one process at a time.
 
 Usage:
-    replace(path, raw)                      # bytes; nobody ever sees half of them
+    replace(path, raw)                      # bytes; no reader sees half of them
     about = read_json('out/lidas/run.json')
     lock = claim(Path('out/lidas'))         # held until the process ends
 """
@@ -31,8 +31,8 @@ def write_json(path, value):
 
 
 def replace(path, raw):
-    """Write a file at once: whoever has the old one open keeps it, and nobody sees half of the new
-    one, whatever ends this process."""
+    """Write a file atomically: who has the old one open keeps it, and no reader sees half of the
+    new one, even if this process is killed."""
     fresh = path.with_name(f'{path.name}.{os.getpid()}.tmp')
     try:
         with open(fresh, 'wb') as file:
@@ -45,7 +45,7 @@ def replace(path, raw):
 
 
 def claim(folder):
-    """Make the folder this process's own until it ends: two runs in one folder would ruin each
+    """Lock the folder for this process until it ends: two runs in one folder would overwrite each
     other."""
     try:
         folder.mkdir(parents=True, exist_ok=True)

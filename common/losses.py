@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 # From this size of vocabulary on the loss is computed in pieces, where torch can (2.12 on).
 LARGE_VOCABULARY = 16_384
-# tokens of a piece: torch's own choice takes a dozen on a CPU, and five times as long
+# tokens of a piece; on a CPU torch itself would choose a dozen, five times as slow
 PIECES = dict(cpu=512)
 PIECE = 4096                # ... on anything else
 
@@ -39,7 +39,7 @@ def mean_loss(x, weight, targets, ignore_index=-1):
         if torch.is_autocast_enabled(x.device.type):        # autocast does not know this function
             x, weight = (t.to(torch.get_autocast_dtype(t.device.type)) for t in (x, weight))
         if x.dtype != torch.float32:
-            # its own sum adds up in bfloat16, and loses half of it: summed here, below
+            # torch would sum in bfloat16 and lose half of it: we sum below
             options['reduction'] = 'none'
         pieces = nn.LinearCrossEntropyOptions(batch_chunk_size=piece_on(x.device.type))
         loss = F.linear_cross_entropy(x, weight, targets, options=pieces, **options)

@@ -1,1 +1,1 @@
-"An experiment a file: assignments only."
+"One experiment per file: assignments only."

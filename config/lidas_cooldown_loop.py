@@ -1,7 +1,7 @@
-"""LIDAS.
+"""LIDAS, with its two middle layers run twice in the decay.
 
-Whose two middle layers run twice from the first step of the decay on (the paper's retrofitted
-recurrence). 5 minutes on two CPU cores. Expect a loss of 0.702 (three seeds), as without the loop.
+This is the paper's retrofitted recurrence. 5 minutes on two CPU cores. Expect a loss of 0.702
+(three seeds), as without the loop.
 """
 out_dir = 'out/lidas_cooldown_loop'
 grow = 'lidas'

@@ -1,7 +1,7 @@
 """SmolLM 1.7B, loop_4_4x4_4, with 20% Nemotron-CC-Math-4+ in the decay.
 
-In which its block runs a fifth time. "From Growing to Looping", section 5.2 and Table 2. As for
-smollm_1b7_loop_4_4x4_4_math.py, a copy of the run at step 170,000 saves the way there.
+There its block runs a fifth time. "From Growing to Looping", section 5.2 and Table 2. As for
+smollm_1b7_loop_4_4x4_4_math.py, a copy of the run at step 170,000 saves these steps.
 """
 from config.smollm_1b7_baseline import *  # noqa: F403
 

@@ -3,14 +3,14 @@ stopped and started at will.
 
 The idea: the files of a source are dealt out in groups, and a group becomes shards of its own. So
 what is in a shard depends on the list of files alone, not on how many processes there are. A
-group's record is written last: whoever starts again does the groups that have none. Whether a
-document is for validation is decided by its text, so that no copy of it lands on the other side.
+group's record is written last: a restart does only the groups without one. Whether a
+document is for validation is decided by its text, so that all its copies are in one split.
 
 Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", appendix A: the mixture, "sampled by
 proportion", where small sources are read several times.
 Here: a source is a dataset of its own and `mixture.json` says the shares; the loader keeps them
-exactly, in rows of equal length, and reads a small source again when it is through. So another
-mixture needs no new tokens.
+exactly, in rows of equal length, and reads a small source again when it ends. So new shares need
+no new tokens.
 
 Usage:
     python data/smollm/prepare.py --tokens=10B                      # from the Hugging Face hub
@@ -46,7 +46,7 @@ GOES_ON = 'what is done is kept, and the same command goes on'
 # ------------------------------------------------------------------------- a group: files -> shards
 
 class Shards:
-    "Writes tokens into files of `size` tokens each. A file has its name when it is whole."
+    "Writes tokens into files of `size` tokens each. A file gets its name when complete."
 
     def __init__(self, folder, name, size, dtype):
         self.folder, self.name, self.size, self.dtype = folder, name, size, dtype
@@ -81,7 +81,7 @@ class Shards:
         return self
 
     def __exit__(self, *_):
-        if self.file is not None:       # something went wrong: half a file is none
+        if self.file is not None:       # something went wrong: remove half a file
             with contextlib.suppress(OSError):
                 self.file.close()
             self.fresh.unlink(missing_ok=True)
@@ -93,11 +93,11 @@ def for_validation(text, every):
 
 
 def begin(counter, stop):
-    """What a process knows from its beginning on; it ends with the one that started it, however
-    that one ended."""
+    """Set up a worker process. It ends when the process that started it ends, for whatever
+    reason."""
     global COUNTER, STOP
     COUNTER, STOP = counter, stop
-    signal.signal(signal.SIGINT, signal.SIG_IGN)        # Ctrl-C is for the one that started it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)        # its parent handles Ctrl-C
     parent = multiprocessing.parent_process()
     threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
 
@@ -107,7 +107,7 @@ def do_group(folder, g, paths, read, tokenizer, shard, val_every):
     tokenizer, counted = get_tokenizer(tokenizer), 0
     start, dtype = start_of_document(tokenizer), np.dtype(token_type(tokenizer.n_vocab))
     record, path = dict(documents=0, left_out=0, val_every=val_every), record_of(folder, g)
-    path.unlink(missing_ok=True)    # one of another kind would vouch for what is about to change
+    path.unlink(missing_ok=True)    # an old record must not vouch for the new shards
     with (Shards(folder, f'train_{g:05d}', shard, dtype) as train,
           Shards(folder, f'val_{g:05d}', shard, dtype) as val):
         for text in texts(paths, read):
@@ -166,8 +166,8 @@ def up_to(folder, shards, budget, dtype):
 
 
 def do_groups(source, folder, groups, budget, every, options, pool, stop, tick):
-    """The records of the first groups that have `budget` tokens together. As many are begun ahead
-    as are wanted, by what the first ones had."""
+    """The records of the first groups that have `budget` tokens together. Others are begun
+    ahead as needed, judging by the first ones."""
     records, ahead, g = [], collections.deque(), 0
 
     def have():
@@ -191,14 +191,14 @@ def do_groups(source, folder, groups, budget, every, options, pool, stop, tick):
                 tick()
                 record = record.result() if wait([record], timeout=0.2).done else record
             records.append(record)
-    finally:        # nobody needs the groups that were begun ahead
+    finally:        # the groups begun ahead are not needed
         stop.value = 1
         wait([r for r in ahead if not isinstance(r, dict) and not r.cancel()])
     return records
 
 
 def begun(source, folder, options):
-    "What a folder was begun with, settings and files: it goes on with the same ones only."
+    "The settings and files a folder was begun with: it can only go on with the same."
     path, where = folder / 'plan.json', options.source
     plan = read_json(path) if path.exists() else None
     now = dict(repo=str(where or source.repo), read=source.read, tokenizer=options.tokenizer,
@@ -219,7 +219,7 @@ def begun(source, folder, options):
 def make(source, folder, budget, options, pool, stop, tick):
     "One source's dataset of `budget` training tokens, or of all that it has. Returns what it has."
     folder.mkdir(parents=True, exist_ok=True)
-    for left in folder.glob('*.tmp'):       # of a run that was killed: `claim` sees to that
+    for left in folder.glob('*.tmp'):       # a killed run's: `claim` excludes a live one
         left.unlink()
     plan, path = begun(source, folder, options), folder / 'train.json'
     n_vocab, groups = get_tokenizer(options.tokenizer).n_vocab, group(plan['files'], options.group)
@@ -232,7 +232,7 @@ def make(source, folder, budget, options, pool, stop, tick):
         if meta['origin']['budget'] == budget:
             tidy(folder)
             return meta
-        path.unlink()       # until it has more tokens, it is no dataset
+        path.unlink()       # no dataset until it has more tokens
     while True:
         records = do_groups(source, folder, groups, budget, every, options, pool, stop, tick)
         shards = {split: up_to(folder, [s for r in records for s in r[split]], most, dtype)

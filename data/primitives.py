@@ -1,17 +1,17 @@
 """Reasoning primitives: copying and variable assignment, small tasks of known difficulty.
 
-The idea: copying asks for what came after a word before, assignment for the value of a name: at
-depth 0 it stands one look back, at depth 1 behind one alias, at depth 2 behind two. Followed one
-look at a time, depth d takes d + 1 of them (all statements at once: about log2(d + 1) + 1), so
-these tasks measure computation over the layers, apart from knowledge. Answers are chosen among
+The idea: copying asks which word followed a word before, assignment for the value of a name: at
+depth 0 it is one look back, at depth 1 behind one alias, at depth 2 behind two. Looking up one
+alias at a time, depth d takes d + 1 looks (all at once: about log2(d + 1) + 1), so these tasks
+measure computation over the layers, not knowledge. Answers are chosen among
 given options by log-likelihood, after some examples with answers ("shots").
 
 Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", appendix C, and "From Growing to
 Looping", appendix D.1 (the forms), section 5.1 (accuracy against shots, fine-tuning); the tasks are
 Saunshi et al.'s, 2024.
 Here: the papers don't print their forms of math and code, so TEMPLATES are ours; nor say which
-depths their averages hold, so each depth is told by itself. Values are drawn so that none begins
-another: the likelihood of ` 1` holds that of ` 13`. The `toy_` tasks have the form of data/toy.
+depths they average, so each depth is scored alone. No value is the beginning of another: the
+likelihood of ` 1` includes that of ` 13`. The `toy_` tasks have the form of data/toy.
 
 Usage:
     examples = few_shot('assign_basic', 200, shots=5, depth=1)      # engine/measure.py scores them
@@ -37,8 +37,7 @@ class Example:
 
 
 # ------------------------------------------------------------------------------------- one question
-# A task is a function (rng, depth) -> (question, options, right option). Copying takes no notice of
-# the depth.
+# A task is a function (rng, depth) -> (question, options, right option). Copying ignores the depth.
 
 TEMPLATES = {               # what comes first, a statement, the question
     'basic': ('Fill in blank:\n\n', '{}={}\n', '{}=____ . ->'),
@@ -66,9 +65,9 @@ def random_words(rng, n):
 
 
 def copying(rng, words, n=10, again=5):
-    """n words, a piece of them once more, and what came next? In the papers' form that is always
-    one of the last words and none of the piece: whoever knows just that is right in nearly half of
-    the cases."""
+    """n words, then some of them again: which word is next? In the papers' form it is always one
+    of the last words and never a repeated one: knowing only that gives nearly half of the
+    answers."""
     start = rng.randrange(n - again)
     shown = ' '.join(words + words[start:start + again])
     options = [f' {word}' for word in words]
@@ -76,8 +75,8 @@ def copying(rng, words, n=10, again=5):
 
 
 def chain(rng, names, values, depth):
-    """Statements that give values to as many names, and hand all of them on to new names, `depth`
-    times, in a random order: (statements, {one of the last names: its value})."""
+    """Statements that give each value a name, then `depth` times pass all values on to new names,
+    randomly matched: (statements, {one of the last names: its value})."""
     n = len(values)
     level = dict(zip(names[:n], values))
     statements = list(level.items())
@@ -90,7 +89,7 @@ def chain(rng, names, values, depth):
 
 
 def values_apart(rng, n):
-    "n numbers from 1 to 25, none of which another one begins with."
+    "n numbers from 1 to 25, none the beginning of another."
     while True:
         values = [str(v) for v in rng.sample(range(1, 26), n)]
         if not any(a != b and b.startswith(a) for a in values for b in values):
@@ -163,8 +162,8 @@ def few_shot(task, n, *, shots=5, depth=0, seed=0):
 
 
 def continuation(tokenizer, prompt, text):
-    """The tokens by which text continues a prompt. Some tokenizers begin whatever they are given
-    with a space; not so in the middle."""
+    """The tokens by which text continues a prompt. Some tokenizers put a space before any
+    text, but not in the middle."""
     before, whole = (tokenizer.encode(t, allowed_special='all') for t in (prompt, prompt + text))
     return (whole[len(before):] if whole[:len(before)] == before and len(whole) > len(before)
             else tokenizer.encode(text))

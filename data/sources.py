@@ -2,7 +2,7 @@
 row becomes a text.
 
 The idea: a source is a list of files in an order drawn from their names, so that the first few are
-a fair sample, and a function that makes a row of one a text, or nothing.
+a fair sample, and a function that turns a row into a text, or None.
 
 Paper: "Retrofitted Recurrence", section 4.4, for `chat`: the tags of user and assistant removed,
 what reasoning models wrote left out (which columns say so depends on the dataset).
@@ -111,7 +111,7 @@ def rows(path):
             if 'StopIteration' in str(error):       # an empty file
                 return
             cause = error.__cause__ or error
-            raise Refused(f'{path}, behind row {i}: {type(cause).__name__}: '
+            raise Refused(f'{path}, after row {i}: {type(cause).__name__}: '
                           f'{(str(cause).splitlines() or [""])[0][:200]}') from None
         yield row
 

@@ -127,9 +127,9 @@ BETWEEN_WORDS = re.compile(r'(?<=\S)(?= \w)|(?<=\S\n)(?=\S)')
 
 
 def encode_document(tokenizer, text):
-    """Text as text: what looks like a special token is none. A long document is encoded in pieces,
-    cut where every such tokenizer cuts too: before a blank or behind a line break between two
-    words. So its tokens are the same, if it has one of them."""
+    """Encode text, special tokens as ordinary text. A long document is encoded in pieces, cut where
+    every such tokenizer cuts: before a space or after a line break between two words. So its tokens
+    are the same, if it has such places."""
     if len(text) <= LONGEST or isinstance(tokenizer, Foreign):
         return tokenizer.encode_ordinary(text)
     found, start = [], 0
@@ -144,7 +144,7 @@ def encode_document(tokenizer, text):
 
 
 def readable(tokenizer, tokens):
-    "Tokens as text; a model may have more of them than its tokenizer, to fill its matrix up."
+    "Tokens as text; a model may have more ids than its tokenizer, as padding."
     return tokenizer.decode([token for token in tokens if token < tokenizer.n_vocab])
 
 

@@ -43,7 +43,7 @@ def draw(seed, purpose, step=0):
 
 
 def permute(i, n, key):
-    """Where i goes under the permutation of range(n) that the key names. A Feistel network shuffles
+    """The place of i in the permutation of range(n) that the key picks. A Feistel network shuffles
     the next power of four; a number that lands past n walks on until it comes back inside, so this
     is a permutation of range(n) too."""
     half = max(1, ((n - 1).bit_length() + 1) // 2)
@@ -262,14 +262,14 @@ def shares(weights, total):
 # --------------------------------------------------------------------------------------- validation
 
 def evaluate(model, loader, batches=None):
-    "The mean loss over the first batches (None: until a dataset is through), over all ranks."
+    "The mean loss over the first batches (None: until a dataset ends), over all ranks."
     return measure(model, loader, batches)[0]
 
 
 @torch.no_grad()
 def measure(model, loader, batches=None, pieces=1, first=0):
     """(loss, {kind: {'loss', 'accuracy'}}) over some batches from the `first` on, the kinds being
-    the marks that the data carries. A batch is worked off in `pieces`, as in training."""
+    the marks that the data carries. A batch is computed in `pieces`, as in training."""
     device, was_training = next(model.parameters()).device, model.training
     # loss, tokens, answers right, answers
     sums = torch.zeros(1 + len(loader.kinds), 4, dtype=torch.float64)
@@ -279,7 +279,7 @@ def measure(model, loader, batches=None, pieces=1, first=0):
              for part in zip(*(t.chunk(pieces) for t in loader.marked_batch(step))))
     for tokens, targets, marks in parts:
         counts = targets != -1
-        if not loader.kinds:        # no need of the logits: the loss can be computed in pieces
+        if not loader.kinds:        # no logits needed: the loss can be computed in pieces
             sums[0, 0] += model(tokens.to(device), targets.to(device)).item() * counts.sum()
             sums[0, 1] += counts.sum()
             continue

@@ -1,1 +1,1 @@
-"What surrounds a training run."
+"What a training run needs."

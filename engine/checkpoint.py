@@ -39,7 +39,7 @@ def save(folder, **state):
         torch.save(state, file)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(fresh, folder / FILE)        # from here on, and not before, this is the checkpoint
+    os.replace(fresh, folder / FILE)        # only now is this the checkpoint
     if os.name == 'posix':                      # the new name must reach the disk too
         handle = os.open(folder, os.O_RDONLY)
         os.fsync(handle)
@@ -47,8 +47,8 @@ def save(folder, **state):
 
 
 def save_parts(folder, world, model, optimizers, step, about):
-    """All processes write what they hold into a new folder; then `ckpt.pt` points to it; then what
-    it pointed to before goes."""
+    """All processes write what they hold into a new folder; then `ckpt.pt` points to it; then the
+    old folder is removed."""
     from engine import sharded
     folder = Path(folder)
     names = (f'parts_{step}_{i}' for i in range(10**6))
@@ -106,10 +106,10 @@ def load_model(path, device='cpu'):
 
 
 def build_model(state, path):
-    "The model that a loaded state describes, with its weights where it has them whole."
+    "The model that a loaded state describes, with its weights if they are whole."
     kind = state.get('kind')
     if kind == 'hf':
-        from engine.hf import load_hf  # it needs safetensors, which is no core package
+        from engine.hf import load_hf  # needs safetensors, an optional package
         return load_hf(state['folder'])
     if kind not in ('lm', 'recurrent'):
         raise Refused(f'{path} holds a model of kind {kind!r}; this version knows lm, recurrent '
@@ -133,7 +133,7 @@ def describe(model):
 
 
 def fingerprint(model):
-    "Of all that a model computes with: its settings and every weight."
+    "A hash of all that a model computes with: settings and every weight."
     about = (describe(model) if isinstance(model, (LM, Recurrent))
              else dict(config=model.config.to_dict()))
     about.pop('model', None)
@@ -145,7 +145,7 @@ def fingerprint(model):
 
 
 def set_depth(model, *, loop=None, r=None):
-    """What --loop and --r ask for: an LM runs its layers in another order, a Recurrent its core r
+    """Apply --loop and --r: an LM runs its layers in another order, a Recurrent its core r
     times."""
     if isinstance(model, Recurrent):
         if loop:

@@ -1,5 +1,5 @@
-"""What a run will cost, before it starts: stages, parameters, FLOPs, memory of a GPU, hours on so
-many of them.
+"""What a run will cost, before it starts: stages, parameters, FLOPs, memory and hours of so many
+GPUs.
 
 The idea: everything a run does follows from its settings, so its cost can be added up without
 running it. FLOPs are the ledger's, stage by stage. Memory is weights, gradients, the optimizer's
@@ -7,12 +7,12 @@ state (16 bytes a parameter with AdamW), and what the forward keeps for the back
 
 Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", Table 7: the totals of
 config/smollm_*.py come out to the last digit.
-Here: compiled Blocks and fragmentation are not in it; bench.py `memory` holds it against measured
+Here: compiled Blocks and fragmentation are not counted; bench.py `memory` compares it with measured
 peaks.
 
 Usage:
     python train.py config/smollm_360m_lidas.py --dry_run  # 8 GPUs, H100, at 40% of their peak
-    python train.py config/smollm_1b7_lidas.py --dry_run --gpus=64 --gpu=A100 --mfu=0.35
+    python train.py config/smollm_1b7_lidas.py --dry_run --gpus=64 --grad_accum=2 --mfu=0.35
 """
 import collections
 import dataclasses
@@ -46,8 +46,8 @@ def training_flops(config, plan, steps, tokens_per_step):
 # ------------------------------------------------------------------------------------------- memory
 
 def kept_by_a_layer(c, width, device='cpu'):
-    """Bytes of one token that a Block keeps for its backward; `width`: of a number in a matrix
-    product, 2 or 4. The residual stream has 4."""
+    """Bytes that a Block keeps of one token for its backward; `width`: bytes of a number in a
+    matrix product, 2 or 4. The residual stream has 4."""
     H, Hkv, cpu = c.n_head * c.head_dim, c.n_kv_head * c.head_dim, device == 'cpu'
     # input, q, k, v, output; a CPU copies that
     attention = c.n_embd + (3 if cpu else 2) * H + 2 * Hkv
@@ -68,8 +68,8 @@ def kept_by_the_loss(c, tokens, width, device):
 
 
 def memory(model, tokens, *, depth, optimizer='adamw', width=4, device='cpu', ranks=1, shard=False):
-    """{part: bytes} of a process that works on `tokens` at once through `depth` layers, at the
-    moment that takes most."""
+    """{part: bytes} of a process that works on `tokens` at once through `depth` layers, at its
+    peak."""
     c, n = model.config, model.num_params()
     layers = sum(p.numel() for p in model.layers.parameters())
     state = 8 * n if optimizer != 'muon' else 4 * layers + 8 * (n - layers)
@@ -96,14 +96,14 @@ def empty(config, n_layer):
         try:
             vocab_size = Loader(config.data, config.batch_size, config.context).vocab_size
         except Refused as error:
-            raise Refused(f'how many words? {error}, or say --vocab_size=N') from None
+            raise Refused(f'vocab_size is unknown: {error}, or say --vocab_size=N') from None
     with torch.device('meta'):
         return LM(shape(config, vocab_size=vocab_size, n_layer=n_layer))
 
 
 def models(config):
-    """(the plan, a function of a number of layers that gives the model of that depth: new ones
-    have no weights)."""
+    """(the plan, a function from a number of layers to the model of that depth: new ones have no
+    weights)."""
     if not config.init_from:
         return Plan(config), lambda n_layer: empty(config, n_layer)
     model = checkpoint.build_model(checkpoint.load(config.init_from), config.init_from)
@@ -112,7 +112,7 @@ def models(config):
 
 
 def counted(plan, model, first, end):
-    "FLOPs a token of the steps of a stretch, added up: equal steps are counted, and multiplied."
+    "The sum of a stretch's FLOPs per token over its steps; equal steps are computed once."
     alike = collections.Counter((plan.at(step).order, *plan.told(step).items())
                                 for step in range(first, end))
     return sum(n * model.flops_per_token(**dict(told)) if told else n * model.flops_per_token(order)
@@ -142,7 +142,7 @@ def options(argv):
 
 
 def show(config, gpus, gpu, mfu):
-    "Print the plan."
+    "Print the cost."
     each, left = divmod(config.batch_size, gpus)
     if left or each % config.grad_accum:
         raise Refused(f'batch_size={config.batch_size} on gpus={gpus} does not divide into '

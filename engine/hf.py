@@ -2,8 +2,8 @@
 `LM`, and an `LM` such a folder.
 
 The idea: Llama and Qwen 3, which are all that the papers use, are our model under longer names:
-opening one is a table of names and a list of what this model does not have, refused before anything
-is loaded. Going out, an order becomes plain depth, and LN-scaling is multiplied into the norms.
+opening one takes a table of names and a list of what this model lacks, refused before anything is
+loaded. On export, an order becomes plain depth, and LN-scaling is multiplied into the norms.
 
 Here: weights are mapped from the file, so a model takes no more memory than its file, and bfloat16
 stays bfloat16. Needs `safetensors`; a name on the hub needs `huggingface_hub` and a network too.
@@ -72,15 +72,15 @@ def model_config(path):
     rope = {**(c.get('rope_scaling') or {}), **(c.get('rope_parameters') or {})}
     kind, rope_kind = c.get('model_type'), rope.get('rope_type', rope.get('type', 'default'))
     refused = [
-        (kind not in ('llama', 'qwen3'), f'the family {kind!r}: llama and qwen3 are read here'),
+        (kind not in ('llama', 'qwen3'), f'the family {kind!r} (known: llama, qwen3)'),
         (c.get('attention_bias') or c.get('mlp_bias'), 'linear layers with a bias'),
         (c.get('use_sliding_window') or set(c.get('layer_types') or ['full_attention'])
          != {'full_attention'}, 'attention over a sliding window'),
         (c.get('hidden_act', 'silu') != 'silu',
-         f'the activation {c.get("hidden_act")!r}: SwiGLU has silu'),
+         f'the activation {c.get("hidden_act")!r} (known: silu)'),
         (c.get('quantization_config'), 'quantized weights'),
         (rope_kind not in ('default', 'llama3'),
-         f'rope scaling of the kind {rope_kind!r}: default and llama3 are'),
+         f'rope scaling of the kind {rope_kind!r} (known: llama3)'),
         (rope.get('partial_rotary_factor', c.get('partial_rotary_factor', 1)) != 1,
          'rotary positions on a part of each head'),
     ]
@@ -135,7 +135,7 @@ def config_json(config, depth, dtype, bos, end):
 # ---------------------------------------------------------------------------------------------- in
 
 def weight_files(folder):
-    "The safetensors files of a checkpoint, all there."
+    "A checkpoint's safetensors files; all must exist."
     index = folder / 'model.safetensors.index.json'
     if not index.exists():
         file = folder / 'model.safetensors'
@@ -156,8 +156,8 @@ def weight_files(folder):
 
 
 def read_header(path):
-    """{tensor: (shape, dtype)} of a safetensors file, whose every byte is there. A header says
-    what is where; its length comes first."""
+    """{tensor: (shape, dtype)} of a safetensors file, which must be complete. A header says
+    where each tensor is; its length comes first."""
     size = path.stat().st_size
     with open(path, 'rb') as file:
         length = int.from_bytes(file.read(8), 'little')
@@ -231,9 +231,9 @@ def load_hf(folder):
 # ---------------------------------------------------------------------------------------------- out
 
 def save_hf(model, folder, tokenizer=None):
-    """A checkpoint that transformers loads to the same logits. The order is written out: a looped
-    model becomes a deep one with equal layers. `tokenizer` is what get_tokenizer takes; its
-    tokenizer.json goes along."""
+    """Write a checkpoint that transformers loads, with the same logits. The order is unrolled: a
+    looped model becomes a deep one with equal layers. `tokenizer` is what get_tokenizer takes; its
+    tokenizer.json is copied."""
     from safetensors.torch import save_file
     if not isinstance(model, LM):
         raise Refused('a model with a recurrent core has no family that transformers knows: '
@@ -263,7 +263,7 @@ def save_hf(model, folder, tokenizer=None):
     fresh = folder / 'model.safetensors.tmp'
     save_file({name: t.detach().cpu().clone().contiguous() for name, t in tensors.items()}, fresh,
               metadata=dict(format='pt'))
-    os.chmod(fresh, 0o644)          # it comes readable by its owner alone
+    os.chmod(fresh, 0o644)          # else only its owner can read it
     os.replace(fresh, folder / 'model.safetensors')
     text = json.dumps(config_json(config, len(model.order), model.norm.weight.dtype, bos, end),
                       indent=2)

@@ -1,6 +1,6 @@
-"""A running process: its device, its precision, its sister processes, and a clean stop.
+"""A running process: its device, its precision, the other processes, and a clean stop.
 
-The idea: what surrounds a training loop has nothing to teach about depth, so it stands here.
+The idea: what surrounds a training loop teaches nothing about depth, so it is kept here.
 
 Usage:
     world = World(config.device)                # world.device, world.rank, world.size
@@ -53,8 +53,8 @@ def has_compiler():
 
 
 def compile_blocks(config, world, model):
-    """Compile each Block for itself, so that no order and no growth compiles one again. Says
-    whether it did."""
+    """Compile each Block separately, so that no order or growth recompiles one. Returns whether
+    it did."""
     wanted = config.compile is True or config.compile == 'auto' and world.device.type == 'cuda'
     if wanted and not has_compiler():
         world.say('compile stays off: torch.compile needs a C++ compiler, and there is none here')
@@ -65,8 +65,8 @@ def compile_blocks(config, world, model):
 
 
 def send(batch, device):
-    """(tokens, targets, how many targets count), on their way to the device: nobody waits for them
-    here."""
+    """(tokens, targets, how many targets count), on their way to the device, without
+    waiting."""
     count = (batch[1] != -1).sum().item()
     if device.type == 'cuda':
         return *(t.pin_memory().to(device, non_blocking=True) for t in batch), count
@@ -74,27 +74,27 @@ def send(batch, device):
 
 
 def parallel(model, world, in_parts=False):
-    """Without find_unused_parameters DDP sorts its buckets anew after the first step of a process,
-    so that with three ranks or more a resumed run would add its gradients up in another order."""
+    """Wrap in DDP. Without find_unused_parameters it re-sorts its buckets after a process's first
+    step: on three ranks or more a resumed run would add gradients in another order."""
     if world.size == 1 or in_parts:
         return model
     return DistributedDataParallel(model, find_unused_parameters=True)
 
 
-# The arithmetic of some GPUs in bfloat16, dense.
+# Dense bfloat16 FLOPs per second of some GPUs.
 PEAK_FLOPS = {'H200': 989e12, 'H100': 989e12, 'A100': 312e12, 'L40S': 362e12, 'L40': 181e12,
               '4090': 165e12}
 
 
 def peak_flops(device):
-    "What a GPU can do in a second, None for one that is not in the table."
+    "A GPU's FLOPs per second, or None if it is not in the table."
     name = torch.cuda.get_device_name(device) if device.type == 'cuda' else ''
     return next((flops for gpu, flops in PEAK_FLOPS.items() if gpu in name), None)
 
 
 def mfu(flops_per_s, world):
-    """The share of a known GPU's arithmetic that the run uses, by our FLOPs ledger, to stand
-    behind the bar."""
+    """The share of a known GPU's peak FLOPs that the run uses, by our count, for the progress
+    bar."""
     peak = peak_flops(world.device)
     return dict(mfu=f'{flops_per_s / peak / world.size:.0%}') if peak else {}
 
@@ -108,7 +108,7 @@ class World:
     def __init__(self, device='auto', patience=600):
         self.size, self.rank = int(os.environ.get('WORLD_SIZE', 1)), int(os.environ.get('RANK', 0))
         here, gpus = int(os.environ.get('LOCAL_WORLD_SIZE', 1)), torch.cuda.device_count()
-        # every process finds this, so that the first can say it
+        # every process checks this, so rank 0 reports it
         if gpus and here > gpus and device in ('auto', 'cuda'):
             raise Refused(f'{here} processes on this machine need a GPU each, but there are {gpus}')
         self.device = pick_device(device, int(os.environ.get('LOCAL_RANK', 0)))
@@ -146,13 +146,13 @@ class World:
         return found.item()
 
     def at(self, place):
-        "Where this process is: if one hangs, its sisters say where (watch.py)."
+        "Note where this process is: if it hangs, the others report it (watch.py)."
         if self.watch:
             self.watch.at(place)
 
     def first_does(self, work):
-        """The first process does something that all depend on; if it fails, all fail, each with
-        its message."""
+        """Rank 0 does something that all depend on; if it fails, all fail, each with its
+        message."""
         result, failed = None, [None]
         if self.first:
             try:
@@ -180,7 +180,7 @@ class World:
 
 
 class Stop:
-    """Ctrl-C and SIGTERM ask for a stop after the step at hand; a second Ctrl-C does not wait.
+    """Ctrl-C and SIGTERM ask for a stop after the current step; a second Ctrl-C does not wait.
     `asked` is the signal's number, 0 without one."""
 
     def __enter__(self):

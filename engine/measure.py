@@ -1,7 +1,7 @@
-"""How good a model is: log-likelihoods of a question's options, and all that a run is scored by.
+"""How good a model is: log-likelihoods of a question's options, and all other scores of a run.
 
 The idea: an option's score is its log-likelihood after the prompt, and the options of one prompt
-share its cache. What maps tokens to logits can be scored: our models, looped, retrofitted or
+share its cache. All that maps tokens to logits can be scored: our models, looped, retrofitted or
 wrapped, and others'.
 
 Usage:
@@ -28,7 +28,7 @@ def score(model_like, tokenizer, examples, **options):
 
 
 def interval(right, n, z=1.96):
-    "Wilson's: of use near 0 and 1 too, where right ± 2 standard errors is not."
+    "Wilson's interval: valid near 0 and 1 too, unlike ± 2 standard errors."
     p, width = right / n, z * z / n
     middle = (p + width / 2) / (1 + width)
     half = z * math.sqrt(p * (1 - p) / n + width / n / 4) / (1 + width)
@@ -42,7 +42,7 @@ SPREAD = 4          # tokens by which the prompts of a batch may differ
 def log_likelihoods(model_like, tokenizer, examples, *, batch=64, share=True):
     """[(options,) of each example]: log-likelihoods of the options after the prompt. `model_like`
     maps tokens (B, T) to logits (B, T, V). One of our models reads each prompt once, and its
-    options share the cache (share=False: they don't). Examples with prompts of nearly one length
+    options share the cache (share=False: they don't). Examples with prompts of similar length
     make a batch."""
     start = start_of_document(tokenizer)
     prompts = [[*start, *tokenizer.encode(e.prompt, allowed_special='all')] for e in examples]
@@ -61,7 +61,7 @@ def log_likelihoods(model_like, tokenizer, examples, *, batch=64, share=True):
             parts.append([])
         parts[-1].append(i)
     for part in parts:
-        # what a longer prompt has behind that goes along with each option
+        # the rest of a longer prompt is read with each option
         n = len(prompts[part[0]])
         rows = [[prompts[i][n:] + o for o in options[i]] for i in part]
         counts = [[[0] * (len(prompts[i]) - n) + [1] * len(o) for o in options[i]] for i in part]
@@ -86,8 +86,8 @@ def separate(model_like, prompt, options):
 
 
 class Branched:
-    """A slot of a cache, read by O rows for each of its own: they are put together with the prompt
-    once, where they are needed."""
+    """A cache slot that O rows read for each row of its own: prompt and options are joined only
+    when needed."""
 
     def __init__(self, slot, O):
         self.slot, self.O = slot, O
@@ -122,7 +122,7 @@ def parse_tasks(text, n, shots=0, seed=0):
 
 
 def open_data(path, state, model, data, split, longest, seed=0):
-    "A Loader of `data`, or else of what a run was trained on."
+    "A Loader of `data`, else of what the run was trained on."
     c = state.get('config', {})
     data, weights = (data, None) if data else (c.get('data'), c.get('data_weights'))
     if not data:

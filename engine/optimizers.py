@@ -44,8 +44,8 @@ def make_optimizers(model, config):
         lr = lr if config.adamw_lr is None else config.adamw_lr
     groups = [dict(params=matrices, weight_decay=wd), dict(params=norms, weight_decay=0.0)]
     if config.optimizer == 'adamw_star':
-        optimizers.append(AdamWStar([p for group in groups for p in group['params']], lr=lr,
-                                    betas=(0.9, config.beta2), weight_decay=config.star_decay))
+        groups = [group | dict(weight_decay=config.star_decay) for group in groups]
+        optimizers.append(AdamWStar(groups, lr=lr, betas=(0.9, config.beta2)))
     else:
         optimizers.append(torch.optim.AdamW(groups, lr=lr, betas=(0.9, config.beta2), fused=True))
     counted = sum(p.numel() for o in optimizers for g in o.param_groups for p in g['params'])
@@ -69,12 +69,12 @@ class Muon(torch.optim.Optimizer):
                  precision=None):
         super().__init__(params, dict(lr=lr, weight_decay=weight_decay, momentum=momentum,
                                       adjust_lr_fn=adjust_lr_fn))
-        self.precision = precision      # of the iteration; None: what the device is fast in
+        self.precision = precision      # of the iteration; None: the device's fast one
 
     @torch.no_grad()
     def step(self, closure=None):
         for group in self.param_groups:
-            alike = {}        # matrices of one shape, lying or standing, are worked off together
+            alike = {}        # matrices of one shape, or its transpose, go in one batch
             for p in group['params']:
                 if p.grad is not None:
                     alike.setdefault(tuple(sorted(p.shape)), []).append(p)
@@ -89,7 +89,7 @@ class Muon(torch.optim.Optimizer):
             moment = self.state[p].setdefault('momentum_buffer', torch.zeros_like(p))
             moment.lerp_(p.grad, 1 - group['momentum'])
             update = p.grad.lerp(moment, group['momentum'])        # Nesterov's look ahead
-            # lying: the products are the smaller ones
+            # wide: the products are smaller
             updates.append(update.mT if p.shape[0] > p.shape[1] else update)
         fast = torch.bfloat16 if updates[0].is_cuda else torch.float32
         directions = orthogonal(torch.stack(updates).to(self.precision or fast))  # (matrices, n, m)

@@ -1,4 +1,4 @@
-"""A run is its plan: what each step is, as a function of its number alone.
+"""A run is its plan: what each step does, as a function of its number alone.
 
 The idea: the learning rate, how many layers there are and where they came from, the order in which
 they run, which batch of which data is read, how often a recurrent core runs: all of it follows from
@@ -23,8 +23,8 @@ from grow import GROWTH, growth_plan
 from loop import fit_loop
 from retrofit import recurrence_curriculum, sample_recurrence
 
-# The settings that the plan answers for: a resume compares what comes of them, step by step, and
-# not their values.
+# The settings that only enter the plan: a resume compares the plans step by step, not these
+# values.
 ANSWERED = ('steps', 'warmup_steps', 'decay_steps', 'lr_shape', 'lr_decay_steps', 'lr_floor',
             'n_layer', 'grow', 'grow_block', 'grow_alpha', 'loop', 'cooldown_loop',
             'cooldown_data', 'recurrence', 'backprop_depth', 'curriculum', 'curriculum_shape',
@@ -47,7 +47,7 @@ class Start(NamedTuple):
 
     @classmethod
     def kept(cls, state):
-        "The start that a checkpoint has kept; an older one has the model alone."
+        "The start that a checkpoint holds; an older one holds only the model."
         if 'start' in state:
             about = state['start']
             return cls(**about | dict(order=about['order'] and tuple(about['order'])))
@@ -143,7 +143,7 @@ class Plan:
         return dict(r=sample_recurrence(mean, step, self.config.seed), backprop_depth=depth)
 
     def stretches(self):
-        """[(first step, end)] of steps alike but for the rate: the stages, and the decay where it
+        """[(first step, end)] of steps alike except the rate: the stages, and the decay where it
         loops or ends the growing."""
         c = self.config
         decays = (self.late or c.grow) and c.decay_steps

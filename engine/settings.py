@@ -1,7 +1,7 @@
-"""What a run can be told: every setting with its default, and what cannot be is refused before
-anything starts.
+"""Every setting of a run with its default; values that cannot work are refused before anything
+starts.
 
-The idea: a config is a flat list of names and values. A default is the toy's; a file in config/
+The idea: a config is a flat list of names and values. Defaults are the toy's; a file in config/
 says what differs, and the command line has the last word. What follows from them is in plan.py.
 
 Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", appendix A, for the names.
@@ -30,10 +30,10 @@ class Config:
     device: str = 'auto'                # auto: cuda, else mps, else cpu
     dtype: str = 'auto'                 # auto: bfloat16 on cuda, else float32
     compile: bool | str = 'auto'        # auto: on for cuda
-    # weights and optimizer in parts over all GPUs (FSDP2): for what does not fit into one
+    # split weights and optimizer over all GPUs (FSDP2), for models too large for one
     shard: bool = False
     patience: int = 600                 # seconds without progress until the run ends (watch.py)
-    # go on with the run in out_dir; false: move it out of the way and start anew
+    # resume the run in out_dir; false: move it away and start anew
     resume: bool = True
     # the model (init_from: a checkpoint to start from; then these are its own)
     init_from: str | None = None
@@ -66,7 +66,7 @@ class Config:
     data_weights: list | None = None    # their shares of the rows; None: equal
     context: int = 64                   # tokens of a sequence
     batch_size: int = 32                # sequences of a step, over all processes
-    grad_accum: int = 1                 # pieces in which a process works off its part of them
+    grad_accum: int = 1                 # pieces in which a process computes its part
     # the schedule: linear warm-up, constant, decay
     steps: int = 600
     warmup_steps: int = 50
@@ -91,8 +91,7 @@ class Config:
     save_every: int = 200
 
 
-# A run may be resumed under another value of these: they do not change what it computes, or only
-# where.
+# A resumed run may change these: they do not affect what it computes, at most where.
 MAY_DIFFER = {'out_dir', 'device', 'compile', 'grad_accum', 'shard', 'patience', 'resume',
               'eval_every', 'eval_batches', 'log_every', 'save_every'}
 
@@ -118,7 +117,7 @@ def check(config):
             ('lr_floor', lambda n: 0 <= n <= 1, 'is a share of lr: from 0 to 1'),
             ('warmup_steps decay_steps lr_decay_steps lr adamw_lr weight_decay star_decay '
              'grad_clip grow_alpha', lambda n: 0 <= n < 1e9,
-             'must not be negative, nor without bounds'),
+             'must be at least 0 and less than 1e9'),
             ('beta2', lambda n: 0 <= n < 1, 'must be at least 0 and less than 1')):
         for name in names.split():
             value = getattr(c, name)
@@ -145,13 +144,13 @@ def check(config):
     if c.grow and c.init_from:
         raise Refused(f'grow={c.grow!r} begins with a new model of grow_block={c.grow_block} '
                       'layers, not with init_from')
-    if not c.init_from:     # else the plan waits for what the checkpoint holds
+    if not c.init_from:     # else the plan needs the checkpoint
         Plan(c)
     return c
 
 
 def shape(config, **more):
-    "The ModelConfig of a config, with what it does not say or says otherwise."
+    "The ModelConfig of a config; `more` adds fields or replaces them."
     return ModelConfig(**{f.name: getattr(config, f.name) for f in fields(ModelConfig)
                           if hasattr(config, f.name)} | more)
 
@@ -164,7 +163,7 @@ COMMAND_LINE = 'the command line'
 def read_config(cls, argv):
     """A config file first, if there is one, then --name=value overrides, as an instance of the
     dataclass."""
-    values, where = {}, {}        # where: to say in which place a mistake is
+    values, where = {}, {}        # where: the source of each value, for messages
     for arg in sorted(argv, key=lambda arg: arg.startswith('--')):
         if arg.startswith('--'):
             name, equals, text = arg[2:].partition('=')

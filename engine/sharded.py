@@ -1,8 +1,8 @@
-"""Past one GPU's memory: weights, gradients and the optimizer's state in parts over all processes,
-and checkpoints in parts too.
+"""For models too large for one GPU: weights, gradients and optimizer state in parts over all
+processes, and checkpoints in parts too.
 
 The idea: torch's FSDP2 keeps a 1/N of every Block on each of N processes and fetches the rest when
-the Block runs. Growing needs no traffic: a new layer is cut like the one it copies, so each process
+the Block runs. Growing sends nothing: a new layer is split like the one it copies, so each process
 copies its own part. All processes write a checkpoint at once, and any number of them reads it;
 `ckpt.pt` says which folder holds the tensors, and is replaced last.
 
@@ -37,7 +37,7 @@ def shard(model):
     mesh = init_device_mesh(next(model.parameters()).device.type, (dist.get_world_size(),))
     for block in model.layers:
         fully_shard(block, mesh=mesh)
-    # else it would stay whole behind an evaluation
+    # else it would stay whole after an evaluation
     fully_shard(model, mesh=mesh, reshard_after_forward=True)
     return model
 
@@ -108,7 +108,7 @@ def readable(path):
 
 
 def read_parts(path, make, no_dist=True):
-    "The stored tensors, read into those that make({name: what is said of it}) gives."
+    "The stored tensors, read into those that make({name: metadata}) gives."
     with readable(path):
         stored = FileSystemReader(str(path)).read_metadata().state_dict_metadata
     tensors = make(stored)
@@ -118,7 +118,7 @@ def read_parts(path, make, no_dist=True):
 
 
 def load_parts(path, model, optimizers):
-    "Into a model and its optimizers, in parts or whole, whatever number of processes wrote them."
+    "Load a model and its optimizers, in parts or whole, however many processes wrote them."
     def empty(stored):
         states = []
         for n, optimizer in enumerate(optimizers):

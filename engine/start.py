@@ -1,4 +1,4 @@
-"""Where a run stands when training begins: a new model, what init_from gives, or what out_dir
+"""What a run begins with: a new model, the model of init_from, or the run that out_dir
 holds.
 
 The idea: a run is resumed when its plan and the new config's agree on every step that it has taken,
@@ -47,7 +47,7 @@ def begin(config, loader):
 
 
 def set_up(model, config):
-    "The plan of a run that begins with another run's model; the model is told its part of it."
+    "The plan of a run that begins with this model; the model takes its settings from it."
     plan = Plan(config, Start.of(model))
     if plan.mean:
         model.mean, model.backprop_depth = plan.mean, plan.backprop_depth
@@ -87,9 +87,9 @@ def refuse_another_run(config, plan, data, state):
 
 
 def fill(model, config, state, out, in_parts=False):
-    "The optimizers, with what they had kept; in parts, the model is cut and filled as well."
+    "The optimizers with their saved state; a sharded model is split and loaded too."
     if in_parts:
-        from engine import sharded  # it takes a second, and one process does without
+        from engine import sharded  # a slow import that one process does not need
         return sharded.begin(model, lambda: make_optimizers(model, config), state, out)
     optimizers = make_optimizers(model, config)
     for optimizer, saved in zip(optimizers, state.get('optimizers', [])):
@@ -118,7 +118,7 @@ def loaders(config, world):
 
 
 def introduce(config, world, loader, model, step, compiled):
-    "run.json, and a few words."
+    "Write run.json, print a few words."
     if world.first:
         about = dict(tokenizer=loader.tokenizer, config=dataclasses.asdict(config),
                      torch=torch.__version__, data=[s.meta['origin'] for s in loader.sets])

@@ -1,12 +1,12 @@
-"""A process that hangs is named, and the run ends: its sisters would wait for it for ever.
+"""Name a process that hangs, and end the run: the others would wait for it for ever.
 
-The idea: every process says where it is (a number that rises and a few words) in the store that
-they all share, once in a while and by a thread of its own. When nobody has come further for too
-long, whoever is furthest behind holds up the others; a process that does not even say anything any
-more is it. The first that sees this says so and ends, and torchrun ends the rest.
+The idea: a thread of each process writes now and then where the process is (a rising number and a
+few words) to a store that all share. If no process advances for too long, the one furthest behind
+holds up the others, or one that has stopped writing. The first to see this reports it and ends, and
+torchrun ends the rest.
 
-Here: a process that dies is torchrun's own affair: it names the rank and its exit code, and ends
-the others at once on its machine.
+Here: torchrun itself handles a process that dies: it names the rank and exit code, and ends the
+others on its machine.
 
 Usage:
     world.watch = Watch(rank, size, seconds=600)
@@ -26,7 +26,7 @@ class Watch:
     def __init__(self, rank, size, seconds):
         self.rank, self.size, self.seconds = rank, size, seconds
         self.count, self.place = 0, 'the beginning'
-        # A line to the store of its own: a thread must not wait behind what the main one asks for.
+        # Its own connection: this thread must not wait for the main thread's requests.
         self.store = dist.TCPStore(os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT']),
                                    is_master=False, wait_for_workers=False,
                                    timeout=timedelta(seconds=max(10, seconds)))
@@ -35,7 +35,7 @@ class Watch:
         self.thread.start()
 
     def stop(self):
-        """Before the store and the processes' group go: a thread that still asked them would keep
+        """Call before the store and the process group close: a thread still using them would keep
         the process from ending."""
         self.over.set()
         self.thread.join()
@@ -71,7 +71,7 @@ class Watch:
         names = '; '.join(f'rank {r} '
                           f'({found[r][3]}){", which says nothing any more, last" if mute else ""} '
                           f'at {found[r][2]}' for r in stuck)
-        print(f'\ntrain.py: for {self.seconds} seconds no process has come further. Held '
+        print(f'\ntrain.py: no process has advanced for {self.seconds} seconds. Held '
               f'up by {names}. The last checkpoint is kept: the same '
               'command goes on from it.', file=sys.stderr, flush=True)
         os._exit(1)

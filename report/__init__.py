@@ -1,1 +1,1 @@
-"Numbers become a table, a CSV file, a picture; no model is opened here."
+"Numbers as tables, CSV files and pictures; no model is opened here."

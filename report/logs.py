@@ -1,10 +1,10 @@
 """The log of a run, and a table of several.
 
-The idea: a run tells everything as it goes along, a JSON line a measurement; whatever is said about
-it later, table or picture (plot.py), is made from these lines.
+The idea: a run writes a JSON line for each measurement; every later table and picture (plot.py) is
+made from these lines.
 
 Usage:
-    groups = read_groups(['out/lidas-0', 'out/lidas-1', 'out/baseline'])    # {name: [a log a seed]}
+    groups = read_groups(['out/lidas-0', 'out/lidas-1', 'out/baseline'])    # {name: [log per seed]}
     print_table(table(groups))
 """
 import json
@@ -18,9 +18,9 @@ from report.tables import by_seed, difference, mean, number, over_seeds, run_nam
 
 
 class Log:
-    """log.jsonl, a line for each logged step. A run that resumes drops the lines after its step
-    first: it will write them again, so that a log has neither gaps nor doubles wherever the run was
-    cut off."""
+    """log.jsonl, a line for each logged step. A resumed run first drops the lines
+    after its step, which it will write again: so a log has no gaps or duplicates, wherever the run
+    was cut off."""
 
     def __init__(self, path, last_step, silent=False):
         self.file = None
@@ -46,8 +46,8 @@ def read_log(folder):
 
 
 def read_lines(path):
-    """The lines of a log up to the first that is not whole: a run at work, or one that was cut
-    off, may have half a line."""
+    """The lines of a log up to the first incomplete one: a running or killed run may have written
+    half a line."""
     lines = []
     for text in path.read_text().splitlines() if path.exists() else []:
         try:
@@ -119,9 +119,9 @@ def table(groups, emerged=0.8):
 
 
 def print_table(rows):
-    """The rows in columns. Behind a mean and its standard error stands how far it is from the first
-    row's, in standard errors of the difference: below 2 it is not resolved (and with three seeds, 2
-    is not much: chance gives more in one case of ten)."""
+    """The rows in columns. A mean and its standard error are followed by its distance from the
+    first row's, in standard errors of the difference: below 2 it is not resolved (with three
+    seeds, chance gives more than 2 in one case of ten)."""
     kinds = [key.removesuffix(' reached') for key in rows[0] if key.endswith(' reached')]
     ends = [['run', 'seeds', 'steps', 'FLOPs', 'minutes', 'loss', 'on text',
              *(f'{kind}, %' for kind in kinds)]]

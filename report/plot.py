@@ -1,7 +1,7 @@
 """Every picture: rows of numbers in, PNG out.
 
 The idea: a picture is a grid of panels, and a panel holds curves (the mean over the seeds, a shade
-from the lowest to the highest) or a heat map. Each function below says what stands in which panel.
+from the lowest to the highest) or a heat map. Each function below says what each panel shows.
 
 Usage:
     show(path, draw_runs, {'baseline': [read_log('out/baseline')]})
@@ -17,7 +17,7 @@ COLOURS = ['#3b6fb6', '#d1495b', '#2e8b57', '#e08e1b', '#7b5aa6', '#4f4f4f', '#1
 
 
 def show(path, draw, *what):
-    "Draw, and say where the picture is; without matplotlib, say that."
+    "Draw, and print where the picture is, or that matplotlib is missing."
     path.parent.mkdir(parents=True, exist_ok=True)
     path = path if path.suffix in ('.png', '.pdf', '.svg') else path.with_suffix('.png')
     try:
@@ -76,10 +76,9 @@ def heat(ax, cells, down, across, title, **style):
 # -------------------------------------------------------------------------------- training, growing
 
 def draw_runs(groups):
-    """groups: {name: [a log a seed]}. One run alone: its losses above, all its kinds of answers in
-    one staircase below. Several: a row for the validation loss, and one for each kind. Against
-    steps, and against FLOPs, because runs of different depth don't pay the same for a step. A
-    dotted line: here a model grew."""
+    """groups: {name: [one log per seed]}. One run: its losses above, its kinds of answers below.
+    Several runs: a row for the validation loss, and one for each kind. Against steps, and against
+    FLOPs, because a step costs more in a deeper model. Dotted lines show where a model grew."""
     logs = [log for group in groups.values() for log in group]
     kinds, alone = kinds_of(logs), len(logs) == 1
     skills = [kind for kind in kinds if kind != 'text']
@@ -120,9 +119,8 @@ def draw_runs(groups):
 
 
 def draw_origins(pictures):
-    """pictures: {operator: [the order of each growth]}. A row a growth, a cell a layer; number and
-    colour say which layer of the stage before it is a copy of, and a frame marks the ones that are
-    new."""
+    """pictures: {operator: [the order of each growth]}. One row per growth, one cell per layer;
+    number and colour say which layer of the stage before it copies; a frame marks new layers."""
     deepest = max(len(order) for orders in pictures.values() for order in orders)
     stages = max(map(len, pictures.values()))
     fig, axes = figure(len(pictures), 1,
@@ -150,8 +148,8 @@ def draw_origins(pictures):
 # ----------------------------------------------------------------------------- looping, recurrences
 
 def draw_repetitions(rows, kinds, block):
-    """rows: {run, start, times, a number for each kind}. A column a run, a row a kind; against the
-    position where the repeated block begins, a line for each number of times."""
+    """rows: {run, start, times, a number for each kind}. One column per run, one row per kind; a
+    line for each number of times, against the position where the repeated block begins."""
     groups = grouped(rows)
     fig, axes = figure(len(kinds), len(groups), (1 + 2.6 * len(groups), 0.8 + 2.3 * len(kinds)),
                        sharex='col', sharey='row')
@@ -195,9 +193,9 @@ def draw_tradeoffs(rows, kinds):
 
 
 def draw_recurrences(rows, kinds):
-    """rows: {run, r, effective_params, a number for each kind}. A column a kind, against the
-    recurrences above and against effective parameters below, a line for each run; an ordinary model
-    (r = 0) is a dotted line."""
+    """rows: {run, r, effective_params, a number for each kind}. One column per kind, against
+    recurrences above and effective parameters below, one line per run; an ordinary model (r = 0)
+    is a dotted line."""
     fig, axes = figure(2, len(kinds), (1.5 + 3.2 * len(kinds), 5.6), sharey='col', sharex='row')
     xs = dict(r='recurrences', effective_params='effective parameters of the layers')
     for panels, kind in zip(axes.T, kinds):
@@ -216,8 +214,8 @@ def draw_recurrences(rows, kinds):
 
 
 def draw_shots(rows, x):
-    """rows: {line, task, shots, examples, accuracy, low, high, chance}. A panel a task, accuracy
-    against the number of shots, or of examples to fine-tune on, a line for each run; dotted:
+    """rows: {line, task, shots, examples, accuracy, low, high, chance}. One panel per task:
+    accuracy against the number of shots, or of fine-tuning examples, one line per run; dotted:
     chance."""
     tasks, names = (list(dict.fromkeys(row[key] for row in rows)) for key in ('task', 'line'))
     plain = [name.removeprefix('untied_') for name in names]        # dashed beside its tied twin
@@ -228,7 +226,7 @@ def draw_shots(rows, x):
             mine = where(rows, line=name, task=task)
             curve(ax, mine, x, 'accuracy', colours[twin], name, 100, shade=False, ms=4,
                   ls='-' if name == twin else '--')
-            if len(names) < 5:      # more shades than that are fog
+            if len(names) < 5:      # more shades are unreadable
                 xs = sorted({row[x] for row in mine})
                 low, high = ([100 * pick(row[end] for row in where(mine, **{x: at})) for at in xs]
                              for end, pick in (('low', min), ('high', max)))
@@ -266,8 +264,8 @@ def draw_little(rows, methods):
 
 
 def draw_landscape(what):
-    """little.little_landscape: a panel a K. The colour is the loss that the layers behind the
-    window make of a point, the marks are where it ends."""
+    """little.little_landscape: one panel per K. The colour is the loss if the window ends at a
+    point, the marks show where it ends."""
     from matplotlib.colors import LogNorm
     fig, [axes] = figure(1, len(what['ends']), (1 + 4 * len(what['ends']), 4.2), maps=True,
                          sharex=True, sharey=True)
@@ -286,9 +284,9 @@ def draw_landscape(what):
 
 
 def draw_sweep(rows, kinds):
-    """rows: {run, window, setting, kind: gain}. A row of panels a kind, a column a run; windows to
-    the right, settings below each other. Blue is a gain, red a loss, grey not run or not a number;
-    the scale ends at the largest gain, since what is lost can be without bound."""
+    """rows: {run, window, setting, kind: gain}. One row of panels per kind, one column per
+    run; windows to the right, settings below each other. Blue is a gain, red a loss, grey not run
+    or not a number; the scale ends at the largest gain, since a loss has no bound."""
     groups = grouped(rows)
     spans = {w: list(map(int, w.split('-'))) for w in dict.fromkeys(r['window'] for r in rows)}
     windows = sorted(spans, key=lambda w: (spans[w][1] - spans[w][0], spans[w][0]))
@@ -326,7 +324,7 @@ def draw_sweep(rows, kinds):
 # --------------------------------------------------------------------------------------- the probes
 
 def draw_curves(rows, x, panel, values, labels, title):
-    """A column a value, a row a panel (`panel` names its column, or is None), a line a run.
+    """A column per value, a row per panel (`panel` names its column, or is None), a line per run.
     Interventions of size 0 are the model as it is: a dotted line."""
     plain = where(rows, size=0) if panel == 'size' else []
     rows = [row for row in rows if row not in plain]
@@ -359,7 +357,7 @@ def draw_curves(rows, x, panel, values, labels, title):
 
 
 def draw_maps(rows, down, right, value, panel, title):
-    "A panel a run and setting (`panel` names its column, or is None), one colour scale a setting."
+    "A panel per run and setting (`panel`: its column, or None), one colour scale per setting."
     groups = grouped(rows)
     at = list(dict.fromkeys(row[panel] for row in rows)) if panel else [None]
     fig, axes = figure(len(at), len(groups), (1.4 + 3 * len(groups), 0.9 + 2.7 * len(at)),
@@ -372,7 +370,7 @@ def draw_maps(rows, down, right, value, panel, title):
             for row in where(mine, **{panel: place}) if panel else mine:
                 cells.setdefault((int(row[down]), int(row[right])), []).append(row[value])
             maps[group] = {cell: mean(seeds) for cell, seeds in cells.items()}
-        # a layer is always its own copy: the diagonal says nothing of the scale
+        # a layer equals itself: the diagonal must not set the scale
         shown = [abs(v) for cells in maps.values() for (i, j), v in cells.items()
                  if not (signed and i == j)]
         top = max([*shown, 0.2 if signed else 1e-9])

@@ -1,4 +1,4 @@
-"""Rows of numbers: over their seeds, in columns on the screen, and as a CSV file.
+"""Rows of numbers: averaged over seeds, in columns on the screen, as a CSV file.
 
 The idea: no number of one seed is a result. A row is one measurement: a run, the settings it was
 measured at, and numbers; runs named NAME-SEED are averaged, and the standard error stands beside
@@ -68,7 +68,7 @@ def over_seeds(rows, settings, kinds):
 
 
 def in_percent(kind):
-    "Is this a share, of right answers say? A loss is none, nor what says which way is better."
+    "Is this a share, such as right answers? A loss is not, nor what says which way is better."
     return not kind.startswith('loss') and kind != 'text' and not kind.endswith(' is better)')
 
 
@@ -92,7 +92,7 @@ def difference(row, other, kind):
 
 
 def write_csv(rows, picture):
-    "The numbers beside their picture."
+    "Write the numbers beside their picture."
     path = picture.with_suffix('.csv')
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, 'w', newline='') as file:

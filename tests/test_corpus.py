@@ -173,7 +173,7 @@ def test_what_cannot_be_is_said_in_a_line(source, made, tmp_path, capsys, monkey
     assert "a.jsonl: no text in the column 'text', but the columns words" in run(['--tokens=1K',
             '--workers=1', *base[:1], f'--out={tmp_path}/o', f'--source={tmp_path}/bad'], capsys)
     (tmp_path / 'bad/fineweb/a.jsonl').write_text('no JSON at all\n')
-    assert 'a.jsonl, behind row 0:' in run(['--tokens=1K', '--workers=1', *base[:1],
+    assert 'a.jsonl, after row 0:' in run(['--tokens=1K', '--workers=1', *base[:1],
                                             f'--out={tmp_path}/p', f'--source={tmp_path}/bad'],
                                            capsys)
     (tmp_path / 'bad/fineweb/a.jsonl').write_text('{"text": 5}\n')
@@ -183,7 +183,7 @@ def test_what_cannot_be_is_said_in_a_line(source, made, tmp_path, capsys, monkey
     # an empty file has no rows, and a broken one is named
     (tmp_path / 'bad/fineweb/a.jsonl').write_text('')
     (tmp_path / 'bad/fineweb/b.parquet').write_bytes(b'PAR1 no more')
-    assert 'b.parquet, behind row 0:' in run(['--tokens=1K', '--workers=1', *base[:1],
+    assert 'b.parquet, after row 0:' in run(['--tokens=1K', '--workers=1', *base[:1],
                                               f'--out={tmp_path}/s', f'--source={tmp_path}/bad'],
                                              capsys)
     assert contents(made) == before

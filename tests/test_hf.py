@@ -234,7 +234,7 @@ def broken(folder, **changes):
 
 
 @pytest.mark.parametrize('changes, message', [
-    (dict(model_type='gpt2'), "the family 'gpt2': llama and qwen3 are read here"),
+    (dict(model_type='gpt2'), "the family 'gpt2' .known: llama, qwen3., which"),
     (dict(model_type='qwen3_moe'), "the family 'qwen3_moe'"),
     (dict(attention_bias=True), 'linear layers with a bias, which is not supported'),
     (dict(use_sliding_window=True), 'attention over a sliding window'),

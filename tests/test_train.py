@@ -312,7 +312,7 @@ def test_a_second_ctrl_c_does_not_wait():
     (['--optimizer=moun'],
      "optimizer='moun' is not one of muon, adamw, adamw_star; did you mean 'muon'?"),
     (['--steps=many'], "the command line: steps must be int, not 'many'"),
-    (['--lr=-1'], 'lr=-1.0 must not be negative'),
+    (['--lr=-1'], 'lr=-1.0 must be at least 0'),
     (['--steps=0'], 'steps=0 must be at least 1'),
     (['--steps'], '--steps: write --steps=VALUE'),
     (['--steps=100'], 'warmup_steps=50 and decay_steps=120 do not fit into steps=100'),

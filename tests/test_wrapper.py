@@ -200,7 +200,7 @@ def test_what_each_cache_holds(six, how, mode):
     first = how in ('first', 'natural', 'none', 'frozen', 'exact')
     assert alike[:2] == [True, True] and not alike[5]
     assert alike[2] == first
-    if mode == 'layer':     # 'first' is the unlooped chain, the others' later layers got other input
+    if mode == 'layer':     # 'first' is the unlooped chain; else later layers got other input
         assert alike[3:5] == [how == 'first'] * 2
     if mode == 'block':
         assert alike[2:5] == [first] * 3

@@ -1,1 +1,1 @@
-"A command a file: python nanodepth.py NAME."
+"One command per file: python nanodepth.py NAME."

@@ -1,4 +1,4 @@
-"""Our models, and Hugging Face's with their middle looped, as lm-eval knows models.
+"""Our models, and Hugging Face's with their middle looped, as lm-eval models.
 
 The idea: the harness asks three things of a model: the log-likelihood of a continuation, that of a
 whole text, and text that goes on until a stop. `nanodepth` answers for runs of ours, a dozen lines
@@ -137,7 +137,7 @@ class Answers:
 
 
 def usable(device):
-    "lm-eval's command line asks for cuda:0 by itself."
+    "lm-eval's command line asks for cuda:0 by default."
     missing = str(device).startswith('cuda') and not torch.cuda.is_available()
     return pick_device('auto' if missing else device or 'auto')
 

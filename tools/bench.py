@@ -22,13 +22,13 @@ from engine.launch import has_compiler
 from tools.benchmarks import BENCHMARKS, EMULATED
 from tools.timing import apart, known, processor
 
-# What makes of a newer x86 processor one that has AVX2 and no more: a variable each for torch's own
-# kernels, oneDNN's and MKL's.
+# These limit a newer x86 processor to AVX2: one variable each for torch's own kernels, oneDNN and
+# MKL.
 LAPTOP = dict(ATEN_CPU_CAPABILITY='avx2', ONEDNN_MAX_CPU_ISA='AVX2', MKL_ENABLE_INSTRUCTIONS='AVX2')
 
 
 def measure(names):
-    "A row for each thing measured, said as it comes: what, ratio, the middle half, note."
+    "A row for each thing measured, printed as it comes: what, ratio, the middle half, note."
     found = []
     for name in names:
         if name == 'recompiling' and not has_compiler():

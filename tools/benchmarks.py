@@ -130,7 +130,7 @@ def memory():
 
 
 def growing():
-    "What of the FLOPs that growing saves is saved on the clock, by the paper's schedule."
+    "How much of the FLOPs that growing saves is saved in time, by the paper's schedule."
     config, block, steps = ModelConfig(**GROWN), 4, 1000
     tokens = random_tokens(GROWN, 2)
     step = lambda n: training_step(*ours(GROWN | dict(n_layer=n)), tokens)        # noqa: E731
@@ -284,7 +284,7 @@ def tokenising():
 
 
 def opening():
-    "A Hugging Face folder opened, here and by transformers, until the first token is through."
+    "A Hugging Face folder opened, here and by transformers, until the first token is out."
     from transformers import AutoModelForCausalLM as Theirs
 
     tokens = torch.zeros(1, 1, dtype=torch.long)

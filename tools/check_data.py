@@ -1,4 +1,4 @@
-"""What is in a dataset; every shard against its checksum.
+"""Print what is in a dataset, check every checksum.
 
 Usage:
     python nanodepth.py check_data data/toy

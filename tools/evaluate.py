@@ -53,7 +53,7 @@ LISTS['depth'] = [task for name in ('closed', 'open', 'language', 'math', 'primi
 
 @functools.cache
 def manager(everything):
-    "Who knows the tasks. Reading all of the harness's thousands takes seconds, ours take none."
+    "lm-eval's task manager. Reading all of its tasks takes seconds, ours take none."
     from lm_eval.tasks import TaskManager
 
     class Manager(TaskManager):
@@ -138,7 +138,7 @@ def main(argv=None):
     asked = dict(path=args.path, loop=args.loop, r=args.r, limit=args.limit)
     rows = [asked | row for row in found]
     key_of = lambda row: [row[key] for key in ('task', *asked)]
-    measured = [key_of(row) for row in rows]        # what the file has of others stays
+    measured = [key_of(row) for row in rows]        # other rows of the file stay
     old = read_json(out)['rows'] if out.exists() else []
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(dict(rows=[row for row in old if key_of(row) not in measured] + rows),

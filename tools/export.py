@@ -1,4 +1,4 @@
-"""A checkpoint as a Hugging Face folder, or what one holds.
+"""Write a checkpoint as a Hugging Face folder, or print what it is.
 
 Usage:
     python nanodepth.py export out/lidas out/lidas_hf  # with one folder it says what is in it

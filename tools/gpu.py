@@ -2,8 +2,8 @@
 
 The idea: bench.py asks a CPU. Other questions matter on a GPU: how much of its arithmetic a step
 uses (MFU, of launch.PEAK_FLOPS), what compiling brings and costs, what memory a plan needs, whether
-a killed run comes back. Each part runs in a process of its own, with a time limit, and says its
-rows as they come: one that fails takes nothing else along.
+a killed run comes back. Each part runs in a process of its own, with a time limit, and prints its
+rows as they come: one that fails stops no other.
 
 Usage:
     make gpu                                    # all parts at the paper's 360M: docs/gpu.md
@@ -53,12 +53,12 @@ TINY = dict(shape=SMALL, batch=2, block=1, turns=1, wrapped=SMALL, new=4, steps=
 
 
 def seconds(device, call, turns):
-    "The median of some calls, after two that count for nothing."
+    "The median of some calls, after two warm-ups."
     return median([clock(device, call) for _ in range(turns + 2)][2:])
 
 
 def over(device, call, other, share):
-    "The time of a call over that of another, as a share of what it should be; and a note."
+    "The ratio of two calls' times, over the expected ratio; and a note."
     times = against(device, 3, call=call, other=other)
     middle, low, high = ratio(times['call'], times['other'])
     return middle / share, f'{middle:.2f} of the time ({low:.2f} to {high:.2f})'
@@ -171,7 +171,7 @@ def generate_captured(model, prompt, n):
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            one(), one()        # a graph is captured of what has run before
+            one(), one()        # a capture needs a warm-up
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
@@ -229,7 +229,7 @@ def finished(command):
 
 
 def resuming(size, device):
-    "A run killed and resumed against one left alone; and two of those: a GPU may differ itself."
+    "A killed and resumed run against an uninterrupted one; and two uninterrupted ones."
     steps = max(12, size['steps'] // 4)
     with tempfile.TemporaryDirectory() as folder:
         outs = [Path(folder) / name for name in ('one', 'two', 'killed')]

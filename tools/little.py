@@ -1,8 +1,8 @@
-"""A little network on which one sees why naive looping explodes and small steps do not.
+"""A little network that shows why naive looping explodes and small steps do not.
 
-The idea: 4 numbers go in, two come out behind a window of three residual layers, and two are made
-of those. It is trained without any loop; then the window is run K times. What the layers behind it
-see is a point on paper, so one can draw where they were trained to see it.
+The idea: 4 numbers become two, pass through a window of three residual layers, and two come out. It
+is trained without any loop; then the window is run K times. What the later layers see is a point in
+the plane, so one can plot where they were trained.
 
 Paper: "Training-Free Looped Transformers", Figures 2 and 4. It names neither the target nor the
 widths: ours are sin(x0 + x1), cos(x2 - x3) and 32 (LOG.md says how much depends on the range of x).

@@ -31,7 +31,7 @@ def facts(name, state, model):
     return dict(run=name, loop=loop, unique=len(model.layers), depth=len(model.order),
                 params=model.num_params(),
                 inference_flops=model.flops_per_token() // 3,
-                # nan: nobody knows
+                # nan: unknown
                 training_flops=state.get('flops', float('nan')) + state.get('inherited_flops', 0))
 
 
@@ -128,8 +128,8 @@ def measure_runs(args):
 
 
 def print_rows(rows, kinds):
-    """A line for each run, and below a looped one how it differs from its partners; behind each
-    number its standard error over the seeds, and behind a difference how many standard errors it
+    """A line for each run, and below a looped one how it differs from its partners; after each
+    number its standard error over the seeds, after a difference how many standard errors it
     is: below 2 it is not resolved."""
     lines = [['run', 'loop', 'unique', 'deep', 'params', 'FLOPs/token', 'training FLOPs', *kinds]]
     for r in rows:

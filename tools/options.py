@@ -28,9 +28,9 @@ OPTIONS = dict(
 
 
 def make_parser(about, *names, out=None, epilog=None, **own):
-    """A parser with some of these options and with its own, name=(default, help). For a default
-    stand also a type (there is none), False (a flag) and a list (one of these, the first if nothing
-    is said). A text as `out` is where the picture goes."""
+    """A parser with some of these options and with its own, name=(default, help). A default
+    may also be a type (no default), False (a flag) or a list (the choices, the first by default). A
+    text as `out` is the picture's path."""
     parser = argparse.ArgumentParser(description=about, epilog=epilog,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     if isinstance(out, str):

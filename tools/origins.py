@@ -43,15 +43,15 @@ def main(argv=None):
     plan = growth_plan(names[0], args.n_layer, args.block, args.steps - args.decay_steps,
                        args.alpha)
     for name, orders in pictures.items():
-        print(f'{name}: each layer of a stage, named by the layer of the stage before that it is a '
-              'copy of')
+        print(f'{name}: for each layer of a stage, the layer of the stage before that it '
+              'copies')
         for order in orders:
             print(f'  {len(set(order)):3} -> {len(order):3}: {" ".join(map(str, order))}')
     print('stages: ' + ', '.join(f'{depth} layers from step {first:,}' for first, depth in plan))
     grown, full = (training_flops(config, p, args.steps, args.tokens)
                    for p in (plan, [(0, args.n_layer)]))
-    print(f'training: {grown / 1e15:,.3f} petaFLOPs grown, {full / 1e15:,.3f} at full depth all '
-          f'the way: {1 - grown / full:.1%} saved')
+    print(f'training: {grown / 1e15:,.3f} petaFLOPs grown, {full / 1e15:,.3f} at full depth '
+          f'throughout: {1 - grown / full:.1%} saved')
     if len(plan) == 1:
         return print('one block is the whole model: nothing grows')
     show(args.out, draw_origins, pictures)

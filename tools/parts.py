@@ -48,7 +48,7 @@ def open_ours(path, args):
 
 @torch.no_grad()
 def look_twice(look, steps, model):
-    """And the loss of each row's second half, read at once, and token by token with the cache that
+    """Add the loss of each row's second half, read at once, and token by token with the cache that
     was filled by the first half: what a strategy for the cache changes."""
     device, at_once, stepwise = next(model.parameters()).device, [], []
     for step in steps:

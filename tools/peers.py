@@ -94,12 +94,12 @@ def random_tokens(shape, batch, device='cpu'):
 
 
 def half(device):
-    "bfloat16 where it is a GPU, as in training."
+    "bfloat16 on a GPU, as in training."
     return torch.autocast(device.type, torch.bfloat16, enabled=device.type == 'cuda')
 
 
 def training_step(model, loss, tokens):
-    "A function that does forward, backward and an update, where the tokens are."
+    "A function that does forward, backward and an update, on the tokens' device."
     model.to(tokens.device).train()
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
 
@@ -113,7 +113,7 @@ def training_step(model, loss, tokens):
 
 
 def random_recurrences(model, tokens):
-    "Steps with a random r, as many with r = 5, and what share of their FLOPs the first need."
+    "(steps with a random r, as many with r = 5, the ratio of their FLOPs)."
     drawn = [sample_recurrence(4, step, seed=0) for step in range(12)]
 
     def steps(rs):

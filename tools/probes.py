@@ -53,7 +53,7 @@ def heatmap(c, part):
     rows = []
     for future, propagate in itertools.product((True, False), repeat=2):
         if not propagate and isinstance(c.model, probe.Recurrent):
-            continue            # what is behind an adapter is no sum of what was before it
+            continue            # an adapter's output is no sum of earlier updates
         matrix = c.effects(part, propagate, future)[0].tolist()
         setting = (f'{"future" if future else "all"} tokens, '
                    f'{"propagated" if propagate else "local"}')
@@ -75,7 +75,7 @@ def similarity(c):
 
 
 def rearranged(change, *sizes):
-    "A probe that makes a change to every block of some sizes, and scores what is left."
+    "A probe that makes a change to every block of some sizes, and scores the result."
     def measure(c):
         c.orders_only()
         return probe.order_sweep(c.model, c.score, change, sizes,
@@ -84,7 +84,7 @@ def rearranged(change, *sizes):
 
 
 def permute_block(order, start, length, seed=0):
-    "The `length` layers from `start` on in another order, drawn."
+    "The `length` layers from `start` on in a random order."
     turns = torch.randperm(length, generator=torch.Generator().manual_seed(seed)).tolist()
     return probe.change_block(order, start, length, lambda block: [block[i] for i in turns])
 
@@ -119,10 +119,10 @@ PROBES = dict(
         depth_score, 'Which layers matter for later tokens?',
         'A layer is erased for the tokens up to t; the height is how far the output at later '
         'tokens moves. Work in the right half is work that deep layers do; the depth score (in the '
-        'legend) is its mean depth. The last layer is always at zero: nothing behind it carries '
+        'legend) is its mean depth. The last layer is always at zero: no later layer carries '
         'its result to another token.', 'depth', only=('change',)),
     heatmap=Probe(
-        functools.partial(heatmap, part='layer'), 'Who depends on whom?',
+        functools.partial(heatmap, part='layer'), 'Which layer depends on which?',
         'Row: the layer erased; column: the layer observed; colour: how much its update changes, '
         'relative to itself (1: as much as its own length). Propagated: the change runs on through '
         'all layers between; local: only this one layer sees the other missing. A bright column is '
@@ -152,8 +152,8 @@ PROBES = dict(
         'The layers from a position on run in reverse. Worst where a reversal straddles two '
         'blocks: layers of a block have roles that follow each other.', 'start', 'size'),
     permute=Probe(
-        rearranged(permute_block, 4, 8), 'Blocks in a drawn order',
-        'The layers from a position on run in an order that was drawn (the same for every model).',
+        rearranged(permute_block, 4, 8), 'Blocks in a random order',
+        'The layers from a position on run in a random order (the same for every model).',
         'start', 'size'),
     repeat=Probe(
         rearranged(repeat_once, 1, 2, 4, 8), 'Blocks run twice',
@@ -280,7 +280,7 @@ def make(args):
                     rows[name] += [dict(run=run, **row) for row in measured(subject, name, folder)]
                 except NotHere as error:
                     about.append(f'{run} is not in {name}: {error}')
-    # what has been measured is shown, also when the next model cannot be
+    # show what has been measured, even if a later model fails
     finally:
         for name in names:
             if rows[name]:

@@ -1,7 +1,7 @@
 """Generate text from any checkpoint.
 
 Usage:
-    python nanodepth.py sample out/baseline  # goes on from prompts that suit the toy
+    python nanodepth.py sample out/baseline  # continues prompts that suit the toy
     python nanodepth.py sample out/baseline --prompt='w7j6z1q3bwdzejhq?b' --temperature=0 --tokens=1
     python nanodepth.py sample out/baseline --loop=3-2x2-3  # with its middle layers run twice
 """
@@ -13,7 +13,7 @@ from engine.checkpoint import load_model, set_depth
 from engine.launch import pick_device
 from tools.options import make_parser
 
-# How many tokens at most: behind an answer comes a question, which no toy model learns to ask.
+# How many tokens at most: after an answer comes a question, which no toy model learns to ask.
 TOY_PROMPTS = {'JicDqySofUzgJicDqySofUzg': 24, 'w7j6z1q3?z': 1, 'w7j6z1q3bwdzejhq?d': 1,
                'w7j6z1q3bwdzejhqfdmbxhae?x': 1, 'def main(': 64}
 

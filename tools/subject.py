@@ -1,4 +1,4 @@
-"""A model under the probes: what it is looked at with, and how it is scored.
+"""A model under the probes: the tokens it is shown, and how it is scored.
 
 The idea: a probe wants a model, some tokens to watch it work on, and a score for when it is
 tampered with: the loss, the primitives, and the last word of passages of text.
@@ -65,7 +65,7 @@ class Subject:
 
     @functools.cached_property
     def scored_on(self):
-        "A hash of the data behind the scores."
+        "A hash of the data of the scores."
         found = hashlib.sha256(repr((self.passages, self.tasks)).encode())
         for tokens, targets in self.batches:
             found.update(tokens.numpy().tobytes() + targets.numpy().tobytes())

@@ -47,7 +47,7 @@ def with_a_head(lm):
 
 
 def operate(args):
-    "Write the operated checkpoint, and say what it is made of."
+    "Write the cut checkpoint, and print its parts."
     source, shape = args.paths
     folder, file, state = Path(source), tokenizer_file(source), load(source)
     about = (folder.parent if folder.is_file() else folder) / 'run.json'
@@ -98,7 +98,7 @@ def sample_tokens(data, config, n=8):
 
 
 def say(model, parent, parts):
-    "What the model is made of, and what it costs."
+    "Print the parts of the model and its cost."
     kept, flops = sum(model.parts()), model.flops_paper()
     body = sum(p.numel() for p in parent.layers.parameters())
     adapter = 0 if model.adapter is None else model.adapter.weight.numel()

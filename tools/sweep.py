@@ -3,9 +3,8 @@ best of them on another.
 
 The idea: of a hundred settings some are better than none by chance, and the best of them looks like
 a result. So all are *screened* on one part of the data (every other document; of ours, the first
-batches), and the best are *judged* on another, which had no say. Both figures stand side by side,
-with the number that was searched, and with the paper's recipe, which is judged whether it was
-chosen or not.
+batches), and the best are *judged* on another, which had no say. Both are shown side by side,
+with the number of settings searched, and with the paper's recipe, which is always judged.
 
 Paper: "Training-Free Looped Transformers", section 3.2 and appendix M (which windows help), E
 (methods), G.5 and J.1 (windows that win the screen and lose on held-out data), P (the search).
@@ -84,7 +83,7 @@ def windows_of(text, depth):
 
 
 def cells_of(args, depth):
-    "([the settings], [those that cannot be])."
+    "([the settings], [those that cannot run])."
     lists = [args.methods.split(','), numbers(args.K, int), numbers(args.beta, float),
              args.mode.split(','), args.cache.split(',')]
     found, impossible = [], []
@@ -116,14 +115,14 @@ def numbers(text, kind):
 
 
 def label(cell, grid):
-    "What tells a setting from others of the grid, but for its window."
+    "What tells a setting from others of the grid, except its window."
     beta = '' if cell['beta'] is None else f' beta {cell["beta"]:g}'
     told = [key for key in ('mode', 'cache') if len({other[key] for other in grid}) > 1]
     return f'{cell["method"]} K={cell["K"]}{beta}' + ''.join(f' {cell[key]}' for key in told)
 
 
 def cost(cell, depth):
-    "Layers run for each token, against none looped."
+    "Layers run for each token, relative to no loop."
     a, b = map(int, cell['window'].split('-'))
     more = pick_solver(cell['method'], cell['K'], cell['beta'])[1] - 1 + (cell['cache'] == 'last')
     return 1 + (b - a + 1) * more / depth
@@ -157,7 +156,7 @@ class Study:
             ours = path.endswith('.pt') or exists(path)
             if not ours and not self.args.tasks:
                 raise Refused(f'{path} is not a run of ours: give --tasks, benchmarks of lm-eval')
-            self.opened = (None,)       # the last one goes before the next comes
+            self.opened = (None,)       # free the last one before the next comes
             model, looks, data = (open_ours if ours else open_theirs)(path, self.args)
             mark = hashlib.sha256((fingerprint(model) + data).encode()).hexdigest()[:24]
             self.known[name] = mark, len(depth_of(model)[1])
@@ -228,8 +227,8 @@ def study(args):
 
 
 def judge(it, group, screened, depth, ranked):
-    """Of one run's seeds: the best cells by the mean gain in the `ranked` metrics, and the recipe,
-    judged. Prints a table; returns the rows of all that was measured."""
+    """Judge the best cells, by the mean gain of one run's seeds in the `ranked` metrics, and the
+    recipe. Prints a table; returns the rows of all that was measured."""
     names = list(screened)
     gain = {cell: [mean([screened[name][cell][kind] for kind in ranked]) for name in names]
             for cell in screened[names[0]]}

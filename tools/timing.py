@@ -51,7 +51,7 @@ def single(what, value, note):
 
 
 def apart(call, *args, **environment):
-    "call(*args) in a process of its own, which begins with these variables set."
+    "call(*args) in a new process with these environment variables."
     with (patch.dict(os.environ, environment),
           ProcessPoolExecutor(1, get_context('spawn')) as pool):
         return pool.submit(call, *args).result()

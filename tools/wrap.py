@@ -32,7 +32,7 @@ def side_by_side(path, tasks, settings, *, limit=None, chat=False, **options):
     lm = open_model(path, **options)
     score = lambda: harness(lm, tasks, limit=limit, log_samples=True, apply_chat_template=chat)
     with looped(lm.model, **settings):
-        after = score()         # first: what cannot be looped says so before an hour is spent
+        after = score()         # first: a refusal comes before an hour is spent
     before, rows = score(), []
     for plain, other in zip(rows_of(before), rows_of(after), strict=True):
         pairs = zip(documents(before, plain), documents(after, other), strict=True)

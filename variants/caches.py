@@ -170,7 +170,7 @@ def stand_in(slot, update):
 # Three updates: what a layer is shown, given its new keys and values (B, H, q, hd).
 
 def alone(real):
-    "These and nothing else. The cache gets them all the same: it counts the tokens."
+    "Show only these. The cache still gets them: it counts the tokens."
     def update(k, v, *args, **kwargs):
         if real is not None:
             real.update(k, v, *args, **kwargs)
@@ -179,7 +179,7 @@ def alone(real):
 
 
 def noting(real, seen, d):
-    "As always; what evaluation 1 saw is noted."
+    "Update as usual, and note what evaluation 1 saw."
     def update(*args, **kwargs):
         seen[d] = real.update(*args, **kwargs)
         return seen[d]

@@ -1,8 +1,8 @@
 """Per-token exit: a recurrent model stops thinking about a token when its state stops moving.
 
 The idea: after some recurrences most tokens' states hardly change, so a token may stop there: its
-state is kept, and whoever looks at it in a later recurrence sees the keys and values of its last
-one. Easy tokens pay little, hard ones all.
+state is kept, and tokens that attend to it later see the keys and values of its last recurrence.
+Easy tokens cost little, hard ones the full r.
 
 Paper: "Retrofitted Recurrence" names such a criterion as future work (section 5).
 Here: two measures of movement, the state's relative change, and the divergence of the output from
@@ -39,7 +39,7 @@ class Exit:
             self.before, self.added = None, None
         self.full += self.done.numel()
         self.used += int((~self.done).sum())
-        # nothing to compute: the keys and values that the rest will be looked up by
+        # nothing to compute: only the kept keys and values are added
         if self.done.all():
             for slot, (k, v) in zip(slots, self.added):
                 slot.update(k, v)

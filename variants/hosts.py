@@ -1,11 +1,11 @@
-"""Models of other make under the wrapper: their list of layers, a window of it by name, pinned
+"""Other people's models in the wrapper: their list of layers, a window of it by name, pinned
 experts, and what is refused.
 
 The idea: a decoder is a list of layers, each with a KV cache among its arguments; that is all the
 wrapper needs to know. The window is given by its ends, by the middle n, or by where its centre
 lies, since good windows have lain at 0.45 to 0.60 of the depth whatever the size. In a mixture of
-experts each evaluation of a looped layer may be routed to other experts: then two evaluations are
-not two looks at one function. A hook on the router hands the first choice on.
+experts each evaluation of a looped layer may be routed to other experts: then the
+evaluations are of different functions. A hook on the router repeats the first choice.
 
 Paper: "Training-Free Looped Transformers", sections 3.1 and 3.2, Figure 6 (a window's centre is (a
 + b) / 2 of N layers), Table 2 (4 layers), sections 2.2 and 3.3 (experts).
@@ -56,7 +56,7 @@ def depth_of(model):
                   'ours or a Hugging Face decoder has')
 
 
-# The authors' middle four are 12-15 of 28 layers, 15-18 of 36, 22-25 of 48: no rule gives all three.
+# The authors' middle four are 12-15 of 28 layers, 15-18 of 36, 22-25 of 48: no rule gives all.
 MIDDLE = {(36, 4): 15}
 
 
@@ -109,11 +109,11 @@ def refuse(model, layers, window, cache):
 
 # --------------------------------------------------------------------------------------- one layer
 
-FORWARDS = ('forward', '_old_forward')      # the second: accelerate came after us
+FORWARDS = ('forward', '_old_forward')      # the second: accelerate wrapped ours
 
 
 class Entry:
-    "Stands where a layer's forward stands: an object, so that it can be copied and pickled."
+    "Replaces a layer's forward: an object, so that it can be copied and pickled."
 
     def __init__(self, layer, index, pinned=False):
         self.layer, self.pinned, self.loops, self.window = layer, pinned, {}, range(0)

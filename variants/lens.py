@@ -30,7 +30,7 @@ from model import LM
 
 @torch.no_grad()
 def streams_behind(model, tokens):
-    """The stream behind each layer: (D, B, T, C). Through norm and head, an answer after d + 1
+    """The stream after each layer: (D, B, T, C). Norm and head make it the answer after d + 1
     layers: the logit lens."""
     streams = []
 
@@ -63,7 +63,7 @@ class TunedLens(nn.Module):
 
 
 def unembedding_hash(model):
-    "Of what reads the stream at the end: the norm and the unembedding."
+    "A hash of what reads the final stream: norm and unembedding."
     read = hashlib.sha256()
     for weight in (model.norm.weight, model.head.weight):
         read.update(weight.detach().float().cpu().numpy().tobytes())
@@ -87,7 +87,7 @@ def train_lens(model, loader, steps=250, lr=1e-3, progress=False):
     optimizer = torch.optim.Adam(lens.parameters(), lr=lr)
     frozen = [p for p in model.parameters() if p.requires_grad]
     for p in frozen:
-        # the translators alone learn, but gradients come to them through norm and head
+        # only the translators learn, but gradients pass through norm and head
         p.requires_grad_(False)
     try:
         for step in tqdm(range(steps), desc='lens', unit='step', leave=False, disable=not progress):
@@ -132,7 +132,7 @@ def exit_at(model, depth, lens=None):
 
 
 def beside(path):
-    "Where the lens of a checkpoint lies."
+    "The path of a checkpoint's lens."
     return (Path(path) if Path(path).is_dir() else Path(path).parent) / 'lens.pt'
 
 
@@ -149,7 +149,7 @@ def load_lens(path, model):
         lens.load_state_dict(kept['lens'])
     except (OSError, KeyError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
         raise Refused(f'{path} is not a lens that can be read ({type(error).__name__}): train it '
-                      'again with lens.py') from None
+                      'again (nanodepth.py lens)') from None
     if kept['unembedding'] != unembedding_hash(model) or kept['depth'] != len(model.order):
         raise Refused(f'{path} is the lens of another model: its unembedding or its depth '
                       'differs; train one (nanodepth.py lens)')

@@ -180,7 +180,7 @@ def anderson_printed(g, x, K, m=2, beta=1.0):
 
 
 def aitken(g, x, K, safeguard=True):
-    """Of each coordinate: where a geometric series through x, g(x), g(g(x)) ends. Two evaluations
+    """Of each coordinate: the limit of a geometric series through x, g(x), g(g(x)). Two evaluations
     an update. Where there is next to no curvature: the plain window."""
     if len(steps(K)) % 2:
         raise Refused(f'K={K}: Aitken takes two evaluations an update, so K must be even')

@@ -1,7 +1,7 @@
 """What the YAML files of this folder call: data that comes from here or from a local file, and a
 score for free answers.
 
-lm-eval reads the YAML files and imports this one by its place, so it finds the repo by itself.
+lm-eval reads the YAML files and imports this one by its path, so this file finds the repo itself.
 """
 import json
 import re

@@ -1,9 +1,9 @@
 """Mathematics: the cool-down mixtures of "From Growing to Looping" and of "Retrofitted Recurrence".
 
 Each becomes data/math/MIXTURE, for `data` or `cooldown_data`. The paper gives the 20%, not what
-gives way: here the other three keep their proportions, 70 : 15 : 9. What reasoning models wrote is
+shrinks: here the other three keep their proportions, 70 : 15 : 9. What reasoning models wrote is
 left out of the SFT sets, and the tags of user and assistant too. OpenWebMath's own 6% is the
-mixture of data/smollm. The SFT sets ask for their terms to be accepted on the hub first.
+mixture of data/smollm. Accept the SFT sets' terms on the hub first.
 
     python data/math/prepare.py nemotron_20 --tokens=31.5B
     python data/math/prepare.py retrofit_math --tokens=50B --tokenizer=TinyLlama-1.1B

@@ -14,13 +14,13 @@ sign stands between a name and its value: with `w=7` the model has to look two p
 learns much later, and not reliably (docs/LOG.md). The forms with a sign and depth 4 and 5 stay out
 of the mix: few-shot scores and fine-tuning need something unseen.
 
-What nobody can know has mask 0, so that it does not count in the loss: the statements, the first
+What cannot be known has mask 0, so that it does not count in the loss: the statements, the first
 appearance of a word, which name is asked for. Every document of primitives has 64 tokens, so that
 windows of 64, 128, ... hold whole ones. Training and validation share no file and no document.
 
-In the validation split answers carry a mark of their kind: of copying every word that comes back,
-of a chain the first question alone, which is always for one of its last names. Later answers have
-an easier way (if w has been asked for, b needs one look less) and count in the loss only.
+In the validation split, answers are marked with their kind: in copying every repeated word, in a
+chain only the first question, which always asks for one of its last names. Later answers are easier
+(if w has been asked for, b needs one look less) and count only in the loss.
 
     python data/toy/prepare.py          # seconds, no network: writes data/toy
     python data/toy/prepare.py --depths=6 --out=data/toy_deep       # depth 0 to 5
@@ -54,7 +54,7 @@ VALUES = 4        # names that get a value, and names at every depth
 
 
 def copy(rng):
-    "Pieces (text, can it be known, of which kind is the answer that it is) of a copying document."
+    "Pieces (text, can it be known, its kind if it is an answer) of a copying document."
     period = [word.capitalize() for word in random_words(rng, rng.randint(3, 9))]
     for i in range(SIZE):
         known = i > len(period)      # the first word to come back could as well have been a new one
