@@ -25,6 +25,7 @@ import torch
 from common.errors import Refused
 from common.files import read_json
 from data.tokenizer import from_hub, get_tokenizer, write_tokenizer
+from grow import untie
 from model import LM, ModelConfig, rope_tables
 
 # -------------------------------------------------------------------------------------------- names
@@ -230,6 +231,18 @@ def load_hf(folder):
 
 # ---------------------------------------------------------------------------------------------- out
 
+def fold_scales(model):
+    """An LN-scaled model as an ordinary one: each layer takes its depth's scale into its norms, and
+    keeps it wherever an order puts it."""
+    free = untie(model, model.order)
+    for depth, layer in enumerate(free.layers):
+        for norm in (layer.attn_norm, layer.mlp_norm):
+            scale = torch.tensor(depth + 1.0).rsqrt()
+            norm.weight.data = (norm.weight.data.float() * scale).to(norm.weight.dtype)
+    free.config.ln_scaling = False
+    return free
+
+
 def save_hf(model, folder, tokenizer=None):
     """Write a checkpoint that transformers loads, with the same logits. The order is unrolled: a
     looped model becomes a deep one with equal layers. `tokenizer` is what get_tokenizer takes; its
@@ -238,18 +251,18 @@ def save_hf(model, folder, tokenizer=None):
     if not isinstance(model, LM):
         raise Refused('a model with a recurrent core has no family that transformers knows: '
                       'only ordinary and looped models are exported')
-    folder, config, weights = Path(folder), model.config, model.state_dict()
+    folder = Path(folder)
     if (folder / 'config.json').exists() or folder.is_file():
         what = 'is a file' if folder.is_file() else 'holds a checkpoint already'
         raise Refused(f'{folder} {what}: choose another folder')
+    model = fold_scales(model) if model.config.ln_scaling else model
+    config, weights = model.config, model.state_dict()
     tensors = {their_name(name): t for name, t in weights.items() if not name.startswith('layers.')}
     if config.tie_embeddings:
         tensors.pop('lm_head.weight')
     for depth, i in enumerate(model.order):
         for name, t in weights.items():
             if name.startswith(f'layers.{i}.'):
-                if config.ln_scaling and name.endswith(('attn_norm.weight', 'mlp_norm.weight')):
-                    t = (t.float() * torch.tensor(depth + 1.0).rsqrt()).to(t.dtype)
                 tensors[their_name(name.replace(f'layers.{i}.', f'layers.{depth}.', 1))] = t
     folder.mkdir(parents=True, exist_ok=True)
     bos = end = None

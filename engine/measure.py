@@ -133,6 +133,17 @@ def open_data(path, state, model, data, split, longest, seed=0):
                   vocab_size=model.config.vocab_size)
 
 
+class After:
+    "The batches of a Loader's first epoch behind the first n, or the first half, over and over."
+
+    def __init__(self, loader, n):
+        self.loader, self.first = loader, min(n, len(loader) // 2)
+        self.n = len(loader) - self.first
+
+    def batch(self, step):
+        return self.loader.batch(self.first + step % self.n)
+
+
 class Scorer:
     """Measures models like this one: {'loss', and the accuracy on each kind of answer and on each
     task}. The validation batches are those from the `first` on; --tasks can do without any."""

@@ -8,6 +8,7 @@ Usage:
     rows = [dict(run='lidas-0', r=2, loss=0.71), dict(run='lidas-1', r=2, loss=0.69)]
     over_seeds(rows, ['r'], ['loss'])   # [{'run': 'lidas', 'r': 2, 'loss': 0.7, 'loss se': 0.01}]
 """
+import collections
 import csv
 import math
 import re
@@ -89,6 +90,29 @@ def difference(row, other, kind):
     change = row[kind] - other[kind]
     error = math.hypot(row[f'{kind} se'], other[f'{kind} se'])
     return change, change / error if error > 0 else None
+
+
+def sign_test(changes):
+    """Of changes between two scores of the same questions, the probability of so uneven a split or
+    a more uneven one, if up were as likely as down: for right and wrong, McNemar's exact test."""
+    up, n = sum(c > 0 for c in changes), sum(c != 0 for c in changes)
+    return min(1.0, 2 * sum(math.comb(n, k) for k in range(min(up, n - up) + 1)) / 2 ** n)
+
+
+def signed_rank_test(changes):
+    "The same for scores with grades: Wilcoxon's, every sign tried, equal sizes sharing their rank."
+    sizes = sorted(abs(c) for c in changes if c)
+    # twice the mean place among its equals: a whole number
+    ranks = {size: 2 * sizes.index(size) + sizes.count(size) + 1 for size in dict.fromkeys(sizes)}
+    ways = {0: 1}           # {the sum of the ranks that are up: how many choices of signs give it}
+    for size in sizes:
+        more = collections.Counter(ways)
+        for total, n in ways.items():
+            more[total + ranks[size]] += n
+        ways = more
+    up, middle = sum(ranks[c] for c in changes if c > 0), sum(ranks[s] for s in sizes) / 2
+    extreme = sum(n for total, n in ways.items() if abs(total - middle) >= abs(up - middle))
+    return extreme / 2 ** len(sizes)
 
 
 def write_csv(rows, picture):

@@ -55,6 +55,32 @@ def test_it_learns_and_leaves_the_model_alone(model, loader):
     assert all(p.requires_grad and p.grad is None for p in model.parameters())
 
 
+def test_one_depth_at_a_time_is_all_at_once(model, loader):
+    "Against the sum of all depths' divergences in one backward pass."
+    mine, lens = train_lens(model, loader, 3, lr=1e-2), TunedLens(5, 32)
+    optimizer = torch.optim.Adam(lens.parameters(), lr=1e-2)
+    for step in range(3):
+        streams = lens_file.streams_behind(model, loader.batch(step)[0])
+        logits = [model.head(model.norm(x)).log_softmax(-1) for x in lens(streams)]
+        loss = torch.stack([torch.nn.functional.kl_div(
+            early, logits[-1].detach(), log_target=True, reduction='none').sum(-1).mean()
+            for early in logits[:-1]]).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.param_groups[0]['lr'] = 1e-2 * (1 - step / 3)
+        optimizer.step()
+    for a, b in zip(mine.parameters(), lens.parameters()):
+        assert torch.allclose(a, b, atol=1e-5) and a.abs().sum() > 0
+
+
+def test_the_command_trains_on_rows_that_the_model_has_not_seen(loader):
+    from engine.measure import After
+    rows = After(loader, 8)
+    seen = {tuple(loader.batch(step)[0][0].tolist()) for step in range(rows.first)}
+    mine = [tuple(rows.batch(step)[0][0].tolist()) for step in range(3 * rows.n)]
+    assert rows.first >= 1 and not seen & set(mine) and mine[0] == mine[rows.n]
+
+
 def test_a_saved_lens_belongs_to_its_model(model, loader, tiny, tmp_path):
     lens, t = train_lens(model, loader, 3), loader.batch(0)[0]
     save_lens(lens, model, tmp_path / 'lens.pt')

@@ -58,7 +58,8 @@ def test_one_command_one_page(runs, data, tmp_path, capsys):
 def page_args(out, **more):
     import argparse
     return argparse.Namespace(device='cpu', tasks='toy_assign/1', n=6, examples='val', count=4,
-                              length=10, data=None, batches=1, lens_steps=3, out=out, **more)
+                              length=10, data=None, batches=1, lens_steps=3, block=2,
+                              carry_scales=False, out=out, **more)
 
 
 def test_what_is_known_is_not_measured_again_and_redrawn_without_a_model(runs, tmp_path, capsys,
@@ -211,3 +212,20 @@ def test_a_lens_of_another_model_is_refused(runs, tmp_path, capsys, tiny, data):
         nanodepth.main('probe', [runs['plain'], '--only=early_exit', f'--out={tmp_path / "p"}',
                                  *FEW])
     assert 'is the lens of another model' in capsys.readouterr().err
+
+
+def test_moved_layers_keep_their_scales_if_asked(tiny):
+    "Folded into the norms, the scale goes where the layer goes; unmoved, nothing changes."
+    tokens = torch.randint(50, (2, 12), generator=torch.Generator().manual_seed(0))
+    from engine.hf import fold_scales
+    from probe import swap_blocks
+    model = tiny(ln_scaling=True)
+    folded = fold_scales(model)
+    assert not folded.config.ln_scaling and model.config.ln_scaling
+    assert torch.allclose(folded(tokens), model(tokens), atol=1e-5)
+    swapped = swap_blocks(model.order, 0, 1)
+    x = folded.embed(tokens)
+    for i in swapped:           # by hand: layer i with the scale that it was trained with
+        x = model.run(x, [i], depth=i)
+    assert torch.allclose(folded(tokens, order=swapped), model.head(model.norm(x)), atol=1e-5)
+    assert not torch.allclose(folded(tokens, order=swapped), model(tokens, order=swapped))

@@ -247,7 +247,7 @@ def test_cells_are_what_they_say_and_judged_on_other_data(runs, tmp_path, capsys
     look = Scorer(runs[0], state, model, None, 2, parse_tasks('toy_assign/1', 8))
     assert look(model) == plain['screen']
     cell = next(entry for entry in lines if entry['of']['cell'] == dict(window='1-2',
-            method='naive', K=2, beta=None, mode='block', cache='first'))
+            method='naive', K=2, beta=None, T=None, mode='block', cache='first'))
     with looped(model, (1, 2), 'naive', 2):
         assert look(model) == cell['found']
     import csv
@@ -338,6 +338,7 @@ def test_metrics_that_are_no_shares():
     assert sweep.main_kinds(['a acc', 'a acc_norm', 'b exact_match (strict)']) == ['a acc',
             'b exact_match (strict)']
     assert (sweep.main_kinds(['loss', 'copy', 'depth 0']) == ['loss']
+            and sweep.main_kinds(['loss', 'copy', 'toy_assign/4']) == ['toy_assign/4']
             and sweep.main_kinds(['toy_assign/1']) == ['toy_assign/1'])
     with pytest.raises(ValueError,
                        match='choose one of them by --score: a acc, b ppl .less is better.'):
@@ -420,11 +421,50 @@ def test_windows_and_cells():
     import argparse
     with pytest.raises(ValueError, match='write all1 to all4'):
         sweep.windows_of('allx', 4)
+    assert len(sweep.windows_of('all', 4)) == 10 and sweep.windows_of('all', 4)[-1] == '0-3'
     args = argparse.Namespace(windows='1-2', methods='rk,naive,aitken', K='2,3', beta='0.3,0.5',
-                              mode='block', cache='first,last')
+                              T='1', mode='block', cache='first,last')
     cells, impossible = sweep.cells_of(args, 4)
     # beta is for rk alone
     assert (len(cells) == 2 * (2 * 2 + 2 + 1) and len(impossible) == 1
             and 'aitken with K = 3' in impossible[0])
-    assert sweep.cost(dict(window='1-2', method='rk', K=3, beta=0.5, cache='first'), 4) == 2.0
-    assert sweep.cost(dict(window='1-2', method='heun', K=1, beta=None, cache='last'), 4) == 2.0
+    args = argparse.Namespace(windows='1-2', methods='rk,naive,layer_anchored_frozen', K='6',
+                              beta='0.5', T='1,2', mode='block', cache='first')
+    cells, _ = sweep.cells_of(args, 4)
+    assert [(c['method'], c['T'], c['mode'], c['cache']) for c in cells] == [
+        ('rk', 1, 'block', 'first'), ('rk', 2, 'block', 'first'), ('naive', None, 'block', 'first'),
+        *[('layer_anchored_frozen', T, 'layer', 'natural') for T in (1, 2)]]
+    assert [sweep.label(c, cells) for c in cells][1] == 'rk K=6 beta 0.5 T=2 block first'
+    cost = lambda **cell: sweep.cost(dict(window='1-2', mode='block', cache='first') | cell, 4)
+    assert cost(method='rk', K=3) == 2.0 and cost(method='heun', K=1, cache='last') == 2.0
+    assert cost(method='rk', K=3, mode='layer') == 2.5          # the unlooped chain
+
+
+def test_a_map_of_every_window(runs, tmp_path):
+    out = tmp_path / 'map.png'
+    nanodepth.main('sweep', [runs[0], '--windows=all', '--methods=naive,rk', '--K=2', '--T=1,2',
+                             '--batches=1', '--best=1', '--device=cpu', f'--out={out}'])
+    assert (tmp_path / 'map_map.png').stat().st_size > 10_000
+    import csv
+    rows = [row for row in csv.DictReader(open(tmp_path / 'map.csv')) if row['part'] == 'screen']
+    assert len({(row['window'], row['method'], row['T']) for row in rows}) >= 10 * 3
+
+
+def test_the_paired_tests_by_every_sign():
+    "Against all signs tried one by one, and against scipy's where it is installed."
+    from itertools import product
+
+    from report.tables import sign_test, signed_rank_test
+    assert sign_test([1, 1, 1, 1, 1, 0, 0]) == 2 / 32 and sign_test([0, 0]) == 1.0
+    assert sign_test([1, -1, 1, -1]) == 1.0 and sign_test([1] * 9 + [-1]) == 2 * 11 / 1024
+    for changes in ([0.1, 0.2, 0.3, 0.4], [0.5, -0.1, 0.2, 0.2, 0.0, -0.2], [1, 1, -1, 2, 3, -3]):
+        sizes = sorted(abs(c) for c in changes if c)
+        rank = {s: sum(i for i, t in enumerate(sizes, 1) if t == s) / sizes.count(s) for s in sizes}
+        statistic = lambda signed: sum(rank[abs(c)] for c in signed if c > 0)
+        middle = sum(rank[s] for s in sizes) / 2
+        far = abs(statistic(changes) - middle)
+        every = [statistic([a * b for a, b in zip(signs, sizes)])
+                 for signs in product((1, -1), repeat=len(sizes))]
+        wanted = sum(abs(s - middle) >= far for s in every) / len(every)
+        assert signed_rank_test(changes) == pytest.approx(wanted)
+    assert signed_rank_test([0.0, 0.0]) == 1.0

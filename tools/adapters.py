@@ -20,8 +20,14 @@ from tqdm import tqdm
 
 from common.errors import Refused
 from common.files import read_json
-from data.tokenizer import END_OF_TEXT, get_tokenizer, on_hub, readable
-from data.tokenizer import start_of_document, tokenizer_file
+from data.tokenizer import (
+    END_OF_TEXT,
+    get_tokenizer,
+    on_hub,
+    readable,
+    start_of_document,
+    tokenizer_file,
+)
 from data.tokens import draw
 from engine.checkpoint import load_model, set_depth
 from engine.launch import pick_device

@@ -44,6 +44,11 @@ LISTS = {
     'primitives': [(f'primitive_{task}', None) for task in TASKS],
     'retrofit': [(task, 0) for task in ('arc_easy', 'arc_challenge', 'hellaswag', 'winogrande',
                                         'mmlu', 'piqa', 'openbookqa')] + [('gsm8k', 1)],
+    'looped': [(task, 0) for task in (
+        'arc_easy', 'arc_challenge', 'hellaswag', 'piqa', 'winogrande', 'lambada_openai', 'sciq',
+        'openbookqa', 'commonsense_qa', 'truthfulqa_mc1', 'mmlu_elementary_mathematics',
+        'mmlu_high_school_mathematics', 'mmlu_high_school_physics', 'mmlu_college_mathematics',
+        'mmlu_formal_logic', 'mmlu_abstract_algebra')],
     'knowledge': [('mmlu_pro', None), ('gpqa_main_zeroshot', None), ('commonsense_qa', 7),
                   ('arc_challenge', 25), ('mmlu', 0), ('openbookqa', 0)],
 }

@@ -8,7 +8,7 @@ from pathlib import Path
 from common.columns import columns
 from engine.checkpoint import build_model, load
 from engine.launch import pick_device
-from engine.measure import open_data
+from engine.measure import After, open_data
 from tools.options import make_parser
 from variants.lens import beside, quality, save_lens, train_lens
 
@@ -20,9 +20,9 @@ def main(argv=None):
     args = parser.parse_args(argv)
     state, device = load(args.path), pick_device(args.device)
     model = build_model(state, args.path).to(device).eval()
-    train, val = (open_data(args.path, state, model, args.data, split, longest=512, seed=1)
-                  for split in ('train', 'val'))
-    lens = train_lens(model, train, args.steps, args.lr, progress=True)
+    val = open_data(args.path, state, model, args.data, 'val', longest=512, seed=1)
+    # rows that the model was not trained on; the first ones are to measure by
+    lens = train_lens(model, After(val, 8), args.steps, args.lr, progress=True)
     out = args.out or beside(args.path)
     save_lens(lens, model, out)
     tokens = val.batch(0)[0].to(device)

@@ -10,7 +10,6 @@ from model import ModelConfig
 from report.plot import draw_origins, show
 from tools.options import make_parser
 
-
 SHAPE = 'n_embd', 'n_head', 'n_kv_head', 'ffn_dim', 'vocab_size', 'context'
 
 

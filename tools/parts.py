@@ -99,10 +99,10 @@ SHARES = ('acc', 'acc_norm', 'exact_match', 'em', 'f1', 'mc1', 'mc2')
 
 
 def main_kinds(kinds):
-    """What a setting is ranked by if nothing else is asked for: the loss of our runs; of each
-    benchmark its first share of right answers."""
+    """What a setting is ranked by if nothing else is asked for: of our runs the tasks asked for, or
+    else the loss; of each benchmark its first share of right answers."""
     if 'loss' in kinds:
-        return ['loss']
+        return [kind for kind in kinds if '/' in kind] or ['loss']
     first, task_of = {}, lambda kind: kind.partition(' ')[0]
     for metric in SHARES:
         for kind in filter(in_percent, kinds):

@@ -31,7 +31,8 @@ import probe
 from common.columns import columns
 from common.errors import Refused, refusing, suggest
 from loop import format_loop, repeat_block
-from report.plot import draw_curves, draw_maps, show
+from report.panels import draw_curves, draw_maps
+from report.plot import show
 from report.tables import number, over_seeds, run_names, write_csv
 from tools.options import RUNS, make_parser
 from tools.subject import NotHere, Subject
@@ -68,8 +69,11 @@ def norms(c):
             for d in range(len(c.order))]
 
 
-def similarity(c):
-    matrix = probe.block_similarity(c.model).tolist()
+def similarity(c, blocks=False):
+    size = c.args.block if blocks else 1
+    if len(c.model.layers) % size:
+        raise NotHere(f'its {len(c.model.layers)} layers do not divide into blocks of {size}')
+    matrix = probe.block_similarity(c.model, size).tolist()
     return [dict(layer=i, other=j, lag=abs(i - j), cosine=v) for i, row in enumerate(matrix)
             for j, v in enumerate(row)]
 
@@ -164,6 +168,10 @@ PROBES = dict(
         'Cosines between the MLP weights of two layers. Lines beside the diagonal are the traces '
         'of growing: layers that once were one. A looped model has its unique layers only.',
         maps=('layer', 'other', 'cosine', None)),
+    block_similarity=Probe(
+        functools.partial(similarity, blocks=True), 'Are blocks copies of each other?',
+        'The same for whole blocks of layers (--block), each as one long vector.',
+        maps=('layer', 'other', 'cosine', None)),
     early_exit=Probe(
         early_exit, 'What is known behind each layer?',
         'The answer if the model stopped there: directly (logit lens), or through a trained '
@@ -181,6 +189,8 @@ def measured(subject, name, folder):
     examples and settings."""
     key = [VERSION, name, subject.mark]
     key.append(hashlib.sha256(subject.tokens.cpu().numpy().tobytes()).hexdigest())
+    if name == 'block_similarity':
+        key.append(subject.args.block)
     if name in SCORED:
         key.append(subject.scored_on)
     if name == 'early_exit':
@@ -304,7 +314,10 @@ def main(argv=None):
         examples=('val', 'what effects are measured on: val, a .txt or .jsonl file, or a primitive '
                   'such as toy_assign/3'),
         count=(20, 'how many examples (the papers: 20)'),
-        length=(int, 'tokens of each (default: 32)'),
+        length=(int, 'tokens of each (default: whole validation rows; 32 of other texts)'),
+        block=(2, 'layers of a block, for block_similarity'),
+        carry_scales=(False, 'of LN-scaled models: a layer that is moved keeps its scale (else it '
+                      "gets its new depth's)"),
         lens_steps=(250, 'training of a tuned lens, where none lies beside the checkpoint'),
         redraw=(False, 'only the pictures, from the CSV files'),
         out=(Path, 'the folder of the page'))

@@ -26,8 +26,9 @@ from common.errors import Refused
 from data.primitives import TASKS, TOY_TASKS
 from data.tokenizer import get_tokenizer
 from engine.checkpoint import build_model, fingerprint, load
+from engine.hf import fold_scales
 from engine.launch import pick_device
-from engine.measure import open_data, parse_tasks, score
+from engine.measure import After, open_data, parse_tasks, score
 from variants.lens import beside, load_lens, save_lens, train_lens
 
 
@@ -44,6 +45,8 @@ class Subject:
                 raise Refused(f'--{name}={getattr(args, name)} must be at least 1')
         self.path, self.args, self.state, self.found = path, args, load(path), {}
         self.model = build_model(self.state, path).to(pick_device(args.device)).eval()
+        if args.carry_scales and getattr(self.model.config, 'ln_scaling', False):
+            self.model = fold_scales(self.model)
         self.tokenizer, self.tasks = get_tokenizer(path), parse_tasks(args.tasks, args.n)
         self.order, self.device = self.model.order, next(self.model.parameters()).device
         self.tokens = examples(self, args.examples, args.count, args.length).to(self.device)
@@ -74,14 +77,16 @@ class Subject:
     def lens_file(self):
         "The lens beside the checkpoint, if there is one; else the page's own."
         return (beside(self.path) if beside(self.path).exists() else self.args.out / 'cache'
-                / f'lens-{self.mark[:24]}-{self.args.lens_steps}.pt')
+                / f'unseen-lens-{self.mark[:24]}-{self.args.lens_steps}.pt')
 
     @functools.cached_property
     def lens(self):
         file = self.lens_file()
         if not file.exists():
             file.parent.mkdir(parents=True, exist_ok=True)
-            save_lens(train_lens(self.model, self.loaders[0], self.args.lens_steps, progress=True),
+            # rows that neither the model was trained on nor the probes look at
+            unseen = After(self.loaders[1], max(8, self.args.batches))
+            save_lens(train_lens(self.model, unseen, self.args.lens_steps, progress=True),
                       self.model, file)
         return load_lens(file, self.model)
 
@@ -138,17 +143,17 @@ FIELDS = (('question', 'answer'), ('problem', 'solution'), ('text',), ('prompt',
 def examples(subject, source, count, length):
     """(n, T) tokens: validation rows ('val'), a text file, JSON Lines, or the prompts of a
     primitive with its depth ('toy_assign/3')."""
-    length = min(length or 32, subject.model.config.context)
+    given, length = length, min(length or 32, subject.model.config.context)
     encode = lambda text: subject.tokenizer.encode(text, allowed_special='all')
     path, known = Path(source), [*TASKS, *TOY_TASKS]
     if source == 'val':
         val = subject.loaders[1]
         steps = range(min(len(val), -(-count // val.batch_size)))
         rows = torch.cat([val.batch(step)[0] for step in steps])
-        if rows.shape[1] < length:
+        if given and rows.shape[1] < length:
             raise Refused(f'the rows of the validation data have {rows.shape[1]} tokens, '
                           f'--length={length} were asked for')
-        return rows[:count, :length]
+        return rows[:count, :given]         # whole rows: the toy's deepest questions stand late
     if path.suffix in ('.jsonl', '.json'):
         whole = path.read_text()
         entries = (json.loads(whole) if path.suffix == '.json'

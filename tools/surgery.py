@@ -19,6 +19,7 @@ from common.errors import Refused
 from data.tokenizer import tokenizer_file
 from data.tokens import Loader, draw
 from engine.checkpoint import build_model, describe, exists, load, save
+from engine.hf import fold_scales
 from retrofit import cut, surgery
 from tools import recurrences
 from tools.options import make_parser
@@ -59,6 +60,8 @@ def operate(args):
     if exists(target):
         raise Refused(f'{target} holds a checkpoint already: choose another --out')
     parent = build_model(state, source).eval()
+    if args.carry_scales and parent.config.ln_scaling:
+        parent = fold_scales(parent)
     if args.untie_head:
         parent = with_a_head(parent)
     parts = cut(shape, len(parent.layers))
@@ -124,6 +127,8 @@ def main(argv=None):
         start=('normal', 'the first state: normal, authors or zero'),
         fresh=(False, 'another first state in each forward, as the authors have it'),
         untie_head=(False, 'give a tied unembedding weights of its own'),
+        carry_scales=(False, "of an LN-scaled parent: kept layers keep their scales (else they get "
+                      "their new depths')"),
         mean=(4, 'recurrences'),
         backprop_depth=(8, 'gradients go back through the last so many'),
         layers=('', 'explicit lists, such as 0,1/16,17,18,19/20,21'),

@@ -9,11 +9,13 @@ with the number of settings searched, and with the paper's recipe, which is alwa
 Paper: "Training-Free Looped Transformers", section 3.2 and appendix M (which windows help), E
 (methods), G.5 and J.1 (windows that win the screen and lose on held-out data), P (the search).
 Here: a gain is a change for the better, whichever direction that is. The error beside one is over
-the seeds of a run, where there are several. A cell that is finished is on disk, and is not run
-again.
+the seeds of a run, where there are several. A finished cell is on disk, and is not run again. The
+authors found that held-out loss and accuracy go against each other here: where there are tasks, the
+best are chosen by those.
 
 Usage:
     python nanodepth.py sweep out/toys/baseline-* --windows=all2,all4 --methods=naive,rk --K=2,3
+    python nanodepth.py sweep out/lidas --windows=all --K=6 --T=1,2 --tasks=toy_assign/4    # a map
     python nanodepth.py sweep HF_FOLDER --K=2,3 --tasks=arc_easy --limit=200        # by lm-eval
 """
 import hashlib
@@ -28,16 +30,17 @@ from tqdm import tqdm
 from common.columns import columns
 from common.errors import Refused, refusing
 from engine.checkpoint import exists, fingerprint
-from report.plot import draw_sweep, show
+from report.panels import draw_sweep, draw_windows
+from report.plot import show
 from report.tables import by_seed, in_percent, mean, number, run_names, standard_error, write_csv
 from tools.evaluate import explain
 from tools.options import RUNS, make_parser, pick_shown
 from tools.parts import main_kinds, open_ours, open_theirs
 from variants.hosts import depth_of, pick_window
-from wrapper import SOLVERS, looped, pick_solver
+from wrapper import LAYERWISE, SOLVERS, looped, pick_solver
 
 # the paper's section 3.1
-RECIPE = dict(window='mid4', method='rk', K=3, beta=0.5, mode='block', cache='first')
+RECIPE = dict(window='mid4', method='rk', K=3, beta=0.5, T=1.0, mode='block', cache='first')
 
 
 # ------------------------------------------------------------------------------------ what is known
@@ -69,14 +72,16 @@ class Notes:
 # ----------------------------------------------------------------------------------------- the grid
 
 def windows_of(text, depth):
-    "'all4,mid2,3-5' to ['0-3', '1-4', ...]."
+    "'all4,mid2,3-5' to ['0-3', '1-4', ...]; 'all': of every size."
     found = []
     for part in text.split(','):
-        if part.startswith('all') and part[3:].isdigit() and 1 <= int(part[3:]) <= depth:
-            found += [f'{a}-{a + int(part[3:]) - 1}' for a in range(depth - int(part[3:]) + 1)]
+        size = part[3:]
+        if part == 'all' or part.startswith('all') and size.isdigit() and 1 <= int(size) <= depth:
+            sizes = range(1, depth + 1) if part == 'all' else [int(size)]
+            found += [f'{a}-{a + n - 1}' for n in sizes for a in range(depth - n + 1)]
         elif part.startswith('all'):
             raise Refused(f'--windows={part}: write all1 to all{depth}, every window of so many '
-                          'layers')
+                          'layers, or all')
         else:
             found.append('{}-{}'.format(*pick_window(part, depth)))
     return list(dict.fromkeys(found))
@@ -85,15 +90,17 @@ def windows_of(text, depth):
 def cells_of(args, depth):
     "([the settings], [those that cannot run])."
     lists = [args.methods.split(','), numbers(args.K, int), numbers(args.beta, float),
-             args.mode.split(','), args.cache.split(',')]
+             numbers(args.T, float), args.mode.split(','), args.cache.split(',')]
     found, impossible = [], []
     windows = windows_of(args.windows, depth)
-    for window, method, K, beta, mode, cache in itertools.product(windows, *lists):
-        if method not in SOLVERS or not takes_beta(method):
-            beta = None
-        cell = dict(window=window, method=method, K=K, beta=beta, mode=mode, cache=cache)
+    for window, method, K, beta, T, mode, cache in itertools.product(windows, *lists):
+        options = dict(beta=beta if takes(method, 'beta') else None,
+                       T=T if takes(method, 'T') else None)
+        if method == LAYERWISE:         # by itself, as its authors have it
+            mode, cache = 'layer', 'natural' if cache == 'first' else cache
+        cell = dict(window=window, method=method, K=K, **options, mode=mode, cache=cache)
         try:
-            pick_solver(method, K, beta)
+            pick_solver(method, K, **given(options))
         except ValueError as error:
             if method not in SOLVERS:
                 raise
@@ -103,8 +110,12 @@ def cells_of(args, depth):
     return found, list(dict.fromkeys(impossible))
 
 
-def takes_beta(method):
-    return 'beta' in inspect.signature(SOLVERS[method]).parameters
+def takes(method, option):
+    return method in SOLVERS and option in inspect.signature(SOLVERS[method]).parameters
+
+
+def given(options):
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def numbers(text, kind):
@@ -117,6 +128,8 @@ def numbers(text, kind):
 def label(cell, grid):
     "What tells a setting from others of the grid, except its window."
     beta = '' if cell['beta'] is None else f' beta {cell["beta"]:g}'
+    if cell['T'] not in (None, 1):
+        beta += f' T={cell["T"]:g}'
     told = [key for key in ('mode', 'cache') if len({other[key] for other in grid}) > 1]
     return f'{cell["method"]} K={cell["K"]}{beta}' + ''.join(f' {cell[key]}' for key in told)
 
@@ -124,8 +137,9 @@ def label(cell, grid):
 def cost(cell, depth):
     "Layers run for each token, relative to no loop."
     a, b = map(int, cell['window'].split('-'))
-    more = pick_solver(cell['method'], cell['K'], cell['beta'])[1] - 1 + (cell['cache'] == 'last')
-    return 1 + (b - a + 1) * more / depth
+    evaluations = pick_solver(cell['method'], cell['K'])[1]
+    chain = cell['cache'] == 'last' or (cell['mode'], cell['cache']) == ('layer', 'first')
+    return 1 + (b - a + 1) * (evaluations - 1 + chain) / depth
 
 
 def gains(plain, found):
@@ -191,7 +205,7 @@ class Study:
             model, looks = self.open(name)
             if cell is None:
                 return looks[part](model)
-            with looped(model, **{key: value for key, value in cell.items() if value is not None}):
+            with looped(model, **given(cell)):
                 return looks[part](model)
         plain, found = self.notes.get(noted(None), lambda: measure(None)), {}
         for cell in tqdm(cells, desc=f'{part} {name}', unit='cell', leave=False):
@@ -223,7 +237,10 @@ def study(args):
         print(f'left out: {what}')
     write_csv(rows, args.out)
     screen = [row for row in rows if row['part'] == 'screen']
-    show(args.out, draw_sweep, [row | dict(setting=label(row, screen)) for row in screen], shown)
+    screen = [row | dict(setting=label(row, screen)) for row in screen]
+    show(args.out, draw_sweep, screen, shown)
+    if 'all' in args.windows.split(','):
+        show(args.out.with_stem(args.out.stem + '_map'), draw_windows, screen, shown)
 
 
 def judge(it, group, screened, depth, ranked):
@@ -240,8 +257,8 @@ def judge(it, group, screened, depth, ranked):
              for part in ('screen', 'judge')}
     shown = []
     for part, runs in parts.items():
-        there = kinds_in(runs)
-        shown += [(part, kind) for kind in there if kind in ranked or not {*ranked} & {*there}]
+        there, wanted = kinds_in(runs), {*ranked, 'loss'}
+        shown += [(part, kind) for kind in there if kind in wanted or not wanted & {*there}]
     lines = [['window', 'setting', 'layers run', *(f'{part}: {kind}' for part, kind in shown)]]
     for key in chosen:
         cell = json.loads(key)
@@ -271,9 +288,11 @@ def summary(group, gain, score):
 def main(argv=None):
     parser = make_parser(
         __doc__, 'limit', 'data', 'batches', 'n', 'show', 'device',
-        windows=('all4', 'windows such as 3-5, mid4, or all4 for every window of four layers'),
+        windows=('all4', 'windows such as 3-5, mid4, all4 for every window of four layers, or all '
+                 'for every window there is: also drawn as a map of first and last layer'),
         methods=('rk', f'of {", ".join(SOLVERS)}'),
-        K=('2,3', 'evaluations'), beta=('0.5', 'the share of the plain output'),
+        K=('2,3', 'steps'), beta=('0.5', 'the share of the plain output'),
+        T=('1', 'the time at which the K steps end, such as 1,2'),
         mode=('block', 'block, layer'),
         cache=('first', 'matters where something is generated, or scored with a cache'),
         tasks=('', 'primitives with their depth (toy_assign/4); of a Hugging Face checkpoint: '
@@ -281,8 +300,8 @@ def main(argv=None):
         judge_tasks=(str, 'benchmarks to judge by, instead of the documents that were not '
                      'screened'),
         by_token=(False, 'of ours: also the loss of text read token by token with the cache'),
-        score=(str, 'what the best are chosen by (default: the loss, or the mean share of right '
-               'answers over the benchmarks)'),
+        score=(str, 'what the best are chosen by (default: the mean share of right answers over '
+               'the tasks; of our runs without --tasks the loss)'),
         best=(3, 'how many are judged'), batch_size=(8, 'texts read at once'),
         out=(Path, 'the picture; beside it .csv, and .jsonl with every finished cell'))
     parser.set_defaults(out=Path('out/sweep.png'))

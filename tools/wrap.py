@@ -4,11 +4,14 @@ The idea: the same documents are scored twice, plain and looped, with one model 
 scores have errors of their own, but they share what is hard about the documents; so the error that
 counts is that of the change, each document against itself.
 
-Paper: "Training-Free Looped Transformers", section 3 (scores side by side). Here: with errors,
-which the paper does not print; some of its gains of one or two points would lie within them.
+Paper: "Training-Free Looped Transformers", section 3 (scores side by side). Here: with errors
+and tests, which the paper does not print; some of its gains of one or two points would lie within
+them. Changed arithmetic is a new sample: where text is drawn, only many samples a problem, tested
+by problem, say anything.
 
 Usage:
     python wrapper.py HF_FOLDER --K=3 --tasks=arc_easy  # a table, out/evals/NAME_looped.json
+    python wrapper.py HF_FOLDER --recipe                # the authors' settings on their 16 tasks
     rows = side_by_side('out/lidas', 'primitive_toy_assign_d3', dict(window='mid4', K=3))
 """
 import json
@@ -16,13 +19,17 @@ from pathlib import Path
 
 from common.columns import columns
 from common.errors import parse, refusing
-from report.tables import mean, standard_error
+from report.tables import mean, sign_test, signed_rank_test, standard_error
 from tools.adapters import open_model
 from tools.evaluate import explain, harness, rows_of
 from tools.little import show_little
 from tools.options import make_parser
 from variants.caches import CACHES
 from wrapper import SOLVERS, looped
+
+
+# As the authors' code has it; the paper's text has K = 3, and our defaults follow that.
+RECIPE = dict(method='rk', K=6, beta=0.5, cache='first', decode='bypass')
 
 
 def side_by_side(path, tasks, settings, *, limit=None, chat=False, **options):
@@ -45,8 +52,16 @@ def side_by_side(path, tasks, settings, *, limit=None, chat=False, **options):
             plain=plain['value'], plain_stderr=plain['stderr'], looped=other['value'],
             looped_stderr=other['stderr'], change=change,
             change_stderr=standard_error(changes) if len(changes) > 1 else None,
-            documents=len(changes) or None))
+            documents=len(changes) or None, p=test(changes)))
     return rows
+
+
+def test(changes):
+    "The p of no change: exact for right and wrong, by ranks for scores with grades."
+    if not changes:
+        return None
+    graded = any(abs(c) not in (0, 1) for c in changes)
+    return (signed_rank_test if graded else sign_test)(changes)
 
 
 def documents(found, row):
@@ -64,12 +79,13 @@ def compare(args, settings):
         rows = side_by_side(args.model, args.tasks, settings, limit=args.limit, chat=args.chat,
                             batch_size=args.batch_size, dtype=args.dtype, device=args.device)
     shown = ('plain', 'looped', 'change')
-    table = [['task', 'shots', 'metric', *shown]]
+    table = [['task', 'shots', 'metric', *shown, 'p']]
     for row in rows:
         errors = [row[f'{name}_stderr'] for name in shown]
         table.append([row['task'], str(row['shots']), row['metric'],
                       *(f'{row[name]:.4f}' + ('' if error is None else f' ± {error:.4f}')
-                        for name, error in zip(shown, errors))])
+                        for name, error in zip(shown, errors)),
+                      '' if row['p'] is None else f'{row["p"]:.3f}'])
     print(columns(table))
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(dict(model=args.model, limit=args.limit, settings=settings,
@@ -82,16 +98,17 @@ def main(argv=None):
         __doc__, 'limit', 'dtype', 'device',
         epilog="A method's own options are given by their names, such as --alphas=0.6,0.4 or "
                '--tol=0.05 (variants/solvers.py).',
+        recipe=(False, "the authors': K = 6, cache first, decode bypass, 16 tasks"),
         toy=(False, "the paper's little network: errors against K, and where a looped window ends"),
         tasks=(str, 'tasks of lm-eval, or lists by name (evaluate.py): knowledge, language, '
                'primitives ...'),
         window=('mid4', '3-5, mid4, or a fraction of the depth such as 0.5'),
-        method=('rk', f'of {", ".join(SOLVERS)}'), K=(3, 'evaluations'),
-        beta=(0.5, 'the share of the plain output'),
-        cache=('first', f'of {", ".join(CACHES)}: what later tokens see of looped layers (frozen '
-               'also changes how a text is read)'),
+        method=('rk', f'of {", ".join(SOLVERS)}'), K=(3, 'steps'),
+        beta=(float, "the share of the plain output (default: the method's own, rk 0.5)"),
+        cache=(str, f'of {", ".join(CACHES)}: what later tokens see of looped layers (default: '
+               'first; frozen also changes how a text is read)'),
         decode=('full', 'full, bypass, or the number of decode steps that are looped'),
-        mode=('block', 'block or layer'),
+        mode=(str, 'block or layer (default: block)'),
         pin=(str, 'keep the experts of the first evaluation: mixture or indices'),
         batch_size=('8', 'texts read at once'),
         chat=(False, 'with the chat template of the checkpoint'),
@@ -101,6 +118,8 @@ def main(argv=None):
     args, others = parser.parse_known_args(argv)
     if args.toy:
         return show_little(args.out or Path('out/wrapper_toy.png'))
+    if args.recipe:
+        args.K, args.decode, args.tasks = RECIPE['K'], RECIPE['decode'], args.tasks or 'looped'
     if not (args.model and args.tasks):
         parser.error('give a model and --tasks (such as --tasks=primitives or --tasks=arc_easy), '
                      'or --toy')

@@ -70,13 +70,10 @@ def unembedding_hash(model):
     return read.hexdigest()
 
 
-def divergences(model, streams, logits):
-    """KL(final || each depth), a mean over the tokens: (D,). One depth at a time: the logits of
-    all would not fit."""
-    final, tokens = logits.float().log_softmax(-1), logits[..., 0].numel()
-    early = (model.head(model.norm(x)).float().log_softmax(-1) for x in streams)
-    return torch.stack([F.kl_div(e, final, log_target=True, reduction='sum') / tokens
-                        for e in early])
+def divergence(model, stream, final):
+    "KL(final || what is read off a stream), a mean over the tokens; final: log-probabilities."
+    early = model.head(model.norm(stream)).float().log_softmax(-1)
+    return F.kl_div(early, final, log_target=True, reduction='sum') / final[..., 0].numel()
 
 
 def train_lens(model, loader, steps=250, lr=1e-3, progress=False):
@@ -92,10 +89,11 @@ def train_lens(model, loader, steps=250, lr=1e-3, progress=False):
     try:
         for step in tqdm(range(steps), desc='lens', unit='step', leave=False, disable=not progress):
             streams = streams_behind(model, loader.batch(step)[0].to(device))
-            logits = model.head(model.norm(streams[-1]))
-            loss = divergences(model, lens(streams)[:-1], logits).mean()
+            final = model.head(model.norm(streams[-1])).float().log_softmax(-1)
             optimizer.zero_grad()
-            loss.backward()
+            for depth, x in enumerate(streams[:-1]):        # one at a time: all logits are too many
+                loss = divergence(model, lens.translate(depth, x), final)
+                (loss / len(lens.bias)).backward()
             for group in optimizer.param_groups:
                 group['lr'] = lr * (1 - step / steps)
             optimizer.step()
@@ -116,7 +114,8 @@ def quality(model, lens, tokens, k=5):
     for x in streams:
         likeliest = model.head(model.norm(x)).topk(k).indices[..., None]        # (B, T, k, 1)
         overlap.append((likeliest == best).any(-1).float().mean())
-    return divergences(model, streams, logits), torch.stack(overlap)
+    final = logits.float().log_softmax(-1)
+    return torch.stack([divergence(model, x, final) for x in streams]), torch.stack(overlap)
 
 
 def exit_at(model, depth, lens=None):
