@@ -46,7 +46,7 @@ class Recurrent(nn.Module):
     not depend on what it is computed together with (`fresh`: another draw in each forward)."""
 
     def __init__(self, lm, prelude, core, coda, *, inject='identity', start='normal', fresh=False,
-                 mean=4, backprop_depth=8):
+                 state_std=None, mean=4, backprop_depth=8):
         super().__init__()
         check_choice('inject', inject, ('identity', 'linear', 'authors', 'add'))
         check_choice('start', start, ('normal', 'authors', 'zero'))
@@ -60,6 +60,8 @@ class Recurrent(nn.Module):
             raise Refused('the core has no layers: there is nothing to repeat')
         C = lm.config.n_embd
         self.std, self.table = math.sqrt(2 / (5 * C)), None
+        by_start = AUTHORS_STD if start == 'authors' else self.std
+        self.state_std = by_start if state_std is None else state_std
         self.adapter = None if inject == 'add' else nn.Linear(2 * C, C, bias=False)
         with torch.no_grad():
             if inject == 'linear':
@@ -83,7 +85,7 @@ class Recurrent(nn.Module):
     def first_state(self, e, position, generator):
         if self.start == 'zero':
             return torch.zeros_like(e)
-        std = AUTHORS_STD if self.start == 'authors' else self.std
+        std = self.state_std
         if generator is None and self.fresh:
             self.forwards += 1
             generator = torch.Generator().manual_seed(draw(0, 'first state', self.forwards))

@@ -109,8 +109,8 @@ def build_model(state, path):
     "The model that a loaded state describes, with its weights if they are whole."
     kind = state.get('kind')
     if kind == 'hf':
-        from engine.hf import load_hf  # needs safetensors, an optional package
-        return load_hf(state['folder'])
+        from engine.raven import open_hf  # needs safetensors, an optional package
+        return open_hf(state['folder'])
     if kind not in ('lm', 'recurrent'):
         raise Refused(f'{path} holds a model of kind {kind!r}; this version knows lm, recurrent '
                       'and hf')
@@ -126,7 +126,8 @@ def describe(model):
     "What build_model needs of a model, for `save`."
     about = dict(model=model.state_dict(), model_config=dataclasses.asdict(model.config))
     if isinstance(model, Recurrent):
-        fields = ('prelude', 'core', 'coda', 'inject', 'start', 'fresh', 'mean', 'backprop_depth')
+        fields = ('prelude', 'core', 'coda', 'inject', 'start', 'fresh', 'state_std', 'mean',
+                  'backprop_depth')
         return about | dict(kind='recurrent',
                             recurrent={name: getattr(model, name) for name in fields})
     return about | dict(kind='lm')

@@ -38,7 +38,6 @@ LAYER = {
 }
 OUTSIDE = {'embed.weight': 'model.embed_tokens.weight', 'norm.weight': 'model.norm.weight',
            'head.weight': 'lm_head.weight'}
-FIRST = OUTSIDE['embed.weight']
 DTYPES = {'F32': torch.float32, 'F16': torch.float16, 'BF16': torch.bfloat16, 'F64': torch.float64}
 
 
@@ -119,7 +118,7 @@ def model_config(path):
         raise Refused(f'{path}: {error}') from None
 
 
-def config_json(config, depth, dtype, bos, end):
+def config_json(config, depth, dtype):
     "Our ModelConfig as a config.json, for a model of `depth` layers of their own."
     theirs = {theirs: getattr(config, ours) for theirs, (ours, _) in SIZES.items()} | dict(
         num_hidden_layers=depth)
@@ -129,7 +128,7 @@ def config_json(config, depth, dtype, bos, end):
                 rms_norm_eps=config.norm_eps,
                 rope_theta=config.rope_theta, rope_scaling=scaling,
                 tie_word_embeddings=config.tie_embeddings, hidden_act='silu',
-                attention_bias=False, attention_dropout=0.0, bos_token_id=bos, eos_token_id=end,
+                attention_bias=False, attention_dropout=0.0,
                 torch_dtype=str(dtype).removeprefix('torch.'))
 
 
@@ -180,49 +179,66 @@ def read_header(path):
     return {name: (shape, DTYPES[dtype]) for name, (shape, dtype, _) in tensors.items()}
 
 
-def load_hf(folder):
-    "A Hugging Face checkpoint, a folder or a name on the hub, as an LM."
+def read_weights(folder, model, names, leave=()):
+    """{our name: tensor} of a checkpoint, mapped from its files, for a model without weights.
+    `names`: {their name: our names, whose rows it holds one after the other}; `leave`: the endings
+    of names that say nothing."""
     try:
         from safetensors import SafetensorError, safe_open
     except ImportError:
         raise Refused(f"{folder}: Hugging Face checkpoints need safetensors (pip install "
                       "safetensors)") from None
-    folder = Path(folder) if Path(folder).is_dir() else from_hub(folder)
-    config = model_config(folder / 'config.json')
+    shapes = {name: tuple(t.shape) for name, t in model.state_dict().items()}
     headers = {path: read_header(path) for path in weight_files(folder)}
     where = {name: path for path, header in headers.items() for name in header
-             if not name.endswith('rotary_emb.inv_freq')}
-    n = len({n for name in where for n in re.findall(r'^model\.layers\.(\d+)\.', name)})
-    if config.n_layer != n:         # said before a model of so many layers is made
-        raise Refused(f'{folder / "config.json"}: num_hidden_layers is {config.n_layer}, but the '
-                      f'files hold {n} layers')
-    with torch.device('meta'):                      # no memory, no random weights
-        model = LM(config)
-    expected = {their_name(ours): (ours, tuple(t.shape)) for ours, t in model.state_dict().items()}
-    if config.tie_embeddings:
-        expected.pop('lm_head.weight')
-        where.pop('lm_head.weight', None)
-    for name in [*expected, *where]:
+             if not name.endswith(tuple(leave))}
+    kinds = {}
+    for name in [*names, *where]:
         if name not in where:
             raise Refused(f'{folder}: {name} is in none of its files')
         shape, dtype = headers[where[name]][name]
-        if name not in expected:
+        if name not in names:
             raise Refused(f'{where[name]}: {name} has no place in this model')
-        if shape != expected[name][1]:
+        rows = [shapes[ours][0] for ours in names[name]]
+        wanted = sum(rows), *shapes[names[name][0]][1:]
+        if shape != wanted:
             raise Refused(f'{where[name]}: {name} has the shape {shape}, but by config.json it is '
-                          f'{expected[name][1]}')
-        if dtype != headers[where[FIRST]][FIRST][1]:
-            raise Refused(f'{where[name]}: {name} is of another type ({dtype}) than {FIRST}')
+                          f'{wanted}')
+        kinds.setdefault(dtype, name)
+        if len(kinds) > 1:
+            raise Refused(f'{where[name]}: {name} is of another type ({dtype}) than '
+                          f'{next(iter(kinds.values()))}')
     state = {}
     for path in headers:
         try:
             # mapped: a tensor's pages are read when they are used, and never written back
             with safe_open(path, 'pt') as file:
-                state |= {expected[name][0]: file.get_tensor(name) for name in expected
-                          if where[name] == path}
+                for name in (name for name in names if where[name] == path):
+                    rows = [shapes[ours][0] for ours in names[name]]
+                    state |= zip(names[name], file.get_tensor(name).split(rows))
         except SafetensorError as error:
             raise Refused(f'{path} cannot be read: {error}') from None
-    model.load_state_dict(state, strict=False, assign=True)
+    return state
+
+
+def load_hf(folder):
+    "A Hugging Face checkpoint, a folder or a name on the hub, as an LM."
+    folder = Path(folder) if Path(folder).is_dir() else from_hub(folder)
+    config = model_config(folder / 'config.json')
+    layers = re.compile(r'^model\.layers\.(\d+)\.')
+    stored = [name for path in weight_files(folder) for name in read_header(path)]
+    n = len({layers.match(name)[1] for name in stored if layers.match(name)})
+    if config.n_layer != n:         # said before a model of so many layers is made
+        raise Refused(f'{folder / "config.json"}: num_hidden_layers is {config.n_layer}, but the '
+                      f'files hold {n} layers')
+    with torch.device('meta'):                      # no memory, no random weights
+        model = LM(config)
+    names = {their_name(ours): [ours] for ours in model.state_dict()}
+    leave = ['rotary_emb.inv_freq']
+    if config.tie_embeddings:
+        names.pop('lm_head.weight')
+        leave.append('lm_head.weight')
+    model.load_state_dict(read_weights(folder, model, names, leave), strict=False, assign=True)
     if config.tie_embeddings:
         model.head.weight = model.embed.weight
     model.cos, model.sin = rope_tables(config)
@@ -247,14 +263,9 @@ def save_hf(model, folder, tokenizer=None):
     """Write a checkpoint that transformers loads, with the same logits. The order is unrolled: a
     looped model becomes a deep one with equal layers. `tokenizer` is what get_tokenizer takes; its
     tokenizer.json is copied."""
-    from safetensors.torch import save_file
     if not isinstance(model, LM):
         raise Refused('a model with a recurrent core has no family that transformers knows: '
                       'only ordinary and looped models are exported')
-    folder = Path(folder)
-    if (folder / 'config.json').exists() or folder.is_file():
-        what = 'is a file' if folder.is_file() else 'holds a checkpoint already'
-        raise Refused(f'{folder} {what}: choose another folder')
     model = fold_scales(model) if model.config.ln_scaling else model
     config, weights = model.config, model.state_dict()
     tensors = {their_name(name): t for name, t in weights.items() if not name.startswith('layers.')}
@@ -264,12 +275,23 @@ def save_hf(model, folder, tokenizer=None):
         for name, t in weights.items():
             if name.startswith(f'layers.{i}.'):
                 tensors[their_name(name.replace(f'layers.{i}.', f'layers.{depth}.', 1))] = t
+    about = config_json(config, len(model.order), model.norm.weight.dtype)
+    write_checkpoint(folder, tensors, about, tokenizer, config.context)
+
+
+def write_checkpoint(folder, tensors, about, tokenizer, context):
+    "model.safetensors, the tokenizer's files, and `about` with its tokens as config.json."
+    from safetensors.torch import save_file
+    folder = Path(folder)
+    if (folder / 'config.json').exists() or folder.is_file():
+        what = 'is a file' if folder.is_file() else 'holds a checkpoint already'
+        raise Refused(f'{folder} {what}: choose another folder')
     folder.mkdir(parents=True, exist_ok=True)
     bos = end = None
     if tokenizer is not None:
-        write_tokenizer(tokenizer, folder, config.context)
-        known, about = get_tokenizer(tokenizer), read_json(folder / 'tokenizer_config.json')
-        names = [about[key].get('content') if isinstance(about.get(key), dict) else about.get(key)
+        write_tokenizer(tokenizer, folder, context)
+        known, said = get_tokenizer(tokenizer), read_json(folder / 'tokenizer_config.json')
+        names = [said[key].get('content') if isinstance(said.get(key), dict) else said.get(key)
                  for key in ('bos_token', 'eos_token')]
         bos, end = (known.encode_single_token(name) if name in known.special_tokens_set else None
                     for name in names)
@@ -278,6 +300,5 @@ def save_hf(model, folder, tokenizer=None):
               metadata=dict(format='pt'))
     os.chmod(fresh, 0o644)          # else only its owner can read it
     os.replace(fresh, folder / 'model.safetensors')
-    text = json.dumps(config_json(config, len(model.order), model.norm.weight.dtype, bos, end),
-                      indent=2)
+    text = json.dumps(about | dict(bos_token_id=bos, eos_token_id=end), indent=2)
     (folder / 'config.json').write_text(text + '\n')    # last: a folder without it is no checkpoint

@@ -7,7 +7,7 @@ import itertools
 import math
 
 from report.plot import COLOURS, curve, figure, heat
-from report.tables import grouped, mean, where
+from report.tables import grouped, in_percent, mean, where
 
 # -------------------------------------------------------------------------------------- the wrapper
 
@@ -91,12 +91,13 @@ def draw_windows(rows, kinds):
     downwards, last layer to the right."""
     panels = [(f'{group}: {setting}', where(mine, setting=setting))
               for group, mine in grouped(rows).items()
-              for setting in dict.fromkeys(row['setting'] for row in mine)]
+              for setting in dict.fromkeys(row['setting'] for row in mine)
+              if len(where(mine, setting=setting)) > 1]         # the recipe has one window alone
     fig, axes = figure(len(kinds), len(panels), (1 + 3.1 * len(panels), 0.6 + 2.9 * len(kinds)),
                        maps=True)
     for line, kind in zip(axes, kinds):
         gains = [row[kind] for row in rows if kind in row and math.isfinite(row[kind])]
-        top = max([*gains, 1e-6])
+        top = max(*gains, 0.05 if in_percent(kind) else 0.002)
         for ax, (title, mine) in zip(line, panels):
             cells = {}
             for row in mine:

@@ -558,7 +558,7 @@ def test_the_dial(tiny, tokens, started, tmp_path, capsys):
     for name, args, message in (('loop', [str(started / 'cut')],
                                  'has a recurrent core, which is measured by: python retrofit.py'),
                                 ('export', [str(started / 'cut'), str(tmp_path / 'hf')],
-                                 'has no family that transformers knows')):
+                                 "the authors' format cannot hold that")):
         with pytest.raises(SystemExit):
             nanodepth.main(name, args)
         assert message in capsys.readouterr().err

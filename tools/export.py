@@ -5,11 +5,15 @@ Usage:
 """
 from engine.checkpoint import load_model, set_depth
 from engine.hf import save_hf
+from engine.raven import save_raven
+from retrofit import Recurrent
 from tools.options import make_parser
 
 
 def main(argv=None):
-    parser = make_parser(__doc__, 'loop')
+    parser = make_parser(
+        __doc__, 'loop', fresh=(False, 'of a recurrent model, which is written in the format of '
+                                'its authors: another first state in each forward from now on'))
     parser.add_argument('source', help='a run of ours, a Hugging Face folder, or a name on its hub')
     parser.add_argument('target', nargs='?', help='the folder to write')
     args = parser.parse_args(argv)
@@ -18,7 +22,11 @@ def main(argv=None):
     print(f'{args.source}: {model.num_params():,} parameters, {len(model.layers)} layers of width '
           f'{c.n_embd} and {c.n_head} heads ({c.n_kv_head} of keys), run {deep} deep, context '
           f'{c.context}, {str(model.norm.weight.dtype)[6:]}')
-    if args.target:
+    if args.target and isinstance(model, Recurrent):
+        model.fresh = model.fresh or args.fresh
+        save_raven(model, args.target, tokenizer=args.source)
+        print(f"{args.target}: in the authors' format (huginn_raven); load_model opens it too")
+    elif args.target:
         save_hf(model, args.target, tokenizer=args.source)
         print(f"{args.target}: {deep} layers of their own; "
               f"transformers.AutoModelForCausalLM.from_pretrained('{args.target}') opens it")

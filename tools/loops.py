@@ -19,6 +19,7 @@ from grow import untie
 from loop import format_loop, repeat_block, running
 from report.plot import draw_repetitions, draw_tradeoffs, show
 from report.tables import difference, in_percent, number, numbers, over_seeds, run_names, write_csv
+from retrofit import Recurrent
 from tools.options import RUNS, make_parser, pick_shown
 
 
@@ -111,7 +112,7 @@ def measure_runs(args):
     for name, path in tqdm(run_names(args.runs).items(), desc='measuring', unit='run'):
         state = load(path)
         model = build_model(state, path).to(device).eval()
-        if state['kind'] == 'recurrent':
+        if isinstance(model, Recurrent):
             raise Refused(f'{name} has a recurrent core, which is measured by: python retrofit.py '
                           f'{path} --eval')
         score = Scorer(path, state, model, args.data, args.batches, examples)

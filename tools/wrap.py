@@ -27,7 +27,6 @@ from tools.options import make_parser
 from variants.caches import CACHES
 from wrapper import SOLVERS, looped
 
-
 # As the authors' code has it; the paper's text has K = 3, and our defaults follow that.
 RECIPE = dict(method='rk', K=6, beta=0.5, cache='first', decode='bypass')
 
