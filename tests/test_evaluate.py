@@ -200,3 +200,30 @@ def test_without_lm_eval_it_says_so(run, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         nanodepth.main('evaluate', [str(run[0]), '--device=cpu'])
     assert 'this needs lm-eval (pip install "lm-eval[hf]")' in capsys.readouterr().err
+
+
+def test_the_authors_form_of_gsm8k(tmp_path):
+    "One fixed shot, their words, and the last number of what is said."
+    import yaml
+
+    from data.evals import tasks
+    shot, = tasks.fifteen_trees()
+    assert '15 trees' in shot['question'] and shot['target'].endswith('6.')
+    from lm_eval.api.task import ConfigurableTask
+    text = (ROOT / 'data/evals/gsm8k_cot_sean.yaml').read_text()
+    about = yaml.safe_load(text.replace('!function tasks.fifteen_trees', '[]'))
+    about['fewshot_config']['samples'] = tasks.fifteen_trees
+    (tmp_path / 'test.json').write_text(json.dumps(dict(question='How many?', answer='x #### 1,250')))
+    about |= dict(dataset_path='json', dataset_name=None,
+                  dataset_kwargs=dict(data_files=dict(test=str(tmp_path / 'test.json'))))
+    task = ConfigurableTask(config=about)
+    doc = task.test_docs()[0]
+    prompt = task.fewshot_context(doc, 1)
+    assert prompt.startswith(f"Q: {shot['question']}\nA: Let's think step by step.")
+    assert prompt.endswith("Q: How many?\nA: Let's think step by step.")
+    assert task.doc_to_target(doc) == '1,250'
+    task.build_all_requests(limit=1)
+    task.instances[0].resps = ['3 and 2 make 5. So it is 1250.']
+    task.apply_filters()
+    found = task.process_results(doc, [task.instances[0].filtered_resps['flexible-extract']])
+    assert found['exact_match'] == 1.0

@@ -14,6 +14,7 @@ Usage:
     # a table with standard errors, out/evals/lidas.json
     python nanodepth.py evaluate out/lidas --tasks=arc_easy,hellaswag
     python nanodepth.py evaluate out/lidas --tasks=primitives --loop=3-2x2-3    # no network needed
+    python nanodepth.py evaluate out/tinyllama --tasks=recurrent --r=8 --max_length=1024
     # its own command line
     python nanodepth.py evaluate lm-eval run --model nanodepth --model_args pretrained=out/lidas ...
     python nanodepth.py evaluate lm-eval run --model nanodepth-hf --model_args \
@@ -44,6 +45,7 @@ LISTS = {
     'primitives': [(f'primitive_{task}', None) for task in TASKS],
     'retrofit': [(task, 0) for task in ('arc_easy', 'arc_challenge', 'hellaswag', 'winogrande',
                                         'mmlu', 'piqa', 'openbookqa')] + [('gsm8k', 1)],
+    'recurrent': [('gsm8k_cot_sean', 1), ('minerva_math', 1)],      # with --max_length=1024
     'looped': [(task, 0) for task in (
         'arc_easy', 'arc_challenge', 'hellaswag', 'piqa', 'winogrande', 'lambada_openai', 'sciq',
         'openbookqa', 'commonsense_qa', 'truthfulqa_mc1', 'mmlu_elementary_mathematics',
@@ -130,6 +132,7 @@ def main(argv=None):
         return cli_evaluate()
     parser = make_parser(
         __doc__, 'loop', 'r', 'limit', 'dtype', 'device', batch_size=(8, 'texts read at once'),
+        max_length=(int, 'tokens of a prompt and its answer (default: the context)'),
         tasks=('primitives', f'names of tasks, or of lists: {", ".join(LISTS)}'),
         out=(Path, 'the numbers as JSON (default: out/evals/NAME.json)'))
     parser.add_argument('path', help='a run of ours or a Hugging Face folder')
@@ -137,12 +140,14 @@ def main(argv=None):
     os.environ.setdefault('TOKENIZERS_PARALLELISM', 'false')
     with refusing(ValueError, OSError, why=lambda error: explain(error, args.tasks)):
         lm = adapter()(args.path, loop=args.loop, r=args.r, batch_size=args.batch_size,
-                       dtype=args.dtype, device=args.device)
+                       dtype=args.dtype, device=args.device, max_length=args.max_length)
         found = rows_of(harness(lm, args.tasks, limit=args.limit))
     out = args.out or Path('out/evals') / f'{Path(args.path).name}.json'
     asked = dict(path=args.path, loop=args.loop, r=args.r, limit=args.limit)
+    if args.max_length:
+        asked |= dict(max_length=args.max_length)
     rows = [asked | row for row in found]
-    key_of = lambda row: [row[key] for key in ('task', *asked)]
+    key_of = lambda row: [row.get(key) for key in ('task', *asked)]
     measured = [key_of(row) for row in rows]        # other rows of the file stay
     old = read_json(out)['rows'] if out.exists() else []
     out.parent.mkdir(parents=True, exist_ok=True)

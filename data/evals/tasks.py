@@ -36,6 +36,14 @@ def plain(number):
     return str(int(float(number))) if float(number) == int(float(number)) else str(number)
 
 
+def fifteen_trees():
+    "The one shot of \"Retrofitted Recurrence\", as its authors' code has it: gsm8k_cot's first."
+    import lm_eval
+    import yaml
+    path = Path(lm_eval.__file__).parent / 'tasks/gsm8k/gsm8k-cot.yaml'
+    return yaml.safe_load(path.read_text(encoding='utf-8'))['fewshot_config']['samples'][:1]
+
+
 def mawps(name, **_):
     "One of MAWPS's sets, in the form of its authors: sQuestion and lSolutions."
     problems = local(f'{name}.json', 'the MAWPS repository (Koncel-Kedziorski et al., 2016)')
