@@ -283,7 +283,7 @@ def test_naive_looping_explodes_and_sub_steps_do_not():
     torch.set_num_threads(1)
     for seed in (0, 1):
         rows = little_errors(train_little(seed),
-                             dict(naive='naive', sub='euler', rk='rk'), (2, 8))
+                             dict(naive=('naive', {}), sub=('euler', {}), rk=('rk', {})), (2, 8))
         error = {(row['method'], row['K']): row['error'] for row in rows}
         assert error['naive', 2] > 3 * error['sub', 2] and error['naive', 8] > 50 * error['sub', 8]
         assert error['no loop', 1] < error['rk', 8] < error['sub', 8] < 1 < error['naive', 8]

@@ -21,8 +21,9 @@ from report.plot import show
 from report.tables import mean, where, write_csv
 from wrapper import pick_solver
 
-# of the pictures: a name, and the method behind it
-CURVES = {'naive': 'naive', 'uniform': 'uniform', 'sub-steps': 'euler', 'anchored RK': 'rk'}
+# of the pictures: a name, the method behind it and its options
+CURVES = {'naive': ('naive', {}), 'uniform': ('uniform', {}), 'sub-steps': ('euler', {}),
+          'anchored RK': ('rk', {}), 'anchored RK, T = 2': ('rk', dict(T=2))}
 
 
 class Little(nn.Module):
@@ -62,12 +63,12 @@ def train_little(seed=0, steps=900):
 @torch.no_grad()
 def little_errors(model, methods, Ks, n=400):
     """[{'method', 'K', 'error'}]: mean squared error on fresh data of the network with its window
-    looped. methods: {name: method}."""
+    looped. methods: {name: (method, options)}."""
     x, y = little_data(n, seed=7)
     rows = [dict(method='no loop', K=1, error=F.mse_loss(model(x), y).item())]
-    for name, method in methods.items():
+    for name, (method, options) in methods.items():
         for K in Ks:
-            solver, _ = pick_solver(method, K)
+            solver, _ = pick_solver(method, K, **options)
             rows.append(dict(method=name, K=K, error=F.mse_loss(model(x, solver), y).item()))
     return rows
 
@@ -81,8 +82,8 @@ def little_landscape(model, Ks, n=200):
     z, ends = model.pre(x), {}
     for K in Ks:
         ends[K] = {'no loop': model.window(z)}
-        for name, method in CURVES.items():
-            if name != 'uniform':
+        for name, (method, options) in CURVES.items():
+            if name != 'uniform' and not options:
                 ends[K][name] = pick_solver(method, K)[0](model.window, z)
     points = torch.cat([p for of_K in ends.values() for p in of_K.values()])
     low, high = points.min(0).values, points.max(0).values
