@@ -35,7 +35,6 @@ from data.tokens import draw
 from grow import untie
 from model import KVCache, check_order, continue_text
 
-
 AUTHORS_STD = 0.0087039     # sqrt(2 / (5 * 5280)): their first model's width, kept at any other
 
 

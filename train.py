@@ -95,7 +95,8 @@ class Run:
         self.optimizers = fill(self.model, config, state, self.out, self.in_parts)
         self.wrapped = parallel(self.model, world, self.in_parts)
         self.autocast = precision(config, world.device)
-        self.log = Log(self.out / 'log.jsonl', self.step or -1, silent=not world.first)
+        self.log = Log(self.out / 'log.jsonl', self.step or -1, silent=not world.first,
+                       say=world.say)
         self.bar = tqdm(total=config.steps, initial=self.step, disable=not world.first, unit='step',
                         dynamic_ncols=True)
         self.shown, self.changed = {}, {}       # shown beside the bar; for the next log line
@@ -177,6 +178,7 @@ class Run:
                      tokenizer=self.data['data'].tokenizer, step=self.step, **self.counts)
         about |= {name: loader.checksums() for name, loader in self.data.items()}
         self.world.at(f'the checkpoint of step {self.step}')
+        self.log.sync()
         if self.in_parts:
             checkpoint.save_parts(self.out, self.world, self.model, self.optimizers, self.step,
                                   about)

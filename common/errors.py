@@ -73,11 +73,22 @@ def refusing(*kinds, why=str):
 
 @contextlib.contextmanager
 def refusals(name):
-    "A Refused in here ends the command. Only rank 0 prints it, unless it is `alone`."
+    """A Refused in here ends the command, in a line, and so do an error of a file and Ctrl-C. Only
+    rank 0 prints what is Refused, unless it is `alone`."""
+    rank = os.environ.get('RANK', '0')
     try:
         yield
     except Refused as error:
-        rank = os.environ.get('RANK', '0')
         if rank == '0' or error.alone:
             print(f'{name}: {error}' + (f' (rank {rank})' if rank != '0' else ''), file=sys.stderr)
         raise SystemExit(2) from None
+    except BrokenPipeError:         # ... | head: whoever reads has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(128 + 13) from None
+    except OSError as error:        # a full disk, a folder in the way, no permission
+        where = f' ({error.filename})' if error.filename else ''
+        print(f'{name}: {error.strerror or error}{where}', file=sys.stderr)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        print(f'\n{name}: stopped', file=sys.stderr)
+        raise SystemExit(128 + 2) from None

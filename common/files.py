@@ -5,6 +5,7 @@ Usage:
     about = read_json('out/lidas/run.json')
     lock = claim(Path('out/lidas'))         # held until the process ends
 """
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -19,11 +20,18 @@ def find(path):
     return ROOT / path if not Path(path).exists() and (ROOT / path).exists() else Path(path)
 
 
-def read_json(path):
+def read_json(path, kind=dict, need=()):
+    "The file's value, which must be of this kind, and have these names."
     try:
-        return json.loads(Path(path).read_text(encoding='utf-8'))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        value = json.loads(Path(path).read_text(encoding='utf-8'))
+    except (ValueError, RecursionError) as error:       # of text, of numbers, of nesting
         raise Refused(f'{path} is not JSON: {error}') from None
+    if not isinstance(value, kind):
+        raise Refused(f'{path} holds a {type(value).__name__}, not a {kind.__name__}')
+    for name in need:
+        if name not in value:
+            raise Refused(f'{path} does not say {name!r}')
+    return value
 
 
 def write_json(path, value):
@@ -33,15 +41,24 @@ def write_json(path, value):
 def replace(path, raw):
     """Write a file atomically: who has the old one open keeps it, and no reader sees half of the
     new one, even if this process is killed."""
-    fresh = path.with_name(f'{path.name}.{os.getpid()}.tmp')
+    with fresh(path) as file:
+        file.write(raw)
+
+
+@contextlib.contextmanager
+def fresh(path):
+    "An open file that becomes `path` when it has been written without an error."
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f'{path.name}.{os.getpid()}.tmp')
     try:
-        with open(fresh, 'wb') as file:
-            file.write(raw)
+        with open(beside, 'wb') as file:
+            yield file
             file.flush()
             os.fsync(file.fileno())
-        os.replace(fresh, path)
+        os.replace(beside, path)
     finally:
-        fresh.unlink(missing_ok=True)
+        beside.unlink(missing_ok=True)
 
 
 def claim(folder):

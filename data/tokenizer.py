@@ -22,7 +22,7 @@ from pathlib import Path
 import tiktoken
 
 from common.errors import Refused
-from common.files import read_json
+from common.files import read_json, replace, write_json
 
 END_OF_TEXT = '<|endoftext|>'
 GPT2_WORDS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -47,7 +47,7 @@ def behind(name):
     if (path / 'tokenizer.json').exists():
         return path / 'tokenizer.json'
     if (path / 'run.json').exists():
-        return behind(read_json(path / 'run.json')['tokenizer'])
+        return behind(read_json(path / 'run.json', need=['tokenizer'])['tokenizer'])
     if on_hub(name):
         return behind(from_hub(name))
     return path if path.is_file() and path.name != 'run.json' else str(name)
@@ -266,12 +266,12 @@ def write_tokenizer(name, folder, context):
         shutil.copy(file, folder / 'tokenizer.json')
     else:
         spec = json.dumps(to_tokenizer_json(get_tokenizer(name)), ensure_ascii=False)
-        (folder / 'tokenizer.json').write_text(spec)
+        replace(folder / 'tokenizer.json', spec.encode())
     if not about.exists():
         end = END_OF_TEXT if END_OF_TEXT in get_tokenizer(name).special_tokens_set else None
-        about.write_text(json.dumps(dict(
+        write_json(about, dict(
             tokenizer_class='PreTrainedTokenizerFast', bos_token=end, eos_token=end,
-            model_max_length=context, clean_up_tokenization_spaces=False), indent=2))
+            model_max_length=context, clean_up_tokenization_spaces=False))
 
 
 def to_tokenizer_json(encoding):

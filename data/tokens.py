@@ -92,7 +92,8 @@ class Dataset:
         if not path.exists():
             raise Refused(f'there is no dataset at {folder} (no {path.name} there); '
                           f'{how_to_prepare(folder)}')
-        self.meta = read_json(path)
+        self.meta = read_json(path, need=('tokenizer', 'n_vocab', 'dtype', 'tokens', 'row', 'kinds',
+                                          'shards', 'origin'))
         self.row, self.kinds = self.meta['row'], self.meta['kinds']
         context = (self.row or 2) - 1 if context is None else context
         if self.row is not None and self.row > context + 1:

@@ -15,14 +15,15 @@ import dataclasses
 import hashlib
 import json
 import os
-import pickle
 import shutil
 import zipfile
 from pathlib import Path
 
 import torch
 
-from common.errors import Refused
+from common.bounds import check_bounds
+from common.errors import Refused, refusing
+from common.files import fresh
 from data.tokenizer import on_hub
 from loop import fit_loop
 from model import LM, ModelConfig
@@ -34,12 +35,10 @@ FILE = 'ckpt.pt'
 def save(folder, **state):
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    fresh = folder / (FILE + '.tmp')
-    with open(fresh, 'wb') as file:
-        torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(fresh, folder / FILE)        # only now is this the checkpoint
+    # from the end of this on, and not before, it is the checkpoint
+    with refusing(RuntimeError, why=lambda error: f'{folder / FILE} cannot be written: {error}'):
+        with fresh(folder / FILE) as file:
+            torch.save(state, file)
     if os.name == 'posix':                      # the new name must reach the disk too
         handle = os.open(folder, os.O_RDONLY)
         os.fsync(handle)
@@ -89,15 +88,51 @@ def load(folder, whole=True):
         raise Refused(f'{path} is damaged: the checksum of {broken} is wrong')
     try:
         state = torch.load(path, map_location='cpu', weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError) as error:
+    except Exception as error:      # whatever a damaged pickle or a name in the archive makes of it
         reason = next((line for line in str(error).splitlines()
                        if 'nsupported' in line or 'GLOBAL' in line), '')
         raise Refused(f'{path} holds more than tensors and plain values, so it was not loaded. '
                       f'{reason}'.strip()) from None
+    if not isinstance(state, dict):
+        raise Refused(f'{path} holds a {type(state).__name__}, not a checkpoint')
     if 'parts' in state and whole:
         from engine.sharded import load_whole
         state['model'] = load_whole(path.parent / state['parts'], state['optimizers'])
     return state
+
+
+def check_state(state, path):
+    "Is this a state that `save` was given? Checked before any model is made of it."
+    def need(holds, what):
+        if not holds:
+            raise Refused(f'{path} is damaged, or no checkpoint of this program: {what}')
+    kind, about, counts = state.get('kind'), state.get('model_config'), state.get('step', 0)
+    if kind not in ('lm', 'recurrent'):
+        raise Refused(f'{path} holds a model of kind {kind!r}; this version knows lm, recurrent '
+                      'and hf')
+    need(isinstance(about, dict), 'it has no model_config')
+    need(type(counts) is int, f'step={counts!r}')
+    check_bounds(about | dict(step=counts))
+    config = state.get('config') or {}
+    need(isinstance(config, dict) and counts <= config.get('steps', counts), f'step={counts}')
+    optimizers = state.get('optimizers', [])
+    need(isinstance(optimizers, list) and all(isinstance(o, dict) for o in optimizers),
+         'its optimizers are not a list of states')
+    if 'parts' not in state:
+        weights = state.get('model')
+        need(isinstance(weights, dict) and all(isinstance(t, torch.Tensor)
+                                               for t in weights.values()), 'it has no weights')
+        layers = {name.partition('layers.')[2].split('.')[0] for name in weights
+                  if 'layers.' in name}
+        need(len(layers) == about.get('n_layer'),
+             f'weights of {len(layers)} layers, but n_layer={about.get("n_layer")!r}')
+
+
+def refuse_not_finite(model, path):
+    "A weight that is not a number would still give ordinary scores: chance."
+    for name, t in model.state_dict().items():
+        if t.is_floating_point() and not t.is_meta and not torch.isfinite(t).all():
+            raise Refused(f'{path}: {name} holds numbers that are not finite: it cannot be used')
 
 
 def load_model(path, device='cpu'):
@@ -110,15 +145,21 @@ def build_model(state, path):
     kind = state.get('kind')
     if kind == 'hf':
         from engine.raven import open_hf  # needs safetensors, an optional package
-        return open_hf(state['folder'])
-    if kind not in ('lm', 'recurrent'):
-        raise Refused(f'{path} holds a model of kind {kind!r}; this version knows lm, recurrent '
-                      'and hf')
-    model = LM(ModelConfig(**state['model_config']))
-    if kind == 'recurrent':
-        model = Recurrent(model, **state['recurrent'])
-    if 'model' in state:
-        model.load_state_dict(state['model'])
+        model = open_hf(state['folder'])
+        refuse_not_finite(model, path)
+        return model
+    check_state(state, path)
+    try:
+        model = LM(ModelConfig(**state['model_config']))
+        if kind == 'recurrent':
+            model = Recurrent(model, **state['recurrent'])
+        if 'model' in state:
+            model.load_state_dict(state['model'])
+    except (TypeError, ValueError, KeyError, RuntimeError, AttributeError) as error:
+        why = (str(error).splitlines() or [''])[0][:200]
+        raise Refused(f'{path} is damaged, or of another version: {type(error).__name__}: '
+                      f'{why}') from None
+    refuse_not_finite(model, path)
     return model
 
 

@@ -22,8 +22,8 @@ from pathlib import Path
 
 import torch
 
-from common.errors import Refused
-from common.files import read_json
+from common.errors import Refused, refusing
+from common.files import read_json, write_json
 from data.tokenizer import from_hub, get_tokenizer, write_tokenizer
 from grow import untie
 from model import LM, ModelConfig, rope_tables
@@ -281,6 +281,7 @@ def save_hf(model, folder, tokenizer=None):
 
 def write_checkpoint(folder, tensors, about, tokenizer, context):
     "model.safetensors, the tokenizer's files, and `about` with its tokens as config.json."
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
     folder = Path(folder)
     if (folder / 'config.json').exists() or folder.is_file():
@@ -295,10 +296,14 @@ def write_checkpoint(folder, tensors, about, tokenizer, context):
                  for key in ('bos_token', 'eos_token')]
         bos, end = (known.encode_single_token(name) if name in known.special_tokens_set else None
                     for name in names)
-    fresh = folder / 'model.safetensors.tmp'
-    save_file({name: t.detach().cpu().clone().contiguous() for name, t in tensors.items()}, fresh,
-              metadata=dict(format='pt'))
-    os.chmod(fresh, 0o644)          # else only its owner can read it
-    os.replace(fresh, folder / 'model.safetensors')
-    text = json.dumps(about | dict(bos_token_id=bos, eos_token_id=end), indent=2)
-    (folder / 'config.json').write_text(text + '\n')    # last: a folder without it is no checkpoint
+    beside = folder / 'model.safetensors.tmp'
+    try:
+        with refusing(SafetensorError, why=lambda error: f'{beside} cannot be written: {error}'):
+            save_file({name: t.detach().cpu().clone().contiguous() for name, t in tensors.items()},
+                      beside, metadata=dict(format='pt'))
+        os.chmod(beside, 0o644)         # else only its owner can read it
+        os.replace(beside, folder / 'model.safetensors')
+    finally:
+        beside.unlink(missing_ok=True)
+    # last: a folder without it is no checkpoint
+    write_json(folder / 'config.json', about | dict(bos_token_id=bos, eos_token_id=end))

@@ -180,12 +180,14 @@ class World:
 
 
 class Stop:
-    """Ctrl-C and SIGTERM ask for a stop after the current step; a second Ctrl-C does not wait.
-    `asked` is the signal's number, 0 without one."""
+    """Ctrl-C, SIGTERM and a closed terminal ask for a stop after the current step; a second Ctrl-C
+    does not wait. `asked` is the signal's number, 0 without one."""
 
     def __enter__(self):
         self.asked = 0
-        self.before = {s: signal.signal(s, self._ask) for s in (signal.SIGINT, signal.SIGTERM)}
+        hangup = [signal.SIGHUP] if hasattr(signal, 'SIGHUP') else []       # not on Windows
+        asking = signal.SIGINT, signal.SIGTERM, *hangup
+        self.before = {s: signal.signal(s, self._ask) for s in asking}
         return self
 
     def _ask(self, number, frame):

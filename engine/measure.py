@@ -23,6 +23,8 @@ from model import LM, KVCache
 def score(model_like, tokenizer, examples, **options):
     "(accuracy, its 95% interval): the option with the highest log-likelihood is the choice."
     values = log_likelihoods(model_like, tokenizer, examples, **options)
+    if not all(v.isfinite().all() for v in values):         # argmax would still choose one
+        return math.nan, (math.nan, math.nan)
     right = sum(v.argmax().item() == e.answer for v, e in zip(values, examples))
     return right / len(examples), interval(right, len(examples))
 

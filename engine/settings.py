@@ -15,6 +15,7 @@ import types
 import typing
 from dataclasses import dataclass, fields
 
+from common.bounds import check_bounds
 from common.errors import Refused, check_choice, nearest, parse
 from common.files import find
 from engine.optimizers import OPTIMIZERS
@@ -106,23 +107,13 @@ def check(config):
     check_choice('curriculum_shape', c.curriculum_shape, ('linear', '1-sqrt'))
     check_choice('lr_shape', c.lr_shape, ('1-sqrt', 'cosine'))
     check_choice('muon_scaling', c.muon_scaling, ('match_rms_adamw', 'original'))
-    for names, fits, what in (
-            ('n_layer n_embd n_head n_kv_head ffn_dim vocab_size context batch_size grad_accum '
-             'steps eval_every eval_batches log_every save_every patience',
-             lambda n: n >= 1, 'must be at least 1'),
-            ('recurrence backprop_depth', lambda n: n >= 1 and c.init_from,
-             'must be at least 1, for a model with a recurrent core: init_from must be one'),
-            ('curriculum backprop_curriculum', lambda n: 0 <= n <= 1,
-             'is a part of the steps: from 0 to 1'),
-            ('lr_floor', lambda n: 0 <= n <= 1, 'is a share of lr: from 0 to 1'),
-            ('warmup_steps decay_steps lr_decay_steps lr adamw_lr weight_decay star_decay '
-             'grad_clip grow_alpha', lambda n: 0 <= n < 1e9,
-             'must be at least 0 and less than 1e9'),
-            ('beta2', lambda n: 0 <= n < 1, 'must be at least 0 and less than 1')):
-        for name in names.split():
-            value = getattr(c, name)
-            if value is not None and not fits(value):
-                raise Refused(f'{name}={value} {what}')
+    check_bounds(vars(c))
+    for name in ('recurrence', 'backprop_depth'):
+        if getattr(c, name) is not None and not c.init_from:
+            raise Refused(f'{name}={getattr(c, name)} is for a model with a recurrent core: '
+                          'init_from must be one')
+    if not c.out_dir.strip():
+        raise Refused("out_dir='' must name a folder")
     for name in ('data', 'cooldown_data'):
         folders = getattr(c, name)
         if isinstance(folders, list) and not (folders and all(isinstance(d, str) for d in folders)):
@@ -190,7 +181,7 @@ def run_file(path):
         raise Refused(f'there is no config {path}{nearest(path, known)}')
     try:
         found = runpy.run_path(str(file))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise Refused(f'{path} does not run: {type(error).__name__}: {error}') from None
     return {k: v for k, v in found.items()
             if not k.startswith('_') and not isinstance(v, types.ModuleType)}

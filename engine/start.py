@@ -10,12 +10,12 @@ Usage:
     optimizers = fill(model, config, state, out)
 """
 import dataclasses
-import json
 from pathlib import Path
 
 import torch
 
-from common.errors import Refused
+from common.errors import Refused, refusing
+from common.files import write_json
 from data.tokenizer import get_tokenizer, reads_alike
 from data.tokens import Loader, draw
 from engine import checkpoint
@@ -60,6 +60,7 @@ def resume(config, data, out, whole=True):
     """(model, plan, state) of the run that out_dir holds, if this config goes on with it. data:
     {setting: Loader}."""
     state = checkpoint.load(out, whole)
+    checkpoint.check_state(state, out)
     plan = Plan(config, Start.kept(state))
     refuse_another_run(config, plan, data, state)
     if not state.get('optimizers'):
@@ -92,8 +93,11 @@ def fill(model, config, state, out, in_parts=False):
         from engine import sharded  # a slow import that one process does not need
         return sharded.begin(model, lambda: make_optimizers(model, config), state, out)
     optimizers = make_optimizers(model, config)
-    for optimizer, saved in zip(optimizers, state.get('optimizers', [])):
-        optimizer.load_state_dict(saved)
+    why = lambda error: (f'{out}: its optimizers cannot be loaded ({type(error).__name__}: '
+                         f'{error}): start another --out_dir from it, with --init_from={out}')
+    with refusing(LookupError, ValueError, TypeError, RuntimeError, AttributeError, why=why):
+        for optimizer, saved in zip(optimizers, state.get('optimizers', [])):
+            optimizer.load_state_dict(saved)
     return optimizers
 
 
@@ -122,7 +126,7 @@ def introduce(config, world, loader, model, step, compiled):
     if world.first:
         about = dict(tokenizer=loader.tokenizer, config=dataclasses.asdict(config),
                      torch=torch.__version__, data=[s.meta['origin'] for s in loader.sets])
-        (Path(config.out_dir) / 'run.json').write_text(json.dumps(about, indent=1))
+        write_json(Path(config.out_dir) / 'run.json', about)
     layers = sum(p.numel() for p in model.layers.parameters())
     many = f' x {world.size}' if world.size > 1 else ''
     world.say(f'device {world.device}{many}, compile {"on" if compiled else "off"}; '

@@ -13,6 +13,7 @@ Usage:
     world.at('the batch of step 12')
 """
 import os
+import signal
 import socket
 import sys
 import threading
@@ -25,7 +26,7 @@ import torch.distributed as dist
 class Watch:
     def __init__(self, rank, size, seconds):
         self.rank, self.size, self.seconds = rank, size, seconds
-        self.count, self.place = 0, 'the beginning'
+        self.count, self.place, self.parent = 0, 'the beginning', os.getppid()
         # Its own connection: this thread must not wait for the main thread's requests.
         self.store = dist.TCPStore(os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT']),
                                    is_master=False, wait_for_workers=False,
@@ -53,6 +54,9 @@ class Watch:
                 found = {r: self.store.get(f'watch/{r}').decode().split('|')
                          for r in range(self.size) if self.store.check([f'watch/{r}'])}
             except Exception:       # the store is gone, and with it the run
+                return
+            if os.getppid() != self.parent:         # torchrun is gone: nobody would end us
+                os.kill(os.getpid(), signal.SIGTERM)
                 return
             now = time.monotonic()
             for r, (beat, count, *_) in found.items():

@@ -14,27 +14,42 @@ from pathlib import Path
 
 from common.columns import columns
 from common.errors import Refused
+from common.files import replace
 from report.tables import by_seed, difference, mean, number, over_seeds, run_names, where
 
 
 class Log:
-    """log.jsonl, a line for each logged step. A resumed run first drops the lines
-    after its step, which it will write again: so a log has no gaps or duplicates, wherever the run
-    was cut off."""
+    """log.jsonl, a line for each logged step. A run that resumes drops the lines after its step
+    first: it will write them again, so that a log has neither gaps nor doubles wherever the run was
+    cut off. What cannot be read before that is kept beside it, and said."""
 
-    def __init__(self, path, last_step, silent=False):
+    def __init__(self, path, last_step, silent=False, say=print):
         self.file = None
-        if not silent:
-            kept = [line for line in read_lines(path) if line['step'] <= last_step]
-            fresh = path.with_suffix('.tmp')
-            fresh.write_text(''.join(json.dumps(line) + '\n' for line in kept))
-            os.replace(fresh, path)
-            self.file = open(path, 'a')
+        if silent:
+            return
+        lines, bad = read_lines(path, whole=True)
+        kept = [line for line in lines if line['step'] <= last_step]
+        if bad and (len(bad) > 1 or len(kept) == len(lines)):      # not just the line cut off
+            other = next(p for i in range(1, 10**6)
+                         if not (p := path.with_name(f'{path.name}.unreadable{i}')).exists())
+            replace(other, path.read_bytes())
+            say(f'{path} has {len(bad)} lines that cannot be read, the first at line {bad[0]}: '
+                f'left out, and the file as it was kept as {other}')
+        if last_step > 0 and not kept:
+            say(f'{path} has no line up to step {last_step}, where this run goes on: what it had '
+                'logged is lost')
+        replace(path, ''.join(json.dumps(line) + '\n' for line in kept).encode())
+        self.file = open(path, 'a')
 
     def write(self, **line):
         if self.file:
             self.file.write(json.dumps(line) + '\n')
             self.file.flush()
+
+    def sync(self):
+        "Force the log to the disk, as the checkpoint beside it is."
+        if self.file:
+            os.fsync(self.file.fileno())
 
 
 def read_log(folder):
@@ -45,16 +60,18 @@ def read_log(folder):
     return read_lines(path)
 
 
-def read_lines(path):
-    """The lines of a log up to the first incomplete one: a running or killed run may have written
-    half a line."""
-    lines = []
-    for text in path.read_text().splitlines() if path.exists() else []:
+def read_lines(path, whole=False):
+    """The lines of a log that are a step's; with `whole`, also the numbers of those that are not. A
+    run at work, or one that was cut off, may have half a line at the end."""
+    lines, bad = [], []
+    for number, raw in enumerate(path.read_bytes().splitlines() if path.exists() else [], 1):
         try:
-            lines.append(json.loads(text))
-        except json.JSONDecodeError:
-            break
-    return lines
+            line = json.loads(raw)
+        except (ValueError, RecursionError):
+            line = None
+        right = isinstance(line, dict) and type(line.get('step')) is int
+        lines.append(line) if right else bad.append(number)
+    return (lines, bad) if whole else lines
 
 
 def read_groups(folders):

@@ -56,7 +56,7 @@ def draw_sweep(rows, kinds):
     spans = {w: list(map(int, w.split('-'))) for w in dict.fromkeys(r['window'] for r in rows)}
     windows = sorted(spans, key=lambda w: (spans[w][1] - spans[w][0], spans[w][0]))
     settings = list(dict.fromkeys(row['setting'] for row in rows))
-    fig, axes = figure(len(kinds), len(groups), (2.2 + (0.8 + 0.42 * len(windows)) * len(groups),
+    fig, axes = figure(len(kinds), len(groups), (4 + (1 + 0.42 * len(windows)) * len(groups),
                                                  1 + (0.8 + 0.3 * len(settings)) * len(kinds)),
                        maps=True)
     for panels, kind in zip(axes, kinds):

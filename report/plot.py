@@ -9,6 +9,7 @@ Usage:
 import itertools
 import math
 
+from common.files import fresh
 from report.logs import growths, kinds_of, measured
 from report.tables import grouped, in_percent, mean, where
 
@@ -18,10 +19,10 @@ COLOURS = ['#3b6fb6', '#d1495b', '#2e8b57', '#e08e1b', '#7b5aa6', '#4f4f4f', '#1
 
 def show(path, draw, *what):
     "Draw, and print where the picture is, or that matplotlib is missing."
-    path.parent.mkdir(parents=True, exist_ok=True)
     path = path if path.suffix in ('.png', '.pdf', '.svg') else path.with_suffix('.png')
     try:
-        draw(*what).savefig(path, dpi=130)
+        with fresh(path) as file:
+            draw(*what).savefig(file, dpi=130, format=path.suffix[1:])
     except ImportError:
         print('no picture: matplotlib is not installed (pip install matplotlib)')
     else:

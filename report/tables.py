@@ -10,9 +10,12 @@ Usage:
 """
 import collections
 import csv
+import io
 import math
 import re
 from pathlib import Path
+
+from common.files import replace
 
 
 def mean(values):
@@ -117,10 +120,9 @@ def signed_rank_test(changes):
 
 def write_csv(rows, picture):
     "Write the numbers beside their picture."
-    path = picture.with_suffix('.csv')
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, 'w', newline='') as file:
-        writer = csv.DictWriter(file, list(dict.fromkeys(key for row in rows for key in row)))
-        writer.writeheader()
-        writer.writerows(rows)
+    path, file = picture.with_suffix('.csv'), io.StringIO(newline='')
+    writer = csv.DictWriter(file, list(dict.fromkeys(key for row in rows for key in row)))
+    writer.writeheader()
+    writer.writerows(rows)
+    replace(path, file.getvalue().encode())
     print(f'numbers: {path}')

@@ -213,7 +213,8 @@ def test_the_authors_form_of_gsm8k(tmp_path):
     text = (ROOT / 'data/evals/gsm8k_cot_sean.yaml').read_text()
     about = yaml.safe_load(text.replace('!function tasks.fifteen_trees', '[]'))
     about['fewshot_config']['samples'] = tasks.fifteen_trees
-    (tmp_path / 'test.json').write_text(json.dumps(dict(question='How many?', answer='x #### 1,250')))
+    asked = dict(question='How many?', answer='x #### 1,250')
+    (tmp_path / 'test.json').write_text(json.dumps(asked))
     about |= dict(dataset_path='json', dataset_name=None,
                   dataset_kwargs=dict(data_files=dict(test=str(tmp_path / 'test.json'))))
     task = ConfigurableTask(config=about)

@@ -649,7 +649,7 @@ def test_settings_that_do_not_fit(started, capsys):
                           ([f'--init_from={started / "cut"}', '--cooldown_loop=2x2'],
                            'has a recurrent core, which loops by itself'),
                           ([f'--init_from={started / "cut"}', '--curriculum=2'],
-                           'is a part of the steps: from 0 to 1'),
+                           'curriculum=2.0 must be at most 1'),
                           ([f'--init_from={started / "cut"}', '--curriculum_shape=cos'],
                            "is not one of linear, 1-sqrt")):
         with pytest.raises(SystemExit):

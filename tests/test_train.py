@@ -324,7 +324,7 @@ def test_a_second_ctrl_c_does_not_wait():
     (['--device=cudaa'], "device='cudaa' cannot be used"),
     (['--device=meta'], "device='meta' cannot be used"),
     (['--n_kv_head=0'], 'n_kv_head=0 must be at least 1'),
-    (['--beta2=1'], 'beta2=1.0 must be at least 0 and less than 1'),
+    (['--beta2=1'], 'beta2=1.0 must be at most 0.9999999'),
     (['--data=[3]'], 'data=[3] must be a folder or a list of folders'),
     (['--data_weights=["a"]'], "data_weights=['a'] must be numbers"),
     (['--grow=lidas', '--grow_alpha=2000'], ''),
@@ -540,7 +540,7 @@ def test_two_processes_grow_like_one(config):
      "grow='lida' is not one of None, midas, lidas, stack, double; did you mean 'lidas'"),
     (dict(grow='midas', grow_block=3, n_layer=8),
      'midas from 3 layers does not reach n_layer=8, but 3, 6, 9'),
-    (dict(grow='lidas', grow_block=0), 'does not reach n_layer'),
+    (dict(grow='lidas', grow_block=0), 'grow_block=0 must be at least 1'),
     (dict(grow='lidas', init_from='x'), "grow='lidas' begins with a new model")])
 def test_plans_that_cannot_be(fields, message):
     with pytest.raises(Refused, match=message):

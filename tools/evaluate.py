@@ -29,7 +29,7 @@ from pathlib import Path
 
 from common.columns import columns
 from common.errors import Refused, nearest, refusing
-from common.files import ROOT, read_json
+from common.files import ROOT, read_json, write_json
 from data.primitives import TASKS
 from tools.adapters import adapter, hf_adapter
 from tools.options import make_parser
@@ -149,10 +149,8 @@ def main(argv=None):
     rows = [asked | row for row in found]
     key_of = lambda row: [row.get(key) for key in ('task', *asked)]
     measured = [key_of(row) for row in rows]        # other rows of the file stay
-    old = read_json(out)['rows'] if out.exists() else []
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(dict(rows=[row for row in old if key_of(row) not in measured] + rows),
-                              indent=1))
+    old = read_json(out, need=['rows'])['rows'] if out.exists() else []
+    write_json(out, dict(rows=[row for row in old if key_of(row) not in measured] + rows))
     print(columns([['task', 'shots', 'metric', 'value', 'standard error'],
                    *([row['task'], str(row['shots']), row['metric'], f'{row["value"]:.4f}',
                       '' if row['stderr'] is None else f'{row["stderr"]:.4f}']

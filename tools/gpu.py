@@ -28,7 +28,7 @@ from engine import checkpoint, cost
 from engine.launch import peak_flops, pick_device
 from grow import lidas, untie
 from model import LM, KVCache, ModelConfig
-from report.logs import read_lines, read_log
+from report.logs import read_log
 from retrofit import surgery
 from tools.peers import (
     SHAPES,
@@ -285,7 +285,8 @@ def in_a_process(name, args, folder):
             why = said.splitlines()[-1]
     except subprocess.TimeoutExpired:
         why = f'took more than {LIMIT} seconds'
-    return [*read_lines(path), *([[name, 'failed', why[:150]]] if why else [])]
+    rows = path.read_text().splitlines() if path.exists() else []
+    return [*map(json.loads, rows), *([[name, 'failed', why[:150]]] if why else [])]
 
 
 def measure(part, size, device, path=None):

@@ -8,7 +8,8 @@ Usage:
 import argparse
 from pathlib import Path
 
-from common.errors import check_choice
+from common.bounds import check_bounds
+from common.errors import Refused, check_choice
 
 RUNS = ('folders that train.py wrote, or Hugging Face checkpoints; NAME-SEED are averaged over '
         'their seeds')
@@ -27,12 +28,24 @@ OPTIONS = dict(
 )
 
 
+class Parser(argparse.ArgumentParser):
+    "Whatever a command line has wrong is Refused: one line, with the bounds of common/bounds.py."
+
+    def error(self, message):
+        raise Refused(message)
+
+    def parse_known_args(self, *args, **kwargs):
+        found, others = super().parse_known_args(*args, **kwargs)
+        check_bounds(vars(found), '--')
+        return found, others
+
+
 def make_parser(about, *names, out=None, epilog=None, **own):
     """A parser with some of these options and with its own, name=(default, help). A default
     may also be a type (no default), False (a flag) or a list (the choices, the first by default). A
     text as `out` is the picture's path."""
-    parser = argparse.ArgumentParser(description=about, epilog=epilog,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=about, epilog=epilog,
+                    formatter_class=argparse.RawDescriptionHelpFormatter)
     if isinstance(out, str):
         out = Path(out), f'the picture, and the numbers beside it (default: {out})'
     own |= dict(out=out) if out else {}

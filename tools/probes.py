@@ -30,6 +30,7 @@ from tqdm import tqdm
 import probe
 from common.columns import columns
 from common.errors import Refused, refusing, suggest
+from common.files import read_json, replace, write_json
 from loop import format_loop, repeat_block
 from report.panels import draw_curves, draw_maps
 from report.plot import show
@@ -199,12 +200,10 @@ def measured(subject, name, folder):
     kept = (folder / 'cache'
             / f'{name}-{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:24]}.json')
     try:
-        return json.loads(kept.read_text())
-    except (OSError, ValueError):   # not there, or not whole
+        return read_json(kept, list)
+    except (OSError, Refused):      # not there, or not whole
         rows = PROBES[name].measure(subject)
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    kept.with_suffix('.tmp').write_text(json.dumps(rows))
-    kept.with_suffix('.tmp').replace(kept)
+    write_json(kept, rows)
     return rows
 
 
@@ -239,9 +238,9 @@ def write_index(folder, names, about):
             parts.append(f'<h2>{title}</h2><p>{reads}</p><img src="{name}.png" alt="{title}">'
                          f'<p><a href="{name}.csv">the numbers</a></p>')
     lines = ''.join(f'<li>{html.escape(line)}</li>' for line in about)
-    (folder / 'index.html').write_text(
+    replace(folder / 'index.html', (
         f'<!doctype html><meta charset="utf-8"><title>{HEAD}</title><style>{STYLE}</style>'
-        f'<h1>{HEAD}</h1><ul>{lines}</ul>{"".join(parts)}')
+        f'<h1>{HEAD}</h1><ul>{lines}</ul>{"".join(parts)}').encode())
 
 
 def describe(name, subject):

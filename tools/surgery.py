@@ -16,6 +16,7 @@ import torch.nn as nn
 
 from common.columns import columns
 from common.errors import Refused
+from common.files import replace
 from data.tokenizer import tokenizer_file
 from data.tokens import Loader, draw
 from engine.checkpoint import build_model, describe, exists, load, save
@@ -85,7 +86,7 @@ def operate(args):
     cost = 0 if args.scratch else state.get('flops', 0) + state.get('inherited_flops', 0)
     save(target, **describe(model.lm if args.dense else model), optimizers=[], step=0, flops=0,
          inherited_flops=cost, config={})
-    (target / 'run.json').write_text(tokenizer)
+    replace(target / 'run.json', tokenizer.encode())
     now = 'the kept layers, each once' if args.dense else f'train.py --init_from={target} trains it'
     print(f'{target}: {now}')
 

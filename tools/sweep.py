@@ -89,13 +89,14 @@ def windows_of(text, depth):
 
 def cells_of(args, depth):
     "([the settings], [those that cannot run])."
-    lists = [args.methods.split(','), numbers(args.K, int), numbers(args.beta, float),
-             numbers(args.T, float), args.mode.split(','), args.cache.split(',')]
+    betas = numbers(args.beta, float) if args.beta else [None]
+    lists = [args.methods.split(','), numbers(args.K, int), betas, numbers(args.T, float),
+             args.mode.split(','), args.cache.split(',')]
     found, impossible = [], []
     windows = windows_of(args.windows, depth)
     for window, method, K, beta, T, mode, cache in itertools.product(windows, *lists):
-        options = dict(beta=beta if takes(method, 'beta') else None,
-                       T=T if takes(method, 'T') else None)
+        options = dict(beta=default_of(method, 'beta') if beta is None else beta, T=T)
+        options = {name: value if takes(method, name) else None for name, value in options.items()}
         if method == LAYERWISE:         # by itself, as its authors have it
             mode, cache = 'layer', 'natural' if cache == 'first' else cache
         cell = dict(window=window, method=method, K=K, **options, mode=mode, cache=cache)
@@ -112,6 +113,11 @@ def cells_of(args, depth):
 
 def takes(method, option):
     return method in SOLVERS and option in inspect.signature(SOLVERS[method]).parameters
+
+
+def default_of(method, option):
+    return (inspect.signature(SOLVERS[method]).parameters[option].default
+            if takes(method, option) else None)
 
 
 def given(options):
@@ -291,7 +297,7 @@ def main(argv=None):
         windows=('all4', 'windows such as 3-5, mid4, all4 for every window of four layers, or all '
                  'for every window there is: also drawn as a map of first and last layer'),
         methods=('rk', f'of {", ".join(SOLVERS)}'),
-        K=('2,3', 'steps'), beta=('0.5', 'the share of the plain output'),
+        K=('2,3', 'steps'), beta=('', "the share of the plain output (default: the method's own)"),
         T=('1', 'the time at which the K steps end, such as 1,2'),
         mode=('block', 'block, layer'),
         cache=('first', 'matters where something is generated, or scored with a cache'),

@@ -14,11 +14,11 @@ Usage:
     python wrapper.py HF_FOLDER --recipe                # the authors' settings on their 16 tasks
     rows = side_by_side('out/lidas', 'primitive_toy_assign_d3', dict(window='mid4', K=3))
 """
-import json
 from pathlib import Path
 
 from common.columns import columns
 from common.errors import parse, refusing
+from common.files import write_json
 from report.tables import mean, sign_test, signed_rank_test, standard_error
 from tools.adapters import open_model
 from tools.evaluate import explain, harness, rows_of
@@ -86,9 +86,7 @@ def compare(args, settings):
                         for name, error in zip(shown, errors)),
                       '' if row['p'] is None else f'{row["p"]:.3f}'])
     print(columns(table))
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(dict(model=args.model, limit=args.limit, settings=settings,
-                                   rows=rows), indent=1))
+    write_json(out, dict(model=args.model, limit=args.limit, settings=settings, rows=rows))
     print(f'numbers: {out}')
 
 
