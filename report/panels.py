@@ -95,7 +95,7 @@ def draw_windows(rows, kinds):
               if len(where(mine, setting=setting)) > 1]         # the recipe has one window alone
     fig, axes = figure(len(kinds), len(panels), (1 + 3.1 * len(panels), 0.6 + 2.9 * len(kinds)),
                        maps=True)
-    for line, kind in zip(axes, kinds):
+    for y, (line, kind) in enumerate(zip(axes, kinds), 1):
         gains = [row[kind] for row in rows if kind in row and math.isfinite(row[kind])]
         top = max(*gains, 0.05 if in_percent(kind) else 0.002)
         for ax, (title, mine) in zip(line, panels):
@@ -105,7 +105,7 @@ def draw_windows(rows, kinds):
             layers = range(1 + max(b for _, b in cells))
             image = heat(ax, {cell: mean(seeds) for cell, seeds in cells.items()}, layers, layers,
                          f'{title}: {kind}', cmap='RdBu', vmin=-top, vmax=top)
-            ax.set(xlabel='last layer', ylabel='first layer')
+            ax.set(xlabel='last layer' if y == len(kinds) else '', ylabel='first layer')
         fig.colorbar(image, ax=line, pad=0.01, label='gain')
     return fig
 

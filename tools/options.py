@@ -44,7 +44,7 @@ def make_parser(about, *names, out=None, epilog=None, **own):
     """A parser with some of these options and with its own, name=(default, help). A default
     may also be a type (no default), False (a flag) or a list (the choices, the first by default). A
     text as `out` is the picture's path."""
-    parser = Parser(description=about, epilog=epilog,
+    parser = Parser(description=about, epilog=epilog, allow_abbrev=False,
                     formatter_class=argparse.RawDescriptionHelpFormatter)
     if isinstance(out, str):
         out = Path(out), f'the picture, and the numbers beside it (default: {out})'
