@@ -3,7 +3,7 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 
-.PHONY: all setup data lidas baseline toys toys-grown toys-looped growing looping primitives sft retrofit sweeps probes bench gpu origins little hf evals test torture clean
+.PHONY: all setup data lidas baseline toys toys-grown toys-looped growing looping primitives sft retrofit sweeps probes bench gpu origins little hf evals test families torture clean
 
 all: lidas                      # set up, grow the toy model, leave a picture and a sample of its text: 3 to 6 minutes
 
@@ -109,8 +109,10 @@ origins: .venv/ready            # which layer came from which: out/grow.png
 	touch $@
 test: .venv/tests               # every test, a worker a core: 3 minutes
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n auto
-torture: .venv/tests            # the wrapper on every family, in both forms of attention, with everything: half a minute
+families: .venv/tests           # the wrapper on every family, in both forms of attention, with everything: half a minute
 	TORTURE=1 OMP_NUM_THREADS=1 $(PY) -m pytest -q -n auto tests/test_wrapper_hf.py tests/test_sharded.py
+torture: .venv/tests            # an attack on the code, for 45 minutes: docs/RELIABILITY.md says what it found
+	$(PY) tests/torture.py --minutes=45
 
 clean:                          # the data and the environment; out/ stays
 	rm -rf .venv data/toy/*.bin data/toy/*.marks data/toy/*.mask data/toy/*.json

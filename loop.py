@@ -27,6 +27,9 @@ from common.errors import Refused
 from model import check_order
 
 
+MOST = 10_000       # layers that an order of this notation runs
+
+
 def parse_loop(text):
     """'4-4x4-4' to an order: segments joined by '-', each SIZE layers, or SIZExTIMES for a block
     that runs TIMES times."""
@@ -38,6 +41,8 @@ def parse_loop(text):
             raise Refused(f'the loop {text!r} has a segment {part!r}, which is neither layers, '
                           'such as 4, nor layers by times, such as 4x6; segments are joined by '
                           "'-', as in 4-4x4-4")
+        if len(order) + size * times > MOST:
+            raise Refused(f'the loop {text!r} runs more than {MOST:,} layers')
         order += [*range(unique, unique + size)] * times
         unique += size
     return order

@@ -15,6 +15,8 @@ import difflib
 import os
 import sys
 
+from tqdm import tqdm
+
 
 class Refused(ValueError):
     "What cannot be done, and why. `alone`: maybe only this one of several processes knows."
@@ -76,19 +78,24 @@ def refusals(name):
     """A Refused in here ends the command, in a line, and so do an error of a file and Ctrl-C. Only
     rank 0 prints what is Refused, unless it is `alone`."""
     rank = os.environ.get('RANK', '0')
+
+    def say(text):
+        for bar in list(getattr(tqdm, '_instances', ())):       # the line begins on its own
+            bar.close()
+        print(text, file=sys.stderr)
     try:
         yield
     except Refused as error:
         if rank == '0' or error.alone:
-            print(f'{name}: {error}' + (f' (rank {rank})' if rank != '0' else ''), file=sys.stderr)
+            say(f'{name}: {error}' + (f' (rank {rank})' if rank != '0' else ''))
         raise SystemExit(2) from None
     except BrokenPipeError:         # ... | head: whoever reads has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(128 + 13) from None
     except OSError as error:        # a full disk, a folder in the way, no permission
         where = f' ({error.filename})' if error.filename else ''
-        print(f'{name}: {error.strerror or error}{where}', file=sys.stderr)
+        say(f'{name}: {error.strerror or error}{where}')
         raise SystemExit(2) from None
     except KeyboardInterrupt:
-        print(f'\n{name}: stopped', file=sys.stderr)
+        say(f'{name}: stopped')
         raise SystemExit(128 + 2) from None

@@ -66,9 +66,15 @@ def get_tokenizer(name):
     name = behind(name)
     if isinstance(name, Path):
         try:
-            return from_tokenizer_json(name)
-        except CannotRepresent as reason:
-            return Foreign(name, reason)
+            try:
+                return from_tokenizer_json(name)
+            except CannotRepresent as reason:
+                return Foreign(name, reason)
+        except Refused:
+            raise
+        except (LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
+            raise Refused(f'{name} is damaged, or of an unknown form: {type(error).__name__}: '
+                          f'{error}') from None
     if name == 'bytes':
         return tiktoken.Encoding('bytes', pat_str=r'[\s\S]',
                                  mergeable_ranks={bytes([i]): i for i in range(256)},

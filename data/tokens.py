@@ -94,6 +94,7 @@ class Dataset:
                           f'{how_to_prepare(folder)}')
         self.meta = read_json(path, need=('tokenizer', 'n_vocab', 'dtype', 'tokens', 'row', 'kinds',
                                           'shards', 'origin'))
+        self.check(path)
         self.row, self.kinds = self.meta['row'], self.meta['kinds']
         context = (self.row or 2) - 1 if context is None else context
         if self.row is not None and self.row > context + 1:
@@ -108,6 +109,23 @@ class Dataset:
         if self.ends[-1] == 0:
             raise Refused(f'{path}: {self.meta["tokens"]} tokens are not one window of '
                           f'{context + 1}')
+
+    def check(self, path):
+        "What the description says is of the kinds that the rest relies on."
+        m, number = self.meta, lambda n, least=0: type(n) is int and n >= least
+        right = (isinstance(m['tokenizer'], str) and number(m['n_vocab'], 1)
+                 and m['dtype'] in ('uint16', 'uint32') and number(m['tokens'])
+                 and (m['row'] is None or number(m['row'], 2)) and isinstance(m['kinds'], list)
+                 and all(isinstance(kind, str) for kind in m['kinds'])
+                 and isinstance(m['shards'], list) and m['shards'] != []
+                 and all(isinstance(s, dict) and isinstance(s.get('file'), str)
+                         and Path(s['file']).name == s['file'] and number(s.get('tokens'))
+                         and isinstance(s.get('sha256'), dict) and '.bin' in s['sha256']
+                         and s['sha256'].keys() <= {'.bin', '.mask', '.marks'}
+                         for s in m['shards']))
+        if not right:
+            raise Refused(f'{path} is damaged, or no description of a dataset; '
+                          f'{how_to_prepare(self.folder)}')
 
     def _map(self, shard, ending):
         path = (self.folder / shard['file']).with_suffix(ending)

@@ -60,6 +60,10 @@ def read_log(folder):
     return read_lines(path)
 
 
+def is_number(value):
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
 def read_lines(path, whole=False):
     """The lines of a log that are a step's; with `whole`, also the numbers of those that are not. A
     run at work, or one that was cut off, may have half a line at the end."""
@@ -69,7 +73,11 @@ def read_lines(path, whole=False):
             line = json.loads(raw)
         except (ValueError, RecursionError):
             line = None
-        right = isinstance(line, dict) and type(line.get('step')) is int
+        right = (isinstance(line, dict) and type(line.get('step')) is int
+                 and is_number(line.get('flops')) and is_number(line.get('loss', 0.0))
+                 and is_number(line.get('val_loss', 0.0))
+                 and isinstance(line.get('kinds', {}), dict)
+                 and all(isinstance(found, dict) for found in line.get('kinds', {}).values()))
         lines.append(line) if right else bad.append(number)
     return (lines, bad) if whole else lines
 
@@ -101,7 +109,7 @@ def measured(group):
         for seed, lines in enumerate(seen):
             line = lines[step]
             kinds = {kind: found.get('loss' if kind == 'text' else 'accuracy', math.nan)
-                     for kind, found in line['kinds'].items()}
+                     for kind, found in line.get('kinds', {}).items()}
             rows.append(dict(seed=seed, step=step, flops=seen[0][step]['flops'],
                              layers=line.get('n_layer', 0), minutes=line.get('seconds', 0) / 60,
                              loss=line['val_loss'], **kinds))

@@ -109,7 +109,7 @@ train.main(sys.argv[1:])
                  r'Held up by rank 1 \(.*process \d+\), which says nothing any more',
                  marks=pytest.mark.skipif(not os.environ.get('TORTURE'),
                                           reason='torchrun waits half a minute for it: make '
-                                          'torture')),
+                                          'families')),
     ('os.kill(os.getpid(), signal.SIGKILL)', r'rank *: 1 \(local_rank: 1\)')],
     ids=['hangs', 'stopped', 'dies'])
 def test_a_process_that_hangs_or_dies_ends_the_run_by_its_name(config, tmp_path, what, words):

@@ -1,5 +1,5 @@
 """The wrapper on transformers' decoder families, against slow forms that call the layers by hand.
-`make test` runs each family in one form of attention and some of the combinations; `make torture`
+`make test` runs each family in one form of attention and some of the combinations; `make families`
 (TORTURE=1) runs all of them.
 """
 import copy

@@ -37,6 +37,13 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, *args, **kwargs):
         found, others = super().parse_known_args(*args, **kwargs)
         check_bounds(vars(found), '--')
+        for action in self._actions:
+            value = getattr(found, action.dest, None)
+            # argparse takes '--' for nothing
+            if action.option_strings and (value == [] or isinstance(value, list) and [] in value):
+                raise Refused(f'--{action.dest}=-- is no value')
+            if action.type is Path and value is not None and not value.name:
+                raise Refused(f'--{action.dest}={value} does not name a file or a folder')
         return found, others
 
 

@@ -16,6 +16,7 @@ Usage:
     python nanodepth.py lens out/baseline           # train, save as out/baseline/lens.pt, print
 """
 import hashlib
+import io
 import pickle
 from pathlib import Path
 
@@ -25,6 +26,7 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 from common.errors import Refused
+from common.files import replace
 from model import LM
 
 
@@ -136,8 +138,10 @@ def beside(path):
 
 
 def save_lens(lens, model, path):
+    raw = io.BytesIO()
     torch.save(dict(lens=lens.state_dict(), unembedding=unembedding_hash(model),
-                    depth=len(model.order)), path)
+                    depth=len(model.order)), raw)
+    replace(Path(path), raw.getvalue())
 
 
 def load_lens(path, model):
