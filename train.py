@@ -191,10 +191,11 @@ class Run:
         "Print what a finished run leaves."
         flops, full = self.counts['flops'], self.counts['tokens'] * self.model.flops_per_token()
         less = f', {1 - flops / full:.1%} less than at full depth throughout'
-        print(f'{flops:.3e} training FLOPs' + (less if self.config.grow and flops < full else ''))
+        say = self.world.say
+        say(f'{flops:.3e} training FLOPs' + (less if self.config.grow and flops < full else ''))
         show(self.out / 'loss.png', draw_runs, {self.out.name: [read_log(self.out)]})
-        print(f'numbers: {self.out}/log.jsonl')
-        print(f'checkpoint, log and picture are in {self.out}; '
+        say(f'numbers: {self.out}/log.jsonl')
+        say(f'checkpoint, log and picture are in {self.out}; '
               f'python nanodepth.py sample {self.out} writes text')
 
 

@@ -69,6 +69,8 @@ def write_dataset(folder, split, tokenizer, tokens, *, mask=None, marks=None, ki
     complete. `tokenizer` is the name that get_tokenizer takes; `kinds` names the marks 1, 2, ...;
     `row` is a masked row's length."""
     folder = Path(folder)
+    if (folder / 'ckpt.pt').exists():
+        raise Refused(f'{folder} holds a run: choose another folder for a dataset')
     folder.mkdir(parents=True, exist_ok=True)
     n_vocab = get_tokenizer(tokenizer).n_vocab
     dtype = token_type(n_vocab)

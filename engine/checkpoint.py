@@ -80,6 +80,8 @@ def load(folder, whole=True):
         raise Refused(f'there is no checkpoint at {folder} (no {path})')
     try:
         with zipfile.ZipFile(path) as archive:
+            if any(part.compress_type for part in archive.infolist()):
+                raise ValueError('it is compressed, which torch.save never does')
             broken = archive.testzip()
     except Exception as error:      # a flipped bit makes a name unreadable, or a file encrypted
         raise Refused(f'{path} ({path.stat().st_size:,} bytes) is empty, cut short or no '
@@ -149,10 +151,17 @@ def build_model(state, path):
         refuse_not_finite(model, path)
         return model
     check_state(state, path)
-    try:
+
+    def empty():
         model = LM(ModelConfig(**state['model_config']))
-        if kind == 'recurrent':
-            model = Recurrent(model, **state['recurrent'])
+        return Recurrent(model, **state['recurrent']) if kind == 'recurrent' else model
+    try:
+        if 'model' in state:        # before memory is taken for what the file only claims
+            with torch.device('meta'):
+                shapes = {name: t.shape for name, t in empty().state_dict().items()}
+            if shapes != {name: t.shape for name, t in state['model'].items()}:
+                raise ValueError('its weights have not the shapes that its model_config says')
+        model = empty()
         if 'model' in state:
             model.load_state_dict(state['model'])
     except (TypeError, ValueError, KeyError, RuntimeError, AttributeError) as error:

@@ -168,7 +168,7 @@ def read_header(path):
             header = json.loads(file.read(length))
             tensors = {name: (tuple(t['shape']), t['dtype'], t['data_offsets'][1])
                        for name, t in header.items() if name != '__metadata__'}
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise Refused(f'{path} has a header that cannot be read: {error}') from None
     for name, (_, dtype, end) in tensors.items():
         if dtype not in DTYPES:
@@ -284,7 +284,7 @@ def write_checkpoint(folder, tensors, about, tokenizer, context):
     from safetensors import SafetensorError
     from safetensors.torch import save_file
     folder = Path(folder)
-    if (folder / 'config.json').exists() or folder.is_file():
+    if folder.is_file() or any((folder / name).exists() for name in ('config.json', 'ckpt.pt')):
         what = 'is a file' if folder.is_file() else 'holds a checkpoint already'
         raise Refused(f'{folder} {what}: choose another folder')
     folder.mkdir(parents=True, exist_ok=True)

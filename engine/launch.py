@@ -127,7 +127,10 @@ class World:
 
     def say(self, text):
         if self.first:
-            print(text, flush=True)
+            try:
+                print(text, flush=True)
+            except BrokenPipeError:     # train.py ... | head: the run goes on
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     def sum(self, number):
         "The sum of every process's number, as a float."

@@ -118,8 +118,9 @@ def check(config):
         folders = getattr(c, name)
         if isinstance(folders, list) and not (folders and all(isinstance(d, str) for d in folders)):
             raise Refused(f'{name}={folders} must be a folder or a list of folders')
-    if c.data_weights is not None and not all(isinstance(w, (int, float)) for w in c.data_weights):
-        raise Refused(f'data_weights={c.data_weights} must be numbers')
+    for w in c.data_weights or ():
+        if type(w) not in (int, float) or not 0 < w < 1e9:
+            raise Refused(f'data_weights={c.data_weights} must be numbers above 0')
     for name in ('decay_steps', 'lr_decay_steps'):
         if c.warmup_steps + (getattr(c, name) or 0) > c.steps:
             raise Refused(f'warmup_steps={c.warmup_steps} and {name}={getattr(c, name)} do not fit '

@@ -13,6 +13,7 @@ Usage:
 """
 import functools
 import inspect
+import math
 from pathlib import Path
 
 import torch
@@ -29,7 +30,7 @@ from data.tokenizer import (
     tokenizer_file,
 )
 from data.tokens import draw
-from engine.checkpoint import load_model, set_depth
+from engine.checkpoint import load_model, refuse_not_finite, set_depth
 from engine.launch import pick_device
 from wrapper import SOLVERS, patch
 
@@ -44,6 +45,7 @@ class Answers:
         self.model = load_model(pretrained, self._device)
         if dtype != 'auto':
             self.model.to(getattr(torch, str(dtype)))
+            refuse_not_finite(self.model, f'{pretrained} as {dtype}')
         set_depth(self.model, loop=str(loop) if loop else None, r=None if r is None else int(r))
         self.tokenizer = get_tokenizer(pretrained)
         self.batch_size = 8 if str(batch_size).startswith('auto') else int(batch_size)
@@ -86,6 +88,8 @@ class Answers:
                     targets = torch.tensor(continuation, device=self.device)    # (N,)
                     logits = self.model.head(h[len(row) - len(targets):len(row)]).float()  # (N, V)
                     value = logits.log_softmax(-1).gather(-1, targets[:, None]).sum().item()
+                    if not math.isfinite(value):
+                        raise Refused(f'a log-likelihood is {value}: such a model has no score')
                     found[i] = value, bool((logits.argmax(-1) == targets).all())
         return found
 
@@ -177,6 +181,7 @@ def hf_adapter():
         def __init__(self, pretrained, device='auto', **options):
             wrapped = {name: options.pop(name) for name in settings & options.keys()}
             super().__init__(pretrained, device=str(usable(device)), **options)
+            refuse_not_finite(self.model, pretrained)
             if wrapped:
                 patch(self.model, **from_text(wrapped))
 

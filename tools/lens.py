@@ -6,6 +6,7 @@ Usage:
 from pathlib import Path
 
 from common.columns import columns
+from common.errors import Refused
 from engine.checkpoint import build_model, load
 from engine.launch import pick_device
 from engine.measure import After, open_data
@@ -24,6 +25,8 @@ def main(argv=None):
     # rows that the model was not trained on; the first ones are to measure by
     lens = train_lens(model, After(val, 8), args.steps, args.lr, progress=True)
     out = args.out or beside(args.path)
+    if not all(p.isfinite().all() for p in lens.parameters()):
+        raise Refused(f'the lens is not finite after {args.steps} steps: lower --lr={args.lr:g}')
     save_lens(lens, model, out)
     tokens = val.batch(0)[0].to(device)
     (plain, seen), (tuned, known) = (quality(model, x, tokens) for x in (None, lens))

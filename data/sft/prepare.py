@@ -13,6 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
+from common.bounds import check_bounds  # noqa: E402
 from common.errors import refusals, whole_numbers  # noqa: E402
 from data.primitives import write_examples  # noqa: E402
 
@@ -31,6 +32,7 @@ def main(argv=None):
                         "tokenizer.json")
     parser.add_argument('--out', type=Path, default=ROOT / 'data/sft')
     args = parser.parse_args(argv)
+    check_bounds(vars(args), '--')
     depths = whole_numbers('--depths', args.depths)
     row = write_examples(args.out, args.tokenizer, args.tasks.split(','), depths, args.n,
                          shots=args.shots, seed=args.seed)

@@ -39,6 +39,7 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
+from common.bounds import check_bounds  # noqa: E402
 from common.errors import refusals  # noqa: E402
 from data.primitives import chain, random_words  # noqa: E402
 from data.tokens import draw, write_dataset  # noqa: E402
@@ -122,6 +123,7 @@ def main(argv=None):
                         help='how many: depth 0, 1, ...')
     parser.add_argument('--out', type=Path, default=ROOT / 'data/toy')
     args = parser.parse_args(argv)
+    check_bounds(vars(args), '--')
     print('reading the standard library ...', flush=True)
     files = list(library())
     random.Random(draw(0, 'toy files')).shuffle(files)

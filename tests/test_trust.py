@@ -1,0 +1,231 @@
+"Nothing lost, nothing let in, no surprise: each thing that an attack found, and how it ends now."
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+
+import pytest
+import torch
+from conftest import ROOT
+
+import nanodepth
+from common.errors import Refused, refusals
+from common.files import read_json
+from engine import checkpoint
+from engine.measure import parse_tasks, score
+from engine.settings import Config, read_config
+from report.logs import Log, read_lines
+
+TINY = ['--n_layer=2', '--n_embd=16', '--n_head=2', '--head_dim=8', '--context=16',
+        '--batch_size=4', '--warmup_steps=0', '--decay_steps=0', '--eval_batches=1', '--device=cpu']
+
+
+@pytest.fixture
+def run(tiny, tmp_path):
+    "A folder with a model of bytes, and the model."
+    model = tiny(vocab_size=257, n_layer=2)
+    checkpoint.save(tmp_path / 'run', **checkpoint.describe(model), step=3, optimizers=[])
+    (tmp_path / 'run/run.json').write_text('{"tokenizer": "bytes"}')
+    return tmp_path / 'run', model
+
+
+def refused(capsys, name, *argv):
+    with pytest.raises(SystemExit) as end:
+        nanodepth.main(name, [str(a) for a in argv])
+    said = [line for line in capsys.readouterr().err.replace('\r', '\n').splitlines()
+            if line.startswith(f'{name}: ') and '%|' not in line]
+    assert end.value.code == 2 and len(said) == 1
+    return said[0]
+
+
+# ------------------------------------------------------------------------------ 1: not finite
+
+@pytest.mark.parametrize('value', [math.nan, math.inf])
+def test_a_model_that_is_not_finite_is_refused_by_whoever_reads_it(run, tmp_path, capsys, value):
+    path, model = run
+    model.layers[1].mlp.up.weight.data[3, 2] = value
+    checkpoint.save(path, **checkpoint.describe(model), step=3, optimizers=[])
+    for name, more in dict(primitives=['--tasks=toy_copy', '--n=2', '--device=cpu'], sample=[],
+                           export=[tmp_path / 'hf'], retrofit=['0-1-1'], lens=['--device=cpu'],
+                           evaluate=['--limit=2'], probe=['--only=norms']).items():
+        assert 'holds numbers that are not finite' in refused(capsys, name, path, *more), name
+
+
+def test_scores_of_what_is_not_finite_are_no_scores(run):
+    from data.tokenizer import get_tokenizer
+    _, model = run
+    examples = parse_tasks('toy_assign/0', 4)['toy_assign/0']
+    assert 0 <= score(model, get_tokenizer('bytes'), examples)[0] <= 1
+    broken = lambda tokens: model(tokens) * math.nan
+    assert math.isnan(score(broken, get_tokenizer('bytes'), examples)[0])
+
+
+# ----------------------------------------------------------------------------------- 2: the log
+
+def test_a_log_that_cannot_be_read_is_kept_and_said(tmp_path):
+    path, said = tmp_path / 'log.jsonl', []
+    lines = [json.dumps(dict(step=n, flops=n, loss=1.0)) for n in range(1, 7)]
+    raw = '\n'.join([*lines[:2], lines[2][:9] + '\x00', '[1]', *lines[3:]]) + '\n'
+    path.write_text(raw)
+    Log(path, 5, say=said.append)
+    assert [line['step'] for line in read_lines(path)] == [1, 2, 4, 5]
+    assert '2 lines that cannot be read, the first at line 3' in said[0]
+    assert (tmp_path / 'log.jsonl.unreadable1').read_text() == raw
+    path.write_text('\n'.join(lines) + '\n{"step": 7, "lo')       # only cut off: nothing to say
+    Log(path, 4, say=said.append)
+    assert len(said) == 1 and [line['step'] for line in read_lines(path)] == [1, 2, 3, 4]
+    path.unlink()
+    Log(path, 4, say=said.append)
+    assert 'has no line up to step 4' in said[1]
+
+
+# --------------------------------------------------------------------- 3: settings, 5: checkpoints
+
+@pytest.mark.parametrize('argv, message', [
+    (['--out_dir='], "out_dir='' must name a folder"), (['--head_dim=0'], 'head_dim=0 must be'),
+    (['--rope_theta=0'], 'rope_theta=0.0 must be at least 1'),
+    (['--context=1'], 'context=1 must be at least 2'),
+    (['--batch_size=1000000000000'], 'batch_size=1000000000000 must be at most 4,194,304'),
+    (['--loop=2x99999999999'], 'runs more than 10,000 layers'),
+    (['--data_weights=[1e999]'], 'data_weights=[inf]')])
+def test_nonsense_is_one_line(argv, message, capsys, data, tmp_path):
+    where = [] if 'out_dir' in argv[0] else [f'--out_dir={tmp_path / "x"}']
+    assert message in refused(capsys, 'train', *TINY, f'--data={data}', '--steps=2', *where, *argv)
+
+
+def test_a_config_that_ends_python_is_refused(tmp_path):
+    (tmp_path / 'c.py').write_text('import sys\nsys.exit(0)\n')
+    with pytest.raises(Refused, match='does not run: SystemExit'):
+        read_config(Config, [str(tmp_path / 'c.py')])
+
+
+@pytest.mark.parametrize('argv, message', [
+    (['--steps=0'], '--steps=0 must be at least 1'), (['--lr=1e30'], '--lr=1e+30 must be at most'),
+    (['--steps=2', '--lr=nan'], '--lr=nan must be at least 0')])
+def test_a_lens_that_cannot_learn_is_not_saved(run, data, capsys, argv, message):
+    assert message in refused(capsys, 'lens', run[0], *argv, '--device=cpu', f'--data={data}')
+    assert not (run[0] / 'lens.pt').exists()
+
+
+@pytest.mark.parametrize('change, message', [
+    (lambda s: [1, 2], 'holds a list, not a checkpoint'),
+    (lambda s: s | dict(kind='gpt'), "a model of kind 'gpt'"),
+    (lambda s: s | dict(model_config=None), 'it has no model_config'),
+    (lambda s: s | dict(step=-5), 'step=-5 must be at least 0'),
+    (lambda s: s | dict(step=10, config=dict(steps=4)), 'step=10'),
+    (lambda s: s | dict(model=[]), 'it has no weights'),
+    (lambda s: s | dict(optimizers='x'), 'its optimizers are not a list'),
+    (lambda s: s | dict(model_config=s['model_config'] | dict(n_layer=9999)),
+     'weights of 2 layers, but n_layer=9999'),
+    (lambda s: s | dict(model_config=s['model_config'] | dict(n_embd=2 ** 19, n_head=4,
+                                                              head_dim=None)), 'shapes'),
+    (lambda s: s | dict(model_config=s['model_config'] | dict(color='red')), "'color'")])
+def test_what_is_no_state_of_ours_is_one_line_and_takes_no_memory(run, change, message):
+    path, _ = run
+    state = change(torch.load(path / 'ckpt.pt', weights_only=True))
+    torch.save(state, path / 'ckpt.pt')
+    began = time.monotonic()
+    with pytest.raises(Refused, match=message):
+        checkpoint.load_model(path)
+    assert time.monotonic() - began < 5
+
+
+def test_a_compressed_archive_is_not_unpacked(run):
+    path = run[0] / 'ckpt.pt'
+    with zipfile.ZipFile(path) as old:
+        parts = {part.filename: old.read(part) for part in old.infolist()}
+    with zipfile.ZipFile(path, 'w', zipfile.ZIP_DEFLATED) as new:
+        for name, raw in parts.items():
+            new.writestr(name, raw)
+    with pytest.raises(Refused, match='it is compressed, which torch.save never does'):
+        checkpoint.load(path)
+
+
+@pytest.mark.parametrize('text', ['[' * 100_000, '[1, 2]', '"x"', '{"a": 1', '1' * 5000])
+def test_json_that_parses_oddly(tmp_path, text):
+    (tmp_path / 'x.json').write_text(text)
+    with pytest.raises(Refused, match='is not JSON|holds a|does not say'):
+        read_json(tmp_path / 'x.json', need=['tokenizer'])
+
+
+# ------------------------------------------------------------------------- 8: signals and pipes
+
+@pytest.mark.parametrize('error, code, said', [
+    (KeyboardInterrupt(), 130, 'x: stopped'),
+    (OSError(28, 'No space left on device', '/a/b'), 2, 'x: No space left on device (/a/b)')])
+def test_the_door_turns_signals_and_files_into_a_status(error, code, said, capsys):
+    with pytest.raises(SystemExit) as end, refusals('x'):
+        raise error
+    assert end.value.code == code and said in capsys.readouterr().err
+
+
+def test_a_command_whose_reader_has_gone_ends_quietly():
+    read, write = os.pipe()
+    os.close(read)
+    child = subprocess.run([sys.executable, '-u', str(ROOT / 'nanodepth.py'), 'grow', '8',
+                            '--block=2', '--out=/dev/null/x.png'], stdout=write,
+                           stderr=subprocess.PIPE, text=True)
+    os.close(write)
+    assert child.returncode == 141 and 'Traceback' not in child.stderr, child.stderr
+
+
+def test_a_bug_keeps_its_traceback():
+    with pytest.raises(ZeroDivisionError), refusals('x'):
+        1 / 0
+
+
+def training(data, out, steps, **kwargs):
+    return subprocess.Popen([sys.executable, str(ROOT / 'train.py'), *TINY, f'--data={data}',
+                             f'--out_dir={out}', f'--steps={steps}', '--save_every=1000'],
+                            text=True, **kwargs)
+
+
+def test_a_closed_pipe_does_not_end_a_run(data, tmp_path):
+    read, write = os.pipe()
+    child = training(data, tmp_path / 'x', 8, stdout=write, stderr=subprocess.PIPE)
+    os.close(write), os.close(read)
+    _, said = child.communicate(timeout=100)
+    assert child.returncode == 0, said
+    assert checkpoint.load(tmp_path / 'x')['step'] == 8
+
+
+def test_a_closed_window_saves(data, tmp_path):
+    child = training(data, tmp_path / 'x', 100_000, stdout=subprocess.DEVNULL,
+                     stderr=subprocess.PIPE)
+    log, began = tmp_path / 'x/log.jsonl', time.monotonic()
+    while time.monotonic() - began < 60 and not (log.exists() and log.stat().st_size > 500):
+        time.sleep(0.05)
+    child.send_signal(signal.SIGHUP)
+    child.communicate(timeout=60)
+    assert child.returncode == 128 + signal.SIGHUP
+    assert checkpoint.load(tmp_path / 'x')['step'] >= 10
+
+
+# ------------------------------------------------------------------- 9: files in the way, 12: hosts
+
+def test_nothing_is_written_into_a_trained_runs_folder(run, data, capsys, tmp_path):
+    from data.tokens import write_dataset
+    assert 'holds a checkpoint already' in refused(capsys, 'export', run[0], run[0])
+    with pytest.raises(Refused, match='holds a run: choose another folder'):
+        write_dataset(run[0], 'train', 'bytes', [1, 2, 3])
+    (tmp_path / 'y/log.jsonl').mkdir(parents=True)
+    assert 'log.jsonl' in refused(capsys, 'train', *TINY, f'--data={data}', '--steps=2',
+                                  f'--out_dir={tmp_path / "y"}')
+
+
+def test_encoders_and_shared_layers_are_no_decoders():
+    transformers = pytest.importorskip('transformers')
+    from wrapper import patch
+    small = dict(vocab_size=50, hidden_size=16, intermediate_size=16, num_hidden_layers=4,
+                 num_attention_heads=2)
+    bert = transformers.BertModel(transformers.BertConfig(**small))
+    with pytest.raises(Refused, match='reads in both directions|no list of layers'):
+        patch(bert, (1, 2), cache='frozen')
+    llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(**small, num_key_value_heads=2))
+    llama.model.layers[2] = llama.model.layers[1]
+    with pytest.raises(Refused, match='one layer in several places'):
+        patch(llama, (1, 2))
