@@ -53,12 +53,15 @@ def parse(text):
         return text
 
 
-def whole_numbers(name, text):
+def whole_numbers(name, text, most=10_000):
     "'1,2,5' as a list of numbers."
     try:
-        return [int(part) for part in text.split(',')]
+        found = [int(part) for part in text.split(',')]
     except ValueError:
         raise Refused(f'{name}={text} must be whole numbers, such as 0,1,2') from None
+    if max(map(abs, found)) > most:
+        raise Refused(f'{name}={text} must be at most {most:,}')
+    return found
 
 
 @contextlib.contextmanager

@@ -71,7 +71,7 @@ def quietly(name, argv):
         return 'done', spoken.getvalue()
     except SystemExit as end:
         lines = [line for line in said.getvalue().replace('\r', '\n').splitlines()
-                 if line.startswith(f'{name}: ')]
+                 if line.startswith(f'{name}: ') and '%|' not in line]
         if end.code in (None, 0):
             return 'done', spoken.getvalue()
         if end.code == 2 and len(lines) == 1:

@@ -42,7 +42,7 @@ class Parser(argparse.ArgumentParser):
             # argparse takes '--' for nothing
             if action.option_strings and (value == [] or isinstance(value, list) and [] in value):
                 raise Refused(f'--{action.dest}=-- is no value')
-            if action.type is Path and value is not None and not value.name:
+            if isinstance(value, Path) and not value.name:
                 raise Refused(f'--{action.dest}={value} does not name a file or a folder')
         return found, others
 

@@ -34,7 +34,7 @@ def main(argv=None):
     for name in names:
         check_choice('operators', name, GROWTH)
     pictures = {name: origins(name, args.n_layer, args.block) for name in names}
-    shape = whole_numbers('--shape', args.shape)
+    shape = whole_numbers('--shape', args.shape, most=2 ** 24)
     if len(shape) != len(SHAPE) or min(shape) < 1:
         raise Refused(f'--shape={args.shape} must be {len(SHAPE)} numbers from 1 on: '
                       'width,heads,kv heads,ffn,vocabulary,context')

@@ -126,9 +126,12 @@ def given(options):
 
 def numbers(text, kind):
     try:
-        return [kind(part) for part in text.split(',')]
+        found = [kind(part) for part in text.split(',')]
     except ValueError:
         raise Refused(f'{text!r} is not a list of numbers such as 2,3') from None
+    if not max(map(abs, found)) <= 10_000:
+        raise Refused(f'{text!r} has a number above 10,000, or none')
+    return found
 
 
 def label(cell, grid):
