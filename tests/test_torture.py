@@ -11,9 +11,10 @@ def world(tmp_path_factory):
     return torture.World(tmp_path_factory.mktemp('world'))
 
 
-@pytest.mark.parametrize('part, least', [('lines', 5), ('flips', 40)])
+@pytest.mark.parametrize('part, least', [('lines', 3), ('flips', 30)])
 def test_nothing_but_a_line_or_something_sensible(world, part, least, monkeypatch):
     monkeypatch.chdir(world.folder)
+    monkeypatch.setattr(torture, 'SECONDS', 100)        # a busy machine is no finding
     until, found = time.monotonic() + 6, []
     for about, what, words in torture.PARTS[part](random.Random(f'quick {part}'), world, until):
         assert what in ('done', 'refused'), f'{about}: {what}\n{words}'
