@@ -26,7 +26,6 @@ import re
 from common.errors import Refused
 from model import check_order
 
-
 MOST = 10_000       # layers that an order of this notation runs
 
 
@@ -101,4 +100,4 @@ def running(model, order):
 
 
 if __name__ == '__main__':
-    from nanodepth import main; main('loop')        # noqa: E702
+    from nanodepth import main; main('loop')        # noqa: E702, I001

@@ -257,4 +257,4 @@ def repeat_sweep(model, look, lengths=(1, 2, 4), times=2, **options):
 
 
 if __name__ == '__main__':
-    from nanodepth import main; main('probe')        # noqa: E702
+    from nanodepth import main; main('probe')        # noqa: E702, I001

@@ -246,4 +246,4 @@ def recurrence_curriculum(step, steps, mean, warm_fraction, shape='linear'):
 
 
 if __name__ == '__main__':
-    from nanodepth import main; main('retrofit')        # noqa: E702
+    from nanodepth import main; main('retrofit')        # noqa: E702, I001

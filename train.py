@@ -255,4 +255,4 @@ def main(argv=None):
 
 
 if __name__ == '__main__':
-    from nanodepth import main; main('train')        # noqa: E702
+    from nanodepth import main; main('train')        # noqa: E702, I001

@@ -257,4 +257,4 @@ def looped(model, window=None, method='rk', K=3, beta=None, **options):
 
 
 if __name__ == '__main__':
-    from nanodepth import main; main('wrap')        # noqa: E702
+    from nanodepth import main; main('wrap')        # noqa: E702, I001

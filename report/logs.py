@@ -68,7 +68,7 @@ def read_lines(path, whole=False):
     """The lines of a log that are a step's; with `whole`, also the numbers of those that are not. A
     run at work, or one that was cut off, may have half a line at the end."""
     lines, bad = [], []
-    for number, raw in enumerate(path.read_bytes().splitlines() if path.exists() else [], 1):
+    for place, raw in enumerate(path.read_bytes().splitlines() if path.exists() else [], 1):
         try:
             line = json.loads(raw)
         except (ValueError, RecursionError):
@@ -78,7 +78,7 @@ def read_lines(path, whole=False):
                  and is_number(line.get('val_loss', 0.0))
                  and isinstance(line.get('kinds', {}), dict)
                  and all(isinstance(found, dict) for found in line.get('kinds', {}).values()))
-        lines.append(line) if right else bad.append(number)
+        lines.append(line) if right else bad.append(place)
     return (lines, bad) if whole else lines
 
 

@@ -9,7 +9,6 @@ from engine import cost
 from engine.settings import Config, check, read_config
 from model import LM, ModelConfig
 from retrofit import surgery
-from train import main
 
 
 def dry(capsys, *argv):

@@ -4,7 +4,6 @@ import pytest
 import torch
 from conftest import ROOT
 
-import grow
 import nanodepth
 from engine.cost import training_flops
 from engine.optimizers import make_optimizers

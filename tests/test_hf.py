@@ -10,7 +10,6 @@ import pytest
 import torch
 from conftest import ROOT
 
-import loop
 import nanodepth
 from common.errors import Refused
 from data import primitives
@@ -19,7 +18,6 @@ from engine import checkpoint, hf
 from engine.checkpoint import load_model
 from engine.hf import load_hf, save_hf
 from grow import lidas, untie
-from tools import sample
 
 transformers = pytest.importorskip('transformers')
 safetensors_torch = pytest.importorskip('safetensors.torch')

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT, ranks
-from test_train import assert_equal_runs, command, config, log_of, stop_and_resume, weights_of
+from test_train import assert_equal_runs, command, config, log_of, stop_and_resume, weights_of  # noqa: F401
 
-import loop
 import nanodepth
 from common.errors import Refused
 from data.tokens import Loader, measure, write_dataset

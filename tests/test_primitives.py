@@ -8,7 +8,6 @@ from conftest import ROOT
 
 import nanodepth
 from common.errors import Refused
-from data import primitives
 from data.primitives import TASKS, TOY_TASKS, Example, few_shot, write_examples
 from data.tokenizer import get_tokenizer
 from data.tokens import Dataset, Loader, measure

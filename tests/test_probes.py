@@ -199,7 +199,6 @@ def test_what_is_refused(runs, tmp_path, capsys, monkeypatch, args, message):
 
 
 def test_a_lens_of_another_model_is_refused(runs, tmp_path, capsys, tiny, data):
-    from variants import lens
     nanodepth.main('lens', [runs['plain'], '--steps=2', '--device=cpu'])
     nanodepth.main('probe', [runs['plain'], '--only=early_exit', f'--out={tmp_path / "p"}', *FEW])
     before = (tmp_path / 'p' / 'early_exit.csv').read_text()

@@ -6,10 +6,9 @@ import statistics
 
 import pytest
 import torch
-from conftest import ROOT, ranks
+from conftest import ranks
 
 import nanodepth
-import retrofit
 from engine.checkpoint import build_model, describe, load, load_model, save, set_depth
 from grow import untie
 from model import LM, ModelConfig
@@ -640,7 +639,6 @@ def re_row(first, second, text):
 
 
 def test_settings_that_do_not_fit(started, capsys):
-    from train import main
     base = ['config/sft.py', f'--data={started / "data"}', '--device=cpu', '--context=16',
             f'--out_dir={started / "no"}']
     for args, message in (([f'--init_from={started / "base"}', '--recurrence=4'],

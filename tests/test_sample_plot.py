@@ -5,7 +5,6 @@ import pytest
 import nanodepth
 from engine.settings import Config, check
 from report import logs, plot, tables
-from tools import sample
 from train import train
 
 

@@ -18,7 +18,7 @@ from engine import checkpoint
 from engine.settings import Config, check
 from model import LM, ModelConfig
 from retrofit import surgery
-from train import main, train
+from train import train
 
 GROWN = dict(optimizer='adamw', grow='lidas', grow_block=1, n_layer=3, eval_every=4)
 

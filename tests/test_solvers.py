@@ -84,10 +84,9 @@ def test_equation_16_and_its_tableau():
         # times 1/K: butcher's h
         tableau = dict(a=[[1.0] * i for i in range(K)],
                        b=[K * beta * (i == 0) + (1 - beta) for i in range(K)])
-        by_stages = x
+        by_stages, ks = x, []
         # Eq. 13 to 15, written out
         for i, b in enumerate([beta + (1 - beta) / K] + [(1 - beta) / K] * (K - 1)):
-            ks = [] if i == 0 else ks
             y = x + sum(ks, torch.zeros_like(x)) / K
             ks.append(g(y) - y)
             by_stages = by_stages + b * ks[-1]

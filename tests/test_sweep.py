@@ -8,8 +8,7 @@ import torch
 import torch.nn as nn
 
 import nanodepth
-import wrapper
-from engine import checkpoint, hf
+from engine import checkpoint
 from tools import adapters, evaluate, parts, sweep, wrap
 from wrapper import looped
 

@@ -17,11 +17,10 @@ from common.errors import Refused
 from common.files import claim
 from engine import checkpoint, launch
 from engine.launch import Stop, World
-from engine.optimizers import make_optimizers
 from engine.plan import Plan
 from engine.settings import Config, check, read_config
 from model import LM, ModelConfig
-from train import main, train
+from train import train
 
 ROOT = Path(__file__).resolve().parents[1]
 SMALL = dict(n_layer=2, n_embd=32, n_head=2, head_dim=None, context=16, batch_size=4, steps=12,

@@ -22,7 +22,8 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 import probe
-from common.errors import Refused
+from common.errors import Refused, refusing
+from common.files import read_json
 from data.primitives import TASKS, TOY_TASKS
 from data.tokenizer import get_tokenizer
 from engine.checkpoint import build_model, fingerprint, load
@@ -154,13 +155,18 @@ def examples(subject, source, count, length):
             raise Refused(f'the rows of the validation data have {rows.shape[1]} tokens, '
                           f'--length={length} were asked for')
         return rows[:count, :given]         # whole rows: the toy's deepest questions stand late
+    with refusing(ValueError, OSError, RecursionError,
+                  why=lambda error: f'{path} cannot be read: {error}'):
+        whole = path.read_text(encoding='utf-8') if path.exists() else ''
+        entries = []
+        if path.suffix == '.json':
+            entries = read_json(path, list)
+        elif path.suffix == '.jsonl':
+            entries = [json.loads(line) for line in whole.split('\n') if line.strip()]
     if path.suffix in ('.jsonl', '.json'):
-        whole = path.read_text()
-        entries = (json.loads(whole) if path.suffix == '.json'
-                   else [json.loads(line) for line in whole.split('\n') if line.strip()])
         texts = [text_of(entry, path) for entry in entries]
     elif path.exists():
-        whole = encode(path.read_text())
+        whole = encode(whole)
         if len(whole) < length:
             raise Refused(f'{path} has {len(whole)} tokens, but {length} are looked at (--length)')
         return torch.tensor([whole[at * length:(at + 1) * length]

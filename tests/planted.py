@@ -1,0 +1,75 @@
+"""Bugs planted one at a time: the tests must catch each.
+
+The idea: a test that cannot fail says nothing. Each line below breaks one mechanism in a copy of
+the repo, and names the test file that must fail for it.
+
+Usage:
+    python tests/planted.py                 # all of them, 5 minutes; exit 1 if one goes unnoticed
+"""
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+BUGS = [        # file, what stands there, what is planted, who must notice
+    ('model.py', 'causal = causal and S == T', 'causal = False', 'test_model.py'),
+    ('model.py', 'b * cos + a * sin', 'b * cos - a * sin', 'test_model.py'),
+    ('model.py', 'depths.rsqrt()', '(depths + 1).rsqrt()', 'test_model.py'),
+    ('grow.py', "'lidas'", "'lidaz'", 'test_grow.py'),
+    ('loop.py', 'return order[:start] + block * times + order[start + length:]',
+     'return order[:start] + block * (times + 1) + order[start + length:]', 'test_loop.py'),
+    ('retrofit.py', 'math.log(mean) - 1 / 8', 'math.log(mean)', 'test_plan.py'),
+    ('retrofit.py', 'for i in range(max(r - most, 0)):', 'for i in range(0):', 'test_retrofit.py'),
+    ('wrapper.py', 'return mix(x, anchor, share(beta))', 'return mix(anchor, x, share(beta))',
+     'test_solvers.py'),
+    ('wrapper.py', 'made > 1 else first', 'made > 2 else first', 'test_wrapper.py'),
+    ('probe.py', 'for d in range(s + 1, len(self.order)):', 'for d in range(s, len(self.order)):',
+     'test_probe.py'),
+    ('variants/solvers.py', 'slopes.append(wide(g(y)) - wide(y))', 'slopes.append(wide(g(y)))',
+     'test_solvers.py'),
+    ('variants/caches.py', "elif self.how == 'frozen' and q > 1:", "elif False:",
+     'test_wrapper.py'),
+    ('engine/plan.py', 'return mean, min(depth, mean)', 'return mean, depth', 'test_plan.py'),
+    ('engine/plan.py', 'return (step + 1) / c.warmup_steps', 'return step / c.warmup_steps',
+     'test_plan.py'),
+    ('engine/optimizers.py', 'a, b, c = 3.4445, -4.7750, 2.0315', 'a, b, c = 3.4445, -4.7750, 2.1',
+     'test_optimizers.py'),
+    ('engine/checkpoint.py', 'broken = archive.testzip()', 'broken = None', 'test_checkpoint.py'),
+    ('engine/checkpoint.py', 'not torch.isfinite(t).all()', 'False', 'test_trust.py'),
+    ('engine/hf.py', "'attn_norm': 'input_layernorm', 'mlp_norm': 'post_attention_layernorm'",
+     "'mlp_norm': 'input_layernorm', 'attn_norm': 'post_attention_layernorm'", 'test_hf.py'),
+    ('engine/raven.py', "['mlp.gate', 'mlp.up']", "['mlp.up', 'mlp.gate']", 'test_raven.py'),
+    ('engine/measure.py', 'values[i] = value', 'values[i] = -value', 'test_primitives.py'),
+    ('data/tokens.py', "targets = np.where(shard['.mask'][start + 1:start + n] > 0, targets, -1)",
+     'pass', 'test_tokens.py'),
+    ('data/corpus.py', '(val if for_validation(text, val_every) else train)',
+     '(train if for_validation(text, val_every) else val)', 'test_corpus.py'),
+    ('report/logs.py', "line['step'] <= last_step", "line['step'] < last_step", 'test_trust.py'),
+    ('report/tables.py', '/ (n - 1) / n)', '/ n / n)', 'test_sample_plot.py'),
+    ('train.py', '(share * world.size).backward()', 'share.backward()', 'test_train.py'),
+]
+
+
+def main():
+    missed = []
+    for file, good, bad, test in BUGS:
+        with tempfile.TemporaryDirectory() as folder:
+            copy = Path(folder) / 'repo'
+            shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns('.git', '.venv', 'out',
+                                                                      '__pycache__'))
+            text = (copy / file).read_text()
+            assert good in text, f'{file} has no {good!r} any more: mend this list'
+            (copy / file).write_text(text.replace(good, bad, 1))
+            ended = subprocess.run([sys.executable, '-m', 'pytest', '-q', '-x', f'tests/{test}'],
+                                   cwd=copy, capture_output=True, text=True)
+        noticed = ended.returncode == 1
+        print(f'{"noticed" if noticed else "MISSED "}  {file}: {bad[:60]}', flush=True)
+        missed += [] if noticed else [(file, bad)]
+    print(f'{len(BUGS) - len(missed)} of {len(BUGS)} noticed')
+    raise SystemExit(bool(missed))
+
+
+if __name__ == '__main__':
+    main()
