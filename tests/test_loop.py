@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT, ranks
-from test_train import assert_equal_runs, command, config, log_of, stop_and_resume, weights_of  # noqa: F401
+from test_train import assert_equal_runs, command, config, log_of, stop_and_resume, weights_of
 
 import nanodepth
 from common.errors import Refused
