@@ -49,15 +49,16 @@ class Watch:
         seen, moved, spoke = {}, time.monotonic(), dict.fromkeys(range(self.size), time.monotonic())
         while not self.over.is_set():
             beats += 1
+            if os.getppid() != self.parent:         # torchrun is gone: nobody would end us
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
             try:
                 self.store.set(f'watch/{self.rank}', f'{beats}|{self.count}|{self.place}|{here}')
                 found = {r: self.store.get(f'watch/{r}').decode().split('|')
                          for r in range(self.size) if self.store.check([f'watch/{r}'])}
-            except Exception:       # the store is gone, and with it the run
-                return
-            if os.getppid() != self.parent:         # torchrun is gone: nobody would end us
-                os.kill(os.getpid(), signal.SIGTERM)
-                return
+            except Exception:       # the store is gone: torchrun, which holds it, is too or will be
+                self.over.wait(1)
+                continue
             now = time.monotonic()
             for r, (beat, count, *_) in found.items():
                 before = seen.get(r, (None, None))

@@ -205,6 +205,30 @@ def test_a_closed_window_saves(data, tmp_path):
     assert checkpoint.load(tmp_path / 'x')['step'] >= 10
 
 
+@pytest.mark.parametrize('store_goes', [True, False])
+def test_a_run_whose_torchrun_died_ends(monkeypatch, store_goes):
+    "torchrun holds the store, which goes with it: before or after the new parent is seen."
+    from torch.distributed import TCPStore
+
+    from engine import watch
+    told, parent = [], os.getppid()
+    monkeypatch.setattr(watch.os, 'kill', lambda process, how: told.append((process, how)))
+    store = TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False)
+    monkeypatch.setenv('MASTER_ADDR', '127.0.0.1')
+    monkeypatch.setenv('MASTER_PORT', str(store.port))
+    looking = watch.Watch(0, 1, seconds=10)
+    try:
+        if store_goes:
+            del store
+            time.sleep(1.5)
+        assert looking.thread.is_alive() and not told
+        monkeypatch.setattr(watch.os, 'getppid', lambda: parent + 1)
+        looking.thread.join(10)
+        assert told == [(os.getpid(), signal.SIGTERM)]
+    finally:
+        looking.stop()
+
+
 # ------------------------------------------------------------------- 9: files in the way, 12: hosts
 
 def test_nothing_is_written_into_a_trained_runs_folder(run, data, capsys, tmp_path):
