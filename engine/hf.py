@@ -62,13 +62,21 @@ OPTIONAL = ('num_key_value_heads', 'head_dim')
 ROPE_LLAMA3 = ('factor', 'low_freq_factor', 'high_freq_factor', 'original_max_position_embeddings')
 
 
+def number(path, name, value, whole=False):
+    "The value of a config.json, which must be positive."
+    fits = (isinstance(value, (int, float)) and not isinstance(value, bool)
+            and math.isfinite(value) and 0 < value < 2 ** 31)
+    if not fits or whole and value != int(value):
+        raise Refused(f'{path}: {name} is {value!r}, but must be a positive '
+                      f'{"whole " if whole else ""}number')
+    return int(value) if whole else float(value)
+
+
 def model_config(path):
     "A config.json as our ModelConfig, or an error that names what this model does not have."
     if not path.exists():
         raise Refused(f'{path.parent} has no config.json: it is no Hugging Face checkpoint')
     c = read_json(path)
-    if not isinstance(c, dict):
-        raise Refused(f'{path} does not hold an object of settings')
     rope = {**(c.get('rope_scaling') or {}), **(c.get('rope_parameters') or {})}
     kind, rope_kind = c.get('model_type'), rope.get('rope_type', rope.get('type', 'default'))
     refused = [
@@ -88,15 +96,7 @@ def model_config(path):
         if found:
             raise Refused(f'{path} asks for {what}, which is not supported')
 
-    def number(name, value, whole=False):
-        fits = (isinstance(value, (int, float)) and not isinstance(value, bool)
-                and math.isfinite(value) and 0 < value < 2 ** 31)
-        if not fits or whole and value != int(value):
-            raise Refused(f'{path}: {name} is {value!r}, but must be a positive '
-                          f'{"whole " if whole else ""}number')
-        return int(value) if whole else float(value)
-
-    sizes = {ours: number(theirs, c.get(theirs, usual), whole=True)
+    sizes = {ours: number(path, theirs, c.get(theirs, usual), whole=True)
              for theirs, (ours, usual) in SIZES.items()
              if not (theirs in OPTIONAL and c.get(theirs) is None)}
     if sizes['context'] > 2 ** 24:
@@ -106,12 +106,13 @@ def model_config(path):
         sizes.setdefault('head_dim', 128)
     scaling = None
     if rope_kind == 'llama3':           # transformers wants the last one whole
-        scaling = {name: number(name, rope.get(name)) for name in ROPE_LLAMA3}
+        scaling = {name: number(path, name, rope.get(name)) for name in ROPE_LLAMA3}
         scaling[ROPE_LLAMA3[-1]] = int(scaling[ROPE_LLAMA3[-1]])
     theta = rope.get('rope_theta', c.get('rope_theta', 10_000.0))
     try:
-        return ModelConfig(**sizes, norm_eps=number('rms_norm_eps', c.get('rms_norm_eps', 1e-6)),
-                           rope_scaling=scaling, rope_theta=number('rope_theta', theta),
+        return ModelConfig(**sizes, rope_scaling=scaling,
+                           rope_theta=number(path, 'rope_theta', theta),
+                           norm_eps=number(path, 'rms_norm_eps', c.get('rms_norm_eps', 1e-6)),
                            tie_embeddings=bool(c.get('tie_word_embeddings', False)),
                            qk_norm=kind == 'qwen3')
     except ValueError as error:

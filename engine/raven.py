@@ -46,7 +46,7 @@ def open_hf(folder):
     folder = Path(folder) if Path(folder).is_dir() else from_hub(folder)
     path = folder / 'config.json'
     about = read_json(path) if path.exists() else None
-    if isinstance(about, dict) and about.get('model_type') == FAMILY:
+    if about and about.get('model_type') == FAMILY:
         return load_raven(folder, about)
     return load_hf(folder)
 

@@ -34,7 +34,6 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
 import nanodepth  # noqa: E402
-from common.errors import Refused  # noqa: E402
 from data.tokens import write_dataset  # noqa: E402
 from engine.checkpoint import load_model  # noqa: E402
 from engine.settings import Config  # noqa: E402
@@ -321,5 +320,4 @@ def main():
 
 
 if __name__ == '__main__':
-    assert issubclass(Refused, ValueError)
     main()

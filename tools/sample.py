@@ -26,9 +26,6 @@ def main(argv=None):
     parser.add_argument('--prompt', action='append',
                         help='may be given several times; \\n is a line break')
     args = parser.parse_args(argv)
-    least = min(args.tokens, args.tokens if args.top_k is None else args.top_k)
-    if least < 1 or not 0 <= args.temperature < 1e9:
-        parser.error('--top_k and --tokens must be at least 1, and --temperature not negative')
     device = pick_device(args.device)
     model, tokenizer = load_model(args.path, device), get_tokenizer(args.path)
     set_depth(model, loop=args.loop, r=args.r)

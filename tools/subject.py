@@ -41,9 +41,6 @@ class Subject:
     "Interventions are measured once for all probes."
 
     def __init__(self, path, args):
-        for name in ('count', 'n', 'batches'):
-            if getattr(args, name) < 1:
-                raise Refused(f'--{name}={getattr(args, name)} must be at least 1')
         self.path, self.args, self.state, self.found = path, args, load(path), {}
         self.model = build_model(self.state, path).to(pick_device(args.device)).eval()
         if args.carry_scales and getattr(self.model.config, 'ln_scaling', False):

@@ -164,9 +164,6 @@ class Study:
     "The runs of a sweep and what is known of them. `of(name, part, cells)` measures what is not."
 
     def __init__(self, args):
-        for name in ('batches', 'n', 'limit'):
-            if getattr(args, name) is not None and getattr(args, name) < 1:
-                raise Refused(f'--{name}={getattr(args, name)} must be at least 1')
         self.args, self.paths, self.opened = args, run_names(args.runs), (None,)
         self.known, self.left_out = {}, {}
         self.notes = Notes(args.out.with_suffix('.jsonl'))
