@@ -24,6 +24,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
+from common.bounds import check_bounds
 from common.errors import Refused
 from common.losses import mean_loss
 
@@ -47,6 +48,7 @@ class ModelConfig:
     head_dim: int | None = None         # None: n_embd / n_head
 
     def __post_init__(self):
+        check_bounds(vars(self))
         if self.head_dim is None:
             if self.n_embd % self.n_head:
                 raise Refused(f'n_embd={self.n_embd} does not divide into n_head={self.n_head}')

@@ -10,6 +10,7 @@ Usage:
     python loop.py out/lidas                # an idea is a script: the same as nanodepth.py loop
 """
 import importlib
+import io
 import sys
 from pathlib import Path
 
@@ -39,6 +40,8 @@ COMMANDS = {        # name: (module, what it does)
 
 def main(name=None, argv=None):
     argv = sys.argv[1:] if argv is None else argv
+    if isinstance(sys.stdout, io.TextIOWrapper):        # names that its encoding does not have
+        sys.stdout.reconfigure(errors='backslashreplace')
     if name is None:
         if not argv or argv[0] in ('-h', '--help'):
             lines = [f'  {name:12}{about}' for name, (_, about) in COMMANDS.items()]

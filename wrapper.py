@@ -227,7 +227,8 @@ def patch(model, window=None, method='rk', K=3, beta=None, cache=None, decode='f
         for router in routers[order[d]]:
             router.register_forward_hook(Pin(loop, pin))
     for entry in entries.values():
-        entry.layer.forward = entry
+        for name in FORWARDS if entry.kept else FORWARDS[:1]:
+            setattr(entry.layer, name, entry)
     return Handle(model, (a, b), evaluations)
 
 
@@ -235,12 +236,14 @@ def unpatch(model):
     "Restore a patched model, or a copy of one, to the last bit."
     for module in model.modules():
         for name in FORWARDS:
-            entry = vars(module).get(name)
-            if isinstance(entry, Entry) and entry.before is None and name == 'forward':
+            entry, hooked = vars(module).get(name), '_old_forward' in vars(module)
+            if not isinstance(entry, Entry):
+                continue
+            if name == 'forward' and not (hooked and entry.before):
                 del module.forward
-            elif isinstance(entry, Entry):
+            else:
                 own = types.MethodType(type(module).forward, module)
-                setattr(module, name, entry.before or own)
+                setattr(module, name, entry.before if name == 'forward' else entry.kept or own)
         for key, hook in list(module._forward_hooks.items()):
             if isinstance(hook, Pin):
                 del module._forward_hooks[key]

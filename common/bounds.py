@@ -13,7 +13,7 @@ SHARE, RATE = (0.0, 1.0), (0.0, 1e6)
 BOUNDS = dict(
     # a model's shape
     n_layer=(1, 10_000), n_embd=(1, 2 ** 20), n_head=(1, 2 ** 16), n_kv_head=(1, 2 ** 16),
-    head_dim=(2, 2 ** 16), ffn_dim=(1, 2 ** 24), vocab_size=(2, 2 ** 24), context=(2, 2 ** 20),
+    head_dim=(2, 2 ** 16), ffn_dim=(1, 2 ** 24), vocab_size=(2, 2 ** 24), context=(2, 2 ** 24),
     rope_theta=(1.0, 1e15), norm_eps=(0.0, 1.0),
     # a run
     batch_size=(1, 2 ** 22), grad_accum=(1, 2 ** 22), steps=ONE, warmup_steps=SOME,

@@ -21,10 +21,11 @@ from pathlib import Path
 
 import tiktoken
 
-from common.errors import Refused
+from common.errors import Refused, refusing
 from common.files import read_json, replace, write_json
 
 END_OF_TEXT = '<|endoftext|>'
+ODD = __doc__ + "\tif x == 3141.59:\r\n    return 'ä東🙂'  # don't  "
 GPT2_WORDS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 
@@ -115,8 +116,7 @@ def from_hub(name):
 def reads_alike(a, b):
     """Do two tokenizers give the same tokens? Their names say little: a folder may have moved, or
     be a copy in another form."""
-    text = __doc__ + "\tif x == 3141.59:\r\n    return 'ä東🙂'  # don't  "
-    return a.n_vocab == b.n_vocab and a.encode(text) == b.encode(text)
+    return a.n_vocab == b.n_vocab and a.encode(ODD) == b.encode(ODD)
 
 
 def start_of_document(tokenizer):
@@ -187,7 +187,12 @@ class Foreign:
                                    if token.get('special')}
 
     def encode(self, text, allowed_special=None):
-        return self.inner.encode(text, add_special_tokens=False).ids
+        try:
+            return self.inner.encode(text, add_special_tokens=False).ids
+        except BaseException as error:      # a panic in Rust is no Exception
+            if type(error).__name__ != 'PanicException':
+                raise
+            raise Refused(f'tokenizer {self.name}: {error}') from None
 
     encode_ordinary = encode
 
@@ -222,11 +227,25 @@ def from_tokenizer_json(path):
             for merge in bpe['merges']]
     need(made == sorted(made) and len(set(made)) + 256 == len(words),
          'has merges that do not make its tokens in the order of their ids, as tiktoken does')
-    found = tiktoken.Encoding(path.parent.name or 'tokenizer',
-                              pat_str=word_pattern(spec['pre_tokenizer'], path),
-                              mergeable_ranks=ranks, special_tokens=special)
+    found = Encoding(path.parent.name or 'tokenizer',
+                     pat_str=word_pattern(spec['pre_tokenizer'], path), mergeable_ranks=ranks,
+                     special_tokens=special)
     found.starts = template_start(spec)
+    need(found.decode(found.encode_ordinary(ODD)) == ODD,
+         'has an expression that leaves out a part of a text, which tiktoken would lose')
     return found
+
+
+class Encoding(tiktoken.Encoding):
+    "tiktoken's, with a stranger's expression, which may run out of its patience with a text."
+
+    def encode(self, text, **options):
+        with refusing(ValueError, why=lambda error: f'tokenizer {self.name}: {error}'):
+            return super().encode(text, **options)
+
+    def encode_ordinary(self, text):
+        with refusing(ValueError, why=lambda error: f'tokenizer {self.name}: {error}'):
+            return super().encode_ordinary(text)
 
 
 def byte_alphabet():

@@ -76,7 +76,12 @@ def model_config(path):
     "A config.json as our ModelConfig, or an error that names what this model does not have."
     if not path.exists():
         raise Refused(f'{path.parent} has no config.json: it is no Hugging Face checkpoint')
-    c = read_json(path)
+    with refusing(TypeError, AttributeError, ValueError,
+                  why=lambda error: f'{path} is damaged, or of an unknown form: {error}'):
+        return described(path, read_json(path))
+
+
+def described(path, c):
     rope = {**(c.get('rope_scaling') or {}), **(c.get('rope_parameters') or {})}
     kind, rope_kind = c.get('model_type'), rope.get('rope_type', rope.get('type', 'default'))
     refused = [
@@ -99,23 +104,19 @@ def model_config(path):
     sizes = {ours: number(path, theirs, c.get(theirs, usual), whole=True)
              for theirs, (ours, usual) in SIZES.items()
              if not (theirs in OPTIONAL and c.get(theirs) is None)}
-    if sizes['context'] > 2 ** 24:
-        raise Refused(f'{path}: max_position_embeddings is {sizes["context"]:,}, more than '
-                      'anyone has memory for')
     if kind == 'qwen3':
         sizes.setdefault('head_dim', 128)
     scaling = None
     if rope_kind == 'llama3':           # transformers wants the last one whole
         scaling = {name: number(path, name, rope.get(name)) for name in ROPE_LLAMA3}
         scaling[ROPE_LLAMA3[-1]] = int(scaling[ROPE_LLAMA3[-1]])
-    theta = rope.get('rope_theta', c.get('rope_theta', 10_000.0))
+    theta = number(path, 'rope_theta', rope.get('rope_theta', c.get('rope_theta', 10_000.0)))
+    eps = number(path, 'rms_norm_eps', c.get('rms_norm_eps', 1e-6))
     try:
-        return ModelConfig(**sizes, rope_scaling=scaling,
-                           rope_theta=number(path, 'rope_theta', theta),
-                           norm_eps=number(path, 'rms_norm_eps', c.get('rms_norm_eps', 1e-6)),
+        return ModelConfig(**sizes, rope_scaling=scaling, rope_theta=theta, norm_eps=eps,
                            tie_embeddings=bool(c.get('tie_word_embeddings', False)),
                            qk_norm=kind == 'qwen3')
-    except ValueError as error:
+    except Refused as error:
         raise Refused(f'{path}: {error}') from None
 
 

@@ -46,7 +46,8 @@ class Watch:
 
     def look_around(self):
         here, beats = f'{socket.gethostname()}, process {os.getpid()}', 0
-        seen, moved, spoke = {}, time.monotonic(), dict.fromkeys(range(self.size), time.monotonic())
+        seen, moved = {}, time.monotonic()
+        spoke, last = dict.fromkeys(range(self.size), moved), moved
         while not self.over.is_set():
             beats += 1
             if os.getppid() != self.parent:         # torchrun is gone: nobody would end us
@@ -60,6 +61,9 @@ class Watch:
                 self.over.wait(1)
                 continue
             now = time.monotonic()
+            if now - last > self.seconds / 2:       # we stood still ourselves (Ctrl-Z): count anew
+                moved, spoke = now, dict.fromkeys(spoke, now)
+            last = now
             for r, (beat, count, *_) in found.items():
                 before = seen.get(r, (None, None))
                 spoke[r] = now if beat != before[0] else spoke[r]

@@ -15,6 +15,7 @@ from conftest import ROOT
 import nanodepth
 from common.errors import Refused, refusals
 from common.files import read_json
+from data.tokenizer import Foreign, get_tokenizer, to_tokenizer_json
 from engine import checkpoint
 from engine.measure import parse_tasks, score
 from engine.settings import Config, read_config
@@ -56,7 +57,6 @@ def test_a_model_that_is_not_finite_is_refused_by_whoever_reads_it(run, tmp_path
 
 
 def test_scores_of_what_is_not_finite_are_no_scores(run):
-    from data.tokenizer import get_tokenizer
     _, model = run
     examples = parse_tasks('toy_assign/0', 4)['toy_assign/0']
     assert 0 <= score(model, get_tokenizer('bytes'), examples)[0] <= 1
@@ -152,6 +152,28 @@ def test_json_that_parses_oddly(tmp_path, text):
         read_json(tmp_path / 'x.json', need=['tokenizer'])
 
 
+def stranger(folder, pattern):
+    "A tokenizer.json of bytes that cuts text by this expression."
+    spec = to_tokenizer_json(get_tokenizer('bytes'))
+    spec['pre_tokenizer']['pretokenizers'][0]['pattern']['Regex'] = pattern
+    spec['model']['merges'].append(['a', 'a'])
+    spec['model']['vocab']['aa'] = 257
+    (folder / 'tokenizer.json').write_text(json.dumps(spec))
+    return get_tokenizer(folder)
+
+
+def test_a_strangers_expression_is_a_line_and_loses_no_text(tmp_path):
+    pytest.importorskip('tokenizers')
+    ours = stranger(tmp_path, r'((a|aa)+)\2c|[\s\S]')         # it tries every way to cut
+    (tmp_path / 'b').mkdir()
+    stranger(tmp_path / 'b', r'(a+)+$')
+    for tokenizer in (ours, Foreign(tmp_path / 'b/tokenizer.json', 'x')):
+        assert tokenizer.decode(tokenizer.encode('ab')) == 'ab'
+        with pytest.raises(Refused, match='backtracking|retry-limit'):
+            tokenizer.encode('a' * 60 + '!')
+    assert isinstance(stranger(tmp_path, '[a-z]+'), Foreign)    # tiktoken drops what lies between
+
+
 # ------------------------------------------------------------------------- 8: signals and pipes
 
 @pytest.mark.parametrize('error, code, said', [
@@ -171,6 +193,13 @@ def test_a_command_whose_reader_has_gone_ends_quietly():
                            stderr=subprocess.PIPE, text=True)
     os.close(write)
     assert child.returncode == 141 and 'Traceback' not in child.stderr, child.stderr
+
+
+def test_a_name_that_the_terminal_cannot_print(tmp_path):
+    child = subprocess.run([sys.executable, str(ROOT / 'grow.py'), '8', '--block=2',
+                            f'--out={tmp_path}/\udc80é.png'], capture_output=True,
+                           env=os.environ | dict(LC_ALL='C', PYTHONIOENCODING='ascii'))
+    assert child.returncode == 0 and b'Traceback' not in child.stderr, child.stderr
 
 
 def test_a_bug_keeps_its_traceback():
@@ -225,6 +254,30 @@ def test_a_run_whose_torchrun_died_ends(monkeypatch, store_goes):
         monkeypatch.setattr(watch.os, 'getppid', lambda: parent + 1)
         looking.thread.join(10)
         assert told == [(os.getpid(), signal.SIGTERM)]
+    finally:
+        looking.stop()
+
+
+def test_a_process_that_was_stopped_for_a_while_does_not_end_the_run(monkeypatch):
+    from types import SimpleNamespace
+
+    from torch.distributed import TCPStore
+
+    from engine import watch
+    store, late, ended = TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False), [0], []
+    monkeypatch.setenv('MASTER_ADDR', '127.0.0.1')
+    monkeypatch.setenv('MASTER_PORT', str(store.port))
+    monkeypatch.setattr(watch, 'time', SimpleNamespace(
+        monotonic=lambda: time.monotonic() + late[0]))
+    monkeypatch.setattr(watch.Watch, 'end', lambda *_: ended.append(1))
+    looking = watch.Watch(0, 1, seconds=2)
+    try:
+        time.sleep(0.3)
+        late[0] = 1000                          # Ctrl-Z, and a quarter of an hour later fg
+        time.sleep(0.7)
+        assert not ended
+        time.sleep(2)
+        assert ended                            # but who then does nothing has hung
     finally:
         looking.stop()
 

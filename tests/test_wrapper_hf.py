@@ -400,6 +400,11 @@ def test_an_older_instance_forward_is_kept():
     assert torch.equal(model(t).logits, want)
     handle.unpatch()
     assert torch.equal(model(t).logits, plain)
+    handle = patch(model, WINDOW)       # hooked before, and the hook goes away while it is looped
+    accelerate.remove_hook_from_module(layers[3])
+    assert torch.equal(model(t).logits, want)
+    handle.unpatch()
+    assert torch.equal(model(t).logits, plain) and 'forward' not in vars(layers[3])
 
 
 def test_training_with_gradient_checkpointing():

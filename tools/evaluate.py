@@ -129,7 +129,8 @@ def main(argv=None):
             hf_adapter()
         from lm_eval.__main__ import cli_evaluate
         sys.argv = argv
-        return cli_evaluate()
+        with refusing(ValueError, KeyError, OSError, why=lambda error: f'lm-eval: {error}'):
+            return cli_evaluate()
     parser = make_parser(
         __doc__, 'loop', 'r', 'limit', 'dtype', 'device', batch_size=(8, 'texts read at once'),
         max_length=(int, 'tokens of a prompt and its answer (default: the context)'),

@@ -128,12 +128,21 @@ class Entry:
     def __init__(self, layer, index, pinned=False):
         self.layer, self.pinned, self.loops, self.window = layer, pinned, {}, range(0)
         self.index = index          # None: a layer of ours, which is told its depth
-        self.before = vars(layer).get('forward')            # accelerate puts one there
+        # accelerate puts one of its own there, and keeps what was there before: that is called
+        # inside of its own, and comes back with remove_hook
+        self.before, self.inside = vars(layer).get('forward'), False
+        self.kept = vars(layer).get('_old_forward')
         self.names, self.cache, self.mask = arguments(layer)
 
     def forward(self, x, kwargs):
-        own = self.before or functools.partial(type(self.layer).forward, self.layer)
-        x = own(x, **kwargs)
+        hooked = '_old_forward' in vars(self.layer)
+        own = ((self.before if hooked else self.kept)
+               or functools.partial(type(self.layer).forward, self.layer))
+        self.inside = True
+        try:
+            x = own(x, **kwargs)
+        finally:
+            self.inside = False
         if not isinstance(x, torch.Tensor):
             raise Refused(f'{type(self.layer).__name__} returns a {type(x).__name__}: only layers '
                           'that map a stream to a stream can be looped')
@@ -145,6 +154,8 @@ class Entry:
                           "and cache='frozen' have noted: turn one of them off")
 
     def __call__(self, *args, **kwargs):
+        if self.inside and self.kept:
+            return self.kept(*args, **kwargs)
         kwargs.update(zip(self.names, args))
         x = kwargs.pop(self.names[0])
         d = kwargs['depth'] if self.index is None else self.index
