@@ -171,7 +171,8 @@ def lines(rng, world, until):
                 argv.append(name if rng.random() < 0.05 else f'{name}={value}')
         shutil.rmtree(world.folder / 't', ignore_errors=True)
         world.clean()
-        yield f'{command} {argv}', *quietly(command, argv)
+        run = apart if rng.random() < 0.02 and '\0' not in ''.join(argv) else quietly
+        yield f'{command} {argv}', *run(command, argv)
 
 
 def damage(rng, raw):
@@ -220,8 +221,8 @@ def flips(rng, world, until):
 
 
 def start(argv, **kwargs):
-    return subprocess.Popen([sys.executable, str(ROOT / 'nanodepth.py'), *argv], text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, **kwargs)
+    return subprocess.Popen(argv, text=True, errors='replace', stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, **kwargs)
 
 
 def finished(argv, **kwargs):
@@ -230,67 +231,132 @@ def finished(argv, **kwargs):
     return child.returncode, said[1].replace('\r', '\n').splitlines()
 
 
+def apart(command, argv):
+    "A command as a process of its own."
+    code, words = finished([sys.executable, str(ROOT / 'nanodepth.py'), command, *argv],
+                           env=os.environ | dict(LC_ALL='C'))
+    mine = [line for line in words if line.startswith(f'{command}: ') and '%|' not in line]
+    fine = code == 0 or code == 2 and len(mine) == 1 and 'Traceback' not in ' '.join(words)
+    return ('refused' if fine and code else 'done' if fine else f'exit {code}'), str(words[-6:])
+
+
+def small_disk(size, command, argv):
+    "The command where no file may grow beyond a size."
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        return quietly(command, argv)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
 def disks(rng, world, until):
     "No file may grow beyond a size: one line and exit 2; then, with space, the same command works."
     while time.monotonic() < until:
-        command = rng.choice(['train', 'plot', 'primitives', 'export', 'retrofit', 'lens', 'sweep'])
+        command = rng.choice(['train', 'plot', 'primitives', 'export', 'retrofit', 'lens', 'sweep',
+                              'probe'])
         argv = [*world.train, f'--out_dir={world.folder / "t"}'] if command == 'train' else [
             *world.asked[command]]
         size = rng.choice([0, 100, 1000, 5000, 20_000])
         shutil.rmtree(world.folder / 't', ignore_errors=True)
         world.clean()
-
-        def limit():
-            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-            resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))         # noqa: B023
-        code, words = finished([command, *argv], preexec_fn=limit)
-        mine = [line for line in words if line.startswith(f'{command}: ') and '%|' not in line]
-        fine = code == 0 or code == 2 and len(mine) == 1 and 'Traceback' not in ' '.join(words)
-        what = 'refused' if fine and code else 'done' if fine else f'exit {code}'
+        what, words = small_disk(size, command, argv)
         left = list(world.folder.rglob('*.tmp'))
-        code, after = finished([command, *argv])
-        if code:
-            what = f'then exit {code}: {after[-1:]}'
+        then, after = quietly(command, argv)
+        if then != 'done':
+            what, words = f'then {then}', after
         if left:
             what = f'left {left[0].name}'
-        yield f'{command}, files of {size} bytes', what, '\n'.join(words[-6:])
+        yield f'{command}, files of {size} bytes', what, words
+
+
+def contents(folder, *names):
+    return {str(path.relative_to(folder)): path.read_bytes() for name in names
+            for path in sorted(folder.rglob(name))}
+
+
+def trained(folder):
+    "What a run leaves: weights, and the steps of its log."
+    weights = torch.load(folder / 'ckpt.pt', weights_only=True)['model']
+    lines = (folder / 'log.jsonl').read_text().splitlines()
+    return ({name: t.numpy().tobytes() for name, t in weights.items()},
+            [json.loads(line)['step'] for line in lines])
+
+
+def victims(world):
+    "{kind: (the command for a folder, what it leaves there, how long it takes)}"
+    python, train = [sys.executable], [str(ROOT / 'train.py')]
+    longer = ['--steps=40', '--warmup_steps=4', '--decay_steps=8', '--save_every=3']
+    two = ['-m', 'torch.distributed.run', '--standalone', '--nproc_per_node=2']
+    runs = dict(lm=world.train, grown=[*world.train, '--grow=lidas'],
+                looped=[*world.train, '--loop=2x2'], recurrent=world.recurrent,
+                cooled=[*world.train, '--cooldown_loop=1x2-1'])
+    found = {kind: (lambda out, argv=argv: [*python, *train, *argv, *longer, f'--out_dir={out}'],
+                    trained, 6) for kind, argv in runs.items()}
+    found['two ranks'] = (lambda out: [*python, *two, *train, *runs['grown'], *longer,
+                                       f'--out_dir={out}'], trained, 9)
+    found['sweep'] = (lambda out: [*python, str(ROOT / 'nanodepth.py'), 'sweep',
+                                   str(world.folder / 'lm'), '--windows=all1', '--methods=rk,naive',
+                                   '--K=2,3', '--batches=1', '--device=cpu', f'--out={out}/x.png'],
+                      lambda out: contents(out, '*.csv'), 7)
+    source = world.folder / 'texts'
+    if not source.exists():
+        for name in ('fineweb-edu-dedup', 'cosmopedia-v2', 'python-edu', 'open-web-math'):
+            (source / name).mkdir(parents=True)
+            for i in range(3):
+                texts = [f'{name} {i} {j} ' * (j % 50 + 1) for j in range(400)]
+                (source / name / f'train-{i:05d}.jsonl').write_text(
+                    ''.join(json.dumps(dict(text=text)) + '\n' for text in texts))
+    found['data'] = (lambda out: [*python, str(ROOT / 'data/smollm/prepare.py'), '--tokens=300K',
+                                  f'--source={source}', '--tokenizer=bytes', f'--out={out}',
+                                  '--shard=40K', '--group=100K', '--workers=2'],
+                     lambda out: contents(out, '*.bin', '*.json'), 5)
+    return found
 
 
 def kills(rng, world, until):
-    "A run is killed at random moments, and ends with what it would have been without."
-    kinds = dict(lm=world.train, grown=[*world.train, '--grow=lidas'],
-                 looped=[*world.train, '--loop=2x2'], recurrent=world.recurrent)
-    longer = ['--steps=40', '--warmup_steps=4', '--decay_steps=8', '--save_every=3']
-    whole = {}
+    "A command is killed at random moments, and ends with what it would have left without."
+    known, whole = victims(world), {}
     while time.monotonic() < until:
-        kind = rng.choice(list(kinds))
-        out = world.folder / 't'
-        argv = ['train', *kinds[kind], *longer]
+        kind = rng.choice(list(known))
+        argv, left, seconds = known[kind]
         if kind not in whole:
-            whole[kind] = world.folder / f'whole_{kind}'
-            assert finished([*argv, f'--out_dir={whole[kind]}'])[0] == 0
+            out = world.folder / f'whole_{kind}'
+            assert finished(argv(out))[0] == 0, kind
+            whole[kind] = left(out)
+        out, times = world.folder / 't', 0
         shutil.rmtree(out, ignore_errors=True)
-        times = 0
         while True:
-            child = start([*argv, f'--out_dir={out}'])
+            child = start(argv(out), start_new_session=True)
             try:
-                child.communicate(timeout=rng.uniform(2.0, 6.0) if times < 4 else 120)
+                said = child.communicate(timeout=rng.uniform(0.2, 1) * seconds
+                                         if times < 4 else 120)[1]
                 break
             except subprocess.TimeoutExpired:
-                child.kill()
+                os.killpg(child.pid, signal.SIGKILL)        # its ranks and workers too
                 child.communicate()
                 times += 1
-        weights = [torch.load(folder / 'ckpt.pt', weights_only=True)['model']
-                   for folder in (out, whole[kind])] if child.returncode == 0 else [{}, {'': 0}]
-        logs = [[json.loads(line)['step'] for line in (folder / 'log.jsonl').open()]
-                for folder in (out, whole[kind]) if (folder / 'log.jsonl').exists()]
-        same = weights[0].keys() == weights[1].keys() and all(
-            torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
-        what = 'done' if same and len(logs) == 2 and logs[0] == logs[1] else 'other weights or log'
-        yield f'{kind} killed {times} times', what, str(logs)[:300]
+        what = f'exit {child.returncode}'
+        if child.returncode == 0:
+            said, what = '', 'done' if left(out) == whole[kind] else 'something else was left'
+        yield f'{kind} killed {times} times', what, said[-600:]
 
 
-PARTS = dict(lines=lines, flips=flips, disks=disks, kills=kills)
+def properties(rng, world, until):
+    "tests/test_properties.py with other cases, a thousand of each kind a round."
+    while time.monotonic() < until:
+        seed = rng.randrange(10 ** 6)
+        done = subprocess.run([sys.executable, '-m', 'pytest', '-q', '-p', 'no:cacheprovider',
+                               str(ROOT / 'tests/test_properties.py')], capture_output=True,
+                              text=True, env=os.environ | dict(CASES='1000', SEED=str(seed)))
+        for _ in range(9000):
+            yield f'properties, seed {seed}', 'done' if done.returncode == 0 else 'broken', (
+                done.stdout[-3000:])
+            if done.returncode:
+                break
+
+
+PARTS = dict(lines=lines, properties=properties, flips=flips, disks=disks, kills=kills)
 
 
 def main():
@@ -314,7 +380,8 @@ def main():
                     findings.append((name, about, what, words))
                     print(f'{name}: {about}\n   {what}\n   {words}\n', flush=True)
             table[name] = counts
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2 ** 20
+    most = max(resource.getrusage(who).ru_maxrss
+               for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)) / 2 ** 20
     print(table, f'{len(findings)} findings; at most {most:.2f} GB resident; seed {args.seed}')
     raise SystemExit(bool(findings))
 
