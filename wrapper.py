@@ -18,7 +18,6 @@ Usage:
 """
 import contextlib
 import threading
-import types
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -227,8 +226,7 @@ def patch(model, window=None, method='rk', K=3, beta=None, cache=None, decode='f
         for router in routers[order[d]]:
             router.register_forward_hook(Pin(loop, pin))
     for entry in entries.values():
-        for name in FORWARDS if entry.kept else FORWARDS[:1]:
-            setattr(entry.layer, name, entry)
+        entry.enter()
     return Handle(model, (a, b), evaluations)
 
 
@@ -236,14 +234,8 @@ def unpatch(model):
     "Restore a patched model, or a copy of one, to the last bit."
     for module in model.modules():
         for name in FORWARDS:
-            entry, hooked = vars(module).get(name), '_old_forward' in vars(module)
-            if not isinstance(entry, Entry):
-                continue
-            if name == 'forward' and not (hooked and entry.before):
-                del module.forward
-            else:
-                own = types.MethodType(type(module).forward, module)
-                setattr(module, name, entry.before if name == 'forward' else entry.kept or own)
+            if isinstance(entry := vars(module).get(name), Entry):
+                entry.leave(module, name)
         for key, hook in list(module._forward_hooks.items()):
             if isinstance(hook, Pin):
                 del module._forward_hooks[key]

@@ -22,6 +22,7 @@ Usage:
 import functools
 import inspect
 import re
+import types
 
 import torch
 import torch.nn as nn
@@ -133,6 +134,18 @@ class Entry:
         self.before, self.inside = vars(layer).get('forward'), False
         self.kept = vars(layer).get('_old_forward')
         self.names, self.cache, self.mask = arguments(layer)
+
+    def enter(self):
+        for name in FORWARDS if self.kept else FORWARDS[:1]:
+            setattr(self.layer, name, self)
+
+    def leave(self, module, name):
+        "`module` is the layer, or its copy."
+        if name == 'forward' and not (self.before and '_old_forward' in vars(module)):
+            del module.forward
+        else:
+            own = types.MethodType(type(module).forward, module)
+            setattr(module, name, self.before if name == 'forward' else self.kept or own)
 
     def forward(self, x, kwargs):
         hooked = '_old_forward' in vars(self.layer)
