@@ -125,6 +125,11 @@ def toy_assign(rng, depth, n=4, statement='{}{}'):
     return ask(rng, chain(rng, names, rng.sample(string.digits, n), depth), statement, '?{}')
 
 
+def toy_chains(rng, depth):
+    "With three names at every depth, as in the study's mix."
+    return toy_assign(rng, depth, n=3)
+
+
 def toy_code(rng, depth):
     "The same with a sign between name and value, which the toy's mix lacks: to fine-tune on."
     return toy_assign(rng, depth, statement='{}={}')
@@ -137,7 +142,8 @@ TASKS = {
     'assign_math': lambda rng, depth: assignment(rng, depth, 'math'),
     'assign_code': lambda rng, depth: assignment(rng, depth, 'code'),
 }
-TOY_TASKS = {'toy_copy': toy_copy, 'toy_assign': toy_assign, 'toy_code': toy_code}
+TOY_TASKS = {'toy_copy': toy_copy, 'toy_assign': toy_assign, 'toy_chains': toy_chains,
+             'toy_code': toy_code}
 
 
 def few_shot(task, n, *, shots=5, depth=0, seed=0):

@@ -24,6 +24,7 @@ chain only the first question, which always asks for one of its last names. Late
 
     python data/toy/prepare.py          # seconds, no network: writes data/toy
     python data/toy/prepare.py --depths=6 --out=data/toy_deep       # depth 0 to 5
+    python data/toy/prepare.py --depths=5 --values=3 --out=data/chains      # the study's, 0 to 4
 """
 import argparse
 import ast
@@ -40,7 +41,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 from common.bounds import check_bounds  # noqa: E402
-from common.errors import refusals  # noqa: E402
+from common.errors import Refused, refusals  # noqa: E402
 from data.primitives import chain, random_words  # noqa: E402
 from data.tokens import draw, write_dataset  # noqa: E402
 
@@ -48,10 +49,10 @@ SIZE = 64        # tokens of a document, with the end-of-text token before it
 START = 128                                             # added to the mark where an answer begins
 END_OF_TEXT = 256
 DEPTHS = 4                                              # 0, 1, 2, 3
-# marks 1, 2, ...; depth 5 takes 24 letters, 6 would take 28
-KINDS = ['text', 'copy', *(f'depth {d}' for d in range(6))]
+# marks 1, 2, ...; with four values depth 5 takes 24 letters, with three depth 7 does
+KINDS = ['text', 'copy', *(f'depth {d}' for d in range(8))]
 COPIES = 0.25        # of the documents of primitives; the rest are chains
-VALUES = 4        # names that get a value, and names at every depth
+VALUES = 4          # names that get a value, and names at every depth
 
 
 def copy(rng):
@@ -62,12 +63,12 @@ def copy(rng):
         yield period[i % len(period)], known, 'copy' if known else None
 
 
-def chains(rng, depths):
+def chains(rng, depths, values):
     """Pieces of a document that assigns values to names, hands them on, and asks: first for one of
     the last, then for any."""
     depth = rng.randrange(depths)
-    names = rng.sample(string.ascii_lowercase, (depth + 1) * VALUES)
-    statements, last = chain(rng, names, rng.sample(string.digits, VALUES), depth)
+    names = rng.sample(string.ascii_lowercase, (depth + 1) * values)
+    statements, last = chain(rng, names, rng.sample(string.digits, values), depth)
     asked = {}                          # what every name comes to
     for name, given in statements:
         asked[name] = asked.get(given, given)
@@ -80,10 +81,11 @@ def chains(rng, depths):
         yield asked[name], True, f'depth {depth}' if i == 0 else None
 
 
-def document(rng, depths=DEPTHS):
+def document(rng, depths=DEPTHS, values=VALUES):
     "One document as (tokens, mask, marks), SIZE of each."
     tokens, mask, marks = [END_OF_TEXT], [0], [0]
-    for text, known, kind in copy(rng) if rng.random() < COPIES else chains(rng, depths):
+    pieces = copy(rng) if rng.random() < COPIES else chains(rng, depths, values)
+    for text, known, kind in pieces:
         mark = KINDS.index(kind) + 1 if kind else 0
         tokens += text.encode()
         mask += [known] * len(text)
@@ -119,11 +121,16 @@ def main(argv=None):
                         help='documents of primitives to train on')
     parser.add_argument('--text', type=float, default=0.1,
                         help='share of text in the training windows')
-    parser.add_argument('--depths', type=int, default=DEPTHS, choices=range(1, 7),
+    parser.add_argument('--depths', type=int, default=DEPTHS, choices=range(1, 9),
                         help='how many: depth 0, 1, ...')
+    parser.add_argument('--values', type=int, default=VALUES, choices=range(2, 5),
+                        help='names at every depth')
     parser.add_argument('--out', type=Path, default=ROOT / 'data/toy')
     args = parser.parse_args(argv)
     check_bounds(vars(args), '--')
+    if args.depths * args.values > 26:
+        raise Refused(f'--depths={args.depths} times --values={args.values} are more names than '
+                      'there are letters')
     print('reading the standard library ...', flush=True)
     files = list(library())
     random.Random(draw(0, 'toy files')).shuffle(files)
@@ -132,7 +139,7 @@ def main(argv=None):
         rng = random.Random(draw(0, f'toy {split}'))
         documents = []
         while len(documents) < n:
-            example = document(rng, args.depths)
+            example = document(rng, args.depths, args.values)
             # validation comes first: training gets none of its documents
             if tuple(example[0]) not in held_out:
                 documents.append(example)
