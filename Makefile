@@ -22,7 +22,15 @@ lidas baseline: data/toy/train.json     # a grown model, an ordinary one: out/li
 	$(PY) train.py config/$@.py
 	$(PY) nanodepth.py sample out/$@
 
-# ---- the runs behind docs/RESULTS.md: out/toys/NAME-SEED, one thread each, two side by side. A stopped `make toys` goes on.
+# ---- the study that docs/RESULTS.md judges: a seed is trained, measured and written to docs/results, then committed
+
+seed-%: data/chains/train.json  # make seed-3: an hour on two cores; a stopped one goes on
+	$(PY) nanodepth.py study $*
+	$(PY) nanodepth.py results
+data/chains/train.json: data/toy/prepare.py | .venv/ready
+	$(PY) data/toy/prepare.py --depths=5 --values=3 --out=data/chains
+
+# ---- the first toy's runs: out/toys/NAME-SEED, one thread each, two side by side. A stopped `make toys` goes on.
 
 SEEDS := 0 1 2
 GROWN := baseline baseline_isoflops midas lidas stack ln_scaling

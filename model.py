@@ -8,9 +8,8 @@ statements about such lists.
 Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", appendix A (architecture, Table 2) and
 E (LN-scaling): RMSNorm before each sublayer, rotary positions, grouped-query attention, SwiGLU,
 tied embeddings.
-Here: initial weights are normal with std 0.02 (an untied embedding: 1), because the papers don't
-name theirs. The usual shrinking of the output matrices with the number of layers is left out: in a
-model that grows, nothing may depend on the total depth.
+Here: initial weights are normal with std 0.02 (an untied embedding: 1); the papers name none. The
+output matrices don't shrink with the total depth, on which nothing may depend in a growing model.
 
 Usage:
     model = LM(ModelConfig(vocab_size=257, n_layer=4, n_embd=64, n_head=4))
@@ -280,8 +279,7 @@ def continue_text(forward, new_cache, context, tokens, max_new_tokens, *, temper
     slides: each new token is drawn from the last `context` ones, as if none came before."""
     if tokens.shape[1] == 0:
         raise Refused('nothing to continue: the prompt has no tokens')
-    # like no_grad, but faster: these tensors can never get a gradient
-    with torch.inference_mode():
+    with torch.inference_mode():        # faster than no_grad: these never get a gradient
         cache, fresh = new_cache(), tokens[:, -context:]
         for _ in range(max_new_tokens):
             # every token's position has changed: the cache is invalid

@@ -33,6 +33,8 @@ COMMANDS = {        # name: (module, what it does)
     'probe': ('tools.probes', 'which layers models use: a page of pictures'),
     'lens': ('tools.lens', 'train a tuned lens for a checkpoint'),
     'check_data': ('tools.check_data', 'what is in a dataset; checks every checksum'),
+    'study': ('tools.study', 'a seed of the runs that docs/RESULTS.md judges'),
+    'results': ('tools.results', 'the tables of docs/RESULTS.md, from the rows of seeds'),
     'bench': ('tools.bench', 'speed and memory, each compared with a peer'),
     'gpu': ('tools.gpu', 'speed and memory on a GPU, in nine minutes'),
 }

@@ -110,6 +110,32 @@ def draw_windows(rows, kinds):
     return fig
 
 
+def draw_ways(rows, kinds):
+    """rows: {seed, run, way, added, kind: log-probability}. A row of panels a kind, a column a
+    model, a line a way of adding depth; every seed thin, the mean over it."""
+    models = list(dict.fromkeys(row['run'] for row in rows))
+    ways = [way for way in dict.fromkeys(row['way'] for row in rows) if way != 'ordinary']
+    fig, axes = figure(len(kinds), len(models), (1 + 2.7 * len(models), 0.8 + 2.6 * len(kinds)),
+                       sharey='row')
+    for line, kind in zip(axes, kinds):
+        for ax, model in zip(line, models):
+            plain = where(rows, run=model, way='ordinary')
+            ax.axhline(mean([row[kind] for row in plain]), color='black', ls=':', label='ordinary')
+            for colour, way in zip(COLOURS, ways):
+                mine = where(rows, run=model, way=way)
+                for seed in dict.fromkeys(row['seed'] for row in mine):
+                    one = where(mine, seed=seed)
+                    ax.plot([row['added'] for row in one], [row[kind] for row in one],
+                            color=colour, lw=0.6, alpha=0.5, marker='.', ms=3)
+                at = sorted({row['added'] for row in mine})
+                ax.plot(at, [mean([row[kind] for row in where(mine, added=n)]) for n in at],
+                        color=colour, lw=2, marker='o', ms=4, label=way)
+            ax.set(title=model if line is axes[0] else '', ylabel=kind if ax is line[0] else '',
+                   xlabel='layers added' if line is axes[-1] else '')
+    axes[0][-1].legend(frameon=False, fontsize=8, loc='center left', bbox_to_anchor=(1, 0.5))
+    return fig
+
+
 # --------------------------------------------------------------------------------------- the probes
 
 def draw_curves(rows, x, panel, values, labels, title):

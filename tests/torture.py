@@ -357,6 +357,7 @@ def properties(rng, world, until):
 
 
 PARTS = dict(lines=lines, properties=properties, flips=flips, disks=disks, kills=kills)
+SHARES = dict(lines=4, properties=1, flips=2, disks=1, kills=2)        # of the time
 
 
 def main():
@@ -371,7 +372,7 @@ def main():
         world = World(folder)
         for name in args.parts:
             began, counts = time.monotonic(), {}
-            until = began + 60 * args.minutes / len(args.parts)
+            until = began + 60 * args.minutes * SHARES[name] / sum(map(SHARES.get, args.parts))
             rng = random.Random(f'{args.seed} {name}')
             for about, what, words in PARTS[name](rng, world, until):
                 kind = what if what in ('done', 'refused') else 'findings'

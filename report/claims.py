@@ -1,0 +1,131 @@
+"""Verdicts on the papers' claims: from rows of seeds to a sentence, by rules set before the runs.
+
+The idea: a claim is a contrast, one number of one run minus the same of another, with a direction.
+Its verdict follows from Student's t over the seeds alone: *holds* or *does not hold* where the
+difference is significant after Holm's correction for all primary claims of its section, *no
+difference* where the 90% interval lies within a margin that would not matter, else *not resolved*,
+with the difference that so many seeds would have shown in four cases of five. Beside it stands a
+test that assumes no shape: how often the signs of the differences (or, unpaired, the labels of the
+seeds), drawn again, make a mean as far from zero.
+
+Usage:
+    found = Contrast([0.70, 0.69, 0.72], [0.71, 0.73, 0.74])    # paired: seed by seed
+    found.mean, found.interval(0.95), found.p, found.p_signs
+    verdicts([found, other], margins=[0.02, 5], directions=[-1, 1])
+"""
+import itertools
+import math
+
+from report.tables import mean, standard_error
+
+ALPHA = 0.05
+POWER = 0.8
+MARGINS = dict(text=0.02, answers=0.05, points=5.0)     # what would not matter, by unit
+
+
+def t_probability(t, df):
+    "P(|T| < t) of Student's t with a whole number of degrees of freedom, in closed form."
+    angle = math.atan2(abs(t), math.sqrt(df))
+    cos2, term, total = math.cos(angle) ** 2, 1.0, 0.0
+    if df % 2:
+        term = math.cos(angle)
+        for k in range(3, df + 1, 2):
+            total += term
+            term *= cos2 * (k - 1) / k
+        return 2 / math.pi * (angle + math.sin(angle) * total)
+    for k in range(2, df + 1, 2):
+        total += term
+        term *= cos2 * (k - 1) / k
+    return math.sin(angle) * total
+
+
+def t_quantile(share, df):
+    "The t within which a share of all cases lies, on both sides of zero."
+    low, high = 0.0, 1e6
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if t_probability(middle, df) < share else (low, middle)
+    return middle
+
+
+class Contrast:
+    """The mean of a minus b over seeds. Paired: they come in the same order of seeds, and their
+    differences are one sample. Else two samples, by Welch, his degrees rounded down."""
+
+    def __init__(self, a, b, paired=True):
+        self.a, self.b, self.paired = list(a), list(b), paired
+        self.n = min(len(self.a), len(self.b))
+        self.mean = mean(self.a) - mean(self.b)
+        if paired:
+            self.changes = [x - y for x, y in zip(self.a, self.b, strict=True)]
+            self.error, self.df = standard_error(self.changes), self.n - 1
+        else:
+            va, vb = standard_error(self.a) ** 2, standard_error(self.b) ** 2
+            self.error = math.sqrt(va + vb)
+            self.df = int((va + vb) ** 2 / (va ** 2 / (len(self.a) - 1)
+                                            + vb ** 2 / (len(self.b) - 1))) if va + vb else self.n
+        self.known = self.n > 1 and math.isfinite(self.error)
+
+    def half(self, share):
+        return t_quantile(share, self.df) * self.error if self.known else math.inf
+
+    def interval(self, share=0.95):
+        return self.mean - self.half(share), self.mean + self.half(share)
+
+    @property
+    def p(self):
+        if not self.known:
+            return 1.0
+        if self.error == 0:
+            return float(self.mean == 0)
+        return 1 - t_probability(self.mean / self.error, self.df)
+
+    @property
+    def p_signs(self):
+        "Of all ways to set the signs (to deal out the labels), the share as far from zero."
+        if self.paired:
+            ways = [sum(s * c for s, c in zip(signs, self.changes))
+                    for signs in itertools.product((1, -1), repeat=self.n)]
+        else:
+            both, n = self.a + self.b, len(self.a)
+            ways = [sum(chosen) / n - (sum(both) - sum(chosen)) / (len(both) - n)
+                    for chosen in itertools.combinations(both, n)]
+        seen = abs(sum(self.changes) if self.paired else self.mean)
+        return sum(abs(way) >= seen - 1e-12 * (1 + seen) for way in ways) / len(ways)
+
+    def smallest(self, alpha=ALPHA):
+        "The difference that so many seeds, this noisy, would have shown in four cases of five."
+        return (self.half(1 - alpha) + self.half(2 * POWER - 1)) if self.known else math.inf
+
+
+def holm(ps):
+    "The p values, corrected for being many: the smallest times n, the next times n - 1, ..."
+    found, above = [None] * len(ps), 0.0
+    for k, i in enumerate(sorted(range(len(ps)), key=lambda i: ps[i])):
+        above = found[i] = min(1.0, max(above, ps[i] * (len(ps) - k)))
+    return found
+
+
+def verdicts(contrasts, margins, directions):
+    """[(verdict, corrected p)] of the primary claims of a section. direction: +1 where the claim is
+    that a is above b, -1 below, 0 that they are equal."""
+    corrected = holm([c.p for c in contrasts])
+    return [(verdict(c, p, margin, direction), p)
+            for c, p, margin, direction in zip(contrasts, corrected, margins, directions)]
+
+
+def verdict(contrast, p, margin, direction):
+    low, high = contrast.interval(0.9)
+    within = -margin < low and high < margin
+    if direction == 0:
+        return ('holds' if within else 'does not hold' if p < ALPHA
+                else unresolved(contrast))
+    if p < ALPHA:
+        return 'holds' if contrast.mean * direction > 0 else 'does not hold'
+    return 'no difference' if within else unresolved(contrast)
+
+
+def unresolved(contrast):
+    if not contrast.known:
+        return f'not resolved ({contrast.n} seed{"s" * (contrast.n != 1)})'
+    return f'not resolved ({contrast.smallest():.2g} would have shown)'

@@ -1,0 +1,97 @@
+"Verdicts: Student's t against the tables, Holm by hand, each verdict from rows that deserve it."
+import itertools
+import math
+
+import pytest
+
+from report.claims import Contrast, holm, t_probability, t_quantile, verdict, verdicts
+
+
+@pytest.mark.parametrize('share, df, t', [      # the tables in any textbook
+    (0.95, 1, 12.706), (0.95, 2, 4.303), (0.95, 4, 2.776), (0.95, 7, 2.365), (0.99, 3, 5.841),
+    (0.9, 7, 1.895), (0.95, 30, 2.042)])
+def test_students_t_is_the_tables(share, df, t):
+    assert t_quantile(share, df) == pytest.approx(t, abs=6e-4)
+    assert t_probability(t, df) == pytest.approx(share, abs=1e-4)
+
+
+def test_students_t_is_its_integral():
+    "The slow form: the density, added up."
+    for df in range(1, 12):
+        density = lambda x: (1 + x * x / df) ** (-(df + 1) / 2)
+        scale = math.gamma((df + 1) / 2) / math.sqrt(df * math.pi) / math.gamma(df / 2)
+        slow = sum(density((k + 0.5) / 1000) for k in range(1700)) / 1000 * scale * 2
+        assert t_probability(1.7, df) == pytest.approx(slow, abs=1e-6)
+
+
+def test_a_paired_contrast_by_hand():
+    found = Contrast([3.0, 5.0, 7.0, 5.0], [1.0, 4.0, 4.0, 3.0])        # 2, 1, 3, 2
+    assert found.mean == 2 and found.error == pytest.approx(math.sqrt(2 / 3 / 4))
+    assert found.interval(0.95) == pytest.approx((2 - 3.182 * 0.40825, 2 + 3.182 * 0.40825),
+                                                 abs=1e-3)
+    assert found.p_signs == 2 / 16              # only all signs up, or all down
+    assert found.p == pytest.approx(0.0163, abs=2e-4)
+
+
+def test_an_unpaired_contrast_by_hand():
+    found = Contrast([1.0, 2.0, 3.0], [7.0, 9.0, 11.0, 9.0], paired=False)
+    va, vb = 1 / 3, (4 + 0 + 4 + 0) / 3 / 4
+    assert found.mean == -7 and found.error == pytest.approx(math.sqrt(va + vb))
+    assert found.df == int((va + vb) ** 2 / (va ** 2 / 2 + vb ** 2 / 3)) == 4
+    assert found.p_signs == pytest.approx(1 / math.comb(7, 3))          # no other deal is as far
+    same = Contrast([1.0, 2.0], [1.0, 2.0], paired=False)
+    assert same.p == 1 and same.p_signs == 1
+
+
+def test_holm_by_hand():
+    assert holm([0.04, 0.01, 0.03]) == pytest.approx([0.06, 0.03, 0.06])
+    assert holm([0.5, 0.9]) == [1.0, 1.0] and holm([]) == []
+
+
+@pytest.mark.parametrize('changes, direction, said', [
+    ([1.0, 1.1, 0.9, 1.0], 1, 'holds'), ([1.0, 1.1, 0.9, 1.0], -1, 'does not hold'),
+    ([0.001, -0.002, 0.001, 0.0], 1, 'no difference'),
+    ([0.001, -0.002, 0.001, 0.0], 0, 'holds'), ([1.0, 1.1, 0.9, 1.0], 0, 'does not hold'),
+    ([1.0, -1.0, 2.0, 0.0], 1, 'not resolved'), ([0.3], 1, r'not resolved \(1 seed\)'),
+    ([], 1, r'not resolved \(0 seeds\)')])
+def test_every_verdict(changes, direction, said):
+    import re
+    found = Contrast(changes, [0.0] * len(changes))
+    [(text, _)] = verdicts([found], [0.05], [direction])
+    assert re.match(said, text)
+
+
+def test_a_verdict_is_corrected_for_its_section():
+    weak = Contrast([1.0, 2.0, 3.0, 1.0, 2.5], [0.0] * 5)       # p = .009 alone
+    noise = [Contrast([1.0, -1.0, 0.5 * k, -0.4, 0.1], [0.0] * 5) for k in range(6)]
+    assert verdict(weak, weak.p, 0.05, 1) == 'holds'
+    several = verdicts([weak, *noise[:3]], [0.05] * 4, [1] * 4)
+    assert several[0][1] == pytest.approx(4 * weak.p) and several[0][0] == 'holds'
+    several = verdicts([weak, *noise, *noise], [0.05] * 13, [1] * 13)
+    assert several[0][0].startswith('not resolved')
+
+
+def test_chance_is_called_a_result_as_often_as_it_says():
+    "Of noise without an effect, one case in twenty is significant, and no more."
+    import random
+    rng, found = random.Random(0), []
+    for _ in range(2000):
+        c = Contrast([rng.gauss(0, 1) for _ in range(5)], [0.0] * 5)
+        found.append(c.p < 0.05)
+    assert 0.035 < sum(found) / len(found) < 0.065
+
+
+def test_the_smallest_effect_is_found_four_times_of_five():
+    import random
+    rng, n = random.Random(1), 8
+    known = t_quantile(0.95, n - 1) / math.sqrt(n) + t_quantile(0.6, n - 1) / math.sqrt(n)
+    shown = [Contrast([rng.gauss(known, 1) for _ in range(n)], [0.0] * n).p < 0.05
+             for _ in range(1500)]
+    assert 0.75 < sum(shown) / len(shown) < 0.86
+
+
+def test_signs_drawn_again_are_all_of_them():
+    changes = [0.4, 0.1, 0.3, -0.2, 0.5]
+    slow = [abs(sum(s * c for s, c in zip(signs, changes))) >= 1.1 - 1e-9
+            for signs in itertools.product((1, -1), repeat=5)]
+    assert Contrast(changes, [0.0] * 5).p_signs == sum(slow) / 32
