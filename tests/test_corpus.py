@@ -23,7 +23,7 @@ from data.tokens import Dataset, Loader
 
 pytest.importorskip('datasets')
 ODD = ['', None, '<|endoftext|> is text here', 'ä東🙂\u200d\x00\ufeff e\u0301 \U000e0041',
-       ' ' * 300_000, '\u2028\r\n\t', 'a' * 120_000]
+       ' ' * 110_000, '\u2028\r\n\t', 'a' * 110_000]
 SOURCES = {'fineweb-edu-dedup': 5, 'cosmopedia-v2': 2, 'python-edu': 2, 'open-web-math': 2}
 
 

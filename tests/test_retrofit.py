@@ -257,7 +257,7 @@ def test_cached_generation_is_uncached_generation(tiny, tokens, inject, start):
         model(tokens, r=0)
 
 
-@pytest.mark.parametrize('by', ['latent', 'kl'])
+@pytest.mark.parametrize('by', ['latent', 'kl', 'sure'])
 def test_a_threshold_of_zero_is_fixed_r(tiny, tokens, by):
     model = surgery(tiny(n_layer=6), '2-2-2', inject='linear')
     stop = Exit(0.0, by)
@@ -341,8 +341,24 @@ def test_exit_by_hand(tiny, tokens):
     kl = Exit(0.0, by='kl')
     assert torch.equal(model(tokens, r=24, exit=kl), model(tokens, r=24)) and kl.used == kl.full
     for bad in (dict(threshold=-1), dict(threshold=math.nan), dict(threshold=1, by='x')):
-        with pytest.raises(ValueError, match='must not be negative'):
+        with pytest.raises(ValueError, match="must not be negative|by='x' is not one of"):
             Exit(**bad)
+
+
+@torch.no_grad()
+def test_a_token_that_is_sure_stops(tiny):
+    "Tokens on their own: each is answered as by the first r at which it is sure enough."
+    model = surgery(tiny(n_layer=6, std=0.5), '2-2-2', inject='linear')
+    model.adapter.weight.normal_(std=0.1)
+    alone = torch.arange(40)[:, None]                                           # (B, 1)
+    fixed = torch.stack([model(alone, r=r) for r in range(1, 7)])               # (r, B, 1, V)
+    lacks = 1 - fixed.softmax(-1).max(-1).values[..., 0]                        # (r, B)
+    threshold = lacks.flatten().quantile(0.15).item()
+    first = [next((r for r in range(5) if lacks[r, b] < threshold), 5) for b in range(40)]
+    stop = Exit(threshold, by='sure')
+    found = model(alone, r=6, exit=stop)
+    torch.testing.assert_close(found, fixed[first, range(40)], rtol=1e-4, atol=1e-4)
+    assert stop.used == sum(first) + 40 and 2 < len(set(first))
 
 
 # ------------------------------------------------------------------ how often

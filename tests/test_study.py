@@ -151,6 +151,11 @@ def test_a_seed_in_small(tmp_path, monkeypatch):
     tokens = torch.arange(97, 120)[None]
     plain.mean = 1          # the recurrent cool-down begins as its trunk
     assert torch.allclose(trunk(tokens), plain(tokens), atol=1e-6)
+    exits = {(row['by'], row['at']): row for row in one.exits()}
+    assert exits['fixed r', 3]['layers'] == 3 + 3 * 4 + 3
+    assert 0 < exits['latent', 0.4]['recurrences'] <= exits['latent', 0.02]['recurrences'] <= 8
+    sure = exits['sure', 0.3]
+    assert sure['layers'] == pytest.approx(3 + 7 * sure['recurrences'])
     for _ in range(2):
         study.collect(0, tmp_path / 'study', tmp_path)
     with open(tmp_path / 'depth.csv', newline='') as file:

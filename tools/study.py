@@ -32,6 +32,7 @@ from engine.measure import log_likelihoods
 from loop import parse_loop, running
 from report.logs import read_log
 from tools.options import make_parser
+from variants.exit import Exit
 from wrapper import looped
 
 MODELS = dict(      # the loops end with their own block, which is repeated; it adds so many layers
@@ -42,7 +43,9 @@ MODELS = dict(      # the loops end with their own block, which is repeated; it 
     loop_2_2x3_2=dict(block='2-2x{}-2', window=(6, 7), added={4: 5, 8: 7, 16: 11}, runs=3))
 DATA, STEPS, DECAY = 'data/chains', 520, 104        # as config/chains_baseline.py has them
 DEPTHS, QUESTIONS, BATCHES = (0, 1, 2, 3, 4, 5, 6), 200, 24
-LOOPED_MORE = 4, 5      # what the looped cool-down adds
+EXITS = [*(('latent', at) for at in (0.02, 0.05, 0.1, 0.2, 0.4)),       # the last r is their most
+         *(('sure', at) for at in (0.003, 0.01, 0.03, 0.1, 0.3)),
+         *(('fixed r', r) for r in (1, 2, 3, 5, 8))]
 
 
 class Seed:
@@ -141,6 +144,27 @@ class Seed:
         return rows
 
 
+    def exits(self):
+        """When may a token of the recurrent model stop? At fixed r, when its state moves little, or
+        when the answer read off is sure: rows with the layer evaluations a token that each took,
+        coda and head counted as often as they were asked."""
+        if not (self.root / 'recurrent').exists():
+            return []
+        ask, rows = Questions(self.root / 'ordinary'), []
+        model = load_model(self.root / 'recurrent')
+        ends, core = len(model.prelude), len(model.core)
+        coda = len(model.coda)
+        for by, at in EXITS:
+            fixed = by == 'fixed r'
+            r, stop = (at, None) if fixed else (EXITS[-1][1], Exit(at, by))
+            found = ask.answers(lambda tokens: model(tokens, r=r, exit=stop))
+            mean = r if fixed else r * stop.used / stop.full
+            layers = ends + core * mean + coda * (mean if by == 'sure' else 1)
+            rows.append(dict(seed=self.seed, run=self.model, by=by, at=at, recurrences=mean,
+                             layers=layers) | found)
+        return rows
+
+
 class Questions:
     "What every model of the study is asked: validation data, and the same questions."
 
@@ -153,7 +177,13 @@ class Questions:
     @torch.no_grad()
     def __call__(self, model):
         loss, kinds = measure(model, self.val, BATCHES)
-        found = dict(loss=loss, text=kinds['text']['loss'], copy=kinds['copy']['accuracy'])
+        return dict(loss=loss, text=kinds['text']['loss'],
+                    copy=kinds['copy']['accuracy']) | self.answers(model)
+
+    @torch.no_grad()
+    def answers(self, model):
+        "The mean log-probability of the right answers, and the share of them that was chosen."
+        found = {}
         for depth, examples in self.examples.items():
             values = log_likelihoods(model, self.tokenizer, examples)
             found[f'depth {depth}'] = sum(v[e.answer].item() for v, e in zip(values, examples)
@@ -164,6 +194,7 @@ class Questions:
 
 
 def write_rows(path, rows):
+    "CSV, of six digits: what a table needs, and the same on every run of one machine."
     fields = list(dict.fromkeys(key for row in rows for key in row))
     lines = [fields] + [[f'{row[key]:.6g}' if isinstance(row.get(key), float)
                          else row.get(key, '') for key in fields] for row in rows]
@@ -178,11 +209,13 @@ def read_rows(path):
 
 def collect(seed, root, results):
     "The rows of a finished seed, in place of those that it had."
-    path = Path(results) / 'depth.csv'
-    mine = [row for model in MODELS for row in read_rows(Path(root) / f'{seed}/{model}.csv')]
-    rows = [row for row in read_rows(path) if row['seed'] != str(seed)] + mine
-    write_rows(path, sorted(rows, key=lambda row: int(row['seed'])))
-    print(f'{len(mine)} rows of seed {seed}: {path}')
+    for name, ending in (('depth', '.csv'), ('exits', '.exits.csv')):
+        path = Path(results) / f'{name}.csv'
+        mine = [row for model in MODELS
+                for row in read_rows(Path(root) / f'{seed}/{model}{ending}')]
+        rows = [row for row in read_rows(path) if row['seed'] != str(seed)] + mine
+        write_rows(path, sorted(rows, key=lambda row: int(row['seed'])))
+        print(f'{len(mine)} rows of seed {seed}: {path}')
 
 
 def main(argv=None):
@@ -202,9 +235,11 @@ def main(argv=None):
     if args.model:
         one = Seed(args.model, args.seed, args.root)
         one.train()
-        return write_rows(one.root.with_suffix('.csv'), one.measured())
+        if not one.root.with_suffix('.csv').exists():
+            write_rows(one.root.with_suffix('.csv'), one.measured())
+        return write_rows(one.root.with_suffix('.exits.csv'), one.exits())
     todo = [name for name in names
-            if not (Path(args.root) / f'{args.seed}/{name}.csv').exists()]
+            if not (Path(args.root) / f'{args.seed}/{name}.exits.csv').exists()]
 
     def start(name):
         (Path(args.root) / str(args.seed)).mkdir(parents=True, exist_ok=True)

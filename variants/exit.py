@@ -6,11 +6,13 @@ Easy tokens cost little, hard ones the full r.
 
 Paper: "Retrofitted Recurrence" names such a criterion as future work (section 5).
 Here: two measures of movement, the state's relative change, and the divergence of the output from
-that of the recurrence before. Tokens that stopped are still carried along in a batch, so that
-`used` counts what a kernel could save; time is saved when all of them have stopped.
+that of the recurrence before; and a third that asks no movement, but whether the answer read off is
+sure. The last two pay for coda and head behind every recurrence. Tokens that stopped are still
+carried along in a batch, so that `used` counts what a kernel could save; time is saved when all of
+them have stopped.
 
 Usage:
-    stop = Exit(0.05)                               # or Exit(1e-3, by='kl')
+    stop = Exit(0.05)                   # or Exit(1e-3, by='kl'), Exit(0.1, by='sure')
     logits = recurrent(tokens, r=32, exit=stop)     # a threshold of 0 is fixed r, bit for bit
     print(stop.used / stop.full)                    # the share of the recurrences that was taken
 """
@@ -19,7 +21,7 @@ import math
 
 import torch
 
-from common.errors import Refused
+from common.errors import Refused, check_choice
 
 
 class Exit:
@@ -27,8 +29,9 @@ class Exit:
     tokens took, `full` those of fixed r, over all forwards."""
 
     def __init__(self, threshold, by='latent'):
-        if by not in ('latent', 'kl') or not threshold >= 0:
-            raise Refused(f'threshold={threshold} must not be negative, and by={by!r} latent or kl')
+        check_choice('by', by, ('latent', 'kl', 'sure'))
+        if not threshold >= 0:
+            raise Refused(f'threshold={threshold} must not be negative')
         self.threshold, self.by, self.used, self.full = threshold, by, 0, 0
 
     def step(self, model, s, e, i, r, cache):
@@ -65,6 +68,8 @@ class Exit:
                          cache=scratch)
         now, before = model.head(model.norm(x)).float().log_softmax(-1), self.before
         self.before = now
+        if self.by == 'sure':       # what the likeliest answer lacks to certainty
+            return 1 - now.max(-1).values.exp()
         return (torch.full(s.shape[:2], math.inf, device=s.device) if before is None
                 else (now.exp() * (now - before)).sum(-1).clamp(min=0))
 
