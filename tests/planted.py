@@ -4,7 +4,7 @@ The idea: a test that cannot fail says nothing. Each line below breaks one mecha
 the repo, and names the test file that must fail for it.
 
 Usage:
-    python tests/planted.py                 # all of them, 6 minutes; exit 1 if one goes unnoticed
+    python tests/planted.py                 # all of them, 8 minutes; exit 1 if one goes unnoticed
 """
 import shutil
 import subprocess
@@ -48,6 +48,14 @@ BUGS = [        # file, what stands there, what is planted, who must notice
      '(train if for_validation(text, val_every) else val)', 'test_corpus.py'),
     ('report/logs.py', "line['step'] <= last_step", "line['step'] < last_step", 'test_trust.py'),
     ('report/tables.py', '/ (n - 1) / n)', '/ n / n)', 'test_sample_plot.py'),
+    ('report/claims.py', 'ps[i] * (len(ps) - k)', 'ps[i]', 'test_claims.py'),
+    ('variants/exit.py', 'return 1 - now.max(-1)', 'return now.max(-1)', 'test_retrofit.py'),
+    ('variants/hosts.py', 'if self.inside and self.kept:', 'if False:', 'test_wrapper_hf.py'),
+    ('data/tokenizer.py', 'need(found.decode(found.encode_ordinary(ODD)) == ODD', 'need(True',
+     'test_trust.py'),
+    ('engine/watch.py', 'moved, spoke = now, dict.fromkeys(spoke, now)', 'pass',
+     'test_trust.py'),
+    ('tools/results.py', 'found[seed] - off[seed]', 'found[seed]', 'test_study.py'),
     ('train.py', '(share * world.size).backward()', 'share.backward()', 'test_train.py'),
 ]
 
