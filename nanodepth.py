@@ -24,6 +24,7 @@ COMMANDS = {        # name: (module, what it does)
     'sample': ('tools.sample', 'generate text from a checkpoint'),
     'grow': ('tools.origins', 'which layer came from which, and what growing saves'),
     'loop': ('tools.loops', 'looped runs beside their partners; every block repeated'),
+    'play': ('tools.play', 'a page on which you move layers and see what it does'),
     'primitives': ('tools.primitives', 'accuracy on copying and variable assignment'),
     'export': ('tools.export', 'a checkpoint as a Hugging Face folder'),
     'evaluate': ('tools.evaluate', 'lm-eval on any checkpoint'),

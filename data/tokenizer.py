@@ -189,8 +189,8 @@ class Foreign:
     def encode(self, text, allowed_special=None):
         try:
             return self.inner.encode(text, add_special_tokens=False).ids
-        except BaseException as error:      # a panic in Rust is no Exception
-            if type(error).__name__ != 'PanicException':
+        except BaseException as error:      # a bare Exception; and a panic in Rust is not even that
+            if not (isinstance(error, Exception) or type(error).__name__ == 'PanicException'):
                 raise
             raise Refused(f'tokenizer {self.name}: {error}') from None
 

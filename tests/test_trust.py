@@ -172,6 +172,11 @@ def test_a_strangers_expression_is_a_line_and_loses_no_text(tmp_path):
         with pytest.raises(Refused, match='backtracking|retry-limit'):
             tokenizer.encode('a' * 60 + '!')
     assert isinstance(stranger(tmp_path, '[a-z]+'), Foreign)    # tiktoken drops what lies between
+    spec = json.loads((tmp_path / 'tokenizer.json').read_text())
+    (tmp_path / 'tokenizer.json').write_text(json.dumps(spec | dict(model=dict(
+        type='WordLevel', vocab=dict(a=0), unk_token='x'))))
+    with pytest.raises(Refused, match='tokenizer .*'):          # the package has no word for it
+        get_tokenizer(tmp_path).encode('nothing that it knows')
 
 
 # ------------------------------------------------------------------------- 8: signals and pipes

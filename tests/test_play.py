@@ -1,0 +1,181 @@
+"The page: what the server says is what the commands say, and nobody else may ask."
+import http.client
+import json
+import threading
+import time
+
+import pytest
+import torch
+from conftest import ROOT
+
+from common.errors import Refused
+from engine import checkpoint
+from engine.measure import Scorer, parse_tasks
+from loop import parse_loop, running
+from retrofit import surgery
+from tools import play
+from wrapper import looped
+
+
+@pytest.fixture
+def served(tiny, data, tmp_path):
+    "A server with an ordinary model and a recurrent one, and a function that asks it."
+    lm = tiny(vocab_size=257, n_layer=4, context=64)
+    about = dict(config=dict(data=str(data), batch_size=4, context=16, grad_accum=1))
+    for name, model in dict(lm=lm, deep=surgery(lm, '1-2-1', inject='linear')).items():
+        checkpoint.save(tmp_path / name, **checkpoint.describe(model), step=0, optimizers=[],
+                        **about)
+        (tmp_path / name / 'run.json').write_text('{"tokenizer": "bytes"}')
+    server = play.serve([str(tmp_path / 'lm'), str(tmp_path / 'deep')], 'toy_assign/1', 0, 'cpu')
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+
+    def ask(name, about=None, method='POST', raw=None, **headers):
+        to = http.client.HTTPConnection(*server.server_address, timeout=60)
+        body = json.dumps(about).encode() if raw is None else raw
+        to.request(method, f'/{name}', body, headers)
+        got = to.getresponse()
+        said = got.read()
+        return got.status, json.loads(said) if said[:1] in b'{[' else said.decode()
+    yield ask, tmp_path, server
+    server.shutdown()
+    server.server_close()
+
+
+def measured(ask, **about):
+    while True:
+        status, said = ask('measure', about)
+        assert status == 200, said
+        if 'accuracy' in said or 'error' in said:
+            return said
+        time.sleep(0.02)
+
+
+def test_what_it_says_is_what_the_model_says(served):
+    ask, folder, _ = served
+    model, order = checkpoint.load_model(folder / 'lm'), [0, 1, 2, 1, 2, 3]
+    wrap = dict(window='1-2', method='rk', K=3, beta=0.25)
+    prompt, tokens = 'a1b2?a', torch.tensor([[256, *b'a1b2?a']])
+    for how, layers in (({}, 4), (dict(order=order), 6), (dict(wrap=wrap), 4 + 2 * 2)):
+        status, said = ask('look', dict(model='lm', how=how, prompt=prompt))
+        with running(model, how.get('order', [0, 1, 2, 3])), torch.no_grad():
+            if 'wrap' in how:
+                with looped(model, **wrap):
+                    logits = model(tokens)
+            else:
+                logits = model(tokens)
+        likely = logits[0, -1].softmax(-1).topk(8)
+        assert status == 200 and said['changed']['layers'] == layers
+        assert [p for _, p in said['changed']['next']] == pytest.approx(likely.values.tolist(),
+                                                                        abs=1e-4)
+        assert said['plain']['layers'] == 4 and said['cost'] == layers / 4
+        if 'wrap' not in how:       # behind the last layer the lens is the model
+            last, first = said['changed']['behind'][-1]['says'][-1], said['changed']['next'][0]
+            assert last == first and len(said['changed']['behind']) == layers
+    assert ask('look', dict(model='lm', how=dict(order=order), prompt=prompt))[1]['changed'][
+        'notation'] == '1-2x2-1'
+    said = ask('look', dict(model='deep', how=dict(r=5), prompt=prompt))[1]['changed']
+    deep = checkpoint.load_model(folder / 'deep')
+    assert said['layers'] == 1 + 5 * 2 + 1
+    assert said['next'][0][1] == pytest.approx(
+        deep(tokens, r=5)[0, -1].softmax(-1).max().item(), abs=1e-4)
+
+
+def test_skill_is_what_the_commands_measure(served, monkeypatch):
+    ask, folder, _ = served
+    path, order = folder / 'lm', parse_loop('1-2x2-1')
+    state, model = checkpoint.load(path), checkpoint.load_model(path)
+    score = Scorer(path, state, model, None, play.BATCHES,
+                   parse_tasks('toy_assign/1', play.QUESTIONS))
+    with running(model, order):
+        wanted = score(model)
+    said = measured(ask, model='lm', how=dict(order=order), task='toy_assign/1')
+    assert said['loss'] == pytest.approx(wanted['loss'], abs=1e-5)
+    assert said['accuracy'] == wanted['toy_assign/1']
+    with running(model, order), looped(model, '1-2', K=2):
+        wanted = score(model)
+    said = measured(ask, model='lm', how=dict(order=order, wrap=dict(window='1-2', K=2)),
+                    task='toy_assign/1')
+    assert said['loss'] == pytest.approx(wanted['loss'], abs=1e-5)
+    monkeypatch.setattr(play.Skill, 'work', None)       # what is known is not measured again
+    assert measured(ask, model='lm', how=dict(order=order), task='toy_assign/1')['loss']
+
+
+def test_a_newer_order_cancels_the_older_and_the_model_stays_as_it_was(served, monkeypatch):
+    ask, _, _ = served
+    begun, go, real = [], threading.Event(), play.measure
+
+    def slow(model, val, n, pieces, step):
+        begun.append(list(model.order))
+        go.wait(20)
+        return real(model, val, n, pieces, step)
+    monkeypatch.setattr(play, 'measure', slow)
+    first, second = dict(order=[0, 1, 1, 2, 3]), dict(order=[3, 2, 1, 0])
+    ask('measure', dict(model='lm', how=first, task='toy_copy'))
+    while not begun:
+        time.sleep(0.01)
+    threading.Timer(0.3, go.set).start()
+    said = measured(ask, model='lm', how=second, task='toy_copy')
+    assert begun.count(first['order']) == 1 and begun.count(second['order']) == play.BATCHES
+    assert ask('measure', dict(model='lm', how=first, task='toy_copy'))[1].get('loss') is None
+    assert said['loss'] > 0
+    found = ask('look', dict(model='lm', how={}, prompt='ab'))[1]
+    assert found['plain']['next'] == found['changed']['next'] and found['cost'] == 1
+
+
+def test_what_was_found_is_bounded_over_many_orders(served, monkeypatch):
+    ask, _, _ = served
+    monkeypatch.setattr(play, 'MOST', 6), monkeypatch.setattr(play, 'BATCHES', 1)
+    monkeypatch.setattr(play, 'QUESTIONS', 2), monkeypatch.setattr(play, 'SLICE', 2)
+    subjects = []
+    real = play.Skill.ask
+    monkeypatch.setattr(play.Skill, 'ask', lambda self, subject, *a: (
+        subjects.append(subject), real(self, subject, *a))[1])
+    for k in range(12):
+        measured(ask, model='lm', how=dict(order=[k % 4, k // 4]), task='toy_copy')
+    assert len(subjects[0].kept) == 6
+
+
+@pytest.mark.parametrize('name, about, message', [
+    ('look', dict(model='lx'), "model='lx' is not one of lm, deep; did you mean 'lm'"),
+    ('look', dict(model='lm', how=dict(order=[0, 9]), prompt='a'), 'names layer 9'),
+    ('look', dict(model='lm', how=dict(order=[0] * 999), prompt='a'), 'more than this page'),
+    ('look', dict(model='lm', how={}, prompt='a' * 99), 'has 100 tokens, 1 to 64 fit'),
+    ('look', dict(model='lm', how=dict(wrap=dict(K=10 ** 9)), prompt='a'), 'K=1000000000'),
+    ('look', dict(model='lm', how=dict(wrap=dict(out='/etc')), prompt='a'), "dial='out'"),
+    ('look', dict(model='lm', how=dict(wrap=dict(window='9-9')), prompt='a'), "window='9-9'"),
+    ('look', dict(model='deep', how=dict(r=0), prompt='a'), 'r=0 must be'),
+    ('order', dict(model='lm', text='3-2x2-3'), '8 unique layers, but the model has 4'),
+    ('order', dict(model='lm', text='0, 1, x'), "names layer 'x'"),
+    ('measure', dict(model='lm', task='toy_assing/1'), 'there is no task'),
+    ('question', dict(task='toy_assign/99'), 'letters for depth'), ('about', [1], 'JSON object'),
+    ('look', dict(model='lm', how=[1]), 'JSON object')])
+def test_what_cannot_be_is_one_line(served, name, about, message):
+    ask, _, _ = served
+    status, said = ask(name, about)
+    assert status == 400 and message in said['error'] and '\n' not in said['error'], said
+
+
+def test_nobody_else_may_ask_and_nothing_else_is_read(served):
+    ask, _, server = served
+    port = server.server_address[1]
+    assert server.server_address[0] == '127.0.0.1'
+    assert ask('about', {}, Host='evil.example')[0] == 403
+    assert ask('about', {}, Origin='http://evil.example')[0] == 403
+    assert ask('', method='GET', Host=f'rebound.example:{port}')[0] == 403
+    assert ask('about', {}, Origin=f'http://localhost:{port}')[0] == 200
+    for path in ('../README.md', '%2e%2e/README.md', 'etc/passwd', 'play.html'):
+        status, said = ask(path, method='GET')
+        assert status == 404 and said['error'] == 'there is nothing here', path
+    assert ask('__init__', {})[0] == 404
+    for raw in (b'', b'no JSON', b'[' * 9000, b'\xff\xfe', b' ' * (play.BODY + 1)):
+        assert ask('about', raw=raw)[0] == 400, raw[:10]
+    status, page = ask('', method='GET')
+    assert status == 200 and page == (ROOT / 'tools/play.html').read_text()
+    assert 'http' not in page.split('<style>')[0] and 'src=' not in page        # no download
+
+
+def test_a_taken_port_and_an_unknown_run_are_refused(served, tmp_path):
+    with pytest.raises(Refused, match='there is no checkpoint at'):
+        play.serve([str(tmp_path / 'none')], 'toy_copy', 0)
+    with pytest.raises(OSError):
+        play.serve([str(tmp_path / 'lm')], 'toy_copy', served[2].server_address[1])

@@ -1,0 +1,346 @@
+"""A page on which a reader moves a model's depth, and sees at once what that does.
+
+The idea: an order is a list, so it can be taken into the hands: blocks are moved, repeated and left
+out, a window is looped, a core runs more often; beside it stand the next tokens, plain and changed,
+what each layer would answer, and in the background the loss and the questions. The standard
+library's server on this machine's own address, one page without any library.
+
+Usage:
+    python nanodepth.py play out/lidas out/baseline         # opens a browser; --open=false does not
+    python nanodepth.py play SmolLM-360M --port=8000 --task=assign_math/1
+"""
+import collections
+import contextlib
+import functools
+import json
+import threading
+import webbrowser
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import torch
+
+from common.errors import Refused, check_choice
+from data.primitives import TASKS, TOY_TASKS, few_shot
+from data.tokenizer import get_tokenizer, readable, start_of_document
+from data.tokens import measure
+from engine.checkpoint import build_model, load
+from engine.launch import pick_device
+from engine.measure import log_likelihoods, open_data, parse_tasks
+from loop import fit_loop, format_loop, running
+from model import check_order
+from report.tables import mean, run_names
+from retrofit import Recurrent
+from tools.options import RUNS, make_parser
+from variants.caches import CACHES
+from wrapper import SOLVERS, patch, unpatch
+
+PAGE = Path(__file__).with_name('play.html')
+MOST = 200              # layers that are run for one look, and results that are kept
+BODY = 2 ** 16          # bytes of a request
+BATCHES, QUESTIONS, SLICE = 4, 100, 20
+SHOWN = 16              # tokens of a prompt in the table of layers
+DIALS = dict(window=str, method=str, K=int, T=float, beta=float, cache=str)
+
+
+class Subject:
+    "A checkpoint, and what was found out about it. Patches are global: one request at a time."
+
+    def __init__(self, path, device):
+        self.path, self.state, self.lock = path, load(path), threading.Lock()
+        self.model = build_model(self.state, path).to(device).eval()
+        self.tokenizer, self.device = get_tokenizer(path), device
+        self.plain, self.kept = self.model.order, collections.OrderedDict()
+        config = self.state.get('config') or {}
+        self.has_data, self.pieces = bool(config.get('data')), config.get('grad_accum', 1)
+
+    @functools.cached_property
+    def val(self):
+        return open_data(self.path, self.state, self.model, None, 'val', longest=1024)
+
+    def about(self):
+        model, recurrent = self.model, isinstance(self.model, Recurrent)
+        return dict(path=str(self.path), layers=len(model.layers), order=self.plain,
+                    context=model.config.context, parameters=model.num_params(),
+                    r=model.mean if recurrent else None,
+                    parts=[model.prelude, model.core, model.coda] if recurrent else None)
+
+    @contextlib.contextmanager
+    def as_asked(self, how):
+        "The model in this state, and how many layers it evaluates: inside, one at a time."
+        model, order = self.model, check_order(how.get('order') or self.plain,
+                                               len(self.model.layers))
+        with self.lock:
+            if isinstance(model, Recurrent):
+                before, model.mean = model.mean, whole('r', how.get('r', model.mean), MOST)
+                try:
+                    yield model, len(model.order)
+                finally:
+                    model.mean = before
+                return
+            if len(order) > MOST:
+                raise Refused(f'{len(order)} layers are more than this page runs ({MOST})')
+            with running(model, order):
+                layers, wrap = len(order), how.get('wrap')
+                try:
+                    if wrap:
+                        handle = patch(model, **dials(wrap))
+                        a, b = handle.window
+                        layers += (handle.evaluations - 1) * (b - a + 1)
+                    if layers > 4 * MOST:
+                        raise Refused(f'{layers} evaluations are more than this page runs')
+                    yield model, layers
+                finally:
+                    unpatch(model)
+
+    def tokens(self, prompt):
+        ids = [*start_of_document(self.tokenizer), *self.tokenizer.encode(prompt)]
+        context = self.model.config.context
+        if not 0 < len(ids) <= context:
+            raise Refused(f'the prompt has {len(ids)} tokens, 1 to {context} fit')
+        return torch.tensor([ids], device=self.device)
+
+    def look(self, how, prompt):
+        "What the model says next, and what it would say behind every layer that it evaluates."
+        tokens, said = self.tokens(prompt), {}
+        for name, state in dict(plain={}, changed=how).items():
+            with self.as_asked(state) as (model, layers), torch.inference_mode():
+                streams = []
+
+                def tap(depth, part, x, update):
+                    if part == 'mlp':
+                        streams.append((depth, x[:, -SHOWN:] + update[:, -SHOWN:]))
+                    return update
+                stream = model.hidden(tokens, tap=tap)
+                last = self.likely(stream[:, -1:], 8)[0]
+                order = model.order
+                behind = [dict(depth=depth, layer=order[depth],
+                               says=[one[0] for one in self.likely(x, 1)])
+                          for depth, x in streams]
+                said[name] = dict(next=last, behind=behind, layers=layers, order=order)
+        about = said['changed']
+        with contextlib.suppress(Refused):
+            about['notation'] = format_loop(about['order'])
+        return said | dict(prompt=[self.show(i) for i in tokens[0, -SHOWN:].tolist()],
+                           cost=about['layers'] / said['plain']['layers'])
+
+    def likely(self, stream, k):
+        "The k likeliest next tokens behind each place of a stream: [[(text, probability)]]."
+        found = self.model.head(self.model.norm(stream)).float().softmax(-1)[0].topk(k)
+        return [[(self.show(i), round(p, 4)) for i, p in zip(*pair)]
+                for pair in zip(found.indices.tolist(), found.values.tolist())]
+
+    def show(self, token):
+        text = readable(self.tokenizer, [token])
+        return text if text.isprintable() and text else repr(text)[1:-1] or '·'
+
+
+def whole(name, value, most):
+    if type(value) is not int or not 1 <= value <= most:
+        raise Refused(f'{name}={value!r} must be a whole number, 1 to {most}')
+    return value
+
+
+def dials(wrap):
+    "The wrapper's settings out of a request: known names, of their types."
+    for name in wrap:
+        check_choice('dial', name, tuple(DIALS))
+    found = {name: kind(wrap[name]) for name, kind in DIALS.items()
+             if wrap.get(name) not in (None, '')}
+    whole('K', found.get('K', 3), 16)
+    return found
+
+
+class Skill:
+    "Loss and questions, measured in the background: a new state cancels the one at work."
+
+    def __init__(self):
+        self.lock, self.key, self.done, self.thread = threading.Lock(), None, 0, None
+
+    def ask(self, subject, how, task):
+        """What is known of this state: {done, of}, and when it is finished loss and accuracy. The
+        first to ask starts it."""
+        key = json.dumps([subject.path, how, task], sort_keys=True)
+        of = BATCHES + QUESTIONS // SLICE
+        with self.lock:
+            if key in subject.kept:
+                subject.kept.move_to_end(key)
+                return dict(done=of, of=of) | subject.kept[key]
+            if key != self.key:
+                self.key = None                     # whatever is at work ends with its batch
+                examples = parse_tasks(task, QUESTIONS)[task]
+                with subject.as_asked(how):         # refused here, not in the background
+                    pass
+                self.key, self.done = key, 0
+                self.thread = threading.Thread(target=self.work,
+                                               args=(subject, how, examples, key), daemon=True)
+                self.thread.start()
+            return dict(done=self.done, of=of)
+
+    def work(self, subject, how, examples, key):
+        found, losses, counts, right = {}, [], [], []
+        try:
+            for step in self.steps(key, BATCHES if subject.has_data else 0):
+                val = subject.val
+                with subject.as_asked(how) as (model, _):
+                    losses.append(measure(model, val, 1, subject.pieces, step)[0])
+                counts.append((val.batch(step)[1] != -1).sum().item())
+            for step in self.steps(key, QUESTIONS // SLICE):
+                few = examples[step * SLICE:(step + 1) * SLICE]
+                with subject.as_asked(how) as (model, _):
+                    values = log_likelihoods(model, subject.tokenizer, few)
+                right += [v.argmax().item() == e.answer for v, e in zip(values, few)]
+            if losses:
+                found['loss'] = sum(a * n for a, n in zip(losses, counts)) / sum(counts)
+            found['accuracy'] = mean(right)
+        except Cancelled:
+            return
+        except Refused as error:
+            found = dict(error=str(error))
+        with self.lock:
+            subject.kept[key] = found
+            while len(subject.kept) > MOST:
+                subject.kept.popitem(last=False)
+
+    def end(self):
+        self.key = None
+        if self.thread:
+            self.thread.join(10)
+
+    def steps(self, key, n):
+        for step in range(n):
+            if self.key != key:
+                raise Cancelled
+            yield step
+            self.done += self.key == key
+
+
+class Cancelled(Exception):
+    pass
+
+
+class Play:
+    "What the page may ask, by name."
+
+    def __init__(self, subjects, task):
+        self.subjects, self.task, self.skill = subjects, task, Skill()
+
+    def about(self, _):
+        return dict(models={name: s.about() for name, s in self.subjects.items()},
+                    methods=list(SOLVERS), caches=list(CACHES), task=self.task,
+                    tasks=[*TASKS, *TOY_TASKS])
+
+    def subject(self, about):
+        check_choice('model', about.get('model'), tuple(self.subjects))
+        return self.subjects[about['model']]
+
+    def order(self, about):
+        "A notation, or layers by number, as an order."
+        n, text = len(self.subject(about).model.layers), str(about.get('text', ''))[:1000]
+        if ',' in text or ' ' in text.strip():
+            parts = text.replace(',', ' ').split()
+            return dict(order=check_order([int(p) if p.isdigit() else p for p in parts], n))
+        return dict(order=fit_loop(text, n))
+
+    def look(self, about):
+        return self.subject(about).look(about.get('how') or {}, str(about.get('prompt', '')))
+
+    def measure(self, about):
+        return self.skill.ask(self.subject(about), about.get('how') or {},
+                              str(about.get('task') or self.task))
+
+    def question(self, about):
+        task, _, depth = str(about.get('task') or self.task).partition('/')
+        seed = whole('seed', about.get('seed', 1), 10 ** 6)
+        example = few_shot(task, 1, shots=0, depth=int(depth or 0), seed=seed)[0]
+        return dict(prompt=example.prompt, answer=example.options[example.answer],
+                    options=example.options)
+
+
+def handler_of(play, port):
+    asked = {name: getattr(play, name) for name in ('about', 'order', 'look', 'measure',
+                                                    'question')}
+    hosts = {f'{name}:{port}' for name in ('127.0.0.1', 'localhost')}
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.respond(lambda: PAGE.read_bytes() if self.path.partition('?')[0] == '/' else None)
+
+        def do_POST(self):
+            self.respond(lambda: asked[self.path[1:]](self.body()) if self.path[1:] in asked
+                         else None)
+
+        def respond(self, found):
+            origin = self.headers.get('Origin')
+            if (self.headers.get('Host') not in hosts       # a name that somebody else gave us
+                    or origin is not None and origin.removeprefix('http://') not in hosts):
+                return self.answer(403, dict(error='this page is for this machine alone'))
+            try:
+                what = found()
+            except (ValueError, TypeError, AttributeError, RecursionError) as error:
+                line = str(error).splitlines()[:1] or [type(error).__name__]
+                return self.answer(400, dict(error=line[0][:300]))
+            if what is None:
+                return self.answer(404, dict(error='there is nothing here'))
+            self.answer(200, what)
+
+        def body(self):
+            size = self.headers.get('Content-Length', '')
+            if not size.isdigit() or int(size) > BODY:
+                raise Refused(f'a request has at most {BODY:,} bytes')
+            about = json.loads(self.rfile.read(int(size)))
+            if not isinstance(about, dict) or not isinstance(about.get('how') or {}, dict):
+                raise Refused('a request is a JSON object')
+            return about
+
+        def answer(self, code, what):
+            page = isinstance(what, bytes)
+            raw = what if page else json.dumps(what).encode()
+            self.send_response(code)
+            for name, value in {
+                    'Content-Type': 'text/html; charset=utf-8' if page else 'application/json',
+                    'Content-Length': len(raw), 'Content-Security-Policy':
+                    "default-src 'self' 'unsafe-inline'; img-src data:"}.items():
+                self.send_header(name, str(value))
+            self.end_headers()
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                self.wfile.write(raw)
+
+        def log_message(self, *_):
+            pass
+    return Handler
+
+
+class Server(ThreadingHTTPServer):
+    "Waits for what is at work before it ends: Python must not end inside of torch."
+    daemon_threads, play = False, None
+
+    def server_close(self):
+        super().server_close()
+        if self.play:
+            self.play.skill.end()
+
+
+def serve(paths, task, port, device='auto'):
+    "The server, bound to this machine's own address; its serve_forever answers."
+    device = pick_device(device)
+    subjects = {name: Subject(path, device) for name, path in run_names(paths).items()}
+    parse_tasks(task, 1)
+    server = Server(('127.0.0.1', port), BaseHTTPRequestHandler)
+    server.play = Play(subjects, task)
+    server.RequestHandlerClass = handler_of(server.play, server.server_address[1])
+    return server
+
+
+def main(argv=None):
+    parser = make_parser(__doc__, 'device', port=(8000, 'on 127.0.0.1; 0: any that is free'),
+                         open=(['true', 'false'], 'a browser'),
+                         task=('toy_assign/3', 'the questions to begin with, with their depth'))
+    parser.add_argument('runs', nargs='+', help=RUNS)
+    args = parser.parse_args(argv)
+    with serve(args.runs, args.task, args.port, args.device) as server:
+        address = f'http://127.0.0.1:{server.server_address[1]}/'
+        print(f'{address} (Ctrl-C ends it)', flush=True)
+        if args.open == 'true':
+            webbrowser.open(address)
+        server.serve_forever()
