@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from common.errors import Refused
 from common.files import claim, find
 from engine import checkpoint
-from engine.watch import Watch
+from engine.watch import Watch, leave_with_parent
 
 
 def pick_device(name='auto', local_rank=0):
@@ -117,6 +117,7 @@ class World:
             torch.cuda.set_device(self.device)
             torch.set_float32_matmul_precision('high')
         if self.size > 1:
+            leave_with_parent()
             dist.init_process_group('nccl' if cuda else 'gloo', device_id=self.device if cuda
                                     else None, timeout=timedelta(seconds=2 * patience + 60))
             self.watch = Watch(self.rank, self.size, patience)

@@ -23,10 +23,25 @@ from datetime import timedelta
 import torch.distributed as dist
 
 
+def leave_with_parent():
+    """torchrun ends the processes it began, unless it is killed itself: then nobody would, and they
+    would wait for each other, or for its store, for ever. Who sees another parent ends, and saves
+    what it has."""
+    parent = os.getppid()
+
+    def look():
+        while os.getppid() == parent:
+            time.sleep(1)
+        os.kill(os.getpid(), signal.SIGTERM)
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    return thread
+
+
 class Watch:
     def __init__(self, rank, size, seconds):
         self.rank, self.size, self.seconds = rank, size, seconds
-        self.count, self.place, self.parent = 0, 'the beginning', os.getppid()
+        self.count, self.place = 0, 'the beginning'
         # Its own connection: this thread must not wait for the main thread's requests.
         self.store = dist.TCPStore(os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT']),
                                    is_master=False, wait_for_workers=False,
@@ -50,9 +65,6 @@ class Watch:
         spoke, last = dict.fromkeys(range(self.size), moved), moved
         while not self.over.is_set():
             beats += 1
-            if os.getppid() != self.parent:         # torchrun is gone: nobody would end us
-                os.kill(os.getpid(), signal.SIGTERM)
-                return
             try:
                 self.store.set(f'watch/{self.rank}', f'{beats}|{self.count}|{self.place}|{here}')
                 found = {r: self.store.get(f'watch/{r}').decode().split('|')

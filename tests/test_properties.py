@@ -22,7 +22,7 @@ from data.tokenizer import encode_document, get_tokenizer
 from engine.checkpoint import load_model
 from engine.hf import save_hf
 from engine.settings import Config, check, read_config
-from grow import growth_plan
+from grow import GROWTH, growth_plan
 from loop import format_loop, parse_loop
 from model import LM, ModelConfig
 from variants.caches import CACHES
@@ -51,7 +51,7 @@ def test_a_notation_is_an_order_and_back(text):
 
 
 @seeded
-@given(st.sampled_from(['midas', 'lidas', 'stack', 'double']), small, small,
+@given(st.sampled_from([*GROWTH]), small, small,
        st.integers(0, 3000), st.floats(-1, 5))
 def test_a_growth_plan_ends_at_full_depth(grow, n_layer, block, steps, alpha):
     try:

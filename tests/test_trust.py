@@ -3,6 +3,7 @@ import json
 import math
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -239,28 +240,34 @@ def test_a_closed_window_saves(data, tmp_path):
     assert checkpoint.load(tmp_path / 'x')['step'] >= 10
 
 
-@pytest.mark.parametrize('store_goes', [True, False])
-def test_a_run_whose_torchrun_died_ends(monkeypatch, store_goes):
-    "torchrun holds the store, which goes with it: before or after the new parent is seen."
-    from torch.distributed import TCPStore
-
+def test_a_run_whose_torchrun_died_ends(monkeypatch):
     from engine import watch
     told, parent = [], os.getppid()
     monkeypatch.setattr(watch.os, 'kill', lambda process, how: told.append((process, how)))
-    store = TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False)
-    monkeypatch.setenv('MASTER_ADDR', '127.0.0.1')
-    monkeypatch.setenv('MASTER_PORT', str(store.port))
-    looking = watch.Watch(0, 1, seconds=10)
-    try:
-        if store_goes:
-            del store
-            time.sleep(1.5)
-        assert looking.thread.is_alive() and not told
-        monkeypatch.setattr(watch.os, 'getppid', lambda: parent + 1)
-        looking.thread.join(10)
-        assert told == [(os.getpid(), signal.SIGTERM)]
-    finally:
-        looking.stop()
+    thread = watch.leave_with_parent()
+    time.sleep(0.2)
+    assert thread.is_alive() and not told
+    monkeypatch.setattr(watch.os, 'getppid', lambda: parent + 1)
+    thread.join(10)
+    assert told == [(os.getpid(), signal.SIGTERM)]
+
+
+def test_ranks_whose_torchrun_died_before_they_met_end():
+    "They wait for a store that nobody holds any more."
+    with socket.socket() as free:
+        free.bind(('127.0.0.1', 0))
+        port = str(free.getsockname()[1])
+    rank = (f'import sys; sys.path.insert(0, {str(ROOT)!r}); from engine.launch import World; '
+            'print("here", flush=True); World("cpu")')
+    torchrun = subprocess.Popen(
+        [sys.executable, '-c', 'import subprocess, sys; '
+         f'subprocess.run([sys.executable, "-c", {rank!r}])'], stdout=subprocess.PIPE, text=True,
+        stderr=subprocess.DEVNULL, env=os.environ | dict(
+            RANK='1', WORLD_SIZE='2', MASTER_ADDR='127.0.0.1', MASTER_PORT=port))
+    assert torchrun.stdout.readline() == 'here\n'
+    time.sleep(1)
+    torchrun.kill()
+    torchrun.communicate(timeout=60)        # the pipe is closed when the rank has ended too
 
 
 def test_a_process_that_was_stopped_for_a_while_does_not_end_the_run(monkeypatch):
