@@ -22,11 +22,21 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
+from common.errors import Refused
+
 
 def leave_with_parent():
     """torchrun ends the processes it began, unless it is killed itself: then nobody would, and they
     would wait for each other, or for its store, for ever. Who sees another parent ends, and saves
     what it has."""
+    if os.environ.get('TORCHELASTIC_USE_AGENT_STORE') == 'True':    # torchrun's, since it began us
+        place = os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT'])
+        try:
+            socket.create_connection(place, timeout=60).close()
+        except ConnectionRefusedError:
+            raise Refused('torchrun, which began this process, is gone', alone=True) from None
+        except OSError:         # a network that is slow to come up: the process group waits longer
+            pass
     parent = os.getppid()
 
     def look():

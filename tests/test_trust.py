@@ -250,6 +250,13 @@ def test_a_run_whose_torchrun_died_ends(monkeypatch):
     monkeypatch.setattr(watch.os, 'getppid', lambda: parent + 1)
     thread.join(10)
     assert told == [(os.getpid(), signal.SIGTERM)]
+    with socket.socket() as free:           # it had gone before we looked: its store has too
+        free.bind(('127.0.0.1', 0))
+        for name, value in dict(TORCHELASTIC_USE_AGENT_STORE='True', MASTER_ADDR='127.0.0.1',
+                                MASTER_PORT=str(free.getsockname()[1])).items():
+            monkeypatch.setenv(name, value)
+    with pytest.raises(Refused, match='torchrun, which began this process, is gone'):
+        watch.leave_with_parent()
 
 
 def test_ranks_whose_torchrun_died_before_they_met_end():
