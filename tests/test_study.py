@@ -118,7 +118,7 @@ def test_a_seed_in_small(tmp_path, monkeypatch):
              '--batch_size=4', '--eval_batches=1', '--eval_every=100', f'--data={tmp_path}/data',
              '--device=cpu']
     monkeypatch.setattr(study, 'DATA', str(tmp_path / 'data'))
-    for name, value in dict(DEPTHS=(0, 1), QUESTIONS=2, BATCHES=1).items():
+    for name, value in dict(DEPTHS=(0, 1), DEEPEST=(1,), QUESTIONS=4, BATCHES=1).items():
         monkeypatch.setattr(study, name, value)
     monkeypatch.setattr(study.subprocess, 'run', lambda argv, **_: ran(argv))
     seen = []

@@ -42,7 +42,7 @@ MODELS = dict(      # the loops end with their own block, which is repeated; it 
     loop_5x2=dict(block='5x{}', window=(5, 9), added={5: 3, 10: 4, 15: 5}, runs=2),
     loop_2_2x3_2=dict(block='2-2x{}-2', window=(6, 7), added={4: 5, 8: 7, 16: 11}, runs=3))
 DATA, STEPS, DECAY = 'data/chains', 520, 104        # as config/chains_baseline.py has them
-DEPTHS, QUESTIONS, BATCHES = (0, 1, 2, 3, 4, 5, 6), 200, 24
+DEPTHS, DEEPEST, QUESTIONS, BATCHES = (0, 1, 2, 3, 4, 5, 6), (4, 5), 200, 24
 EXITS = [*(('latent', at) for at in (0.02, 0.05, 0.1, 0.2, 0.4)),       # the last r is their most
          *(('sure', at) for at in (0.003, 0.01, 0.03, 0.1, 0.3)),
          *(('fixed r', r) for r in (1, 2, 3, 5, 8))]
@@ -150,7 +150,7 @@ class Seed:
         coda and head counted as often as they were asked."""
         if not (self.root / 'recurrent').exists():
             return []
-        ask, rows = Questions(self.root / 'ordinary'), []
+        ask, rows = Questions(self.root / 'ordinary', DEEPEST, QUESTIONS // 2), []
         model = load_model(self.root / 'recurrent')
         ends, core = len(model.prelude), len(model.core)
         coda = len(model.coda)
@@ -168,11 +168,11 @@ class Seed:
 class Questions:
     "What every model of the study is asked: validation data, and the same questions."
 
-    def __init__(self, path):
+    def __init__(self, path, depths=None, n=None):
         self.val = Loader(DATA, 32, 64, split='val', seed=0)
         self.tokenizer = get_tokenizer(path)
-        self.examples = {depth: few_shot('toy_chains', QUESTIONS, shots=0, depth=depth, seed=7)
-                         for depth in DEPTHS}
+        self.examples = {depth: few_shot('toy_chains', n or QUESTIONS, shots=0, depth=depth, seed=7)
+                         for depth in depths or DEPTHS}
 
     @torch.no_grad()
     def __call__(self, model):
