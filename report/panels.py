@@ -117,8 +117,8 @@ def draw_ways(rows, kinds):
     ways = [way for way in dict.fromkeys(row['way'] for row in rows) if way != 'ordinary']
     fig, axes = figure(len(kinds), len(models), (1 + 2.7 * len(models), 0.8 + 2.6 * len(kinds)),
                        sharey='row')
-    for line, kind in zip(axes, kinds):
-        for ax, model in zip(line, models):
+    for y, (line, kind) in enumerate(zip(axes, kinds), 1):
+        for x, (ax, model) in enumerate(zip(line, models)):
             plain = where(rows, run=model, way='ordinary')
             ax.axhline(mean([row[kind] for row in plain]), color='black', ls=':', label='ordinary')
             for colour, way in zip(COLOURS, ways):
@@ -130,8 +130,9 @@ def draw_ways(rows, kinds):
                 at = sorted({row['added'] for row in mine})
                 ax.plot(at, [mean([row[kind] for row in where(mine, added=n)]) for n in at],
                         color=colour, lw=2, marker='o', ms=4, label=way)
-            ax.set(title=model if line is axes[0] else '', ylabel=kind if ax is line[0] else '',
-                   xlabel='layers added' if line is axes[-1] else '')
+            says = 'loss on text' if kind == 'text' else f'log-probability, {kind}'
+            ax.set(title=model if y == 1 else '', ylabel='' if x else says,
+                   xlabel='layers added, a token' if y == len(kinds) else '')
     axes[0][-1].legend(frameon=False, fontsize=8, loc='center left', bbox_to_anchor=(1, 0.5))
     return fig
 

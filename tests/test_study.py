@@ -87,14 +87,16 @@ def test_a_difference_of_differences(folder):
 
 @pytest.mark.parametrize('change, message', [
     (("unit = 'answers'", "unit = 'answer'"), "did you mean 'answers'"),
-    (("paper = 'x'\n", ''), "has no paper"), (("way = 'ordinary'}\nb", "seed = 1}\nb"), 'several'),
+    (("paper = 'x'\n", ''), "has no paper"),
+    (("'x'", "'x'y"), "claims.toml: Expected newline"),
+    (("way = 'ordinary'}\nb", "seed = 1}\nb"), 'several'),
     (('[[numbers]]', CLAIM.split('[[numbers]]')[0] * 5 + '[[numbers]]'), 'six|6 primary claims')])
 def test_claims_that_cannot_be_judged_are_one_line(folder, change, message):
     (folder / 'claims.toml').write_text(CLAIM.replace(*change))
     if message == 'several':
         rows = results.read_rows(folder / 'depth.csv')
         with pytest.raises(Refused, match='several rows of one seed'):
-            results.by_seed(rows, dict(run='lidas'), 'depth 4')
+            results.values_of(rows, dict(run='lidas'), 'depth 4')
         return
     with pytest.raises(Refused, match=message):
         results.read_claims(folder / 'claims.toml')

@@ -13,12 +13,12 @@ import re
 import tomllib
 from pathlib import Path
 
-from common.errors import Refused, check_choice, nearest
+from common.errors import Refused, check_choice, nearest, refusing
 from common.files import ROOT, replace
 from report.claims import MARGINS, Contrast, verdicts
 from report.panels import draw_ways
 from report.plot import show
-from report.tables import in_percent, mean, where
+from report.tables import mean, where
 from tools.options import make_parser
 
 SHOWN = ['depth 4', 'depth 5', 'text']     # of the picture
@@ -40,7 +40,8 @@ def read_rows(path):
 
 
 def read_claims(path):
-    spec = tomllib.loads(path.read_text())
+    with refusing(tomllib.TOMLDecodeError, why=lambda error: f'{path}: {error}'):
+        spec = tomllib.loads(path.read_text())
     for claim in spec.get('claim', []):
         missing = [name for name in NEEDED if name not in claim]
         if missing:
@@ -53,7 +54,7 @@ def read_claims(path):
     return spec
 
 
-def by_seed(rows, about, measure):
+def values_of(rows, about, measure):
     "{seed: the number} of the rows that a contrast's side describes."
     mine = where(rows, **{key: float(v) if isinstance(v, (int, float)) else v
                           for key, v in about.items()})
@@ -65,9 +66,9 @@ def by_seed(rows, about, measure):
 
 def side_of(claim, side, rows):
     "{seed: a side of the contrast}, less what is to be taken off it."
-    found = by_seed(rows, claim[side], claim['measure'])
+    found = values_of(rows, claim[side], claim['measure'])
     if less := claim.get(f'less_{side}'):
-        off = by_seed(rows, less, claim['measure'])
+        off = values_of(rows, less, claim['measure'])
         found = {seed: found[seed] - off[seed] for seed in found.keys() & off.keys()}
     return found
 
@@ -82,8 +83,9 @@ def contrast(claim, rows):
 
 
 def name_of(about):
-    run, *rest = about.values()
-    return ', '.join([str(run), *(f'{key} {v}' for key, v in list(about.items())[1:])])
+    "'lidas', or 'lidas repeated +4'."
+    return ' '.join(f'+{v}' if key == 'added' else str(v) for key, v in about.items()
+                    if v != 'ordinary')
 
 
 def ours(claim, found, rows):
@@ -96,7 +98,7 @@ def ours(claim, found, rows):
     if found.known:
         text += f' ± {found.half(0.95):.{digits}f}'
     if beside := claim.get('beside'):
-        shown = [mean([*by_seed(rows, claim[side], beside).values()]) for side in 'ab']
+        shown = [mean([*values_of(rows, claim[side], beside).values()]) for side in 'ab']
         text += ' (right: ' + ' against '.join(f'{100 * v:.0f}%' for v in shown) + ')'
     return text
 
@@ -124,14 +126,16 @@ def numbers_table(spec, rows):
     "Markdown: means over seeds with half a 95% interval, a line for each setting."
     mine = where(rows, **spec.get('where', {}))
     keys, measures = spec['rows'], spec['columns']
-    lines = ['| ' + ' | '.join([*keys, 'seeds', *measures]) + ' |',
+    names = [dict(flops='10^12 FLOPs').get(m, m.replace('right', 'right, %')) for m in measures]
+    lines = ['| ' + ' | '.join([*keys, 'seeds', *names]) + ' |',
              '|' + '---|' * (len(keys) + len(measures) + 1)]
     for at in dict.fromkeys(tuple(row[key] for key in keys) for row in mine):
         group = where(mine, **dict(zip(keys, at)))
         cells = [f'{key:g}' if isinstance(key, float) else key for key in at]
         for measure in measures:
             values = [row[measure] for row in group if isinstance(row.get(measure), float)]
-            factor, digits = (100, 1) if in_percent(measure) else (1, 3)
+            share = measure == 'copy' or measure.endswith(' right')
+            factor, digits = (100, 1) if share else (1e-12, 1) if measure == 'flops' else (1, 3)
             c = Contrast([factor * v for v in values], [0.0] * len(values))
             cells.append('' if not values else f'{c.mean:.{digits}f}'
                          + (f' ± {c.half(0.95):.{digits}f}' if c.known else ''))
