@@ -49,8 +49,8 @@ class Config:
     ln_scaling: bool = False
     vocab_size: int | None = None       # None: as many as the data's tokenizer has
     # growing: n_layer is the depth at the end
-    grow: str | None = None             # midas, lidas, stack or double; None: full depth at once
-    grow_block: int = 2                 # the layers to begin with, and those that each growth adds
+    grow: str | None = None             # by grow.py's midas, lidas, ...; None: full depth at once
+    grow_block: int = 2                 # the layers to begin with, and a growth's block
     grow_alpha: float = 1.0             # PROP-alpha: stage i gets a share i^alpha of the steps
     # looping: n_layer counts the unique layers
     loop: str | None = None             # their order, such as 2x4 or 2-2x2-2; None: each once

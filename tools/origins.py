@@ -39,18 +39,23 @@ def main(argv=None):
         raise Refused(f'--shape={args.shape} must be {len(SHAPE)} numbers from 1 on: '
                       'width,heads,kv heads,ffn,vocabulary,context')
     config = ModelConfig(n_layer=args.n_layer, **dict(zip(SHAPE, shape)))
-    plan = growth_plan(names[0], args.n_layer, args.block, args.steps - args.decay_steps,
-                       args.alpha)
+    plans = {}              # {the stages: the operators that have them}
+    for name in names:
+        plan = growth_plan(name, args.n_layer, args.block, args.steps - args.decay_steps,
+                           args.alpha)
+        plans.setdefault(tuple(plan), []).append(name)
     for name, orders in pictures.items():
         print(f'{name}: for each layer of a stage, the layer of the stage before that it '
               'copies')
         for order in orders:
             print(f'  {len(set(order)):3} -> {len(order):3}: {" ".join(map(str, order))}')
-    print('stages: ' + ', '.join(f'{depth} layers from step {first:,}' for first, depth in plan))
-    grown, full = (training_flops(config, p, args.steps, args.tokens)
-                   for p in (plan, [(0, args.n_layer)]))
-    print(f'training: {grown / 1e15:,.3f} petaFLOPs grown, {full / 1e15:,.3f} at full depth '
-          f'throughout: {1 - grown / full:.1%} saved')
-    if len(plan) == 1:
+    for plan, of in plans.items():
+        print(f'stages of {", ".join(of)}: '
+              + ', '.join(f'{depth} layers from step {first:,}' for first, depth in plan))
+        grown, full = (training_flops(config, p, args.steps, args.tokens)
+                       for p in (plan, [(0, args.n_layer)]))
+        print(f'training: {grown / 1e15:,.3f} petaFLOPs grown, {full / 1e15:,.3f} at full depth '
+              f'throughout: {1 - grown / full:.1%} saved')
+    if max(map(len, plans)) == 1:
         return print('one block is the whole model: nothing grows')
     show(args.out, draw_origins, pictures)
