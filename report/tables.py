@@ -118,11 +118,23 @@ def signed_rank_test(changes):
     return extreme / 2 ** len(sizes)
 
 
-def write_csv(rows, picture):
-    "Write the numbers beside their picture."
-    path, file = picture.with_suffix('.csv'), io.StringIO(newline='')
-    writer = csv.DictWriter(file, list(dict.fromkeys(key for row in rows for key in row)))
+def as_csv(rows, **options):
+    file = io.StringIO(newline='')
+    writer = csv.DictWriter(file, list(dict.fromkeys(key for row in rows for key in row)),
+                            **options)
     writer.writeheader()
     writer.writerows(rows)
-    replace(path, file.getvalue().encode())
+    return file.getvalue().encode()
+
+
+def read_csv(path):
+    "The rows of a CSV file, every value as the text that stands there."
+    with open(path, newline='') as file:
+        return list(csv.DictReader(file))
+
+
+def write_csv(rows, picture):
+    "Write the numbers beside their picture."
+    path = picture.with_suffix('.csv')
+    replace(path, as_csv(rows))
     print(f'numbers: {path}')

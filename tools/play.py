@@ -257,63 +257,66 @@ class Play:
                     options=example.options)
 
 
-def handler_of(play, port):
-    asked = {name: getattr(play, name) for name in ('about', 'order', 'look', 'measure',
-                                                    'question')}
-    hosts = {f'{name}:{port}' for name in ('127.0.0.1', 'localhost')}
+ASKED = 'about', 'order', 'look', 'measure', 'question'        # what of Play a request may name
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            self.respond(lambda: PAGE.read_bytes() if self.path.partition('?')[0] == '/' else None)
 
-        def do_POST(self):
-            self.respond(lambda: asked[self.path[1:]](self.body()) if self.path[1:] in asked
-                         else None)
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.respond(lambda: PAGE.read_bytes() if self.path.partition('?')[0] == '/' else None)
 
-        def respond(self, found):
-            origin = self.headers.get('Origin')
-            if (self.headers.get('Host') not in hosts       # a name that somebody else gave us
-                    or origin is not None and origin.removeprefix('http://') not in hosts):
-                return self.answer(403, dict(error='this page is for this machine alone'))
-            try:
-                what = found()
-            except (ValueError, TypeError, AttributeError, RecursionError) as error:
-                line = str(error).splitlines()[:1] or [type(error).__name__]
-                return self.answer(400, dict(error=line[0][:300]))
-            if what is None:
-                return self.answer(404, dict(error='there is nothing here'))
-            self.answer(200, what)
+    def do_POST(self):
+        name = self.path[1:]
+        self.respond(lambda: getattr(self.server.play, name)(self.body()) if name in ASKED
+                     else None)
 
-        def body(self):
-            size = self.headers.get('Content-Length', '')
-            if not size.isdigit() or int(size) > BODY:
-                raise Refused(f'a request has at most {BODY:,} bytes')
-            about = json.loads(self.rfile.read(int(size)))
-            if not isinstance(about, dict) or not isinstance(about.get('how') or {}, dict):
-                raise Refused('a request is a JSON object')
-            return about
+    def respond(self, found):
+        origin = self.headers.get('Origin')
+        # a Host that is not ours is a name that somebody else gave this address
+        if (self.headers.get('Host') not in self.server.hosts
+                or origin is not None and origin.removeprefix('http://') not in self.server.hosts):
+            return self.answer(403, dict(error='this page is for this machine alone'))
+        try:
+            what = found()
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            line = str(error).splitlines()[:1] or [type(error).__name__]
+            return self.answer(400, dict(error=line[0][:300]))
+        if what is None:
+            return self.answer(404, dict(error='there is nothing here'))
+        self.answer(200, what)
 
-        def answer(self, code, what):
-            page = isinstance(what, bytes)
-            raw = what if page else json.dumps(what).encode()
-            self.send_response(code)
-            for name, value in {
-                    'Content-Type': 'text/html; charset=utf-8' if page else 'application/json',
-                    'Content-Length': len(raw), 'Content-Security-Policy':
-                    "default-src 'self' 'unsafe-inline'; img-src data:"}.items():
-                self.send_header(name, str(value))
-            self.end_headers()
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                self.wfile.write(raw)
+    def body(self):
+        size = self.headers.get('Content-Length', '')
+        if not size.isdigit() or int(size) > BODY:
+            raise Refused(f'a request has at most {BODY:,} bytes')
+        about = json.loads(self.rfile.read(int(size)))
+        if not isinstance(about, dict) or not isinstance(about.get('how') or {}, dict):
+            raise Refused('a request is a JSON object')
+        return about
 
-        def log_message(self, *_):
-            pass
-    return Handler
+    def answer(self, code, what):
+        page = isinstance(what, bytes)
+        raw = what if page else json.dumps(what).encode()
+        self.send_response(code)
+        for name, value in {
+                'Content-Type': 'text/html; charset=utf-8' if page else 'application/json',
+                'Content-Length': len(raw), 'Content-Security-Policy':
+                "default-src 'self' 'unsafe-inline'; img-src data:"}.items():
+            self.send_header(name, str(value))
+        self.end_headers()
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self.wfile.write(raw)
+
+    def log_message(self, *_):
+        pass
 
 
 class Server(ThreadingHTTPServer):
     "Waits for what is at work before it ends: Python must not end inside of torch."
     daemon_threads, play = False, None
+
+    def server_bind(self):
+        super().server_bind()
+        self.hosts = {f'{name}:{self.server_address[1]}' for name in ('127.0.0.1', 'localhost')}
 
     def server_close(self):
         super().server_close()
@@ -326,9 +329,8 @@ def serve(paths, task, port, device='auto'):
     device = pick_device(device)
     subjects = {name: Subject(path, device) for name, path in run_names(paths).items()}
     parse_tasks(task, 1)
-    server = Server(('127.0.0.1', port), BaseHTTPRequestHandler)
+    server = Server(('127.0.0.1', port), Handler)
     server.play = Play(subjects, task)
-    server.RequestHandlerClass = handler_of(server.play, server.server_address[1])
     return server
 
 

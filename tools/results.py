@@ -8,7 +8,6 @@ Usage:
     python nanodepth.py results             # seconds
     python nanodepth.py results --check     # exit 2 if RESULTS.md says anything else
 """
-import csv
 import re
 import tomllib
 from pathlib import Path
@@ -18,7 +17,7 @@ from common.files import ROOT, replace
 from report.claims import MARGINS, Contrast, verdicts
 from report.panels import draw_ways
 from report.plot import show
-from report.tables import mean, where
+from report.tables import mean, read_csv, where
 from tools.options import make_parser
 
 SHOWN = ['depth 4', 'depth 5', 'text']     # of the picture
@@ -35,8 +34,7 @@ def value(text):
 def read_rows(path):
     if not path.exists():
         raise Refused(f'there is no {path}: `make seed-0` writes it')
-    with open(path, newline='') as file:
-        return [{key: value(text) for key, text in row.items()} for row in csv.DictReader(file)]
+    return [{key: value(text) for key, text in row.items()} for row in read_csv(path)]
 
 
 def read_claims(path):

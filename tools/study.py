@@ -12,8 +12,6 @@ Usage:
     python nanodepth.py study 3                 # two models at a time; goes on where it stopped
     python nanodepth.py study 3 --model=lidas   # one model of it, in this process
 """
-import csv
-import io
 import os
 import subprocess
 import sys
@@ -31,14 +29,14 @@ from engine.checkpoint import exists, load, load_model
 from engine.measure import log_likelihoods
 from loop import parse_loop, running
 from report.logs import read_log
+from report.tables import as_csv, read_csv
 from tools.options import make_parser
 from variants.exit import Exit
 from wrapper import looped
 
-MODELS = dict(      # the loops end with their own block, which is repeated; it adds so many layers
-    baseline=dict(block='3-4x{}-3', window=(3, 6), added={4: 2, 8: 3, 16: 5}),
-    midas=dict(block='3-4x{}-3', window=(3, 6), added={4: 2, 8: 3, 16: 5}),
-    lidas=dict(block='3-4x{}-3', window=(3, 6), added={4: 2, 8: 3, 16: 5}),
+MIDDLE = dict(block='3-4x{}-3', window=(3, 6), added={4: 2, 8: 3, 16: 5})
+MODELS = dict(      # a loop repeats its own block; added: layers -> how often the block runs then
+    baseline=MIDDLE, midas=MIDDLE, lidas=MIDDLE,
     loop_5x2=dict(block='5x{}', window=(5, 9), added={5: 3, 10: 4, 15: 5}, runs=2),
     loop_2_2x3_2=dict(block='2-2x{}-2', window=(6, 7), added={4: 5, 8: 7, 16: 11}, runs=3))
 DATA, STEPS, DECAY = 'data/chains', 520, 104        # as config/chains_baseline.py has them
@@ -58,32 +56,31 @@ class Seed:
 
     def runs(self):
         "[(name, the command's words)]; `more`, which needs the cost of the others, comes last."
-        folder = lambda name: f'--out_dir={self.root / name}'
-        branch = [f'--init_from={self.root / "trunk"}', f'--steps={DECAY}', '--warmup_steps=10',
-                  f'--decay_steps={DECAY - 10}', f'--seed={1000 + self.seed}']
         first = next(iter(self.about['added'].values()))
-        found = [('trunk', ['train', f'config/chains_{self.model}.py', folder('trunk'),
-                            f'--steps={STEPS - DECAY}', '--decay_steps=0', f'--seed={self.seed}']),
-                 ('ordinary', ['train', 'config/chains_baseline.py', folder('ordinary'), *branch]),
-                 ('looped', ['train', 'config/chains_baseline.py', folder('looped'), *branch,
-                             f'--cooldown_loop={self.about["block"].format(first)}'])]
+        found = [('trunk', ['train', f'config/chains_{self.model}.py',
+                            f'--out_dir={self.root / "trunk"}', f'--steps={STEPS - DECAY}',
+                            '--decay_steps=0', f'--seed={self.seed}']),
+                 self.branch('ordinary'),
+                 self.branch('looped', f'--cooldown_loop={self.about["block"].format(first)}')]
         if 'runs' in self.about:        # a loop has its own block: looped is its recurrence
             return found
         cut = self.root / 'cut'
         return [*found, ('cut', ['retrofit', str(self.root / 'trunk'), '3-4-3', f'--out={cut}',
                                  f'--seed={self.seed}']),
-                ('recurrent', ['train', 'config/chains_baseline.py', folder('recurrent'), *branch,
-                               f'--init_from={cut}', '--recurrence=2', '--curriculum=0.25'])]
+                self.branch('recurrent', '--recurrence=2', '--curriculum=0.25', parent='cut')]
+
+    def branch(self, name, *more, parent='trunk', steps=DECAY):
+        "A cool-down of the trunk: a new optimizer, the same tokens for all."
+        return name, ['train', 'config/chains_baseline.py', f'--out_dir={self.root / name}',
+                      f'--init_from={self.root / parent}', f'--steps={steps}',
+                      '--warmup_steps=10', f'--decay_steps={steps - 10}',
+                      f'--seed={1000 + self.seed}', *more]
 
     def dearest(self):
         "The ordinary cool-down with the FLOPs of the recurrent one (a loop: of the looped one)."
         flops = lambda name: read_log(self.root / name)[-1]['flops']
         other = 'looped' if 'runs' in self.about else 'recurrent'
-        steps = round(DECAY * flops(other) / flops('ordinary'))
-        return 'more', ['train', 'config/chains_baseline.py', f'--out_dir={self.root / "more"}',
-                        f'--init_from={self.root / "trunk"}', f'--steps={steps}',
-                        '--warmup_steps=10', f'--decay_steps={steps - 10}',
-                        f'--seed={1000 + self.seed}']
+        return self.branch('more', steps=round(DECAY * flops(other) / flops('ordinary')))
 
     def train(self):
         for name, argv in self.runs():
@@ -195,16 +192,13 @@ class Questions:
 
 def write_rows(path, rows):
     "CSV, of six digits: what a table needs, and the same on every run of one machine."
-    fields = list(dict.fromkeys(key for row in rows for key in row))
-    lines = [fields] + [[f'{row[key]:.6g}' if isinstance(row.get(key), float)
-                         else row.get(key, '') for key in fields] for row in rows]
-    text = io.StringIO(newline='')
-    csv.writer(text, lineterminator='\n').writerows(lines)
-    replace(path, text.getvalue().encode())
+    short = [{key: f'{v:.6g}' if isinstance(v, float) else v for key, v in row.items()}
+             for row in rows]
+    replace(path, as_csv(short, lineterminator='\n'))
 
 
 def read_rows(path):
-    return list(csv.DictReader(path.open(newline=''))) if path.exists() else []
+    return read_csv(path) if path.exists() else []
 
 
 def collect(seed, root, results):
@@ -231,7 +225,7 @@ def main(argv=None):
         for name in names:
             print(name, *(' '.join(words) for _, words in Seed(name, args.seed, args.root).runs()),
                   '... and the ordinary cool-down with as many FLOPs', sep='\n    ')
-        return print('as much as nine runs of 520 steps in all: 50 minutes on two cores')
+        return print('as much as nine runs of 520 steps in all: an hour and a half on two cores')
     if args.model:
         one = Seed(args.model, args.seed, args.root)
         one.train()
