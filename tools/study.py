@@ -225,8 +225,8 @@ def main(argv=None):
         for name in names:
             print(name, *(' '.join(words) for _, words in Seed(name, args.seed, args.root).runs()),
                   '... and the ordinary cool-down with as many FLOPs', sep='\n    ')
-        return print('as much as nine runs of 520 steps in all: seed 0 took 85 minutes on two cores, with '
-                     'other work beside it')
+        return print('as much as nine runs of 520 steps in all: seed 0 took 85 minutes on two '
+                     'cores, with other work beside it')
     if args.model:
         one = Seed(args.model, args.seed, args.root)
         one.train()
