@@ -24,11 +24,13 @@ lidas baseline: data/toy/train.json     # a grown model, an ordinary one: out/li
 
 # ---- the study that docs/RESULTS.md judges: a seed is trained, measured and written to docs/results, then committed
 
-seed-%: data/chains/train.json  # make seed-3: 85 minutes beside other work; a stopped one goes on
+seed-%: data/chains/train.json data/chains_deep/train.json      # make seed-3: two to three hours; a stopped one goes on
 	$(PY) nanodepth.py study $*
 	$(PY) nanodepth.py results
 data/chains/train.json: data/toy/prepare.py | .venv/ready
 	$(PY) data/toy/prepare.py --depths=5 --values=3 --out=data/chains
+data/chains_deep/train.json: data/toy/prepare.py | .venv/ready
+	$(PY) data/toy/prepare.py --depths=7 --values=3 --out=data/chains_deep
 
 # ---- the first toy's runs: out/toys/NAME-SEED, one thread each, two side by side. A stopped `make toys` goes on.
 

@@ -135,6 +135,10 @@ def toy_code(rng, depth):
     return toy_assign(rng, depth, statement='{}={}')
 
 
+def toy_chains_code(rng, depth):
+    return toy_assign(rng, depth, n=3, statement='{}={}')
+
+
 TASKS = {
     'copy_random': lambda rng, depth: copying(rng, random_words(rng, 10)),
     'copy_words': lambda rng, depth: copying(rng, rng.sample(REAL_WORDS, 10)),
@@ -143,7 +147,7 @@ TASKS = {
     'assign_code': lambda rng, depth: assignment(rng, depth, 'code'),
 }
 TOY_TASKS = {'toy_copy': toy_copy, 'toy_assign': toy_assign, 'toy_chains': toy_chains,
-             'toy_code': toy_code}
+             'toy_code': toy_code, 'toy_chains_code': toy_chains_code}
 
 
 def few_shot(task, n, *, shots=5, depth=0, seed=0):

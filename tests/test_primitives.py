@@ -56,6 +56,7 @@ def test_the_answer_is_among_the_options_once(task, depth):
     for e in few_shot(task, 50, shots=1, depth=depth):
         assert (len(set(e.options)) == len(e.options) == {'toy_copy': 8, 'toy_assign': 4,
                                                           'toy_code': 4, 'toy_chains': 3,
+                                                          'toy_chains_code': 3,
                                                           'copy_random': 10,
                                                           'copy_words': 10}.get(task, 5))
         assert 0 <= e.answer < len(e.options)

@@ -1,5 +1,4 @@
 "A seed of the study in small, and the tables that its rows make."
-import csv
 import subprocess
 
 import numpy as np
@@ -10,9 +9,12 @@ from conftest import ROOT
 import nanodepth
 import train
 from common.errors import Refused
+from data.primitives import write_examples
 from data.tokens import write_dataset
 from engine.checkpoint import load_model
-from tools import results, study
+from engine.cost import counted, models
+from engine.settings import Config, read_config
+from tools import results, studied, study
 
 CLAIM = '''
 [[claim]]
@@ -109,43 +111,61 @@ def test_the_papers_of_this_repo_say_what_its_rows_say():
     nanodepth.main('results', ['--check'])
 
 
-def test_a_seed_in_small(tmp_path, monkeypatch):
-    "Each run trains, each way is measured, a second call has nothing to do, a seed is replaced."
+@pytest.fixture
+def small(tmp_path, monkeypatch):
+    "A study of tiny models on random bytes, and the commands that it ran."
     rng = np.random.default_rng(0)
     for split in ('train', 'val'):
         tokens, n = rng.integers(97, 123, 8000), np.arange(8000)
         write_dataset(tmp_path / 'data', split, 'bytes', tokens, kinds=['text', 'copy'],
                       marks=np.where(n % 5 == 0, 130, 129))
-    small = ['--steps=16', '--n_embd=16', '--n_head=2', '--head_dim=8', '--warmup_steps=1',
-             '--batch_size=4', '--eval_batches=1', '--eval_every=100', f'--data={tmp_path}/data',
-             '--device=cpu']
-    monkeypatch.setattr(study, 'DATA', str(tmp_path / 'data'))
-    for name, value in dict(DEPTHS=(0, 1), DEEPEST=(1,), QUESTIONS=4, BATCHES=1).items():
-        monkeypatch.setattr(study, name, value)
-    monkeypatch.setattr(study.subprocess, 'run', lambda argv, **_: ran(argv))
+    shape = ['--n_embd=16', '--n_head=2', '--head_dim=8', '--warmup_steps=1', '--batch_size=4',
+             '--eval_batches=1', '--eval_every=100', '--device=cpu']
     seen = []
 
-    def ran(argv):
+    def ran(argv, **_):
+        if argv[1].endswith('prepare.py'):
+            write_examples(argv[-1].split('=')[1], 'bytes', ['toy_chains_code'], [1, 2], 8)
+            return
         name, *argv = argv[2:]
         seen.append(name)
-        if name == 'train':
-            shape = [] if any('init_from' in a for a in argv) else ['--steps=16']
-            argv = [a for a in argv if not a.startswith(('--steps', '--decay', '--warm'))]
-            nanodepth.main('train', [*argv, *small, '--decay_steps=0' if shape else
-                                     '--decay_steps=2'])
-        else:
+        if name != 'train':
             nanodepth.main(name, argv)
+        else:
+            new = not any('init_from' in arg for arg in argv)
+            data = [] if 'config/sft.py' in argv else [f'--data={tmp_path}/data']
+            argv = [a for a in argv if not a.startswith(('--steps', '--decay', '--warm', '--data=d'
+                                                         ))]
+            nanodepth.main('train', [*argv, *shape, *data, f'--steps={4 if new else 2}',
+                                     f'--decay_steps={0 if new else 1}'])
         return subprocess.CompletedProcess(argv, 0)
-    monkeypatch.chdir(ROOT)
+    settings = dict(DATA=f'{tmp_path}/data', DEEPER=f'{tmp_path}/data', QUESTIONS=4, BATCHES=4,
+                    RECURRENCES=(1, 3), KEPT=('exact', 'first'),
+                    FACTORS=dict(T=[2], method=['naive', 'heun', 'aitken', 'heavy_ball']))
+    for name, value in settings.items():
+        monkeypatch.setattr(studied, name, value)
+    monkeypatch.setattr(studied.Questions.__init__, '__defaults__', ((0, 1), None, 'toy_chains'))
+    monkeypatch.setattr(study, 'DEEPEST', (1,))
+    monkeypatch.setattr(study, 'EXAMPLES', 2)
+    monkeypatch.setattr(study, 'EXITS', [('latent', 0.02), ('latent', 0.4), ('sure', 0.3),
+                                         ('fixed r', 1), ('fixed r', 3)])
+    monkeypatch.setattr(study, 'PARTNERS', dict(half=(5, 108)))
+    for one in (studied.Taught, studied.Frozen, studied.Layers):
+        monkeypatch.setattr(one, 'models', ('baseline',))
+    monkeypatch.setattr(studied.subprocess, 'run', ran)
     monkeypatch.setattr(train, 'show', lambda *_: None)
-    monkeypatch.setattr(study, 'MODELS', dict(lidas=study.MODELS['lidas']))
-    one = study.Seed('lidas', 0, tmp_path / 'study')
+    monkeypatch.chdir(ROOT)
+    return seen
+
+
+def test_a_seed_in_small(small, tmp_path):
+    "Each run trains, each way is measured, a second call has nothing to do, a seed is replaced."
+    one = study.job('baseline', 0, tmp_path / 'study')
+    study.finish(one)
+    assert len(small) == 6
     one.train()
-    before = len(seen)
-    one.train()
-    assert len(seen) == before == 6
-    rows = one.measured()
-    study.write_rows(one.root.with_suffix('.csv'), rows)
+    assert len(small) == 6 and one.finished()
+    rows = study.read_rows(one.file('depth'))
     assert {row['way'] for row in rows} == {'ordinary', 'more FLOPs', 'repeated', 'window, T = 1',
                                             'window, T = 2', 'looped', 'recurrent'}
     assert len({(row['way'], row['added']) for row in rows}) == len(rows) == 19
@@ -153,15 +173,55 @@ def test_a_seed_in_small(tmp_path, monkeypatch):
     tokens = torch.arange(97, 120)[None]
     plain.mean = 1          # the recurrent cool-down begins as its trunk
     assert torch.allclose(trunk(tokens), plain(tokens), atol=1e-6)
-    exits = {(row['by'], row['at']): row for row in one.exits()}
-    assert exits['fixed r', 3]['layers'] == 3 + 3 * 4 + 3
-    assert 0 < exits['latent', 0.4]['recurrences'] <= exits['latent', 0.02]['recurrences'] <= 8
-    sure = exits['sure', 0.3]
-    assert sure['layers'] == pytest.approx(3 + 7 * sure['recurrences'])
+    exits = {(row['by'], row['at']): {key: float(v) for key, v in row.items() if key not in
+                                      ('by', 'run')} for row in study.read_rows(one.file('exits'))}
+    assert exits['fixed r', '3']['layers'] == 3 + 3 * 4 + 3
+    assert 0 < exits['latent', '0.4']['recurrences'] <= exits['latent', '0.02']['recurrences'] <= 3
+    sure = exits['sure', '0.3']
+    assert sure['layers'] == pytest.approx(3 + 7 * sure['recurrences'], rel=1e-4)
+
+    jobs = [study.job(name, 0, tmp_path / 'study') for name in ('half', *study.SECOND)]
+    for job in jobs:
+        study.finish(job)
+    half, taught, frozen, layers, retrofits = (study.read_rows(j.file(j.tables[0])) for j in jobs)
+    assert len(half) == 1 and len(load_model(jobs[0].root / 'ordinary').layers) == 5
+    assert [(row['run'], row['examples']) for row in taught] == [('baseline', '0'),
+                                                                ('baseline', '128')]
+    assert taught[0]['depth 1'] != taught[1]['depth 1']
+    told = {(row['factor'], row['value']): row for row in frozen}
+    best = max((row for row in frozen if row['factor'] in ('the recipe', 'T') and row['value'] !=
+                'the best of them'), key=lambda row: float(row['depth 5']))
+    assert told['T', 'the best of them']['depth 5'] == best['depth 5']
+    # K versions of the window's four layers, or one; the answers at once and by token are equal
+    assert told['cache, token by token', 'exact']['slots'] == str(10 + 2 * 4)
+    assert told['cache, token by token', 'first']['slots'] == '10'
+    for by_token, at_once in (('plain', 'plain'), ('exact', 'the recipe')):
+        assert float(told['cache, token by token', by_token]['depth 5']) == pytest.approx(
+            float(told[at_once, '']['depth 5']), abs=1e-4)
+    assert 0 <= float(layers[0]['score']) <= 9 and len(layers) == 1
+    kinds = [(row['run'], row['r']) for row in retrofits]
+    assert ('mean_8', '3') in kinds and ('healed_deeper', '3') in kinds
+    assert ('dense_healed_deeper', '1') in kinds and len(kinds) == len(set(kinds)) == 16
+
     for _ in range(2):
         study.collect(0, tmp_path / 'study', tmp_path)
-    with open(tmp_path / 'depth.csv', newline='') as file:
-        assert len(list(csv.DictReader(file))) == len(rows)
+    assert len(study.read_rows(tmp_path / 'depth.csv')) == len(rows) + 1
+    assert len(study.read_rows(tmp_path / 'retrofits.csv')) == 16
+
+
+def test_equal_flops_are_equal():
+    "Of the partners: LIDAS's FLOPs, and those of a loop of half the layers run twice."
+    def flops(config, *more):
+        c = read_config(Config, [f'config/{config}.py', '--vocab_size=257', *more])
+        plan, model_of = models(c)
+        return sum(counted(plan, model_of(plan.at(end - 1).n_layer), first, end)
+                   for first, end in plan.stretches())
+    layers, steps = study.PARTNERS['baseline_less']
+    assert flops('chains_baseline', f'--steps={steps}') == pytest.approx(flops('chains_lidas'),
+                                                                         rel=0.002)
+    layers, steps = study.PARTNERS['half_longer']
+    assert flops('chains_baseline', f'--n_layer={layers}', f'--steps={steps}') == pytest.approx(
+        flops('chains_loop_5x2'), rel=0.002)
 
 
 def test_a_dry_run_says_what_it_would_cost(capsys):
