@@ -3,7 +3,7 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 
-.PHONY: all setup data lidas baseline toys toys-grown toys-looped growing looping primitives sft retrofit sweeps probes bench gpu origins little hf evals test families torture planted browser clean
+.PHONY: all setup data lidas baseline toys toys-grown toys-looped growing looping primitives sft retrofit sweeps probes bench gpu origins little hf evals test families torture planted browser readme clean
 
 all: lidas                      # set up, grow the toy model, leave a picture and a sample of its text: 3 to 6 minutes
 
@@ -123,6 +123,8 @@ families: .venv/tests           # the wrapper on every family, in both forms of 
 	TORTURE=1 OMP_NUM_THREADS=1 $(PY) -m pytest -q -n auto tests/test_wrapper_hf.py tests/test_sharded.py
 torture: .venv/tests            # an attack on the code, for 45 minutes: docs/RELIABILITY.md says what it found
 	$(PY) tests/torture.py --minutes=45
+readme: .venv/tests             # every command of README.md and docs/CHECKPOINT.md in a fresh clone: half an hour
+	$(PY) tests/readme.py
 browser: .venv/tests            # the page of `nanodepth.py play` in headless Chromium, which must be on the path: out/play/*.png
 	$(PY) -m pip install --quiet --disable-pip-version-check playwright==1.65.2
 	$(PY) tests/browser.py

@@ -110,30 +110,35 @@ def draw_windows(rows, kinds):
     return fig
 
 
-def draw_ways(rows, kinds):
-    """rows: {seed, run, way, added, kind: log-probability}. A row of panels a kind, a column a
-    model, a line a way of adding depth; every seed thin, the mean over it."""
+def draw_ways(rows, kinds, chance):
+    """rows: {seed, run, way, added, kind: a share, or the loss on text}. A row of panels a kind, a
+    column a model, a line a way of adding depth; every seed thin, the mean over it."""
     models = list(dict.fromkeys(row['run'] for row in rows))
     ways = [way for way in dict.fromkeys(row['way'] for row in rows) if way != 'ordinary']
     fig, axes = figure(len(kinds), len(models), (1 + 2.7 * len(models), 0.8 + 2.6 * len(kinds)),
                        sharey='row')
     for y, (line, kind) in enumerate(zip(axes, kinds), 1):
         for x, (ax, model) in enumerate(zip(line, models)):
-            plain = where(rows, run=model, way='ordinary')
-            ax.axhline(mean([row[kind] for row in plain]), color='black', ls=':', label='ordinary')
+            plain, factor = where(rows, run=model, way='ordinary'), 1 if kind == 'text' else 100
+            ax.axhline(factor * mean([row[kind] for row in plain]), color='black', ls=':',
+                       label='as it is')
+            if kind != 'text':
+                ax.axhline(100 * chance, color='grey', ls='-', lw=0.8, label='chance')
             for colour, way in zip(COLOURS, ways):
                 mine = where(rows, run=model, way=way)
                 for seed in dict.fromkeys(row['seed'] for row in mine):
                     one = where(mine, seed=seed)
-                    ax.plot([row['added'] for row in one], [row[kind] for row in one],
+                    ax.plot([row['added'] for row in one], [factor * row[kind] for row in one],
                             color=colour, lw=0.6, alpha=0.5, marker='.', ms=3)
                 at = sorted({row['added'] for row in mine})
-                ax.plot(at, [mean([row[kind] for row in where(mine, added=n)]) for n in at],
+                ax.plot(at, [factor * mean([row[kind] for row in where(mine, added=n)])
+                             for n in at],
                         color=colour, lw=2, marker='o', ms=4, label=way)
-            says = 'loss on text' if kind == 'text' else f'log-probability, {kind}'
+            says = 'loss on text' if kind == 'text' else f'{kind}, %'
             ax.set(title=model if y == 1 else '', ylabel='' if x else says,
                    xlabel='layers added, a token' if y == len(kinds) else '')
-    axes[0][-1].legend(frameon=False, fontsize=8, loc='center left', bbox_to_anchor=(1, 0.5))
+    axes[0][0].figure.legend(*axes[0][0].get_legend_handles_labels(), frameon=False, fontsize=9,
+                             loc='outside lower center', ncols=9)
     return fig
 
 

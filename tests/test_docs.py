@@ -1,17 +1,23 @@
 "What the texts say can be done: the usage examples run, the README's files and commands exist."
 import contextlib
 import re
+import shlex
 import subprocess
 import sys
 
 import pytest
 import torch
 from conftest import ROOT
+from readme import left_out, lines
 from test_house import FILES as HOUSE, IDEAS
 
 import nanodepth
 
 README = (ROOT / 'README.md').read_text()
+WRITTEN = lines(README)
+QUICK = [line for line, comment in WRITTEN if not left_out(line, comment) and (
+    'dry_run' in line or comment.startswith('seconds') and 'out/' not in line
+    and 'prepare' not in line)]
 FILES = [str(path.relative_to(ROOT)) for path in HOUSE.values()]
 
 
@@ -20,7 +26,8 @@ def test_every_file_begins_with_its_idea_and_its_usage(name):
     source = (ROOT / name).read_text()
     doc = source.split('"""')[1]
     assert source.startswith('"""') and 'Usage:' in doc
-    assert re.search(rf'\b{name.rpartition("/")[2]}\b', README), f'{name} is not in the README'
+    named = README + (ROOT / 'docs/HOUSE.md').read_text()
+    assert re.search(rf'\b{name.rpartition("/")[2]}\b', named), f'{name} is not in docs/HOUSE.md'
 
 
 def test_usage_examples_run(data, monkeypatch):
@@ -68,8 +75,23 @@ def test_the_readmes_commands_and_files_exist():
     targets = re.findall(r'^(\w+):', (ROOT / 'Makefile').read_text(), flags=re.M)
     for target in re.findall(r'^make (\w+)', blocks, flags=re.M):
         assert target in targets
-    for path in re.findall(r'(?:src="|\]\()([\w/]+\.\w+)', README):
-        assert (ROOT / path).exists(), path
+
+
+@pytest.mark.parametrize('line', QUICK)
+def test_quick_lines_of_the_readme_run(line, tmp_path, monkeypatch):
+    "The others: `make readme`."
+    monkeypatch.chdir(tmp_path)
+    script, *argv = shlex.split(line)[1:]
+    name = argv.pop(0) if script == 'nanodepth.py' else re.search(
+        r"main\('(\w+)'\)", (ROOT / script).read_text())[1]
+    nanodepth.main(name, argv)
+
+
+def test_links_and_pictures_resolve():
+    for path in (ROOT / 'README.md', *ROOT.glob('docs/*.md')):
+        for alt, target in re.findall(r'(!?\[[^]]*\])\(([^)#\s]+)\)', path.read_text()):
+            assert '://' in target or (path.parent / target).exists(), f'{path.name}: {target}'
+            assert not alt.startswith('!') or len(alt) > 40, f'{path.name}: {target} has no text'
 
 
 def test_importing_touches_nothing():

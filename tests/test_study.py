@@ -36,6 +36,13 @@ table = 'depth'
 where = {way = 'ordinary'}
 rows = ['run']
 columns = ['text', 'depth 4 right']
+
+[[cross]]
+name = 'ways'
+table = 'depth'
+measure = 'depth 4 right'
+rows = {lidas = 'LIDAS'}
+columns = [{is = 'as it is', way = 'ordinary'}, {is = 'no such', way = 'x', none = 'none'}]
 '''
 FRAME = '''Before
 <!-- table growing -->
@@ -43,6 +50,8 @@ stale
 <!-- end -->
 between
 <!-- table models --><!-- end -->
+<!-- table growing, in short --><!-- end -->
+<!-- table ways --><!-- end -->
 '''
 
 
@@ -59,7 +68,7 @@ def folder(tmp_path):
 
 
 def tables(folder, *more):
-    nanodepth.main('results', [f'--file={folder}/R.md', f'--rows={folder}', *more])
+    nanodepth.main('results', [f'{folder}/R.md', f'--rows={folder}', *more])
     return (folder / 'R.md').read_text()
 
 
@@ -69,6 +78,8 @@ def test_tables_by_hand(folder, monkeypatch):
     # lidas minus baseline: 0.5 + seed / 50, mean 0.54, sd sqrt(.001), t of 4 degrees 2.776
     assert '**+0.540** ± 0.039 (right: 50% against 50%) | 5 |' in text
     assert '| 0.0625 | holds |' in text.replace('0.062 |', '0.0625 |')
+    assert '| a is above b | +0.540 ± 0.039 | holds |' in text
+    assert '| trunk (5 seeds) | as it is | no such |' in text and '| LIDAS | 50 | none |' in text
     assert '| lidas | 5 | 2.020 ± 0.020 | 50.0 ± 0.0 |' in text
     assert text.startswith('Before\n<!-- table growing -->') and 'stale' not in text
     assert tables(folder, '--check') == text            # made again, it is the same

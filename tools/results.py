@@ -1,4 +1,4 @@
-"""The tables of docs/RESULTS.md, made anew from the claims and from the rows of seeds.
+"""The tables of README.md and docs/RESULTS.md, made anew from the claims and the rows of seeds.
 
 The idea: docs/results/*.csv hold what was measured, a row a seed; docs/results/claims.toml says
 which contrasts were named before the runs. This command judges them (report/claims.py) and writes
@@ -6,7 +6,7 @@ what stands between `<!-- table NAME -->` and `<!-- end -->`; the text around it
 
 Usage:
     python nanodepth.py results             # seconds
-    python nanodepth.py results --check     # exit 2 if RESULTS.md says anything else
+    python nanodepth.py results --check     # exit 2 if a table says anything else
 """
 import re
 import tomllib
@@ -20,7 +20,8 @@ from report.plot import show
 from report.tables import mean, read_csv, where
 from tools.options import make_parser
 
-SHOWN = ['depth 4', 'depth 5', 'text']     # of the picture
+SHOWN, CHANCE = ['depth 5 right', 'text'], 1 / 3       # of the picture
+TEXTS = 'README.md', 'docs/RESULTS.md'
 NEEDED = ('section', 'claim', 'paper', 'table', 'measure', 'unit', 'a', 'b', 'direction')
 
 
@@ -120,6 +121,36 @@ def claims_table(claims, tables):
     return lines
 
 
+def short_table(claims, tables):
+    "Markdown: each claim, our difference and its verdict, as claims_table has them."
+    lines = ['| claim | difference | verdict |', '|---|---|---|']
+    for line in claims_table(claims, tables)[2:]:
+        claim, _, said, *_, verdict = (cell.strip() for cell in line.strip('|').split(' | '))
+        difference = said.partition(': ')[2].partition(' (right')[0].replace('**', '')
+        lines.append(f'| {claim} | {difference} | {verdict.strip(" |")} |')
+    return lines
+
+
+def cross_table(spec, rows):
+    """Markdown: a line a run, a column a description of its rows, means of a share over the seeds
+    that have all runs."""
+    columns, seeds = spec['columns'], {row['seed'] for row in rows}
+    complete = [seed for seed in seeds if all(where(rows, run=run, seed=seed)
+                                              for run in spec['rows'])]
+    rows = [row for row in rows if row['seed'] in complete]
+    lines = [f'| trunk ({len(complete)} seeds) | ' + ' | '.join(c['is'] for c in columns) + ' |',
+             '|' + '---|' * (len(columns) + 1)]
+    for run, label in spec['rows'].items():
+        cells = []
+        for column in columns:
+            mine = where(rows, run=run, way=column['way'])
+            mine = [row for row in mine if row['added'] in column.get('added', [0])]
+            cells.append(f'{100 * mean([row[spec["measure"]] for row in mine]):.0f}' if mine
+                         else column.get('none', ''))
+        lines.append(f'| {label} | ' + ' | '.join(cells) + ' |')
+    return lines
+
+
 def numbers_table(spec, rows):
     "Markdown: means over seeds with half a 95% interval, a line for each setting."
     mine = where(rows, **spec.get('where', {}))
@@ -143,39 +174,58 @@ def numbers_table(spec, rows):
 
 
 def made(text, spec, folder):
-    "RESULTS.md with its tables made anew."
+    "A text with its tables made anew."
+    claims, makers = spec.get('claim', []), {}
     tables = {name: read_rows(folder / f'{name}.csv')
-              for name in dict.fromkeys(c['table'] for c in [*spec.get('claim', []),
-                                                             *spec.get('numbers', [])])}
+              for name in dict.fromkeys(each['table'] for kind in ('claim', 'numbers', 'cross')
+                                        for each in spec.get(kind, []))}
+    for section in dict.fromkeys(claim['section'] for claim in claims):
+        mine = [claim for claim in claims if claim['section'] == section]
+        makers[section] = lambda mine=mine: claims_table(mine, tables)
+        makers[f'{section}, in short'] = lambda mine=mine: short_table(mine, tables)
+    for kind, make in (('numbers', numbers_table), ('cross', cross_table)):
+        for each in spec.get(kind, []):
+            makers[each['name']] = lambda make=make, each=each: make(each, tables[each['table']])
 
     def fill(match):
         name = match[1]
-        claims = [c for c in spec.get('claim', []) if c['section'] == name]
-        numbers = [n for n in spec.get('numbers', []) if n['name'] == name]
-        if not claims and not numbers:
-            known = {c['section'] for c in spec['claim']} | {n['name'] for n in spec['numbers']}
-            raise Refused(f'there is no table {name!r}{nearest(name, known)}')
-        lines = claims_table(claims, tables) if claims else numbers_table(
-            numbers[0], tables[numbers[0]['table']])
-        return '\n'.join([f'<!-- table {name} -->', '', *lines, '', '<!-- end -->'])
+        if name not in makers:
+            raise Refused(f'there is no table {name!r}{nearest(name, makers)}')
+        return '\n'.join([f'<!-- table {name} -->', '', *makers[name](), '', '<!-- end -->'])
     return re.sub(r'<!-- table (.+?) -->.*?<!-- end -->', fill, text, flags=re.S)
 
 
+def ways(folder):
+    "The rows of models that were given more depth: not the partners'."
+    rows = read_rows(folder / 'depth.csv')
+    given = {row['run'] for row in rows if row['way'] != 'ordinary'}
+    return [row for row in rows if row['run'] in given]
+
+
 def main(argv=None):
-    parser = make_parser(__doc__, file=(ROOT / 'docs/RESULTS.md', 'what is written'),
-                         rows=(ROOT / 'docs/results', 'the folder of claims.toml and the rows'))
-    parser.add_argument('--check', action='store_true', help='write nothing; say what differs')
+    parser = make_parser(__doc__, rows=(ROOT / 'docs/results', 'where claims.toml and CSVs are'),
+                         check=(False, 'write nothing; say what differs'))
+    parser.add_argument('files', nargs='*', type=Path, default=[ROOT / name for name in TEXTS],
+                        help='the texts whose tables are made (default: README.md, RESULTS.md)')
     args = parser.parse_args(argv)
-    file, folder = Path(args.file), Path(args.rows)
-    before = file.read_text()
-    after = made(before, read_claims(folder / 'claims.toml'), folder)
-    if args.check:
-        for a, b in zip(before.splitlines(), after.splitlines()):
-            if a != b:
-                raise Refused(f'{file} says {a!r}, but the rows say {b!r}')
-        if before != after:
-            raise Refused(f'{file} has other lines than its rows: python nanodepth.py results')
-        return print(f'{file} says what the rows say')
-    replace(file, after.encode())
-    print(f'tables: {file}')
-    show(file.parent / 'assets/adding.png', draw_ways, read_rows(folder / 'depth.csv'), SHOWN)
+    folder = Path(args.rows)
+    spec = read_claims(folder / 'claims.toml')
+    for file in args.files:
+        before = file.read_text()
+        after = made(before, spec, folder)
+        if args.check:
+            differs(file, before, after)
+        else:
+            replace(file, after.encode())
+        print(f'{file} says what the rows say')
+    if not args.check:
+        show(folder.parent / 'assets/adding.png', draw_ways, ways(folder), SHOWN, CHANCE)
+
+
+def differs(file, before, after):
+    "Refuse a text whose tables are not those of the rows."
+    for a, b in zip(before.splitlines(), after.splitlines()):
+        if a != b:
+            raise Refused(f'{file} says {a!r}, but the rows say {b!r}')
+    if before != after:
+        raise Refused(f'{file} has other lines than its rows: python nanodepth.py results')

@@ -3,6 +3,10 @@ stand on its models: fine-tuning, frozen models looped by the wrapper, probes, r
 
 A job is a folder of runs and the rows that they give, a method for each of its tables. A run is a
 command of this repo, so that each can be made again by hand.
+
+Usage:
+    python nanodepth.py study 3 --job=frozen    # one of them; its models must be trained
+    rows = Frozen('frozen', 3, 'out/study').frozen()
 """
 import inspect
 import subprocess
@@ -272,17 +276,13 @@ class Retrofits(Job):
 
     def runs(self):
         trunk, deeper = self.model('baseline', 'trunk'), f'--data={DEEPER}'
-        again = lambda name, *more, parent='cut': self.branch(name, '--recurrence=2', *more,
-                                                              parent=parent)
-        dense = lambda name, *more, parent='../baseline/trunk': self.branch(name, *more,
-                                                                            parent=parent)
+        again = lambda name, *more, parent='../baseline/cut': self.branch(
+            name, '--recurrence=2', *more, parent=parent)
         return [
-            self.cut('cut', trunk),
             self.cut('cut_add', trunk, '--inject=add', '--start=zero'),
             self.cut('cut_random', trunk, '--scratch'),
-            again('mean_2'),
-            self.branch('mean_4', '--recurrence=4', parent='cut'),
-            self.branch('mean_8', '--recurrence=8', parent='cut'),
+            self.branch('mean_4', '--recurrence=4', parent='../baseline/cut'),
+            self.branch('mean_8', '--recurrence=8', parent='../baseline/cut'),
             again('no_curriculum', '--curriculum=0'),
             again('1-sqrt', '--curriculum_shape=1-sqrt'),
             again('adamw', '--optimizer=adamw', ADAMW),
@@ -290,17 +290,15 @@ class Retrofits(Job):
             again('additive', parent='cut_add'),
             again('random', parent='cut_random'),
             again('deeper', deeper),
-            again('healed_deeper', deeper, '--curriculum=0', parent='mean_2'),
-            dense('dense'),
-            dense('dense_deeper', deeper),
-            dense('dense_healed_deeper', deeper, parent='dense')]
+            again('healed_deeper', deeper, '--curriculum=0', parent='../baseline/recurrent'),
+            self.branch('dense_deeper', deeper, parent='../baseline/trunk'),
+            self.branch('dense_healed_deeper', deeper, parent='../baseline/ordinary')]
 
     def retrofits(self):
         ask, rows = Questions(self.model('baseline'), (4, 5, 6)), []
-        for name, argv in self.runs():
-            if argv[0] == 'retrofit' or name == 'dense':
-                continue
-            model, flops = load_model(self.root / name), read_log(self.root / name)[-1]['flops']
+        trained = [(name, self.root / name) for name, argv in self.runs() if argv[0] == 'train']
+        for name, path in [('mean_2', self.model('baseline', 'recurrent')), *trained]:
+            model, flops = load_model(path), read_log(path)[-1]['flops']
             ordinary, means = isinstance(model, LM), name.startswith('mean')
             for r in (1,) if ordinary else RECURRENCES if means else (3,):
                 if not ordinary:

@@ -1,0 +1,95 @@
+"""Run what README.md and docs/CHECKPOINT.md tell people to type, as it is written, in a fresh clone.
+
+Lines whose comment names a network or GPUs are left out, and `make` itself; `play` is closed after a
+while; SmolLM-360M is a small random checkpoint of 32 layers, and notes/ this repo's own texts. Prints
+what each line took beside what the text says.
+
+Usage:
+    python tests/readme.py              # make readme: half an hour
+    python tests/readme.py --list       # the lines, and which are left out
+"""
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TEXTS = 'README.md', 'docs/CHECKPOINT.md'
+
+
+def lines(text):
+    "[(a line of a shell block, or a whole Python block; its comment)], in order."
+    found = []
+    for kind, block in re.findall(r'```(sh|python)\n(.*?)```', text, flags=re.S):
+        if kind == 'sh':
+            split = (line.partition('  #') for line in block.splitlines() if line.strip())
+            found += [(line.strip(), comment.strip()) for line, _, comment in split]
+        elif 'import' in block:
+            found.append((block, ''))
+    return found
+
+
+def left_out(line, comment):
+    return (line.startswith(('make', 'pip')) or '(a network)' in comment
+            or comment.startswith('GPUs'))
+
+
+def checkpoint(folder):
+    "A small random model in Hugging Face's form, which reads bytes."
+    sys.path.insert(0, str(ROOT))
+    from engine.hf import save_hf
+    from model import LM, ModelConfig
+    shape = ModelConfig(vocab_size=257, context=1024, n_layer=32, n_embd=32, n_head=4, head_dim=8)
+    save_hf(LM(shape), folder, tokenizer='bytes')
+
+
+def run(line, folder):
+    "(seconds, exit status, the last line that was said)"
+    argv = [sys.executable, '-c', line] if '\n' in line else ['bash', '-c', line]
+    path = f'{Path(sys.executable).parent}:{os.environ["PATH"]}'
+    env = os.environ | dict(PATH=path, BROWSER='true')
+    start, serves = time.monotonic(), ' play ' in line
+    child = subprocess.Popen(argv, cwd=folder, env=env, stdout=subprocess.PIPE,
+                             stderr=subprocess.STDOUT, text=True)
+    try:
+        said, _ = child.communicate(timeout=20 if serves else 1800)
+        code = child.returncode
+    except subprocess.TimeoutExpired:
+        child.terminate()
+        said, _ = child.communicate()
+        code = 0 if serves else 124
+    return time.monotonic() - start, code, (said.strip().splitlines() or [''])[-1]
+
+
+def main():
+    # a line that stands in both texts is run once
+    todo = dict(each for text in TEXTS for each in lines((ROOT / text).read_text())).items()
+    if '--list' in sys.argv:
+        for line, comment in todo:
+            print('left out ' if left_out(line, comment) else '         ', line.splitlines()[0])
+        return 0
+    folder = Path(tempfile.mkdtemp()) / 'clone'
+    subprocess.run(['git', 'clone', '-q', ROOT, folder], check=True)
+    checkpoint(folder / 'SmolLM-360M')
+    (folder / 'notes').mkdir()
+    for path in ROOT.glob('docs/*.md'):
+        shutil.copy(path, folder / 'notes' / f'{path.stem}.txt')
+    failed = []
+    for line, comment in todo:
+        if left_out(line, comment):
+            continue
+        seconds, code, said = run(line, folder)
+        print(f'{seconds:6.0f} s  {line.splitlines()[0]}   # {comment}', flush=True)
+        if code:
+            failed.append(line)
+            print(f'          exit status {code}: {said}', flush=True)
+    print(f'{len(failed)} lines failed; the clone is {folder}')
+    return len(failed) > 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())
