@@ -1,7 +1,7 @@
-"""Run what README.md and docs/CHECKPOINT.md tell people to type, as it is written, in a fresh clone.
+"""Run what README.md and docs/CHECKPOINT.md tell people to type, as it is written, in a new clone.
 
-Lines whose comment names a network or GPUs are left out, and `make` itself; `play` is closed after a
-while; SmolLM-360M is a small random checkpoint of 32 layers, and notes/ this repo's own texts. Prints
+Lines whose comment names a network or GPUs are left out, and `make` itself; `play` is closed after
+a while; SmolLM-360M is a small random model of 32 layers, notes/ holds texts of this repo. Prints
 what each line took beside what the text says.
 
 Usage:
