@@ -35,6 +35,7 @@ from tqdm import tqdm
 
 from common.errors import Refused
 from common.files import claim, read_json, replace, write_json
+from common.help import Help
 from data.sources import group, list_files, texts
 from data.tokenizer import encode_document, get_tokenizer, start_of_document, token_type
 from data.tokens import shares
@@ -280,13 +281,13 @@ def number(text):
 
 
 def parse_options(mixtures, about, argv, out, tokenizer):
-    parser = argparse.ArgumentParser(description=about)
+    parser = argparse.ArgumentParser(description=about, formatter_class=Help)
     parser.set_defaults(mixture=next(iter(mixtures)))
     if len(mixtures) > 1:
-        parser.add_argument('mixture', choices=list(mixtures))
+        parser.add_argument('mixture', choices=list(mixtures), help='which data')
     parser.add_argument('--tokens', type=number, required=True,
                         help='to train on, over all sources: 10B, 500M')
-    parser.add_argument('--tokenizer', default=tokenizer)
+    parser.add_argument('--tokenizer', default=tokenizer, help='what the model reads')
     parser.add_argument('--source', type=Path,
                         help='a folder with a folder of parquet or JSON Lines files for each '
                         'source; without it, the hub')
@@ -297,7 +298,7 @@ def parse_options(mixtures, about, argv, out, tokenizer):
                         help='bytes of the files that become shards together')
     parser.add_argument('--val_every', type=int, default=200,
                         help='one document of so many is for validation')
-    parser.add_argument('--out', type=Path, default=out)
+    parser.add_argument('--out', type=Path, default=out, help='the folder to write')
     options = parser.parse_args(argv)
     options.source = options.source and options.source.resolve()
     if len(mixtures) > 1 and options.out == out:

@@ -44,7 +44,7 @@ def test_a_part_that_fails_takes_no_other_along(monkeypatch, tmp_path, capsys):
                                f'--out={tmp_path / "gpu.md"}'])
     assert stop.value.code == 1 and 'failed: broken' in capsys.readouterr().err
     table = (tmp_path / 'gpu.md').read_text()
-    assert ("error: there is no part 'broken'" in table
+    assert ("there is no part 'broken'" in table
             and '| random r over r = 5, time over FLOPs |' in table)
 
 

@@ -10,7 +10,6 @@ Usage:
     python nanodepth.py bench --out=docs/bench.md      # all of them, twice: 25 minutes
     python nanodepth.py bench training memory --capped=false     # some, as the machine is
 """
-import argparse
 import platform
 import time
 from pathlib import Path
@@ -20,6 +19,7 @@ import torch
 from common.columns import columns
 from engine.launch import has_compiler
 from tools.benchmarks import BENCHMARKS, EMULATED
+from tools.options import make_parser
 from tools.timing import apart, known, processor
 
 # These limit a newer x86 processor to AVX2: one variable each for torch's own kernels, oneDNN and
@@ -52,11 +52,10 @@ def merged(rows, capped):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description='Measure speed, each thing against its peer.')
-    parser.add_argument('names', nargs='*', help=f'of {", ".join(BENCHMARKS)}; none: all')
-    parser.add_argument('--capped', choices=['true', 'false'], default='true',
-                        help='measure once more with AVX2 and nothing newer (x86 alone)')
-    parser.add_argument('--out', type=Path, help='write the table there too, such as docs/bench.md')
+    parser = make_parser(
+        __doc__, capped=(['true', 'false'], 'once more with AVX2 and nothing newer (x86)'),
+        out=(Path, 'write the table there too, such as docs/bench.md'))
+    parser.add_argument('names', nargs='*', help=f'some of {", ".join(BENCHMARKS)} (default: all)')
     args = parser.parse_args(argv)
     names = known(parser, 'benchmark', args.names, BENCHMARKS)
     machine = (f'{processor()} ({torch.backends.cpu.get_cpu_capability()}), '

@@ -17,7 +17,7 @@ from tools.options import make_parser
 
 def main(argv=None):
     parser = make_parser(__doc__, chars=(400, 'how much of the first window to print'))
-    parser.add_argument('folder')
+    parser.add_argument('folder', help='a dataset, or a mixture of several')
     args = parser.parse_args(argv)
     for (folder, _), split in itertools.product(mixture(args.folder), ('train', 'val')):
         data = Dataset(folder, split, context=None)

@@ -32,7 +32,7 @@ from common.errors import Refused, nearest, refusing
 from common.files import ROOT, read_json, write_json
 from data.primitives import TASKS
 from tools.adapters import adapter, hf_adapter
-from tools.options import make_parser
+from tools.options import RUN, make_parser
 
 # The papers' benchmarks: (task, shots or None for the task's own). data/evals/README.md says of
 # each whether it is the harness's or ours.
@@ -136,7 +136,7 @@ def main(argv=None):
         max_length=(int, 'tokens of a prompt and its answer (default: the context)'),
         tasks=('primitives', f'names of tasks, or of lists: {", ".join(LISTS)}'),
         out=(Path, 'the numbers as JSON (default: out/evals/NAME.json)'))
-    parser.add_argument('path', help='a run of ours or a Hugging Face folder')
+    parser.add_argument('path', metavar='run', help=RUN)
     args = parser.parse_args(argv)
     os.environ.setdefault('TOKENIZERS_PARALLELISM', 'false')
     with refusing(ValueError, OSError, why=lambda error: explain(error, args.tasks)):

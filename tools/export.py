@@ -7,14 +7,14 @@ from engine.checkpoint import load_model, set_depth
 from engine.hf import save_hf
 from engine.raven import save_raven
 from retrofit import Recurrent
-from tools.options import make_parser
+from tools.options import RUN, make_parser
 
 
 def main(argv=None):
     parser = make_parser(
         __doc__, 'loop', fresh=(False, 'of a recurrent model, which is written in the format of '
                                 'its authors: another first state in each forward from now on'))
-    parser.add_argument('source', help='a run of ours, a Hugging Face folder, or a name on its hub')
+    parser.add_argument('source', metavar='run', help=RUN)
     parser.add_argument('target', nargs='?', help='the folder to write')
     args = parser.parse_args(argv)
     model = set_depth(load_model(args.source), loop=args.loop)

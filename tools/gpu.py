@@ -30,6 +30,7 @@ from grow import lidas, untie
 from model import LM, KVCache, ModelConfig
 from report.logs import read_log
 from retrofit import surgery
+from tools.options import make_parser
 from tools.peers import (
     SHAPES,
     ours,
@@ -302,12 +303,10 @@ def measure(part, size, device, path=None):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description='Nine minutes with a GPU: one table.')
-    parser.add_argument('names', nargs='*', help=f'of {", ".join(PARTS)}; none: all')
-    parser.add_argument('--device', default='cuda')
-    parser.add_argument('--tiny', action='store_true',
-                        help='a small model, to try it without a GPU')
-    parser.add_argument('--out', type=Path, help='write the table there too, such as docs/gpu.md')
+    parser = make_parser(__doc__, device=('cuda', 'one by name'),
+                         tiny=(False, 'a small model, to try it without a GPU'),
+                         out=(Path, 'write the table there too, such as docs/gpu.md'))
+    parser.add_argument('names', nargs='*', help=f'some of {", ".join(PARTS)} (default: all)')
     # one part, in this process, its rows to that file
     parser.add_argument('--rows', type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)

@@ -10,14 +10,15 @@ from common.errors import Refused
 from engine.checkpoint import build_model, load
 from engine.launch import pick_device
 from engine.measure import After, open_data
-from tools.options import make_parser
+from tools.options import RUN, make_parser
 from variants.lens import beside, quality, save_lens, train_lens
 
 
 def main(argv=None):
-    parser = make_parser(__doc__, 'data', 'device', steps=(250, 'of training'), lr=(1e-3, "Adam's"),
-                         out=(Path, 'default: lens.pt beside the checkpoint'))
-    parser.add_argument('path', help='a run of ours or a Hugging Face folder')
+    parser = make_parser(__doc__, 'data', 'device', steps=(250, 'training steps'),
+                         lr=(1e-3, "Adam's rate"),
+                         out=(Path, 'the lens (default: lens.pt beside the checkpoint)'))
+    parser.add_argument('path', metavar='run', help=RUN)
     args = parser.parse_args(argv)
     state, device = load(args.path), pick_device(args.device)
     model = build_model(state, args.path).to(device).eval()

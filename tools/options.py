@@ -10,7 +10,9 @@ from pathlib import Path
 
 from common.bounds import check_bounds
 from common.errors import Refused, check_choice
+from common.help import Help
 
+RUN = 'a folder that train.py wrote, or a Hugging Face checkpoint'
 RUNS = ('folders that train.py wrote, or Hugging Face checkpoints; NAME-SEED are averaged over '
         'their seeds')
 OPTIONS = dict(
@@ -52,9 +54,9 @@ def make_parser(about, *names, out=None, epilog=None, **own):
     may also be a type (no default), False (a flag) or a list (the choices, the first by default). A
     text as `out` is the picture's path."""
     parser = Parser(description=about, epilog=epilog, allow_abbrev=False,
-                    formatter_class=argparse.RawDescriptionHelpFormatter)
+                    formatter_class=Help)
     if isinstance(out, str):
-        out = Path(out), f'the picture, and the numbers beside it (default: {out})'
+        out = Path(out), 'the picture, and the numbers beside it'
     own |= dict(out=out) if out else {}
     for name, (default, text) in ({name: OPTIONS[name] for name in names} | own).items():
         form = dict(type=type(default), default=default)

@@ -24,9 +24,9 @@ def main(argv=None):
         __doc__, out='out/grow.png', block=(4, 'layers of a block'),
         operators=('midas,lidas', f'any of {",".join(GROWTH)}'),
         alpha=(1.0, 'PROP-alpha: stage i gets a share i^alpha of the steps'),
-        steps=(200_000, 'of training'),
-        decay_steps=(30_000, 'the full depth is reached before them'),
-        tokens=(2**20, 'of a step'),
+        steps=(200_000, 'training steps'),
+        decay_steps=(30_000, 'the last so many, before which the full depth is reached'),
+        tokens=(2**20, 'tokens of a step'),
         shape=('960,15,5,2560,49152,2048', 'width,heads,kv heads,ffn,vocabulary,context'))
     parser.add_argument('n_layer', type=int, help='the final depth')
     args = parser.parse_args(argv)

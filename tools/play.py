@@ -336,7 +336,7 @@ def serve(paths, task, port, device='auto'):
 
 def main(argv=None):
     parser = make_parser(__doc__, 'device', port=(8000, 'on 127.0.0.1; 0: any that is free'),
-                         open=(['true', 'false'], 'a browser'),
+                         open=(['true', 'false'], 'whether to open a browser'),
                          task=('toy_assign/3', 'the questions to begin with, with their depth'))
     parser.add_argument('runs', nargs='+', help=RUNS)
     args = parser.parse_args(argv)

@@ -40,7 +40,7 @@ def measure_recurrences(args):
 def main(argv=None):
     parser = make_parser(__doc__, 'data', 'batches', 'tasks', 'n', 'show', 'device',
                          r=('1,2,4,8,16', 'recurrences'), out=(Path, 'the picture'))
-    parser.add_argument('paths', nargs='+',
+    parser.add_argument('paths', metavar='runs', nargs='+',
                         help='runs with a recurrent core, and ordinary ones to compare with')
     args = parser.parse_args(argv)
     rows = measure_recurrences(args)

@@ -11,7 +11,7 @@ from data.tokenizer import get_tokenizer, readable, start_of_document
 from data.tokens import draw
 from engine.checkpoint import load_model, set_depth
 from engine.launch import pick_device
-from tools.options import make_parser
+from tools.options import RUN, make_parser
 
 # How many tokens at most: after an answer comes a question, which no toy model learns to ask.
 TOY_PROMPTS = {'JicDqySofUzgJicDqySofUzg': 24, 'w7j6z1q3?z': 1, 'w7j6z1q3bwdzejhq?d': 1,
@@ -22,7 +22,7 @@ def main(argv=None):
     parser = make_parser(__doc__, 'seed', 'loop', 'r', 'device', tokens=(64, 'how many to add'),
                          temperature=(0.7, '0 takes the likeliest token each time'),
                          top_k=(int, 'draw among the likeliest so many'))
-    parser.add_argument('path', help='a folder that train.py wrote, or a Hugging Face checkpoint')
+    parser.add_argument('path', metavar='run', help=RUN)
     parser.add_argument('--prompt', action='append',
                         help='may be given several times; \\n is a line break')
     args = parser.parse_args(argv)

@@ -23,7 +23,7 @@ from engine.checkpoint import build_model, describe, exists, load, save
 from engine.hf import fold_scales
 from retrofit import cut, surgery
 from tools import recurrences
-from tools.options import make_parser
+from tools.options import RUN, make_parser
 from variants.cuts import by_influence, screen
 
 
@@ -50,7 +50,7 @@ def with_a_head(lm):
 
 def operate(args):
     "Write the cut checkpoint, and print its parts."
-    source, shape = args.paths
+    source, shape = args.run, args.shape
     folder, file, state = Path(source), tokenizer_file(source), load(source)
     about = (folder.parent if folder.is_file() else folder) / 'run.json'
     if not file and not about.exists():
@@ -137,9 +137,10 @@ def main(argv=None):
         search=(False, 'print the loss of every selection on --data, before any training'),
         scratch=(False, 'random weights: recurrence from scratch'),
         dense=(False, 'write the kept layers as an ordinary model: the pruned partner'))
-    parser.add_argument('paths', nargs='+', help='a checkpoint and a shape, such as 2-4-2')
+    parser.add_argument('run', nargs='?', help=RUN)
+    parser.add_argument('shape', nargs='?', help='layers of prelude, core and coda, such as 2-4-2')
     args = parser.parse_args(argv)
-    if len(args.paths) != 2 or (args.search or args.select == 'influence') and not args.data:
+    if not (args.run and args.shape) or (args.search or args.select == 'influence') and not args.data:
         parser.error('give a checkpoint and a shape, such as out/baseline 2-4-2, and --data with '
                      '--select=influence and --search')
     operate(args)

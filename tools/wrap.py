@@ -23,7 +23,7 @@ from report.tables import mean, sign_test, signed_rank_test, standard_error
 from tools.adapters import open_model
 from tools.evaluate import explain, harness, rows_of
 from tools.little import show_little
-from tools.options import make_parser
+from tools.options import RUN, make_parser
 from variants.caches import CACHES
 from wrapper import SOLVERS, looped
 
@@ -100,18 +100,18 @@ def main(argv=None):
         tasks=(str, 'tasks of lm-eval, or lists by name (evaluate.py): knowledge, language, '
                'primitives ...'),
         window=('mid4', '3-5, mid4, or a fraction of the depth such as 0.5'),
-        method=('rk', f'of {", ".join(SOLVERS)}'), K=(3, 'steps'),
+        method=('rk', f'one of {", ".join(SOLVERS)}'), K=(3, 'steps'),
         beta=(float, "the share of the plain output (default: the method's own, rk 0.5)"),
-        cache=(str, f'of {", ".join(CACHES)}: what later tokens see of looped layers (default: '
+        cache=(str, f'one of {", ".join(CACHES)}: what later tokens see of looped layers (default: '
                'first; frozen also changes how a text is read)'),
         decode=('full', 'full, bypass, or the number of decode steps that are looped'),
-        mode=(str, 'block or layer (default: block)'),
+        mode=(str, 'the window as one block, or layer by layer (default: block)'),
         pin=(str, 'keep the experts of the first evaluation: mixture or indices'),
         batch_size=('8', 'texts read at once'),
         chat=(False, 'with the chat template of the checkpoint'),
         out=(Path, 'the numbers as JSON (default: out/evals/MODEL_looped.json), with --toy the '
              'picture'))
-    parser.add_argument('model', nargs='?', help='a run of ours, or a Hugging Face folder or name')
+    parser.add_argument('model', metavar='run', nargs='?', help=RUN)
     args, others = parser.parse_known_args(argv)
     if args.toy:
         return show_little(args.out or Path('out/wrapper_toy.png'))

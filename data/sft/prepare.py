@@ -15,22 +15,23 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 from common.bounds import check_bounds  # noqa: E402
 from common.errors import refusals, whole_numbers  # noqa: E402
+from common.help import Help  # noqa: E402
 from data.primitives import write_examples  # noqa: E402
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(
-        description='Write examples of reasoning primitives to fine-tune on.')
-    parser.add_argument('--tasks', default='toy_code')
-    parser.add_argument('--depths', default='1,2')
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=Help)
+    parser.add_argument('--tasks', default='toy_code', help='primitives by name')
+    parser.add_argument('--depths', default='1,2', help='how many aliases')
     parser.add_argument('--n', type=int, default=128,
                         help='examples to train on, over all tasks and depths')
     parser.add_argument('--shots', type=int, default=0, help='answered examples before each')
-    parser.add_argument('--seed', type=int, default=0)
+    parser.add_argument('--seed', type=int, default=0, help='of every draw')
     parser.add_argument('--tokenizer', default='bytes',
                         help="what the model reads: 'bytes', 'gpt2', a run, a folder with a "
                         "tokenizer.json")
-    parser.add_argument('--out', type=Path, default=ROOT / 'data/sft')
+    parser.add_argument('--out', type=Path, default=ROOT / 'data/sft',
+                        help='the folder to write')
     args = parser.parse_args(argv)
     check_bounds(vars(args), '--')
     depths = whole_numbers('--depths', args.depths)

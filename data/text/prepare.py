@@ -21,6 +21,7 @@ from tqdm import tqdm
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 from common.errors import Refused, refusals  # noqa: E402
+from common.help import Help  # noqa: E402
 from data.sources import KINDS, chat, column, texts  # noqa: E402
 from data.tokenizer import get_tokenizer, start_of_document  # noqa: E402
 from data.tokens import write_dataset  # noqa: E402
@@ -38,15 +39,16 @@ def documents(paths, read, name):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description='Make a dataset of text files.')
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=Help)
     parser.add_argument('files', nargs='+', type=Path,
                         help='.jsonl, .parquet, or anything else as plain text')
     parser.add_argument('--tokenizer', default='bytes',
                         help="'bytes', 'gpt2', a checkpoint, a tokenizer.json")
-    parser.add_argument('--column', default='text')
+    parser.add_argument('--column', default='text',
+                        help='where .jsonl and .parquet have the text')
     parser.add_argument('--chat', action='store_true',
                         help='remove role tags, leave out what reasoning models wrote')
-    parser.add_argument('--out', type=Path, required=True)
+    parser.add_argument('--out', type=Path, required=True, help='the folder to write')
     args = parser.parse_args(argv)
     tokenizer = get_tokenizer(args.tokenizer)
     start = start_of_document(tokenizer)

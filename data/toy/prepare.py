@@ -42,6 +42,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 from common.bounds import check_bounds  # noqa: E402
 from common.errors import Refused, refusals  # noqa: E402
+from common.help import Help  # noqa: E402
 from data.primitives import chain, random_words  # noqa: E402
 from data.tokens import draw, write_dataset  # noqa: E402
 
@@ -116,7 +117,7 @@ def library():
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description='Make the toy data.')
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=Help)
     parser.add_argument('--documents', type=int, default=100_000,
                         help='documents of primitives to train on')
     parser.add_argument('--text', type=float, default=0.1,
@@ -125,7 +126,8 @@ def main(argv=None):
                         help='how many: depth 0, 1, ...')
     parser.add_argument('--values', type=int, default=VALUES, choices=range(2, 5),
                         help='names at every depth')
-    parser.add_argument('--out', type=Path, default=ROOT / 'data/toy')
+    parser.add_argument('--out', type=Path, default=ROOT / 'data/toy',
+                        help='the folder to write')
     args = parser.parse_args(argv)
     check_bounds(vars(args), '--')
     if args.depths * args.values > 26:
