@@ -264,7 +264,7 @@ class Layers(Job):
 
 # ---------------------------------------------------------------------------------------- retrofits
 
-ADAMW, STAR = '--lr=0.002', '--lr=0.002'        # the rates that trial seed 100 chose
+ADAMW, STAR = '--lr=0.002', '--lr=0.002'        # half of Muon's; not tuned
 RECURRENCES = (1, 2, 3, 4, 8, 16, 32)
 
 
