@@ -20,7 +20,8 @@ from report.tables import mean, standard_error
 
 ALPHA = 0.05
 POWER = 0.8
-MARGINS = dict(text=0.02, answers=0.05, points=5.0, layers=0.25)        # what would not matter, by unit
+# what would not matter, by unit
+MARGINS = dict(text=0.02, answers=0.05, points=5.0, layers=0.25)
 
 
 def t_probability(t, df):

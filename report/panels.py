@@ -142,6 +142,41 @@ def draw_ways(rows, kinds, chance):
     return fig
 
 
+def draw_exits(rows, kind, chance):
+    """rows: {seed, run, by, at, layers, recurrences, kind: a share}. Above, answers against layers
+    run a token, a line a rule; below, how many recurrences it takes until states stand still."""
+    models = list(dict.fromkeys(row['run'] for row in rows))
+    fig, axes = figure(2, len(models), (1 + 3.2 * len(models), 5.6), sharey='row', sharex='row')
+    for x, (above, below, model) in enumerate(zip(*axes, models)):
+        above.axhline(100 * chance, color='grey', lw=0.8, label='chance')
+        for colour, by in zip(COLOURS, dict.fromkeys(row['by'] for row in rows)):
+            mine = where(rows, run=model, by=by)
+            draw_rule(above, mine, 'layers', kind, colour, by, 100)
+            if by == 'latent':
+                draw_rule(below, mine, 'at', 'recurrences', colour, by, 1)
+        above.set(title=model, xlabel='layers run, a token', ylabel='' if x else f'{kind}, %')
+        below.set(xscale='log', xlabel='its state moves by less than this share',
+                  ylabel='' if x else 'recurrences until then')
+        ticks = sorted({row['at'] for row in where(rows, by='latent')})
+        below.set_xticks(ticks, [f'{at:g}' for at in ticks])
+        below.minorticks_off()
+    fig.legend(*axes[0][0].get_legend_handles_labels(), frameon=False, ncols=9,
+               loc='outside lower center')
+    return fig
+
+
+def draw_rule(ax, rows, x, y, colour, label, factor):
+    "Every seed thin, and the mean of the seeds at each threshold."
+    for seed in dict.fromkeys(row['seed'] for row in rows):
+        one = where(rows, seed=seed)
+        ax.plot([row[x] for row in one], [factor * row[y] for row in one], color=colour, lw=0.6,
+                alpha=0.5)
+    at = [where(rows, at=threshold) for threshold in dict.fromkeys(row['at'] for row in rows)]
+    ax.plot([mean([row[x] for row in group]) for group in at],
+            [factor * mean([row[y] for row in group]) for group in at], color=colour, lw=2,
+            marker='o', ms=4, label=label)
+
+
 # --------------------------------------------------------------------------------------- the probes
 
 def draw_curves(rows, x, panel, values, labels, title):

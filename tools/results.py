@@ -15,13 +15,13 @@ from pathlib import Path
 from common.errors import Refused, check_choice, nearest, refusing
 from common.files import ROOT, replace
 from report.claims import MARGINS, Contrast, verdicts
-from report.panels import draw_ways
+from report.panels import draw_exits, draw_ways
 from report.plot import show
 from report.tables import mean, read_csv, where
 from tools.options import make_parser
 
 SHOWN, CHANCE = ['depth 5 right', 'text'], 1 / 3       # of the picture
-TEXTS = 'README.md', 'docs/RESULTS.md'
+TEXTS = 'README.md', 'docs/RESULTS.md', 'docs/ROWS.md'
 NEEDED = ('section', 'claim', 'paper', 'table', 'measure', 'unit', 'a', 'b', 'direction')
 
 
@@ -206,7 +206,7 @@ def main(argv=None):
     parser = make_parser(__doc__, rows=(ROOT / 'docs/results', 'where claims.toml and CSVs are'),
                          check=(False, 'write nothing; say what differs'))
     parser.add_argument('files', nargs='*', type=Path, default=[ROOT / name for name in TEXTS],
-                        help='the texts whose tables are made (default: README.md, RESULTS.md)')
+                        help=f'the texts whose tables are made (default: {", ".join(TEXTS)})')
     args = parser.parse_args(argv)
     folder = Path(args.rows)
     spec = read_claims(folder / 'claims.toml')
@@ -219,7 +219,9 @@ def main(argv=None):
             replace(file, after.encode())
         print(f'{file} says what the rows say')
     if not args.check:
-        show(folder.parent / 'assets/adding.png', draw_ways, ways(folder), SHOWN, CHANCE)
+        pictures = folder.parent / 'assets'
+        show(pictures / 'adding.png', draw_ways, ways(folder), SHOWN, CHANCE)
+        show(pictures / 'exits.png', draw_exits, read_rows(folder / 'exits.csv'), SHOWN[0], CHANCE)
 
 
 def differs(file, before, after):

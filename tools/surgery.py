@@ -140,7 +140,8 @@ def main(argv=None):
     parser.add_argument('run', nargs='?', help=RUN)
     parser.add_argument('shape', nargs='?', help='layers of prelude, core and coda, such as 2-4-2')
     args = parser.parse_args(argv)
-    if not (args.run and args.shape) or (args.search or args.select == 'influence') and not args.data:
+    looks = args.search or args.select == 'influence'
+    if not (args.run and args.shape) or looks and not args.data:
         parser.error('give a checkpoint and a shape, such as out/baseline 2-4-2, and --data with '
                      '--select=influence and --search')
     operate(args)
