@@ -92,7 +92,8 @@ def ours(claim, found, rows):
     if not found.n:
         return 'not measured yet'
     digits = 1 if claim['unit'] == 'points' else 3
-    text = (f'{name_of(claim["a"])} {mean(found.a):.{digits}f}, {name_of(claim["b"])} '
+    of = 'gain of ' if 'less_a' in claim else ''
+    text = (f'{of}{name_of(claim["a"])} {mean(found.a):.{digits}f}, {of}{name_of(claim["b"])} '
             f'{mean(found.b):.{digits}f}: **{found.mean:+.{digits}f}**')
     if found.known:
         text += f' ± {found.half(0.95):.{digits}f}'
@@ -138,7 +139,7 @@ def cross_table(spec, rows):
     complete = [seed for seed in seeds if all(where(rows, run=run, seed=seed)
                                               for run in spec['rows'])]
     rows = [row for row in rows if row['seed'] in complete]
-    lines = [f'| trunk ({len(complete)} seeds) | ' + ' | '.join(c['is'] for c in columns) + ' |',
+    lines = [f'| trunk ({len(complete)} seed{"s" * (len(complete) != 1)}) | ' + ' | '.join(c['is'] for c in columns) + ' |',
              '|' + '---|' * (len(columns) + 1)]
     for run, label in spec['rows'].items():
         cells = []
