@@ -139,7 +139,8 @@ def cross_table(spec, rows):
     complete = [seed for seed in seeds if all(where(rows, run=run, seed=seed)
                                               for run in spec['rows'])]
     rows = [row for row in rows if row['seed'] in complete]
-    lines = [f'| trunk ({len(complete)} seed{"s" * (len(complete) != 1)}) | ' + ' | '.join(c['is'] for c in columns) + ' |',
+    n = f'{len(complete)} seed{"s" * (len(complete) != 1)}'
+    lines = [f'| trunk ({n}) | ' + ' | '.join(c['is'] for c in columns) + ' |',
              '|' + '---|' * (len(columns) + 1)]
     for run, label in spec['rows'].items():
         cells = []
