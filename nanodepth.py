@@ -5,7 +5,7 @@ refuses by raising Refused; here that becomes a line and exit status 2. Any othe
 bug, and keeps its traceback.
 
 Usage:
-    python nanodepth.py                     # lists the commands, in the tutorial's order
+    python nanodepth.py                     # lists the commands
     python nanodepth.py sample out/lidas    # one of them; --help says more
     python loop.py out/lidas                # an idea is a script: the same as nanodepth.py loop
 """

@@ -235,16 +235,18 @@ def take_step(config, world, run, optimizers, batch, autocast, step=0, told={},
     return loss, norm, after
 
 
+USAGE = 'usage: train.py CONFIG [--name=value ...] [--dry_run [--gpus=8] [--gpu=H100] [--mfu=0.4]]'
+
+
 def main(argv=None):
     argv = sys.argv[1:] if argv is None else argv
     if {'-h', '--help'} & set(argv):
-        return print(__doc__ + '\n' + inspect.getsource(Config))
+        return print(USAGE, __doc__, inspect.getsource(Config), sep='\n\n')
     if not argv:
-        print('usage: python train.py CONFIG [--name=value ...]      (--help lists the settings)\n'
-              '\nconfigs:')
+        print(USAGE + '      (--help lists the settings)\n\nconfigs:')
         for path in sorted(Path(__file__).parent.glob('config/[!_]*.py')):
             about = ast.get_docstring(ast.parse(path.read_text())) or ''
-            print(f'  {f"config/{path.name}":28}{about.partition(chr(10))[0]}')
+            print(f'  {f"config/{path.name}":44}{about.partition(chr(10))[0]}')
         raise SystemExit(2)
     if any(arg.startswith('--dry_run') for arg in argv):
         said, rest = cost.options(argv)

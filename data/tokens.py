@@ -110,7 +110,7 @@ class Dataset:
                                else s['tokens'] // self.row for s in shards])   # in windows
         if self.ends[-1] == 0:
             raise Refused(f'{path}: {self.meta["tokens"]} tokens are not one window of '
-                          f'{context + 1}')
+                          f'{context + 1}: it needs more text, or longer documents')
 
     def check(self, path):
         "What the description says is of the kinds that the rest relies on."

@@ -99,7 +99,8 @@ def described(path, c):
     ]
     for found, what in refused:
         if found:
-            raise Refused(f'{path} asks for {what}, which is not supported')
+            raise Refused(f'{path} asks for {what}, which is not supported; '
+                          'wrapper.py loops other families too')
 
     sizes = {ours: number(path, theirs, c.get(theirs, usual), whole=True)
              for theirs, (ours, usual) in SIZES.items()

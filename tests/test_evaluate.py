@@ -228,3 +228,18 @@ def test_the_authors_form_of_gsm8k(tmp_path):
     task.apply_filters()
     found = task.process_results(doc, [task.instances[0].filtered_resps['flexible-extract']])
     assert found['exact_match'] == 1.0
+
+
+def test_a_list_with_shots_keeps_the_tasks_own_questions(monkeypatch):
+    "The harness takes a dict of name and shots for a task of its own making, without any."
+    seen = {}
+
+    def simple_evaluate(model, tasks, task_manager, **_):
+        seen.update(task_manager.load(tasks)['tasks'])
+    monkeypatch.setattr(lm_eval, 'simple_evaluate', simple_evaluate)
+    monkeypatch.setitem(evaluate.LISTS, 'two', [('primitive_toy_copy', 2),
+                                                ('primitive_toy_assign_d0', None)])
+    evaluate.harness(None, 'two')
+    assert seen['primitive_toy_copy'].config.num_fewshot == 2
+    assert seen['primitive_toy_copy'].config.doc_to_text
+    assert not seen['primitive_toy_assign_d0'].config.num_fewshot

@@ -69,7 +69,7 @@ def test_a_growth_plan_ends_at_full_depth(grow, n_layer, block, steps, alpha):
     name: numbers for name in ('n_layer', 'n_head', 'head_dim', 'grow_block', 'steps', 'context',
                                'warmup_steps', 'decay_steps', 'lr', 'batch_size', 'curriculum',
                                'rope_theta', 'grow_alpha', 'lr_floor')} | dict(
-    grow=st.sampled_from(['midas', 'lidas', 'double', None]),
+    grow=st.sampled_from([*GROWTH, None]),
     loop=st.sampled_from(['2x2', '1-2x3', None]))))
 def test_settings_are_a_run_or_a_line(values):
     try:

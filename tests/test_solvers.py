@@ -113,12 +113,11 @@ def test_one_step_or_the_whole_anchor_is_the_plain_window(dtype):
 
 @pytest.mark.parametrize('method', SOLVERS)
 def test_evaluations_are_counted_and_begin_with_the_plain_window(method):
-    each = dict(midpoint=2, heun=2, rk4=4).get(method, 1)
     for K in (2, 4):
         seen = []
         x = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(1))
         SOLVERS[method](lambda y: seen.append(y) or y * 0.9 + 0.1, x, K)
-        assert len(seen) == each * K == pick_solver(method, K)[1]
+        assert len(seen) == pick_solver(method, K)[1]
         assert torch.equal(seen[0], x)              # the wrapper relies on it
 
 

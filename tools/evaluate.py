@@ -17,7 +17,7 @@ Usage:
     python nanodepth.py evaluate out/tinyllama --tasks=recurrent --r=8 --max_length=1024
     # its own command line
     python nanodepth.py evaluate lm-eval run --model nanodepth --model_args pretrained=out/lidas ...
-    python nanodepth.py evaluate lm-eval run --model nanodepth-hf --model_args \
+    python nanodepth.py evaluate lm-eval run --model nanodepth-hf --model_args \\
         pretrained=HF_FOLDER,window=3-5,K=3 --tasks arc_easy
 """
 import contextlib
@@ -65,14 +65,20 @@ def manager(everything):
 
     class Manager(TaskManager):
         keep = None     # a dict: what it holds is not loaded again, in any cell of a sweep
+        shots = {}      # by name; the harness takes a dict of name and shots for a new task
 
         def load(self, tasks, *args, **kwargs):
-            load, key = super().load, json.dumps(tasks, default=str)
-            if self.keep is None:
-                return load(tasks, *args, **kwargs)
-            if key not in self.keep:
-                self.keep[key] = load(tasks, *args, **kwargs)
-            return self.keep[key]
+            key = json.dumps([tasks, self.shots], default=str)
+            if self.keep is not None and key in self.keep:
+                return self.keep[key]
+            found = super().load(tasks, *args, **kwargs)
+            for name, n in self.shots.items():
+                group = found['groups'].get(name)
+                for task in group.get_all_tasks() if group else [found['tasks'][name]]:
+                    task.set_config('num_fewshot', n)
+            if self.keep is not None:
+                self.keep[key] = found
+            return found
     return Manager(include_path=str(ROOT / 'data/evals'), include_defaults=everything)
 
 
@@ -89,9 +95,8 @@ def harness(model, tasks, keep=None, **options):
             near = nearest(name, [*LISTS, *known.all_tasks])
             raise Refused(f'there is no task {name!r}{near} Lists: {", ".join(LISTS)}')
     known.keep = keep
-    wanted = [name if shots is None else dict(task=name, num_fewshot=shots)
-              for name, shots in wanted]
-    return simple_evaluate(model, tasks=wanted, task_manager=known,
+    known.shots = {name: shots for name, shots in wanted if shots is not None}
+    return simple_evaluate(model, tasks=names, task_manager=known,
                            **dict(log_samples=False) | options)
 
 
@@ -139,7 +144,7 @@ def main(argv=None):
     parser.add_argument('path', metavar='run', help=RUN)
     args = parser.parse_args(argv)
     os.environ.setdefault('TOKENIZERS_PARALLELISM', 'false')
-    with refusing(ValueError, OSError, why=lambda error: explain(error, args.tasks)):
+    with refusing(ValueError, OSError, ImportError, why=lambda error: explain(error, args.tasks)):
         lm = adapter()(args.path, loop=args.loop, r=args.r, batch_size=args.batch_size,
                        dtype=args.dtype, device=args.device, max_length=args.max_length)
         found = rows_of(harness(lm, args.tasks, limit=args.limit))

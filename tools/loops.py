@@ -95,6 +95,7 @@ def main(argv=None):
     kinds = [key for key in sweeps[0] if key not in ('run', 'start', 'times')]
     shown, rows = pick_shown('show', args.show, kinds), over_seeds(rows, [], kinds)
     print_rows(rows, kinds)
+    say_best(sweeps, args.block)
     tradeoffs = args.out.with_stem(args.out.stem + '_tradeoffs')
     write_csv(sweeps, args.out)
     write_csv(rows, tradeoffs)
@@ -128,6 +129,19 @@ def measure_runs(args):
     return rows, sweeps
 
 
+def say_best(sweeps, block):
+    "Of each run: the block that costs the least loss, or gains the most, when it is repeated."
+    for run in dict.fromkeys(row['run'] for row in sweeps if 'loss' in row):
+        mine = [row for row in sweeps if row['run'] == run]
+        plain = min(mine, key=lambda row: row['times'])
+        best = min((row for row in mine if row['times'] > 1), key=lambda row: row['loss'],
+                   default=None)
+        if best:
+            print(f'{run}: of all blocks of {block}, layers {best["start"]} to '
+                  f'{best["start"] + block - 1} repeat best: {best["times"]} times, loss '
+                  f'{best["loss"]:.3f}, as it is {plain["loss"]:.3f}')
+
+
 def print_rows(rows, kinds):
     """A line for each run, and below a looped one how it differs from its partners; after each
     number its standard error over the seeds, after a difference how many standard errors it
@@ -136,7 +150,8 @@ def print_rows(rows, kinds):
     for r in rows:
         lines.append([r['run'], r['loop'], f'{r["unique"]:.0f}', f'{r["depth"]:.0f}',
                       f'{r["params"]:,.0f}',
-                      f'{r["inference_flops"]:.2e}', f'{r["training_flops"]:.2e}',
+                      f'{r["inference_flops"]:.2e}',
+                      f'{r["training_flops"]:.2e}'.replace('nan', 'unknown'),
                       *numbers(r, kinds)])
         for what, p in partners(r, rows):
             lines.append([f'  minus {p["run"]}', what, '', '', '', '', ''])

@@ -31,7 +31,7 @@ from loop import fit_loop, format_loop, running
 from model import check_order
 from report.tables import mean, run_names
 from retrofit import Recurrent
-from tools.options import RUNS, make_parser
+from tools.options import RUN, make_parser
 from variants.caches import CACHES
 from wrapper import SOLVERS, patch, unpatch
 
@@ -338,7 +338,7 @@ def main(argv=None):
     parser = make_parser(__doc__, 'device', port=(8000, 'on 127.0.0.1; 0: any that is free'),
                          open=(['true', 'false'], 'whether to open a browser'),
                          task=('toy_assign/3', 'the questions to begin with, with their depth'))
-    parser.add_argument('runs', nargs='+', help=RUNS)
+    parser.add_argument('runs', nargs='+', help=RUN)
     args = parser.parse_args(argv)
     with serve(args.runs, args.task, args.port, args.device) as server:
         address = f'http://127.0.0.1:{server.server_address[1]}/'

@@ -119,6 +119,8 @@ class Probe(NamedTuple):
 
 EFFECTS = 'erased', 'observed', 'change', 'setting'
 
+# A new one: text only in the columns run, setting and lens; into SCORED too if it scores. When what
+# it measures changes, raise VERSION: numbers are kept in out/probe/cache.
 PROBES = dict(
     depth_score=Probe(
         depth_score, 'Which layers matter for later tokens?',

@@ -87,7 +87,8 @@ def operate(args):
     save(target, **describe(model.lm if args.dense else model), optimizers=[], step=0, flops=0,
          inherited_flops=cost, config={})
     replace(target / 'run.json', tokenizer.encode())
-    now = 'the kept layers, each once' if args.dense else f'train.py --init_from={target} trains it'
+    now = 'the kept layers, each once' if args.dense else (
+        f'python train.py config/retrofit.py --init_from={target} --data=... trains it')
     print(f'{target}: {now}')
 
 

@@ -313,5 +313,5 @@ def main(argv=None):
     parser.set_defaults(out=Path('out/sweep.png'))
     parser.add_argument('runs', nargs='+', help=RUNS)
     args = parser.parse_args(argv)
-    with refusing(ValueError, OSError, why=lambda error: explain(error, args.tasks)):
+    with refusing(ValueError, OSError, ImportError, why=lambda error: explain(error, args.tasks)):
         study(args)

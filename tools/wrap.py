@@ -74,7 +74,7 @@ def compare(args, settings):
     "python wrapper.py MODEL --tasks=...: the table, and the numbers as JSON."
     out = args.out or Path('out/evals') / f'{Path(args.model).name}_looped.json'
     # the hub's are of the second kind
-    with refusing(ValueError, OSError, why=lambda error: explain(error, args.tasks)):
+    with refusing(ValueError, OSError, ImportError, why=lambda error: explain(error, args.tasks)):
         rows = side_by_side(args.model, args.tasks, settings, limit=args.limit, chat=args.chat,
                             batch_size=args.batch_size, dtype=args.dtype, device=args.device)
     shown = ('plain', 'looped', 'change')
@@ -101,6 +101,7 @@ def main(argv=None):
                'primitives ...'),
         window=('mid4', '3-5, mid4, or a fraction of the depth such as 0.5'),
         method=('rk', f'one of {", ".join(SOLVERS)}'), K=(3, 'steps'),
+        T=(float, 'the time at which the K steps end (default: 1)'),
         beta=(float, "the share of the plain output (default: the method's own, rk 0.5)"),
         cache=(str, f'one of {", ".join(CACHES)}: what later tokens see of looped layers (default: '
                'first; frozen also changes how a text is read)'),
@@ -113,6 +114,8 @@ def main(argv=None):
              'picture'))
     parser.add_argument('model', metavar='run', nargs='?', help=RUN)
     args, others = parser.parse_known_args(argv)
+    if args.toy and others:
+        parser.error(f'{others[0]}: --toy takes --out alone')
     if args.toy:
         return show_little(args.out or Path('out/wrapper_toy.png'))
     if args.recipe:
@@ -122,6 +125,7 @@ def main(argv=None):
                      'or --toy')
     names = 'window', 'method', 'K', 'beta', 'cache', 'decode', 'mode', 'pin'
     settings = {name: getattr(args, name) for name in names}
+    settings |= {} if args.T is None else dict(T=args.T)
     settings |= {'window': as_number(args.window), 'decode': as_number(args.decode)}
     for other in others:
         name, equals, value = other.partition('=')
