@@ -49,4 +49,4 @@ MIXTURES = dict(
 
 if __name__ == '__main__':
     with refusals('prepare.py'):
-        prepare(MIXTURES, __doc__.splitlines()[0], out=ROOT / 'data/math')
+        prepare(MIXTURES, __doc__, out=ROOT / 'data/math')

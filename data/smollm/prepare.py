@@ -30,4 +30,4 @@ SMOLLM = [
 
 if __name__ == '__main__':
     with refusals('prepare.py'):
-        prepare({'smollm': SMOLLM}, __doc__.splitlines()[0], out=ROOT / 'data/smollm')
+        prepare({'smollm': SMOLLM}, __doc__, out=ROOT / 'data/smollm')
