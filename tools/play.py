@@ -43,7 +43,7 @@ SHOWN = 16              # tokens of a prompt in the table of layers
 DIALS = dict(window=str, method=str, K=int, T=float, beta=float, cache=str)
 
 
-class Subject:
+class Opened:
     "A checkpoint, and what was found out about it. Patches are global: one request at a time."
 
     def __init__(self, path, device):
@@ -157,38 +157,38 @@ class Skill:
     def __init__(self):
         self.lock, self.key, self.done, self.thread = threading.Lock(), None, 0, None
 
-    def ask(self, subject, how, task):
+    def ask(self, one, how, task):
         """What is known of this state: {done, of}, and when it is finished loss and accuracy. The
         first to ask starts it."""
-        key = json.dumps([subject.path, how, task], sort_keys=True)
+        key = json.dumps([one.path, how, task], sort_keys=True)
         of = BATCHES + QUESTIONS // SLICE
         with self.lock:
-            if key in subject.kept:
-                subject.kept.move_to_end(key)
-                return dict(done=of, of=of) | subject.kept[key]
+            if key in one.kept:
+                one.kept.move_to_end(key)
+                return dict(done=of, of=of) | one.kept[key]
             if key != self.key:
                 self.key = None                     # whatever is at work ends with its batch
                 examples = parse_tasks(task, QUESTIONS)[task]
-                with subject.as_asked(how):         # refused here, not in the background
+                with one.as_asked(how):         # refused here, not in the background
                     pass
                 self.key, self.done = key, 0
                 self.thread = threading.Thread(target=self.work,
-                                               args=(subject, how, examples, key), daemon=True)
+                                               args=(one, how, examples, key), daemon=True)
                 self.thread.start()
             return dict(done=self.done, of=of)
 
-    def work(self, subject, how, examples, key):
+    def work(self, one, how, examples, key):
         found, losses, counts, right = {}, [], [], []
         try:
-            for step in self.steps(key, BATCHES if subject.has_data else 0):
-                val = subject.val
-                with subject.as_asked(how) as (model, _):
-                    losses.append(measure(model, val, 1, subject.pieces, step)[0])
+            for step in self.steps(key, BATCHES if one.has_data else 0):
+                val = one.val
+                with one.as_asked(how) as (model, _):
+                    losses.append(measure(model, val, 1, one.pieces, step)[0])
                 counts.append((val.batch(step)[1] != -1).sum().item())
             for step in self.steps(key, QUESTIONS // SLICE):
                 few = examples[step * SLICE:(step + 1) * SLICE]
-                with subject.as_asked(how) as (model, _):
-                    values = log_likelihoods(model, subject.tokenizer, few)
+                with one.as_asked(how) as (model, _):
+                    values = log_likelihoods(model, one.tokenizer, few)
                 right += [v.argmax().item() == e.answer for v, e in zip(values, few)]
             if losses:
                 found['loss'] = sum(a * n for a, n in zip(losses, counts)) / sum(counts)
@@ -198,9 +198,9 @@ class Skill:
         except Refused as error:
             found = dict(error=str(error))
         with self.lock:
-            subject.kept[key] = found
-            while len(subject.kept) > MOST:
-                subject.kept.popitem(last=False)
+            one.kept[key] = found
+            while len(one.kept) > MOST:
+                one.kept.popitem(last=False)
 
     def end(self):
         self.key = None
@@ -222,31 +222,31 @@ class Cancelled(Exception):
 class Play:
     "What the page may ask, by name."
 
-    def __init__(self, subjects, task):
-        self.subjects, self.task, self.skill = subjects, task, Skill()
+    def __init__(self, opened, task):
+        self.opened, self.task, self.skill = opened, task, Skill()
 
     def about(self, _):
-        return dict(models={name: s.about() for name, s in self.subjects.items()},
+        return dict(models={name: s.about() for name, s in self.opened.items()},
                     methods=list(SOLVERS), caches=list(CACHES), task=self.task,
                     tasks=[*TASKS, *TOY_TASKS])
 
-    def subject(self, about):
-        check_choice('model', about.get('model'), tuple(self.subjects))
-        return self.subjects[about['model']]
+    def one(self, about):
+        check_choice('model', about.get('model'), tuple(self.opened))
+        return self.opened[about['model']]
 
     def order(self, about):
         "A notation, or layers by number, as an order."
-        n, text = len(self.subject(about).model.layers), str(about.get('text', ''))[:1000]
+        n, text = len(self.one(about).model.layers), str(about.get('text', ''))[:1000]
         if ',' in text or ' ' in text.strip():
             parts = text.replace(',', ' ').split()
             return dict(order=check_order([int(p) if p.isdigit() else p for p in parts], n))
         return dict(order=fit_loop(text, n))
 
     def look(self, about):
-        return self.subject(about).look(about.get('how') or {}, str(about.get('prompt', '')))
+        return self.one(about).look(about.get('how') or {}, str(about.get('prompt', '')))
 
     def measure(self, about):
-        return self.skill.ask(self.subject(about), about.get('how') or {},
+        return self.skill.ask(self.one(about), about.get('how') or {},
                               str(about.get('task') or self.task))
 
     def question(self, about):
@@ -327,10 +327,10 @@ class Server(ThreadingHTTPServer):
 def serve(paths, task, port, device='auto'):
     "The server, bound to this machine's own address; its serve_forever answers."
     device = pick_device(device)
-    subjects = {name: Subject(path, device) for name, path in run_names(paths).items()}
+    opened = {name: Opened(path, device) for name, path in run_names(paths).items()}
     parse_tasks(task, 1)
     server = Server(('127.0.0.1', port), Handler)
-    server.play = Play(subjects, task)
+    server.play = Play(opened, task)
     return server
 
 
