@@ -7,7 +7,7 @@ what each line took beside what the text says.
 Usage:
     python tests/readme.py              # make readme: half an hour
     python tests/readme.py --list       # the lines, and which are left out
-    python tests/readme.py SmolLM       # only the lines that hold a text
+    python tests/readme.py 'SmolLM|out/cut'   # only the lines that match
 """
 import os
 import re
@@ -70,7 +70,7 @@ def main():
     # a line that stands in both texts is run once
     todo = dict(each for text in TEXTS for each in lines((ROOT / text).read_text())).items()
     only = ''.join(arg for arg in sys.argv[1:] if not arg.startswith('--'))
-    todo = [(line, comment) for line, comment in todo if only in line]
+    todo = [(line, comment) for line, comment in todo if re.search(only, line)]
     if '--list' in sys.argv:
         for line, comment in todo:
             print('left out ' if left_out(line, comment) else '         ', line.splitlines()[0])
