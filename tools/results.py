@@ -98,7 +98,8 @@ def ours(claim, found, rows):
     if found.known:
         text += f' ± {found.half(0.95):.{digits}f}'
     if beside := claim.get('beside'):
-        shown = [mean([*values_of(rows, claim[side], beside).values()]) for side in 'ab']
+        a, b = (values_of(rows, claim[side], beside) for side in 'ab')
+        shown = [mean([side[seed] for seed in side if seed in a and seed in b]) for side in (a, b)]
         text += ' (right: ' + ' against '.join(f'{100 * v:.0f}%' for v in shown) + ')'
     return text
 
