@@ -198,11 +198,10 @@ def made(text, spec, folder):
     return re.sub(r'<!-- table (.+?) -->.*?<!-- end -->', fill, text, flags=re.S)
 
 
-def ways(folder):
-    "The rows of models that were given more depth: not the partners'."
-    rows = read_rows(folder / 'depth.csv')
-    given = {row['run'] for row in rows if row['way'] != 'ordinary'}
-    return [row for row in rows if row['run'] in given]
+def named(folder, table, names):
+    "The rows of the models that the texts speak of, by the names that they have there."
+    return [row | dict(run=names[row['run']]) for row in read_rows(folder / f'{table}.csv')
+            if row['run'] in names]
 
 
 def main(argv=None):
@@ -222,9 +221,9 @@ def main(argv=None):
             replace(file, after.encode())
         print(f'{file} says what the rows say')
     if not args.check:
-        pictures = folder.parent / 'assets'
-        show(pictures / 'adding.png', draw_ways, ways(folder), SHOWN, CHANCE)
-        show(pictures / 'exits.png', draw_exits, read_rows(folder / 'exits.csv'), SHOWN[0], CHANCE)
+        pictures, names = folder.parent / 'assets', spec['cross'][0]['rows']
+        show(pictures / 'adding.png', draw_ways, named(folder, 'depth', names), SHOWN, CHANCE)
+        show(pictures / 'exits.png', draw_exits, named(folder, 'exits', names), SHOWN[0], CHANCE)
 
 
 def differs(file, before, after):
