@@ -235,7 +235,7 @@ def take_step(config, world, run, optimizers, batch, autocast, step=0, told={},
     return loss, norm, after
 
 
-USAGE = 'usage: train.py CONFIG [--name=value ...] [--dry_run [--gpus=8] [--gpu=H100] [--mfu=0.4]]'
+USAGE = 'usage: python train.py CONFIG [--name=value ...] [--dry_run [--gpus=8] [--mfu=0.4]]'
 
 
 def main(argv=None):
