@@ -125,15 +125,7 @@ def draw_ways(rows, kinds, chance):
             if kind != 'text':
                 ax.axhline(100 * chance, color='grey', ls='-', lw=0.8, label='chance')
             for colour, way in zip(COLOURS, ways):
-                mine = where(rows, run=model, way=way)
-                for seed in dict.fromkeys(row['seed'] for row in mine):
-                    one = where(mine, seed=seed)
-                    ax.plot([row['added'] for row in one], [factor * row[kind] for row in one],
-                            color=colour, lw=0.6, alpha=0.5, marker='.', ms=3)
-                at = sorted({row['added'] for row in mine})
-                ax.plot(at, [factor * mean([row[kind] for row in where(mine, added=n)])
-                             for n in at],
-                        color=colour, lw=2, marker='o', ms=4, label=way)
+                draw_seeds(ax, where(rows, run=model, way=way), 'added', kind, colour, way, factor)
             says = 'loss on text' if kind == 'text' else f'{kind}, %'
             ax.set(title=model if y == 1 else '', ylabel='' if x else says,
                    xlabel='layers added, a token' if y == len(kinds) else '')
@@ -151,9 +143,9 @@ def draw_exits(rows, kind, chance):
         above.axhline(100 * chance, color='grey', lw=0.8, label='chance')
         for colour, by in zip(COLOURS, dict.fromkeys(row['by'] for row in rows)):
             mine = where(rows, run=model, by=by)
-            draw_rule(above, mine, 'layers', kind, colour, by, 100)
+            draw_seeds(above, mine, 'layers', kind, colour, by, 100, 'at')
             if by == 'latent':
-                draw_rule(below, mine, 'at', 'recurrences', colour, by, 1)
+                draw_seeds(below, mine, 'at', 'recurrences', colour, by)
         above.set(title=model, xlabel='layers run, a token', ylabel='' if x else f'{kind}, %')
         below.set(xscale='log', xlabel='its state moves by less than this share',
                   ylabel='' if x else 'recurrences until then')
@@ -165,13 +157,14 @@ def draw_exits(rows, kind, chance):
     return fig
 
 
-def draw_rule(ax, rows, x, y, colour, label, factor):
-    "Every seed thin, and the mean of the seeds at each threshold."
+def draw_seeds(ax, rows, x, y, colour, label, factor=1, by=None):
+    "Every seed thin, and over it the mean of the seeds at each x, or at each value of `by`."
     for seed in dict.fromkeys(row['seed'] for row in rows):
         one = where(rows, seed=seed)
         ax.plot([row[x] for row in one], [factor * row[y] for row in one], color=colour, lw=0.6,
-                alpha=0.5)
-    at = [where(rows, at=threshold) for threshold in dict.fromkeys(row['at'] for row in rows)]
+                alpha=0.5, marker='.', ms=3)
+    by = by or x
+    at = [where(rows, **{by: value}) for value in dict.fromkeys(row[by] for row in rows)]
     ax.plot([mean([row[x] for row in group]) for group in at],
             [factor * mean([row[y] for row in group]) for group in at], color=colour, lw=2,
             marker='o', ms=4, label=label)

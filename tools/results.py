@@ -87,6 +87,13 @@ def name_of(about):
                     if v != 'ordinary')
 
 
+def difference(claim, found, mark=''):
+    "'+0.123 ± 0.045'; the mean between marks."
+    digits = 1 if claim['unit'] == 'points' else 3
+    text = f'{mark}{found.mean:+.{digits}f}{mark}' if found.n else 'not measured yet'
+    return text + (f' ± {found.half(0.95):.{digits}f}' if found.known else '')
+
+
 def ours(claim, found, rows):
     "What was measured, in words."
     if not found.n:
@@ -94,9 +101,7 @@ def ours(claim, found, rows):
     digits = 1 if claim['unit'] == 'points' else 3
     of = 'gain of ' if 'less_a' in claim else ''
     text = (f'{of}{name_of(claim["a"])} {mean(found.a):.{digits}f}, {of}{name_of(claim["b"])} '
-            f'{mean(found.b):.{digits}f}: **{found.mean:+.{digits}f}**')
-    if found.known:
-        text += f' ± {found.half(0.95):.{digits}f}'
+            f'{mean(found.b):.{digits}f}: {difference(claim, found, "**")}')
     if beside := claim.get('beside'):
         a, b = (values_of(rows, claim[side], beside) for side in 'ab')
         shown = [mean([side[seed] for seed in side if seed in a and seed in b]) for side in (a, b)]
@@ -104,19 +109,23 @@ def ours(claim, found, rows):
     return text
 
 
-def claims_table(claims, tables):
-    "Markdown: the primary claims, judged, and then the others, with intervals alone."
-    lines = ['| claim | paper | ours | seeds | p | by signs | verdict |', '|' + '---|' * 7]
+def judged(claims, tables):
+    "[(claim, contrast, verdict, p)]: the primary claims, then the others, which have no verdict."
     claims = sorted(claims, key=lambda claim: not claim.get('primary'))
     found = [contrast(claim, tables[claim['table']]) for claim in claims]
     first = [i for i, claim in enumerate(claims) if claim.get('primary')]
-    judged = dict(zip(first, verdicts([found[i] for i in first],
-                                      [MARGINS[claims[i]['unit']] for i in first],
-                                      [claims[i]['direction'] for i in first])))
-    for i, (claim, c) in enumerate(zip(claims, found)):
-        verdict, p = judged.get(i, ('', None))
-        p = f'{p:.2g}' if p is not None and c.known else ''
-        signs = f'{c.p_signs:.2g}' if c.known and i in judged else ''
+    said = dict(zip(first, verdicts([found[i] for i in first],
+                                    [MARGINS[claims[i]['unit']] for i in first],
+                                    [claims[i]['direction'] for i in first])))
+    return [(claim, c, *said.get(i, ('', None))) for i, (claim, c) in enumerate(zip(claims, found))]
+
+
+def claims_table(claims, tables):
+    "Markdown: what was claimed, what the paper and we measured, and the verdicts."
+    lines = ['| claim | paper | ours | seeds | p | by signs | verdict |', '|' + '---|' * 7]
+    for claim, c, verdict, p in judged(claims, tables):
+        known = p is not None and c.known
+        p, signs = (f'{p:.2g}', f'{c.p_signs:.2g}') if known else ('', '')
         lines.append(f'| {claim["claim"]} | {claim["paper"]} | '
                      f'{ours(claim, c, tables[claim["table"]])} | {c.n} | {p} | {signs} | '
                      f'{verdict} |')
@@ -126,10 +135,8 @@ def claims_table(claims, tables):
 def short_table(claims, tables):
     "Markdown: each claim, our difference and its verdict, as claims_table has them."
     lines = ['| claim | difference | verdict |', '|---|---|---|']
-    for line in claims_table(claims, tables)[2:]:
-        claim, _, said, *_, verdict = (cell.strip() for cell in line.strip('|').split(' | '))
-        difference = said.partition(': ')[2].partition(' (right')[0].replace('**', '')
-        lines.append(f'| {claim} | {difference} | {verdict.strip(" |")} |')
+    for claim, c, verdict, _ in judged(claims, tables):
+        lines.append(f'| {claim["claim"]} | {difference(claim, c)} | {verdict} |')
     return lines
 
 

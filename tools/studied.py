@@ -114,6 +114,16 @@ class Questions:
         return dict(loss=loss, text=kinds['text']['loss'],
                     copy=kinds['copy']['accuracy']) | self.answers(model)
 
+    def text(self, model):
+        "The loss on text, on fewer batches: for what is compared many times."
+        return measure(model, self.val, BATCHES // 4)[1]['text']['loss']
+
+    def halves(self, model):
+        "The answers to the first half of the questions, and, `judged`, to the second."
+        half = QUESTIONS // 2
+        return self.answers(model, slice(half)) | self.answers(model, slice(half, None),
+                                                               'depth {} judged')
+
     @torch.no_grad()
     def answers(self, model, some=slice(None), name='depth {}'):
         "The mean log-probability of the right answers, and the share of them that was chosen."
@@ -155,7 +165,7 @@ class Taught(Job):
 # -------------------------------------------------------------------- the wrapper, without training
 
 RECIPE = dict(window=(3, 6), method='rk', K=3, T=1, beta=0.5, mode='block')
-FACTORS = dict(     # one at a time; those of other windows and of loops are not compared
+FACTORS = dict(     # one at a time, the others as in the recipe
     window=[(1, 4), (2, 5), (4, 7), (5, 8), (4, 5), (2, 7)], K=[2, 4, 6, 12], T=[0.5, 1.5, 2, 3],
     beta=[0.0, 0.25, 0.75], mode=['layer'],
     method=['naive', 'euler', 'heun', 'midpoint', 'rk4', 'heavy_ball', 'anderson', 'aitken',
@@ -208,14 +218,11 @@ class Frozen(Job):
         return own | {factor: value}
 
     def row(self, name, factor, value, model):
-        half = QUESTIONS // 2
-        loss, kinds = measure(model, self.ask.val, BATCHES // 4)
-        return self.say(dict(run=name, factor=factor, value=value, text=kinds['text']['loss'])
-                        | self.ask.answers(model, slice(half))
-                        | self.ask.answers(model, slice(half, None), 'depth {} judged'))
+        return self.say(dict(run=name, factor=factor, value=value, text=self.ask.text(model))
+                        | self.ask.halves(model))
 
     def caches(self, name, model):
-        rows, half = [], QUESTIONS // 2
+        rows = []
         for kept in ('plain', *KEPT):
             slots = []
             looping = looped(model, **RECIPE, cache=kept) if kept != 'plain' else nullcontext()
@@ -223,9 +230,7 @@ class Frozen(Job):
                 answer = by_token(model, slots)
                 rows.append(self.say(
                     dict(run=name, factor='cache, token by token', value=kept, text='')
-                    | self.ask.answers(answer, slice(half))
-                    | self.ask.answers(answer, slice(half, None), 'depth {} judged')
-                    | dict(slots=slots[0])))
+                    | self.ask.halves(answer) | dict(slots=slots[0])))
         return rows
 
 
@@ -243,8 +248,7 @@ class Layers(Job):
         tokens = val.batch(0)[0]
 
         def look(model):
-            loss, kinds = measure(model, ask.val, BATCHES // 4)
-            return dict(text=kinds['text']['loss']) | ask.answers(model)
+            return dict(text=ask.text(model)) | ask.answers(model)
         for name in self.models:
             model = load_model(self.model(name))
             score, parts = probe.depth_score(model, tokens)
@@ -264,7 +268,7 @@ class Layers(Job):
 
 # ---------------------------------------------------------------------------------------- retrofits
 
-ADAMW, STAR = '--lr=0.002', '--lr=0.002'        # half of Muon's; not tuned
+ADAMW = '--lr=0.002'            # for both of its kinds: half of Muon's, not tuned
 RECURRENCES = (1, 2, 3, 4, 8, 16, 32)
 
 
@@ -286,7 +290,7 @@ class Retrofits(Job):
             again('no_curriculum', '--curriculum=0'),
             again('1-sqrt', '--curriculum_shape=1-sqrt'),
             again('adamw', '--optimizer=adamw', ADAMW),
-            again('adamw_star', '--optimizer=adamw_star', STAR),
+            again('adamw_star', '--optimizer=adamw_star', ADAMW),
             again('additive', parent='cut_add'),
             again('random', parent='cut_random'),
             again('deeper', deeper),

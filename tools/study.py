@@ -139,7 +139,6 @@ class Partner(Job):
 # a wave's jobs run side by side; those of the second stand on the models of the first
 FIRST = dict.fromkeys(MODELS, Model) | dict.fromkeys(PARTNERS, Partner)
 SECOND = dict(taught=Taught, frozen=Frozen, layers=Layers, retrofits=Retrofits)
-TABLES = ('depth', 'exits', 'taught', 'frozen', 'layers', 'retrofits')
 
 
 def job(name, seed, root):
@@ -162,11 +161,10 @@ def read_rows(path):
 
 def collect(seed, root, results):
     "The rows of a seed's finished jobs, in place of those that they had."
-    for table in TABLES:
-        path, old, mine = Path(results) / f'{table}.csv', [], []
-        for name in (*FIRST, *SECOND):
-            file = job(name, seed, root).file(table)
-            mine += read_rows(file)
+    jobs = [job(name, seed, root) for name in (*FIRST, *SECOND)]
+    for table in dict.fromkeys(table for one in jobs for table in one.tables):
+        path = Path(results) / f'{table}.csv'
+        mine = [row for one in jobs for row in read_rows(one.file(table))]
         fresh = {row['run'] for row in mine}
         old = [row for row in read_rows(path) if row['seed'] != str(seed)
                or row['run'] not in fresh]
@@ -197,7 +195,8 @@ def main(argv=None):
         for one in todo:
             print(one.name, *(' '.join(words) for _, words in one.runs()), sep='\n    ')
         return print('and an ordinary cool-down of each model with as many FLOPs as its recurrent '
-                     'one; two to three hours on two cores')
+                     'one. The five models of a seed took an hour on two cores; the rest was not '
+                     'timed as a whole')
     if args.job:
         return finish(todo[0])
 
