@@ -179,8 +179,8 @@ def run_file(path):
     file = find(path)
     if not file.is_file():
         known = [f'config/{p.name}' for p in find('config').glob('[!_]*.py')]
-        raise Refused(f'there is no config {path}{nearest(path, known)} A setting is written '
-                      '--name=value, in one word.')
+        raise Refused(f'there is no config {path}{nearest(path, known)} (a setting is written '
+                      '--name=value, in one word)')
     try:
         found = runpy.run_path(str(file))
     except (Exception, SystemExit) as error:
