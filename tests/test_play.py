@@ -9,6 +9,7 @@ import torch
 from conftest import ROOT
 
 from common.errors import Refused
+from data.tokens import Loader
 from engine import checkpoint
 from engine.measure import Scorer, parse_tasks
 from loop import parse_loop, running
@@ -98,6 +99,16 @@ def test_skill_is_what_the_commands_measure(served, monkeypatch):
     assert said['loss'] == pytest.approx(wanted['loss'], abs=1e-5)
     monkeypatch.setattr(play.Skill, 'work', None)       # what is known is not measured again
     assert measured(ask, model='lm', how=dict(order=order), task='toy_assign/1')['loss']
+
+
+def test_a_checkpoint_that_names_no_data_is_measured_on_what_is_given(tiny, data, tmp_path):
+    model = tiny(vocab_size=257, context=64)
+    checkpoint.save(tmp_path / 'lm', **checkpoint.describe(model), step=0, optimizers=[])
+    (tmp_path / 'lm/run.json').write_text('{"tokenizer": "bytes"}')
+    assert not play.Opened(tmp_path / 'lm', 'cpu').has_data
+    one = play.Opened(tmp_path / 'lm', 'cpu', str(data))
+    batch = Loader(data, 8, 64, split='val', seed=0, vocab_size=257).batch(0)
+    assert one.has_data and torch.equal(one.val.batch(0)[0], batch[0])
 
 
 def test_a_newer_order_cancels_the_older_and_the_model_stays_as_it_was(served, monkeypatch):

@@ -98,6 +98,16 @@ def test_nonsense_is_one_line(argv, message, capsys, data, tmp_path):
     assert message in refused(capsys, 'train', *TINY, f'--data={data}', '--steps=2', *where, *argv)
 
 
+@pytest.mark.parametrize('argv, message', [
+    (['sweep', 'x', '--window=mid4'], "no option --window; did you mean 'windows'?"),
+    (['export', 'x', 'y', 'z'], 'z: one argument too many'),
+    (['loop', 'x', '--untie=yes'], "--untie='yes' is not one of True, False"),
+    (['loop', 'x', '--untie=True'], '--untie takes two folders'),
+    (['loop', 'x', '--untie=false', '--block=0'], 'block=0')])
+def test_an_option_that_is_not_there_and_a_flag_with_a_value(argv, message, capsys):
+    assert message in refused(capsys, *argv)
+
+
 def test_a_config_that_ends_python_is_refused(tmp_path):
     (tmp_path / 'c.py').write_text('import sys\nsys.exit(0)\n')
     with pytest.raises(Refused, match='does not run: SystemExit'):

@@ -6,10 +6,11 @@ Usage:
     parser.add_argument('runs', nargs='+', help=RUNS)
 """
 import argparse
+import sys
 from pathlib import Path
 
 from common.bounds import check_bounds
-from common.errors import Refused, check_choice
+from common.errors import Refused, check_choice, nearest, parse
 from common.help import Help
 
 RUN = 'a folder that train.py wrote, or a Hugging Face checkpoint'
@@ -36,8 +37,25 @@ class Parser(argparse.ArgumentParser):
     def error(self, message):
         raise Refused(message)
 
-    def parse_known_args(self, *args, **kwargs):
-        found, others = super().parse_known_args(*args, **kwargs)
+    def parse_args(self, args=None, namespace=None):
+        found, others = self.parse_known_args(args, namespace)
+        if others and others[0].startswith('-'):
+            name, known = others[0].partition('=')[0].lstrip('-'), vars(found)
+            raise Refused(f'there is no option --{name}{nearest(name, known)} (--help lists all)')
+        if others:
+            raise Refused(f'{others[0]}: one argument too many')
+        return found
+
+    def parse_known_args(self, args=None, namespace=None):
+        words = []
+        for word in sys.argv[1:] if args is None else args:     # a flag may be written as a setting
+            name, equals, value = word.partition('=')
+            if equals and getattr(self._option_string_actions.get(name), 'const', None) is True:
+                check_choice(name, parse(value), (True, False))
+                words += [name] * parse(value)
+            else:
+                words.append(word)
+        found, others = super().parse_known_args(words, namespace)
         check_bounds(vars(found), '--')
         for action in self._actions:
             value = getattr(found, action.dest, None)

@@ -46,17 +46,18 @@ DIALS = dict(window=str, method=str, K=int, T=float, beta=float, cache=str)
 class Opened:
     "A checkpoint, and what was found out about it. Patches are global: one request at a time."
 
-    def __init__(self, path, device):
+    def __init__(self, path, device, data=None):
         self.path, self.state, self.lock = path, load(path), threading.Lock()
         self.model = build_model(self.state, path).to(device).eval()
         self.tokenizer, self.device = get_tokenizer(path), device
         self.plain, self.kept = self.model.order, collections.OrderedDict()
         config = self.state.get('config') or {}
-        self.has_data, self.pieces = bool(config.get('data')), config.get('grad_accum', 1)
+        self.data, self.has_data = data, bool(data or config.get('data'))
+        self.pieces = config.get('grad_accum', 1)
 
     @functools.cached_property
     def val(self):
-        return open_data(self.path, self.state, self.model, None, 'val', longest=1024)
+        return open_data(self.path, self.state, self.model, self.data, 'val', longest=1024)
 
     def about(self):
         model, recurrent = self.model, isinstance(self.model, Recurrent)
@@ -324,10 +325,10 @@ class Server(ThreadingHTTPServer):
             self.play.skill.end()
 
 
-def serve(paths, task, port, device='auto'):
+def serve(paths, task, port, device='auto', data=None):
     "The server, bound to this machine's own address; its serve_forever answers."
     device = pick_device(device)
-    opened = {name: Opened(path, device) for name, path in run_names(paths).items()}
+    opened = {name: Opened(path, device, data) for name, path in run_names(paths).items()}
     parse_tasks(task, 1)
     server = Server(('127.0.0.1', port), Handler)
     server.play = Play(opened, task)
@@ -335,12 +336,13 @@ def serve(paths, task, port, device='auto'):
 
 
 def main(argv=None):
-    parser = make_parser(__doc__, 'device', port=(8000, 'on 127.0.0.1; 0: any that is free'),
+    parser = make_parser(__doc__, 'data', 'device',
+                         port=(8000, 'on 127.0.0.1; 0: any that is free'),
                          open=(['true', 'false'], 'whether to open a browser'),
                          task=('toy_assign/3', 'the questions to begin with, with their depth'))
     parser.add_argument('runs', nargs='+', help=RUN)
     args = parser.parse_args(argv)
-    with serve(args.runs, args.task, args.port, args.device) as server:
+    with serve(args.runs, args.task, args.port, args.device, args.data) as server:
         address = f'http://127.0.0.1:{server.server_address[1]}/'
         print(f'{address} (Ctrl-C ends it)', flush=True)
         if args.open == 'true':
