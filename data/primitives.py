@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from common.errors import Refused
+from common.errors import Refused, whole_numbers
 from data.tokenizer import get_tokenizer, start_of_document
 from data.tokens import draw, write_dataset
 
@@ -171,6 +171,19 @@ def few_shot(task, n, *, shots=5, depth=0, seed=0):
     return examples
 
 
+def with_depths(names, depths):
+    """{'toy_assign/3': ('toy_assign', 3)}: a task that names no depth is asked at all of these,
+    copying at none."""
+    found = {}
+    for name in names:
+        task, own, depth = name.partition('/')
+        if own or 'copy' in task:
+            found[name] = task, whole_numbers('the depth of a task', depth or '0')[0]
+        else:
+            found |= {f'{task}/{depth}': (task, depth) for depth in depths}
+    return found
+
+
 def continuation(tokenizer, prompt, text):
     """The tokens by which text continues a prompt. Some tokenizers put a space before any
     text, but not in the middle."""
@@ -181,10 +194,6 @@ def continuation(tokenizer, prompt, text):
 
 # ----------------------------------------------------------------------------- examples to train on
 
-def depths_of(task, depths):
-    return [0] if 'copy' in task else depths
-
-
 def write_examples(folder, tokenizer_name, tasks, depths, n, *, shots=0, seed=0, n_val=500):
     """A dataset for fine-tuning: n examples in equal parts of every task and depth, one padded row
     each, with loss on the answer alone. The validation split has other examples, and marks, so that
@@ -192,13 +201,12 @@ def write_examples(folder, tokenizer_name, tasks, depths, n, *, shots=0, seed=0,
     tokenizer = get_tokenizer(tokenizer_name)
     if n < 1:
         raise Refused(f'n={n}: at least one example')
-    kinds = [f'{task} {depth}' for task in tasks for depth in depths_of(task, depths)]
+    kinds = with_depths(tasks, depths)
     start, rows = start_of_document(tokenizer), dict(train=[], val=[])
     for split, total in (('train', n), ('val', n_val)):
-        for k, kind in enumerate(kinds):
-            task, depth = kind.split()
+        for k, (task, depth) in enumerate(kinds.values()):
             count = total * (k + 1) // len(kinds) - total * k // len(kinds)
-            for e in few_shot(task, max(count, 1), shots=shots, depth=int(depth),
+            for e in few_shot(task, max(count, 1), shots=shots, depth=depth,
                               seed=draw(seed, split))[:count]:
                 prompt = [*start, *tokenizer.encode(e.prompt)]
                 answer = continuation(tokenizer, e.prompt, e.options[e.answer])
@@ -213,7 +221,7 @@ def write_examples(folder, tokenizer_name, tasks, depths, n, *, shots=0, seed=0,
             mask[i, begin:end], marks[i, begin:end] = 1, kind
             marks[i, begin] += 128
         write_dataset(folder, split, tokenizer_name, tokens.ravel(), mask=mask.ravel(),
-                      marks=marks.ravel() if split == 'val' else None, kinds=kinds, row=longest,
+                      marks=marks.ravel() if split == 'val' else None, kinds=[*kinds], row=longest,
                       origin=dict(made_by='primitives.py', tasks=tasks, n=len(examples),
                                   shots=shots, seed=seed))
     return longest

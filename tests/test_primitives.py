@@ -12,6 +12,7 @@ from data.primitives import TASKS, TOY_TASKS, Example, few_shot, write_examples
 from data.tokenizer import get_tokenizer
 from data.tokens import Dataset, Loader, measure
 from engine.measure import interval, log_likelihoods, score
+from report.tables import read_csv
 
 BYTES = get_tokenizer('bytes')
 EVERY = [*TASKS, *TOY_TASKS]
@@ -241,7 +242,7 @@ def test_written_examples_have_their_loss_on_the_answer_alone(tmp_path, tiny):
         seen.append(prompt)
     assert len(set(seen)) == 10 and sum(s.startswith('The following') for s in seen) == 5
     val = Dataset(tmp_path, 'val', None)
-    assert val.kinds == ['assign_code 1', 'assign_code 2', 'toy_assign 1', 'toy_assign 2']
+    assert val.kinds == ['assign_code/1', 'assign_code/2', 'toy_assign/1', 'toy_assign/2']
     assert not {tuple(val.window(i)[0]) for i in range(8)} & {tuple(data.window(i)[0])
             for i in range(10)}
     _, kinds = measure(tiny(vocab_size=257, context=256),
@@ -263,13 +264,16 @@ def test_the_command_scores_and_writes(tmp_path, tiny, capsys):
                                   '--depths=0,1', '--shots=0,2,7', '--device=cpu',
                      '--loop=2-2x2', f'--out={tmp_path / "p.png"}'])
     out = capsys.readouterr().out
-    assert ('toy_assign 1, % (chance 25%)' in out
+    assert ('toy_assign/1, % (chance 25%)' in out
             and re.search(r'^\| a +\| 0 +\| 2 +\|.* \d+\.\d ± \d+\.\d', out, flags=re.M))
-    assert 'toy_assign at depth 1 with 7 shots is left out: a prompt with its answer has' in out
+    assert 'toy_assign/1 with 7 shots is left out: a prompt with its answer has' in out
     assert ((tmp_path / 'p.png').stat().st_size > 10_000
             and (tmp_path / 'p.csv').read_text().count('\n') == 1 + 3 * (1 + 3 + 2))
-    for args in (['--tasks=nothing'], ['--loop=9'], ['--depths=a'], ['--tasks=papers', '--shots=5'],
-                 ['--n=0']):
+    nanodepth.main('primitives', [str(tmp_path / 'b'), '--n=8', '--tasks=toy_copy,toy_assign/2',
+                                  '--device=cpu', f'--out={tmp_path / "q.png"}'])
+    assert [row['task'] for row in read_csv(tmp_path / 'q.csv')] == ['toy_copy', 'toy_assign/2']
+    for args in (['--tasks=nothing'], ['--tasks=toy_assign/x'], ['--loop=9'], ['--depths=a'],
+                 ['--tasks=papers', '--shots=5'], ['--n=0']):
         with pytest.raises(SystemExit) as stop:
             nanodepth.main('primitives', [str(tmp_path / 'b'), '--device=cpu', *args])
         assert (stop.value.code == 2

@@ -13,7 +13,7 @@ from tqdm import tqdm
 from common.columns import columns
 from common.errors import Refused, whole_numbers
 from common.files import read_json
-from data.primitives import TASKS, depths_of, few_shot
+from data.primitives import TASKS, few_shot, with_depths
 from data.tokenizer import get_tokenizer
 from engine.checkpoint import load_model, set_depth
 from engine.launch import pick_device
@@ -34,7 +34,7 @@ def main(argv=None):
     parser = make_parser(
         __doc__, 'n', 'seed', 'loop', 'r', 'device', out='out/primitives.png',
         tasks=('auto', f'papers ({", ".join(TASKS)}), toy (toy_copy, toy_assign), or some of them '
-               'and toy_code by name'),
+               'and toy_code by name; toy_assign/3 is asked at that depth alone'),
         depths=('0,1,2', 'of assignment: how many aliases stand before the value'),
         shots=('0', 'such as 0,1,2,5: accuracy against shots (the papers score at 5)'))
     parser.add_argument('runs', nargs='+', help=RUNS)
@@ -49,18 +49,17 @@ def main(argv=None):
     for name, path in tqdm(paths.items(), desc='scoring', unit='run'):
         model, tokenizer = load_model(path, device), get_tokenizer(path)
         set_depth(model, loop=args.loop, r=args.r)
-        for task in pick_tasks(args.tasks, model.config.context):
-            for depth, k in itertools.product(depths_of(task, depths), shots):
-                examples = few_shot(task, args.n, shots=k, depth=depth, seed=args.seed)
-                try:
-                    accuracy, (low, high) = score(model, tokenizer, examples)
-                except ValueError as error:         # too long for this model
-                    left_out.append(f'{task} at depth {depth} with {k} shots is left out: {error}')
-                    continue
-                rows.append(dict(run=name, line=lines[name], examples=taught[name], shots=k,
-                                 task=task if 'copy' in task else f'{task} {depth}', n=args.n,
-                                 chance=1 / len(examples[0].options), accuracy=accuracy, low=low,
-                                 high=high))
+        asked = with_depths(pick_tasks(args.tasks, model.config.context), depths)
+        for (label, (task, depth)), k in itertools.product(asked.items(), shots):
+            examples = few_shot(task, args.n, shots=k, depth=depth, seed=args.seed)
+            try:
+                accuracy, (low, high) = score(model, tokenizer, examples)
+            except ValueError as error:         # too long for this model
+                left_out.append(f'{label} with {k} shots is left out: {error}')
+                continue
+            rows.append(dict(run=name, line=lines[name], examples=taught[name], shots=k,
+                             task=label, n=args.n, chance=1 / len(examples[0].options),
+                             accuracy=accuracy, low=low, high=high))
     if not rows:
         raise Refused(f'nothing could be scored: {left_out[0]}')
     for line in dict.fromkeys(left_out):
