@@ -14,7 +14,9 @@ from data.tokens import write_dataset
 from engine.checkpoint import load_model
 from engine.cost import counted, models
 from engine.settings import Config, read_config
+from loop import parse_loop, running
 from tools import results, studied, study
+from variants.exit import Exit
 
 CLAIM = '''
 [[claim]]
@@ -218,6 +220,19 @@ def test_a_seed_in_small(small, tmp_path):
         study.collect(0, tmp_path / 'study', tmp_path)
     assert len(study.read_rows(tmp_path / 'depth.csv')) == len(rows) + 1
     assert len(study.read_rows(tmp_path / 'retrofits.csv')) == 16
+
+
+@pytest.mark.parametrize('loop', ['1-2x3-1', '4x2'])
+@torch.no_grad()
+def test_a_loop_whose_tokens_may_stop_is_the_loop(tiny, loop):
+    lm, tokens = tiny(n_layer=4, context=16), torch.arange(12)[None]
+    with running(lm, parse_loop(loop)):
+        wanted, one = lm(tokens), study.Loop(lm)
+    assert one.order == parse_loop(loop)
+    assert torch.equal(one(tokens), wanted) and torch.equal(one(tokens, exit=Exit(0)), wanted)
+    early = Exit(1e9)           # every token stops behind its first run
+    with running(lm, [0, 1, 2, 3]):
+        assert torch.equal(one(tokens, exit=early), lm(tokens)) and early.used < early.full
 
 
 def test_equal_flops_are_equal():

@@ -18,12 +18,15 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import torch
+
 from common.errors import Refused, check_choice
 from common.files import ROOT, replace
 from engine.checkpoint import load_model
 from loop import parse_loop, running
 from report.logs import read_log
 from report.tables import as_csv, read_csv
+from retrofit import Recurrent
 from tools.options import make_parser
 from tools.studied import DECAY, STEPS, Frozen, Job, Layers, Questions, Retrofits, Taught
 from variants.exit import Exit
@@ -101,13 +104,12 @@ class Model(Job):
         return rows
 
     def exits(self):
-        """When may a token of the recurrent model stop? At fixed r, when its state moves little, or
-        when the answer read off is sure: rows with the layer evaluations a token that each took,
-        coda and head counted as often as they were asked."""
-        if not (self.root / 'recurrent').exists():
-            return []
+        """When may a token of the recurrent or looped model stop? At fixed r, when its state moves
+        little, or when the answer read off is sure: rows with the layer evaluations a token that
+        each took, coda and head counted as often as they were asked."""
         ask, rows = Questions(self.root / 'ordinary', DEEPEST, EXAMPLES), []
-        model = load_model(self.root / 'recurrent')
+        model = (Loop(load_model(self.root / 'looped')) if 'runs' in self.about
+                 else load_model(self.root / 'recurrent'))
         ends, core = len(model.prelude), len(model.core)
         coda = len(model.coda)
         for by, at in EXITS:
@@ -118,6 +120,21 @@ class Model(Job):
             layers = ends + core * mean + coda * (mean if by == 'sure' else 1)
             rows.append(self.say(dict(by=by, at=at, recurrences=mean, layers=layers) | found))
         return rows
+
+
+class Loop(Recurrent):
+    "A looped model as prelude, core and coda, so that its tokens may stop: no adapter, no noise."
+
+    def __init__(self, lm):
+        core = [i for i in range(len(lm.layers)) if lm.order.count(i) > 1]
+        ends = [*range(core[0])], [*range(core[-1] + 1, len(lm.layers))]
+        super().__init__(lm, ends[0], core, ends[1], inject='add', mean=lm.order.count(core[0]))
+
+    def first_state(self, e, position, generator):
+        return e
+
+    def recur(self, s, e, i, cache, tap=None):
+        return super().recur(s, torch.zeros_like(e), i, cache, tap)
 
 
 class Partner(Job):
