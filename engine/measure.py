@@ -83,8 +83,10 @@ def log_likelihoods(model_like, tokenizer, examples, *, batch=64, share=True):
 def separate(model_like, prompt, options):
     "Logits (B, O, W, V) at the options' tokens: every option with the whole prompt before it."
     B, O, W = options.shape
-    rows = torch.cat((prompt[:, None].expand(B, O, -1), options), dim=-1)        # (B, O, T + W)
-    return model_like(rows.flatten(0, 1))[:, -W - 1:-1].unflatten(0, (B, O))
+    if W == 1:          # the prompt alone says how likely each is
+        return model_like(prompt)[:, None, -1:].expand(B, O, 1, -1)
+    rows = torch.cat((prompt[:, None].expand(B, O, -1), options[..., :-1]), dim=-1)
+    return model_like(rows.flatten(0, 1))[:, -W:].unflatten(0, (B, O))          # (B O, T + W - 1)
 
 
 class Branched:
