@@ -15,7 +15,6 @@ Usage:
     python nanodepth.py export out/lidas out/lidas_hf
 """
 import json
-import math
 import os
 import re
 from pathlib import Path
@@ -62,14 +61,25 @@ OPTIONAL = ('num_key_value_heads', 'head_dim')
 ROPE_LLAMA3 = ('factor', 'low_freq_factor', 'high_freq_factor', 'original_max_position_embeddings')
 
 
-def number(path, name, value, whole=False):
-    "The value of a config.json, which must be positive."
+def number(path, about, name, kind=int, least=None, default=None):
+    "A value of a config.json: positive, or from `least` on."
+    value = about.get(name)
+    value = default if value is None else value
     fits = (isinstance(value, (int, float)) and not isinstance(value, bool)
-            and math.isfinite(value) and 0 < value < 2 ** 31)
-    if not fits or whole and value != int(value):
-        raise Refused(f'{path}: {name} is {value!r}, but must be a positive '
-                      f'{"whole " if whole else ""}number')
-    return int(value) if whole else float(value)
+            and abs(value) < 2 ** 31 and kind(value) == value
+            and (value > 0 if least is None else value >= least))
+    if not fits:
+        whole = 'whole number' if kind is int else 'number'
+        raise Refused(f'{path}: {name} is {value!r}, but must be a '
+                      + (f'positive {whole}' if least is None else f'{whole} from {least} on'))
+    return kind(value)
+
+
+def llama3(path, about):
+    "Llama 3's scaling of the rotary frequencies; transformers wants its last number whole."
+    *floats, last = ROPE_LLAMA3
+    return {name: number(path, about, name, float) for name in floats} | {
+        last: number(path, about, last)}
 
 
 def model_config(path):
@@ -102,17 +112,14 @@ def described(path, c):
             raise Refused(f'{path} asks for {what}, which is not supported; '
                           'wrapper.py loops other families too')
 
-    sizes = {ours: number(path, theirs, c.get(theirs, usual), whole=True)
+    sizes = {ours: number(path, c, theirs, default=usual)
              for theirs, (ours, usual) in SIZES.items()
              if not (theirs in OPTIONAL and c.get(theirs) is None)}
     if kind == 'qwen3':
         sizes.setdefault('head_dim', 128)
-    scaling = None
-    if rope_kind == 'llama3':           # transformers wants the last one whole
-        scaling = {name: number(path, name, rope.get(name)) for name in ROPE_LLAMA3}
-        scaling[ROPE_LLAMA3[-1]] = int(scaling[ROPE_LLAMA3[-1]])
-    theta = number(path, 'rope_theta', rope.get('rope_theta', c.get('rope_theta', 10_000.0)))
-    eps = number(path, 'rms_norm_eps', c.get('rms_norm_eps', 1e-6))
+    scaling = llama3(path, rope) if rope_kind == 'llama3' else None
+    theta = number(path, rope, 'rope_theta', float, default=c.get('rope_theta', 10_000.0))
+    eps = number(path, c, 'rms_norm_eps', float, default=1e-6)
     try:
         return ModelConfig(**sizes, rope_scaling=scaling, rope_theta=theta, norm_eps=eps,
                            tie_embeddings=bool(c.get('tie_word_embeddings', False)),

@@ -23,7 +23,8 @@ import torch
 from common.errors import Refused
 from common.files import read_json
 from data.tokenizer import from_hub
-from engine.hf import load_hf, read_header, read_weights, weight_files, write_checkpoint
+from engine import hf
+from engine.hf import number
 from model import LM, ModelConfig, rope_tables
 from retrofit import AUTHORS_STD, Recurrent
 
@@ -48,7 +49,7 @@ def open_hf(folder):
     about = read_json(path) if path.exists() else None
     if about and about.get('model_type') == FAMILY:
         return load_raven(folder, about)
-    return load_hf(folder)
+    return hf.load_hf(folder)
 
 
 def names_of(model):
@@ -63,69 +64,61 @@ def names_of(model):
     return names
 
 
-def number(path, about, name, least, kind=int, default=None):
-    value = about.get(name, default)
-    value = default if value is None else value
-    right = (int, float) if kind is float else int
-    if isinstance(value, bool) or not isinstance(value, right) or not least <= value < 2 ** 31:
-        raise Refused(f'{path}: {name} is {value!r}; it must be a number from {least} on')
-    return kind(value)
-
-
 def load_raven(folder, about):
     "Their folder as a Recurrent."
     path = folder / 'config.json'
-    for weights in weight_files(folder):
-        for name in read_header(weights):
+    for weights in hf.weight_files(folder):
+        for name in hf.read_header(weights):
             for ending, what in FOREIGN.items():
                 if name.endswith(ending):
                     raise Refused(f'{weights}: {name}: {what} are not supported; retrofitted '
                                   'Llamas and TinyLlamas are')
-    sizes = {part: number(path, about, key, 0) for part, key in PARTS.items()}
-    width, heads = (number(path, about, key, 1) for key in ('n_embd', 'n_heads'))
+    sizes = {part: number(path, about, key, least=0) for part, key in PARTS.items()}
+    width, heads = (number(path, about, key) for key in ('n_embd', 'n_heads'))
     values = about.get('init_values') if isinstance(about.get('init_values'), dict) else {}
     scale = values.get('embed_scale', math.sqrt(width))
     if scale != 1 or about.get('test_time_noise') or about.get('injection_type') != 'linear':
         raise Refused(f'{path}: embed_scale={scale}, test_time_noise='
                       f'{about.get("test_time_noise", 0)}, injection_type='
                       f'{about.get("injection_type")!r}; 1, 0 and linear are supported')
-    head_dim = number(path, about, 'head_dim', 1, default=width // heads)
+    head_dim = number(path, about, 'head_dim', default=width // heads)
     if head_dim * heads != width:
         raise Refused(f'{path}: head_dim is {about.get("head_dim")}, but the format has n_embd / '
                       'n_heads')
     theta = about.get('rope_theta')
     config = ModelConfig(
-        vocab_size=number(path, about, 'padded_vocab_size', 1, default=about.get('vocab_size')),
+        vocab_size=number(path, about, 'padded_vocab_size', default=about.get('vocab_size')),
         n_layer=sum(sizes.values()), n_embd=width, n_head=heads, head_dim=head_dim,
-        n_kv_head=number(path, about, 'num_key_value_heads', 1, default=heads),
-        ffn_dim=number(path, about, 'intermediate_size', 1),
-        context=number(path, about, 'max_position_embeddings', 2, default=about.get('block_size')),
-        norm_eps=number(path, about, 'norm_eps', 0, float),
-        rope_theta=number(path, about, 'rope_base', 1, float, 50_000.0) if theta is None else theta,
-        rope_scaling=llama3(path, about.get('rope_scaling')), tie_embeddings=False)
+        n_kv_head=number(path, about, 'num_key_value_heads', default=heads),
+        ffn_dim=number(path, about, 'intermediate_size'),
+        context=number(path, about, 'max_position_embeddings', least=2,
+                       default=about.get('block_size')),
+        norm_eps=number(path, about, 'norm_eps', float, least=0),
+        rope_theta=(number(path, about, 'rope_base', float, least=1, default=50_000.0)
+                    if theta is None else theta),
+        rope_scaling=scaling(path, about.get('rope_scaling')), tie_embeddings=False)
     with torch.device('meta'):
         lm, first = LM(config), 0
         parts = {}
         for part, n in sizes.items():
             parts[part], first = list(range(first, first + n)), first + n
         model = Recurrent(lm, **parts, inject='authors', start='authors',
-                          state_std=number(path, values, 'std', 0, float, AUTHORS_STD),
-                          mean=number(path, about, 'mean_recurrence', 1),
-                          backprop_depth=number(path, about, 'mean_backprop_depth', 1, default=8))
-    state = read_weights(folder, model, names_of(model), ['freqs_cis'])
+                          state_std=number(path, values, 'std', float, 0, AUTHORS_STD),
+                          mean=number(path, about, 'mean_recurrence'),
+                          backprop_depth=number(path, about, 'mean_backprop_depth', default=8))
+    state = hf.read_weights(folder, model, names_of(model), ['freqs_cis'])
     model.load_state_dict(state, strict=False, assign=True)
     model.lm.cos, model.lm.sin = rope_tables(config)
     return model.eval()
 
 
-def llama3(path, scaling):
+def scaling(path, about):
     "Llama 3's scaling of the rotary frequencies, or none."
-    if not scaling:
+    if not about:
         return None
-    keys = ('factor', 'low_freq_factor', 'high_freq_factor', 'original_max_position_embeddings')
-    if not isinstance(scaling, dict) or scaling.get('rope_type') != 'llama3':
-        raise Refused(f'{path}: rope_scaling is {scaling}; none and llama3 are supported')
-    return {key: number(path, scaling, key, 0, int if key == keys[-1] else float) for key in keys}
+    if not isinstance(about, dict) or about.get('rope_type') != 'llama3':
+        raise Refused(f'{path}: rope_scaling is {about}; none and llama3 are supported')
+    return hf.llama3(path, about)
 
 
 def save_raven(model, folder, tokenizer=None):
@@ -157,4 +150,4 @@ def save_raven(model, folder, tokenizer=None):
         injection_type='linear', bias=False, qk_bias=False, tie_embeddings=False,
         test_time_noise=0, init_values=dict(std=std, embed_scale=1.0),
         torch_dtype=str(model.norm.weight.dtype).removeprefix('torch.'))
-    write_checkpoint(folder, tensors, about, tokenizer, c.context)
+    hf.write_checkpoint(folder, tensors, about, tokenizer, c.context)
