@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from common.errors import Refused, whole_numbers
+from common.errors import Refused, number_list
 from data.tokenizer import get_tokenizer, start_of_document
 from data.tokens import draw, write_dataset
 
@@ -178,7 +178,7 @@ def with_depths(names, depths):
     for name in names:
         task, own, depth = name.partition('/')
         if own or 'copy' in task:
-            found[name] = task, whole_numbers('the depth of a task', depth or '0')[0]
+            found[name] = task, number_list('the depth of a task', depth or '0')[0]
         else:
             found |= {f'{task}/{depth}': (task, depth) for depth in depths}
     return found

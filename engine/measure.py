@@ -13,7 +13,7 @@ import math
 
 import torch
 
-from common.errors import Refused, whole_numbers
+from common.errors import Refused, number_list
 from data.primitives import continuation, few_shot
 from data.tokenizer import get_tokenizer, start_of_document
 from data.tokens import Loader, measure
@@ -120,7 +120,7 @@ def shared(model, prompt, options):
 def parse_tasks(text, n, shots=0, seed=0):
     "'assign_code/1,copy_words' to examples of each: {'assign_code/1': [Example]}."
     return {name: few_shot(name.partition('/')[0], n, shots=shots,
-                           depth=whole_numbers('--tasks', name.partition('/')[2] or '0')[0],
+                           depth=number_list('--tasks', name.partition('/')[2] or '0')[0],
                            seed=seed)
             for name in filter(None, text.split(','))}
 

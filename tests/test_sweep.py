@@ -388,7 +388,7 @@ def test_what_diverged_is_not_the_best(runs, tmp_path, capsys, monkeypatch):
 
 @pytest.mark.parametrize('args, message', [
     (['--score=los'], "--score='los' is not one of loss, fifth; did you mean 'loss'?"),
-    (['--windows=3-7'], "within 0 to 3"), (['--K=two'], "'two' is not a list of numbers"),
+    (['--windows=3-7'], "within 0 to 3"), (['--K=two'], '--K=two must be whole numbers'),
     (['--methods=rkk'], "did you mean 'rk'"), (['--batches=1000'], 'lower --batches'),
     (['--mode=blok'], "did you mean 'block'"),
     (['--show=los'], "--show='los' is not one of"),

@@ -11,7 +11,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from common.columns import columns
-from common.errors import Refused, whole_numbers
+from common.errors import Refused, number_list
 from engine.checkpoint import build_model, describe, exists, load, save
 from engine.launch import pick_device
 from engine.measure import Scorer, parse_tasks
@@ -105,7 +105,7 @@ def main(argv=None):
 
 def measure_runs(args):
     "([a row for each run: what it is and how good], [a row for each repetition])."
-    times, device = whole_numbers('--times', args.times), pick_device(args.device)
+    times, device = number_list('--times', args.times), pick_device(args.device)
     if min(times) < 1:
         raise Refused(f'--times={args.times} must be at least 1')
     rows, sweeps, plain = [], [], None

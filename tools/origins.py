@@ -3,7 +3,7 @@
 Usage:
     python grow.py 32 --block=4                         # a table, and out/grow.png
 """
-from common.errors import Refused, check_choice, whole_numbers
+from common.errors import Refused, check_choice, number_list
 from engine.cost import training_flops
 from grow import GROWTH, growth_plan
 from model import ModelConfig
@@ -34,7 +34,7 @@ def main(argv=None):
     for name in names:
         check_choice('operators', name, GROWTH)
     pictures = {name: origins(name, args.n_layer, args.block) for name in names}
-    shape = whole_numbers('--shape', args.shape, most=2 ** 24)
+    shape = number_list('--shape', args.shape, most=2 ** 24)
     if len(shape) != len(SHAPE) or min(shape) < 1:
         raise Refused(f'--shape={args.shape} must be {len(SHAPE)} numbers from 1 on: '
                       'width,heads,kv heads,ffn,vocabulary,context')

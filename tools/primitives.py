@@ -11,7 +11,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from common.columns import columns
-from common.errors import Refused, whole_numbers
+from common.errors import Refused, number_list
 from common.files import read_json
 from data.primitives import TASKS, few_shot, with_depths
 from data.tokenizer import get_tokenizer
@@ -40,7 +40,7 @@ def main(argv=None):
     parser.add_argument('runs', nargs='+', help=RUNS)
     args = parser.parse_args(argv)
 
-    depths, shots = whole_numbers('--depths', args.depths), whole_numbers('--shots', args.shots)
+    depths, shots = number_list('--depths', args.depths), number_list('--shots', args.shots)
     device, rows, left_out, paths = pick_device(args.device), [], [], run_names(args.runs)
     lines = {name: group for group, names in by_seed(paths).items() for name in names}
     taught = {name: examples_seen(path) for name, path in paths.items()}

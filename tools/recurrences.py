@@ -9,7 +9,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from common.columns import columns
-from common.errors import Refused, whole_numbers
+from common.errors import Refused, number_list
 from engine.checkpoint import build_model, load
 from engine.launch import pick_device
 from engine.measure import Scorer, parse_tasks
@@ -22,7 +22,7 @@ from tools.options import make_parser, pick_shown
 def measure_recurrences(args):
     "[{run, r, effective_params, loss, accuracies}]: r is 0 for an ordinary model."
     device, examples, rows = pick_device(args.device), parse_tasks(args.tasks, args.n), []
-    rs = whole_numbers('--r', args.r)
+    rs = number_list('--r', args.r)
     if min(rs) < 1:
         raise Refused(f'--r={args.r}: the core runs at least once')
     for name, path in tqdm(run_names(args.paths).items(), desc='measuring', unit='run'):

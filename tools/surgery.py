@@ -15,7 +15,7 @@ import torch
 import torch.nn as nn
 
 from common.columns import columns
-from common.errors import Refused, whole_numbers
+from common.errors import Refused, number_list
 from common.files import replace
 from data.tokenizer import tokenizer_file
 from data.tokens import Loader, draw
@@ -74,7 +74,7 @@ def operate(args):
     if args.select == 'influence':
         parts = by_influence(parent, sizes, sample_tokens(args.data, parent.config))
     elif args.layers:
-        parts = [whole_numbers('--layers', part) if part else [] for part in args.layers.split('/')]
+        parts = [number_list('--layers', part) if part else [] for part in args.layers.split('/')]
         if [len(part) for part in parts] != sizes:
             raise Refused(f'--layers={args.layers} does not name {shape} layers')
     torch.manual_seed(draw(args.seed, 'retrofit'))

@@ -28,7 +28,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from common.columns import columns
-from common.errors import Refused, refusing
+from common.errors import Refused, number_list, refusing
 from engine.checkpoint import exists, fingerprint
 from report.panels import draw_sweep, draw_windows
 from report.plot import show
@@ -89,9 +89,9 @@ def windows_of(text, depth):
 
 def cells_of(args, depth):
     "([the settings], [those that cannot run])."
-    betas = numbers(args.beta, float) if args.beta else [None]
-    lists = [args.methods.split(','), numbers(args.K, int), betas, numbers(args.T, float),
-             args.mode.split(','), args.cache.split(',')]
+    betas = number_list('--beta', args.beta, kind=float) if args.beta else [None]
+    lists = [args.methods.split(','), number_list('--K', args.K), betas,
+             number_list('--T', args.T, kind=float), args.mode.split(','), args.cache.split(',')]
     found, impossible = [], []
     windows = windows_of(args.windows, depth)
     for window, method, K, beta, T, mode, cache in itertools.product(windows, *lists):
@@ -122,16 +122,6 @@ def default_of(method, option):
 
 def given(options):
     return {name: value for name, value in options.items() if value is not None}
-
-
-def numbers(text, kind):
-    try:
-        found = [kind(part) for part in text.split(',')]
-    except ValueError:
-        raise Refused(f'{text!r} is not a list of numbers such as 2,3') from None
-    if not max(map(abs, found)) <= 10_000:
-        raise Refused(f'{text!r} has a number above 10,000, or none')
-    return found
 
 
 def label(cell, grid):

@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 from common.bounds import check_bounds  # noqa: E402
-from common.errors import refusals, whole_numbers  # noqa: E402
+from common.errors import number_list, refusals  # noqa: E402
 from common.help import Help  # noqa: E402
 from data.primitives import write_examples  # noqa: E402
 
@@ -34,7 +34,7 @@ def main(argv=None):
                         help='the folder to write')
     args = parser.parse_args(argv)
     check_bounds(vars(args), '--')
-    depths = whole_numbers('--depths', args.depths)
+    depths = number_list('--depths', args.depths)
     row = write_examples(args.out, args.tokenizer, args.tasks.split(','), depths, args.n,
                          shots=args.shots, seed=args.seed)
     print(f'{args.out}: {args.n} examples of {args.tasks} at depth {args.depths}, in '
