@@ -86,7 +86,7 @@ class Job:
         if exists(folder) and self.ended(folder):
             return
         folder.mkdir(parents=True, exist_ok=True)
-        more = ['--eval_every=50', '--save_every=100'] * (argv[0] == 'train')
+        more = ['--eval_every=200', '--save_every=100'] * (argv[0] == 'train')
         with open(self.root / f'{name}.txt', 'w') as said:
             child = subprocess.run([sys.executable, str(ROOT / 'nanodepth.py'), *argv, *more],
                                    stdout=said, stderr=said)
