@@ -48,7 +48,7 @@ out/toys/%/loss.png: | .venv/ready
 	@mkdir -p $(@D)
 	OMP_NUM_THREADS=1 $(PY) train.py config/$(firstword $(subst -, ,$*)).py --seed=$(lastword $(subst -, ,$*)) --out_dir=$(@D) 2>$(@D)/progress.txt || { tail -n 3 $(@D)/progress.txt; exit 1; }
 
-growing: toys-grown             # growing against ordinary training: out/growing.png, and the numbers of docs/RESULTS.md
+growing: toys-grown             # growing against ordinary training: out/growing.png, and the numbers of docs/TOY.md
 	$(PY) nanodepth.py plot $(call seeds,$(GROWN)) --out=out/growing.png
 looping: toys                   # loops against their partners, every block repeated: out/looping.png, out/looping_tradeoffs.png, 45 minutes
 	$(PY) loop.py $(call seeds,baseline midas lidas $(LOOPED)) --tasks=toy_assign/4,toy_assign/5 --show=loss,toy_assign/4 --out=out/looping.png
