@@ -212,8 +212,7 @@ def main(argv=None):
         for one in todo:
             print(one.name, *(' '.join(words) for _, words in one.runs()), sep='\n    ')
         return print('and an ordinary cool-down of each model with as many FLOPs as its recurrent '
-                     'one. The five models of a seed took an hour on two cores; the rest was not '
-                     'timed as a whole')
+                     'one. A seed took an hour and a quarter on two cores')
     if args.job:
         return finish(todo[0])
 
