@@ -171,16 +171,21 @@ def few_shot(task, n, *, shots=5, depth=0, seed=0):
     return examples
 
 
+def task_and_depth(name):
+    "'toy_assign/3' as ('toy_assign', 3); the depth is 0 where none is named."
+    task, _, depth = name.partition('/')
+    return task, number_list('--tasks', depth or '0')[0]
+
+
 def with_depths(names, depths):
     """{'toy_assign/3': ('toy_assign', 3)}: a task that names no depth is asked at all of these,
     copying at none."""
     found = {}
     for name in names:
-        task, own, depth = name.partition('/')
-        if own or 'copy' in task:
-            found[name] = task, number_list('the depth of a task', depth or '0')[0]
+        if '/' in name or 'copy' in name:
+            found[name] = task_and_depth(name)
         else:
-            found |= {f'{task}/{depth}': (task, depth) for depth in depths}
+            found |= {f'{name}/{depth}': (name, depth) for depth in depths}
     return found
 
 

@@ -13,8 +13,8 @@ import math
 
 import torch
 
-from common.errors import Refused, number_list
-from data.primitives import continuation, few_shot
+from common.errors import Refused
+from data.primitives import continuation, few_shot, task_and_depth
 from data.tokenizer import get_tokenizer, start_of_document
 from data.tokens import Loader, measure
 from model import LM, KVCache
@@ -119,10 +119,9 @@ def shared(model, prompt, options):
 
 def parse_tasks(text, n, shots=0, seed=0):
     "'assign_code/1,copy_words' to examples of each: {'assign_code/1': [Example]}."
-    return {name: few_shot(name.partition('/')[0], n, shots=shots,
-                           depth=number_list('--tasks', name.partition('/')[2] or '0')[0],
-                           seed=seed)
-            for name in filter(None, text.split(','))}
+    asked = {name: task_and_depth(name) for name in filter(None, text.split(','))}
+    return {name: few_shot(task, n, shots=shots, depth=depth, seed=seed)
+            for name, (task, depth) in asked.items()}
 
 
 def open_data(path, state, model, data, split, longest, seed=0):

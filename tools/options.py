@@ -51,8 +51,9 @@ class Parser(argparse.ArgumentParser):
         for word in sys.argv[1:] if args is None else args:     # a flag may be written as a setting
             name, equals, value = word.partition('=')
             if equals and getattr(self._option_string_actions.get(name), 'const', None) is True:
-                check_choice(name, parse(value), (True, False))
-                words += [name] * parse(value)
+                wanted = parse(value)
+                check_choice(name, wanted, (True, False))
+                words += [name] * wanted
             else:
                 words.append(word)
         found, others = super().parse_known_args(words, namespace)
