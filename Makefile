@@ -24,7 +24,7 @@ lidas baseline: data/toy/train.json     # a grown model, an ordinary one: out/li
 
 # ---- the study that docs/RESULTS.md judges: a seed is trained, measured and written to docs/results, then committed
 
-seed-%: data/chains/train.json data/chains_deep/train.json      # make seed-3: an hour and a quarter; a stopped one goes on
+seed-%: data/chains/train.json data/chains_deep/train.json      # make seed-3: its jobs add up to 80 minutes; a stopped one goes on
 	$(PY) nanodepth.py study $*
 	$(PY) nanodepth.py results
 data/chains/train.json: data/toy/prepare.py | .venv/ready

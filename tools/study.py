@@ -212,7 +212,7 @@ def main(argv=None):
         for one in todo:
             print(one.name, *(' '.join(words) for _, words in one.runs()), sep='\n    ')
         return print('and an ordinary cool-down of each model with as many FLOPs as its recurrent '
-                     'one. A seed took an hour and a quarter on two cores')
+                     'one. The jobs of a seed add up to 80 minutes on two cores')
     if args.job:
         return finish(todo[0])
 
