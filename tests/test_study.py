@@ -153,7 +153,7 @@ def small(tmp_path, monkeypatch):
                                      f'--decay_steps={0 if new else 1}'])
         return subprocess.CompletedProcess(argv, 0)
     settings = dict(DATA=f'{tmp_path}/data', DEEPER=f'{tmp_path}/data', QUESTIONS=4, BATCHES=4,
-                    RECURRENCES=(1, 3), KEPT=('exact', 'first'),
+                    LENS_STEPS=2, RECURRENCES=(1, 3), KEPT=('exact', 'first'),
                     FACTORS=dict(T=[2], method=['naive', 'heun', 'aitken', 'heavy_ball']))
     for name, value in settings.items():
         monkeypatch.setattr(studied, name, value)
@@ -212,6 +212,11 @@ def test_a_seed_in_small(small, tmp_path):
         assert float(told['cache, token by token', by_token]['depth 5']) == pytest.approx(
             float(told[at_once, '']['depth 5']), abs=1e-4)
     assert 0 <= float(layers[0]['score']) <= 9 and len(layers) == 1
+    lens = study.read_rows(jobs[3].file('lens'))
+    moves = [float(row['moves']) for row in lens]       # the same effects, layer by layer
+    assert sum(d * v for d, v in enumerate(moves)) / sum(moves) == pytest.approx(
+        float(layers[0]['score']), rel=1e-4) and len(lens) == 10
+    assert float(lens[-1]['overlap']) == 1 > float(lens[0]['overlap'])
     kinds = [(row['run'], row['r']) for row in retrofits]
     assert ('mean_8', '3') in kinds and ('healed_deeper', '3') in kinds
     assert ('dense_healed_deeper', '1') in kinds and len(kinds) == len(set(kinds)) == 16

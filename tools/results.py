@@ -15,12 +15,14 @@ from pathlib import Path
 from common.errors import Refused, check_choice, nearest, refusing
 from common.files import ROOT, replace
 from report.claims import MARGINS, Contrast, verdicts
-from report.panels import draw_exits, draw_ways
+from report.panels import draw_exits, draw_layers, draw_ways
 from report.plot import show
 from report.tables import mean, read_csv, where
 from tools.options import make_parser
 
-SHOWN, CHANCE = ['depth 5 right', 'text'], 1 / 3       # of the picture
+SHOWN, CHANCE = ['depth 5 right', 'text'], 1 / 3       # of the pictures
+LAYERS = {'moves': 'without it, later outputs move by', 'overlap': 'five likeliest tokens, %',
+          'depth 3 right': 'depth 3 right, %'}
 TEXTS = 'README.md', 'docs/RESULTS.md', 'docs/ROWS.md'
 NEEDED = ('section', 'claim', 'paper', 'table', 'measure', 'unit', 'a', 'b', 'direction')
 
@@ -173,7 +175,7 @@ def numbers_table(spec, rows):
         cells = [f'{key:g}' if isinstance(key, float) else key for key in at]
         for measure in measures:
             values = [row[measure] for row in group if isinstance(row.get(measure), float)]
-            share = measure == 'copy' or measure.endswith(' right')
+            share = measure in ('copy', 'overlap') or measure.endswith(' right')
             factor, digits = (100, 1) if share else (1e-12, 1) if measure == 'flops' else (1, 3)
             c = Contrast([factor * v for v in values], [0.0] * len(values))
             cells.append('' if not values else f'{c.mean:.{digits}f}'
@@ -231,6 +233,8 @@ def main(argv=None):
         pictures, names = folder.parent / 'assets', spec['cross'][0]['rows']
         show(pictures / 'adding.png', draw_ways, named(folder, 'depth', names), SHOWN, CHANCE)
         show(pictures / 'exits.png', draw_exits, named(folder, 'exits', names), SHOWN[0], CHANCE)
+        show(pictures / 'layers.png', draw_layers, named(folder, 'lens', names), LAYERS,
+             {'depth 3 right': CHANCE})
 
 
 def differs(file, before, after):

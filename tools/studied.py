@@ -23,15 +23,16 @@ from data.primitives import few_shot
 from data.tokenizer import get_tokenizer
 from data.tokens import Loader, measure
 from engine.checkpoint import exists, load, load_model
-from engine.measure import log_likelihoods
+from engine.measure import After, log_likelihoods
 from model import LM, KVCache
 from report.logs import read_log
+from variants.lens import exit_at, quality, train_lens
 from wrapper import SOLVERS, looped
 
 DATA, DEEPER = 'data/chains', 'data/chains_deep'        # depth 0 to 4; depth 0 to 6
 STEPS, DECAY = 520, 104                 # as config/chains_baseline.py has them
 BRANCH = 'config/chains_baseline.py'
-DEPTHS, QUESTIONS, BATCHES = (0, 1, 2, 3, 4, 5, 6), 200, 24
+DEPTHS, QUESTIONS, BATCHES, LENS_STEPS = (0, 1, 2, 3, 4, 5, 6), 200, 24, 250
 
 
 class Job:
@@ -237,15 +238,18 @@ class Frozen(Job):
 # ------------------------------------------------------------------------------------------- probes
 
 class Layers(Job):
-    """Which layers do they use? Depth scores on whole validation rows, and what it costs to swap
-    and to leave out blocks."""
-    tables = ('layers',)
+    """Which layers do they use? Depth scores on whole validation rows, what it costs to swap and to
+    leave out blocks, and what is known behind each layer."""
+    tables = ('layers', 'lens')
     models = ('baseline', 'midas', 'lidas', 'loop_2_2x3_2')
 
+    def ready(self):
+        "(whole validation rows, one question that the models can answer)"
+        return (Loader(DATA, 20, 64, split='val', seed=0).batch(0)[0],
+                Questions(self.model('baseline'), (3,), QUESTIONS // 2))
+
     def layers(self):
-        val, rows = Loader(DATA, 20, 64, split='val', seed=0), []
-        ask = Questions(self.model('baseline'), (3,), QUESTIONS // 2)
-        tokens = val.batch(0)[0]
+        (tokens, ask), rows = self.ready(), []
 
         def look(model):
             return dict(text=ask.text(model)) | ask.answers(model)
@@ -263,6 +267,23 @@ class Layers(Job):
                         row[f'{what} {size}: {key}'] = sum(
                             r[key] - found[0][key] for r in inner) / len(inner)
             rows.append(self.say(row))
+        return rows
+
+    def lens(self):
+        """Of each layer: how far the output at later tokens moves without it, and, read off behind
+        it by a tuned lens, the five likeliest tokens and the answers. The lens learned from other
+        validation rows than those that it is judged by."""
+        (tokens, ask), rows = self.ready(), []
+        others = Loader(DATA, 32, 64, split='val', seed=1)
+        for name in self.models:
+            model = load_model(self.model(name))
+            lens = train_lens(model, After(others, 8), LENS_STEPS)
+            moves = probe.depth_score(model, tokens)[1]
+            overlap = quality(model, lens, others.batch(0)[0])[1]
+            for d in range(len(model.order)):
+                rows.append(self.say(
+                    dict(run=name, layer=d, moves=moves[d].item(), overlap=overlap[d].item())
+                    | ask.answers(exit_at(model, d, lens))))
         return rows
 
 
