@@ -157,18 +157,19 @@ def draw_exits(rows, kind, chance):
     return fig
 
 
-def draw_layers(rows, kinds, chance):
-    """rows: {seed, run, layer, kind: a number}. A panel a kind, a line a model. kinds: {kind: its
-    name on the axis}; chance: {kind: what guessing gives}."""
-    fig, [axes] = figure(1, len(kinds), (1 + 3.4 * len(kinds), 3.4))
-    for ax, (kind, says) in zip(axes, kinds.items()):
+def draw_lines(rows, x, kinds, chance, **axes):
+    """rows: {seed, run, x, kind: a number}. A panel a kind, a line a run, every seed thin. kinds:
+    {kind: its name on the axis}; chance: {kind: what guessing gives}; axes: as matplotlib's set."""
+    fig, [panels] = figure(1, len(kinds), (1 + 3.4 * len(kinds), 3.4))
+    for ax, (kind, says) in zip(panels, kinds.items()):
         factor = 100 if says.endswith('%') else 1
         if kind in chance:
             ax.axhline(factor * chance[kind], color='grey', lw=0.8, label='chance')
-        for colour, (model, mine) in zip(COLOURS, grouped(rows).items()):
-            draw_seeds(ax, mine, 'layer', kind, colour, model, factor)
-        ax.set(xlabel='layer (by depth, from 0)', ylabel=says)
-    fig.legend(*axes[-1].get_legend_handles_labels(), frameon=False, ncols=9,
+        for colour, (run, mine) in zip(COLOURS, grouped(rows).items()):
+            draw_seeds(ax, mine, x, kind, colour, run, factor)
+        ax.set(ylabel=says, **axes)
+        ax.minorticks_off()
+    fig.legend(*panels[-1].get_legend_handles_labels(), frameon=False, ncols=9,
                loc='outside lower center')
     return fig
 

@@ -6,6 +6,7 @@ from conftest import ROOT
 
 import nanodepth
 from engine import cost
+from engine.cost import counted, models
 from engine.settings import Config, check, read_config
 from model import LM, ModelConfig
 from retrofit import surgery
@@ -110,6 +111,23 @@ def test_a_recurrent_run_is_counted_step_by_step(tmp_path, capsys, data):
         sum(model.flops_per_token(r=sample_recurrence(recurrence_curriculum(step, 20, 4, 0.5), step,
                                                       0)) for step in range(20)) * 32 * 64)
     assert f'in all {total / 1e15:,.3f} petaFLOPs' in said and '| 0 to 20' in said
+
+
+def test_the_retrofits_partner_has_its_flops(tmp_path, data):
+    from engine.checkpoint import describe, save
+    parent = LM(ModelConfig(vocab_size=257, context=64, n_layer=8, n_embd=128,
+                            n_head=4, head_dim=64))
+    for name, model in (('dense', parent), ('cut', surgery(parent, '2-2-2', mean=4))):
+        save(tmp_path / name, **describe(model), optimizers=[], step=0, flops=0)
+
+    def flops(name, init_from, seed):
+        c = read_config(Config, [str(ROOT / f'config/{name}.py'), f'--seed={seed}',
+                                 f'--init_from={tmp_path / init_from}', f'--data={data}'])
+        plan, model_of = models(c)
+        return sum(counted(plan, model_of(plan.at(end - 1).n_layer), first, end)
+                   for first, end in plan.stretches())
+    recurrent = [flops('retrofit', 'cut', seed) for seed in range(6)]       # each draws its own r
+    assert sum(recurrent) / 6 == pytest.approx(flops('retrofit_dense', 'dense', 0), rel=0.02)
 
 
 def test_what_cannot_be_is_said_in_a_line(capsys, tmp_path):

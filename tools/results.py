@@ -8,6 +8,7 @@ Usage:
     python nanodepth.py results             # seconds
     python nanodepth.py results --check     # exit 2 if a table says anything else
 """
+import functools
 import re
 import tomllib
 from pathlib import Path
@@ -15,14 +16,16 @@ from pathlib import Path
 from common.errors import Refused, check_choice, nearest, refusing
 from common.files import ROOT, replace
 from report.claims import MARGINS, Contrast, verdicts
-from report.panels import draw_exits, draw_layers, draw_ways
+from report.panels import draw_exits, draw_lines, draw_ways
 from report.plot import show
 from report.tables import mean, read_csv, where
 from tools.options import make_parser
 
-SHOWN, CHANCE = ['depth 5 right', 'text'], 1 / 3       # of the pictures
-LAYERS = {'moves': 'without it, later outputs move by', 'overlap': 'five likeliest tokens, %',
-          'depth 3 right': 'depth 3 right, %'}
+CHANCE = 1 / 3
+LAYERS = {'moves': 'without it, later outputs move by',
+          'overlap': 'of the five likeliest tokens, %', 'depth 3 right': 'depth 3 right, %'}
+MEANS = dict(mean_2='trained with a mean of 2', mean_4='of 4', mean_8='of 8')
+DEEP = {f'depth {d} right': f'depth {d} right, %' for d in (4, 5, 6)}
 TEXTS = 'README.md', 'docs/RESULTS.md', 'docs/ROWS.md'
 NEEDED = ('section', 'claim', 'paper', 'table', 'measure', 'unit', 'a', 'b', 'direction')
 
@@ -85,8 +88,8 @@ def contrast(claim, rows):
 
 def name_of(about):
     "'lidas', or 'lidas repeated +4'."
-    return ' '.join(f'+{v}' if key == 'added' else str(v) for key, v in about.items()
-                    if v != 'ordinary')
+    before = dict(added='+', layer='layer ')
+    return ' '.join(f'{before.get(key, "")}{v}' for key, v in about.items() if v != 'ordinary')
 
 
 def difference(claim, found, mark=''):
@@ -230,11 +233,21 @@ def main(argv=None):
             replace(file, after.encode())
         print(f'{file} says what the rows say')
     if not args.check:
-        pictures, names = folder.parent / 'assets', spec['cross'][0]['rows']
-        show(pictures / 'adding.png', draw_ways, named(folder, 'depth', names), SHOWN, CHANCE)
-        show(pictures / 'exits.png', draw_exits, named(folder, 'exits', names), SHOWN[0], CHANCE)
-        show(pictures / 'layers.png', draw_layers, named(folder, 'lens', names), LAYERS,
-             {'depth 3 right': CHANCE})
+        draw(folder, spec['cross'][0]['rows'])
+
+
+def draw(folder, names):
+    "The pictures of the rows, beside the texts."
+    def picture(name, draw, table, names, *how, **axes):
+        show(folder.parent / f'assets/{name}.png', functools.partial(draw, **axes),
+             named(folder, table, names), *how)
+    picture('adding', draw_ways, 'depth', names, ['depth 5 right', 'text'], CHANCE)
+    picture('exits', draw_exits, 'exits', names, 'depth 5 right', CHANCE)
+    picture('layers', draw_lines, 'lens', names, 'layer', LAYERS, {'depth 3 right': CHANCE},
+            xlabel='layer (by depth, from 0)')
+    times = [1, 2, 4, 8, 16, 32]
+    picture('retrofit', draw_lines, 'retrofits', MEANS, 'r', DEEP, dict.fromkeys(DEEP, CHANCE),
+            xlabel='r, how often the core runs', xscale='log', xticks=times, xticklabels=times)
 
 
 def differs(file, before, after):

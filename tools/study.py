@@ -23,7 +23,7 @@ import torch
 from common.errors import Refused, check_choice
 from common.files import ROOT, replace
 from engine.checkpoint import load_model
-from loop import parse_loop, running
+from loop import format_loop, parse_loop, running
 from report.logs import read_log
 from report.tables import as_csv, read_csv
 from retrofit import Recurrent
@@ -129,6 +129,8 @@ class Loop(Recurrent):
         core = [i for i in range(len(lm.layers)) if lm.order.count(i) > 1]
         ends = [*range(core[0])], [*range(core[-1] + 1, len(lm.layers))]
         super().__init__(lm, ends[0], core, ends[1], inject='add', mean=lm.order.count(core[0]))
+        if self.order != lm.order:
+            raise Refused(f'{format_loop(lm.order)} is not one block repeated, with layers around')
 
     def first_state(self, e, position, generator):
         return e
