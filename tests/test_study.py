@@ -1,4 +1,5 @@
 "A seed of the study in small, and the tables that its rows make."
+import shutil
 import subprocess
 
 import numpy as np
@@ -15,6 +16,7 @@ from engine.checkpoint import load_model
 from engine.cost import counted, models
 from engine.settings import Config, read_config
 from loop import parse_loop, running
+from report.panels import draw_lines
 from tools import results, studied, study
 from variants.exit import Exit
 
@@ -124,6 +126,20 @@ def test_the_papers_of_this_repo_say_what_its_rows_say():
     nanodepth.main('results', ['--check'])
 
 
+def test_the_pictures_show_every_seed_and_the_mean_over_them(tmp_path):
+    rows = [dict(seed=seed, run='lidas', r=r, share=seed / 10 + r / 100)
+            for seed in (1, 3) for r in (1, 2)]
+    one = draw_lines(rows, 'r', {'share': 'share, %'}, {'share': 1 / 3}, xlabel='r').axes[0]
+    chance, *seeds, mean = (list(line.get_ydata()) for line in one.lines)
+    assert chance[0] == pytest.approx(100 / 3) and len(seeds) == 2
+    assert seeds[0] == pytest.approx([11, 12]) and mean == pytest.approx([21, 22])
+    shutil.copytree(ROOT / 'docs/results', tmp_path / 'results')
+    (tmp_path / 'assets').mkdir()
+    results.draw(tmp_path / 'results', dict(lidas='LIDAS'))
+    assert {file.stem for file in (tmp_path / 'assets').glob('*.png')} == {
+        'adding', 'exits', 'layers', 'retrofit'}
+
+
 @pytest.fixture
 def small(tmp_path, monkeypatch):
     "A study of tiny models on random bytes, and the commands that it ran."
@@ -217,6 +233,10 @@ def test_a_seed_in_small(small, tmp_path):
     assert sum(d * v for d, v in enumerate(moves)) / sum(moves) == pytest.approx(
         float(layers[0]['score']), rel=1e-4) and len(lens) == 10
     assert float(lens[-1]['overlap']) == 1 > float(lens[0]['overlap'])
+    ask = studied.Questions(jobs[3].model('baseline'), (3,), studied.QUESTIONS // 2)
+    final = ask.answers(load_model(jobs[3].model('baseline')))['depth 3']
+    assert float(lens[-1]['depth 3']) == pytest.approx(final, rel=1e-4)
+    assert float(lens[0]['depth 3']) != pytest.approx(final, rel=1e-4)
     kinds = [(row['run'], row['r']) for row in retrofits]
     assert ('mean_8', '3') in kinds and ('healed_deeper', '3') in kinds
     assert ('dense_healed_deeper', '1') in kinds and len(kinds) == len(set(kinds)) == 16
