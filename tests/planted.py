@@ -56,6 +56,9 @@ BUGS = [        # file, what stands there, what is planted, who must notice
     ('engine/watch.py', 'moved, spoke = now, dict.fromkeys(spoke, now)', 'pass',
      'test_trust.py'),
     ('tools/results.py', 'found[seed] - off[seed]', 'found[seed]', 'test_study.py'),
+    ('tools/studied.py', 'exit_at(model, d, lens)', 'exit_at(model, 0, lens)', 'test_study.py'),
+    ('tools/study.py', 'if self.order != lm.order', 'if not self.order', 'test_study.py'),
+    ('config/retrofit_dense.py', 'steps = 216', 'steps = 250', 'test_cost.py'),
     ('train.py', '(share * world.size).backward()', 'share.backward()', 'test_train.py'),
 ]
 
