@@ -157,7 +157,7 @@ def draw_exits(rows, kind, chance):
     return fig
 
 
-def draw_lines(rows, x, kinds, chance, **axes):
+def draw_lines(rows, x, kinds, chance, axes):
     """rows: {seed, run, x, kind: a number}. A panel a kind, a line a run, every seed thin. kinds:
     {kind: its name on the axis}; chance: {kind: what guessing gives}; axes: as matplotlib's set."""
     fig, [panels] = figure(1, len(kinds), (1 + 3.4 * len(kinds), 3.4))

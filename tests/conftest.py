@@ -19,6 +19,8 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 
 from data.tokens import write_dataset  # noqa: E402
+from engine.cost import counted, models  # noqa: E402
+from engine.settings import Config, read_config  # noqa: E402
 from model import LM, ModelConfig  # noqa: E402
 
 torch.set_num_threads(1)
@@ -130,3 +132,10 @@ def no_look_around(monkeypatch):
     if 'lm_eval' in sys.modules and sys.modules['lm_eval'] is not None:
         import lm_eval.evaluator
         monkeypatch.setattr(lm_eval.evaluator, 'add_env_info', lambda results: None)
+
+
+def planned_flops(*argv):
+    "The training FLOPs a token that a run's plan adds up to, over its steps."
+    plan, model_of = models(read_config(Config, list(map(str, argv))))
+    return sum(counted(plan, model_of(plan.at(end - 1).n_layer), first, end)
+               for first, end in plan.stretches())

@@ -2,11 +2,10 @@
 plan needs no data."""
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ROOT, planned_flops
 
 import nanodepth
 from engine import cost
-from engine.cost import counted, models
 from engine.settings import Config, check, read_config
 from model import LM, ModelConfig
 from retrofit import surgery
@@ -121,11 +120,8 @@ def test_the_retrofits_partner_has_its_flops(tmp_path, data):
         save(tmp_path / name, **describe(model), optimizers=[], step=0, flops=0)
 
     def flops(name, init_from, seed):
-        c = read_config(Config, [str(ROOT / f'config/{name}.py'), f'--seed={seed}',
-                                 f'--init_from={tmp_path / init_from}', f'--data={data}'])
-        plan, model_of = models(c)
-        return sum(counted(plan, model_of(plan.at(end - 1).n_layer), first, end)
-                   for first, end in plan.stretches())
+        return planned_flops(ROOT / f'config/{name}.py', f'--seed={seed}', f'--data={data}',
+                             f'--init_from={tmp_path / init_from}')
     recurrent = [flops('retrofit', 'cut', seed) for seed in range(6)]       # each draws its own r
     assert sum(recurrent) / 6 == pytest.approx(flops('retrofit_dense', 'dense', 0), rel=0.02)
 

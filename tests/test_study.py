@@ -5,7 +5,7 @@ import subprocess
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ROOT, planned_flops
 
 import nanodepth
 import train
@@ -13,8 +13,6 @@ from common.errors import Refused
 from data.primitives import write_examples
 from data.tokens import write_dataset
 from engine.checkpoint import load_model
-from engine.cost import counted, models
-from engine.settings import Config, read_config
 from loop import parse_loop, running
 from report.panels import draw_lines
 from tools import results, studied, study
@@ -129,7 +127,7 @@ def test_the_papers_of_this_repo_say_what_its_rows_say():
 def test_the_pictures_show_every_seed_and_the_mean_over_them(tmp_path):
     rows = [dict(seed=seed, run='lidas', r=r, share=seed / 10 + r / 100)
             for seed in (1, 3) for r in (1, 2)]
-    one = draw_lines(rows, 'r', {'share': 'share, %'}, {'share': 1 / 3}, xlabel='r').axes[0]
+    one = draw_lines(rows, 'r', {'share': 'share, %'}, {'share': 1 / 3}, {'xlabel': 'r'}).axes[0]
     chance, *seeds, mean = (list(line.get_ydata()) for line in one.lines)
     assert chance[0] == pytest.approx(100 / 3) and len(seeds) == 2
     assert seeds[0] == pytest.approx([11, 12]) and mean == pytest.approx([21, 22])
@@ -269,10 +267,7 @@ def test_a_loop_of_two_blocks_is_refused(tiny):
 def test_equal_flops_are_equal():
     "Of the partners: LIDAS's FLOPs, and those of a loop of half the layers run twice."
     def flops(config, *more):
-        c = read_config(Config, [f'config/{config}.py', '--vocab_size=257', *more])
-        plan, model_of = models(c)
-        return sum(counted(plan, model_of(plan.at(end - 1).n_layer), first, end)
-                   for first, end in plan.stretches())
+        return planned_flops(f'config/{config}.py', '--vocab_size=257', *more)
     layers, steps = study.PARTNERS['baseline_less']
     assert flops('chains_baseline', f'--steps={steps}') == pytest.approx(flops('chains_lidas'),
                                                                          rel=0.002)

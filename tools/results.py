@@ -8,7 +8,6 @@ Usage:
     python nanodepth.py results             # seconds
     python nanodepth.py results --check     # exit 2 if a table says anything else
 """
-import functools
 import re
 import tomllib
 from pathlib import Path
@@ -238,16 +237,16 @@ def main(argv=None):
 
 def draw(folder, names):
     "The pictures of the rows, beside the texts."
-    def picture(name, draw, table, names, *how, **axes):
-        show(folder.parent / f'assets/{name}.png', functools.partial(draw, **axes),
-             named(folder, table, names), *how)
+    def picture(name, draw, table, names, *how):
+        show(folder.parent / f'assets/{name}.png', draw, named(folder, table, names), *how)
     picture('adding', draw_ways, 'depth', names, ['depth 5 right', 'text'], CHANCE)
     picture('exits', draw_exits, 'exits', names, 'depth 5 right', CHANCE)
     picture('layers', draw_lines, 'lens', names, 'layer', LAYERS, {'depth 3 right': CHANCE},
-            xlabel='layer (by depth, from 0)')
+            dict(xlabel='layer (by depth, from 0)'))
     times = [1, 2, 4, 8, 16, 32]
     picture('retrofit', draw_lines, 'retrofits', MEANS, 'r', DEEP, dict.fromkeys(DEEP, CHANCE),
-            xlabel='r, how often the core runs', xscale='log', xticks=times, xticklabels=times)
+            dict(xlabel='r, how often the core runs', xscale='log', xticks=times,
+                 xticklabels=times))
 
 
 def differs(file, before, after):

@@ -244,7 +244,7 @@ class Layers(Job):
     models = ('baseline', 'midas', 'lidas', 'loop_2_2x3_2')
 
     def ready(self):
-        "(whole validation rows, one question that the models can answer)"
+        "(whole validation rows, questions of a depth that the models have learned)"
         return (Loader(DATA, 20, 64, split='val', seed=0).batch(0)[0],
                 Questions(self.model('baseline'), (3,), QUESTIONS // 2))
 
