@@ -49,6 +49,12 @@ def t_quantile(share, df):
     return middle
 
 
+def one_more(values, share=0.95):
+    "Where one more seed is expected: the middle, and how far from it a share of all may lie."
+    n = len(values)
+    return mean(values), t_quantile(share, n - 1) * standard_error(values) * math.sqrt(n + 1)
+
+
 class Contrast:
     """The mean of a minus b over seeds. Paired: they come in the same order of seeds, and their
     differences are one sample. Else two samples, by Welch, his degrees rounded down."""

@@ -1,10 +1,11 @@
 "Verdicts: Student's t against the tables, Holm by hand, each verdict from rows that deserve it."
 import itertools
 import math
+import random
 
 import pytest
 
-from report.claims import Contrast, holm, t_probability, t_quantile, verdict, verdicts
+from report.claims import Contrast, holm, one_more, t_probability, t_quantile, verdict, verdicts
 
 
 @pytest.mark.parametrize('share, df, t', [      # the tables in any textbook
@@ -95,3 +96,14 @@ def test_signs_drawn_again_are_all_of_them():
     slow = [abs(sum(s * c for s, c in zip(signs, changes))) >= 1.1 - 1e-9
             for signs in itertools.product((1, -1), repeat=5)]
     assert Contrast(changes, [0.0] * 5).p_signs == sum(slow) / 32
+
+
+def test_one_more_seed_by_hand_and_by_chance():
+    middle, half = one_more([1.0, 2.0, 3.0])        # sd 1, t 4.303: 4.303 * sqrt(1 + 1/3)
+    assert middle == 2 and half == pytest.approx(4.969, abs=1e-3)
+    draw, inside = random.Random(0), 0
+    for _ in range(2000):
+        *seen, new = (draw.gauss(5, 2) for _ in range(5))
+        middle, half = one_more(seen)
+        inside += abs(new - middle) <= half
+    assert inside / 2000 == pytest.approx(0.95, abs=0.015)

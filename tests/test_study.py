@@ -185,7 +185,7 @@ def small(tmp_path, monkeypatch):
     return seen
 
 
-def test_a_seed_in_small(small, tmp_path):
+def test_a_seed_in_small(small, tmp_path, capsys):
     "Each run trains, each way is measured, a second call has nothing to do, a seed is replaced."
     one = study.job('baseline', 0, tmp_path / 'study')
     study.finish(one)
@@ -239,10 +239,23 @@ def test_a_seed_in_small(small, tmp_path):
     assert ('mean_8', '3') in kinds and ('healed_deeper', '3') in kinds
     assert ('dense_healed_deeper', '1') in kinds and len(kinds) == len(set(kinds)) == 16
 
-    for _ in range(2):
+    for before in (0, 20):
         study.collect(0, tmp_path / 'study', tmp_path)
+        assert f'depth.csv: 20 rows of seed 0, {before} as they stood' in capsys.readouterr().out
     assert len(study.read_rows(tmp_path / 'depth.csv')) == len(rows) + 1
     assert len(study.read_rows(tmp_path / 'retrofits.csv')) == 16
+
+
+def test_a_seed_is_held_against_the_others():
+    "Settings and what never varies do not count; a row that no other seed has says nothing."
+    def row(seed, text, **more):
+        return dict(seed=seed, run='lidas', r='3', flops='7', text=text, slots='') | more
+    others = [row('0', '1'), row('1', '2'), row('2', '3'), row('0', '9', r='4')]
+    # three seeds: 2 +- 4.97
+    assert study.expected([row('5', '6.9')], others) == (1, 1)
+    assert study.expected([row('5', '-3')], others) == (0, 1)
+    assert study.expected([row('5', '2'), row('5', '2', r='4')], others) == (1, 1)
+    assert study.expected([row('5', '2', run='midas')], others) == (0, 0)
 
 
 @pytest.mark.parametrize('loop', ['1-2x3-1', '4x2'])

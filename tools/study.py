@@ -24,8 +24,9 @@ from common.errors import Refused, check_choice
 from common.files import ROOT, replace
 from engine.checkpoint import load_model
 from loop import format_loop, parse_loop, running
+from report.claims import one_more
 from report.logs import read_log
-from report.tables import as_csv, read_csv
+from report.tables import as_csv, read_csv, where
 from retrofit import Recurrent
 from tools.options import make_parser
 from tools.studied import DECAY, STEPS, Frozen, Job, Layers, Questions, Retrofits, Taught
@@ -42,6 +43,8 @@ PARTNERS = dict(    # ordinary models: (of so many layers, for so many steps)
     half=(5, STEPS),                # the loops' shallow partner: as many layers of its own
     half_longer=(5, 1029))          # ... with the loops' FLOPs
 DEEPEST, EXAMPLES = (4, 5), 100
+# what a row is told by; its other columns are measured
+SETTINGS = 'run', 'way', 'added', 'by', 'at', 'factor', 'value', 'examples', 'r', 'layer'
 EXITS = [*(('latent', at) for at in (0.02, 0.05, 0.1, 0.2, 0.4)),       # the last r is their most
          *(('sure', at) for at in (0.003, 0.01, 0.03, 0.1, 0.3)),
          *(('fixed r', r) for r in (1, 2, 3, 5, 8))]
@@ -178,18 +181,34 @@ def read_rows(path):
     return read_csv(path) if path.exists() else []
 
 
+def expected(mine, others):
+    "(of a seed's numbers, how many lie where the other seeds expect 95% of one more; of how many)"
+    inside = []
+    for row in mine:
+        same = where(others, **{key: row.get(key) for key in SETTINGS})
+        for key in row.keys() - {'seed', *SETTINGS}:
+            values = [float(other[key]) for other in same if other.get(key)]
+            if row[key] and len(set(values)) > 1:       # else it is no measurement, or the only one
+                middle, half = one_more(values)
+                inside.append(abs(float(row[key]) - middle) <= half)
+    return sum(inside), len(inside)
+
+
 def collect(seed, root, results):
-    "The rows of a seed's finished jobs, in place of those that they had."
+    "The rows of a seed's finished jobs, in place of those that they had; and do they repeat?"
     jobs = [job(name, seed, root) for name in (*FIRST, *SECOND)]
     for table in dict.fromkeys(table for one in jobs for table in one.tables):
         path = Path(results) / f'{table}.csv'
         mine = [row for one in jobs for row in read_rows(one.file(table))]
         fresh = {row['run'] for row in mine}
-        old = [row for row in read_rows(path) if row['seed'] != str(seed)
-               or row['run'] not in fresh]
+        before = read_rows(path)
+        others = [row for row in before if row['seed'] != str(seed)]
+        kept = [row for row in where(before, seed=str(seed)) if row['run'] not in fresh]
         if mine:
-            write_rows(path, sorted(old + mine, key=lambda row: int(row['seed'])))
-            print(f'{len(mine)} rows of seed {seed}: {path}')
+            write_rows(path, sorted(others + kept + mine, key=lambda row: int(row['seed'])))
+            inside, of = expected(mine, others)
+            print(f'{path}: {len(mine)} rows of seed {seed}, {sum(row in before for row in mine)} '
+                  f'as they stood; {inside} of {of} numbers where the other seeds expect 95%')
 
 
 def finish(job):
