@@ -47,7 +47,7 @@ DEEPEST, EXAMPLES = (4, 5), 100
 SETTINGS = 'run', 'way', 'added', 'by', 'at', 'factor', 'value', 'examples', 'r', 'layer'
 EXITS = [*(('latent', at) for at in (0.02, 0.05, 0.1, 0.2, 0.4)),       # the last r is their most
          *(('sure', at) for at in (0.003, 0.01, 0.03, 0.1, 0.3)),
-         *(('fixed r', r) for r in (1, 2, 3, 5, 8))]
+         *(('fixed r', r) for r in (1, 2, 3, 4, 5, 8))]
 
 
 class Model(Job):
