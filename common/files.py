@@ -45,6 +45,21 @@ def replace(path, raw):
         file.write(raw)
 
 
+def aside(path):
+    "Where the old can be kept beside the new: the first of PATH.1, PATH.2, ... that is free."
+    return next(p for i in range(1, 10**6)
+                if not (p := path.with_name(f'{path.name}.{i}')).exists())
+
+
+def must_be_free(folder, option='choose another folder'):
+    "Refuse to write a model where one is, ours or a Hugging Face checkpoint."
+    folder = Path(folder)
+    if folder.is_file():
+        raise Refused(f'{folder} is a file: {option}')
+    if any((folder / name).exists() for name in ('config.json', 'ckpt.pt')):
+        raise Refused(f'{folder} holds a checkpoint already: {option}')
+
+
 @contextlib.contextmanager
 def fresh(path):
     "An open file that becomes `path` when it has been written without an error."

@@ -71,6 +71,9 @@ def write_dataset(folder, split, tokenizer, tokens, *, mask=None, marks=None, ki
     folder = Path(folder)
     if (folder / 'ckpt.pt').exists():
         raise Refused(f'{folder} holds a run: choose another folder for a dataset')
+    origin, before = origin or {}, made_by(folder / f'{split}.json')
+    if before and before != origin.get('made_by', before):
+        raise Refused(f'{folder} holds a dataset that {before} made: choose another folder')
     folder.mkdir(parents=True, exist_ok=True)
     n_vocab = get_tokenizer(tokenizer).n_vocab
     dtype = token_type(n_vocab)
@@ -82,7 +85,15 @@ def write_dataset(folder, split, tokenizer, tokens, *, mask=None, marks=None, ki
             shard['sha256'][ending] = hashlib.sha256(raw).hexdigest()
     write_json(folder / f'{split}.json', dict(
         tokenizer=tokenizer, n_vocab=n_vocab, dtype=dtype, tokens=len(tokens), row=row,
-        kinds=kinds or [], shards=[shard], origin=origin or {}))
+        kinds=kinds or [], shards=[shard], origin=origin))
+
+
+def made_by(about):
+    "What wrote a dataset, or None where there is none that can be read."
+    try:
+        return read_json(about)['origin'].get('made_by') if about.exists() else None
+    except (Refused, KeyError, AttributeError):
+        return None
 
 
 class Dataset:

@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 from common.errors import Refused, refusing
-from common.files import read_json, write_json
+from common.files import must_be_free, read_json, write_json
 from data.tokenizer import from_hub, get_tokenizer, write_tokenizer
 from grow import untie
 from model import LM, ModelConfig, rope_tables
@@ -92,8 +92,11 @@ def model_config(path):
 
 
 def described(path, c):
-    rope = {**(c.get('rope_scaling') or {}), **(c.get('rope_parameters') or {})}
-    kind, rope_kind = c.get('model_type'), rope.get('rope_type', rope.get('type', 'default'))
+    # where a config has both, as one that a user extended, transformers goes by rope_scaling
+    scaling = c.get('rope_scaling') or {}
+    rope = {**(c.get('rope_parameters') or {}), **scaling}
+    kind = c.get('model_type')
+    rope_kind = scaling.get('type') or rope.get('rope_type', rope.get('type', 'default'))
     refused = [
         (kind not in ('llama', 'qwen3'), f'the family {kind!r} (known: llama, qwen3)'),
         (c.get('attention_bias') or c.get('mlp_bias'), 'linear layers with a bias'),
@@ -294,9 +297,7 @@ def write_checkpoint(folder, tensors, about, tokenizer, context):
     from safetensors import SafetensorError
     from safetensors.torch import save_file
     folder = Path(folder)
-    if folder.is_file() or any((folder / name).exists() for name in ('config.json', 'ckpt.pt')):
-        what = 'is a file' if folder.is_file() else 'holds a checkpoint already'
-        raise Refused(f'{folder} {what}: choose another folder')
+    must_be_free(folder)
     folder.mkdir(parents=True, exist_ok=True)
     bos = end = None
     if tokenizer is not None:

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from common.errors import Refused
-from common.files import claim, find
+from common.files import aside, claim, find
 from engine import checkpoint
 from engine.watch import Watch, leave_with_parent
 
@@ -209,12 +209,20 @@ def open_folder(config, out, world):
     missing."""
     lock = claim(out)
     if not config.resume and checkpoint.exists(out):
-        moved = next(p for i in range(1, 10**6)
-                     if not (p := out.with_name(f'{out.name}.{i}')).exists())
+        moved = aside(out)
         shutil.copytree(out, moved)
         for name in (checkpoint.FILE, 'log.jsonl'):
             (out / name).unlink(missing_ok=True)
         world.say(f'--resume=false: the run that was in {out} is now in {moved}')
+    if not checkpoint.exists(out):
+        if (out / 'config.json').exists():
+            raise Refused(f'out_dir={out} holds a Hugging Face checkpoint: choose another one')
+        log = out / 'log.jsonl'
+        if log.is_file() and log.stat().st_size:
+            kept = aside(log)
+            log.rename(kept)
+            world.say(f'{out} has a log and no checkpoint: a new run begins, and the log that was '
+                      f'there is kept as {kept}')
     for data in (config.data, config.cooldown_data or []):
         for folder in map(find, [data] if isinstance(data, str) else data):
             script = folder / 'prepare.py'

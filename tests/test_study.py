@@ -104,6 +104,8 @@ def test_a_difference_of_differences(folder):
     (("unit = 'answers'", "unit = 'answer'"), "did you mean 'answers'"),
     (("paper = 'x'\n", ''), "has no paper"),
     (("'x'", "'x'y"), "claims.toml: Expected newline"),
+    (('direction = 1', 'direction = "up"'), 'direction'),
+    (("measure = 'depth 4'", "measure = 'depht 4'"), "did you mean 'depth 4'"),
     (("way = 'ordinary'}\nb", "seed = 1}\nb"), 'several'),
     (('[[numbers]]', CLAIM.split('[[numbers]]')[0] * 5 + '[[numbers]]'), 'six|6 primary claims')])
 def test_claims_that_cannot_be_judged_are_one_line(folder, change, message):
@@ -114,7 +116,8 @@ def test_claims_that_cannot_be_judged_are_one_line(folder, change, message):
             results.values_of(rows, dict(run='lidas'), 'depth 4')
         return
     with pytest.raises(Refused, match=message):
-        results.read_claims(folder / 'claims.toml')
+        spec = results.read_claims(folder / 'claims.toml')
+        results.made(FRAME, spec, folder)
 
 
 def test_the_papers_of_this_repo_say_what_its_rows_say():

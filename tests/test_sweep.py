@@ -337,6 +337,7 @@ def test_metrics_that_are_no_shares():
     assert sweep.main_kinds(['a acc', 'a acc_norm', 'b exact_match (strict)']) == ['a acc',
             'b exact_match (strict)']
     assert (sweep.main_kinds(['loss', 'copy', 'depth 0']) == ['loss']
+            and sweep.main_kinds(['loss', 'copy', 'toy_copy'], ['toy_copy']) == ['toy_copy']
             and sweep.main_kinds(['loss', 'copy', 'toy_assign/4']) == ['toy_assign/4']
             and sweep.main_kinds(['toy_assign/1']) == ['toy_assign/1'])
     with pytest.raises(ValueError,

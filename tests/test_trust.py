@@ -323,6 +323,79 @@ def test_nothing_is_written_into_a_trained_runs_folder(run, data, capsys, tmp_pa
                                   f'--out_dir={tmp_path / "y"}')
 
 
+def test_a_log_without_its_checkpoint_is_kept(run, data, tmp_path, capsys):
+    out = tmp_path / 'new'
+    argv = [*TINY, f'--data={data}', '--steps=2', f'--out_dir={out}']
+    nanodepth.main('train', argv)
+    before = (out / 'log.jsonl').read_bytes()
+    (out / 'ckpt.pt').unlink()
+    nanodepth.main('train', argv)
+    assert (out / 'log.jsonl.1').read_bytes() == before and len(read_lines(out / 'log.jsonl'))
+    assert 'the log that was there is kept' in capsys.readouterr().out
+    nanodepth.main('train', argv)               # a run that resumes keeps nothing aside
+    assert not (out / 'log.jsonl.2').exists()
+
+
+def test_a_hugging_face_folder_is_not_written_over(run, data, tmp_path, capsys):
+    pytest.importorskip('safetensors')
+    theirs = tmp_path / 'hf'
+    nanodepth.main('export', [str(run[0]), str(theirs)])
+    there = sorted(theirs.iterdir())
+    for name, *more in (('retrofit', run[0], '0-1-1', f'--out={theirs}'),
+                        ('loop', '--untie', run[0], theirs),
+                        ('train', *TINY, f'--data={data}', f'--out_dir={theirs}')):
+        assert 'holds a' in refused(capsys, name, *more)
+    assert sorted(p for p in theirs.iterdir() if p.name != 'lock') == there
+
+
+def test_a_dataset_is_overwritten_only_by_what_made_it(tmp_path):
+    from data.tokens import write_dataset
+    for maker in ('a.py', 'a.py', None):
+        write_dataset(tmp_path, 'val', 'bytes', [1, 2, 3], origin=maker and dict(made_by=maker))
+        write_dataset(tmp_path / 'b', 'val', 'bytes', [1, 2], origin=dict(made_by='a.py'))
+    with pytest.raises(Refused, match='holds a dataset that a.py made: choose another folder'):
+        write_dataset(tmp_path / 'b', 'val', 'bytes', [1, 2], origin=dict(made_by='b.py'))
+    (tmp_path / 'b/val.json').write_text('{')           # what cannot be read may be made again
+    write_dataset(tmp_path / 'b', 'val', 'bytes', [1, 2], origin=dict(made_by='b.py'))
+
+
+def test_what_is_in_the_way_of_a_result(run, data, tmp_path, capsys):
+    path, _ = run
+    for out, what in ((path / 'ckpt.pt', 'a checkpoint'), (tmp_path, 'a folder')):
+        assert f'is {what}: the lens' in refused(capsys, 'lens', path, f'--out={out}')
+    (tmp_path / 'log.jsonl').write_text('{"step": 1}\n')
+    assert 'no file of notes' in refused(capsys, 'sweep', path, f'--data={data}',
+                                         f'--out={tmp_path / "log.png"}')
+    (tmp_path / 'page').mkdir()
+    (tmp_path / 'page/index.html').write_text('there')
+    assert 'no checkpoint' in refused(capsys, 'probe', tmp_path / 'none', '--only=similarity',
+                                      f'--out={tmp_path / "page"}')
+    assert (tmp_path / 'page/index.html').read_text() == 'there'
+    assert '--port=70000 must be at most' in refused(capsys, 'play', path, '--port=70000')
+    assert '--jobs=0 must be at least 1' in refused(capsys, 'study', '3', '--jobs=0')
+    assert 'give one' in refused(capsys, 'retrofit', path, '0-1-1', '--layers=/0/1',
+                                 '--select=influence', f'--data={data}',
+                                 f'--out={tmp_path / "cut"}')
+
+
+def test_numbers_are_there_before_a_name_of_the_picture_is_refused(run, data, tmp_path, capsys):
+    assert "'loss'" in refused(capsys, 'loop', run[0], f'--data={data}', '--block=1', '--times=1',
+                               '--batches=1', '--show=los', f'--out={tmp_path / "l.png"}')
+    assert 'loss' in (tmp_path / 'l.csv').read_text()
+
+
+def test_an_untied_file_keeps_its_tokenizer(run, tmp_path, capsys):
+    nanodepth.main('loop', ['--untie', str(run[0] / 'ckpt.pt'), str(tmp_path / 'free')])
+    assert get_tokenizer(tmp_path / 'free').n_vocab == 257
+
+
+def test_the_disk_is_not_taken_for_the_network():
+    from tools.evaluate import explain
+    gone = OSError(28, 'No space left on device', 'x.json')
+    assert explain(gone, 'arc') == 'x.json: No space left on device'
+    assert 'need a network' in explain(OSError('cannot reach the hub'), 'arc')
+
+
 def test_encoders_and_shared_layers_are_no_decoders():
     transformers = pytest.importorskip('transformers')
     from wrapper import patch

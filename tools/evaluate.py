@@ -21,6 +21,7 @@ Usage:
         pretrained=HF_FOLDER,window=3-5,K=3 --tasks arc_easy
 """
 import contextlib
+import errno
 import functools
 import json
 import os
@@ -116,10 +117,16 @@ def rows_of(results):
     return rows
 
 
+# what the disk says, and not the network
+LOCAL = errno.ENOSPC, errno.EACCES, errno.EROFS, errno.ENOENT, errno.ENOTDIR
+
+
 def explain(error, tasks):
     "One line for what went wrong. The hub's errors are OSErrors."
     if isinstance(error, ValueError):
         return error
+    if isinstance(error, OSError) and error.errno in LOCAL:
+        return f'{error.filename or "a file"}: {error.strerror}'
     first, *_ = [*str(error).splitlines(), '']
     return (f'the checkpoint or the data of {tasks} could not be loaded ({type(error).__name__}): '
             'tasks of the harness and names on the hub need a network once, the primitives never. '

@@ -20,12 +20,15 @@ def main(argv=None):
                          out=(Path, 'the lens (default: lens.pt beside the checkpoint)'))
     parser.add_argument('path', metavar='run', help=RUN)
     args = parser.parse_args(argv)
+    out = args.out or beside(args.path)
+    if out.is_dir() or out.name == 'ckpt.pt':
+        raise Refused(f'--out={out} is {"a folder" if out.is_dir() else "a checkpoint"}: the lens '
+                      'is a file of its own')
     state, device = load(args.path), pick_device(args.device)
     model = build_model(state, args.path).to(device).eval()
     val = open_data(args.path, state, model, args.data, 'val', longest=512, seed=1)
     # rows that the model was not trained on; the first ones are to measure by
     lens = train_lens(model, After(val, 8), args.steps, args.lr, progress=True)
-    out = args.out or beside(args.path)
     if not all(p.isfinite().all() for p in lens.parameters()):
         raise Refused(f'the lens is not finite after {args.steps} steps: lower --lr={args.lr:g}')
     save_lens(lens, model, out)

@@ -12,7 +12,8 @@ from tqdm import tqdm
 
 from common.columns import columns
 from common.errors import Refused, number_list
-from engine.checkpoint import build_model, describe, exists, load, save
+from common.files import must_be_free
+from engine.checkpoint import build_model, describe, load, save
 from engine.launch import pick_device
 from engine.measure import Scorer, parse_tasks
 from grow import untie
@@ -62,8 +63,7 @@ def partners(row, rows):
 
 def cut_ties(source, target):
     "A looped run as an ordinary checkpoint of its unrolled depth, to go on from with init_from."
-    if exists(target):
-        raise Refused(f'{target} holds a checkpoint already: choose another folder')
+    must_be_free(target)
     state = load(source)
     if state['kind'] != 'lm':
         raise Refused(f'{source} is a checkpoint of the kind {state["kind"]!r}, but only a run '
@@ -71,7 +71,8 @@ def cut_ties(source, target):
     model = build_model(state, source)
     free = untie(model, model.order)
     save(target, **{**state, **describe(free), 'optimizers': []})
-    about = Path(source) / 'run.json'           # which tokenizer it reads
+    source = Path(source)
+    about = (source.parent if source.is_file() else source) / 'run.json'       # its tokenizer
     if about.exists():
         shutil.copy(about, target)
     print(f'{target}: {len(free.layers)} layers of their own, where {source} runs '
@@ -93,12 +94,13 @@ def main(argv=None):
         return cut_ties(*args.runs)
     rows, sweeps = measure_runs(args)
     kinds = [key for key in sweeps[0] if key not in ('run', 'start', 'times')]
-    shown, rows = pick_shown('show', args.show, kinds), over_seeds(rows, [], kinds)
+    rows = over_seeds(rows, [], kinds)
     print_rows(rows, kinds)
     say_best(sweeps, args.block)
     tradeoffs = args.out.with_stem(args.out.stem + '_tradeoffs')
     write_csv(sweeps, args.out)
     write_csv(rows, tradeoffs)
+    shown = pick_shown('show', args.show, kinds)
     show(args.out, draw_repetitions, sweeps, shown, args.block)
     show(tradeoffs, draw_tradeoffs, rows, kinds)
 

@@ -98,11 +98,11 @@ def open_theirs(path, args):
 SHARES = ('acc', 'acc_norm', 'exact_match', 'em', 'f1', 'mc1', 'mc2')
 
 
-def main_kinds(kinds):
+def main_kinds(kinds, asked=()):
     """What a setting is ranked by if nothing else is asked for: of our runs the tasks asked for, or
     else the loss; of each benchmark its first share of right answers."""
     if 'loss' in kinds:
-        return [kind for kind in kinds if '/' in kind] or ['loss']
+        return [kind for kind in kinds if '/' in kind or kind in asked] or ['loss']
     first, task_of = {}, lambda kind: kind.partition(' ')[0]
     for metric in SHARES:
         for kind in filter(in_percent, kinds):

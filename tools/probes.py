@@ -297,7 +297,8 @@ def make(args):
             if rows[name]:
                 write_csv(rows[name], folder / f'{name}.csv')
                 draw(name, folder)
-        write_index(folder, [name for name in names if rows[name]], about)
+        if any(rows.values()):
+            write_index(folder, [name for name in names if rows[name]], about)
     print('\n'.join(about))
     last = {row['run']: row for row in rows.get('depth_score', [])}     # the deepest layer's
     if last:

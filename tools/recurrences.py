@@ -45,10 +45,9 @@ def main(argv=None):
     args = parser.parse_args(argv)
     rows = measure_recurrences(args)
     kinds = [key for key in rows[0] if key not in ('run', 'r', 'effective_params')]
-    shown = pick_shown('show', args.show, kinds)
     print(columns([['run', 'r', 'effective parameters', *kinds],
                    *([row['run'], str(row['r'] or 'ordinary'), f'{row["effective_params"]:,.0f}',
                       *numbers(row, kinds)] for row in over_seeds(rows, ['r'], kinds))]))
     out = args.out or Path('out') / f'{Path(args.paths[0]).name}.png'
     write_csv(rows, out)
-    show(out, draw_recurrences, rows, shown)
+    show(out, draw_recurrences, rows, pick_shown('show', args.show, kinds))

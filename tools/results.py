@@ -50,6 +50,7 @@ def read_claims(path):
         if missing:
             raise Refused(f'{path}: the claim {claim.get("claim")!r} has no {", ".join(missing)}')
         check_choice(f'{path}: unit', claim['unit'], tuple(MARGINS))
+        check_choice(f'{path}: direction', claim['direction'], (-1, 0, 1))
     for name in dict.fromkeys(claim['section'] for claim in spec.get('claim', [])):
         primary = [c for c in spec['claim'] if c['section'] == name and c.get('primary')]
         if len(primary) > 5:
@@ -59,6 +60,8 @@ def read_claims(path):
 
 def values_of(rows, about, measure):
     "{seed: the number} of the rows that a contrast's side describes."
+    if rows:
+        check_choice('measure', measure, rows[0])
     mine = where(rows, **{key: float(v) if isinstance(v, (int, float)) else v
                           for key, v in about.items()})
     found = {row['seed']: row[measure] for row in mine if isinstance(row.get(measure), float)}

@@ -16,10 +16,10 @@ import torch.nn as nn
 
 from common.columns import columns
 from common.errors import Refused, number_list
-from common.files import replace
+from common.files import must_be_free, replace
 from data.tokenizer import tokenizer_file
 from data.tokens import Loader, draw
-from engine.checkpoint import build_model, describe, exists, load, save
+from engine.checkpoint import build_model, describe, load, save
 from engine.hf import fold_scales
 from retrofit import cut, surgery
 from tools import recurrences
@@ -58,8 +58,7 @@ def operate(args):
                       'and no run.json')
     tokenizer = json.dumps(dict(tokenizer=str(file.resolve()))) if file else about.read_text()
     target = args.out or Path('out') / f'{folder.name}_{shape}'
-    if exists(target):
-        raise Refused(f'{target} holds a checkpoint already: choose another --out')
+    must_be_free(target, 'choose another --out')
     parent = build_model(state, source).eval()
     if args.carry_scales and parent.config.ln_scaling:
         parent = fold_scales(parent)
@@ -71,6 +70,8 @@ def operate(args):
         found = screen(parent, sizes, sample_tokens(args.data, parent.config, 32))
         return print(columns([['loss', 'prelude', 'core', 'coda'],
                               *([f'{loss:.3f}', *map(listed, of)] for loss, of in found)]))
+    if args.select == 'influence' and args.layers:
+        raise Refused('--layers names the layers that --select=influence would choose: give one')
     if args.select == 'influence':
         parts = by_influence(parent, sizes, sample_tokens(args.data, parent.config))
     elif args.layers:

@@ -55,6 +55,8 @@ class Notes:
                 entry = json.loads(line)
             except ValueError:          # the line that was being written when it was killed
                 continue
+            if not isinstance(entry, dict) or not {'of', 'found'} <= entry.keys():
+                raise Refused(f'{path} is no file of notes of a sweep: choose another --out')
             self.known[json.dumps(entry['of'], sort_keys=True)] = entry['found']
 
     def get(self, of, measure):
@@ -228,7 +230,8 @@ def study(args):
     ranked = args.score and pick_shown('score', args.score, kinds)
     for group, names in groups.items():
         mine = {name: screened[name] for name in names}
-        rows += judge(it, group, mine, depths[group], ranked or main_kinds(kinds_in(mine)))
+        rows += judge(it, group, mine, depths[group], ranked or main_kinds(
+            kinds_in(mine), args.tasks.split(',')))
     for what in it.left_out:
         print(f'left out: {what}')
     write_csv(rows, args.out)

@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
-from common.errors import Refused, refusals  # noqa: E402
+from common.errors import Refused, refusals, refusing  # noqa: E402
 from common.help import Help  # noqa: E402
 from data.sources import KINDS, chat, column, texts  # noqa: E402
 from data.tokenizer import get_tokenizer, start_of_document  # noqa: E402
@@ -32,10 +32,13 @@ def documents(paths, read, name):
     for path in paths:
         if not path.exists():
             raise Refused(f'there is no {path}')
-        if path.suffix in KINDS:
+        if path.suffix.lower() in KINDS:
             yield from texts([path], lambda row: read(row, name))
-        else:
-            yield read({name: path.read_text(encoding='utf-8', errors='replace')}, name)
+            continue
+        with refusing(UnicodeDecodeError, why=lambda error: f'{path} is not text in UTF-8 '
+                      f'({error.reason} at byte {error.start}): convert it first, or leave it out'):
+            text = path.read_text(encoding='utf-8')
+        yield read({name: text}, name)
 
 
 def main(argv=None):
