@@ -17,7 +17,6 @@ Usage:
     python data/smollm/prepare.py --tokens=1M --source=FOLDER       # from local files
     loader = Loader('data/smollm', batch_size=16, context=2048)     # reads mixture.json
 """
-import argparse
 import collections
 import contextlib
 import hashlib
@@ -35,7 +34,7 @@ from tqdm import tqdm
 
 from common.errors import Refused
 from common.files import claim, read_json, replace, write_json
-from common.help import Help
+from common.help import Parser
 from data.sources import group, list_files, texts
 from data.tokenizer import encode_document, get_tokenizer, start_of_document, token_type
 from data.tokens import shares
@@ -281,7 +280,7 @@ def number(text):
 
 
 def parse_options(mixtures, about, argv, out, tokenizer):
-    parser = argparse.ArgumentParser(description=about, formatter_class=Help)
+    parser = Parser(about)
     parser.set_defaults(mixture=next(iter(mixtures)))
     if len(mixtures) > 1:
         parser.add_argument('mixture', choices=list(mixtures), help='which data')

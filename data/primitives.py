@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from common.errors import Refused, number_list
+from common.errors import Refused, number_list, suggest
 from data.tokenizer import get_tokenizer, start_of_document
 from data.tokens import draw, write_dataset
 
@@ -155,7 +155,7 @@ def few_shot(task, n, *, shots=5, depth=0, seed=0):
     Example i asks the same question whatever the shots are, so that like is compared with like."""
     make = (TASKS | TOY_TASKS).get(task)
     if make is None:
-        raise Refused(f'there is no task {task!r}: {", ".join(TASKS | TOY_TASKS)}')
+        raise Refused(f'there is no task {task!r}{suggest(task, TASKS | TOY_TASKS)}')
     if shots < 0 or not 0 <= depth < 100 or n < 1:
         raise Refused(f'shots={shots} must not be negative, depth={depth} 0 to 99, and n={n} at '
                       'least 1')

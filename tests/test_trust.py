@@ -384,6 +384,28 @@ def test_numbers_are_there_before_a_name_of_the_picture_is_refused(run, data, tm
     assert 'loss' in (tmp_path / 'l.csv').read_text()
 
 
+def test_names_with_a_dot_are_two_pictures():
+    from tools.options import picture
+    assert [picture(f'out/{name}').name for name in ('T1.5', 'T1.0', 'loop', 'a.png', 'b.pdf')] == [
+        'T1.5.png', 'T1.0.png', 'loop.png', 'a.png', 'b.pdf']
+
+
+def test_a_file_that_holds_no_scores_is_refused_before_an_hour_of_them(run, tmp_path, capsys):
+    (tmp_path / 'e.json').write_text('{"rows": [1]}')
+    assert 'no file of scores' in refused(capsys, 'evaluate', run[0], '--limit=2',
+                                          f'--out={tmp_path / "e.json"}')
+
+
+def test_an_unknown_option_is_named_before_a_missing_one():
+    from common.help import Parser
+    parser = Parser('about')
+    parser.add_argument('--out', required=True)
+    with pytest.raises(Refused, match="there is no option --outt; did you mean 'out'"):
+        parser.parse_args(['--outt=x'])
+    with pytest.raises(Refused, match='required: --out'):
+        parser.parse_args([])
+
+
 def test_an_untied_file_keeps_its_tokenizer(run, tmp_path, capsys):
     nanodepth.main('loop', ['--untie', str(run[0] / 'ckpt.pt'), str(tmp_path / 'free')])
     assert get_tokenizer(tmp_path / 'free').n_vocab == 257

@@ -151,18 +151,20 @@ def main(argv=None):
     parser.add_argument('path', metavar='run', help=RUN)
     args = parser.parse_args(argv)
     os.environ.setdefault('TOKENIZERS_PARALLELISM', 'false')
+    out = args.out or Path('out/evals') / f'{Path(args.path).name}.json'
+    old = read_json(out, need=['rows'])['rows'] if out.exists() else []
+    if not all(isinstance(row, dict) for row in old):
+        raise Refused(f'{out} is no file of scores: choose another --out')
     with refusing(ValueError, OSError, ImportError, why=lambda error: explain(error, args.tasks)):
         lm = adapter()(args.path, loop=args.loop, r=args.r, batch_size=args.batch_size,
                        dtype=args.dtype, device=args.device, max_length=args.max_length)
         found = rows_of(harness(lm, args.tasks, limit=args.limit))
-    out = args.out or Path('out/evals') / f'{Path(args.path).name}.json'
     asked = dict(path=args.path, loop=args.loop, r=args.r, limit=args.limit)
     if args.max_length:
         asked |= dict(max_length=args.max_length)
     rows = [asked | row for row in found]
     key_of = lambda row: [row.get(key) for key in ('task', *asked)]
     measured = [key_of(row) for row in rows]        # other rows of the file stay
-    old = read_json(out, need=['rows'])['rows'] if out.exists() else []
     write_json(out, dict(rows=[row for row in old if key_of(row) not in measured] + rows))
     print(columns([['task', 'shots', 'metric', 'value', 'standard error'],
                    *([row['task'], str(row['shots']), row['metric'], f'{row["value"]:.4f}',

@@ -5,13 +5,10 @@ Usage:
                          block=(2, 'how many layers are repeated'), untie=(False, 'cut the ties'))
     parser.add_argument('runs', nargs='+', help=RUNS)
 """
-import argparse
-import sys
 from pathlib import Path
 
-from common.bounds import check_bounds
-from common.errors import Refused, check_choice, nearest, parse
-from common.help import Help
+from common.errors import check_choice
+from common.help import Parser
 
 RUN = 'a folder that train.py wrote, or a Hugging Face checkpoint'
 RUNS = ('folders that train.py wrote, or Hugging Face checkpoints; NAME-SEED are averaged over '
@@ -31,57 +28,28 @@ OPTIONS = dict(
 )
 
 
-class Parser(argparse.ArgumentParser):
-    "Whatever a command line has wrong is Refused: one line, with the bounds of common/bounds.py."
-
-    def error(self, message):
-        raise Refused(message)
-
-    def parse_args(self, args=None, namespace=None):
-        found, others = self.parse_known_args(args, namespace)
-        if others and others[0].startswith('-'):
-            name, known = others[0].partition('=')[0].lstrip('-'), vars(found)
-            raise Refused(f'there is no option --{name}{nearest(name, known)} (--help lists all)')
-        if others:
-            raise Refused(f'{others[0]}: one argument too many')
-        return found
-
-    def parse_known_args(self, args=None, namespace=None):
-        words = []
-        for word in sys.argv[1:] if args is None else args:     # a flag may be written as a setting
-            name, equals, value = word.partition('=')
-            if equals and getattr(self._option_string_actions.get(name), 'const', None) is True:
-                wanted = parse(value)
-                check_choice(name, wanted, (True, False))
-                words += [name] * wanted
-            else:
-                words.append(word)
-        found, others = super().parse_known_args(words, namespace)
-        check_bounds(vars(found), '--')
-        for action in self._actions:
-            value = getattr(found, action.dest, None)
-            # argparse takes '--' for nothing
-            if action.option_strings and (value == [] or isinstance(value, list) and [] in value):
-                raise Refused(f'--{action.dest}=-- is no value')
-            if isinstance(value, Path) and not value.name:
-                raise Refused(f'--{action.dest}={value} does not name a file or a folder')
-        return found, others
+def picture(text):
+    "The path of a picture: .png unless it says another, so that out/T1.5 and out/T1.0 are two."
+    path = Path(text)
+    known = not path.name or path.suffix in ('.png', '.pdf', '.svg', '.csv')
+    return path if known else path.with_name(f'{path.name}.png')
 
 
 def make_parser(about, *names, out=None, epilog=None, **own):
-    """A parser with some of these options and with its own, name=(default, help). A default
-    may also be a type (no default), False (a flag) or a list (the choices, the first by default). A
-    text as `out` is the picture's path."""
-    parser = Parser(description=about, epilog=epilog, allow_abbrev=False,
-                    formatter_class=Help)
+    """A parser with some of these options and with its own, name=(default, help). A default may
+    also be a function of the text, such as a type (no default), False (a flag) or a list (the
+    choices, the first by default). A text as `out` is the picture's path."""
+    parser = Parser(about, epilog=epilog)
     if isinstance(out, str):
-        out = Path(out), 'the picture, and the numbers beside it'
-    own |= dict(out=out) if out else {}
+        parser.add_argument('--out', type=picture, default=Path(out),
+                            help='the picture, and the numbers beside it')
+    elif out:
+        own |= dict(out=out)
     for name, (default, text) in ({name: OPTIONS[name] for name in names} | own).items():
         form = dict(type=type(default), default=default)
         if default is False:
             form = dict(action='store_true')
-        elif isinstance(default, type):
+        elif callable(default):
             form = dict(type=default)
         elif isinstance(default, list):
             form = dict(choices=default, default=default[0])

@@ -10,11 +10,11 @@ from pathlib import Path
 from report.logs import print_table, read_groups, table
 from report.plot import draw_runs, show
 from report.tables import write_csv
-from tools.options import make_parser
+from tools.options import make_parser, picture
 
 
 def main(argv=None):
-    parser = make_parser(__doc__, out=(Path, 'the picture (default: in the first folder)'))
+    parser = make_parser(__doc__, out=(picture, 'the picture (default: in the first folder)'))
     parser.add_argument('runs', nargs='+', help='folders that train.py wrote')
     args = parser.parse_args(argv)
     groups = read_groups(args.runs)

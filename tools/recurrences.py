@@ -16,7 +16,7 @@ from engine.measure import Scorer, parse_tasks
 from report.plot import draw_recurrences, show
 from report.tables import numbers, over_seeds, run_names, write_csv
 from retrofit import Recurrent
-from tools.options import make_parser, pick_shown
+from tools.options import make_parser, pick_shown, picture
 
 
 def measure_recurrences(args):
@@ -39,7 +39,7 @@ def measure_recurrences(args):
 
 def main(argv=None):
     parser = make_parser(__doc__, 'data', 'batches', 'tasks', 'n', 'show', 'device',
-                         r=('1,2,4,8,16', 'recurrences'), out=(Path, 'the picture'))
+                         r=('1,2,4,8,16', 'recurrences'), out=(picture, 'the picture'))
     parser.add_argument('paths', metavar='runs', nargs='+',
                         help='runs with a recurrent core, and ordinary ones to compare with')
     args = parser.parse_args(argv)

@@ -34,7 +34,7 @@ from report.panels import draw_sweep, draw_windows
 from report.plot import show
 from report.tables import by_seed, in_percent, mean, number, run_names, standard_error, write_csv
 from tools.evaluate import explain
-from tools.options import RUNS, make_parser, pick_shown
+from tools.options import RUNS, make_parser, pick_shown, picture
 from tools.parts import main_kinds, open_ours, open_theirs
 from variants.hosts import depth_of, pick_window
 from wrapper import LAYERWISE, SOLVERS, looped, pick_solver
@@ -302,7 +302,7 @@ def main(argv=None):
         score=(str, 'what the best are chosen by (default: the mean share of right answers over '
                'the tasks; of our runs without --tasks the loss)'),
         best=(3, 'how many are judged'), batch_size=(8, 'texts read at once'),
-        out=(Path, 'the picture; beside it .csv, and .jsonl with every finished cell'))
+        out=(picture, 'the picture; beside it .csv, and .jsonl with every finished cell'))
     parser.set_defaults(out=Path('out/sweep.png'))
     parser.add_argument('runs', nargs='+', help=RUNS)
     args = parser.parse_args(argv)

@@ -7,20 +7,18 @@ here the form is new to them: toy_code. Depth 0 and 3 are left out, to be asked 
     python data/sft/prepare.py --n=64           # data/sft: toy_code
     python data/sft/prepare.py --tasks=assign_code --n=128 --tokenizer=out/run --out=data/sft_code
 """
-import argparse
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
-from common.bounds import check_bounds  # noqa: E402
 from common.errors import number_list, refusals  # noqa: E402
-from common.help import Help  # noqa: E402
+from common.help import Parser  # noqa: E402
 from data.primitives import write_examples  # noqa: E402
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=Help)
+    parser = Parser(__doc__)
     parser.add_argument('--tasks', default='toy_code', help='primitives by name')
     parser.add_argument('--depths', default='1,2', help='how many aliases')
     parser.add_argument('--n', type=int, default=128,
@@ -33,7 +31,6 @@ def main(argv=None):
     parser.add_argument('--out', type=Path, default=ROOT / 'data/sft',
                         help='the folder to write')
     args = parser.parse_args(argv)
-    check_bounds(vars(args), '--')
     depths = number_list('--depths', args.depths)
     row = write_examples(args.out, args.tokenizer, args.tasks.split(','), depths, args.n,
                          shots=args.shots, seed=args.seed)

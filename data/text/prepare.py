@@ -11,7 +11,6 @@ out: those with a thinking block, or whose other columns name such a model.
     python data/text/prepare.py notes/*.txt --tokenizer=SmolLM-360M --out=data/notes
     python data/text/prepare.py sft.jsonl --chat --tokenizer=out/tinyllama_4-8-4 --out=data/sft_math
 """
-import argparse
 import sys
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from tqdm import tqdm
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 from common.errors import Refused, refusals, refusing  # noqa: E402
-from common.help import Help  # noqa: E402
+from common.help import Parser  # noqa: E402
 from data.sources import KINDS, chat, column, texts  # noqa: E402
 from data.tokenizer import get_tokenizer, start_of_document  # noqa: E402
 from data.tokens import write_dataset  # noqa: E402
@@ -42,7 +41,7 @@ def documents(paths, read, name):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=Help)
+    parser = Parser(__doc__)
     parser.add_argument('files', nargs='+', type=Path,
                         help='.jsonl, .parquet, or anything else as plain text')
     parser.add_argument('--tokenizer', default='bytes',

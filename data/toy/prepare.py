@@ -26,7 +26,6 @@ chain only the first question, which always asks for one of its last names. Late
     python data/toy/prepare.py --depths=6 --out=data/toy_deep       # depth 0 to 5
     python data/toy/prepare.py --depths=5 --values=3 --out=data/chains      # the study's, 0 to 4
 """
-import argparse
 import ast
 import platform
 import random
@@ -40,9 +39,8 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
-from common.bounds import check_bounds  # noqa: E402
 from common.errors import Refused, refusals  # noqa: E402
-from common.help import Help  # noqa: E402
+from common.help import Parser  # noqa: E402
 from data.primitives import chain, random_words  # noqa: E402
 from data.tokens import draw, write_dataset  # noqa: E402
 
@@ -117,7 +115,7 @@ def library():
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=Help)
+    parser = Parser(__doc__)
     parser.add_argument('--documents', type=int, default=100_000,
                         help='documents of primitives to train on')
     parser.add_argument('--text', type=float, default=0.1,
@@ -129,7 +127,6 @@ def main(argv=None):
     parser.add_argument('--out', type=Path, default=ROOT / 'data/toy',
                         help='the folder to write')
     args = parser.parse_args(argv)
-    check_bounds(vars(args), '--')
     if args.depths * args.values > 26:
         raise Refused(f'--depths={args.depths} times --values={args.values} are more names than '
                       'there are letters')
