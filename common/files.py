@@ -45,10 +45,10 @@ def replace(path, raw):
         file.write(raw)
 
 
-def aside(path):
+def aside(path, mark='.'):
     "Where the old can be kept beside the new: the first of PATH.1, PATH.2, ... that is free."
     return next(p for i in range(1, 10**6)
-                if not (p := path.with_name(f'{path.name}.{i}')).exists())
+                if not (p := path.with_name(f'{path.name}{mark}{i}')).exists())
 
 
 def must_be_free(folder, option='choose another folder'):

@@ -284,7 +284,7 @@ def parse_options(mixtures, about, argv, out, tokenizer):
     parser.set_defaults(mixture=next(iter(mixtures)))
     if len(mixtures) > 1:
         parser.add_argument('mixture', choices=list(mixtures), help='which data')
-    parser.add_argument('--tokens', type=number, required=True,
+    parser.add_argument('--tokens', dest='total', type=number, required=True,
                         help='to train on, over all sources: 10B, 500M')
     parser.add_argument('--tokenizer', default=tokenizer, help='what the model reads')
     parser.add_argument('--source', type=Path,
@@ -315,16 +315,16 @@ def prepare(mixtures, about, argv=None, out=None, tokenizer='HuggingFaceTB/cosmo
     out, sources = options.out, mixtures[options.mixture]
     try:
         lock = claim(out)       # held until the end
-        budgets = shares([s.share for s in sources], options.tokens)
+        budgets = shares([s.share for s in sources], options.total)
         width = np.dtype(token_type(get_tokenizer(options.tokenizer).n_vocab)).itemsize
-        need = options.tokens * width - sum(p.stat().st_size for p in out.rglob('*.bin'))
+        need = options.total * width - sum(p.stat().st_size for p in out.rglob('*.bin'))
         if need > (free := shutil.disk_usage(out).free):
             raise Refused(f'{out} would need {need / 1e9:,.1f} GB more, but {free / 1e9:,.1f} GB '
                           'are free')
         spawn = multiprocessing.get_context('spawn')
         # no lock: a process may be killed while it holds one
         counter, stop = spawn.Value('q', 0), spawn.RawValue('b', 0)
-        with (tqdm(total=options.tokens, unit='token', unit_scale=True, dynamic_ncols=True,
+        with (tqdm(total=options.total, unit='token', unit_scale=True, dynamic_ncols=True,
                    smoothing=0.05) as bar,
               ProcessPoolExecutor(options.workers, spawn, begin, (counter, stop)) as pool):
             done = 0
@@ -349,5 +349,5 @@ def prepare(mixtures, about, argv=None, out=None, tokenizer='HuggingFaceTB/cosmo
     except OSError as error:
         raise Refused(f'{error.strerror or error} ({error.filename or out}); {GOES_ON}') from None
     del lock
-    print(f'{out}: {options.tokens:,} tokens in the mixture; python nanodepth.py check_data '
+    print(f'{out}: {options.total:,} tokens in the mixture; python nanodepth.py check_data '
           f'{out / sources[0].name} looks at a part')

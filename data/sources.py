@@ -91,6 +91,11 @@ def archived(row):
 READ = {'text': column, 'chat': chat, 'archived': archived}
 
 
+def kind_of(path):
+    "How `datasets` reads the rows of a file, or None: it has none."
+    return KINDS.get(Path(path).suffix.lower())
+
+
 def rows(path):
     "The rows of a parquet or JSON Lines file, here or on the hub, as dicts."
     from datasets import load_dataset
@@ -98,8 +103,7 @@ def rows(path):
         from datasets.utils.logging import set_verbosity_error
         set_verbosity_error()
     def stream():
-        kind = KINDS[Path(path).suffix.lower()]
-        yield from load_dataset(kind, data_files=str(path), split='train', streaming=True)
+        yield from load_dataset(kind_of(path), data_files=str(path), split='train', streaming=True)
 
     found = stream()
     for i in itertools.count():
@@ -152,7 +156,7 @@ def list_files(source, where):
         wanted, there = source.known_as or source.name, sorted(Path(where).iterdir())
         tops = [p for p in there if simple(wanted) in simple(p.name)]
         paths = [p for top in tops for p in ([top] if top.is_file() else top.rglob('*'))
-                 if p.suffix.lower() in KINDS and p.is_file()]
+                 if kind_of(p) and p.is_file()]
         found = {str(p.relative_to(where)): (str(p), p.stat().st_size) for p in paths}
         if not found:
             raise Refused(f'{where} has no parquet or JSON Lines file in a folder (or by a name) '

@@ -93,10 +93,10 @@ def model_config(path):
 
 def described(path, c):
     # where a config has both, as one that a user extended, transformers goes by rope_scaling
-    scaling = c.get('rope_scaling') or {}
-    rope = {**(c.get('rope_parameters') or {}), **scaling}
+    older = c.get('rope_scaling') or {}
+    rope = {**(c.get('rope_parameters') or {}), **older}
     kind = c.get('model_type')
-    rope_kind = scaling.get('type') or rope.get('rope_type', rope.get('type', 'default'))
+    rope_kind = older.get('type') or rope.get('rope_type', rope.get('type', 'default'))
     refused = [
         (kind not in ('llama', 'qwen3'), f'the family {kind!r} (known: llama, qwen3)'),
         (c.get('attention_bias') or c.get('mlp_bias'), 'linear layers with a bias'),

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from common.errors import Refused
-from common.files import aside, claim, find
+from common.files import aside, claim, find, must_be_free
 from engine import checkpoint
 from engine.watch import Watch, leave_with_parent
 
@@ -207,6 +207,8 @@ class Stop:
 def open_folder(config, out, world):
     """Claim out_dir, move an old run out of the way if asked to, and make the toy data where it is
     missing."""
+    if not checkpoint.exists(out):
+        must_be_free(out, 'choose another --out_dir')
     lock = claim(out)
     if not config.resume and checkpoint.exists(out):
         moved = aside(out)
@@ -214,15 +216,12 @@ def open_folder(config, out, world):
         for name in (checkpoint.FILE, 'log.jsonl'):
             (out / name).unlink(missing_ok=True)
         world.say(f'--resume=false: the run that was in {out} is now in {moved}')
-    if not checkpoint.exists(out):
-        if (out / 'config.json').exists():
-            raise Refused(f'out_dir={out} holds a Hugging Face checkpoint: choose another one')
-        log = out / 'log.jsonl'
-        if log.is_file() and log.stat().st_size:
-            kept = aside(log)
-            log.rename(kept)
-            world.say(f'{out} has a log and no checkpoint: a new run begins, and the log that was '
-                      f'there is kept as {kept}')
+    log = out / 'log.jsonl'
+    if not checkpoint.exists(out) and log.is_file() and log.stat().st_size:
+        kept = aside(log)
+        log.rename(kept)
+        world.say(f'{out} has a log and no checkpoint: a new run begins, and the log that was '
+                  f'there is kept as {kept}')
     for data in (config.data, config.cooldown_data or []):
         for folder in map(find, [data] if isinstance(data, str) else data):
             script = folder / 'prepare.py'

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from common.columns import columns
 from common.errors import Refused
-from common.files import replace
+from common.files import aside, replace
 from report.tables import by_seed, difference, mean, number, over_seeds, run_names, where
 
 
@@ -30,8 +30,7 @@ class Log:
         lines, bad = read_lines(path, whole=True)
         kept = [line for line in lines if line['step'] <= last_step]
         if bad and (len(bad) > 1 or len(kept) == len(lines)):      # not just the line cut off
-            other = next(p for i in range(1, 10**6)
-                         if not (p := path.with_name(f'{path.name}.unreadable{i}')).exists())
+            other = aside(path, '.unreadable')
             replace(other, path.read_bytes())
             say(f'{path} has {len(bad)} lines that cannot be read, the first at line {bad[0]}: '
                 f'left out, and the file as it was kept as {other}')

@@ -133,6 +133,14 @@ def explain(error, tasks):
             f'{first}')
 
 
+def scores_in(path):
+    "The rows of a file of scores, none where there is none yet."
+    rows = read_json(path, need=['rows'])['rows'] if path.exists() else []
+    if not (isinstance(rows, list) and all(isinstance(row, dict) for row in rows)):
+        raise Refused(f'{path} is no file of scores: choose another --out')
+    return rows
+
+
 def main(argv=None):
     argv = sys.argv[1:] if argv is None else argv
     if argv[:1] == ['lm-eval']:
@@ -152,9 +160,7 @@ def main(argv=None):
     args = parser.parse_args(argv)
     os.environ.setdefault('TOKENIZERS_PARALLELISM', 'false')
     out = args.out or Path('out/evals') / f'{Path(args.path).name}.json'
-    old = read_json(out, need=['rows'])['rows'] if out.exists() else []
-    if not all(isinstance(row, dict) for row in old):
-        raise Refused(f'{out} is no file of scores: choose another --out')
+    scores_in(out)          # what cannot be added to is refused before the work
     with refusing(ValueError, OSError, ImportError, why=lambda error: explain(error, args.tasks)):
         lm = adapter()(args.path, loop=args.loop, r=args.r, batch_size=args.batch_size,
                        dtype=args.dtype, device=args.device, max_length=args.max_length)
@@ -164,8 +170,9 @@ def main(argv=None):
         asked |= dict(max_length=args.max_length)
     rows = [asked | row for row in found]
     key_of = lambda row: [row.get(key) for key in ('task', *asked)]
-    measured = [key_of(row) for row in rows]        # other rows of the file stay
-    write_json(out, dict(rows=[row for row in old if key_of(row) not in measured] + rows))
+    measured = [key_of(row) for row in rows]        # the other rows stay, also new ones
+    stay = [row for row in scores_in(out) if key_of(row) not in measured]
+    write_json(out, dict(rows=stay + rows))
     print(columns([['task', 'shots', 'metric', 'value', 'standard error'],
                    *([row['task'], str(row['shots']), row['metric'], f'{row["value"]:.4f}',
                       '' if row['stderr'] is None else f'{row["stderr"]:.4f}']

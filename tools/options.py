@@ -41,10 +41,9 @@ def make_parser(about, *names, out=None, epilog=None, **own):
     choices, the first by default). A text as `out` is the picture's path."""
     parser = Parser(about, epilog=epilog)
     if isinstance(out, str):
-        parser.add_argument('--out', type=picture, default=Path(out),
-                            help='the picture, and the numbers beside it')
-    elif out:
-        own |= dict(out=out)
+        parser.set_defaults(out=Path(out))
+        out = picture, 'the picture, and the numbers beside it'
+    own |= dict(out=out) if out else {}
     for name, (default, text) in ({name: OPTIONS[name] for name in names} | own).items():
         form = dict(type=type(default), default=default)
         if default is False:

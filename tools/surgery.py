@@ -70,8 +70,6 @@ def operate(args):
         found = screen(parent, sizes, sample_tokens(args.data, parent.config, 32))
         return print(columns([['loss', 'prelude', 'core', 'coda'],
                               *([f'{loss:.3f}', *map(listed, of)] for loss, of in found)]))
-    if args.select == 'influence' and args.layers:
-        raise Refused('--layers names the layers that --select=influence would choose: give one')
     if args.select == 'influence':
         parts = by_influence(parent, sizes, sample_tokens(args.data, parent.config))
     elif args.layers:
@@ -146,4 +144,6 @@ def main(argv=None):
     if not (args.run and args.shape) or looks and not args.data:
         parser.error('give a checkpoint and a shape, such as out/baseline 2-4-2, and --data with '
                      '--select=influence and --search')
+    if args.select == 'influence' and args.layers:
+        parser.error('--layers names the layers that --select=influence would choose: give one')
     operate(args)

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 from common.errors import Refused, refusals, refusing  # noqa: E402
 from common.help import Parser  # noqa: E402
-from data.sources import KINDS, chat, column, texts  # noqa: E402
+from data.sources import chat, column, kind_of, texts  # noqa: E402
 from data.tokenizer import get_tokenizer, start_of_document  # noqa: E402
 from data.tokens import write_dataset  # noqa: E402
 
@@ -31,7 +31,7 @@ def documents(paths, read, name):
     for path in paths:
         if not path.exists():
             raise Refused(f'there is no {path}')
-        if path.suffix.lower() in KINDS:
+        if kind_of(path):
             yield from texts([path], lambda row: read(row, name))
             continue
         with refusing(UnicodeDecodeError, why=lambda error: f'{path} is not text in UTF-8 '
