@@ -83,17 +83,16 @@ class Run:
         self.world, self.config, self.out = world, config, Path(config.out_dir)
         self.lock = world.first_does(lambda: open_folder(config, self.out, world))  # to the end
         self.data, self.val = loaders(config, world)
-        self.in_parts = config.shard and world.size > 1
         self.model, self.plan, state = (
-            resume(config, self.data, self.out, whole=not self.in_parts)
+            resume(config, self.data, self.out)
             if checkpoint.exists(self.out) else begin(config, self.data['data']))
         counted = ('tokens', 'flops', 'seconds', 'inherited_flops')
         self.counts = {name: state[name] for name in counted}
         self.step = state['step']
         self.model.to(world.device, torch.float32).train()      # Hugging Face's may be bfloat16
         compiled = compile_blocks(config, world, self.model)
-        self.optimizers = fill(self.model, config, state, self.out, self.in_parts)
-        self.wrapped = parallel(self.model, world, self.in_parts)
+        self.optimizers = fill(self.model, config, state, self.out)
+        self.wrapped = parallel(self.model, world)
         self.autocast = precision(config, world.device)
         self.log = Log(self.out / 'log.jsonl', self.step or -1, silent=not world.first,
                        say=world.say)
@@ -134,13 +133,9 @@ class Run:
 
     def grow(self, now):
         self.world.at(f'growing at step {self.step}')
-        if self.in_parts:
-            from engine import sharded
-            self.model = sharded.untie(self.model, now.origin, self.optimizers)
-        else:
-            self.model = untie(self.model, now.origin, self.optimizers)
+        self.model = untie(self.model, now.origin, self.optimizers)
         compile_blocks(self.config, self.world, self.model)     # a copy is not compiled
-        self.wrapped = parallel(self.model, self.world, self.in_parts)
+        self.wrapped = parallel(self.model, self.world)
 
     def cool_down(self, now):
         self.model.config.order = list(now.order)
@@ -179,10 +174,7 @@ class Run:
         about |= {name: loader.checksums() for name, loader in self.data.items()}
         self.world.at(f'the checkpoint of step {self.step}')
         self.log.sync()
-        if self.in_parts:
-            checkpoint.save_parts(self.out, self.world, self.model, self.optimizers, self.step,
-                                  about)
-        elif self.world.first:
+        if self.world.first:
             states = [optimizer.state_dict() for optimizer in self.optimizers]
             checkpoint.save(self.out, **checkpoint.describe(self.model), optimizers=states, **about)
         self.world.wait()
@@ -224,7 +216,6 @@ def take_step(config, world, run, optimizers, batch, autocast, step=0, told={},
         loss += share.detach()
     parameters = [p for o in optimizers for group in o.param_groups for p in group['params']]
     norm = torch.nn.utils.clip_grad_norm_(parameters, config.grad_clip or math.inf)
-    norm = norm.full_tensor() if hasattr(norm, 'full_tensor') else norm
     after = meanwhile()
     world.at(f'the end of step {step + 1}')
     loss, norm = world.sum(loss), norm.item()       # the one place of a step that waits for the GPU

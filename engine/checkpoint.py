@@ -15,7 +15,6 @@ import dataclasses
 import hashlib
 import json
 import os
-import shutil
 import zipfile
 from pathlib import Path
 
@@ -45,33 +44,13 @@ def save(folder, **state):
         os.close(handle)
 
 
-def save_parts(folder, world, model, optimizers, step, about):
-    """All processes write what they hold into a new folder; then `ckpt.pt` points to it; then the
-    old folder is removed."""
-    from engine import sharded
-    folder = Path(folder)
-    names = (f'parts_{step}_{i}' for i in range(10**6))
-    name = [next(n for n in names if not (folder / n).exists()) if world.first else None]
-    torch.distributed.broadcast_object_list(name)
-    sharded.write_parts(folder / name[0], model, optimizers)
-    if world.first:
-        described = describe(model)
-        del described['model']
-        save(folder, **described, parts=name[0],
-             optimizers=[o.state_dict() | dict(state={}) for o in optimizers], **about)
-        for old in folder.glob('parts_*'):
-            if old.name != name[0]:
-                shutil.rmtree(old)
-
-
 def exists(folder):
     return (Path(folder) / FILE).exists()
 
 
-def load(folder, whole=True):
+def load(folder):
     """The state that `save` was given. `folder` may name the file itself, or a Hugging Face
-    checkpoint. Where it points to tensors in parts (sharded.py), they are put together, unless
-    `whole` is false."""
+    checkpoint."""
     path = Path(folder)
     if (path / 'config.json').exists() and not exists(path) or on_hub(folder):
         return dict(kind='hf', folder=str(folder))
@@ -97,9 +76,9 @@ def load(folder, whole=True):
                       f'{reason}'.strip()) from None
     if not isinstance(state, dict):
         raise Refused(f'{path} holds a {type(state).__name__}, not a checkpoint')
-    if 'parts' in state and whole:
-        from engine.sharded import load_whole
-        state['model'] = load_whole(path.parent / state['parts'], state['optimizers'])
+    if 'parts' in state:
+        raise Refused(f'{path} keeps its tensors in parts, in other files: this version reads '
+                      'only checkpoints that are one file')
     return state
 
 
@@ -120,14 +99,12 @@ def check_state(state, path):
     optimizers = state.get('optimizers', [])
     need(isinstance(optimizers, list) and all(isinstance(o, dict) for o in optimizers),
          'its optimizers are not a list of states')
-    if 'parts' not in state:
-        weights = state.get('model')
-        need(isinstance(weights, dict) and all(isinstance(t, torch.Tensor)
-                                               for t in weights.values()), 'it has no weights')
-        layers = {name.partition('layers.')[2].split('.')[0] for name in weights
-                  if 'layers.' in name}
-        need(len(layers) == about.get('n_layer'),
-             f'weights of {len(layers)} layers, but n_layer={about.get("n_layer")!r}')
+    weights = state.get('model')
+    need(isinstance(weights, dict) and all(isinstance(t, torch.Tensor) for t in weights.values()),
+         'it has no weights')
+    layers = {name.partition('layers.')[2].split('.')[0] for name in weights if 'layers.' in name}
+    need(len(layers) == about.get('n_layer'),
+         f'weights of {len(layers)} layers, but n_layer={about.get("n_layer")!r}')
 
 
 def refuse_not_finite(model, path):
@@ -143,7 +120,7 @@ def load_model(path, device='cpu'):
 
 
 def build_model(state, path):
-    "The model that a loaded state describes, with its weights if they are whole."
+    "The model that a loaded state describes, with its weights."
     kind = state.get('kind')
     if kind == 'hf':
         from engine.raven import open_hf  # needs safetensors, an optional package
@@ -156,14 +133,13 @@ def build_model(state, path):
         model = LM(ModelConfig(**state['model_config']))
         return Recurrent(model, **state['recurrent']) if kind == 'recurrent' else model
     try:
-        if 'model' in state:        # before memory is taken for what the file only claims
-            with torch.device('meta'):
-                shapes = {name: t.shape for name, t in empty().state_dict().items()}
-            if shapes != {name: t.shape for name, t in state['model'].items()}:
-                raise ValueError('its weights have not the shapes that its model_config says')
+        # before memory is taken for what the file only claims
+        with torch.device('meta'):
+            shapes = {name: t.shape for name, t in empty().state_dict().items()}
+        if shapes != {name: t.shape for name, t in state['model'].items()}:
+            raise ValueError('its weights have not the shapes that its model_config says')
         model = empty()
-        if 'model' in state:
-            model.load_state_dict(state['model'])
+        model.load_state_dict(state['model'])
     except (TypeError, ValueError, KeyError, RuntimeError, AttributeError) as error:
         why = (str(error).splitlines() or [''])[0][:200]
         raise Refused(f'{path} is damaged, or of another version: {type(error).__name__}: '

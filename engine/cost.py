@@ -67,19 +67,15 @@ def kept_by_the_loss(c, tokens, width, device):
     return norm + width * c.n_embd * (tokens + c.vocab_size) + piece * 2 * 4 * c.vocab_size
 
 
-def memory(model, tokens, *, depth, optimizer='adamw', width=4, device='cpu', ranks=1, shard=False):
+def memory(model, tokens, *, depth, optimizer='adamw', width=4, device='cpu', ranks=1):
     """{part: bytes} of a process that works on `tokens` at once through `depth` layers, at its
     peak."""
     c, n = model.config, model.num_params()
     layers = sum(p.numel() for p in model.layers.parameters())
     state = 8 * n if optimizer != 'muon' else 4 * layers + 8 * (n - layers)
-    share = ranks if shard else 1
-    found = dict(weights=4 * n / share, gradients=4 * n / share, optimizer=state / share)
-    if ranks > 1 and not shard:
+    found = dict(weights=4 * n, gradients=4 * n, optimizer=state)
+    if ranks > 1:
         found['ranks'] = 4 * n              # DDP's own copy of the gradients
-    if shard:
-        # two groups gathered: a layer, the embedding
-        found['ranks'] = 2 * width * (layers / len(model.layers) + c.vocab_size * c.n_embd)
     if width < 4:
         found['casts'] = width * n          # autocast's copies of the weights
     found['activations'] = tokens * depth * kept_by_a_layer(c, width, device)
@@ -160,7 +156,7 @@ def show(config, gpus, gpu, mfu):
         depth = len(order) if now.order else (
             len(model.prelude) + len(model.coda) + now.backprop_depth * len(model.core))
         needed = memory(model, at_once * config.context, depth=depth, optimizer=config.optimizer,
-                        width=width, device='cuda', ranks=gpus, shard=config.shard)
+                        width=width, device='cuda', ranks=gpus)
         table.append([f'{first:,} to {end:,}', str(len(model.layers)), str(len(order)),
                       f'{model.num_params():,}', f'{cost / (end - first) / a_step / 1e9:.3f}',
                       f'{cost / 1e15:,.3f}', gigabytes(sum(needed.values()))])

@@ -73,10 +73,10 @@ def send(batch, device):
     return *(t.to(device) for t in batch), count
 
 
-def parallel(model, world, in_parts=False):
+def parallel(model, world):
     """Wrap in DDP. Without find_unused_parameters it re-sorts its buckets after a process's first
     step: on three ranks or more a resumed run would add gradients in another order."""
-    if world.size == 1 or in_parts:
+    if world.size == 1:
         return model
     return DistributedDataParallel(model, find_unused_parameters=True)
 

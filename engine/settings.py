@@ -31,8 +31,6 @@ class Config:
     device: str = 'auto'                # auto: cuda, else mps, else cpu
     dtype: str = 'auto'                 # auto: bfloat16 on cuda, else float32
     compile: bool | str = 'auto'        # auto: on for cuda
-    # split weights and optimizer over all GPUs (FSDP2), for models too large for one
-    shard: bool = False
     patience: int = 600                 # seconds without progress until the run ends (watch.py)
     # resume the run in out_dir; false: move it away and start anew
     resume: bool = True
@@ -93,8 +91,8 @@ class Config:
 
 
 # A resumed run may change these: they do not affect what it computes, at most where.
-MAY_DIFFER = {'out_dir', 'device', 'compile', 'grad_accum', 'shard', 'patience', 'resume',
-              'eval_every', 'eval_batches', 'log_every', 'save_every'}
+MAY_DIFFER = {'out_dir', 'device', 'compile', 'grad_accum', 'patience', 'resume', 'eval_every',
+              'eval_batches', 'log_every', 'save_every'}
 
 
 def check(config):
@@ -125,9 +123,6 @@ def check(config):
         if c.warmup_steps + (getattr(c, name) or 0) > c.steps:
             raise Refused(f'warmup_steps={c.warmup_steps} and {name}={getattr(c, name)} do not fit '
                           f'into steps={c.steps}')
-    if c.shard and c.optimizer != 'adamw':
-        raise Refused(f'shard=True needs optimizer=\'adamw\', not {c.optimizer!r}, which works '
-                      'on whole matrices')
     if c.decay_steps == 0 and (c.cooldown_loop or c.cooldown_data):
         raise Refused('cooldown_loop and cooldown_data begin with the decay, but decay_steps is 0')
     if c.grow and c.loop:

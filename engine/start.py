@@ -56,10 +56,10 @@ def set_up(model, config):
     return plan
 
 
-def resume(config, data, out, whole=True):
+def resume(config, data, out):
     """(model, plan, state) of the run that out_dir holds, if this config goes on with it. data:
     {setting: Loader}."""
-    state = checkpoint.load(out, whole)
+    state = checkpoint.load(out)
     checkpoint.check_state(state, out)
     plan = Plan(config, Start.kept(state))
     refuse_another_run(config, plan, data, state)
@@ -87,11 +87,8 @@ def refuse_another_run(config, plan, data, state):
                       f'checksums): {move}')
 
 
-def fill(model, config, state, out, in_parts=False):
-    "The optimizers with their saved state; a sharded model is split and loaded too."
-    if in_parts:
-        from engine import sharded  # a slow import that one process does not need
-        return sharded.begin(model, lambda: make_optimizers(model, config), state, out)
+def fill(model, config, state, out):
+    "The optimizers with their saved state."
     optimizers = make_optimizers(model, config)
     why = lambda error: (f'{out}: its optimizers cannot be loaded ({type(error).__name__}: '
                          f'{error}): start another --out_dir from it, with --init_from={out}')

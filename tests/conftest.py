@@ -29,7 +29,7 @@ torch.set_num_threads(1)
 # Where processes are begun that have imported everything already: a fork of it takes milliseconds,
 # a new Python seconds.
 BEGUN = multiprocessing.get_context('forkserver')
-BEGUN.set_forkserver_preload(['train', 'engine.sharded'])
+BEGUN.set_forkserver_preload(['train'])
 
 
 def rank_of(rank, ranks, port, said, argv, before):

@@ -129,6 +129,7 @@ def test_a_lens_that_cannot_learn_is_not_saved(run, data, capsys, argv, message)
     (lambda s: s | dict(step=-5), 'step=-5 must be at least 0'),
     (lambda s: s | dict(step=10, config=dict(steps=4)), 'step=10'),
     (lambda s: s | dict(model=[]), 'it has no weights'),
+    (lambda s: s | dict(parts='parts_3_0'), 'keeps its tensors in parts, in other files'),
     (lambda s: s | dict(optimizers='x'), 'its optimizers are not a list'),
     (lambda s: s | dict(model_config=s['model_config'] | dict(n_layer=9999)),
      'weights of 2 layers, but n_layer=9999'),

@@ -1,0 +1,52 @@
+"""Several processes on a CPU: one that hangs or dies ends the run by its name."""
+import os
+import re
+import subprocess
+import time
+
+import pytest
+from conftest import ROOT
+from test_train import command, config, log_of  # noqa: F401
+
+import nanodepth
+from engine import checkpoint
+
+HANGS = """
+import os, sys, time, signal
+sys.path.insert(0, os.getcwd())
+import train
+update, calls = train.take_step, []
+def hanging(*args):
+    calls.append(1)
+    if len(calls) == 3 and os.environ['RANK'] == '1':
+        {what}
+    return update(*args)
+train.take_step = hanging
+train.main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize('what, words', [
+    ('time.sleep(600)', r'Held up by rank 1 \(.*process \d+\) at the batch of step 3'),
+    pytest.param('os.kill(os.getpid(), signal.SIGSTOP)',
+                 r'Held up by rank 1 \(.*process \d+\), which says nothing any more',
+                 marks=pytest.mark.skipif(not os.environ.get('TORTURE'),
+                                          reason='torchrun waits half a minute for it: make '
+                                          'families')),
+    ('os.kill(os.getpid(), signal.SIGKILL)', r'rank *: 1 \(local_rank: 1\)')],
+    ids=['hangs', 'stopped', 'dies'])
+def test_a_process_that_hangs_or_dies_ends_the_run_by_its_name(config, tmp_path, what, words):
+    c = config(optimizer='adamw', save_every=2, patience=4)
+    (tmp_path / 'hangs.py').write_text(HANGS.format(what=what))
+    began = time.monotonic()
+    line = [part if part != 'train.py' else str(tmp_path / 'hangs.py') for part in command(c,
+            ranks=2)]
+    run = subprocess.run(line, cwd=ROOT, capture_output=True, text=True,
+                         env=os.environ | dict(OMP_NUM_THREADS='1'), timeout=100)
+    assert run.returncode != 0 and re.search(words, run.stderr), run.stderr
+    assert time.monotonic() - began < 70
+    subprocess.run(['pkill', '-KILL', '-f', str(tmp_path / 'hangs.py')], check=False)
+    assert checkpoint.load(c.out_dir)['step'] == 2
+    if what.startswith('os.kill(os.getpid(), signal.SIGKILL'):
+        nanodepth.main('train', [*command(c)[2:]])                 # on another number of processes
+        assert log_of(c)[-1]['step'] == 12
