@@ -17,6 +17,9 @@ Usage:
     deeper = untie(model, order, optimizer=optimizers)  # ten layers of their own, states and all
     python grow.py 32 --block=4                         # which layer came from which
 """
+import common  # noqa: F401 (from here on Ctrl-C ends in a line)
+
+# isort: split
 import copy
 import dataclasses
 import math

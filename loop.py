@@ -20,6 +20,9 @@ Usage:
     python train.py config/loop_2x4.py
     python loop.py out/loop_2x4 out/standard_2 out/baseline     # beside its partners
 """
+import common  # noqa: F401 (from here on Ctrl-C ends in a line)
+
+# isort: split
 import contextlib
 import re
 

@@ -18,13 +18,14 @@ Usage:
 """
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from common.bounds import check_bounds
 from common.errors import Refused
+from common.fields import check_bounds
 from common.losses import mean_loss
 
 
@@ -45,6 +46,8 @@ class ModelConfig:
     rope_scaling: dict | None = None    # Llama 3's way to stretch a short context
     qk_norm: bool = False               # Qwen 3's RMSNorm on each head's queries and keys
     head_dim: int | None = None         # None: n_embd / n_head
+    # how a published parent's weights are stored, and an export's; None: as they are
+    stored_as: Literal['float32', 'bfloat16', 'float16', 'float64'] | None = None
 
     def __post_init__(self):
         check_bounds(vars(self))
@@ -52,6 +55,9 @@ class ModelConfig:
             if self.n_embd % self.n_head:
                 raise Refused(f'n_embd={self.n_embd} does not divide into n_head={self.n_head}')
             self.head_dim = self.n_embd // self.n_head
+        if self.context * self.head_dim > 2 ** 27:      # the rotary tables would take 0.5 GB
+            raise Refused(f'context={self.context:,} with head_dim={self.head_dim} is too long: '
+                          f'up to {2 ** 27 // self.head_dim:,} tokens fit')
         if self.head_dim % 2:
             raise Refused(f'head_dim={self.head_dim} is odd: rotary positions turn pairs')
         self.n_kv_head = self.n_head if self.n_kv_head is None else self.n_kv_head
@@ -63,11 +69,16 @@ class ModelConfig:
             self.order = check_order(self.order, self.n_layer)
 
 
+LONGEST = 10_000        # layers that an order may run
+
+
 def check_order(order, n_layer):
     "The order as a plain list, or an error that names the first index that is no layer."
     order = list(order)
     if not order:
         raise Refused('the order is empty: it must name at least one layer')
+    if len(order) > LONGEST:
+        raise Refused(f'an order of {len(order):,} layers is too long: {LONGEST:,} may run')
     for i in order:
         if not (isinstance(i, int) and 0 <= i < n_layer):
             raise Refused(f'the order names layer {i!r}, but the layers are 0 to {n_layer - 1}')
@@ -112,9 +123,9 @@ def rope_tables(config):
 
 
 def rotate(x, rope):
-    "Turn each pair of channels (i, i + hd/2) of x (..., T, hd) by its position's angle."
-    cos, sin = rope                                                             # (T, hd/2)
-    a, b = x.chunk(2, dim=-1)                                                   # (..., T, hd/2)
+    "Turn each pair of channels (i, i + hd/2) of x (..., hd) by its position's angle."
+    cos, sin = rope                                                             # (T, 1, hd/2)
+    a, b = x.chunk(2, dim=-1)                                                   # (..., hd/2)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).type_as(x)
 
 
@@ -136,9 +147,10 @@ class Attention(nn.Module):
                    ((self.q, self.n_head), (self.k, self.n_kv_head), (self.v, self.n_kv_head)))
         if self.q_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        q = rotate(q.transpose(1, 2), rope)                                     # (B, H, T, hd)
-        k = rotate(k.transpose(1, 2), rope)                                     # (B, Hkv, T, hd)
-        v = v.transpose(1, 2)                                                   # (B, Hkv, T, hd)
+        # Before the transpose, since a GPU's kernel writes its result in the layout of q.
+        rope = [table[:, None] for table in rope]                               # (T, 1, hd/2) each
+        q, k = rotate(q, rope), rotate(k, rope)
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))                        # (B, H, T, hd)
         causal = mask is None
         if slot is not None:
             k, v = slot.update(k, v)                                            # (B, Hkv, S, hd)
@@ -146,8 +158,13 @@ class Attention(nn.Module):
             causal = causal and S == T
             if mask is None and 1 < T < S:      # SDPA's is_causal aligns the mask at the top left
                 mask = torch.ones(T, S, dtype=torch.bool, device=x.device).tril(S - T)
+        grouped = self.n_head != self.n_kv_head
+        if grouped and q.is_cuda and q.dtype == torch.float32:
+            # There no kernel takes fewer heads of keys in float32, and (T, T) scores would be held.
+            k, v = (t.repeat_interleave(self.n_head // self.n_kv_head, dim=1) for t in (k, v))
+            grouped = False
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal,
-                                           enable_gqa=self.n_head != self.n_kv_head)
+                                           enable_gqa=grouped)
         return self.o(y.transpose(1, 2).reshape(B, T, -1))                      # (B, T, C)
 
 
@@ -262,14 +279,16 @@ class LM(nn.Module):
     def num_params(self):
         return sum(p.numel() for p in self.parameters())        # a tied head counts once
 
-    def flops_per_token(self, order=None):
+    def flops_per_token(self, order=None, *, context=None):
         """Training FLOPs of one token: 6 per weight that multiplies it (2 forward, 4 backward), the
         embedding once, norms not counted, and 12 D T (heads x head_dim) for attention's two
-        products. This is the count that gives the paper's Table 7 to the last digit."""
+        products, in rows of T = `context` tokens (None: the longest). This is the count that gives
+        the paper's Table 7 to the last digit."""
         c, order = self.config, self.order if order is None else order
+        T = context or c.context
         layer = sum(p.numel() for p in self.layers[0].parameters() if p.dim() == 2)
         weights = c.vocab_size * c.n_embd + len(order) * layer
-        return 6 * weights + 12 * len(order) * c.context * c.n_head * c.head_dim
+        return 6 * weights + 12 * len(order) * T * c.n_head * c.head_dim
 
 
 def continue_text(forward, new_cache, context, tokens, max_new_tokens, *, temperature=1.0,
@@ -286,7 +305,7 @@ def continue_text(forward, new_cache, context, tokens, max_new_tokens, *, temper
             if cache.position + fresh.shape[1] > context:
                 cache, fresh = new_cache(), tokens[:, -context:]
             logits = forward(fresh, cache)[:, -1].float()                       # (B, V)
-            if temperature == 0:
+            if temperature < 1e-4:      # nothing but the likeliest has a chance
                 fresh = logits.argmax(-1, keepdim=True)                         # (B, 1)
             else:
                 if top_k is not None:

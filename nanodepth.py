@@ -9,14 +9,16 @@ Usage:
     python nanodepth.py sample out/lidas    # one of them; --help says more
     python loop.py out/lidas                # an idea is a script: the same as nanodepth.py loop
 """
+import contextlib
 import importlib
 import io
+import os
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))        # so it runs from any folder
 
-from common.errors import Refused, nearest, refusals  # noqa: E402
+from common.errors import Lasting, Refused, nearest, refusals  # noqa: E402
 
 COMMANDS = {        # name: (module, what it does)
     'train': ('train', 'train a model by a config: ordinary, grown, looped or recurrent'),
@@ -43,18 +45,23 @@ COMMANDS = {        # name: (module, what it does)
 
 def main(name=None, argv=None):
     argv = sys.argv[1:] if argv is None else argv
+    for number in range(3):         # a stream that is closed: the next file would take its place
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
     if isinstance(sys.stdout, io.TextIOWrapper):        # names that its encoding does not have
         sys.stdout.reconfigure(errors='backslashreplace')
     if name is None:
         if not argv or argv[0] in ('-h', '--help'):
             lines = [f'  {name:12}{about}' for name, (_, about) in COMMANDS.items()]
-            return print(__doc__, *lines, sep='\n')
+            return print(__doc__ or '', *lines, sep='\n')
         name, *argv = argv
-        with refusals('nanodepth'):
-            if name not in COMMANDS:
-                raise Refused(f'there is no command {name!r}{nearest(name, COMMANDS)}')
         sys.argv[0] = f'nanodepth.py {name}'        # the name that --help prints
-    with refusals(name):
+    stderr = Lasting(sys.stderr or open(os.devnull, 'w'))
+    with contextlib.redirect_stderr(stderr), refusals(name if name in COMMANDS else 'nanodepth'):
+        if name not in COMMANDS:
+            raise Refused(f'there is no command {name!r}{nearest(name, COMMANDS)}')
         importlib.import_module(COMMANDS[name][0]).main(argv)
 
 

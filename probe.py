@@ -15,6 +15,9 @@ Usage:
     matrix = future_effects(model, tokens, part='attn', propagate=False)    # (D, D)
     python probe.py out/baseline out/lidas out/loop_2x4   # pictures: out/probe/index.html
 """
+import common  # noqa: F401 (from here on Ctrl-C ends in a line)
+
+# isort: split
 import contextlib
 import itertools
 

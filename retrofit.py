@@ -24,6 +24,9 @@ Usage:
     python train.py config/retrofit.py
     python retrofit.py out/retrofit --eval --r=1,2,4,8,16   # loss and primitives against r
 """
+import common  # noqa: F401 (from here on Ctrl-C ends in a line)
+
+# isort: split
 import math
 
 import torch
@@ -92,11 +95,19 @@ class Recurrent(nn.Module):
             return self.noise(e.shape, generator).to(e) * std                   # (B, T, C)
         if generator is not None:       # one for each sequence
             return torch.stack([self.noise(e.shape[1:], g).to(e) for g in generator]) * std
-        if self.table is None:
+        end = position + e.shape[1]
+        if self.table is None or len(self.table) < end:
             with torch.inference_mode(False):       # training may use it later
-                self.table = self.noise((self.config.context, e.shape[-1]),
-                                        torch.Generator().manual_seed(0))
-        return (self.table[position:position + e.shape[1]].to(e) * std).expand_as(e)
+                self.table = self.make_table(end, e.shape[-1])
+        return (self.table[position:end].to(e) * std).expand_as(e)
+
+    def make_table(self, end, width):
+        """The first states of the positions before `end`, and some more: the whole context would be
+        too much. They are drawn 64 at a time, so that a longer table begins as a shorter one."""
+        n = min(self.config.context, max(64, 2 ** math.ceil(math.log2(end))))
+        seeded = torch.Generator().manual_seed(0)
+        return torch.cat([self.noise((min(64, n - first), width), seeded)
+                          for first in range(0, n, 64)])
 
     def noise(self, shape, generator):
         if self.start == 'authors':
@@ -171,15 +182,15 @@ class Recurrent(nn.Module):
         prelude, core, coda = self.parts()
         return prelude + r * core + coda
 
-    def flops_per_token(self, *, r=None, backprop_depth=None):
+    def flops_per_token(self, *, r=None, backprop_depth=None, context=None):
         """Training FLOPs of one token, as LM.flops_per_token counts; a recurrence without a
         backward pass costs a third."""
         r = self.mean if r is None else r
         most = self.backprop_depth if backprop_depth is None else backprop_depth
         adapter = 0 if self.adapter is None else self.adapter.weight.numel()
         head = self.lm.flops_per_token([])
-        once = self.lm.flops_per_token(self.core) - head + 6 * adapter
-        outside = self.lm.flops_per_token(self.prelude + self.coda)
+        once = self.lm.flops_per_token(self.core, context=context) - head + 6 * adapter
+        outside = self.lm.flops_per_token(self.prelude + self.coda, context=context)
         return outside + min(r, most) * once + max(r - most, 0) * once // 3
 
     def flops_paper(self, mean=None):

@@ -17,6 +17,9 @@ Usage:
     python train.py config/smollm_360m_lidas.py --dry_run  # what it will cost: FLOPs, memory, hours
     torchrun --standalone --nproc_per_node=8 train.py config/smollm_360m_lidas.py
 """
+import common  # noqa: F401 (from here on Ctrl-C ends in a line)
+
+# isort: split
 import ast
 import contextlib
 import dataclasses
@@ -31,7 +34,18 @@ from tqdm import tqdm
 
 from data.tokens import draw, measure
 from engine import checkpoint, cost
-from engine.launch import Stop, World, compile_blocks, mfu, open_folder, parallel, precision, send
+from engine.launch import (
+    Stop,
+    World,
+    compile_blocks,
+    hold_folder,
+    make_toy_data,
+    mfu,
+    move_aside,
+    parallel,
+    precision,
+    send,
+)
 from engine.settings import Config, check, read_config
 from engine.start import begin, fill, introduce, loaders, resume
 from grow import untie
@@ -41,7 +55,8 @@ from report.plot import draw_runs, show
 
 def train(config):
     "Train to the end (returns 0) or until a signal (returns its number); a second call resumes."
-    with contextlib.closing(World(config.device, config.patience)) as world:
+    with World(config.device, config.patience) as world, contextlib.ExitStack() as held:
+        world.first_does(lambda: held.enter_context(hold_folder(Path(config.out_dir))))
         run = Run(world, config)
         with Stop() as stop:
             ending, batch = 0, None
@@ -81,11 +96,12 @@ class Run:
 
     def __init__(self, world, config):
         self.world, self.config, self.out = world, config, Path(config.out_dir)
-        self.lock = world.first_does(lambda: open_folder(config, self.out, world))  # to the end
+        world.first_does(lambda: make_toy_data(config, world))
         self.data, self.val = loaders(config, world)
+        resumes = config.resume and checkpoint.exists(self.out)
         self.model, self.plan, state = (
             resume(config, self.data, self.out)
-            if checkpoint.exists(self.out) else begin(config, self.data['data']))
+            if resumes else begin(config, self.data['data']))
         counted = ('tokens', 'flops', 'seconds', 'inherited_flops')
         self.counts = {name: state[name] for name in counted}
         self.step = state['step']
@@ -94,6 +110,7 @@ class Run:
         self.optimizers = fill(self.model, config, state, self.out)
         self.wrapped = parallel(self.model, world)
         self.autocast = precision(config, world.device)
+        world.first_does(lambda: move_aside(self.out, resumes, world))
         self.log = Log(self.out / 'log.jsonl', self.step or -1, silent=not world.first,
                        say=world.say)
         self.bar = tqdm(total=config.steps, initial=self.step, disable=not world.first, unit='step',
@@ -136,6 +153,7 @@ class Run:
         self.model = untie(self.model, now.origin, self.optimizers)
         compile_blocks(self.config, self.world, self.model)     # a copy is not compiled
         self.wrapped = parallel(self.model, self.world)
+        self.world.tidy()
 
     def cool_down(self, now):
         self.model.config.order = list(now.order)
@@ -151,7 +169,7 @@ class Run:
 
     def record(self, now, told, loss, norm, took):
         c, counts, tokens = self.config, self.counts, self.config.batch_size * self.config.context
-        flops = self.model.flops_per_token(**told)
+        flops = self.model.flops_per_token(**told, context=c.context)
         counts.update(tokens=counts['tokens'] + tokens, flops=counts['flops'] + tokens * flops,
                       seconds=counts['seconds'] + took)
         self.step += 1
@@ -169,7 +187,8 @@ class Run:
         self.bar.update()
 
     def save(self):
-        about = dict(config=dataclasses.asdict(self.config), start=self.plan.start._asdict(),
+        about = dict(config=dataclasses.asdict(self.config),
+                     start=dataclasses.asdict(self.plan.start),
                      tokenizer=self.data['data'].tokenizer, step=self.step, **self.counts)
         about |= {name: loader.checksums() for name, loader in self.data.items()}
         self.world.at(f'the checkpoint of step {self.step}')
@@ -181,7 +200,8 @@ class Run:
 
     def report(self):
         "Print what a finished run leaves."
-        flops, full = self.counts['flops'], self.counts['tokens'] * self.model.flops_per_token()
+        each = self.model.flops_per_token(context=self.config.context)
+        flops, full = self.counts['flops'], self.counts['tokens'] * each
         less = f', {1 - flops / full:.1%} less than at full depth throughout'
         say = self.world.say
         say(f'{flops:.3e} training FLOPs' + (less if self.config.grow and flops < full else ''))
@@ -222,7 +242,7 @@ def take_step(config, world, run, optimizers, batch, autocast, step=0, told={},
     for optimizer in optimizers:
         if math.isfinite(loss + norm):
             optimizer.step()
-        optimizer.zero_grad()
+        optimizer.zero_grad(set_to_none=not hasattr(run, 'no_sync'))    # DDP's are views of buckets
     return loss, norm, after
 
 

@@ -16,6 +16,9 @@ Usage:
     python wrapper.py HF_FOLDER --method=rk --K=3 --tasks=arc_easy      # plain and looped, scored
     python wrapper.py --toy         # why naive looping explodes, on a network small enough to plot
 """
+import common  # noqa: F401 (from here on Ctrl-C ends in a line)
+
+# isort: split
 import contextlib
 import threading
 from collections.abc import Callable

@@ -8,8 +8,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from common.bounds import check_bounds
 from common.errors import Refused, check_choice, nearest, parse
+from common.fields import check_bounds
 
 
 class Help(argparse.RawDescriptionHelpFormatter):

@@ -14,6 +14,7 @@ Usage:
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 
 # From this size of vocabulary on the loss is computed in pieces, where torch can (2.12 on).
 LARGE_VOCABULARY = 16_384
@@ -22,12 +23,34 @@ PIECES = dict(cpu=512)
 PIECE = 4096                # ... on anything else
 
 
-def in_pieces(vocabulary):
-    return vocabulary >= LARGE_VOCABULARY and hasattr(nn, 'LinearCrossEntropyOptions')
+def in_pieces(vocabulary, device='cpu'):
+    return vocabulary >= LARGE_VOCABULARY and (
+        device == 'cuda' or hasattr(nn, 'LinearCrossEntropyOptions'))
 
 
 def piece_on(device):
     return PIECES.get(device, PIECE)
+
+
+def sum_of_a_piece(x, weight, targets, ignore_index):
+    return F.cross_entropy(F.linear(x, weight).float(), targets, ignore_index=ignore_index,
+                           reduction='sum')
+
+
+piece_with = dict.fromkeys(('cuda', 'cpu'), sum_of_a_piece)
+
+
+def compile_piece(device):
+    "One pass over a piece's logits instead of a dozen: on a GPU they cost as much as five layers."
+    if piece_with.get(device) is sum_of_a_piece:
+        piece_with[device] = torch.compile(sum_of_a_piece, dynamic=False)
+
+
+def sum_by_recomputing(x, weight, targets, ignore_index):
+    "The backward makes a piece's logits once more: with any torch, in the precision of autocast."
+    return sum(checkpoint(piece_with[x.device.type], *piece, ignore_index, use_reentrant=False,
+                          preserve_rng_state=False)
+               for piece in zip(x.split(PIECE), [weight] * len(x), targets.split(PIECE)))
 
 
 def mean_loss(x, weight, targets, ignore_index=-1):
@@ -35,7 +58,9 @@ def mean_loss(x, weight, targets, ignore_index=-1):
     targets (B, T)."""
     x, targets = x.flatten(0, -2), targets.flatten()                            # (B*T, C), (B*T,)
     options = dict(ignore_index=ignore_index, reduction='sum')
-    if in_pieces(len(weight)):
+    if x.is_cuda and in_pieces(len(weight), 'cuda'):
+        loss = sum_by_recomputing(x, weight, targets, ignore_index)
+    elif in_pieces(len(weight)):
         if torch.is_autocast_enabled(x.device.type):        # autocast does not know this function
             x, weight = (t.to(torch.get_autocast_dtype(t.device.type)) for t in (x, weight))
         if x.dtype != torch.float32:

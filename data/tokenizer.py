@@ -17,21 +17,29 @@ Usage:
 import json
 import re
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
 import tiktoken
 
-from common.errors import Refused, refusing
-from common.files import read_json, replace, write_json
+from common.errors import Refused, nearest, refusing
+from common.files import read_fields, read_json, reading, replace, write_json
 
 END_OF_TEXT = '<|endoftext|>'
-ODD = __doc__ + "\tif x == 3141.59:\r\n    return 'ä東🙂'  # don't  "
+ODD = """Text -> tokens: bytes, words (12 of 345), [lists] and `code` that don't
+	if x == 3141.59:\r\n    return 'ä東🙂'  # don't  """
 GPT2_WORDS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 
 def token_type(n_vocab):
     "How a token is stored."
     return 'uint16' if n_vocab <= 2**16 else 'uint32'
+
+
+@dataclass
+class RunFile:
+    "What a run.json says of a run's tokenizer: the name that get_tokenizer takes."
+    tokenizer: str
 
 
 class CannotRepresent(Refused):
@@ -48,7 +56,8 @@ def behind(name):
     if (path / 'tokenizer.json').exists():
         return path / 'tokenizer.json'
     if (path / 'run.json').exists():
-        return behind(read_json(path / 'run.json', need=['tokenizer'])['tokenizer'])
+        with reading(path / 'run.json'):
+            return behind(read_fields(RunFile, path / 'run.json').tokenizer)
     if on_hub(name):
         return behind(from_hub(name))
     return path if path.is_file() and path.name != 'run.json' else str(name)
@@ -66,16 +75,11 @@ def get_tokenizer(name):
     that has one: a Hugging Face checkpoint, a run of ours."""
     name = behind(name)
     if isinstance(name, Path):
-        try:
+        with reading(name):
             try:
                 return from_tokenizer_json(name)
             except CannotRepresent as reason:
                 return Foreign(name, reason)
-        except Refused:
-            raise
-        except (LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
-            raise Refused(f'{name} is damaged, or of an unknown form: {type(error).__name__}: '
-                          f'{error}') from None
     if name == 'bytes':
         return tiktoken.Encoding('bytes', pat_str=r'[\s\S]',
                                  mergeable_ranks={bytes([i]): i for i in range(256)},
@@ -93,24 +97,36 @@ def get_tokenizer(name):
 
 
 def on_hub(name):
-    "Does this look like owner/name on the Hugging Face hub, and like nothing on this disk?"
-    return (re.fullmatch(r'\w[\w.-]*/[\w.-]+', str(name)) is not None
-            and not Path(name).exists() and not Path(name).parent.exists())
+    "Is this owner/name, as on the Hugging Face hub, and nothing on this disk?"
+    return re.fullmatch(r'\w[\w.-]*/[\w.-]+', str(name)) is not None and not Path(name).exists()
 
 
 def from_hub(name):
     "The local copy of a checkpoint on the hub, fetched if need be."
+    parent = Path(name).parent
+    near = nearest(name, [str(p) for p in parent.iterdir()] if parent.is_dir() else [])
+    missing = f'there is no {name} here{near}; the Hugging Face hub'
     try:
         from huggingface_hub import snapshot_download
         return Path(snapshot_download(str(name),
                                       allow_patterns=['*.json', '*.safetensors', '*.jinja']))
     except ImportError:
-        raise Refused(f'there is no {name} here, and huggingface_hub, which could fetch it, is not '
-                      'installed (pip install huggingface_hub)') from None
+        raise Refused(f'{missing} was not asked for it, because huggingface_hub is not installed '
+                      '(pip install huggingface_hub)') from None
     except Exception as error:      # each version of the package has names of its own
-        raise Refused(f'there is no {name} here, and the Hugging Face hub did not give it '
-                      f'({type(error).__name__}): download it on a machine with a network, and '
-                      'give the folder') from None
+        raise Refused(f'{missing} did not give it either ({type(error).__name__}): on a machine '
+                      'without a network, give the folder of a download') from None
+
+
+def refuse_unknown(name, say=print):
+    "Refuse a tokenizer that nothing here can open. A network may be missing only for now."
+    if on_hub(name):
+        try:
+            from_hub(name)
+        except Refused as error:
+            say(f'the tokenizer is not at hand: {error}')
+    elif isinstance(behind(name), Path) or name not in tiktoken.list_encoding_names():
+        get_tokenizer(name)
 
 
 def reads_alike(a, b):
@@ -278,20 +294,38 @@ def word_pattern(pre_tokenizer, path):
                           'forms that become one pattern')
 
 
-def write_tokenizer(name, folder, context):
-    """The tokenizer of that name as files that transformers opens: its own, if it has them, or an
-    Encoding written as one."""
+def copy_tokenizer(name, folder):
+    "The files of a tokenizer that has files, into another folder. Returns whether it has."
     file, folder = tokenizer_file(name), Path(folder)
-    about = folder / 'tokenizer_config.json'
-    if file:
-        for other in (about.name, 'special_tokens_map.json', 'generation_config.json',
+    if not file:
+        return False
+    if file.parent.resolve() != folder.resolve():
+        for other in ('tokenizer_config.json', 'special_tokens_map.json', 'generation_config.json',
                       'chat_template.jinja'):
             if (file.parent / other).exists():
                 shutil.copy(file.parent / other, folder / other)
         shutil.copy(file, folder / 'tokenizer.json')
-    else:
+    return True
+
+
+def keep_tokenizer(source, folder):
+    "What says which tokenizer a checkpoint reads, beside another one that is made of it."
+    about = (Path(source).parent if Path(source).is_file() else Path(source)) / 'run.json'
+    has_files = copy_tokenizer(source, folder)
+    if about.exists():
+        shutil.copy(about, folder)
+    elif not has_files:
+        raise Refused(f'{source} does not say which tokenizer it reads: it has no tokenizer.json '
+                      'and no run.json')
+
+
+def write_tokenizer(name, folder, context):
+    """The tokenizer of that name as files that transformers opens: its own, if it has them, or an
+    Encoding written as one."""
+    about = Path(folder) / 'tokenizer_config.json'
+    if not copy_tokenizer(name, folder):
         spec = json.dumps(to_tokenizer_json(get_tokenizer(name)), ensure_ascii=False)
-        replace(folder / 'tokenizer.json', spec.encode())
+        replace(Path(folder) / 'tokenizer.json', spec.encode())
     if not about.exists():
         end = END_OF_TEXT if END_OF_TEXT in get_tokenizer(name).special_tokens_set else None
         write_json(about, dict(

@@ -19,9 +19,12 @@ Usage:
     loader = Loader('data/toy', batch_size=16, context=256)
     tokens, targets = loader.batch(step=0)      # (16, 256) each; targets: one place later
 """
+import contextlib
 import hashlib
 import math
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -29,7 +32,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from common.errors import Refused
-from common.files import find, read_json, replace, write_json
+from common.fields import fit, short, within
+from common.files import claim, find, read_fields, read_json, reading, replace, write_json
 from data.tokenizer import get_tokenizer, token_type
 
 # --------------------------------------------------------------------------------------- randomness
@@ -63,37 +67,78 @@ def permute(i, n, key):
 
 # --------------------------------------------------------------------------------- datasets on disk
 
+@dataclass
+class Shard:
+    file: str                                   # in the folder of the dataset
+    sha256: dict[str, str]                      # of the .bin, and of what stands beside it
+    tokens: int = within(0, 2 ** 62)
+
+
+@dataclass
+class Description:
+    "What a split's JSON says."
+    tokenizer: str
+    n_vocab: int = within(1, 2 ** 32)
+    dtype: Literal['uint16', 'uint32']
+    tokens: int = within(0, 2 ** 62)
+    row: int | None = within(2, 2 ** 24)        # tokens of a masked row; None: running text
+    kinds: list[str]                            # what the marks 1, 2, ... are called
+    shards: list[Shard]
+    origin: dict                                # what made it, of what
+
+    def check(self, path):
+        "What no type can say."
+        for kind in self.kinds:
+            if kind in TAKEN:
+                raise Refused(f'{path}: a kind of answer cannot be called {kind!r}: tables and '
+                              'pictures have a column of that name')
+        if not self.shards:
+            raise Refused(f'{path} names no shards')
+        for shard in self.shards:
+            if Path(shard.file).name != shard.file or '.bin' not in shard.sha256 or (
+                    shard.sha256.keys() - {'.bin', '.mask', '.marks'}):
+                raise Refused(f'{path} has a shard that cannot be one: {short(vars(shard))}')
+
+
+# What rows of numbers have beside the kinds of answers (report/).
+TAKEN = {'loss', 'val_loss', 'step', 'steps', 'tokens', 'flops', 'seconds', 'minutes', 'seed',
+         'seeds', 'run', 'layers', 'lr'}
+
+
 def write_dataset(folder, split, tokenizer, tokens, *, mask=None, marks=None, kinds=None, row=None,
                   origin=None):
-    """Write one split as a single shard. The JSON comes last and at once: a folder that has it is
-    complete. `tokenizer` is the name that get_tokenizer takes; `kinds` names the marks 1, 2, ...;
-    `row` is a masked row's length."""
+    """Write one split as a single shard. The JSON comes last, and an old one goes first: a folder
+    that has it is complete. `tokenizer` is the name that get_tokenizer takes; `kinds` names the
+    marks 1, 2, ...; `row` is a masked row's length."""
     folder = Path(folder)
+    path = folder / f'{split}.json'
     if (folder / 'ckpt.pt').exists():
         raise Refused(f'{folder} holds a run: choose another folder for a dataset')
-    origin, before = origin or {}, made_by(folder / f'{split}.json')
+    origin, before = origin or {}, made_by(path)
     if before and before != origin.get('made_by', before):
         raise Refused(f'{folder} holds a dataset that {before} made: choose another folder')
-    folder.mkdir(parents=True, exist_ok=True)
     n_vocab = get_tokenizer(tokenizer).n_vocab
     dtype = token_type(n_vocab)
-    shard = dict(file=f'{split}_000.bin', tokens=len(tokens), sha256={})
-    for ending, data in (('.bin', tokens), ('.mask', mask), ('.marks', marks)):
-        if data is not None:
-            raw = np.asarray(data, dtype=dtype if ending == '.bin' else 'uint8').tobytes()
-            replace(folder / f'{split}_000{ending}', raw)
-            shard['sha256'][ending] = hashlib.sha256(raw).hexdigest()
-    write_json(folder / f'{split}.json', dict(
-        tokenizer=tokenizer, n_vocab=n_vocab, dtype=dtype, tokens=len(tokens), row=row,
-        kinds=kinds or [], shards=[shard], origin=origin))
+    shard = Shard(f'{split}_000.bin', {}, len(tokens))
+    description = Description(tokenizer, n_vocab, dtype, len(tokens), row, kinds or [], [shard],
+                              origin)
+    arrays = {'.bin': tokens, '.mask': mask, '.marks': marks}
+    raw = {ending: np.asarray(array, dtype if ending == '.bin' else 'uint8').tobytes()
+           for ending, array in arrays.items() if array is not None}
+    for ending, data in raw.items():
+        shard.sha256[ending] = hashlib.sha256(data).hexdigest()
+    description.check(path)
+    with claim(folder):
+        path.unlink(missing_ok=True)            # else it would vouch for half of the new files
+        for ending, data in raw.items():
+            replace(folder / f'{split}_000{ending}', data)
+        write_json(path, asdict(description))
 
 
-def made_by(about):
+def made_by(path):
     "What wrote a dataset, or None where there is none that can be read."
-    try:
-        return read_json(about)['origin'].get('made_by') if about.exists() else None
-    except (Refused, KeyError, AttributeError):
-        return None
+    with contextlib.suppress(Refused):
+        return read_fields(Description, path).origin.get('made_by') if path.exists() else None
 
 
 class Dataset:
@@ -105,45 +150,28 @@ class Dataset:
         if not path.exists():
             raise Refused(f'there is no dataset at {folder} (no {path.name} there); '
                           f'{how_to_prepare(folder)}')
-        self.meta = read_json(path, need=('tokenizer', 'n_vocab', 'dtype', 'tokens', 'row', 'kinds',
-                                          'shards', 'origin'))
-        self.check(path)
-        self.row, self.kinds = self.meta['row'], self.meta['kinds']
+        with reading(path, then=f'; {how_to_prepare(folder)}'):
+            self.about = read_fields(Description, path)
+            self.about.check(path)
+        self.row, self.kinds = self.about.row, self.about.kinds
         context = (self.row or 2) - 1 if context is None else context
         if self.row is not None and self.row > context + 1:
             raise Refused(f'{folder}: its examples of {self.row} tokens do not fit a context of '
                           f'{context}')
-        self.context, shards = context, self.meta['shards']
+        self.context, shards = context, self.about.shards
         if len(shards) > 100:
             more_files()
-        self.shards = [{ending: self._map(s, ending) for ending in s['sha256']} for s in shards]
-        self.ends = np.cumsum([(s['tokens'] - 1) // context if self.row is None
-                               else s['tokens'] // self.row for s in shards])   # in windows
+        self.shards = [{ending: self._map(s, ending) for ending in s.sha256} for s in shards]
+        self.ends = np.cumsum([(s.tokens - 1) // context if self.row is None
+                               else s.tokens // self.row for s in shards])   # in windows
         if self.ends[-1] == 0:
-            raise Refused(f'{path}: {self.meta["tokens"]} tokens are not one window of '
+            raise Refused(f'{path}: {self.about.tokens} tokens are not one window of '
                           f'{context + 1}: it needs more text, or longer documents')
 
-    def check(self, path):
-        "What the description says is of the kinds that the rest relies on."
-        m, number = self.meta, lambda n, least=0: type(n) is int and n >= least
-        right = (isinstance(m['tokenizer'], str) and number(m['n_vocab'], 1)
-                 and m['dtype'] in ('uint16', 'uint32') and number(m['tokens'])
-                 and (m['row'] is None or number(m['row'], 2)) and isinstance(m['kinds'], list)
-                 and all(isinstance(kind, str) for kind in m['kinds'])
-                 and isinstance(m['shards'], list) and m['shards'] != []
-                 and all(isinstance(s, dict) and isinstance(s.get('file'), str)
-                         and Path(s['file']).name == s['file'] and number(s.get('tokens'))
-                         and isinstance(s.get('sha256'), dict) and '.bin' in s['sha256']
-                         and s['sha256'].keys() <= {'.bin', '.mask', '.marks'}
-                         for s in m['shards']))
-        if not right:
-            raise Refused(f'{path} is damaged, or no description of a dataset; '
-                          f'{how_to_prepare(self.folder)}')
-
     def _map(self, shard, ending):
-        path = (self.folder / shard['file']).with_suffix(ending)
-        dtype = np.dtype(self.meta['dtype'] if ending == '.bin' else 'uint8')
-        want = shard['tokens'] * dtype.itemsize
+        path = (self.folder / shard.file).with_suffix(ending)
+        dtype = np.dtype(self.about.dtype if ending == '.bin' else 'uint8')
+        want = shard.tokens * dtype.itemsize
         if not path.exists():
             raise Refused(f'{path} is missing, though {self.split}.json lists it; '
                           f'{how_to_prepare(self.folder)}')
@@ -186,7 +214,7 @@ def how_to_prepare(folder):
     for path in (Path(folder) / 'prepare.py').parents:
         if (path / 'prepare.py').exists():
             return f'run: python {path / "prepare.py"}'
-    return 'write one with tokens.write_dataset'
+    return f'make one of your text: python data/text/prepare.py FILES --out={folder}'
 
 
 # ------------------------------------------------------------------------------------------ batches
@@ -211,7 +239,7 @@ class Loader:
             raise Refused(f'batch_size={batch_size} does not divide among {world_size} ranks')
         self.sets = [Dataset(folder, split, context) for folder in data]
         for other in self.sets:
-            if (theirs := other.meta['tokenizer']) != self.tokenizer:
+            if (theirs := other.about.tokenizer) != self.tokenizer:
                 raise Refused(f'{data[0]} was made with the tokenizer {self.tokenizer!r}, but '
                               f'{other.folder} with {theirs!r}: one model reads one tokenizer')
         self.kinds = next((s.kinds for s in self.sets if s.kinds), [])
@@ -220,12 +248,12 @@ class Loader:
             raise Refused(f'data_weights={weights}: a share below 1 in {PERIOD} rows would never '
                           'be drawn')
         self.batch_size, self.seed, self.rank, self.world_size = batch_size, seed, rank, world_size
-        self.vocab_size = self.sets[0].meta['n_vocab'] if vocab_size is None else vocab_size
+        self.vocab_size = self.sets[0].about.n_vocab if vocab_size is None else vocab_size
         self.period = None
 
     @property
     def tokenizer(self):
-        return self.sets[0].meta['tokenizer']
+        return self.sets[0].about.tokenizer
 
     def __len__(self):
         "Batches until some dataset has been seen once."
@@ -233,7 +261,7 @@ class Loader:
         return max(1, rows // self.batch_size)
 
     def checksums(self):
-        return [shard['sha256'] for dataset in self.sets for shard in dataset.meta['shards']]
+        return [shard.sha256 for dataset in self.sets for shard in dataset.about.shards]
 
     def place(self, i):
         "Row i of the whole run: (which dataset, which epoch of it, which window)."
@@ -277,8 +305,13 @@ def mixture(folder, weight=1.0):
     weight; else the folder itself."""
     folder = find(folder)
     path = folder / 'mixture.json'
-    parts = read_json(path) if path.exists() else {'.': 1.0}
-    return [(folder / name, weight * share / sum(parts.values())) for name, share in parts.items()]
+    if not path.exists():
+        return [(folder, weight)]
+    parts = fit('a share', read_json(path), dict[str, float], path)
+    total = sum(parts.values())
+    if not parts or not all(0 < share <= total < math.inf for share in parts.values()):
+        raise Refused(f'{path} must name datasets, each with a share above 0')
+    return [(folder / name, weight * share / total) for name, share in parts.items()]
 
 
 def shares(weights, total):

@@ -15,14 +15,17 @@ import dataclasses
 import hashlib
 import json
 import os
+import pickle
 import zipfile
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 
-from common.bounds import check_bounds
-from common.errors import Refused, refusing
-from common.files import fresh
+from common.errors import Refused
+from common.fields import fill, fit_fields, short, within
+from common.files import fresh, reading
 from data.tokenizer import on_hub
 from loop import fit_loop
 from model import LM, ModelConfig
@@ -31,13 +34,50 @@ from retrofit import Recurrent
 FILE = 'ckpt.pt'
 
 
+@dataclass
+class State:
+    "What a checkpoint may hold; a model's has the first three, a run's all that concern it."
+    kind: Literal['lm', 'recurrent'] = 'lm'
+    model: dict[str, torch.Tensor] = None
+    model_config: dict = None
+    recurrent: dict = None              # what Recurrent is made with
+    optimizers: list[dict] = None
+    config: dict | None = None          # the settings of the run
+    start: dict = None                  # engine.plan.Start
+    tokenizer: str = None
+    data: list[dict] = None             # checksums of what it has read
+    cooldown_data: list[dict] = None
+    step: int = 0
+    tokens: int = within(0, 2 ** 62, default=0)
+    flops: int | float = within(0, 1e60, default=0)
+    seconds: float = within(0, 1e12, default=0)
+    inherited_flops: int | float = within(0, 1e60, default=0)
+
+
+@dataclass
+class Recurrence:
+    "What a Recurrent is made with beside its LM."
+    prelude: list[int]
+    core: list[int]
+    coda: list[int]
+    inject: str
+    start: str
+    fresh: bool
+    state_std: float
+    mean: int
+    backprop_depth: int
+
+
 def save(folder, **state):
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    # from the end of this on, and not before, it is the checkpoint
-    with refusing(RuntimeError, why=lambda error: f'{folder / FILE} cannot be written: {error}'):
-        with fresh(folder / FILE) as file:
+    with fresh(folder / FILE) as file:          # from its end on, and not before, it is there
+        try:
             torch.save(state, file)
+        except RuntimeError as error:           # torch does not say what the disk said
+            file.write(bytes(2 ** 20))
+            file.flush()
+            raise Refused(f'{folder / FILE} cannot be written: {error}') from None
     if os.name == 'posix':                      # the new name must reach the disk too
         handle = os.open(folder, os.O_RDONLY)
         os.fsync(handle)
@@ -54,57 +94,33 @@ def load(folder):
     path = Path(folder)
     if (path / 'config.json').exists() and not exists(path) or on_hub(folder):
         return dict(kind='hf', folder=str(folder))
-    path = path if path.is_file() else path / FILE
+    path = path if path.suffix == '.pt' else path / FILE
     if not path.exists():
         raise Refused(f'there is no checkpoint at {folder} (no {path})')
-    try:
+    with reading(path):
         with zipfile.ZipFile(path) as archive:
             if any(part.compress_type for part in archive.infolist()):
                 raise ValueError('it is compressed, which torch.save never does')
-            broken = archive.testzip()
-    except Exception as error:      # a flipped bit makes a name unreadable, or a file encrypted
-        raise Refused(f'{path} ({path.stat().st_size:,} bytes) is empty, cut short or no '
-                      f'checkpoint: {error}') from None
-    if broken:
-        raise Refused(f'{path} is damaged: the checksum of {broken} is wrong')
-    try:
-        state = torch.load(path, map_location='cpu', weights_only=True)
-    except Exception as error:      # whatever a damaged pickle or a name in the archive makes of it
-        reason = next((line for line in str(error).splitlines()
-                       if 'nsupported' in line or 'GLOBAL' in line), '')
-        raise Refused(f'{path} holds more than tensors and plain values, so it was not loaded. '
-                      f'{reason}'.strip()) from None
-    if not isinstance(state, dict):
-        raise Refused(f'{path} holds a {type(state).__name__}, not a checkpoint')
-    if 'parts' in state:
-        raise Refused(f'{path} keeps its tensors in parts, in other files: this version reads '
-                      'only checkpoints that are one file')
-    return state
+            if broken := archive.testzip():
+                raise ValueError(f'the checksum of {broken} is wrong')
+        try:
+            state = torch.load(path, map_location='cpu', weights_only=True)
+        except pickle.UnpicklingError as error:     # it says how to load it all the same
+            found = [line for line in str(error).splitlines() if 'GLOBAL' in line]
+            raise Refused(f'{path} holds more than tensors and plain values, so it was not loaded. '
+                          f'{"".join(found[:1])[:200]}'.strip()) from error
+        if 'parts' in state:
+            raise Refused(f'{path} keeps its tensors in parts, in other files: this version reads '
+                          'only checkpoints that are one file')
+        return state | fit_fields(State, state, path, others=True)
 
 
-def check_state(state, path):
-    "Is this a state that `save` was given? Checked before any model is made of it."
-    def need(holds, what):
-        if not holds:
-            raise Refused(f'{path} is damaged, or no checkpoint of this program: {what}')
-    kind, about, counts = state.get('kind'), state.get('model_config'), state.get('step', 0)
-    if kind not in ('lm', 'recurrent'):
-        raise Refused(f'{path} holds a model of kind {kind!r}; this version knows lm, recurrent '
-                      'and hf')
-    need(isinstance(about, dict), 'it has no model_config')
-    need(type(counts) is int, f'step={counts!r}')
-    check_bounds(about | dict(step=counts))
-    config = state.get('config') or {}
-    need(isinstance(config, dict) and counts <= config.get('steps', counts), f'step={counts}')
-    optimizers = state.get('optimizers', [])
-    need(isinstance(optimizers, list) and all(isinstance(o, dict) for o in optimizers),
-         'its optimizers are not a list of states')
-    weights = state.get('model')
-    need(isinstance(weights, dict) and all(isinstance(t, torch.Tensor) for t in weights.values()),
-         'it has no weights')
-    layers = {name.partition('layers.')[2].split('.')[0] for name in weights if 'layers.' in name}
-    need(len(layers) == about.get('n_layer'),
-         f'weights of {len(layers)} layers, but n_layer={about.get("n_layer")!r}')
+def check_tensor(name, t, path):
+    "It is as large as it says: a few bytes, repeated for ever, would fill the memory."
+    plain = type(t) in (torch.Tensor, torch.nn.Parameter) and t.layout == torch.strided
+    if not (plain and t.device.type == 'cpu'
+            and t.untyped_storage().nbytes() >= t.numel() * t.element_size()):
+        raise Refused(f'{path}: {short(name)} is a tensor that the file does not hold in full')
 
 
 def refuse_not_finite(model, path):
@@ -127,24 +143,35 @@ def build_model(state, path):
         model = open_hf(state['folder'])
         refuse_not_finite(model, path)
         return model
-    check_state(state, path)
+    with reading(path):
+        model = model_of(state, path)
+    refuse_not_finite(model, path)
+    return model
+
+
+def model_of(state, path):
+    "Everything is checked before memory is taken for what the file only claims."
+    for name in 'kind', 'model', 'model_config':
+        if name not in state:
+            raise Refused(f'{path} holds no model: it does not say {name!r}')
+    weights = state['model']
+    for name, t in weights.items():
+        check_tensor(name, t, path)
+    config = fill(ModelConfig, state['model_config'], path)
+    n = len({name.partition('layers.')[2].split('.')[0] for name in weights if 'layers.' in name})
+    if n != config.n_layer:
+        raise Refused(f'{path} has weights of {n} layers, but n_layer={config.n_layer}')
 
     def empty():
-        model = LM(ModelConfig(**state['model_config']))
-        return Recurrent(model, **state['recurrent']) if kind == 'recurrent' else model
-    try:
-        # before memory is taken for what the file only claims
-        with torch.device('meta'):
-            shapes = {name: t.shape for name, t in empty().state_dict().items()}
-        if shapes != {name: t.shape for name, t in state['model'].items()}:
-            raise ValueError('its weights have not the shapes that its model_config says')
-        model = empty()
-        model.load_state_dict(state['model'])
-    except (TypeError, ValueError, KeyError, RuntimeError, AttributeError) as error:
-        why = (str(error).splitlines() or [''])[0][:200]
-        raise Refused(f'{path} is damaged, or of another version: {type(error).__name__}: '
-                      f'{why}') from None
-    refuse_not_finite(model, path)
+        if state['kind'] == 'lm':
+            return LM(config)
+        return Recurrent(LM(config), **vars(fill(Recurrence, state['recurrent'], path)))
+    with torch.device('meta'):
+        shapes = {name: t.shape for name, t in empty().state_dict().items()}
+    if shapes != {name: t.shape for name, t in weights.items()}:
+        raise Refused(f'{path}: its weights have not the shapes that its model_config says')
+    model = empty()
+    model.load_state_dict(weights)
     return model
 
 
@@ -152,10 +179,8 @@ def describe(model):
     "What build_model needs of a model, for `save`."
     about = dict(model=model.state_dict(), model_config=dataclasses.asdict(model.config))
     if isinstance(model, Recurrent):
-        fields = ('prelude', 'core', 'coda', 'inject', 'start', 'fresh', 'state_std', 'mean',
-                  'backprop_depth')
-        return about | dict(kind='recurrent',
-                            recurrent={name: getattr(model, name) for name in fields})
+        return about | dict(kind='recurrent', recurrent={
+            field.name: getattr(model, field.name) for field in dataclasses.fields(Recurrence)})
     return about | dict(kind='lm')
 
 

@@ -49,8 +49,7 @@ def kept_by_a_layer(c, width, device='cpu'):
     """Bytes that a Block keeps of one token for its backward; `width`: bytes of a number in a
     matrix product, 2 or 4. The residual stream has 4."""
     H, Hkv, cpu = c.n_head * c.head_dim, c.n_kv_head * c.head_dim, device == 'cpu'
-    # input, q, k, v, output; a CPU copies that
-    attention = c.n_embd + (3 if cpu else 2) * H + 2 * Hkv
+    attention = c.n_embd + 2 * H + 2 * Hkv          # input, q, k, v, output
     mlp = c.n_embd + 4 * c.ffn_dim        # its input, gate, up, silu(gate), and their product
     # input and 1/rms; on a CPU, not one kernel, x/rms too
     norms = 2 * (4 * c.n_embd + 4) * (2 if cpu else 1)
@@ -61,8 +60,8 @@ def kept_by_the_loss(c, tokens, width, device):
     """Bytes at the end: the final norm's input and output, then the logits in pieces and the
     head's gradient, or all of them, in float32 too."""
     norm = tokens * (4 + width) * c.n_embd
-    if not in_pieces(c.vocab_size):
-        return norm + tokens * (width + 2 * 4) * c.vocab_size
+    if not in_pieces(c.vocab_size, device):
+        return norm + tokens * 3 * 4 * c.vocab_size     # in the backward: it, and two gradients
     piece = min(piece_on(device), tokens)
     return norm + width * c.n_embd * (tokens + c.vocab_size) + piece * 2 * 4 * c.vocab_size
 
@@ -103,7 +102,6 @@ def models(config):
     if not config.init_from:
         return Plan(config), lambda n_layer: empty(config, n_layer)
     model = checkpoint.build_model(checkpoint.load(config.init_from), config.init_from)
-    model.config.context = config.context
     return set_up(model, config), lambda n_layer: model
 
 
@@ -111,7 +109,9 @@ def counted(plan, model, first, end):
     "The sum of a stretch's FLOPs per token over its steps; equal steps are computed once."
     alike = collections.Counter((plan.at(step).order, *plan.told(step).items())
                                 for step in range(first, end))
-    return sum(n * model.flops_per_token(**dict(told)) if told else n * model.flops_per_token(order)
+    context = plan.config.context
+    return sum(n * model.flops_per_token(**dict(told) if told else dict(order=order),
+                                         context=context)
                for (order, *told), n in alike.items())
 
 

@@ -14,15 +14,16 @@ Usage:
     # the same from the shell; with one folder it says what is in it
     python nanodepth.py export out/lidas out/lidas_hf
 """
-import json
+import math
 import os
-import re
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from common.errors import Refused, refusing
-from common.files import must_be_free, read_json, write_json
+from common.errors import Refused
+from common.fields import fill, fit, short
+from common.files import new_model, read_fields, read_json, reading, replacing, write_json
 from data.tokenizer import from_hub, get_tokenizer, write_tokenizer
 from grow import untie
 from model import LM, ModelConfig, rope_tables
@@ -37,7 +38,6 @@ LAYER = {
 }
 OUTSIDE = {'embed.weight': 'model.embed_tokens.weight', 'norm.weight': 'model.norm.weight',
            'head.weight': 'lm_head.weight'}
-DTYPES = {'F32': torch.float32, 'F16': torch.float16, 'BF16': torch.bfloat16, 'F64': torch.float64}
 
 
 def their_name(ours):
@@ -50,208 +50,168 @@ def their_name(ours):
 
 # -------------------------------------------------------------------------------------- config.json
 
-SIZES = {                           # theirs: (ours, what it is if it is not named)
-    'vocab_size': ('vocab_size', None), 'hidden_size': ('n_embd', None),
-    'intermediate_size': ('ffn_dim', None),
-    'num_hidden_layers': ('n_layer', None), 'num_attention_heads': ('n_head', None),
-    'num_key_value_heads': ('n_kv_head', None),
-    'head_dim': ('head_dim', None), 'max_position_embeddings': ('context', 2048),
-}
-OPTIONAL = ('num_key_value_heads', 'head_dim')
-ROPE_LLAMA3 = ('factor', 'low_freq_factor', 'high_freq_factor', 'original_max_position_embeddings')
+@dataclass
+class Theirs:
+    "What a config.json says, as far as it concerns our model; or what it may not say."
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    max_position_embeddings: int = 2048
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 10_000.0
+    rope_scaling: dict | None = None
+    rope_parameters: dict | None = None
+    tie_word_embeddings: bool = False
+    attention_bias: bool | None = False
+    mlp_bias: bool | None = False
+    use_sliding_window: bool | None = False
+    layer_types: list[str] | None = None
+    hidden_act: str | None = 'silu'
+    quantization_config: dict | None = None
+    partial_rotary_factor: float | None = None
 
 
-def number(path, about, name, kind=int, least=None, default=None):
-    "A value of a config.json: positive, or from `least` on."
-    value = about.get(name)
-    value = default if value is None else value
-    fits = (isinstance(value, (int, float)) and not isinstance(value, bool)
-            and abs(value) < 2 ** 31 and kind(value) == value
-            and (value > 0 if least is None else value >= least))
-    if not fits:
-        whole = 'whole number' if kind is int else 'number'
-        raise Refused(f'{path}: {name} is {value!r}, but must be a '
-                      + (f'positive {whole}' if least is None else f'{whole} from {least} on'))
-    return kind(value)
+OURS = dict(vocab_size='vocab_size', n_embd='hidden_size', ffn_dim='intermediate_size',
+            n_layer='num_hidden_layers', n_head='num_attention_heads',
+            n_kv_head='num_key_value_heads', head_dim='head_dim',
+            context='max_position_embeddings', norm_eps='rms_norm_eps',
+            tie_embeddings='tie_word_embeddings')
+ROPE_LLAMA3 = dict(factor=float, low_freq_factor=float, high_freq_factor=float,
+                   original_max_position_embeddings=int)
 
 
-def llama3(path, about):
-    "Llama 3's scaling of the rotary frequencies; transformers wants its last number whole."
-    *floats, last = ROPE_LLAMA3
-    return {name: number(path, about, name, float) for name in floats} | {
-        last: number(path, about, last)}
+def llama3(scaling, path):
+    "Llama 3's scaling of the rotary frequencies, by its four numbers."
+    numbers = {name: fit(name, scaling.get(name), kind, path) for name, kind in ROPE_LLAMA3.items()}
+    if not all(0 < number < math.inf for number in numbers.values()):
+        raise Refused(f'{path}: the numbers of rope scaling must be above 0: {numbers}')
+    return numbers
 
 
 def model_config(path):
     "A config.json as our ModelConfig, or an error that names what this model does not have."
     if not path.exists():
         raise Refused(f'{path.parent} has no config.json: it is no Hugging Face checkpoint')
-    with refusing(TypeError, AttributeError, ValueError,
-                  why=lambda error: f'{path} is damaged, or of an unknown form: {error}'):
-        return described(path, read_json(path))
-
-
-def described(path, c):
+    c = read_fields(Theirs, path)
     # where a config has both, as one that a user extended, transformers goes by rope_scaling
-    older = c.get('rope_scaling') or {}
-    rope = {**(c.get('rope_parameters') or {}), **older}
-    kind = c.get('model_type')
+    older = c.rope_scaling or {}
+    rope = {**(c.rope_parameters or {}), **older}
     rope_kind = older.get('type') or rope.get('rope_type', rope.get('type', 'default'))
-    refused = [
-        (kind not in ('llama', 'qwen3'), f'the family {kind!r} (known: llama, qwen3)'),
-        (c.get('attention_bias') or c.get('mlp_bias'), 'linear layers with a bias'),
-        (c.get('use_sliding_window') or set(c.get('layer_types') or ['full_attention'])
-         != {'full_attention'}, 'attention over a sliding window'),
-        (c.get('hidden_act', 'silu') != 'silu',
-         f'the activation {c.get("hidden_act")!r} (known: silu)'),
-        (c.get('quantization_config'), 'quantized weights'),
-        (rope_kind not in ('default', 'llama3'),
-         f'rope scaling of the kind {rope_kind!r} (known: llama3)'),
-        (rope.get('partial_rotary_factor', c.get('partial_rotary_factor', 1)) != 1,
-         'rotary positions on a part of each head'),
-    ]
-    for found, what in refused:
-        if found:
+    part = rope.get('partial_rotary_factor', c.partial_rotary_factor)
+    for lacks, what in (
+            (c.model_type not in ('llama', 'qwen3'),
+             f'the family {c.model_type!r} (known: llama, qwen3)'),
+            (c.attention_bias or c.mlp_bias, 'linear layers with a bias'),
+            (c.use_sliding_window or {*(c.layer_types or ['full_attention'])} != {'full_attention'},
+             'attention over a sliding window'),
+            (c.hidden_act not in ('silu', None), f'the activation {c.hidden_act!r} (known: silu)'),
+            (c.quantization_config, 'quantized weights'),
+            (rope_kind not in ('default', 'llama3'),
+             f'rope scaling of the kind {short(rope_kind)} (known: llama3)'),
+            (part not in (None, 1), 'rotary positions on a part of each head')):
+        if lacks:
             raise Refused(f'{path} asks for {what}, which is not supported; '
                           'wrapper.py loops other families too')
-
-    sizes = {ours: number(path, c, theirs, default=usual)
-             for theirs, (ours, usual) in SIZES.items()
-             if not (theirs in OPTIONAL and c.get(theirs) is None)}
-    if kind == 'qwen3':
-        sizes.setdefault('head_dim', 128)
-    scaling = llama3(path, rope) if rope_kind == 'llama3' else None
-    theta = number(path, rope, 'rope_theta', float, default=c.get('rope_theta', 10_000.0))
-    eps = number(path, c, 'rms_norm_eps', float, default=1e-6)
-    try:
-        return ModelConfig(**sizes, rope_scaling=scaling, rope_theta=theta, norm_eps=eps,
-                           tie_embeddings=bool(c.get('tie_word_embeddings', False)),
-                           qk_norm=kind == 'qwen3')
-    except Refused as error:
-        raise Refused(f'{path}: {error}') from None
+    values = {ours: getattr(c, theirs) for ours, theirs in OURS.items()}
+    if c.model_type == 'qwen3' and c.head_dim is None:
+        values['head_dim'] = 128
+    values['rope_theta'] = rope.get('rope_theta') or c.rope_theta
+    values['rope_scaling'] = llama3(rope, path) if rope_kind == 'llama3' else None
+    with reading(path):
+        return fill(ModelConfig, values | dict(qk_norm=c.model_type == 'qwen3'), path)
 
 
 def config_json(config, depth, dtype):
     "Our ModelConfig as a config.json, for a model of `depth` layers of their own."
-    theirs = {theirs: getattr(config, ours) for theirs, (ours, _) in SIZES.items()} | dict(
-        num_hidden_layers=depth)
+    theirs = {theirs: getattr(config, ours) for ours, theirs in OURS.items()}
     family = 'Qwen3' if config.qk_norm else 'Llama'
     scaling = dict(config.rope_scaling, rope_type='llama3') if config.rope_scaling else None
-    return dict(architectures=[f'{family}ForCausalLM'], model_type=family.lower(), **theirs,
-                rms_norm_eps=config.norm_eps,
-                rope_theta=config.rope_theta, rope_scaling=scaling,
-                tie_word_embeddings=config.tie_embeddings, hidden_act='silu',
-                attention_bias=False, attention_dropout=0.0,
-                torch_dtype=str(dtype).removeprefix('torch.'))
+    return theirs | dict(
+        architectures=[f'{family}ForCausalLM'], model_type=family.lower(), num_hidden_layers=depth,
+        rope_theta=config.rope_theta, rope_scaling=scaling, hidden_act='silu',
+        attention_bias=False, attention_dropout=0.0, torch_dtype=str(dtype).removeprefix('torch.'))
 
 
 # ---------------------------------------------------------------------------------------------- in
 
-def weight_files(folder):
-    "A checkpoint's safetensors files; all must exist."
+def read_tensors(folder):
+    "{their name: tensor} of a checkpoint, mapped from the files in which its index says they are."
+    try:
+        from safetensors.torch import load_file
+    except ImportError:
+        raise Refused(f'{folder}: Hugging Face checkpoints need safetensors (pip install '
+                      'safetensors)') from None
     index = folder / 'model.safetensors.index.json'
     if not index.exists():
-        file = folder / 'model.safetensors'
-        if not file.exists():
-            others = sorted(path.name for path in folder.glob('*.bin'))
-            raise Refused(f'{folder} has no {file.name}'
-                          + (f', but {others[0]}: only safetensors is read' if others else ''))
-        return [file]
-    where = read_json(index).get('weight_map', {})
-    names = sorted(set(where.values()))
-    if not names or any(Path(name).name != name for name in names):
-        raise Refused(f'{index} does not say in which files of its folder the tensors are')
-    for name in names:
-        if not (folder / name).exists():
-            tensor = next(t for t, file in where.items() if file == name)
-            raise Refused(f'{folder / name} is missing: {index.name} says that it holds {tensor}')
-    return [folder / name for name in names]
+        path = folder / 'model.safetensors'
+        others = sorted(other.name for other in folder.glob('*.bin'))
+        if others and not path.exists():
+            raise Refused(f'{folder} has no {path.name}, but {others[0]}: only safetensors is read')
+        with reading(path):
+            return load_file(path)
+    where = fit('weight_map', read_json(index).get('weight_map'), dict[str, str], index)
+    tensors = {}
+    for file in sorted(set(where.values())):
+        path = folder / file
+        if path.name != file or not path.exists():
+            raise Refused(f'{path} is missing, or not in its folder: {index.name} names it')
+        with reading(path):
+            stored = load_file(path)
+            tensors |= {name: stored[name] for name in where if where[name] == file}
+    return tensors
 
 
-def read_header(path):
-    """{tensor: (shape, dtype)} of a safetensors file, which must be complete. A header says
-    where each tensor is; its length comes first."""
-    size = path.stat().st_size
-    with open(path, 'rb') as file:
-        length = int.from_bytes(file.read(8), 'little')
-        if size < 8 or length > min(size - 8, 100_000_000):
-            raise Refused(f'{path} ({size:,} bytes) is cut short or no safetensors file: its '
-                          f'header would take {length:,} bytes')
-        try:
-            header = json.loads(file.read(length))
-            tensors = {name: (tuple(t['shape']), t['dtype'], t['data_offsets'][1])
-                       for name, t in header.items() if name != '__metadata__'}
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            raise Refused(f'{path} has a header that cannot be read: {error}') from None
-    for name, (_, dtype, end) in tensors.items():
-        if dtype not in DTYPES:
-            raise Refused(f'{path}: {name} is of the type {dtype}; {", ".join(DTYPES)} are read')
-        if not isinstance(end, int) or 8 + length + end > size:
-            raise Refused(f'{path} is cut short: {name} would end at byte {8 + length + end:,} of '
-                          f'{size:,}')
-    return {name: (shape, DTYPES[dtype]) for name, (shape, dtype, _) in tensors.items()}
+def empty(make, config, tensors, folder):
+    "make(config) without weights: no memory, no random numbers."
+    if config.n_layer > len(tensors):
+        raise Refused(f'{folder}: config.json says {config.n_layer} layers, but its files hold '
+                      f'{len(tensors)} tensors')
+    with torch.device('meta'):
+        return make(config)
 
 
-def read_weights(folder, model, names, leave=()):
-    """{our name: tensor} of a checkpoint, mapped from its files, for a model without weights.
-    `names`: {their name: our names, whose rows it holds one after the other}; `leave`: the endings
-    of names that say nothing."""
-    try:
-        from safetensors import SafetensorError, safe_open
-    except ImportError:
-        raise Refused(f"{folder}: Hugging Face checkpoints need safetensors (pip install "
-                      "safetensors)") from None
-    shapes = {name: tuple(t.shape) for name, t in model.state_dict().items()}
-    headers = {path: read_header(path) for path in weight_files(folder)}
-    where = {name: path for path, header in headers.items() for name in header
-             if not name.endswith(tuple(leave))}
-    kinds = {}
-    for name in [*names, *where]:
-        if name not in where:
-            raise Refused(f'{folder}: {name} is in none of its files')
-        shape, dtype = headers[where[name]][name]
-        if name not in names:
-            raise Refused(f'{where[name]}: {name} has no place in this model')
-        rows = [shapes[ours][0] for ours in names[name]]
-        wanted = sum(rows), *shapes[names[name][0]][1:]
-        if shape != wanted:
-            raise Refused(f'{where[name]}: {name} has the shape {shape}, but by config.json it is '
-                          f'{wanted}')
-        kinds.setdefault(dtype, name)
-        if len(kinds) > 1:
-            raise Refused(f'{where[name]}: {name} is of another type ({dtype}) than '
-                          f'{next(iter(kinds.values()))}')
-    state = {}
-    for path in headers:
-        try:
-            # mapped: a tensor's pages are read when they are used, and never written back
-            with safe_open(path, 'pt') as file:
-                for name in (name for name in names if where[name] == path):
-                    rows = [shapes[ours][0] for ours in names[name]]
-                    state |= zip(names[name], file.get_tensor(name).split(rows))
-        except SafetensorError as error:
-            raise Refused(f'{path} cannot be read: {error}') from None
-    return state
+def load_weights(model, tensors, names, folder, leave):
+    """Put a checkpoint's tensors into a model without weights. `names`: {their name: our names,
+    whose rows it holds one after the other}; `leave`: the endings of names that say nothing."""
+    shapes, weights = {name: t.shape for name, t in model.state_dict().items()}, {}
+    for name, t in tensors.items():
+        if name not in names and not name.endswith(tuple(leave)):
+            raise Refused(f'{folder}: {name} has no place in this model')
+    for name, ours in names.items():
+        if name not in tensors:
+            raise Refused(f'{folder}: {name} is in none of its files, though config.json asks for '
+                          'it')
+        rows = [shapes[each][0] for each in ours]
+        wanted = (sum(rows), *shapes[ours[0]][1:])
+        t = tensors[name]
+        if t.shape != wanted:
+            raise Refused(f'{folder}: {name} has the shape {tuple(t.shape)}, but by config.json it '
+                          f'is {wanted}')
+        weights |= zip(ours, t.split(rows))
+    kinds = {str(t.dtype).removeprefix('torch.') for t in weights.values()}
+    if len(kinds) > 1 or not kinds <= {'float64', 'float32', 'float16', 'bfloat16'}:
+        raise Refused(f'{folder}: its weights must be of one type, float32, float16 or bfloat16, '
+                      f'not {" and ".join(sorted(kinds))}')
+    model.load_state_dict(weights, strict=False, assign=True)
+    model.config.stored_as = kinds.pop()
 
 
 def load_hf(folder):
     "A Hugging Face checkpoint, a folder or a name on the hub, as an LM."
     folder = Path(folder) if Path(folder).is_dir() else from_hub(folder)
-    config = model_config(folder / 'config.json')
-    layers = re.compile(r'^model\.layers\.(\d+)\.')
-    stored = [name for path in weight_files(folder) for name in read_header(path)]
-    n = len({layers.match(name)[1] for name in stored if layers.match(name)})
-    if config.n_layer != n:         # said before a model of so many layers is made
-        raise Refused(f'{folder / "config.json"}: num_hidden_layers is {config.n_layer}, but the '
-                      f'files hold {n} layers')
-    with torch.device('meta'):                      # no memory, no random weights
-        model = LM(config)
+    config, tensors = model_config(folder / 'config.json'), read_tensors(folder)
+    model = empty(LM, config, tensors, folder)
     names = {their_name(ours): [ours] for ours in model.state_dict()}
     leave = ['rotary_emb.inv_freq']
     if config.tie_embeddings:
         names.pop('lm_head.weight')
         leave.append('lm_head.weight')
-    model.load_state_dict(read_weights(folder, model, names, leave), strict=False, assign=True)
+    load_weights(model, tensors, names, folder, leave)
     if config.tie_embeddings:
         model.head.weight = model.embed.weight
     model.cos, model.sin = rope_tables(config)
@@ -288,33 +248,34 @@ def save_hf(model, folder, tokenizer=None):
         for name, t in weights.items():
             if name.startswith(f'layers.{i}.'):
                 tensors[their_name(name.replace(f'layers.{i}.', f'layers.{depth}.', 1))] = t
-    about = config_json(config, len(model.order), model.norm.weight.dtype)
-    write_checkpoint(folder, tensors, about, tokenizer, config.context)
+    dtype = stored_type(model)
+    about = config_json(config, len(model.order), dtype)
+    write_checkpoint(folder, {name: t.to(dtype) for name, t in tensors.items()}, about, tokenizer,
+                     config.context)
+
+
+def stored_type(model):
+    "The type of an export: training turns a published parent into float32, and this turns it back."
+    own = model.norm.weight.dtype
+    return getattr(torch, model.config.stored_as or 'float32') if own == torch.float32 else own
 
 
 def write_checkpoint(folder, tensors, about, tokenizer, context):
     "model.safetensors, the tokenizer's files, and `about` with its tokens as config.json."
-    from safetensors import SafetensorError
     from safetensors.torch import save_file
     folder = Path(folder)
-    must_be_free(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    bos = end = None
-    if tokenizer is not None:
-        write_tokenizer(tokenizer, folder, context)
-        known, said = get_tokenizer(tokenizer), read_json(folder / 'tokenizer_config.json')
-        names = [said[key].get('content') if isinstance(said.get(key), dict) else said.get(key)
-                 for key in ('bos_token', 'eos_token')]
-        bos, end = (known.encode_single_token(name) if name in known.special_tokens_set else None
-                    for name in names)
-    beside = folder / 'model.safetensors.tmp'
-    try:
-        with refusing(SafetensorError, why=lambda error: f'{beside} cannot be written: {error}'):
-            save_file({name: t.detach().cpu().clone().contiguous() for name, t in tensors.items()},
-                      beside, metadata=dict(format='pt'))
-        os.chmod(beside, 0o644)         # else only its owner can read it
-        os.replace(beside, folder / 'model.safetensors')
-    finally:
-        beside.unlink(missing_ok=True)
-    # last: a folder without it is no checkpoint
-    write_json(folder / 'config.json', about | dict(bos_token_id=bos, eos_token_id=end))
+    with new_model(folder):
+        about |= dict(bos_token_id=None, eos_token_id=None)
+        if tokenizer is not None:
+            write_tokenizer(tokenizer, folder, context)
+            known, said = get_tokenizer(tokenizer), read_json(folder / 'tokenizer_config.json')
+            for key in ('bos', 'eos'):
+                token = said.get(f'{key}_token')
+                name = token.get('content') if isinstance(token, dict) else token
+                about[f'{key}_token_id'] = (known.encode_single_token(name)
+                                            if name in known.special_tokens_set else None)
+        with replacing(folder / 'model.safetensors') as new:
+            whole = {name: t.detach().cpu().clone().contiguous() for name, t in tensors.items()}
+            save_file(whole, new, metadata=dict(format='pt'))
+            os.chmod(new, 0o644)        # else only its owner can read it
+        write_json(folder / 'config.json', about)       # last: without it, it is no checkpoint

@@ -7,6 +7,7 @@ Usage:
     with Stop() as stop: ...                    # stop.asked: Ctrl-C or SIGTERM came
 """
 import contextlib
+import gc
 import os
 import shutil
 import signal
@@ -19,8 +20,9 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from common.errors import Refused
-from common.files import aside, claim, find, must_be_free
+from common import losses
+from common.errors import Refused, which_process
+from common.files import aside, claim, find, new_model
 from engine import checkpoint
 from engine.watch import Watch, leave_with_parent
 
@@ -36,6 +38,9 @@ def pick_device(name='auto', local_rank=0):
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         why = str(error).splitlines()[0][:150]
         raise Refused(f'device={name!r} cannot be used: {why}') from None
+    if device.type == 'cuda':
+        # cuDNN plans every new shape for 30 ms: each token of a text. World turns it on again.
+        torch.backends.cuda.enable_cudnn_sdp(False)
     return device
 
 
@@ -59,6 +64,10 @@ def compile_blocks(config, world, model):
     if wanted and not has_compiler():
         world.say('compile stays off: torch.compile needs a C++ compiler, and there is none here')
         wanted = False
+    if wanted:
+        # else each Block under DDP is cut at every 25 MB of weights, and keeps what crosses a cut
+        torch._dynamo.config.optimize_ddp = False
+        losses.compile_piece(world.device.type)
     for block in model.layers if wanted else ():
         block.compile()
     return wanted
@@ -78,12 +87,14 @@ def parallel(model, world):
     step: on three ranks or more a resumed run would add gradients in another order."""
     if world.size == 1:
         return model
-    return DistributedDataParallel(model, find_unused_parameters=True)
+    # as a view, the gradients are there once; the buffers, rotary tables, are the same everywhere
+    return DistributedDataParallel(model, find_unused_parameters=True, broadcast_buffers=False,
+                                   gradient_as_bucket_view=True)
 
 
 # Dense bfloat16 FLOPs per second of some GPUs.
-PEAK_FLOPS = {'H200': 989e12, 'H100': 989e12, 'A100': 312e12, 'L40S': 362e12, 'L40': 181e12,
-              '4090': 165e12}
+PEAK_FLOPS = {'H100 PCIe': 756e12, 'H100 NVL': 835e12, 'H200': 989e12, 'H100': 989e12,
+              'B200': 2250e12, 'A100': 312e12, 'L40S': 362e12, 'L40': 181e12, '4090': 165e12}
 
 
 def peak_flops(device):
@@ -106,16 +117,18 @@ class World:
     watch = None
 
     def __init__(self, device='auto', patience=600):
-        self.size, self.rank = int(os.environ.get('WORLD_SIZE', 1)), int(os.environ.get('RANK', 0))
-        here, gpus = int(os.environ.get('LOCAL_WORLD_SIZE', 1)), torch.cuda.device_count()
+        self.rank, self.size, here = which_process()
+        together, gpus = int(os.environ.get('LOCAL_WORLD_SIZE', 1)), torch.cuda.device_count()
         # every process checks this, so rank 0 reports it
-        if gpus and here > gpus and device in ('auto', 'cuda'):
-            raise Refused(f'{here} processes on this machine need a GPU each, but there are {gpus}')
-        self.device = pick_device(device, int(os.environ.get('LOCAL_RANK', 0)))
+        if gpus and together > gpus and device in ('auto', 'cuda'):
+            raise Refused(f'{together} processes on this machine need a GPU each, but there are '
+                          f'{gpus}')
+        self.device = pick_device(device, here)
         cuda = self.device.type == 'cuda'
         if cuda:
             torch.cuda.set_device(self.device)
             torch.set_float32_matmul_precision('high')
+            torch.backends.cuda.enable_cudnn_sdp(True)      # its shapes stay the same
         if self.size > 1:
             leave_with_parent()
             dist.init_process_group('nccl' if cuda else 'gloo', device_id=self.device if cuda
@@ -130,7 +143,7 @@ class World:
         if self.first:
             try:
                 print(text, flush=True)
-            except BrokenPipeError:     # train.py ... | head: the run goes on
+            except OSError:         # train.py ... | head, or a full disk: the run goes on
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     def sum(self, number):
@@ -173,10 +186,26 @@ class World:
         if self.size > 1:
             dist.barrier()
 
-    def close(self):
+    def tidy(self):
+        "A compiled Block is in a circle with itself: without this the old weights would stay."
+        gc.collect()
+        if self.device.type == 'cuda':
+            torch.cuda.empty_cache()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, *_):
+        # After an error on one rank the others are inside a collective: NCCL would wait for them
+        # here, and the error would never be printed. The process ends without a farewell.
+        self.close(kind in (None, SystemExit) or self.device.type != 'cuda')
+
+    def close(self, in_order=True):
         if self.watch:
             self.watch.stop()
             self.watch = None
+            if not in_order:
+                return
             # Gloo's threads need the interpreter's lock to let go of the last message. The group is
             # torn down under that lock, and waits for them.
             time.sleep(0.2)
@@ -204,13 +233,24 @@ class Stop:
             signal.signal(number, handler)
 
 
-def open_folder(config, out, world):
-    """Claim out_dir, move an old run out of the way if asked to, and make the toy data where it is
-    missing."""
-    if not checkpoint.exists(out):
-        must_be_free(out, 'choose another --out_dir')
-    lock = claim(out)
-    if not config.resume and checkpoint.exists(out):
+def hold_folder(out):
+    "Hold out_dir until the run ends."
+    return claim(out) if checkpoint.exists(out) else new_model(out, 'choose another --out_dir')
+
+
+def make_toy_data(config, world):
+    "Toy data takes seconds to make, so it is made. Other data is the user's own decision."
+    for data in (config.data, config.cooldown_data or []):
+        for folder in map(find, [data] if isinstance(data, str) else data):
+            script = folder / 'prepare.py'
+            if folder.name == 'toy' and script.exists() and not (folder / 'train.json').exists():
+                world.say(f'{folder} has no data yet: running {script}')
+                subprocess.run([sys.executable, str(script)], check=True)
+
+
+def move_aside(out, resumes, world):
+    "A new run begins: what an older one has left in the folder is kept beside it."
+    if not resumes and checkpoint.exists(out):
         moved = aside(out)
         shutil.copytree(out, moved)
         for name in (checkpoint.FILE, 'log.jsonl'):
@@ -222,11 +262,3 @@ def open_folder(config, out, world):
         log.rename(kept)
         world.say(f'{out} has a log and no checkpoint: a new run begins, and the log that was '
                   f'there is kept as {kept}')
-    for data in (config.data, config.cooldown_data or []):
-        for folder in map(find, [data] if isinstance(data, str) else data):
-            script = folder / 'prepare.py'
-            # Toy data takes seconds to make, so it is made. Other data is the user's own decision.
-            if folder.name == 'toy' and script.exists() and not (folder / 'train.json').exists():
-                world.say(f'{folder} has no data yet: running {script}')
-                subprocess.run([sys.executable, str(script)], check=True)
-    return lock

@@ -15,7 +15,7 @@ import torch
 
 from common.errors import Refused
 from data.primitives import continuation, few_shot, task_and_depth
-from data.tokenizer import get_tokenizer, start_of_document
+from data.tokenizer import get_tokenizer, reads_alike, start_of_document
 from data.tokens import Loader, measure
 from model import LM, KVCache
 
@@ -37,6 +37,21 @@ def interval(right, n, z=1.96):
     return middle - half, middle + half
 
 
+def encode(tokenizer, text, model):
+    "A text as the model was trained on documents: its tokens, behind those that begin one."
+    return in_vocabulary([*start_of_document(tokenizer),
+                          *tokenizer.encode(text, allowed_special='all')], model)
+
+
+def in_vocabulary(ids, model):
+    "The same tokens, which must all be in the model's vocabulary."
+    size = getattr(getattr(model, 'config', None), 'vocab_size', math.inf)
+    if ids and max(ids) >= size:
+        raise Refused(f'the tokenizer gives a token {max(ids)}, but the model has a vocabulary of '
+                      f'{size}: is this the tokenizer of this model?')
+    return ids
+
+
 SPREAD = 4          # tokens by which the prompts of a batch may differ
 
 
@@ -46,9 +61,9 @@ def log_likelihoods(model_like, tokenizer, examples, *, batch=64, share=True):
     maps tokens (B, T) to logits (B, T, V). One of our models reads each prompt once, and its
     options share the cache (share=False: they don't). Examples with prompts of similar length
     make a batch."""
-    start = start_of_document(tokenizer)
-    prompts = [[*start, *tokenizer.encode(e.prompt, allowed_special='all')] for e in examples]
-    options = [[continuation(tokenizer, e.prompt, o) for o in e.options] for e in examples]
+    prompts = [encode(tokenizer, e.prompt, model_like) for e in examples]
+    options = [[in_vocabulary(continuation(tokenizer, e.prompt, o), model_like) for o in e.options]
+               for e in examples]
     context = getattr(getattr(model_like, 'config', None), 'context', math.inf)
     longest = max(len(p) + max(map(len, o)) for p, o in zip(prompts, options))
     if longest > context:
@@ -124,16 +139,26 @@ def parse_tasks(text, n, shots=0, seed=0):
             for name, (task, depth) in asked.items()}
 
 
+def refuse_another_tokenizer(path, loader, own=None):
+    "Data of another tokenizer is refused, also where its ids happen to fit. `own`: the run's name."
+    name = loader.tokenizer
+    if name != own and not reads_alike(get_tokenizer(path), get_tokenizer(name)):
+        raise Refused(f'{loader.sets[0].folder} was made with the tokenizer {name!r}, which is not '
+                      f'that of {path}: make it with --tokenizer={path}')
+
+
 def open_data(path, state, model, data, split, longest, seed=0):
     "A Loader of `data`, else of what the run was trained on."
-    c = state.get('config', {})
+    c = state.get('config') or {}
     data, weights = (data, None) if data else (c.get('data'), c.get('data_weights'))
     if not data:
         raise Refused(f'{path} does not say what it was trained on: give --data, a dataset for '
                       'its tokenizer')
     context = c.get('context', min(model.config.context, longest))
-    return Loader(data, c.get('batch_size', 8), context, split=split, weights=weights, seed=seed,
-                  vocab_size=model.config.vocab_size)
+    loader = Loader(data, c.get('batch_size', 8), context, split=split, weights=weights, seed=seed,
+                    vocab_size=model.config.vocab_size)
+    refuse_another_tokenizer(path, loader, state.get('tokenizer'))
+    return loader
 
 
 class After:

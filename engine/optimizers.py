@@ -86,7 +86,9 @@ class Muon(torch.optim.Optimizer):
     def _step(self, group, matrices):
         updates = []
         for p in matrices:
-            moment = self.state[p].setdefault('momentum_buffer', torch.zeros_like(p))
+            if 'momentum_buffer' not in self.state[p]:
+                self.state[p]['momentum_buffer'] = torch.zeros_like(p)
+            moment = self.state[p]['momentum_buffer']
             moment.lerp_(p.grad, 1 - group['momentum'])
             update = p.grad.lerp(moment, group['momentum'])        # Nesterov's look ahead
             # wide: the products are smaller

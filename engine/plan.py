@@ -16,7 +16,8 @@ Usage:
 """
 import bisect
 import math
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 from common.errors import Refused, refusing
 from grow import GROWTH, growth_plan
@@ -31,11 +32,12 @@ ANSWERED = ('steps', 'warmup_steps', 'decay_steps', 'lr_shape', 'lr_decay_steps'
             'backprop_curriculum')
 
 
-class Start(NamedTuple):
+@dataclass
+class Start:
     "What a run begins with. It goes into the checkpoint, so that a resume needs no parent."
-    kind: str
+    kind: Literal['lm', 'recurrent']
     n_layer: int
-    order: tuple | None = None          # the parent's own; None: each layer once
+    order: list[int] | None = None      # the parent's own; None: each layer once
     mean: int | None = None             # of a recurrent parent: the mean of its recurrences,
     backprop_depth: int | None = None   # and through how many of them gradients go back
 
@@ -43,20 +45,7 @@ class Start(NamedTuple):
     def of(cls, model):
         if hasattr(model, 'core'):
             return cls('recurrent', len(model.layers), None, model.mean, model.backprop_depth)
-        return cls('lm', len(model.layers), model.config.order and tuple(model.config.order))
-
-    @classmethod
-    def kept(cls, state):
-        "The start that a checkpoint holds; an older one holds only the model."
-        if 'start' in state:
-            about = state['start']
-            return cls(**about | dict(order=about['order'] and tuple(about['order'])))
-        c, recurrent = state['model_config'], state.get('recurrent', {})
-        config = state.get('config') or {}
-        if not config.get('init_from'):
-            return cls('lm', config.get('n_layer', c['n_layer']))
-        return cls(state['kind'], c['n_layer'], c['order'] and tuple(c['order']),
-                   recurrent.get('mean'), recurrent.get('backprop_depth'))
+        return cls('lm', len(model.layers), model.config.order)
 
 
 class Step(NamedTuple):
@@ -99,7 +88,8 @@ class Plan:
                 loops[name] = tuple(fit_loop(loops[name], depths[-1]))
             except ValueError as error:
                 raise Refused(f'{name}: {error}') from None
-        self.loop, self.late = loops.get('loop') or start.order, loops.get('cooldown_loop')
+        own = tuple(start.order) if start.order else None
+        self.loop, self.late = loops.get('loop') or own, loops.get('cooldown_loop')
         self.orders = [None if start.kind == 'recurrent' else self.loop or tuple(range(depth))
                        for depth in depths]
 

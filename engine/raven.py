@@ -16,15 +16,16 @@ Usage:
     python nanodepth.py export out/retrofit out/retrofit_raven --fresh      # ours in their format
 """
 import math
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
 from common.errors import Refused
-from common.files import read_json
+from common.fields import fill, fit, short, within
+from common.files import read_fields, read_json, reading
 from data.tokenizer import from_hub
 from engine import hf
-from engine.hf import number
 from model import LM, ModelConfig, rope_tables
 from retrofit import AUTHORS_STD, Recurrent
 
@@ -42,13 +43,38 @@ FOREIGN = {'norm_3.weight': "Huginn's sandwich norms", 'attn.qk_bias': "Huginn's
            'attn.q_norm.weight': "OLMo's norms of q and k, and behind the sublayers"}
 
 
+@dataclass
+class Theirs:
+    "What their config.json says, as far as it concerns our model."
+    n_embd: int
+    n_heads: int
+    intermediate_size: int
+    n_layers_in_prelude: int = within(0, 10_000)
+    n_layers_in_recurrent_block: int = within(1, 10_000)
+    n_layers_in_coda: int = within(0, 10_000)
+    mean_recurrence: int = within(1, 10_000)
+    norm_eps: float
+    injection_type: str
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    vocab_size: int | None = None
+    padded_vocab_size: int | None = None
+    block_size: int | None = None
+    max_position_embeddings: int | None = None
+    rope_base: float = 50_000.0
+    rope_theta: float | None = None
+    rope_scaling: dict | None = None
+    mean_backprop_depth: int = within(1, 10_000, default=8)
+    test_time_noise: float | None = 0.0
+    init_values: dict = field(default_factory=dict)
+
+
 def open_hf(folder):
     "Any Hugging Face folder, or a name on the hub."
     folder = Path(folder) if Path(folder).is_dir() else from_hub(folder)
     path = folder / 'config.json'
-    about = read_json(path) if path.exists() else None
-    if about and about.get('model_type') == FAMILY:
-        return load_raven(folder, about)
+    if path.exists() and read_json(path).get('model_type') == FAMILY:
+        return load_raven(folder)
     return hf.load_hf(folder)
 
 
@@ -64,61 +90,50 @@ def names_of(model):
     return names
 
 
-def load_raven(folder, about):
+def load_raven(folder):
     "Their folder as a Recurrent."
     path = folder / 'config.json'
-    for weights in hf.weight_files(folder):
-        for name in hf.read_header(weights):
-            for ending, what in FOREIGN.items():
-                if name.endswith(ending):
-                    raise Refused(f'{weights}: {name}: {what} are not supported; retrofitted '
-                                  'Llamas and TinyLlamas are')
-    sizes = {part: number(path, about, key, least=0) for part, key in PARTS.items()}
-    width, heads = (number(path, about, key) for key in ('n_embd', 'n_heads'))
-    values = about.get('init_values') if isinstance(about.get('init_values'), dict) else {}
-    scale = values.get('embed_scale', math.sqrt(width))
-    if scale != 1 or about.get('test_time_noise') or about.get('injection_type') != 'linear':
-        raise Refused(f'{path}: embed_scale={scale}, test_time_noise='
-                      f'{about.get("test_time_noise", 0)}, injection_type='
-                      f'{about.get("injection_type")!r}; 1, 0 and linear are supported')
-    head_dim = number(path, about, 'head_dim', default=width // heads)
-    if head_dim * heads != width:
-        raise Refused(f'{path}: head_dim is {about.get("head_dim")}, but the format has n_embd / '
-                      'n_heads')
-    theta = about.get('rope_theta')
-    config = ModelConfig(
-        vocab_size=number(path, about, 'padded_vocab_size', default=about.get('vocab_size')),
-        n_layer=sum(sizes.values()), n_embd=width, n_head=heads, head_dim=head_dim,
-        n_kv_head=number(path, about, 'num_key_value_heads', default=heads),
-        ffn_dim=number(path, about, 'intermediate_size'),
-        context=number(path, about, 'max_position_embeddings', least=2,
-                       default=about.get('block_size')),
-        norm_eps=number(path, about, 'norm_eps', float, least=0),
-        rope_theta=(number(path, about, 'rope_base', float, least=1, default=50_000.0)
-                    if theta is None else theta),
-        rope_scaling=scaling(path, about.get('rope_scaling')), tie_embeddings=False)
-    with torch.device('meta'):
-        lm, first = LM(config), 0
-        parts = {}
-        for part, n in sizes.items():
-            parts[part], first = list(range(first, first + n)), first + n
-        model = Recurrent(lm, **parts, inject='authors', start='authors',
-                          state_std=number(path, values, 'std', float, 0, AUTHORS_STD),
-                          mean=number(path, about, 'mean_recurrence'),
-                          backprop_depth=number(path, about, 'mean_backprop_depth', default=8))
-    state = hf.read_weights(folder, model, names_of(model), ['freqs_cis'])
-    model.load_state_dict(state, strict=False, assign=True)
+    c, tensors = read_fields(Theirs, path), hf.read_tensors(folder)
+    refuse_foreign(c, tensors, path)
+    sizes = {part: getattr(c, theirs) for part, theirs in PARTS.items()}
+    with reading(path):
+        config = fill(ModelConfig, dict(
+            vocab_size=c.padded_vocab_size or c.vocab_size, n_layer=sum(sizes.values()),
+            n_embd=c.n_embd, n_head=c.n_heads, n_kv_head=c.num_key_value_heads,
+            ffn_dim=c.intermediate_size, context=c.max_position_embeddings or c.block_size,
+            norm_eps=c.norm_eps, rope_theta=c.rope_theta or c.rope_base, tie_embeddings=False,
+            rope_scaling=hf.llama3(c.rope_scaling, path) if c.rope_scaling else None), path)
+        std = fit('std', c.init_values.get('std', AUTHORS_STD), float, path)
+    parts, first = {}, 0
+    for part, n in sizes.items():
+        parts[part] = list(range(first, first + n))
+        first += n
+
+    def make(config):
+        return Recurrent(LM(config), **parts, inject='authors', start='authors', state_std=std,
+                         mean=c.mean_recurrence, backprop_depth=c.mean_backprop_depth)
+    model = hf.empty(make, config, tensors, folder)
+    hf.load_weights(model, tensors, names_of(model), folder, ['freqs_cis'])
     model.lm.cos, model.lm.sin = rope_tables(config)
     return model.eval()
 
 
-def scaling(path, about):
-    "Llama 3's scaling of the rotary frequencies, or none."
-    if not about:
-        return None
-    if not isinstance(about, dict) or about.get('rope_type') != 'llama3':
-        raise Refused(f'{path}: rope_scaling is {about}; none and llama3 are supported')
-    return hf.llama3(path, about)
+def refuse_foreign(c, tensors, path):
+    "What their format may say, and our model does not have."
+    for name in tensors:
+        for ending, what in FOREIGN.items():
+            if name.endswith(ending):
+                raise Refused(f'{path.parent}: {name}: {what} are not supported; retrofitted '
+                              'Llamas and TinyLlamas are')
+    scale = c.init_values.get('embed_scale', math.sqrt(c.n_embd))
+    if scale != 1 or c.test_time_noise or c.injection_type != 'linear':
+        raise Refused(f'{path}: embed_scale={short(scale)}, test_time_noise={c.test_time_noise}, '
+                      f'injection_type={c.injection_type!r}; 1, 0 and linear are supported')
+    if (c.head_dim or c.n_embd // c.n_heads) * c.n_heads != c.n_embd:
+        raise Refused(f'{path}: head_dim is {c.head_dim}, but the format has n_embd / n_heads')
+    if c.rope_scaling and c.rope_scaling.get('rope_type') != 'llama3':
+        raise Refused(f'{path}: rope_scaling is {short(c.rope_scaling)}; none and llama3 are '
+                      'supported')
 
 
 def save_raven(model, folder, tokenizer=None):
@@ -139,7 +154,7 @@ def save_raven(model, folder, tokenizer=None):
                for theirs, ours in names_of(model).items()}
     scaling = dict(c.rope_scaling, rope_type='llama3') if c.rope_scaling else None
     sizes = {key: len(getattr(model, part)) for part, key in PARTS.items()}
-    std = 0.0 if model.start == 'zero' else model.state_std
+    std, dtype = 0.0 if model.start == 'zero' else model.state_std, hf.stored_type(model)
     about = dict(
         architectures=['RavenForCausalLM'], model_type=FAMILY, n_embd=width, n_heads=c.n_head,
         num_key_value_heads=c.n_kv_head, head_dim=c.head_dim, intermediate_size=c.ffn_dim,
@@ -149,5 +164,6 @@ def save_raven(model, folder, tokenizer=None):
         mean_recurrence=model.mean, mean_backprop_depth=model.backprop_depth,
         injection_type='linear', bias=False, qk_bias=False, tie_embeddings=False,
         test_time_noise=0, init_values=dict(std=std, embed_scale=1.0),
-        torch_dtype=str(model.norm.weight.dtype).removeprefix('torch.'))
+        torch_dtype=str(dtype).removeprefix('torch.'))
+    tensors = {name: t.to(dtype) for name, t in tensors.items()}
     hf.write_checkpoint(folder, tensors, about, tokenizer, c.context)

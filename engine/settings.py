@@ -12,11 +12,11 @@ Usage:
 """
 import runpy
 import types
-import typing
 from dataclasses import dataclass, fields
+from typing import Literal
 
-from common.bounds import check_bounds
 from common.errors import Refused, check_choice, nearest, parse
+from common.fields import COMMAND_LINE, fit_fields
 from common.files import find
 from engine.optimizers import OPTIMIZERS
 from engine.plan import Plan
@@ -29,8 +29,8 @@ class Config:
     out_dir: str = 'out/run'
     seed: int = 0
     device: str = 'auto'                # auto: cuda, else mps, else cpu
-    dtype: str = 'auto'                 # auto: bfloat16 on cuda, else float32
-    compile: bool | str = 'auto'        # auto: on for cuda
+    dtype: Literal['auto', 'float32', 'bfloat16'] = 'auto'      # auto: bfloat16 on cuda
+    compile: bool | Literal['auto'] = 'auto'    # auto: on for cuda
     patience: int = 600                 # seconds without progress until the run ends (watch.py)
     # resume the run in out_dir; false: move it away and start anew
     resume: bool = True
@@ -53,16 +53,16 @@ class Config:
     # looping: n_layer counts the unique layers
     loop: str | None = None             # their order, such as 2x4 or 2-2x2-2; None: each once
     cooldown_loop: str | None = None    # the order from the first step of the decay on
-    cooldown_data: str | list | None = None     # read from there on in place of data
+    cooldown_data: str | list[str] | None = None        # read from there on instead of data
     # a recurrent core: init_from is what retrofit.py wrote
     recurrence: int | None = None       # the mean of the random number; None: the model's own
     backprop_depth: int | None = None   # gradients go back through the last so many; None: its own
     curriculum: float = 0.25            # over this part of the steps the mean rises from 1
-    curriculum_shape: str = 'linear'    # or 1-sqrt
+    curriculum_shape: Literal['linear', '1-sqrt'] = 'linear'
     backprop_curriculum: float = 0.0    # and over this part backprop_depth does
     # the data
-    data: str | list = 'data/toy'       # a folder, or a list of them
-    data_weights: list | None = None    # their shares of the rows; None: equal
+    data: str | list[str] = 'data/toy'          # a folder, or a list of them
+    data_weights: list[float] | None = None     # their shares of the rows; None: equal
     context: int = 64                   # tokens of a sequence
     batch_size: int = 32                # sequences of a step, over all processes
     grad_accum: int = 1                 # pieces in which a process computes its part
@@ -71,14 +71,15 @@ class Config:
     warmup_steps: int = 50
     decay_steps: int = 120              # the last so many; growing is over, cool-downs begin
     lr: float = 4e-3
-    lr_shape: str = '1-sqrt'            # how the rate falls: or cosine
+    lr_shape: Literal['1-sqrt', 'cosine'] = '1-sqrt'            # how the rate falls
     lr_decay_steps: int | None = None   # over the last so many steps; None: decay_steps
     lr_floor: float = 0.0               # to this share of lr
     # the optimizer: 'adamw' or 'adamw_star' for everything, or 'muon' for the layers' matrices and
     # AdamW for the rest
-    optimizer: str = 'muon'
+    optimizer: Literal[OPTIMIZERS] = 'muon'
     adamw_lr: float | None = None       # with muon, the rate of the rest; None: lr
-    muon_scaling: str = 'match_rms_adamw'       # a step as large as AdamW's; or original
+    # a step as large as AdamW's, or the first Muon's
+    muon_scaling: Literal['match_rms_adamw', 'original'] = 'match_rms_adamw'
     weight_decay: float = 0.01
     star_decay: float = 1e-4            # adamw_star's, a step at the peak, whatever the rate is
     beta2: float = 0.95
@@ -90,6 +91,9 @@ class Config:
     save_every: int = 200
 
 
+# What a model looks like. With init_from, its checkpoint says so.
+SHAPE = ('vocab_size', 'n_layer', 'n_embd', 'n_head', 'n_kv_head', 'head_dim', 'ffn_dim',
+         'rope_theta', 'tie_embeddings', 'ln_scaling')
 # A resumed run may change these: they do not affect what it computes, at most where.
 MAY_DIFFER = {'out_dir', 'device', 'compile', 'grad_accum', 'patience', 'resume', 'eval_every',
               'eval_batches', 'log_every', 'save_every'}
@@ -98,14 +102,8 @@ MAY_DIFFER = {'out_dir', 'device', 'compile', 'grad_accum', 'patience', 'resume'
 def check(config):
     "What no type can say."
     c = config
-    check_choice('optimizer', c.optimizer, OPTIMIZERS)
+    fit_fields(Config, vars(c), 'the config')
     check_choice('grow', c.grow, (None, *GROWTH))
-    check_choice('dtype', c.dtype, ('auto', 'float32', 'bfloat16'))
-    check_choice('compile', c.compile, ('auto', True, False))
-    check_choice('curriculum_shape', c.curriculum_shape, ('linear', '1-sqrt'))
-    check_choice('lr_shape', c.lr_shape, ('1-sqrt', 'cosine'))
-    check_choice('muon_scaling', c.muon_scaling, ('match_rms_adamw', 'original'))
-    check_bounds(vars(c))
     for name in ('recurrence', 'backprop_depth'):
         if getattr(c, name) is not None and not c.init_from:
             raise Refused(f'{name}={getattr(c, name)} is for a model with a recurrent core: '
@@ -114,11 +112,10 @@ def check(config):
         raise Refused("out_dir='' must name a folder")
     for name in ('data', 'cooldown_data'):
         folders = getattr(c, name)
-        if isinstance(folders, list) and not (folders and all(isinstance(d, str) for d in folders)):
-            raise Refused(f'{name}={folders} must be a folder or a list of folders')
-    for w in c.data_weights or ():
-        if type(w) not in (int, float) or not 0 < w < 1e9:
-            raise Refused(f'data_weights={c.data_weights} must be numbers above 0')
+        if folders == []:
+            raise Refused(f'{name}=[] must be a folder or a list of folders')
+    if not all(0 < weight < 1e9 for weight in c.data_weights or ()):
+        raise Refused(f'data_weights={c.data_weights} must be numbers above 0')
     for name in ('decay_steps', 'lr_decay_steps'):
         if c.warmup_steps + (getattr(c, name) or 0) > c.steps:
             raise Refused(f'warmup_steps={c.warmup_steps} and {name}={getattr(c, name)} do not fit '
@@ -144,29 +141,30 @@ def shape(config, **more):
 
 # --------------------------------------------------------------------- configs and the command line
 
-COMMAND_LINE = 'the command line'
-
-
 def read_config(cls, argv):
     """A config file first, if there is one, then --name=value overrides, as an instance of the
     dataclass."""
-    values, where = {}, {}        # where: the source of each value, for messages
+    values = {}
     for arg in sorted(argv, key=lambda arg: arg.startswith('--')):
         if arg.startswith('--'):
             name, equals, text = arg[2:].partition('=')
             if not equals:
                 raise Refused(f'{arg}: write --{name}=VALUE')
-            found, place = {name: parse(text)}, COMMAND_LINE
+            values |= fit_fields(cls, {name: parse(text)}, COMMAND_LINE)
         else:
-            found, place = run_file(arg), arg
-        values.update(found)
-        where.update(dict.fromkeys(found, place))
-    wanted = typing.get_type_hints(cls)
-    for name in values:
-        if name not in wanted:
-            raise Refused(f'{where[name]}: there is no setting {name!r}{nearest(name, wanted)}')
-        values[name] = check_type(name, values[name], wanted[name], where[name])
+            values |= fit_fields(cls, run_file(arg), arg)
+    if values.get('init_from'):
+        refuse_a_shape(values)
     return cls(**values)
+
+
+def refuse_a_shape(values):
+    "The checkpoint of init_from decides what the model looks like."
+    for name in SHAPE:
+        if name in values:
+            raise Refused(f'{name}={values[name]} has no effect beside init_from='
+                          f'{values["init_from"]}: that checkpoint decides the shape of the model, '
+                          f'so leave {name} out')
 
 
 def run_file(path):
@@ -182,20 +180,3 @@ def run_file(path):
         raise Refused(f'{path} does not run: {type(error).__name__}: {error}') from None
     return {k: v for k, v in found.items()
             if not k.startswith('_') and not isinstance(v, types.ModuleType)}
-
-
-def check_type(name, value, wanted, where):
-    "The value as the type that the dataclass wants: an int serves for a float, 1e4 for an int."
-    options = typing.get_args(wanted) or (wanted,)
-    if str in options and where == COMMAND_LINE and type(value) in (int, float):
-        return str(value)                       # --out_dir=2024
-    if type(value) in options:
-        return value
-    if type(value) is int and float in options:
-        return float(value)
-    if type(value) is float and value.is_integer() and int in options:
-        return int(value)
-    if type(value) is tuple and list in options:
-        return list(value)
-    names = ' or '.join('None' if o is type(None) else o.__name__ for o in options)
-    raise Refused(f'{where}: {name} must be {names}, not {value!r}')

@@ -9,19 +9,22 @@ Usage:
     model, plan, state = begin(config, data['data'])        # or resume(config, data, out)
     optimizers = fill(model, config, state, out)
 """
+import contextlib
 import dataclasses
 from pathlib import Path
 
 import torch
 
-from common.errors import Refused, refusing
-from common.files import write_json
-from data.tokenizer import get_tokenizer, reads_alike
+from common import fields
+from common.errors import Refused
+from common.files import reading, write_json
+from data.tokenizer import copy_tokenizer, refuse_unknown
 from data.tokens import Loader, draw
 from engine import checkpoint
+from engine.measure import refuse_another_tokenizer
 from engine.optimizers import make_optimizers
 from engine.plan import ANSWERED, Plan, Start
-from engine.settings import MAY_DIFFER, Config, shape
+from engine.settings import MAY_DIFFER, SHAPE, Config, shape
 from model import LM
 
 
@@ -37,11 +40,10 @@ def begin(config, loader):
     parent, path = checkpoint.load(config.init_from), config.init_from
     model = checkpoint.build_model(parent, path)
     plan = set_up(model, config)
-    theirs, context = get_tokenizer(path), model.config.context
-    if context < config.context or not reads_alike(theirs, get_tokenizer(loader.tokenizer)):
-        raise Refused(f'{path} reads {context} tokens of the tokenizer {theirs.name!r}: it does '
-                      f'not fit context={config.context} and data made with {loader.tokenizer!r}')
-    model.config.context = config.context
+    if model.config.context < config.context:
+        raise Refused(f'context={config.context}, the length of a training row, is more than '
+                      f'{path} reads: {model.config.context} tokens')
+    refuse_another_tokenizer(path, loader)
     state['inherited_flops'] = parent.get('flops', 0) + parent.get('inherited_flops', 0)
     return model, plan, state
 
@@ -60,28 +62,34 @@ def resume(config, data, out):
     """(model, plan, state) of the run that out_dir holds, if this config goes on with it. data:
     {setting: Loader}."""
     state = checkpoint.load(out)
-    checkpoint.check_state(state, out)
-    plan = Plan(config, Start.kept(state))
-    refuse_another_run(config, plan, data, state)
-    if not state.get('optimizers'):
+    if not state.get('optimizers') or 'start' not in state:
         raise Refused(f'{out} holds weights without their optimizers, so it cannot be resumed: '
                       f'start another --out_dir from it, with --init_from={out}')
+    # settings that there are no more are left out
+    before = Config(**fields.fit_fields(Config, state.get('config') or {}, out, others=True))
+    plan = Plan(config, fields.fill(Start, state['start'], out))
+    refuse_another_run(config, plan, before, data, state)
     torch.manual_seed(draw(config.seed, 'init'))
     # as deep as it had grown by then
-    return checkpoint.build_model(state, out), plan, dict(inherited_flops=0) | state
+    return checkpoint.build_model(state, out), plan, state
 
 
-def refuse_another_run(config, plan, data, state):
-    new, old = dataclasses.asdict(config), dataclasses.asdict(Config()) | state.get('config', {})
-    before = Plan(Config(**{name: old[name] for name in new}), plan.start)
-    taken = [plan.at(step) for step in range(max(1, state['step']))]
-    agree = taken == [before.at(step) for step in range(len(taken))]
+def refuse_another_run(config, plan, before, data, state):
+    "Refuse to go on with a run that another config began: `before` is the one it had."
+    steps = range(max(1, state['step']))
+    if state['step'] > before.steps:
+        raise Refused(f'{config.out_dir} is damaged: it holds step {state["step"]} of '
+                      f'{before.steps}')
+    planned = Plan(before, plan.start)
+    agree = all(plan.at(step) == planned.at(step) for step in steps)
     move = 'choose another --out_dir, or move that run out of the way by --resume=false'
-    for name in new:
-        if name not in MAY_DIFFER and new[name] != old[name] and not (agree and name in ANSWERED):
-            raise Refused(f'{config.out_dir} holds a run with {name}={old[name]!r}, but this '
-                          f'config has {new[name]!r}: {move}')
-    read = {'data', *(now.data for now in taken)}
+    for name, new in dataclasses.asdict(config).items():
+        old = getattr(before, name)
+        decided = (agree and name in ANSWERED) or (config.init_from and name in SHAPE)
+        if name not in MAY_DIFFER and new != old and not decided:
+            raise Refused(f'{config.out_dir} holds a run with {name}={old!r}, but this config has '
+                          f'{new!r}: {move}')
+    read = {'data', *(plan.at(step).data for step in steps)}
     if any(state.get(name) != data[name].checksums() for name in read):
         raise Refused(f'the data has changed since the run in {config.out_dir} began (other '
                       f'checksums): {move}')
@@ -90,12 +98,23 @@ def refuse_another_run(config, plan, data, state):
 def fill(model, config, state, out):
     "The optimizers with their saved state."
     optimizers = make_optimizers(model, config)
-    why = lambda error: (f'{out}: its optimizers cannot be loaded ({type(error).__name__}: '
-                         f'{error}): start another --out_dir from it, with --init_from={out}')
-    with refusing(LookupError, ValueError, TypeError, RuntimeError, AttributeError, why=why):
+    with reading(out, then=f': its optimizers cannot be loaded, so start another --out_dir from '
+                           f'it, with --init_from={out}'):
         for optimizer, saved in zip(optimizers, state.get('optimizers', [])):
+            check_optimizer(optimizer, saved, out)
             optimizer.load_state_dict(saved)
     return optimizers
+
+
+def check_optimizer(optimizer, saved, out):
+    "Each parameter's state has numbers, and tensors of its own shape."
+    params = [p for group in optimizer.param_groups for p in group['params']]
+    for i, values in saved['state'].items():
+        for name, value in values.items():
+            if torch.is_tensor(value):
+                checkpoint.check_tensor(name, value, out)
+            if getattr(value, 'shape', ()) not in ((), params[i].shape):
+                raise Refused(f'{out}: {name} of parameter {i} has the shape {tuple(value.shape)}')
 
 
 def loaders(config, world):
@@ -115,20 +134,28 @@ def loaders(config, world):
     if others and others[0] != first:
         raise Refused(f'data was made with the tokenizer {first!r}, but cooldown_data with '
                       f'{others[0]!r}')
-    return found, rows(config.data, config.data_weights, 'val', seed=0)
+    refuse_unknown(first, world.say)
+    val = rows(config.data, config.data_weights, 'val', seed=0)
+    if config.eval_batches > len(val):
+        world.say(f'eval_batches={config.eval_batches}, but the validation data has only '
+                  f'{len(val)} batches: all of them are used')
+    return found, val
 
 
 def introduce(config, world, loader, model, step, compiled):
     "Write run.json, print a few words."
     if world.first:
+        with contextlib.suppress(Refused):      # on the hub, and no network: refuse_unknown said so
+            copy_tokenizer(loader.tokenizer, config.out_dir)
         about = dict(tokenizer=loader.tokenizer, config=dataclasses.asdict(config),
-                     torch=torch.__version__, data=[s.meta['origin'] for s in loader.sets])
+                     torch=torch.__version__, data=[each.about.origin for each in loader.sets])
         write_json(Path(config.out_dir) / 'run.json', about)
     layers = sum(p.numel() for p in model.layers.parameters())
+    flops = model.flops_per_token(context=config.context)
     many = f' x {world.size}' if world.size > 1 else ''
     world.say(f'device {world.device}{many}, compile {"on" if compiled else "off"}; '
               f'{model.num_params():,} parameters ({layers:,} in {len(model.layers)} layers), '
-              f'depth {len(model.order)}, {model.flops_per_token():,} FLOPs a token\n'
+              f'depth {len(model.order)}, {flops:,} FLOPs a token\n'
               f'{config.steps:,} steps of {config.batch_size} x {config.context} = '
               f'{config.batch_size * config.context:,} tokens'
               + (f', from step {step:,} on' if step else ''))

@@ -10,11 +10,13 @@ Usage:
 import json
 import math
 import os
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from common.columns import columns
 from common.errors import Refused
-from common.files import aside, replace
+from common.fields import fill, within
+from common.files import aside, reading, replace
 from report.tables import by_seed, difference, mean, number, over_seeds, run_names, where
 
 
@@ -59,25 +61,34 @@ def read_log(folder):
     return read_lines(path)
 
 
-def is_number(value):
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+@dataclass
+class Line:
+    "What tables and pictures read of a line of a log."
+    step: int
+    flops: int | float
+    tokens: int | float = within(0, 1e30, default=0)
+    seconds: float = 0
+    n_layer: int = 0
+    depth: int = 0
+    loss: float = 0
+    val_loss: float = 0
+    kinds: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
 def read_lines(path, whole=False):
     """The lines of a log that are a step's; with `whole`, also the numbers of those that are not. A
     run at work, or one that was cut off, may have half a line at the end."""
     lines, bad = [], []
-    for place, raw in enumerate(path.read_bytes().splitlines() if path.exists() else [], 1):
+    with reading(path):
+        raw_lines = path.read_bytes().splitlines() if path.exists() else []
+    for place, raw in enumerate(raw_lines, 1):
         try:
-            line = json.loads(raw)
-        except (ValueError, RecursionError):
-            line = None
-        right = (isinstance(line, dict) and type(line.get('step')) is int
-                 and is_number(line.get('flops')) and is_number(line.get('loss', 0.0))
-                 and is_number(line.get('val_loss', 0.0))
-                 and isinstance(line.get('kinds', {}), dict)
-                 and all(isinstance(found, dict) for found in line.get('kinds', {}).values()))
-        lines.append(line) if right else bad.append(place)
+            with reading(path):
+                line = json.loads(raw)
+                fill(Line, line, path, others=True)
+            lines.append(line)
+        except Refused:
+            bad.append(place)
     return (lines, bad) if whole else lines
 
 

@@ -8,6 +8,7 @@ Usage:
 """
 import itertools
 import math
+import os
 
 from common.files import fresh
 from report.logs import growths, kinds_of, measured
@@ -33,6 +34,7 @@ def show(path, draw, *what):
 
 def figure(rows, columns, size, maps=False, **shared):
     "A matplotlib figure that needs no screen, and its axes as a grid."
+    os.environ['MPLBACKEND'] = 'agg'        # whatever it says: a picture goes into a file
     from matplotlib.figure import Figure
     fig = Figure(figsize=size, layout='constrained')
     axes = fig.subplots(rows, columns, squeeze=False, **shared)

@@ -15,7 +15,7 @@ import math
 import re
 from pathlib import Path
 
-from common.files import replace
+from common.files import reading, replace
 
 
 def mean(values):
@@ -129,8 +129,11 @@ def as_csv(rows, **options):
 
 def read_csv(path):
     "The rows of a CSV file, every value as the text that stands there."
-    with open(path, newline='') as file:
-        return list(csv.DictReader(file))
+    with reading(path), open(path, newline='', encoding='utf-8') as file:
+        rows = list(csv.DictReader(file, strict=True))
+        if any(None in (*row, *row.values()) for row in rows):
+            raise ValueError('a row has more or fewer cells than the first')
+        return rows
 
 
 def write_csv(rows, picture):

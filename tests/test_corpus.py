@@ -77,9 +77,9 @@ def test_shares_are_exact_and_every_document_is_there_once(source, made):
     assert mixture == dict(fineweb_edu=0.70, cosmopedia=0.15, python_edu=0.09, open_web_math=0.06)
     for name, share in mixture.items():
         data = Dataset(made / name, 'train', 8)
-        assert data.meta['tokens'] == round(500_000 * share) == sum(len(s['.bin'])
+        assert data.about.tokens == round(500_000 * share) == sum(len(s['.bin'])
                 for s in data.shards)
-        assert max(len(s['.bin']) for s in data.shards) == min(40_000, data.meta['tokens'])
+        assert max(len(s['.bin']) for s in data.shards) == min(40_000, data.about.tokens)
     # What is read back, split at the documents' beginnings, is a subset of the source's texts, each
     # once, in one split.
     texts = [t for p in (source / 'open-web-math').glob('*.parquet')

@@ -127,7 +127,8 @@ def test_the_retrofits_partner_has_its_flops(tmp_path, data):
 def test_what_cannot_be_is_said_in_a_line(capsys, tmp_path):
     path = ROOT / 'config/smollm_360m_baseline.py'
     for argv, words in ((['--gpu=H10'],
-                         "gpu='H10' is not one of H200, H100, A100, L40S, L40, 4090; did you mean "
+                         "gpu='H10' is not one of H100 PCIe, H100 NVL, H200, H100, "
+                         "B200, A100, L40S, L40, 4090; did you mean "
                          "'H100'?"),
                         (['--mfu=40'], 'mfu=40 a share, such as 0.4'),
                         (['--gpus=7'],

@@ -245,10 +245,8 @@ def test_a_stage_of_no_steps_is_refused():
 
 def test_two_runs_in_one_folder_are_refused(config):
     c = config()
-    lock = claim(Path(c.out_dir))
-    with pytest.raises(Refused, match='another run is at work in'):
+    with claim(c.out_dir), pytest.raises(Refused, match='another run is at work in'):
         train(c)
-    lock.close()
     train(c)
 
 
@@ -325,9 +323,9 @@ def test_a_second_ctrl_c_does_not_wait():
     (['--n_kv_head=0'], 'n_kv_head=0 must be at least 1'),
     (['--beta2=1'], 'beta2=1.0 must be at most 0.9999999'),
     (['--data=[3]'], 'data=[3] must be a folder or a list of folders'),
-    (['--data_weights=["a"]'], "data_weights=['a'] must be numbers"),
+    (['--data_weights=["a"]'], "data_weights must be float, not 'a'"),
     (['--grow=lidas', '--grow_alpha=2000'], ''),
-    (['--out_dir=/dev/null/x'], 'out_dir=/dev/null/x cannot be written'),
+    (['--out_dir=/dev/null/x'], '/dev/null/x cannot be written'),
     (['--data=data/toi'], 'there is no dataset at data/toi'),
 ])
 def test_mistakes_are_named_with_status_2(args, message, data, tmp_path, capsys, monkeypatch):
@@ -516,9 +514,8 @@ def test_growing_does_not_compile_a_block_again(config):
 
 def test_an_error_of_the_first_process_is_said_once(config):
     c = config(optimizer='adamw')
-    lock = claim(Path(c.out_dir))
-    run = ranks(command(c)[2:])
-    lock.close()
+    with claim(c.out_dir):
+        run = ranks(command(c)[2:])
     assert run.codes == [2, 2] and run.stderr.count('another run is at work in') == 1
 
 

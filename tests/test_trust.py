@@ -15,8 +15,8 @@ from conftest import ROOT
 
 import nanodepth
 from common.errors import Refused, refusals
-from common.files import read_json
-from data.tokenizer import Foreign, get_tokenizer, to_tokenizer_json
+from common.files import read_fields
+from data.tokenizer import Foreign, RunFile, get_tokenizer, to_tokenizer_json
 from engine import checkpoint
 from engine.measure import parse_tasks, score
 from engine.settings import Config, read_config
@@ -123,14 +123,14 @@ def test_a_lens_that_cannot_learn_is_not_saved(run, data, capsys, argv, message)
 
 
 @pytest.mark.parametrize('change, message', [
-    (lambda s: [1, 2], 'holds a list, not a checkpoint'),
-    (lambda s: s | dict(kind='gpt'), "a model of kind 'gpt'"),
-    (lambda s: s | dict(model_config=None), 'it has no model_config'),
+    (lambda s: [1, 2], 'holds a list, not names with values'),
+    (lambda s: s | dict(kind='gpt'), "kind='gpt' is not one of lm, recurrent"),
+    (lambda s: s | dict(model_config=None), 'model_config must be dict, not None'),
     (lambda s: s | dict(step=-5), 'step=-5 must be at least 0'),
-    (lambda s: s | dict(step=10, config=dict(steps=4)), 'step=10'),
-    (lambda s: s | dict(model=[]), 'it has no weights'),
+    (lambda s: s | dict(model=[]), 'model must be dict'),
+    (lambda s: {k: v for k, v in s.items() if k != 'model'}, "it does not say 'model'"),
     (lambda s: s | dict(parts='parts_3_0'), 'keeps its tensors in parts, in other files'),
-    (lambda s: s | dict(optimizers='x'), 'its optimizers are not a list'),
+    (lambda s: s | dict(optimizers='x'), 'optimizers must be list'),
     (lambda s: s | dict(model_config=s['model_config'] | dict(n_layer=9999)),
      'weights of 2 layers, but n_layer=9999'),
     (lambda s: s | dict(model_config=s['model_config'] | dict(n_embd=2 ** 19, n_head=4,
@@ -160,8 +160,8 @@ def test_a_compressed_archive_is_not_unpacked(run):
 @pytest.mark.parametrize('text', ['[' * 100_000, '[1, 2]', '"x"', '{"a": 1', '1' * 5000])
 def test_json_that_parses_oddly(tmp_path, text):
     (tmp_path / 'x.json').write_text(text)
-    with pytest.raises(Refused, match='is not JSON|holds a|does not say'):
-        read_json(tmp_path / 'x.json', need=['tokenizer'])
+    with pytest.raises(Refused, match='not what it should be|holds a|does not say'):
+        read_fields(RunFile, tmp_path / 'x.json')
 
 
 def stranger(folder, pattern):
@@ -393,8 +393,8 @@ def test_names_with_a_dot_are_two_pictures():
 
 def test_a_file_that_holds_no_scores_is_refused_before_an_hour_of_them(run, tmp_path, capsys):
     (tmp_path / 'e.json').write_text('{"rows": [1]}')
-    assert 'no file of scores' in refused(capsys, 'evaluate', run[0], '--limit=2',
-                                          f'--out={tmp_path / "e.json"}')
+    said = refused(capsys, 'evaluate', run[0], '--limit=2', f'--out={tmp_path / "e.json"}')
+    assert 'e.json: rows must be dict, not 1: choose another --out' in said
 
 
 def test_an_unknown_option_is_named_before_a_missing_one():

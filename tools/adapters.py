@@ -14,13 +14,15 @@ Usage:
 import functools
 import inspect
 import math
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from tqdm import tqdm
 
 from common.errors import Refused
-from common.files import read_json
+from common.fields import fill
+from common.files import read_json, reading
 from data.tokenizer import (
     END_OF_TEXT,
     get_tokenizer,
@@ -32,6 +34,7 @@ from data.tokenizer import (
 from data.tokens import draw
 from engine.checkpoint import load_model, refuse_not_finite, set_depth
 from engine.launch import pick_device
+from engine.measure import in_vocabulary
 from wrapper import SOLVERS, patch
 
 
@@ -55,13 +58,14 @@ class Answers:
             patch(self.model, **from_text(wrapped))
         if add_bos_token is not None:
             self.first = [self.begin] if str(add_bos_token).lower() == 'true' else []
+        in_vocabulary([self.begin, *self.first], self.model)
 
     eot_token_id = property(lambda self: min(self.end))
     prefix_token_id = property(lambda self: self.begin)
 
     def tok_encode(self, string, add_special_tokens=None, **_):
         from lm_eval.models.utils import has_bos_prefix
-        ids = self.tokenizer.encode(string, allowed_special='all')
+        ids = in_vocabulary(self.tokenizer.encode(string, allowed_special='all'), self.model)
         begun = (has_bos_prefix(string, self.tokenizer.decode([self.begin]))
                  if add_special_tokens is None else not add_special_tokens)
         return ids if begun else [*self.first, *ids]
@@ -212,18 +216,28 @@ def open_model(path, batch_size=8, **options):
     return known_as(str(path), batch_size=batch_size, **options)
 
 
+@dataclass
+class Ends:
+    "What Hugging Face's files say of how texts begin and end."
+    bos_token: str | dict | None = None
+    eos_token: str | dict | None = None
+    eos_token_id: int | list[int] | None = None
+
+
 def ends(path, tokenizer):
     """(the token before a text that stands alone, those that end a text, those that every text
     begins with): Hugging Face's files say so, a run of ours begins and ends with an end of text."""
     usual, file, names, end = start_of_document(tokenizer), tokenizer_file(path), {}, set()
     for name in ('tokenizer_config.json', 'generation_config.json', 'config.json') if file else ():
-        about = read_json(file.parent / name) if (file.parent / name).exists() else {}
-        for key in ('bos_token', 'eos_token'):
-            token = about.get(key)
-            token = token.get('content') if isinstance(token, dict) else token
-            if token in tokenizer.special_tokens_set:
-                names[key] = tokenizer.encode_single_token(token)
-        stops = about.get('eos_token_id')
+        if not (file.parent / name).exists():
+            continue
+        with reading(file.parent / name):
+            about = fill(Ends, read_json(file.parent / name), file.parent / name, others=True)
+            for key, token in dict(bos_token=about.bos_token, eos_token=about.eos_token).items():
+                token = token.get('content') if isinstance(token, dict) else token
+                if token in tokenizer.special_tokens_set:
+                    names[key] = tokenizer.encode_single_token(token)
+        stops = about.eos_token_id
         end |= {*(stops if isinstance(stops, list) else [stops]), names.get('eos_token')} - {None}
     if not end:
         end = ({tokenizer.encode_single_token(END_OF_TEXT)}

@@ -21,14 +21,14 @@ def main(argv=None):
     args = parser.parse_args(argv)
     for (folder, _), split in itertools.product(mixture(args.folder), ('train', 'val')):
         data = Dataset(folder, split, context=None)
-        for shard in tqdm(data.meta['shards'], desc=f'{split}: checking', leave=False):
-            for ending, want in shard['sha256'].items():
-                path = (data.folder / shard['file']).with_suffix(ending)
+        for shard in tqdm(data.about.shards, desc=f'{split}: checking', leave=False):
+            for ending, want in shard.sha256.items():
+                path = (data.folder / shard.file).with_suffix(ending)
                 with open(path, 'rb') as file:
                     if hashlib.file_digest(file, 'sha256').hexdigest() != want:
                         raise Refused(f'{path} is not what was written (wrong checksum); '
                                       f'{how_to_prepare(folder)}')
-        name = data.meta['tokenizer']
+        name = data.about.tokenizer
         text = get_tokenizer(name).decode(data.shards[0]['.bin'][:args.chars].tolist())
-        print(f'{folder}, {split}: {data.meta["tokens"]:,} tokens of {name!r}, checksums right; '
-              f'from {json.dumps(data.meta["origin"])}\n{text}\n')
+        print(f'{folder}, {split}: {data.about.tokens:,} tokens of {name!r}, checksums right; '
+              f'from {json.dumps(data.about.origin)}\n{text}\n')

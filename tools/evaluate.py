@@ -26,11 +26,12 @@ import functools
 import json
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from common.columns import columns
 from common.errors import Refused, nearest, refusing
-from common.files import ROOT, read_json, write_json
+from common.files import ROOT, read_fields, reading, write_json
 from data.primitives import TASKS
 from tools.adapters import adapter, hf_adapter
 from tools.options import RUN, make_parser
@@ -133,12 +134,16 @@ def explain(error, tasks):
             f'{first}')
 
 
+@dataclass
+class Scores:
+    "A file of scores: a row for each task, metric and setting."
+    rows: list[dict]
+
+
 def scores_in(path):
     "The rows of a file of scores, none where there is none yet."
-    rows = read_json(path, need=['rows'])['rows'] if path.exists() else []
-    if not (isinstance(rows, list) and all(isinstance(row, dict) for row in rows)):
-        raise Refused(f'{path} is no file of scores: choose another --out')
-    return rows
+    with reading(path, then=': choose another --out'):
+        return read_fields(Scores, path).rows if path.exists() else []
 
 
 def main(argv=None):

@@ -11,7 +11,10 @@ Usage:
     python nanodepth.py gpu --tiny --device=cpu                 # a small model, without a GPU
 """
 import argparse
+import contextlib
+import gc
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -22,6 +25,7 @@ from statistics import median
 
 import torch
 
+from common import losses
 from common.columns import columns
 from common.files import ROOT
 from engine import checkpoint, cost
@@ -58,6 +62,12 @@ def seconds(device, call, turns):
     return median([clock(device, call) for _ in range(turns + 2)][2:])
 
 
+def free(device):
+    gc.collect()
+    if device.type == 'cuda':
+        torch.cuda.empty_cache()
+
+
 def over(device, call, other, share):
     "The ratio of two calls' times, over the expected ratio; and a note."
     times = against(device, 3, call=call, other=other)
@@ -66,8 +76,10 @@ def over(device, call, other, share):
 
 
 def compile_model(who, model):
-    "As train.py compiles ours, Block by Block; transformers' whole."
-    for module in model.layers if who == 'ours' else [model]:
+    "As train.py compiles ours, layer by layer: a whole model of 32 takes minutes."
+    if who == 'ours':
+        losses.compile_piece(next(model.parameters()).device.type)
+    for module in model.layers if who == 'ours' else model.model.layers:
         module.compile()
 
 
@@ -81,6 +93,7 @@ def training(size, device):
         flops = LM(ModelConfig(**shape)).flops_per_token()
     for who, make in dict(ours=ours, transformers=transformers).items():
         for form in ('eager', 'compiled'):
+            free(device)        # of the one before, which is in circles with itself
             model, loss = make(shape)
             step = training_step(model, loss, tokens)
             if form == 'compiled':
@@ -110,8 +123,9 @@ def growing(size, device):
     block, tokens = size['block'], random_tokens(size['shape'], size['batch'], device)
 
     def stepping(model):
-        compile_model('ours', model)
-        return training_step(model, lambda tokens: model(tokens, tokens), tokens)
+        step = training_step(model, lambda tokens: model(tokens, tokens), tokens)
+        compile_model('ours', model)        # behind that, which takes it to the device
+        return step
     model = LM(ModelConfig(**size['shape'] | dict(n_layer=2 * block)))
     step = stepping(model)
     yield 'the first step, compiling', clock(device, step), 's'
@@ -226,7 +240,9 @@ def run(size, device, out, steps, *more):
 
 
 def finished(command):
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if ended.returncode:
+        raise RuntimeError(ended.stderr.strip()[-3000:] or f'exit status {ended.returncode}')
 
 
 def resuming(size, device):
@@ -279,13 +295,17 @@ def in_a_process(name, args, folder):
     path, why = Path(folder) / f'{name}.jsonl', None
     line = [sys.executable, str(ROOT / 'nanodepth.py'), 'gpu', name, f'--device={args.device}',
             f'--rows={path}', *['--tiny'] * args.tiny]
+    child = subprocess.Popen(line, stderr=subprocess.PIPE, text=True, process_group=0)
     try:
-        ended = subprocess.run(line, timeout=LIMIT, stderr=subprocess.PIPE, text=True)
-        if ended.returncode:
-            said = ended.stderr.strip() or f'exit status {ended.returncode}'
-            why = said.splitlines()[-1]
+        said = child.communicate(timeout=LIMIT)[1].strip()
+        if child.returncode:
+            print(said[-4000:], file=sys.stderr)
+            why = (said or f'exit status {child.returncode}').splitlines()[-1]
     except subprocess.TimeoutExpired:
         why = f'took more than {LIMIT} seconds'
+    finally:
+        with contextlib.suppress(ProcessLookupError):       # runs of train.py, too
+            os.killpg(child.pid, signal.SIGKILL)
     rows = path.read_text().splitlines() if path.exists() else []
     return [*map(json.loads, rows), *([[name, 'failed', why[:150]]] if why else [])]
 
@@ -314,6 +334,8 @@ def main(argv=None):
     if args.rows:
         if device.type == 'cuda':
             torch.set_float32_matmul_precision('high')
+            # as train.py has it; a growing cache is another matter: launch.pick_device
+            torch.backends.cuda.enable_cudnn_sdp(names[0] in ('training', 'growing', 'recurring'))
         measure(PARTS[names[0]], TINY if args.tiny else REAL, device, args.rows)
         return
     machine = torch.cuda.get_device_name(device) if device.type == 'cuda' else processor()
@@ -322,6 +344,8 @@ def main(argv=None):
     head = (f'{machine}, torch {torch.__version__}, {time.strftime("%Y-%m-%d")}. MFU = '
             f'FLOPs a token x tokens a second / {peak}.')
     print(head)
+    if {'resuming', 'toy'} & set(names) and not (ROOT / 'data/toy/train.json').exists():
+        finished([sys.executable, str(ROOT / 'data/toy/prepare.py')])       # before it is timed
     with tempfile.TemporaryDirectory() as folder:
         rows = [[name, *row] for name in names for row in in_a_process(name, args, folder)]
     if args.out:

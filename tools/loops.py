@@ -5,14 +5,12 @@ Usage:
     python loop.py out/loop_2x4 out/standard_2 out/baseline     # a table and two pictures
     python loop.py --untie out/loop_2x4 out/untied  # cut the ties, to train on from there
 """
-import shutil
-from pathlib import Path
-
 from tqdm import tqdm
 
 from common.columns import columns
 from common.errors import Refused, number_list
-from common.files import must_be_free
+from common.files import new_model
+from data.tokenizer import keep_tokenizer
 from engine.checkpoint import build_model, describe, load, save
 from engine.launch import pick_device
 from engine.measure import Scorer, parse_tasks
@@ -63,18 +61,15 @@ def partners(row, rows):
 
 def cut_ties(source, target):
     "A looped run as an ordinary checkpoint of its unrolled depth, to go on from with init_from."
-    must_be_free(target)
     state = load(source)
     if state['kind'] != 'lm':
         raise Refused(f'{source} is a checkpoint of the kind {state["kind"]!r}, but only a run '
                       'of ours can be looped')
     model = build_model(state, source)
     free = untie(model, model.order)
-    save(target, **{**state, **describe(free), 'optimizers': []})
-    source = Path(source)
-    about = (source.parent if source.is_file() else source) / 'run.json'       # its tokenizer
-    if about.exists():
-        shutil.copy(about, target)
+    with new_model(target):
+        keep_tokenizer(source, target)
+        save(target, **{**state, **describe(free), 'optimizers': []})
     print(f'{target}: {len(free.layers)} layers of their own, where {source} runs '
           f'{len(model.layers)}')
 

@@ -22,11 +22,11 @@ import torch
 
 from common.errors import Refused, check_choice
 from data.primitives import TASKS, TOY_TASKS, few_shot
-from data.tokenizer import get_tokenizer, readable, start_of_document
+from data.tokenizer import get_tokenizer, readable
 from data.tokens import measure
 from engine.checkpoint import build_model, load
 from engine.launch import pick_device
-from engine.measure import log_likelihoods, open_data, parse_tasks
+from engine.measure import encode, log_likelihoods, open_data, parse_tasks
 from loop import fit_loop, format_loop, running
 from model import check_order
 from report.tables import mean, run_names
@@ -95,7 +95,7 @@ class Opened:
                     unpatch(model)
 
     def tokens(self, prompt):
-        ids = [*start_of_document(self.tokenizer), *self.tokenizer.encode(prompt)]
+        ids = encode(self.tokenizer, prompt, self.model)
         context = self.model.config.context
         if not 0 < len(ids) <= context:
             raise Refused(f'the prompt has {len(ids)} tokens, 1 to {context} fit')

@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from common.columns import columns
 from common.errors import Refused, number_list
-from common.files import read_json
+from common.files import read_json, reading
 from data.primitives import TASKS, few_shot, with_depths
 from data.tokenizer import get_tokenizer
 from engine.checkpoint import load_model, set_depth
@@ -73,8 +73,9 @@ def main(argv=None):
 def examples_seen(path):
     "How many examples of primitives a run was fine-tuned on."
     about = Path(path) / 'run.json'
-    origins = read_json(about).get('data', []) if about.exists() else []
-    return sum(origin['n'] for origin in origins if origin.get('made_by') == 'primitives.py')
+    with reading(about):
+        origins = read_json(about).get('data', []) if about.exists() else []
+        return sum(origin['n'] for origin in origins if origin.get('made_by') == 'primitives.py')
 
 
 def print_scores(rows):

@@ -10,10 +10,13 @@ Usage:
 """
 import re
 import tomllib
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from common.errors import Refused, check_choice, nearest, refusing
-from common.files import ROOT, replace
+from common.errors import Refused, check_choice, nearest
+from common.fields import fill
+from common.files import ROOT, reading, replace
 from report.claims import MARGINS, Contrast, verdicts
 from report.panels import draw_exits, draw_lines, draw_ways
 from report.plot import show
@@ -26,7 +29,24 @@ LAYERS = {'moves': 'without it, later outputs move by',
 MEANS = dict(mean_2='trained with a mean of 2', mean_4='of 4', mean_8='of 8')
 DEEP = {f'depth {d} right': f'depth {d} right, %' for d in (4, 5, 6)}
 TEXTS = 'README.md', 'docs/RESULTS.md', 'docs/ROWS.md'
-NEEDED = ('section', 'claim', 'paper', 'table', 'measure', 'unit', 'a', 'b', 'direction')
+
+
+@dataclass
+class Claim:
+    section: str
+    claim: str
+    paper: str                          # what it found
+    table: str                          # the CSV file with the rows
+    measure: str                        # a column of it
+    unit: Literal[tuple(MARGINS)]
+    a: dict                             # describes rows, one a seed
+    b: dict
+    direction: Literal[-1, 0, 1]        # 1: a is above b
+    primary: bool = False
+    paired: bool = True
+    less_a: dict | None = None          # describes rows that are taken off those of a
+    less_b: dict | None = None
+    beside: str | None = None           # a column that is shown too
 
 
 def value(text):
@@ -43,14 +63,10 @@ def read_rows(path):
 
 
 def read_claims(path):
-    with refusing(tomllib.TOMLDecodeError, why=lambda error: f'{path}: {error}'):
-        spec = tomllib.loads(path.read_text())
-    for claim in spec.get('claim', []):
-        missing = [name for name in NEEDED if name not in claim]
-        if missing:
-            raise Refused(f'{path}: the claim {claim.get("claim")!r} has no {", ".join(missing)}')
-        check_choice(f'{path}: unit', claim['unit'], tuple(MARGINS))
-        check_choice(f'{path}: direction', claim['direction'], (-1, 0, 1))
+    with reading(path):
+        spec = tomllib.loads(path.read_text(encoding='utf-8'))
+        for claim in spec.get('claim', []):
+            fill(Claim, claim, f'{path}: the claim {claim.get("claim")!r}')
     for name in dict.fromkeys(claim['section'] for claim in spec.get('claim', [])):
         primary = [c for c in spec['claim'] if c['section'] == name and c.get('primary')]
         if len(primary) > 5:
@@ -227,8 +243,9 @@ def main(argv=None):
     folder = Path(args.rows)
     spec = read_claims(folder / 'claims.toml')
     for file in args.files:
-        before = file.read_text()
-        after = made(before, spec, folder)
+        with reading(folder):
+            before = file.read_text(encoding='utf-8')
+            after = made(before, spec, folder)
         if args.check:
             differs(file, before, after)
         else:

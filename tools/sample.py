@@ -7,10 +7,11 @@ Usage:
 """
 import torch
 
-from data.tokenizer import get_tokenizer, readable, start_of_document
+from data.tokenizer import get_tokenizer, readable
 from data.tokens import draw
 from engine.checkpoint import load_model, set_depth
 from engine.launch import pick_device
+from engine.measure import encode
 from tools.options import RUN, make_parser
 
 # How many tokens at most: after an answer comes a question, which no toy model learns to ask.
@@ -31,11 +32,10 @@ def main(argv=None):
     set_depth(model, loop=args.loop, r=args.r)
     print(f'device {device}, {model.num_params():,} parameters, {len(model.order)} layers deep, '
           f'temperature {args.temperature}')
-    start = start_of_document(tokenizer)
     for i, prompt in enumerate(args.prompt or TOY_PROMPTS):
         new = args.tokens if args.prompt else min(args.tokens, TOY_PROMPTS[prompt])
         prompt = prompt.replace('\\n', '\n')
-        ids = [*start, *tokenizer.encode(prompt, allowed_special='all')]      # as documents begin
+        ids = encode(tokenizer, prompt, model)
         if len(ids) > model.config.context:
             print(f'(the prompt has {len(ids)} tokens: the model sees the last '
                   f'{model.config.context} of them)')

@@ -29,7 +29,7 @@ from data.tokenizer import get_tokenizer
 from engine.checkpoint import build_model, fingerprint, load
 from engine.hf import fold_scales
 from engine.launch import pick_device
-from engine.measure import After, open_data, parse_tasks, score
+from engine.measure import After, in_vocabulary, open_data, parse_tasks, score
 from variants.lens import beside, load_lens, save_lens, train_lens
 
 
@@ -142,7 +142,8 @@ def examples(subject, source, count, length):
     """(n, T) tokens: validation rows ('val'), a text file, JSON Lines, or the prompts of a
     primitive with its depth ('toy_assign/3')."""
     given, length = length, min(length or 32, subject.model.config.context)
-    encode = lambda text: subject.tokenizer.encode(text, allowed_special='all')
+    encode = lambda text: in_vocabulary(
+        subject.tokenizer.encode(text, allowed_special='all'), subject.model)
     path, known = Path(source), [*TASKS, *TOY_TASKS]
     if source == 'val':
         val = subject.loaders[1]

@@ -6,7 +6,6 @@ Usage:
     python retrofit.py out/retrofit --eval --r=1,2,4,8          # loss against r; --eval --help
 """
 import dataclasses
-import json
 import math
 import sys
 from pathlib import Path
@@ -16,11 +15,12 @@ import torch.nn as nn
 
 from common.columns import columns
 from common.errors import Refused, number_list
-from common.files import must_be_free, replace
-from data.tokenizer import tokenizer_file
+from common.files import new_model
+from data.tokenizer import keep_tokenizer
 from data.tokens import Loader, draw
 from engine.checkpoint import build_model, describe, load, save
 from engine.hf import fold_scales
+from engine.measure import refuse_another_tokenizer
 from retrofit import cut, surgery
 from tools import recurrences
 from tools.options import RUN, make_parser
@@ -50,55 +50,65 @@ def with_a_head(lm):
 
 def operate(args):
     "Write the cut checkpoint, and print its parts."
-    source, shape = args.run, args.shape
-    folder, file, state = Path(source), tokenizer_file(source), load(source)
-    about = (folder.parent if folder.is_file() else folder) / 'run.json'
-    if not file and not about.exists():
-        raise Refused(f'{source} does not say which tokenizer it reads: it has no tokenizer.json '
-                      'and no run.json')
-    tokenizer = json.dumps(dict(tokenizer=str(file.resolve()))) if file else about.read_text()
-    target = args.out or Path('out') / f'{folder.name}_{shape}'
-    must_be_free(target, 'choose another --out')
-    parent = build_model(state, source).eval()
-    if args.carry_scales and parent.config.ln_scaling:
-        parent = fold_scales(parent)
-    if args.untie_head:
-        parent = with_a_head(parent)
-    parts = cut(shape, len(parent.layers))
-    sizes = [len(part) for part in parts]
-    if args.search:
-        found = screen(parent, sizes, sample_tokens(args.data, parent.config, 32))
-        return print(columns([['loss', 'prelude', 'core', 'coda'],
-                              *([f'{loss:.3f}', *map(listed, of)] for loss, of in found)]))
-    if args.select == 'influence':
-        parts = by_influence(parent, sizes, sample_tokens(args.data, parent.config))
-    elif args.layers:
-        parts = [number_list('--layers', part) if part else [] for part in args.layers.split('/')]
-        if [len(part) for part in parts] != sizes:
-            raise Refused(f'--layers={args.layers} does not name {shape} layers')
-    torch.manual_seed(draw(args.seed, 'retrofit'))
-    model = surgery(parent.float(), parts, inject=args.inject, start=args.start, fresh=args.fresh,
-                    mean=args.mean, backprop_depth=args.backprop_depth)
-    if args.scratch:
-        scalable_start(model)
-    say(model, parent, parts)
-    cost = 0 if args.scratch else state.get('flops', 0) + state.get('inherited_flops', 0)
-    save(target, **describe(model.lm if args.dense else model), optimizers=[], step=0, flops=0,
-         inherited_flops=cost, config={})
-    replace(target / 'run.json', tokenizer.encode())
+    target = args.out or Path('out') / f'{Path(args.run).name}_{args.shape}'
+    with new_model(target, 'choose another --out'):
+        state = load(args.run)
+        parent = open_parent(args, state)
+        parts = choose_layers(args, parent)
+        torch.manual_seed(draw(args.seed, 'retrofit'))
+        model = surgery(parent.float(), parts, inject=args.inject, start=args.start,
+                        fresh=args.fresh, mean=args.mean, backprop_depth=args.backprop_depth)
+        if args.scratch:
+            scalable_start(model)
+        say(model, parent, parts)
+        keep_tokenizer(args.run, target)
+        cost = 0 if args.scratch else state.get('flops', 0) + state.get('inherited_flops', 0)
+        save(target, **describe(model.lm if args.dense else model), optimizers=[], step=0, flops=0,
+             inherited_flops=cost, config={})
     now = 'the kept layers, each once' if args.dense else (
         f'python train.py config/retrofit.py --init_from={target} --data=... trains it')
     print(f'{target}: {now}')
+
+
+def open_parent(args, state):
+    parent = build_model(state, args.run).eval()
+    if args.carry_scales and parent.config.ln_scaling:
+        parent = fold_scales(parent)
+    return with_a_head(parent) if args.untie_head else parent
+
+
+def choose_layers(args, parent):
+    "(prelude, core, coda), as lists of the parent's layers."
+    parts = cut(args.shape, len(parent.layers))
+    sizes = [len(part) for part in parts]
+    if args.select == 'influence':
+        return by_influence(parent, sizes, sample_tokens(args, parent))
+    if args.layers:
+        parts = [number_list('--layers', part) if part else [] for part in args.layers.split('/')]
+        if [len(part) for part in parts] != sizes:
+            raise Refused(f'--layers={args.layers} does not name {args.shape} layers')
+    return parts
+
+
+def search(args):
+    "Print the loss of every selection."
+    parent = open_parent(args, load(args.run))
+    sizes = [len(part) for part in cut(args.shape, len(parent.layers))]
+    found = screen(parent, sizes, sample_tokens(args, parent, 32))
+    print(columns([['loss', 'prelude', 'core', 'coda'],
+                   *([f'{loss:.3f}', *map(listed, parts)] for loss, parts in found)]))
 
 
 def listed(layers):
     return ' '.join(map(str, layers))
 
 
-def sample_tokens(data, config, n=8):
+def sample_tokens(args, model, n=8):
     "Some validation rows: (n, T)."
-    return Loader(data, n, min(config.context, 512), split='val',
-                  vocab_size=config.vocab_size).batch(0)[0]
+    c = model.config
+    loader = Loader(args.data, n, min(c.context, 512), split='val', vocab_size=c.vocab_size)
+    refuse_another_tokenizer(args.run, loader)
+    return loader.batch(0)[0]
 
 
 def say(model, parent, parts):
@@ -146,4 +156,4 @@ def main(argv=None):
                      '--select=influence and --search')
     if args.select == 'influence' and args.layers:
         parser.error('--layers names the layers that --select=influence would choose: give one')
-    operate(args)
+    search(args) if args.search else operate(args)

@@ -23,12 +23,15 @@ import inspect
 import itertools
 import json
 import math
+from dataclasses import dataclass
 from pathlib import Path
 
 from tqdm import tqdm
 
 from common.columns import columns
 from common.errors import Refused, number_list, refusing
+from common.fields import fill
+from common.files import reading
 from engine.checkpoint import exists, fingerprint
 from report.panels import draw_sweep, draw_windows
 from report.plot import show
@@ -45,19 +48,26 @@ RECIPE = dict(window='mid4', method='rk', K=3, beta=0.5, T=1.0, mode='block', ca
 
 # ------------------------------------------------------------------------------------ what is known
 
+@dataclass
+class Note:
+    of: dict                    # a model, a part of the data, a setting
+    found: dict[str, float]     # {metric: value}
+
+
 class Notes:
     "What has been measured, a line each, on disk: a sweep that was stopped goes on where it was."
 
     def __init__(self, path):
         self.path, self.known = path, {}
-        for line in path.read_text().splitlines() if path.exists() else []:
+        with reading(path, then=': choose another --out'):
+            lines = path.read_text(encoding='utf-8').splitlines() if path.exists() else []
+        for line in lines:
             try:
                 entry = json.loads(line)
-            except ValueError:          # the line that was being written when it was killed
+            except (ValueError, RecursionError):        # it was being written when it was killed
                 continue
-            if not isinstance(entry, dict) or not {'of', 'found'} <= entry.keys():
-                raise Refused(f'{path} is no file of notes of a sweep: choose another --out')
-            self.known[json.dumps(entry['of'], sort_keys=True)] = entry['found']
+            note = fill(Note, entry, f'{path} is no file of notes of a sweep')
+            self.known[json.dumps(note.of, sort_keys=True)] = note.found
 
     def get(self, of, measure):
         key = json.dumps(of, sort_keys=True)
