@@ -219,7 +219,7 @@ def take_step(config, world, run, optimizers, batch, autocast, step=0, told={},
     weight."""
     world.at(f'the pass of step {step + 1}')
     tokens, targets, count = batch
-    total, loss = world.sum(count), 0.0
+    total, loss = max(1.0, world.sum(count)), 0.0       # where no target counts, the loss is 0
     pieces = list(zip(tokens.chunk(config.grad_accum), targets.chunk(config.grad_accum)))
     rows = iter(range(world.rank * len(tokens), (world.rank + 1) * len(tokens)))    # of the batch
     for i, (x, y) in enumerate(pieces):

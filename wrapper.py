@@ -28,7 +28,7 @@ import torch
 
 from common.errors import Refused, check_choice, suggest
 from model import LM
-from variants.caches import Memory, check_cache, left_out, with_slots
+from variants.caches import Memory, check_cache, ends_before, left_out, with_slots
 from variants.hosts import FORWARDS, Entry, Pin, depth_of, pick_window, pinned_routers, refuse
 from variants.solvers import MORE, bind, by_tableau, length, mix, share, steps
 
@@ -145,10 +145,14 @@ class Loop(threading.local):
     def begin(self, entry, x, kwargs):
         self.forget()
         self.x, how, q = x, self.how, x.shape[-2]
+        if entry.cache != 'cache' and kwargs.get('cache') is not None:
+            raise Refused('generate_batch keeps all texts in one paged cache, in which a looped '
+                          'layer has no place: use generate instead')
         cache = with_slots(kwargs.get(entry.cache), how.cache, q, self.b + 1)
         if how.cache == 'frozen' or entry.pinned:
             entry.refuse_checkpointing()
-        self.off = cache is not None and left_out(cache, self.a, q, how.decode)
+        self.off = cache is not None and (ends_before(cache, self.b)
+                                          or left_out(cache, self.a, q, how.decode))
         if cache is not None and not self.off:
             self.memory = Memory(how.cache, cache, (self.a, self.b), how.evaluations, how.depth)
 

@@ -361,7 +361,7 @@ def measure(model, loader, batches=None, pieces=1, first=0):
         sums = sums.to(device)
         dist.all_reduce(sums)
     loss, n, right, total = sums.cpu().unbind(1)
-    return (loss[0] / n[0]).item(), {
+    return (loss[0] / n[0].clamp(min=1)).item(), {
         kind: dict(loss=(loss[k] / n[k]).item(), accuracy=(right[k] / total[k]).item())
         for k, kind in enumerate(loader.kinds, 1) if total[k]}
 

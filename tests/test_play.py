@@ -1,6 +1,10 @@
 "The page: what the server says is what the commands say, and nobody else may ask."
 import http.client
 import json
+import signal
+import socket
+import subprocess
+import sys
 import threading
 import time
 
@@ -152,14 +156,20 @@ IMPOSSIBLE = [
     ('look', dict(model='lm', how=dict(order=[0] * 999), prompt='a'), 'more than this page'),
     ('look', dict(model='lm', how={}, prompt='a' * 99), 'has 100 tokens, 1 to 64 fit'),
     ('look', dict(model='lm', how=dict(wrap=dict(K=10 ** 9)), prompt='a'), 'K=1000000000'),
-    ('look', dict(model='lm', how=dict(wrap=dict(out='/etc')), prompt='a'), "dial='out'"),
+    ('look', dict(model='lm', how=dict(wrap=dict(out='/')), prompt='a'), "no setting 'out'"),
+    ('look', dict(model='lm', how=dict(wrap=dict(K=float('inf'))), prompt='a'), 'K must be int'),
+    ('look', dict(model='lm', how=dict(wrap=dict(K=2.9)), prompt='a'), 'K must be int, not 2.9'),
+    ('look', dict(model='lm', how=dict(wrap=dict(T=True)), prompt='a'), 'T must be float'),
+    ('look', dict(model='lm', how=dict(wrap=dict(T=10 ** 400)), prompt='a'), 'T must be float'),
+    ('look', dict(model='lm', how=dict(wrap=dict(beta=10 ** 400)), prompt='a'), 'beta must be'),
+    ('measure', dict(model='lm', task='toy_assign,toy_copy'), 'one task at a time'),
     ('look', dict(model='lm', how=dict(wrap=dict(window='9-9')), prompt='a'), "window='9-9'"),
     ('look', dict(model='deep', how=dict(r=0), prompt='a'), 'r=0 must be'),
     ('order', dict(model='lm', text='3-2x2-3'), '8 unique layers, but the model has 4'),
     ('order', dict(model='lm', text='0, 1, x'), "names layer 'x'"),
     ('measure', dict(model='lm', task='toy_assing/1'), 'there is no task'),
-    ('question', dict(task='toy_assign/99'), 'letters for depth'), ('about', [1], 'JSON object'),
-    ('look', dict(model='lm', how=[1]), 'JSON object')]
+    ('question', dict(task='toy_assign/99'), 'letters for depth'), ('about', [1], 'not names'),
+    ('look', dict(model='lm', how=[1]), 'how must be dict or None')]
 
 
 def test_what_cannot_be_is_one_line(served):
@@ -177,6 +187,7 @@ def test_nobody_else_may_ask_and_nothing_else_is_read(served):
     assert ask('about', {}, Origin='http://evil.example')[0] == 403
     assert ask('', method='GET', Host=f'rebound.example:{port}')[0] == 403
     assert ask('about', {}, Origin=f'http://localhost:{port}')[0] == 200
+    assert ask('about', {}, Host='localhost:9999')[0] == 200         # a forwarded port
     for path in ('../README.md', '%2e%2e/README.md', 'etc/passwd', 'play.html'):
         status, said = ask(path, method='GET')
         assert status == 404 and said['error'] == 'there is nothing here', path
@@ -188,8 +199,21 @@ def test_nobody_else_may_ask_and_nothing_else_is_read(served):
     assert 'http' not in page.split('<style>')[0] and 'src=' not in page        # no download
 
 
+def test_it_ends_while_a_browser_keeps_a_connection(tiny, tmp_path):
+    checkpoint.save(tmp_path / 'lm', **checkpoint.describe(tiny(vocab_size=257)), step=0)
+    (tmp_path / 'lm/run.json').write_text('{"tokenizer": "bytes"}')
+    page = subprocess.Popen([sys.executable, str(ROOT / 'nanodepth.py'), 'play',
+                             str(tmp_path / 'lm'), '--open=false', '--port=0', '--device=cpu'],
+                            stdout=subprocess.PIPE, text=True)
+    port = int(page.stdout.readline().split(':')[2].split('/')[0])
+    with socket.create_connection(('127.0.0.1', port)):
+        time.sleep(0.2)
+        page.send_signal(signal.SIGINT)
+        assert page.wait(15) == 130
+
+
 def test_a_taken_port_and_an_unknown_run_are_refused(served, tmp_path):
     with pytest.raises(Refused, match='there is no checkpoint at'):
         play.serve([str(tmp_path / 'none')], 'toy_copy', 0)
-    with pytest.raises(OSError):
-        play.serve([str(tmp_path / 'lm')], 'toy_copy', served[2].server_address[1])
+    with pytest.raises(Refused, match=r'the port \d+ cannot be used .*: choose another --port'):
+        play.serve([str(tmp_path / 'none')], 'toy_copy', served[2].server_address[1])

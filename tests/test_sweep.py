@@ -165,11 +165,16 @@ def test_the_command(folders, tmp_path, capsys):
     text = capsys.readouterr().out
     assert 'plain' in text and 'looped' in text and text.count('±') == 6 and str(out) in text
     kept = json.loads(out.read_text())
-    assert (kept['settings']['alphas'] == [0.9, 0.8] and [row['task'] for row in kept['rows']]
-            == TASKS.split(','))
+    assert all(row['settings']['alphas'] == [0.9, 0.8] for row in kept['rows'])
+    assert [row['task'] for row in kept['rows']] == TASKS.split(',')
+    nanodepth.main('wrap', [str(folders[1]), '--tasks=primitive_toy_copy', '--limit=2',
+                            '--window=1-2', '--K=2', '--device=cpu', f'--out={out}'])
+    assert json.loads(out.read_text())['rows'][:-1] == kept['rows']     # a second task is added
+    capsys.readouterr()
     for args, message in ((['--method=rkk'], "did you mean 'rk'"),
                           (['--window=9-12'], 'within 0 to 3'),
-                          (['--tol=x', '--method=naive'], "no option 'tol'")):
+                          (['--tol=x', '--method=naive'], "no option 'tol'"),
+                          (['--beta=0.3', '--method=naive'], "no option 'beta'")):
         with pytest.raises(SystemExit):
             nanodepth.main('wrap', [str(folders[1]), f'--tasks={TASKS}', '--device=cpu', *args])
         error = capsys.readouterr().err.strip().splitlines()[-1]

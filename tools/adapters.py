@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from common.errors import Refused
+from common.errors import Refused, nearest, refusing
 from common.fields import fill
 from common.files import read_json, reading
 from data.tokenizer import (
@@ -75,6 +75,8 @@ class Answers:
         """[(log-likelihood, is it the greedy choice)]. Long ones first, padded on the right, where
         no token sees it; only the continuation's places go through the head."""
         found, inputs, size = [(0.0, True)] * len(requests), {}, self.batch_size
+        self.say_cut(sum(len(context or [0]) + len(continuation) > self.max_length + 1
+                         for _, context, continuation in requests), len(requests))
         for i, (_, context, continuation) in enumerate(requests):
             # what is too long loses its beginning; equal inputs are read once
             row = [*(context or [self.begin]), *continuation][-self.max_length - 1:]
@@ -97,6 +99,12 @@ class Answers:
                     found[i] = value, bool((logits.argmax(-1) == targets).all())
         return found
 
+    def say_cut(self, cut, total):
+        if cut:
+            print(f'{cut} of {total} prompts do not fit into {self.max_length} tokens (the '
+                  'context, or --max_length): their beginnings are left out, so this is no score '
+                  'of the whole prompts')
+
     def loglikelihood_rolling(self, requests, disable_tqdm=False):
         from lm_eval import utils
         windows = [[utils.make_disjoint_window(w) for w in utils.get_rolling_token_windows(
@@ -107,16 +115,19 @@ class Answers:
 
     def generate_until(self, requests, disable_tqdm=False):
         from lm_eval.models.utils import normalize_gen_kwargs
-        texts, groups = [None] * len(requests), {}          # those alike make a batch
+        texts, groups, cut = [None] * len(requests), {}, 0      # those alike make a batch
         for i, request in enumerate(requests):
             context, settings = request.args
             settings = normalize_gen_kwargs(settings, 256)
             most = settings['max_gen_toks']
             room = self.max_length - most if most < self.max_length else self.max_length
-            ids = (self.tok_encode(context) or [self.begin])[-room:]    # no room: the window slides
+            ids = self.tok_encode(context) or [self.begin]
+            cut += len(ids) > room
+            ids = ids[-room:]           # no room: the window slides
             key = (len(ids), most, settings.get('temperature') or 0.0,
                    tuple(settings.get('until') or []))
             groups.setdefault(key, []).append((i, ids))
+        self.say_cut(cut, len(requests))
         parts = [(key, group[at:at + self.batch_size]) for key, group in groups.items()
                  for at in range(0, len(group), self.batch_size)]
         for (_, *settings), part in tqdm(parts, desc='texts', unit='batch', disable=disable_tqdm):
@@ -184,7 +195,10 @@ def hf_adapter():
     class NanodepthHF(HFLM):
         def __init__(self, pretrained, device='auto', **options):
             wrapped = {name: options.pop(name) for name in settings & options.keys()}
-            super().__init__(pretrained, device=str(usable(device)), **options)
+            known = {*settings, *inspect.signature(HFLM).parameters}
+            with refusing(TypeError, why=lambda error: f'{error}' + ''.join(
+                    nearest(name, known) for name in options.keys() - known)):
+                super().__init__(pretrained, device=str(usable(device)), **options)
             refuse_not_finite(self.model, pretrained)
             if wrapped:
                 patch(self.model, **from_text(wrapped))

@@ -146,6 +146,14 @@ def scores_in(path):
         return read_fields(Scores, path).rows if path.exists() else []
 
 
+def add_scores(path, rows, keys):
+    "Add rows to a file of scores. Those that stood there stay, also new ones, but for these keys."
+    key_of = lambda row: [row.get(key) for key in keys]
+    measured = [key_of(row) for row in rows]
+    stay = [row for row in scores_in(path) if key_of(row) not in measured]
+    write_json(path, dict(rows=stay + rows))
+
+
 def main(argv=None):
     argv = sys.argv[1:] if argv is None else argv
     if argv[:1] == ['lm-eval']:
@@ -174,10 +182,7 @@ def main(argv=None):
     if args.max_length:
         asked |= dict(max_length=args.max_length)
     rows = [asked | row for row in found]
-    key_of = lambda row: [row.get(key) for key in ('task', *asked)]
-    measured = [key_of(row) for row in rows]        # the other rows stay, also new ones
-    stay = [row for row in scores_in(out) if key_of(row) not in measured]
-    write_json(out, dict(rows=stay + rows))
+    add_scores(out, rows, ['task', *asked])
     print(columns([['task', 'shots', 'metric', 'value', 'standard error'],
                    *([row['task'], str(row['shots']), row['metric'], f'{row["value"]:.4f}',
                       '' if row['stderr'] is None else f'{row["stderr"]:.4f}']

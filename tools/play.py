@@ -13,15 +13,19 @@ import collections
 import contextlib
 import functools
 import json
+import re
 import threading
 import webbrowser
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import torch
 
 from common.errors import Refused, check_choice
-from data.primitives import TASKS, TOY_TASKS, few_shot
+from common.fields import fill, fit_fields, within
+from common.files import reading
+from data.primitives import TASKS, TOY_TASKS, few_shot, task_and_depth
 from data.tokenizer import get_tokenizer, readable
 from data.tokens import measure
 from engine.checkpoint import build_model, load
@@ -40,7 +44,34 @@ MOST = 200              # layers that are run for one look, and results that are
 BODY = 2 ** 16          # bytes of a request
 BATCHES, QUESTIONS, SLICE = 4, 100, 20
 SHOWN = 16              # tokens of a prompt in the table of layers
-DIALS = dict(window=str, method=str, K=int, T=float, beta=float, cache=str)
+
+
+@dataclass
+class Wrap:
+    "The wrapper's dials; what is left out or empty is the wrapper's own."
+    window: str = None
+    method: str = None
+    K: int = within(1, 16, default=None)
+    T: float = None
+    beta: float = None
+    cache: str = None
+
+
+@dataclass
+class Request:
+    model: str = None
+    how: dict | None = None         # order, r, wrap: what differs from the model as it is
+    prompt: str = ''
+    task: str | None = None
+    text: str = ''                  # an order, as a notation or by layer numbers
+    seed: int = within(1, 10 ** 6, default=1)
+
+
+@dataclass
+class How:
+    order: list[int] | None = None
+    r: int | None = None
+    wrap: dict | None = None
 
 
 class Opened:
@@ -69,11 +100,14 @@ class Opened:
     @contextlib.contextmanager
     def as_asked(self, how):
         "The model in this state, and how many layers it evaluates: inside, one at a time."
-        model, order = self.model, check_order(how.get('order') or self.plain,
-                                               len(self.model.layers))
+        model, how = self.model, fill(How, how, 'the request')
+        order = check_order(how.order or self.plain, len(model.layers))
+        r = how.r if how.r is not None else getattr(model, 'mean', 1)
+        if not 1 <= r <= MOST:
+            raise Refused(f'r={r} must be a whole number, 1 to {MOST}')
         with self.lock:
             if isinstance(model, Recurrent):
-                before, model.mean = model.mean, whole('r', how.get('r', model.mean), MOST)
+                before, model.mean = model.mean, r
                 try:
                     yield model, len(model.order)
                 finally:
@@ -82,10 +116,11 @@ class Opened:
             if len(order) > MOST:
                 raise Refused(f'{len(order)} layers are more than this page runs ({MOST})')
             with running(model, order):
-                layers, wrap = len(order), how.get('wrap')
+                layers = len(order)
                 try:
-                    if wrap:
-                        handle = patch(model, **dials(wrap))
+                    if how.wrap:
+                        given = {k: v for k, v in how.wrap.items() if v not in (None, '')}
+                        handle = patch(model, **fit_fields(Wrap, given, 'the request'))
                         a, b = handle.window
                         layers += (handle.evaluations - 1) * (b - a + 1)
                     if layers > 4 * MOST:
@@ -136,22 +171,6 @@ class Opened:
         return text if text.isprintable() and text else repr(text)[1:-1] or '·'
 
 
-def whole(name, value, most):
-    if type(value) is not int or not 1 <= value <= most:
-        raise Refused(f'{name}={value!r} must be a whole number, 1 to {most}')
-    return value
-
-
-def dials(wrap):
-    "The wrapper's settings out of a request: known names, of their types."
-    for name in wrap:
-        check_choice('dial', name, tuple(DIALS))
-    found = {name: kind(wrap[name]) for name, kind in DIALS.items()
-             if wrap.get(name) not in (None, '')}
-    whole('K', found.get('K', 3), 16)
-    return found
-
-
 class Skill:
     "Loss and questions, measured in the background: a new state cancels the one at work."
 
@@ -169,6 +188,8 @@ class Skill:
                 return dict(done=of, of=of) | one.kept[key]
             if key != self.key:
                 self.key = None                     # whatever is at work ends with its batch
+                if ',' in task:
+                    raise Refused(f'task={task}: one task at a time')
                 examples = parse_tasks(task, QUESTIONS)[task]
                 with one.as_asked(how):         # refused here, not in the background
                     pass
@@ -231,29 +252,27 @@ class Play:
                     methods=list(SOLVERS), caches=list(CACHES), task=self.task,
                     tasks=[*TASKS, *TOY_TASKS])
 
-    def one(self, about):
-        check_choice('model', about.get('model'), tuple(self.opened))
-        return self.opened[about['model']]
+    def one(self, request):
+        check_choice('model', request.model, tuple(self.opened))
+        return self.opened[request.model]
 
-    def order(self, about):
+    def order(self, request):
         "A notation, or layers by number, as an order."
-        n, text = len(self.one(about).model.layers), str(about.get('text', ''))[:1000]
+        n, text = len(self.one(request).model.layers), request.text[:1000]
         if ',' in text or ' ' in text.strip():
             parts = text.replace(',', ' ').split()
-            return dict(order=check_order([int(p) if p.isdigit() else p for p in parts], n))
+            return dict(order=check_order([int(p) if p.isdecimal() else p for p in parts], n))
         return dict(order=fit_loop(text, n))
 
-    def look(self, about):
-        return self.one(about).look(about.get('how') or {}, str(about.get('prompt', '')))
+    def look(self, request):
+        return self.one(request).look(request.how or {}, request.prompt)
 
-    def measure(self, about):
-        return self.skill.ask(self.one(about), about.get('how') or {},
-                              str(about.get('task') or self.task))
+    def measure(self, request):
+        return self.skill.ask(self.one(request), request.how or {}, request.task or self.task)
 
-    def question(self, about):
-        task, _, depth = str(about.get('task') or self.task).partition('/')
-        seed = whole('seed', about.get('seed', 1), 10 ** 6)
-        example = few_shot(task, 1, shots=0, depth=int(depth or 0), seed=seed)[0]
+    def question(self, request):
+        task, depth = task_and_depth(request.task or self.task)
+        example = few_shot(task, 1, shots=0, depth=depth, seed=request.seed)[0]
         return dict(prompt=example.prompt, answer=example.options[example.answer],
                     options=example.options)
 
@@ -262,6 +281,8 @@ ASKED = 'about', 'order', 'look', 'measure', 'question'        # what of Play a 
 
 
 class Handler(BaseHTTPRequestHandler):
+    timeout = 20            # a connection that asks nothing is closed
+
     def do_GET(self):
         self.respond(lambda: PAGE.read_bytes() if self.path.partition('?')[0] == '/' else None)
 
@@ -271,28 +292,26 @@ class Handler(BaseHTTPRequestHandler):
                      else None)
 
     def respond(self, found):
-        origin = self.headers.get('Origin')
-        # a Host that is not ours is a name that somebody else gave this address
-        if (self.headers.get('Host') not in self.server.hosts
-                or origin is not None and origin.removeprefix('http://') not in self.server.hosts):
-            return self.answer(403, dict(error='this page is for this machine alone'))
+        # Another Host is a name that somebody else gave this address. A port may be forwarded.
+        for header in 'Host', 'Origin':
+            said = self.headers.get(header, 'localhost').removeprefix('http://')
+            if not re.fullmatch(r'(localhost|127\.0\.0\.1)(:\d+)?', said):
+                return self.answer(403, dict(error='this page is for this machine alone'))
         try:
             what = found()
-        except (ValueError, TypeError, AttributeError, RecursionError) as error:
-            line = str(error).splitlines()[:1] or [type(error).__name__]
-            return self.answer(400, dict(error=line[0][:300]))
+        except Refused as error:
+            return self.answer(400, dict(error=str(error).splitlines()[0][:300]))
         if what is None:
             return self.answer(404, dict(error='there is nothing here'))
         self.answer(200, what)
 
     def body(self):
         size = self.headers.get('Content-Length', '')
-        if not size.isdigit() or int(size) > BODY:
+        if not size.isdecimal() or len(size) > 9 or int(size) > BODY:
             raise Refused(f'a request has at most {BODY:,} bytes')
-        about = json.loads(self.rfile.read(int(size)))
-        if not isinstance(about, dict) or not isinstance(about.get('how') or {}, dict):
-            raise Refused('a request is a JSON object')
-        return about
+        with reading('the request'):
+            about = json.loads(self.rfile.read(int(size)))
+        return fill(Request, about, 'the request')
 
     def answer(self, code, what):
         page = isinstance(what, bytes)
@@ -312,25 +331,31 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Server(ThreadingHTTPServer):
-    "Waits for what is at work before it ends: Python must not end inside of torch."
-    daemon_threads, play = False, None
-
-    def server_bind(self):
-        super().server_bind()
-        self.hosts = {f'{name}:{self.server_address[1]}' for name in ('127.0.0.1', 'localhost')}
+    "Waits for what is at work in a model before it ends: Python must not end inside of torch."
+    daemon_threads, request_queue_size, play = True, 64, None
 
     def server_close(self):
         super().server_close()
         if self.play:
             self.play.skill.end()
+            for one in self.play.opened.values():
+                one.lock.acquire(timeout=10)
 
 
 def serve(paths, task, port, device='auto', data=None):
     "The server, bound to this machine's own address; its serve_forever answers."
-    device = pick_device(device)
-    opened = {name: Opened(path, device, data) for name, path in run_names(paths).items()}
     parse_tasks(task, 1)
-    server = Server(('127.0.0.1', port), Handler)
+    try:
+        server = Server(('127.0.0.1', port), Handler)
+    except OSError as error:
+        raise Refused(f'the port {port} cannot be used ({error.strerror}): choose another --port, '
+                      'or --port=0 for any that is free') from None
+    try:
+        device = pick_device(device)
+        opened = {name: Opened(path, device, data) for name, path in run_names(paths).items()}
+    except BaseException:
+        server.server_close()
+        raise
     server.play = Play(opened, task)
     return server
 

@@ -18,10 +18,9 @@ from pathlib import Path
 
 from common.columns import columns
 from common.errors import parse, refusing
-from common.files import write_json
 from report.tables import mean, sign_test, signed_rank_test, standard_error
 from tools.adapters import open_model
-from tools.evaluate import explain, harness, rows_of
+from tools.evaluate import add_scores, explain, harness, rows_of, scores_in
 from tools.little import show_little
 from tools.options import RUN, make_parser
 from variants.caches import CACHES
@@ -73,6 +72,7 @@ def documents(found, row):
 def compare(args, settings):
     "python wrapper.py MODEL --tasks=...: the table, and the numbers as JSON."
     out = args.out or Path('out/evals') / f'{Path(args.model).name}_looped.json'
+    scores_in(out)          # what cannot be added to is refused before the work
     # the hub's are of the second kind
     with refusing(ValueError, OSError, ImportError, why=lambda error: explain(error, args.tasks)):
         rows = side_by_side(args.model, args.tasks, settings, limit=args.limit, chat=args.chat,
@@ -86,7 +86,8 @@ def compare(args, settings):
                         for name, error in zip(shown, errors)),
                       '' if row['p'] is None else f'{row["p"]:.3f}'])
     print(columns(table))
-    write_json(out, dict(model=args.model, limit=args.limit, settings=settings, rows=rows))
+    asked = dict(model=args.model, limit=args.limit, chat=args.chat, settings=settings)
+    add_scores(out, [asked | row for row in rows], ['task', *asked])
     print(f'numbers: {out}')
 
 

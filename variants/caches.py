@@ -53,6 +53,12 @@ def with_slots(cache, how, q, n):
     return cache
 
 
+def ends_before(cache, b):
+    """Is there no slot for layer b, nor will there be? transformers drafts tokens with the model's
+    first layers (assistant_early_exit), and then looks at them with all: a draft is not looped."""
+    return len(cache.layers) <= b and getattr(cache, 'layer_class_to_replicate', 1) is None
+
+
 def left_out(cache, a, q, decode):
     """Is a window that begins with layer a left as it is for this token? cache.prompt is how many
     tokens there were behind the last prompt (on the cache, so that texts can be continued in
@@ -78,7 +84,8 @@ class Memory:
         self.past, self.last, self.seen = {}, {}, {}
         layers = cache.layers
         # a DynamicCache may make its slots when they are used
-        while len(layers) < (depth if how == 'exact' else window[1] + 1):
+        while (len(layers) < (depth if how == 'exact' else window[1] + 1)
+               and cache.layer_class_to_replicate is not None):
             layers.append(cache.layer_class_to_replicate())
         if (how in ('none', 'exact', 'frozen')
             and any(fixed(slot) for slot in layers[window[0]:window[1] + 1])):
@@ -94,10 +101,11 @@ class Memory:
             cache.loop_slots, cache.loop_kind = len(layers), (self.first, self.evaluations)
         for d in range(window[0], window[1] + 1):
             for k in range(2, self.evaluations + 1):
-                if self.place(d, k) == len(layers):
+                place, tokens = self.place(d, k), layers[d].get_seq_length()
+                if place == len(layers) and tokens == 0:
                     layers.append(copy.copy(layers[d]))
-                if (cache.loop_kind != (self.first, self.evaluations)
-                    or layers[self.place(d, k)].get_seq_length() != layers[d].get_seq_length()):
+                if (place >= len(layers) or layers[place].get_seq_length() != tokens
+                        or cache.loop_kind != (self.first, self.evaluations)):
                     raise Refused("cache='exact': this KV cache was filled with another window or "
                                   'K, or partly without a loop; begin with an empty one')
 

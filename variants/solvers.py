@@ -253,16 +253,14 @@ MORE = {f.__name__: f for f in (midpoint, heun, rk4, layer_anchored_frozen, heav
 
 
 def bind(name, solver, K, beta=None, **options):
-    """(solver(g, x) with its K and options, how often it evaluates g at most), or an error in one
-    line. `beta` goes to those that have one."""
+    "(solver(g, x) with its K and options, how often it evaluates g at most), or one line why not."
     takes = list(inspect.signature(solver).parameters)[3:]
+    options |= {} if beta is None else dict(beta=beta)
     for option in options:
         if option not in takes:
             raise Refused(f'the method {name!r} has no option {option!r}; it takes: '
                           f'{", ".join(takes) or "none"}')
     steps(K), share(0.0 if beta is None else beta)
-    if beta is not None and 'beta' in takes:
-        options['beta'] = beta
     options = {option: list(value) if isinstance(value, (tuple, range)) else value
                for option, value in options.items()}
     try:        # once on a single number: this finds bad options
