@@ -61,7 +61,8 @@ def within(least, most, **default):
 
 def short(value):
     "A value as a few words: one from a file may be a list of 2^40 lists."
-    return reprlib.repr(value)
+    text = reprlib.repr(value)
+    return text if len(text) < 200 else f'{text[:200]} ...'
 
 
 def fill(cls, values, where, others=False):

@@ -5,8 +5,8 @@ one number of each row. Computed in pieces of some hundred tokens, they never ex
 30M parameters and 49,152 words a step takes two thirds of the time and three fifths of the memory
 (docs/bench.md).
 
-Paper: none; torch's linear_cross_entropy does the work (2.12 and later; before that, all logits at
-once).
+Paper: none. On a CPU torch's linear_cross_entropy does the work (2.12 and later; before that, all
+logits at once), on a GPU each piece is computed again in the backward pass.
 
 Usage:
     loss = mean_loss(x, head.weight, targets)   # the mean cross-entropy of x @ weight.T
@@ -16,7 +16,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-# From this size of vocabulary on the loss is computed in pieces, where torch can (2.12 on).
+# From this size of vocabulary on the loss is computed in pieces.
 LARGE_VOCABULARY = 16_384
 # tokens of a piece; on a CPU torch itself would choose a dozen, five times as slow
 PIECES = dict(cpu=512)
@@ -32,25 +32,27 @@ def piece_on(device):
     return PIECES.get(device, PIECE)
 
 
-def sum_of_a_piece(x, weight, targets, ignore_index):
+def loss_of_a_piece(x, weight, targets, ignore_index):
     return F.cross_entropy(F.linear(x, weight).float(), targets, ignore_index=ignore_index,
                            reduction='sum')
 
 
-piece_with = dict.fromkeys(('cuda', 'cpu'), sum_of_a_piece)
+compiled = {}           # {device: loss_of_a_piece, compiled}
 
 
 def compile_piece(device):
     "One pass over a piece's logits instead of a dozen: on a GPU they cost as much as five layers."
-    if piece_with.get(device) is sum_of_a_piece:
-        piece_with[device] = torch.compile(sum_of_a_piece, dynamic=False)
+    if device not in compiled:
+        compiled[device] = torch.compile(loss_of_a_piece, dynamic=False)
 
 
-def sum_by_recomputing(x, weight, targets, ignore_index):
+def loss_by_recomputing(x, weight, targets, ignore_index):
     "The backward makes a piece's logits once more: with any torch, in the precision of autocast."
-    return sum(checkpoint(piece_with[x.device.type], *piece, ignore_index, use_reentrant=False,
-                          preserve_rng_state=False)
-               for piece in zip(x.split(PIECE), [weight] * len(x), targets.split(PIECE)))
+    loss_of, total = compiled.get(x.device.type, loss_of_a_piece), 0.0
+    for some, right in zip(x.split(PIECE), targets.split(PIECE)):
+        total = total + checkpoint(loss_of, some, weight, right, ignore_index,
+                                   use_reentrant=False, preserve_rng_state=False)
+    return total
 
 
 def mean_loss(x, weight, targets, ignore_index=-1):
@@ -59,7 +61,7 @@ def mean_loss(x, weight, targets, ignore_index=-1):
     x, targets = x.flatten(0, -2), targets.flatten()                            # (B*T, C), (B*T,)
     options = dict(ignore_index=ignore_index, reduction='sum')
     if x.is_cuda and in_pieces(len(weight), 'cuda'):
-        loss = sum_by_recomputing(x, weight, targets, ignore_index)
+        loss = loss_by_recomputing(x, weight, targets, ignore_index)
     elif in_pieces(len(weight)):
         if torch.is_autocast_enabled(x.device.type):        # autocast does not know this function
             x, weight = (t.to(torch.get_autocast_dtype(t.device.type)) for t in (x, weight))

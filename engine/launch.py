@@ -67,7 +67,8 @@ def compile_blocks(config, world, model):
     if wanted:
         # else each Block under DDP is cut at every 25 MB of weights, and keeps what crosses a cut
         torch._dynamo.config.optimize_ddp = False
-        losses.compile_piece(world.device.type)
+        if world.device.type == 'cuda':
+            losses.compile_piece('cuda')
     for block in model.layers if wanted else ():
         block.compile()
     return wanted

@@ -39,6 +39,22 @@ def test_the_loss_in_pieces_is_the_whole_one(monkeypatch, piece):
     assert calls[1]['reduction'] == 'none' and abs(found - plain[0]) < 0.03
 
 
+@pytest.mark.parametrize('piece', [3, 7, 512])
+def test_the_loss_of_a_gpu_is_the_whole_one(monkeypatch, piece):
+    "In pieces that the backward pass computes again."
+    torch.manual_seed(0)
+    x, w, y = torch.randn(14, 8), torch.randn(40, 8), torch.randint(40, (14,))
+    y[2:5] = -1
+    plain = gradients(lambda x, w: F.cross_entropy(F.linear(x, w), y, ignore_index=-1,
+                                                   reduction='sum'), x.double(), w.double())
+    monkeypatch.setattr(losses, 'PIECE', piece)
+    calls = []
+    monkeypatch.setitem(losses.compiled, 'cpu', lambda *args: (
+        calls.append(len(args[0])), losses.loss_of_a_piece(*args))[1])
+    same(gradients(lambda x, w: losses.loss_by_recomputing(x, w, y, -1), x, w), plain, 2e-6)
+    assert max(calls) <= piece and sum(calls) == 2 * 14         # forward, and once more
+
+
 def test_no_target_at_all_is_a_loss_of_zero():
     x = torch.randn(1, 4, 8, requires_grad=True)
     loss = losses.mean_loss(x, torch.randn(10, 8), torch.full((1, 4), -1))

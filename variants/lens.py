@@ -17,7 +17,6 @@ Usage:
 """
 import hashlib
 import io
-import pickle
 from pathlib import Path
 
 import torch
@@ -26,7 +25,8 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 from common.errors import Refused
-from common.files import replace
+from common.files import reading, replace
+from data.tokenizer import on_hub
 from model import LM
 
 
@@ -134,7 +134,8 @@ def exit_at(model, depth, lens=None):
 
 def beside(path):
     "The path of a checkpoint's lens."
-    return (Path(path) if Path(path).is_dir() else Path(path).parent) / 'lens.pt'
+    folder = Path('out') / Path(path).name if on_hub(path) else Path(path)
+    return (folder if folder.is_dir() or on_hub(path) else folder.parent) / 'lens.pt'
 
 
 def save_lens(lens, model, path):
@@ -146,14 +147,11 @@ def save_lens(lens, model, path):
 
 def load_lens(path, model):
     "A saved lens, or an error if it was trained for another unembedding or depth."
-    try:
+    with reading(path, then=': train it again (nanodepth.py lens)'):
         kept = torch.load(path, map_location=next(model.parameters()).device, weights_only=True)
-        lens = TunedLens(kept['depth'], kept['lens']['bias'].shape[1])
+        if kept['unembedding'] != unembedding_hash(model) or kept['depth'] != len(model.order):
+            raise Refused(f'{path} is the lens of another model: its unembedding or its depth '
+                          'differs')
+        lens = TunedLens(len(model.order), model.config.n_embd)
         lens.load_state_dict(kept['lens'])
-    except (OSError, KeyError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
-        raise Refused(f'{path} is not a lens that can be read ({type(error).__name__}): train it '
-                      'again (nanodepth.py lens)') from None
-    if kept['unembedding'] != unembedding_hash(model) or kept['depth'] != len(model.order):
-        raise Refused(f'{path} is the lens of another model: its unembedding or its depth '
-                      'differs; train one (nanodepth.py lens)')
     return lens.to(next(model.parameters()).device).eval()
