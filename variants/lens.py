@@ -147,6 +147,8 @@ def save_lens(lens, model, path):
 
 def load_lens(path, model):
     "A saved lens, or an error if it was trained for another unembedding or depth."
+    if not Path(path).exists():
+        raise Refused(f'there is no lens at {path}: train one (nanodepth.py lens)')
     with reading(path, then=': train it again (nanodepth.py lens)'):
         kept = torch.load(path, map_location=next(model.parameters()).device, weights_only=True)
         if kept['unembedding'] != unembedding_hash(model) or kept['depth'] != len(model.order):
