@@ -33,7 +33,8 @@ import numpy as np
 from tqdm import tqdm
 
 from common.errors import Refused
-from common.files import claim, read_json, replace, write_json
+from common.fields import fit, short
+from common.files import claim, read_json, reading, replace, write_json
 from common.help import Parser
 from data.sources import group, list_files, texts
 from data.tokenizer import encode_document, get_tokenizer, start_of_document, token_type
@@ -142,10 +143,12 @@ def record_of(folder, g):
 def finished(folder, g, val_every):
     "The record of a group whose shards are all there."
     path = record_of(folder, g)
-    record = read_json(path) if path.exists() else None
-    if (record and record['val_every'] == val_every
-            and all((folder / s['file']).exists() for s in record['train'] + record['val'])):
-        return record
+    if not path.exists():
+        return None
+    with reading(path, then=': remove it, and its group is done again'):
+        record = read_json(path)
+        there = all((folder / s['file']).exists() for s in record['train'] + record['val'])
+        return record if there and record['val_every'] == val_every else None
 
 
 def up_to(folder, shards, budget, dtype):
@@ -209,9 +212,9 @@ def begun(source, folder, options):
         write_json(path, now)
         return now
     for name, value in now.items():
-        if plan[name] != value:
+        if plan.get(name) != value:
             change = ('other files' if name == 'files'
-                      else f'{name}={plan[name]!r}, and now it is {value!r}')
+                      else f'{name}={short(plan.get(name))}, and now it is {value!r}')
             raise Refused(f'{folder} was begun with {change}: choose another --out, or remove it')
     return plan
 
@@ -225,11 +228,13 @@ def make(source, folder, budget, options, pool, stop, tick):
     n_vocab, groups = get_tokenizer(options.tokenizer).n_vocab, group(plan['files'], options.group)
     dtype, every = token_type(n_vocab), options.val_every
     if path.exists():
-        meta = read_json(path)
-        if meta['origin']['budget'] > budget:
+        with reading(path, then=f': remove {folder}'):
+            meta = read_json(path)
+            made = fit('budget', meta['origin'].get('budget'), int, path)
+        if made > budget:
             raise Refused(f'{folder} has its {meta["tokens"]:,} tokens already, more than '
                           f'{budget:,}: choose another --out')
-        if meta['origin']['budget'] == budget:
+        if made == budget:
             tidy(folder)
             return meta
         path.unlink()       # no dataset until it has more tokens
@@ -309,12 +314,26 @@ def parse_options(mixtures, about, argv, out, tokenizer):
     return options
 
 
+@contextlib.contextmanager
+def stopping(options):
+    "Whatever ends the work in here: what is done is kept."
+    try:
+        yield
+    except BrokenProcessPool:
+        raise SystemExit('prepare.py: a process was killed (out of memory?): try fewer than '
+                         f'--workers={options.workers}; {GOES_ON}') from None
+    except KeyboardInterrupt:
+        raise SystemExit(f'\nprepare.py: stopped; {GOES_ON}') from None
+    except OSError as error:
+        where = error.filename or options.out
+        raise Refused(f'{error.strerror or error} ({where}); {GOES_ON}') from None
+
+
 def prepare(mixtures, about, argv=None, out=None, tokenizer='HuggingFaceTB/cosmo2-tokenizer'):
     "The command of a data/NAME/prepare.py: `mixtures` is {name: [Source]}."
     options = parse_options(mixtures, about, argv, out, tokenizer)
     out, sources = options.out, mixtures[options.mixture]
-    try:
-        lock = claim(out)       # held until the end
+    with claim(out), stopping(options):
         budgets = shares([s.share for s in sources], options.total)
         width = np.dtype(token_type(get_tokenizer(options.tokenizer).n_vocab)).itemsize
         need = options.total * width - sum(p.stat().st_size for p in out.rglob('*.bin'))
@@ -341,13 +360,5 @@ def prepare(mixtures, about, argv=None, out=None, tokenizer='HuggingFaceTB/cosmo
                 bar.write(f'{out / source.name}: {n:,} tokens{short}; {origin["documents"]:,} '
                           f'documents, {origin["left_out"]:,} empty or left out')
             write_json(out / 'mixture.json', {s.name: s.share for s in sources})
-    except BrokenProcessPool:
-        raise SystemExit('prepare.py: a process was killed (out of memory?): try fewer than '
-                         f'--workers={options.workers}; {GOES_ON}') from None
-    except KeyboardInterrupt:
-        raise SystemExit(f'\nprepare.py: stopped; {GOES_ON}') from None
-    except OSError as error:
-        raise Refused(f'{error.strerror or error} ({error.filename or out}); {GOES_ON}') from None
-    del lock
     print(f'{out}: {options.total:,} tokens in the mixture; python nanodepth.py check_data '
           f'{out / sources[0].name} looks at a part')

@@ -91,8 +91,8 @@ def test_a_saved_lens_belongs_to_its_model(model, loader, tiny, tmp_path):
         with pytest.raises(ValueError, match='lens.pt is the lens of another model'):
             load_lens(tmp_path / 'lens.pt', other)
     (tmp_path / 'bad.pt').write_bytes(b'nothing')
-    for name in ('bad.pt', 'none.pt'):
-        with pytest.raises(ValueError, match=f'{name} is damaged, or not what it should be|no lens at .*{name}'):
+    for name, message in {'bad.pt': 'bad.pt is damaged, or not', 'none.pt': 'no lens at'}.items():
+        with pytest.raises(ValueError, match=message):
             load_lens(tmp_path / name, model)
 
 

@@ -178,7 +178,7 @@ def test_cooldown_data_counts_from_its_first_step(config, data, tmp_path, monkey
     write_dataset(other, 'train', 'bytes', rng.integers(0, 256, 4000))
     with pytest.raises(Refused, match='the data has changed'):
         train(c)
-    with pytest.raises(Refused, match='must be a folder or a list of folders'):
+    with pytest.raises(Refused, match='cooldown_data must be str'):
         check(Config(cooldown_data=[3]))
 
 

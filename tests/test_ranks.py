@@ -5,7 +5,7 @@ import subprocess
 import time
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, ranks
 from test_train import command, config, log_of  # noqa: F401
 
 import nanodepth
@@ -50,3 +50,31 @@ def test_a_process_that_hangs_or_dies_ends_the_run_by_its_name(config, tmp_path,
     if what.startswith('os.kill(os.getpid(), signal.SIGKILL'):
         nanodepth.main('train', [*command(c)[2:]])                 # on another number of processes
         assert log_of(c)[-1]['step'] == 12
+
+
+def count_graphs():
+    "Before a run: Blocks are compiled by a backend that says how many graphs it was given."
+    import sys
+
+    import torch
+
+    import engine.launch
+    compile_block, graphs = torch.nn.Module.compile, []
+
+    def backend(graph, inputs):
+        graphs.append(len(inputs))
+        return graph
+    torch.nn.Module.compile = lambda self, **kw: compile_block(self, backend=backend)
+    close = engine.launch.World.close
+
+    def closing(self, *args):
+        print(f'{len(graphs)} graphs', file=sys.stderr)
+        close(self, *args)
+    engine.launch.World.close = closing
+
+
+def test_ddp_does_not_cut_a_compiled_block_into_pieces(config):      # noqa: F811
+    c = config(compile=True, n_embd=256, n_layer=2, steps=2, warmup_steps=0, decay_steps=0)
+    run = ranks(command(c)[2:], before=count_graphs)
+    assert run.returncode == 0, run.stderr
+    assert run.stderr.count('1 graphs') == 2, run.stderr[-2000:]

@@ -102,8 +102,8 @@ def test_a_difference_of_differences(folder):
 
 @pytest.mark.parametrize('change, message', [
     (("unit = 'answers'", "unit = 'answer'"), "did you mean 'answers'"),
-    (("paper = 'x'\n", ''), "has no paper"),
-    (("'x'", "'x'y"), "claims.toml: Expected newline"),
+    (("paper = 'x'\n", ''), "does not say 'paper'"),
+    (("'x'", "'x'y"), "claims.toml is damaged.*Expected newline"),
     (('direction = 1', 'direction = "up"'), 'direction'),
     (("measure = 'depth 4'", "measure = 'depht 4'"), "did you mean 'depth 4'"),
     (("way = 'ordinary'}\nb", "seed = 1}\nb"), 'several'),

@@ -491,3 +491,26 @@ def test_ours_and_theirs_agree(tmp_path, tiny):
             assert torch.equal(ours.generate(t, 5, temperature=0),
                                theirs.generate(t, max_new_tokens=5, do_sample=False, pad_token_id=0,
                                                eos_token_id=None))
+
+
+def test_an_early_exit_drafts_with_the_plain_layers():
+    "assistant_early_exit shortens the model for a draft: also where that cuts the window."
+    model, prompt = tiny('llama', 'sdpa'), tokens(8, 1)
+    depth = model.config.num_hidden_layers
+    for window in ((1, 2), (2, 4), (depth - 2, depth - 1)):
+        with looped(model, window, K=3):
+            plain, drafted = (model.generate(prompt, max_new_tokens=6, do_sample=False, **more)
+                              for more in ({}, dict(assistant_early_exit=4)))
+        assert torch.equal(plain, drafted) and model.config.num_hidden_layers == depth
+
+
+def test_a_cache_that_a_window_cannot_have_is_refused():
+    model, prompt = tiny('llama', 'sdpa'), tokens(8, 1)
+    filled = model(prompt).past_key_values
+    with looped(model, WINDOW, K=2, cache='exact'), pytest.raises(
+            ValueError, match='was filled with another window or K, or partly without a loop'):
+        model(prompt[:, :1], past_key_values=filled)
+    options = transformers.GenerationConfig(max_new_tokens=3, do_sample=False)
+    with looped(model, WINDOW, K=2):
+        [said] = model.generate_batch(inputs=prompt.tolist(), generation_config=options).values()
+    assert 'generate_batch keeps all texts in one paged cache' in said.error

@@ -107,7 +107,9 @@ class World:
         for name, more in dict(lm=[], grown=['--grow=lidas'], looped=['--loop=2x2']).items():
             assert quietly('train', [*self.train, *more, f'--out_dir={run(name)}'])[0] == 'done'
         assert quietly('retrofit', [run('lm'), '0-1-1', f'--out={run("cut")}'])[0] == 'done'
-        self.recurrent = [*self.train, f'--init_from={run("cut")}']
+        shape = ('--n_layer', '--n_embd', '--n_head', '--head_dim')
+        self.recurrent = [arg for arg in self.train if not arg.startswith(shape)]
+        self.recurrent.append(f'--init_from={run("cut")}')
         assert quietly('train', [*self.recurrent, f'--out_dir={run("recurrent")}'])[0] == 'done'
         assert quietly('export', [run('lm'), run('hf')])[0] == 'done'
         out, few = f'--out={run("x.png")}', ['--batches=1', '--device=cpu']

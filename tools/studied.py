@@ -31,7 +31,6 @@ from wrapper import SOLVERS, looped
 
 DATA, DEEPER = 'data/chains', 'data/chains_deep'        # depth 0 to 4; depth 0 to 6
 STEPS, DECAY = 520, 104                 # as config/chains_baseline.py has them
-BRANCH = 'config/chains_baseline.py'
 DEPTHS, QUESTIONS, BATCHES, LENS_STEPS = (0, 1, 2, 3, 4, 5, 6), 200, 24, 250
 
 
@@ -70,7 +69,7 @@ class Job:
 
     def branch(self, name, *more, parent='trunk', steps=DECAY):
         "A cool-down: a new optimizer, the same tokens for all."
-        return name, ['train', BRANCH, f'--out_dir={self.root / name}',
+        return name, ['train', f'--data={DATA}', f'--out_dir={self.root / name}',
                       f'--init_from={self.root / parent}', f'--steps={steps}', '--warmup_steps=10',
                       f'--decay_steps={steps - 10}', f'--seed={1000 + self.seed}', *more]
 
