@@ -166,7 +166,8 @@ def small(tmp_path, monkeypatch):
             data = [] if 'config/sft.py' in argv else [f'--data={tmp_path}/data']
             argv = [a for a in argv if not a.startswith(('--steps', '--decay', '--warm', '--data=d'
                                                          ))]
-            nanodepth.main('train', [*argv, *shape, *data, f'--steps={4 if new else 2}',
+            size = [arg for arg in shape if new or not arg.startswith(('--n_', '--head_dim'))]
+            nanodepth.main('train', [*argv, *size, *data, f'--steps={4 if new else 2}',
                                      f'--decay_steps={0 if new else 1}'])
         return subprocess.CompletedProcess(argv, 0)
     settings = dict(DATA=f'{tmp_path}/data', DEEPER=f'{tmp_path}/data', QUESTIONS=4, BATCHES=4,
