@@ -192,6 +192,12 @@ class Block(nn.Module):
         self.mlp_norm = nn.RMSNorm(config.n_embd, config.norm_eps)
         self.mlp = MLP(config)
 
+    def __call__(self, x, rope, scale=None, depth=0, cache=None, tap=None, mask=None):
+        # Only training uses a compiled Block: a cache or a tap would compile it again and again.
+        trains = self.training and cache is None and tap is None
+        call = super().__call__ if trains else self._call_impl
+        return call(x, rope, scale, depth, cache, tap, mask)
+
     def forward(self, x, rope, scale=None, depth=0, cache=None, tap=None, mask=None):
         h = self.attn_norm(x) if scale is None else self.attn_norm(x) * scale
         update = self.attn(h, rope, None if cache is None else cache.layers[depth], mask)
@@ -202,6 +208,8 @@ class Block(nn.Module):
 
 
 class LM(nn.Module):
+    recurs = False          # retrofit.py's Recurrent runs its layers in another way
+
     def __init__(self, config):
         super().__init__()
         self.config = config
@@ -247,10 +255,7 @@ class LM(nn.Module):
             depths = torch.arange(depth + 1, depth + len(order) + 1, device=x.device)
             scales = depths.rsqrt().to(x.dtype).unbind()
         for d, (i, scale) in enumerate(zip(order, scales), depth):
-            layer = self.layers[i]
-            # Only training uses the compiled Block; _call_impl is the uncompiled one.
-            call = layer if self.training and cache is None and tap is None else layer._call_impl
-            x = call(x, rope, scale, d, cache, tap)
+            x = self.layers[i](x, rope, scale, d, cache, tap)
         return x                                                                # (B, T, C)
 
     def hidden(self, tokens, *, order=None, cache=None, tap=None):
@@ -261,20 +266,36 @@ class LM(nn.Module):
             cache.position += tokens.shape[1]
         return x
 
-    def forward(self, tokens, targets=None, *, order=None, cache=None, tap=None, ignore_index=-1):
-        x = self.norm(self.hidden(tokens, order=order, cache=cache, tap=tap))   # (B, T, C)
+    def forward(self, tokens, targets=None, *, ignore_index=-1, **how):
+        """Logits (B, T, V), or with targets (B, T) the mean loss over those that count. `how`: what
+        `hidden` takes."""
+        x = self.norm(self.hidden(tokens, **how))                               # (B, T, C)
         if targets is None:
-            return self.head(x)                                                 # (B, T, V)
+            return self.head(x)
         return mean_loss(x, self.head.weight, targets, ignore_index)
 
-    def generate(self, tokens, max_new_tokens, *, order=None, **options):
-        "Continue tokens (B, T): see continue_text."
-        order = self.order if order is None else order
+    def new_cache(self, order=None):
+        return KVCache(len(self.order if order is None else order))
 
-        def forward(fresh, cache):          # only a prompt's last token needs logits
-            return self.head(self.norm(self.hidden(fresh, order=order, cache=cache)[:, -1:]))
-        return continue_text(forward, lambda: KVCache(len(order)), self.config.context, tokens,
-                             max_new_tokens, **options)
+    def generate(self, tokens, max_new_tokens, *, temperature=1.0, top_k=None, generator=None,
+                 stop=None, **how):
+        """Continue tokens (B, T) by max_new_tokens, or until stop(tokens) says so. Temperature 0
+        takes the likeliest token. Past the context the window slides: each new token is drawn from
+        the last `context` ones, as if none came before."""
+        if tokens.shape[1] == 0:
+            raise Refused('nothing to continue: the prompt has no tokens')
+        context, cache = self.config.context, None
+        with torch.inference_mode():        # faster than no_grad: these never get a gradient
+            for _ in range(max_new_tokens):
+                if cache is None or cache.position == context:  # every token has a new position
+                    cache, fresh = self.new_cache(**how), tokens[:, -context:]
+                x = self.hidden(fresh, cache=cache, **how)[:, -1:]
+                logits = self.head(self.norm(x))[:, -1].float()                 # (B, V)
+                fresh = pick_token(logits, temperature, top_k, generator)       # (B, 1)
+                tokens = torch.cat((tokens, fresh), dim=1)
+                if stop is not None and stop(tokens):
+                    break
+        return tokens.clone()               # an ordinary tensor again: one may train on it
 
     def num_params(self):
         return sum(p.numel() for p in self.parameters())        # a tied head counts once
@@ -291,29 +312,11 @@ class LM(nn.Module):
         return 6 * weights + 12 * len(order) * T * c.n_head * c.head_dim
 
 
-def continue_text(forward, new_cache, context, tokens, max_new_tokens, *, temperature=1.0,
-                  top_k=None, generator=None, stop=None):
-    """Continue tokens (B, T) by max_new_tokens, or until stop(tokens) says so, with forward(fresh
-    tokens, cache) -> logits. Temperature 0 takes the likeliest token. Past the context the window
-    slides: each new token is drawn from the last `context` ones, as if none came before."""
-    if tokens.shape[1] == 0:
-        raise Refused('nothing to continue: the prompt has no tokens')
-    with torch.inference_mode():        # faster than no_grad: these never get a gradient
-        cache, fresh = new_cache(), tokens[:, -context:]
-        for _ in range(max_new_tokens):
-            # every token's position has changed: the cache is invalid
-            if cache.position + fresh.shape[1] > context:
-                cache, fresh = new_cache(), tokens[:, -context:]
-            logits = forward(fresh, cache)[:, -1].float()                       # (B, V)
-            if temperature < 1e-4:      # nothing but the likeliest has a chance
-                fresh = logits.argmax(-1, keepdim=True)                         # (B, 1)
-            else:
-                if top_k is not None:
-                    kth = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]
-                    logits = logits.masked_fill(logits < kth, -math.inf)
-                fresh = torch.multinomial((logits / temperature).softmax(-1), 1,
-                                          generator=generator)
-            tokens = torch.cat((tokens, fresh), dim=1)
-            if stop is not None and stop(tokens):
-                break
-    return tokens.clone()               # an ordinary tensor again: one may train on it
+def pick_token(logits, temperature, top_k, generator):
+    "The next token of each row of logits (B, V): (B, 1)."
+    if temperature < 1e-4:      # nothing but the likeliest has a chance
+        return logits.argmax(-1, keepdim=True)
+    if top_k is not None:
+        kth = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]
+        logits = logits.masked_fill(logits < kth, -math.inf)
+    return torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator)

@@ -205,7 +205,7 @@ def residual_norms(model, tokens, *, order=None):
 @torch.no_grad()
 def block_similarity(model, block=1):
     "Cosines between the MLP weights of blocks of layers, each as one vector: (blocks, blocks)."
-    layers = getattr(model, 'lm', model).layers
+    layers = model.layers
     if len(layers) % block:
         raise Refused(f'{len(layers)} layers do not divide into blocks of {block}')
     flat = torch.stack([torch.cat([p.flatten().float() for p in layer.mlp.parameters()])

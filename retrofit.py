@@ -33,56 +33,64 @@ import torch
 import torch.nn as nn
 
 from common.errors import Refused, check_choice
-from common.losses import mean_loss
+from common.fields import check_bounds
 from data.tokens import draw
 from grow import untie
-from model import KVCache, check_order, continue_text
+from model import LM, KVCache, check_order
 
 AUTHORS_STD = 0.0087039     # sqrt(2 / (5 * 5280)): their first model's width, kept at any other
 
 
-class Recurrent(nn.Module):
-    """An LM whose layers are run as prelude, r times core, coda: lists of its layers. `mean` is the
-    r that runs when none is given. The first state comes from the caller's generator, or from one
-    for each sequence; without, it is a fixed draw for each position, so that a token's state does
-    not depend on what it is computed together with (`fresh`: another draw in each forward)."""
+class Recurrent(LM):
+    """An LM whose layers run as prelude, r times core, coda: three lists of its layers. `mean` is
+    the r that runs when none is given. The first state comes from the caller's generator, or from
+    one for each sequence; without, it is a fixed draw for each position, so that a token's state
+    does not depend on what it is computed together with (`fresh`: another draw in each forward)."""
+    recurs = True
 
-    def __init__(self, lm, prelude, core, coda, *, inject='identity', start='normal', fresh=False,
-                 state_std=None, mean=4, backprop_depth=8):
-        super().__init__()
+    def __init__(self, config, prelude, core, coda, *, inject='identity', start='normal',
+                 fresh=False, state_std=None, mean=4, backprop_depth=8):
+        super().__init__(config)
         check_choice('inject', inject, ('identity', 'linear', 'authors', 'add'))
         check_choice('start', start, ('normal', 'authors', 'zero'))
-        if mean < 1 or backprop_depth < 1:
-            raise Refused(f'mean={mean} and backprop_depth={backprop_depth} must be at least 1')
-        self.lm, self.inject, self.start, self.fresh, self.forwards = lm, inject, start, fresh, 0
-        self.mean, self.backprop_depth = mean, backprop_depth
-        self.prelude, self.core, self.coda = (check_order(part, len(lm.layers)) if part else []
-                                              for part in (prelude, core, coda))
-        if not self.core:
+        check_bounds(dict(mean=mean, backprop_depth=backprop_depth))
+        if not core:
             raise Refused('the core has no layers: there is nothing to repeat')
-        C = lm.config.n_embd
-        self.std, self.table = math.sqrt(2 / (5 * C)), None
+        check_order([*prelude, *core, *coda], config.n_layer)
+        self.prelude, self.core, self.coda = list(prelude), list(core), list(coda)
+        self.inject, self.start, self.fresh, self.forwards = inject, start, fresh, 0
+        self.mean, self.backprop_depth = mean, backprop_depth
+        self.std = math.sqrt(2 / (5 * config.n_embd))
         by_start = AUTHORS_STD if start == 'authors' else self.std
         self.state_std = by_start if state_std is None else state_std
-        self.adapter = None if inject == 'add' else nn.Linear(2 * C, C, bias=False)
-        with torch.no_grad():
-            if inject == 'linear':
-                nn.init.normal_(self.adapter.weight, std=self.std)
-            elif inject == 'identity':          # (s, e) to e
-                self.adapter.weight.copy_(torch.cat((torch.zeros(C, C), torch.eye(C)), dim=1))
+        self.table = None               # the first states of a text's positions
+        self.adapter = self.make_adapter()
 
-    config = property(lambda self: self.lm.config)
-    layers = property(lambda self: self.lm.layers)
-    norm = property(lambda self: self.lm.norm)
-    head = property(lambda self: self.lm.head)
-    order = property(lambda self: self.unrolled(self.mean))
+    def make_adapter(self):
+        "What mixes (state, prelude's output): (B, T, 2 C) to (B, T, C). None: they are added."
+        if self.inject == 'add':
+            return None
+        C = self.config.n_embd
+        adapter = nn.Linear(2 * C, C, bias=False)       # `authors`: as torch begins it
+        with torch.no_grad():
+            if self.inject == 'linear':
+                nn.init.normal_(adapter.weight, std=self.std)
+            elif self.inject == 'identity':             # (s, e) to e
+                adapter.weight.copy_(torch.cat((torch.zeros(C, C), torch.eye(C)), dim=1))
+        return adapter
+
+    @property
+    def order(self):
+        return self.unrolled(self.mean)
 
     def unrolled(self, r):
         return self.prelude + self.core * r + self.coda
 
-    def cache(self, r):
-        "An empty cache for r recurrences: a slot for each position of the unrolled order."
-        return KVCache(len(self.unrolled(r)))
+    def new_cache(self, r=None, exit=None):
+        "An empty cache: a slot for each position of the unrolled order."
+        return KVCache(len(self.unrolled(self.mean if r is None else r)))
+
+    # -------------------------------------------------------------------------- the first state
 
     def first_state(self, e, position, generator):
         if self.start == 'zero':
@@ -115,62 +123,43 @@ class Recurrent(nn.Module):
             return nn.init.trunc_normal_(x, a=-3, b=3, generator=generator)
         return torch.randn(shape, generator=generator, device=generator.device)
 
+    # ------------------------------------------------------------------------------- one forward
+
     def recur(self, s, e, i, cache, tap=None):
         "Recurrence i, counted from 0: adapter, then core."
         mixed = s + e if self.adapter is None else self.adapter(torch.cat((s, e), dim=-1))
-        x = mixed.to(e.dtype)                                                   # (B, T, C)
-        return self.lm.run(x, self.core, depth=len(self.prelude) + i * len(self.core), cache=cache,
-                           tap=tap)
+        return self.run(mixed.to(e.dtype), self.core, cache=cache, tap=tap,
+                        depth=len(self.prelude) + i * len(self.core))           # (B, T, C)
 
     def hidden(self, tokens, *, r=None, cache=None, generator=None, backprop_depth=None, exit=None,
                tap=None):
         """The residual stream before the final norm. `exit` is an Exit: then a token may stop
         earlier than after r recurrences."""
         r = self.mean if r is None else r
-        most = self.backprop_depth if backprop_depth is None else backprop_depth
         if r < 1:
-            raise Refused(f'r={r}: the core runs at least once')
+            raise Refused(f'r={r} is too small: the core must run at least once (try r=1)')
+        traced = self.backprop_depth if backprop_depth is None else backprop_depth
         if cache is None and exit is not None:
-            cache = self.cache(r)        # later recurrences attend to stopped tokens
+            cache = self.new_cache(r)           # later recurrences attend to stopped tokens
         position = 0 if cache is None else cache.position
-        e = self.lm.run(self.lm.embed(tokens), self.prelude, cache=cache, tap=tap)       # (B, T, C)
+        e = self.run(self.embed(tokens), self.prelude, cache=cache, tap=tap)    # (B, T, C)
         s = self.first_state(e, position, generator)
-
-        def again(s, i):
-            if exit is not None:
-                return exit.step(self, s, e, i, r, cache)
-            return self.recur(s, e, i, cache, tap)
-        with torch.no_grad():       # truncated back-propagation: only the last keep a graph
-            for i in range(max(r - most, 0)):
-                s = again(s, i)
-        if r > most:        # weights cast under no_grad would get no gradient
-            torch.clear_autocast_cache()
-        for i in range(max(r - most, 0), r):
-            s = again(s, i)
-        x = self.lm.run(s, self.coda, depth=len(self.prelude) + r * len(self.core), cache=cache,
-                        tap=tap)
+        for i in range(r):
+            if i == r - traced:     # weights that were cast without a graph would get no gradient
+                torch.clear_autocast_cache()
+            # truncated back-propagation: only the last recurrences keep a graph
+            with torch.set_grad_enabled(torch.is_grad_enabled() and i >= r - traced):
+                if exit is None:
+                    s = self.recur(s, e, i, cache, tap)
+                else:
+                    s = exit.step(self, s, e, i, r, cache)
+        x = self.run(s, self.coda, cache=cache, tap=tap,
+                     depth=len(self.prelude) + r * len(self.core))
         if cache is not None:
             cache.position += tokens.shape[1]
         return x
 
-    def forward(self, tokens, targets=None, *, r=None, cache=None, generator=None,
-                backprop_depth=None, exit=None, ignore_index=-1):
-        x = self.norm(self.hidden(tokens, r=r, cache=cache, generator=generator,
-                                  backprop_depth=backprop_depth, exit=exit))
-        if targets is None:
-            return self.head(x)                                                 # (B, T, V)
-        return mean_loss(x, self.head.weight, targets, ignore_index)
-
-    def generate(self, tokens, max_new_tokens, *, r=None, exit=None, **options):
-        r = self.mean if r is None else r
-
-        def forward(fresh, cache):
-            return self.head(self.norm(self.hidden(fresh, r=r, cache=cache, exit=exit)[:, -1:]))
-        return continue_text(forward, lambda: self.cache(r), self.config.context, tokens,
-                             max_new_tokens, **options)
-
-    def num_params(self):
-        return sum(p.numel() for p in self.parameters())
+    # ------------------------------------------------------------------------------- what it costs
 
     def parts(self):
         """Parameters of the layers of (prelude, core, coda), as the paper counts: without adapter,
@@ -187,10 +176,11 @@ class Recurrent(nn.Module):
         backward pass costs a third."""
         r = self.mean if r is None else r
         most = self.backprop_depth if backprop_depth is None else backprop_depth
-        adapter = 0 if self.adapter is None else self.adapter.weight.numel()
-        head = self.lm.flops_per_token([])
-        once = self.lm.flops_per_token(self.core, context=context) - head + 6 * adapter
-        outside = self.lm.flops_per_token(self.prelude + self.coda, context=context)
+        count = super().flops_per_token
+        once = count(self.core, context=context) - count([], context=context)
+        if self.adapter is not None:
+            once += 6 * self.adapter.weight.numel()
+        outside = count(self.prelude + self.coda, context=context)
         return outside + min(r, most) * once + max(r - most, 0) * once // 3
 
     def flops_paper(self, mean=None):
@@ -229,9 +219,14 @@ def surgery(model, shape, **options):
                       f'more than one place of {parts}')
     if model.order != list(range(len(model.layers))):
         raise Refused('this model has an order of its own: untie it first, and then cut it')
-    lm = untie(model, kept)
-    place = iter(range(len(kept)))
-    return Recurrent(lm, *([next(place) for _ in part] for part in parts), **options)
+    copies, place = untie(model, kept), iter(range(len(kept)))
+    with torch.device('meta'):      # no weights yet: all will be the copies
+        new = Recurrent(copies.config, *([next(place) for _ in part] for part in parts), **options)
+    for name, module in copies.named_children():
+        setattr(new, name, module)
+    new.cos, new.sin = copies.cos, copies.sin
+    new.adapter = new.make_adapter()
+    return new.train(model.training)
 
 
 # ---------------------------------------------------------------------------------------- how often

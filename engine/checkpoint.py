@@ -154,7 +154,8 @@ def model_of(state, path):
     for name in 'kind', 'model', 'model_config':
         if name not in state:
             raise Refused(f'{path} holds no model: it does not say {name!r}')
-    weights = state['model']
+    # recurrent models once kept the names of their layers behind 'lm.'
+    weights = {name.removeprefix('lm.'): t for name, t in state['model'].items()}
     for name, t in weights.items():
         check_tensor(name, t, path)
     config = fill(ModelConfig, state['model_config'], path)
@@ -165,7 +166,7 @@ def model_of(state, path):
     def empty():
         if state['kind'] == 'lm':
             return LM(config)
-        return Recurrent(LM(config), **vars(fill(Recurrence, state['recurrent'], path)))
+        return Recurrent(config, **vars(fill(Recurrence, state['recurrent'], path)))
     with torch.device('meta'):
         shapes = {name: t.shape for name, t in empty().state_dict().items()}
     if shapes != {name: t.shape for name, t in weights.items()}:
@@ -186,7 +187,7 @@ def describe(model):
 
 def fingerprint(model):
     "A hash of all that a model computes with: settings and every weight."
-    about = (describe(model) if isinstance(model, (LM, Recurrent))
+    about = (describe(model) if isinstance(model, LM)
              else dict(config=model.config.to_dict()))
     about.pop('model', None)
     digest = hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode())

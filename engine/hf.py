@@ -236,7 +236,7 @@ def save_hf(model, folder, tokenizer=None):
     """Write a checkpoint that transformers loads, with the same logits. The order is unrolled: a
     looped model becomes a deep one with equal layers. `tokenizer` is what get_tokenizer takes; its
     tokenizer.json is copied."""
-    if not isinstance(model, LM):
+    if model.recurs:
         raise Refused('a model with a recurrent core has no family that transformers knows: '
                       'only ordinary and looped models are exported')
     model = fold_scales(model) if model.config.ln_scaling else model

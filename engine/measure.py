@@ -87,7 +87,8 @@ def log_likelihoods(model_like, tokenizer, examples, *, batch=64, share=True):
                                       for each in lists], device=device)
                         for lists in (rows, counts))                                # (B, O, W)
         prompt = torch.tensor([prompts[i][:n] for i in part], device=device)        # (B, T)
-        after = shared if share and isinstance(model_like, LM) else separate
+        ours = isinstance(model_like, LM) and not model_like.recurs
+        after = shared if share and ours else separate
         logits = after(model_like, prompt, rows)
         found = logits.float().log_softmax(-1).gather(-1, rows[..., None])[..., 0]  # (B, O, W)
         for i, value in zip(part, found.masked_fill(counts == 0, 0).cpu().double().sum(-1)):

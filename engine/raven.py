@@ -26,7 +26,7 @@ from common.fields import fill, fit, short, within
 from common.files import read_fields, read_json, reading
 from data.tokenizer import from_hub
 from engine import hf
-from model import LM, ModelConfig, rope_tables
+from model import ModelConfig, rope_tables
 from retrofit import AUTHORS_STD, Recurrent
 
 FAMILY = 'huginn_raven'
@@ -35,7 +35,7 @@ LAYER = {           # theirs: ours, whose rows it holds one after the other
     'attn.Wqkv': ['attn.q', 'attn.k', 'attn.v'], 'attn.proj': ['attn.o'],
     'mlp.fc': ['mlp.gate', 'mlp.up'], 'mlp.proj': ['mlp.down'],
 }
-OUTSIDE = {'transformer.wte': 'lm.embed', 'transformer.ln_f': 'lm.norm', 'lm_head': 'lm.head',
+OUTSIDE = {'transformer.wte': 'embed', 'transformer.ln_f': 'norm', 'lm_head': 'head',
            'transformer.adapter': 'adapter'}
 PARTS = dict(prelude='n_layers_in_prelude', core='n_layers_in_recurrent_block',
              coda='n_layers_in_coda')
@@ -86,7 +86,7 @@ def names_of(model):
         for place, i in enumerate(layers):
             for theirs, ours in LAYER.items():
                 names[f'transformer.{part}.{place}.{theirs}.weight'] = [
-                    f'lm.layers.{i}.{name}.weight' for name in ours]
+                    f'layers.{i}.{name}.weight' for name in ours]
     return names
 
 
@@ -110,11 +110,11 @@ def load_raven(folder):
         first += n
 
     def make(config):
-        return Recurrent(LM(config), **parts, inject='authors', start='authors', state_std=std,
+        return Recurrent(config, **parts, inject='authors', start='authors', state_std=std,
                          mean=c.mean_recurrence, backprop_depth=c.mean_backprop_depth)
     model = hf.empty(make, config, tensors, folder)
     hf.load_weights(model, tensors, names_of(model), folder, ['freqs_cis'])
-    model.lm.cos, model.lm.sin = rope_tables(config)
+    model.cos, model.sin = rope_tables(config)
     return model.eval()
 
 
@@ -147,7 +147,7 @@ def save_raven(model, folder, tokenizer=None):
         if there:
             raise Refused(f"{what}: the authors' format cannot hold that")
     weights = model.state_dict()
-    weights['lm.head.weight'] = model.head.weight
+    weights['head.weight'] = model.head.weight
     if model.adapter is None:
         weights['adapter.weight'] = torch.eye(width).repeat(1, 2).to(model.norm.weight)
     tensors = {theirs: torch.cat([weights[name] for name in ours])

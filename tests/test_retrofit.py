@@ -156,7 +156,7 @@ def test_with_one_recurrence_and_an_identity_start_it_is_its_parent(tiny, tokens
 
 def slowly(model, tokens, r, most, generator=None):
     "The paper's equations, layer by layer."
-    lm, p, c = model.lm, model.prelude, model.core
+    lm, p, c = model, model.prelude, model.core
     e = lm.embed(tokens)
     for d, i in enumerate(p):
         e = lm.run(e, [i], depth=d)
@@ -184,7 +184,7 @@ def test_gradients_are_those_of_a_detached_reference(tiny, tokens, inject, r, mo
     model = surgery(tiny(n_layer=6), '2-2-2', inject=inject, backprop_depth=most)
     found = gradients(model(tokens, tokens, r=r), model)
     x = slowly(model, tokens, r, most)
-    expected = gradients(torch.nn.functional.cross_entropy(model.lm.head(x).flatten(0, 1),
+    expected = gradients(torch.nn.functional.cross_entropy(model.head(x).flatten(0, 1),
             tokens.flatten()), model)
     assert found.keys() == expected.keys() == {n for n, _ in model.named_parameters()}
     for name in found:
@@ -233,7 +233,7 @@ def test_the_first_state(tiny, tokens):
     s = model.first_state(e, 0, g())
     # by row, whoever computes it
     assert torch.equal(s[1:], model.first_state(e[1:], 0, g()[1:])) and not torch.equal(s[0], s[1])
-    big = Recurrent(LM(ModelConfig(n_embd=640, n_head=4, n_layer=1)), [], [0], [])
+    big = Recurrent(ModelConfig(n_embd=640, n_head=4, n_layer=1), [], [0], [])
     assert big.first_state(torch.zeros(1, 200, 640), 0,
                            None).std().item() == pytest.approx(math.sqrt(2 / 3200), rel=0.02)
     assert not torch.equal(model(tokens, generator=g()), model(tokens, generator=g()[::-1]))
@@ -252,8 +252,8 @@ def test_cached_generation_is_uncached_generation(tiny, tokens, inject, start):
     with pytest.raises(ValueError,
                        match='the order ends at depth 6, but the cache has 5 slots|but the '
                        'cache has'):
-        model(tokens, r=3, cache=model.cache(1))
-    with pytest.raises(ValueError, match='r=0: the core runs at least once'):
+        model(tokens, r=3, cache=model.new_cache(1))
+    with pytest.raises(ValueError, match='r=0 is too small: the core must run at least once'):
         model(tokens, r=0)
 
 
@@ -271,7 +271,7 @@ def test_a_threshold_of_zero_is_fixed_r(tiny, tokens, by):
 def by_hand(model, tokens, r, threshold):
     """Each token on its own, one recurrence after the other, with keys and values in a table
     [recurrence][layer][token]."""
-    lm, B, T = model.lm, *tokens.shape
+    lm, B, T = model, *tokens.shape
     e = lm.run(lm.embed(tokens), model.prelude)
     s, done, count = model.first_state(e, 0, None).clone(), torch.zeros(B, T,
             dtype=torch.bool), torch.zeros(B, T)
@@ -326,7 +326,7 @@ def test_exit_by_hand(tiny, tokens):
     assert stop.used == count.sum() and 0.2 < stop.used / stop.full < 0.95
     assert not torch.allclose(found, model(tokens, r=6), atol=1e-3)
     # token by token with a cache: the same tokens stop at the same places
-    cache, parts, again = model.cache(6), [], Exit(threshold)
+    cache, parts, again = model.new_cache(6), [], Exit(threshold)
     for t in range(tokens.shape[1]):
         parts.append(model(tokens[:, t:t + 1], r=6, cache=cache, exit=again))
     torch.testing.assert_close(torch.cat(parts, 1), found, rtol=1e-4, atol=1e-4)
@@ -606,8 +606,8 @@ def test_the_command(started, capsys, tmp_path):
             and any('| 0 1     | 3 4  | 5    |' in line for line in lines))
     nanodepth.main('retrofit',
                    [str(started / 'base'), '2-2-1', '--scratch', f'--out={started / "scratch"}'])
-    assert not torch.equal(load_model(started / 'scratch').lm.layers[0].attn.q.weight,
-                           load_model(started / 'cut').lm.layers[0].attn.q.weight)
+    assert not torch.equal(load_model(started / 'scratch').layers[0].attn.q.weight,
+                           load_model(started / 'cut').layers[0].attn.q.weight)
     nanodepth.main('retrofit',
                    [str(started / 'base'), '2-2-1', '--dense', f'--out={started / "dense"}'])
     assert (isinstance(load_model(started / 'dense'), LM)

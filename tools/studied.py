@@ -24,7 +24,7 @@ from data.tokenizer import get_tokenizer
 from data.tokens import Loader, measure
 from engine.checkpoint import exists, load, load_model
 from engine.measure import After, log_likelihoods
-from model import LM, KVCache
+from model import KVCache
 from report.logs import read_log
 from variants.lens import exit_at, quality, train_lens
 from wrapper import SOLVERS, looped
@@ -322,7 +322,7 @@ class Retrofits(Job):
         trained = [(name, self.root / name) for name, argv in self.runs() if argv[0] == 'train']
         for name, path in [('mean_2', self.model('baseline', 'recurrent')), *trained]:
             model, flops = load_model(path), read_log(path)[-1]['flops']
-            ordinary, means = isinstance(model, LM), name.startswith('mean')
+            ordinary, means = not model.recurs, name.startswith('mean')
             for r in (1,) if ordinary else RECURRENCES if means else (3,):
                 if not ordinary:
                     model.mean = r

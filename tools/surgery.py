@@ -21,6 +21,7 @@ from data.tokens import Loader, draw
 from engine.checkpoint import build_model, describe, load, save
 from engine.hf import fold_scales
 from engine.measure import refuse_another_tokenizer
+from model import LM
 from retrofit import cut, surgery
 from tools import recurrences
 from tools.options import RUN, make_parser
@@ -38,7 +39,7 @@ def scalable_start(model):
             deep = math.sqrt(2 * len(model.order)) if outputs else 1
             nn.init.normal_(p, std=model.std / deep)
     if not model.config.tie_embeddings:
-        nn.init.normal_(model.lm.embed.weight)          # as LM's own start has it
+        nn.init.normal_(model.embed.weight)          # as LM's own start has it
 
 
 def with_a_head(lm):
@@ -63,11 +64,19 @@ def operate(args):
         say(model, parent, parts)
         keep_tokenizer(args.run, target)
         cost = 0 if args.scratch else state.get('flops', 0) + state.get('inherited_flops', 0)
-        save(target, **describe(model.lm if args.dense else model), optimizers=[], step=0, flops=0,
-             inherited_flops=cost, config={})
+        save(target, **describe(without_recurrence(model) if args.dense else model),
+             optimizers=[], step=0, flops=0, inherited_flops=cost, config={})
     now = 'the kept layers, each once' if args.dense else (
         f'python train.py config/retrofit.py --init_from={target} --data=... trains it')
     print(f'{target}: {now}')
+
+
+def without_recurrence(model):
+    "The same layers as an ordinary model, which runs each once."
+    plain = LM(model.config)
+    plain.load_state_dict({name: t for name, t in model.state_dict().items()
+                           if not name.startswith('adapter.')})
+    return plain
 
 
 def open_parent(args, state):

@@ -64,7 +64,7 @@ class Exit:
         scratch = copy.copy(cache)
         # update makes new tensors: the slots stay as they are
         scratch.layers = [copy.copy(slot) for slot in cache.layers]
-        x = model.lm.run(new, model.coda, depth=len(model.prelude) + r * len(model.core),
+        x = model.run(new, model.coda, depth=len(model.prelude) + r * len(model.core),
                          cache=scratch)
         now, before = model.head(model.norm(x)).float().log_softmax(-1), self.before
         self.before = now

@@ -41,7 +41,7 @@ def arguments(layer):
 
 def depth_of(model):
     "(the list of a model's layers, the order in which they run)"
-    if isinstance(model, LM):
+    if isinstance(model, LM) and not model.recurs:
         return model.layers, model.order
     config = getattr(model, 'config', None)
     if getattr(config, 'is_encoder_decoder', False):

@@ -27,7 +27,6 @@ from tqdm import tqdm
 from common.errors import Refused
 from common.files import reading, replace
 from data.tokenizer import on_hub
-from model import LM
 
 
 @torch.no_grad()
@@ -125,7 +124,7 @@ def exit_at(model, depth, lens=None):
     model, an early exit is a prefix of the order."""
     @torch.no_grad()
     def answer(tokens):
-        x = (model.hidden(tokens, order=model.order[:depth + 1]) if isinstance(model, LM)
+        x = (model.hidden(tokens, order=model.order[:depth + 1]) if not model.recurs
              else streams_behind(model, tokens)[depth])
         return model.head(model.norm(x if lens is None else lens.translate(depth, x)))
     answer.config, answer.parameters = model.config, model.parameters
