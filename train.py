@@ -1,5 +1,4 @@
-"""The one training loop: schedule, accumulation, many processes, evaluation, checkpoints, and a
-stop at any moment.
+"""The one training loop: a model is trained, grows, loops, recurs; it stops and goes on.
 
 The idea: everything that happens at a step is a function of the step alone (engine/plan.py): the
 learning rate, the batch, what grows, what is measured. So a run is its config and its seed, and a
@@ -7,14 +6,12 @@ run that was stopped goes on as if nothing had happened.
 
 Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", appendix A: linear warm-up, a constant
 plateau, and a 1-sqrt decay; AdamW, gradients clipped at 1.
-Here: the defaults are the toy's, with Muon for the layers' matrices and AdamW for the rest
-(docs/LOG.md).
+Differs: the defaults are the toy's, with Muon for the layers' matrices and AdamW for the rest.
 
 Usage:
-    python train.py config/baseline.py  # a laptop, minutes; the picture is in out/baseline
-    # any field by --name=value; --help lists them
-    python train.py config/baseline.py --steps=600 --device=cpu
-    python train.py config/smollm_360m_lidas.py --dry_run  # what it will cost: FLOPs, memory, hours
+    python train.py config/baseline.py          # a laptop, minutes; the picture is in out/baseline
+    python train.py config/baseline.py --steps=600 --device=cpu     # any setting by --name=value
+    python train.py config/smollm_360m_lidas.py --dry_run       # FLOPs, memory, hours
     torchrun --standalone --nproc_per_node=8 train.py config/smollm_360m_lidas.py
 """
 import common  # noqa: F401 (from here on Ctrl-C ends in a line)
@@ -22,250 +19,388 @@ import common  # noqa: F401 (from here on Ctrl-C ends in a line)
 # isort: split
 import ast
 import contextlib
-import dataclasses
-import inspect
 import math
 import sys
 import time
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
-from tqdm import tqdm
 
-from data.tokens import draw, measure
-from engine import checkpoint, cost
-from engine.launch import (
-    Stop,
-    World,
-    compile_blocks,
-    hold_folder,
-    make_toy_data,
-    mfu,
-    move_aside,
-    parallel,
-    precision,
-    send,
-)
-from engine.settings import Config, check, read_config
-from engine.start import begin, fill, introduce, loaders, resume
-from grow import untie
-from report.logs import Log, read_log
-from report.plot import draw_runs, show
+from common.errors import Refused
+from common.fields import COMMAND_LINE, fill, fit_fields
+from common.files import claim, new_model, write_json
+from common.options import given, read
+from data.tokenizer import copy_tokenizer, refuse_another_tokenizer, refuse_unknown
+from data.tokens import Loader, draw, make_toy_data, measure
+from engine import checkpoint
+from engine.optimizers import OPTIMIZERS, load_optimizers, make_optimizers
+from engine.plan import Plan, Start, shape
+from engine.world import Stop, World
+from grow import GROWTH, untie
+from model import LM
+from report.logs import Log
 
+
+@dataclass
+class Config:
+    out_dir: str = 'out/run'
+    seed: int = 0
+    device: str = 'auto'                # auto: cuda, else mps, else cpu
+    dtype: Literal['auto', 'float32', 'bfloat16'] = 'auto'      # auto: bfloat16 on cuda
+    compile: bool | Literal['auto'] = 'auto'    # auto: on for cuda
+    # resume the run in out_dir; false: move it away and start anew
+    resume: bool = True
+    # the model (init_from: a checkpoint to start from; then these are its own)
+    init_from: str | None = None
+    n_layer: int = 8
+    n_embd: int = 128
+    n_head: int = 4
+    n_kv_head: int | None = None
+    head_dim: int | None = 64           # None: n_embd / n_head
+    ffn_dim: int | None = None
+    rope_theta: float = 10_000.0
+    tie_embeddings: bool = False        # the papers tie; a toy learns three times as fast untied
+    ln_scaling: bool = False
+    vocab_size: int | None = None       # None: as many as the data's tokenizer has
+    # growing: n_layer is the depth at the end
+    grow: Literal[tuple(GROWTH)] | None = None  # by grow.py; None: full depth at once
+    grow_block: int = 2                 # the layers to begin with, and a growth's block
+    grow_alpha: float = 1.0             # PROP-alpha: stage i gets a share i^alpha of the steps
+    # looping: n_layer counts the unique layers
+    loop: str | None = None             # their order, such as 2x4 or 2-2x2-2; None: each once
+    cooldown_loop: str | None = None    # the order from the first step of the decay on
+    cooldown_data: str | list[str] | None = None        # read from there on instead of data
+    # a recurrent core: init_from is what retrofit.py wrote
+    recurrence: int | None = None       # the mean of the random number; None: the model's own
+    backprop_depth: int | None = None   # gradients go back through the last so many; None: its own
+    curriculum: float = 0.25            # over this part of the steps the mean rises from 1
+    curriculum_shape: Literal['linear', '1-sqrt'] = 'linear'
+    backprop_curriculum: float = 0.0    # and over this part backprop_depth does
+    # the data
+    data: str | list[str] = 'data/toy'          # a folder, or a list of them
+    data_weights: list[float] | None = None     # their shares of the rows; None: equal
+    context: int = 64                   # tokens of a training row
+    batch_size: int = 32                # rows of a step, over all processes
+    grad_accum: int = 1                 # pieces in which a process computes its part
+    # the schedule: linear warm-up, constant, decay
+    steps: int = 600
+    warmup_steps: int = 50
+    decay_steps: int = 120              # the last so many; growing is over, cool-downs begin
+    lr: float = 4e-3
+    lr_shape: Literal['1-sqrt', 'cosine'] = '1-sqrt'            # how the rate falls
+    lr_decay_steps: int | None = None   # over the last so many steps; None: decay_steps
+    lr_floor: float = 0.0               # to this share of lr
+    # the optimizer: 'adamw' or 'adamw_star' for everything, or 'muon' for the layers' matrices and
+    # AdamW for the rest
+    optimizer: Literal[OPTIMIZERS] = 'muon'
+    adamw_lr: float | None = None       # with muon, the rate of the rest; None: lr
+    # a step as large as AdamW's, or the first Muon's
+    muon_scaling: Literal['match_rms_adamw', 'original'] = 'match_rms_adamw'
+    weight_decay: float = 0.01
+    star_decay: float = 1e-4            # adamw_star's, a step at the peak, whatever the rate is
+    beta2: float = 0.95
+    grad_clip: float = 1.0
+    # what is measured and kept
+    eval_every: int = 25
+    eval_batches: int = 12              # batches of validation data each time
+    log_every: int = 10
+    save_every: int = 200
+
+    def __post_init__(self):
+        fit_fields(Config, vars(self), 'the config')
+        if not self.out_dir.strip():
+            raise Refused("out_dir='' must name a folder")
+        if self.init_from and self.grow:
+            raise Refused(f'grow={self.grow!r} begins with a new model of grow_block='
+                          f'{self.grow_block} layers, not with init_from')
+        if not self.init_from:      # else the plan needs the checkpoint
+            Plan(self)
+
+
+# What a model looks like. With init_from, its checkpoint says so.
+SHAPE = {'vocab_size', 'n_layer', 'n_embd', 'n_head', 'n_kv_head', 'head_dim', 'ffn_dim',
+         'rope_theta', 'tie_embeddings', 'ln_scaling'}
+
+
+# --------------------------------------------------------------------------------------- the loop
 
 def train(config):
     "Train to the end (returns 0) or until a signal (returns its number); a second call resumes."
-    with World(config.device, config.patience) as world, contextlib.ExitStack() as held:
-        world.first_does(lambda: held.enter_context(hold_folder(Path(config.out_dir))))
-        run = Run(world, config)
-        with Stop() as stop:
-            ending, batch = 0, None
-            if run.step == 0:
-                run.log.write(step=0, tokens=0, flops=0, seconds=0, **run.depth(), **run.look())
-            while run.step < config.steps and not ending:
-                now, began = run.plan.at(run.step), time.perf_counter()
-                if now.n_layer > len(run.model.layers):
-                    began += run.change('grown', run.grow, now)
-                if now.order and list(now.order) != run.model.order:
-                    began += run.change('looped', run.cool_down, now)
-                for group in run.groups():
+    c, out = config, Path(config.out_dir)
+    with contextlib.ExitStack() as held:
+        world = held.enter_context(World(c.device))
+        world.first_does(lambda: held.enter_context(hold(out)))     # until the run ends
+        compiles = world.compiles(c.compile)
+        data, val = open_data(c, world)
+        resumes = c.resume and checkpoint.exists(out)
+        model, plan, state = resume(c, data, out) if resumes else begin(c, data['data'])
+        model.to(world.device, torch.float32).train()       # Hugging Face's may be bfloat16
+        optimizers = make_optimizers(model, c)
+        load_optimizers(optimizers, state['optimizers'], out)
+        running = world.wrap(model, compiles)
+        step, flops, seconds = state['step'], state['flops'], state['seconds']
+        tokens_a_step = c.batch_size * c.context
+
+        world.first_does(lambda: checkpoint.move_aside(out, resumes, world.say))
+        introduce(c, world, data['data'], model, step, compiles)
+        log = Log(out / 'log.jsonl', step or -1, c.steps, silent=not world.first, say=world.say)
+        if step == 0:
+            log.write(step=0, tokens=0, flops=0, seconds=0, n_layer=len(model.layers),
+                      depth=len(model.order), **validate(c, world, model, val))
+        batch = fetch(c, world, plan, data, step)
+        stop = held.enter_context(Stop())
+        while step < c.steps:
+            now, news = plan.at(step), {}
+
+            # ---- does the model change? It grows, or begins to run its layers in another order.
+            if now.n_layer > len(model.layers):
+                before = validate(c, world, model, val)['val_loss']
+                model = untie(model, now.origin, optimizers)
+                running = world.wrap(model, compiles)
+                after = validate(c, world, model, val)['val_loss']
+                news['grown'] = dict(before=before, after=after)
+            if now.order and list(now.order) != model.order:
+                before = validate(c, world, model, val)['val_loss']
+                model.config.order = list(now.order)
+                after = validate(c, world, model, val)['val_loss']
+                news['looped'] = dict(before=before, after=after)
+
+            # ---- forward and backward; then the next batch, while the GPU is at work
+            began = time.perf_counter()
+            recurrences = {}
+            if now.r is not None:
+                recurrences = dict(r=now.r, backprop_depth=now.backprop_depth)
+            loss = backward(c, world, running, batch, step, recurrences)
+            # in the optimizers' order: another sum would have another last bit
+            weights = [p for o in optimizers for group in o.param_groups for p in group['params']]
+            norm = torch.nn.utils.clip_grad_norm_(weights, c.grad_clip or math.inf)
+            batch = fetch(c, world, plan, data, step + 1)
+            loss, norm = world.sum(loss), norm.item()       # here the CPU waits for the GPU
+            if not math.isfinite(loss + norm):
+                save(c, world, model, optimizers, plan, data, state, log)
+                raise Refused(f'step {step + 1} has loss {loss} and gradient norm {norm}, so it '
+                              f'was not taken; {out} holds the checkpoint of step {step}. Try a '
+                              'lower --lr, a longer --warmup_steps, or --dtype=float32, in another '
+                              '--out_dir')
+
+            # ---- the update
+            for optimizer in optimizers:
+                for group in optimizer.param_groups:
                     group['lr'] = group['peak'] * now.lr
-                world.at(f'the batch of step {run.step + 1}')
-                batch = batch or run.fetch(run.step)
-                told = run.plan.told(run.step)
-                loss, norm, batch = take_step(config, world, run.wrapped, run.optimizers, batch,
-                                              run.autocast, run.step, told,
-                                              lambda: run.fetch(run.step + 1))
-                run.refuse_nan(loss, norm)
-                run.record(now, told, loss, norm, time.perf_counter() - began)
-                ending = world.most(stop.asked)     # if one is told to stop, all stop together
-                if run.step % config.save_every == 0 or run.step == config.steps or ending:
-                    run.save()
-            run.bar.close()
-        ending = ending if run.step < config.steps else 0       # it is finished
-        if ending:
-            world.say(f'stopped at step {run.step} of {config.steps}, and saved: the same command '
-                      'resumes it')
-        elif world.first:
-            run.report()
-        return ending
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=world.size == 1)    # else they are views of DDP's
+            step += 1
+            seconds_taken = time.perf_counter() - began
+            step_flops = tokens_a_step * model.flops_per_token(**recurrences, context=c.context)
+            flops, seconds = flops + step_flops, seconds + seconds_taken
+            state.update(step=step, tokens=step * tokens_a_step, flops=flops, seconds=seconds)
+
+            # ---- what is noted
+            if step % c.eval_every == 0 or step == c.steps:
+                news |= validate(c, world, model, val)
+            if news or step % c.log_every == 0:
+                log.write(step=step, tokens=step * tokens_a_step, flops=flops,
+                          seconds=round(seconds, 1), n_layer=len(model.layers),
+                          depth=len(model.order), lr=c.lr * now.lr, loss=loss, grad_norm=norm,
+                          tokens_per_s=round(tokens_a_step / seconds_taken), **recurrences, **news)
+            log.show_step(tokens_a_step / seconds_taken, world.mfu(step_flops / seconds_taken))
+
+            # ---- what is kept; and are we asked to stop? If one process is, all stop together.
+            asked = int(world.max(stop.asked))
+            if step % c.save_every == 0 or step == c.steps or asked:
+                save(c, world, model, optimizers, plan, data, state, log)
+            if asked:
+                break
+        log.close()
+        if step < c.steps:
+            world.say(f'stopped at step {step} of {c.steps}, and saved: the same command resumes '
+                      'it')
+            return asked
+        if world.first:
+            report(c, out, model, flops)
+        return 0
 
 
-class Run:
-    "A run under way: its plan, its model, where it stands."
-
-    def __init__(self, world, config):
-        self.world, self.config, self.out = world, config, Path(config.out_dir)
-        world.first_does(lambda: make_toy_data(config, world))
-        self.data, self.val = loaders(config, world)
-        resumes = config.resume and checkpoint.exists(self.out)
-        self.model, self.plan, state = (
-            resume(config, self.data, self.out)
-            if resumes else begin(config, self.data['data']))
-        counted = ('tokens', 'flops', 'seconds', 'inherited_flops')
-        self.counts = {name: state[name] for name in counted}
-        self.step = state['step']
-        self.model.to(world.device, torch.float32).train()      # Hugging Face's may be bfloat16
-        compiled = compile_blocks(config, world, self.model)
-        self.optimizers = fill(self.model, config, state, self.out)
-        self.wrapped = parallel(self.model, world)
-        self.autocast = precision(config, world.device)
-        world.first_does(lambda: move_aside(self.out, resumes, world))
-        self.log = Log(self.out / 'log.jsonl', self.step or -1, silent=not world.first,
-                       say=world.say)
-        self.bar = tqdm(total=config.steps, initial=self.step, disable=not world.first, unit='step',
-                        dynamic_ncols=True)
-        self.shown, self.changed = {}, {}       # shown beside the bar; for the next log line
-        introduce(config, world, self.data['data'], self.model, self.step, compiled)
-
-    def groups(self):
-        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
-
-    def depth(self):
-        return dict(n_layer=len(self.model.layers), depth=len(self.model.order))
-
-    # ------------------------------------------------------------------ what happens on the way
-
-    def fetch(self, step):
-        "The batch of a step, on its way to the GPU, and how many targets it has."
-        if step < self.config.steps:
-            now = self.plan.at(step)
-            return send(self.data[now.data].batch(now.batch), self.world.device)
-
-    def look(self):
-        self.world.at(f'an evaluation at step {self.step}')
-        c = self.config
-        with self.autocast():
-            loss, kinds = measure(self.model, self.val, c.eval_batches, c.grad_accum)
-        skills = {kind: f'{k["accuracy"]:.0%}' for kind, k in kinds.items() if kind != 'text'}
-        self.shown.update(val=f'{loss:.3f}', **skills)
-        return dict(val_loss=loss, kinds=kinds)
-
-    def change(self, what, make, now):
-        "Grow or loop, with the loss before and after in the log. Returns the seconds it took."
-        began, before = time.perf_counter(), self.look()['val_loss']
-        make(now)
-        self.changed = {what: dict(before=before, after=self.look()['val_loss'])}
-        return time.perf_counter() - began
-
-    def grow(self, now):
-        self.world.at(f'growing at step {self.step}')
-        self.model = untie(self.model, now.origin, self.optimizers)
-        compile_blocks(self.config, self.world, self.model)     # a copy is not compiled
-        self.wrapped = parallel(self.model, self.world)
-        self.world.tidy()
-
-    def cool_down(self, now):
-        self.model.config.order = list(now.order)
-
-    def refuse_nan(self, loss, norm):
-        if not math.isfinite(loss + norm):
-            self.save()         # the step was not taken: these are still the weights before it
-            raise SystemExit(not self.world.first or
-                             f'\ntrain.py: step {self.step + 1} has loss {loss} and gradient norm '
-                             f'{norm}, so it was not taken. {self.out} holds the checkpoint of '
-                             f'step {self.step}.\nTry a lower --lr, a longer --warmup_steps, or '
-                             '--dtype=float32, in another --out_dir.')
-
-    def record(self, now, told, loss, norm, took):
-        c, counts, tokens = self.config, self.counts, self.config.batch_size * self.config.context
-        flops = self.model.flops_per_token(**told, context=c.context)
-        counts.update(tokens=counts['tokens'] + tokens, flops=counts['flops'] + tokens * flops,
-                      seconds=counts['seconds'] + took)
-        self.step += 1
-        evaluates = self.step % c.eval_every == 0 or self.step == c.steps
-        if evaluates or self.step % c.log_every == 0 or self.changed:
-            speed = tokens / took
-            self.shown.update(loss=f'{loss:.3f}', layers=len(self.model.order),
-                              tok_s=f'{speed:,.0f}', **mfu(flops * speed, self.world))
-            self.log.write(step=self.step, tokens=counts['tokens'], flops=counts['flops'],
-                           seconds=round(counts['seconds'], 1), **self.depth(), lr=c.lr * now.lr,
-                           loss=loss, grad_norm=norm, tokens_per_s=round(speed), **told,
-                           **self.changed, **(self.look() if evaluates else {}))
-            self.bar.set_postfix(self.shown)
-            self.changed = {}
-        self.bar.update()
-
-    def save(self):
-        about = dict(config=dataclasses.asdict(self.config),
-                     start=dataclasses.asdict(self.plan.start),
-                     tokenizer=self.data['data'].tokenizer, step=self.step, **self.counts)
-        about |= {name: loader.checksums() for name, loader in self.data.items()}
-        self.world.at(f'the checkpoint of step {self.step}')
-        self.log.sync()
-        if self.world.first:
-            states = [optimizer.state_dict() for optimizer in self.optimizers]
-            checkpoint.save(self.out, **checkpoint.describe(self.model), optimizers=states, **about)
-        self.world.wait()
-
-    def report(self):
-        "Print what a finished run leaves."
-        each = self.model.flops_per_token(context=self.config.context)
-        flops, full = self.counts['flops'], self.counts['tokens'] * each
-        less = f', {1 - flops / full:.1%} less than at full depth throughout'
-        say = self.world.say
-        say(f'{flops:.3e} training FLOPs' + (less if self.config.grow and flops < full else ''))
-        show(self.out / 'loss.png', draw_runs, {self.out.name: [read_log(self.out)]})
-        say(f'numbers: {self.out}/log.jsonl')
-        say(f'checkpoint, log and picture are in {self.out}; '
-              f'python nanodepth.py sample {self.out} writes text')
+def fetch(c, world, plan, data, step):
+    "The batch of a step, on its way to the GPU, and how many targets it has. After the last: none."
+    if step < c.steps:
+        now = plan.at(step)
+        return world.send(*data[now.data].batch(now.batch))
 
 
-def take_step(config, world, run, optimizers, batch, autocast, step=0, told={},
-              meanwhile=lambda: None):
-    """One step of the optimizers: (loss, gradient norm, what `meanwhile` returns: it is called
-    while the GPU is at work). The loss is summed over the target tokens of all pieces and processes
-    and divided by their global count: a mean for each piece would give tokens of short answers more
-    weight."""
-    world.at(f'the pass of step {step + 1}')
+def backward(c, world, model, batch, step, recurrences):
+    """Forward and backward over this process's part of the batch, in pieces; the sum of its losses.
+    A loss is divided by the targets of the whole batch, over all processes: a mean for each piece
+    would give the tokens of short answers more weight."""
     tokens, targets, count = batch
-    total, loss = max(1.0, world.sum(count)), 0.0       # where no target counts, the loss is 0
-    pieces = list(zip(tokens.chunk(config.grad_accum), targets.chunk(config.grad_accum)))
-    rows = iter(range(world.rank * len(tokens), (world.rank + 1) * len(tokens)))    # of the batch
-    for i, (x, y) in enumerate(pieces):
-        if told:        # a row's first state depends on its place, not on the process
-            seeds = [draw(config.seed, f'state of row {row}', step) for _, row in zip(x, rows)]
-            told = told | dict(generator=[torch.Generator(world.device).manual_seed(s)
-                                          for s in seeds])
-        alone = i == len(pieces) - 1 or not hasattr(run, 'no_sync')
-        # DDP adds the gradients up with the last piece.
-        with contextlib.nullcontext() if alone else run.no_sync():
-            with autocast():
-                share = run(x, y, **told) * (y != -1).sum() / total
-            (share * world.size).backward()         # DDP divides by the number of processes
+    total = max(1.0, world.sum(count))          # where no target counts, the loss is 0
+    loss, row, last = 0.0, world.rank * len(tokens), c.grad_accum - 1
+    for i, (x, y) in enumerate(zip(tokens.chunk(c.grad_accum), targets.chunk(c.grad_accum))):
+        if recurrences:     # a row's first state depends on its place, not on the process
+            seeds = [draw(c.seed, f'state of row {row + j}', step) for j in range(len(x))]
+            generators = [torch.Generator(world.device).manual_seed(seed) for seed in seeds]
+            recurrences = recurrences | dict(generator=generators)
+        row += len(x)
+        # DDP adds the gradients up with the last piece, and divides by the number of processes.
+        with model.no_sync() if world.size > 1 and i < last else contextlib.nullcontext():
+            with world.autocast(c.dtype):
+                share = model(x, y, **recurrences) * (y != -1).sum() / total
+            (share * world.size).backward()
         loss += share.detach()
-    parameters = [p for o in optimizers for group in o.param_groups for p in group['params']]
-    norm = torch.nn.utils.clip_grad_norm_(parameters, config.grad_clip or math.inf)
-    after = meanwhile()
-    world.at(f'the end of step {step + 1}')
-    loss, norm = world.sum(loss), norm.item()       # the one place of a step that waits for the GPU
-    for optimizer in optimizers:
-        if math.isfinite(loss + norm):
-            optimizer.step()
-        optimizer.zero_grad(set_to_none=not hasattr(run, 'no_sync'))    # DDP's are views of buckets
-    return loss, norm, after
+    return loss
+
+
+def validate(c, world, model, val):
+    "The loss on validation data, and the loss and accuracy on each kind of answer."
+    with world.autocast(c.dtype):
+        loss, kinds = measure(model, val, c.eval_batches, c.grad_accum)
+    return dict(val_loss=loss, kinds=kinds)
+
+
+# ------------------------------------------------------------------- where a run begins and ends
+
+def hold(out):
+    "Hold out_dir: nobody else writes into it until the run ends."
+    return claim(out) if checkpoint.exists(out) else new_model(out, 'choose another --out_dir')
+
+
+def open_data(c, world):
+    "({setting: Loader} of what is trained on, the validation rows: the same ones for all runs)."
+    world.first_does(lambda: make_toy_data([c.data, c.cooldown_data], world.say))
+    if c.batch_size // world.size % c.grad_accum:
+        raise Refused(f'batch_size={c.batch_size} on {world.size} processes does not divide into '
+                      f'grad_accum={c.grad_accum} pieces')
+    shared = dict(batch_size=c.batch_size, context=c.context, rank=world.rank,
+                  world_size=world.size, vocab_size=c.vocab_size)
+    data = dict(data=Loader(c.data, weights=c.data_weights, seed=c.seed, **shared))
+    if c.cooldown_data:
+        data['cooldown_data'] = Loader(c.cooldown_data, seed=c.seed, **shared)
+    first, *others = (loader.tokenizer for loader in data.values())
+    if others and others[0] != first:
+        raise Refused(f'data was made with the tokenizer {first!r}, but cooldown_data with '
+                      f'{others[0]!r}')
+    refuse_unknown(first, world.say)
+    val = Loader(c.data, weights=c.data_weights, split='val', seed=0, **shared)
+    if c.eval_batches > len(val):
+        world.say(f'eval_batches={c.eval_batches}, but the validation data has only {len(val)} '
+                  'batches: all of them are used')
+    return data, val
+
+
+def begin(c, loader):
+    "(model, plan, state) of a new model, or of what init_from gives."
+    torch.manual_seed(draw(c.seed, 'init'))
+    state = dict(step=0, tokens=0, flops=0, seconds=0.0, inherited_flops=0, optimizers=[])
+    if not c.init_from:
+        plan = Plan(c)
+        model = LM(shape(c, vocab_size=c.vocab_size or loader.vocab_size,
+                         n_layer=plan.at(0).n_layer, order=plan.loop and list(plan.loop)))
+        return model, plan, state
+    parent = checkpoint.load(c.init_from)
+    model = checkpoint.build_model(parent, c.init_from)
+    plan = Plan(c, Start.of(model))
+    plan.set_up(model)
+    if model.config.context < c.context:
+        raise Refused(f'context={c.context}, the length of a training row, is more than '
+                      f'{c.init_from} reads: {model.config.context} tokens')
+    refuse_another_tokenizer(c.init_from, loader)
+    state['inherited_flops'] = parent.get('flops', 0) + parent.get('inherited_flops', 0)
+    return model, plan, state
+
+
+def resume(c, data, out):
+    "(model, plan, state) of the run that out_dir holds, if this config goes on with it."
+    state = checkpoint.load(out)
+    if not state.get('optimizers') or 'start' not in state:
+        raise Refused(f'{out} holds weights without their optimizers, so it cannot be resumed: '
+                      f'start another --out_dir from it, with --init_from={out}')
+    # settings that there are no more are left out
+    old = Config(**fit_fields(Config, state.get('config') or {}, out, others=True))
+    plan = Plan(c, fill(Start, state['start'], out))
+    plan.refuse_another(old, state, data, SHAPE if c.init_from else set())
+    torch.manual_seed(draw(c.seed, 'init'))
+    return checkpoint.build_model(state, out), plan, dict(inherited_flops=0) | state
+
+
+def save(c, world, model, optimizers, plan, data, state, log):
+    log.sync()
+    if world.first:
+        about = {name: state[name] for name in ('step', 'tokens', 'flops', 'seconds',
+                                                'inherited_flops')}
+        checksums = {name: loader.checksums() for name, loader in data.items()}
+        checkpoint.save(c.out_dir, **checkpoint.describe(model), **about, **checksums,
+                        optimizers=[optimizer.state_dict() for optimizer in optimizers],
+                        config=asdict(c), start=asdict(plan.start),
+                        tokenizer=data['data'].tokenizer)
+    world.wait()
+
+
+# ------------------------------------------------------------------------------------ in words
+
+def introduce(c, world, loader, model, step, compiles):
+    "Write run.json, print a few words."
+    if world.first:
+        with contextlib.suppress(Refused):      # on the hub, and no network: refuse_unknown said so
+            copy_tokenizer(loader.tokenizer, c.out_dir)
+        write_json(Path(c.out_dir) / 'run.json', dict(
+            tokenizer=loader.tokenizer, config=asdict(c), torch=torch.__version__,
+            data=[each.about.origin for each in loader.sets]))
+    layers = sum(p.numel() for p in model.layers.parameters())
+    many = f' x {world.size}' if world.size > 1 else ''
+    world.say(f'device {world.device}{many}, compile {"on" if compiles else "off"}; '
+              f'{model.num_params():,} parameters ({layers:,} in {len(model.layers)} layers), '
+              f'depth {len(model.order)}, {model.flops_per_token(context=c.context):,} FLOPs per '
+              f'token\n{c.steps:,} steps of {c.batch_size} x {c.context} = '
+              f'{c.batch_size * c.context:,} tokens' + (f', from step {step:,} on' if step else ''))
+
+
+def report(c, out, model, flops):
+    "Draw and print what a finished run leaves."
+    from report.logs import read_log
+    from report.plot import draw_runs, show
+    full = c.steps * c.batch_size * c.context * model.flops_per_token(context=c.context)
+    less = c.grow and flops < full
+    print(f'{flops:.3e} training FLOPs'
+          + (f', {1 - flops / full:.1%} less than at full depth throughout' if less else ''))
+    show(out / 'loss.png', draw_runs, {out.name: [read_log(out)]})
+    print(f'numbers: {out}/log.jsonl')
+    print(f'checkpoint, log and picture are in {out}; python nanodepth.py sample {out} writes text')
 
 
 USAGE = 'usage: python train.py CONFIG [--name=value ...] [--dry_run [--gpus=8] [--mfu=0.4]]'
 
 
+def read_config(argv):
+    "A config file and the settings after it. What init_from decides may not be set beside it."
+    values = given(Config, argv)
+    for name in SHAPE & values.keys() if values.get('init_from') else ():
+        raise Refused(f'{name}={values[name]} has no effect beside init_from='
+                      f'{values["init_from"]}: that checkpoint decides the shape of the model, so '
+                      f'leave {name} out')
+    return fill(Config, values, COMMAND_LINE)
+
+
 def main(argv=None):
     argv = sys.argv[1:] if argv is None else argv
-    if {'-h', '--help'} & set(argv):
-        return print(USAGE, __doc__, inspect.getsource(Config), sep='\n\n')
     if not argv:
         print(USAGE + '      (--help lists the settings)\n\nconfigs:')
         for path in sorted(Path(__file__).parent.glob('config/[!_]*.py')):
             about = ast.get_docstring(ast.parse(path.read_text())) or ''
             print(f'  {f"config/{path.name}":44}{about.partition(chr(10))[0]}')
         raise SystemExit(2)
-    if any(arg.startswith('--dry_run') for arg in argv):
-        said, rest = cost.options(argv)
-        return cost.show(check(read_config(Config, rest)), **said)
-    stopped = train(check(read_config(Config, argv)))
+    if {'-h', '--help'} & set(argv):
+        read(Config, argv, f'{USAGE}\n\n{__doc__ or ""}')
+    if any(arg.partition('=')[0] == '--dry_run' for arg in argv):
+        from engine import cost
+        return cost.main(argv, read_config)
+    stopped = train(read_config(argv))
     if stopped:         # make or a scheduler must not take the run for finished
         raise SystemExit(128 + stopped)
 
 
 if __name__ == '__main__':
-    from nanodepth import main; main('train')        # noqa: E702, I001
+    sys.modules['train'] = sys.modules['__main__']      # this file, and not once more
+    import nanodepth
+    nanodepth.main('train')

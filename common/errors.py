@@ -49,7 +49,7 @@ def parse(text):
     try:
         words = {'true': 'True', 'false': 'False', 'none': 'None'}
         return ast.literal_eval(words.get(text.lower(), text))
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
         return text
 
 

@@ -14,7 +14,7 @@ import typing
 from dataclasses import MISSING, field, fields, is_dataclass
 from pathlib import Path
 
-from common.errors import Refused, check_choice, nearest
+from common.errors import Refused, check_choice, nearest, parse
 
 COMMAND_LINE = 'the command line'
 
@@ -45,13 +45,14 @@ BOUNDS = dict(
 def check_bounds(values, before='', bounds=BOUNDS):
     "Every number in `values` that has a name in the table must lie between its bounds."
     for name, value in values.items():
-        if name not in bounds or isinstance(value, bool) or not isinstance(value, (int, float)):
-            continue
-        least, most = bounds[name]
-        if not value >= least:
-            raise Refused(f'{before}{name}={short(value)} must be at least {least:g}')
-        if value > most or not math.isfinite(value):
-            raise Refused(f'{before}{name}={short(value)} must be at most {most:,}')
+        least, most = bounds.get(name, (None, None))
+        for number in value if isinstance(value, tuple) else [value]:
+            if least is None or type(number) not in (int, float):
+                continue
+            if not number >= least:
+                raise Refused(f'{before}{name}={short(number)} must be at least {least:g}')
+            if number > most or not math.isfinite(number):
+                raise Refused(f'{before}{name}={short(number)} must be at most {most:,}')
 
 
 def within(least, most, **default):
@@ -75,7 +76,7 @@ def fill(cls, values, where, others=False):
     try:
         return cls(**fitted)
     except Refused as error:
-        raise Refused(f'{where}: {error}') from None
+        raise Refused(f'{error}' if where == COMMAND_LINE else f'{where}: {error}') from None
 
 
 def fit_fields(cls, values, where, others=False):
@@ -90,11 +91,13 @@ def fit_fields(cls, values, where, others=False):
             raise Refused(f'{where}: there is no setting {short(name)}{nearest(name, types_of)}')
     own = {each.name: each.metadata['bounds'] for each in fields(cls)
            if 'bounds' in each.metadata}
-    try:
-        check_bounds(fitted, bounds=BOUNDS | own)
-    except Refused as error:
-        raise Refused(f'{where}: {error}') from None
+    check_bounds(fitted, before(where), BOUNDS | own)
     return fitted
+
+
+def before(where):
+    "How a message about a value of this place begins: --steps=0 ..., or config/x.py: steps=0 ..."
+    return '--' if where == COMMAND_LINE else f'{where}: '
 
 
 def fit(name, value, wanted, where):
@@ -115,6 +118,11 @@ def fit(name, value, wanted, where):
         elif kind is list:
             if type(value) in (list, tuple):
                 return [fit(name, item, inner[0], where) for item in value] if inner else [*value]
+        elif kind is tuple:
+            if where == COMMAND_LINE and type(value) is str:
+                value = tuple(map(parse, value.split(',')))
+            items = value if type(value) in (tuple, list) else (value,)
+            return tuple(fit(name, item, inner[0], where) for item in items)
         elif kind is dict and inner:
             if isinstance(value, dict):
                 return {fit(name, key, inner[0], where): fit(name, item, inner[1], where)
@@ -130,8 +138,8 @@ def fit(name, value, wanted, where):
     words = [word for choice in choices if typing.get_origin(choice) is typing.Literal
              for word in typing.get_args(choice)]
     if words:
-        check_choice(name, value, words)
+        check_choice(f'{before(where)}{name}', value, words)
     names = ' or '.join('None' if choice is types.NoneType else
                         str(choice) if typing.get_args(choice) else choice.__name__
                         for choice in choices)
-    raise Refused(f'{where}: {name} must be {names}, not {short(value)}')
+    raise Refused(f'{before(where)}{name} must be {names}, not {short(value)}')

@@ -13,8 +13,10 @@ import json
 import os
 from pathlib import Path
 
+import torch
+
 from common.errors import Refused
-from common.fields import fill
+from common.fields import fill, short
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -41,6 +43,13 @@ def reading(path, then=''):
     except Exception as error:
         reason = f'{type(error).__name__}: {str(error)[:1000]}'.splitlines()[0][:200]
         raise Refused(f'{path} is damaged, or not what it should be ({reason}){then}') from error
+
+
+def refuse_hollow(name, t, path):
+    "A tensor that takes more memory than its file: a few bytes of it, repeated for ever."
+    plain = t.layout == torch.strided and t.device.type == 'cpu' and not t.is_nested
+    if not plain or t.untyped_storage().nbytes() < t.numel() * t.element_size():
+        raise Refused(f'{path}: {short(name)} is a tensor that the file does not hold in full')
 
 
 def read_json(path, kind=dict):

@@ -135,6 +135,14 @@ def reads_alike(a, b):
     return a.n_vocab == b.n_vocab and a.encode(ODD) == b.encode(ODD)
 
 
+def refuse_another_tokenizer(path, loader, own=None):
+    "Data of another tokenizer is refused, also where its ids happen to fit. `own`: the run's name."
+    name = loader.tokenizer
+    if name != own and not reads_alike(get_tokenizer(path), get_tokenizer(name)):
+        raise Refused(f'{loader.sets[0].folder} was made with the tokenizer {name!r}, which is not '
+                      f'that of {path}: make it with --tokenizer={path}')
+
+
 def start_of_document(tokenizer):
     "The tokens before a document: those of its tokenizer.json, else an end of text, if it has one."
     if starts := getattr(tokenizer, 'starts', []):

@@ -22,6 +22,8 @@ Usage:
 import contextlib
 import hashlib
 import math
+import subprocess
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -209,6 +211,17 @@ def more_files():
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
+def make_toy_data(folders, say=print):
+    "Toy data takes seconds to make, so it is made. Other data is the user's own decision."
+    for name in folders:
+        for folder in [name] if isinstance(name, str) else name or []:
+            script = find(folder) / 'prepare.py'
+            if (script.parent.name == 'toy' and script.exists()
+                    and not (script.parent / 'train.json').exists()):
+                say(f'{folder} has no data yet: running {script}')
+                subprocess.run([sys.executable, str(script)], check=True)
+
+
 def how_to_prepare(folder):
     "The command that makes a dataset: the prepare.py beside it or above it."
     for path in (Path(folder) / 'prepare.py').parents:
@@ -230,7 +243,7 @@ class Loader:
                  world_size=1, vocab_size=None):
         data = [data] if isinstance(data, (str, Path)) else list(data)
         weights = [1.0] * len(data) if weights is None else list(weights)
-        if len(weights) != len(data) or min(weights) <= 0:
+        if not data or len(weights) != len(data) or not all(0 < w < 1e9 for w in weights):
             raise Refused(f'data_weights={weights} must be one positive number for each of the '
                           f'{len(data)} datasets')
         data, weights = zip(*(part for folder, weight in zip(data, weights)

@@ -16,6 +16,7 @@ import hashlib
 import json
 import os
 import pickle
+import shutil
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +25,8 @@ from typing import Literal
 import torch
 
 from common.errors import Refused
-from common.fields import fill, fit_fields, short, within
-from common.files import fresh, reading
+from common.fields import fill, fit_fields, within
+from common.files import aside, fresh, reading, refuse_hollow
 from data.tokenizer import on_hub
 from loop import fit_loop
 from model import LM, ModelConfig
@@ -88,6 +89,22 @@ def exists(folder):
     return (Path(folder) / FILE).exists()
 
 
+def move_aside(folder, resumes, say=print):
+    "A new run begins: what an older one has left in the folder is kept beside it."
+    log = folder / 'log.jsonl'
+    if exists(folder) and not resumes:
+        moved = aside(folder)
+        shutil.copytree(folder, moved)
+        for path in (folder / FILE, log):
+            path.unlink(missing_ok=True)
+        say(f'--resume=false: the run that was in {folder} is now in {moved}')
+    if not exists(folder) and log.is_file() and log.stat().st_size:
+        kept = aside(log)
+        log.rename(kept)
+        say(f'{folder} has a log and no checkpoint: a new run begins, and the log that was there '
+            f'is kept as {kept}')
+
+
 def load(folder):
     """The state that `save` was given. `folder` may name the file itself, or a Hugging Face
     checkpoint."""
@@ -113,14 +130,6 @@ def load(folder):
             raise Refused(f'{path} keeps its tensors in parts, in other files: this version reads '
                           'only checkpoints that are one file')
         return state | fit_fields(State, state, path, others=True)
-
-
-def check_tensor(name, t, path):
-    "It is as large as it says: a few bytes, repeated for ever, would fill the memory."
-    plain = type(t) in (torch.Tensor, torch.nn.Parameter) and t.layout == torch.strided
-    if not (plain and t.device.type == 'cpu'
-            and t.untyped_storage().nbytes() >= t.numel() * t.element_size()):
-        raise Refused(f'{path}: {short(name)} is a tensor that the file does not hold in full')
 
 
 def refuse_not_finite(model, path):
@@ -157,7 +166,7 @@ def model_of(state, path):
     # recurrent models once kept the names of their layers behind 'lm.'
     weights = {name.removeprefix('lm.'): t for name, t in state['model'].items()}
     for name, t in weights.items():
-        check_tensor(name, t, path)
+        refuse_hollow(name, t, path)
     config = fill(ModelConfig, state['model_config'], path)
     n = len({name.partition('layers.')[2].split('.')[0] for name in weights if 'layers.' in name})
     if n != config.n_layer:

@@ -16,19 +16,21 @@ Usage:
 """
 import collections
 import dataclasses
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
 from common.columns import columns
-from common.errors import Refused, check_choice, parse
+from common.errors import Refused
+from common.fields import within
 from common.files import find
 from common.losses import in_pieces, piece_on
+from common.options import read
 from data.tokens import Loader
 from engine import checkpoint
-from engine.launch import PEAK_FLOPS
-from engine.plan import Plan
-from engine.settings import shape
-from engine.start import set_up
+from engine.plan import Plan, Start, shape
+from engine.world import PEAK_FLOPS
 from model import LM
 
 
@@ -101,40 +103,54 @@ def models(config):
     weights)."""
     if not config.init_from:
         return Plan(config), lambda n_layer: empty(config, n_layer)
-    model = checkpoint.build_model(checkpoint.load(config.init_from), config.init_from)
-    return set_up(model, config), lambda n_layer: model
+    model = checkpoint.load_model(config.init_from)
+    plan = Plan(config, Start.of(model))
+    plan.set_up(model)
+    return plan, lambda n_layer: model
 
 
 def counted(plan, model, first, end):
     "The sum of a stretch's FLOPs per token over its steps; equal steps are computed once."
-    alike = collections.Counter((plan.at(step).order, *plan.told(step).items())
-                                for step in range(first, end))
-    context = plan.config.context
-    return sum(n * model.flops_per_token(**dict(told) if told else dict(order=order),
-                                         context=context)
-               for (order, *told), n in alike.items())
+    alike = collections.Counter()
+    for step in range(first, end):
+        now = plan.at(step)
+        alike[now.order, now.r, now.backprop_depth] += 1
+    total, context = 0, plan.config.context
+    for (order, r, backprop_depth), n in alike.items():
+        how = dict(order=order) if r is None else dict(r=r, backprop_depth=backprop_depth)
+        total += n * model.flops_per_token(**how, context=context)
+    return total
 
 
 def gigabytes(n):
     return f'{n / 1e9:,.2f} GB'
 
 
-def options(argv):
-    "Takes --gpus, --gpu and --mfu out of a command line: (what they say, the rest)."
-    said, rest = dict(gpus=8, gpu='H100', mfu=0.4), []
-    for arg in argv:
-        name, _, text = arg.removeprefix('--').partition('=')
-        if arg.startswith('--') and name in said:
-            said[name] = parse(text)
-        elif arg not in ('--dry_run', '--dry_run=true', '--dry_run=True'):
-            rest.append(arg)
-    said['gpu'] = str(said['gpu'])
-    check_choice('gpu', said['gpu'], PEAK_FLOPS)
-    gpus, mfu = said['gpus'], said['mfu']
-    if type(gpus) is not int or gpus < 1 or type(mfu) not in (int, float) or not 0 < mfu <= 1:
-        raise Refused(f'gpus={gpus} must be a whole number from 1 on, and mfu={mfu} a share, such '
-                      'as 0.4')
-    return said, rest
+def stretches(plan):
+    """[(first step, end)] of steps alike except the rate: the stages, and the decay where it
+    loops or ends the growing."""
+    c = plan.config
+    edges = [first for first, _ in plan.stages]
+    if (plan.late or c.grow) and c.decay_steps:
+        edges.append(plan.decay)
+    edges.append(c.steps)
+    return [(first, end) for first, end in zip(edges, edges[1:]) if end > first]
+
+
+@dataclass
+class Options:
+    dry_run: bool = False           # print what a run will cost, and end
+    gpus: int = within(1, 10 ** 6, default=8)
+    gpu: Literal[tuple(PEAK_FLOPS)] = 'H100'
+    mfu: float = within(1e-6, 1.0, default=0.4)     # the share of its peak FLOPs that a run uses
+
+
+def main(argv, read_config):
+    "The command train.py CONFIG --dry_run."
+    mine = [f'--{name}' for name in vars(Options())]
+    options = read(Options, [arg for arg in argv if arg.partition('=')[0] in mine])
+    config = read_config([arg for arg in argv if arg.partition('=')[0] not in mine])
+    show(config, options.gpus, options.gpu, options.mfu)
 
 
 def show(config, gpus, gpu, mfu):
@@ -148,7 +164,7 @@ def show(config, gpus, gpu, mfu):
     table, total, parts = [['steps', 'layers', 'depth', 'parameters', 'GFLOPs a token', 'petaFLOPs',
                             'a GPU']], 0, {}
     plan, model_of = models(config)
-    for first, end in plan.stretches():
+    for first, end in stretches(plan):
         now = plan.at(end - 1)
         model = model_of(now.n_layer)
         order = now.order or model.order            # the latter: a recurrent core's own

@@ -15,7 +15,7 @@ import torch
 
 from common.errors import Refused
 from data.primitives import continuation, few_shot, task_and_depth
-from data.tokenizer import get_tokenizer, reads_alike, start_of_document
+from data.tokenizer import get_tokenizer, refuse_another_tokenizer, start_of_document
 from data.tokens import Loader, measure
 from model import LM, KVCache
 
@@ -138,14 +138,6 @@ def parse_tasks(text, n, shots=0, seed=0):
     asked = {name: task_and_depth(name) for name in filter(None, text.split(','))}
     return {name: few_shot(task, n, shots=shots, depth=depth, seed=seed)
             for name, (task, depth) in asked.items()}
-
-
-def refuse_another_tokenizer(path, loader, own=None):
-    "Data of another tokenizer is refused, also where its ids happen to fit. `own`: the run's name."
-    name = loader.tokenizer
-    if name != own and not reads_alike(get_tokenizer(path), get_tokenizer(name)):
-        raise Refused(f'{loader.sets[0].folder} was made with the tokenizer {name!r}, which is not '
-                      f'that of {path}: make it with --tokenizer={path}')
 
 
 def open_data(path, state, model, data, split, longest, seed=0):

@@ -24,6 +24,9 @@ import math
 
 import torch
 
+from common.errors import Refused
+from common.files import reading, refuse_hollow
+
 OPTIMIZERS = ('muon', 'adamw', 'adamw_star')
 
 
@@ -54,6 +57,22 @@ def make_optimizers(model, config):
         for group in optimizer.param_groups:
             group['peak'] = group['lr']
     return optimizers
+
+
+def load_optimizers(optimizers, states, path):
+    "Put what a checkpoint has into them: each parameter's state, numbers and tensors of its shape."
+    move = f': its optimizers cannot be loaded: start another run, with --init_from={path}'
+    with reading(path, then=move):
+        for optimizer, saved in zip(optimizers, states):
+            params = [p for group in optimizer.param_groups for p in group['params']]
+            for i, values in saved['state'].items():
+                for name, value in values.items():
+                    if torch.is_tensor(value):
+                        refuse_hollow(name, value, path)
+                    if getattr(value, 'shape', ()) not in ((), params[i].shape):
+                        raise Refused(f'{path}: {name} of parameter {i} has the shape '
+                                      f'{tuple(value.shape)}')
+            optimizer.load_state_dict(saved)
 
 
 class Muon(torch.optim.Optimizer):

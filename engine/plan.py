@@ -14,22 +14,15 @@ Usage:
     plan = Plan(config)         # of a new model; Plan(config, Start.of(model)) of another's
     plan.at(300)                # Step(lr=1.0, n_layer=8, origin=(0, 1, 2, 3, 2, 3, 4, 5), ...)
 """
-import bisect
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal, NamedTuple
 
 from common.errors import Refused, refusing
 from grow import GROWTH, growth_plan
 from loop import fit_loop
+from model import ModelConfig
 from retrofit import recurrence_curriculum, sample_recurrence
-
-# The settings that only enter the plan: a resume compares the plans step by step, not these
-# values.
-ANSWERED = ('steps', 'warmup_steps', 'decay_steps', 'lr_shape', 'lr_decay_steps', 'lr_floor',
-            'n_layer', 'grow', 'grow_block', 'grow_alpha', 'loop', 'cooldown_loop',
-            'cooldown_data', 'recurrence', 'backprop_depth', 'curriculum', 'curriculum_shape',
-            'backprop_curriculum')
 
 
 @dataclass
@@ -43,75 +36,118 @@ class Start:
 
     @classmethod
     def of(cls, model):
-        if hasattr(model, 'core'):
+        if model.recurs:
             return cls('recurrent', len(model.layers), None, model.mean, model.backprop_depth)
         return cls('lm', len(model.layers), model.config.order)
 
 
 class Step(NamedTuple):
-    lr: float                   # as a fraction of the peak
+    lr: float                           # as a fraction of the peak
     n_layer: int
-    origin: tuple | None        # the order of the stage before that these layers are copies of
-    order: tuple | None         # None: a recurrent core's own
-    data: str                   # the setting that names it
-    batch: int                  # which one of it
-    mean: int | None            # of the random number of recurrences
-    backprop_depth: int | None
+    origin: tuple | None                # the layers of the stage before that these are copies of
+    order: tuple | None                 # None: a recurrent core's own
+    data: str                           # the setting that names what is read,
+    batch: int                          # and which batch of it
+    r: int | None = None                # how often a recurrent core runs,
+    backprop_depth: int | None = None   # and through how many of these gradients go back
 
 
 class Plan:
     def __init__(self, config, start=None):
         c = self.config = config
-        self.start = start = start or Start('lm', c.n_layer)
+        self.start = start or Start('lm', c.n_layer)
         # from this step on the rate falls, and growing is over
         self.decay = c.steps - c.decay_steps
-        loops = {name: getattr(c, name) for name in ('loop', 'cooldown_loop') if getattr(c, name)}
-        if start.kind == 'recurrent' and loops:
-            raise Refused(f'{c.init_from} has a recurrent core, which loops by itself: leave loop '
-                          'and cooldown_loop out')
-        if start.kind != 'recurrent' and (c.recurrence or c.backprop_depth):
-            raise Refused(f'recurrence={c.recurrence} and backprop_depth={c.backprop_depth} are '
-                          f'for a model with a recurrent core, but {c.init_from} has none: '
-                          f'python retrofit.py {c.init_from} 2-4-2 makes one')
-        self.mean = c.recurrence or start.mean
-        self.backprop_depth = c.backprop_depth or start.backprop_depth
+        self.mean = c.recurrence or self.start.mean
+        self.backprop_depth = c.backprop_depth or self.start.backprop_depth
+        self.refuse_what_excludes()
         # (first step, layers)
-        self.stages = [(0, start.n_layer if c.init_from else c.n_layer)]
+        self.stages = [(0, self.start.n_layer if c.init_from else c.n_layer)]
         if c.grow:
             with refusing(OverflowError):
                 self.stages = growth_plan(c.grow, c.n_layer, c.grow_block, self.decay, c.grow_alpha)
-        self.firsts, depths = map(list, zip(*self.stages))
-        self.origins = [None,
-                        *(tuple(GROWTH[c.grow](depth, c.grow_block)) for depth in depths[:-1])]
-        for name in loops:
-            try:
-                loops[name] = tuple(fit_loop(loops[name], depths[-1]))
-            except ValueError as error:
-                raise Refused(f'{name}: {error}') from None
-        own = tuple(start.order) if start.order else None
-        self.loop, self.late = loops.get('loop') or own, loops.get('cooldown_loop')
-        self.orders = [None if start.kind == 'recurrent' else self.loop or tuple(range(depth))
-                       for depth in depths]
+        own = self.start.order and tuple(self.start.order)
+        self.loop = self.order_of('loop') or own            # None: each layer once
+        self.late = self.order_of('cooldown_loop')          # from the decay on
+
+    def refuse_what_excludes(self):
+        "Settings that each may be, and not together."
+        c, recurs = self.config, self.start.kind == 'recurrent'
+        falls = max(c.decay_steps, c.lr_decay_steps or 0)
+        no_core = 'init_from must be one'
+        if c.init_from:
+            no_core = f'{c.init_from} has none: python retrofit.py {c.init_from} 2-4-2 makes one'
+        for wrong, why in (
+                (c.warmup_steps + falls > c.steps, f'warmup_steps={c.warmup_steps} and a decay '
+                 f'over {falls} steps do not fit into steps={c.steps}'),
+                (c.decay_steps == 0 and (c.cooldown_loop or c.cooldown_data),
+                 'cooldown_loop and cooldown_data begin with the decay, but decay_steps is 0'),
+                (c.grow and c.loop, f'grow={c.grow!r} and loop={c.loop!r} exclude each other: a '
+                 'model that grows may loop in its cool-down'),
+                (recurs and (c.loop or c.cooldown_loop), f'{c.init_from} has a recurrent core, '
+                 'which loops by itself: leave loop and cooldown_loop out'),
+                (not recurs and (c.recurrence or c.backprop_depth), f'recurrence={c.recurrence} '
+                 f'and backprop_depth={c.backprop_depth} are for a model with a recurrent core: '
+                 f'{no_core}')):
+            if wrong:
+                raise Refused(why)
+
+    def refuse_another(self, old, state, data, decided):
+        """Refuse to go on with a run of other settings: `old` are those that it had, `state` is
+        where it stands, and `decided` are settings that its parent decides."""
+        c, planned, taken = self.config, Plan(old, self.start), range(max(1, state['step']))
+        if state['step'] > old.steps:
+            raise Refused(f'{c.out_dir} is damaged: it holds step {state["step"]} of {old.steps}')
+        agree = all(self.at(step) == planned.at(step) for step in taken)
+        move = 'choose another --out_dir, or move that run out of the way by --resume=false'
+        for name, value in vars(c).items():
+            free = name in MAY_DIFFER or name in decided or (agree and name in PLANNED)
+            if value != getattr(old, name) and not free:
+                raise Refused(f'{c.out_dir} holds a run with {name}={getattr(old, name)!r}, but '
+                              f'this config has {value!r}: {move}')
+        for name in {'data', *(self.at(step).data for step in taken)}:
+            if state.get(name) != data[name].checksums():
+                raise Refused(f'the data has changed since the run in {c.out_dir} began (other '
+                              f'checksums): {move}')
+
+    def order_of(self, setting):
+        "The order that a setting such as loop='2x4' asks for; None if it is not set."
+        loop = getattr(self.config, setting)
+        try:
+            return tuple(fit_loop(loop, self.stages[-1][1])) if loop else None
+        except ValueError as error:
+            raise Refused(f'{setting}: {error}') from None
+
+    def set_up(self, model):
+        "A model that the run begins with takes its settings from the plan."
+        if model.recurs:
+            model.mean, model.backprop_depth = self.mean, self.backprop_depth
+        elif self.loop:
+            model.config.order = list(self.loop)
 
     def at(self, step):
-        c, late = self.config, step >= self.decay
-        stage = bisect.bisect_right(self.firsts, step) - 1
-        order = self.late if late and self.late else self.orders[stage]
+        "What this step does."
+        c, cools = self.config, step >= self.decay
+        stage = max(i for i, (first, _) in enumerate(self.stages) if first <= step)
+        n_layer, origin, order = self.stages[stage][1], None, None
+        if stage > 0:
+            origin = tuple(GROWTH[c.grow](self.stages[stage - 1][1], c.grow_block))
+        if self.start.kind == 'lm':
+            order = cools and self.late or self.loop or tuple(range(n_layer))
         data, batch = 'data', step
-        if late and c.cooldown_data:
+        if cools and c.cooldown_data:
             data, batch = 'cooldown_data', step - self.decay
-        return Step(self.rate(step), self.stages[stage][1], self.origins[stage], order, data, batch,
-                    *self.recurrence(step))
+        return Step(self.rate(step), n_layer, origin, order, data, batch, *self.recurrence(step))
 
     def recurrence(self, step):
-        """(mean of r, through how many recurrences gradients go back): None for any other model.
-        The latter is never more than the former, as in the authors' code."""
+        """(r, through how many recurrences gradients go back), the same on every rank; None for an
+        ordinary model. The latter is never more than the step's mean, as in the authors' code."""
         c = self.config
-        if not self.mean:
+        if self.mean is None:
             return None, None
         mean = recurrence_curriculum(step, c.steps, self.mean, c.curriculum, c.curriculum_shape)
         depth = recurrence_curriculum(step, c.steps, self.backprop_depth, c.backprop_curriculum)
-        return mean, min(depth, mean)
+        return sample_recurrence(mean, step, c.seed), min(depth, mean)
 
     def rate(self, step):
         """Linear up, constant, then down over the last lr_decay_steps: 1 - sqrt, or half a cosine,
@@ -124,18 +160,17 @@ class Plan:
         down = (1 + math.cos(math.pi * t)) / 2 if c.lr_shape == 'cosine' else 1 - math.sqrt(t)
         return c.lr_floor + (1 - c.lr_floor) * down
 
-    def told(self, step):
-        """What a recurrent model's forward is told at a step, the same on every rank; {} for any
-        other."""
-        if not self.mean:
-            return {}
-        mean, depth = self.recurrence(step)
-        return dict(r=sample_recurrence(mean, step, self.config.seed), backprop_depth=depth)
 
-    def stretches(self):
-        """[(first step, end)] of steps alike except the rate: the stages, and the decay where it
-        loops or ends the growing."""
-        c = self.config
-        decays = (self.late or c.grow) and c.decay_steps
-        edges = [*self.firsts, *[self.decay] * bool(decays), c.steps]
-        return [(first, end) for first, end in zip(edges, edges[1:]) if end > first]
+# What a resumed run may change, because it does not affect what is computed, at most where.
+MAY_DIFFER = {'out_dir', 'device', 'compile', 'grad_accum', 'resume', 'eval_every', 'eval_batches',
+              'log_every', 'save_every'}
+# What may change too if the plan of every step taken stays the same.
+PLANNED = {'steps', 'warmup_steps', 'decay_steps', 'lr_shape', 'lr_decay_steps', 'lr_floor',
+           'n_layer', 'grow', 'grow_block', 'grow_alpha', 'loop', 'cooldown_loop', 'cooldown_data',
+           'recurrence', 'backprop_depth', 'curriculum', 'curriculum_shape', 'backprop_curriculum'}
+
+
+def shape(config, **more):
+    "The ModelConfig of a run's config; `more` adds fields or replaces them."
+    return ModelConfig(**{each.name: getattr(config, each.name) for each in fields(ModelConfig)
+                          if hasattr(config, each.name)} | more)

@@ -13,6 +13,8 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tqdm import tqdm
+
 from common.columns import columns
 from common.errors import Refused
 from common.fields import fill, within
@@ -21,12 +23,14 @@ from report.tables import by_seed, difference, mean, number, over_seeds, run_nam
 
 
 class Log:
-    """log.jsonl, a line for each logged step. A run that resumes drops the lines after its step
-    first: it will write them again, so that a log has neither gaps nor doubles wherever the run was
-    cut off. What cannot be read before that is kept beside it, and said."""
+    """log.jsonl, a line for each logged step, and the progress bar. A run that resumes drops the
+    lines after its step first: it will write them again, so that a log has neither gaps nor doubles
+    wherever the run was cut off. What cannot be read before that is kept beside it, and said."""
 
-    def __init__(self, path, last_step, silent=False, say=print):
-        self.file = None
+    def __init__(self, path, last_step, steps=None, silent=False, say=print):
+        self.file, self.shown = None, {}
+        self.bar = tqdm(total=steps, initial=max(0, last_step), disable=silent or steps is None,
+                        unit='step', dynamic_ncols=True)
         if silent:
             return
         lines, bad = read_lines(path, whole=True)
@@ -46,11 +50,29 @@ class Log:
         if self.file:
             self.file.write(json.dumps(line) + '\n')
             self.file.flush()
+            if 'depth' in line:
+                self.shown['layers'] = line['depth']
+            for name, short in dict(val_loss='val', loss='loss').items():
+                if name in line:
+                    self.shown[short] = f'{line[name]:.3f}'
+            self.shown |= {kind: f'{found["accuracy"]:.0%}'
+                           for kind, found in line.get('kinds', {}).items() if kind != 'text'}
+            self.bar.set_postfix(self.shown, refresh=False)
+
+    def show_step(self, tokens_per_s, mfu):
+        "One step more on the bar; mfu: the share of the GPU's FLOPs that it used, if known."
+        self.shown |= dict(tok_s=f'{tokens_per_s:,.0f}') | ({} if mfu is None else dict(mfu=mfu))
+        self.bar.update()
 
     def sync(self):
         "Force the log to the disk, as the checkpoint beside it is."
         if self.file:
             os.fsync(self.file.fileno())
+
+    def close(self):
+        self.bar.close()
+        if self.file:
+            self.file.close()
 
 
 def read_log(folder):

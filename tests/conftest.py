@@ -19,9 +19,9 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 
 from data.tokens import write_dataset  # noqa: E402
-from engine.cost import counted, models  # noqa: E402
-from engine.settings import Config, read_config  # noqa: E402
+from engine.cost import counted, models, stretches  # noqa: E402
 from model import LM, ModelConfig  # noqa: E402
+from train import Config, read_config  # noqa: E402
 
 torch.set_num_threads(1)
 
@@ -136,6 +136,6 @@ def no_look_around(monkeypatch):
 
 def planned_flops(*argv):
     "The training FLOPs a token that a run's plan adds up to, over its steps."
-    plan, model_of = models(read_config(Config, list(map(str, argv))))
+    plan, model_of = models(read_config(list(map(str, argv))))
     return sum(counted(plan, model_of(plan.at(end - 1).n_layer), first, end)
-               for first, end in plan.stretches())
+               for first, end in stretches(plan))

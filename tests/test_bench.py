@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import nanodepth
-from engine.settings import Config
 from model import LM, ModelConfig
 from tools import bench, benchmarks, peers, timing
+from train import Config
 
 TINY = dict(vocab_size=257, n_layer=4, n_embd=32, n_head=2, ffn_dim=96, context=16)
 

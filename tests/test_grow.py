@@ -8,9 +8,9 @@ import nanodepth
 from engine.cost import training_flops
 from engine.optimizers import make_optimizers
 from engine.plan import Plan
-from engine.settings import Config, check, read_config
 from grow import GROWTH, double, growth_plan, lidas, midas, prop_schedule, stack, untie
 from model import ModelConfig
+from train import Config, read_config
 
 # ------------------------------------------------------------------ operators
 
@@ -205,7 +205,7 @@ def test_the_command_prints_and_draws(tmp_path, capsys):
 
 
 def test_the_isoflops_baseline_costs_what_lidas_costs():
-    runs = {name: check(read_config(Config, [str(ROOT / f'config/{name}.py')]))
+    runs = {name: read_config([str(ROOT / f'config/{name}.py')])
             for name in ('lidas', 'baseline', 'baseline_isoflops')}
     shape = ModelConfig(vocab_size=257,
                         **{name: getattr(runs['lidas'], name) for name in ('n_layer', 'n_embd',
@@ -217,5 +217,5 @@ def test_the_isoflops_baseline_costs_what_lidas_costs():
     a, b = runs['baseline'], runs['baseline_isoflops']
     assert {k for k, v in vars(a).items() if v != getattr(b, k)} == {'out_dir', 'steps'}
     for name in ('midas', 'lidas', 'stack'):
-        assert Plan(check(read_config(Config, [str(ROOT / f'config/{name}.py')]))).stages == [(0,
+        assert Plan(read_config([str(ROOT / f'config/{name}.py')])).stages == [(0,
                 2), (48, 4), (144, 6), (288, 8)]

@@ -10,10 +10,9 @@ import nanodepth
 from common.errors import Refused
 from data.tokens import Loader, measure, write_dataset
 from engine.checkpoint import load, load_model
-from engine.settings import Config, check, read_config
 from loop import fit_loop, format_loop, parse_loop, repeat_block, running
 from model import LM, KVCache, ModelConfig
-from train import train
+from train import Config, read_config, train
 
 # ------------------------------------------------------------------ the notation
 
@@ -166,8 +165,8 @@ def test_cooldown_data_counts_from_its_first_step(config, data, tmp_path, monkey
     rng, other = np.random.default_rng(1), str(tmp_path / 'other')
     for split in ('train', 'val'):
         write_dataset(other, split, 'bytes', rng.integers(0, 256, 4000))
-    seen, update = [], train_file.take_step
-    monkeypatch.setattr(train_file, 'take_step',
+    seen, update = [], train_file.backward
+    monkeypatch.setattr(train_file, 'backward',
                         lambda *args: (seen.append(args[4][0]), update(*args))[1])
     c = config(cooldown_data=other)
     train(c)
@@ -179,7 +178,7 @@ def test_cooldown_data_counts_from_its_first_step(config, data, tmp_path, monkey
     with pytest.raises(Refused, match='the data has changed'):
         train(c)
     with pytest.raises(Refused, match='cooldown_data must be str'):
-        check(Config(cooldown_data=[3]))
+        Config(cooldown_data=[3])
 
 
 def test_a_grown_model_loops_in_its_cooldown(config):     # noqa: F811
@@ -224,7 +223,7 @@ def test_two_processes_loop_like_one(config):     # noqa: F811
     (dict(cooldown_loop='8', decay_steps=0), 'begin with the decay, but decay_steps is 0')])
 def test_loops_that_cannot_be(fields, message):
     with pytest.raises(Refused, match=message):
-        check(Config(**fields))
+        Config(**fields)
 
 
 # ------------------------------------------------------------------ the command
@@ -263,7 +262,7 @@ def test_the_command_compares_and_repeats(config, tmp_path, capsys):     # noqa:
 
 
 def test_the_looped_configs_are_partners():
-    runs = {p.stem: check(read_config(Config, [str(p)])) for p in ROOT.glob('config/[!_]*.py')}
+    runs = {p.stem: read_config([str(p)]) for p in ROOT.glob('config/[!_]*.py')}
     for name in ('loop_2x4', 'loop_4x2', 'loop_1_2x3_1'):
         c = runs[name]
         assert len(parse_loop(c.loop)) == runs['baseline'].n_layer

@@ -21,10 +21,9 @@ from data.tokens import Dataset, measure, write_dataset
 from engine import checkpoint
 from engine.checkpoint import load_model
 from engine.measure import open_data, parse_tasks, score
-from engine.settings import Config, read_config
 from model import LM, ModelConfig
 from retrofit import surgery
-from train import train
+from train import Config, read_config, train
 
 
 def shell(*argv, env=None, **kwargs):
@@ -312,10 +311,10 @@ def test_notes_of_a_sweep_and_claims_of_the_wrong_kind(run, data, tmp_path, caps
     ('ln_scaling', True)])
 def test_a_shape_beside_init_from_is_refused(name, value, tmp_path):
     with pytest.raises(Refused, match=f'{name}={value} has no effect beside init_from=x'):
-        read_config(Config, [f'--{name}={value}', '--init_from=x'])
+        read_config([f'--{name}={value}', '--init_from=x'])
     (tmp_path / 'c.py').write_text(f'{name} = {value}\ninit_from = "x"\n')
     with pytest.raises(Refused, match='that checkpoint decides the shape'):
-        read_config(Config, [str(tmp_path / 'c.py')])
+        read_config([str(tmp_path / 'c.py')])
 
 
 def test_a_run_with_such_a_setting_still_resumes(config, tmp_path):      # noqa: F811

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from engine.optimizers import AdamWStar, Muon, make_optimizers, orthogonal
-from engine.settings import Config
 from model import LM, ModelConfig
+from train import Config
 
 # two of each of two shapes, lying and standing
 SHAPES = [(24, 16), (16, 24), (16, 16), (24, 16), (16, 24)]

@@ -428,22 +428,20 @@ def small(**more):
 @pytest.fixture
 def started(data, tmp_path):
     "A baseline, and its cut."
-    from engine.settings import Config, check
-    from train import train
+    from train import Config, train
     train(
-        check(Config(**small(data=str(data), out_dir=str(tmp_path / 'base'), steps=2,
-                             warmup_steps=0))))
+        Config(**small(data=str(data), out_dir=str(tmp_path / 'base'), steps=2,
+                             warmup_steps=0)))
     nanodepth.main('retrofit', [str(tmp_path / 'base'), '2-2-1', f'--out={tmp_path / "cut"}',
                                 '--mean=3', '--backprop_depth=2', '--inject=identity'])
     return tmp_path
 
 
 def go(started, name, **more):
-    from engine.settings import Config, check
-    from train import train
+    from train import Config, train
     config = small(data=str(started.parent.joinpath(started.name) / 'data'),
                    init_from=str(started / 'cut'), out_dir=str(started / name), **more)
-    train(check(Config(**config)))
+    train(Config(**config))
     return [json.loads(line)
             for line in (started / name / 'log.jsonl').read_text().splitlines()], load(started
             / name)
@@ -472,11 +470,11 @@ def test_it_trains_and_resumes_in_the_curriculum(started, monkeypatch):
         if len(calls) == 4:
             raise Stopped
         return update(*args, **kwargs)
-    update = train.take_step
-    monkeypatch.setattr(train, 'take_step', stopping)
+    update = train.backward
+    monkeypatch.setattr(train, 'backward', stopping)
     with pytest.raises(Stopped):
         go(started, 'again', curriculum=0.9, save_every=1)
-    monkeypatch.setattr(train, 'take_step', update)
+    monkeypatch.setattr(train, 'backward', update)
     _, resumed = go(started, 'again', curriculum=0.9, save_every=1)
     assert all(torch.equal(state['model'][name], resumed['model'][name]) for name in state['model'])
 

@@ -3,18 +3,17 @@ import json
 import pytest
 
 import nanodepth
-from engine.settings import Config, check
 from report import logs, plot, tables
-from train import train
+from train import Config, train
 
 
 @pytest.fixture
 def run(data, tmp_path):
     out = tmp_path / 'run'
-    train(check(Config(n_layer=1, n_embd=32, n_head=2, head_dim=None, context=16, batch_size=2,
+    train(Config(n_layer=1, n_embd=32, n_head=2, head_dim=None, context=16, batch_size=2,
                        steps=3, warmup_steps=0, decay_steps=1,
                        eval_batches=1, log_every=1, data=str(data), out_dir=str(out),
-                       device='cpu')))
+                       device='cpu'))
     return out
 
 

@@ -184,7 +184,7 @@ def small(tmp_path, monkeypatch):
     for one in (studied.Taught, studied.Frozen, studied.Layers):
         monkeypatch.setattr(one, 'models', ('baseline',))
     monkeypatch.setattr(studied.subprocess, 'run', ran)
-    monkeypatch.setattr(train, 'show', lambda *_: None)
+    monkeypatch.setattr(train, 'report', lambda *_: None)
     monkeypatch.chdir(ROOT)
     return seen
 

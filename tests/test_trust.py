@@ -19,8 +19,8 @@ from common.files import read_fields
 from data.tokenizer import Foreign, RunFile, get_tokenizer, to_tokenizer_json
 from engine import checkpoint
 from engine.measure import parse_tasks, score
-from engine.settings import Config, read_config
 from report.logs import Log, read_lines
+from train import Config, read_config
 
 TINY = ['--n_layer=2', '--n_embd=16', '--n_head=2', '--head_dim=8', '--context=16',
         '--batch_size=4', '--warmup_steps=0', '--decay_steps=0', '--eval_batches=1', '--device=cpu']
@@ -111,7 +111,7 @@ def test_an_option_that_is_not_there_and_a_flag_with_a_value(argv, message, caps
 def test_a_config_that_ends_python_is_refused(tmp_path):
     (tmp_path / 'c.py').write_text('import sys\nsys.exit(0)\n')
     with pytest.raises(Refused, match='does not run: SystemExit'):
-        read_config(Config, [str(tmp_path / 'c.py')])
+        read_config([str(tmp_path / 'c.py')])
 
 
 @pytest.mark.parametrize('argv, message', [
@@ -251,31 +251,12 @@ def test_a_closed_window_saves(data, tmp_path):
     assert checkpoint.load(tmp_path / 'x')['step'] >= 10
 
 
-def test_a_run_whose_torchrun_died_ends(monkeypatch):
-    from engine import watch
-    told, parent = [], os.getppid()
-    monkeypatch.setattr(watch.os, 'kill', lambda process, how: told.append((process, how)))
-    thread = watch.leave_with_parent()
-    time.sleep(0.2)
-    assert thread.is_alive() and not told
-    monkeypatch.setattr(watch.os, 'getppid', lambda: parent + 1)
-    thread.join(10)
-    assert told == [(os.getpid(), signal.SIGTERM)]
-    with socket.socket() as free:           # it had gone before we looked: its store has too
-        free.bind(('127.0.0.1', 0))
-        for name, value in dict(TORCHELASTIC_USE_AGENT_STORE='True', MASTER_ADDR='127.0.0.1',
-                                MASTER_PORT=str(free.getsockname()[1])).items():
-            monkeypatch.setenv(name, value)
-    with pytest.raises(Refused, match='torchrun, which began this process, is gone'):
-        watch.leave_with_parent()
-
-
 def test_ranks_whose_torchrun_died_before_they_met_end():
     "They wait for a store that nobody holds any more."
     with socket.socket() as free:
         free.bind(('127.0.0.1', 0))
         port = str(free.getsockname()[1])
-    rank = (f'import sys; sys.path.insert(0, {str(ROOT)!r}); from engine.launch import World; '
+    rank = (f'import sys; sys.path.insert(0, {str(ROOT)!r}); from engine.world import World; '
             'print("here", flush=True); World("cpu")')
     torchrun = subprocess.Popen(
         [sys.executable, '-c', 'import subprocess, sys; '
@@ -286,30 +267,6 @@ def test_ranks_whose_torchrun_died_before_they_met_end():
     time.sleep(1)
     torchrun.kill()
     torchrun.communicate(timeout=60)        # the pipe is closed when the rank has ended too
-
-
-def test_a_process_that_was_stopped_for_a_while_does_not_end_the_run(monkeypatch):
-    from types import SimpleNamespace
-
-    from torch.distributed import TCPStore
-
-    from engine import watch
-    store, late, ended = TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False), [0], []
-    monkeypatch.setenv('MASTER_ADDR', '127.0.0.1')
-    monkeypatch.setenv('MASTER_PORT', str(store.port))
-    monkeypatch.setattr(watch, 'time', SimpleNamespace(
-        monotonic=lambda: time.monotonic() + late[0]))
-    monkeypatch.setattr(watch.Watch, 'end', lambda *_: ended.append(1))
-    looking = watch.Watch(0, 1, seconds=2)
-    try:
-        time.sleep(0.3)
-        late[0] = 1000                          # Ctrl-Z, and a quarter of an hour later fg
-        time.sleep(0.7)
-        assert not ended
-        time.sleep(2)
-        assert ended                            # but who then does nothing has hung
-    finally:
-        looking.stop()
 
 
 # ------------------------------------------------------------------- 9: files in the way, 12: hosts

@@ -36,8 +36,8 @@ import torch  # noqa: E402
 import nanodepth  # noqa: E402
 from data.tokens import write_dataset  # noqa: E402
 from engine.checkpoint import load_model  # noqa: E402
-from engine.settings import Config  # noqa: E402
 from tools import options  # noqa: E402
+from train import Config  # noqa: E402
 
 SECONDS = 20        # of a command
 TINY = ['--n_layer=2', '--grow_block=1', '--n_embd=16', '--n_head=2', '--head_dim=8',

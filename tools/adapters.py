@@ -33,8 +33,8 @@ from data.tokenizer import (
 )
 from data.tokens import draw
 from engine.checkpoint import load_model, refuse_not_finite, set_depth
-from engine.launch import pick_device
 from engine.measure import in_vocabulary
+from engine.world import pick_device
 from wrapper import SOLVERS, patch
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from common.columns import columns
-from engine.launch import has_compiler
+from engine.world import has_compiler
 from tools.benchmarks import BENCHMARKS, EMULATED
 from tools.options import make_parser
 from tools.timing import apart, known, processor

@@ -17,10 +17,10 @@ from data.tokenizer import encode_document, get_tokenizer, write_tokenizer
 from data.tokens import Loader, write_dataset
 from engine import cost
 from engine.hf import load_hf, save_hf
-from engine.launch import World
 from engine.measure import log_likelihoods
 from engine.optimizers import make_optimizers
-from engine.settings import Config, shape
+from engine.plan import shape
+from engine.world import World
 from grow import growth_plan, lidas, untie
 from model import LM, KVCache, ModelConfig
 from probe import depth_score
@@ -36,7 +36,7 @@ from tools.peers import (
     training_step,
 )
 from tools.timing import against, clock, ratio, row, single
-from train import take_step
+from train import Config, take_step
 from wrapper import looped
 
 CPU = torch.device('cpu')

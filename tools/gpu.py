@@ -29,7 +29,7 @@ from common import losses
 from common.columns import columns
 from common.files import ROOT
 from engine import checkpoint, cost
-from engine.launch import peak_flops, pick_device
+from engine.world import peak_flops, pick_device
 from grow import lidas, untie
 from model import LM, KVCache, ModelConfig
 from report.logs import read_log

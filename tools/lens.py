@@ -8,8 +8,8 @@ from pathlib import Path
 from common.columns import columns
 from common.errors import Refused
 from engine.checkpoint import build_model, load
-from engine.launch import pick_device
 from engine.measure import After, open_data
+from engine.world import pick_device
 from tools.options import RUN, make_parser
 from variants.lens import beside, quality, save_lens, train_lens
 

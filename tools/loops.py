@@ -12,8 +12,8 @@ from common.errors import Refused, number_list
 from common.files import new_model
 from data.tokenizer import keep_tokenizer
 from engine.checkpoint import build_model, describe, load, save
-from engine.launch import pick_device
 from engine.measure import Scorer, parse_tasks
+from engine.world import pick_device
 from grow import untie
 from loop import format_loop, repeat_block, running
 from report.plot import draw_repetitions, draw_tradeoffs, show

@@ -18,8 +18,8 @@ import torch.nn.functional as F
 
 from common.errors import Refused
 from engine.checkpoint import build_model, load
-from engine.launch import pick_device
 from engine.measure import Scorer, parse_tasks
+from engine.world import pick_device
 from model import KVCache
 from report.tables import in_percent, mean
 from tools.adapters import open_model

@@ -29,8 +29,8 @@ from data.primitives import TASKS, TOY_TASKS, few_shot, task_and_depth
 from data.tokenizer import get_tokenizer, readable
 from data.tokens import measure
 from engine.checkpoint import build_model, load
-from engine.launch import pick_device
 from engine.measure import encode, log_likelihoods, open_data, parse_tasks
+from engine.world import pick_device
 from loop import fit_loop, format_loop, running
 from model import check_order
 from report.tables import mean, run_names

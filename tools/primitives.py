@@ -16,8 +16,8 @@ from common.files import read_json, reading
 from data.primitives import TASKS, few_shot, with_depths
 from data.tokenizer import get_tokenizer
 from engine.checkpoint import load_model, set_depth
-from engine.launch import pick_device
 from engine.measure import score
+from engine.world import pick_device
 from report.plot import draw_shots, show
 from report.tables import by_seed, number, over_seeds, run_names, where, write_csv
 from tools.options import RUNS, make_parser

@@ -11,8 +11,8 @@ from tqdm import tqdm
 from common.columns import columns
 from common.errors import Refused, number_list
 from engine.checkpoint import build_model, load
-from engine.launch import pick_device
 from engine.measure import Scorer, parse_tasks
+from engine.world import pick_device
 from report.plot import draw_recurrences, show
 from report.tables import numbers, over_seeds, run_names, write_csv
 from retrofit import Recurrent

@@ -10,8 +10,8 @@ import torch
 from data.tokenizer import get_tokenizer, readable
 from data.tokens import draw
 from engine.checkpoint import load_model, set_depth
-from engine.launch import pick_device
 from engine.measure import encode
+from engine.world import pick_device
 from tools.options import RUN, make_parser
 
 # How many tokens at most: after an answer comes a question, which no toy model learns to ask.

@@ -12,6 +12,7 @@ Usage:
     python nanodepth.py study 3                 # two jobs at a time; goes on where it stopped
     python nanodepth.py study 3 --job=lidas     # one of them, in this process
 """
+import dataclasses
 import os
 import subprocess
 import sys
@@ -131,7 +132,9 @@ class Loop(Recurrent):
     def __init__(self, lm):
         core = [i for i in range(len(lm.layers)) if lm.order.count(i) > 1]
         ends = [*range(core[0])], [*range(core[-1] + 1, len(lm.layers))]
-        super().__init__(lm, ends[0], core, ends[1], inject='add', mean=lm.order.count(core[0]))
+        super().__init__(dataclasses.replace(lm.config, order=None), ends[0], core, ends[1],
+                         inject='add', mean=lm.order.count(core[0]))
+        self.load_state_dict(lm.state_dict())
         if self.order != lm.order:
             raise Refused(f'{format_loop(lm.order)} is not one block repeated, with layers around')
 

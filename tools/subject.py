@@ -28,8 +28,8 @@ from data.primitives import TASKS, TOY_TASKS
 from data.tokenizer import get_tokenizer
 from engine.checkpoint import build_model, fingerprint, load
 from engine.hf import fold_scales
-from engine.launch import pick_device
 from engine.measure import After, in_vocabulary, open_data, parse_tasks, score
+from engine.world import pick_device
 from variants.lens import beside, load_lens, save_lens, train_lens
 
 

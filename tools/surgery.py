@@ -16,11 +16,10 @@ import torch.nn as nn
 from common.columns import columns
 from common.errors import Refused, number_list
 from common.files import new_model
-from data.tokenizer import keep_tokenizer
+from data.tokenizer import keep_tokenizer, refuse_another_tokenizer
 from data.tokens import Loader, draw
 from engine.checkpoint import build_model, describe, load, save
 from engine.hf import fold_scales
-from engine.measure import refuse_another_tokenizer
 from model import LM
 from retrofit import cut, surgery
 from tools import recurrences
