@@ -141,4 +141,6 @@ def growth_plan(grow, n_layer, block, steps, alpha=1.0):
 
 
 if __name__ == '__main__':
-    from nanodepth import main; main('grow')        # noqa: E702, I001
+    # the command stands in tools/grow.py
+    import nanodepth
+    nanodepth.main('grow')

@@ -103,4 +103,6 @@ def running(model, order):
 
 
 if __name__ == '__main__':
-    from nanodepth import main; main('loop')        # noqa: E702, I001
+    # the command stands in tools/loop.py
+    import nanodepth
+    nanodepth.main('loop')

@@ -20,20 +20,20 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))        # so it runs fro
 
 from common.errors import Lasting, Refused, nearest, refusals  # noqa: E402
 
-COMMANDS = {        # name: (module, what it does)
+COMMANDS = {        # name: (module, and its function if that is not main; what it does)
     'train': ('train', 'train a model by a config: ordinary, grown, looped or recurrent'),
     'plot': ('tools.plot', 'the pictures of runs, side by side, and a table'),
     'sample': ('tools.sample', 'generate text from a checkpoint'),
-    'grow': ('tools.origins', 'which layer came from which, and what growing saves'),
-    'loop': ('tools.loops', 'looped runs beside their partners; every block repeated'),
+    'grow': ('tools.grow', 'which layer came from which, and what growing saves'),
+    'loop': ('tools.loop', 'looped runs beside their partners; every block repeated'),
     'play': ('tools.play', 'a page on which you move layers and see what it does'),
     'primitives': ('tools.primitives', 'accuracy on copying and variable assignment'),
     'export': ('tools.export', 'a checkpoint as a Hugging Face folder'),
     'evaluate': ('tools.evaluate', 'lm-eval on any checkpoint'),
-    'retrofit': ('tools.surgery', 'cut a checkpoint into prelude, core, coda; --eval: loss by r'),
-    'wrap': ('tools.wrap', 'a frozen model, plain and with its middle looped, scored'),
-    'sweep': ('tools.sweep', 'try many ways of looping, judge the best on other data'),
-    'probe': ('tools.probes', 'which layers models use: a page of pictures'),
+    'retrofit': ('tools.retrofit', 'cut a checkpoint into prelude, core, coda; --eval: loss by r'),
+    'wrap': ('tools.wrapper', 'a frozen model, plain and with its middle looped, scored'),
+    'sweep': ('tools.wrapper:sweep', 'try many ways of looping, judge the best on other data'),
+    'probe': ('tools.probe', 'which layers models use: a page of pictures'),
     'lens': ('tools.lens', 'train a tuned lens for a checkpoint'),
     'check_data': ('tools.check_data', 'what is in a dataset; checks every checksum'),
     'study': ('tools.study', 'a seed of the runs that docs/RESULTS.md judges'),
@@ -62,7 +62,8 @@ def main(name=None, argv=None):
     with contextlib.redirect_stderr(stderr), refusals(name if name in COMMANDS else 'nanodepth'):
         if name not in COMMANDS:
             raise Refused(f'there is no command {name!r}{nearest(name, COMMANDS)}')
-        importlib.import_module(COMMANDS[name][0]).main(argv)
+        module, _, function = COMMANDS[name][0].partition(':')
+        getattr(importlib.import_module(module), function or 'main')(argv)
 
 
 if __name__ == '__main__':

@@ -260,4 +260,6 @@ def repeat_sweep(model, look, lengths=(1, 2, 4), times=2, **options):
 
 
 if __name__ == '__main__':
-    from nanodepth import main; main('probe')        # noqa: E702, I001
+    # the command stands in tools/probe.py
+    import nanodepth
+    nanodepth.main('probe')

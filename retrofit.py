@@ -252,4 +252,6 @@ def recurrence_curriculum(step, steps, mean, warm_fraction, shape='linear'):
 
 
 if __name__ == '__main__':
-    from nanodepth import main; main('retrofit')        # noqa: E702, I001
+    # the command stands in tools/retrofit.py
+    import nanodepth
+    nanodepth.main('retrofit')

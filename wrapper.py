@@ -259,4 +259,6 @@ def looped(model, window=None, method='rk', K=3, beta=None, **options):
 
 
 if __name__ == '__main__':
-    from nanodepth import main; main('wrap')        # noqa: E702, I001
+    # the command stands in tools/wrapper.py
+    import nanodepth
+    nanodepth.main('wrap')

@@ -53,18 +53,6 @@ def parse(text):
         return text
 
 
-def number_list(name, text, most=10_000, kind=int):
-    "'1,2,5' as a list of numbers, whole ones unless another kind is asked for."
-    whole = 'whole ' if kind is int else ''
-    try:
-        found = [kind(part) for part in text.split(',')]
-    except ValueError:
-        raise Refused(f'{name}={text} must be {whole}numbers, such as 0,1,2') from None
-    if not max(map(abs, found)) <= most:        # not a number, too
-        raise Refused(f'{name}={text} must be at most {most:,}')
-    return found
-
-
 @contextlib.contextmanager
 def refusing(*kinds, why=str):
     """Turn other libraries' exceptions in here, such as OSError, into Refused: why(error) is the

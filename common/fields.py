@@ -14,7 +14,7 @@ import typing
 from dataclasses import MISSING, field, fields, is_dataclass
 from pathlib import Path
 
-from common.errors import Refused, check_choice, nearest, parse
+from common.errors import Refused, check_choice, nearest
 
 COMMAND_LINE = 'the command line'
 
@@ -119,22 +119,20 @@ def fit(name, value, wanted, where):
             if type(value) in (list, tuple):
                 return [fit(name, item, inner[0], where) for item in value] if inner else [*value]
         elif kind is tuple:
-            if where == COMMAND_LINE and type(value) is str:
-                value = tuple(map(parse, value.split(',')))
             items = value if type(value) in (tuple, list) else (value,)
             return tuple(fit(name, item, inner[0], where) for item in items)
         elif kind is dict and inner:
             if isinstance(value, dict):
                 return {fit(name, key, inner[0], where): fit(name, item, inner[1], where)
                         for key, item in value.items()}
-        elif kind is Path and isinstance(value, str):
+        elif kind is Path and isinstance(value, (str, Path)):
+            if not Path(value).name:
+                raise Refused(f'{before(where)}{name}={value} does not name a file or a folder')
             return Path(value)
         elif is_dataclass(kind):
             return fill(kind, value, where, others=True)
         elif isinstance(value, kind) and not (isinstance(value, bool) and kind is not bool):
             return value
-    if str in choices and where == COMMAND_LINE and type(value) in (int, float):
-        return str(value)                       # --out_dir=2024
     words = [word for choice in choices if typing.get_origin(choice) is typing.Literal
              for word in typing.get_args(choice)]
     if words:

@@ -1,8 +1,9 @@
-"""Every command line of this repo: --name=value for the fields of a dataclass, plain words for the
-field that takes them, and config files, which are Python that assigns the same names.
+"""Every command line of this repo: a command's options are the fields of a dataclass.
 
-The idea: a command's options are a dataclass, with a type, a default and a comment each, and --help
-prints it as it stands in its file. What has another name, type or size is refused in a line.
+The idea: a dataclass gives each option a name, a type and a default, with a comment beside it. The
+command line sets them by --name=value; words without dashes go to the fields that take words, or
+are config files, which are Python that assigns the same names. --help prints the dataclass as it
+stands in its file. A wrong name, type or size is refused in a line.
 
 Usage:
     @dataclass
@@ -17,6 +18,7 @@ import inspect
 import runpy
 import sys
 import types
+import typing
 from dataclasses import MISSING, field, fields
 from pathlib import Path
 
@@ -25,13 +27,37 @@ from common.fields import COMMAND_LINE, fill, fit_fields
 from common.files import find
 
 
-def words(least=1, most=10 ** 6):
-    "A field that takes the words of a command line that are no options."
-    return field(default_factory=list, metadata=dict(words=(least, most)))
+def word(**default):
+    "A field that takes one of the words that are no options."
+    return field(metadata=dict(words=1), **default)
+
+
+def words(least=1):
+    "A field that takes all the words that are left."
+    return field(metadata=dict(words='all', least=least), default_factory=list)
+
+
+def from_text(make, bounds=(None, None), **default):
+    "A field whose value is make(the text), such as 10_000_000_000 from 10B."
+    return field(metadata=dict(make=make, bounds=bounds), **default)
+
+
+def picture(path=None):
+    "A field for the path of a picture: .png unless it says another, so that T1.0 and T1.5 are two."
+    def with_ending(text):
+        path = Path(text)
+        known = not path.name or path.suffix in ('.png', '.pdf', '.svg', '.csv')
+        return path if known else path.with_name(f'{path.name}.png')
+    return from_text(with_ending, default=path and Path(path))
+
+
+def others():
+    "A field that takes, as a dict, the options that are no fields."
+    return field(metadata=dict(others=True), default_factory=dict)
 
 
 def read(cls, argv, about=None):
-    "The command line as an instance of the dataclass; --help prints both, and ends."
+    "The command line as an instance of the dataclass. --help prints both, and ends the command."
     argv = sys.argv[1:] if argv is None else argv
     if {'-h', '--help'} & set(argv):
         print(about or '', inspect.getsource(cls), sep='\n\n')
@@ -40,24 +66,29 @@ def read(cls, argv, about=None):
 
 
 def given(cls, argv):
-    "{name: value} of what a config file and then the command line say."
-    known = {each.name: each for each in fields(cls)}
-    takes = next((each for each in fields(cls) if 'words' in each.metadata), None)
-    plain = [arg for arg in argv if not arg.startswith('--')]
+    "{name: value} of what config files and then the command line say."
+    known, types_of = {each.name: each for each in fields(cls)}, typing.get_type_hints(cls)
+    plain = [arg for arg in argv if not arg.startswith('-')]
+    takers = [each for each in fields(cls) if 'words' in each.metadata]
+    rest = next((each.name for each in fields(cls) if 'others' in each.metadata), None)
     values = {}
-    if takes:
-        least, most = takes.metadata['words']
-        if len(plain) < least:
-            raise Refused(f'{takes.name}: give at least {least} (--help says more)')
-        if len(plain) > most:
-            raise Refused(f'{plain[most]}: one argument too many')
-        values[takes.name] = plain
-    else:
+    if not takers:
         for path in plain:
             values |= fit_fields(cls, run_file(path), path)
     for arg in argv:
-        if arg.startswith('--'):
-            name, value = option(arg, known)
+        if not arg.startswith('-'):
+            continue
+        name, text = option(arg, known, types_of, rest)
+        if name not in known:
+            values.setdefault(rest, {})[name] = parse(text)
+            continue
+        value = value_of(text, known[name], types_of[name])
+        if typing.get_origin(types_of[name]) is list:       # it may be given several times
+            value = values.get(name, []) + [text]
+        values |= fit_fields(cls, {name: value}, COMMAND_LINE)
+    if takers:
+        for name, text in take_words(takers, plain).items():
+            value = text if type(text) is list else value_of(text, known[name], types_of[name])
             values |= fit_fields(cls, {name: value}, COMMAND_LINE)
     for name, each in known.items():
         if name not in values and each.default is MISSING and each.default_factory is MISSING:
@@ -65,16 +96,52 @@ def given(cls, argv):
     return values
 
 
-def option(arg, known):
-    "'--tokens=8' as ('tokens', 8)."
-    name, equals, text = arg[2:].partition('=')
-    if name not in known or 'words' in known[name].metadata:
-        raise Refused(f'there is no option --{name}{nearest(name, known)} (--help lists all)')
-    if not equals and known[name].default is False:
-        return name, True
+def option(arg, known, types_of, rest):
+    "'--tokens=8' as ('tokens', '8')."
+    name, equals, text = arg.lstrip('-').partition('=')
+    ours = name in known and not known[name].metadata.keys() & {'words', 'others'}
+    if not (arg.startswith('--') and (ours or rest and equals)):
+        raise Refused(f'there is no option {arg.partition("=")[0]}{nearest(name, known)} '
+                      '(--help lists all)')
+    if not equals and types_of[name] is bool:
+        return name, 'true'
     if not equals:
         raise Refused(f'{arg}: write --{name}=VALUE')
-    return name, parse(text)
+    return name, text
+
+
+def value_of(text, each, wanted):
+    "What the text of an option stands for, where a value of this type is wanted."
+    if 'make' in each.metadata:
+        try:
+            return each.metadata['make'](text)
+        except Refused as error:
+            raise Refused(f'--{each.name}: {error}') from None
+    choices = typing.get_args(wanted)
+    if typing.get_origin(wanted) is tuple:
+        return tuple(value_of(part, each, choices[0]) for part in text.split(',') if text)
+    value = parse(text)
+    readable = list in map(typing.get_origin, choices) and isinstance(value, (list, tuple))
+    is_text = {str, Path} & {wanted, *choices} and value is not None and not readable
+    return text if is_text else value
+
+
+def take_words(takers, plain):
+    "{name: word or words} of the words that are no options, in the order of the fields."
+    values, left = {}, list(plain)
+    for each in takers:
+        if each.metadata['words'] == 'all':
+            least = each.metadata['least']
+            if len(left) < least:
+                raise Refused(f'{each.name}: give at least {least} (--help says more)')
+            values[each.name], left = left, []
+        elif left:
+            values[each.name] = left.pop(0)
+        elif each.default is MISSING:
+            raise Refused(f'{each.name} is missing (--help says more)')
+    if left:
+        raise Refused(f'{left[0]}: one argument too many')
+    return {name: value for name, value in values.items() if value != []}
 
 
 def run_file(path):

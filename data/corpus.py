@@ -27,15 +27,16 @@ import signal
 import threading
 from concurrent.futures import ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
 
-from common.errors import Refused
-from common.fields import fit, short
+from common.errors import Refused, check_choice, refusing
+from common.fields import fit, short, within
 from common.files import claim, read_json, reading, replace, write_json
-from common.help import Parser
+from common.options import from_text, read, word
 from data.sources import group, list_files, texts
 from data.tokenizer import encode_document, get_tokenizer, start_of_document, token_type
 from data.tokens import shares
@@ -278,39 +279,37 @@ def tidy(folder):
 def number(text):
     "'10B' as 10,000,000,000."
     factor = dict(K=10**3, M=10**6, B=10**9, T=10**12).get(text[-1:].upper(), 1)
-    value = float(text[:-1] if factor > 1 else text) * factor
+    with refusing(ValueError, why=lambda error: f'{text!r} is no number such as 500M or 10B'):
+        value = float(text[:-1] if factor > 1 else text) * factor
     if not (0 < value < 1e15 and value == int(value)):
-        raise ValueError
+        raise Refused(f'{text!r} is no whole number such as 500M or 10B')
     return int(value)
 
 
-def parse_options(mixtures, about, argv, out, tokenizer):
-    parser = Parser(about)
-    parser.set_defaults(mixture=next(iter(mixtures)))
-    if len(mixtures) > 1:
-        parser.add_argument('mixture', choices=list(mixtures), help='which data')
-    parser.add_argument('--tokens', dest='total', type=number, required=True,
-                        help='to train on, over all sources: 10B, 500M')
-    parser.add_argument('--tokenizer', default=tokenizer, help='what the model reads')
-    parser.add_argument('--source', type=Path,
-                        help='a folder with a folder of parquet or JSON Lines files for each '
-                        'source; without it, the hub')
-    parser.add_argument('--workers', type=int, default=os.cpu_count(),
-                        help='processes; they do not change the result')
-    parser.add_argument('--shard', type=number, default=100_000_000, help='tokens of a shard')
-    parser.add_argument('--group', type=number, default=250_000_000,
-                        help='bytes of the files that become shards together')
-    parser.add_argument('--val_every', type=int, default=200,
-                        help='one document of so many is for validation')
-    parser.add_argument('--out', type=Path, default=out, help='the folder to write')
-    options = parser.parse_args(argv)
+@dataclass
+class Options:
+    mixture: str | None = word(default=None)    # which data, where there are several mixtures
+    tokens: int = from_text(number, kw_only=True)       # to train on, over all sources: 10B, 500M
+    tokenizer: str = 'HuggingFaceTB/cosmo2-tokenizer'       # what the model reads
+    # a folder with a folder of parquet or JSON Lines files for each source; None: the hub
+    source: Path | None = None
+    workers: int = within(1, 10_000, default=os.cpu_count())    # they do not change the result
+    shard: int = from_text(number, default=100_000_000)         # tokens of a shard
+    # bytes of the files that become shards together
+    group: int = from_text(number, default=250_000_000)
+    val_every: int = within(1, 10 ** 9, default=200)    # one document of so many is for validation
+    out: Path | None = None             # the folder to write; None: beside the script
+
+
+def read_options(mixtures, about, argv, out):
+    options = read(Options, argv, about)
+    if len(mixtures) > 1 or options.mixture:
+        check_choice('mixture', options.mixture, mixtures)
+    options.mixture = options.mixture or next(iter(mixtures))
     options.source = options.source and options.source.resolve()
-    if len(mixtures) > 1 and options.out == out:
-        options.out = out / options.mixture
-    no_folder = options.source and not options.source.is_dir()
-    if min(options.workers, options.val_every) < 1 or no_folder:
-        raise Refused(f'--workers={options.workers} and --val_every={options.val_every} must be '
-                      f'at least 1, and --source={options.source} a folder')
+    if options.source and not options.source.is_dir():
+        raise Refused(f'--source={options.source} is no folder')
+    options.out = options.out or (out / options.mixture if len(mixtures) > 1 else out)
     return options
 
 
@@ -329,21 +328,21 @@ def stopping(options):
         raise Refused(f'{error.strerror or error} ({where}); {GOES_ON}') from None
 
 
-def prepare(mixtures, about, argv=None, out=None, tokenizer='HuggingFaceTB/cosmo2-tokenizer'):
+def prepare(mixtures, about, argv=None, out=None):
     "The command of a data/NAME/prepare.py: `mixtures` is {name: [Source]}."
-    options = parse_options(mixtures, about, argv, out, tokenizer)
+    options = read_options(mixtures, about, argv, out)
     out, sources = options.out, mixtures[options.mixture]
     with claim(out), stopping(options):
-        budgets = shares([s.share for s in sources], options.total)
+        budgets = shares([s.share for s in sources], options.tokens)
         width = np.dtype(token_type(get_tokenizer(options.tokenizer).n_vocab)).itemsize
-        need = options.total * width - sum(p.stat().st_size for p in out.rglob('*.bin'))
+        need = options.tokens * width - sum(p.stat().st_size for p in out.rglob('*.bin'))
         if need > (free := shutil.disk_usage(out).free):
             raise Refused(f'{out} would need {need / 1e9:,.1f} GB more, but {free / 1e9:,.1f} GB '
                           'are free')
         spawn = multiprocessing.get_context('spawn')
         # no lock: a process may be killed while it holds one
         counter, stop = spawn.Value('q', 0), spawn.RawValue('b', 0)
-        with (tqdm(total=options.total, unit='token', unit_scale=True, dynamic_ncols=True,
+        with (tqdm(total=options.tokens, unit='token', unit_scale=True, dynamic_ncols=True,
                    smoothing=0.05) as bar,
               ProcessPoolExecutor(options.workers, spawn, begin, (counter, stop)) as pool):
             done = 0
@@ -360,5 +359,5 @@ def prepare(mixtures, about, argv=None, out=None, tokenizer='HuggingFaceTB/cosmo
                 bar.write(f'{out / source.name}: {n:,} tokens{short}; {origin["documents"]:,} '
                           f'documents, {origin["left_out"]:,} empty or left out')
             write_json(out / 'mixture.json', {s.name: s.share for s in sources})
-    print(f'{out}: {options.total:,} tokens in the mixture; python nanodepth.py check_data '
+    print(f'{out}: {options.tokens:,} tokens in the mixture; python nanodepth.py check_data '
           f'{out / sources[0].name} looks at a part')

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from common.errors import Refused, number_list, suggest
+from common.errors import Refused, suggest
 from data.tokenizer import get_tokenizer, start_of_document
 from data.tokens import draw, write_dataset
 
@@ -174,7 +174,9 @@ def few_shot(task, n, *, shots=5, depth=0, seed=0):
 def task_and_depth(name):
     "'toy_assign/3' as ('toy_assign', 3); the depth is 0 where none is named."
     task, _, depth = name.partition('/')
-    return task, number_list('--tasks', depth or '0')[0]
+    if not (depth or '0').isdecimal() or len(depth) > 4:
+        raise Refused(f'{name}: the depth must be a whole number, as in {task}/3')
+    return task, int(depth or 0)
 
 
 def with_depths(names, depths):

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 
-from common.errors import Refused
+from common.errors import Refused, refusing
 from common.fields import fill, fit, short
 from common.files import new_model, read_fields, read_json, reading, replacing, write_json
 from data.tokenizer import from_hub, get_tokenizer, write_tokenizer
@@ -262,6 +262,7 @@ def stored_type(model):
 
 def write_checkpoint(folder, tensors, about, tokenizer, context):
     "model.safetensors, the tokenizer's files, and `about` with its tokens as config.json."
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
     folder = Path(folder)
     with new_model(folder):
@@ -276,6 +277,7 @@ def write_checkpoint(folder, tensors, about, tokenizer, context):
                                             if name in known.special_tokens_set else None)
         with replacing(folder / 'model.safetensors') as new:
             whole = {name: t.detach().cpu().clone().contiguous() for name, t in tensors.items()}
-            save_file(whole, new, metadata=dict(format='pt'))
+            with refusing(SafetensorError, why=lambda error: f'{folder}: {error}'):
+                save_file(whole, new, metadata=dict(format='pt'))
             os.chmod(new, 0o644)        # else only its owner can read it
         write_json(folder / 'config.json', about)       # last: without it, it is no checkpoint

@@ -15,6 +15,7 @@ import math
 import re
 from pathlib import Path
 
+from common.errors import check_choice
 from common.files import reading, replace
 
 
@@ -141,3 +142,10 @@ def write_csv(rows, picture):
     path = picture.with_suffix('.csv')
     replace(path, as_csv(rows))
     print(f'numbers: {path}')
+
+
+def pick_shown(option, names, kinds):
+    "What an option such as --show=loss,copy names, or everything."
+    for name in names:
+        check_choice(f'--{option}', name, kinds)
+    return list(names or kinds)

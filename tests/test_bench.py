@@ -85,7 +85,7 @@ def test_the_peers_are_as_large_as_our_model():
 
 def test_names_that_are_not_known(capsys):
     for args, message in ((['speed'], "there is no benchmark 'speed': multiplying"),
-                          (['--capped=maybe'], "invalid choice: 'maybe'")):
+                          (['--capped=maybe'], "--capped must be bool, not 'maybe'")):
         with pytest.raises(SystemExit) as stop:
             nanodepth.main('bench', args)
         assert stop.value.code == 2 and message in capsys.readouterr().err

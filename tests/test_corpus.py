@@ -162,7 +162,7 @@ def run(argv, capsys):
 
 def test_what_cannot_be_is_said_in_a_line(source, made, tmp_path, capsys, monkeypatch):
     base = ['--tokenizer=bytes', f'--out={tmp_path}']
-    assert "invalid number value: '10Q'" in run(['--tokens=10Q', *base], capsys)
+    assert "--tokens: '10Q' is no number" in run(['--tokens=10Q', *base], capsys)
     (tmp_path / 'empty').mkdir()
     assert "in a folder (or by a name) with 'fineweb' in it, but nothing" in run(
         ['--tokens=1K', *base, f'--source={tmp_path / "empty"}'], capsys)

@@ -63,7 +63,7 @@ def test_no_tool_is_run_by_its_path():
 # ------------------------------------------------------------------------------------ how it reads
 
 CODE = [*FILES.values(), *ROOT.glob('config/*.py'), *ROOT.glob('data/*/*.py')]
-MOST = dict.fromkeys(IDEAS, 264) | dict(model=325, retrofit=300, train=410)
+MOST = dict.fromkeys(IDEAS, 266) | dict(model=325, retrofit=300, train=410)
 
 
 def test_no_line_is_wider_than_a_page():

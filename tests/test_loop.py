@@ -167,7 +167,7 @@ def test_cooldown_data_counts_from_its_first_step(config, data, tmp_path, monkey
         write_dataset(other, split, 'bytes', rng.integers(0, 256, 4000))
     seen, update = [], train_file.backward
     monkeypatch.setattr(train_file, 'backward',
-                        lambda *args: (seen.append(args[4][0]), update(*args))[1])
+                        lambda *args: (seen.append(args[3][0]), update(*args))[1])
     c = config(cooldown_data=other)
     train(c)
     first, then = (Loader(folder, c.batch_size, c.context, seed=c.seed) for folder in (c.data,
@@ -251,7 +251,7 @@ def test_the_command_compares_and_repeats(config, tmp_path, capsys):     # noqa:
     assert f'small,0,2,{loss}' in out.with_suffix('.csv').read_text()
     small = str(tmp_path / 'small')
     for args, message in (([str(tmp_path / 'no')], 'there is no checkpoint at'),
-                          ([small, '--times=a'], '--times=a must be whole numbers'),
+                          ([small, '--times=a'], "--times must be int, not 'a'"),
                           ([small, '--block=9'], '--block=9: small is 3 layers deep'),
                           ([small, '--batches=0'], 'must be at least 1'),
                           ([small, '--tasks=copy'], "there is no task 'copy'")):

@@ -284,7 +284,7 @@ def test_the_examples_command(tmp_path, capsys):
     prepare = runpy.run_path(str(ROOT / 'data/sft/prepare.py'))['main']
     prepare([f'--out={tmp_path / "sft"}', '--tasks=assign_code', '--depths=1,2', '--n=64'])
     assert (len(Dataset(tmp_path / 'sft', 'train', None)) == 64
-            and '64 examples of assign_code at depth 1,2' in capsys.readouterr().out)
+            and '64 examples of assign_code at depth 1, 2' in capsys.readouterr().out)
     for args in (['--n=0'], ['--tasks=x'], ['--depths=a'], ['--tokenizer=nothing']):
         with pytest.raises(Refused):
             prepare([f'--out={tmp_path / "no"}', *args])

@@ -8,7 +8,7 @@ import torch
 import probe
 from model import LM, ModelConfig
 from probe import block_similarity, depth_score, future_effects, residual_norms
-from tools.probes import permute_block
+from tools.probe import permute_block
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ from test_sweep import write_run
 import nanodepth
 import probe
 from engine import checkpoint
-from tools import probes as page, subject
+from tools import probe as page
 
 FEW = ['--count=4', '--length=10', '--n=6', '--batches=1', '--lens_steps=3', '--tasks=toy_assign/1',
        '--device=cpu']
@@ -51,7 +51,7 @@ def test_one_command_one_page(runs, data, tmp_path, capsys):
     assert 'cut: 6 layers deep' in said and '| plain | ' in said and 'every position' in html
     score = {row['run']: row['score'] for row in page.read_rows(out / 'depth_score.csv')}
     model = checkpoint.load_model(runs['plain'])
-    tokens = subject.Subject(runs['plain'], page_args(out)).tokens
+    tokens = page.Subject(runs['plain'], page_args(out)).tokens
     assert score['plain'] == pytest.approx(probe.depth_score(model, tokens)[0], rel=1e-5)
 
 
@@ -149,7 +149,7 @@ def test_a_hugging_face_folder_and_other_examples(runs, data, tmp_path, capsys):
 
 
 def test_fields_of_the_papers_data(tmp_path):
-    read = lambda **entry: subject.text_of(entry, 'f')
+    read = lambda **entry: page.text_of(entry, 'f')
     assert (read(question='q', answer='a') == 'q\na' and read(problem='p', solution='s', level='1')
             == 'p\ns')
     assert read(questions=['x', 'y'], requested_rewrite=[]) == 'x' and read(text='t') == 't'
@@ -164,7 +164,7 @@ def test_the_last_word_of_a_passage(tiny, tmp_path):
     write_dataset(tmp_path / 'd', 'val', 'bytes', ids, marks=[1] * len(ids), kinds=['text'])
     val = Loader(tmp_path / 'd', 2, 32, split='val')
     from data.tokenizer import get_tokenizer
-    found = subject.last_words(val, get_tokenizer('bytes'), 5, 64)
+    found = page.last_words(val, get_tokenizer('bytes'), 5, 64)
     assert len(found) == 5
     for before, word in found:
         assert (bytes(word).decode().startswith(' ') and ' ' not in bytes(word).decode()[1:]
@@ -177,7 +177,7 @@ def test_the_last_word_of_a_passage(tiny, tmp_path):
         prefix = bytes(t for t in prefix)
         at = (text * 8).encode().find(prefix[-12:])
         return (text * 8).encode()[at + len(prefix[-12:])] if at >= 0 else 0
-    assert (subject.said(knows(False), found, 'cpu') == 1.0 and subject.said(knows(True), found,
+    assert (page.said(knows(False), found, 'cpu') == 1.0 and page.said(knows(True), found,
             'cpu') == 0.0)
 
 

@@ -99,7 +99,7 @@ def test_the_authors_start(tiny, tokens):
 
 
 def test_a_tied_head_can_be_freed(tiny, tokens):
-    from tools.surgery import with_a_head
+    from tools.retrofit import with_a_head
     tied = tiny(n_layer=2, tie_embeddings=True)
     free = with_a_head(tied)
     assert torch.equal(free(tokens), tied(tokens)) and not free.config.tie_embeddings
@@ -626,7 +626,7 @@ def test_the_command(started, capsys, tmp_path):
     for args, message in (([str(tmp_path / 'bare'), '2-2-1', f'--out={tmp_path / "n"}'],
                            'does not say which tokenizer it reads'),
                           ([str(started / 'run'), '--eval', '--r=0,1'],
-                           '--r=0,1: the core runs at least once'),
+                           '--r=0 must be at least 1'),
                           ([str(started / 'base'), '2-9-1'], 'needs 12 layers'),
                           ([str(started / 'base'), '2-2-1', '--inject=ad'],
                            "inject='ad' is not one of"),

@@ -8,8 +8,9 @@ import torch
 import torch.nn as nn
 
 import nanodepth
+from common import options
 from engine import checkpoint
-from tools import adapters, evaluate, parts, sweep, wrap
+from tools import adapters, evaluate, wrapper as sweep
 from wrapper import looped
 
 pytest.importorskip('lm_eval')
@@ -38,11 +39,11 @@ SETTINGS = dict(window='1-2', method='naive', K=3)
 def test_one_evaluation_changes_nothing_and_more_do(folders):
     found = {}
     for path in folders:
-        same = wrap.side_by_side(path, TASKS, SETTINGS | dict(K=1), limit=12, device='cpu')
+        same = sweep.side_by_side(path, TASKS, SETTINGS | dict(K=1), limit=12, device='cpu')
         assert (len(same) == 2
                 and all(row['plain'] == row['looped'] and row['change'] == row['change_stderr'] == 0
                         for row in same))
-        found[path] = wrap.side_by_side(path, TASKS, SETTINGS, limit=12, device='cpu')
+        found[path] = sweep.side_by_side(path, TASKS, SETTINGS, limit=12, device='cpu')
         assert any(row['change'] != 0 for row in found[path])
     # through transformers as through our own
     assert found[folders[0]] == found[folders[1]]
@@ -58,7 +59,7 @@ def test_the_error_of_a_change_is_that_of_each_document_against_itself(folders):
     plain = torch.tensor(docs())
     with looped(lm.model, **SETTINGS):
         there = torch.tensor(docs())
-    row, = wrap.side_by_side(folders[0], 'primitive_toy_copy', SETTINGS, limit=30, device='cpu')
+    row, = sweep.side_by_side(folders[0], 'primitive_toy_copy', SETTINGS, limit=30, device='cpu')
     assert row['documents'] == 30 and row['change'] == pytest.approx((there - plain).mean().item())
     assert row['change_stderr'] == pytest.approx((there - plain).std().item() / 30 ** 0.5)
     assert row['plain'] == pytest.approx(plain.mean().item()) and row['looped_stderr'] > 0
@@ -108,8 +109,10 @@ def test_the_registered_model_of_any_family(folders, manager):
 def test_settings_as_text():
     assert adapters.from_text(dict(cache=None, alphas='0.6/0.4', window='3-5', K=2)) == dict(
         cache='none', alphas=[0.6, 0.4], window='3-5', K=2)
-    assert [wrap.as_number(t) for t in ('0.5', '3', '0.6,0.4', 'false', 'mid4', '3-5', '')] == [0.5,
-            3, [0.6, 0.4], False, 'mid4', '3-5', '']
+    assert [sweep.as_number(t) for t in ('0.5', '3', 'mid4', '3-5', '')] == [0.5, 3, 'mid4', '3-5',
+                                                                            '']
+    own = options.read(sweep.Options, ['run', '--alphas=0.6,0.4', '--anchored=false']).more
+    assert own == dict(alphas=(0.6, 0.4), anchored=False)
 
 
 def test_log_likelihoods_build_no_cache(folders):
@@ -133,7 +136,7 @@ def test_a_group_is_shown_by_subject_and_a_perplexity_has_no_error_of_its_change
     from lm_eval.tasks import TaskManager
     known = TaskManager(include_path=[str(tmp_path / 'tasks')], include_defaults=False)
     monkeypatch.setattr(evaluate, 'manager', lambda everything: known)
-    rows = ({row['task']: row for row in wrap.side_by_side(folders[1], 'local_group,local_rolling',
+    rows = ({row['task']: row for row in sweep.side_by_side(folders[1], 'local_group,local_rolling',
             SETTINGS, device='cpu')})
     assert set(rows) == {'local_group', 'local_choice', 'local_other', 'local_rolling'}
     assert (rows['local_choice']['documents'] == 12
@@ -149,11 +152,11 @@ def test_chat_templates_are_those_of_the_checkpoint(folders):
         "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}{% "
         "if add_generation_prompt %}<assistant>{% endif %}")
     (path / 'tokenizer_config.json').write_text(json.dumps(about))
-    plain, chat = (wrap.side_by_side(path, 'primitive_toy_copy', SETTINGS, limit=20, chat=on,
+    plain, chat = (sweep.side_by_side(path, 'primitive_toy_copy', SETTINGS, limit=20, chat=on,
                                      device='cpu') for on in (False, True))
     assert plain[0]['plain'] != chat[0]['plain']
     with pytest.raises(ValueError, match='chat templates are the business of transformers'):
-        wrap.side_by_side(folders[0], 'primitive_toy_copy', SETTINGS, limit=2, chat=True,
+        sweep.side_by_side(folders[0], 'primitive_toy_copy', SETTINGS, limit=2, chat=True,
                           device='cpu')
 
 
@@ -293,7 +296,7 @@ def test_a_sweep_by_benchmarks_screens_one_half_and_judges_the_other(folders, tm
         monkeypatch):
     seen = []
     real = evaluate.harness
-    monkeypatch.setattr(parts, 'harness', lambda lm, tasks, *keep,
+    monkeypatch.setattr(sweep, 'harness', lambda lm, tasks, *keep,
                         **options: seen.append(options.get('samples')) or real(lm, tasks, *keep,
             **options))
     out = tmp_path / 'sweep.png'
@@ -310,7 +313,7 @@ def test_a_sweep_by_benchmarks_screens_one_half_and_judges_the_other(folders, tm
 def test_judging_by_other_tasks_and_by_half_of_shared_ones(folders, tmp_path, capsys, monkeypatch):
     seen = []
     real = evaluate.harness
-    monkeypatch.setattr(parts, 'harness', lambda lm, tasks, *keep,
+    monkeypatch.setattr(sweep, 'harness', lambda lm, tasks, *keep,
                         **options: seen.append(options.get('samples')) or real(lm, tasks, *keep,
             **options))
     for judge, documents in (('primitive_toy_assign_d1', [0, 1, 2, 3]),
@@ -353,7 +356,7 @@ def test_metrics_that_are_no_shares():
     assert sweep.gains(before, after) == {'a acc': 0.25, 'b ter (strict) (less is better)': 1.0,
                                           'loss': 0.5}
     kinds = *before, 'depth 0', 'loss of it token by token'
-    assert [parts.in_percent(kind) for kind in kinds] == [True, False, False, True, False]
+    assert [sweep.in_percent(kind) for kind in kinds] == [True, False, False, True, False]
 
 
 def test_the_same_weights_are_not_the_same_model_nor_the_same_data(tmp_path, tiny, data, capsys):
@@ -394,7 +397,7 @@ def test_what_diverged_is_not_the_best(runs, tmp_path, capsys, monkeypatch):
 
 @pytest.mark.parametrize('args, message', [
     (['--score=los'], "--score='los' is not one of loss, fifth; did you mean 'loss'?"),
-    (['--windows=3-7'], "within 0 to 3"), (['--K=two'], '--K=two must be whole numbers'),
+    (['--windows=3-7'], "within 0 to 3"), (['--K=two'], "--K must be int, not 'two'"),
     (['--methods=rkk'], "did you mean 'rk'"), (['--batches=1000'], 'lower --batches'),
     (['--mode=blok'], "did you mean 'block'"),
     (['--show=los'], "--show='los' is not one of"),
@@ -422,20 +425,21 @@ def test_other_checkpoints_that_a_sweep_refuses(folders, runs, tmp_path, capsys)
 
 
 def test_windows_and_cells():
-    assert sweep.windows_of('all2,mid2,0-0', 4) == ['0-1', '1-2', '2-3', '0-0']
-    import argparse
+    assert sweep.windows_of(('all2', 'mid2', '0-0'), 4) == ['0-1', '1-2', '2-3', '0-0']
     with pytest.raises(ValueError, match='write all1 to all4'):
-        sweep.windows_of('allx', 4)
-    assert len(sweep.windows_of('all', 4)) == 10 and sweep.windows_of('all', 4)[-1] == '0-3'
-    args = argparse.Namespace(windows='1-2', methods='rk,naive,aitken', K='2,3', beta='0.3,0.5',
-                              T='1', mode='block', cache='first,last')
-    cells, impossible = sweep.cells_of(args, 4)
+        sweep.windows_of(['allx'], 4)
+    assert len(sweep.windows_of(['all'], 4)) == 10 and sweep.windows_of(['all'], 4)[-1] == '0-3'
+    asked = options.read(sweep.Sweep, [
+        'run', '--windows=1-2', '--methods=rk,naive,aitken', '--K=2,3', '--beta=0.3,0.5',
+        '--cache=first,last'])
+    cells, impossible = sweep.cells_of(asked, 4)
     # beta is for rk alone
     assert (len(cells) == 2 * (2 * 2 + 2 + 1) and len(impossible) == 1
             and 'aitken with K = 3' in impossible[0])
-    args = argparse.Namespace(windows='1-2', methods='rk,naive,layer_anchored_frozen', K='6',
-                              beta='0.5', T='1,2', mode='block', cache='first')
-    cells, _ = sweep.cells_of(args, 4)
+    asked = options.read(sweep.Sweep, [
+        'run', '--windows=1-2', '--methods=rk,naive,layer_anchored_frozen', '--K=6', '--beta=0.5',
+        '--T=1,2'])
+    cells, _ = sweep.cells_of(asked, 4)
     assert [(c['method'], c['T'], c['mode'], c['cache']) for c in cells] == [
         ('rk', 1, 'block', 'first'), ('rk', 2, 'block', 'first'), ('naive', None, 'block', 'first'),
         *[('layer_anchored_frozen', T, 'layer', 'natural') for T in (1, 2)]]

@@ -104,7 +104,7 @@ def test_the_splits_share_nothing(tmp_path, monkeypatch):
     texts = [(f'file{i}.py', bytes([97 + i]) * 9000) for i in range(20)]
     monkeypatch.setitem(toy['main'].__globals__, 'library', lambda: iter(texts))
     for out in ('one', 'two'):
-        toy['main'](['--documents=3000', '--out', str(tmp_path / out)])
+        toy['main'](['--documents=3000', f'--out={tmp_path / out}'])
     sets = {}
     for split in ('train', 'val'):
         assert (tmp_path / 'one' / f'{split}_000.bin').read_bytes() == (tmp_path / 'two'

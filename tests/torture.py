@@ -36,7 +36,6 @@ import torch  # noqa: E402
 import nanodepth  # noqa: E402
 from data.tokens import write_dataset  # noqa: E402
 from engine.checkpoint import load_model  # noqa: E402
-from tools import options  # noqa: E402
 from train import Config  # noqa: E402
 
 SECONDS = 20        # of a command
@@ -136,23 +135,11 @@ class World:
 # ---------------------------------------------------------------------------------------- the parts
 
 def names_of(command):
-    "The options of a command, as its own parser has them."
-    found = []
-
-    class Listed(Exception):
-        pass
-
-    def listed(self, *args, **kwargs):
-        found.extend(a.option_strings[0] for a in self._actions if a.option_strings)
-        raise Listed
-    real, options.Parser.parse_known_args = options.Parser.parse_known_args, listed
-    try:
-        importlib.import_module(nanodepth.COMMANDS[command][0]).main(['x'])
-    except Listed:
-        pass
-    finally:
-        options.Parser.parse_known_args = real
-    return [name for name in found if name not in ('--help', '-h')]
+    "The options of a command: the fields of its dataclass."
+    module, _, function = nanodepth.COMMANDS[command][0].partition(':')
+    module = importlib.import_module(module)
+    options = module.Sweep if function == 'sweep' else module.Options
+    return [f'--{name}' for name in options.__dataclass_fields__]
 
 
 def lines(rng, world, until):

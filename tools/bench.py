@@ -12,19 +12,27 @@ Usage:
 """
 import platform
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from common.columns import columns
+from common.options import read, words
 from engine.world import has_compiler
 from tools.benchmarks import BENCHMARKS, EMULATED
-from tools.options import make_parser
 from tools.timing import apart, known, processor
 
 # These limit a newer x86 processor to AVX2: one variable each for torch's own kernels, oneDNN and
 # MKL.
 LAPTOP = dict(ATEN_CPU_CAPABILITY='avx2', ONEDNN_MAX_CPU_ISA='AVX2', MKL_ENABLE_INSTRUCTIONS='AVX2')
+
+
+@dataclass
+class Options:
+    names: list[str] = words(least=0)       # some of benchmarks.BENCHMARKS; none: all of them
+    capped: bool = True         # once more with AVX2 and nothing newer (x86)
+    out: Path | None = None     # write the table there too, such as docs/bench.md
 
 
 def measure(names):
@@ -52,19 +60,15 @@ def merged(rows, capped):
 
 
 def main(argv=None):
-    parser = make_parser(
-        __doc__, capped=(['true', 'false'], 'once more with AVX2 and nothing newer (x86)'),
-        out=(Path, 'write the table there too, such as docs/bench.md'))
-    parser.add_argument('names', nargs='*', help=f'some of {", ".join(BENCHMARKS)} (default: all)')
-    args = parser.parse_args(argv)
-    names = known(parser, 'benchmark', args.names, BENCHMARKS)
+    args = read(Options, argv, __doc__)
+    names = known('benchmark', args.names, BENCHMARKS)
     machine = (f'{processor()} ({torch.backends.cpu.get_cpu_capability()}), '
                f'{torch.get_num_threads()} threads, torch {torch.__version__}, '
                f'Python {platform.python_version()}')
     print(machine)
     head = ['what, against what', 'ratio', 'half of the turns', 'medians']
     rows, about = measure(names), ''
-    if args.capped == 'true' and platform.machine().lower() in ('x86_64', 'amd64'):
+    if args.capped and platform.machine().lower() in ('x86_64', 'amd64'):
         print('\nonce more, with AVX2 and nothing newer')
         capped = apart(measure, names, **LAPTOP)
         rows = merged(rows, capped)

@@ -36,7 +36,7 @@ from tools.peers import (
     training_step,
 )
 from tools.timing import against, clock, ratio, row, single
-from train import Config, take_step
+from train import Config, backward
 from wrapper import looped
 
 CPU = torch.device('cpu')
@@ -74,14 +74,21 @@ def multiplying():
 
 
 def toy_run(make=make_optimizers, kind='muon'):
-    "(optimizers, train.py's own step) of the run that `make` does, at its full depth."
+    "(optimizers, a step as train.py takes it) of the run that `make` does, at its full depth."
     config, world = Config(optimizer=kind), World('cpu')
     model = LM(shape(config, vocab_size=257)).train()
     optimizers = make(model, config)
     tokens = torch.randint(257, (config.batch_size, config.context))
-    batch = tokens, tokens, tokens.numel()
-    return optimizers, lambda: take_step(config, world, model, optimizers, batch,
-                                         contextlib.nullcontext)
+    weights = [p for optimizer in optimizers for group in optimizer.param_groups
+               for p in group['params']]
+
+    def step():
+        backward(config, world, model, (tokens, tokens, tokens.numel()), 0, {})
+        torch.nn.utils.clip_grad_norm_(weights, config.grad_clip).item()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    return optimizers, step
 
 
 def torchs_muon(model, config):

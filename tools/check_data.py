@@ -6,20 +6,25 @@ Usage:
 import hashlib
 import itertools
 import json
+from dataclasses import dataclass
 
 from tqdm import tqdm
 
 from common.errors import Refused
+from common.options import read, word
 from data.tokenizer import get_tokenizer
 from data.tokens import Dataset, how_to_prepare, mixture
-from tools.options import make_parser
+
+
+@dataclass
+class Options:
+    folder: str = word()        # a dataset, or a mixture of several
+    chars: int = 400            # how much of the first window to print
 
 
 def main(argv=None):
-    parser = make_parser(__doc__, chars=(400, 'how much of the first window to print'))
-    parser.add_argument('folder', help='a dataset, or a mixture of several')
-    args = parser.parse_args(argv)
-    for (folder, _), split in itertools.product(mixture(args.folder), ('train', 'val')):
+    options = read(Options, argv, __doc__)
+    for (folder, _), split in itertools.product(mixture(options.folder), ('train', 'val')):
         data = Dataset(folder, split, context=None)
         for shard in tqdm(data.about.shards, desc=f'{split}: checking', leave=False):
             for ending, want in shard.sha256.items():
@@ -29,6 +34,6 @@ def main(argv=None):
                         raise Refused(f'{path} is not what was written (wrong checksum); '
                                       f'{how_to_prepare(folder)}')
         name = data.about.tokenizer
-        text = get_tokenizer(name).decode(data.shards[0]['.bin'][:args.chars].tolist())
+        text = get_tokenizer(name).decode(data.shards[0]['.bin'][:options.chars].tolist())
         print(f'{folder}, {split}: {data.about.tokens:,} tokens of {name!r}, checksums right; '
               f'from {json.dumps(data.about.origin)}\n{text}\n')

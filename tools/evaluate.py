@@ -28,13 +28,14 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from common.columns import columns
 from common.errors import Refused, nearest, refusing
 from common.files import ROOT, read_fields, reading, write_json
+from common.options import read, word
 from data.primitives import TASKS
 from tools.adapters import adapter, hf_adapter
-from tools.options import RUN, make_parser
 
 # The papers' benchmarks: (task, shots or None for the task's own). data/evals/README.md says of
 # each whether it is the harness's or ours.
@@ -58,6 +59,22 @@ LISTS = {
 }
 LISTS['depth'] = [task for name in ('closed', 'open', 'language', 'math', 'primitives')
                   for task in LISTS[name]]
+
+
+@dataclass
+class Options:
+    run: str = word()                   # a folder that train.py wrote, or a Hugging Face checkpoint
+    # names of tasks, or of lists: closed, open, language, math, primitives, depth, retrofit,
+    # recurrent, looped, knowledge
+    tasks: str = 'primitives'
+    limit: int | None = None            # documents of each task: to try things, not to report them
+    loop: str | None = None             # run the layers in another order, such as 3-2x2-3
+    r: int | None = None                # how often a recurrent core runs
+    batch_size: int = 8                 # texts read at once
+    max_length: int | None = None       # tokens of a prompt and its answer; None: the context
+    dtype: Literal['auto', 'float32', 'bfloat16', 'float16'] = 'auto'           # of the weights
+    device: str = 'auto'                # auto: cuda, else mps, else cpu
+    out: Path | None = None             # the numbers as JSON; None: out/evals/NAME.json
 
 
 @functools.cache
@@ -164,21 +181,15 @@ def main(argv=None):
         sys.argv = argv
         with refusing(ValueError, KeyError, OSError, why=lambda error: f'lm-eval: {error}'):
             return cli_evaluate()
-    parser = make_parser(
-        __doc__, 'loop', 'r', 'limit', 'dtype', 'device', batch_size=(8, 'texts read at once'),
-        max_length=(int, 'tokens of a prompt and its answer (default: the context)'),
-        tasks=('primitives', f'names of tasks, or of lists: {", ".join(LISTS)}'),
-        out=(Path, 'the numbers as JSON (default: out/evals/NAME.json)'))
-    parser.add_argument('path', metavar='run', help=RUN)
-    args = parser.parse_args(argv)
+    args = read(Options, argv, __doc__)
     os.environ.setdefault('TOKENIZERS_PARALLELISM', 'false')
-    out = args.out or Path('out/evals') / f'{Path(args.path).name}.json'
+    out = args.out or Path('out/evals') / f'{Path(args.run).name}.json'
     scores_in(out)          # what cannot be added to is refused before the work
     with refusing(ValueError, OSError, ImportError, why=lambda error: explain(error, args.tasks)):
-        lm = adapter()(args.path, loop=args.loop, r=args.r, batch_size=args.batch_size,
+        lm = adapter()(args.run, loop=args.loop, r=args.r, batch_size=args.batch_size,
                        dtype=args.dtype, device=args.device, max_length=args.max_length)
         found = rows_of(harness(lm, args.tasks, limit=args.limit))
-    asked = dict(path=args.path, loop=args.loop, r=args.r, limit=args.limit)
+    asked = dict(path=args.run, loop=args.loop, r=args.r, limit=args.limit)
     if args.max_length:
         asked |= dict(max_length=args.max_length)
     rows = [asked | row for row in found]

@@ -1,7 +1,7 @@
 """Nine minutes with a GPU: what this repo does there, beside what others do, in one table.
 
 The idea: bench.py asks a CPU. Other questions matter on a GPU: how much of its arithmetic a step
-uses (MFU, of launch.PEAK_FLOPS), what compiling brings and costs, what memory a plan needs, whether
+uses (MFU, of world.PEAK_FLOPS), what compiling brings and costs, what memory a plan needs, whether
 a killed run comes back. Each part runs in a process of its own, with a time limit, and prints its
 rows as they come: one that fails stops no other.
 
@@ -10,7 +10,6 @@ Usage:
     python nanodepth.py gpu training generating                 # some
     python nanodepth.py gpu --tiny --device=cpu                 # a small model, without a GPU
 """
-import argparse
 import contextlib
 import gc
 import json
@@ -20,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
@@ -28,13 +28,13 @@ import torch
 from common import losses
 from common.columns import columns
 from common.files import ROOT
+from common.options import read, words
 from engine import checkpoint, cost
 from engine.world import peak_flops, pick_device
 from grow import lidas, untie
 from model import LM, KVCache, ModelConfig
 from report.logs import read_log
 from retrofit import surgery
-from tools.options import make_parser
 from tools.peers import (
     SHAPES,
     ours,
@@ -288,6 +288,16 @@ PARTS = {f.__name__: f for f in (training, growing, recurring, generating, wrapp
 LIMIT = 240         # seconds of a part
 
 
+@dataclass
+class Options:
+    # training, growing, recurring, generating, wrapping, resuming, toy; none: all of them
+    names: list[str] = words(least=0)
+    device: str = 'cuda'        # or another, by name
+    tiny: bool = False          # a small model, to try it without a GPU
+    out: Path | None = None     # write the table there too, such as docs/gpu.md
+    rows: Path | None = None    # one part, in this process: its rows go to that file
+
+
 # ------------------------------------------------------------------------------ one after the other
 
 def in_a_process(name, args, folder):
@@ -323,18 +333,12 @@ def measure(part, size, device, path=None):
 
 
 def main(argv=None):
-    parser = make_parser(__doc__, device=('cuda', 'one by name'),
-                         tiny=(False, 'a small model, to try it without a GPU'),
-                         out=(Path, 'write the table there too, such as docs/gpu.md'))
-    parser.add_argument('names', nargs='*', help=f'some of {", ".join(PARTS)} (default: all)')
-    # one part, in this process, its rows to that file
-    parser.add_argument('--rows', type=Path, help=argparse.SUPPRESS)
-    args = parser.parse_args(argv)
-    names, device = known(parser, 'part', args.names, PARTS), pick_device(args.device)
+    args = read(Options, argv, __doc__)
+    names, device = known('part', args.names, PARTS), pick_device(args.device)
     if args.rows:
         if device.type == 'cuda':
             torch.set_float32_matmul_precision('high')
-            # as train.py has it; a growing cache is another matter: launch.pick_device
+            # as train.py has it; a growing cache is another matter: world.pick_device
             torch.backends.cuda.enable_cudnn_sdp(names[0] in ('training', 'growing', 'recurring'))
         measure(PARTS[names[0]], TINY if args.tiny else REAL, device, args.rows)
         return

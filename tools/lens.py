@@ -3,34 +3,42 @@
 Usage:
     python nanodepth.py lens out/baseline               # saved as out/baseline/lens.pt
 """
+from dataclasses import dataclass
 from pathlib import Path
 
 from common.columns import columns
 from common.errors import Refused
+from common.options import read, word
 from engine.checkpoint import build_model, load
 from engine.measure import After, open_data
 from engine.world import pick_device
-from tools.options import RUN, make_parser
 from variants.lens import beside, quality, save_lens, train_lens
 
 
+@dataclass
+class Options:
+    run: str = word()               # a folder that train.py wrote, or a Hugging Face checkpoint
+    data: str | None = None         # a dataset; None: what the run was trained on
+    steps: int = 250                # training steps
+    lr: float = 1e-3                # Adam's rate
+    device: str = 'auto'            # auto: cuda, else mps, else cpu
+    out: Path | None = None         # the lens; None: lens.pt beside the checkpoint
+
+
 def main(argv=None):
-    parser = make_parser(__doc__, 'data', 'device', steps=(250, 'training steps'),
-                         lr=(1e-3, "Adam's rate"),
-                         out=(Path, 'the lens (default: lens.pt beside the checkpoint)'))
-    parser.add_argument('path', metavar='run', help=RUN)
-    args = parser.parse_args(argv)
-    out = args.out or beside(args.path)
+    options = read(Options, argv, __doc__)
+    out = options.out or beside(options.run)
     if out.is_dir() or out.name == 'ckpt.pt':
         raise Refused(f'--out={out} is {"a folder" if out.is_dir() else "a checkpoint"}: the lens '
                       'is a file of its own')
-    state, device = load(args.path), pick_device(args.device)
-    model = build_model(state, args.path).to(device).eval()
-    val = open_data(args.path, state, model, args.data, 'val', longest=512, seed=1)
+    state, device = load(options.run), pick_device(options.device)
+    model = build_model(state, options.run).to(device).eval()
+    val = open_data(options.run, state, model, options.data, 'val', longest=512, seed=1)
     # rows that the model was not trained on; the first ones are to measure by
-    lens = train_lens(model, After(val, 8), args.steps, args.lr, progress=True)
+    lens = train_lens(model, After(val, 8), options.steps, options.lr, progress=True)
     if not all(p.isfinite().all() for p in lens.parameters()):
-        raise Refused(f'the lens is not finite after {args.steps} steps: lower --lr={args.lr:g}')
+        raise Refused(f'the lens is not finite after {options.steps} steps: lower '
+                      f'--lr={options.lr:g}')
     save_lens(lens, model, out)
     tokens = val.batch(0)[0].to(device)
     (plain, seen), (tuned, known) = (quality(model, x, tokens) for x in (None, lens))

@@ -25,6 +25,7 @@ import torch
 from common.errors import Refused, check_choice
 from common.fields import fill, fit_fields, within
 from common.files import reading
+from common.options import read, words
 from data.primitives import TASKS, TOY_TASKS, few_shot, task_and_depth
 from data.tokenizer import get_tokenizer, readable
 from data.tokens import measure
@@ -35,7 +36,6 @@ from loop import fit_loop, format_loop, running
 from model import check_order
 from report.tables import mean, run_names
 from retrofit import Recurrent
-from tools.options import RUN, make_parser
 from variants.caches import CACHES
 from wrapper import SOLVERS, patch, unpatch
 
@@ -44,6 +44,16 @@ MOST = 200              # layers that are run for one look, and results that are
 BODY = 2 ** 16          # bytes of a request
 BATCHES, QUESTIONS, SLICE = 4, 100, 20
 SHOWN = 16              # tokens of a prompt in the table of layers
+
+
+@dataclass
+class Options:
+    runs: list[str] = words()           # folders that train.py wrote, or Hugging Face checkpoints
+    task: str = 'toy_assign/3'          # the questions to begin with, with their depth
+    data: str | None = None             # a dataset; None: what the run was trained on
+    port: int = 8000                    # on 127.0.0.1; 0: any that is free
+    open: bool = True                   # whether to open a browser
+    device: str = 'auto'                # auto: cuda, else mps, else cpu
 
 
 @dataclass
@@ -361,15 +371,11 @@ def serve(paths, task, port, device='auto', data=None):
 
 
 def main(argv=None):
-    parser = make_parser(__doc__, 'data', 'device',
-                         port=(8000, 'on 127.0.0.1; 0: any that is free'),
-                         open=(['true', 'false'], 'whether to open a browser'),
-                         task=('toy_assign/3', 'the questions to begin with, with their depth'))
-    parser.add_argument('runs', nargs='+', help=RUN)
-    args = parser.parse_args(argv)
-    with serve(args.runs, args.task, args.port, args.device, args.data) as server:
+    options = read(Options, argv, __doc__)
+    with serve(options.runs, options.task, options.port, options.device,
+               options.data) as server:
         address = f'http://127.0.0.1:{server.server_address[1]}/'
         print(f'{address} (Ctrl-C ends it)', flush=True)
-        if args.open == 'true':
+        if options.open:
             webbrowser.open(address)
         server.serve_forever()

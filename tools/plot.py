@@ -5,23 +5,29 @@ Usage:
     python nanodepth.py plot out/baseline out/lidas           # both: out/baseline/compare.png, .csv
     python nanodepth.py plot out/toys/* --out=out/toys.png    # NAME-SEED: averaged over the seeds
 """
+from dataclasses import dataclass
 from pathlib import Path
 
+from common.options import picture, read, words
 from report.logs import print_table, read_groups, table
 from report.plot import draw_runs, show
 from report.tables import write_csv
-from tools.options import make_parser, picture
+
+
+@dataclass
+class Options:
+    runs: list[str] = words()           # folders that train.py wrote
+    out: Path | None = picture()        # None: a picture in the first folder
 
 
 def main(argv=None):
-    parser = make_parser(__doc__, out=(picture, 'the picture (default: in the first folder)'))
-    parser.add_argument('runs', nargs='+', help='folders that train.py wrote')
-    args = parser.parse_args(argv)
-    groups = read_groups(args.runs)
-    rows = table(groups) if len(args.runs) > 1 else []
-    out = args.out or Path(args.runs[0]) / ('loss.png' if len(args.runs) == 1 else 'compare.png')
+    options = read(Options, argv, __doc__)
+    groups = read_groups(options.runs)
+    rows = table(groups) if len(options.runs) > 1 else []
+    name = 'loss.png' if len(options.runs) == 1 else 'compare.png'
+    out = options.out or Path(options.runs[0]) / name
     show(out, draw_runs, groups)
-    if len(args.runs) == 1:
-        return print(f'numbers: {args.runs[0]}/log.jsonl')
+    if len(options.runs) == 1:
+        return print(f'numbers: {options.runs[0]}/log.jsonl')
     print_table(rows)
     write_csv(rows, out)

@@ -6,13 +6,15 @@ Usage:
     python nanodepth.py primitives out/lidas out/baseline --depths=0,1,2
 """
 import itertools
+from dataclasses import dataclass
 from pathlib import Path
 
 from tqdm import tqdm
 
 from common.columns import columns
-from common.errors import Refused, number_list
+from common.errors import Refused
 from common.files import read_json, reading
+from common.options import picture, read, words
 from data.primitives import TASKS, few_shot, with_depths
 from data.tokenizer import get_tokenizer
 from engine.checkpoint import load_model, set_depth
@@ -20,7 +22,24 @@ from engine.measure import score
 from engine.world import pick_device
 from report.plot import draw_shots, show
 from report.tables import by_seed, number, over_seeds, run_names, where, write_csv
-from tools.options import RUNS, make_parser
+
+
+@dataclass
+class Options:
+    # folders that train.py wrote, or Hugging Face checkpoints; NAME-SEED are averaged over seeds
+    runs: list[str] = words()
+    # toy (toy_copy, toy_assign), papers (copy_random, copy_words, assign_basic, assign_math,
+    # assign_code), or some of them and toy_code by name; toy_assign/3 is asked at that depth only.
+    # auto: toy for a short context
+    tasks: str = 'auto'
+    depths: tuple[int, ...] = (0, 1, 2)         # of assignment: aliases before the value
+    shots: tuple[int, ...] = (0,)   # such as 0,1,2,5: accuracy against shots; the papers have 5
+    n: int = 200                    # examples of each task
+    seed: int = 0                   # of every draw
+    loop: str | None = None         # run the layers in another order, such as 3-2x2-3
+    r: int | None = None            # how often a recurrent core runs
+    device: str = 'auto'            # auto: cuda, else mps, else cpu
+    out: Path = picture('out/primitives.png')
 
 
 def pick_tasks(text, context):
@@ -31,42 +50,34 @@ def pick_tasks(text, context):
 
 
 def main(argv=None):
-    parser = make_parser(
-        __doc__, 'n', 'seed', 'loop', 'r', 'device', out='out/primitives.png',
-        tasks=('auto', f'papers ({", ".join(TASKS)}), toy (toy_copy, toy_assign), or some of them '
-               'and toy_code by name; toy_assign/3 is asked at that depth alone'),
-        depths=('0,1,2', 'of assignment: how many aliases stand before the value'),
-        shots=('0', 'such as 0,1,2,5: accuracy against shots (the papers score at 5)'))
-    parser.add_argument('runs', nargs='+', help=RUNS)
-    args = parser.parse_args(argv)
-
-    depths, shots = number_list('--depths', args.depths), number_list('--shots', args.shots)
-    device, rows, left_out, paths = pick_device(args.device), [], [], run_names(args.runs)
+    options = read(Options, argv, __doc__)
+    depths, shots = options.depths, options.shots
+    device, rows, left_out, paths = pick_device(options.device), [], [], run_names(options.runs)
     lines = {name: group for group, names in by_seed(paths).items() for name in names}
     taught = {name: examples_seen(path) for name, path in paths.items()}
     if any(taught.values()):     # 32/lidas-0, 128/lidas-0: one line, against the number of examples
         lines = {name: Path(line).name for name, line in lines.items()}
     for name, path in tqdm(paths.items(), desc='scoring', unit='run'):
         model, tokenizer = load_model(path, device), get_tokenizer(path)
-        set_depth(model, loop=args.loop, r=args.r)
-        asked = with_depths(pick_tasks(args.tasks, model.config.context), depths)
+        set_depth(model, loop=options.loop, r=options.r)
+        asked = with_depths(pick_tasks(options.tasks, model.config.context), depths)
         for (label, (task, depth)), k in itertools.product(asked.items(), shots):
-            examples = few_shot(task, args.n, shots=k, depth=depth, seed=args.seed)
+            examples = few_shot(task, options.n, shots=k, depth=depth, seed=options.seed)
             try:
                 accuracy, (low, high) = score(model, tokenizer, examples)
             except ValueError as error:         # too long for this model
                 left_out.append(f'{label} with {k} shots is left out: {error}')
                 continue
             rows.append(dict(run=name, line=lines[name], examples=taught[name], shots=k,
-                             task=label, n=args.n, chance=1 / len(examples[0].options),
+                             task=label, n=options.n, chance=1 / len(examples[0].options),
                              accuracy=accuracy, low=low, high=high))
     if not rows:
         raise Refused(f'nothing could be scored: {left_out[0]}')
     for line in dict.fromkeys(left_out):
         print(line)
     print_scores(rows)
-    write_csv(rows, args.out)
-    show(args.out, draw_shots, rows,
+    write_csv(rows, options.out)
+    show(options.out, draw_shots, rows,
          'examples' if any(taught.values()) and len(shots) == 1 else 'shots')
 
 

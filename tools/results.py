@@ -17,11 +17,11 @@ from typing import Literal
 from common.errors import Refused, check_choice, nearest
 from common.fields import fill
 from common.files import ROOT, reading, replace
+from common.options import read, words
 from report.claims import MARGINS, Contrast, verdicts
 from report.panels import draw_exits, draw_lines, draw_ways
 from report.plot import show
 from report.tables import mean, read_csv, where
-from tools.options import make_parser
 
 CHANCE = 1 / 3
 LAYERS = {'moves': 'without it, later outputs move by',
@@ -234,15 +234,18 @@ def named(folder, table, names):
             if row['run'] in names]
 
 
+@dataclass
+class Options:
+    files: list[str] = words(least=0)       # the texts whose tables are made; none: all of TEXTS
+    rows: Path = ROOT / 'docs/results'      # where claims.toml and the CSV files are
+    check: bool = False                     # write nothing; say what differs
+
+
 def main(argv=None):
-    parser = make_parser(__doc__, rows=(ROOT / 'docs/results', 'where claims.toml and CSVs are'),
-                         check=(False, 'write nothing; say what differs'))
-    parser.add_argument('files', nargs='*', type=Path, default=[ROOT / name for name in TEXTS],
-                        help=f'the texts whose tables are made (default: {", ".join(TEXTS)})')
-    args = parser.parse_args(argv)
-    folder = Path(args.rows)
+    args = read(Options, argv, __doc__)
+    folder, files = args.rows, [Path(file) for file in args.files]
     spec = read_claims(folder / 'claims.toml')
-    for file in args.files:
+    for file in files or [ROOT / name for name in TEXTS]:
         with reading(folder):
             before = file.read_text(encoding='utf-8')
             after = made(before, spec, folder)

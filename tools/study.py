@@ -17,19 +17,20 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from common.errors import Refused, check_choice
 from common.files import ROOT, replace
+from common.options import read, word
 from engine.checkpoint import load_model
 from loop import format_loop, parse_loop, running
 from report.claims import one_more
 from report.logs import read_log
 from report.tables import as_csv, read_csv, where
 from retrofit import Recurrent
-from tools.options import make_parser
 from tools.studied import DECAY, STEPS, Frozen, Job, Layers, Questions, Retrofits, Taught
 from variants.exit import Exit
 from wrapper import looped
@@ -214,6 +215,16 @@ def collect(seed, root, results):
                   f'as they stood; {inside} of {of} numbers where the other seeds expect 95%')
 
 
+@dataclass
+class Options:
+    seed: int = word()
+    job: str | None = None          # one of them, in this process
+    jobs: int = 2                   # how many at a time, a thread each
+    root: Path = Path('out/study')  # where the runs go
+    results: Path = ROOT / 'docs/results'       # where the rows go
+    dry_run: bool = False           # say what would be run
+
+
 def finish(job):
     "Train what is not trained, measure what is not measured."
     job.train()
@@ -223,13 +234,7 @@ def finish(job):
 
 
 def main(argv=None):
-    parser = make_parser(__doc__, job=(str, 'one of them, in this process'),
-                         jobs=(2, 'how many at a time, a thread each'),
-                         root=('out/study', 'where the runs go'),
-                         results=(ROOT / 'docs/results', 'where the rows go'))
-    parser.add_argument('seed', type=int, help='the seed')
-    parser.add_argument('--dry_run', action='store_true', help='say what would be run')
-    args = parser.parse_args(argv)
+    args = read(Options, argv, __doc__)
     names = [args.job] if args.job else [*FIRST, *SECOND]
     todo = [job(name, args.seed, args.root) for name in names]
     if args.dry_run:

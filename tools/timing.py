@@ -16,6 +16,8 @@ from unittest.mock import patch
 
 import torch
 
+from common.errors import Refused
+
 
 def clock(device, call):
     "Seconds of one call, after whatever the GPU still had to do."
@@ -63,9 +65,9 @@ def processor():
     return found[0] if found else platform.processor() or platform.machine()
 
 
-def known(parser, kind, names, all):
+def known(kind, names, all):
     "The names asked for, or all there are."
     for name in names:
         if name not in all:
-            parser.error(f'there is no {kind} {name!r}: {", ".join(all)}')
+            raise Refused(f'there is no {kind} {name!r}: {", ".join(all)}')
     return names or list(all)

@@ -12,6 +12,7 @@ out: those with a thinking block, or whose other columns name such a model.
     python data/text/prepare.py sft.jsonl --chat --tokenizer=out/tinyllama_4-8-4 --out=data/sft_math
 """
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -20,10 +21,19 @@ from tqdm import tqdm
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 from common.errors import Refused, refusals, refusing  # noqa: E402
-from common.help import Parser  # noqa: E402
+from common.options import read, words  # noqa: E402
 from data.sources import chat, column, kind_of, texts  # noqa: E402
 from data.tokenizer import get_tokenizer, start_of_document  # noqa: E402
 from data.tokens import write_dataset  # noqa: E402
+
+
+@dataclass(kw_only=True)
+class Options:
+    files: list[str] = words()      # .jsonl, .parquet, or anything else as plain text
+    tokenizer: str = 'bytes'        # bytes, gpt2, a checkpoint, a tokenizer.json
+    column: str = 'text'            # where .jsonl and .parquet have the text
+    chat: bool = False              # remove role tags, leave out what reasoning models wrote
+    out: Path                       # the folder to write
 
 
 def documents(paths, read, name):
@@ -41,22 +51,13 @@ def documents(paths, read, name):
 
 
 def main(argv=None):
-    parser = Parser(__doc__)
-    parser.add_argument('files', nargs='+', type=Path,
-                        help='.jsonl, .parquet, or anything else as plain text')
-    parser.add_argument('--tokenizer', default='bytes',
-                        help="'bytes', 'gpt2', a checkpoint, a tokenizer.json")
-    parser.add_argument('--column', default='text',
-                        help='where .jsonl and .parquet have the text')
-    parser.add_argument('--chat', action='store_true',
-                        help='remove role tags, leave out what reasoning models wrote')
-    parser.add_argument('--out', type=Path, required=True, help='the folder to write')
-    args = parser.parse_args(argv)
+    args = read(Options, argv, __doc__)
+    files = [Path(file) for file in args.files]
     tokenizer = get_tokenizer(args.tokenizer)
     start = start_of_document(tokenizer)
     splits, left_out, n = dict(train=[], val=[]), 0, 0
-    read = chat if args.chat else column
-    for text in tqdm(documents(args.files, read, args.column), unit='document'):
+    text_of = chat if args.chat else column
+    for text in tqdm(documents(files, text_of, args.column), unit='document'):
         if not text:
             left_out += 1
             continue
@@ -69,7 +70,7 @@ def main(argv=None):
         tokens = np.concatenate(found)
         write_dataset(args.out, split, args.tokenizer, tokens,
                       origin=dict(made_by='data/text/prepare.py', documents=len(found),
-                                  files=[path.name for path in args.files]))
+                                  files=[path.name for path in files]))
         print(f'{args.out}/{split}: {len(found):,} documents, {len(tokens):,} tokens')
     if left_out:
         print(f'{left_out:,} documents were left out: empty, or written by a reasoning model')

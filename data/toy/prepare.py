@@ -33,6 +33,7 @@ import string
 import sys
 import sysconfig
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -40,7 +41,8 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 from common.errors import Refused, refusals  # noqa: E402
-from common.help import Parser  # noqa: E402
+from common.fields import within  # noqa: E402
+from common.options import read  # noqa: E402
 from data.primitives import chain, random_words  # noqa: E402
 from data.tokens import draw, write_dataset  # noqa: E402
 
@@ -114,19 +116,17 @@ def library():
                                       *(text for text in prose if len(text) > 200)]).encode()
 
 
+@dataclass
+class Options:
+    documents: int = 100_000                # documents of primitives to train on
+    text: float = 0.1                       # share of text in the training windows
+    depths: int = within(1, 8, default=DEPTHS)      # how many: depth 0, 1, ...
+    values: int = within(2, 4, default=VALUES)      # names at every depth
+    out: Path = ROOT / 'data/toy'           # the folder to write
+
+
 def main(argv=None):
-    parser = Parser(__doc__)
-    parser.add_argument('--documents', type=int, default=100_000,
-                        help='documents of primitives to train on')
-    parser.add_argument('--text', type=float, default=0.1,
-                        help='share of text in the training windows')
-    parser.add_argument('--depths', type=int, default=DEPTHS, choices=range(1, 9),
-                        help='how many: depth 0, 1, ...')
-    parser.add_argument('--values', type=int, default=VALUES, choices=range(2, 5),
-                        help='names at every depth')
-    parser.add_argument('--out', type=Path, default=ROOT / 'data/toy',
-                        help='the folder to write')
-    args = parser.parse_args(argv)
+    args = read(Options, argv, __doc__)
     if args.depths * args.values > 26:
         raise Refused(f'--depths={args.depths} times --values={args.values} are more names than '
                       'there are letters')

@@ -5,11 +5,15 @@ Usage:
     python loop.py out/loop_2x4 out/standard_2 out/baseline     # a table and two pictures
     python loop.py --untie out/loop_2x4 out/untied  # cut the ties, to train on from there
 """
+from dataclasses import dataclass
+from pathlib import Path
+
 from tqdm import tqdm
 
 from common.columns import columns
-from common.errors import Refused, number_list
+from common.errors import Refused
 from common.files import new_model
+from common.options import picture, read, words
 from data.tokenizer import keep_tokenizer
 from engine.checkpoint import build_model, describe, load, save
 from engine.measure import Scorer, parse_tasks
@@ -17,9 +21,34 @@ from engine.world import pick_device
 from grow import untie
 from loop import format_loop, repeat_block, running
 from report.plot import draw_repetitions, draw_tradeoffs, show
-from report.tables import difference, in_percent, number, numbers, over_seeds, run_names, write_csv
+from report.tables import (
+    difference,
+    in_percent,
+    number,
+    numbers,
+    over_seeds,
+    pick_shown,
+    run_names,
+    write_csv,
+)
 from retrofit import Recurrent
-from tools.options import RUNS, make_parser, pick_shown
+
+
+@dataclass
+class Options:
+    # folders that train.py wrote, or Hugging Face checkpoints; NAME-SEED are averaged over seeds
+    runs: list[str] = words()
+    untie: bool = False         # of two folders, write the first's untied layers into the second
+    block: int = 2              # how many layers are repeated
+    times: tuple[int, ...] = (1, 2, 3)      # how often they run
+    data: str | None = None     # a dataset; None: what the run was trained on
+    batches: int = 8            # batches of validation data for each measurement
+    tasks: str = ''             # primitives to score too: assign_code/1,copy_words
+    n: int = 200                # examples of each task
+    shots: int = 0              # examples before each question
+    show: tuple[str, ...] = ()  # what the picture shows, such as loss,assign_code/1; (): all
+    device: str = 'auto'        # auto: cuda, else mps, else cpu
+    out: Path = picture('out/loop.png')
 
 
 def facts(name, state, model):
@@ -75,54 +104,47 @@ def cut_ties(source, target):
 
 
 def main(argv=None):
-    parser = make_parser(
-        __doc__, 'data', 'batches', 'tasks', 'n', 'show', 'device', out='out/loop.png',
-        untie=(False, 'with two folders: write the first, a looped run, to the second, its ties '
-               'cut'),
-        block=(2, 'how many layers are repeated'), times=('1,2,3', 'how often they run'),
-        shots=(0, 'examples before each question'))
-    parser.add_argument('runs', nargs='+', help=RUNS)
-    args = parser.parse_args(argv)
-    if args.untie:
-        if len(args.runs) != 2:
-            parser.error('--untie takes two folders: a looped run, and where to write it')
-        return cut_ties(*args.runs)
-    rows, sweeps = measure_runs(args)
+    options = read(Options, argv, __doc__)
+    if options.untie:
+        if len(options.runs) != 2:
+            raise Refused('--untie takes two folders: a looped run, and where to write it')
+        return cut_ties(*options.runs)
+    rows, sweeps = measure_runs(options)
     kinds = [key for key in sweeps[0] if key not in ('run', 'start', 'times')]
     rows = over_seeds(rows, [], kinds)
     print_rows(rows, kinds)
-    say_best(sweeps, args.block)
-    tradeoffs = args.out.with_stem(args.out.stem + '_tradeoffs')
-    write_csv(sweeps, args.out)
+    say_best(sweeps, options.block)
+    tradeoffs = options.out.with_stem(options.out.stem + '_tradeoffs')
+    write_csv(sweeps, options.out)
     write_csv(rows, tradeoffs)
-    shown = pick_shown('show', args.show, kinds)
-    show(args.out, draw_repetitions, sweeps, shown, args.block)
+    shown = pick_shown('show', options.show, kinds)
+    show(options.out, draw_repetitions, sweeps, shown, options.block)
     show(tradeoffs, draw_tradeoffs, rows, kinds)
 
 
-def measure_runs(args):
+def measure_runs(options):
     "([a row for each run: what it is and how good], [a row for each repetition])."
-    times, device = number_list('--times', args.times), pick_device(args.device)
-    if min(times) < 1:
-        raise Refused(f'--times={args.times} must be at least 1')
+    device = pick_device(options.device)
+    if not options.times or min(options.times) < 1:
+        raise Refused(f'--times={options.times} must be at least 1')
     rows, sweeps, plain = [], [], None
-    examples = parse_tasks(args.tasks, args.n, args.shots)
-    for name, path in tqdm(run_names(args.runs).items(), desc='measuring', unit='run'):
+    examples = parse_tasks(options.tasks, options.n, options.shots)
+    for name, path in tqdm(run_names(options.runs).items(), desc='measuring', unit='run'):
         state = load(path)
         model = build_model(state, path).to(device).eval()
         if isinstance(model, Recurrent):
             raise Refused(f'{name} has a recurrent core, which is measured by: python retrofit.py '
                           f'{path} --eval')
-        score = Scorer(path, state, model, args.data, args.batches, examples)
-        if args.block > len(model.order):
-            raise Refused(f'--block={args.block}: {name} is {len(model.order)} layers deep')
+        score = Scorer(path, state, model, options.data, options.batches, examples)
+        if options.block > len(model.order):
+            raise Refused(f'--block={options.block}: {name} is {len(model.order)} layers deep')
         before, plain = plain, score(model)
         if before is not None and plain.keys() != before.keys():
             raise Refused(f'{name} was trained on data with other kinds of answers '
                           f'({", ".join(plain)}): compare it apart')
         rows.append(facts(name, state, model) | plain)
         sweeps += [dict(run=name, **row) for row in
-                   repetitions(model, score, args.block, sorted({1, *times}), plain)]
+                   repetitions(model, score, options.block, sorted({1, *options.times}), plain)]
     return rows, sweeps
 
 

@@ -1,0 +1,574 @@
+"""Does looping help a frozen model? Two commands: one setting against none, and a sweep of many.
+
+The idea: one setting is scored on the same documents plain and looped, with one model in memory.
+Two scores have errors of their own, but they share what is hard about the documents. So the error
+that counts is that of the change, each document against itself.
+A sweep tries many settings, and of a hundred some are better than none by chance. So all are
+*screened* on one part of the data (every other document; of ours, the first batches), and the best
+are *judged* on another part, which had no say. Both are shown side by side, with the number of
+settings searched, and with the paper's recipe, which is always judged.
+
+Paper: "Training-Free Looped Transformers", section 3 and appendices M (which windows help), E
+(methods), G.5 and J.1 (windows that win the screen and lose on held-out data), P (the search).
+Here: with errors and tests, which the paper does not print; some of its gains of one or two points
+would lie within them. Changed arithmetic is a new sample: where text is drawn, only many samples a
+problem, tested by problem, say anything. A finished cell of a sweep is on disk and is not run
+again. The authors found that held-out loss and accuracy go against each other here: where there are
+tasks, the best are chosen by those.
+
+Usage:
+    python wrapper.py HF_FOLDER --K=3 --tasks=arc_easy  # a table, out/evals/NAME_looped.json
+    python wrapper.py HF_FOLDER --recipe                # the authors' settings on their 16 tasks
+    python nanodepth.py sweep out/toys/baseline-* --windows=all2,all4 --methods=naive,rk --K=2,3
+    python nanodepth.py sweep out/lidas --windows=all --K=6 --T=1,2 --tasks=toy_assign/4    # a map
+    python nanodepth.py sweep HF_FOLDER --K=2,3 --tasks=arc_easy --limit=200        # by lm-eval
+"""
+import functools
+import hashlib
+import inspect
+import itertools
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from tqdm import tqdm
+
+from common.columns import columns
+from common.errors import Refused, refusing
+from common.fields import fill
+from common.files import reading
+from common.options import others, picture, read, word, words
+from engine.checkpoint import build_model, exists, fingerprint, load
+from engine.measure import Scorer, parse_tasks
+from engine.world import pick_device
+from model import KVCache
+from report.panels import draw_sweep, draw_windows
+from report.plot import show
+from report.tables import (
+    by_seed,
+    in_percent,
+    mean,
+    number,
+    pick_shown,
+    run_names,
+    sign_test,
+    signed_rank_test,
+    standard_error,
+    write_csv,
+)
+from tools.adapters import open_model
+from tools.evaluate import add_scores, explain, harness, rows_of, scores_in
+from tools.little import show_little
+from variants.caches import CACHES
+from variants.hosts import depth_of, pick_window
+from wrapper import LAYERWISE, SOLVERS, looped, pick_solver
+
+# as the paper's section 3.1 has it, and as its authors' code does
+PAPER = dict(window='mid4', method='rk', K=3, beta=0.5, T=1.0, mode='block', cache='first')
+AUTHORS = dict(method='rk', K=6, beta=0.5, cache='first', decode='bypass')
+
+
+# ------------------------------------------------------------------------- one setting against none
+
+@dataclass
+class Options:
+    # a folder that train.py wrote, or a Hugging Face checkpoint
+    run: str | None = word(default=None)
+    # tasks of lm-eval, or lists by name (evaluate.py): knowledge, language, primitives ...
+    tasks: str | None = None
+    recipe: bool = False        # the authors': K = 6, cache first, decode bypass, 16 tasks
+    toy: bool = False   # the paper's little network: errors against K, and where a loop ends
+    window: str = 'mid4'        # 3-5, mid4, or a fraction of the depth such as 0.5
+    method: Literal[tuple(SOLVERS)] = 'rk'
+    K: int = 3                  # steps
+    T: float | None = None      # the time at which the K steps end; None: 1
+    beta: float | None = None   # the share of the plain output; None: the method's own (rk 0.5)
+    # what later tokens see of looped layers (frozen also changes how a text is read); None: first
+    cache: Literal[tuple(CACHES)] | None = None
+    decode: str = 'full'        # full, bypass, or the number of decode steps that are looped
+    mode: str | None = None     # the window as one block, or layer by layer; None: block
+    pin: str | None = None      # keep the experts of the first evaluation: mixture or indices
+    # a method's own options by their names, such as --alphas=0.6,0.4 or --tol=0.05
+    # (variants/solvers.py)
+    more: dict = others()
+    limit: int | None = None    # documents of each task: to try things, not to report them
+    batch_size: str = '8'       # texts read at once
+    chat: bool = False          # with the chat template of the checkpoint
+    dtype: Literal['auto', 'float32', 'bfloat16', 'float16'] = 'auto'           # of the weights
+    device: str = 'auto'        # auto: cuda, else mps, else cpu
+    # the numbers as JSON, with --toy the picture; None: out/evals/NAME_looped.json
+    out: Path | None = None
+
+
+def side_by_side(path, tasks, settings, *, limit=None, chat=False, **options):
+    """[{task, metric, plain, looped, change and their standard errors}] by lm-eval. The error of a
+    change is that of its mean over documents, each against itself: far smaller than that of two
+    scores, which share what is hard about the documents."""
+    lm = open_model(path, **options)
+    score = lambda: harness(lm, tasks, limit=limit, log_samples=True, apply_chat_template=chat)
+    with looped(lm.model, **settings):
+        after = score()         # first: a refusal comes before an hour is spent
+    before, rows = score(), []
+    for plain, other in zip(rows_of(before), rows_of(after), strict=True):
+        pairs = zip(documents(before, plain), documents(after, other), strict=True)
+        changes = [float(b) - float(a) for a, b in pairs if isinstance(a, (int, float))
+                   and isinstance(b, (int, float))]
+        change = other['value'] - plain['value']
+        if not changes or abs(mean(changes) - change) > 1e-9:
+            changes = []        # not a mean over documents: a perplexity, a group of tasks
+        rows.append({key: plain[key] for key in ('task', 'shots', 'metric')} | dict(
+            plain=plain['value'], plain_stderr=plain['stderr'], looped=other['value'],
+            looped_stderr=other['stderr'], change=change,
+            change_stderr=standard_error(changes) if len(changes) > 1 else None,
+            documents=len(changes) or None, p=test(changes)))
+    return rows
+
+
+def test(changes):
+    "The p of no change: exact for right and wrong, by ranks for scores with grades."
+    if not changes:
+        return None
+    graded = any(abs(c) not in (0, 1) for c in changes)
+    return (signed_rank_test if graded else sign_test)(changes)
+
+
+def documents(found, row):
+    "What each document gives for a row's metric."
+    samples = [s for s in found['samples'].get(row['task'], []) if s['filter'] == row['filter']]
+    metric = row['metric'].partition(' ')[0]
+    return [s.get(metric) for s in sorted(samples, key=lambda s: s['doc_id'])]
+
+
+def compare(options, settings):
+    "python wrapper.py MODEL --tasks=...: the table, and the numbers as JSON."
+    out = options.out or Path('out/evals') / f'{Path(options.run).name}_looped.json'
+    scores_in(out)          # what cannot be added to is refused before the work
+    # the hub's are of the second kind
+    with refusing(ValueError, OSError, ImportError,
+                  why=lambda error: explain(error, options.tasks)):
+        rows = side_by_side(options.run, options.tasks, settings, limit=options.limit,
+                            chat=options.chat, batch_size=options.batch_size, dtype=options.dtype,
+                            device=options.device)
+    shown = ('plain', 'looped', 'change')
+    table = [['task', 'shots', 'metric', *shown, 'p']]
+    for row in rows:
+        errors = [row[f'{name}_stderr'] for name in shown]
+        table.append([row['task'], str(row['shots']), row['metric'],
+                      *(f'{row[name]:.4f}' + ('' if error is None else f' ± {error:.4f}')
+                        for name, error in zip(shown, errors)),
+                      '' if row['p'] is None else f'{row["p"]:.3f}'])
+    print(columns(table))
+    asked = dict(model=options.run, limit=options.limit, chat=options.chat, settings=settings)
+    add_scores(out, [asked | row for row in rows], ['task', *asked])
+    print(f'numbers: {out}')
+
+
+def main(argv=None):
+    options = read(Options, argv, __doc__)
+    if options.toy and options.more:
+        raise Refused(f'--{next(iter(options.more))}: --toy takes --out alone')
+    if options.toy:
+        return show_little(options.out or Path('out/wrapper_toy.png'))
+    if options.recipe:
+        options.K, options.decode = AUTHORS['K'], AUTHORS['decode']
+        options.tasks = options.tasks or 'looped'
+    if not (options.run and options.tasks):
+        raise Refused('give a model and --tasks (such as --tasks=primitives or --tasks=arc_easy), '
+                      'or --toy')
+    names = 'window', 'method', 'K', 'beta', 'cache', 'decode', 'mode', 'pin'
+    settings = {name: getattr(options, name) for name in names} | options.more
+    if options.T is not None:
+        settings['T'] = options.T
+    settings |= {name: as_number(settings[name]) for name in ('window', 'decode')}
+    settings |= {name: list(value) for name, value in options.more.items()
+                 if isinstance(value, tuple)}
+    compare(options, settings)
+
+
+def as_number(text):
+    "'0.5' as 0.5, '3' as 3, and what is no number as it is."
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return text
+
+
+# --------------------------------------------------------------------------------------- the sweep
+
+@dataclass
+class Sweep:
+    # folders that train.py wrote, or Hugging Face checkpoints; NAME-SEED are averaged over seeds
+    runs: list[str] = words()
+    # such as 3-5, mid4, all4 for every window of four layers, or all for every window there is,
+    # which is drawn as a map of first and last layer too
+    windows: tuple[str, ...] = ('all4',)
+    methods: tuple[str, ...] = ('rk',)      # of wrapper.SOLVERS
+    K: tuple[int, ...] = (2, 3)     # steps
+    beta: tuple[float, ...] = ()    # the share of the plain output; (): the method's own
+    T: tuple[float, ...] = (1.0,)   # the time at which the K steps end, such as 1,2
+    mode: tuple[str, ...] = ('block',)      # block, layer
+    cache: tuple[str, ...] = ('first',)     # matters where a cache is used
+    # primitives with their depth (toy_assign/4); of a Hugging Face checkpoint, tasks of lm-eval
+    tasks: str = ''
+    judge_tasks: str | None = None  # tasks to judge by; None: documents that were not screened
+    by_token: bool = False      # of ours: also the loss of text read token by token with the cache
+    # what the best are chosen by; (): the mean share of right answers over the tasks, of our runs
+    # without --tasks the loss
+    score: tuple[str, ...] = ()
+    show: tuple[str, ...] = ()  # what the picture shows; (): all
+    best: int = 3               # how many are judged
+    limit: int | None = None    # documents of each task: to try things, not to report them
+    data: str | None = None     # a dataset; None: what the run was trained on
+    batches: int = 8            # batches of validation data for each measurement
+    n: int = 200                # examples of each task
+    batch_size: int = 8         # texts read at once
+    device: str = 'auto'        # auto: cuda, else mps, else cpu
+    # beside the picture: .csv, and .jsonl with every finished cell
+    out: Path = picture('out/sweep.png')
+
+
+@dataclass
+class Note:
+    of: dict                    # a model, a part of the data, a setting
+    found: dict[str, float]     # {metric: value}
+
+
+class Notes:
+    "What has been measured, a line each, on disk: a sweep that was stopped goes on where it was."
+
+    def __init__(self, path):
+        self.path, self.known = path, {}
+        with reading(path, then=': choose another --out'):
+            lines = path.read_text(encoding='utf-8').splitlines() if path.exists() else []
+        for line in lines:
+            try:
+                entry = json.loads(line)
+            except (ValueError, RecursionError):        # it was being written when it was killed
+                continue
+            note = fill(Note, entry, f'{path} is no file of notes of a sweep')
+            self.known[json.dumps(note.of, sort_keys=True)] = note.found
+
+    def get(self, of, measure):
+        key = json.dumps(of, sort_keys=True)
+        if key not in self.known:
+            self.known[key] = measure()
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            before = self.path.read_bytes() if self.path.exists() else b''
+            torn = '\n' if before and not before.endswith(b'\n') else ''
+            with open(self.path, 'a') as file:
+                file.write(torn + json.dumps(dict(of=of, found=self.known[key])) + '\n')
+        return self.known[key]
+
+
+# ----------------------------------------------------------------------------------------- the grid
+
+def windows_of(parts, depth):
+    "('all4', 'mid2', '3-5') to ['0-3', '1-4', ...]; 'all': of every size."
+    found = []
+    for part in parts:
+        size = part[3:]
+        if part == 'all' or part.startswith('all') and size.isdigit() and 1 <= int(size) <= depth:
+            sizes = range(1, depth + 1) if part == 'all' else [int(size)]
+            found += [f'{a}-{a + n - 1}' for n in sizes for a in range(depth - n + 1)]
+        elif part.startswith('all'):
+            raise Refused(f'--windows={part}: write all1 to all{depth}, every window of so many '
+                          'layers, or all')
+        else:
+            found.append('{}-{}'.format(*pick_window(part, depth)))
+    return list(dict.fromkeys(found))
+
+
+def cells_of(options, depth):
+    "([the settings], [those that cannot run])."
+    lists = [options.methods, options.K, options.beta or [None], options.T, options.mode,
+             options.cache]
+    found, impossible = [], []
+    windows = windows_of(options.windows, depth)
+    for window, method, K, beta, T, mode, cache in itertools.product(windows, *lists):
+        own = dict(beta=default_of(method, 'beta') if beta is None else beta, T=T)
+        own = {name: value if takes(method, name) else None for name, value in own.items()}
+        if method == LAYERWISE:         # by itself, as its authors have it
+            mode, cache = 'layer', 'natural' if cache == 'first' else cache
+        cell = dict(window=window, method=method, K=K, **own, mode=mode, cache=cache)
+        try:
+            pick_solver(method, K, **given(own))
+        except ValueError as error:
+            if method not in SOLVERS:
+                raise
+            impossible.append(f'{method} with K = {K} ({error})')
+            continue
+        found += [cell] * (cell not in found)
+    return found, list(dict.fromkeys(impossible))
+
+
+def takes(method, option):
+    return method in SOLVERS and option in inspect.signature(SOLVERS[method]).parameters
+
+
+def default_of(method, option):
+    return (inspect.signature(SOLVERS[method]).parameters[option].default
+            if takes(method, option) else None)
+
+
+def given(settings):
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+def label(cell, grid):
+    "What tells a setting from others of the grid, except its window."
+    beta = '' if cell['beta'] is None else f' beta {cell["beta"]:g}'
+    if cell['T'] not in (None, 1):
+        beta += f' T={cell["T"]:g}'
+    told = [key for key in ('mode', 'cache') if len({other[key] for other in grid}) > 1]
+    return f'{cell["method"]} K={cell["K"]}{beta}' + ''.join(f' {cell[key]}' for key in told)
+
+
+def cost(cell, depth):
+    "Layers run for each token, relative to no loop."
+    a, b = map(int, cell['window'].split('-'))
+    evaluations = pick_solver(cell['method'], cell['K'])[1]
+    chain = cell['cache'] == 'last' or (cell['mode'], cell['cache']) == ('layer', 'first')
+    return 1 + (b - a + 1) * (evaluations - 1 + chain) / depth
+
+
+def gains(plain, found):
+    "Changes for the better."
+    down = lambda kind: kind.startswith('loss') or kind.endswith('(less is better)')
+    return {kind: plain[kind] - value if down(kind) else value - plain[kind]
+            for kind, value in found.items()}
+
+
+# ---------------------------------------------------------------------------- screening and judging
+
+class Study:
+    "The runs of a sweep and what is known of them. `of(name, part, cells)` measures what is not."
+
+    def __init__(self, options):
+        self.options, self.paths, self.opened = options, run_names(options.runs), (None,)
+        self.known, self.left_out = {}, {}
+        self.notes = Notes(options.out.with_suffix('.jsonl'))
+        self.spec = {key: getattr(options, key)
+                     for key in ('tasks', 'judge_tasks', 'n', 'by_token')}
+
+    def open(self, name):
+        "(model, {part: look}), of one run at a time."
+        if self.opened[0] != name:
+            path = str(self.paths[name])
+            ours = path.endswith('.pt') or exists(path)
+            if not ours and not self.options.tasks:
+                raise Refused(f'{path} is not a run of ours: give --tasks, benchmarks of lm-eval')
+            self.opened = (None,)       # free the last one before the next comes
+            model, looks, data = (open_ours if ours else open_theirs)(path, self.options)
+            mark = hashlib.sha256((fingerprint(model) + data).encode()).hexdigest()[:24]
+            self.known[name] = mark, len(depth_of(model)[1])
+            self.opened = name, (model, looks)
+        return self.opened[1]
+
+    def about(self, name):
+        """(a mark of the model and the data, the depth): with these, what is noted can be read
+        without opening the model again."""
+        if name not in self.known:
+            self.open(name)
+        return self.known[name]
+
+    def depth(self, names):
+        depths = {name: self.about(name)[1] for name in names}
+        if len(set(depths.values())) > 1:
+            raise Refused(f'these are not seeds of one run, their depths differ: {depths}')
+        return depths[names[0]]
+
+    def grid(self, name):
+        cells, impossible = cells_of(self.options, self.about(name)[1])
+        self.left_out |= dict.fromkeys(impossible)
+        if not cells:
+            raise Refused(f'nothing can be run: {"; ".join(impossible)}')
+        return cells
+
+    def of(self, name, part, cells):
+        "{cell as JSON: {metric: gain}}"
+        noted = lambda cell: dict(model=self.about(name)[0], part=part, spec=self.spec, cell=cell)
+
+        def measure(cell):
+            model, looks = self.open(name)
+            if cell is None:
+                return looks[part](model)
+            with looped(model, **given(cell)):
+                return looks[part](model)
+        plain, found = self.notes.get(noted(None), lambda: measure(None)), {}
+        for cell in tqdm(cells, desc=f'{part} {name}', unit='cell', leave=False):
+            found[json.dumps(cell)] = gains(plain,
+                                            self.notes.get(noted(cell), lambda: measure(cell)))
+        return found
+
+
+def kinds_in(runs):
+    "The metrics of {run: {cell: {metric: gain}}}."
+    return list(dict.fromkeys(kind for cells in runs.values() for found in cells.values()
+                              for kind in found))
+
+
+def study(options):
+    """Screen every cell of the grid on every run, judge each group's best ones and the recipe, say
+    what was found."""
+    it, rows = Study(options), []
+    groups = by_seed(it.paths)
+    depths = {group: it.depth(names) for group, names in groups.items()}
+    screened = {name: it.of(name, 'screen', it.grid(name)) for name in it.paths}
+    kinds = kinds_in(screened)
+    shown = pick_shown('show', options.show, kinds)
+    ranked = options.score and pick_shown('score', options.score, kinds)
+    for group, names in groups.items():
+        mine = {name: screened[name] for name in names}
+        rows += judge(it, group, mine, depths[group], ranked or main_kinds(
+            kinds_in(mine), options.tasks.split(',')))
+    for what in it.left_out:
+        print(f'left out: {what}')
+    write_csv(rows, options.out)
+    screen = [row for row in rows if row['part'] == 'screen']
+    screen = [row | dict(setting=label(row, screen)) for row in screen]
+    show(options.out, draw_sweep, screen, shown)
+    if 'all' in options.windows:
+        show(options.out.with_stem(options.out.stem + '_map'), draw_windows, screen, shown)
+
+
+def judge(it, group, screened, depth, ranked):
+    """Judge the best cells, by the mean gain of one run's seeds in the `ranked` metrics, and the
+    recipe. Prints a table; returns the rows of all that was measured."""
+    names = list(screened)
+    gain = {cell: [mean([screened[name][cell][kind] for kind in ranked]) for name in names]
+            for cell in screened[names[0]]}
+    recipe = json.dumps(PAPER | dict(window='{}-{}'.format(*pick_window(None, depth))))
+    # what diverged comes last
+    order = sorted(gain, key=lambda cell: (math.isnan(mean(gain[cell])), -mean(gain[cell])))
+    chosen = list(dict.fromkeys([*order[:it.options.best], recipe]))
+    parts = {part: {name: it.of(name, part, map(json.loads, chosen)) for name in names}
+             for part in ('screen', 'judge')}
+    shown = []
+    for part, runs in parts.items():
+        there, wanted = kinds_in(runs), {*ranked, 'loss'}
+        shown += [(part, kind) for kind in there if kind in wanted or not wanted & {*there}]
+    lines = [['window', 'setting', 'layers run', *(f'{part}: {kind}' for part, kind in shown)]]
+    for key in chosen:
+        cell = json.loads(key)
+        setting = label(cell, [cell, *map(json.loads, gain)])
+        found = [(kind, [parts[part][name][key][kind] for name in names]) for part, kind in shown]
+        lines.append([cell['window'], setting + ' (the recipe)' * (key == recipe),
+                      f'{cost(cell, depth):.2f}',
+                      *(number(mean(v), standard_error(v), in_percent(kind)) for kind, v in found)])
+    print(summary(group, gain, ' and '.join(ranked)) + '\n' + columns(lines))
+    parts['screen'] = {name: screened[name] | parts['screen'][name] for name in names}
+    return [dict(run=name, part=part, **json.loads(cell), **found) for part, runs in parts.items()
+            for name in names for cell, found in runs[name].items()]
+
+
+def summary(group, gain, score):
+    "How many were searched, and how many gained."
+    positive = [cell for cell, values in gain.items() if mean(values) > 0]
+    seeds = len(next(iter(gain.values())))
+    sure = sum(mean(gain[cell]) > 2 * standard_error(gain[cell]) for cell in positive)
+    windows = [{json.loads(cell)['window'] for cell in cells} for cells in (positive, gain)]
+    return (f'\n{group}: {len(gain)} cells searched, {len(positive)} with a gain in {score}'
+            + (f', {sure} of them by more than two standard errors over {seeds} seeds' if seeds > 1
+               else '')
+            + f'; {len(windows[0])} of {len(windows[1])} windows with one at some setting')
+
+
+# ------------------------------------------------- what is measured: two parts of the data
+
+def open_ours(path, options):
+    """(model, {part: look}, what tells the data from others): loss and accuracies of one of our
+    runs, screened on some validation batches and judged on the next."""
+    state = load(path)
+    model = build_model(state, path).to(pick_device(options.device)).eval()
+    depth_of(model)         # a recurrent core is refused here, and not after the first measurement
+    looks, data = {}, hashlib.sha256()
+    for i, part in enumerate(('screen', 'judge')):
+        first, questions = i * options.batches, parse_tasks(options.tasks, options.n, seed=i)
+        look = Scorer(path, state, model, options.data, options.batches, questions, first)
+        for step in range(first, first + options.batches) if look.val else ():
+            data.update(b''.join(t.numpy().tobytes() for t in look.val.batch(step)))
+        looks[part] = look
+        if options.by_token and look.val:
+            steps = range(first, first + min(2, options.batches))
+            looks[part] = functools.partial(look_twice, look, steps)
+    return model, looks, data.hexdigest()
+
+
+@torch.no_grad()
+def look_twice(look, steps, model):
+    """Add the loss of each row's second half, read at once, and token by token with the cache that
+    was filled by the first half: what a strategy for the cache changes."""
+    device, at_once, stepwise = next(model.parameters()).device, [], []
+    for step in steps:
+        tokens, targets = (t.to(device) for t in look.val.batch(step))
+        half = tokens.shape[1] // 2
+        cache = KVCache(len(model.order))
+        model(tokens[:, :half], cache=cache)
+        pieces = [model(piece, cache=cache) for piece in tokens[:, half:].split(1, dim=1)]
+        for found, logits in ((at_once, model(tokens)[:, half:]),
+                              (stepwise, torch.cat(pieces, dim=1))):
+            found.append(F.cross_entropy(logits.transpose(1, 2).float(), targets[:, half:],
+                                         ignore_index=-1).item())
+    return look(model) | {'loss of the 2nd half': mean(at_once),
+                          'loss of it token by token': mean(stepwise)}
+
+
+def open_theirs(path, options):
+    """The same by lm-eval: screened on every other document of each task and judged on the rest,
+    or on tasks of their own."""
+    lm = open_model(path, batch_size=options.batch_size, device=options.device)
+    tasks, keep = dict(screen=options.tasks, judge=options.judge_tasks or options.tasks), {}
+    counts = {part: harness(lm, names, keep, limit=1)['n-samples']
+              for part, names in tasks.items()}
+    apart, samples = not counts['screen'].keys() & counts['judge'].keys(), {}
+    for i, part in enumerate(tasks):
+        samples[part] = {}
+        for task, n in counts[part].items():
+            documents = range(n['original']) if apart else range(i, n['original'], 2)
+            samples[part][task] = list(documents)[:options.limit]
+            if not documents:
+                raise Refused(f'{task} has {n["original"]} documents: none is left to {part} by')
+
+    def look(part, model):
+        found, values = harness(lm, tasks[part], keep, samples=samples[part], bootstrap_iters=0), {}
+        for row in rows_of(found):
+            task, metric = row['task'], row['metric'].partition(' (')[0]
+            if task in samples[part]:               # (a group only says again what its tasks say)
+                better = 'more' if found['higher_is_better'][task].get(metric, True) else 'less'
+                what = '' if metric in SHARES else f' ({better} is better)'
+                values[f'{task} {row["metric"]}{what}'] = row['value']
+        return values
+    looks = {part: functools.partial(look, part) for part in tasks}
+    return lm.model, looks, json.dumps(samples)
+
+
+# from 0 to 1: these can be averaged
+SHARES = ('acc', 'acc_norm', 'exact_match', 'em', 'f1', 'mc1', 'mc2')
+
+
+def main_kinds(kinds, asked=()):
+    """What a setting is ranked by if nothing else is asked for: of our runs the tasks asked for, or
+    else the loss; of each benchmark its first share of right answers."""
+    if 'loss' in kinds:
+        return [kind for kind in kinds if '/' in kind or kind in asked] or ['loss']
+    first, task_of = {}, lambda kind: kind.partition(' ')[0]
+    for metric in SHARES:
+        for kind in filter(in_percent, kinds):
+            if kind.partition(' (')[0].rpartition(' ')[2] == metric or ' ' not in kind:
+                first.setdefault(task_of(kind), kind)
+    if not first or {*map(task_of, kinds)} - first.keys():
+        raise Refused(
+            f'these metrics cannot be averaged: choose one of them by --score: {", ".join(kinds)}')
+    return list(first.values())
+
+def sweep(argv=None):
+    options = read(Sweep, argv, __doc__)
+    with refusing(ValueError, OSError, ImportError,
+                  why=lambda error: explain(error, options.tasks)):
+        study(options)
