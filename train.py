@@ -32,7 +32,6 @@ from common.errors import Refused
 from common.fields import COMMAND_LINE, fill, fit_fields
 from common.files import claim, new_model, write_json
 from common.options import given, read
-from data.tokenizer import copy_tokenizer, refuse_another_tokenizer, refuse_unknown
 from data.tokens import Loader, draw, make_toy_data, measure
 from engine import checkpoint
 from engine.optimizers import OPTIMIZERS, load_optimizers, make_optimizers
@@ -130,17 +129,18 @@ def train(config):
     "Train to the end (returns 0) or until a signal (returns its number); a second call resumes."
     c, out = config, Path(config.out_dir)
     with contextlib.ExitStack() as held:
-        world = held.enter_context(World(c.device))
+        world = held.enter_context(World(c.device, c.dtype))
         world.first_does(lambda: held.enter_context(hold(out)))     # until the run ends
         compiles = world.compiles(c.compile)
         data, val = open_data(c, world)
         resumes = c.resume and checkpoint.exists(out)
-        model, plan, state = resume(c, data, out) if resumes else begin(c, data['data'])
+        model, plan, so_far, states = resume(c, data, out) if resumes else begin(c, data['data'])
         model.to(world.device, torch.float32).train()       # Hugging Face's may be bfloat16
         optimizers = make_optimizers(model, c)
-        load_optimizers(optimizers, state['optimizers'], out)
+        load_optimizers(optimizers, states, out)
+        del states
         running = world.wrap(model, compiles)
-        step, flops, seconds = state['step'], state['flops'], state['seconds']
+        step, flops, seconds = so_far['step'], so_far['flops'], so_far['seconds']
         tokens_a_step = c.batch_size * c.context
 
         world.first_does(lambda: checkpoint.move_aside(out, resumes, world.say))
@@ -179,7 +179,7 @@ def train(config):
             batch = fetch(c, world, plan, data, step + 1)
             loss, norm = world.sum(loss), norm.item()       # here the CPU waits for the GPU
             if not math.isfinite(loss + norm):
-                save(c, world, model, optimizers, plan, data, state, log)
+                save(c, world, model, optimizers, plan, data, so_far, log)
                 raise Refused(f'step {step + 1} has loss {loss} and gradient norm {norm}, so it '
                               f'was not taken; {out} holds the checkpoint of step {step}. Try a '
                               'lower --lr, a longer --warmup_steps, or --dtype=float32, in another '
@@ -195,7 +195,7 @@ def train(config):
             seconds_taken = time.perf_counter() - began
             step_flops = tokens_a_step * model.flops_per_token(**recurrences, context=c.context)
             flops, seconds = flops + step_flops, seconds + seconds_taken
-            state.update(step=step, tokens=step * tokens_a_step, flops=flops, seconds=seconds)
+            so_far.update(step=step, tokens=step * tokens_a_step, flops=flops, seconds=seconds)
 
             # ---- what is noted
             if step % c.eval_every == 0 or step == c.steps:
@@ -205,12 +205,13 @@ def train(config):
                           seconds=round(seconds, 1), n_layer=len(model.layers),
                           depth=len(model.order), lr=c.lr * now.lr, loss=loss, grad_norm=norm,
                           tokens_per_s=round(tokens_a_step / seconds_taken), **recurrences, **news)
-            log.show_step(tokens_a_step / seconds_taken, world.mfu(step_flops / seconds_taken))
+            mfu = world.peak_flops and step_flops / seconds_taken / world.peak_flops
+            log.show_step(tokens_a_step / seconds_taken, mfu)
 
             # ---- what is kept; and are we asked to stop? If one process is, all stop together.
             asked = int(world.max(stop.asked))
             if step % c.save_every == 0 or step == c.steps or asked:
-                save(c, world, model, optimizers, plan, data, state, log)
+                save(c, world, model, optimizers, plan, data, so_far, log)
             if asked:
                 break
         log.close()
@@ -227,7 +228,8 @@ def fetch(c, world, plan, data, step):
     "The batch of a step, on its way to the GPU, and how many targets it has. After the last: none."
     if step < c.steps:
         now = plan.at(step)
-        return world.send(*data[now.data].batch(now.batch))
+        tokens, targets, _ = data[now.data].marked_batch(now.batch)
+        return world.send(tokens, targets)
 
 
 def backward(c, world, model, batch, step, recurrences):
@@ -245,7 +247,7 @@ def backward(c, world, model, batch, step, recurrences):
         row += len(x)
         # DDP adds the gradients up with the last piece, and divides by the number of processes.
         with model.no_sync() if world.size > 1 and i < last else contextlib.nullcontext():
-            with world.autocast(c.dtype):
+            with world.autocast:
                 share = model(x, y, **recurrences) * (y != -1).sum() / total
             (share * world.size).backward()
         loss += share.detach()
@@ -254,7 +256,7 @@ def backward(c, world, model, batch, step, recurrences):
 
 def validate(c, world, model, val):
     "The loss on validation data, and the loss and accuracy on each kind of answer."
-    with world.autocast(c.dtype):
+    with world.autocast:
         loss, kinds = measure(model, val, c.eval_batches, c.grad_accum)
     return dict(val_loss=loss, kinds=kinds)
 
@@ -281,7 +283,9 @@ def open_data(c, world):
     if others and others[0] != first:
         raise Refused(f'data was made with the tokenizer {first!r}, but cooldown_data with '
                       f'{others[0]!r}')
-    refuse_unknown(first, world.say)
+    if first != 'bytes':        # it stands in files, or on a network
+        from data.tokenizer import refuse_unknown
+        refuse_unknown(first, world.say)
     val = Loader(c.data, weights=c.data_weights, split='val', seed=0, **shared)
     if c.eval_batches > len(val):
         world.say(f'eval_batches={c.eval_batches}, but the validation data has only {len(val)} '
@@ -290,14 +294,15 @@ def open_data(c, world):
 
 
 def begin(c, loader):
-    "(model, plan, state) of a new model, or of what init_from gives."
+    """(model, plan, what it has taken so far, the optimizers' states) of a new run, of a new model
+    or of what init_from gives."""
     torch.manual_seed(draw(c.seed, 'init'))
-    state = dict(step=0, tokens=0, flops=0, seconds=0.0, inherited_flops=0, optimizers=[])
+    so_far = dict(step=0, tokens=0, flops=0, seconds=0.0, inherited_flops=0)
     if not c.init_from:
         plan = Plan(c)
         model = LM(shape(c, vocab_size=c.vocab_size or loader.vocab_size,
                          n_layer=plan.at(0).n_layer, order=plan.loop and list(plan.loop)))
-        return model, plan, state
+        return model, plan, so_far, []
     parent = checkpoint.load(c.init_from)
     model = checkpoint.build_model(parent, c.init_from)
     plan = Plan(c, Start.of(model))
@@ -305,13 +310,14 @@ def begin(c, loader):
     if model.config.context < c.context:
         raise Refused(f'context={c.context}, the length of a training row, is more than '
                       f'{c.init_from} reads: {model.config.context} tokens')
+    from data.tokenizer import refuse_another_tokenizer
     refuse_another_tokenizer(c.init_from, loader)
-    state['inherited_flops'] = parent.get('flops', 0) + parent.get('inherited_flops', 0)
-    return model, plan, state
+    so_far['inherited_flops'] = parent.get('flops', 0) + parent.get('inherited_flops', 0)
+    return model, plan, so_far, []
 
 
 def resume(c, data, out):
-    "(model, plan, state) of the run that out_dir holds, if this config goes on with it."
+    "The same of the run that out_dir holds, if this config goes on with it."
     state = checkpoint.load(out)
     if not state.get('optimizers') or 'start' not in state:
         raise Refused(f'{out} holds weights without their optimizers, so it cannot be resumed: '
@@ -321,29 +327,29 @@ def resume(c, data, out):
     plan = Plan(c, fill(Start, state['start'], out))
     plan.refuse_another(old, state, data, SHAPE if c.init_from else set())
     torch.manual_seed(draw(c.seed, 'init'))
-    return checkpoint.build_model(state, out), plan, dict(inherited_flops=0) | state
+    so_far = {name: state.get(name, 0) for name in ('step', 'tokens', 'flops', 'seconds',
+                                                    'inherited_flops')}
+    return checkpoint.build_model(state, out), plan, so_far, state['optimizers']
 
 
-def save(c, world, model, optimizers, plan, data, state, log):
+def save(c, world, model, optimizers, plan, data, so_far, log):
     log.sync()
     if world.first:
-        about = {name: state[name] for name in ('step', 'tokens', 'flops', 'seconds',
-                                                'inherited_flops')}
         checksums = {name: loader.checksums() for name, loader in data.items()}
-        checkpoint.save(c.out_dir, **checkpoint.describe(model), **about, **checksums,
+        checkpoint.save(c.out_dir, **checkpoint.describe(model), **so_far, **checksums,
                         optimizers=[optimizer.state_dict() for optimizer in optimizers],
                         config=asdict(c), start=asdict(plan.start),
                         tokenizer=data['data'].tokenizer)
     world.wait()
 
 
-# ------------------------------------------------------------------------------------ in words
-
 def introduce(c, world, loader, model, step, compiles):
     "Write run.json, print a few words."
     if world.first:
-        with contextlib.suppress(Refused):      # on the hub, and no network: refuse_unknown said so
-            copy_tokenizer(loader.tokenizer, c.out_dir)
+        if loader.tokenizer != 'bytes':
+            from data.tokenizer import copy_tokenizer
+            with contextlib.suppress(Refused):  # no network: refuse_unknown has said so
+                copy_tokenizer(loader.tokenizer, c.out_dir)
         write_json(Path(c.out_dir) / 'run.json', dict(
             tokenizer=loader.tokenizer, config=asdict(c), torch=torch.__version__,
             data=[each.about.origin for each in loader.sets]))

@@ -29,7 +29,7 @@ BOUNDS = dict(
     batch_size=(1, 2 ** 22), grad_accum=(1, 2 ** 22), steps=ONE, warmup_steps=SOME,
     decay_steps=SOME, lr_decay_steps=SOME, lr=RATE, adamw_lr=RATE, lr_floor=SHARE, grad_clip=RATE,
     weight_decay=RATE, star_decay=RATE, beta2=(0.0, 0.9999999), eval_every=ONE, eval_batches=ONE,
-    log_every=ONE, save_every=ONE, patience=(1, 10 ** 6), seed=ANY, step=SOME,
+    log_every=ONE, save_every=ONE, seed=ANY, step=SOME,
     # depth
     grow_block=(1, 10_000), grow_alpha=(0.0, 100.0), block=(1, 10_000), alpha=(0.0, 100.0),
     recurrence=(1, 10_000), mean=(1, 10_000), backprop_depth=(1, 10_000), r=(1, 10_000),

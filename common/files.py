@@ -11,6 +11,7 @@ import contextlib
 import glob
 import json
 import os
+import re
 from pathlib import Path
 
 import torch
@@ -171,3 +172,8 @@ def new_model(folder, option='choose another folder'):
         raise Refused(f'{folder} holds a checkpoint already: {option}')
     with claim(folder):
         yield
+
+
+def on_hub(name):
+    "Is this owner/name, as on the Hugging Face hub, and nothing on this disk?"
+    return re.fullmatch(r'\w[\w.-]*/[\w.-]+', str(name)) is not None and not Path(name).exists()

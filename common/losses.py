@@ -60,9 +60,11 @@ def mean_loss(x, weight, targets, ignore_index=-1):
     targets (B, T)."""
     x, targets = x.flatten(0, -2), targets.flatten()                            # (B*T, C), (B*T,)
     options = dict(ignore_index=ignore_index, reduction='sum')
-    if x.is_cuda and in_pieces(len(weight), 'cuda'):
+    if len(weight) < LARGE_VOCABULARY or not in_pieces(len(weight), x.device.type):
+        loss = F.cross_entropy(F.linear(x, weight).float(), targets, **options)
+    elif x.is_cuda:
         loss = loss_by_recomputing(x, weight, targets, ignore_index)
-    elif in_pieces(len(weight)):
+    else:
         if torch.is_autocast_enabled(x.device.type):        # autocast does not know this function
             x, weight = (t.to(torch.get_autocast_dtype(t.device.type)) for t in (x, weight))
         if x.dtype != torch.float32:
@@ -70,6 +72,4 @@ def mean_loss(x, weight, targets, ignore_index=-1):
             options['reduction'] = 'none'
         pieces = nn.LinearCrossEntropyOptions(batch_chunk_size=piece_on(x.device.type))
         loss = F.linear_cross_entropy(x, weight, targets, options=pieces, **options)
-    else:
-        loss = F.cross_entropy(F.linear(x, weight).float(), targets, **options)
     return loss.float().sum() / (targets != ignore_index).sum().clamp(min=1)

@@ -20,6 +20,7 @@ Usage:
     tokens, targets = loader.batch(step=0)      # (16, 256) each; targets: one place later
 """
 import contextlib
+import functools
 import hashlib
 import math
 import subprocess
@@ -36,12 +37,12 @@ import torch.nn.functional as F
 from common.errors import Refused
 from common.fields import fit, short, within
 from common.files import claim, find, read_fields, read_json, reading, replace, write_json
-from data.tokenizer import get_tokenizer, token_type
 
 # --------------------------------------------------------------------------------------- randomness
 # Every random draw of this repo is a function of (seed, purpose, step), so that no generator's
 # state is ever saved.
 
+@functools.lru_cache
 def draw(seed, purpose, step=0):
     "63 random bits."
     return int.from_bytes(hashlib.blake2b(f'{seed} {purpose} {step}'.encode(),
@@ -119,6 +120,7 @@ def write_dataset(folder, split, tokenizer, tokens, *, mask=None, marks=None, ki
     origin, before = origin or {}, made_by(path)
     if before and before != origin.get('made_by', before):
         raise Refused(f'{folder} holds a dataset that {before} made: choose another folder')
+    from data.tokenizer import get_tokenizer, token_type
     n_vocab = get_tokenizer(tokenizer).n_vocab
     dtype = token_type(n_vocab)
     shard = Shard(f'{split}_000.bin', {}, len(tokens))
@@ -166,7 +168,8 @@ class Dataset:
         self.shards = [{ending: self._map(s, ending) for ending in s.sha256} for s in shards]
         self.ends = np.cumsum([(s.tokens - 1) // context if self.row is None
                                else s.tokens // self.row for s in shards])   # in windows
-        if self.ends[-1] == 0:
+        self.windows = int(self.ends[-1])
+        if self.windows == 0:
             raise Refused(f'{path}: {self.about.tokens} tokens are not one window of '
                           f'{context + 1}: it needs more text, or longer documents')
 
@@ -183,7 +186,7 @@ class Dataset:
         return np.memmap(path, dtype, 'r')
 
     def __len__(self):
-        return int(self.ends[-1])
+        return self.windows
 
     def window(self, i):
         "tokens (T,), targets (T,), marks of the targets (T,), all int64."
@@ -287,12 +290,17 @@ class Loader:
             before = sum((turns == d) * ((turns == d).cumsum() - 1) for d in range(n))
             self.period, self.turns = period, list(zip(turns.tolist(), before.tolist()))
         d, before = self.turns[slot]
-        n = len(self.sets[d])
+        n = self.sets[d].windows
         epoch, i = divmod(period * self.quota[d] + before, n)
         return d, epoch, permute(i, n, draw(self.seed, f'epoch of dataset {d}', epoch))
 
-    def _rows(self, step):
-        mine = self.batch_size // self.world_size
+    def batch(self, step):
+        "(tokens, targets) of a step: (B, T) each."
+        return self.marked_batch(step)[:2]
+
+    def marked_batch(self, step):
+        "The batch, and the kind of each target: (B, T) three times."
+        mine, rows = self.batch_size // self.world_size, []
         first = step * self.batch_size + self.rank * mine
         for i in range(first, first + mine):
             d, _, w = self.place(i)
@@ -302,15 +310,8 @@ class Loader:
                 raise Refused(f'{self.sets[d].folder}: token id {top} in window {w} is past the '
                               f'vocabulary of {self.vocab_size}; was it made with another '
                               f'tokenizer than {self.tokenizer!r}?')
-            yield tokens, targets, marks
-
-    def batch(self, step):
-        "(tokens, targets) of a step: (B, T) each."
-        return self.marked_batch(step)[:2]
-
-    def marked_batch(self, step):
-        "The batch, and the kind of each target: (B, T) three times."
-        return tuple(torch.from_numpy(np.stack(part)) for part in zip(*self._rows(step)))
+            rows.append((tokens, targets, marks))
+        return tuple(torch.from_numpy(np.stack(part)) for part in zip(*rows))
 
 
 def mixture(folder, weight=1.0):

@@ -12,8 +12,6 @@ Usage:
     model = load_model('out/run')
 """
 import dataclasses
-import hashlib
-import json
 import os
 import pickle
 import shutil
@@ -26,11 +24,8 @@ import torch
 
 from common.errors import Refused
 from common.fields import fill, fit_fields, within
-from common.files import aside, fresh, reading, refuse_hollow
-from data.tokenizer import on_hub
-from loop import fit_loop
+from common.files import aside, fresh, on_hub, reading, refuse_hollow
 from model import LM, ModelConfig
-from retrofit import Recurrent
 
 FILE = 'ckpt.pt'
 
@@ -175,6 +170,7 @@ def model_of(state, path):
     def empty():
         if state['kind'] == 'lm':
             return LM(config)
+        from retrofit import Recurrent
         return Recurrent(config, **vars(fill(Recurrence, state['recurrent'], path)))
     with torch.device('meta'):
         shapes = {name: t.shape for name, t in empty().state_dict().items()}
@@ -188,37 +184,7 @@ def model_of(state, path):
 def describe(model):
     "What build_model needs of a model, for `save`."
     about = dict(model=model.state_dict(), model_config=dataclasses.asdict(model.config))
-    if isinstance(model, Recurrent):
+    if model.recurs:
         return about | dict(kind='recurrent', recurrent={
             field.name: getattr(model, field.name) for field in dataclasses.fields(Recurrence)})
     return about | dict(kind='lm')
-
-
-def fingerprint(model):
-    "A hash of all that a model computes with: settings and every weight."
-    about = (describe(model) if isinstance(model, LM)
-             else dict(config=model.config.to_dict()))
-    about.pop('model', None)
-    digest = hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode())
-    for name, t in model.state_dict().items():
-        digest.update(name.encode())
-        digest.update(t.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-    return digest.hexdigest()
-
-
-def set_depth(model, *, loop=None, r=None):
-    """Apply --loop and --r: an LM runs its layers in another order, a Recurrent its core r
-    times."""
-    if isinstance(model, Recurrent):
-        if loop:
-            raise Refused(
-                f'loop={loop!r} is for ordinary models: a recurrent core is run more often by r')
-        if r is not None and r < 1:
-            raise Refused(f'r={r}: the core runs at least once')
-        model.mean = model.mean if r is None else r
-    elif r is not None:
-        raise Refused(f'r={r} is for models with a recurrent core, and this one has none: loop '
-                      'runs its layers in another order')
-    elif loop:
-        model.config.order = fit_loop(loop, len(model.layers))
-    return model

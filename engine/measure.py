@@ -9,6 +9,8 @@ Usage:
     score_of = Scorer(path, state, model, None, 8, parse_tasks('toy_assign/4', 200))
     score_of(model)                             # {'loss', 'copy', ..., 'toy_assign/4'}
 """
+import hashlib
+import json
 import math
 
 import torch
@@ -17,6 +19,8 @@ from common.errors import Refused
 from data.primitives import continuation, few_shot, task_and_depth
 from data.tokenizer import get_tokenizer, refuse_another_tokenizer, start_of_document
 from data.tokens import Loader, measure
+from engine.checkpoint import describe
+from loop import fit_loop
 from model import LM, KVCache
 
 
@@ -132,6 +136,36 @@ def shared(model, prompt, options):
 
 
 # --------------------------------------------------------------------------------------------- runs
+
+def fingerprint(model):
+    "A hash of all that a model computes with: settings and every weight."
+    about = (describe(model) if isinstance(model, LM)
+             else dict(config=model.config.to_dict()))
+    about.pop('model', None)
+    digest = hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode())
+    for name, t in model.state_dict().items():
+        digest.update(name.encode())
+        digest.update(t.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def set_depth(model, *, loop=None, r=None):
+    """Apply --loop and --r: an LM runs its layers in another order, a Recurrent its core r
+    times."""
+    if model.recurs:
+        if loop:
+            raise Refused(
+                f'loop={loop!r} is for ordinary models: a recurrent core is run more often by r')
+        if r is not None and r < 1:
+            raise Refused(f'r={r}: the core runs at least once')
+        model.mean = model.mean if r is None else r
+    elif r is not None:
+        raise Refused(f'r={r} is for models with a recurrent core, and this one has none: loop '
+                      'runs its layers in another order')
+    elif loop:
+        model.config.order = fit_loop(loop, len(model.layers))
+    return model
+
 
 def parse_tasks(text, n, shots=0, seed=0):
     "'assign_code/1,copy_words' to examples of each: {'assign_code/1': [Example]}."

@@ -1,20 +1,12 @@
-"""The optimizers by name: AdamW for everything, Muon for the matrices and AdamW for the rest, and
-AdamW*.
+"""The optimizers by name: AdamW for everything, or Muon for the matrices and AdamW for the rest.
 
 The idea: Muon makes a matrix's step orthogonal, so that every direction moves alike; embeddings,
-the head and norms, whose rows are looked up one by one, stay with AdamW. AdamW* is an AdamW that
-cannot blow up: no step is larger than the gradient's direction allows, however small its history
-is.
+the head and norms, whose rows are looked up one by one, stay with AdamW.
 
-Paper: "Retrofitted Recurrence", section 4.3.1 (Muon has the lowest loss and no spikes when a
-recurrent model is trained), and its predecessor's AdamW* ("update clipping, no epsilon, another
-decoupling").
+Paper: "Retrofitted Recurrence", section 4.3.1: Muon has the lowest loss and no spikes when a
+recurrent model is trained. (AdamW*, of its predecessor, stands in variants/adamw_star.py.)
 Here: AdamW is torch's, and Muon computes what torch's does. But torch's works in bfloat16
 everywhere, which a CPU without AMX or AVX-512 emulates at a fiftieth of its speed (docs/LOG.md).
-AdamW* is written after the authors' code: averages that begin with the first gradient, atan2
-in epsilon's place, a tensor's step divided by the root mean square of gradient over its running
-size where that is above 1 (Wortsman et al., 2023), both of Adam's corrections on top, and a decay
-of star_decay x lr / peak lr, on norms too.
 
 Usage:
     # config: optimizer, lr, adamw_lr, weight_decay, beta2
@@ -47,6 +39,7 @@ def make_optimizers(model, config):
         lr = lr if config.adamw_lr is None else config.adamw_lr
     groups = [dict(params=matrices, weight_decay=wd), dict(params=norms, weight_decay=0.0)]
     if config.optimizer == 'adamw_star':
+        from variants.adamw_star import AdamWStar
         groups = [group | dict(weight_decay=config.star_decay) for group in groups]
         optimizers.append(AdamWStar(groups, lr=lr, betas=(0.9, config.beta2)))
     else:
@@ -133,32 +126,3 @@ def orthogonal(x):
         gram = x @ x.mT                                                         # (..., n, n)
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x
-
-
-class AdamWStar(torch.optim.Optimizer):
-    def __init__(self, params, lr, betas=(0.9, 0.95), eps=1e-6, weight_decay=0.0):
-        super().__init__(params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay))
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        for group in self.param_groups:
-            for p in group['params']:
-                if p.grad is not None:
-                    self._step(group, p)
-
-    def _step(self, group, p):
-        lr, (b1, b2), state = group['lr'], group['betas'], self.state[p]
-        if not state:
-            state.update(step=torch.zeros(()), exp_avg=p.grad.clone(),
-                         exp_avg_sq=p.grad.square())
-        state['step'] += 1
-        t = state['step'].item()
-        m = state['exp_avg'].lerp_(p.grad, 1 - b1)
-        v = state['exp_avg_sq'].lerp_(p.grad.square(), 1 - b2).clamp_(min=group['eps'] ** 2)
-        # A gradient that is large for its history, root mean square over the tensor, makes the step
-        # smaller.
-        surprise = (p.grad.square() / v).mean().sqrt().clamp(min=1)
-        # atan2(m, sqrt(v)) is m / sqrt(v) for small ratios, and bounded for large ones.
-        update = torch.atan2(m, (v / (1 - b2 ** t)).sqrt()) / surprise / (1 - b1 ** t)
-        p.mul_(1 - group['weight_decay'] * lr / (group.get('peak') or 1))
-        p.sub_(update, alpha=lr)

@@ -20,9 +20,7 @@ from typing import Literal, NamedTuple
 
 from common.errors import Refused, refusing
 from grow import GROWTH, growth_plan
-from loop import fit_loop
 from model import ModelConfig
-from retrofit import recurrence_curriculum, sample_recurrence
 
 
 @dataclass
@@ -113,8 +111,11 @@ class Plan:
     def order_of(self, setting):
         "The order that a setting such as loop='2x4' asks for; None if it is not set."
         loop = getattr(self.config, setting)
+        if not loop:
+            return None
+        from loop import fit_loop
         try:
-            return tuple(fit_loop(loop, self.stages[-1][1])) if loop else None
+            return tuple(fit_loop(loop, self.stages[-1][1]))
         except ValueError as error:
             raise Refused(f'{setting}: {error}') from None
 
@@ -137,17 +138,17 @@ class Plan:
         data, batch = 'data', step
         if cools and c.cooldown_data:
             data, batch = 'cooldown_data', step - self.decay
-        return Step(self.rate(step), n_layer, origin, order, data, batch, *self.recurrence(step))
+        now = Step(self.rate(step), n_layer, origin, order, data, batch)
+        return now if self.mean is None else now._replace(**self.recurrences(step))
 
-    def recurrence(self, step):
-        """(r, through how many recurrences gradients go back), the same on every rank; None for an
-        ordinary model. The latter is never more than the step's mean, as in the authors' code."""
+    def recurrences(self, step):
+        """How often a recurrent core runs, the same on every rank, and through how many of these
+        gradients go back: never more than the step's mean, as in the authors' code."""
+        from retrofit import recurrence_curriculum, sample_recurrence
         c = self.config
-        if self.mean is None:
-            return None, None
         mean = recurrence_curriculum(step, c.steps, self.mean, c.curriculum, c.curriculum_shape)
         depth = recurrence_curriculum(step, c.steps, self.backprop_depth, c.backprop_curriculum)
-        return sample_recurrence(mean, step, c.seed), min(depth, mean)
+        return dict(r=sample_recurrence(mean, step, c.seed), backprop_depth=min(depth, mean))
 
     def rate(self, step):
         """Linear up, constant, then down over the last lr_decay_steps: 1 - sqrt, or half a cosine,

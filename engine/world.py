@@ -58,7 +58,7 @@ def peak_flops(device):
 class World:
     "Which process this is, of how many, and on which device."
 
-    def __init__(self, device='auto'):
+    def __init__(self, device='auto', dtype='auto'):
         self.rank, self.size, here = which_process()
         self.first = self.rank == 0
         together, gpus = int(os.environ.get('LOCAL_WORLD_SIZE', 1)), torch.cuda.device_count()
@@ -72,6 +72,9 @@ class World:
             torch.cuda.set_device(self.device)
             torch.set_float32_matmul_precision('high')
             torch.backends.cuda.enable_cudnn_sdp(True)          # a training step has one shape
+        self.autocast = self.precision(dtype)
+        # of all GPUs together, by the table; None where they are not in it
+        self.peak_flops = peak_flops(self.device) and peak_flops(self.device) * self.size
         if self.size > 1:
             if sys.platform == 'linux':     # if torchrun itself is killed, nobody else ends this
                 pr_set_pdeathsig = 1
@@ -103,15 +106,13 @@ class World:
 
     def sum(self, number):
         "The sum of every process's number, as a float."
-        return self.all_reduce(number, dist.ReduceOp.SUM)
+        return float(number) if self.size == 1 else self.all_reduce(number, dist.ReduceOp.SUM)
 
     def max(self, number):
         "The largest of every process's numbers, as a float."
-        return self.all_reduce(number, dist.ReduceOp.MAX)
+        return float(number) if self.size == 1 else self.all_reduce(number, dist.ReduceOp.MAX)
 
     def all_reduce(self, number, how):
-        if self.size == 1:
-            return float(number)
         total = torch.tensor(float(number), dtype=torch.float64, device=self.device)
         dist.all_reduce(total, op=how)
         return total.item()
@@ -136,7 +137,7 @@ class World:
 
     # ------------------------------------------------------------------------- on its device
 
-    def autocast(self, dtype):
+    def precision(self, dtype):
         "The context in which a model runs: in bfloat16 where the device can, or as asked."
         # older GPUs only emulate it
         able = self.cuda and torch.cuda.get_device_capability(self.device) >= (8, 0)
@@ -151,11 +152,6 @@ class World:
             return *(t.pin_memory().to(self.device, non_blocking=True)
                      for t in (tokens, targets)), count
         return tokens.to(self.device), targets.to(self.device), count
-
-    def mfu(self, flops_per_s):
-        "The share of all GPUs' peak FLOPs that a run uses, by our count, if the GPU is known."
-        peak = peak_flops(self.device)
-        return f'{flops_per_s / peak / self.size:.0%}' if peak else None
 
     def compiles(self, setting):
         "Does a run with compile=setting compile its Blocks here?"

@@ -11,7 +11,7 @@ import math
 import os
 
 from common.files import fresh
-from report.logs import growths, kinds_of, measured
+from report.runs import growths, kinds_of, measured
 from report.tables import grouped, in_percent, mean, where
 
 COLOURS = ['#3b6fb6', '#d1495b', '#2e8b57', '#e08e1b', '#7b5aa6', '#4f4f4f', '#17a2b8', '#c45ab3',

@@ -1,14 +1,18 @@
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+import nanodepth
 from common.errors import Refused
+from data.tokens import write_dataset
 from engine import checkpoint
 from engine.checkpoint import load, load_model, save
 
@@ -112,3 +116,38 @@ def test_a_failed_write_keeps_the_old_one(tmp_path, monkeypatch):
     with pytest.raises(OSError, match='no space left'):
         save(tmp_path, step=2)
     assert load(tmp_path) == dict(step=1)
+
+
+# ------------------------------------------------------------- files that an older version wrote
+
+STORED = Path(__file__).parent / 'stored'
+OLDER = ['--context=16', '--batch_size=4', '--steps=12', '--warmup_steps=2', '--decay_steps=4',
+         '--eval_every=3', '--eval_batches=1', '--log_every=1', '--save_every=6', '--device=cpu',
+         '--data=data', '--optimizer=adamw', '--lr=0.003']
+ITS_MODEL = ['--n_embd=4', '--n_head=1', '--head_dim=4', '--ffn_dim=8', '--n_layer=4',
+             '--grow=lidas', '--grow_block=2']
+
+
+def test_a_run_that_an_older_version_began_goes_on(tmp_path, monkeypatch, capsys):
+    """tests/stored was written by the commit bc929b2, at step 6 of 12: a growing model, and a
+    recurrent one whose layers stood behind 'lm.'; their configs have settings that are gone."""
+    monkeypatch.chdir(tmp_path)
+    for split, n in (('train', 4000), ('val', 2000)):
+        write_dataset('data', split, 'bytes', np.arange(n) * np.arange(n) % 251)
+    runs = dict(lm=[*OLDER, *ITS_MODEL], recurrent=[*OLDER, '--init_from=cut', '--grad_accum=2'])
+    for name, argv in runs.items():
+        Path(name).mkdir()
+        shutil.copy(STORED / f'{name}.pt', f'{name}/ckpt.pt')
+        state = torch.load(f'{name}/ckpt.pt', weights_only=True)
+        assert state['step'] == 6 and {'shard', 'patience'} <= state['config'].keys()
+        if name == 'recurrent':
+            assert all(key.startswith(('lm.', 'adapter.')) for key in state['model'])
+            nanodepth.main('retrofit', ['fresh_lm', '1-2-1', '--mean=2', '--backprop_depth=1',
+                                        '--out=cut'])
+        nanodepth.main('train', [*argv, f'--out_dir={name}'])           # goes on at step 6
+        assert '"step": 6,' not in Path(name, 'log.jsonl').read_text()
+        nanodepth.main('train', [*argv, f'--out_dir=fresh_{name}'])
+        went_on, fresh = (load_model(out).state_dict() for out in (name, f'fresh_{name}'))
+        assert went_on.keys() == fresh.keys()
+        for key, weight in fresh.items():       # another machine rounds in another way
+            torch.testing.assert_close(went_on[key], weight, rtol=1e-3, atol=1e-4)

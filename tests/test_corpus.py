@@ -18,7 +18,8 @@ from common.errors import Refused
 from data import corpus
 from data.corpus import number
 from data.sources import archived, chat, group
-from data.tokenizer import GPT2_WORDS, LONGEST, encode_document, get_tokenizer
+from data.tokenizer import LONGEST, encode_document, get_tokenizer
+from data.tokenizer_json import GPT2_WORDS
 from data.tokens import Dataset, Loader
 
 pytest.importorskip('datasets')

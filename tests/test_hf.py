@@ -187,7 +187,7 @@ def test_an_encoding_with_merges_as_a_tokenizer_json(tmp_path):
     "The pairs that make the tokens are found again from their ranks."
     from test_tokens import PRE_TOKENIZERS, TEXTS, random_texts, train_bpe
 
-    from data.tokenizer import to_tokenizer_json
+    from data.tokenizer_json import to_tokenizer_json
     train_bpe(tmp_path / 'tokenizer.json', PRE_TOKENIZERS['gpt2'])
     enc = get_tokenizer(tmp_path / 'tokenizer.json')
     made, given = to_tokenizer_json(enc), json.loads((tmp_path / 'tokenizer.json').read_text())

@@ -1,6 +1,9 @@
 """The house: imports go down its floors and never in a circle; seven ideas and a door stand at the
 top."""
 import ast
+import os
+import subprocess
+import sys
 
 from conftest import ROOT
 
@@ -63,7 +66,7 @@ def test_no_tool_is_run_by_its_path():
 # ------------------------------------------------------------------------------------ how it reads
 
 CODE = [*FILES.values(), *ROOT.glob('config/*.py'), *ROOT.glob('data/*/*.py')]
-MOST = dict.fromkeys(IDEAS, 266) | dict(model=325, retrofit=300, train=410)
+MOST = dict.fromkeys(IDEAS, 266) | dict(model=325, retrofit=300, train=415)
 
 
 def test_no_line_is_wider_than_a_page():
@@ -83,3 +86,51 @@ def test_files_and_functions_fit_into_a_head():
                 n = node.end_lineno - node.lineno + 1
                 most = 100 if (path.name, node.name) == ('train.py', 'train') else 60
                 assert n <= most, f'{path.relative_to(ROOT)}: {node.name} has {n} lines'
+
+
+# --------------------------------------------------------------------- one page of training
+
+MEASURE = """
+import collections, os, sys
+os.chdir({root!r})
+sys.path.insert(0, {root!r})
+import nanodepth
+import train
+ours = [module.__file__ for module in sys.modules.values()
+        if (getattr(module, '__file__', None) or '').startswith({root!r} + '/')
+        and '/.venv/' not in module.__file__]
+print(len(ours), sum(len(open(path).readlines()) for path in ours))
+
+called, plan_at = set(), train.Plan.at
+
+def at(plan, step):
+    if sys._getframe(1).f_code.co_name == 'train':     # from one step's plan to the next one's
+        sys.setprofile(note if step == 5 else None)
+    return plan_at(plan, step)
+
+def note(frame, event, argument):
+    code = frame.f_code
+    mine = code.co_filename.startswith({root!r} + '/') and '/.venv/' not in code.co_filename
+    if event == 'call' and mine and not code.co_name.startswith('<'):
+        called.add((code.co_filename, code.co_qualname))
+
+train.Plan.at = at
+train.main(sys.argv[1:])
+print(*sorted(called), sep='\\n')
+"""
+
+
+def test_one_step_of_training_fits_on_a_page(data, tmp_path):
+    "How many of our lines `python train.py` imports, and how many of our functions a step runs."
+    run = subprocess.run(
+        [sys.executable, '-c', MEASURE.format(root=str(ROOT)), 'config/lidas.py', '--grow=None',
+         f'--data={data}', f'--out_dir={tmp_path / "run"}', '--context=16', '--n_embd=32',
+         '--n_head=2', '--head_dim=None', '--steps=10', '--warmup_steps=2', '--decay_steps=2',
+         '--eval_every=100', '--log_every=100', '--device=cpu'],
+        capture_output=True, text=True, env=os.environ | dict(OMP_NUM_THREADS='1'))
+    assert run.returncode == 0, run.stderr
+    head, *lines = run.stdout.splitlines()
+    modules, imported = map(int, head.split())
+    functions = [line for line in lines if line.startswith("('")]
+    assert modules <= 20 and imported <= 2900, f'{imported} lines in {modules} modules'
+    assert 20 < len(functions) <= 28, '\n'.join(functions)

@@ -16,7 +16,8 @@ import nanodepth
 import train as train_file
 from common import errors, files
 from common.errors import Refused
-from data.tokenizer import get_tokenizer, on_hub
+from common.files import on_hub
+from data.tokenizer import get_tokenizer
 from data.tokens import Dataset, measure, write_dataset
 from engine import checkpoint
 from engine.checkpoint import load_model
@@ -170,7 +171,7 @@ def test_a_pipe_in_place_of_a_file_is_not_waited_for(run, capsys, name, argv):  
 
 
 def test_a_token_past_the_vocabulary(tiny, tmp_path, capsys):
-    from data.tokenizer import to_tokenizer_json
+    from data.tokenizer_json import to_tokenizer_json
     spec = to_tokenizer_json(get_tokenizer('bytes'))
     spec['model']['vocab']['?'] = 5000
     model = tiny(vocab_size=257)

@@ -9,7 +9,8 @@ import torch
 from conftest import ranks
 
 import nanodepth
-from engine.checkpoint import build_model, describe, load, load_model, save, set_depth
+from engine.checkpoint import build_model, describe, load, load_model, save
+from engine.measure import set_depth
 from grow import untie
 from model import LM, ModelConfig
 from retrofit import Recurrent, cut, recurrence_curriculum, sample_recurrence, surgery

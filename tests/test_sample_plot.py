@@ -3,7 +3,7 @@ import json
 import pytest
 
 import nanodepth
-from report import logs, plot, tables
+from report import plot, runs as report_runs, tables
 from train import Config, train
 
 
@@ -94,16 +94,16 @@ def test_the_table_by_hand(tmp_path, capsys):
                         for loss in (1.0, 3.0)],
                 grown=[[line(0, 1, 0), line(4, 2, 0.8), line(9, 2, 1.0, 6.0)],
                        [line(0, 1, 0), line(4, 2, 0.7), line(9, 2, 0.7, 8.0)]])
-    base, grown = logs.table(groups)
+    base, grown = report_runs.table(groups)
     assert (base['loss'], base['loss se'], base['look'], base['look reached'],
             base['minutes']) == (2.0, 1.0, 0.6, 0, 9.0)
     assert (grown['loss'], grown['loss se'], grown['look reached'], grown['look step'],
             grown['look flops']) == (7.0, 1.0, 1, 4, 40)
-    assert ([entry['step'] for entry in logs.growths(groups['grown'][0])] == [4]
-            and not logs.growths(groups['base'][0]))
-    assert [(row['flops'], row['loss']) for row in logs.measured(
+    assert ([entry['step'] for entry in report_runs.growths(groups['grown'][0])] == [4]
+            and not report_runs.growths(groups['base'][0]))
+    assert [(row['flops'], row['loss']) for row in report_runs.measured(
         [groups['base'][0], groups['grown'][0]])] == [(0, 1), (0, 1), (90, 1), (90, 6)]
-    logs.print_table([base, grown])
+    report_runs.print_table([base, grown])
     out = capsys.readouterr().out
     # 5 / sqrt(1 + 1)
     assert '7.000 ± 1.000 (+3.5)' in out and '4, 4.00e+01 (1 of 2 seeds)' in out and 'never' in out

@@ -8,7 +8,7 @@ import torch
 import torch.nn as nn
 
 import nanodepth
-from common import options
+from common.options import read as read_options
 from engine import checkpoint
 from tools import adapters, evaluate, wrapper as sweep
 from wrapper import looped
@@ -111,7 +111,7 @@ def test_settings_as_text():
         cache='none', alphas=[0.6, 0.4], window='3-5', K=2)
     assert [sweep.as_number(t) for t in ('0.5', '3', 'mid4', '3-5', '')] == [0.5, 3, 'mid4', '3-5',
                                                                             '']
-    own = options.read(sweep.Options, ['run', '--alphas=0.6,0.4', '--anchored=false']).more
+    own = read_options(sweep.Options, ['run', '--alphas=0.6,0.4', '--anchored=false']).more
     assert own == dict(alphas=(0.6, 0.4), anchored=False)
 
 
@@ -429,14 +429,14 @@ def test_windows_and_cells():
     with pytest.raises(ValueError, match='write all1 to all4'):
         sweep.windows_of(['allx'], 4)
     assert len(sweep.windows_of(['all'], 4)) == 10 and sweep.windows_of(['all'], 4)[-1] == '0-3'
-    asked = options.read(sweep.Sweep, [
+    asked = read_options(sweep.Sweep, [
         'run', '--windows=1-2', '--methods=rk,naive,aitken', '--K=2,3', '--beta=0.3,0.5',
         '--cache=first,last'])
     cells, impossible = sweep.cells_of(asked, 4)
     # beta is for rk alone
     assert (len(cells) == 2 * (2 * 2 + 2 + 1) and len(impossible) == 1
             and 'aitken with K = 3' in impossible[0])
-    asked = options.read(sweep.Sweep, [
+    asked = read_options(sweep.Sweep, [
         'run', '--windows=1-2', '--methods=rk,naive,layer_anchored_frozen', '--K=6', '--beta=0.5',
         '--T=1,2'])
     cells, _ = sweep.cells_of(asked, 4)

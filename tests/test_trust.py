@@ -17,7 +17,8 @@ import nanodepth
 from common.errors import Refused, refusals
 from common.files import read_fields
 from common.options import read
-from data.tokenizer import Foreign, RunFile, get_tokenizer, to_tokenizer_json
+from data.tokenizer import RunFile, get_tokenizer
+from data.tokenizer_json import Foreign, to_tokenizer_json
 from engine import checkpoint
 from engine.measure import parse_tasks, score
 from report.logs import Log, read_lines

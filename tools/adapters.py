@@ -32,8 +32,8 @@ from data.tokenizer import (
     tokenizer_file,
 )
 from data.tokens import draw
-from engine.checkpoint import load_model, refuse_not_finite, set_depth
-from engine.measure import in_vocabulary
+from engine.checkpoint import load_model, refuse_not_finite
+from engine.measure import in_vocabulary, set_depth
 from engine.world import pick_device
 from wrapper import SOLVERS, patch
 

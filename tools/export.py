@@ -6,8 +6,9 @@ Usage:
 from dataclasses import dataclass
 
 from common.options import read, word
-from engine.checkpoint import load_model, set_depth
+from engine.checkpoint import load_model
 from engine.hf import save_hf
+from engine.measure import set_depth
 from engine.raven import save_raven
 from retrofit import Recurrent
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.options import picture, read, words
-from report.logs import print_table, read_groups, table
 from report.plot import draw_runs, show
+from report.runs import print_table, read_groups, table
 from report.tables import write_csv
 
 

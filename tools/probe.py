@@ -37,9 +37,9 @@ from common.files import read_json, replace, write_json
 from common.options import read, words
 from data.primitives import TASKS, TOY_TASKS
 from data.tokenizer import get_tokenizer
-from engine.checkpoint import build_model, fingerprint, load
+from engine.checkpoint import build_model, load
 from engine.hf import fold_scales
-from engine.measure import After, in_vocabulary, open_data, parse_tasks, score
+from engine.measure import After, fingerprint, in_vocabulary, open_data, parse_tasks, score
 from engine.world import pick_device
 from loop import format_loop, repeat_block
 from report.panels import draw_curves, draw_maps

@@ -12,8 +12,8 @@ import torch
 from common.options import read, word
 from data.tokenizer import get_tokenizer, readable
 from data.tokens import draw
-from engine.checkpoint import load_model, set_depth
-from engine.measure import encode
+from engine.checkpoint import load_model
+from engine.measure import encode, set_depth
 from engine.world import pick_device
 
 

@@ -42,8 +42,8 @@ from common.errors import Refused, refusing
 from common.fields import fill
 from common.files import reading
 from common.options import others, picture, read, word, words
-from engine.checkpoint import build_model, exists, fingerprint, load
-from engine.measure import Scorer, parse_tasks
+from engine.checkpoint import build_model, exists, load
+from engine.measure import Scorer, fingerprint, parse_tasks
 from engine.world import pick_device
 from model import KVCache
 from report.panels import draw_sweep, draw_windows

@@ -25,8 +25,7 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 from common.errors import Refused
-from common.files import reading, replace
-from data.tokenizer import on_hub
+from common.files import on_hub, reading, replace
 
 
 @torch.no_grad()
