@@ -37,25 +37,25 @@ def midas(n_layer, block):
     if n_layer % block:
         raise Refused(f'midas copies whole blocks: {n_layer} layers are not whole blocks of '
                       f'{block}')
-    return again(n_layer, (math.ceil(n_layer // block / 2) - 1) * block, block)
+    return repeat_slice(n_layer, (math.ceil(n_layer // block / 2) - 1) * block, block)
 
 
 def lidas(n_layer, block):
     "Repeat the `block` layers around the middle, whatever the block boundaries."
-    return again(n_layer, n_layer // 2 - block // 2, block)
+    return repeat_slice(n_layer, n_layer // 2 - block // 2, block)
 
 
 def stack(n_layer, block):
     "Repeat the last block: gradual stacking, an older method."
-    return again(n_layer, n_layer - block, block)
+    return repeat_slice(n_layer, n_layer - block, block)
 
 
 def double(n_layer, block=None):
     "Repeat the whole model."
-    return again(n_layer, 0, n_layer)
+    return repeat_slice(n_layer, 0, n_layer)
 
 
-def again(n_layer, first, block):
+def repeat_slice(n_layer, first, block):
     "All the layers in order, with the block that starts at `first` run a second time."
     if not 0 < block <= n_layer:
         raise Refused(f'a block of {block} cannot be taken from {n_layer} layers')
@@ -103,7 +103,8 @@ def hand_over(optimizers, copies, new):
     for opt in optimizers:
         for group in opt.param_groups:
             held = {fresh for old in group['params'] for fresh in copies.get(old, [])}
-            group['params'] = [p for p in new.parameters() if p in held]    # a resume relies on it
+            # in the model's order, in which a resume counts them
+            group['params'] = [p for p in new.parameters() if p in held]
         for old in list(opt.state):
             state = opt.state.pop(old)
             # a layer that the order leaves out loses its state

@@ -38,7 +38,8 @@ def order_of(model, order=None):
 
 
 def watch(change=lambda depth, part, update: update):
-    "(a tap that may change updates, {depth: the whole layer's update} that it fills)"
+    """Returns a tap and a dict. The tap sees the update of every sublayer, may change it, and adds
+    it up in the dict: {depth: what the whole layer added to the residual stream}."""
     found = {}
 
     def tap(depth, part, x, update):

@@ -9,14 +9,20 @@ recurrences, that number sets the compute at test time.
 Paper: "Teaching Pretrained Language Models to Think Deeper with Retrofitted Recurrence", section 3
 (the model, surgery, the count of FLOPs), 4.2 (the curriculum), appendix B, C.1 (which layers, the
 additive adapter), E (the cuts).
-Here: the paper prints no numbers for the start; its authors' code has them, by `inject='authors'`
-(as torch starts a Linear) and `start='authors'` (normal, std 0.0087 at any width, cut at 3 sigma),
-drawn anew in every forward by `fresh=True`. Ours are `identity`, the projection on e, so that r = 1
-without a dropped layer is the parent itself, and a table of states with std sqrt(2 / (5 width)),
-the predecessor's as we read it, so that cached, batched and plain forwards agree; `linear` is that
-std for the adapter. The number of recurrences is Poisson(e^tau) + 1 with a log-normal rate: its
-mean is one more than the mean that it is named by. We draw it once a step (the authors: once for
-each micro-batch, so that their grad_accum changes results).
+Differs: the paper prints no numbers for the start. The authors' code has them, ours are the first:
+    inject  identity  the adapter begins as the projection on e: with r = 1 and no layer dropped,
+                      the model is its parent
+            authors   as torch starts a Linear
+            linear    normal, std sqrt(2 / (5 width))
+            add       s + e, without an adapter
+    start   normal    std sqrt(2 / (5 width)), the predecessor's as we read it
+            authors   normal, std 0.0087 at any width, cut at 3 sigma
+            zero
+    fresh   False     one table of states, so that cached, batched and plain forwards agree
+            True      drawn anew in every forward, as the authors do
+The number of recurrences is Poisson(e^tau) + 1 with a log-normal rate, so its mean is one more than
+the mean that it is named by. We draw it once per step. The authors draw it once per micro-batch, so
+their grad_accum changes results.
 
 Usage:
     python retrofit.py out/baseline 2-2-2                   # what was kept, what was dropped

@@ -30,13 +30,13 @@ from common.errors import Refused, check_choice, suggest
 from model import LM
 from variants.caches import Memory, check_cache, ends_before, left_out, with_slots
 from variants.hosts import FORWARDS, Entry, Pin, depth_of, pick_window, pinned_routers, refuse
-from variants.solvers import MORE, bind, by_tableau, length, mix, share, steps
+from variants.solvers import MORE, bind, by_tableau, check_K, check_share, lerp, step_length
 
 # --------------------------------------------------------------- three ways to run a window K times
 
 def naive(g, x, K):
     "The window K times: Euler with steps of length 1, to time K."
-    for _ in steps(K):
+    for _ in check_K(K):
         x = g(x)
     return x
 
@@ -46,13 +46,13 @@ def euler(g, x, K, alphas=None, tol=None, T=1):
     a token whose state has moved by less than this share of its length stays where it is, and when
     all do, no more evaluations are made."""
     if not isinstance(alphas, (list, tuple)):
-        alphas = [length(T, K) if alphas is None else alphas] * K
+        alphas = [step_length(T, K) if alphas is None else alphas] * K
     if len(alphas) != K:
         raise Refused(f'alphas={alphas}: K={K} steps need {K} lengths')
     moving = None
-    for _, alpha in zip(steps(K), alphas):
+    for _, alpha in zip(check_K(K), alphas):
         y = g(x)
-        new = mix(x, y, alpha)
+        new = lerp(x, y, alpha)
         if tol is not None:
             new = new if moving is None else torch.where(moving, new, x)
             moving = (new - x).norm(dim=-1, keepdim=True) > tol * x.norm(dim=-1, keepdim=True)
@@ -65,11 +65,11 @@ def euler(g, x, K, alphas=None, tol=None, T=1):
 def rk(g, x, K, beta=0.5, T=1):
     """Runge-Kutta with K stages, anchored (Eq. 13 to 16): K steps of length T/K, then back towards
     the plain output, beta g(x) + (1 - beta) (where the steps ended)."""
-    others, anchor, h = steps(K)[1:], g(x), length(T, K)
-    x = mix(x, anchor, h)                   # the first step reuses the anchor's evaluation
+    others, anchor, h = check_K(K)[1:], g(x), step_length(T, K)
+    x = lerp(x, anchor, h)                   # the first step reuses the anchor's evaluation
     for _ in others:
-        x = mix(x, g(x), h)
-    return mix(x, anchor, share(beta))
+        x = lerp(x, g(x), h)
+    return lerp(x, anchor, check_share(beta))
 
 
 def butcher(g, x, K, a=None, b=None, beta=0.5, T=1):

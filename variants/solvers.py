@@ -35,22 +35,22 @@ from common.errors import Refused
 # torch.lerp(x, y, w) is (1 - w) x + w y, exactly x at w = 0, y at w = 1, and either one where they
 # are equal: for that reason the methods whose one step is the window (naive, euler, rk, uniform)
 # are the plain window at K = 1 to the last bit. x + w (y - x) would not be.
-mix = torch.lerp
+lerp = torch.lerp
 
 
-def steps(K):
+def check_K(K):
     if isinstance(K, bool) or not isinstance(K, numbers.Integral) or K < 1:
         raise Refused(f'K={K!r}: a window runs a whole number of times, at least once')
     return range(int(K))
 
 
-def share(beta):
+def check_share(beta):
     if not (isinstance(beta, numbers.Real) and 0 <= beta <= 1):
         raise Refused(f'beta={beta!r}: it is a share, from 0 to 1')
     return beta
 
 
-def length(T, K):
+def step_length(T, K):
     "Of one of K steps that end at time T."
     if not (isinstance(T, numbers.Real) and 0 < T < 1e3):
         raise Refused(f'T={T!r}: K steps end at a time above 0, such as 1 or 2')
@@ -74,12 +74,12 @@ def by_tableau(g, x, K, a, b, T=1):
     if abs(sum(b) - 1) > 1e-6:
         raise Refused(f'b={b}: the weights of the stages have the sum 1')
 
-    h = length(T, len(steps(K)))
+    h = step_length(T, len(check_K(K)))
 
     def along(row):
         return (wide(x) + sum(w * h * k for w, k in zip(row, slopes))).type_as(x)
 
-    for _ in steps(K):
+    for _ in check_K(K):
         slopes = []
         for row in a:
             y = along(row) if slopes else x
@@ -113,15 +113,15 @@ def with_norm(x, wanted):
 def layer_anchored_frozen(g, x, K, beta=0.5, T=1):
     """rk for one layer, whose state's length goes from x's to g(x)'s along a line, but for the last
     step's."""
-    n, h = len(steps(K)), length(T, K)
+    n, h = len(check_K(K)), step_length(T, K)
     anchor = g(x)
     start, end = norms(x), norms(anchor)
-    x = with_norm(mix(x, anchor, h), start + (end - start) / n) if n > 1 else mix(x, anchor, h)
+    x = with_norm(lerp(x, anchor, h), start + (end - start) / n) if n > 1 else lerp(x, anchor, h)
     for k in range(1, n):
-        x = mix(x, g(x), h)
+        x = lerp(x, g(x), h)
         if k < n - 1:
             x = with_norm(x, start + (end - start) * (k + 1) / n)
-    return mix(x, anchor, share(beta))
+    return lerp(x, anchor, check_share(beta))
 
 
 # ---------------------------------------------------------------- towards a fixed point, and others
@@ -129,8 +129,8 @@ def layer_anchored_frozen(g, x, K, beta=0.5, T=1):
 def heavy_ball(g, x, K, alpha=0.5, beta=0.3):
     "Steps of length alpha, each with the share beta of the step before."
     before = x
-    for _ in steps(K):
-        x, before = mix(x, g(x), alpha) + share(beta) * (x - before), x
+    for _ in check_K(K):
+        x, before = lerp(x, g(x), alpha) + check_share(beta) * (x - before), x
     return x
 
 
@@ -138,7 +138,7 @@ def anderson(g, x, K, m=2, beta=1.0):
     """The combination of the last m + 1 states whose residuals g(x) - x cancel best, and from
     there the share beta towards its image."""
     states, images = [], []
-    for _ in steps(K):
+    for _ in check_K(K):
         states, images = [*states, x][-m - 1:], [*images, g(x)][-m - 1:]
         at, to = (wide(torch.stack(t, -1)) for t in (states, images))        # (B, ..., up to m + 1)
         if len(states) > 1:
@@ -154,14 +154,14 @@ def anderson(g, x, K, m=2, beta=1.0):
             at, to = (t[..., -1] - (t.diff(dim=-1) * gamma).sum(-1) for t in (at, to))
         else:
             at, to = at[..., 0], to[..., 0]
-        x = mix(at, to, share(beta)).type_as(x)
+        x = lerp(at, to, check_share(beta)).type_as(x)
     return x
 
 
 def anderson_printed(g, x, K, m=2, beta=1.0):
     "As Table 1 prints it and the authors' code does it: one problem for the batch, a small ridge."
     states, residuals = [], []
-    for _ in steps(K):
+    for _ in check_K(K):
         image = g(x)
         states = [*states, wide(x)][-m - 1:]
         residuals = [*residuals, wide(image) - wide(x)][-m - 1:]
@@ -175,14 +175,14 @@ def anderson_printed(g, x, K, m=2, beta=1.0):
                 gamma, failed = torch.linalg.solve_ex(normal + ridge, flat.T @ target)
             gamma = torch.where((failed == 0) & gamma.isfinite().all(), gamma, 0)
             at, to = at - (dx * gamma).sum(-1), to - (df * gamma).sum(-1)
-        x = mix(at, to, share(beta)).type_as(x)
+        x = lerp(at, to, check_share(beta)).type_as(x)
     return x
 
 
 def aitken(g, x, K, safeguard=True):
     """Of each coordinate: the limit of a geometric series through x, g(x), g(g(x)). Two evaluations
     an update. Where there is next to no curvature: the plain window."""
-    if len(steps(K)) % 2:
+    if len(check_K(K)) % 2:
         raise Refused(f'K={K}: Aitken takes two evaluations an update, so K must be even')
     for _ in range(K // 2):
         once = g(x)
@@ -201,9 +201,9 @@ def aitken(g, x, K, safeguard=True):
 def uniform(g, x, K):
     "The window on the mean of all states so far (Lys et al.)."
     mean = x
-    for k in steps(K):
+    for k in check_K(K):
         x = g(mean)
-        mean = mix(mean, x, 1 / (k + 2))
+        mean = lerp(mean, x, 1 / (k + 2))
     return x
 
 
@@ -211,25 +211,25 @@ def norm_stab(g, x, K, alpha=0.5):
     """Steps of length alpha, after each of which every token's state gets back the length that it
     came with."""
     came = norms(x)
-    for _ in steps(K):
-        x = with_norm(mix(x, g(x), alpha), came)
+    for _ in check_K(K):
+        x = with_norm(lerp(x, g(x), alpha), came)
     return x
 
 
 def input_anchor(g, x, K, alpha=0.5):
     "Every step goes from where the window began: x0 + alpha (g(x) - x0)."
     begin = x
-    for _ in steps(K):
-        x = mix(begin, g(x), alpha)
+    for _ in check_K(K):
+        x = lerp(begin, g(x), alpha)
     return x
 
 
 def residual_scaled(g, x, K):
     "The naive loop's change, divided by K."
     begin = x
-    for _ in steps(K):
+    for _ in check_K(K):
         x = g(x)
-    return mix(begin, x, 1 / K)
+    return lerp(begin, x, 1 / K)
 
 
 def poly_blend(g, x, K, weights=None):
@@ -239,7 +239,7 @@ def poly_blend(g, x, K, weights=None):
         raise Refused(f'weights={weights}: K={K} needs {K + 1} of them, for x_0 to x_{K}, with the '
                       'sum 1')
     total = weights[0] * wide(x) if weights[0] else 0
-    for _, weight in zip(steps(K), weights[1:]):
+    for _, weight in zip(check_K(K), weights[1:]):
         x = g(x)
         total = total + weight * wide(x)
     return total.type_as(x)
@@ -260,7 +260,7 @@ def bind(name, solver, K, beta=None, **options):
         if option not in takes:
             raise Refused(f'the method {name!r} has no option {option!r}; it takes: '
                           f'{", ".join(takes) or "none"}')
-    steps(K), share(0.0 if beta is None else beta)
+    check_K(K), check_share(0.0 if beta is None else beta)
     options = {option: list(value) if isinstance(value, (tuple, range)) else value
                for option, value in options.items()}
     try:        # once on a single number: this finds bad options
