@@ -39,7 +39,7 @@ COMMANDS = {        # name: (module, and its function if that is not main; what 
     'study': ('tools.study', 'a seed of the runs that docs/RESULTS.md judges'),
     'results': ('tools.results', 'the tables of docs/RESULTS.md, from the rows of seeds'),
     'bench': ('tools.bench', 'speed and memory, each compared with a peer'),
-    'gpu': ('tools.gpu', 'speed and memory on a GPU, in nine minutes'),
+    'gpu': ('tools.bench:gpu', 'the same on a GPU'),
 }
 
 

@@ -1,4 +1,4 @@
-"""The one training loop: a model is trained, grows, loops, recurs; it stops and goes on.
+"""The training loop of every run: plain, growing, looped or recurrent.
 
 The idea: everything that happens at a step is a function of the step alone (engine/plan.py): the
 learning rate, the batch, what grows, what is measured. So a run is its config and its seed, and a
@@ -9,20 +9,18 @@ plateau, and a 1-sqrt decay; AdamW, gradients clipped at 1.
 Differs: the defaults are the toy's, with Muon for the layers' matrices and AdamW for the rest.
 
 Usage:
-    python train.py config/baseline.py          # a laptop, minutes; the picture is in out/baseline
-    python train.py config/baseline.py --steps=600 --device=cpu     # any setting by --name=value
+    python train.py config/baseline.py --steps=600      # a laptop, minutes; any setting so
     python train.py config/smollm_360m_lidas.py --dry_run       # FLOPs, memory, hours
     torchrun --standalone --nproc_per_node=8 train.py config/smollm_360m_lidas.py
 """
 import common  # noqa: F401 (from here on Ctrl-C ends in a line)
 
 # isort: split
-import ast
 import contextlib
 import math
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Literal
 
@@ -35,10 +33,10 @@ from common.options import given, read
 from data.tokens import Loader, draw, make_toy_data, measure
 from engine import checkpoint
 from engine.optimizers import OPTIMIZERS, load_optimizers, make_optimizers
-from engine.plan import Plan, Start, shape
+from engine.plan import Plan, Start, model_config
 from engine.world import Stop, World
 from grow import GROWTH, untie
-from model import LM
+from model import LM, ModelConfig
 from report.logs import Log
 
 
@@ -119,8 +117,7 @@ class Config:
 
 
 # What a model looks like. With init_from, its checkpoint says so.
-SHAPE = {'vocab_size', 'n_layer', 'n_embd', 'n_head', 'n_kv_head', 'head_dim', 'ffn_dim',
-         'rope_theta', 'tie_embeddings', 'ln_scaling'}
+MODEL_SETTINGS = {field.name for field in fields(ModelConfig)} - {'context'}
 
 
 # --------------------------------------------------------------------------------------- the loop
@@ -128,70 +125,71 @@ SHAPE = {'vocab_size', 'n_layer', 'n_embd', 'n_head', 'n_kv_head', 'head_dim', '
 def train(config):
     "Train to the end (returns 0) or until a signal (returns its number); a second call resumes."
     c, out = config, Path(config.out_dir)
-    with contextlib.ExitStack() as held:
-        world = held.enter_context(World(c.device, c.dtype))
-        world.first_does(lambda: held.enter_context(hold(out)))     # until the run ends
+    with contextlib.ExitStack() as at_the_end:
+        world = at_the_end.enter_context(World(c.device, c.dtype))
+        world.first_does(lambda: at_the_end.enter_context(lock_folder(out)))
         compiles = world.compiles(c.compile)
         data, val = open_data(c, world)
         resumes = c.resume and checkpoint.exists(out)
-        model, plan, so_far, states = resume(c, data, out) if resumes else begin(c, data['data'])
+        model, plan, so_far, states = resume(c, data) if resumes else begin(c, data)
         model.to(world.device, torch.float32).train()       # Hugging Face's may be bfloat16
         optimizers = make_optimizers(model, c)
         load_optimizers(optimizers, states, out)
         del states
-        running = world.wrap(model, compiles)
+        # compiles each Block in place; where there are several processes, in DDP around the model
+        wrapped = world.wrap(model, compiles)
         step, flops, seconds = so_far['step'], so_far['flops'], so_far['seconds']
         tokens_a_step = c.batch_size * c.context
 
-        world.first_does(lambda: checkpoint.move_aside(out, resumes, world.say))
-        introduce(c, world, data['data'], model, step, compiles)
-        log = Log(out / 'log.jsonl', step or -1, c.steps, silent=not world.first, say=world.say)
+        log = open_log(c, world, data['data'], model, step, resumes, compiles)
         if step == 0:
             log.write(step=0, tokens=0, flops=0, seconds=0, n_layer=len(model.layers),
                       depth=len(model.order), **validate(c, world, model, val))
         batch = fetch(c, world, plan, data, step)
-        stop = held.enter_context(Stop())
+        stop = at_the_end.enter_context(Stop())
         while step < c.steps:
             now, news = plan.at(step), {}
 
             # ---- does the model change? It grows, or begins to run its layers in another order.
-            if now.n_layer > len(model.layers):
+            grows = now.n_layer > len(model.layers)
+            if grows or now.order and list(now.order) != model.order:
                 before = validate(c, world, model, val)['val_loss']
-                model = untie(model, now.origin, optimizers)
-                running = world.wrap(model, compiles)
+                if grows:
+                    model = untie(model, now.origin, optimizers)    # the optimizers become its own
+                    wrapped = world.wrap(model, compiles)
+                else:
+                    model.config.order = list(now.order)
                 after = validate(c, world, model, val)['val_loss']
-                news['grown'] = dict(before=before, after=after)
-            if now.order and list(now.order) != model.order:
-                before = validate(c, world, model, val)['val_loss']
-                model.config.order = list(now.order)
-                after = validate(c, world, model, val)['val_loss']
-                news['looped'] = dict(before=before, after=after)
+                news['grown' if grows else 'looped'] = dict(before=before, after=after)
 
             # ---- forward and backward; then the next batch, while the GPU is at work
             began = time.perf_counter()
             recurrences = {}
             if now.r is not None:
                 recurrences = dict(r=now.r, backprop_depth=now.backprop_depth)
-            loss = backward(c, world, running, batch, step, recurrences)
-            # in the optimizers' order: another sum would have another last bit
-            weights = [p for o in optimizers for group in o.param_groups for p in group['params']]
-            norm = torch.nn.utils.clip_grad_norm_(weights, c.grad_clip or math.inf)
+            loss = backward(c, world, wrapped, batch, step, recurrences)
+            # always in this order: a sum in another order has another last bit
+            norm = torch.nn.utils.clip_grad_norm_(
+                [p for o in optimizers for group in o.param_groups for p in group['params']],
+                c.grad_clip or math.inf)
             batch = fetch(c, world, plan, data, step + 1)
-            loss, norm = world.sum(loss), norm.item()       # here the CPU waits for the GPU
+            loss, norm = world.sum_over_ranks(loss), norm.item()    # here it waits for the GPU
             if not math.isfinite(loss + norm):
-                save(c, world, model, optimizers, plan, data, so_far, log)
-                raise Refused(f'step {step + 1} has loss {loss} and gradient norm {norm}, so it '
-                              f'was not taken; {out} holds the checkpoint of step {step}. Try a '
-                              'lower --lr, a longer --warmup_steps, or --dtype=float32, in another '
-                              '--out_dir')
+                # the weights are those before this step, unless they have just changed
+                if not news and all(p.isfinite().all() for p in model.parameters()):
+                    save(c, world, model, optimizers, plan, data, so_far, log)
+                refuse_step(c, step, loss, norm)
 
             # ---- the update
             for optimizer in optimizers:
                 for group in optimizer.param_groups:
-                    group['lr'] = group['peak'] * now.lr
+                    group['lr'] = group['peak'] * now.lr_fraction
                 optimizer.step()
-                optimizer.zero_grad(set_to_none=world.size == 1)    # else they are views of DDP's
+                # in DDP the gradients are views of its buckets: they become 0 and stay
+                optimizer.zero_grad(set_to_none=world.size == 1)
             step += 1
+            # the number of a signal that one of the processes got, or 0: all stop together
+            asked = int(world.max_over_ranks(stop.asked))
             seconds_taken = time.perf_counter() - began
             step_flops = tokens_a_step * model.flops_per_token(**recurrences, context=c.context)
             flops, seconds = flops + step_flops, seconds + seconds_taken
@@ -203,33 +201,37 @@ def train(config):
             if news or step % c.log_every == 0:
                 log.write(step=step, tokens=step * tokens_a_step, flops=flops,
                           seconds=round(seconds, 1), n_layer=len(model.layers),
-                          depth=len(model.order), lr=c.lr * now.lr, loss=loss, grad_norm=norm,
-                          tokens_per_s=round(tokens_a_step / seconds_taken), **recurrences, **news)
+                          depth=len(model.order), lr=c.lr * now.lr_fraction, loss=loss,
+                          grad_norm=norm, tokens_per_s=round(tokens_a_step / seconds_taken),
+                          **recurrences, **news)
             mfu = world.peak_flops and step_flops / seconds_taken / world.peak_flops
             log.show_step(tokens_a_step / seconds_taken, mfu)
 
-            # ---- what is kept; and are we asked to stop? If one process is, all stop together.
-            asked = int(world.max(stop.asked))
+            # ---- what is kept; and are we asked to stop?
             if step % c.save_every == 0 or step == c.steps or asked:
                 save(c, world, model, optimizers, plan, data, so_far, log)
             if asked:
                 break
         log.close()
         if step < c.steps:
-            world.say(f'stopped at step {step} of {c.steps}, and saved: the same command resumes '
-                      'it')
+            world.say(f'stopped at step {step} of {c.steps}, and saved: the same command resumes it'
+                      + ('' if c.resume else ', without --resume=false'))
             return asked
         if world.first:
-            report(c, out, model, flops)
+            from engine.words import report
+            report(c, model, flops)
         return 0
 
 
 def fetch(c, world, plan, data, step):
-    "The batch of a step, on its way to the GPU, and how many targets it has. After the last: none."
-    if step < c.steps:
-        now = plan.at(step)
-        tokens, targets, _ = data[now.data].marked_batch(now.batch)
-        return world.send(tokens, targets)
+    """This process's part of a step's batch, on its way to the GPU, and how many of its targets
+    count. After the last step: None."""
+    if step == c.steps:
+        return None
+    now = plan.at(step)
+    tokens, targets, kinds = data[now.data].marked_batch(now.batch)
+    count = (targets != -1).sum().item()        # here, where it does not wait for a GPU
+    return world.to_device(tokens), world.to_device(targets), count
 
 
 def backward(c, world, model, batch, step, recurrences):
@@ -237,7 +239,7 @@ def backward(c, world, model, batch, step, recurrences):
     A loss is divided by the targets of the whole batch, over all processes: a mean for each piece
     would give the tokens of short answers more weight."""
     tokens, targets, count = batch
-    total = max(1.0, world.sum(count))          # where no target counts, the loss is 0
+    total = max(1.0, world.sum_over_ranks(count))          # where no target counts, the loss is 0
     loss, row, last = 0.0, world.rank * len(tokens), c.grad_accum - 1
     for i, (x, y) in enumerate(zip(tokens.chunk(c.grad_accum), targets.chunk(c.grad_accum))):
         if recurrences:     # a row's first state depends on its place, not on the process
@@ -247,11 +249,17 @@ def backward(c, world, model, batch, step, recurrences):
         row += len(x)
         # DDP adds the gradients up with the last piece, and divides by the number of processes.
         with model.no_sync() if world.size > 1 and i < last else contextlib.nullcontext():
-            with world.autocast:
+            with world.autocast:        # the model's loss is a mean: times its targets, a sum
                 share = model(x, y, **recurrences) * (y != -1).sum() / total
             (share * world.size).backward()
         loss += share.detach()
     return loss
+
+
+def refuse_step(c, step, loss, norm):
+    raise Refused(f'step {step + 1} has loss {loss} and gradient norm {norm}, so it was not taken; '
+                  f'{c.out_dir} holds the last checkpoint before it. Try a lower --lr, a longer '
+                  '--warmup_steps, or --dtype=float32, in another --out_dir')
 
 
 def validate(c, world, model, val):
@@ -263,8 +271,8 @@ def validate(c, world, model, val):
 
 # ------------------------------------------------------------------- where a run begins and ends
 
-def hold(out):
-    "Hold out_dir: nobody else writes into it until the run ends."
+def lock_folder(out):
+    "A context in which nobody else writes into out_dir."
     return claim(out) if checkpoint.exists(out) else new_model(out, 'choose another --out_dir')
 
 
@@ -293,15 +301,16 @@ def open_data(c, world):
     return data, val
 
 
-def begin(c, loader):
+def begin(c, data):
     """(model, plan, what it has taken so far, the optimizers' states) of a new run, of a new model
     or of what init_from gives."""
     torch.manual_seed(draw(c.seed, 'init'))
     so_far = dict(step=0, tokens=0, flops=0, seconds=0.0, inherited_flops=0)
     if not c.init_from:
         plan = Plan(c)
-        model = LM(shape(c, vocab_size=c.vocab_size or loader.vocab_size,
-                         n_layer=plan.at(0).n_layer, order=plan.loop and list(plan.loop)))
+        order = plan.main_order and list(plan.main_order)
+        model = LM(model_config(c, vocab_size=c.vocab_size or data['data'].vocab_size,
+                                n_layer=plan.at(0).n_layer, order=order))
         return model, plan, so_far, []
     parent = checkpoint.load(c.init_from)
     model = checkpoint.build_model(parent, c.init_from)
@@ -311,13 +320,15 @@ def begin(c, loader):
         raise Refused(f'context={c.context}, the length of a training row, is more than '
                       f'{c.init_from} reads: {model.config.context} tokens')
     from data.tokenizer import refuse_another_tokenizer
-    refuse_another_tokenizer(c.init_from, loader)
+    refuse_another_tokenizer(c.init_from, data['data'])
     so_far['inherited_flops'] = parent.get('flops', 0) + parent.get('inherited_flops', 0)
     return model, plan, so_far, []
 
 
-def resume(c, data, out):
-    "The same of the run that out_dir holds, if this config goes on with it."
+def resume(c, data):
+    """(model, plan, what it has taken so far, the optimizers' states) of the run in out_dir, if
+    this config goes on with it."""
+    out = Path(c.out_dir)
     state = checkpoint.load(out)
     if not state.get('optimizers') or 'start' not in state:
         raise Refused(f'{out} holds weights without their optimizers, so it cannot be resumed: '
@@ -325,11 +336,14 @@ def resume(c, data, out):
     # settings that there are no more are left out
     old = Config(**fit_fields(Config, state.get('config') or {}, out, others=True))
     plan = Plan(c, fill(Start, state['start'], out))
-    plan.refuse_another(old, state, data, SHAPE if c.init_from else set())
+    plan.refuse_other_run(old, state, data, MODEL_SETTINGS if c.init_from else set())
     torch.manual_seed(draw(c.seed, 'init'))
     so_far = {name: state.get(name, 0) for name in ('step', 'tokens', 'flops', 'seconds',
                                                     'inherited_flops')}
-    return checkpoint.build_model(state, out), plan, so_far, state['optimizers']
+    model = checkpoint.build_model(state, out)
+    if model.recurs:        # an ordinary model's order follows from its step
+        plan.set_up(model)
+    return model, plan, so_far, state['optimizers']
 
 
 def save(c, world, model, optimizers, plan, data, so_far, log):
@@ -343,8 +357,10 @@ def save(c, world, model, optimizers, plan, data, so_far, log):
     world.wait()
 
 
-def introduce(c, world, loader, model, step, compiles):
-    "Write run.json, print a few words."
+def open_log(c, world, loader, model, step, resumes, compiles):
+    "Move what must not stay in out_dir aside, write run.json, print a few words, open the log."
+    world.wait()        # now that no process can refuse any more
+    world.first_does(lambda: checkpoint.move_aside(Path(c.out_dir), resumes, world.say))
     if world.first:
         if loader.tokenizer != 'bytes':
             from data.tokenizer import copy_tokenizer
@@ -360,19 +376,8 @@ def introduce(c, world, loader, model, step, compiles):
               f'depth {len(model.order)}, {model.flops_per_token(context=c.context):,} FLOPs per '
               f'token\n{c.steps:,} steps of {c.batch_size} x {c.context} = '
               f'{c.batch_size * c.context:,} tokens' + (f', from step {step:,} on' if step else ''))
-
-
-def report(c, out, model, flops):
-    "Draw and print what a finished run leaves."
-    from report.logs import read_log
-    from report.plot import draw_runs, show
-    full = c.steps * c.batch_size * c.context * model.flops_per_token(context=c.context)
-    less = c.grow and flops < full
-    print(f'{flops:.3e} training FLOPs'
-          + (f', {1 - flops / full:.1%} less than at full depth throughout' if less else ''))
-    show(out / 'loss.png', draw_runs, {out.name: [read_log(out)]})
-    print(f'numbers: {out}/log.jsonl')
-    print(f'checkpoint, log and picture are in {out}; python nanodepth.py sample {out} writes text')
+    return Log(Path(c.out_dir) / 'log.jsonl', step or -1, c.steps, silent=not world.first,
+               say=world.say)
 
 
 USAGE = 'usage: python train.py CONFIG [--name=value ...] [--dry_run [--gpus=8] [--mfu=0.4]]'
@@ -381,7 +386,7 @@ USAGE = 'usage: python train.py CONFIG [--name=value ...] [--dry_run [--gpus=8] 
 def read_config(argv):
     "A config file and the settings after it. What init_from decides may not be set beside it."
     values = given(Config, argv)
-    for name in SHAPE & values.keys() if values.get('init_from') else ():
+    for name in MODEL_SETTINGS & values.keys() if values.get('init_from') else ():
         raise Refused(f'{name}={values[name]} has no effect beside init_from='
                       f'{values["init_from"]}: that checkpoint decides the shape of the model, so '
                       f'leave {name} out')
@@ -391,10 +396,9 @@ def read_config(argv):
 def main(argv=None):
     argv = sys.argv[1:] if argv is None else argv
     if not argv:
-        print(USAGE + '      (--help lists the settings)\n\nconfigs:')
-        for path in sorted(Path(__file__).parent.glob('config/[!_]*.py')):
-            about = ast.get_docstring(ast.parse(path.read_text())) or ''
-            print(f'  {f"config/{path.name}":44}{about.partition(chr(10))[0]}')
+        from engine.words import list_configs
+        print(USAGE + '      (--help lists the settings)')
+        list_configs()
         raise SystemExit(2)
     if {'-h', '--help'} & set(argv):
         read(Config, argv, f'{USAGE}\n\n{__doc__ or ""}')
@@ -407,6 +411,7 @@ def main(argv=None):
 
 
 if __name__ == '__main__':
-    sys.modules['train'] = sys.modules['__main__']      # this file, and not once more
+    # nanodepth imports `train` and calls its main(): this way it does not read the file twice
+    sys.modules['train'] = sys.modules['__main__']
     import nanodepth
     nanodepth.main('train')

@@ -42,15 +42,6 @@ def from_text(make, bounds=(None, None), **default):
     return field(metadata=dict(make=make, bounds=bounds), **default)
 
 
-def picture(path=None):
-    "A field for the path of a picture: .png unless it says another, so that T1.0 and T1.5 are two."
-    def with_ending(text):
-        path = Path(text)
-        known = not path.name or path.suffix in ('.png', '.pdf', '.svg', '.csv')
-        return path if known else path.with_name(f'{path.name}.png')
-    return from_text(with_ending, default=path and Path(path))
-
-
 def others():
     "A field that takes, as a dict, the options that are no fields."
     return field(metadata=dict(others=True), default_factory=dict)

@@ -29,7 +29,7 @@ from common.losses import in_pieces, piece_on
 from common.options import read
 from data.tokens import Loader
 from engine import checkpoint
-from engine.plan import Plan, Start, shape
+from engine.plan import Plan, Start, model_config
 from engine.world import PEAK_FLOPS
 from model import LM
 
@@ -95,7 +95,7 @@ def empty(config, n_layer):
         except Refused as error:
             raise Refused(f'vocab_size is unknown: {error}, or say --vocab_size=N') from None
     with torch.device('meta'):
-        return LM(shape(config, vocab_size=vocab_size, n_layer=n_layer))
+        return LM(model_config(config, vocab_size=vocab_size, n_layer=n_layer))
 
 
 def models(config):
@@ -131,8 +131,8 @@ def stretches(plan):
     loops or ends the growing."""
     c = plan.config
     edges = [first for first, _ in plan.stages]
-    if (plan.late or c.grow) and c.decay_steps:
-        edges.append(plan.decay)
+    if (plan.cooldown_order or c.grow) and c.decay_steps:
+        edges.append(plan.cooldown_start)
     edges.append(c.steps)
     return [(first, end) for first, end in zip(edges, edges[1:]) if end > first]
 

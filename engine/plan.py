@@ -25,9 +25,9 @@ from model import ModelConfig
 
 @dataclass
 class Start:
-    "What a run begins with. It goes into the checkpoint, so that a resume needs no parent."
+    "The parent of a run. It goes into the checkpoint, so that a resume needs no parent."
     kind: Literal['lm', 'recurrent']
-    n_layer: int
+    n_layer: int                        # of a new model: the depth at the end
     order: list[int] | None = None      # the parent's own; None: each layer once
     mean: int | None = None             # of a recurrent parent: the mean of its recurrences,
     backprop_depth: int | None = None   # and through how many of them gradients go back
@@ -40,7 +40,7 @@ class Start:
 
 
 class Step(NamedTuple):
-    lr: float                           # as a fraction of the peak
+    lr_fraction: float                  # of the peak rate
     n_layer: int
     origin: tuple | None                # the layers of the stage before that these are copies of
     order: tuple | None                 # None: a recurrent core's own
@@ -54,19 +54,20 @@ class Plan:
     def __init__(self, config, start=None):
         c = self.config = config
         self.start = start or Start('lm', c.n_layer)
-        # from this step on the rate falls, and growing is over
-        self.decay = c.steps - c.decay_steps
+        # from here on growing is over; the rate falls too, unless lr_decay_steps says otherwise
+        self.cooldown_start = c.steps - c.decay_steps
         self.mean = c.recurrence or self.start.mean
         self.backprop_depth = c.backprop_depth or self.start.backprop_depth
         self.refuse_what_excludes()
-        # (first step, layers)
+        # [(first step, layers)]
         self.stages = [(0, self.start.n_layer if c.init_from else c.n_layer)]
         if c.grow:
             with refusing(OverflowError):
-                self.stages = growth_plan(c.grow, c.n_layer, c.grow_block, self.decay, c.grow_alpha)
-        own = self.start.order and tuple(self.start.order)
-        self.loop = self.order_of('loop') or own            # None: each layer once
-        self.late = self.order_of('cooldown_loop')          # from the decay on
+                self.stages = growth_plan(c.grow, c.n_layer, c.grow_block, self.cooldown_start,
+                                          c.grow_alpha)
+        parent_order = self.start.order and tuple(self.start.order)
+        self.main_order = self.order_of('loop') or parent_order         # None: each layer once
+        self.cooldown_order = self.order_of('cooldown_loop')            # None: the same as before
 
     def refuse_what_excludes(self):
         "Settings that each may be, and not together."
@@ -90,16 +91,21 @@ class Plan:
             if wrong:
                 raise Refused(why)
 
-    def refuse_another(self, old, state, data, decided):
+    def refuse_other_run(self, old, state, data, set_by_parent):
         """Refuse to go on with a run of other settings: `old` are those that it had, `state` is
-        where it stands, and `decided` are settings that its parent decides."""
-        c, planned, taken = self.config, Plan(old, self.start), range(max(1, state['step']))
-        if state['step'] > old.steps:
-            raise Refused(f'{c.out_dir} is damaged: it holds step {state["step"]} of {old.steps}')
-        agree = all(self.at(step) == planned.at(step) for step in taken)
+        where it stands, and `set_by_parent` are settings that its parent decides."""
+        c, old_plan, at = self.config, Plan(old, self.start), state['step']
+        if at > old.steps:
+            raise Refused(f'{c.out_dir} is damaged: it holds step {at} of {old.steps}')
+        if at > c.steps:
+            raise Refused(f'{c.out_dir} has taken {at} steps, more than steps={c.steps}: choose '
+                          'another --out_dir')
+        taken = range(max(1, at))       # what it began with counts as taken too
+        agree = all(self.at(step) == old_plan.at(step) for step in taken)
         move = 'choose another --out_dir, or move that run out of the way by --resume=false'
         for name, value in vars(c).items():
-            free = name in MAY_DIFFER or name in decided or (agree and name in PLANNED)
+            free = name in MAY_DIFFER or name in set_by_parent
+            free = free or agree and name in MAY_DIFFER_AHEAD
             if value != getattr(old, name) and not free:
                 raise Refused(f'{c.out_dir} holds a run with {name}={getattr(old, name)!r}, but '
                               f'this config has {value!r}: {move}')
@@ -123,21 +129,23 @@ class Plan:
         "A model that the run begins with takes its settings from the plan."
         if model.recurs:
             model.mean, model.backprop_depth = self.mean, self.backprop_depth
-        elif self.loop:
-            model.config.order = list(self.loop)
+        elif self.main_order:
+            model.config.order = list(self.main_order)
 
     def at(self, step):
         "What this step does."
-        c, cools = self.config, step >= self.decay
+        c, cools = self.config, step >= self.cooldown_start
         stage = max(i for i, (first, _) in enumerate(self.stages) if first <= step)
         n_layer, origin, order = self.stages[stage][1], None, None
         if stage > 0:
             origin = tuple(GROWTH[c.grow](self.stages[stage - 1][1], c.grow_block))
         if self.start.kind == 'lm':
-            order = cools and self.late or self.loop or tuple(range(n_layer))
+            order = self.main_order or tuple(range(n_layer))
+            if cools and self.cooldown_order:
+                order = self.cooldown_order
         data, batch = 'data', step
         if cools and c.cooldown_data:
-            data, batch = 'cooldown_data', step - self.decay
+            data, batch = 'cooldown_data', step - self.cooldown_start
         now = Step(self.rate(step), n_layer, origin, order, data, batch)
         return now if self.mean is None else now._replace(**self.recurrences(step))
 
@@ -162,16 +170,17 @@ class Plan:
         return c.lr_floor + (1 - c.lr_floor) * down
 
 
-# What a resumed run may change, because it does not affect what is computed, at most where.
+# What a resumed run may change, for it changes only speed, rounding, and what is measured or kept.
 MAY_DIFFER = {'out_dir', 'device', 'compile', 'grad_accum', 'resume', 'eval_every', 'eval_batches',
               'log_every', 'save_every'}
-# What may change too if the plan of every step taken stays the same.
-PLANNED = {'steps', 'warmup_steps', 'decay_steps', 'lr_shape', 'lr_decay_steps', 'lr_floor',
-           'n_layer', 'grow', 'grow_block', 'grow_alpha', 'loop', 'cooldown_loop', 'cooldown_data',
-           'recurrence', 'backprop_depth', 'curriculum', 'curriculum_shape', 'backprop_curriculum'}
+# What it may change too if the plan of every step taken stays the same.
+MAY_DIFFER_AHEAD = {
+    'steps', 'warmup_steps', 'decay_steps', 'lr_shape', 'lr_decay_steps', 'lr_floor', 'n_layer',
+    'grow', 'grow_block', 'grow_alpha', 'loop', 'cooldown_loop', 'cooldown_data', 'recurrence',
+    'backprop_depth', 'curriculum', 'curriculum_shape', 'backprop_curriculum'}
 
 
-def shape(config, **more):
+def model_config(config, **more):
     "The ModelConfig of a run's config; `more` adds fields or replaces them."
     return ModelConfig(**{each.name: getattr(config, each.name) for each in fields(ModelConfig)
                           if hasattr(config, each.name)} | more)

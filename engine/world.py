@@ -104,11 +104,11 @@ class World:
             except OSError:         # train.py ... | head, or a full disk: the run goes on
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
-    def sum(self, number):
+    def sum_over_ranks(self, number):
         "The sum of every process's number, as a float."
         return float(number) if self.size == 1 else self.all_reduce(number, dist.ReduceOp.SUM)
 
-    def max(self, number):
+    def max_over_ranks(self, number):
         "The largest of every process's numbers, as a float."
         return float(number) if self.size == 1 else self.all_reduce(number, dist.ReduceOp.MAX)
 
@@ -145,13 +145,9 @@ class World:
             return torch.autocast(self.device.type, torch.bfloat16)
         return contextlib.nullcontext()
 
-    def send(self, tokens, targets):
-        "(tokens, targets, how many targets count), on their way to the device, without waiting."
-        count = (targets != -1).sum().item()
-        if self.cuda:
-            return *(t.pin_memory().to(self.device, non_blocking=True)
-                     for t in (tokens, targets)), count
-        return tokens.to(self.device), targets.to(self.device), count
+    def to_device(self, t):
+        "A tensor on its way to the device, without waiting for it."
+        return t.pin_memory().to(self.device, non_blocking=True) if self.cuda else t
 
     def compiles(self, setting):
         "Does a run with compile=setting compile its Blocks here?"

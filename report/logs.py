@@ -4,7 +4,7 @@ The idea: a run writes a JSON line for each measurement; every later table (runs
 (plot.py) is made from these lines.
 
 Usage:
-    log = Log('out/lidas/log.jsonl', last_step=-1, steps=600)
+    log = Log('out/lidas/log.jsonl', keep_up_to=-1, steps=600)
     log.write(step=10, loss=3.2)
     lines = read_log('out/lidas')
 """
@@ -25,21 +25,21 @@ class Log:
     lines after its step first: it will write them again, so that a log has neither gaps nor doubles
     wherever the run was cut off. What cannot be read before that is kept beside it, and said."""
 
-    def __init__(self, path, last_step, steps=None, silent=False, say=print):
+    def __init__(self, path, keep_up_to, steps=None, silent=False, say=print):
         self.file, self.shown = None, {}
-        self.bar = tqdm(total=steps, initial=max(0, last_step), disable=silent or steps is None,
+        self.bar = tqdm(total=steps, initial=max(0, keep_up_to), disable=silent or steps is None,
                         unit='step', dynamic_ncols=True)
         if silent:
             return
         lines, bad = read_lines(path, whole=True)
-        kept = [line for line in lines if line['step'] <= last_step]
+        kept = [line for line in lines if line['step'] <= keep_up_to]
         if bad and (len(bad) > 1 or len(kept) == len(lines)):      # not just the line cut off
             other = aside(path, '.unreadable')
             replace(other, path.read_bytes())
             say(f'{path} has {len(bad)} lines that cannot be read, the first at line {bad[0]}: '
                 f'left out, and the file as it was kept as {other}')
-        if last_step > 0 and not kept:
-            say(f'{path} has no line up to step {last_step}, where this run goes on: what it had '
+        if keep_up_to > 0 and not kept:
+            say(f'{path} has no line up to step {keep_up_to}, where this run goes on: what it had '
                 'logged is lost')
         replace(path, ''.join(json.dumps(line) + '\n' for line in kept).encode())
         self.file = open(path, 'a')

@@ -9,13 +9,24 @@ Usage:
 import itertools
 import math
 import os
+from pathlib import Path
 
 from common.files import fresh
+from common.options import from_text
 from report.runs import growths, kinds_of, measured
 from report.tables import grouped, in_percent, mean, where
 
 COLOURS = ['#3b6fb6', '#d1495b', '#2e8b57', '#e08e1b', '#7b5aa6', '#4f4f4f', '#17a2b8', '#c45ab3',
            '#8c6d31', '#9aa0a6']
+
+
+def picture(path=None):
+    "A field for the path of a picture: .png unless it says another, so that T1.0 and T1.5 are two."
+    def with_ending(text):
+        path = Path(text)
+        known = not path.name or path.suffix in ('.png', '.pdf', '.svg', '.csv')
+        return path if known else path.with_name(f'{path.name}.png')
+    return from_text(with_ending, default=path and Path(path))
 
 
 def show(path, draw, *what):

@@ -202,7 +202,8 @@ def test_an_environment_that_nobody_can_read(data, tmp_path):
 
 
 def test_ctrl_c_during_the_imports_is_a_line():
-    code = 'import sys, common; sys.__excepthook__ = None; sys.excepthook(KeyboardInterrupt, 0, 0)'
+    code = ('import sys, common; sys.__excepthook__ = None; '
+            'sys.excepthook(KeyboardInterrupt, None, None)')
     (ROOT / 'tests/__interrupted.py').unlink(missing_ok=True)
     done = shell('-c', f'import sys; sys.modules["__main__"].__file__ = {str(ROOT / "x.py")!r}; '
                  + code)

@@ -42,7 +42,7 @@ def test_a_process_that_hangs_or_dies_ends_the_run_by_its_name(config, tmp_path,
                          env=os.environ | dict(OMP_NUM_THREADS='1'), timeout=100)
     assert run.returncode != 0 and re.search(words, run.stderr), run.stderr
     if what.startswith('time'):     # and where rank 0 stood, which waited
-        assert re.search(r'rank0\]:.*world.sum\(count\)', run.stderr), run.stderr
+        assert re.search(r'rank0\]:.*world.sum_over_ranks\(count\)', run.stderr), run.stderr
     assert time.monotonic() - began < 70
     subprocess.run(['pkill', '-KILL', '-f', str(tmp_path / 'hangs.py')], check=False)
     assert checkpoint.load(c.out_dir)['step'] == 2

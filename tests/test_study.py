@@ -12,6 +12,7 @@ import train
 from common.errors import Refused
 from data.primitives import write_examples
 from data.tokens import write_dataset
+from engine import words
 from engine.checkpoint import load_model
 from loop import parse_loop, running
 from report.panels import draw_lines
@@ -184,7 +185,7 @@ def small(tmp_path, monkeypatch):
     for one in (studied.Taught, studied.Frozen, studied.Layers):
         monkeypatch.setattr(one, 'models', ('baseline',))
     monkeypatch.setattr(studied.subprocess, 'run', ran)
-    monkeypatch.setattr(train, 'report', lambda *_: None)
+    monkeypatch.setattr(words, 'report', lambda *_: None)
     monkeypatch.chdir(ROOT)
     return seen
 

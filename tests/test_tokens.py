@@ -297,7 +297,7 @@ def test_the_command_checks_the_checksums(data, capsys):
 def test_large_vocabularies_take_four_bytes(tmp_path, monkeypatch):
     class Big:
         n_vocab = 100_000
-    monkeypatch.setattr(tokens_file, 'get_tokenizer', lambda name: Big)
+    monkeypatch.setattr(tokenizer_file, 'get_tokenizer', lambda name: Big)
     write_dataset(tmp_path, 'train', 'big', np.arange(70_000, 70_050))
     assert json.loads((tmp_path / 'train.json').read_text())['dtype'] == 'uint32'
     assert int(Dataset(tmp_path, 'train', 8).window(1)[0][0]) == 70_008

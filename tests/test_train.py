@@ -64,7 +64,7 @@ def shell(command, **kw):
 # ------------------------------------------------------------------ schedule
 
 def test_learning_rate_by_hand():
-    learning_rate = lambda c, step: Plan(c).at(step).lr
+    learning_rate = lambda c, step: Plan(c).at(step).lr_fraction
     "The paper's 2,000 up, constant to 170,000, 30,000 down by 1 - sqrt."
     c = Config(steps=200_000, warmup_steps=2_000, decay_steps=30_000)
     assert (learning_rate(c, 0) == 1 / 2000 and learning_rate(c, 999) == 0.5 and learning_rate(c,
@@ -259,12 +259,37 @@ def test_nan_stops_with_the_step_and_a_good_checkpoint(config, monkeypatch):
         return out * math.nan if sum(calls) == 7 and self.training else out
 
     monkeypatch.setattr(LM, 'forward', poisoned)
-    with pytest.raises(Refused, match='step 7 has loss nan.*checkpoint of step 6.*lower --lr'):
+    with pytest.raises(Refused, match='step 7 has loss nan.*holds the last checkpoint.*lower --lr'):
         train(c)
     assert checkpoint.load(c.out_dir)['step'] == 6
     monkeypatch.setattr(LM, 'forward', forward)
     train(c)
     assert same(weights_of(c), weights_of(good))
+
+
+def test_a_step_that_is_not_finite_right_after_a_growth_leaves_the_model_before_it(config,
+                                                                                   monkeypatch):
+    "Else a resume would find the grown model at a step at which the plan has not grown it."
+    settings = dict(grow='lidas', grow_block=1, n_layer=2, steps=12, save_every=1)
+    c, good = config(**settings), config('good', **settings)
+    train(good)
+    growth = next(step for step in range(12) if Plan(c).at(step).n_layer == 2)
+    backward = train_file.backward
+    monkeypatch.setattr(train_file, 'backward', lambda *args: backward(*args) * (
+        math.nan if args[4] == growth else 1))
+    with pytest.raises(Refused, match=f'step {growth + 1} has loss nan'):
+        train(c)
+    state = checkpoint.load(c.out_dir)
+    assert (state['step'], state['model_config']['n_layer']) == (growth, 1)
+    monkeypatch.setattr(train_file, 'backward', backward)
+    train(c)
+    assert same(weights_of(c), weights_of(good))
+
+
+def test_a_shorter_run_than_was_taken_is_refused(config):
+    train(config(steps=8, lr_floor=1.0))
+    with pytest.raises(Refused, match='has taken 8 steps, more than steps=6'):
+        train(config(steps=6, lr_floor=1.0))
 
 
 @pytest.mark.parametrize('number, at, status', [(signal.SIGTERM, 3, 143), (signal.SIGINT, 3, 130),
@@ -421,7 +446,8 @@ def test_one_process_of_two_is_told_to_stop_and_both_end_with_its_signal(config)
 
 def test_world_alone():
     world = World('cpu')
-    assert (world.size, world.rank, world.first, world.sum(torch.tensor(3))) == (1, 0, True, 3.0)
+    assert (world.size, world.rank, world.first) == (1, 0, True)
+    assert world.sum_over_ranks(torch.tensor(3)) == 3.0
     with pytest.raises(Refused, match='cannot be used'):
         World('cuda:77')
 

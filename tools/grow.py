@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Literal
 
 from common.errors import Refused
-from common.options import picture, read, word
+from common.options import read, word
 from engine.cost import training_flops
 from grow import GROWTH, growth_plan
 from model import ModelConfig
-from report.plot import draw_origins, show
+from report.plot import draw_origins, picture, show
 
 
 @dataclass

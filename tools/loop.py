@@ -13,14 +13,14 @@ from tqdm import tqdm
 from common.columns import columns
 from common.errors import Refused
 from common.files import new_model
-from common.options import picture, read, words
+from common.options import read, words
 from data.tokenizer import keep_tokenizer
 from engine.checkpoint import build_model, describe, load, save
 from engine.measure import Scorer, parse_tasks
 from engine.world import pick_device
 from grow import untie
 from loop import format_loop, repeat_block, running
-from report.plot import draw_repetitions, draw_tradeoffs, show
+from report.plot import draw_repetitions, draw_tradeoffs, picture, show
 from report.tables import (
     difference,
     in_percent,

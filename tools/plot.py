@@ -8,8 +8,8 @@ Usage:
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.options import picture, read, words
-from report.plot import draw_runs, show
+from common.options import read, words
+from report.plot import draw_runs, picture, show
 from report.runs import print_table, read_groups, table
 from report.tables import write_csv
 

@@ -14,13 +14,13 @@ from tqdm import tqdm
 from common.columns import columns
 from common.errors import Refused
 from common.files import read_json, reading
-from common.options import picture, read, words
+from common.options import read, words
 from data.primitives import TASKS, few_shot, with_depths
 from data.tokenizer import get_tokenizer
 from engine.checkpoint import load_model
 from engine.measure import score, set_depth
 from engine.world import pick_device
-from report.plot import draw_shots, show
+from report.plot import draw_shots, picture, show
 from report.tables import by_seed, number, over_seeds, run_names, where, write_csv
 
 

@@ -20,7 +20,7 @@ from tqdm import tqdm
 from common.columns import columns
 from common.errors import Refused, refusing
 from common.files import new_model
-from common.options import picture, read, word, words
+from common.options import read, word, words
 from data.tokenizer import keep_tokenizer, refuse_another_tokenizer
 from data.tokens import Loader, draw
 from engine.checkpoint import build_model, describe, load, save
@@ -28,7 +28,7 @@ from engine.hf import fold_scales
 from engine.measure import Scorer, parse_tasks
 from engine.world import pick_device
 from model import LM
-from report.plot import draw_recurrences, show
+from report.plot import draw_recurrences, picture, show
 from report.tables import numbers, over_seeds, pick_shown, run_names, write_csv
 from retrofit import cut, surgery
 from variants.cuts import by_influence, screen

@@ -41,13 +41,13 @@ from common.columns import columns
 from common.errors import Refused, refusing
 from common.fields import fill
 from common.files import reading
-from common.options import others, picture, read, word, words
+from common.options import others, read, word, words
 from engine.checkpoint import build_model, exists, load
 from engine.measure import Scorer, fingerprint, parse_tasks
 from engine.world import pick_device
 from model import KVCache
 from report.panels import draw_sweep, draw_windows
-from report.plot import show
+from report.plot import picture, show
 from report.tables import (
     by_seed,
     in_percent,

@@ -1,0 +1,34 @@
+"""What train.py says beside its training: which configs there are, and what a finished run leaves.
+
+Usage:
+    list_configs()
+    report(config, model, flops)
+"""
+import ast
+from pathlib import Path
+
+from common.files import find
+from report.logs import read_log
+from report.plot import draw_runs, show
+
+
+def report(config, model, flops):
+    "Draw and print what a finished run leaves."
+    c, out, less = config, Path(config.out_dir), ''
+    if c.grow:      # beside a run with all layers from the first step on, and the same cool-down
+        deep = model.flops_per_token(range(c.n_layer), context=c.context)
+        cooldown = model.flops_per_token(context=c.context)
+        growing_steps = c.steps - c.decay_steps
+        full = c.batch_size * c.context * (growing_steps * deep + c.decay_steps * cooldown)
+        less = f', {1 - flops / full:.1%} less than at full depth throughout'
+    print(f'{flops:.3e} training FLOPs{less}')
+    show(out / 'loss.png', draw_runs, {out.name: [read_log(out)]})
+    print(f'numbers: {out}/log.jsonl')
+    print(f'checkpoint, log and picture are in {out}; python nanodepth.py sample {out} writes text')
+
+
+def list_configs():
+    "Print every config with the first line of what it says of itself."
+    for path in sorted(Path(find('config')).glob('[!_]*.py')):
+        about = ast.get_docstring(ast.parse(path.read_text())) or ''
+        print(f'  {f"config/{path.name}":44}{about.partition(chr(10))[0]}')
