@@ -37,6 +37,14 @@ data/chains_deep/train.json: data/toy/prepare.py | .venv/ready
 SEEDS := 0 1 2
 GROWN := baseline baseline_isoflops midas lidas stack ln_scaling
 LOOPED := loop_4x2 loop_1_2x3_1 loop_2x4 standard_4 standard_2 lidas_cooldown_loop baseline_cooldown_loop
+# runs that are a config with a flag or two: docs/FIGURES.md
+as_stack := config/midas.py --grow=stack
+as_ln_scaling := config/baseline.py --ln_scaling=true
+as_standard_2 := config/baseline.py --n_layer=2
+as_standard_4 := config/baseline.py --n_layer=4
+as_loop_4x2 := config/baseline.py --n_layer=4 --loop=4x2
+as_baseline_cooldown_loop := config/baseline.py --cooldown_loop=3-2x2-3
+which = $(or $(as_$(1)),config/$(1).py)
 seeds = $(foreach seed,$(SEEDS),$(foreach toy,$(1),out/toys/$(toy)-$(seed)))
 
 toys: toys-grown toys-looped    # every model and seed that the figures need: 2 hours
@@ -46,7 +54,7 @@ toys-looped: data/toy/train.json        # those of the looping section: 1 hour
 	$(MAKE) --jobs=2 $(addsuffix /loss.png,$(call seeds,$(LOOPED)))
 out/toys/%/loss.png: | .venv/ready
 	@mkdir -p $(@D)
-	OMP_NUM_THREADS=1 $(PY) train.py config/$(firstword $(subst -, ,$*)).py --seed=$(lastword $(subst -, ,$*)) --out_dir=$(@D) 2>$(@D)/progress.txt || { tail -n 3 $(@D)/progress.txt; exit 1; }
+	OMP_NUM_THREADS=1 $(PY) train.py $(call which,$(firstword $(subst -, ,$*))) --seed=$(lastword $(subst -, ,$*)) --out_dir=$(@D) 2>$(@D)/progress.txt || { tail -n 3 $(@D)/progress.txt; exit 1; }
 
 growing: toys-grown             # growing against ordinary training: out/growing.png, and the numbers of docs/TOY.md
 	$(PY) nanodepth.py plot $(call seeds,$(GROWN)) --out=out/growing.png

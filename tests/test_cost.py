@@ -1,5 +1,7 @@
 """cost.py: Table 7's totals come out of the configs; memory is what autograd really keeps; the
 plan needs no data."""
+import re
+
 import pytest
 import torch
 from conftest import ROOT, planned_flops
@@ -16,6 +18,23 @@ def dry(capsys, *argv):
     return capsys.readouterr().out
 
 
+# {name: [config and flags]} of the runs that docs/FIGURES.md gives commands for
+RUNS = {name: command.split()[2:] for name, command in re.findall(
+    r'^\| (\w+) \| `(python train.py [^`]*)` \|', (ROOT / 'docs/FIGURES.md').read_text(), re.M)}
+
+
+@pytest.mark.parametrize('name', RUNS)
+def test_every_run_of_the_table_can_be_planned_and_costed(name, capsys, monkeypatch, tiny):
+    parent = tiny(n_layer=8)
+    if 'retrofit' in name and not name.endswith('dense'):
+        parent = surgery(parent, '2-4-2')
+    monkeypatch.setattr(cost.checkpoint, 'load_model', lambda path: parent)
+    data = [] if 'smollm' in name or 'retrofit' in name else ['--vocab_size=257']
+    said = dry(capsys, *RUNS[name], *data)
+    assert re.search(r'in all [\d,.]+ petaFLOPs; [\d,]+ steps', said)
+    assert read_config(RUNS[name]).out_dir == f'out/{name}'
+
+
 @pytest.mark.parametrize('name, petaflops', [
     ('360m_baseline', '613,527.488'), ('360m_ln_scaling', '613,527.488'),
     ('360m_midas', '476,147.897'), ('360m_lidas', '476,147.897'),
@@ -24,13 +43,13 @@ def dry(capsys, *argv):
     ('1b7_lidas', '3,736,608.182'), ('1b7_loop_4_4x4_4', '4,813,222.102'),
     ('1b7_standard_12', '2,533,274.790')])
 def test_table_7_comes_out_to_the_last_digit(name, petaflops, capsys):
-    said = dry(capsys, ROOT / f'config/smollm_{name}.py')
+    said = dry(capsys, *RUNS.get(f'smollm_{name}', [f'config/smollm_{name}.py']))
     assert (f'in all {petaflops} petaFLOPs' in said and ('growing saves 22.4%' in said)
             == ('midas' in name or 'lidas' in name))
 
 
 def test_the_stages_are_those_of_the_paper_and_a_loop_of_the_cool_down_is_one(capsys):
-    lines = dry(capsys, ROOT / 'config/smollm_1b7_lidas_math_loop.py').splitlines()
+    lines = dry(capsys, *RUNS['smollm_1b7_lidas_math_loop']).splitlines()
     stages = [[cell.strip() for cell in line.split('|')[1:4]] for line in lines[2:9]]
     assert stages == [['0 to 8,095', '4', '4'], ['8,095 to 24,285', '8', '8'],
                       ['24,285 to 48,570', '12', '12'], ['48,570 to 80,950', '16', '16'],
@@ -42,8 +61,9 @@ def test_the_stages_are_those_of_the_paper_and_a_loop_of_the_cool_down_is_one(ca
 def test_the_configs_of_a_size_differ_in_what_they_are_about_alone():
     "Values that are written out in each file must not drift apart."
     for size, about in (('360m', 'tokens'), ('1b7', 'tokens')):
-        found = [vars(read_config([str(path)]))
-                 for path in sorted(ROOT.glob(f'config/smollm_{size}_*.py'))]
+        configs = [[str(path)] for path in sorted(ROOT.glob(f'config/smollm_{size}_*.py'))]
+        configs += [argv for name, argv in RUNS.items() if name.startswith(f'smollm_{size}_')]
+        found = [vars(read_config(argv)) for argv in configs]
         assert len(found) >= 10
         own = {'out_dir', 'n_layer', 'loop', 'grow', 'grow_block', 'ln_scaling', 'cooldown_loop',
                'cooldown_data'}
