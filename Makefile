@@ -115,7 +115,7 @@ probes: toys                    # which layers do they use: out/probe/index.html
 
 bench: .venv/tests              # speed and memory against transformers, a plain GPT and lm-eval: docs/bench.md, 25 minutes
 	$(PY) nanodepth.py bench --out=docs/bench.md
-gpu: .venv/tests                # the same questions for a GPU, at 360M, eager and compiled: docs/gpu.md, 9 minutes on one GPU
+gpu: .venv/tests                # the same questions for a GPU, at 360M, eager and compiled: docs/gpu.md
 	$(PY) nanodepth.py gpu --out=docs/gpu.md
 little: .venv/ready             # why naive looping explodes, on a network of a few neurons: out/wrapper_toy.png, seconds
 	$(PY) wrapper.py --toy

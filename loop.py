@@ -71,10 +71,16 @@ def format_loop(order):
         times = 1
         while block and order[at:at + len(block)] == block:
             times, at = times + 1, at + len(block)
-        if start < first or start < top and times == 1 or start >= top and at < len(order):
+        back_into_what_is_written = start < first
+        back_for_a_part_only = start < top and times == 1
+        ahead = start >= top and at < len(order)
+        if back_into_what_is_written or back_for_a_part_only or ahead:
             raise Refused(f'the order {order} is not a loop of blocks in the order of their '
                           'layers, so it has no notation')
-        parts += [str(start - first)] * (start > first) + [f'{top - start}x{times}'] * (top > start)
+        if start > first:
+            parts.append(str(start - first))
+        if top > start:
+            parts.append(f'{top - start}x{times}')
         first = top
     return '-'.join(parts)
 

@@ -20,6 +20,7 @@ import common  # noqa: F401 (from here on Ctrl-C ends in a line)
 
 # isort: split
 import contextlib
+import itertools
 import threading
 from collections.abc import Callable
 from typing import NamedTuple
@@ -158,14 +159,11 @@ class Loop(threading.local):
 
     def solve(self, a, x, first):
         "The solver on the layers from a to this one. It begins with g(x), which the model has run."
-        b = max(self.calls)
+        b, evaluations = max(self.calls), itertools.count(1)
 
         def g(x):
-            nonlocal made
-            made += 1
+            made = next(evaluations)
             return self.run(a, b, x, made) if made > 1 else first
-
-        made = 0
         return self.how.solver(g, x)
 
     def settle(self, y):
@@ -199,7 +197,9 @@ class Handle(NamedTuple):
     model: object
     window: tuple
     evaluations: int
-    unpatch = lambda self: unpatch(self.model)
+
+    def unpatch(self):
+        unpatch(self.model)
 
 
 LAYERWISE = 'layer_anchored_frozen'     # by itself it goes layer by layer, each on its real input

@@ -24,7 +24,10 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def find(path):
     "A config or a dataset: in the current folder, else beside the code."
-    return ROOT / path if not Path(path).exists() and (ROOT / path).exists() else Path(path)
+    here, beside_the_code = Path(path), ROOT / path
+    if not here.exists() and beside_the_code.exists():
+        return beside_the_code
+    return here
 
 
 @contextlib.contextmanager

@@ -287,8 +287,10 @@ class Loader:
             key, n = draw(self.seed, 'mixture', period), len(self.sets)
             turns = np.repeat(np.arange(n), self.quota)
             turns = turns[[permute(s, PERIOD, key) for s in range(PERIOD)]]
-            before = sum((turns == d) * ((turns == d).cumsum() - 1) for d in range(n))
-            self.period, self.turns = period, list(zip(turns.tolist(), before.tolist()))
+            self.period, self.turns, seen = period, [], [0] * n
+            for d in turns.tolist():
+                self.turns.append((d, seen[d]))
+                seen[d] += 1
         d, before = self.turns[slot]
         n = self.sets[d].windows
         epoch, i = divmod(period * self.quota[d] + before, n)

@@ -84,18 +84,21 @@ def log_likelihoods(model_like, tokenizer, examples, *, batch=64, share=True):
     for part in parts:
         # the rest of a longer prompt is read with each option
         n = len(prompts[part[0]])
-        rows = [[prompts[i][n:] + o for o in options[i]] for i in part]
-        counts = [[[0] * (len(prompts[i]) - n) + [1] * len(o) for o in options[i]] for i in part]
-        width = max(len(row) for each in rows for row in each)
-        rows, counts = (torch.tensor([[row + [0] * (width - len(row)) for row in each]
-                                      for each in lists], device=device)
-                        for lists in (rows, counts))                                # (B, O, W)
+        rows = [[prompts[i][n:] + option for option in options[i]] for i in part]
+        shape = len(rows), len(rows[0]), max(len(row) for each in rows for row in each)
+        tokens = torch.zeros(shape, dtype=torch.long)                               # (B, O, W)
+        counts = torch.zeros(shape, dtype=torch.bool)
+        for b, i in enumerate(part):
+            for o, row in enumerate(rows[b]):
+                tokens[b, o, :len(row)] = torch.tensor(row)
+                counts[b, o, len(prompts[i]) - n:len(row)] = True
+        tokens, counts = tokens.to(device), counts.to(device)
         prompt = torch.tensor([prompts[i][:n] for i in part], device=device)        # (B, T)
         ours = isinstance(model_like, LM) and not model_like.recurs
         after = shared if share and ours else separate
-        logits = after(model_like, prompt, rows)
-        found = logits.float().log_softmax(-1).gather(-1, rows[..., None])[..., 0]  # (B, O, W)
-        for i, value in zip(part, found.masked_fill(counts == 0, 0).cpu().double().sum(-1)):
+        logits = after(model_like, prompt, tokens)
+        chances = logits.float().log_softmax(-1).gather(-1, tokens[..., None])[..., 0]  # (B, O, W)
+        for i, value in zip(part, chances.masked_fill(~counts, 0).cpu().double().sum(-1)):
             values[i] = value
     return values
 

@@ -8,8 +8,8 @@ import ast
 from pathlib import Path
 
 from common.files import find
-from report.logs import read_log
 from report.plot import draw_runs, show
+from report.runs import read_log
 
 
 def report(config, model, flops):

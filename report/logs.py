@@ -6,12 +6,11 @@ The idea: a run writes a JSON line for each measurement; every later table (runs
 Usage:
     log = Log('out/lidas/log.jsonl', keep_up_to=-1, steps=600)
     log.write(step=10, loss=3.2)
-    lines = read_log('out/lidas')
+    lines = read_lines('out/lidas/log.jsonl')
 """
 import json
 import os
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from tqdm import tqdm
 
@@ -31,7 +30,7 @@ class Log:
                         unit='step', dynamic_ncols=True)
         if silent:
             return
-        lines, bad = read_lines(path, whole=True)
+        lines, bad = sort_lines(path)
         kept = [line for line in lines if line['step'] <= keep_up_to]
         if bad and (len(bad) > 1 or len(kept) == len(lines)):      # not just the line cut off
             other = aside(path, '.unreadable')
@@ -75,14 +74,6 @@ class Log:
             self.file.close()
 
 
-def read_log(folder):
-    "A run's log as a list of dicts, in the order of the steps."
-    path = Path(folder) / 'log.jsonl'
-    if not path.exists():
-        raise Refused(f'there is no {path}: is {folder} the folder of a run?')
-    return read_lines(path)
-
-
 @dataclass
 class Line:
     "What tables and pictures read of a line of a log."
@@ -97,9 +88,14 @@ class Line:
     kinds: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
-def read_lines(path, whole=False):
-    """The lines of a log that are a step's; with `whole`, also the numbers of those that are not. A
-    run at work, or one that was cut off, may have half a line at the end."""
+def read_lines(path):
+    """The lines of a log that are a step's. A run at work, or one that was cut off, may have half a
+    line at the end."""
+    return sort_lines(path)[0]
+
+
+def sort_lines(path):
+    "(the lines of a log that are a step's, the numbers of those that are not)."
     lines, bad = [], []
     with reading(path):
         raw_lines = path.read_bytes().splitlines() if path.exists() else []
@@ -111,4 +107,4 @@ def read_lines(path, whole=False):
             lines.append(line)
         except Refused:
             bad.append(place)
-    return (lines, bad) if whole else lines
+    return lines, bad

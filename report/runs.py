@@ -8,11 +8,20 @@ Usage:
     print_table(table(groups))
 """
 import math
+from pathlib import Path
 
 from common.columns import columns
 from common.errors import Refused
-from report.logs import read_log
+from report.logs import read_lines
 from report.tables import by_seed, difference, mean, number, over_seeds, run_names, where
+
+
+def read_log(folder):
+    "A run's log as a list of dicts, in the order of the steps."
+    path = Path(folder) / 'log.jsonl'
+    if not path.exists():
+        raise Refused(f'there is no {path}: is {folder} the folder of a run?')
+    return read_lines(path)
 
 
 def read_groups(folders):

@@ -440,11 +440,12 @@ def test_windows_and_cells():
         'run', '--windows=1-2', '--methods=rk,naive,layer_anchored_frozen', '--K=6', '--beta=0.5',
         '--T=1,2'])
     cells, _ = sweep.cells_of(asked, 4)
-    assert [(c['method'], c['T'], c['mode'], c['cache']) for c in cells] == [
+    assert [(c.method, c.T, c.mode, c.cache) for c in cells] == [
         ('rk', 1, 'block', 'first'), ('rk', 2, 'block', 'first'), ('naive', None, 'block', 'first'),
         *[('layer_anchored_frozen', T, 'layer', 'natural') for T in (1, 2)]]
+    cells = [cell._asdict() for cell in cells]
     assert [sweep.label(c, cells) for c in cells][1] == 'rk K=6 beta 0.5 T=2 block first'
-    cost = lambda **cell: sweep.cost(dict(window='1-2', mode='block', cache='first') | cell, 4)
+    cost = lambda **cell: sweep.cost(sweep.Cell(**sweep.PAPER | dict(window='1-2') | cell), 4)
     assert cost(method='rk', K=3) == 2.0 and cost(method='heun', K=1, cache='last') == 2.0
     assert cost(method='rk', K=3, mode='layer') == 2.5          # the unlooped chain
 

@@ -25,7 +25,7 @@ from data.tokens import Loader, measure
 from engine.checkpoint import exists, load, load_model
 from engine.measure import After, log_likelihoods
 from model import KVCache
-from report.logs import read_log
+from report.runs import read_log
 from variants.lens import exit_at, quality, train_lens
 from wrapper import SOLVERS, looped
 

@@ -28,7 +28,7 @@ from common.options import read, word
 from engine.checkpoint import load_model
 from loop import format_loop, parse_loop, running
 from report.claims import one_more
-from report.logs import read_log
+from report.runs import read_log
 from report.tables import as_csv, read_csv, where
 from retrofit import Recurrent
 from tools.studied import DECAY, STEPS, Frozen, Job, Layers, Questions, Retrofits, Taught

@@ -31,7 +31,7 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -284,8 +284,19 @@ def windows_of(parts, depth):
     return list(dict.fromkeys(found))
 
 
+class Cell(NamedTuple):
+    "A setting of the wrapper. None: its method has no such option."
+    window: str
+    method: str
+    K: int
+    beta: float | None
+    T: float | None
+    mode: str
+    cache: str
+
+
 def cells_of(options, depth):
-    "([the settings], [those that cannot run])."
+    "([the cells], [those that cannot run])."
     lists = [options.methods, options.K, options.beta or [None], options.T, options.mode,
              options.cache]
     found, impossible = [], []
@@ -295,7 +306,7 @@ def cells_of(options, depth):
         own = {name: value if takes(method, name) else None for name, value in own.items()}
         if method == LAYERWISE:         # by itself, as its authors have it
             mode, cache = 'layer', 'natural' if cache == 'first' else cache
-        cell = dict(window=window, method=method, K=K, **own, mode=mode, cache=cache)
+        cell = Cell(window, method, K, own['beta'], own['T'], mode, cache)
         try:
             pick_solver(method, K, **given(own))
         except ValueError as error:
@@ -303,8 +314,8 @@ def cells_of(options, depth):
                 raise
             impossible.append(f'{method} with K = {K} ({error})')
             continue
-        found += [cell] * (cell not in found)
-    return found, list(dict.fromkeys(impossible))
+        found.append(cell)
+    return list(dict.fromkeys(found)), list(dict.fromkeys(impossible))
 
 
 def takes(method, option):
@@ -331,9 +342,9 @@ def label(cell, grid):
 
 def cost(cell, depth):
     "Layers run for each token, relative to no loop."
-    a, b = map(int, cell['window'].split('-'))
-    evaluations = pick_solver(cell['method'], cell['K'])[1]
-    chain = cell['cache'] == 'last' or (cell['mode'], cell['cache']) == ('layer', 'first')
+    a, b = map(int, cell.window.split('-'))
+    evaluations = pick_solver(cell.method, cell.K)[1]
+    chain = cell.cache == 'last' or (cell.mode, cell.cache) == ('layer', 'first')
     return 1 + (b - a + 1) * (evaluations - 1 + chain) / depth
 
 
@@ -391,19 +402,20 @@ class Study:
         return cells
 
     def of(self, name, part, cells):
-        "{cell as JSON: {metric: gain}}"
-        noted = lambda cell: dict(model=self.about(name)[0], part=part, spec=self.spec, cell=cell)
+        "{cell: {metric: gain}}"
+        def noted(cell):
+            return dict(model=self.about(name)[0], part=part, spec=self.spec,
+                        cell=cell and cell._asdict())
 
         def measure(cell):
             model, looks = self.open(name)
             if cell is None:
                 return looks[part](model)
-            with looped(model, **given(cell)):
+            with looped(model, **given(cell._asdict())):
                 return looks[part](model)
         plain, found = self.notes.get(noted(None), lambda: measure(None)), {}
         for cell in tqdm(cells, desc=f'{part} {name}', unit='cell', leave=False):
-            found[json.dumps(cell)] = gains(plain,
-                                            self.notes.get(noted(cell), lambda: measure(cell)))
+            found[cell] = gains(plain, self.notes.get(noted(cell), lambda: measure(cell)))
         return found
 
 
@@ -443,27 +455,27 @@ def judge(it, group, screened, depth, ranked):
     names = list(screened)
     gain = {cell: [mean([screened[name][cell][kind] for kind in ranked]) for name in names]
             for cell in screened[names[0]]}
-    recipe = json.dumps(PAPER | dict(window='{}-{}'.format(*pick_window(None, depth))))
+    recipe = Cell(**PAPER | dict(window='{}-{}'.format(*pick_window(None, depth))))
     # what diverged comes last
     order = sorted(gain, key=lambda cell: (math.isnan(mean(gain[cell])), -mean(gain[cell])))
     chosen = list(dict.fromkeys([*order[:it.options.best], recipe]))
-    parts = {part: {name: it.of(name, part, map(json.loads, chosen)) for name in names}
+    parts = {part: {name: it.of(name, part, chosen) for name in names}
              for part in ('screen', 'judge')}
     shown = []
     for part, runs in parts.items():
         there, wanted = kinds_in(runs), {*ranked, 'loss'}
         shown += [(part, kind) for kind in there if kind in wanted or not wanted & {*there}]
     lines = [['window', 'setting', 'layers run', *(f'{part}: {kind}' for part, kind in shown)]]
-    for key in chosen:
-        cell = json.loads(key)
-        setting = label(cell, [cell, *map(json.loads, gain)])
-        found = [(kind, [parts[part][name][key][kind] for name in names]) for part, kind in shown]
-        lines.append([cell['window'], setting + ' (the recipe)' * (key == recipe),
-                      f'{cost(cell, depth):.2f}',
+    for cell in chosen:
+        setting = label(cell._asdict(), [other._asdict() for other in (cell, *gain)])
+        if cell == recipe:
+            setting += ' (the recipe)'
+        found = [(kind, [parts[part][name][cell][kind] for name in names]) for part, kind in shown]
+        lines.append([cell.window, setting, f'{cost(cell, depth):.2f}',
                       *(number(mean(v), standard_error(v), in_percent(kind)) for kind, v in found)])
     print(summary(group, gain, ' and '.join(ranked)) + '\n' + columns(lines))
     parts['screen'] = {name: screened[name] | parts['screen'][name] for name in names}
-    return [dict(run=name, part=part, **json.loads(cell), **found) for part, runs in parts.items()
+    return [dict(run=name, part=part, **cell._asdict(), **found) for part, runs in parts.items()
             for name in names for cell, found in runs[name].items()]
 
 
@@ -472,7 +484,7 @@ def summary(group, gain, score):
     positive = [cell for cell, values in gain.items() if mean(values) > 0]
     seeds = len(next(iter(gain.values())))
     sure = sum(mean(gain[cell]) > 2 * standard_error(gain[cell]) for cell in positive)
-    windows = [{json.loads(cell)['window'] for cell in cells} for cells in (positive, gain)]
+    windows = [{cell.window for cell in cells} for cells in (positive, gain)]
     return (f'\n{group}: {len(gain)} cells searched, {len(positive)} with a gain in {score}'
             + (f', {sure} of them by more than two standard errors over {seeds} seeds' if seeds > 1
                else '')

@@ -124,13 +124,22 @@ FORWARDS = ('forward', '_old_forward')      # the second: accelerate wrapped our
 
 
 class Entry:
-    "Replaces a layer's forward: an object, so that it can be copied and pickled."
+    """Replaces a layer's forward: an object, so that it can be copied and pickled. accelerate moves
+    tensors in a forward of its own, and keeps the one before as _old_forward. So there are four
+    cases, by what stands in the layer when it is called:
+
+    forward       _old_forward  when                                what runs the layer itself
+    this          nothing       there is no accelerate              the class's forward
+    this          this          accelerate was there before us      accelerate's (`before`), which
+                                                                    comes back here (`inside`) and
+                                                                    finds what it kept (`kept`)
+    this          nothing       ... and has been removed since      what it kept (`kept`)
+    accelerate's  this          accelerate came after us            the class's forward
+    """
 
     def __init__(self, layer, index, pinned=False):
         self.layer, self.pinned, self.loops, self.window = layer, pinned, {}, range(0)
         self.index = index          # None: a layer of ours, which is told its depth
-        # accelerate puts one of its own there, and keeps what was there before: that is called
-        # inside of its own, and comes back with remove_hook
         self.before, self.inside = vars(layer).get('forward'), False
         self.kept = vars(layer).get('_old_forward')
         self.names, self.cache, self.mask = arguments(layer)

@@ -260,7 +260,9 @@ def bind(name, solver, K, beta=None, **options):
         if option not in takes:
             raise Refused(f'the method {name!r} has no option {option!r}; it takes: '
                           f'{", ".join(takes) or "none"}')
-    check_K(K), check_share(0.0 if beta is None else beta)
+    check_K(K)
+    if beta is not None:
+        check_share(beta)
     options = {option: list(value) if isinstance(value, (tuple, range)) else value
                for option, value in options.items()}
     try:        # once on a single number: this finds bad options

@@ -88,9 +88,11 @@ def document(rng, depths=DEPTHS, values=VALUES):
     pieces = copy(rng) if rng.random() < COPIES else chains(rng, depths, values)
     for text, known, kind in pieces:
         mark = KINDS.index(kind) + 1 if kind else 0
+        first = mark + START if kind else 0
         tokens += text.encode()
         mask += [known] * len(text)
-        marks += ([mark + START * bool(kind)] + [mark] * len(text))[:len(text)]
+        if text:
+            marks += [first] + [mark] * (len(text) - 1)
         if len(tokens) >= SIZE:
             return tokens[:SIZE], mask[:SIZE], marks[:SIZE]
 
