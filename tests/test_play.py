@@ -1,6 +1,7 @@
 "The page: what the server says is what the commands say, and nobody else may ask."
 import http.client
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -47,12 +48,16 @@ def served(tiny, data, tmp_path):
 
 
 def measured(ask, **about):
-    while True:
-        status, said = ask('measure', about)
+    "As the page does it: slice by slice, added up."
+    sums, i, of = dict(loss=0, targets=0, right=0, questions=0), 0, 1
+    while i < of:
+        status, said = ask('measure', about | dict(slice=i))
         assert status == 200, said
-        if 'accuracy' in said or 'error' in said:
-            return said
-        time.sleep(0.02)
+        of, i = said.pop('of'), i + 1
+        for name, value in said.items():
+            sums[name] += value
+    loss = sums['loss'] / sums['targets'] if sums['targets'] else None
+    return dict(loss=loss, accuracy=sums['right'] / sums['questions'], slices=of)
 
 
 def test_what_it_says_is_what_the_model_says(served):
@@ -85,7 +90,7 @@ def test_what_it_says_is_what_the_model_says(served):
         deep(tokens, r=5)[0, -1].softmax(-1).max().item(), abs=1e-4)
 
 
-def test_skill_is_what_the_commands_measure(served, monkeypatch):
+def test_skill_is_what_the_commands_measure(served):
     ask, folder, _ = served
     path, order = folder / 'lm', parse_loop('1-2x2-1')
     state, model = checkpoint.load(path), checkpoint.load_model(path)
@@ -101,8 +106,10 @@ def test_skill_is_what_the_commands_measure(served, monkeypatch):
     said = measured(ask, model='lm', how=dict(order=order, wrap=dict(window='1-2', K=2)),
                     task='toy_assign/1')
     assert said['loss'] == pytest.approx(wanted['loss'], abs=1e-5)
-    monkeypatch.setattr(play.Skill, 'work', None)       # what is known is not measured again
-    assert measured(ask, model='lm', how=dict(order=order), task='toy_assign/1')['loss']
+    assert said['slices'] == play.BATCHES + play.QUESTIONS // play.SLICE
+    # the model is as it was
+    found = ask('look', dict(model='lm', how={}, prompt='ab'))[1]
+    assert found['plain']['next'] == found['changed']['next'] and found['cost'] == 1
 
 
 def test_a_checkpoint_that_names_no_data_is_measured_on_what_is_given(tiny, data, tmp_path):
@@ -113,41 +120,6 @@ def test_a_checkpoint_that_names_no_data_is_measured_on_what_is_given(tiny, data
     one = play.Opened(tmp_path / 'lm', 'cpu', str(data))
     batch = Loader(data, 8, 64, split='val', seed=0, vocab_size=257).batch(0)
     assert one.has_data and torch.equal(one.val.batch(0)[0], batch[0])
-
-
-def test_a_newer_order_cancels_the_older_and_the_model_stays_as_it_was(served, monkeypatch):
-    ask, _, _ = served
-    begun, go, real = [], threading.Event(), play.measure
-
-    def slow(model, val, n, pieces, step):
-        begun.append(list(model.order))
-        go.wait(20)
-        return real(model, val, n, pieces, step)
-    monkeypatch.setattr(play, 'measure', slow)
-    first, second = dict(order=[0, 1, 1, 2, 3]), dict(order=[3, 2, 1, 0])
-    ask('measure', dict(model='lm', how=first, task='toy_copy'))
-    while not begun:
-        time.sleep(0.01)
-    threading.Timer(0.3, go.set).start()
-    said = measured(ask, model='lm', how=second, task='toy_copy')
-    assert begun.count(first['order']) == 1 and begun.count(second['order']) == play.BATCHES
-    assert ask('measure', dict(model='lm', how=first, task='toy_copy'))[1].get('loss') is None
-    assert said['loss'] > 0
-    found = ask('look', dict(model='lm', how={}, prompt='ab'))[1]
-    assert found['plain']['next'] == found['changed']['next'] and found['cost'] == 1
-
-
-def test_what_was_found_is_bounded_over_many_orders(served, monkeypatch):
-    ask, _, _ = served
-    monkeypatch.setattr(play, 'MOST', 6), monkeypatch.setattr(play, 'BATCHES', 1)
-    monkeypatch.setattr(play, 'QUESTIONS', 2), monkeypatch.setattr(play, 'SLICE', 2)
-    subjects = []
-    real = play.Skill.ask
-    monkeypatch.setattr(play.Skill, 'ask', lambda self, subject, *a: (
-        subjects.append(subject), real(self, subject, *a))[1])
-    for k in range(12):
-        measured(ask, model='lm', how=dict(order=[k % 4, k // 4]), task='toy_copy')
-    assert len(subjects[0].kept) == 6
 
 
 IMPOSSIBLE = [
@@ -163,6 +135,7 @@ IMPOSSIBLE = [
     ('look', dict(model='lm', how=dict(wrap=dict(T=10 ** 400)), prompt='a'), 'T must be float'),
     ('look', dict(model='lm', how=dict(wrap=dict(beta=10 ** 400)), prompt='a'), 'beta must be'),
     ('measure', dict(model='lm', task='toy_assign,toy_copy'), 'one task at a time'),
+    ('measure', dict(model='lm', task='toy_copy', slice=99), 'slice=99 must be below 9'),
     ('look', dict(model='lm', how=dict(wrap=dict(window='9-9')), prompt='a'), "window='9-9'"),
     ('look', dict(model='deep', how=dict(r=0), prompt='a'), 'r=0 must be'),
     ('order', dict(model='lm', text='3-2x2-3'), '8 unique layers, but the model has 4'),
@@ -217,3 +190,14 @@ def test_a_taken_port_and_an_unknown_run_are_refused(served, tmp_path):
         play.serve([str(tmp_path / 'none')], 'toy_copy', 0)
     with pytest.raises(Refused, match=r'the port \d+ cannot be used .*: choose another --port'):
         play.serve([str(tmp_path / 'none')], 'toy_copy', served[2].server_address[1])
+
+
+def test_the_page_asks_with_names_that_the_server_knows():
+    "A name that the server does not know is refused, so the page must not send one."
+    page = play.PAGE.read_text()
+    asked = re.search(r'asked = \{(.*?)\};', page)[1]
+    names = set(re.findall(r'(\w+): ', asked))
+    assert {'model', 'how', 'prompt'} <= names <= play.Request.__dataclass_fields__.keys()
+    # what the page notes for itself stays with it
+    added = set(re.findall(r'asked\.(\w+) = ', page))
+    assert re.search(r'measureSkill\(mine, \{' + ', '.join(added) + r', \.\.\.asked\}\)', page)

@@ -2,14 +2,13 @@
 
 The idea: an order is a list, so it can be taken into the hands: blocks are moved, repeated and left
 out, a window is looped, a core runs more often; beside it stand the next tokens, plain and changed,
-what each layer would answer, and in the background the loss and the questions. The standard
+what each layer would answer, and slice by slice the loss and the questions. The standard
 library's server on this machine's own address, one page without any library.
 
 Usage:
     python nanodepth.py play out/lidas out/baseline         # opens a browser; --open=false does not
     python nanodepth.py play SmolLM-360M --port=8000 --task=assign_math/1
 """
-import collections
 import contextlib
 import functools
 import json
@@ -34,13 +33,13 @@ from engine.measure import encode, log_likelihoods, open_data, parse_tasks
 from engine.world import pick_device
 from loop import fit_loop, format_loop, running
 from model import check_order
-from report.tables import mean, run_names
+from report.tables import run_names
 from retrofit import Recurrent
 from variants.caches import CACHES
 from wrapper import SOLVERS, patch, unpatch
 
 PAGE = Path(__file__).with_name('play.html')
-MOST = 200              # layers that are run for one look, and results that are kept
+MOST = 200              # layers that are run for one look
 BODY = 2 ** 16          # bytes of a request
 BATCHES, QUESTIONS, SLICE = 4, 100, 20
 SHOWN = 16              # tokens of a prompt in the table of layers
@@ -75,6 +74,7 @@ class Request:
     task: str | None = None
     text: str = ''                  # an order, as a notation or by layer numbers
     seed: int = within(1, 10 ** 6, default=1)
+    slice: int = within(0, 1000, default=0)         # of what is measured
 
 
 @dataclass
@@ -91,7 +91,7 @@ class Opened:
         self.path, self.state, self.lock = path, load(path), threading.Lock()
         self.model = build_model(self.state, path).to(device).eval()
         self.tokenizer, self.device = get_tokenizer(path), device
-        self.plain, self.kept = self.model.order, collections.OrderedDict()
+        self.plain = self.model.order
         config = self.state.get('config') or {}
         self.data, self.has_data = data, bool(data or config.get('data'))
         self.pieces = config.get('grad_accum', 1)
@@ -170,6 +170,25 @@ class Opened:
         return said | dict(prompt=[self.show(i) for i in tokens[0, -SHOWN:].tolist()],
                            cost=about['layers'] / said['plain']['layers'])
 
+    def measure(self, how, task, i):
+        """Slice i of a state's skill: the loss of a batch, or the answers to some questions. The
+        page asks for one after the other, adds them up, and stops when its order changes."""
+        if ',' in task:
+            raise Refused(f'task={task}: one task at a time')
+        examples, batches = parse_tasks(task, QUESTIONS)[task], BATCHES if self.has_data else 0
+        of = batches + QUESTIONS // SLICE
+        if i >= of:
+            raise Refused(f'slice={i} must be below {of}')
+        with self.as_asked(how) as (model, _):
+            if i < batches:
+                targets = (self.val.batch(i)[1] != -1).sum().item()
+                loss = measure(model, self.val, 1, self.pieces, i)[0]
+                return dict(of=of, loss=loss * targets, targets=targets)
+            some = examples[(i - batches) * SLICE:(i - batches + 1) * SLICE]
+            values = log_likelihoods(model, self.tokenizer, some)
+            right = sum(v.argmax().item() == e.answer for v, e in zip(values, some))
+            return dict(of=of, right=right, questions=len(some))
+
     def likely(self, stream, k):
         "The k likeliest next tokens behind each place of a stream: [[(text, probability)]]."
         found = self.model.head(self.model.norm(stream)).float().softmax(-1)[0].topk(k)
@@ -181,81 +200,11 @@ class Opened:
         return text if text.isprintable() and text else repr(text)[1:-1] or '·'
 
 
-class Skill:
-    "Loss and questions, measured in the background: a new state cancels the one at work."
-
-    def __init__(self):
-        self.lock, self.key, self.done, self.thread = threading.Lock(), None, 0, None
-
-    def ask(self, one, how, task):
-        """What is known of this state: {done, of}, and when it is finished loss and accuracy. The
-        first to ask starts it."""
-        key = json.dumps([one.path, how, task], sort_keys=True)
-        of = BATCHES + QUESTIONS // SLICE
-        with self.lock:
-            if key in one.kept:
-                one.kept.move_to_end(key)
-                return dict(done=of, of=of) | one.kept[key]
-            if key != self.key:
-                self.key = None                     # whatever is at work ends with its batch
-                if ',' in task:
-                    raise Refused(f'task={task}: one task at a time')
-                examples = parse_tasks(task, QUESTIONS)[task]
-                with one.as_asked(how):         # refused here, not in the background
-                    pass
-                self.key, self.done = key, 0
-                self.thread = threading.Thread(target=self.work,
-                                               args=(one, how, examples, key), daemon=True)
-                self.thread.start()
-            return dict(done=self.done, of=of)
-
-    def work(self, one, how, examples, key):
-        found, losses, counts, right = {}, [], [], []
-        try:
-            for step in self.steps(key, BATCHES if one.has_data else 0):
-                val = one.val
-                with one.as_asked(how) as (model, _):
-                    losses.append(measure(model, val, 1, one.pieces, step)[0])
-                counts.append((val.batch(step)[1] != -1).sum().item())
-            for step in self.steps(key, QUESTIONS // SLICE):
-                few = examples[step * SLICE:(step + 1) * SLICE]
-                with one.as_asked(how) as (model, _):
-                    values = log_likelihoods(model, one.tokenizer, few)
-                right += [v.argmax().item() == e.answer for v, e in zip(values, few)]
-            if losses:
-                found['loss'] = sum(a * n for a, n in zip(losses, counts)) / sum(counts)
-            found['accuracy'] = mean(right)
-        except Cancelled:
-            return
-        except Refused as error:
-            found = dict(error=str(error))
-        with self.lock:
-            one.kept[key] = found
-            while len(one.kept) > MOST:
-                one.kept.popitem(last=False)
-
-    def end(self):
-        self.key = None
-        if self.thread:
-            self.thread.join(10)
-
-    def steps(self, key, n):
-        for step in range(n):
-            if self.key != key:
-                raise Cancelled
-            yield step
-            self.done += self.key == key
-
-
-class Cancelled(Exception):
-    pass
-
-
 class Play:
     "What the page may ask, by name."
 
     def __init__(self, opened, task):
-        self.opened, self.task, self.skill = opened, task, Skill()
+        self.opened, self.task = opened, task
 
     def about(self, _):
         return dict(models={name: s.about() for name, s in self.opened.items()},
@@ -278,7 +227,8 @@ class Play:
         return self.one(request).look(request.how or {}, request.prompt)
 
     def measure(self, request):
-        return self.skill.ask(self.one(request), request.how or {}, request.task or self.task)
+        return self.one(request).measure(request.how or {}, request.task or self.task,
+                                         request.slice)
 
     def question(self, request):
         task, depth = task_and_depth(request.task or self.task)
@@ -347,7 +297,6 @@ class Server(ThreadingHTTPServer):
     def server_close(self):
         super().server_close()
         if self.play:
-            self.play.skill.end()
             for one in self.play.opened.values():
                 one.lock.acquire(timeout=10)
 
