@@ -9,7 +9,7 @@ plateau, and a 1-sqrt decay; AdamW, gradients clipped at 1.
 Differs: the defaults are the toy's, with Muon for the layers' matrices and AdamW for the rest.
 
 Usage:
-    python train.py config/baseline.py --steps=600      # a laptop, minutes; any setting so
+    python train.py config/baseline.py --steps=600      # minutes; any setting by --name=value
     python train.py config/smollm_360m_lidas.py --dry_run       # FLOPs, memory, hours
     torchrun --standalone --nproc_per_node=8 train.py config/smollm_360m_lidas.py
 """
@@ -42,15 +42,14 @@ from report.logs import Log
 
 @dataclass
 class Config:
-    out_dir: str = 'out/run'
-    seed: int = 0
+    out_dir: str = 'out/run'            # where the run is kept
+    seed: int = 0                       # of every random draw
     device: str = 'auto'                # auto: cuda, else mps, else cpu
     dtype: Literal['auto', 'float32', 'bfloat16'] = 'auto'      # auto: bfloat16 on cuda
     compile: bool | Literal['auto'] = 'auto'    # auto: on for cuda
-    # resume the run in out_dir; false: move it away and start anew
-    resume: bool = True
-    # the model (init_from: a checkpoint to start from; then these are its own)
-    init_from: str | None = None
+    resume: bool = True                 # false: move the run in out_dir aside and start over
+    # the model
+    init_from: str | None = None        # a checkpoint to start from, which decides the next ten
     n_layer: int = 8
     n_embd: int = 128
     n_head: int = 4
@@ -62,46 +61,46 @@ class Config:
     ln_scaling: bool = False
     vocab_size: int | None = None       # None: as many as the data's tokenizer has
     # growing: n_layer is the depth at the end
-    grow: Literal[tuple(GROWTH)] | None = None  # by grow.py; None: full depth at once
-    grow_block: int = 2                 # the layers to begin with, and a growth's block
+    grow: Literal[tuple(GROWTH)] | None = None  # an operator of grow.py; None: full depth at once
+    grow_block: int = 2                 # the layers to begin with, and those that a growth adds
     grow_alpha: float = 1.0             # PROP-alpha: stage i gets a share i^alpha of the steps
     # looping: n_layer counts the unique layers
-    loop: str | None = None             # their order, such as 2x4 or 2-2x2-2; None: each once
+    loop: str | None = None             # their order, such as 2x4 or 2-2x2-2; None: each runs once
     cooldown_loop: str | None = None    # the order from the first step of the decay on
-    cooldown_data: str | list[str] | None = None        # read from there on instead of data
-    # a recurrent core: init_from is what retrofit.py wrote
-    recurrence: int | None = None       # the mean of the random number; None: the model's own
-    backprop_depth: int | None = None   # gradients go back through the last so many; None: its own
+    cooldown_data: str | list[str] | None = None        # what is read from there on; None: data
+    # a recurrent core, which retrofit.py made: None is the model's own
+    recurrence: int | None = None       # the mean of the random number of recurrences
+    backprop_depth: int | None = None   # gradients flow back through this many last recurrences
     curriculum: float = 0.25            # over this part of the steps the mean rises from 1
     curriculum_shape: Literal['linear', '1-sqrt'] = 'linear'
-    backprop_curriculum: float = 0.0    # and over this part backprop_depth does
+    backprop_curriculum: float = 0.0    # over this part of the steps backprop_depth rises from 1
     # the data
     data: str | list[str] = 'data/toy'          # a folder, or a list of them
     data_weights: list[float] | None = None     # their shares of the rows; None: equal
     context: int = 64                   # tokens of a training row
     batch_size: int = 32                # rows of a step, over all processes
-    grad_accum: int = 1                 # pieces in which a process computes its part
+    grad_accum: int = 1                 # a process computes its rows in this many pieces
     # the schedule: linear warm-up, constant, decay
     steps: int = 600
     warmup_steps: int = 50
-    decay_steps: int = 120              # the last so many; growing is over, cool-downs begin
+    decay_steps: int = 120              # the last steps: growing is over, the cool-down begins
     lr: float = 4e-3
-    lr_shape: Literal['1-sqrt', 'cosine'] = '1-sqrt'            # how the rate falls
-    lr_decay_steps: int | None = None   # over the last so many steps; None: decay_steps
-    lr_floor: float = 0.0               # to this share of lr
+    lr_shape: Literal['1-sqrt', 'cosine'] = '1-sqrt'            # the form in which the rate falls
+    lr_decay_steps: int | None = None   # it falls over this many last steps; None: decay_steps
+    lr_floor: float = 0.0               # it ends at this share of lr
     # the optimizer: 'adamw' or 'adamw_star' for everything, or 'muon' for the layers' matrices and
     # AdamW for the rest
     optimizer: Literal[OPTIMIZERS] = 'muon'
-    adamw_lr: float | None = None       # with muon, the rate of the rest; None: lr
-    # a step as large as AdamW's, or the first Muon's
+    adamw_lr: float | None = None       # with muon, the peak rate of the rest; None: lr
+    # muon's steps are as large as AdamW's, or as the first Muon's
     muon_scaling: Literal['match_rms_adamw', 'original'] = 'match_rms_adamw'
     weight_decay: float = 0.01
-    star_decay: float = 1e-4            # adamw_star's, a step at the peak, whatever the rate is
+    star_decay: float = 1e-4            # of adamw_star: per step at the peak, whatever lr is
     beta2: float = 0.95
     grad_clip: float = 1.0
     # what is measured and kept
     eval_every: int = 25
-    eval_batches: int = 12              # batches of validation data each time
+    eval_batches: int = 12              # batches of validation data per evaluation
     log_every: int = 10
     save_every: int = 200
 
