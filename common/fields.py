@@ -39,7 +39,7 @@ BOUNDS = dict(
     n=(1, 10 ** 7), batches=(1, 10 ** 6), limit=ONE, shots=(0, 1000), best=(1, 10 ** 6),
     count=(1, 10 ** 6), length=(2, 2 ** 24), max_length=(2, 2 ** 24), lens_steps=ONE,
     documents=ONE, text=(0.0, 0.99), tokens=(1, 10 ** 10),
-    port=(0, 65535), jobs=(1, 1000), chars=(1, 10 ** 6), temperature=(0.0, 1e6), top_k=(1, 2 ** 24))
+    port=(0, 65535), jobs=(1, 1000), temperature=(0.0, 1e6), top_k=(1, 2 ** 24))
 
 
 def check_bounds(values, before='', bounds=BOUNDS):

@@ -7,7 +7,7 @@ import itertools
 import math
 
 from report.plot import COLOURS, curve, figure, heat
-from report.tables import grouped, in_percent, mean, where
+from report.tables import Metric, grouped, in_percent, mean, where
 
 # -------------------------------------------------------------------------------------- the wrapper
 
@@ -61,8 +61,8 @@ def draw_sweep(rows, kinds):
                        maps=True)
     for panels, kind in zip(axes, kinds):
         # gains below show as whole numbers
-        unit, says = ((1000, ' in 1/1000') if kind.startswith('loss') else
-                      (1, '') if kind.endswith(' is better)') else (100, ' in points'))
+        unit, says = dict(nats=(1000, ' in 1/1000'), score=(1, ''),
+                          share=(100, ' in points'))[Metric.of(kind).unit]
         maps = {group: {(s, w): unit * mean([row[kind] for row in where(mine, setting=s, window=w)])
                         for s in settings for w in windows
                         if any(kind in row for row in where(mine, setting=s, window=w))}

@@ -14,6 +14,7 @@ import io
 import math
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 from common.errors import check_choice
 from common.files import reading, replace
@@ -72,9 +73,23 @@ def over_seeds(rows, settings, kinds):
     return found
 
 
-def in_percent(kind):
-    "Is this a share, such as right answers? A loss is not, nor what says which way is better."
-    return not kind.startswith('loss') and kind != 'text' and not kind.endswith(' is better)')
+class Metric(NamedTuple):
+    "What the numbers under a name are: rows keep the name, and this reads it, here and only here."
+    name: str
+    unit: str           # 'nats' of a loss, a 'share' from 0 to 1, or a 'score' of another kind
+    more_is_better: bool
+
+    @classmethod
+    def of(cls, name):
+        if name == 'text' or name.startswith('loss'):
+            return cls(name, 'nats', False)
+        if name.endswith(' is better)'):        # as tools/wrapper.py names scores of lm-eval
+            return cls(name, 'score', not name.endswith('(less is better)'))
+        return cls(name, 'share', True)
+
+
+def in_percent(name):
+    return Metric.of(name).unit == 'share'
 
 
 def number(value, error=math.nan, percent=False):

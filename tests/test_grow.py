@@ -216,6 +216,6 @@ def test_the_isoflops_baseline_costs_what_lidas_costs():
     assert abs(cost['baseline_isoflops'] - cost['lidas']) <= a_step / 2
     a, b = runs['baseline'], runs['baseline_isoflops']
     assert {k for k, v in vars(a).items() if v != getattr(b, k)} == {'out_dir', 'steps'}
-    for name in ('midas', 'lidas', 'stack'):
+    for name in ('midas', 'lidas'):
         assert Plan(read_config([str(ROOT / f'config/{name}.py')])).stages == [(0,
                 2), (48, 4), (144, 6), (288, 8)]

@@ -15,11 +15,12 @@ from common.options import read, word
 from data.tokenizer import get_tokenizer
 from data.tokens import Dataset, how_to_prepare, mixture
 
+SHOWN = 400     # tokens of the first shard that are printed
+
 
 @dataclass
 class Options:
     folder: str = word()        # a dataset, or a mixture of several
-    chars: int = 400            # how much of the first window to print
 
 
 def main(argv=None):
@@ -34,6 +35,6 @@ def main(argv=None):
                         raise Refused(f'{path} is not what was written (wrong checksum); '
                                       f'{how_to_prepare(folder)}')
         name = data.about.tokenizer
-        text = get_tokenizer(name).decode(data.shards[0]['.bin'][:options.chars].tolist())
+        text = get_tokenizer(name).decode(data.shards[0]['.bin'][:SHOWN].tolist())
         print(f'{folder}, {split}: {data.about.tokens:,} tokens of {name!r}, checksums right; '
               f'from {json.dumps(data.about.origin)}\n{text}\n')

@@ -221,7 +221,6 @@ class Options:
     job: str | None = None          # one of them, in this process
     jobs: int = 2                   # how many at a time, a thread each
     root: Path = Path('out/study')  # where the runs go
-    results: Path = ROOT / 'docs/results'       # where the rows go
     dry_run: bool = False           # say what would be run
 
 
@@ -256,7 +255,7 @@ def main(argv=None):
         mine = [one for one in todo if one.name in wave and not one.finished()]
         with ThreadPoolExecutor(args.jobs) as pool:
             failed = [one for one, code in zip(mine, pool.map(start, mine)) if code]
-        collect(args.seed, args.root, args.results)
+        collect(args.seed, args.root, ROOT / 'docs/results')
         if failed:
             raise Refused(f'{", ".join(one.name for one in failed)} ended with an error: see '
                           f'{failed[0].root.with_suffix(".txt")}')

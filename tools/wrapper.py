@@ -49,6 +49,7 @@ from model import KVCache
 from report.panels import draw_sweep, draw_windows
 from report.plot import picture, show
 from report.tables import (
+    Metric,
     by_seed,
     in_percent,
     mean,
@@ -350,8 +351,7 @@ def cost(cell, depth):
 
 def gains(plain, found):
     "Changes for the better."
-    down = lambda kind: kind.startswith('loss') or kind.endswith('(less is better)')
-    return {kind: plain[kind] - value if down(kind) else value - plain[kind]
+    return {kind: value - plain[kind] if Metric.of(kind).more_is_better else plain[kind] - value
             for kind, value in found.items()}
 
 
