@@ -112,7 +112,7 @@ def draw_windows(rows, kinds):
 
 def draw_ways(rows, kinds, chance):
     """rows: {seed, run, way, added, kind: a share, or the loss on text}. A row of panels a kind, a
-    column a model, a line a way of adding depth; every seed thin, the mean over it."""
+    column a model, a line a way of adding depth."""
     models = list(dict.fromkeys(row['run'] for row in rows))
     ways = [way for way in dict.fromkeys(row['way'] for row in rows) if way != 'ordinary']
     fig, axes = figure(len(kinds), len(models), (1 + 2.7 * len(models), 0.8 + 2.6 * len(kinds)),
@@ -121,14 +121,15 @@ def draw_ways(rows, kinds, chance):
         for x, (ax, model) in enumerate(zip(line, models)):
             plain, factor = where(rows, run=model, way='ordinary'), 1 if kind == 'text' else 100
             ax.axhline(factor * mean([row[kind] for row in plain]), color='black', ls=':',
-                       label='as it is')
+                       label='as trained')
             if kind != 'text':
                 ax.axhline(100 * chance, color='grey', ls='-', lw=0.8, label='chance')
             for colour, way in zip(COLOURS, ways):
-                draw_seeds(ax, where(rows, run=model, way=way), 'added', kind, colour, way, factor)
+                curve(ax, where(rows, run=model, way=way), 'added', kind, colour, way, factor,
+                      lw=2)
             says = 'loss on text' if kind == 'text' else f'{kind}, %'
             ax.set(title=model if y == 1 else '', ylabel='' if x else says,
-                   xlabel='layers added, a token' if y == len(kinds) else '')
+                   xlabel='layers added per token' if y == len(kinds) else '')
     axes[0][0].figure.legend(*axes[0][0].get_legend_handles_labels(), frameon=False, fontsize=9,
                              loc='outside lower center', ncols=9)
     return fig
@@ -143,10 +144,10 @@ def draw_exits(rows, kind, chance):
         above.axhline(100 * chance, color='grey', lw=0.8, label='chance')
         for colour, by in zip(COLOURS, dict.fromkeys(row['by'] for row in rows)):
             mine = where(rows, run=model, by=by)
-            draw_seeds(above, mine, 'layers', kind, colour, by, 100, 'at')
+            curve(above, mine, 'layers', kind, colour, by, 100, by='at', lw=2)
             if by == 'latent':
-                draw_seeds(below, mine, 'at', 'recurrences', colour, by)
-        above.set(title=model, xlabel='layers run, a token', ylabel='' if x else f'{kind}, %')
+                curve(below, mine, 'at', 'recurrences', colour, by, lw=2)
+        above.set(title=model, xlabel='layers run per token', ylabel='' if x else f'{kind}, %')
         below.set(xscale='log', xlabel='its state moves by less than this share',
                   ylabel='' if x else 'recurrences until then')
         ticks = sorted({row['at'] for row in where(rows, by='latent')})
@@ -158,7 +159,7 @@ def draw_exits(rows, kind, chance):
 
 
 def draw_lines(rows, x, kinds, chance, axes):
-    """rows: {seed, run, x, kind: a number}. A panel a kind, a line a run, every seed thin. kinds:
+    """rows: {seed, run, x, kind: a number}. A panel a kind, a line a run. kinds:
     {kind: its name on the axis}; chance: {kind: what guessing gives}; axes: as matplotlib's set."""
     fig, [panels] = figure(1, len(kinds), (1 + 3.4 * len(kinds), 3.4))
     for ax, (kind, says) in zip(panels, kinds.items()):
@@ -166,25 +167,12 @@ def draw_lines(rows, x, kinds, chance, axes):
         if kind in chance:
             ax.axhline(factor * chance[kind], color='grey', lw=0.8, label='chance')
         for colour, (run, mine) in zip(COLOURS, grouped(rows).items()):
-            draw_seeds(ax, mine, x, kind, colour, run, factor)
+            curve(ax, mine, x, kind, colour, run, factor, lw=2)
         ax.set(ylabel=says, **axes)
         ax.minorticks_off()
     fig.legend(*panels[-1].get_legend_handles_labels(), frameon=False, ncols=9,
                loc='outside lower center')
     return fig
-
-
-def draw_seeds(ax, rows, x, y, colour, label, factor=1, by=None):
-    "Every seed thin, and over it the mean of the seeds at each x, or at each value of `by`."
-    for seed in dict.fromkeys(row['seed'] for row in rows):
-        one = where(rows, seed=seed)
-        ax.plot([row[x] for row in one], [factor * row[y] for row in one], color=colour, lw=0.6,
-                alpha=0.5, marker='.', ms=3)
-    by = by or x
-    at = [where(rows, **{by: value}) for value in dict.fromkeys(row[by] for row in rows)]
-    ax.plot([mean([row[x] for row in group]) for group in at],
-            [factor * mean([row[y] for row in group]) for group in at], color=colour, lw=2,
-            marker='o', ms=4, label=label)
 
 
 # --------------------------------------------------------------------------------------- the probes

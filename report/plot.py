@@ -55,11 +55,13 @@ def figure(rows, columns, size, maps=False, **shared):
     return fig, axes
 
 
-def curve(ax, rows, x, y, colour, label, factor=1, shade=True, **style):
-    "The mean of the rows at each x (of its seeds), and a shade from the lowest to the highest."
-    rows = [row for row in rows if y in row]
-    xs = sorted({row[x] for row in rows})
-    values = [[factor * row[y] for row in where(rows, **{x: at})] for at in xs]
+def curve(ax, rows, x, y, colour, label, factor=1, shade=True, by=None, **style):
+    """The mean of the rows at each x (of its seeds), or at each value of `by`, and a shade from the
+    lowest to the highest."""
+    rows, by = [row for row in rows if y in row], by or x
+    points = [where(rows, **{by: at}) for at in sorted({row[by] for row in rows})]
+    xs = [mean([row[x] for row in seeds]) for seeds in points]
+    values = [[factor * row[y] for row in seeds] for seeds in points]
     ax.plot(xs, list(map(mean, values)), color=colour, label=label,
             **dict(marker='o', ms=3) | style)
     if shade and any(len(seeds) > 1 for seeds in values):

@@ -128,13 +128,15 @@ def test_the_papers_of_this_repo_say_what_its_rows_say():
     nanodepth.main('results', ['--check'])
 
 
-def test_the_pictures_show_every_seed_and_the_mean_over_them(tmp_path):
+def test_the_pictures_show_the_mean_over_the_seeds_and_a_band_from_the_lowest_to_the_highest(
+        tmp_path):
     rows = [dict(seed=seed, run='lidas', r=r, share=seed / 10 + r / 100)
             for seed in (1, 3) for r in (1, 2)]
     one = draw_lines(rows, 'r', {'share': 'share, %'}, {'share': 1 / 3}, {'xlabel': 'r'}).axes[0]
-    chance, *seeds, mean = (list(line.get_ydata()) for line in one.lines)
-    assert chance[0] == pytest.approx(100 / 3) and len(seeds) == 2
-    assert seeds[0] == pytest.approx([11, 12]) and mean == pytest.approx([21, 22])
+    chance, mean = (list(line.get_ydata()) for line in one.lines)
+    assert chance[0] == pytest.approx(100 / 3) and mean == pytest.approx([21, 22])
+    band = {tuple(point) for point in one.collections[0].get_paths()[0].vertices.round(6)}
+    assert band == {(1, 11), (2, 12), (1, 31), (2, 32)}
     shutil.copytree(ROOT / 'docs/results', tmp_path / 'results')
     (tmp_path / 'assets').mkdir()
     results.draw(tmp_path / 'results', dict(lidas='LIDAS'))
