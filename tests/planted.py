@@ -57,7 +57,7 @@ BUGS = [        # file, what stands there, what is planted, who must notice
     ('engine/world.py', 'timeout=PATIENCE', 'timeout=None', 'test_ranks.py'),
     ('engine/checkpoint.py', "name.removeprefix('lm.')", 'name', 'test_checkpoint.py'),
     ('tools/results.py', 'found[seed] - off[seed]', 'found[seed]', 'test_study.py'),
-    ('tools/studied.py', 'exit_at(model, d, lens)', 'exit_at(model, 0, lens)', 'test_study.py'),
+    ('tools/study.py', 'exit_at(model, d, lens)', 'exit_at(model, 0, lens)', 'test_study.py'),
     ('tools/study.py', 'if self.order != lm.order', 'if not self.order', 'test_study.py'),
     ('config/retrofit_dense.py', 'steps = 216', 'steps = 250', 'test_cost.py'),
     ('train.py', '(share * world.size).backward()', 'share.backward()', 'test_train.py'),

@@ -15,8 +15,8 @@ from data.tokens import write_dataset
 from engine import words
 from engine.checkpoint import load_model
 from loop import parse_loop, running
-from report.panels import draw_lines
-from tools import results, studied, study
+from report.plot import draw_lines
+from tools import results, study
 from variants.exit import Exit
 
 CLAIM = '''
@@ -177,16 +177,16 @@ def small(tmp_path, monkeypatch):
                     LENS_STEPS=2, RECURRENCES=(1, 3), KEPT=('exact', 'first'),
                     FACTORS=dict(T=[2], method=['naive', 'heun', 'aitken', 'heavy_ball']))
     for name, value in settings.items():
-        monkeypatch.setattr(studied, name, value)
-    monkeypatch.setattr(studied.Questions.__init__, '__defaults__', ((0, 1), None, 'toy_chains'))
+        monkeypatch.setattr(study, name, value)
+    monkeypatch.setattr(study.Questions.__init__, '__defaults__', ((0, 1), None, 'toy_chains'))
     monkeypatch.setattr(study, 'DEEPEST', (1,))
     monkeypatch.setattr(study, 'EXAMPLES', 2)
     monkeypatch.setattr(study, 'EXITS', [('latent', 0.02), ('latent', 0.4), ('sure', 0.3),
                                          ('fixed r', 1), ('fixed r', 3)])
     monkeypatch.setattr(study, 'PARTNERS', dict(half=(5, 108)))
-    for one in (studied.Taught, studied.Frozen, studied.Layers):
+    for one in (study.Taught, study.Frozen, study.Layers):
         monkeypatch.setattr(one, 'models', ('baseline',))
-    monkeypatch.setattr(studied.subprocess, 'run', ran)
+    monkeypatch.setattr(study.subprocess, 'run', ran)
     monkeypatch.setattr(words, 'report', lambda *_: None)
     monkeypatch.chdir(ROOT)
     return seen
@@ -238,7 +238,7 @@ def test_a_seed_in_small(small, tmp_path, capsys):
     assert sum(d * v for d, v in enumerate(moves)) / sum(moves) == pytest.approx(
         float(layers[0]['score']), rel=1e-4) and len(lens) == 10
     assert float(lens[-1]['overlap']) == 1 > float(lens[0]['overlap'])
-    ask = studied.Questions(jobs[3].model('baseline'), (3,), studied.QUESTIONS // 2)
+    ask = study.Questions(jobs[3].model('baseline'), (3,), study.QUESTIONS // 2)
     final = ask.answers(load_model(jobs[3].model('baseline')))['depth 3']
     assert float(lens[-1]['depth 3']) == pytest.approx(final, rel=1e-4)
     assert float(lens[0]['depth 3']) != pytest.approx(final, rel=1e-4)

@@ -16,8 +16,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from common.columns import columns
-from report.panels import draw_landscape, draw_little
-from report.plot import show
+from report.plot import draw_landscape, draw_little, show
 from report.tables import mean, where, write_csv
 from wrapper import pick_solver
 

@@ -42,8 +42,7 @@ from engine.hf import fold_scales
 from engine.measure import After, fingerprint, in_vocabulary, open_data, parse_tasks, score
 from engine.world import pick_device
 from loop import format_loop, repeat_block
-from report.panels import draw_curves, draw_maps
-from report.plot import show
+from report.plot import draw_curves, draw_maps, show
 from report.tables import number, over_seeds, run_names, write_csv
 from variants.lens import beside, exit_at, load_lens, quality, save_lens, train_lens
 

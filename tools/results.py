@@ -19,8 +19,7 @@ from common.fields import fill
 from common.files import ROOT, reading, replace
 from common.options import read, words
 from report.claims import MARGINS, Contrast, verdicts
-from report.panels import draw_exits, draw_lines, draw_ways
-from report.plot import show
+from report.plot import draw_exits, draw_lines, draw_ways, show
 from report.tables import mean, read_csv, where
 
 CHANCE = 1 / 3

@@ -46,8 +46,7 @@ from engine.checkpoint import build_model, exists, load
 from engine.measure import Scorer, fingerprint, parse_tasks
 from engine.world import pick_device
 from model import KVCache
-from report.panels import draw_sweep, draw_windows
-from report.plot import picture, show
+from report.plot import draw_sweep, draw_windows, picture, show
 from report.tables import (
     Metric,
     by_seed,
