@@ -58,7 +58,9 @@ def read(cls, argv, about=None):
 
 def given(cls, argv):
     "{name: value} of what config files and then the command line say."
-    known, types_of = {each.name: each for each in fields(cls)}, typing.get_type_hints(cls)
+    types_of = typing.get_type_hints(cls)
+    known = {each.name: each for each in fields(cls)
+             if not each.metadata.keys() & {'words', 'others'}}
     plain = [arg for arg in argv if not arg.startswith('-')]
     takers = [each for each in fields(cls) if 'words' in each.metadata]
     rest = next((each.name for each in fields(cls) if 'others' in each.metadata), None)
@@ -79,7 +81,7 @@ def given(cls, argv):
         values |= fit_fields(cls, {name: value}, COMMAND_LINE)
     if takers:
         for name, text in take_words(takers, plain).items():
-            value = text if type(text) is list else value_of(text, known[name], types_of[name])
+            value = parse(text) if types_of[name] is int else text
             values |= fit_fields(cls, {name: value}, COMMAND_LINE)
     for name, each in known.items():
         if name not in values and each.default is MISSING and each.default_factory is MISSING:
@@ -90,8 +92,7 @@ def given(cls, argv):
 def option(arg, known, types_of, rest):
     "'--tokens=8' as ('tokens', '8')."
     name, equals, text = arg.lstrip('-').partition('=')
-    ours = name in known and not known[name].metadata.keys() & {'words', 'others'}
-    if not (arg.startswith('--') and (ours or rest and equals)):
+    if not (arg.startswith('--') and (name in known or rest and equals)):
         raise Refused(f'there is no option {arg.partition("=")[0]}{nearest(name, known)} '
                       '(--help lists all)')
     if not equals and types_of[name] is bool:

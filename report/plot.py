@@ -100,7 +100,7 @@ def draw_runs(groups):
     skills = [kind for kind in kinds if kind != 'text']
     losses = dict(loss='validation')
     if 'text' in kinds:
-        losses['text'] = 'validation, text alone'
+        losses['text'] = 'validation, text only'
     panels = [list(losses), skills] if alone else [['loss'], *([kind] for kind in skills)]
     panels = list(filter(None, panels))
     fig, axes = figure(len(panels), 2, (11, 1 + (3.1 if alone else 2.3) * len(panels)),
@@ -123,7 +123,7 @@ def draw_runs(groups):
                         ax.text(line[x], 1, f' {line.get("depth", line["n_layer"])} layers',
                                 color='#666666', fontsize=8, va='bottom', ha='center',
                                 transform=ax.get_xaxis_transform())
-        row[0].set_ylabel('loss (nats a token)' if shown[0] == 'loss' else
+        row[0].set_ylabel('loss (nats per token)' if shown[0] == 'loss' else
                           'answers right (%)' if alone else f'{shown[0]}: answers right (%)')
         row[0].legend(frameon=False, fontsize=9)
         if shown[0] != 'loss':
@@ -174,7 +174,7 @@ def draw_repetitions(rows, kinds, block):
             for colour, k in zip(['#4f4f4f', *COLOURS], dict.fromkeys(r['times'] for r in mine)):
                 style = dict(marker='', ls='--') if k == 1 else {}
                 curve(ax, where(mine, times=k), 'start', kind, colour,
-                      'as it is' if k == 1 else f'{k} times', scale(kind), shade=False, **style)
+                      'as trained' if k == 1 else f'{k} times', scale(kind), shade=False, **style)
             ax.xaxis.get_major_locator().set_params(integer=True)
         column[0].set_title(name, fontsize=10)
         column[-1].set_xlabel(f'first of the {block} layers')
@@ -192,7 +192,7 @@ def draw_tradeoffs(rows, kinds):
     FLOPs."""
     fig, axes = figure(1, 3, (13, 4), sharey=True)
     skills = [kind for kind in kinds if kind != 'loss']
-    labels = dict(params='unique parameters', inference_flops='inference FLOPs a token',
+    labels = dict(params='unique parameters', inference_flops='inference FLOPs per token',
                   training_flops='training FLOPs')
     for ax, (key, label) in zip(axes[0], labels.items()):
         for colour, row in zip(COLOURS * 9, rows):
@@ -202,7 +202,7 @@ def draw_tradeoffs(rows, kinds):
         ax.set_xlabel(label)
         ax.set_xlim(0)
     axes[0][0].set_ylabel('answers right, mean of the kinds (%)' if skills
-                          else 'loss (nats a token)')
+                          else 'loss (nats per token)')
     axes[0][2].legend(frameon=False, fontsize=9, loc='center left', bbox_to_anchor=(1, 0.5),
                       title='square: looped')
     return fig
@@ -292,8 +292,8 @@ def draw_landscape(what):
         for (name, points), (colour, mark) in zip(ends.items(), styles):
             ax.scatter(*points[::2].T, s=14, c=colour, marker=mark, linewidths=0.8,
                        edgecolors=None if mark == 'x' else 'black', label=name)
-        ax.set(title=f'K = {K}', xlabel='first number behind the window')
-    axes[0].set_ylabel('second number behind the window')
+        ax.set(title=f'K = {K}', xlabel='first number after the window')
+    axes[0].set_ylabel('second number after the window')
     axes[0].legend(fontsize=8, loc='best')
     fig.colorbar(image, ax=axes, label='median squared error from there')
     return fig

@@ -113,6 +113,8 @@ def test_settings_as_text():
                                                                             '']
     own = read_options(sweep.Options, ['run', '--alphas=0.6,0.4', '--anchored=false']).more
     assert own == dict(alphas=(0.6, 0.4), anchored=False)
+    # a field that is no option is no way to set it
+    assert read_options(sweep.Options, ['r', '--run=x', '--more=3']).more == dict(run='x', more=3)
 
 
 def test_log_likelihoods_build_no_cache(folders):
