@@ -262,8 +262,10 @@ def stored_type(model):
 
 def write_checkpoint(folder, tensors, about, tokenizer, context):
     "model.safetensors, the tokenizer's files, and `about` with its tokens as config.json."
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
+    with refusing(ImportError, why=lambda error: 'an export needs safetensors (pip install '
+                  'safetensors)'):
+        from safetensors import SafetensorError
+        from safetensors.torch import save_file
     folder = Path(folder)
     with new_model(folder):
         about |= dict(bos_token_id=None, eos_token_id=None)

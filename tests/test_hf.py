@@ -448,3 +448,11 @@ def test_the_command_says_what_it_cannot_do(tmp_path, capsys):
         with pytest.raises(SystemExit) as stop:
             nanodepth.main('export', args)
         assert stop.value.code == 2 and capsys.readouterr().err.startswith('export: ' + message)
+
+
+def test_an_export_without_safetensors_is_a_line(tiny, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, 'safetensors', None)
+    monkeypatch.setitem(sys.modules, 'safetensors.torch', None)
+    with pytest.raises(Refused, match='an export needs safetensors'):
+        save_hf(tiny(), tmp_path / 'x')
+    assert not (tmp_path / 'x').exists()

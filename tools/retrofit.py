@@ -5,6 +5,7 @@ Usage:
     python retrofit.py out/baseline 2-4-2                       # out/baseline_2-4-2
     python retrofit.py TinyLlama 4-8-4 --select=influence --data=data/mytext
     python retrofit.py out/retrofit --eval --r=1,2,4,8          # a table, and out/retrofit.png
+    python retrofit.py --eval --help                            # its options
 """
 import dataclasses
 import math
