@@ -59,12 +59,14 @@ class Plan:
         self.mean = c.recurrence or self.start.mean
         self.backprop_depth = c.backprop_depth or self.start.backprop_depth
         self.refuse_what_excludes()
-        # [(first step, layers)]
         self.stages = [(0, self.start.n_layer if c.init_from else c.n_layer)]
         if c.grow:
             with refusing(OverflowError):
                 self.stages = growth_plan(c.grow, c.n_layer, c.grow_block, self.cooldown_start,
                                           c.grow_alpha)
+        # stages: [(first step, layers)]; origins: which layers of the stage before were copied
+        self.origins = [None] + [tuple(GROWTH[c.grow](depth, c.grow_block))
+                                 for _, depth in self.stages[:-1]]
         parent_order = self.start.order and tuple(self.start.order)
         self.main_order = self.order_of('loop') or parent_order         # None: each layer once
         self.cooldown_order = self.order_of('cooldown_loop')            # None: the same as before
@@ -136,9 +138,7 @@ class Plan:
         "What this step does."
         c, cools = self.config, step >= self.cooldown_start
         stage = max(i for i, (first, _) in enumerate(self.stages) if first <= step)
-        n_layer, origin, order = self.stages[stage][1], None, None
-        if stage > 0:
-            origin = tuple(GROWTH[c.grow](self.stages[stage - 1][1], c.grow_block))
+        n_layer, origin, order = self.stages[stage][1], self.origins[stage], None
         if self.start.kind == 'lm':
             order = self.main_order or tuple(range(n_layer))
             if cools and self.cooldown_order:
