@@ -350,17 +350,21 @@ def evaluate(model, loader, batches=None):
 @torch.no_grad()
 def measure(model, loader, batches=None, pieces=1, first=0):
     """(loss, {kind: {'loss', 'accuracy'}}) over some batches from the `first` on, the kinds being
-    the marks that the data carries. A batch is computed in `pieces`, as in training."""
-    device, was_training = next(model.parameters()).device, model.training
+    the marks that the data carries. A batch is computed in `pieces`, as in training. Instead of
+    a model, any function from tokens to logits will do."""
+    is_model = isinstance(model, torch.nn.Module)
+    was_training = is_model and model.training
+    if is_model:
+        model.eval()
+    device = next((p.device for p in getattr(model, 'parameters', list)()), 'cpu')
     # loss, tokens, answers right, answers
     sums = torch.zeros(1 + len(loader.kinds), 4, dtype=torch.float64)
-    model.eval()
     steps = len(loader) if batches is None else min(batches, len(loader))
     parts = (part for step in range(first, first + steps)
              for part in zip(*(t.chunk(pieces) for t in loader.marked_batch(step))))
     for tokens, targets, marks in parts:
         counts = targets != -1
-        if not loader.kinds:        # no logits needed: the loss can be computed in pieces
+        if is_model and not loader.kinds:       # without logits: the loss is computed in pieces
             sums[0, 0] += model(tokens.to(device), targets.to(device)).item() * counts.sum()
             sums[0, 1] += counts.sum()
             continue
@@ -372,7 +376,8 @@ def measure(model, loader, batches=None, pieces=1, first=0):
             here, mine = marks % 128 == k if k else counts, right[kind == k]    # (B, T), (answers,)
             sums[k] += torch.tensor([losses[here].double().sum(), here.sum(), mine.sum(),
                                      len(mine)])
-    model.train(was_training)
+    if is_model:
+        model.train(was_training)
     if loader.world_size > 1:
         sums = sums.to(device)
         dist.all_reduce(sums)

@@ -6,12 +6,13 @@ wrapped, and others'.
 
 Usage:
     accuracy, (low, high) = score(model, get_tokenizer('out/lidas'), few_shot('assign_basic', 200))
-    score_of = Scorer(path, state, model, None, 8, parse_tasks('toy_assign/4', 200))
+    score_of = run_scorer(path, state, model, None, 8, parse_tasks('toy_assign/4', 200))
     score_of(model)                             # {'loss', 'copy', ..., 'toy_assign/4'}
 """
 import hashlib
 import json
 import math
+from typing import NamedTuple
 
 import torch
 
@@ -26,11 +27,29 @@ from model import LM, KVCache
 
 def score(model_like, tokenizer, examples, **options):
     "(accuracy, its 95% interval): the option with the highest log-likelihood is the choice."
+    answers = ask(model_like, tokenizer, examples, **options)
+    return answers.accuracy, interval(answers.right, answers.n)
+
+
+class Answers(NamedTuple):
+    "How some questions were answered."
+    right: float                # how many; nan if a log-likelihood is not finite
+    n: int
+    log_likelihood: float       # of the right option, the mean over the questions
+
+    @property
+    def accuracy(self):
+        return self.right / self.n
+
+
+def ask(model_like, tokenizer, examples, **options):
+    "The Answers of a model to some questions: the likeliest option is its choice."
     values = log_likelihoods(model_like, tokenizer, examples, **options)
-    if not all(v.isfinite().all() for v in values):         # argmax would still choose one
-        return math.nan, (math.nan, math.nan)
     right = sum(v.argmax().item() == e.answer for v, e in zip(values, examples))
-    return right / len(examples), interval(right, len(examples))
+    if not all(v.isfinite().all() for v in values):         # argmax still chose one
+        right = math.nan
+    total = sum(v[e.answer].item() for v, e in zip(values, examples))
+    return Answers(right, len(examples), total / len(examples))
 
 
 def interval(right, n, z=1.96):
@@ -203,24 +222,40 @@ class After:
 
 
 class Scorer:
-    """Measures models like this one: {'loss', and the accuracy on each kind of answer and on each
-    task}. The validation batches are those from the `first` on; --tasks can do without any."""
+    """Asks every model the same: the loss on some batches of validation data, from the `first` on,
+    and some questions, {name: [Example]}. A model is anything that maps tokens to logits."""
 
-    def __init__(self, path, state, model, data, batches, examples, first=0):
-        self.tokenizer, self.examples = get_tokenizer(path), examples
-        self.batches, self.first, self.val = batches, first, None
-        self.pieces = state.get('config', {}).get('grad_accum', 1)
-        if data or state.get('config', {}).get('data') or not examples:
-            self.val = open_data(path, state, model, data, 'val', longest=1024)
-        if self.val is not None and first and first + batches > len(self.val):
-            raise Refused(f'the validation data has {len(self.val)} batches, {first + batches} '
-                          'were asked for: lower --batches')
+    def __init__(self, tokenizer, questions, val=None, batches=None, first=0, pieces=1):
+        self.tokenizer, self.questions, self.val = tokenizer, questions, val
+        self.batches, self.first, self.pieces = batches, first, pieces
+
+    def on_data(self, model, batches=None, first=None):
+        "(loss, {kind: {'loss', 'accuracy'}}) on all batches, or on others."
+        return measure(model, self.val, batches or self.batches, self.pieces,
+                       self.first if first is None else first)
+
+    def answers(self, model, some=slice(None)):
+        "{name: Answers} to all questions, or to a slice of each kind."
+        return {name: ask(model, self.tokenizer, examples[some])
+                for name, examples in self.questions.items()}
 
     def __call__(self, model):
-        found = {}
+        "{'loss', and the accuracy on each kind of answer in the data and on each kind of question}"
+        scores = {}
         if self.val is not None:
-            loss, kinds = measure(model, self.val, self.batches, self.pieces, self.first)
-            found = dict(loss=loss) | {kind: about['accuracy'] for kind, about in kinds.items()
-                                       if kind != 'text'}
-        return found | {name: score(model, self.tokenizer, examples)[0]
-                        for name, examples in self.examples.items()}
+            scores['loss'], kinds = self.on_data(model)
+            scores |= {kind: row['accuracy'] for kind, row in kinds.items() if kind != 'text'}
+        return scores | {name: answers.accuracy for name, answers in self.answers(model).items()}
+
+
+def run_scorer(path, state, model, data, batches, questions, first=0):
+    """The Scorer for models like this one, on `data` or on what the run was trained on. Questions
+    can do without any."""
+    config, val = state.get('config') or {}, None
+    if data or config.get('data') or not questions:
+        val = open_data(path, state, model, data, 'val', longest=1024)
+        if first and first + batches > len(val):
+            raise Refused(f'the validation data has {len(val)} batches, {first + batches} '
+                          'were asked for: lower --batches')
+    return Scorer(get_tokenizer(path), questions, val, batches, first,
+                  config.get('grad_accum', 1))

@@ -16,7 +16,7 @@ from conftest import ROOT
 from common.errors import Refused
 from data.tokens import Loader
 from engine import checkpoint
-from engine.measure import Scorer, parse_tasks
+from engine.measure import parse_tasks, run_scorer
 from loop import parse_loop, running
 from retrofit import surgery
 from tools import play
@@ -94,8 +94,8 @@ def test_skill_is_what_the_commands_measure(served):
     ask, folder, _ = served
     path, order = folder / 'lm', parse_loop('1-2x2-1')
     state, model = checkpoint.load(path), checkpoint.load_model(path)
-    score = Scorer(path, state, model, None, play.BATCHES,
-                   parse_tasks('toy_assign/1', play.QUESTIONS))
+    score = run_scorer(path, state, model, None, play.BATCHES,
+                       parse_tasks('toy_assign/1', play.QUESTIONS))
     with running(model, order):
         wanted = score(model)
     said = measured(ask, model='lm', how=dict(order=order), task='toy_assign/1')

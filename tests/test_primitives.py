@@ -11,7 +11,7 @@ from common.errors import Refused
 from data.primitives import TASKS, TOY_TASKS, Example, few_shot, write_examples
 from data.tokenizer import get_tokenizer
 from data.tokens import Dataset, Loader, measure
-from engine.measure import interval, log_likelihoods, score
+from engine.measure import Answers, ask, interval, log_likelihoods, score
 from report.tables import read_csv
 
 BYTES = get_tokenizer('bytes')
@@ -192,6 +192,16 @@ def test_a_model_that_knows_is_right(task):
         return logits
     accuracy, (low, high) = score(oracle, BYTES, examples)
     assert accuracy == 1 and 0.9 < low < 1 and high == pytest.approx(1)
+    # one answer of a thousand that would be right is not known to be
+    answers = ask(lambda tokens: oracle(tokens).fill_(math.nan), BYTES, examples[:2])
+    assert math.isnan(answers.accuracy) and answers.n == 2
+
+
+def test_answers_by_hand(monkeypatch):
+    values = [torch.tensor([-1.0, -2.0]).double(), torch.tensor([-3.0, -5.0]).double()]
+    monkeypatch.setattr('engine.measure.log_likelihoods', lambda *_: values)
+    first, second = Example('', ('a', 'b'), 0), Example('', ('a', 'b'), 1)
+    assert ask(None, None, [first, second]) == Answers(1, 2, -3.0)
 
 
 @pytest.mark.parametrize('fields',

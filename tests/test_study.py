@@ -239,7 +239,7 @@ def test_a_seed_in_small(small, tmp_path, capsys):
         float(layers[0]['score']), rel=1e-4) and len(lens) == 10
     assert float(lens[-1]['overlap']) == 1 > float(lens[0]['overlap'])
     ask = study.Questions(jobs[3].model('baseline'), (3,), study.QUESTIONS // 2)
-    final = ask.answers(load_model(jobs[3].model('baseline')))['depth 3']
+    final = ask.depths(load_model(jobs[3].model('baseline')))['depth 3']
     assert float(lens[-1]['depth 3']) == pytest.approx(final, rel=1e-4)
     assert float(lens[0]['depth 3']) != pytest.approx(final, rel=1e-4)
     kinds = [(row['run'], row['r']) for row in retrofits]

@@ -250,10 +250,10 @@ def test_cells_are_what_they_say_and_judged_on_other_data(runs, tmp_path, capsys
     lines = [entry for entry in read(out.with_suffix('.jsonl'))]
     plain = {entry['of']['part']: entry['found'] for entry in lines if entry['of']['cell'] is None}
     assert plain['screen'] != plain['judge']
-    from engine.measure import Scorer, parse_tasks
+    from engine.measure import parse_tasks, run_scorer
     state = checkpoint.load(runs[0])
     model = checkpoint.load_model(runs[0])
-    look = Scorer(runs[0], state, model, None, 2, parse_tasks('toy_assign/1', 8))
+    look = run_scorer(runs[0], state, model, None, 2, parse_tasks('toy_assign/1', 8))
     assert look(model) == plain['screen']
     cell = next(entry for entry in lines if entry['of']['cell'] == dict(window='1-2',
             method='naive', K=2, beta=None, T=None, mode='block', cache='first'))

@@ -360,3 +360,6 @@ def test_measure_without_marks_is_the_same_loss_and_leaves_the_mode(tmp_path, ti
     assert plain[0] == pytest.approx(marked[0], rel=1e-6) and plain[1] == {}
     assert marked[1]['all']['loss'] == pytest.approx(marked[0], rel=1e-6)
     assert model.training
+    model.eval()        # a function from tokens to logits is measured like the model
+    function = measure(lambda tokens: model(tokens), Loader(tmp_path / 'plain', 4, 8, split='val'))
+    assert function[0] == pytest.approx(plain[0], rel=1e-6) and function[1] == {}

@@ -16,7 +16,7 @@ from common.files import new_model
 from common.options import read, words
 from data.tokenizer import keep_tokenizer
 from engine.checkpoint import build_model, describe, load, save
-from engine.measure import Scorer, parse_tasks
+from engine.measure import parse_tasks, run_scorer
 from engine.world import pick_device
 from grow import untie
 from loop import format_loop, repeat_block, running
@@ -135,7 +135,7 @@ def measure_runs(options):
         if isinstance(model, Recurrent):
             raise Refused(f'{name} has a recurrent core, which is measured by: python retrofit.py '
                           f'{path} --eval')
-        score = Scorer(path, state, model, options.data, options.batches, examples)
+        score = run_scorer(path, state, model, options.data, options.batches, examples)
         if options.block > len(model.order):
             raise Refused(f'--block={options.block}: {name} is {len(model.order)} layers deep')
         before, plain = plain, score(model)

@@ -27,9 +27,8 @@ from common.files import reading
 from common.options import read, words
 from data.primitives import TASKS, TOY_TASKS, few_shot, task_and_depth
 from data.tokenizer import get_tokenizer, readable
-from data.tokens import measure
 from engine.checkpoint import build_model, load
-from engine.measure import encode, log_likelihoods, open_data, parse_tasks
+from engine.measure import Scorer, encode, open_data, parse_tasks
 from engine.world import pick_device
 from loop import fit_loop, format_loop, running
 from model import check_order
@@ -182,12 +181,11 @@ class Opened:
         with self.as_asked(how) as (model, _):
             if i < batches:
                 targets = (self.val.batch(i)[1] != -1).sum().item()
-                loss = measure(model, self.val, 1, self.pieces, i)[0]
+                loss, _ = Scorer(self.tokenizer, {}, self.val, 1, i, self.pieces).on_data(model)
                 return dict(of=of, loss=loss * targets, targets=targets)
-            some = examples[(i - batches) * SLICE:(i - batches + 1) * SLICE]
-            values = log_likelihoods(model, self.tokenizer, some)
-            right = sum(v.argmax().item() == e.answer for v, e in zip(values, some))
-            return dict(of=of, right=right, questions=len(some))
+            some = slice((i - batches) * SLICE, (i - batches + 1) * SLICE)
+            answers = Scorer(self.tokenizer, {task: examples}).answers(model, some)[task]
+            return dict(of=of, right=answers.right, questions=answers.n)
 
     def likely(self, stream, k):
         "The k likeliest next tokens behind each place of a stream: [[(text, probability)]]."

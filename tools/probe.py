@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Callable, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from tqdm import tqdm
 
 import probe
@@ -39,7 +38,7 @@ from data.primitives import TASKS, TOY_TASKS
 from data.tokenizer import get_tokenizer
 from engine.checkpoint import build_model, load
 from engine.hf import fold_scales
-from engine.measure import After, fingerprint, in_vocabulary, open_data, parse_tasks, score
+from engine.measure import After, Scorer, fingerprint, in_vocabulary, open_data, parse_tasks
 from engine.world import pick_device
 from loop import format_loop, repeat_block
 from report.plot import draw_curves, draw_maps, show
@@ -96,9 +95,8 @@ class Subject:
                           seed=1) for split in ('train', 'val')]
 
     @functools.cached_property
-    def batches(self):
-        train, val = self.loaders
-        return [val.batch(step) for step in range(min(self.args.batches, len(val)))]
+    def scorer(self):
+        return Scorer(self.tokenizer, self.tasks, self.loaders[1], self.args.batches)
 
     @functools.cached_property
     def passages(self):
@@ -108,7 +106,8 @@ class Subject:
     def scored_on(self):
         "A hash of the data of the scores."
         found = hashlib.sha256(repr((self.passages, self.tasks)).encode())
-        for tokens, targets in self.batches:
+        val = self.loaders[1]
+        for tokens, targets in map(val.batch, range(min(self.args.batches, len(val)))):
             found.update(tokens.numpy().tobytes() + targets.numpy().tobytes())
         return found.hexdigest()
 
@@ -151,21 +150,14 @@ class Subject:
         self.found[key] = matrix, outputs
         return self.found[key]
 
-    @torch.no_grad()
     def score(self, answer):
         "{'loss', the accuracy on each task, 'last word'} of a callable tokens -> logits."
-        total = count = 0
-        for tokens, targets in self.batches:
-            logits = answer(tokens.to(self.device)).float().transpose(1, 2)
-            total += F.cross_entropy(logits, targets.to(self.device), ignore_index=-1,
-                                     reduction='sum').item()
-            count += (targets != -1).sum().item()
-        found = dict(loss=total / count)
-        for name, questions in self.tasks.items():
-            found[name], _ = score(answer, self.tokenizer, questions)
+        scores = dict(loss=self.scorer.on_data(answer)[0])
+        for name, answers in self.scorer.answers(answer).items():
+            scores[name] = answers.accuracy
         if self.passages:
-            found['last word'] = said(answer, self.passages, self.device)
-        return found
+            scores['last word'] = said(answer, self.passages, self.device)
+        return scores
 
     def orders_only(self):
         if isinstance(self.model, probe.Recurrent):

@@ -26,7 +26,7 @@ from data.tokenizer import keep_tokenizer, refuse_another_tokenizer
 from data.tokens import Loader, draw
 from engine.checkpoint import build_model, describe, load, save
 from engine.hf import fold_scales
-from engine.measure import Scorer, parse_tasks
+from engine.measure import parse_tasks, run_scorer
 from engine.world import pick_device
 from model import LM
 from report.plot import draw_recurrences, picture, show
@@ -199,7 +199,7 @@ def measure_recurrences(options):
     for name, path in tqdm(run_names(options.runs).items(), desc='measuring', unit='run'):
         state = load(path)
         model = build_model(state, path).to(device).eval()
-        score = Scorer(path, state, model, options.data, options.batches, examples)
+        score = run_scorer(path, state, model, options.data, options.batches, examples)
         for r in options.r if model.recurs else [0]:
             if r:
                 model.mean = r

@@ -32,9 +32,9 @@ from common.files import ROOT, replace
 from common.options import read, word
 from data.primitives import few_shot
 from data.tokenizer import get_tokenizer
-from data.tokens import Loader, measure
+from data.tokens import Loader
 from engine.checkpoint import exists, load, load_model
-from engine.measure import After, log_likelihoods
+from engine.measure import After, Scorer
 from loop import format_loop, parse_loop, running
 from model import KVCache
 from report.claims import one_more
@@ -115,42 +115,37 @@ class Job:
         return state.get('step', 0) >= (state.get('config') or {}).get('steps', 0)
 
 
-class Questions:
+class Questions(Scorer):
     "What every model of the study is asked: validation data, and the same questions."
 
     def __init__(self, path, depths=DEPTHS, n=None, task='toy_chains'):
-        self.val = Loader(DATA, 32, 64, split='val', seed=0)
-        self.tokenizer = get_tokenizer(path)
-        self.examples = {depth: few_shot(task, n or QUESTIONS, shots=0, depth=depth, seed=7)
-                         for depth in depths}
+        questions = {f'depth {depth}': few_shot(task, n or QUESTIONS, shots=0, depth=depth, seed=7)
+                     for depth in depths}
+        val = Loader(DATA, 32, 64, split='val', seed=0)
+        super().__init__(get_tokenizer(path), questions, val, BATCHES)
 
-    @torch.no_grad()
     def __call__(self, model):
-        loss, kinds = measure(model, self.val, BATCHES)
+        loss, kinds = self.on_data(model)
         return dict(loss=loss, text=kinds['text']['loss'],
-                    copy=kinds['copy']['accuracy']) | self.answers(model)
+                    copy=kinds['copy']['accuracy']) | self.depths(model)
 
     def text(self, model):
         "The loss on text, on fewer batches: for what is compared many times."
-        return measure(model, self.val, BATCHES // 4)[1]['text']['loss']
+        return self.on_data(model, BATCHES // 4)[1]['text']['loss']
 
     def halves(self, model):
         "The answers to the first half of the questions, and, `judged`, to the second."
         half = QUESTIONS // 2
-        return self.answers(model, slice(half)) | self.answers(model, slice(half, None),
-                                                               'depth {} judged')
+        return (self.depths(model, slice(half))
+                | self.depths(model, slice(half, None), name='{} judged'))
 
-    @torch.no_grad()
-    def answers(self, model, some=slice(None), name='depth {}'):
+    def depths(self, model, some=slice(None), name='{}'):
         "The mean log-probability of the right answers, and the share of them that was chosen."
-        found = {}
-        for depth, examples in self.examples.items():
-            examples, key = examples[some], name.format(depth)
-            values = log_likelihoods(model, self.tokenizer, examples)
-            found[key] = sum(v[e.answer].item() for v, e in zip(values, examples)) / len(examples)
-            right = sum(v.argmax().item() == e.answer for v, e in zip(values, examples))
-            found[f'{key} right'] = right / len(examples)
-        return found
+        row = {}
+        for depth, answers in self.answers(model, some).items():
+            row[name.format(depth)] = answers.log_likelihood
+            row[f'{name.format(depth)} right'] = answers.accuracy
+        return row
 
 
 # ------------------------------------------------------------------ models, and depth added to them
@@ -240,7 +235,7 @@ class Model(Job):
         for by, at in EXITS:
             fixed = by == 'fixed r'
             r, stop = (at, None) if fixed else (EXITS[-1][1], Exit(at, by))
-            found = ask.answers(lambda tokens: model(tokens, r=r, exit=stop))
+            found = ask.depths(lambda tokens: model(tokens, r=r, exit=stop))
             mean = r if fixed else r * stop.used / stop.full
             layers = ends + core * mean + coda * (mean if by == 'sure' else 1)
             rows.append(self.say(dict(by=by, at=at, recurrences=mean, layers=layers) | found))
@@ -302,7 +297,7 @@ class Taught(Job):
 
     def taught(self):
         ask = Questions(self.model('baseline'), (0, 1, 2, 3), task='toy_chains_code')
-        return [self.say(dict(run=name, examples=n) | ask.answers(load_model(path)))
+        return [self.say(dict(run=name, examples=n) | ask.depths(load_model(path)))
                 for name in self.models for n, path in ((0, self.model(name)),
                                                         (128, self.root / name))]
 
@@ -396,7 +391,7 @@ class Layers(Job):
         (tokens, ask), rows = self.ready(), []
 
         def look(model):
-            return dict(text=ask.text(model)) | ask.answers(model)
+            return dict(text=ask.text(model)) | ask.depths(model)
         for name in self.models:
             model = load_model(self.model(name))
             score, parts = probe.depth_score(model, tokens)
@@ -427,7 +422,7 @@ class Layers(Job):
             for d in range(len(model.order)):
                 rows.append(self.say(
                     dict(run=name, layer=d, moves=moves[d].item(), overlap=overlap[d].item())
-                    | ask.answers(exit_at(model, d, lens))))
+                    | ask.depths(exit_at(model, d, lens))))
         return rows
 
 

@@ -43,7 +43,7 @@ from common.fields import fill
 from common.files import reading
 from common.options import others, read, word, words
 from engine.checkpoint import build_model, exists, load
-from engine.measure import Scorer, fingerprint, parse_tasks
+from engine.measure import fingerprint, parse_tasks, run_scorer
 from engine.world import pick_device
 from model import KVCache
 from report.plot import draw_sweep, draw_windows, picture, show
@@ -501,33 +501,32 @@ def open_ours(path, options):
     looks, data = {}, hashlib.sha256()
     for i, part in enumerate(('screen', 'judge')):
         first, questions = i * options.batches, parse_tasks(options.tasks, options.n, seed=i)
-        look = Scorer(path, state, model, options.data, options.batches, questions, first)
-        for step in range(first, first + options.batches) if look.val else ():
-            data.update(b''.join(t.numpy().tobytes() for t in look.val.batch(step)))
-        looks[part] = look
-        if options.by_token and look.val:
-            steps = range(first, first + min(2, options.batches))
-            looks[part] = functools.partial(look_twice, look, steps)
+        score = run_scorer(path, state, model, options.data, options.batches, questions, first)
+        for step in range(first, first + options.batches) if score.val else ():
+            data.update(b''.join(t.numpy().tobytes() for t in score.val.batch(step)))
+        looks[part] = score
+        if options.by_token and score.val:
+            looks[part] = functools.partial(score_by_token, score, min(2, options.batches))
     return model, looks, data.hexdigest()
 
 
 @torch.no_grad()
-def look_twice(look, steps, model):
+def score_by_token(score, batches, model):
     """Add the loss of each row's second half, read at once, and token by token with the cache that
     was filled by the first half: what a strategy for the cache changes."""
     device, at_once, stepwise = next(model.parameters()).device, [], []
-    for step in steps:
-        tokens, targets = (t.to(device) for t in look.val.batch(step))
+    for step in range(score.first, score.first + batches):
+        tokens, targets = (t.to(device) for t in score.val.batch(step))
         half = tokens.shape[1] // 2
         cache = KVCache(len(model.order))
         model(tokens[:, :half], cache=cache)
         pieces = [model(piece, cache=cache) for piece in tokens[:, half:].split(1, dim=1)]
-        for found, logits in ((at_once, model(tokens)[:, half:]),
-                              (stepwise, torch.cat(pieces, dim=1))):
-            found.append(F.cross_entropy(logits.transpose(1, 2).float(), targets[:, half:],
-                                         ignore_index=-1).item())
-    return look(model) | {'loss of the 2nd half': mean(at_once),
-                          'loss of it token by token': mean(stepwise)}
+        for losses, logits in ((at_once, model(tokens)[:, half:]),
+                               (stepwise, torch.cat(pieces, dim=1))):
+            losses.append(F.cross_entropy(logits.transpose(1, 2).float(), targets[:, half:],
+                                          ignore_index=-1).item())
+    return score(model) | {'loss of the 2nd half': mean(at_once),
+                           'loss of it token by token': mean(stepwise)}
 
 
 def open_theirs(path, options):
