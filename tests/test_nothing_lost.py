@@ -67,12 +67,11 @@ def test_half_of_what_torchrun_says_is_refused(env, message, data, tmp_path, cap
     assert 'there is no checkpoint' in refused(capsys, 'sample', tmp_path / 'no')     # no silence
 
 
-@pytest.mark.parametrize('more', [[], ['--grad_accum=2']])
-def test_a_batch_without_a_target_changes_nothing_and_ends_nothing(more, tmp_path):
+def test_a_batch_without_a_target_changes_nothing_and_ends_nothing(tmp_path):
     for split in ('train', 'val'):
         write_dataset(tmp_path / 'd', split, 'bytes', [1] * 340, mask=[0] * 340, row=17)
     argv = [*TINY, f'--data={tmp_path / "d"}', '--steps=2', '--optimizer=adamw',
-            '--weight_decay=0', *more]
+            '--weight_decay=0', '--grad_accum=2']
     nanodepth.main('train', [*argv, f'--out_dir={tmp_path / "one"}'])
     lines = [json.loads(line) for line in (tmp_path / 'one/log.jsonl').open()]
     assert lines[-1]['step'] == 2 and lines[-1]['val_loss'] == 0
@@ -160,8 +159,7 @@ def test_a_lock_is_free_once_its_holder_is_gone(tmp_path):
 
 # ---------------------------------------------------------------------------- hangs and tracebacks
 
-@pytest.mark.parametrize('name, argv', [
-    ('ckpt.pt', ['sample']), ('run.json', ['sample']), ('log.jsonl', ['plot'])])
+@pytest.mark.parametrize('name, argv', [('ckpt.pt', ['sample']), ('log.jsonl', ['plot'])])
 def test_a_pipe_in_place_of_a_file_is_not_waited_for(run, capsys, name, argv):      # noqa: F811
     (run[0] / name).unlink(missing_ok=True)
     os.mkfifo(run[0] / name)
@@ -190,17 +188,6 @@ def test_a_token_past_the_vocabulary(tiny, tmp_path, capsys):
 TRAIN = [ROOT / 'train.py', *TINY, '--steps=2']
 
 
-@pytest.mark.parametrize('env', [dict(MPLBACKEND='nonsense'), dict(PYTHONOPTIMIZE='2')])
-def test_an_environment_that_changes_nothing(env, data, tmp_path):
-    done = shell(*TRAIN, f'--data={data}', f'--out_dir={tmp_path}', env=env)
-    assert done.returncode == 0 and (tmp_path / 'loss.png').exists(), done.stderr
-
-
-def test_an_environment_that_nobody_can_read(data, tmp_path):
-    done = shell(*TRAIN, f'--data={data}', f'--out_dir={tmp_path}', env=dict(TQDM_MININTERVAL='x'))
-    assert done.returncode and 'a variable TQDM_' in done.stderr and done.stderr.count('\n') == 1
-
-
 def test_ctrl_c_during_the_imports_is_a_line():
     code = ('import sys, common; sys.__excepthook__ = None; '
             'sys.excepthook(KeyboardInterrupt, None, None)')
@@ -213,10 +200,10 @@ def test_ctrl_c_during_the_imports_is_a_line():
         assert lines[0].startswith('import common'), script
 
 
-@pytest.mark.parametrize('stream', ['2>&-', '2>/dev/full', '>/dev/full'])
-def test_a_stream_that_takes_nothing_ends_no_run(stream, data, tmp_path):
+def test_streams_that_take_nothing_end_no_run(data, tmp_path):
     argv = ' '.join(map(str, [sys.executable, *TRAIN, f'--data={data}', f'--out_dir={tmp_path}']))
-    done = subprocess.run(f'{argv} {stream}', shell=True, cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(f'{argv} >/dev/full 2>&-', shell=True, cwd=ROOT, capture_output=True,
+                          text=True)
     assert checkpoint.load(tmp_path)['step'] == 2, done.stderr
     assert 'Traceback' not in done.stderr
 
@@ -234,8 +221,7 @@ def test_a_temperature_near_zero_takes_the_likeliest(tiny):
                        model.generate(prompt, 8, temperature=0))
 
 
-@pytest.mark.parametrize('kind', ['loss', 'step', 'flops'])
-def test_a_kind_that_has_the_name_of_a_column(kind, tmp_path, data):
+def test_a_kind_that_has_the_name_of_a_column(tmp_path, data, kind='flops'):
     with pytest.raises(Refused, match=f'a kind of answer cannot be called {kind!r}'):
         write_dataset(tmp_path, 'val', 'bytes', [1] * 40, marks=[0] * 40, kinds=[kind])
     path = data / 'val.json'

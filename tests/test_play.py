@@ -182,7 +182,7 @@ def test_it_ends_while_a_browser_keeps_a_connection(tiny, tmp_path):
     with socket.create_connection(('127.0.0.1', port)):
         time.sleep(0.2)
         page.send_signal(signal.SIGINT)
-        assert page.wait(15) == 130
+        assert page.wait(60) == 130
 
 
 def test_a_taken_port_and_an_unknown_run_are_refused(served, tmp_path):

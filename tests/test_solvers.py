@@ -279,12 +279,11 @@ def test_naive_looping_explodes_and_sub_steps_do_not():
     """The paper: 8 times at K = 2 and 322 times at K = 8. Only the ratio is asserted: the network
     without a loop is the best of all."""
     torch.set_num_threads(1)
-    for seed in (0, 1):
-        rows = little_errors(train_little(seed),
-                             dict(naive=('naive', {}), sub=('euler', {}), rk=('rk', {})), (2, 8))
-        error = {(row['method'], row['K']): row['error'] for row in rows}
-        assert error['naive', 2] > 3 * error['sub', 2] and error['naive', 8] > 50 * error['sub', 8]
-        assert error['no loop', 1] < error['rk', 8] < error['sub', 8] < 1 < error['naive', 8]
+    rows = little_errors(train_little(0),
+                         dict(naive=('naive', {}), sub=('euler', {}), rk=('rk', {})), (2, 8))
+    error = {(row['method'], row['K']): row['error'] for row in rows}
+    assert error['naive', 2] > 3 * error['sub', 2] and error['naive', 8] > 50 * error['sub', 8]
+    assert error['no loop', 1] < error['rk', 8] < error['sub', 8] < 1 < error['naive', 8]
 
 
 def test_a_solver_leaves_the_stream_that_goes_in_as_it_was():

@@ -19,6 +19,7 @@ from engine import checkpoint, world
 from engine.plan import Plan
 from engine.world import Stop, World
 from model import LM, ModelConfig
+from retrofit import surgery
 from train import Config, read_config, train
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -120,18 +121,59 @@ def assert_equal_runs(a, b):
     assert a == b
 
 
-@pytest.mark.parametrize('optimizer', ['muon', 'adamw', 'adamw_star'])
-# in the warm-up, off the checkpoint rhythm, in the decay
-@pytest.mark.parametrize('stop_at', [1, 6, 10])
-def test_stop_and_resume_is_bit_equal(config, monkeypatch, optimizer, stop_at):
-    whole = config('whole', optimizer=optimizer)
+# 1, 2, 3, 4 layers from steps 0, 2, 7, 14
+GROW = dict(grow='lidas', grow_block=1, n_layer=4, steps=30, decay_steps=5)
+KINDS = dict(       # the settings of a run, and after how many updates it is stopped
+    plain=(dict(optimizer='adamw'), 6), grown=(dict(optimizer='adamw_star', **GROW), 7),
+    looped=(dict(n_layer=3, cooldown_loop='1-1x3-1'), 8),
+    recurrent=(dict(curriculum=0.5, grad_accum=2), 5))
+
+
+@pytest.fixture(params=KINDS)
+def two_runs(request, config, tiny, tmp_path):
+    "(a run to go through, the same to be stopped, after how many updates)"
+    fields, stop_at = KINDS[request.param]
+    if request.param == 'recurrent':
+        core = surgery(tiny(vocab_size=257, n_layer=4, context=16), '1-2-1', mean=3)
+        checkpoint.save(tmp_path / 'cut', **checkpoint.describe(core), step=0)
+        (tmp_path / 'cut/run.json').write_text('{"tokenizer": "bytes"}')
+        fields = fields | dict(init_from=str(tmp_path / 'cut'))
+        for name in ('n_layer', 'n_embd', 'n_head', 'head_dim'):        # the parent says them
+            fields[name] = getattr(Config, name)
+    whole, parts = (config(name, **fields) for name in ('whole', 'parts'))
     train(whole)
-    parts = config('parts', optimizer=optimizer)
+    return whole, parts, stop_at
+
+
+def test_stop_and_resume_is_bit_equal(two_runs, monkeypatch):
+    whole, parts, stop_at = two_runs
     stop_and_resume(parts, monkeypatch, stop_at)
     assert_equal_runs(parts, whole)
 
 
-def test_kill_9_and_resume_is_bit_equal_with_a_whole_log(config, after=9):
+KILLED = """
+import os, signal, sys, train
+at, config, calls = int(sys.argv[1]), train.Config(**eval(sys.argv[2])), []
+def killed(*args):
+    calls.append(1)
+    if len(calls) == at:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return original(*args)
+original, train.backward = train.backward, killed
+train.train(config)
+"""
+
+
+def test_kill_9_and_resume_is_bit_equal(two_runs):
+    whole, parts, stop_at = two_runs
+    child = shell([sys.executable, '-c', KILLED, str(stop_at), repr(vars(parts))])
+    assert child.returncode == -signal.SIGKILL, child.stderr
+    assert checkpoint.load(parts.out_dir)['step'] < stop_at
+    train(parts)
+    assert_equal_runs(parts, whole)
+
+
+def test_kill_9_at_any_moment_leaves_a_whole_log(config, after=9):
     whole = config('whole', steps=40)
     train(whole)
     parts = config('parts', steps=40)
@@ -410,20 +452,6 @@ def test_bfloat16_autocast_trains(config):
 
 # ------------------------------------------------------------------ two processes
 
-def test_two_processes_train_like_one(config):
-    alone, both = config('alone'), config('both', grad_accum=2)
-    train(alone)
-    run = shell(command(both, ranks=2))
-    assert run.returncode == 0, run.stderr
-    for a, b in zip(log_of(alone), log_of(both), strict=True):
-        assert a.get('loss', 0) == pytest.approx(b.get('loss', 0), rel=1e-5)
-        assert a.get('val_loss', 0) == pytest.approx(b.get('val_loss', 0), rel=1e-5)
-        # AdamW alone would not see a wrong scale
-        assert a.get('grad_norm', 0) == pytest.approx(b.get('grad_norm', 0), rel=1e-4)
-        assert (a.get('kinds') == b.get('kinds') or a['kinds']['fifth']['accuracy']
-                == pytest.approx(b['kinds']['fifth']['accuracy']))
-
-
 def stop_the_second(at=3):
     "SIGTERM for one process of two, in the middle of a step."
     update, calls = train_file.backward, []
@@ -454,10 +482,6 @@ def test_world_alone():
 
 # ------------------------------------------------------------------ growing
 
-# 1, 2, 3, 4 layers from steps 0, 2, 7, 14
-GROW = dict(grow='lidas', grow_block=1, n_layer=4, steps=30, decay_steps=5)
-
-
 def test_growth_happens_when_the_plan_says_and_is_logged(config):
     c = config(**GROW)
     assert Plan(c).stages == [(0, 1), (2, 2), (7, 3), (14, 4)]
@@ -472,67 +496,6 @@ def test_growth_happens_when_the_plan_says_and_is_logged(config):
              for n in (1, 2, 3, 4)]
     assert log[-1]['flops'] == 64 * (2 * costs[0] + 5 * costs[1] + 7 * costs[2] + 16 * costs[3])
     assert len(checkpoint.load_model(c.out_dir).layers) == 4
-
-
-@pytest.mark.parametrize('optimizer', ['muon', 'adamw', 'adamw_star'])
-# before, at and after a growth, and in the decay
-@pytest.mark.parametrize('stop_at', [6, 7, 8, 26])
-def test_stop_around_a_growth_and_resume_is_bit_equal(config, monkeypatch, optimizer, stop_at):
-    whole, parts = (config(name, optimizer=optimizer, **GROW) for name in ('whole', 'parts'))
-    train(whole)
-    stop_and_resume(parts, monkeypatch, stop_at)
-    assert_equal_runs(parts, whole)
-
-
-KILLED = """
-import os, signal, sys, train
-name, call, config = sys.argv[1], int(sys.argv[2]), train.Config(**eval(sys.argv[3]))
-original, calls = getattr(train, name), []
-def killed(*args):
-    calls.append(1)
-    if len(calls) == call:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return original(*args)
-setattr(train, name, killed)
-train.train(config)
-"""
-
-
-@pytest.mark.parametrize('name, call, saved',
-                         [('backward', 7, 4), ('untie', 2, 4), ('backward', 9, 8),
-                          ('backward', 29, 28)],
-                         ids=['before', 'at', 'after', 'decay'])
-def test_kill_9_around_a_growth_and_resume_is_bit_equal(config, name, call, saved):
-    "The second growth comes between updates 7 and 8."
-    whole, parts = (config(out, **GROW) for out in ('whole', 'parts'))
-    train(whole)
-    child = shell([sys.executable, '-c', KILLED, name, str(call), repr(vars(parts))])
-    assert child.returncode == -signal.SIGKILL, child.stderr
-    assert checkpoint.load(parts.out_dir)['step'] == saved
-    train(parts)
-    assert_equal_runs(parts, whole)
-
-
-def test_growing_does_not_compile_a_block_again(config):
-    "From 2 to 8 layers, by 2."
-    torch._dynamo.reset()
-    counters = torch._dynamo.utils.counters
-    counters.clear()
-    forward_graphs = []
-    compile_block = torch.nn.Module.compile
-    try:
-        torch.nn.Module.compile = lambda self, **kw: compile_block(self, backend='aot_eager')
-        original = train_file.untie
-
-        def watched(*args):
-            forward_graphs.append(counters['stats']['unique_graphs'])
-            return original(*args)
-        train_file.untie = watched
-        train(config(**GROW | dict(compile=True, grow_block=2, n_layer=8)))
-        assert forward_graphs == [1, 1, 1] and counters['stats']['unique_graphs'] == 1
-    finally:
-        torch.nn.Module.compile, train_file.untie = compile_block, original
-        torch._dynamo.reset()
 
 
 def test_an_error_of_the_first_process_is_said_once(config):

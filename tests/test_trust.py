@@ -214,13 +214,6 @@ def test_a_command_whose_reader_has_gone_ends_quietly():
     assert child.returncode == 141 and 'Traceback' not in child.stderr, child.stderr
 
 
-def test_a_name_that_the_terminal_cannot_print(tmp_path):
-    child = subprocess.run([sys.executable, str(ROOT / 'grow.py'), '8', '--block=2',
-                            f'--out={tmp_path}/\udc80é.png'], capture_output=True,
-                           env=os.environ | dict(LC_ALL='C', PYTHONIOENCODING='ascii'))
-    assert child.returncode == 0 and b'Traceback' not in child.stderr, child.stderr
-
-
 def test_a_bug_keeps_its_traceback():
     with pytest.raises(ZeroDivisionError), refusals('x'):
         1 / 0
