@@ -53,6 +53,7 @@ DEPTHS, QUESTIONS, BATCHES, LENS_STEPS = (0, 1, 2, 3, 4, 5, 6), 200, 24, 250
 class Job:
     "Runs and rows of one seed, in a folder of their own."
     tables = ()         # each the name of a method that gives its rows
+    training = ['--eval_every=200', '--save_every=100']         # what every training is told
 
     def __init__(self, name, seed, root):
         self.name, self.seed = name, seed
@@ -102,7 +103,7 @@ class Job:
         if exists(folder) and self.ended(folder):
             return
         folder.mkdir(parents=True, exist_ok=True)
-        more = ['--eval_every=200', '--save_every=100'] * (argv[0] == 'train')
+        more = self.training if argv[0] == 'train' else []
         with open(self.root / f'{name}.txt', 'w') as said:
             child = subprocess.run([sys.executable, str(ROOT / 'nanodepth.py'), *argv, *more],
                                    stdout=said, stderr=said)
@@ -118,10 +119,8 @@ class Job:
 class Questions(Scorer):
     "What every model of the study is asked: validation data, and the same questions."
 
-    def __init__(self, path, depths=DEPTHS, n=None, task='toy_chains'):
-        questions = {f'depth {depth}': few_shot(task, n or QUESTIONS, shots=0, depth=depth, seed=7)
-                     for depth in depths}
-        val = Loader(DATA, 32, 64, split='val', seed=0)
+    def __init__(self, path, data, questions):
+        val = Loader(data, 32, 64, split='val', seed=0)
         super().__init__(get_tokenizer(path), questions, val, BATCHES)
 
     def __call__(self, model):
@@ -146,6 +145,13 @@ class Questions(Scorer):
             row[name.format(depth)] = answers.log_likelihood
             row[f'{name.format(depth)} right'] = answers.accuracy
         return row
+
+
+def chains(path, depths=DEPTHS, n=None, task='toy_chains'):
+    "The questions of the study's toy: chains of some depths."
+    return Questions(path, DATA, {
+        f'depth {depth}': few_shot(task, n or QUESTIONS, shots=0, depth=depth, seed=7)
+        for depth in depths})
 
 
 # ------------------------------------------------------------------ models, and depth added to them
@@ -192,7 +198,7 @@ class Model(Job):
 
     def depth(self):
         "The rows: every way of adding depth, at every number of layers added."
-        ask, about = Questions(self.root / 'ordinary'), self.about
+        ask, about = chains(self.root / 'ordinary'), self.about
         flops = {name: read_log(self.root / name)[-1]['flops']
                  for name in ('trunk', 'ordinary', 'looped', 'recurrent', 'more')
                  if (self.root / name / 'log.jsonl').exists()}
@@ -227,7 +233,7 @@ class Model(Job):
         """When may a token of the recurrent or looped model stop? At fixed r, when its state moves
         little, or when the answer read off is sure: rows with the layer evaluations a token that
         each took, coda and head counted as often as they were asked."""
-        ask, rows = Questions(self.root / 'ordinary', DEEPEST, EXAMPLES), []
+        ask, rows = chains(self.root / 'ordinary', DEEPEST, EXAMPLES), []
         model = (Loop(load_model(self.root / 'looped')) if 'runs' in self.about
                  else load_model(self.root / 'recurrent'))
         ends, core = len(model.prelude), len(model.core)
@@ -272,7 +278,7 @@ class Partner(Job):
 
     def depth(self):
         flops = sum(read_log(self.root / name)[-1]['flops'] for name in ('trunk', 'ordinary'))
-        ask = Questions(self.root / 'ordinary')
+        ask = chains(self.root / 'ordinary')
         return [self.say(dict(way='ordinary', added=0, flops=flops)
                          | ask(load_model(self.root / 'ordinary')))]
 
@@ -296,7 +302,7 @@ class Taught(Job):
         super().train()
 
     def taught(self):
-        ask = Questions(self.model('baseline'), (0, 1, 2, 3), task='toy_chains_code')
+        ask = chains(self.model('baseline'), (0, 1, 2, 3), task='toy_chains_code')
         return [self.say(dict(run=name, examples=n) | ask.depths(load_model(path)))
                 for name in self.models for n, path in ((0, self.model(name)),
                                                         (128, self.root / name))]
@@ -330,7 +336,7 @@ class Frozen(Job):
     models = ('baseline', 'midas', 'lidas')
 
     def frozen(self):
-        self.ask, rows = Questions(self.model('baseline'), (4, 5)), []
+        self.ask, rows = chains(self.model('baseline'), (4, 5)), []
         for name in self.models:
             model = load_model(self.model(name))
             plain = self.row(name, 'plain', '', model)
@@ -385,7 +391,7 @@ class Layers(Job):
     def ready(self):
         "(whole validation rows, questions of a depth that the models have learned)"
         return (Loader(DATA, 20, 64, split='val', seed=0).batch(0)[0],
-                Questions(self.model('baseline'), (3,), QUESTIONS // 2))
+                chains(self.model('baseline'), (3,), QUESTIONS // 2))
 
     def layers(self):
         (tokens, ask), rows = self.ready(), []
@@ -458,7 +464,7 @@ class Retrofits(Job):
             self.branch('dense_healed_deeper', deeper, parent='../baseline/ordinary')]
 
     def retrofits(self):
-        ask, rows = Questions(self.model('baseline'), (4, 5, 6)), []
+        ask, rows = chains(self.model('baseline'), (4, 5, 6)), []
         trained = [(name, self.root / name) for name, argv in self.runs() if argv[0] == 'train']
         for name, path in [('mean_2', self.model('baseline', 'recurrent')), *trained]:
             model, flops = load_model(path), read_log(path)[-1]['flops']
@@ -470,16 +476,79 @@ class Retrofits(Job):
         return rows
 
 
+# -------------------------------------------------------------------------- the README's own models
+
+TOY, TOY_DEEP = 'data/toy', 'data/toy_deep'         # the toy of `make`: depth 0 to 3; depth 0 to 5
+PAGE = dict(        # what train.py is given for each model of the README
+    baseline=['config/baseline.py'], baseline_isoflops=['config/baseline_isoflops.py'],
+    midas=['config/midas.py'], lidas=['config/lidas.py'],
+    loop_2x4=['config/loop_2x4.py'], standard_2=['config/baseline.py', '--n_layer=2'],
+    loop_1_2x3_1=['config/loop_1_2x3_1.py'], standard_4=['config/baseline.py', '--n_layer=4'],
+    retrofit=['config/retrofit.py', f'--data={TOY_DEEP}'],
+    retrofit_dense=['config/retrofit_dense.py', f'--data={TOY_DEEP}'])
+DEEPER_BY_TWO = dict(baseline='3-2x2-3', lidas='3-2x2-3', loop_1_2x3_1='1-2x4-1')
+
+
+class Page(Job):
+    "The models that the README shows, on the toy that `make` trains: what is asked of each."
+    tables = ('page',)
+    training = ['--save_every=100']     # evaluated often, for the curves of growing
+
+    def runs(self):
+        runs = []
+        for name, words in PAGE.items():
+            if name == 'retrofit':
+                runs.append(('cut', ['retrofit', str(self.root / 'baseline'), '2-2-2',
+                                     f'--out={self.root / "cut"}', f'--seed={self.seed}']))
+            parent = dict(retrofit='cut', retrofit_dense='baseline').get(name)
+            start = [f'--init_from={self.root / parent}'] if parent else [f'--data={TOY}']
+            runs.append((name, ['train', *words, *start, f'--seed={self.seed}',
+                                f'--out_dir={self.root / name}']))
+        return runs
+
+    def page(self):
+        questions = {f'depth {depth}': few_shot('toy_assign', QUESTIONS, shots=0, depth=depth,
+                                                seed=7) for depth in range(6)}
+        ask = Questions(self.root / 'baseline', TOY, questions)
+        deep = Questions(self.root / 'baseline', TOY_DEEP, questions)
+        rows = []
+
+        def row(name, way, model, about=ask):
+            layers = sum(p.numel() for layer in model.layers for p in layer.parameters())
+            rows.append(self.say(dict(
+                run=name, way=way, flops=read_log(self.root / name)[-1]['flops'],
+                layers=len(model.layers), parameters=layers) | about(model)))
+
+        for name in PAGE:
+            model = load_model(self.root / name)
+            if name == 'retrofit':
+                for r in (1, 2, 3, 4, 8, 16):
+                    model.mean = r
+                    row(name, f'r = {r}', model, deep)
+                continue
+            row(name, 'as trained', model, deep if name == 'retrofit_dense' else ask)
+            if name in DEEPER_BY_TWO:
+                with running(model, parse_loop(DEEPER_BY_TWO[name])):
+                    row(name, 'two layers again', model)
+            if name in ('baseline', 'lidas'):
+                for way, method, K in (('naive, K = 4', 'naive', 4), ('euler, K = 4', 'euler', 4),
+                                       ('rk, K = 4', 'rk', 4), ('rk, K = 3', 'rk', 3)):
+                    with looped(model, (2, 5), method, K):
+                        row(name, way, model)
+        return rows
+
+
 # --------------------------------------------------------------------------------------- the jobs
 
 # a wave's jobs run side by side; those of the second stand on the models of the first
 FIRST = dict.fromkeys(MODELS, Model) | dict.fromkeys(PARTNERS, Partner)
 SECOND = dict(taught=Taught, frozen=Frozen, layers=Layers, retrofits=Retrofits)
+OTHERS = dict(page=Page)        # not judged, so only when asked for by name
 
 
 def job(name, seed, root):
-    check_choice('job', name, (*FIRST, *SECOND))
-    return (FIRST | SECOND)[name](name, seed, root)
+    check_choice('job', name, (*FIRST, *SECOND, *OTHERS))
+    return (FIRST | SECOND | OTHERS)[name](name, seed, root)
 
 
 # --------------------------------------------------------------------------------------------- rows
@@ -510,7 +579,7 @@ def expected(mine, others):
 
 def collect(seed, root, results):
     "The rows of a seed's finished jobs, in place of those that they had; and do they repeat?"
-    jobs = [job(name, seed, root) for name in (*FIRST, *SECOND)]
+    jobs = [job(name, seed, root) for name in (*FIRST, *SECOND, *OTHERS)]
     for table in dict.fromkeys(table for one in jobs for table in one.tables):
         path = Path(results) / f'{table}.csv'
         mine = [row for one in jobs for row in read_rows(one.file(table))]
@@ -549,10 +618,15 @@ def main(argv=None):
     if args.dry_run:
         for one in todo:
             print(one.name, *(' '.join(words) for _, words in one.runs()), sep='\n    ')
-        return print('and an ordinary cool-down of each model with as many FLOPs as its recurrent '
-                     'one. The jobs of a seed add up to 80 minutes on two cores')
+        if not args.job:
+            print('and an ordinary cool-down of each model with as many FLOPs as its recurrent '
+                  'one. The jobs of a seed add up to 80 minutes on two cores')
+        return
     if args.job:
-        return finish(todo[0])
+        finish(todo[0])
+        if args.job in OTHERS:
+            collect(args.seed, args.root, ROOT / 'docs/results')
+        return
 
     def start(one):
         one.root.mkdir(parents=True, exist_ok=True)
