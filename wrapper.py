@@ -110,6 +110,7 @@ class Loop(threading.local):
     def forget(self):
         "Drop what a forward keeps, caches and masks: it must not outlive the forward."
         self.k, self.off, self.x, self.memory = 1, False, None, None
+        self.rest = None        # what a layer returns beside the stream: attention maps
         self.calls, self.routed = {}, {}
 
     def __reduce__(self):       # copies and pickles carry no forward's state
@@ -135,7 +136,7 @@ class Loop(threading.local):
                 y = self.solve(self.a, self.x, y)
             if d == self.b:
                 self.settle(y)
-            return y
+            return y if self.rest is None else (y, *self.rest)
         except BaseException:
             self.forget()
             raise
@@ -186,9 +187,13 @@ class Loop(threading.local):
         "Run one layer in evaluation k, with the arguments that the model gave it."
         entry, kwargs = self.calls[d]
         if self.memory is None:
-            return entry.forward(x, kwargs)
-        with self.memory.slot(d, self.k, kwargs.get(entry.mask), x) as mask:
-            return entry.forward(x, {**kwargs, entry.mask: mask})
+            answer = entry.forward(x, kwargs)
+        else:
+            with self.memory.slot(d, self.k, kwargs.get(entry.mask), x) as mask:
+                answer = entry.forward(x, {**kwargs, entry.mask: mask})
+        if isinstance(answer, tuple):
+            answer, *self.rest = answer
+        return answer
 
 
 # ----------------------------------------------------------------------------------------- patching

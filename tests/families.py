@@ -17,7 +17,8 @@ FAMILIES = dict(
     qwen2_hybrid=dict(use_sliding_window=True, **HYBRID), qwen3={}, gemma2=HYBRID,
     gemma3_text=HYBRID,
     phi3={}, gpt2={}, gpt_neox={}, olmo2={}, smollm3=dict(no_rope_layer_interval=2), granite={},
-    cohere={}, starcoder2={}, glm4={},
+    cohere={}, starcoder2={}, glm4={}, falcon={}, bloom={},
+    gptj={}, codegen={}, mpt={},
     llama4_text=dict(interleave_moe_layer_step=2, num_local_experts=4, attention_chunk_size=5,
                      num_experts_per_tok=1, intermediate_size_mlp=48),
     mixtral=dict(num_local_experts=4, num_experts_per_tok=2),
@@ -26,17 +27,24 @@ FAMILIES = dict(
     deepseek_v2=dict(n_routed_experts=4, topk_method='greedy', **EXPERTS, **MLA),
     deepseek_v3=dict(n_routed_experts=4, norm_topk_prob=True, **EXPERTS, **MLA),
     gpt_oss=dict(num_local_experts=4, num_experts_per_tok=2, **HYBRID))
-EAGER_ONLY = 'gemma2', 'gpt_oss'        # transformers refuses sdpa for them
+GPT = dict(n_embd=32, n_layer=6, n_head=4, n_positions=64)
+OLDER = dict(       # families with names of their own for their sizes; their layers return tuples
+    gpt2=GPT, gptj=dict(rotary_dim=4, **GPT), codegen=dict(rotary_dim=4, **GPT),
+    falcon=dict(hidden_size=32, num_hidden_layers=6, num_attention_heads=4),
+    bloom=dict(hidden_size=32, n_layer=6, n_head=4), mpt=dict(d_model=32, n_layers=6, n_heads=4,
+                                                              max_seq_len=64))
+ALIBI = 'bloom', 'mpt'          # their bias is made for the keys of the model as it is
+# transformers refuses sdpa for them
+EAGER_ONLY = 'gemma2', 'gpt_oss', 'bloom', 'gptj', 'codegen', 'mpt'
 MIXTURES = 'mixtral', 'qwen2_moe', 'qwen3_moe', 'deepseek_v2', 'deepseek_v3', 'gpt_oss'
 
 
 def tiny(name, attention='sdpa', seed=0, std=0.2, **changes):
     from transformers import AutoConfig, AutoModelForCausalLM
     kind = name.removesuffix('_hybrid')
-    shape = dict(SHAPE)
-    if kind == 'gpt2':
-        shape = dict(vocab_size=97, n_embd=32, n_layer=6, n_head=4, n_positions=64, bos_token_id=1,
-                     eos_token_id=None, pad_token_id=0)
+    shape = SHAPE
+    if kind in OLDER:
+        shape = dict(vocab_size=97, bos_token_id=1, eos_token_id=None, pad_token_id=0) | OLDER[kind]
     config = AutoConfig.for_model(kind, **{**shape, **FAMILIES.get(name, {}), **changes})
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config,

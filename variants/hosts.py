@@ -112,6 +112,10 @@ def refuse(model, layers, window, cache):
         if kinds[i] not in known:
             raise Refused(f'layer {i} is of the kind {kinds[i]!r}, whose state cannot be run twice '
                           'on one token: choose a window of attention layers')
+    biases = {'alibi', 'position_bias'} & {*arguments(layers[window[0]])[0]}
+    if cache in ('frozen', 'none') and biases and getattr(config, 'alibi', True):
+        raise Refused(f'cache={cache!r} shows a layer other keys than those for which '
+                      f"{type(model).__name__} makes its {min(biases)}: choose 'first' or 'exact'")
     attention = getattr(config, '_attn_implementation', None)
     if cache in ('frozen', 'none') and attention not in ('eager', 'sdpa'):
         raise Refused(f"cache={cache!r} changes the attention mask, which {attention!r} has not: "
@@ -162,13 +166,15 @@ class Entry:
                or functools.partial(type(self.layer).forward, self.layer))
         self.inside = True
         try:
-            x = own(x, **kwargs)
+            answer = own(x, **kwargs)
         finally:
             self.inside = False
-        if not isinstance(x, torch.Tensor):
-            raise Refused(f'{type(self.layer).__name__} returns a {type(x).__name__}: only layers '
-                          'that map a stream to a stream can be looped')
-        return x
+        # some layers give (stream, attention maps, ...)
+        stream = answer[0] if isinstance(answer, tuple) and answer else answer
+        if not isinstance(stream, torch.Tensor):
+            raise Refused(f'{type(self.layer).__name__} returns a {type(answer).__name__}: only '
+                          'layers that map a stream to a stream can be looped')
+        return answer
 
     def refuse_checkpointing(self):
         if self.layer.training and getattr(self.layer, 'gradient_checkpointing', False):
