@@ -8,17 +8,45 @@ Usage:
     python nanodepth.py                     # lists the commands
     python nanodepth.py sample out/lidas    # one of them; --help says more
     python loop.py out/lidas                # an idea is a script: the same as nanodepth.py loop
+    from nanodepth import looped            # after `pip install -e .` in a clone, from any folder
 """
 import contextlib
 import importlib
+import importlib.util
 import io
 import os
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))        # so it runs from any folder
+ROOT = Path(__file__).resolve().parent
+OURS = ('common', 'report', 'data', 'model', 'variants', 'grow', 'loop', 'retrofit', 'wrapper',
+        'probe', 'engine', 'train', 'tools')
+
+
+def find_ours():
+    """From here on our files can be imported from any folder. Another's files come first, so that
+    theirs are never hidden by ours; if theirs hide ours, that is said."""
+    if not (ROOT / 'common').is_dir():
+        raise ImportError(f'{__file__} is here without the files that it needs: clone the '
+                          'repository and run `pip install -e .` in the clone')
+    if str(ROOT) not in sys.path:
+        sys.path.append(str(ROOT))
+    for name in OURS:
+        module = sys.modules.get(name)
+        spec = module.__spec__ if module else importlib.util.find_spec(name)
+        file = spec.origin if spec else getattr(module, '__file__', None)
+        if not file or ROOT not in Path(file).resolve().parents:
+            raise ImportError(f'nanodepth needs its own {name}, but {file or name} has that name '
+                              'and is found first: rename it, or start Python in another folder')
+
+
+find_ours()
 
 from common.errors import Lasting, Refused, nearest, refusals  # noqa: E402
+
+# what `from nanodepth import ...` gives, and where it stands
+NAMES = dict(looped='wrapper', patch='wrapper', unpatch='wrapper', load_model='engine.checkpoint',
+             save_hf='engine.hf')
 
 COMMANDS = {        # name: (module, and its function if that is not main; what it does)
     'train': ('train', 'train a model by a config: ordinary, grown, looped or recurrent'),
@@ -41,6 +69,12 @@ COMMANDS = {        # name: (module, and its function if that is not main; what 
     'bench': ('tools.bench', 'speed and memory, each compared with a peer'),
     'gpu': ('tools.bench:gpu', 'the same on a GPU'),
 }
+
+
+def __getattr__(name):
+    if name not in NAMES:
+        raise AttributeError(f'nanodepth has no {name!r}, but {", ".join(NAMES)}')
+    return getattr(importlib.import_module(NAMES[name]), name)
 
 
 def main(name=None, argv=None):

@@ -143,6 +143,9 @@ class Branched:
                                 new.unflatten(0, (-1, self.O))), dim=3).flatten(0, 1)
                      for old, new in ((self.slot.keys, k), (self.slot.values, v)))
 
+    def get_seq_length(self):
+        return self.slot.get_seq_length()
+
 
 def shared(model, prompt, options):
     "The same, with each prompt read once: its cache is handed to all of its options."

@@ -13,6 +13,7 @@ from data.tokenizer import get_tokenizer
 from data.tokens import Dataset, Loader, measure
 from engine.measure import Answers, ask, interval, log_likelihoods, score
 from report.tables import read_csv
+from wrapper import looped
 
 BYTES = get_tokenizer('bytes')
 EVERY = [*TASKS, *TOY_TASKS]
@@ -224,6 +225,15 @@ def test_the_shared_cache_changes_nothing(tiny, fields, task, shots):
                 assert (value.item()
                         == pytest.approx(sum(logp[len(prompt) + i - 1, t].item()
                                              for i, t in enumerate(answer)), abs=1e-5))
+
+
+def test_the_shared_cache_of_a_looped_model_that_keeps_all(tiny):
+    model = tiny(vocab_size=257, context=512, std=0.3)
+    examples = few_shot('copy_words', 4, shots=1)
+    with looped(model, (1, 2), 'rk', 2, cache='exact'):
+        one, two = (log_likelihoods(model, BYTES, examples, share=share) for share in (True, False))
+    for a, b in zip(one, two):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
 def test_an_interval_by_hand():

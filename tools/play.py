@@ -12,6 +12,7 @@ Usage:
 import contextlib
 import functools
 import json
+import math
 import re
 import threading
 import webbrowser
@@ -38,9 +39,9 @@ from variants.caches import CACHES
 from wrapper import SOLVERS, patch, unpatch
 
 PAGE = Path(__file__).with_name('play.html')
-MOST = 200              # layers that are run for one look
+MOST = 200              # layers of an order, and recurrences; evaluations: four times as many
 BODY = 2 ** 16          # bytes of a request
-BATCHES, QUESTIONS, SLICE = 4, 100, 20
+BATCHES, QUESTIONS, SLICE = 4, 100, 20      # what is measured: a batch or SLICE questions a request
 SHOWN = 16              # tokens of a prompt in the table of layers
 
 
@@ -90,7 +91,7 @@ class Opened:
         self.path, self.state, self.lock = path, load(path), threading.Lock()
         self.model = build_model(self.state, path).to(device).eval()
         self.tokenizer, self.device = get_tokenizer(path), device
-        self.plain = self.model.order
+        self.plain, self.mean = self.model.order, getattr(self.model, 'mean', 1)
         config = self.state.get('config') or {}
         self.data, self.has_data = data, bool(data or config.get('data'))
         self.pieces = config.get('grad_accum', 1)
@@ -103,24 +104,28 @@ class Opened:
         model, recurrent = self.model, isinstance(self.model, Recurrent)
         return dict(path=str(self.path), layers=len(model.layers), order=self.plain,
                     context=model.config.context, parameters=model.num_params(),
-                    r=model.mean if recurrent else None,
+                    r=self.mean if recurrent else None,
                     parts=[model.prelude, model.core, model.coda] if recurrent else None)
 
     @contextlib.contextmanager
     def as_asked(self, how):
-        "The model in this state, and how many layers it evaluates: inside, one at a time."
+        """Lock the model and put it into the state asked for: yields it, and how many layers one
+        forward evaluates. Undone at the end."""
         model, how = self.model, fill(How, how, 'the request')
         order = check_order(how.order or self.plain, len(model.layers))
-        r = how.r if how.r is not None else getattr(model, 'mean', 1)
+        r = self.mean if how.r is None else how.r
         if not 1 <= r <= MOST:
             raise Refused(f'r={r} must be a whole number, 1 to {MOST}')
         with self.lock:
             if isinstance(model, Recurrent):
-                before, model.mean = model.mean, r
+                model.mean = r
                 try:
+                    if len(model.order) > 4 * MOST:
+                        raise Refused(f'{len(model.order)} evaluations are more than this page '
+                                      'runs')
                     yield model, len(model.order)
                 finally:
-                    model.mean = before
+                    model.mean = self.mean
                 return
             if len(order) > MOST:
                 raise Refused(f'{len(order)} layers are more than this page runs ({MOST})')
@@ -174,7 +179,8 @@ class Opened:
         page asks for one after the other, adds them up, and stops when its order changes."""
         if ',' in task:
             raise Refused(f'task={task}: one task at a time')
-        examples, batches = parse_tasks(task, QUESTIONS)[task], BATCHES if self.has_data else 0
+        examples = parse_tasks(task, QUESTIONS)[task]
+        batches = min(BATCHES, len(self.val)) if self.has_data else 0
         of = batches + QUESTIONS // SLICE
         if i >= of:
             raise Refused(f'slice={i} must be below {of}')
@@ -185,6 +191,8 @@ class Opened:
                 return dict(of=of, loss=loss * targets, targets=targets)
             some = slice((i - batches) * SLICE, (i - batches + 1) * SLICE)
             answers = Scorer(self.tokenizer, {task: examples}).answers(model, some)[task]
+            if math.isnan(answers.right):
+                raise Refused('the log-likelihoods of the answers are not finite')
             return dict(of=of, right=answers.right, questions=answers.n)
 
     def likely(self, stream, k):
@@ -250,7 +258,8 @@ class Handler(BaseHTTPRequestHandler):
                      else None)
 
     def respond(self, found):
-        # Another Host is a name that somebody else gave this address. A port may be forwarded.
+        # Against a page of somebody else's that gives this address a name of its own (DNS
+        # rebinding): only this machine's names. Any port, since it may be forwarded.
         for header in 'Host', 'Origin':
             said = self.headers.get(header, 'localhost').removeprefix('http://')
             if not re.fullmatch(r'(localhost|127\.0\.0\.1)(:\d+)?', said):
@@ -301,7 +310,8 @@ class Server(ThreadingHTTPServer):
 
 def serve(paths, task, port, device='auto', data=None):
     "The server, bound to this machine's own address; its serve_forever answers."
-    parse_tasks(task, 1)
+    if len(parse_tasks(task, 1)) != 1:
+        raise Refused(f'--task={task}: give one task, such as toy_assign/3')
     try:
         server = Server(('127.0.0.1', port), Handler)
     except OSError as error:
