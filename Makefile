@@ -127,8 +127,8 @@ origins: .venv/ready            # which layer came from which: out/grow.png
 	touch $@
 test: .venv/tests               # every test, a worker a core: 3 minutes
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n auto
-families: .venv/tests           # the wrapper on every family, in both forms of attention, with everything: half a minute
-	TORTURE=1 OMP_NUM_THREADS=1 $(PY) -m pytest -q -n auto tests/test_wrapper_hf.py tests/test_ranks.py
+families: .venv/tests           # the wrapper and both exports on every family, in both forms of attention: a minute
+	TORTURE=1 OMP_NUM_THREADS=1 $(PY) -m pytest -q -n auto tests/test_wrapper_hf.py tests/test_folders.py tests/test_ranks.py
 torture: .venv/tests            # an attack on the code, for 45 minutes: docs/RELIABILITY.md says what it found
 	$(PY) tests/torture.py --minutes=45
 readme: .venv/tests             # every command of README.md and docs/CHECKPOINT.md in a fresh clone: half an hour

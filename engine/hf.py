@@ -262,10 +262,6 @@ def stored_type(model):
 
 def write_checkpoint(folder, tensors, about, tokenizer, context):
     "model.safetensors, the tokenizer's files, and `about` with its tokens as config.json."
-    with refusing(ImportError, why=lambda error: 'an export needs safetensors (pip install '
-                  'safetensors)'):
-        from safetensors import SafetensorError
-        from safetensors.torch import save_file
     folder = Path(folder)
     with new_model(folder):
         about |= dict(bos_token_id=None, eos_token_id=None)
@@ -277,9 +273,18 @@ def write_checkpoint(folder, tensors, about, tokenizer, context):
                 name = token.get('content') if isinstance(token, dict) else token
                 about[f'{key}_token_id'] = (known.encode_single_token(name)
                                             if name in known.special_tokens_set else None)
-        with replacing(folder / 'model.safetensors') as new:
-            whole = {name: t.detach().cpu().clone().contiguous() for name, t in tensors.items()}
-            with refusing(SafetensorError, why=lambda error: f'{folder}: {error}'):
-                save_file(whole, new, metadata=dict(format='pt'))
-            os.chmod(new, 0o644)        # else only its owner can read it
+        write_tensors(folder, tensors)
         write_json(folder / 'config.json', about)       # last: without it, it is no checkpoint
+
+
+def write_tensors(folder, tensors):
+    "model.safetensors of a folder."
+    with refusing(ImportError, why=lambda error: 'an export needs safetensors (pip install '
+                  'safetensors)'):
+        from safetensors import SafetensorError
+        from safetensors.torch import save_file
+    with replacing(folder / 'model.safetensors') as new:
+        whole = {name: t.detach().cpu().clone().contiguous() for name, t in tensors.items()}
+        with refusing(SafetensorError, why=lambda error: f'{folder}: {error}'):
+            save_file(whole, new, metadata=dict(format='pt'))
+        os.chmod(new, 0o644)        # else only its owner can read it

@@ -513,8 +513,9 @@ def test_two_processes_grow_like_one(config):
     assert run.returncode == 0, run.stderr
     assert log_of(alone)[-1]['n_layer'] == 4
     for a, b in zip(log_of(alone), log_of(both), strict=True):
-        assert (a.get('loss', 0) == pytest.approx(b.get('loss', 0), rel=1e-5) and a['n_layer']
-                == b['n_layer'])
+        assert a['n_layer'] == b['n_layer']
+        for key in ('loss', 'grad_norm'):
+            assert a.get(key, 0) == pytest.approx(b.get(key, 0), rel=1e-4)
 
 
 @pytest.mark.parametrize('fields, message', [

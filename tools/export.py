@@ -1,16 +1,26 @@
-"""Write a checkpoint as a Hugging Face folder, or print what it is.
+"""Write a checkpoint as a Hugging Face folder: as it is, in another order, or looped by the
+wrapper. With one folder, print what it is.
 
 Usage:
-    python nanodepth.py export out/lidas out/lidas_hf  # with one folder it says what is in it
+    python nanodepth.py export out/lidas                # says what is in it
+    python nanodepth.py export out/lidas out/lidas_hf   # for transformers
+    python nanodepth.py export SmolLM-360M out/deeper --loop=8-4x2-20   # layers 8 to 11 twice
+    python nanodepth.py export SmolLM-360M out/looped --window=mid4 --K=3       # with the wrapper
 """
 from dataclasses import dataclass
 
-from common.options import read, word
+from common.errors import Refused
+from common.options import others, read, word
 from engine.checkpoint import load_model
+from engine.folders import local, save_looped, save_reordered, without_weights
 from engine.hf import save_hf
 from engine.measure import set_depth
 from engine.raven import save_raven
+from loop import fit_loop
 from retrofit import Recurrent
+from tools.adapters import theirs
+from variants.hosts import depth_of
+from wrapper import patch, unpatch
 
 
 @dataclass
@@ -21,10 +31,36 @@ class Options:
     # of a recurrent model, which is written in the format of its authors: another first state in
     # each forward from now on
     fresh: bool = False
+    # to loop it by the wrapper: any of these, and a method's own options by their names
+    window: str | None = None       # 3-5, mid4, or a fraction of the depth such as 0.5
+    method: str | None = None       # None: rk
+    K: int | None = None            # steps; None: 3
+    T: float | None = None
+    beta: float | None = None
+    cache: str | None = None
+    decode: str | None = None
+    mode: str | None = None
+    pin: str | None = None
+    more: dict = others()
+
+
+WRAPPER = 'window', 'method', 'K', 'T', 'beta', 'cache', 'decode', 'mode', 'pin'
 
 
 def main(argv=None):
     options = read(Options, argv, __doc__)
+    settings = {name: getattr(options, name) for name in WRAPPER
+                if getattr(options, name) is not None} | options.more
+    if settings and not options.target:
+        raise Refused(f'--{min(settings)} is for an export: give the folder to write, too')
+    if settings:
+        return export_looped(options, settings)
+    if options.target and options.loop and theirs(options.run):
+        n = len(depth_of(without_weights(local(options.run)))[0])
+        order = fit_loop(options.loop, n)
+        save_reordered(options.run, options.target, order)
+        return print(f'{options.target}: {len(order)} layers of their own, where {options.run} has '
+                     f'{n}; whatever opens that opens this')
     model = set_depth(load_model(options.run), loop=options.loop)
     c, deep = model.config, len(model.order)
     print(f'{options.run}: {model.num_params():,} parameters, {len(model.layers)} layers of width '
@@ -38,3 +74,19 @@ def main(argv=None):
         save_hf(model, options.target, tokenizer=options.run)
         print(f"{options.target}: {deep} layers of their own; "
               f"transformers.AutoModelForCausalLM.from_pretrained('{options.target}') opens it")
+
+
+def export_looped(options, settings):
+    "The checkpoint with its middle looped; a run of ours is written as Hugging Face's first."
+    run, target = options.run, options.target
+    if options.loop and theirs(run):
+        raise Refused(f'--loop={options.loop} and the wrapper: export the order first, then loop '
+                      'that folder')
+    if not theirs(run):
+        model = set_depth(load_model(run), loop=options.loop)
+        patch(model, **settings)        # what cannot be looped is refused before a file is written
+        unpatch(model)
+        save_hf(model, target, tokenizer=run)
+    save_looped(target if not theirs(run) else run, target, **settings)
+    print(f"{target}: transformers.AutoModelForCausalLM.from_pretrained('{target}', "
+          'trust_remote_code=True) opens it; without that word it is the plain model')
