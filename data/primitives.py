@@ -19,6 +19,7 @@ Usage:
     python data/sft/prepare.py --tasks=toy_assign --depths=4 --n=128    # examples to fine-tune on
 """
 import random
+import re
 import string
 from dataclasses import dataclass
 
@@ -172,7 +173,9 @@ def few_shot(task, n, *, shots=5, depth=0, seed=0):
 
 
 def task_and_depth(name):
-    "'toy_assign/3' as ('toy_assign', 3); the depth is 0 where none is named."
+    """'toy_assign/3' as ('toy_assign', 3); the depth is 0 where none is named. lm-eval's names,
+    such as primitive_toy_assign_d3, mean the same."""
+    name = re.sub(r'^primitive_(\w+?)(?:_d(\d+))?$', r'\1/\2', name)
     task, _, depth = name.partition('/')
     if not (depth or '0').isdecimal() or len(depth) > 4:
         raise Refused(f'{name}: the depth must be a whole number, as in {task}/3')

@@ -415,7 +415,7 @@ def test_what_a_sweep_refuses(runs, tmp_path, capsys, args, message):
 def test_other_checkpoints_that_a_sweep_refuses(folders, runs, tmp_path, capsys):
     with pytest.raises(SystemExit):
         nanodepth.main('sweep', [str(folders[1]), f'--out={tmp_path / "s.png"}'])
-    assert 'is not a run of ours: give --tasks' in capsys.readouterr().err
+    assert 'is not a run of ours: give --data, or --tasks' in capsys.readouterr().err
     from retrofit import surgery
     model = surgery(checkpoint.load_model(runs[0]), '1-2-1')
     checkpoint.save(tmp_path / 'cut', **checkpoint.describe(model), config={}, flops=0)

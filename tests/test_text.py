@@ -3,6 +3,7 @@ import json
 import runpy
 
 import pytest
+import torch
 from conftest import ROOT
 
 from common.errors import Refused
@@ -21,9 +22,10 @@ def test_documents_of_every_kind(tmp_path, capsys):
         tmp_path / 'c.parquet')
     text['main']([*(str(tmp_path / n) for n in ('a.txt', 'b.jsonl', 'c.parquet')),
                   f'--out={tmp_path / "d"}'])
-    assert f'{tmp_path / "d"}/val: 2 documents' in capsys.readouterr().out
-    said = get_tokenizer('bytes').decode(Loader(str(tmp_path / 'd'), 60,
-                                                64).batch(0)[0].flatten().tolist())
+    assert f'{tmp_path / "d"}/val: 16 documents' in capsys.readouterr().out
+    loader = Loader(str(tmp_path / 'd'), 8, 64)
+    said = get_tokenizer('bytes').decode(torch.cat([loader.batch(step)[0] for step in range(
+        len(loader))]).flatten().tolist())
     # the first went to validation
     assert 'row 7 ' in said and 'parquet 3 ' in said and 'one file' not in said
     for args, message in (([str(tmp_path / 'no.txt')], 'there is no'),

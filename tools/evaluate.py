@@ -34,9 +34,14 @@ from common.columns import columns
 from common.errors import Refused, nearest, refusing
 from common.files import ROOT, read_fields, reading, write_json
 from common.options import read, word
-from data.primitives import TASKS
+from data.primitives import TASKS, TOY_TASKS, task_and_depth
+from engine.foreign import is_foreign, repeated_block
+from loop import fit_loop
 from tools.adapters import adapter, hf_adapter
+from variants.hosts import depth_of
+from wrapper import patch
 
+EVALS = ROOT / 'data/evals'
 # The papers' benchmarks: (task, shots or None for the task's own). data/evals/README.md says of
 # each whether it is the harness's or ours.
 LISTS = {
@@ -98,7 +103,19 @@ def manager(everything):
             if self.keep is not None:
                 self.keep[key] = found
             return found
-    return Manager(include_path=str(ROOT / 'data/evals'), include_defaults=everything)
+    return Manager(include_path=str(EVALS), include_defaults=everything)
+
+
+def in_harness(name):
+    "assign_math/1 as the harness knows it: primitive_assign_math_d1. Other names stay."
+    if name.partition('/')[0] not in (*TASKS, *TOY_TASKS):
+        return name
+    task, depth = task_and_depth(name)
+    for known in [f'primitive_{task}_d{depth}'] + [f'primitive_{task}'] * (depth == 0):
+        if (EVALS / f'{known}.yaml').exists():
+            return known
+    raise Refused(f'{name}: lm-eval has no form of that depth; there are '
+                  f'{", ".join(sorted(p.stem for p in EVALS.glob(f"primitive_{task}*.yaml")))}')
 
 
 def harness(model, tasks, keep=None, **options):
@@ -106,7 +123,7 @@ def harness(model, tasks, keep=None, **options):
     those that the dict `keep` holds are not loaded again."""
     from lm_eval import simple_evaluate
     wanted = dict.fromkeys(task for name in tasks.split(',')
-                           for task in LISTS.get(name, [(name, None)]))
+                           for task in LISTS.get(name, [(in_harness(name), None)]))
     names = [name for name, _ in wanted]
     known = manager(everything=not set(names) <= set(manager(everything=False).all_tasks))
     for name in names:
@@ -178,6 +195,8 @@ def main(argv=None):
         with contextlib.suppress(ImportError):      # `hf` wants more packages than lm-eval
             hf_adapter()
         from lm_eval.__main__ import cli_evaluate
+        if argv[1:2] == ['run'] and not any(arg.startswith('--include_path') for arg in argv):
+            argv = [*argv, '--include_path', str(EVALS)]        # our tasks are found, too
         sys.argv = argv
         with refusing(ValueError, KeyError, OSError, why=lambda error: f'lm-eval: {error}'):
             return cli_evaluate()
@@ -186,8 +205,18 @@ def main(argv=None):
     out = args.out or Path('out/evals') / f'{Path(args.run).name}.json'
     scores_in(out)          # what cannot be added to is refused before the work
     with refusing(ValueError, OSError, ImportError, why=lambda error: explain(error, args.tasks)):
-        lm = adapter()(args.run, loop=args.loop, r=args.r, batch_size=args.batch_size,
-                       dtype=args.dtype, device=args.device, max_length=args.max_length)
+        options = dict(batch_size=args.batch_size, dtype=args.dtype, device=args.device,
+                       max_length=args.max_length)
+        if is_foreign(args.run):
+            lm = hf_adapter()(args.run, **options)
+            if args.r is not None:
+                raise Refused(f'--r={args.r} is for models with a recurrent core')
+            if args.loop:
+                n = len(depth_of(lm.model)[0])
+                start, block, times = repeated_block(fit_loop(args.loop, n), n)
+                patch(lm.model, (start, start + block - 1), 'naive', times)
+        else:
+            lm = adapter()(args.run, loop=args.loop, r=args.r, **options)
         found = rows_of(harness(lm, args.tasks, limit=args.limit))
     asked = dict(path=args.run, loop=args.loop, r=args.r, limit=args.limit)
     if args.max_length:

@@ -16,10 +16,12 @@ from common.files import new_model
 from common.options import read, words
 from data.tokenizer import keep_tokenizer
 from engine.checkpoint import build_model, describe, load, save
+from engine.foreign import answer_of, open_any, repeated
 from engine.measure import parse_tasks, run_scorer
 from engine.world import pick_device
 from grow import untie
-from loop import format_loop, repeat_block, running
+from loop import format_loop
+from model import LM
 from report.plot import draw_repetitions, draw_tradeoffs, picture, show
 from report.tables import (
     difference,
@@ -32,6 +34,7 @@ from report.tables import (
     write_csv,
 )
 from retrofit import Recurrent
+from variants.hosts import depth_of
 
 
 @dataclass
@@ -53,29 +56,29 @@ class Options:
 
 def facts(name, state, model):
     "What a checkpoint is and what it cost. A forward pass costs a third of a training step."
+    layers, order = depth_of(model)
     try:
-        loop = format_loop(model.order)
+        loop = format_loop(order)
     except ValueError:
         loop = 'other'
-    return dict(run=name, loop=loop, unique=len(model.layers), depth=len(model.order),
-                params=model.num_params(),
-                inference_flops=model.flops_per_token() // 3,
-                # nan: unknown
-                training_flops=state.get('flops', float('nan')) + state.get('inherited_flops', 0))
+    unknown = float('nan')
+    return dict(run=name, loop=loop, unique=len(layers), depth=len(order),
+                params=sum(p.numel() for p in model.parameters()),
+                inference_flops=model.flops_per_token() // 3 if isinstance(model, LM) else unknown,
+                training_flops=state.get('flops', unknown) + state.get('inherited_flops', 0))
 
 
 def repetitions(model, score, block, times, plain):
     """Every block of the order run several times: [{'start', 'times', 'loss', kind: accuracy}].
     `plain` is what `score` says of the model as it is."""
-    rows = []
-    for start in range(len(model.order) - block + 1):
-        for k in times:
-            if k == 1:
-                found = plain
-            else:
-                with running(model, repeat_block(model.order, start, block, k)):
-                    found = score(model)
-            rows.append(dict(start=start, times=k, **found))
+    rows, answer = [], answer_of(model)
+    cases = [(start, k) for start in range(len(depth_of(model)[1]) - block + 1) for k in times]
+    for start, k in tqdm(cases, desc='blocks', unit='block', leave=False):
+        scores = plain
+        if k > 1:
+            with repeated(model, start, block, k):
+                scores = score(answer)
+        rows.append(dict(start=start, times=k, **scores))
     return rows
 
 
@@ -130,15 +133,15 @@ def measure_runs(options):
     rows, sweeps, plain = [], [], None
     examples = parse_tasks(options.tasks, options.n, options.shots)
     for name, path in tqdm(run_names(options.runs).items(), desc='measuring', unit='run'):
-        state = load(path)
-        model = build_model(state, path).to(device).eval()
+        state, model = open_any(path, device)
         if isinstance(model, Recurrent):
             raise Refused(f'{name} has a recurrent core, which is measured by: python retrofit.py '
                           f'{path} --eval')
-        score = run_scorer(path, state, model, options.data, options.batches, examples)
-        if options.block > len(model.order):
-            raise Refused(f'--block={options.block}: {name} is {len(model.order)} layers deep')
-        before, plain = plain, score(model)
+        answer, depth = answer_of(model), len(depth_of(model)[1])
+        score = run_scorer(path, state, answer, options.data, options.batches, examples)
+        if options.block > depth:
+            raise Refused(f'--block={options.block}: {name} is {depth} layers deep')
+        before, plain = plain, score(answer)
         if before is not None and plain.keys() != before.keys():
             raise Refused(f'{name} was trained on data with other kinds of answers '
                           f'({", ".join(plain)}): compare it apart')
@@ -169,7 +172,7 @@ def print_rows(rows, kinds):
     for r in rows:
         lines.append([r['run'], r['loop'], f'{r["unique"]:.0f}', f'{r["depth"]:.0f}',
                       f'{r["params"]:,.0f}',
-                      f'{r["inference_flops"]:.2e}',
+                      f'{r["inference_flops"]:.2e}'.replace('nan', 'unknown'),
                       f'{r["training_flops"]:.2e}'.replace('nan', 'unknown'),
                       *numbers(r, kinds)])
         for what, p in partners(r, rows):

@@ -22,7 +22,9 @@ Usage:
     python nanodepth.py sweep out/toys/baseline-* --windows=all2,all4 --methods=naive,rk --K=2,3
     python nanodepth.py sweep out/lidas --windows=all --K=6 --T=1,2 --tasks=toy_assign/4    # a map
     python nanodepth.py sweep HF_FOLDER --K=2,3 --tasks=arc_easy --limit=200        # by lm-eval
+    python nanodepth.py sweep HF_FOLDER --K=2,3 --data=data/notes       # by the loss on your text
 """
+import contextlib
 import functools
 import hashlib
 import inspect
@@ -42,10 +44,11 @@ from common.errors import Refused, refusing
 from common.fields import fill
 from common.files import reading
 from common.options import others, read, word, words
-from engine.checkpoint import build_model, exists, load
+from engine.checkpoint import exists
+from engine.foreign import answer_of, open_any
 from engine.measure import fingerprint, parse_tasks, run_scorer
 from engine.world import pick_device
-from model import KVCache
+from model import LM, KVCache
 from report.plot import draw_sweep, draw_windows, picture, show
 from report.tables import (
     Metric,
@@ -80,6 +83,8 @@ class Options:
     run: str | None = word(default=None)
     # tasks of lm-eval, or lists by name (evaluate.py): knowledge, language, primitives ...
     tasks: str | None = None
+    data: str | None = None     # a dataset to measure the loss on, instead of tasks
+    batches: int = 16           # of --data
     recipe: bool = False        # the authors': K = 6, cache first, decode bypass, 16 tasks
     toy: bool = False   # the paper's little network: errors against K, and where a loop ends
     window: str = 'mid4'        # 3-5, mid4, or a fraction of the depth such as 0.5
@@ -176,9 +181,11 @@ def main(argv=None):
     if options.recipe:
         options.K, options.decode = AUTHORS['K'], AUTHORS['decode']
         options.tasks = options.tasks or 'looped'
-    if not (options.run and options.tasks):
+    if not (options.run and (options.tasks or options.data)):
         raise Refused('give a model and --tasks (such as --tasks=primitives or --tasks=arc_easy), '
-                      'or --toy')
+                      'or --data, or --toy')
+    if options.tasks and options.data:
+        raise Refused('give --tasks (of lm-eval) or --data (the loss on your own text), not both')
     names = 'window', 'method', 'K', 'beta', 'cache', 'decode', 'mode', 'pin'
     settings = {name: getattr(options, name) for name in names} | options.more
     if options.T is not None:
@@ -186,7 +193,24 @@ def main(argv=None):
     settings |= {name: as_number(settings[name]) for name in ('window', 'decode')}
     settings |= {name: list(value) for name, value in options.more.items()
                  if isinstance(value, tuple)}
-    compare(options, settings)
+    (compare_losses if options.data else compare)(options, settings)
+
+
+def compare_losses(options, settings):
+    "python wrapper.py MODEL --data=...: the loss of each batch, plain and looped."
+    state, model = open_any(options.run, pick_device(options.device))
+    answer = answer_of(model)
+    score = run_scorer(options.run, state, answer, options.data, options.batches, {})
+    batches = min(options.batches, len(score.val))
+    losses = {}
+    for name, how in dict(looped=looped(model, **settings), plain=contextlib.nullcontext()).items():
+        with how:       # looped first: a refusal comes before the work
+            losses[name] = [score.on_data(answer, 1, i)[0]
+                            for i in tqdm(range(batches), desc=name, unit='batch', leave=False)]
+    changes = [b - a for a, b in zip(losses['plain'], losses['looped'])]
+    print(columns([['batches', 'plain loss', 'looped loss', 'change'],
+                   [str(batches), number(mean(losses['plain'])), number(mean(losses['looped'])),
+                    number(mean(changes), standard_error(changes))]]))
 
 
 def as_number(text):
@@ -214,7 +238,8 @@ class Sweep:
     T: tuple[float, ...] = (1.0,)   # the time at which the K steps end, such as 1,2
     mode: tuple[str, ...] = ('block',)      # block, layer
     cache: tuple[str, ...] = ('first',)     # matters where a cache is used
-    # primitives with their depth (toy_assign/4); of a Hugging Face checkpoint, tasks of lm-eval
+    # primitives with their depth (toy_assign/4); of a Hugging Face checkpoint without --data,
+    # tasks of lm-eval
     tasks: str = ''
     judge_tasks: str | None = None  # tasks to judge by; None: documents that were not screened
     by_token: bool = False      # of ours: also the loss of text read token by token with the cache
@@ -370,9 +395,10 @@ class Study:
         "(model, {part: look}), of one run at a time."
         if self.opened[0] != name:
             path = str(self.paths[name])
-            ours = path.endswith('.pt') or exists(path)
+            ours = path.endswith('.pt') or exists(path) or bool(self.options.data)
             if not ours and not self.options.tasks:
-                raise Refused(f'{path} is not a run of ours: give --tasks, benchmarks of lm-eval')
+                raise Refused(f'{path} is not a run of ours: give --data, or --tasks, benchmarks '
+                              'of lm-eval')
             self.opened = (None,)       # free the last one before the next comes
             model, looks, data = (open_ours if ours else open_theirs)(path, self.options)
             mark = hashlib.sha256((fingerprint(model) + data).encode()).hexdigest()[:24]
@@ -493,18 +519,21 @@ def summary(group, gain, score):
 # ------------------------------------------------- what is measured: two parts of the data
 
 def open_ours(path, options):
-    """(model, {part: look}, what tells the data from others): loss and accuracies of one of our
-    runs, screened on some validation batches and judged on the next."""
-    state = load(path)
-    model = build_model(state, path).to(pick_device(options.device)).eval()
+    """(model, {part: look}, what tells the data from others): loss and accuracies, screened on some
+    validation batches and judged on the next."""
+    state, model = open_any(path, pick_device(options.device))
+    answer = answer_of(model)
     depth_of(model)         # a recurrent core is refused here, and not after the first measurement
     looks, data = {}, hashlib.sha256()
     for i, part in enumerate(('screen', 'judge')):
         first, questions = i * options.batches, parse_tasks(options.tasks, options.n, seed=i)
-        score = run_scorer(path, state, model, options.data, options.batches, questions, first)
+        score = run_scorer(path, state, answer, options.data, options.batches, questions, first)
         for step in range(first, first + options.batches) if score.val else ():
             data.update(b''.join(t.numpy().tobytes() for t in score.val.batch(step)))
-        looks[part] = score
+        looks[part] = score if answer is model else lambda _, score=score: score(answer)
+        if options.by_token and not isinstance(model, LM):
+            raise Refused(f'--by_token is for models of ours, and {path} is a '
+                          f'{type(model).__name__}')
         if options.by_token and score.val:
             looks[part] = functools.partial(score_by_token, score, min(2, options.batches))
     return model, looks, data.hexdigest()

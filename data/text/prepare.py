@@ -1,14 +1,16 @@
 """Your own text as a dataset: JSON Lines, parquet or plain text files, for any tokenizer.
 
 A document is a row of a JSON Lines or parquet file (its column --column), or a whole text file;
-each begins as the tokenizer's documents do. Every hundredth goes to the validation split.
+each begins as the tokenizer's documents do. A folder stands for the files in it. A single text file
+is cut into documents between its paragraphs. Every hundredth document goes to the validation split;
+of fewer than a thousand documents it is every tenth.
 Everything is held in memory until it is written, so this is for up to some hundred million tokens.
 
 --chat is for instruction data that is read as plain text, as "Retrofitted Recurrence" (section 4.4)
 does: the tags of user and assistant are removed, and examples that a reasoning model wrote are left
 out: those with a thinking block, or whose other columns name such a model.
 
-    python data/text/prepare.py notes/*.txt --tokenizer=SmolLM-360M --out=data/notes
+    python data/text/prepare.py notes --tokenizer=SmolLM-360M --out=data/notes
     python data/text/prepare.py sft.jsonl --chat --tokenizer=out/tinyllama_4-8-4 --out=data/sft_math
 """
 import sys
@@ -26,10 +28,12 @@ from data.sources import chat, column, kind_of, texts  # noqa: E402
 from data.tokenizer import get_tokenizer, start_of_document  # noqa: E402
 from data.tokens import write_dataset  # noqa: E402
 
+MANY = 1000         # documents, from which on one of a hundred is enough to validate with
+
 
 @dataclass(kw_only=True)
 class Options:
-    files: list[str] = words()      # .jsonl, .parquet, or anything else as plain text
+    files: list[str] = words()      # .jsonl, .parquet, anything else as plain text; or folders
     tokenizer: str = 'bytes'        # bytes, gpt2, a checkpoint, a tokenizer.json
     column: str = 'text'            # where .jsonl and .parquet have the text
     chat: bool = False              # remove role tags, leave out what reasoning models wrote
@@ -50,30 +54,59 @@ def documents(paths, read, name):
         yield read({name: text}, name)
 
 
+def in_folders(paths):
+    "The files given, and those below the folders given, in the order of their names."
+    files = []
+    for path in map(Path, paths):
+        below = sorted(p for p in path.rglob('*') if p.is_file() and p.name[0] != '.')
+        files += below if path.is_dir() else [path]
+    if not files:
+        raise Refused(f'{", ".join(map(str, paths))}: there is no file in there')
+    return files
+
+
+def cut(text, size=2000):
+    "A long text as documents of about so many characters, cut between paragraphs."
+    parts = ['']
+    for paragraph in text.split('\n\n'):
+        if len(parts[-1]) >= size:
+            parts.append('')
+        parts[-1] += paragraph + '\n\n'
+    return parts
+
+
 def main(argv=None):
     args = read(Options, argv, __doc__)
-    files = [Path(file) for file in args.files]
+    files = in_folders(args.files)
     tokenizer = get_tokenizer(args.tokenizer)
     start = start_of_document(tokenizer)
-    splits, left_out, n = dict(train=[], val=[]), 0, 0
+    all_tokens, left_out = [], 0
     text_of = chat if args.chat else column
-    for text in tqdm(documents(files, text_of, args.column), unit='document'):
+    found = documents(files, text_of, args.column)
+    if len(files) == 1 and not kind_of(files[0]):
+        found = cut(next(found) or '')
+    for text in tqdm(found, unit='document'):
         if not text:
             left_out += 1
             continue
         tokens = [*start, *tokenizer.encode(text, allowed_special='all')]
-        splits['train' if n % 100 else 'val'].append(np.array(tokens, dtype='uint32'))
-        n += 1
-    if not splits['train']:
-        raise Refused(f'{n} documents are too few: one goes to validation, the others to training')
-    for split, found in splits.items():
-        tokens = np.concatenate(found)
+        all_tokens.append(np.array(tokens, dtype='uint32'))
+    if len(all_tokens) < 2:
+        raise Refused(f'{len(all_tokens)} documents are too few: one goes to validation, the '
+                      'others to training')
+    every = 100 if len(all_tokens) >= MANY else 10
+    splits = dict(train=[t for i, t in enumerate(all_tokens) if i % every],
+                  val=all_tokens[::every])
+    for split, documents_of in splits.items():
+        tokens = np.concatenate(documents_of)
         write_dataset(args.out, split, args.tokenizer, tokens,
-                      origin=dict(made_by='data/text/prepare.py', documents=len(found),
+                      origin=dict(made_by='data/text/prepare.py', documents=len(documents_of),
                                   files=[path.name for path in files]))
-        print(f'{args.out}/{split}: {len(found):,} documents, {len(tokens):,} tokens')
+        print(f'{args.out}/{split}: {len(documents_of):,} documents, {len(tokens):,} tokens')
     if left_out:
         print(f'{left_out:,} documents were left out: empty, or written by a reasoning model')
+
+
 if __name__ == '__main__':
     with refusals('prepare.py'):
         main()
