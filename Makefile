@@ -3,7 +3,7 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 
-.PHONY: all setup data lidas baseline toys toys-grown toys-looped growing looping primitives sft retrofit sweeps probes bench gpu origins little hf evals test families torture planted browser readme clean
+.PHONY: all setup data lidas baseline toys toys-grown toys-looped growing looping primitives sft retrofit sweeps probes bench gpu diagrams origins little hf evals test families torture planted browser readme clean
 
 all: lidas                      # set up, grow the toy model, leave a picture and a sample of its text: 3 to 6 minutes
 
@@ -119,6 +119,8 @@ gpu: .venv/tests                # the same questions for a GPU, at 360M, eager a
 	$(PY) nanodepth.py gpu --out=docs/gpu.md
 little: .venv/ready             # why naive looping explodes, on a network of a few neurons: out/wrapper_toy.png, seconds
 	$(PY) wrapper.py --toy
+diagrams: .venv/ready           # the README's diagrams, from the real orders and solvers: docs/assets, seconds
+	$(PY) nanodepth.py diagrams
 origins: .venv/ready            # which layer came from which: out/grow.png
 	$(PY) grow.py 32 --block=4
 
