@@ -67,6 +67,14 @@ GROWTH = {'midas': midas, 'lidas': lidas, 'stack': stack, 'double': double}
 
 # ------------------------------------------------------------------------------- the growing itself
 
+def untie_by_hand(model, order):
+    "The idea, without the optimizer's state: each entry of the order gets a copy of its layer."
+    new = LM(dataclasses.replace(model.config, n_layer=len(order), order=None))
+    new.layers = torch.nn.ModuleList(copy.deepcopy(model.layers[i]) for i in order)
+    new.embed, new.norm, new.head = copy.deepcopy((model.embed, model.norm, model.head))
+    return new
+
+
 def untie(model, order, optimizer=None):
     """A new model whose layer i is its own copy of layer order[i]: it computes what
     model(order=order) does. untie(model, [0, 1, 0, 1]) makes four layers of two: 0 and 2 begin as

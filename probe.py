@@ -28,6 +28,29 @@ from loop import repeat_block, running
 from model import check_order
 from retrofit import Recurrent
 
+# ----------------------------------------------------------------------- the idea, one t at a time
+
+@torch.no_grad()
+def depth_score_by_hand(model, tokens, boundaries):
+    """(the mean depth, weighted by how far the output at later tokens moves without a layer; these
+    weights (D,)). `depth_score` below gives the same, with many runs in one batch."""
+    plain, weights = model(tokens).softmax(-1), []                                  # (B, T, V)
+    for erased in range(len(model.order)):
+        furthest = torch.zeros(len(tokens))
+        for t in boundaries:
+            def without(depth, part, x, update):
+                if depth == erased:
+                    update = update.clone()
+                    update[:, :t + 1] = 0           # the tokens up to t do without this layer
+                return update
+            stream = model.hidden(tokens, tap=without)
+            output = model.head(model.norm(stream)).softmax(-1)
+            moved = (output - plain).norm(dim=-1)                                   # (B, T)
+            furthest = torch.maximum(furthest, moved[:, t + 1:].amax(dim=1))
+        weights.append(furthest.mean())
+    return score_of(torch.stack(weights)), torch.stack(weights)
+
+
 PARTS = ('layer', 'attn', 'mlp')
 
 

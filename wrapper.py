@@ -33,6 +33,21 @@ from variants.caches import Memory, check_cache, ends_before, left_out, with_slo
 from variants.hosts import FORWARDS, Entry, Pin, depth_of, pick_window, pinned_routers, refuse
 from variants.solvers import MORE, bind, by_tableau, check_K, check_share, lerp, step_length
 
+# ------------------------------------------------------------------------- the idea, in ten lines
+
+def looped_by_hand(model, tokens, a, b, K, beta=0.5):
+    """Logits of a model of ours with its layers a to b looped. All that follows does the same with
+    other people's models, with other methods, and with a KV cache."""
+    g = lambda x: model.run(x, model.order[a:b + 1], depth=a)       # one pass through the window
+    x = model.run(model.embed(tokens), model.order[:a])
+    plain = g(x)
+    for _ in range(K):
+        x = x + (g(x) - x) / K              # K small steps, to where one big step was going
+    x = beta * plain + (1 - beta) * x       # and a part of the way back to the plain output
+    x = model.run(x, model.order[b + 1:], depth=b + 1)
+    return model.head(model.norm(x))
+
+
 # --------------------------------------------------------------- three ways to run a window K times
 
 def naive(g, x, K):

@@ -251,14 +251,11 @@ class Scorer:
         return scores | {name: answers.accuracy for name, answers in self.answers(model).items()}
 
 
-def run_scorer(path, state, model, data, batches, questions, first=0):
+def run_scorer(path, state, model, data, batches, questions):
     """The Scorer for models like this one, on `data` or on what the run was trained on. Questions
     can do without any."""
     config, val = state.get('config') or {}, None
     if data or config.get('data') or not questions:
         val = open_data(path, state, model, data, 'val', longest=1024)
-        if first and first + batches > len(val):
-            raise Refused(f'the validation data has {len(val)} batches, {first + batches} '
-                          'were asked for: lower --batches')
-    return Scorer(get_tokenizer(path), questions, val, batches, first,
-                  config.get('grad_accum', 1))
+    return Scorer(get_tokenizer(path), questions, val, batches,
+                  pieces=config.get('grad_accum', 1))

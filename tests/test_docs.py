@@ -1,5 +1,6 @@
 "What the texts say can be done: the usage examples run, the README's files and commands exist."
 import contextlib
+import io
 import re
 import shlex
 import subprocess
@@ -12,6 +13,7 @@ from readme import left_out, lines
 from test_house import FILES as HOUSE, IDEAS
 
 import nanodepth
+from retrofit import surgery
 
 README = (ROOT / 'README.md').read_text()
 WRITTEN = lines(README)
@@ -85,6 +87,49 @@ def test_quick_lines_of_the_readme_run(line, tmp_path, monkeypatch):
     name = argv.pop(0) if script == 'nanodepth.py' else re.search(
         r"main\('(\w+)'\)", (ROOT / script).read_text())[1]
     nanodepth.main(name, argv)
+
+
+EXCERPTS = [block for block in re.findall(r'```python\n(.*?)```', README, flags=re.S)
+            if block.startswith('# ')]
+
+
+@pytest.mark.parametrize('block', EXCERPTS, ids=lambda block: block.splitlines()[0])
+def test_what_the_readme_quotes_stands_in_the_file(block):
+    where, *lines_of = block.strip().splitlines()
+    if where.startswith('# the idea'):          # a sketch: test_the_sketch_of_a_recurrent_model
+        return
+    file = re.match(r'# (\w+\.py), ', where)[1]
+    bare = lambda line: line.partition('  # ')[0].strip()
+    stripped = list(map(bare, (ROOT / file).read_text().splitlines()))
+    quoted = list(map(bare, lines_of))
+    assert any(stripped[i:i + len(quoted)] == quoted for i in range(len(stripped))), where
+
+
+def test_the_hello_of_the_readme_says_what_it_says():
+    hello = next(block for block in re.findall(r'```python\n(.*?)```', README, flags=re.S)
+                 if 'untie(' in block)
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        exec(hello, {})
+    assert said.getvalue() == 'True\n' and '# True: growing is untied looping' in hello
+
+
+def test_the_sketch_of_a_recurrent_model_is_the_model(tiny):
+    sketch = next(block for block in EXCERPTS if block.startswith('# the idea'))
+    for how in (dict(), dict(inject='add', start='zero')):
+        scope = dict(model=surgery(tiny(n_layer=6), '1-2-2', **how), r=3,
+                     tokens=torch.arange(24).view(2, 12))
+        exec(sketch, scope)
+        assert torch.equal(scope['logits'], scope['model'](scope['tokens'], r=3))
+
+
+def test_what_the_readme_measures_stands_in_the_tables_that_were_measured():
+    tables = (ROOT / 'docs/TOY.md').read_text() + (ROOT / 'docs/RESULTS.md').read_text()
+    tables = tables.replace('*', '')
+    intervals = re.findall(r'\d[\d.]* ± [\d.]+', README)
+    assert len(intervals) > 10
+    for interval in intervals:
+        assert interval in tables, interval
 
 
 def test_links_and_pictures_resolve():

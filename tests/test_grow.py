@@ -8,7 +8,17 @@ import nanodepth
 from engine.cost import training_flops
 from engine.optimizers import make_optimizers
 from engine.plan import Plan
-from grow import GROWTH, double, growth_plan, lidas, midas, prop_schedule, stack, untie
+from grow import (
+    GROWTH,
+    double,
+    growth_plan,
+    lidas,
+    midas,
+    prop_schedule,
+    stack,
+    untie,
+    untie_by_hand,
+)
 from model import ModelConfig
 from train import Config, read_config
 
@@ -66,6 +76,7 @@ def test_growing_is_untied_looping(tiny, order, fields):
     before = copy.deepcopy(model.state_dict())
     new = untie(model, order)
     assert torch.equal(new(tokens), model(tokens, order=order))
+    assert torch.equal(untie_by_hand(model, order)(tokens), new(tokens))
     assert (new.order == list(range(len(order))) and new.config.n_layer == len(new.layers)
             == len(order))
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())

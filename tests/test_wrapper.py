@@ -13,7 +13,7 @@ from loop import repeat_block
 from model import KVCache
 from variants.caches import CACHES
 from variants.hosts import pick_window
-from wrapper import LAYERWISE, SOLVERS, looped, patch, unpatch
+from wrapper import LAYERWISE, SOLVERS, looped, looped_by_hand, patch, unpatch
 
 WINDOW = (2, 4)
 
@@ -47,6 +47,15 @@ def test_naive_is_a_repeated_block_to_the_last_bit(six):
     for piece in t.split([7, 1, 2, 1, 1], dim=1):
         out.append(six(piece, order=order, cache=cache))
     assert torch.equal(pieces, torch.cat(out, dim=1))
+
+
+def test_the_idea_in_ten_lines_is_the_wrapper(six, tiny):
+    loop, t = tiny(n_layer=4, order=[0, 1, 2, 1, 2, 3], ln_scaling=True), tokens()
+    for model in (six, loop):
+        for K, beta in ((1, 0.5), (3, 0.5), (4, 0.2)):
+            with looped(model, WINDOW, 'rk', K, beta):
+                want = model(t)
+            assert torch.allclose(looped_by_hand(model, t, *WINDOW, K, beta), want, atol=1e-5)
 
 
 def test_the_window_counts_positions_of_the_order(tiny):

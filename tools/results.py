@@ -1,4 +1,4 @@
-"""The tables of README.md and docs/RESULTS.md, made anew from the claims and the rows of seeds.
+"""The tables of docs/RESULTS.md and docs/ROWS.md, made anew from the claims and the rows of seeds.
 
 The idea: docs/results/*.csv hold what was measured, a row a seed; docs/results/claims.toml says
 which contrasts were named before the runs. This command judges them (report/claims.py) and writes
@@ -27,7 +27,7 @@ LAYERS = {'moves': 'without it, later outputs move by',
           'overlap': 'of the five likeliest tokens, %', 'depth 3 right': 'depth 3 right, %'}
 MEANS = dict(mean_2='trained with a mean of 2', mean_4='of 4', mean_8='of 8')
 DEEP = {f'depth {d} right': f'depth {d} right, %' for d in (4, 5, 6)}
-TEXTS = 'README.md', 'docs/RESULTS.md', 'docs/ROWS.md'
+TEXTS = 'docs/RESULTS.md', 'docs/ROWS.md'
 
 
 @dataclass

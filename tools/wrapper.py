@@ -40,7 +40,7 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 from common.columns import columns
-from common.errors import Refused, refusing
+from common.errors import Refused, refusing, say
 from common.fields import fill
 from common.files import reading
 from common.options import others, read, word, words
@@ -524,18 +524,27 @@ def open_ours(path, options):
     state, model = open_any(path, pick_device(options.device))
     answer = answer_of(model)
     depth_of(model)         # a recurrent core is refused here, and not after the first measurement
-    looks, data = {}, hashlib.sha256()
+    looks, data, batches = {}, hashlib.sha256(), options.batches
     for i, part in enumerate(('screen', 'judge')):
-        first, questions = i * options.batches, parse_tasks(options.tasks, options.n, seed=i)
-        score = run_scorer(path, state, answer, options.data, options.batches, questions, first)
-        for step in range(first, first + options.batches) if score.val else ():
+        questions = parse_tasks(options.tasks, options.n, seed=i)
+        score = run_scorer(path, state, answer, options.data, batches, questions)
+        if score.val is not None and len(score.val) < 2:
+            raise Refused(f'the validation data of {path} fill one batch, of '
+                          f'{score.val.batch_size} rows of {score.val.context} tokens: a sweep '
+                          'screens on one and judges on another, so give more text')
+        if score.val is not None and len(score.val) < 2 * batches:
+            batches = score.batches = len(score.val) // 2
+            say(f'the validation data have {len(score.val)} batches: screened on {batches} of '
+                'them, judged on others')
+        first = score.first = i * batches
+        for step in range(first, first + batches) if score.val else ():
             data.update(b''.join(t.numpy().tobytes() for t in score.val.batch(step)))
         looks[part] = score if answer is model else lambda _, score=score: score(answer)
         if options.by_token and not isinstance(model, LM):
             raise Refused(f'--by_token is for models of ours, and {path} is a '
                           f'{type(model).__name__}')
         if options.by_token and score.val:
-            looks[part] = functools.partial(score_by_token, score, min(2, options.batches))
+            looks[part] = functools.partial(score_by_token, score, min(2, batches))
     return model, looks, data.hexdigest()
 
 
