@@ -9,7 +9,7 @@ Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", appendix A (archite
 E (LN-scaling): RMSNorm before each sublayer, rotary positions, grouped-query attention, SwiGLU,
 tied embeddings.
 Here: initial weights are normal with std 0.02 (an untied embedding: 1); the papers name none. The
-output matrices don't shrink with the total depth, on which nothing may depend in a growing model.
+output matrices are not scaled by the depth, as others do it, because growing changes the depth.
 
 Usage:
     model = LM(ModelConfig(vocab_size=257, n_layer=4, n_embd=64, n_head=4))
@@ -109,7 +109,8 @@ class KVCache:
 
 def rope_tables(config):
     "cos and sin of every position's angles, (T, hd/2) each."
-    # Computed as in transformers: a frequency's last bit is .01 radian at position 100,000.
+    # In transformers' own order of operations: one unit in the last place of a frequency becomes
+    # 0.01 radian at position 100,000.
     channels = torch.arange(0, config.head_dim, 2).float()
     freq = 1.0 / config.rope_theta ** (channels / config.head_dim)              # (hd/2,)
     if config.rope_scaling is not None:     # Llama 3: slow the long waves down, keep the short ones

@@ -61,8 +61,8 @@ def order_of(model, order=None):
 
 
 def watch(change=lambda depth, part, update: update):
-    """Returns a tap and a dict. The tap sees the update of every sublayer, may change it, and adds
-    it up in the dict: {depth: what the whole layer added to the residual stream}."""
+    """(tap, found): a tap to be handed to a forward pass, which passes every sublayer's update
+    through `change`; and a dict that the pass fills, {depth: the update of the whole layer}."""
     found = {}
 
     def tap(depth, part, x, update):

@@ -1,14 +1,14 @@
 """Loop a frozen model's middle layers, ours or Hugging Face's, and undo it without a trace.
 
-The idea: a window of layers is run K times, and a solver mixes the results so that later layers get
-what they were trained to get: not g(g(g(x))), but a finer step to where g(x) was going.
+The idea: think of a window of layers as one step in time. Running it K times goes K steps too far,
+to states that the later layers have never seen. So take K small steps instead, which end where the
+one step ended, and go a part of the way back to the plain output. `looped_by_hand` below is all of
+it; the rest makes it work with other people's models and with a KV cache.
 
 Paper: "Training-Free Looped Transformers", sections 2 and 3, appendices D and P (which settings).
-Here: the first evaluation of a window is the model's own pass through it, so nothing is evaluated
-twice, and its keys and values are the unlooped model's (layer by layer: those of the first layer;
-their chain takes one more pass). An Entry before each layer notes its arguments, since each layer
-has its own mask and rotary table; after the window's last layer, the other evaluations run.
-Attention maps and router logits, which transformers collects by hooks, come once an evaluation.
+Here: nothing is evaluated twice, because the model's own pass through the window is the first
+evaluation. Each layer of the window gets an Entry, which notes the arguments of that pass (every
+layer has its own mask and rotary table). The other evaluations run after the window's last layer.
 
 Usage:
     with looped(model, window=(3, 5), method='rk', K=3, beta=0.5) as m: m.generate(tokens, 20)
@@ -227,12 +227,17 @@ LAYERWISE = 'layer_anchored_frozen'     # by itself it goes layer by layer, each
 
 def patch(model, window=None, method='rk', K=3, beta=None, cache=None, decode='full', mode=None,
           pin=None, **options):
-    """Loop a window of a model's layers from now on. variants/ has the methods' options
-    (solvers.py), the caches (caches.py) and the pins (hosts.py).
-    beta: rk's share of the plain output (0.5), heavy_ball's of the step before, anderson's towards
-    the image. T, of rk, euler and the tableaux: the time at which the K steps end (1). decode:
-    'full' loops at each new token, 'bypass' only where several are read at once (a prompt), a
-    number in the first so many steps. mode: the window as one 'block', or 'layer' by layer."""
+    """Loop a window of a model's layers from now on.
+
+    beta    depends on the method: for rk, how far the result goes back towards the plain output
+            (0.5); for heavy_ball the momentum; for anderson the mixing towards the newest image
+    T       for rk, euler and the tableaux: the time at which the K steps end (1)
+    cache   what later tokens see of a looped layer (variants/caches.py)
+    decode  'full' loops at each new token; 'bypass' loops only while a prompt is read; a number
+            loops at so many new tokens
+    mode    the window as one 'block', or 'layer' by layer
+    pin     keep the experts of the first evaluation (variants/hosts.py)
+    others  a method's own options (variants/solvers.py)"""
     layers, order = depth_of(model)
     a, b = pick_window(window, len(order))
     solver, evaluations = pick_solver(method, K, beta, **options)

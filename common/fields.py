@@ -55,6 +55,12 @@ def check_bounds(values, before='', bounds=BOUNDS):
                 raise Refused(f'{before}{name}={short(number)} must be at most {most:,}')
 
 
+# the types of values, as a message calls them
+IN_WORDS = {int: 'a whole number', float: 'a number', bool: 'true or false', str: 'text',
+            list: 'a list', tuple: 'a list', dict: 'names with values', Path: 'a path',
+            types.NoneType: 'none'}
+
+
 def within(least, most, **default):
     "A field with bounds of its own."
     return field(metadata=dict(bounds=(least, most)), **default)
@@ -137,7 +143,6 @@ def fit(name, value, wanted, where):
              for word in typing.get_args(choice)]
     if words:
         check_choice(f'{before(where)}{name}', value, words)
-    names = ' or '.join('None' if choice is types.NoneType else
-                        str(choice) if typing.get_args(choice) else choice.__name__
+    names = ' or '.join(IN_WORDS.get(typing.get_origin(choice) or choice, str(choice))
                         for choice in choices)
     raise Refused(f'{before(where)}{name} must be {names}, not {short(value)}')

@@ -182,7 +182,7 @@ def set_depth(model, *, loop=None, r=None):
             raise Refused(
                 f'loop={loop!r} is for ordinary models: a recurrent core is run more often by r')
         if r is not None and r < 1:
-            raise Refused(f'r={r}: the core runs at least once')
+            raise Refused(f'r={r} is too small: the core must run at least once (try r=1)')
         model.mean = model.mean if r is None else r
     elif r is not None:
         raise Refused(f'r={r} is for models with a recurrent core, and this one has none: loop '

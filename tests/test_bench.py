@@ -109,7 +109,7 @@ def test_the_peers_are_as_large_as_our_model():
 
 def test_what_cannot_be_measured_is_a_line(capsys):
     asked = [('bench', ['speed'], "there is no benchmark 'speed': optimizer"),
-             ('bench', ['--capped=maybe'], "--capped must be bool, not 'maybe'")]
+             ('bench', ['--capped=maybe'], "--capped must be true or false, not 'maybe'")]
     if not torch.cuda.is_available():
         asked.append(('gpu', [], "device='cuda' cannot be used"))
     for command, args, message in asked:

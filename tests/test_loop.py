@@ -175,7 +175,7 @@ def test_cooldown_data_counts_from_its_first_step(config, data, tmp_path, monkey
     write_dataset(other, 'train', 'bytes', rng.integers(0, 256, 4000))
     with pytest.raises(Refused, match='the data has changed'):
         train(c)
-    with pytest.raises(Refused, match='cooldown_data must be str'):
+    with pytest.raises(Refused, match='cooldown_data must be text'):
         Config(cooldown_data=[3])
 
 
@@ -240,7 +240,7 @@ def test_the_command_compares_and_repeats(config, tmp_path, capsys):     # noqa:
     assert f'small,0,2,{loss}' in out.with_suffix('.csv').read_text()
     small = str(tmp_path / 'small')
     for args, message in (([str(tmp_path / 'no')], 'there is no checkpoint at'),
-                          ([small, '--times=a'], "--times must be int, not 'a'"),
+                          ([small, '--times=a'], "--times must be a whole number, not 'a'"),
                           ([small, '--block=9'], '--block=9: small is 3 layers deep'),
                           ([small, '--batches=0'], 'must be at least 1'),
                           ([small, '--tasks=copy'], "there is no task 'copy'")):

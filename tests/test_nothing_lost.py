@@ -108,7 +108,7 @@ def test_small_files_take_no_more_memory_than_they_have(run):      # noqa: F811
             (dict(kind='recurrent', recurrent=dict(
                 prelude=[0], core=[1], coda=[], inject='add', start='zero', fresh=False,
                 state_std=1.0, mean=10 ** 12, backprop_depth=8)), 'mean=1000000000000 must be at'),
-            (dict(step=deep), 'step must be int')):
+            (dict(step=deep), 'step must be a whole number')):
         torch.save(state | change, path / 'ckpt.pt')
         with pytest.raises(Refused, match=message) as caught:
             load_model(path)
@@ -249,7 +249,7 @@ def test_a_bug_in_the_reading_of_a_file_can_be_seen(run, capsys, monkeypatch):  
 
 
 WRONG = {       # a file, what is written into it, the command that reads it, what it says
-    'run.json': ('{"tokenizer": 3}', 'sample', 'tokenizer must be str, not 3'),
+    'run.json': ('{"tokenizer": 3}', 'sample', 'tokenizer must be text, not 3'),
     'tokenizer.json': ('{"model": {"vocab": 3}}', 'sample', 'tokenizer.json'),
     'log.jsonl': ('{"step": "a"}\n[]\n', 'plot', 'no measurement yet'),
     'lens.pt': ('nonsense', 'probe', 'lens.pt is damaged'),
@@ -268,7 +268,7 @@ def test_a_field_of_the_wrong_kind_is_one_line(run, data, name, capsys):      # 
 
 @pytest.mark.parametrize('text, message', [
     ('{}', 'must name datasets, each with a share above 0'),
-    ('{"a": "x"}', 'a share must be float'), ('{"a": 0}', 'with a share above 0'),
+    ('{"a": "x"}', 'a share must be a number'), ('{"a": 0}', 'with a share above 0'),
     ('{"a": 1e999}', 'with a share above 0'), ('[]', 'holds a list, not a dict')])
 def test_a_mixture_of_nothing(text, message, tmp_path, capsys):
     (tmp_path / 'mixture.json').write_text(text)
@@ -277,7 +277,7 @@ def test_a_mixture_of_nothing(text, message, tmp_path, capsys):
 
 def test_notes_of_a_sweep_and_claims_of_the_wrong_kind(run, data, tmp_path, capsys):  # noqa: F811
     (tmp_path / 'x.jsonl').write_text('{"of": 3, "found": {}}\n')
-    assert 'of must be dict, not 3' in refused(
+    assert 'of must be names with values, not 3' in refused(
         capsys, 'sweep', run[0], f'--data={data}', '--batches=1', '--windows=all1',
         f'--out={tmp_path / "x.png"}', '--device=cpu')
     for name in ('claims.toml', 'depth.csv'):

@@ -129,10 +129,11 @@ IMPOSSIBLE = [
     ('look', dict(model='lm', how={}, prompt='a' * 99), 'has 100 tokens, 1 to 64 fit'),
     ('look', dict(model='lm', how=dict(wrap=dict(K=10 ** 9)), prompt='a'), 'K=1000000000'),
     ('look', dict(model='lm', how=dict(wrap=dict(out='/')), prompt='a'), "no setting 'out'"),
-    ('look', dict(model='lm', how=dict(wrap=dict(K=float('inf'))), prompt='a'), 'K must be int'),
-    ('look', dict(model='lm', how=dict(wrap=dict(K=2.9)), prompt='a'), 'K must be int, not 2.9'),
-    ('look', dict(model='lm', how=dict(wrap=dict(T=True)), prompt='a'), 'T must be float'),
-    ('look', dict(model='lm', how=dict(wrap=dict(T=10 ** 400)), prompt='a'), 'T must be float'),
+    ('look', dict(model='lm', how=dict(wrap=dict(K=float('inf'))), prompt='a'), 'K must be a w'),
+    ('look', dict(model='lm', how=dict(wrap=dict(K=2.9)), prompt='a'),
+     'K must be a whole number, not 2.9'),
+    ('look', dict(model='lm', how=dict(wrap=dict(T=True)), prompt='a'), 'T must be a number'),
+    ('look', dict(model='lm', how=dict(wrap=dict(T=10 ** 400)), prompt='a'), 'T must be a number'),
     ('look', dict(model='lm', how=dict(wrap=dict(beta=10 ** 400)), prompt='a'), 'beta must be'),
     ('measure', dict(model='lm', task='toy_assign,toy_copy'), 'one task at a time'),
     ('measure', dict(model='lm', task='toy_copy', slice=99), 'slice=99 must be below 9'),
@@ -142,7 +143,7 @@ IMPOSSIBLE = [
     ('order', dict(model='lm', text='0, 1, x'), "names layer 'x'"),
     ('measure', dict(model='lm', task='toy_assing/1'), 'there is no task'),
     ('question', dict(task='toy_assign/99'), 'letters for depth'), ('about', [1], 'not names'),
-    ('look', dict(model='lm', how=[1]), 'how must be dict or None')]
+    ('look', dict(model='lm', how=[1]), 'how must be names with values or none')]
 
 
 def test_what_cannot_be_is_one_line(served):

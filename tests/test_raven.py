@@ -134,7 +134,7 @@ def change(folder, **more):
     (dict(injection_type='add'), "injection_type='add'"),
     (dict(head_dim=16), 'head_dim is 16'),
     (dict(mean_recurrence=0), 'mean_recurrence=0 must be at least 1'),
-    (dict(n_embd='wide'), "n_embd must be int, not 'wide'"),
+    (dict(n_embd='wide'), "n_embd must be a whole number, not 'wide'"),
     (dict(n_layers_in_coda=2), 'transformer.coda.1.norm_1.weight is in none of its files'),
     (dict(rope_scaling=dict(rope_type='yarn')), 'none and llama3 are supported'),
     (dict(intermediate_size=40), 'mlp.fc.weight has the shape')])

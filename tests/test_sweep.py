@@ -399,7 +399,7 @@ def test_what_diverged_is_not_the_best(runs, tmp_path, capsys, monkeypatch):
 
 @pytest.mark.parametrize('args, message', [
     (['--score=los'], "--score='los' is not one of loss, fifth; did you mean 'loss'?"),
-    (['--windows=3-7'], "within 0 to 3"), (['--K=two'], "--K must be int, not 'two'"),
+    (['--windows=3-7'], "within 0 to 3"), (['--K=two'], "--K must be a whole number, not 'two'"),
     (['--methods=rkk'], "did you mean 'rk'"),
     (['--mode=blok'], "did you mean 'block'"),
     (['--show=los'], "--show='los' is not one of"),

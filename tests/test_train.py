@@ -372,7 +372,7 @@ def test_a_second_ctrl_c_does_not_wait():
     (['--stepz=5'], "there is no option --stepz; did you mean 'steps'?"),
     (['--optimizer=moun'],
      "optimizer='moun' is not one of muon, adamw, adamw_star; did you mean 'muon'?"),
-    (['--steps=many'], "--steps must be int, not 'many'"),
+    (['--steps=many'], "--steps must be a whole number, not 'many'"),
     (['--lr=-1'], 'lr=-1.0 must be at least 0'),
     (['--steps=0'], 'steps=0 must be at least 1'),
     (['--steps'], '--steps: write --steps=VALUE'),
@@ -386,8 +386,8 @@ def test_a_second_ctrl_c_does_not_wait():
     (['--device=meta'], "device='meta' cannot be used"),
     (['--n_kv_head=0'], 'n_kv_head=0 must be at least 1'),
     (['--beta2=1'], 'beta2=1.0 must be at most 0.9999999'),
-    (['--data=[[]]'], 'data must be str, not []'),
-    (['--data_weights=["a"]'], "data_weights must be float, not 'a'"),
+    (['--data=[[]]'], 'data must be text, not []'),
+    (['--data_weights=["a"]'], "data_weights must be a number, not 'a'"),
     (['--grow=lidas', '--grow_alpha=2000'], ''),
     (['--out_dir=/dev/null/x'], '/dev/null/x cannot be written'),
     (['--data=data/toi'], 'there is no dataset at data/toi'),
@@ -417,7 +417,7 @@ def test_config_files(tmp_path):
     path.write_text('steps = true\n')
     with pytest.raises(Refused, match="c.py does not run: NameError: name 'true'"):
         read_config([str(path)])
-    with pytest.raises(Refused, match='resume must be bool, not 1'):
+    with pytest.raises(Refused, match='resume must be true or false, not 1'):
         read_config(['--resume=1'])
 
 

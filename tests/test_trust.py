@@ -103,7 +103,7 @@ def test_nonsense_is_one_line(argv, message, capsys, data, tmp_path):
 @pytest.mark.parametrize('argv, message', [
     (['sweep', 'x', '--window=mid4'], "no option --window; did you mean 'windows'?"),
     (['export', 'x', 'y', 'z'], 'z: one argument too many'),
-    (['loop', 'x', '--untie=yes'], "--untie must be bool, not 'yes'"),
+    (['loop', 'x', '--untie=yes'], "--untie must be true or false, not 'yes'"),
     (['loop', 'x', '--untie=True'], '--untie takes two folders'),
     (['loop', 'x', '--untie=false', '--block=0'], 'block=0')])
 def test_an_option_that_is_not_there_and_a_flag_with_a_value(argv, message, capsys):
@@ -118,7 +118,7 @@ def test_a_config_that_ends_python_is_refused(tmp_path):
 
 @pytest.mark.parametrize('argv, message', [
     (['--steps=0'], '--steps=0 must be at least 1'), (['--lr=1e30'], '--lr=1e+30 must be at most'),
-    (['--steps=2', '--lr=nan'], "--lr must be float, not 'nan'")])
+    (['--steps=2', '--lr=nan'], "--lr must be a number, not 'nan'")])
 def test_a_lens_that_cannot_learn_is_not_saved(run, data, capsys, argv, message):
     assert message in refused(capsys, 'lens', run[0], *argv, '--device=cpu', f'--data={data}')
     assert not (run[0] / 'lens.pt').exists()
@@ -127,12 +127,12 @@ def test_a_lens_that_cannot_learn_is_not_saved(run, data, capsys, argv, message)
 @pytest.mark.parametrize('change, message', [
     (lambda s: [1, 2], 'holds a list, not names with values'),
     (lambda s: s | dict(kind='gpt'), "kind='gpt' is not one of lm, recurrent"),
-    (lambda s: s | dict(model_config=None), 'model_config must be dict, not None'),
+    (lambda s: s | dict(model_config=None), 'model_config must be names with values, not None'),
     (lambda s: s | dict(step=-5), 'step=-5 must be at least 0'),
-    (lambda s: s | dict(model=[]), 'model must be dict'),
+    (lambda s: s | dict(model=[]), 'model must be names with values'),
     (lambda s: {k: v for k, v in s.items() if k != 'model'}, "it does not say 'model'"),
     (lambda s: s | dict(parts='parts_3_0'), 'keeps its tensors in parts, in other files'),
-    (lambda s: s | dict(optimizers='x'), 'optimizers must be list'),
+    (lambda s: s | dict(optimizers='x'), 'optimizers must be a list'),
     (lambda s: s | dict(model_config=s['model_config'] | dict(n_layer=9999)),
      'weights of 2 layers, but n_layer=9999'),
     (lambda s: s | dict(model_config=s['model_config'] | dict(n_embd=2 ** 19, n_head=4,
@@ -347,7 +347,7 @@ def test_names_with_a_dot_are_two_pictures():
 def test_a_file_that_holds_no_scores_is_refused_before_an_hour_of_them(run, tmp_path, capsys):
     (tmp_path / 'e.json').write_text('{"rows": [1]}')
     said = refused(capsys, 'evaluate', run[0], '--limit=2', f'--out={tmp_path / "e.json"}')
-    assert 'e.json: rows must be dict, not 1: choose another --out' in said
+    assert 'e.json: rows must be names with values, not 1: choose another --out' in said
 
 
 def test_an_unknown_option_is_named_before_a_missing_one():
