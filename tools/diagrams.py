@@ -78,11 +78,11 @@ def draw_tiles():
         say(ax, 1.85, y + 0.32, about, 11.5, PALE)
         for x, i in enumerate(order):
             tile(ax, x, y + 0.7, TILES[i], str(x if name == 'grown' else i))
-        if name in ('recurrent', 'wrapped'):
-            a, b = (2, 6)
-            ax.plot([a + 0.05, b - 0.05], [y + 1.78] * 2, color=INK, lw=2)
-            say(ax, (a + b) / 2, y + 1.93, '× r' if name == 'recurrent' else '× K', 12,
-                ha='center')
+        brackets = dict(recurrent=[(2, 4, 'first run'), (4, 6, 'second run')],
+                        wrapped=[(2, 6, '× K')])
+        for a, b, text in brackets.get(name, []):
+            ax.plot([a + 0.07, b - 0.07], [y + 1.78] * 2, color=INK, lw=2)
+            say(ax, (a + b) / 2, y + 1.93, text, 12, ha='center')
     return fig
 
 
@@ -115,7 +115,7 @@ def draw_core():
         tile(ax, x, 2.2, TILES[i], str(i))
     for x, name in ((1.6, 'prelude'), (7.2, 'core, r times'), (10.6, 'coda')):
         say(ax, x, 3.6, name, 14, ha='center', weight='bold')
-    tile(ax, 4.3, 2.2, '#dddddd', '+')
+    tile(ax, 4.3, 2.2, '#dddddd', 'W')
     say(ax, 4.8, 3.6, 'adapter', 14, ha='center', weight='bold')
     say(ax, -0.05, 1.75, 'tokens', 12, PALE)
     say(ax, 11.1, 1.75, 'logits', 12, PALE)
@@ -124,10 +124,11 @@ def draw_core():
     arrow((5.3, 2.7), (6.2, 2.7))
     arrow((8.25, 2.7), (9.6, 2.7))
     arrow((8.0, 2.15), (4.8, 2.15), bend=0.45)
-    say(ax, 6.4, 0.75, 'the state s goes round', 13, ha='center')
+    say(ax, 6.4, 0.75, 'the state s', 13, ha='center')
     say(ax, 3.0, 4.6, 'e is mixed in again before each run,\nso the input is not forgotten', 12,
         PALE, ha='left')
-    say(ax, 4.55, 1.2, 'noise at first', 11.5, PALE, ha='right')
+    arrow((3.9, 1.35), (4.6, 2.15), colour=PALE)
+    say(ax, 3.8, 1.2, 'the first state: noise', 12, PALE, ha='right')
     return fig
 
 
