@@ -7,26 +7,29 @@ what they have published opens here, and what is trained here opens with their c
 Paper: "Teaching Pretrained Language Models to Think Deeper with Retrofitted Recurrence".
 Here: q, k, v and gate, up are one matrix each there; `add` is written as the adapter [I I], a tied
 head as a copy. Refused by name: Huginn's own sandwich norms and OLMo's norms behind the sublayers,
-which our Block does not have, and what the format cannot hold: LN-scaling, norms of q and k, a
-head_dim of its own, and a fixed table of first states. The names are theirs as published; a
+which our Block does not have, and LN-scaling, which the format cannot hold. Norms of q and k, a
+head_dim of its own and a fixed table of first states are held by settings of ours, which
+modeling_recurrent.py reads and the authors' code does not. The names are theirs as published; a
 published checkpoint itself was not at hand.
 
 Usage:
     model = load_model('FOLDER')                        # it finds out which family it is
     python nanodepth.py export out/retrofit out/retrofit_raven --fresh      # ours in their format
 """
+import inspect
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import torch
 
 from common.errors import Refused
 from common.fields import fill, fit, short, within
-from common.files import read_fields, read_json, reading
+from common.files import read_fields, read_json, reading, replace
 from data.tokenizer import from_hub
 from engine import hf
-from model import ModelConfig, rope_tables
+from model import ModelConfig, rope_tables, rotate
 from retrofit import AUTHORS_STD, Recurrent
 
 FAMILY = 'huginn_raven'
@@ -39,8 +42,10 @@ OUTSIDE = {'transformer.wte': 'embed', 'transformer.ln_f': 'norm', 'lm_head': 'h
            'transformer.adapter': 'adapter'}
 PARTS = dict(prelude='n_layers_in_prelude', core='n_layers_in_recurrent_block',
              coda='n_layers_in_coda')
-FOREIGN = {'norm_3.weight': "Huginn's sandwich norms", 'attn.qk_bias': "Huginn's bias on q and k",
-           'attn.q_norm.weight': "OLMo's norms of q and k, and behind the sublayers"}
+QK_NORMS = {'attn.q_norm': ['attn.q_norm'], 'attn.k_norm': ['attn.k_norm']}      # ours
+FOREIGN = {'norm_3.weight': "Huginn's sandwich norms", 'attn.qk_bias': "Huginn's bias on q and k"}
+OLMO = {'attn.q_norm.weight': "OLMo's norms of q and k, and behind the sublayers"}
+CODE = 'modeling_recurrent'
 
 
 @dataclass
@@ -67,6 +72,8 @@ class Theirs:
     mean_backprop_depth: int = within(1, 10_000, default=8)
     test_time_noise: float | None = 0.0
     init_values: dict = field(default_factory=dict)
+    qk_norm: bool = False       # of ours
+    first_state: Literal['fresh', 'table'] | None = None        # of ours; None: not said
 
 
 def open_hf(folder):
@@ -84,7 +91,7 @@ def names_of(model):
     parts = dict(prelude=model.prelude, core_block=model.core, coda=model.coda)
     for part, layers in parts.items():
         for place, i in enumerate(layers):
-            for theirs, ours in LAYER.items():
+            for theirs, ours in (LAYER | (QK_NORMS if model.config.qk_norm else {})).items():
                 names[f'transformer.{part}.{place}.{theirs}.weight'] = [
                     f'layers.{i}.{name}.weight' for name in ours]
     return names
@@ -100,6 +107,7 @@ def load_raven(folder):
         config = fill(ModelConfig, dict(
             vocab_size=c.padded_vocab_size or c.vocab_size, n_layer=sum(sizes.values()),
             n_embd=c.n_embd, n_head=c.n_heads, n_kv_head=c.num_key_value_heads,
+            head_dim=c.head_dim if c.first_state else None, qk_norm=c.qk_norm,
             ffn_dim=c.intermediate_size, context=c.max_position_embeddings or c.block_size,
             norm_eps=c.norm_eps, rope_theta=c.rope_theta or c.rope_base, tie_embeddings=False,
             rope_scaling=hf.llama3(c.rope_scaling, path) if c.rope_scaling else None), path)
@@ -109,9 +117,12 @@ def load_raven(folder):
         parts[part] = list(range(first, first + n))
         first += n
 
+    cut = c.init_values.get('cut', True)
+
     def make(config):
-        return Recurrent(config, **parts, inject='authors', start='authors', state_std=std,
-                         mean=c.mean_recurrence, backprop_depth=c.mean_backprop_depth)
+        return Recurrent(config, **parts, inject='authors', start='authors' if cut else 'normal',
+                         state_std=std, fresh=c.first_state == 'fresh', mean=c.mean_recurrence,
+                         backprop_depth=c.mean_backprop_depth)
     model = hf.empty(make, config, tensors, folder)
     hf.load_weights(model, tensors, names_of(model), folder, ['freqs_cis'])
     model.cos, model.sin = rope_tables(config)
@@ -121,7 +132,7 @@ def load_raven(folder):
 def refuse_foreign(c, tensors, path):
     "What their format may say, and our model does not have."
     for name in tensors:
-        for ending, what in FOREIGN.items():
+        for ending, what in (FOREIGN if c.qk_norm else FOREIGN | OLMO).items():
             if name.endswith(ending):
                 raise Refused(f'{path.parent}: {name}: {what} are not supported; retrofitted '
                               'Llamas and TinyLlamas are')
@@ -129,7 +140,7 @@ def refuse_foreign(c, tensors, path):
     if scale != 1 or c.test_time_noise or c.injection_type != 'linear':
         raise Refused(f'{path}: embed_scale={short(scale)}, test_time_noise={c.test_time_noise}, '
                       f'injection_type={c.injection_type!r}; 1, 0 and linear are supported')
-    if (c.head_dim or c.n_embd // c.n_heads) * c.n_heads != c.n_embd:
+    if not c.first_state and (c.head_dim or c.n_embd // c.n_heads) * c.n_heads != c.n_embd:
         raise Refused(f'{path}: head_dim is {c.head_dim}, but the format has n_embd / n_heads')
     if c.rope_scaling and c.rope_scaling.get('rope_type') != 'llama3':
         raise Refused(f'{path}: rope_scaling is {short(c.rope_scaling)}; none and llama3 are '
@@ -137,15 +148,14 @@ def refuse_foreign(c, tensors, path):
 
 
 def save_raven(model, folder, tokenizer=None):
-    "Write a Recurrent as a folder that the authors' code opens."
+    """Write a Recurrent as a folder that transformers opens by the code in it; what of it the
+    authors' own code would not understand is returned, as a list of words."""
     c, width = model.config, model.config.n_embd
-    reasons = {'LN-scaling': c.ln_scaling, 'norms of q and k': c.qk_norm,
-               f'head_dim={c.head_dim}': c.head_dim * c.n_head != width,
-               "a fixed table of first states (--fresh draws new ones)":
-                   not (model.fresh or model.start == 'zero')}
-    for what, there in reasons.items():
-        if there:
-            raise Refused(f"{what}: the authors' format cannot hold that")
+    if c.ln_scaling:
+        raise Refused("LN-scaling: the authors' format cannot hold that")
+    ours = {'norms of q and k': c.qk_norm, f'head_dim={c.head_dim}': c.head_dim * c.n_head != width,
+            'a fixed table of first states (--fresh draws new ones)':
+                not (model.fresh or model.start == 'zero')}
     weights = model.state_dict()
     weights['head.weight'] = model.head.weight
     if model.adapter is None:
@@ -156,14 +166,28 @@ def save_raven(model, folder, tokenizer=None):
     sizes = {key: len(getattr(model, part)) for part, key in PARTS.items()}
     std, dtype = 0.0 if model.start == 'zero' else model.state_std, hf.stored_type(model)
     about = dict(
-        architectures=['RavenForCausalLM'], model_type=FAMILY, n_embd=width, n_heads=c.n_head,
+        architectures=['RavenForCausalLM'], model_type=FAMILY, qk_norm=c.qk_norm,
+        auto_map={'AutoConfig': f'{CODE}.RecurrentConfig',
+                  'AutoModelForCausalLM': f'{CODE}.RavenForCausalLM'},
+        first_state='fresh' if model.fresh else 'table', n_embd=width, n_heads=c.n_head,
         num_key_value_heads=c.n_kv_head, head_dim=c.head_dim, intermediate_size=c.ffn_dim,
         vocab_size=c.vocab_size, padded_vocab_size=c.vocab_size, block_size=c.context,
         max_position_embeddings=c.context, norm_eps=c.norm_eps, rope_base=c.rope_theta,
         rope_theta=c.rope_theta, rope_scaling=scaling, **sizes, n_layers=sum(sizes.values()),
         mean_recurrence=model.mean, mean_backprop_depth=model.backprop_depth,
         injection_type='linear', bias=False, qk_bias=False, tie_embeddings=False,
-        test_time_noise=0, init_values=dict(std=std, embed_scale=1.0),
+        rotary=dict(head_dim=c.head_dim, rope_theta=c.rope_theta, rope_scaling=c.rope_scaling,
+                    context=c.context), test_time_noise=0,
+        init_values=dict(std=std, embed_scale=1.0, cut=model.start == 'authors'),
         torch_dtype=str(dtype).removeprefix('torch.'))
     tensors = {name: t.to(dtype) for name, t in tensors.items()}
     hf.write_checkpoint(folder, tensors, about, tokenizer, c.context)
+    replace(Path(folder) / f'{CODE}.py', modeling_code().encode())
+    return [what for what, there in ours.items() if there]
+
+
+def modeling_code():
+    "modeling_recurrent.py with the two functions of model.py that it uses: a file by itself."
+    text = Path(__file__).with_name(f'{CODE}.py').read_text()
+    line = 'from model import rope_tables, rotate\n'
+    return text.replace(line, '\n' + '\n\n'.join(map(inspect.getsource, (rope_tables, rotate))))

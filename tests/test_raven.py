@@ -156,15 +156,61 @@ def test_other_families_of_the_format_are_refused(folder, name, message):
 
 
 def test_what_the_format_cannot_hold(tiny, tmp_path):
-    for fields, options, message in (
-            (dict(ln_scaling=True), dict(fresh=True), 'LN-scaling'),
-            (dict(qk_norm=True), dict(fresh=True), 'norms of q and k'),
-            (dict(head_dim=16), dict(fresh=True), 'head_dim=16'),
-            (dict(), dict(), 'a fixed table of first states')):
-        model = surgery(tiny(n_layer=4, **fields), '1-2-1', **options)
-        with pytest.raises(Refused, match=f"{message}.*: the authors' format cannot hold that"):
-            save_raven(model, tmp_path / 'x')
+    model = surgery(tiny(n_layer=4, ln_scaling=True), '1-2-1', fresh=True)
+    with pytest.raises(Refused, match="LN-scaling: the authors' format cannot hold that"):
+        save_raven(model, tmp_path / 'x')
     assert not (tmp_path / 'x').exists()
+    for fields, options, ours in (
+            (dict(), dict(fresh=True), []), (dict(qk_norm=True), dict(fresh=True),
+                                             ['norms of q and k']),
+            (dict(head_dim=16), dict(start='zero'), ['head_dim=16']),
+            (dict(), dict(), ['a fixed table of first states (--fresh draws new ones)'])):
+        model = surgery(tiny(n_layer=4, **fields), '1-2-1', **options)
+        assert save_raven(model, tmp_path / f'{len(list(tmp_path.iterdir()))}') == ours
+
+
+CUTS = dict(        # a parent, how it is cut
+    qwen3=(dict(qk_norm=True, head_dim=24, n_kv_head=2), dict(inject='linear')),
+    llama3=(dict(n_kv_head=2, rope_scaling=dict(
+        factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+        original_max_position_embeddings=16)), dict(inject='authors', start='authors')),
+    added=(dict(tie_embeddings=False), dict(inject='add', start='zero')))
+
+
+@pytest.mark.parametrize('name', CUTS)
+def test_transformers_opens_ours_by_the_code_in_the_folder(tiny, tmp_path, name, monkeypatch):
+    transformers = pytest.importorskip('transformers')
+    monkeypatch.setattr(transformers.dynamic_module_utils, 'HF_MODULES_CACHE', str(tmp_path / 'm'))
+    fields, how = CUTS[name]
+    model = surgery(tiny(n_layer=5, context=128, **fields), '1-2-1', mean=3, **how).eval()
+    save_raven(model, tmp_path / 'out')
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / 'out', trust_remote_code=True).eval()
+    assert not {*theirs.state_dict()} ^ {*load_file(tmp_path / 'out/model.safetensors')}
+    tokens = torch.randint(50, (2, 70), generator=torch.Generator().manual_seed(3))
+    again = load_model(tmp_path / 'out')
+    with torch.no_grad():
+        for r in (1, 3, 5):
+            want = model(tokens, r=r)
+            assert torch.allclose(theirs(tokens, num_steps=r).logits, want, atol=1e-5)
+            assert torch.allclose(again(tokens, r=r), want, atol=1e-5)
+            said = theirs.generate(tokens, max_new_tokens=8, do_sample=False, num_steps=r,
+                                   attention_mask=torch.ones_like(tokens))
+            assert torch.equal(said, model.generate(tokens, 8, temperature=0, r=r))
+        # padded on the left: the row that is not padded, and the padded one by itself
+        mask = torch.ones_like(tokens)
+        mask[1, :9] = 0
+        said = theirs.generate(tokens, attention_mask=mask, max_new_tokens=4, do_sample=False)
+        alone = model.generate(tokens[1:, 9:], 4, temperature=0)
+        assert torch.equal(said[0, 70:], model.generate(tokens[:1], 4, temperature=0)[0, 70:])
+        assert torch.equal(said[1, 70:], alone[0, 61:])
+        theirs.save_pretrained(tmp_path / 'saved')          # it can be saved again
+        saved = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / 'saved',
+                                                                  trust_remote_code=True)
+        assert torch.equal(saved(tokens).logits, theirs(tokens).logits)
+    loss = theirs(tokens, labels=tokens).loss
+    loss.backward()
+    assert torch.isfinite(loss) and theirs.transformer.adapter.weight.grad is not None
 
 
 def test_the_commands_take_it(folder, tmp_path, capsys, data):

@@ -68,8 +68,11 @@ def main(argv=None):
           f'{c.context}, {str(model.norm.weight.dtype)[6:]}')
     if options.target and isinstance(model, Recurrent):
         model.fresh = model.fresh or options.fresh
-        save_raven(model, options.target, tokenizer=options.run)
-        print(f"{options.target}: in the authors' format (huginn_raven); load_model opens it too")
+        ours = save_raven(model, options.target, tokenizer=options.run)
+        print(f"{options.target}: in the authors' format (huginn_raven); load_model opens it, and "
+              'transformers with trust_remote_code=True')
+        if ours:
+            print(f"their own code does not know {', '.join(ours)}")
     elif options.target:
         save_hf(model, options.target, tokenizer=options.run)
         print(f"{options.target}: {deep} layers of their own; "
