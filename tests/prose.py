@@ -16,7 +16,7 @@ def prose(text):
     text = re.sub(r'!\[[^]]*\]\([^)]*\)', '', text)
     lines = [line for line in text.splitlines() if not line.startswith(('|', '#'))]
     text = re.sub(r'\[([^]]*)\]\([^)]*\)', r'\1', '\n'.join(lines))
-    text = re.sub(r'`[^`]+`|<code>.*?</code>', 'code', text)
+    text = re.sub(r'`[^`]+`|<code>.*?</code>', '', text)
     return re.sub(r'<[^>]+>|\*', '', text)
 
 

@@ -167,8 +167,8 @@ def draw_time(K=4):
     ax.annotate('the plain output, g(x)', (1, plain), (1.75, plain - 0.22), fontsize=13, color=INK,
                 arrowprops=dict(arrowstyle='-', color=INK), va='center')
     ax.plot(1, anchored, '*', color='#1f4e8c', ms=20)
-    ax.annotate('anchored: half-way back to it', (1, anchored), (1.75, anchored - 0.12),
-                fontsize=13, color='#1f4e8c', va='center',
+    ax.annotate('anchored: half-way back\nto the plain output', (1, anchored),
+                (1.75, anchored - 0.12), fontsize=13, color='#1f4e8c', va='center',
                 arrowprops=dict(arrowstyle='-', color='#1f4e8c'))
     ax.axvline(1, color=PALE, ls=':', lw=1.5)
     ax.set(xlabel='time: a whole pass through the window is one step of length 1',
