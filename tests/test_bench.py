@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import nanodepth
+from common import progress
 from model import LM, ModelConfig
 from tools import bench
 from train import Config
@@ -116,3 +117,14 @@ def test_what_cannot_be_measured_is_a_line(capsys):
         with pytest.raises(SystemExit) as stop:
             nanodepth.main(command, args)
         assert stop.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_long_work_says_how_long_and_what_is_shorter(monkeypatch, capsys):
+    clock = iter(range(0, 1000, 30))            # half a minute for each piece
+    monkeypatch.setattr(progress.time, 'monotonic', lambda: next(clock))
+    assert list(progress.timed([1, 2, 3, 4], 'pieces', 'piece', 'a lower --n')) == [1, 2, 3, 4]
+    said = capsys.readouterr().err
+    assert said.count('pieces: about 2 minutes; a lower --n makes it shorter') == 1
+    monkeypatch.undo()
+    assert list(progress.timed(range(3), 'pieces', 'piece', '')) == [0, 1, 2]
+    assert 'about' not in capsys.readouterr().err

@@ -14,6 +14,7 @@ from common.columns import columns
 from common.errors import Refused
 from common.files import new_model
 from common.options import read, words
+from common.progress import timed
 from data.tokenizer import keep_tokenizer
 from engine.checkpoint import build_model, describe, load, save
 from engine.foreign import answer_of, open_any, repeated
@@ -73,7 +74,7 @@ def repetitions(model, score, block, times, plain):
     `plain` is what `score` says of the model as it is."""
     rows, answer = [], answer_of(model)
     cases = [(start, k) for start in range(len(depth_of(model)[1]) - block + 1) for k in times]
-    for start, k in tqdm(cases, desc='blocks', unit='block', leave=False):
+    for start, k in timed(cases, 'blocks', 'block', 'a lower --batches, or fewer --times,'):
         scores = plain
         if k > 1:
             with repeated(model, start, block, k):

@@ -34,6 +34,7 @@ from common.columns import columns
 from common.errors import Refused, refusing, suggest
 from common.files import read_json, replace, write_json
 from common.options import read, words
+from common.progress import timed
 from data.primitives import TASKS, TOY_TASKS
 from data.tokenizer import get_tokenizer
 from engine.checkpoint import build_model, load
@@ -134,7 +135,7 @@ class Subject:
             return self.found[key]
         what = ', '.join((f'{"future" if future else "all"} tokens',
                           'propagated' if propagate else 'local', part))
-        progress = lambda it: tqdm(it, desc=what, unit='layer', leave=False)
+        progress = lambda it: timed(it, what, 'layer', 'a lower --count or --length')
         erasure = probe.Erasure(self.model, self.tokens, part, future)
         outputs = None
         if propagate:
@@ -297,7 +298,8 @@ def rearranged(change, *sizes):
     def measure(c):
         c.orders_only()
         return probe.order_sweep(c.model, c.score, change, sizes,
-                                 progress=lambda todo: tqdm(todo, desc='orders', leave=False))
+                                 progress=lambda todo: timed(todo, 'orders', 'order',
+                                                             'a lower --batches or --n'))
     return measure
 
 

@@ -37,13 +37,13 @@ from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from tqdm import tqdm
 
 from common.columns import columns
 from common.errors import Refused, refusing, say
 from common.fields import fill
 from common.files import reading
 from common.options import others, read, word, words
+from common.progress import timed
 from engine.checkpoint import exists
 from engine.foreign import answer_of, open_any
 from engine.measure import fingerprint, parse_tasks, run_scorer
@@ -206,7 +206,7 @@ def compare_losses(options, settings):
     for name, how in dict(looped=looped(model, **settings), plain=contextlib.nullcontext()).items():
         with how:       # looped first: a refusal comes before the work
             losses[name] = [score.on_data(answer, 1, i)[0]
-                            for i in tqdm(range(batches), desc=name, unit='batch', leave=False)]
+                            for i in timed(range(batches), name, 'batch', 'a lower --batches')]
     changes = [b - a for a, b in zip(losses['plain'], losses['looped'])]
     print(columns([['batches', 'plain loss', 'looped loss', 'change'],
                    [str(batches), number(mean(losses['plain'])), number(mean(losses['looped'])),
@@ -439,7 +439,8 @@ class Study:
             with looped(model, **given(cell._asdict())):
                 return looks[part](model)
         plain, found = self.notes.get(noted(None), lambda: measure(None)), {}
-        for cell in tqdm(cells, desc=f'{part} {name}', unit='cell', leave=False):
+        for cell in timed(cells, f'{part} {name}', 'cell',
+                          'a lower --batches or --limit, or fewer --windows,'):
             found[cell] = gains(plain, self.notes.get(noted(cell), lambda: measure(cell)))
         return found
 
