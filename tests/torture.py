@@ -38,7 +38,7 @@ from data.tokens import write_dataset  # noqa: E402
 from engine.checkpoint import load_model  # noqa: E402
 from train import Config  # noqa: E402
 
-SECONDS = 20        # of a command
+SECONDS = int(os.environ.get('TORTURE_SECONDS', 20))     # of a command; more on a slow machine
 TINY = ['--n_layer=2', '--grow_block=1', '--n_embd=16', '--n_head=2', '--head_dim=8',
         '--context=16', '--batch_size=4', '--steps=6', '--warmup_steps=1', '--decay_steps=2',
         '--eval_batches=1', '--eval_every=3', '--log_every=1', '--save_every=2', '--device=cpu']

@@ -22,7 +22,7 @@ from wrapper import pick_solver
 
 # eight colours that differ in brightness, too
 TILES = ['#1f4e8c', '#3f8fd2', '#7cc4e8', '#2b8a5e', '#8fcf6b', '#f2c14e', '#e8833a', '#c0392b']
-INK, PALE = '#222222', '#8a8a8a'
+INK, DARK, PALE = '#222222', '#555555', '#777777'
 
 
 @dataclass
@@ -61,28 +61,29 @@ def say(ax, x, y, text, size=13, colour=INK, **more):
 
 def draw_tiles():
     "Eight layer evaluations, five kinds of model."
-    fig, ax = canvas(7, 8.2, 8, 10.4)
+    fig, ax = canvas(7, 9.4, 8, 12.3)
     grown = lidas(6, 2)                                     # the last growth, from six layers
     first = [lidas(4, 2)[i] for i in grown]                 # which of the first four each was
     recurrent = Recurrent(ModelConfig(n_layer=8, n_embd=8, n_head=1), [0, 1], [4, 5], [6, 7],
                           mean=2)
     rows = [
         ('plain', [*range(8)], 'eight layers, each with weights of its own'),
-        ('grown', first, 'began as four layers; copies of middle ones, then trained apart'),
+        ('grown', first, 'began as four layers: copies of middle ones, trained apart'),
         ('looped', parse_loop('1-2x3-1'), 'four layers; the middle two run three times'),
-        ('recurrent', recurrent.order, 'a core that runs r times, here twice; layers 2, 3 dropped'),
+        ('recurrent', recurrent.order,
+         'a core that runs r times, here twice; layers 2 and 3 dropped'),
         ('wrapped', [*range(8)], 'a frozen model; layers 2 to 5 run K times, then blended')]
     for k, (name, order, about) in enumerate(rows):
-        y = 2.1 * k
-        say(ax, 0.05, y + 0.3, name, 16, weight='bold')
-        say(ax, 1.85, y + 0.32, about, 11.5, PALE)
+        y = 2.45 * k
+        say(ax, 0.05, y + 0.3, name, 18, weight='bold')
+        say(ax, 0.05, y + 0.8, about, 14.5, DARK)
         for x, i in enumerate(order):
-            tile(ax, x, y + 0.7, TILES[i], str(x if name == 'grown' else i))
+            tile(ax, x, y + 1.1, TILES[i], str(x if name == 'grown' else i))
         brackets = dict(recurrent=[(2, 4, 'first run'), (4, 6, 'second run')],
                         wrapped=[(2, 6, '× K')])
         for a, b, text in brackets.get(name, []):
-            ax.plot([a + 0.07, b - 0.07], [y + 1.78] * 2, color=INK, lw=2)
-            say(ax, (a + b) / 2, y + 1.93, text, 12, ha='center')
+            ax.plot([a + 0.07, b - 0.07], [y + 2.08] * 2, color=INK, lw=2)
+            say(ax, (a + b) / 2, y + 2.3, text, 14, ha='center')
     return fig
 
 
