@@ -8,6 +8,7 @@ Usage:
     state, model = open_any('gemma-3-1b-pt')            # an LM or Recurrent where ours can be it
     score(answer_of(model))
     with repeated(model, start=4, block=2, times=3): score(answer_of(model))
+    logits, before, after = Hooked(model).listen(tokens)        # the streams around every layer
 """
 import contextlib
 import math
@@ -23,6 +24,7 @@ from engine.hf import model_config
 from engine.raven import FAMILY
 from loop import repeat_block, running
 from model import LM
+from variants.hosts import depth_of
 from wrapper import looped
 
 
@@ -57,18 +59,102 @@ def open_any(path, device='cpu'):
 
 def answer_of(model):
     "A model as the scorer wants it: one of ours is it already."
-    if isinstance(model, LM):
-        return model
+    return model if isinstance(model, LM) else Hooked(model)
+
+
+class Hooked:
+    """Another family's model as a function from tokens to logits. Its layers can be put in another
+    order, left out for some tokens, and listened to: all by hooks on its list of layers."""
+    recurs = False
+
+    def __init__(self, model):
+        self.model, (self.layers, self.plain) = model, depth_of(model)
+        self.about = model.config.get_text_config()
+        self.home = next((module, name) for module in model.modules()
+                         for name, child in module.named_children() if child is self.layers)
+        context = getattr(self.about, 'max_position_embeddings', None) or math.inf
+        self.config = SimpleNamespace(vocab_size=self.about.vocab_size, context=context, order=None)
+        self.parameters = model.parameters
+
+    @property
+    def order(self):
+        return self.config.order or self.plain
 
     @torch.no_grad()
-    def answer(tokens):
-        return model(tokens, use_cache=False).logits
-    about = model.config.get_text_config()
-    answer.config = SimpleNamespace(
-        vocab_size=about.vocab_size,
-        context=getattr(about, 'max_position_embeddings', None) or math.inf)
-    answer.parameters = model.parameters
-    return answer
+    def __call__(self, tokens):
+        with self.placed():
+            return self.model(tokens, use_cache=False).logits
+
+    @contextlib.contextmanager
+    def placed(self):
+        "The layers in this order, for one forward."
+        if self.order == self.plain:
+            yield
+            return
+        kinds = getattr(self.about, 'layer_types', None)
+        module, name = self.home
+        try:
+            setattr(module, name, torch.nn.ModuleList(self.layers[i] for i in self.order))
+            self.about.num_hidden_layers = len(self.order)
+            if kinds:
+                self.about.layer_types = [kinds[i] for i in self.order]
+            yield
+        finally:
+            setattr(module, name, self.layers)
+            self.about.num_hidden_layers = len(self.plain)
+            if kinds:
+                self.about.layer_types = kinds
+
+    def listen(self, tokens, change=lambda depth, x, y: y):
+        """(logits, what went into each layer, what came out), after change(depth, in, out) of each:
+        (B, T, V), and (D, B, T, C) twice."""
+        before, after = [], []
+
+        def hook(module, args, kwargs, output):
+            x = args[0] if args else kwargs['hidden_states']
+            y = output[0] if isinstance(output, tuple) else output
+            y = change(len(after), x, y)
+            before.append(x)
+            after.append(y)
+            return (y, *output[1:]) if isinstance(output, tuple) else y
+        hooks = [layer.register_forward_hook(hook, with_kwargs=True) for layer in self.layers]
+        try:
+            logits = self(tokens)
+        finally:
+            for each in hooks:
+                each.remove()
+        return logits, torch.stack(before), torch.stack(after)
+
+    def moved_without(self, tokens, boundaries, progress=lambda it: it):
+        """(D,): how far the output at later tokens moves without each layer at the tokens up to t,
+        the furthest over the boundaries t, a mean over the examples; as probe.depth_score."""
+        plain, weights = self(tokens).float().softmax(-1), []
+        for erased in progress(range(len(self.order))):
+            furthest = torch.zeros(len(tokens), device=tokens.device)
+            for t in boundaries:
+                def without(depth, x, y):
+                    if depth == erased:
+                        y = torch.cat((x[:, :t + 1], y[:, t + 1:]), dim=1)
+                    return y
+                output = self.listen(tokens, without)[0].float().softmax(-1)
+                moved = (output - plain).norm(dim=-1)[:, t + 1:]
+                furthest = torch.maximum(furthest, moved.amax(dim=1))
+            weights.append(furthest.mean())
+        return torch.stack(weights)
+
+    def reader(self, tokens):
+        "What reads logits off a stream, or None if that is not known: tried on these tokens."
+        module, _ = self.home
+        norm = next((getattr(module, name) for name in FINAL_NORMS if hasattr(module, name)), None)
+        head = self.model.get_output_embeddings()
+        if norm is None or head is None:
+            return None
+        logits, _, after = self.listen(tokens)
+        read = torch.no_grad()(lambda stream: head(norm(stream)))
+        return read if torch.allclose(read(after[-1]), logits, atol=1e-3) else None
+
+
+FINAL_NORMS = 'norm', 'final_layer_norm', 'final_layernorm', 'ln_f', 'norm_f'
 
 
 @contextlib.contextmanager

@@ -1,6 +1,6 @@
 "Commands on families that are not ours: loop, sweep, wrap on text, evaluate; names of tasks; text."
 import json
-import math
+import os
 
 import pytest
 import torch
@@ -9,17 +9,19 @@ transformers = pytest.importorskip('transformers')
 transformers.logging.set_verbosity_error()
 
 from conftest import ROOT
-from families import tiny as family
+from families import FAMILIES, tiny as family
 from test_trust import refused
 
 import nanodepth
+import probe
 from common.errors import Refused
 from data.primitives import few_shot, task_and_depth
 from data.tokenizer import get_tokenizer, write_tokenizer
 from data.tokens import Dataset, Loader, measure
-from engine.foreign import answer_of, is_foreign, open_any, repeated, repeated_block
+from engine.foreign import Hooked, answer_of, is_foreign, open_any, repeated, repeated_block
+from engine.hf import save_hf
 from engine.measure import score
-from loop import parse_loop
+from loop import parse_loop, running
 from report.tables import read_csv
 from tools.evaluate import in_harness
 from wrapper import looped
@@ -147,3 +149,60 @@ def test_one_file_is_cut_and_a_folder_is_read(notes, tmp_path):
     prepare = runpy.run_path(str(ROOT / 'data/text/prepare.py'))
     assert [p.name for p in prepare['in_folders']([tmp_path / 'many'])] == ['0.md', '1.md', '2.md']
     assert ''.join(prepare['cut'](text)).strip() == text.strip()
+
+
+HYBRIDS = 'qwen2_hybrid', 'gemma2', 'gemma3_text', 'gpt_oss', 'smollm3', 'llama4_text'
+PROBED = [*FAMILIES] if os.environ.get('TORTURE') else ['llama', 'gemma3_text', 'gpt2', 'bloom']
+
+
+@pytest.mark.parametrize('name', PROBED)
+def test_orders_and_listening_on_any_family(name):
+    model, tokens = family(name), torch.randint(2, 97, (2, 9))
+    hooked = Hooked(model)
+    with torch.no_grad():
+        plain = model(tokens, use_cache=False)
+        assert torch.equal(hooked(tokens), plain.logits)
+        with running(hooked, parse_loop('2-2x2-2')), looped(family(name), (2, 3), 'naive', 2) as m:
+            assert torch.equal(hooked(tokens), m(tokens, use_cache=False).logits)
+        with running(hooked, [0, 1, 2, 3, 4]):
+            assert not torch.allclose(hooked(tokens), plain.logits)
+        assert torch.equal(hooked(tokens), plain.logits)
+        logits, before, after = hooked.listen(tokens)
+        assert torch.equal(logits, plain.logits) and torch.equal(before[1:], after[:-1])
+        read = hooked.reader(tokens)
+        if read:
+            assert torch.allclose(read(after[-1]), logits, atol=1e-3)
+        # without a layer for all tokens but the last: at the last it is what the order says
+        dropped, _, _ = hooked.listen(tokens, lambda d, x, y: x if d == 2 else y)
+        with running(hooked, [0, 1, 3, 4, 5]):
+            if name not in HYBRIDS:
+                assert torch.allclose(hooked(tokens), dropped, atol=1e-5)
+
+
+def test_a_depth_score_by_hooks_is_the_depth_score(tiny, tmp_path):
+    ours = tiny(vocab_size=257, n_layer=4, context=64)
+    save_hf(ours, tmp_path / 'hf')
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / 'hf')
+    tokens = torch.randint(256, (3, 10))
+    score, weights = probe.depth_score(ours, tokens)
+    by_hooks = Hooked(model).moved_without(tokens, range(9))
+    assert torch.allclose(by_hooks, weights, atol=1e-4)
+    assert probe.score_of(by_hooks) == pytest.approx(score, rel=1e-3)
+
+
+def test_the_probes_of_a_foreign_model(theirs, notes, tmp_path, capsys):
+    path, model = theirs
+    out = tmp_path / 'page'
+    nanodepth.main('probe', [path, f'--data={notes}', '--count=2', '--length=12', '--batches=1',
+                             '--n=4', '--tasks=toy_assign/1', '--device=cpu', f'--out={out}'])
+    said = capsys.readouterr().out
+    for name in ('heatmap', 'heatmap_attn', 'heatmap_mlp', 'similarity', 'block_similarity'):
+        assert f'is not in {name}: this needs a layer' in said
+    for name in ('depth_score', 'norms', 'swap', 'skip', 'reverse', 'repeat'):
+        assert len(read_csv(out / f'{name}.csv')) >= 6 and (out / f'{name}.png').exists()
+    rows = read_csv(out / 'skip.csv')
+    assert len({row['loss'] for row in rows}) > 5
+    exits = read_csv(out / 'early_exit.csv')
+    assert float(exits[-1]['KL']) == pytest.approx(0, abs=1e-5)
+    assert float(exits[0]['KL']) > 0.01
+    assert exits[-1]['loss'] == next(r['loss'] for r in rows if r['size'] == '0')

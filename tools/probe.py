@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Callable, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from tqdm import tqdm
 
 import probe
@@ -37,11 +38,12 @@ from common.options import read, words
 from common.progress import timed
 from data.primitives import TASKS, TOY_TASKS
 from data.tokenizer import get_tokenizer
-from engine.checkpoint import build_model, load
+from engine.foreign import answer_of, open_any
 from engine.hf import fold_scales
 from engine.measure import After, Scorer, fingerprint, in_vocabulary, open_data, parse_tasks
 from engine.world import pick_device
 from loop import format_loop, repeat_block
+from model import LM
 from report.plot import draw_curves, draw_maps, show
 from report.tables import number, over_seeds, run_names, write_csv
 from variants.lens import beside, exit_at, load_lens, quality, save_lens, train_lens
@@ -81,14 +83,15 @@ class Subject:
     "Interventions are measured once for all probes."
 
     def __init__(self, path, args):
-        self.path, self.args, self.state, self.found = path, args, load(path), {}
-        self.model = build_model(self.state, path).to(pick_device(args.device)).eval()
+        self.path, self.args, self.found = path, args, {}
+        self.state, model = open_any(path, pick_device(args.device))
+        self.model, self.foreign = answer_of(model), not isinstance(model, LM)
         if args.carry_scales and getattr(self.model.config, 'ln_scaling', False):
             self.model = fold_scales(self.model)
         self.tokenizer, self.tasks = get_tokenizer(path), parse_tasks(args.tasks, args.n)
         self.order, self.device = self.model.order, next(self.model.parameters()).device
         self.tokens = examples(self, args.examples, args.count, args.length).to(self.device)
-        self.mark = fingerprint(self.model)
+        self.mark = fingerprint(model if self.foreign else self.model)
 
     @functools.cached_property
     def loaders(self):
@@ -159,6 +162,10 @@ class Subject:
         if self.passages:
             scores['last word'] = said(answer, self.passages, self.device)
         return scores
+
+    def ours_only(self):
+        if self.foreign:
+            raise NotHere("this needs a layer's parts, which only models of ours name")
 
     def orders_only(self):
         if isinstance(self.model, probe.Recurrent):
@@ -259,13 +266,18 @@ def said(answer, passages, device, batch=32):
 # --------------------------------------------------------------------------------------- the probes
 
 def depth_score(c):
-    changes = c.effects('layer', True, True)[1].mean(1)
+    if c.foreign:
+        bar = lambda it: timed(it, 'depth score', 'layer', 'a lower --count or --length')
+        changes = c.model.moved_without(c.tokens, probe.pick_boundaries(c.tokens.shape[1]), bar)
+    else:
+        changes = c.effects('layer', True, True)[1].mean(1)
     score = probe.score_of(changes)
     return [dict(depth=d, change=v, share=v / max(1e-30, changes.sum().item()), score=score)
             for d, v in enumerate(changes.tolist())]
 
 
 def heatmap(c, part):
+    c.ours_only()
     rows = []
     for future, propagate in itertools.product((True, False), repeat=2):
         if not propagate and isinstance(c.model, probe.Recurrent):
@@ -279,12 +291,21 @@ def heatmap(c, part):
 
 
 def norms(c):
-    found = probe.residual_norms(c.model, c.tokens)
+    if c.foreign:
+        _, before, after = c.model.listen(c.tokens)
+        added, size = after - before, before.norm(dim=-1)               # (D, B, T)
+        share = added.norm(dim=-1) / size.clamp(min=1e-12)
+        cosine = torch.cosine_similarity(added, before, dim=-1)
+        found = {name: values.float().mean(dim=(1, 2)) for name, values in {
+            'stream': size, 'layer share': share, 'layer cosine': cosine}.items()}
+    else:
+        found = probe.residual_norms(c.model, c.tokens)
     return [dict(depth=d) | {name: values[d].item() for name, values in found.items()}
             for d in range(len(c.order))]
 
 
 def similarity(c, blocks=False):
+    c.ours_only()
     size = c.args.block if blocks else 1
     if len(c.model.layers) % size:
         raise NotHere(f'its {len(c.model.layers)} layers do not divide into blocks of {size}')
@@ -309,7 +330,30 @@ def permute_block(order, start, length, seed=0):
     return probe.change_block(order, start, length, lambda block: [block[i] for i in turns])
 
 
+def foreign_exit(c):
+    "The logit lens of another family's model."
+    read = c.model.reader(c.tokens)
+    if read is None:
+        raise NotHere('how its output is read off the stream is not known here')
+    logits, _, streams = c.model.listen(c.tokens)
+    final, best = logits.float().log_softmax(-1), logits.topk(5).indices[..., None, :]
+    rows = []
+    for d, stream in enumerate(streams):
+        early = read(stream)
+        KL = F.kl_div(early.float().log_softmax(-1), final, log_target=True, reduction='sum')
+        overlap = (early.topk(5).indices[..., None] == best).any(-1).float().mean()
+
+        def answer(tokens):
+            return read(c.model.listen(tokens)[2][d])
+        answer.config, answer.parameters = c.model.config, c.model.parameters
+        rows.append(dict(lens='logit lens', depth=d, KL=KL.item() / final[..., 0].numel(),
+                         overlap=overlap.item()) | c.score(answer))
+    return rows
+
+
 def early_exit(c):
+    if c.foreign:
+        return foreign_exit(c)
     rows = []
     for name, lens in (('logit lens', None), ('tuned lens', c.lens)):
         kl, overlap = quality(c.model, lens, c.tokens)
@@ -411,7 +455,7 @@ def measured(subject, name, folder):
         key.append(subject.args.block)
     if name in SCORED:
         key.append(subject.scored_on)
-    if name == 'early_exit':
+    if name == 'early_exit' and not subject.foreign:
         subject.lens                # trained or loaded: it is part of what is shown
         key.append(hashlib.sha256(subject.lens_file().read_bytes()).hexdigest())
     kept = (folder / 'cache'
