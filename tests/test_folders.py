@@ -132,3 +132,21 @@ def test_what_cannot_be_written_is_a_line(folder, tmp_path, capsys):
 
 
     assert not (tmp_path / 'o').exists()
+
+
+def test_lm_evals_own_model_scores_a_looped_folder(tmp_path, monkeypatch):
+    huggingface = pytest.importorskip('lm_eval.models.huggingface')
+    from data.tokenizer import write_tokenizer
+    monkeypatch.setattr(transformers.dynamic_module_utils, 'HF_MODULES_CACHE', str(tmp_path / 'x'))
+    model = tiny('llama', vocab_size=257)
+    model.save_pretrained(tmp_path / 'plain')
+    write_tokenizer('bytes', tmp_path / 'plain', 64)
+    save_looped(tmp_path / 'plain', tmp_path / 'out', window=(2, 4), method='rk', K=3)
+    lm = huggingface.HFLM(pretrained=str(tmp_path / 'out'), trust_remote_code=True, device='cpu',
+                          dtype='float32')
+    tokens = list(b'two words')
+    found = lm._loglikelihood_tokens([(('a', 'b'), tokens[:5], tokens[5:])], disable_tqdm=True)
+    with looped(model, (2, 4), K=3):
+        logits = model(torch.tensor([tokens])).logits[0].log_softmax(-1)
+    want = sum(logits[i - 1, tokens[i]].item() for i in range(5, len(tokens)))
+    assert found[0][0] == pytest.approx(want, abs=1e-4)
