@@ -123,6 +123,14 @@ def test_layers_of_several_kinds_keep_their_kinds(folder, tmp_path):
     assert about['layer_types'] == [kinds[i] for i in (0, 1, 2, 3, 2, 3, 4, 5)]
 
 
+def test_a_foreign_folder_is_described(folder, tmp_path, capsys):
+    path, model = folder('gpt2')
+    nanodepth.main('export', [path])
+    said = capsys.readouterr().out
+    assert f'a GPT2LMHeadModel of 6 layers, {model.num_parameters():,} param' in said
+    assert 'give --loop or --window' in refused(capsys, 'export', path, tmp_path / 'o')
+
+
 def test_what_cannot_be_written_is_a_line(folder, tmp_path, capsys):
     path, _ = folder('deepseek_v3')         # its first two layers have no experts, by their place
     said = refused(capsys, 'export', path, tmp_path / 'o', '--loop=1x2-5')

@@ -8,11 +8,13 @@ Usage:
     python nanodepth.py export SmolLM-360M out/looped --window=mid4 --K=3       # with the wrapper
 """
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 from common.errors import Refused
 from common.options import others, read, word
 from engine.checkpoint import load_model
 from engine.folders import local, save_looped, save_reordered, without_weights
+from engine.foreign import is_foreign
 from engine.hf import save_hf
 from engine.measure import set_depth
 from engine.raven import save_raven
@@ -55,12 +57,10 @@ def main(argv=None):
         raise Refused(f'--{min(settings)} is for an export: give the folder to write, too')
     if settings:
         return export_looped(options, settings)
-    if options.target and options.loop and theirs(options.run):
-        n = len(depth_of(without_weights(local(options.run)))[0])
-        order = fit_loop(options.loop, n)
-        save_reordered(options.run, options.target, order)
-        return print(f'{options.target}: {len(order)} layers of their own, where {options.run} has '
-                     f'{n}; whatever opens that opens this')
+    foreign = theirs(options.run) and is_foreign(options.run)
+    # without transformers a Llama's order is written by our own code
+    if foreign or theirs(options.run) and options.loop and find_spec('transformers'):
+        return export_theirs(options)
     model = set_depth(load_model(options.run), loop=options.loop)
     c, deep = model.config, len(model.order)
     print(f'{options.run}: {model.num_params():,} parameters, {len(model.layers)} layers of width '
@@ -77,6 +77,21 @@ def main(argv=None):
         save_hf(model, options.target, tokenizer=options.run)
         print(f"{options.target}: {deep} layers of their own; "
               f"transformers.AutoModelForCausalLM.from_pretrained('{options.target}') opens it")
+
+
+def export_theirs(options):
+    "A checkpoint of any family: what it is, or its layers in another order."
+    model = without_weights(local(options.run))
+    n, parameters = len(depth_of(model)[0]), sum(p.numel() for p in model.parameters())
+    print(f'{options.run}: a {type(model).__name__} of {n} layers, {parameters:,} parameters')
+    if options.target and not options.loop:
+        raise Refused(f'{options.run} is a Hugging Face checkpoint already: give --loop or '
+                      '--window, as it is to be written')
+    if options.target:
+        order = fit_loop(options.loop, n)
+        save_reordered(options.run, options.target, order)
+        print(f'{options.target}: {len(order)} layers of their own, and whatever opens '
+              f'{options.run} opens this')
 
 
 def export_looped(options, settings):
