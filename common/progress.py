@@ -5,6 +5,7 @@ The idea: whoever waits wants to know for how long, and what would make it short
 Usage:
     for cell in timed(cells, 'cells', 'cell', shorter='--batches=1'): measure(cell)
 """
+import math
 import sys
 import time
 
@@ -22,5 +23,5 @@ def timed(items, desc, unit, shorter):
         if not said and seconds > ENOUGH:
             said, minutes = True, seconds / i * len(items) / 60
             if minutes > 1:
-                tqdm.write(f'{desc}: about {minutes:.0f} minutes; {shorter} makes it shorter',
-                           file=sys.stderr)
+                tqdm.write(f'{desc}: about {math.ceil(minutes)} minutes; {shorter} makes it '
+                           'shorter', file=sys.stderr)

@@ -207,7 +207,7 @@ def open_data(path, state, model, data, split, longest, seed=0):
         raise Refused(f'{path} does not say what it was trained on: give --data, a dataset for '
                       'its tokenizer')
     context = c.get('context', min(model.config.context, longest))
-    loader = Loader(data, c.get('batch_size', 8), context, split=split, weights=weights, seed=seed,
+    loader = Loader(data, c.get('batch_size', 4), context, split=split, weights=weights, seed=seed,
                     vocab_size=model.config.vocab_size)
     refuse_another_tokenizer(path, loader, state.get('tokenizer'))
     return loader
@@ -256,6 +256,6 @@ def run_scorer(path, state, model, data, batches, questions):
     can do without any."""
     config, val = state.get('config') or {}, None
     if data or config.get('data') or not questions:
-        val = open_data(path, state, model, data, 'val', longest=1024)
+        val = open_data(path, state, model, data, 'val', longest=512)
     return Scorer(get_tokenizer(path), questions, val, batches,
                   pieces=config.get('grad_accum', 1))

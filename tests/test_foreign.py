@@ -71,7 +71,7 @@ def test_loop_repeats_its_blocks(theirs, notes, tmp_path, capsys):
     rows = {(int(r['start']), int(r['times'])): float(r['loss'])
             for r in read_csv(tmp_path / 'l.csv')}
     assert len(rows) == 4 * 2
-    val = Loader(notes, 8, 512, split='val', seed=0)
+    val = Loader(notes, 4, 512, split='val', seed=0)
     answer = lambda tokens: model(tokens).logits
     with torch.no_grad(), looped(model, (1, 3), 'naive', 2):
         assert rows[1, 2] == pytest.approx(measure(answer, val, 1)[0], rel=1e-5)
@@ -83,7 +83,7 @@ def test_wrap_and_sweep_by_the_loss_on_text(theirs, notes, tmp_path, capsys):
     nanodepth.main('wrap', [path, f'--data={notes}', '--window=2-3', '--K=2', '--batches=2',
                             '--device=cpu'])
     line = capsys.readouterr().out.strip().splitlines()[-1]
-    val = Loader(notes, 8, 512, split='val', seed=0)
+    val = Loader(notes, 4, 512, split='val', seed=0)
     batches = min(2, len(val))
     answer = lambda tokens: model(tokens).logits
     with torch.no_grad():

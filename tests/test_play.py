@@ -118,7 +118,7 @@ def test_a_checkpoint_that_names_no_data_is_measured_on_what_is_given(tiny, data
     (tmp_path / 'lm/run.json').write_text('{"tokenizer": "bytes"}')
     assert not play.Opened(tmp_path / 'lm', 'cpu').has_data
     one = play.Opened(tmp_path / 'lm', 'cpu', str(data))
-    batch = Loader(data, 8, 64, split='val', seed=0, vocab_size=257).batch(0)
+    batch = Loader(data, 4, 64, split='val', seed=0, vocab_size=257).batch(0)
     assert one.has_data and torch.equal(one.val.batch(0)[0], batch[0])
 
 
@@ -178,7 +178,9 @@ def test_it_ends_while_a_browser_keeps_a_connection(tiny, tmp_path):
     (tmp_path / 'lm/run.json').write_text('{"tokenizer": "bytes"}')
     page = subprocess.Popen([sys.executable, str(ROOT / 'nanodepth.py'), 'play',
                              str(tmp_path / 'lm'), '--open=false', '--port=0', '--device=cpu'],
-                            stdout=subprocess.PIPE, text=True)
+                            stdout=subprocess.PIPE, text=True,
+                            # a test run in the background ignores Ctrl-C, and hands that down
+                            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     port = int(page.stdout.readline().split(':')[2].split('/')[0])
     with socket.create_connection(('127.0.0.1', port)):
         time.sleep(0.2)

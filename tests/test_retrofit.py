@@ -551,13 +551,10 @@ def test_the_dial(tiny, tokens, started, tmp_path, capsys):
         said.append(capsys.readouterr().out)
     assert f'{2 + 2 + 1} layers deep' in said[0] and f'{2 + 12 + 1} layers deep' in said[1]
     pytest.importorskip('safetensors')
-    for name, args, message in (('loop', [str(started / 'cut')],
-                                 'has a recurrent core, which is measured by: python retrofit.py'),
-                                ('export', [str(started / 'cut'), str(tmp_path / 'hf')],
-                                 "the authors' format cannot hold that")):
-        with pytest.raises(SystemExit):
-            nanodepth.main(name, args)
-        assert message in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        nanodepth.main('loop', [str(started / 'cut')])
+    said = capsys.readouterr().err
+    assert 'has a recurrent core, which is measured by: python retrofit.py' in said
     pytest.importorskip('lm_eval')
     from tools.adapters import adapter
     lm = adapter()(str(started / 'cut'), r='2', device='cpu', max_length=16)

@@ -98,7 +98,7 @@ class Opened:
 
     @functools.cached_property
     def val(self):
-        return open_data(self.path, self.state, self.model, self.data, 'val', longest=1024)
+        return open_data(self.path, self.state, self.model, self.data, 'val', longest=512)
 
     def about(self):
         model, recurrent = self.model, isinstance(self.model, Recurrent)
