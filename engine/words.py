@@ -14,14 +14,15 @@ from report.runs import read_log
 
 def report(config, model, flops):
     "Draw and print what a finished run leaves."
-    c, out, less = config, Path(config.out_dir), ''
+    c, out, saving = config, Path(config.out_dir), ''
     if c.grow:      # beside a run with all layers from the first step on, and the same cool-down
+        # FLOPs per token, with each layer once; and in the order that the model ended with
         deep = model.flops_per_token(range(c.n_layer), context=c.context)
         cooldown = model.flops_per_token(context=c.context)
         growing_steps = c.steps - c.decay_steps
         full = c.batch_size * c.context * (growing_steps * deep + c.decay_steps * cooldown)
-        less = f', {1 - flops / full:.1%} less than at full depth throughout'
-    print(f'{flops:.3e} training FLOPs{less}')
+        saving = f', {1 - flops / full:.1%} less than at full depth throughout'
+    print(f'{flops:.3e} training FLOPs{saving}')
     show(out / 'loss.png', draw_runs, {out.name: [read_log(out)]})
     print(f'numbers: {out}/log.jsonl')
     print(f'checkpoint, log and picture are in {out}; python nanodepth.py sample {out} writes text')
@@ -30,5 +31,8 @@ def report(config, model, flops):
 def list_configs():
     "Print every config with the first line of what it says of itself."
     for path in sorted(Path(find('config')).glob('[!_]*.py')):
-        about = ast.get_docstring(ast.parse(path.read_text())) or ''
+        try:
+            about = ast.get_docstring(ast.parse(path.read_text(encoding='utf-8'))) or ''
+        except SyntaxError as error:
+            about = f'(cannot be read: {error})'
         print(f'  {f"config/{path.name}":44}{about.partition(chr(10))[0]}')
