@@ -300,3 +300,27 @@ def test_a_dry_run_says_what_it_would_cost(capsys):
     nanodepth.main('study', ['3', '--dry_run'])
     said = capsys.readouterr().out
     assert '--seed=3' in said and 'two cores' in said
+
+
+def test_the_readmes_models_in_small(small, tmp_path, monkeypatch, capsys):
+    "A seed of them: trained by their configs, the retrofit from its cut, all asked the same."
+    monkeypatch.setattr(study, 'TOY', f'{tmp_path}/data')
+    monkeypatch.setattr(study, 'TOY_DEEP', f'{tmp_path}/data')
+    names = ('baseline', 'lidas', 'loop_1_2x3_1', 'retrofit', 'retrofit_dense')
+    few = {name: study.PAGE[name] for name in names} | dict(lidas=['config/baseline.py'])
+    monkeypatch.setattr(study, 'PAGE', few)         # (four steps are too few to grow in)
+    one = study.job('page', 0, tmp_path / 'study')
+    assert [name for name, _ in one.runs()] == [
+        'baseline', 'lidas', 'loop_1_2x3_1', 'cut', 'retrofit', 'retrofit_dense']
+    study.finish(one)
+    rows = {(row['run'], row['way']): row for row in study.read_rows(one.file('page'))}
+    assert len(rows) == 3 + 3 + 8 + 6 + 1
+    assert rows['loop_1_2x3_1', 'as trained']['layers'] == '4'
+    assert rows['lidas', 'as trained']['layers'] == '8'
+    plain = rows['baseline', 'as trained']
+    assert {way for run, way in rows if run == 'baseline'} == {
+        'as trained', 'two layers again', 'naive, K = 4', 'euler, K = 4', 'rk, K = 4', 'rk, K = 3'}
+    deep = [rows['retrofit', f'r = {r}']['depth 3'] for r in (1, 16)]
+    assert deep[0] != deep[1]           # the same model, asked with other recurrences
+    assert {'depth 5 right', 'copy', 'flops'} <= plain.keys()
+    capsys.readouterr()
