@@ -107,6 +107,11 @@ def from_hub(name):
                       'without a network, give the folder of a download') from None
 
 
+def local_folder(name):
+    "The folder of a checkpoint: as it is named, or fetched from the hub."
+    return Path(name) if Path(name).is_dir() else from_hub(name)
+
+
 def refuse_unknown(name, say=print):
     "Refuse a tokenizer that nothing here can open. A network may be missing only for now."
     if on_hub(name):

@@ -84,6 +84,11 @@ def exists(folder):
     return (Path(folder) / FILE).exists()
 
 
+def is_hugging_face(folder):
+    "Is this a Hugging Face folder and no run of ours, or a name on the hub?"
+    return (Path(folder) / 'config.json').exists() and not exists(folder) or on_hub(folder)
+
+
 def move_aside(folder, resumes, say=print):
     "A new run begins: what an older one has left in the folder is kept beside it."
     log = folder / 'log.jsonl'
@@ -104,7 +109,7 @@ def load(folder):
     """The state that `save` was given. `folder` may name the file itself, or a Hugging Face
     checkpoint."""
     path = Path(folder)
-    if (path / 'config.json').exists() and not exists(path) or on_hub(folder):
+    if is_hugging_face(path):
         return dict(kind='hf', folder=str(folder))
     path = path if path.suffix == '.pt' else path / FILE
     if not path.exists():

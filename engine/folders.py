@@ -25,7 +25,7 @@ import torch
 from common import errors
 from common.errors import Refused, refusing
 from common.files import ROOT, new_model, read_json, replace, write_json
-from data.tokenizer import from_hub
+from data.tokenizer import local_folder
 from engine.hf import read_tensors, write_tensors
 from model import KVCache, check_order
 from variants.hosts import depth_of
@@ -34,22 +34,24 @@ from wrapper import patch
 WEIGHTS = '.safetensors', '.bin', '.pt', '.pth', '.h5', '.msgpack', '.index.json'
 
 
-def local(source):
-    "The folder of a checkpoint, fetched if it is a name on the hub."
-    return Path(source) if Path(source).is_dir() else from_hub(source)
+@contextlib.contextmanager
+def using_transformers(folder):
+    "The package, to open a folder with in here: what goes wrong is a line."
+    with refusing(ImportError, why=lambda error: f'{folder}: this needs transformers ({error})'):
+        import transformers
+    with refusing(Exception, why=lambda error: f'{folder}: transformers does not open it: '
+                  f'{type(error).__name__}: {(str(error).splitlines() or [""])[0]}'):
+        yield transformers
 
 
 def without_weights(folder, about=None):
     """The model of a folder as transformers makes it, on no device: it takes no memory. `about`:
     what its config.json will say."""
-    with refusing(ImportError, why=lambda error: f'{folder}: this needs transformers ({error})'):
-        from transformers import AutoConfig, AutoModelForCausalLM
-    with refusing(Exception, why=lambda error: f'{folder}: transformers does not open it: '
-                  f'{type(error).__name__}: {(str(error).splitlines() or [""])[0]}'):
-        config = AutoConfig.from_pretrained(folder)
+    with using_transformers(folder) as package:
+        config = package.AutoConfig.from_pretrained(folder)
         config = type(config).from_dict(about) if about else config
         with torch.device('meta'):
-            return AutoModelForCausalLM.from_config(config)
+            return package.AutoModelForCausalLM.from_config(config)
 
 
 def copy_files(source, target, but=()):
@@ -144,7 +146,7 @@ def shown(settings):
 def save_looped(source, target, **settings):
     """A checkpoint with its middle looped as a folder of its own. `settings` are those of
     wrapper.patch; source and target may be the same folder, one that save_hf has just written."""
-    folder, target = local(source), Path(target)
+    folder, target = local_folder(source), Path(target)
     model = without_weights(folder)
     kind = type(model).__name__
     if kind.startswith('Looped') or 'auto_map' in read_json(folder / 'config.json'):
@@ -216,7 +218,7 @@ def check_natures(source, layers, new_layers, order):
 def save_reordered(source, target, order):
     """Any family's checkpoint with its layers in another order, as an ordinary one, deeper or
     shallower: layer d is what layer order[d] was."""
-    folder, target = local(source), Path(target)
+    folder, target = local_folder(source), Path(target)
     about, old = read_json(folder / 'config.json'), without_weights(folder)
     layers, _ = depth_of(old)
     order = check_order(order, len(layers))

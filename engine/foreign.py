@@ -16,10 +16,11 @@ from types import SimpleNamespace
 
 import torch
 
-from common.errors import Refused, refusing
+from common.errors import Refused
 from common.files import read_json
-from engine.checkpoint import build_model, load, refuse_not_finite
-from engine.folders import local
+from data.tokenizer import local_folder
+from engine.checkpoint import build_model, is_hugging_face, load, refuse_not_finite
+from engine.folders import using_transformers
 from engine.hf import model_config
 from engine.raven import FAMILY
 from loop import repeat_block, running
@@ -30,9 +31,9 @@ from wrapper import looped
 
 def is_foreign(path):
     "Is this a Hugging Face checkpoint that our model cannot be?"
-    if load(path)['kind'] != 'hf':
+    if not is_hugging_face(path):
         return False
-    config = local(path) / 'config.json'
+    config = local_folder(path) / 'config.json'
     if config.exists() and read_json(config).get('model_type') == FAMILY:
         return False
     try:
@@ -44,17 +45,13 @@ def is_foreign(path):
 
 def open_any(path, device='cpu'):
     "(what its file says, the model): ours, or transformers' own of another family."
+    state = load(path)
     if not is_foreign(path):
-        state = load(path)
         return state, build_model(state, path).to(device).eval()
-    with refusing(ImportError, why=lambda error: f'{path} is of a family that needs transformers '
-                  f'({error})'):
-        from transformers import AutoModelForCausalLM
-    with refusing(Exception, why=lambda error: f'{path}: transformers does not open it: '
-                  f'{type(error).__name__}: {(str(error).splitlines() or [""])[0]}'):
-        model = AutoModelForCausalLM.from_pretrained(local(path), dtype='auto')
+    with using_transformers(path) as package:
+        model = package.AutoModelForCausalLM.from_pretrained(local_folder(path), dtype='auto')
     refuse_not_finite(model, path)
-    return load(path), model.to(device).eval()
+    return state, model.to(device).eval()
 
 
 def answer_of(model):

@@ -24,7 +24,7 @@ import torch
 from common.errors import Refused, refusing
 from common.fields import fill, fit, short
 from common.files import new_model, read_fields, read_json, reading, replacing, write_json
-from data.tokenizer import from_hub, get_tokenizer, write_tokenizer
+from data.tokenizer import get_tokenizer, local_folder, write_tokenizer
 from grow import untie
 from model import LM, ModelConfig, rope_tables
 
@@ -203,7 +203,7 @@ def load_weights(model, tensors, names, folder, leave):
 
 def load_hf(folder):
     "A Hugging Face checkpoint, a folder or a name on the hub, as an LM."
-    folder = Path(folder) if Path(folder).is_dir() else from_hub(folder)
+    folder = local_folder(folder)
     config, tensors = model_config(folder / 'config.json'), read_tensors(folder)
     model = empty(LM, config, tensors, folder)
     names = {their_name(ours): [ours] for ours in model.state_dict()}

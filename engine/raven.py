@@ -27,7 +27,7 @@ import torch
 from common.errors import Refused
 from common.fields import fill, fit, short, within
 from common.files import read_fields, read_json, reading, replace
-from data.tokenizer import from_hub
+from data.tokenizer import local_folder
 from engine import hf
 from model import ModelConfig, rope_tables, rotate
 from retrofit import AUTHORS_STD, Recurrent
@@ -78,7 +78,7 @@ class Theirs:
 
 def open_hf(folder):
     "Any Hugging Face folder, or a name on the hub."
-    folder = Path(folder) if Path(folder).is_dir() else from_hub(folder)
+    folder = local_folder(folder)
     path = folder / 'config.json'
     if path.exists() and read_json(path).get('model_type') == FAMILY:
         return load_raven(folder)

@@ -12,8 +12,9 @@ from importlib.util import find_spec
 
 from common.errors import Refused
 from common.options import others, read, word
+from data.tokenizer import local_folder
 from engine.checkpoint import load_model
-from engine.folders import local, save_looped, save_reordered, without_weights
+from engine.folders import save_looped, save_reordered, without_weights
 from engine.foreign import is_foreign
 from engine.hf import save_hf
 from engine.measure import set_depth
@@ -81,7 +82,7 @@ def main(argv=None):
 
 def export_theirs(options):
     "A checkpoint of any family: what it is, or its layers in another order."
-    model = without_weights(local(options.run))
+    model = without_weights(local_folder(options.run))
     n, parameters = len(depth_of(model)[0]), sum(p.numel() for p in model.parameters())
     print(f'{options.run}: a {type(model).__name__} of {n} layers, {parameters:,} parameters')
     if options.target and not options.loop:
