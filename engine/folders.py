@@ -143,9 +143,9 @@ def shown(settings):
     return dict(method=settings.get('method', 'rk'), K=settings.get('K', 3))
 
 
-def save_looped(source, target, **settings):
+def save_looped(source, target, called=None, **settings):
     """A checkpoint with its middle looped as a folder of its own. `settings` are those of
-    wrapper.patch; source and target may be the same folder, one that save_hf has just written."""
+    wrapper.patch; the folder's README calls the source as it is `called`."""
     folder, target = local_folder(source), Path(target)
     model = without_weights(folder)
     kind = type(model).__name__
@@ -157,20 +157,13 @@ def save_looped(source, target, **settings):
     about = read_json(folder / 'config.json') | dict(
         architectures=[f'Looped{kind}'], nanodepth=settings,
         auto_map={'AutoModelForCausalLM': f'modeling_looped.Looped{kind}'})
-    if folder.resolve() == target.resolve():
-        return finish(source, target, kind, settings, len(depth_of(model)[0]), about)
+    readme = README.format(source=called or source, target=target, kind=kind, a=a, b=b,
+                           depth=len(depth_of(model)[0]), **shown(settings))
     with new_model(target):
         copy_files(folder, target, but=('config.json', 'README.md'))
-        finish(source, target, kind, settings, len(depth_of(model)[0]), about)
-
-
-def finish(source, target, kind, settings, depth, about):
-    a, b = settings['window']
-    readme = README.format(source=source, target=target, kind=kind, a=a, b=b, depth=depth,
-                           **shown(settings))
-    replace(target / 'modeling_looped.py', one_file(kind, settings).encode())
-    replace(target / 'README.md', readme.encode())
-    write_json(target / 'config.json', about)       # last: without it, it is no checkpoint
+        replace(target / 'modeling_looped.py', one_file(kind, settings).encode())
+        replace(target / 'README.md', readme.encode())
+        write_json(target / 'config.json', about)       # last: without it, it is no checkpoint
 
 
 # ------------------------------------------------------------------------------------ another order

@@ -23,7 +23,15 @@ import torch
 
 from common.errors import Refused, refusing
 from common.fields import fill, fit, short
-from common.files import new_model, read_fields, read_json, reading, replacing, write_json
+from common.files import (
+    new_model,
+    read_fields,
+    read_json,
+    reading,
+    replace,
+    replacing,
+    write_json,
+)
 from data.tokenizer import get_tokenizer, local_folder, write_tokenizer
 from grow import untie
 from model import LM, ModelConfig, rope_tables
@@ -260,8 +268,9 @@ def stored_type(model):
     return getattr(torch, model.config.stored_as or 'float32') if own == torch.float32 else own
 
 
-def write_checkpoint(folder, tensors, about, tokenizer, context):
-    "model.safetensors, the tokenizer's files, and `about` with its tokens as config.json."
+def write_checkpoint(folder, tensors, about, tokenizer, context, files=None):
+    """model.safetensors, the tokenizer's files, and `about` with its tokens as config.json.
+    `files`: {name: text} of others."""
     folder = Path(folder)
     with new_model(folder):
         about |= dict(bos_token_id=None, eos_token_id=None)
@@ -274,6 +283,8 @@ def write_checkpoint(folder, tensors, about, tokenizer, context):
                 about[f'{key}_token_id'] = (known.encode_single_token(name)
                                             if name in known.special_tokens_set else None)
         write_tensors(folder, tensors)
+        for name, text in (files or {}).items():
+            replace(folder / name, text.encode())
         write_json(folder / 'config.json', about)       # last: without it, it is no checkpoint
 
 

@@ -26,7 +26,7 @@ import torch
 
 from common.errors import Refused
 from common.fields import fill, fit, short, within
-from common.files import read_fields, read_json, reading, replace
+from common.files import read_fields, read_json, reading
 from data.tokenizer import local_folder
 from engine import hf
 from model import ModelConfig, rope_tables, rotate
@@ -181,8 +181,8 @@ def save_raven(model, folder, tokenizer=None):
         init_values=dict(std=std, embed_scale=1.0, cut=model.start == 'authors'),
         torch_dtype=str(dtype).removeprefix('torch.'))
     tensors = {name: t.to(dtype) for name, t in tensors.items()}
-    hf.write_checkpoint(folder, tensors, about, tokenizer, c.context)
-    replace(Path(folder) / f'{CODE}.py', modeling_code().encode())
+    hf.write_checkpoint(folder, tensors, about, tokenizer, c.context,
+                        {f'{CODE}.py': modeling_code()})
     return [what for what, there in ours.items() if there]
 
 

@@ -7,6 +7,7 @@ Usage:
     python nanodepth.py export SmolLM-360M out/deeper --loop=8-4x2-20   # layers 8 to 11 twice
     python nanodepth.py export SmolLM-360M out/looped --window=mid4 --K=3       # with the wrapper
 """
+import tempfile
 from dataclasses import dataclass
 from importlib.util import find_spec
 
@@ -23,7 +24,6 @@ from loop import fit_loop
 from retrofit import Recurrent
 from tools.adapters import theirs
 from variants.hosts import depth_of
-from wrapper import patch, unpatch
 
 
 @dataclass
@@ -101,11 +101,11 @@ def export_looped(options, settings):
     if options.loop and theirs(run):
         raise Refused(f'--loop={options.loop} and the wrapper: export the order first, then loop '
                       'that folder')
-    if not theirs(run):
-        model = set_depth(load_model(run), loop=options.loop)
-        patch(model, **settings)        # what cannot be looped is refused before a file is written
-        unpatch(model)
-        save_hf(model, target, tokenizer=run)
-    save_looped(target if not theirs(run) else run, target, **settings)
+    if theirs(run):
+        save_looped(run, target, **settings)
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            save_hf(set_depth(load_model(run), loop=options.loop), f'{folder}/hf', tokenizer=run)
+            save_looped(f'{folder}/hf', target, called=run, **settings)
     print(f"{target}: transformers.AutoModelForCausalLM.from_pretrained('{target}', "
           'trust_remote_code=True) opens it; without that word it is the plain model')

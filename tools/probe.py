@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Callable, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from tqdm import tqdm
 
 import probe
@@ -46,7 +45,7 @@ from loop import format_loop, repeat_block
 from model import LM
 from report.plot import draw_curves, draw_maps, show
 from report.tables import number, over_seeds, run_names, write_csv
-from variants.lens import beside, exit_at, load_lens, quality, save_lens, train_lens
+from variants.lens import beside, compare_exits, exit_at, load_lens, quality, save_lens, train_lens
 
 VERSION = 1         # of the probes' definitions: what an older one has measured is measured again
 
@@ -336,18 +335,14 @@ def foreign_exit(c):
     if read is None:
         raise NotHere('how its output is read off the stream is not known here')
     logits, _, streams = c.model.listen(c.tokens)
-    final, best = logits.float().log_softmax(-1), logits.topk(5).indices[..., None, :]
+    kl, overlap = compare_exits(map(read, streams), logits)
     rows = []
-    for d, stream in enumerate(streams):
-        early = read(stream)
-        KL = F.kl_div(early.float().log_softmax(-1), final, log_target=True, reduction='sum')
-        overlap = (early.topk(5).indices[..., None] == best).any(-1).float().mean()
-
+    for d in range(len(streams)):
         def answer(tokens):
             return read(c.model.listen(tokens)[2][d])
         answer.config, answer.parameters = c.model.config, c.model.parameters
-        rows.append(dict(lens='logit lens', depth=d, KL=KL.item() / final[..., 0].numel(),
-                         overlap=overlap.item()) | c.score(answer))
+        rows.append(dict(lens='logit lens', depth=d, KL=kl[d].item(), overlap=overlap[d].item())
+                    | c.score(answer))
     return rows
 
 

@@ -147,11 +147,14 @@ class Questions(Scorer):
         return row
 
 
+def by_depth(task, depths, n):
+    "The same questions for every model: {'depth 3': [Example]}."
+    return {f'depth {depth}': few_shot(task, n, shots=0, depth=depth, seed=7) for depth in depths}
+
+
 def chains(path, depths=DEPTHS, n=None, task='toy_chains'):
     "The questions of the study's toy: chains of some depths."
-    return Questions(path, DATA, {
-        f'depth {depth}': few_shot(task, n or QUESTIONS, shots=0, depth=depth, seed=7)
-        for depth in depths})
+    return Questions(path, DATA, by_depth(task, depths, n or QUESTIONS))
 
 
 # ------------------------------------------------------------------ models, and depth added to them
@@ -507,17 +510,16 @@ class Page(Job):
         return runs
 
     def page(self):
-        questions = {f'depth {depth}': few_shot('toy_assign', QUESTIONS, shots=0, depth=depth,
-                                                seed=7) for depth in range(6)}
+        questions = by_depth('toy_assign', range(6), QUESTIONS)
         ask = Questions(self.root / 'baseline', TOY, questions)
         deep = Questions(self.root / 'baseline', TOY_DEEP, questions)
         rows = []
 
         def row(name, way, model, about=ask):
-            layers = sum(p.numel() for layer in model.layers for p in layer.parameters())
+            parameters = sum(p.numel() for p in model.layers.parameters())
             rows.append(self.say(dict(
                 run=name, way=way, flops=read_log(self.root / name)[-1]['flops'],
-                layers=len(model.layers), parameters=layers) | about(model)))
+                layers=len(model.layers), parameters=parameters) | about(model)))
 
         for name in PAGE:
             model = load_model(self.root / name)

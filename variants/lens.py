@@ -70,9 +70,9 @@ def unembedding_hash(model):
     return read.hexdigest()
 
 
-def divergence(model, stream, final):
-    "KL(final || what is read off a stream), a mean over the tokens; final: log-probabilities."
-    early = model.head(model.norm(stream)).float().log_softmax(-1)
+def divergence(logits, final):
+    "KL(final || logits read off earlier), a mean over the tokens; final: log-probabilities."
+    early = logits.float().log_softmax(-1)
     return F.kl_div(early, final, log_target=True, reduction='sum') / final[..., 0].numel()
 
 
@@ -93,7 +93,8 @@ def train_lens(model, loader, steps=250, lr=1e-3, progress=False):
             final = model.head(model.norm(streams[-1])).float().log_softmax(-1)
             optimizer.zero_grad()
             for depth, x in enumerate(streams[:-1]):        # one at a time: all logits are too many
-                loss = divergence(model, lens.translate(depth, x), final)
+                logits = model.head(model.norm(lens.translate(depth, x)))
+                loss = divergence(logits, final)
                 (loss / len(lens.bias)).backward()
             for group in optimizer.param_groups:
                 group['lr'] = lr * (1 - step / steps)
@@ -109,14 +110,20 @@ def quality(model, lens, tokens, k=5):
     """(KL to the final distribution, overlap of the k likeliest tokens with the final ones), (D,)
     each. lens=None: the logit lens."""
     streams = streams_behind(model, tokens)
-    logits = model.head(model.norm(streams[-1]))
-    streams = streams if lens is None else lens(streams)
-    best, overlap = logits.topk(k).indices[..., None, :], []        # (B, T, 1, k)
-    for x in streams:
-        likeliest = model.head(model.norm(x)).topk(k).indices[..., None]        # (B, T, k, 1)
-        overlap.append((likeliest == best).any(-1).float().mean())
-    final = logits.float().log_softmax(-1)
-    return torch.stack([divergence(model, x, final) for x in streams]), torch.stack(overlap)
+    read = lambda x: model.head(model.norm(x))
+    logits = read(streams[-1])
+    return compare_exits(map(read, streams if lens is None else lens(streams)), logits, k)
+
+
+def compare_exits(exits, logits, k=5):
+    "The same of logits that were read off earlier, one (B, T, V) for each depth."
+    final, best = logits.float().log_softmax(-1), logits.topk(k).indices[..., None, :]
+    divergences, overlaps = [], []
+    for early in exits:
+        likeliest = early.topk(k).indices[..., None]                            # (B, T, k, 1)
+        overlaps.append((likeliest == best).any(-1).float().mean())
+        divergences.append(divergence(early, final))
+    return torch.stack(divergences), torch.stack(overlaps)
 
 
 def exit_at(model, depth, lens=None):
