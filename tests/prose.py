@@ -16,13 +16,12 @@ def prose(text):
     text = re.sub(r'!\[[^]]*\]\([^)]*\)', '', text)
     lines = [line for line in text.splitlines() if not line.startswith(('|', '#'))]
     text = re.sub(r'\[([^]]*)\]\([^)]*\)', r'\1', '\n'.join(lines))
-    text = re.sub(r'`[^`]+`|<code>.*?</code>', '', text)
-    return re.sub(r'<[^>]+>|\*', '', text)
+    return re.sub(r'<[^>]+>|[*`]', '', text)
 
 
 def measures(text):
     text = prose(text)
-    sentences = [s for s in re.split(r'(?<=[.?!])\s+|\n\n', text) if len(s.split()) > 2]
+    sentences = [s for s in re.split(r'(?<=[.?!])\s+', text) if len(s.split()) > 2]
     words = text.split()
     knotted = sum(len(re.findall(r'[:;(]', s)) >= 2 for s in sentences)
     return dict(words=len(words), sentences=len(sentences),
