@@ -19,7 +19,7 @@ because four hops among four letters often come back. The definitions of igsm ar
 in which each uses earlier ones, without their hierarchy of objects. A token is a byte.
 
 Usage:
-    python data/tasks.py phop --p=4 --length=64 --out=data/phop
+    python data/tasks.py phop           # 4 hops in 32 letters, into data/phop
     python data/tasks.py addition --n=4 --out=data/addition
 """
 import random
@@ -43,10 +43,10 @@ from data.tokens import draw, write_dataset  # noqa: E402
 class Options:
     task: str = word()                          # phop, addition, igsm, depo
     p: int = within(1, 64, default=4)           # hops of phop; the k of depo goes from 1 to p
-    # letters of phop; numbers of addition, definitions of igsm, names of depo
-    length: int = within(2, 4096, default=64)
+    length: int = within(2, 4096, default=32)       # letters of phop
+    # numbers of addition, definitions of igsm, names of depo
     n: int = within(2, 26, default=8)
-    rows: int = within(1, 10 ** 8, default=30_000)      # examples to train on
+    rows: int = within(1, 10 ** 8, default=40_000)      # examples to train on
     out: Path | None = None                     # the folder to write; None: data/TASK
 
 

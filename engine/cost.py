@@ -124,6 +124,14 @@ def counted(plan, model, first, end):
     return total
 
 
+def planned(config):
+    "The training FLOPs of a whole run."
+    plan, model_of = models(config)
+    a_token = sum(counted(plan, model_of(plan.at(end - 1).n_layer), first, end)
+                  for first, end in stretches(plan))
+    return a_token * config.batch_size * config.context
+
+
 def gigabytes(n):
     return f'{n / 1e9:,.2f} GB'
 

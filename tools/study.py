@@ -32,7 +32,7 @@ from common.files import ROOT, replace
 from common.options import read, word
 from data.primitives import few_shot
 from data.tokenizer import get_tokenizer
-from data.tokens import Loader
+from data.tokens import Loader, measure
 from engine.checkpoint import exists, load, load_model
 from engine.measure import After, Scorer
 from loop import format_loop, parse_loop, running
@@ -548,12 +548,78 @@ class Page(Job):
         return rows
 
 
+# ------------------------------------------------------------------- a task with published numbers
+
+LETTERS, FURTHER = 'data/phop', 'data/phop_8'       # 4 hops in 32 letters; 8 hops
+HOPS = dict(        # what train.py is given: k layers, run L times, as in the published table
+    layers_6=[], layers_2_times_3=['--n_layer=2', '--loop=2x3'],
+    layers_1_times_6=['--n_layer=1', '--loop=1x6'],
+    layers_3=['--n_layer=3'], layers_2=['--n_layer=2'],
+    # what no paper has
+    midas=['--grow=midas'], lidas=['--grow=lidas'],
+    layers_3_looped_at_last=['--n_layer=3', '--cooldown_loop=3x2'],
+    layers_2_longer=['--n_layer=2', '--steps=3575', '--decay_steps=715'])   # the FLOPs of 6 layers
+AT_REST = ['--lr=0.002', '--warmup_steps=10']
+FURTHER_ON = dict(      # 8 hops for models that know 4, at the same FLOPs: a retrofit, the ordinary
+    retrofit=['--recurrence=2', '--steps=300', '--decay_steps=60'],
+    ordinary_further=['--steps=500', '--decay_steps=100'])
+
+
+class Hops(Job):
+    "p-hop induction: k layers run L times, grown models, a late loop, a retrofit, the wrapper."
+    tables = ('hops',)
+    training = ['--save_every=400']
+
+    def runs(self):
+        new = lambda name, *words: (name, ['train', 'config/phop.py', f'--seed={self.seed}',
+                                           f'--out_dir={self.root / name}', *words])
+        parents = dict(retrofit='cut', ordinary_further='layers_6')
+        return [*(new(name, *words) for name, words in HOPS.items()),
+                ('cut', ['retrofit', str(self.root / 'layers_6'), '1-4-1',
+                         f'--out={self.root / "cut"}', f'--seed={self.seed}']),
+                *((name, ['train', f'--init_from={self.root / parents[name]}',
+                                 f'--data={FURTHER}', f'--out_dir={self.root / name}',
+                                 f'--seed={self.seed}', '--eval_every=100', *AT_REST, *words])
+                  for name, words in FURTHER_ON.items())]
+
+    def train(self):
+        for hops, data in ((4, LETTERS), (8, FURTHER)):
+            if not (ROOT / data / 'train.json').exists():
+                subprocess.run([sys.executable, str(ROOT / 'data/tasks.py'), 'phop', f'--p={hops}',
+                                f'--out={ROOT / data}'], check=True)
+        super().train()
+
+    def hops(self):
+        rows = []
+
+        def row(run, way, model, data=LETTERS):
+            loss, kinds = measure(model, Loader(data, 32, 64, split='val', seed=0))
+            [answers] = kinds.values()
+            rows.append(self.say(dict(
+                run=run, way=way, flops=read_log(self.root / run)[-1]['flops'], loss=loss,
+                right=answers['accuracy'])))
+
+        for name in HOPS:
+            row(name, 'as trained', load_model(self.root / name))
+        for name in ('layers_6', 'layers_3'):
+            model = load_model(self.root / name)
+            for K in (2, 3):
+                with looped(model, (2, 3) if name == 'layers_6' else (1, 1), 'rk', K):
+                    row(name, f'window, K = {K}', model)
+        for r in (1, 2, 3, 4, 8):
+            model = load_model(self.root / 'retrofit')
+            model.mean = r
+            row('retrofit', f'8 hops, r = {r}', model, FURTHER)
+        row('ordinary_further', '8 hops', load_model(self.root / 'ordinary_further'), FURTHER)
+        return rows
+
+
 # --------------------------------------------------------------------------------------- the jobs
 
 # a wave's jobs run side by side; those of the second stand on the models of the first
 FIRST = dict.fromkeys(MODELS, Model) | dict.fromkeys(PARTNERS, Partner)
 SECOND = dict(taught=Taught, frozen=Frozen, layers=Layers, retrofits=Retrofits)
-OTHERS = dict(page=Page)        # not judged, so only when asked for by name
+OTHERS = dict(page=Page, hops=Hops)        # not judged, so only when asked for by name
 
 
 def job(name, seed, root):

@@ -1,0 +1,112 @@
+"""A number to beat: trains a config on seeds 0 to 7 and judges it against the standing record.
+
+The question: with how few training FLOPs does a model learn the toy of `make`, so that it answers
+chains of depth 3 at 95% and predicts text at a loss of 2.20? (report/records.py says how it is
+judged, docs/RECORDS.md who holds the record and how to send one in.) Anything may change but the
+data and the seeds: the layers, their order, growth, the optimizer, the batch, the schedule.
+
+Usage:
+    python nanodepth.py record config/lidas.py          # up to an hour; goes on where it stopped
+    python nanodepth.py record config/mine.py --jobs=1
+"""
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.errors import Refused
+from common.files import ROOT
+from common.options import read, word
+from data.primitives import few_shot
+from data.tokens import make_toy_data
+from engine.checkpoint import load_model
+from engine.cost import planned
+from report.records import RIGHT, SEEDS, TEXT, judged, standing
+from report.runs import read_log
+from report.tables import mean
+from tools.results import main as make_tables
+from tools.results import read_rows
+from tools.study import TOY, Questions, write_rows
+from train import read_config
+
+QUESTIONS = 500
+
+
+@dataclass
+class Options:
+    config: Path = word()
+    jobs: int = 2                               # runs at a time, a thread each
+    out: Path = Path('out/record')              # where the runs go
+    rows: Path = ROOT / 'docs/results'          # where records.csv is
+
+
+def allowed(path):
+    "The config, if its run could be a record."
+    config = read_config([str(path)])
+    if config.data != TOY or config.cooldown_data or config.init_from:
+        raise Refused(f'{path} must learn from {TOY} alone, from its first step on: a record has '
+                      f'data={TOY!r}, and neither cooldown_data nor init_from')
+    return config
+
+
+def trained(seed, path, folder):
+    "Train a seed, or what is left of it. A thread each, so that runs beside it cost it nothing."
+    folder.mkdir(parents=True, exist_ok=True)
+    argv = [str(path), f'--seed={seed}', f'--out_dir={folder}']
+    with open(folder / 'said.txt', 'w') as said:
+        child = subprocess.run([sys.executable, str(ROOT / 'nanodepth.py'), 'train', *argv],
+                               stdout=said, stderr=said,
+                               env=os.environ | dict(OMP_NUM_THREADS='1'))
+    if child.returncode:
+        last = (folder / 'said.txt').read_text().strip().splitlines()[-1]
+        raise Refused(f'{folder}: {last}')
+    return folder
+
+
+def measured(config, seed, folder):
+    "The row of a seed."
+    ask = Questions(folder, TOY, {'depth 3': few_shot('toy_assign', QUESTIONS, shots=0, depth=3,
+                                                      seed=7)})
+    answers = ask(load_model(folder))
+    row = dict(config=config, seed=seed, flops=planned(read_config([config])),
+               minutes=read_log(folder)[-1]['seconds'] / 60, text=answers['text'])
+    row['depth 3 right'] = answers['depth 3 right']
+    print(f'seed {seed}: loss on text {row["text"]:.3f}, depth 3 {row["depth 3 right"]:.1%}, '
+          f'{row["minutes"]:.1f} minutes', flush=True)
+    return row
+
+
+def verdict(name, entry, record, flops):
+    "What is to be said of a config, beside the record that stood before."
+    said = (f'{name}: {entry.flops:.4g} FLOPs, loss on text {mean(entry.text.a):.3f} (below {TEXT}: '
+            f'p = {entry.p_text:.2g}), depth 3 {mean(entry.right.a):.1%} (above {RIGHT:.0%}: '
+            f'p = {entry.p_right:.2g}); ')
+    if not entry.meets:
+        return said + 'it does not meet both thresholds'
+    if record is None or entry.flops < flops:
+        return said + 'it takes the record' + (f' from {record} ({flops:.4g})' if record else '')
+    return said + (f'it meets both thresholds, but {record} has the record with {flops:.4g} FLOPs')
+
+
+def main(argv=None):
+    args = read(Options, argv, __doc__)
+    cost = planned(allowed(args.config))
+    make_toy_data(TOY)
+    name = os.path.relpath(args.config, ROOT)
+    file = args.rows / 'records.csv'
+    others = [row for row in read_rows(file) if row['config'] != name]
+    entries = judged(others)
+    record = standing(entries)
+    flops = entries[record].flops if record else 0
+    if record and cost >= flops:
+        print(f'{name} takes {cost:.4g} FLOPs and {record} {flops:.4g}, so the record stays where '
+              'it is; whether it learns the toy is measured all the same')
+    out = args.out / args.config.stem
+    with ThreadPoolExecutor(args.jobs) as pool:
+        folders = pool.map(lambda seed: trained(seed, args.config, out / str(seed)), range(SEEDS))
+        rows = [measured(name, seed, folder) for seed, folder in enumerate(folders)]
+    write_rows(file, [row | dict(flops=int(row['flops'])) for row in others] + rows)
+    make_tables([str(args.rows.parent / 'RECORDS.md'), f'--rows={args.rows}'])
+    print(verdict(name, judged(rows)[name], record, flops))
