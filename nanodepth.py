@@ -65,6 +65,7 @@ COMMANDS = {        # name: (module, and its function if that is not main; what 
     'lens': ('tools.lens', 'train a tuned lens for a checkpoint'),
     'check_data': ('tools.check_data', 'what is in a dataset; checks every checksum'),
     'study': ('tools.study', 'a seed of the runs that docs/RESULTS.md judges'),
+    'record': ('tools.record', 'train a config on eight seeds, judge it against the record'),
     'results': ('tools.results', 'the tables of docs/RESULTS.md, from the rows of seeds'),
     'diagrams': ('tools.diagrams', 'the diagrams of README.md, from the real orders'),
     'bench': ('tools.bench', 'speed and memory, each compared with a peer'),

@@ -67,6 +67,7 @@ class Config:
     # looping: n_layer counts the unique layers
     loop: str | None = None             # their order, such as 2x4 or 2-2x2-2; None: each runs once
     cooldown_loop: str | None = None    # the order from the first step of the decay on
+    relax_rank: int = 0                 # each position of the loop adds a difference of this rank
     cooldown_data: str | list[str] | None = None        # what is read from there on; None: data
     # a recurrent core, which retrofit.py made: None is the model's own
     recurrence: int | None = None       # the mean of the random number of recurrences
@@ -152,7 +153,8 @@ def train(config):
 
             # ---- does the model change? It grows, or begins to run its layers in another order.
             grows = now.n_layer > len(model.layers)
-            if grows or now.order and list(now.order) != model.order:
+            relaxes = now.rank > model.rank
+            if grows or relaxes or now.order and list(now.order) != model.order:
                 before = validate(c, world, model, val)['val_loss']
                 if grows:
                     keep_stage(c, world, model, so_far)
@@ -160,6 +162,9 @@ def train(config):
                     wrapped = world.wrap(model, compiles)
                 else:
                     model.config.order = list(now.order)
+                if relaxes:
+                    model, optimizers = add_differences(c, model, optimizers)
+                    wrapped = world.wrap(model, compiles)
                 after = validate(c, world, model, val)['val_loss']
                 news['grown' if grows else 'looped'] = dict(before=before, after=after)
 
@@ -222,6 +227,17 @@ def train(config):
             from engine.words import report
             report(c, model, flops)
         return 0
+
+
+def add_differences(c, model, optimizers):
+    "(the loop with a difference at each position, its optimizers: what they held is kept)"
+    from variants.relaxed import relax
+    draws = torch.Generator().manual_seed(draw(c.seed, 'differences'))
+    model = relax(model, c.relax_rank, generator=draws)
+    held, optimizers = optimizers, make_optimizers(model, c)
+    for old, new in zip(held, optimizers):
+        new.state.update(old.state)
+    return model, optimizers
 
 
 def keep_stage(c, world, model, so_far):
@@ -324,7 +340,7 @@ def begin(c, data):
                                 n_layer=plan.at(0).n_layer, order=order))
         return model, plan, so_far, []
     parent = checkpoint.load(c.init_from)
-    model = checkpoint.build_model(parent, c.init_from)
+    model = checkpoint.build_model(parent, c.init_from, merged=False)
     plan = Plan(c, Start.of(model))
     plan.set_up(model)
     if model.config.context < c.context:
@@ -351,7 +367,7 @@ def resume(c, data):
     torch.manual_seed(draw(c.seed, 'init'))
     so_far = {name: state.get(name, 0) for name in ('step', 'tokens', 'flops', 'seconds',
                                                     'inherited_flops')}
-    model = checkpoint.build_model(state, out)
+    model = checkpoint.build_model(state, out, merged=False)
     if model.recurs:        # an ordinary model's order follows from its step
         plan.set_up(model)
     return model, plan, so_far, state['optimizers']

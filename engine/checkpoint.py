@@ -33,10 +33,11 @@ FILE = 'ckpt.pt'
 @dataclass
 class State:
     "What a checkpoint may hold; a model's has the first three, a run's all that concern it."
-    kind: Literal['lm', 'recurrent'] = 'lm'
+    kind: Literal['lm', 'recurrent', 'relaxed'] = 'lm'
     model: dict[str, torch.Tensor] = None
     model_config: dict = None
     recurrent: dict = None              # what Recurrent is made with
+    rank: int = within(1, 2 ** 20, default=1)           # what Relaxed is made with
     optimizers: list[dict] = None
     config: dict | None = None          # the settings of the run
     start: dict = None                  # engine.plan.Start
@@ -156,8 +157,9 @@ def load_model(path, device='cpu'):
     return build_model(load(path), path).to(device).eval()
 
 
-def build_model(state, path):
-    "The model that a loaded state describes, with its weights."
+def build_model(state, path, merged=True):
+    """The model that a loaded state describes, with its weights. merged: one with differences
+    (variants/relaxed.py) becomes the ordinary model that computes the same."""
     kind = state.get('kind')
     if kind == 'hf':
         from engine.raven import open_hf  # needs safetensors, an optional package
@@ -167,6 +169,9 @@ def build_model(state, path):
     with reading(path):
         model = model_of(state, path)
     refuse_not_finite(model, path)
+    if model.rank and merged:
+        from variants.relaxed import merge
+        return merge(model)
     return model
 
 
@@ -187,6 +192,9 @@ def model_of(state, path):
     def empty():
         if state['kind'] == 'lm':
             return LM(config)
+        if state['kind'] == 'relaxed':
+            from variants.relaxed import Relaxed
+            return Relaxed(config, state['rank'])
         from retrofit import Recurrent
         return Recurrent(config, **vars(fill(Recurrence, state['recurrent'], path)))
     with torch.device('meta'):
@@ -204,4 +212,6 @@ def describe(model):
     if model.recurs:
         return about | dict(kind='recurrent', recurrent={
             field.name: getattr(model, field.name) for field in dataclasses.fields(Recurrence)})
+    if model.rank:
+        return about | dict(kind='relaxed', rank=model.rank)
     return about | dict(kind='lm')

@@ -111,6 +111,16 @@ def models(config):
     return plan, lambda n_layer: model
 
 
+def with_differences(model, now):
+    "The model of a step whose positions add differences; else the same one."
+    if not now.rank > model.rank:
+        return model
+    from variants.relaxed import relax
+    model.config.order = list(now.order)
+    with model.embed.weight.device:     # meta: without weights
+        return relax(model, now.rank)
+
+
 def counted(plan, model, first, end):
     "The sum of a stretch's FLOPs per token over its steps; equal steps are computed once."
     alike = collections.Counter()
@@ -118,6 +128,7 @@ def counted(plan, model, first, end):
         now = plan.at(step)
         alike[now.order, now.r, now.backprop_depth] += 1
     total, context = 0, plan.config.context
+    model = with_differences(model, plan.at(end - 1))
     for (order, r, backprop_depth), n in alike.items():
         how = dict(order=order) if r is None else dict(r=r, backprop_depth=backprop_depth)
         total += n * model.flops_per_token(**how, context=context)
@@ -177,7 +188,7 @@ def show(config, gpus, gpu, mfu):
     plan, model_of = models(config)
     for first, end in stretches(plan):
         now = plan.at(end - 1)
-        model = model_of(now.n_layer)
+        model = with_differences(model_of(now.n_layer), now)
         order = now.order or model.order            # the latter: a recurrent core's own
         cost = counted(plan, model, first, end) * a_step
         depth = len(order) if now.order else (

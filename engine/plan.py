@@ -48,6 +48,7 @@ class Step(NamedTuple):
     batch: int                          # and which batch of it
     r: int | None = None                # how often a recurrent core runs,
     backprop_depth: int | None = None   # and through how many of these gradients go back
+    rank: int = 0                       # of the differences that the positions of a loop add
 
 
 class Plan:
@@ -85,6 +86,8 @@ class Plan:
                  'cooldown_loop and cooldown_data begin with the decay, but decay_steps is 0'),
                 (c.grow and c.loop, f'grow={c.grow!r} and loop={c.loop!r} exclude each other: a '
                  'model that grows may loop in its cool-down'),
+                (c.relax_rank and (recurs or not (c.loop or c.cooldown_loop or self.start.order)),
+                 f'relax_rank={c.relax_rank} is for a loop: set loop or cooldown_loop'),
                 (recurs and (c.loop or c.cooldown_loop), f'{c.init_from} has a recurrent core, '
                  'which loops by itself: leave loop and cooldown_loop out'),
                 (not recurs and (c.recurrence or c.backprop_depth), f'recurrence={c.recurrence} '
@@ -148,7 +151,8 @@ class Plan:
         data, batch = 'data', step
         if cools and c.cooldown_data:
             data, batch = 'cooldown_data', step - self.cooldown_start
-        now = Step(self.rate(step), n_layer, origin, order, data, batch)
+        rank = c.relax_rank if cools or not c.cooldown_loop else 0
+        now = Step(self.rate(step), n_layer, origin, order, data, batch, rank=rank)
         return now if self.mean is None else now._replace(**self.recurrences(step))
 
     def recurrences(self, step):
@@ -179,7 +183,7 @@ MAY_DIFFER = {'out_dir', 'device', 'compile', 'grad_accum', 'resume', 'eval_ever
 MAY_DIFFER_AHEAD = {
     'steps', 'warmup_steps', 'decay_steps', 'lr_shape', 'lr_decay_steps', 'lr_floor', 'n_layer',
     'grow', 'grow_block', 'grow_alpha', 'loop', 'cooldown_loop', 'cooldown_data', 'recurrence',
-    'backprop_depth', 'curriculum', 'curriculum_shape', 'backprop_curriculum'}
+    'relax_rank', 'backprop_depth', 'curriculum', 'curriculum_shape', 'backprop_curriculum'}
 
 
 def model_config(config, **more):

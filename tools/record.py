@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.errors import Refused
-from common.files import ROOT
+from common.files import ROOT, replace
 from common.options import read, word
 from data.primitives import few_shot
 from data.tokens import make_toy_data
@@ -26,8 +26,7 @@ from engine.cost import planned
 from report.records import RIGHT, SEEDS, TEXT, judged, standing
 from report.runs import read_log
 from report.tables import mean
-from tools.results import main as make_tables
-from tools.results import read_rows
+from tools.results import made, read_rows
 from tools.study import TOY, Questions, write_rows
 from train import read_config
 
@@ -80,9 +79,9 @@ def measured(config, seed, folder):
 
 def verdict(name, entry, record, flops):
     "What is to be said of a config, beside the record that stood before."
-    said = (f'{name}: {entry.flops:.4g} FLOPs, loss on text {mean(entry.text.a):.3f} (below {TEXT}: '
-            f'p = {entry.p_text:.2g}), depth 3 {mean(entry.right.a):.1%} (above {RIGHT:.0%}: '
-            f'p = {entry.p_right:.2g}); ')
+    said = (f'{name}: {entry.flops:.4g} FLOPs, loss on text {mean(entry.text.a):.3f} (below '
+            f'{TEXT:.2f}: p = {entry.p_text:.2g}), depth 3 {mean(entry.right.a):.1%} (above '
+            f'{RIGHT:.0%}: p = {entry.p_right:.2g}); ')
     if not entry.meets:
         return said + 'it does not meet both thresholds'
     if record is None or entry.flops < flops:
@@ -92,8 +91,9 @@ def verdict(name, entry, record, flops):
 
 def main(argv=None):
     args = read(Options, argv, __doc__)
-    cost = planned(allowed(args.config))
-    make_toy_data(TOY)
+    config = allowed(args.config)
+    make_toy_data([TOY])
+    cost = planned(config)
     name = os.path.relpath(args.config, ROOT)
     file = args.rows / 'records.csv'
     others = [row for row in read_rows(file) if row['config'] != name]
@@ -108,5 +108,6 @@ def main(argv=None):
         folders = pool.map(lambda seed: trained(seed, args.config, out / str(seed)), range(SEEDS))
         rows = [measured(name, seed, folder) for seed, folder in enumerate(folders)]
     write_rows(file, [row | dict(flops=int(row['flops'])) for row in others] + rows)
-    make_tables([str(args.rows.parent / 'RECORDS.md'), f'--rows={args.rows}'])
+    page = args.rows.parent / 'RECORDS.md'
+    replace(page, made(page.read_text(encoding='utf-8'), {}, args.rows).encode())
     print(verdict(name, judged(rows)[name], record, flops))

@@ -1,4 +1,4 @@
-"""The tables of docs/RESULTS.md and docs/ROWS.md, made anew from the claims and the rows of seeds.
+"""The tables of docs/RESULTS.md, ROWS.md and RECORDS.md, made anew from the rows of seeds.
 
 The idea: docs/results/*.csv hold what was measured, a row a seed; docs/results/claims.toml says
 which contrasts were named before the runs. This command judges them (report/claims.py) and writes
@@ -18,6 +18,7 @@ from common.errors import Refused, check_choice, nearest
 from common.fields import fill
 from common.files import ROOT, reading, replace
 from common.options import read, words
+from report import records
 from report.claims import MARGINS, Contrast, verdicts
 from report.plot import draw_exits, draw_lines, draw_ways, show
 from report.tables import mean, read_csv, where
@@ -27,7 +28,7 @@ LAYERS = {'moves': 'without it, later outputs move by',
           'overlap': 'of the five likeliest tokens, %', 'depth 3 right': 'depth 3 right, %'}
 MEANS = dict(mean_2='trained with a mean of 2', mean_4='of 4', mean_8='of 8')
 DEEP = {f'depth {d} right': f'depth {d} right, %' for d in (4, 5, 6)}
-TEXTS = 'docs/RESULTS.md', 'docs/ROWS.md'
+TEXTS = 'docs/RESULTS.md', 'docs/ROWS.md', 'docs/RECORDS.md'
 
 
 @dataclass
@@ -196,7 +197,7 @@ def numbers_table(spec, rows):
         cells = [f'{key:g}' if isinstance(key, float) else key for key in at]
         for measure in measures:
             values = [row[measure] for row in group if isinstance(row.get(measure), float)]
-            share = measure in ('copy', 'overlap') or measure.endswith(' right')
+            share = measure in ('copy', 'overlap') or measure.endswith('right')
             factor, digits = (100, 1) if share else (1e-12, 1) if measure == 'flops' else (1, 3)
             c = Contrast([factor * v for v in values], [0.0] * len(values))
             cells.append('' if not values else f'{c.mean:.{digits}f}'
@@ -219,6 +220,8 @@ def made(text, spec, folder):
     for kind, make in (('numbers', numbers_table), ('cross', cross_table)):
         for each in spec.get(kind, []):
             makers[each['name']] = lambda make=make, each=each: make(each, tables[each['table']])
+
+    makers['records'] = lambda: records.table(read_rows(folder / 'records.csv'))
 
     def fill(match):
         name = match[1]
