@@ -61,6 +61,7 @@ COMMANDS = {        # name: (module, and its function if that is not main; what 
     'retrofit': ('tools.retrofit', 'cut a checkpoint into prelude, core, coda; --eval: loss by r'),
     'wrap': ('tools.wrapper', 'a frozen model, plain and with its middle looped, scored'),
     'sweep': ('tools.wrapper:sweep', 'try many ways of looping, judge the best on other data'),
+    'search': ('tools.search', 'which order of the layers answers best, and what chance finds'),
     'probe': ('tools.probe', 'which layers models use: a page of pictures'),
     'lens': ('tools.lens', 'train a tuned lens for a checkpoint'),
     'check_data': ('tools.check_data', 'what is in a dataset; checks every checksum'),
