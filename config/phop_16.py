@@ -8,6 +8,7 @@ the optimizer are ours, and every letter is asked, not the last alone. Never run
 """
 out_dir = 'out/phop_16'
 data = 'data/phop_16'
+vocab_size = 257
 n_layer = 6
 n_embd = 256
 n_head = 8

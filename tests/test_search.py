@@ -93,14 +93,15 @@ def test_the_score_and_the_best_for_each_question_by_hand(asked):
 @torch.no_grad()
 def test_another_family_is_searched_through_its_own_layers(planted=(1, 0, 2)):
     pytest.importorskip('transformers')
-    from engine.foreign import answer_of
     from families import tiny as family
+
+    from engine.foreign import answer_of
     asked = Asked(answer_of(family('gpt_neox', vocab_size=257, num_hidden_layers=3)), BYTES,
-                  questions(20))
+                  questions(60))
     right = [values.argmax().item() for values in asked.by((0, 1, 2))]
     rows = [*search(asked, planted, right, 40, random.Random(0)),
             *recipes(asked, planted, right)]
-    assert rows[0]['change'].mean > 0 and rows[0]['right'] >= 90
+    assert rows[0]['change'].interval()[0] > 0 and (0, 1, 2) in asked.answers
     assert rows[4]['order'] == (1, 0, 2) * 2 and 'the window 0-2' in rows[5]['what']
 
 
