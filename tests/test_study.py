@@ -170,8 +170,9 @@ def small(tmp_path, monkeypatch):
             argv = [a for a in argv if not a.startswith(('--steps', '--decay', '--warm', '--data=d'
                                                          ))]
             size = [arg for arg in shape if new or not arg.startswith(('--n_', '--head_dim'))]
+            decays = not new or 'config/phop.py' in argv
             nanodepth.main('train', [*argv, *size, *data, f'--steps={4 if new else 2}',
-                                     f'--decay_steps={0 if new else 1}'])
+                                     f'--decay_steps={1 if decays else 0}'])
         return subprocess.CompletedProcess(argv, 0)
     settings = dict(DATA=f'{tmp_path}/data', DEEPER=f'{tmp_path}/data', QUESTIONS=4, BATCHES=4,
                     LENS_STEPS=2, RECURRENCES=(1, 3), KEPT=('exact', 'first'),
@@ -323,4 +324,49 @@ def test_the_readmes_models_in_small(small, tmp_path, monkeypatch, capsys):
     deep = [rows['retrofit', f'r = {r}']['depth 3'] for r in (1, 16)]
     assert deep[0] != deep[1]           # the same model, asked with other recurrences
     assert {'depth 5 right', 'copy', 'flops'} <= plain.keys()
+    capsys.readouterr()
+
+
+def test_hops_in_small(small, tmp_path, monkeypatch, capsys):
+    "A seed: every cell trained, the wrapper on two of them, the retrofit at every r."
+    for name in ('LETTERS', 'FURTHER'):
+        monkeypatch.setattr(study, name, f'{tmp_path}/data')
+    rng = np.random.default_rng(0)
+    for split in ('train', 'val'):
+        write_dataset(tmp_path / 'data', split, 'bytes', rng.integers(97, 123, 8000),
+                      kinds=['4 hops'], marks=np.where(np.arange(8000) % 5 == 0, 129, 0))
+    few = ('layers_6', 'layers_2_times_3', 'layers_3', 'layers_3_looped_at_last')
+    monkeypatch.setattr(study, 'HOPS', {name: study.HOPS[name] for name in few})
+    one = study.job('hops', 0, tmp_path / 'study')
+    study.finish(one)
+    rows = {(row['run'], row['way']): row for row in study.read_rows(one.file('hops'))}
+    assert len(rows) == 4 + 4 + 5 + 1
+    assert len(load_model(one.root / 'layers_2_times_3').order) == 6
+    assert {way for run, way in rows if run == 'layers_3'} == {'as trained', 'window, K = 2',
+                                                               'window, K = 3'}
+    assert len({rows['retrofit', f'8 hops, r = {r}']['loss'] for r in (1, 2, 8)}) > 1
+    assert all(0 <= float(row['right']) <= 1 for row in rows.values())
+    capsys.readouterr()
+
+
+def test_what_hops_compares_costs_the_same():
+    def flops(*more):
+        return planned_flops('config/phop.py', '--vocab_size=257', *more)
+    six = flops()
+    assert flops(*study.HOPS['layers_2_times_3']) == flops(*study.HOPS['layers_1_times_6']) == six
+    assert flops(*study.HOPS['layers_2_longer']) == pytest.approx(six, rel=0.002)
+    assert flops(*study.HOPS['midas']) == flops(*study.HOPS['lidas']) < six
+
+
+def test_between_looping_and_growing_in_small(small, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(study, 'TOY', f'{tmp_path}/data')
+    monkeypatch.setattr(study, 'RANKS', (0, 2))
+    one = study.job('between', 0, tmp_path / 'study')
+    study.finish(one)
+    rows = {(row['way'], row['rank']): row for row in study.read_rows(one.file('between'))}
+    assert len(rows) == 1 + 2 * 3
+    parameters = [int(rows[at]['parameters']) for at in (('rank', '0'), ('rank', '2'),
+                                                         ('untied', ''))]
+    assert parameters == sorted(parameters) and rows['cut', '0']['flops'] == ''
+    assert rows['cut', '2']['loss'] != rows['trained', '2']['loss']
     capsys.readouterr()

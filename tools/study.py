@@ -31,9 +31,9 @@ from common.errors import Refused, check_choice
 from common.files import ROOT, replace
 from common.options import read, word
 from data.primitives import few_shot
-from data.tokenizer import get_tokenizer
+from data.tokenizer import get_tokenizer, keep_tokenizer
 from data.tokens import Loader, measure
-from engine.checkpoint import exists, load, load_model
+from engine.checkpoint import build_model, describe, exists, load, load_model, save
 from engine.measure import After, Scorer
 from loop import format_loop, parse_loop, running
 from model import KVCache
@@ -43,6 +43,7 @@ from report.tables import as_csv, read_csv, where
 from retrofit import Recurrent
 from variants.exit import Exit
 from variants.lens import exit_at, quality, train_lens
+from variants.relaxed import relax
 from wrapper import SOLVERS, looped
 
 DATA, DEEPER = 'data/chains', 'data/chains_deep'        # depth 0 to 4; depth 0 to 6
@@ -173,7 +174,8 @@ PARTNERS = dict(    # ordinary models: (of so many layers, for so many steps)
     half_longer=(5, 1029))          # ... with the loops' FLOPs
 DEEPEST, EXAMPLES = (4, 5), 100
 # what a row is told by; its other columns are measured
-SETTINGS = 'run', 'way', 'added', 'by', 'at', 'factor', 'value', 'examples', 'r', 'layer'
+SETTINGS = ('run', 'way', 'added', 'by', 'at', 'factor', 'value', 'examples', 'r', 'layer',
+            'rank')
 EXITS = [*(('latent', at) for at in (0.02, 0.05, 0.1, 0.2, 0.4)),       # the last r is their most
          *(('sure', at) for at in (0.003, 0.01, 0.03, 0.1, 0.3)),
          *(('fixed r', r) for r in (1, 2, 3, 4, 5, 8))]
@@ -558,7 +560,7 @@ HOPS = dict(        # what train.py is given: k layers, run L times, as in the p
     # what no paper has
     midas=['--grow=midas'], lidas=['--grow=lidas'],
     layers_3_looped_at_last=['--n_layer=3', '--cooldown_loop=3x2'],
-    layers_2_longer=['--n_layer=2', '--steps=3575', '--decay_steps=715'])   # the FLOPs of 6 layers
+    layers_2_longer=['--n_layer=2', '--steps=3317', '--decay_steps=663'])   # the FLOPs of 6 layers
 AT_REST = ['--lr=0.002', '--warmup_steps=10']
 FURTHER_ON = dict(      # 8 hops for models that know 4, at the same FLOPs: a retrofit, the ordinary
     retrofit=['--recurrence=2', '--steps=300', '--decay_steps=60'],
@@ -614,12 +616,53 @@ class Hops(Job):
         return rows
 
 
+# ---------------------------------------------------------------------- between looping and growing
+
+RANKS = (0, 2, 8, 32)       # of what each position of loop_2x4 adds; 0 is the loop
+
+
+class Between(Job):
+    """A loop whose positions add differences of more and more ranks, beside eight layers of their
+    own: trained so, or made of the eight layers and trained a little."""
+    tables = ('between',)
+
+    def runs(self):
+        cut = lambda rank: (f'trained_{rank}', [
+            'train', f'--init_from={self.root}/cut_{rank}', f'--data={TOY}', '--steps=100',
+            '--lr=0.002', '--warmup_steps=10', '--decay_steps=80', f'--seed={self.seed}',
+            f'--out_dir={self.root}/trained_{rank}'])
+        new = lambda name, *words: (name, ['train', *words, f'--seed={self.seed}',
+                                           f'--out_dir={self.root / name}'])
+        return [*(new(f'rank_{rank}', 'config/loop_2x4.py', f'--relax_rank={rank}')
+                  for rank in RANKS), new('untied', 'config/baseline.py'), *map(cut, RANKS)]
+
+    def run(self, name, argv):
+        if name.startswith('trained') and not (self.root / f'cut_{name[8:]}').exists():
+            model = relax(load_model(self.root / 'untied'), int(name[8:]), parse_loop('2x4'), 'svd')
+            save(self.root / f'cut_{name[8:]}', **describe(model))
+            keep_tokenizer(self.root / 'untied', self.root / f'cut_{name[8:]}')
+        super().run(name, argv)
+
+    def between(self):
+        ask = Questions(self.root / 'untied', TOY, by_depth('toy_assign', (2, 3, 4), QUESTIONS))
+        rows = []
+        for name in ('untied', *(f'{way}_{rank}' for way in ('rank', 'cut', 'trained')
+                                 for rank in RANKS)):
+            folder, (way, _, rank) = self.root / name, name.partition('_')
+            model = build_model(load(folder), folder, merged=False).eval()
+            flops = read_log(folder)[-1]['flops'] if way != 'cut' else ''
+            rows.append(self.say(dict(way=way, rank=rank, flops=flops,
+                                      parameters=model.num_params()) | ask(model)))
+        return rows
+
+
 # --------------------------------------------------------------------------------------- the jobs
 
 # a wave's jobs run side by side; those of the second stand on the models of the first
 FIRST = dict.fromkeys(MODELS, Model) | dict.fromkeys(PARTNERS, Partner)
 SECOND = dict(taught=Taught, frozen=Frozen, layers=Layers, retrofits=Retrofits)
-OTHERS = dict(page=Page, hops=Hops)        # not judged, so only when asked for by name
+# begun only when asked for by name
+OTHERS = dict(page=Page, hops=Hops, between=Between)
 
 
 def job(name, seed, root):
