@@ -210,7 +210,7 @@ class Block(nn.Module):
 
 class LM(nn.Module):
     recurs = False          # retrofit.py's Recurrent runs its layers in another way
-    rank = 0                # of what variants/relaxed.py adds to a layer at each position
+    rank = 0                # of what variants/relaxed.py adds at each position
 
     def __init__(self, config):
         super().__init__()
@@ -257,12 +257,8 @@ class LM(nn.Module):
             depths = torch.arange(depth + 1, depth + len(order) + 1, device=x.device)
             scales = depths.rsqrt().to(x.dtype).unbind()
         for d, (i, scale) in enumerate(zip(order, scales), depth):
-            x = self.layer(i, d)(x, rope, scale, d, cache, tap)
+            x = self.layers[i](x, rope, scale, d, cache, tap)
         return x                                                                # (B, T, C)
-
-    def layer(self, i, d):
-        "What runs at position d where the order says i: variants/relaxed.py adds to it."
-        return self.layers[i]
 
     def hidden(self, tokens, *, order=None, cache=None, tap=None):
         "The residual stream before the final norm: (B, T) -> (B, T, C)."

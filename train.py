@@ -163,7 +163,9 @@ def train(config):
                 else:
                     model.config.order = list(now.order)
                 if relaxes:
-                    model, optimizers = add_differences(c, model, optimizers)
+                    from variants.relaxed import relax
+                    model = relax(model, now.rank, seed=draw(c.seed, 'differences'))
+                    optimizers = make_optimizers(model, c, held=optimizers)
                     wrapped = world.wrap(model, compiles)
                 after = validate(c, world, model, val)['val_loss']
                 news['grown' if grows else 'looped'] = dict(before=before, after=after)
@@ -227,17 +229,6 @@ def train(config):
             from engine.words import report
             report(c, model, flops)
         return 0
-
-
-def add_differences(c, model, optimizers):
-    "(the loop with a difference at each position, its optimizers: what they held is kept)"
-    from variants.relaxed import relax
-    draws = torch.Generator().manual_seed(draw(c.seed, 'differences'))
-    model = relax(model, c.relax_rank, generator=draws)
-    held, optimizers = optimizers, make_optimizers(model, c)
-    for old, new in zip(held, optimizers):
-        new.state.update(old.state)
-    return model, optimizers
 
 
 def keep_stage(c, world, model, so_far):

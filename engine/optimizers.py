@@ -22,10 +22,11 @@ from common.files import reading, refuse_hollow
 OPTIMIZERS = ('muon', 'adamw', 'adamw_star')
 
 
-def make_optimizers(model, config):
+def make_optimizers(model, config, held=()):
     """A list of optimizers, each group with its own peak rate in 'peak'. Norms are not decayed, but
     by AdamW*. Muon's step is scaled to the size of AdamW's, so that one lr can serve both, unless
-    muon_scaling is 'original'."""
+    muon_scaling is 'original'. `held`: those of a model with fewer parameters, whose states are
+    kept."""
     lr, wd = config.lr, config.weight_decay
     named = dict(model.named_parameters())
     looked_up = {name for name in named if name.split('.')[-2] in ('embed', 'head')}
@@ -49,6 +50,8 @@ def make_optimizers(model, config):
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group['peak'] = group['lr']
+    for new, old in zip(optimizers, held):
+        new.state.update(old.state)
     return optimizers
 
 

@@ -7,7 +7,6 @@ from test_train import command, config, log_of, same, weights_of  # noqa: F401
 from common.errors import Refused
 from engine import checkpoint
 from engine.checkpoint import load_model
-from grow import untie
 from loop import parse_loop, running
 from model import LM, ModelConfig
 from train import Config, train
@@ -20,8 +19,9 @@ TOKENS = torch.arange(24).reshape(2, 12)
 def relaxed(tiny):
     "A loop with differences that are no longer zero."
     model = relax(tiny(n_layer=2, order=[0, 1, 0, 1, 0, 1]), 4)
-    for p in model.differences.parameters():
-        torch.nn.init.normal_(p, std=0.1)
+    for name, p in model.named_parameters():
+        if 'differences' in name:
+            torch.nn.init.normal_(p, std=0.1)
     return model
 
 
@@ -33,18 +33,19 @@ def test_at_first_it_computes_what_the_loop_did(tiny):
 @torch.no_grad()
 def test_by_a_slow_form(relaxed):
     "Each position a layer of its own, to whose weights the differences are added one number each."
-    slow = untie(LM(relaxed.config), relaxed.order)
-    slow.load_state_dict({name: t for name, t in relaxed.state_dict().items()
-                          if not name.startswith(('layers', 'differences'))}, strict=False)
+    slow = LM(ModelConfig(**vars(relaxed.config) | dict(n_layer=6, order=None)))
+    loop = LM(relaxed.config)
+    for model in (slow, loop):
+        model.embed, model.norm, model.head = relaxed.embed, relaxed.norm, relaxed.head
+    for i, shared in enumerate(relaxed.layers):
+        loop.layers[i] = shared.layer
     for d, (i, layer) in enumerate(zip(relaxed.order, slow.layers)):
-        layer.load_state_dict(relaxed.layers[i].state_dict())
+        layer.load_state_dict(relaxed.layers[i].layer.state_dict())
+        difference = relaxed.layers[i].differences[str(d)]
         for k, name in enumerate(MATRICES):
-            up, down = relaxed.differences[d].up[k], relaxed.differences[d].down[k]
+            up, down = difference.up[k], difference.down[k]
             layer.get_submodule(name).weight += torch.einsum('or,ri->oi', up, down)
     assert torch.allclose(slow(TOKENS), relaxed(TOKENS), atol=1e-5)
-    loop = LM(relaxed.config)
-    loop.load_state_dict({name: t for name, t in relaxed.state_dict().items()
-                          if not name.startswith('differences')})
     assert not torch.allclose(loop(TOKENS), relaxed(TOKENS), atol=1e-2)
 
 
@@ -67,7 +68,7 @@ def test_a_tied_head_stays_tied(tiny):
 
 
 def test_the_differences_belong_to_their_positions(relaxed):
-    with running(relaxed, [0, 1, 1]), pytest.raises(Refused, match='layer 1 cannot run at posit'):
+    with running(relaxed, [0, 1, 1]), pytest.raises(Refused, match="'5'. cannot run at 2"):
         relaxed(TOKENS)
     x = torch.randn(1, 3, 32)
     whole = relaxed.run(x, relaxed.order)
@@ -91,7 +92,7 @@ def test_an_ordinary_model_as_a_loop(tiny):
     mean = relax(model, 0, loop)
     up = [layer.mlp.down.weight for layer in model.layers]
     assert torch.allclose(mean.layers[1].mlp.down.weight, (up[1] + up[3] + up[5]) / 3)
-    one = relax(model, 1, loop, 'svd').differences[3]
+    one = relax(model, 1, loop, 'svd').layers[1].differences['3']
     u, s, v = torch.linalg.svd(up[3] - (up[1] + up[3] + up[5]) / 3)
     assert torch.allclose(one.up[6] @ one.down[6], s[0] * u[:, :1] @ v[:1], atol=1e-5)
     with pytest.raises(Refused, match='of 6 positions is made of 6 layers'):
@@ -116,10 +117,11 @@ def test_a_loop_is_relaxed_from_its_first_step_on(config, tmp_path):      # noqa
     first, *_, last = log_of(c)
     model = checkpoint.build_model(checkpoint.load(c.out_dir), c.out_dir, merged=False)
     assert model.rank == 4 and first['val_loss'] == log_of(c)[1]['looped']['after']
-    assert all(up.abs().sum() > 0 for each in model.differences for up in each.up)
+    assert all(p.abs().sum() > 0 for name, p in model.named_parameters() if 'up.' in name)
     assert last['flops'] == 12 * 64 * model.flops_per_token(context=16)
     assert last['flops'] == 64 * planned_flops(*command(c)[2:])
-    added = sum(4 * sum(model.layers[0].get_submodule(name).weight.shape) for name in MATRICES)
+    layer = model.layers[0].layer
+    added = sum(4 * sum(layer.get_submodule(name).weight.shape) for name in MATRICES)
     assert model.num_params() == LM(ModelConfig(**vars(model.config))).num_params() + 4 * added
     more = config('more', init_from=c.out_dir, lr=1e-3, steps=2, warmup_steps=0, decay_steps=0,
                   **{name: getattr(Config, name) for name in ('n_layer', 'n_embd', 'n_head',
@@ -142,8 +144,9 @@ def test_in_the_cool_down_it_is_the_tied_run_until_then(config):      # noqa: F8
     assert b[-1]['looped']['after'] == a[-1]['looped']['after']
     # what the optimizers held was kept, so the step of the shared weights is the same
     model = weights_of(c)
-    assert same({k: v for k, v in model.items() if 'differences' not in k}, weights_of(tied))
-    assert all(model[f'differences.{d}.up.0'].abs().sum() > 0 for d in range(4))
+    assert same({k.replace('.layer.', '.'): v for k, v in model.items() if 'differences' not in k},
+                weights_of(tied))
+    assert all(v.abs().sum() > 0 for k, v in model.items() if 'differences' in k)
     assert b[-1]['flops'] > a[-1]['flops'] and b[-2]['flops'] == a[-2]['flops']
     assert b[-1]['flops'] == 64 * planned_flops(*command(c)[2:])
 

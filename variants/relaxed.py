@@ -46,31 +46,51 @@ class Difference(nn.Module):
                 for name, up, down in zip(MATRICES, self.up, self.down)}
 
 
+class Shared(nn.Module):
+    "A layer, and what each of its positions adds to it: `depth` says at which of them it runs."
+
+    def __init__(self, layer, positions, rank, generator=None):
+        super().__init__()
+        self.layer = layer
+        self.differences = nn.ModuleDict({str(d): Difference(layer, rank, generator)
+                                          for d in positions})
+
+    def forward(self, x, rope, scale=None, depth=0, cache=None, tap=None, mask=None):
+        if str(depth) not in self.differences:
+            raise Refused(f'a layer with differences for the positions {[*self.differences]} '
+                          f'cannot run at {depth}: `merge` makes a model that runs in any order')
+        weights = self.differences[str(depth)].added_to(self.layer)
+        return torch.func.functional_call(self.layer, weights,
+                                          (x, rope, scale, depth, cache, tap, mask))
+
+    def compile(self):
+        "The layer alone: it is the same at each position."
+        self.layer.compile()
+
+
 class Relaxed(LM):
     "A looped model with a Difference for each position of its order."
 
-    def __init__(self, config, rank):
+    def __init__(self, config, rank, generator=None):
         super().__init__(config)
-        self.rank, self.positions = rank, self.order
-        self.differences = nn.ModuleList(Difference(self.layers[i], rank) for i in self.order)
-
-    def layer(self, i, d):
-        if self.positions[d:d + 1] != [i]:
-            raise Refused(f'layer {i} cannot run at position {d}: the differences belong to the '
-                          f'order {self.positions}; `merge` makes a model that runs in any order')
-        layer, weights = self.layers[i], self.differences[d].added_to(self.layers[i])
-        return lambda *args: torch.func.functional_call(layer, weights, args)
+        self.rank = rank
+        self.layers = nn.ModuleList(
+            Shared(layer, [d for d, j in enumerate(self.order) if i == j], rank, generator)
+            for i, layer in enumerate(self.layers))
 
     def flops_per_token(self, order=None, *, context=None):
-        added = sum(p.numel() for p in self.differences[0].parameters()) * len(self.positions)
-        return super().flops_per_token(order, context=context) + 6 * added
+        first, *_ = each = [sum(p.numel() for p in shared.differences.parameters())
+                            for shared in self.layers]
+        # the ledger takes all parameters of the first layer to run at each position
+        return super().flops_per_token(order, context=context) + 6 * (
+            sum(each) - first * len(self.order))
 
 
-def relax(model, rank, loop=None, start='zero', generator=None):
+def relax(model, rank, loop=None, start='zero', seed=None):
     """The model with differences of a rank; rank 0: without. `loop`: make it a loop first, with as
     many positions as the model has layers; a shared layer begins as the mean of those that it
     stands for, and with start='svd' each position's difference as what is left, as far as the rank
-    goes. Drawn with torch's own generator, or another."""
+    goes. `seed`: of what `down` begins with; None: torch's own generator."""
     check_choice('start', start, ('zero', 'svd'))
     if rank < 0 or model.rank or model.recurs:
         raise Refused(f'rank={rank}: it is 0 or more, of a model without differences or a '
@@ -79,17 +99,18 @@ def relax(model, rank, loop=None, start='zero', generator=None):
         raise Refused("start='svd' makes a loop of an ordinary model: name the loop")
     left = None
     if loop is not None:
-        model, left = shared(model, check_order(loop, max(loop) + 1))
+        model, left = mean_loop(model, check_order(loop, max(loop) + 1))
     if rank == 0:
         return model
-    with torch.device('meta'):          # no weights yet: they are the model's own, not copies
-        new = Relaxed(model.config, rank)
-    new.differences = nn.ModuleList(Difference(model.layers[i], rank, generator)
-                                    for i in model.order)
-    for name, part in (*model.named_children(), *model.named_buffers(recurse=False)):
-        setattr(new, name, part)
+    generator = None if seed is None else torch.Generator().manual_seed(seed)
+    new = Relaxed(model.config, rank, generator)
+    # the same parameters, not copies of them: an optimizer goes on with what it holds
+    for shared, layer in zip(new.layers, model.layers):
+        shared.layer = layer
+    new.embed, new.norm, new.head = model.embed, model.norm, model.head
     if start == 'svd':
-        for difference, weights in zip(new.differences, left):
+        for d, (i, weights) in enumerate(zip(model.order, left)):
+            difference = new.layers[i].differences[str(d)]
             for up, down, (u, s, v) in zip(difference.up, difference.down, weights):
                 k = min(rank, len(s))
                 up.data[:, :k], down.data[:k] = u[:, :k] * s[:k], v[:k]
@@ -97,7 +118,7 @@ def relax(model, rank, loop=None, start='zero', generator=None):
 
 
 @torch.no_grad()
-def shared(model, order):
+def mean_loop(model, order):
     """(a loop whose layer i is the mean of the model's layers that stand where the order says i;
     of each position the SVD of what its matrices differ from that)."""
     if model.order != [*range(len(order))]:
@@ -131,13 +152,12 @@ def shared(model, order):
 @torch.no_grad()
 def merge(model):
     "The ordinary model that computes what the relaxed one does: the order untied, W + up @ down."
-    new = LM(dataclasses.replace(model.config, n_layer=len(model.positions), order=None))
-    shell = copy.deepcopy({name: module for name, module in model.named_children()
-                           if name not in ('layers', 'differences')})
-    for name, module in shell.items():      # one deepcopy for all of them keeps a tied head tied
-        setattr(new, name, module)
-    new.layers = nn.ModuleList(copy.deepcopy(model.layers[i]) for i in model.positions)
-    for layer, i, difference in zip(new.layers, model.positions, model.differences):
-        for name, weight in difference.added_to(model.layers[i]).items():
+    new = LM(dataclasses.replace(model.config, n_layer=len(model.order), order=None))
+    # one deepcopy for all of them keeps a tied head tied
+    new.embed, new.norm, new.head = copy.deepcopy((model.embed, model.norm, model.head))
+    new.layers = nn.ModuleList(copy.deepcopy(model.layers[i].layer) for i in model.order)
+    for d, (i, layer) in enumerate(zip(model.order, new.layers)):
+        shared = model.layers[i]
+        for name, weight in shared.differences[str(d)].added_to(shared.layer).items():
             layer.get_parameter(name).copy_(weight)
     return new.to(model.embed.weight.device).train(model.training)
