@@ -142,10 +142,7 @@ def train(config):
         step, flops, seconds = so_far['step'], so_far['flops'], so_far['seconds']
         tokens_a_step = c.batch_size * c.context
 
-        log = open_log(c, world, data['data'], model, step, resumes, compiles)
-        if step == 0:
-            log.write(step=0, tokens=0, flops=0, seconds=0, n_layer=len(model.layers),
-                      depth=len(model.order), **validate(c, world, model, val))
+        log = open_log(c, world, data['data'], val, model, step, resumes, compiles)
         batch = fetch(c, world, plan, data, step)
         stop = at_the_end.enter_context(Stop())
         while step < c.steps:
@@ -163,9 +160,7 @@ def train(config):
                 else:
                     model.config.order = list(now.order)
                 if relaxes:
-                    from variants.relaxed import relax
-                    model = relax(model, now.rank, seed=draw(c.seed, 'differences'))
-                    optimizers = make_optimizers(model, c, held=optimizers)
+                    model, optimizers = add_differences(c, model, optimizers)
                     wrapped = world.wrap(model, compiles)
                 after = validate(c, world, model, val)['val_loss']
                 news['grown' if grows else 'looped'] = dict(before=before, after=after)
@@ -229,6 +224,13 @@ def train(config):
             from engine.words import report
             report(c, model, flops)
         return 0
+
+
+def add_differences(c, model, optimizers):
+    "(a relaxed loop, its optimizers: they hold the old ones' states)"
+    from variants.relaxed import relax
+    model = relax(model, c.relax_rank, seed=draw(c.seed, 'differences'))
+    return model, make_optimizers(model, c, held=optimizers)
 
 
 def keep_stage(c, world, model, so_far):
@@ -375,8 +377,9 @@ def save(c, world, model, optimizers, plan, data, so_far, log):
     world.wait()
 
 
-def open_log(c, world, loader, model, step, resumes, compiles):
-    "Move what must not stay in out_dir aside, write run.json, print a few words, open the log."
+def open_log(c, world, loader, val, model, step, resumes, compiles):
+    """Move what must not stay in out_dir aside, write run.json, print a few words, open the log: of
+    a new run with a line about the model as it begins."""
     world.wait()        # now that no process can refuse any more
     world.first_does(lambda: checkpoint.move_aside(Path(c.out_dir), resumes, world.say))
     if world.first:
@@ -394,8 +397,12 @@ def open_log(c, world, loader, model, step, resumes, compiles):
               f'depth {len(model.order)}, {model.flops_per_token(context=c.context):,} FLOPs per '
               f'token\n{c.steps:,} steps of {c.batch_size} x {c.context} = '
               f'{c.batch_size * c.context:,} tokens' + (f', from step {step:,} on' if step else ''))
-    return Log(Path(c.out_dir) / 'log.jsonl', step or -1, c.steps, silent=not world.first,
-               say=world.say)
+    log = Log(Path(c.out_dir) / 'log.jsonl', step or -1, c.steps, silent=not world.first,
+              say=world.say)
+    if step == 0:
+        log.write(step=0, tokens=0, flops=0, seconds=0, n_layer=len(model.layers),
+                  depth=len(model.order), **validate(c, world, model, val))
+    return log
 
 
 USAGE = 'usage: python train.py CONFIG [--name=value ...] [--dry_run [--gpus=8] [--mfu=0.4]]'

@@ -54,7 +54,8 @@ def by_hand(c, start, step):
                                       c.backprop_curriculum)
         r, depth = sample_recurrence(mean, step, c.seed), min(depth, mean)
     data = 'cooldown_data' if cool else 'data'
-    return rate, n, origin, order, data, step - decay if cool else step, r, depth
+    rank = c.relax_rank if c.loop or late and c.cooldown_loop else 0
+    return rate, n, origin, order, data, step - decay if cool else step, r, depth, rank
 
 
 @pytest.mark.parametrize('name', CONFIGS)
@@ -83,7 +84,7 @@ def test_the_plan_reads_the_settings_that_it_answers_for_and_no_others():
             read.add(name)
             return getattr(self.config, name)
     grown = Config(grow='lidas', cooldown_loop='3-2x2-3', cooldown_data='x')
-    looped = Config(n_layer=2, loop='2x4')
+    looped = Config(n_layer=2, loop='2x4', relax_rank=2)
     recurs = Config(init_from='x', recurrence=3)
     for c, start in ((grown, None), (looped, None), (recurs, Start('recurrent', 6, None, 4, 8))):
         plan = Plan(Watched(c), start)
