@@ -150,8 +150,7 @@ def train(config):
 
             # ---- does the model change? It grows, or begins to run its layers in another order.
             grows = now.n_layer > len(model.layers)
-            relaxes = now.rank > model.rank
-            if grows or relaxes or now.order and list(now.order) != model.order:
+            if grows or now.rank > model.rank or now.order and list(now.order) != model.order:
                 before = validate(c, world, model, val)['val_loss']
                 if grows:
                     keep_stage(c, world, model, so_far)
@@ -159,7 +158,7 @@ def train(config):
                     wrapped = world.wrap(model, compiles)
                 else:
                     model.config.order = list(now.order)
-                if relaxes:
+                if now.rank > model.rank:
                     model, optimizers = add_differences(c, model, optimizers)
                     wrapped = world.wrap(model, compiles)
                 after = validate(c, world, model, val)['val_loss']
