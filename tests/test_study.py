@@ -370,3 +370,15 @@ def test_between_looping_and_growing_in_small(small, tmp_path, monkeypatch, caps
     assert parameters == sorted(parameters) and rows['cut', '0']['flops'] == ''
     assert rows['cut', '2']['loss'] != rows['trained', '2']['loss']
     capsys.readouterr()
+
+
+def test_a_search_in_small(small, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(study, 'TOY', f'{tmp_path}/data')
+    monkeypatch.setattr(study, 'BUDGET', 3)
+    monkeypatch.setattr(study.Searched, 'models', ('baseline',))
+    one = study.job('searched', 0, tmp_path / 'study')
+    study.finish(one)
+    rows = {row['way']: row for row in study.read_rows(one.file('search'))}
+    assert len(rows) == 7 and float(rows['as it is']['change']) == 0
+    assert rows['as it is']['order'] == '8' and 'the window 2-5, rk, K = 3' in rows
+    capsys.readouterr()

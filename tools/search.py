@@ -193,18 +193,25 @@ def main(argv=None):
         raise Refused(f'{options.run} has a recurrent core, which runs by itself: it has no order '
                       'to search (probe and retrofit --eval ask it at other r)')
     questions = [example for each in examples.values() for example in each]
-    rng = random.Random(draw(options.seed, 'search'))
-    rng.shuffle(questions)
-    plain, right = tuple(model.order), [example.answer for example in questions]
-    with torch.no_grad(), tqdm(total=2 * options.budget + 2, unit='order', delay=3) as bar:
+    with tqdm(total=2 * options.budget + 2, unit='order', delay=3) as bar:
         asked = Asked(model, get_tokenizer(options.run), questions, bar)
-        rows = search(asked, plain, right, options.budget, rng) + recipes(asked, plain, right)
-    tell(asked, plain, right, rows)
+        rows = all_rows(asked, options.budget, options.seed)
+    tell(asked, rows)
     if options.out:
         write_csv([as_numbers(row) for row in rows], options.out)
 
 
-def tell(asked, plain, right, rows):
+@torch.no_grad()
+def all_rows(asked, budget, seed):
+    "The searches and the recipes; which half a question belongs to is drawn first."
+    rng = random.Random(draw(seed, 'search'))
+    rng.shuffle(asked.questions)
+    plain, right = tuple(asked.model.order), [e.answer for e in asked.questions]
+    return search(asked, plain, right, budget, rng) + recipes(asked, plain, right)
+
+
+def tell(asked, rows):
+    plain, right = tuple(asked.model.order), [e.answer for e in asked.questions]
     chance, hit = (each[1::2] for each in marks(asked.by(plain), right))
     print(f'{len(right)} questions, {len(asked.answers)} orders tried. As it is, {named(plain)}: '
           f'the right answers have a probability of {chance.mean():.1f}% on the half that judges, '

@@ -41,6 +41,7 @@ from report.claims import one_more
 from report.runs import read_log
 from report.tables import as_csv, read_csv, where
 from retrofit import Recurrent
+from tools import search
 from variants.exit import Exit
 from variants.lens import exit_at, quality, train_lens
 from variants.relaxed import relax
@@ -618,6 +619,7 @@ class Hops(Job):
 
 # ---------------------------------------------------------------------- between looping and growing
 
+BUDGET = 100                # orders that a search may try
 RANKS = (0, 2, 8, 32)       # of what each position of loop_2x4 adds; 0 is the loop
 
 
@@ -656,13 +658,41 @@ class Between(Job):
         return rows
 
 
+# ------------------------------------------------------------------------------ searching an order
+
+class Searched(Job):
+    "Is there a better order of the layers of a trained model? Chosen on half of the questions."
+    tables = ('search',)
+    models = ('baseline', 'lidas')
+
+    def runs(self):
+        return [(name, ['train', f'config/{name}.py', f'--data={TOY}', f'--seed={self.seed}',
+                        f'--out_dir={self.root / name}']) for name in self.models]
+
+    def search(self):
+        rows = []
+        for name in self.models:
+            questions = by_depth('toy_assign', (3, 4), QUESTIONS // 2)
+            asked = search.Asked(load_model(self.root / name), get_tokenizer(self.root / name),
+                                 [example for each in questions.values() for example in each])
+            found = search.all_rows(asked, BUDGET, self.seed)
+            plain = search.Judge(asked, tuple(asked.model.order),
+                                 [e.answer for e in asked.questions])
+            found.append(plain.row('as it is', asked.by(plain.plain), plain.plain))
+            rows += [self.say(dict(
+                run=name, way=row['what'], order=search.named(row['order']),
+                screened=row['screened'] / 100, change=row['change'].mean / 100,
+                right=row['right'] / 100)) for row in found]
+        return rows
+
+
 # --------------------------------------------------------------------------------------- the jobs
 
 # a wave's jobs run side by side; those of the second stand on the models of the first
 FIRST = dict.fromkeys(MODELS, Model) | dict.fromkeys(PARTNERS, Partner)
 SECOND = dict(taught=Taught, frozen=Frozen, layers=Layers, retrofits=Retrofits)
 # begun only when asked for by name
-OTHERS = dict(page=Page, hops=Hops, between=Between)
+OTHERS = dict(page=Page, hops=Hops, between=Between, searched=Searched)
 
 
 def job(name, seed, root):
