@@ -24,6 +24,7 @@ from report.plot import draw_exits, draw_lines, draw_ways, show
 from report.tables import mean, read_csv, where
 
 CHANCE = 1 / 3
+SHARES = 'copy', 'overlap', 'screened', 'change'         # in %, and all that ends with `right`
 LAYERS = {'moves': 'without it, later outputs move by',
           'overlap': 'of the five likeliest tokens, %', 'depth 3 right': 'depth 3 right, %'}
 MEANS = dict(mean_2='trained with a mean of 2', mean_4='of 4', mean_8='of 8')
@@ -197,7 +198,7 @@ def numbers_table(spec, rows):
         cells = [f'{key:g}' if isinstance(key, float) else key for key in at]
         for measure in measures:
             values = [row[measure] for row in group if isinstance(row.get(measure), float)]
-            share = measure in ('copy', 'overlap') or measure.endswith('right')
+            share = measure in SHARES or measure.endswith('right')
             factor, digits = (100, 1) if share else (1e-12, 1) if measure == 'flops' else (1, 3)
             c = Contrast([factor * v for v in values], [0.0] * len(values))
             cells.append('' if not values else f'{c.mean:.{digits}f}'
