@@ -4,7 +4,7 @@ The idea: a test that cannot fail says nothing. Each line below breaks one mecha
 the repo, and names the test file that must fail for it.
 
 Usage:
-    python tests/planted.py                 # all of them, 8 minutes; exit 1 if one goes unnoticed
+    python tests/planted.py                 # all of them, 10 minutes; exit 1 if one goes unnoticed
 """
 import shutil
 import subprocess
@@ -67,6 +67,13 @@ BUGS = [        # file, what stands there, what is planted, who must notice
     ('tools/study.py', 'exit_at(model, d, lens)', 'exit_at(model, 0, lens)', 'test_study.py'),
     ('tools/study.py', 'if self.order != lm.order', 'if not self.order', 'test_study.py'),
     ('config/retrofit_dense.py', 'steps = 216', 'steps = 250', 'test_cost.py'),
+    ('variants/relaxed.py', ".weight + up @ down", ".weight + 2 * up @ down", 'test_relaxed.py'),
+    ('variants/relaxed.py', 'sum(each) - first * len(self.order))', 'sum(each))',
+     'test_relaxed.py'),
+    ('engine/optimizers.py', 'new.state.update(old.state)', 'pass', 'test_relaxed.py'),
+    ('tools/search.py', 'slice(0, None, 2), slice(1, None, 2)',
+     'slice(0, None, 2), slice(0, None, 2)', 'test_search.py'),
+    ('report/records.py', 'max(p_text, p_right) < ALPHA', 'p_right < ALPHA', 'test_record.py'),
     ('train.py', '(share * world.size).backward()', 'share.backward()', 'test_train.py'),
 ]
 

@@ -95,7 +95,7 @@ def partners(row, rows):
 def cut_ties(source, target):
     "A looped run as an ordinary checkpoint of its unrolled depth, to go on from with init_from."
     state = load(source)
-    if state['kind'] != 'lm':
+    if state['kind'] not in ('lm', 'relaxed'):
         raise Refused(f'{source} is a checkpoint of the kind {state["kind"]!r}, but only a run '
                       'of ours can be looped')
     model = build_model(state, source)

@@ -625,7 +625,8 @@ RANKS = (0, 2, 8, 32)       # of what each position of loop_2x4 adds; 0 is the l
 
 class Between(Job):
     """A loop whose positions add differences of more and more ranks, beside eight layers of their
-    own: trained so, or made of the eight layers and trained a little."""
+    own, after half of the toy's steps; and such loops made of the eight layers, trained a
+    little."""
     tables = ('between',)
 
     def runs(self):
@@ -633,8 +634,8 @@ class Between(Job):
             'train', f'--init_from={self.root}/cut_{rank}', f'--data={TOY}', '--steps=100',
             '--lr=0.002', '--warmup_steps=10', '--decay_steps=80', f'--seed={self.seed}',
             f'--out_dir={self.root}/trained_{rank}'])
-        new = lambda name, *words: (name, ['train', *words, f'--seed={self.seed}',
-                                           f'--out_dir={self.root / name}'])
+        new = lambda name, *words: (name, ['train', *words, '--steps=300', '--decay_steps=60',
+                                           f'--seed={self.seed}', f'--out_dir={self.root / name}'])
         return [*(new(f'rank_{rank}', 'config/loop_2x4.py', f'--relax_rank={rank}')
                   for rank in RANKS), new('untied', 'config/baseline.py'), *map(cut, RANKS)]
 

@@ -8,8 +8,9 @@ it. `up` begins at zero, so at first the loop computes what it did, to the last 
 Paper: "Relaxed Recursive Transformers" (arXiv 2410.20672), which begins with the SVD of an ordinary
 model's layers (start='svd').
 Here: W + up @ down is formed once a forward, where others compute up @ (down @ x) for each token:
-so `merge` gives the same logits, to the last bit. The ledger of FLOPs counts the latter. The norms
-are shared; where the SVD begins, they are multiplied into the matrices behind them.
+so `merge` gives the same logits, to the last bit, and in training each position's weights are held
+as an ordinary model's are. The ledger of FLOPs counts the others' way. The norms are shared; where
+the SVD begins, they are multiplied into the matrices behind them.
 
 Usage:
     model = relax(model, rank=8)                        # a looped model: its order has repeats
