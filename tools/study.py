@@ -89,6 +89,10 @@ class Job:
         return 'trunk', ['train', config, f'--out_dir={self.root / "trunk"}', f'--steps={steps}',
                          '--decay_steps=0', f'--seed={self.seed}', *more]
 
+    def new(self, name, *words):
+        "A run of its own, by a config or from a checkpoint."
+        return name, ['train', *words, f'--seed={self.seed}', f'--out_dir={self.root / name}']
+
     def branch(self, name, *more, parent='trunk', steps=DECAY):
         "A cool-down: a new optimizer, the same tokens for all."
         return name, ['train', f'--data={DATA}', f'--out_dir={self.root / name}',
@@ -574,15 +578,13 @@ class Hops(Job):
     training = ['--save_every=400']
 
     def runs(self):
-        new = lambda name, *words: (name, ['train', 'config/phop.py', f'--seed={self.seed}',
-                                           f'--out_dir={self.root / name}', *words])
         parents = dict(retrofit='cut', ordinary_further='layers_6')
-        return [*(new(name, *words) for name, words in HOPS.items()),
-                ('cut', ['retrofit', str(self.root / 'layers_6'), '1-4-1',
-                         f'--out={self.root / "cut"}', f'--seed={self.seed}']),
-                *((name, ['train', f'--init_from={self.root / parents[name]}',
-                                 f'--data={FURTHER}', f'--out_dir={self.root / name}',
-                                 f'--seed={self.seed}', '--eval_every=100', *AT_REST, *words])
+        cut = ['retrofit', str(self.root / 'layers_6'), '1-4-1', f'--out={self.root / "cut"}',
+               f'--seed={self.seed}']
+        return [*(self.new(name, 'config/phop.py', *words) for name, words in HOPS.items()),
+                ('cut', cut),
+                *(self.new(name, f'--init_from={self.root / parents[name]}', f'--data={FURTHER}',
+                           '--eval_every=100', *AT_REST, *words)
                   for name, words in FURTHER_ON.items())]
 
     def train(self):
@@ -619,7 +621,7 @@ class Hops(Job):
 
 # ---------------------------------------------------------------------- between looping and growing
 
-BUDGET = 100                # orders that a search may try
+SHORT = '--steps=300', '--decay_steps=60'
 RANKS = (0, 2, 8, 32)       # of what each position of loop_2x4 adds; 0 is the loop
 
 
@@ -630,14 +632,14 @@ class Between(Job):
     tables = ('between',)
 
     def runs(self):
-        cut = lambda rank: (f'trained_{rank}', [
-            'train', f'--init_from={self.root}/cut_{rank}', f'--data={TOY}', '--steps=100',
-            '--lr=0.002', '--warmup_steps=10', '--decay_steps=80', f'--seed={self.seed}',
-            f'--out_dir={self.root}/trained_{rank}'])
-        new = lambda name, *words: (name, ['train', *words, '--steps=300', '--decay_steps=60',
-                                           f'--seed={self.seed}', f'--out_dir={self.root / name}'])
-        return [*(new(f'rank_{rank}', 'config/loop_2x4.py', f'--relax_rank={rank}')
-                  for rank in RANKS), new('untied', 'config/baseline.py'), *map(cut, RANKS)]
+        runs = [self.new(f'rank_{rank}', 'config/loop_2x4.py', f'--relax_rank={rank}', *SHORT)
+                for rank in RANKS]
+        runs.append(self.new('untied', 'config/baseline.py', *SHORT))
+        for rank in RANKS:
+            runs.append(self.new(f'trained_{rank}', f'--init_from={self.root / f"cut_{rank}"}',
+                                 f'--data={TOY}', '--steps=100', '--warmup_steps=10',
+                                 '--decay_steps=80', '--lr=0.002'))
+        return runs
 
     def run(self, name, argv):
         if name.startswith('trained') and not (self.root / f'cut_{name[8:]}').exists():
@@ -661,14 +663,16 @@ class Between(Job):
 
 # ------------------------------------------------------------------------------ searching an order
 
+BUDGET = 100                # orders that a search may try
+
+
 class Searched(Job):
     "Is there a better order of the layers of a trained model? Chosen on half of the questions."
     tables = ('search',)
     models = ('baseline', 'lidas')
 
     def runs(self):
-        return [(name, ['train', f'config/{name}.py', f'--data={TOY}', f'--seed={self.seed}',
-                        f'--out_dir={self.root / name}']) for name in self.models]
+        return [self.new(name, f'config/{name}.py', f'--data={TOY}') for name in self.models]
 
     def search(self):
         rows = []
@@ -676,14 +680,14 @@ class Searched(Job):
             questions = by_depth('toy_assign', (3, 4), QUESTIONS // 2)
             asked = search.Asked(load_model(self.root / name), get_tokenizer(self.root / name),
                                  [example for each in questions.values() for example in each])
-            found = search.all_rows(asked, BUDGET, self.seed)
+            judged = search.all_rows(asked, BUDGET, self.seed)
             plain = search.Judge(asked, tuple(asked.model.order),
                                  [e.answer for e in asked.questions])
-            found.append(plain.row('as it is', asked.by(plain.plain), plain.plain))
+            judged.append(plain.row('as it is', asked.by(plain.plain), plain.plain))
             rows += [self.say(dict(
                 run=name, way=row['what'], order=search.named(row['order']),
                 screened=row['screened'] / 100, change=row['change'].mean / 100,
-                right=row['right'] / 100)) for row in found]
+                right=row['right'] / 100)) for row in judged]
         return rows
 
 
