@@ -31,7 +31,8 @@ BOUNDS = dict(
     weight_decay=RATE, star_decay=RATE, beta2=(0.0, 0.9999999), eval_every=ONE, eval_batches=ONE,
     log_every=ONE, save_every=ONE, seed=ANY, step=SOME,
     # depth
-    grow_block=(1, 10_000), grow_alpha=(0.0, 100.0), block=(1, 10_000), alpha=(0.0, 100.0),
+    relax_rank=(0, 2 ** 20), grow_block=(1, 10_000), grow_alpha=(0.0, 100.0), block=(1, 10_000),
+    alpha=(0.0, 100.0),
     recurrence=(1, 10_000), mean=(1, 10_000), backprop_depth=(1, 10_000), r=(1, 10_000),
     curriculum=SHARE, backprop_curriculum=SHARE, state_std=RATE, K=(1, 10_000), beta=SHARE,
     T=(1e-6, 1e3),

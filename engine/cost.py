@@ -82,6 +82,9 @@ def memory(model, tokens, *, depth, optimizer='adamw', width=4, device='cpu', ra
     if width < 4:
         amounts['casts'] = width * n          # autocast's copies of the weights
     amounts['activations'] = tokens * depth * kept_by_a_layer(c, width, device)
+    if model.rank:                            # the sums that every position runs
+        per_layer = sum(p.numel() for p in model.layers[0].layer.parameters() if p.dim() == 2)
+        amounts['sums'] = width * depth * per_layer
     amounts['loss'] = kept_by_the_loss(c, tokens, width, device)
     return amounts
 
@@ -105,7 +108,8 @@ def models(config):
     weights)."""
     if not config.init_from:
         return Plan(config), lambda n_layer: empty(config, n_layer)
-    model = checkpoint.load_model(config.init_from)
+    model = checkpoint.build_model(checkpoint.load(config.init_from), config.init_from,
+                                   merged=False)
     plan = Plan(config, Start.of(model))
     plan.set_up(model)
     return plan, lambda n_layer: model

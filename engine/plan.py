@@ -31,12 +31,13 @@ class Start:
     order: list[int] | None = None      # the parent's own; None: each layer once
     mean: int | None = None             # of a recurrent parent: the mean of its recurrences,
     backprop_depth: int | None = None   # and through how many of them gradients go back
+    rank: int = 0                       # of a relaxed parent's differences
 
     @classmethod
     def of(cls, model):
         if model.recurs:
             return cls('recurrent', len(model.layers), None, model.mean, model.backprop_depth)
-        return cls('lm', len(model.layers), model.config.order)
+        return cls('lm', len(model.layers), model.config.order, rank=model.rank)
 
 
 class Step(NamedTuple):
@@ -88,6 +89,9 @@ class Plan:
                  'model that grows may loop in its cool-down'),
                 (c.relax_rank and (recurs or not (c.loop or c.cooldown_loop or self.start.order)),
                  f'relax_rank={c.relax_rank} is for a loop: set loop or cooldown_loop'),
+                (self.start.rank and (c.loop or c.cooldown_loop or c.relax_rank),
+                 f'{c.init_from} has differences of rank {self.start.rank} that belong to its '
+                 'order: leave loop, cooldown_loop and relax_rank out'),
                 (recurs and (c.loop or c.cooldown_loop), f'{c.init_from} has a recurrent core, '
                  'which loops by itself: leave loop and cooldown_loop out'),
                 (not recurs and (c.recurrence or c.backprop_depth), f'recurrence={c.recurrence} '

@@ -93,6 +93,9 @@ def test_a_config_in_small(small, tmp_path, capsys):
     assert page.startswith('before\n') and 'mine.py' in page and '| open |' in page
     nanodepth.main('record', argv)          # it goes on where it stopped, and changes nothing
     assert read_rows(tmp_path / 'results/records.csv') == mine and len(small) == 4
+    nanodepth.main('record', [*argv, '--first_seed=2'])     # other seeds: said, not written down
+    assert 'does not meet' in capsys.readouterr().out
+    assert read_rows(tmp_path / 'results/records.csv') == mine
     # another has the record with fewer FLOPs
     best = rows('config/best.py', 10.0, np.linspace(2.1, 2.11, 8), np.linspace(0.98, 0.99, 8))
     study.write_rows(tmp_path / 'results/records.csv', best)

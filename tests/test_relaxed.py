@@ -1,4 +1,6 @@
 "Shared layers with a difference for each position: zero, merged, cut from a model, and trained."
+import dataclasses
+
 import pytest
 import torch
 from conftest import planned_flops, ranks
@@ -7,8 +9,10 @@ from test_train import command, config, log_of, same, weights_of  # noqa: F401
 from common.errors import Refused
 from engine import checkpoint
 from engine.checkpoint import load_model
+from engine.cost import memory
 from loop import parse_loop, running
 from model import LM, ModelConfig
+from tools.loop import facts
 from train import Config, train
 from variants.relaxed import MATRICES, merge, relax
 
@@ -62,6 +66,22 @@ def test_merged_it_is_an_ordinary_model_with_the_same_logits(relaxed, tmp_path):
     assert again.rank == 4 and same(again.state_dict(), relaxed.state_dict())
 
 
+@torch.no_grad()
+def test_in_mixed_precision_it_is_merged_to_the_last_bit_too(relaxed):
+    with torch.autocast('cpu', torch.bfloat16):
+        assert torch.equal(merge(relaxed)(TOKENS), relaxed(TOKENS))
+
+
+def test_the_ledger_counts_the_differences_that_run(relaxed):
+    tied = LM(relaxed.config).flops_per_token()
+    added = sum(p.numel() for name, p in relaxed.named_parameters() if 'differences' in name)
+    assert relaxed.flops_per_token() == tied + 6 * added
+    assert relaxed.flops_per_token(range(2)) == LM(relaxed.config).flops_per_token(range(2))
+    amounts = [memory(model, 100, depth=6) for model in (relaxed, LM(relaxed.config))]
+    layer = sum(p.numel() for p in relaxed.layers[0].layer.parameters() if p.dim() == 2)
+    assert amounts[0]['sums'] == 4 * 6 * layer and 'sums' not in amounts[1]
+
+
 def test_a_tied_head_stays_tied(tiny):
     plain = merge(relax(tiny(n_layer=2, order=[0, 1, 0, 1], tie_embeddings=True), 2))
     assert plain.head.weight is plain.embed.weight
@@ -97,6 +117,10 @@ def test_an_ordinary_model_as_a_loop(tiny):
     assert torch.allclose(one.up[6] @ one.down[6], s[0] * u[:, :1] @ v[:1], atol=1e-5)
     with pytest.raises(Refused, match='of 6 positions is made of 6 layers'):
         relax(tiny(n_layer=4), 2, loop, 'svd')
+    with pytest.raises(Refused, match='layers are 0 to 1'):
+        relax(model, 2, [0, 2, 0, 2, 0, 2], 'svd')
+    half = relax(tiny(n_layer=6).bfloat16(), 2, loop, 'svd')
+    assert half(TOKENS).dtype == torch.bfloat16
     with pytest.raises(Refused, match='norms of queries and keys'):
         relax(tiny(n_layer=6, qk_norm=True), 2, loop, 'svd')
 
@@ -128,6 +152,13 @@ def test_a_loop_is_relaxed_from_its_first_step_on(config, tmp_path):      # noqa
                                                               'head_dim')})
     train(more)                         # it goes on as what it is
     assert checkpoint.load(more.out_dir)['kind'] == 'relaxed'
+    assert log_of(more)[-1]['flops'] == 64 * planned_flops(*command(more)[2:])
+    for settings in (dict(cooldown_loop='2x4'), dict(loop='2x4'), dict(relax_rank=8)):
+        with pytest.raises(Refused, match='has differences of rank 4 that belong to its order'):
+            train(dataclasses.replace(more, out_dir=f'{more.out_dir}_other', decay_steps=1,
+                                      **settings))
+    row = facts('relaxed', checkpoint.load(c.out_dir) | dict(folder=c.out_dir), None)
+    assert (row['loop'], row['unique'], row['params']) == ('2x2', 2, model.num_params())
     train(config('relaxed', **LOOP, relax_rank=4))          # finished: nothing to do
     with pytest.raises(Refused, match='relax_rank=4, but this config has 8'):
         train(config('relaxed', **LOOP, relax_rank=8))

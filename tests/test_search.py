@@ -13,7 +13,7 @@ from engine import checkpoint
 from engine.measure import log_likelihoods
 from loop import running
 from retrofit import surgery
-from tools.search import Asked, beam_search, marks, moves, recipes, search
+from tools.search import Asked, Judge, beam_search, marks, moves, recipes, search
 
 BYTES = get_tokenizer('bytes')
 
@@ -103,6 +103,15 @@ def test_another_family_is_searched_through_its_own_layers(planted=(1, 0, 2)):
             *recipes(asked, planted, right)]
     assert rows[0]['change'].interval()[0] > 0 and (0, 1, 2) in asked.answers
     assert rows[4]['order'] == (1, 0, 2) * 2 and 'the window 0-2' in rows[5]['what']
+
+
+def test_numbers_that_overflow_win_nothing(asked):
+    nan = torch.full((4,), torch.nan)
+    asked.answers = {(0,): [nan] * 60, (1,): asked.by((0, 1, 2, 3, 4))}
+    judge = Judge(asked, (1,), [0] * 60)
+    assert judge.score((0,)) == -torch.inf < judge.score((1,))
+    best = judge.best_for_each([(0,), (1,)])
+    assert all(torch.equal(a, b) for a, b in zip(best, asked.by((1,))))
 
 
 def test_the_command(run, capsys, tmp_path):      # noqa: F811

@@ -264,6 +264,8 @@ def test_a_seed_is_held_against_the_others():
     assert study.expected([row('5', '-3')], others) == (0, 1)
     assert study.expected([row('5', '2'), row('5', '2', r='4')], others) == (1, 1)
     assert study.expected([row('5', '2', run='midas')], others) == (0, 0)
+    ordered = [other | dict(order=f'{n}-2x2-4') for n, other in enumerate(others)]
+    assert study.expected([row('5', '6.9', order='8')], ordered) == (1, 1)
 
 
 @pytest.mark.parametrize('loop', ['1-2x3-1', '4x2'])

@@ -36,6 +36,7 @@ from report.tables import (
 )
 from retrofit import Recurrent
 from variants.hosts import depth_of
+from variants.relaxed import merge
 
 
 @dataclass
@@ -57,6 +58,8 @@ class Options:
 
 def facts(name, state, model):
     "What a checkpoint is and what it cost. A forward pass costs a third of a training step."
+    if state.get('kind') == 'relaxed':          # as it was trained, and not merged
+        model = build_model(state, name, merged=False)
     layers, order = depth_of(model)
     try:
         loop = format_loop(order)
@@ -98,8 +101,8 @@ def cut_ties(source, target):
     if state['kind'] not in ('lm', 'relaxed'):
         raise Refused(f'{source} is a checkpoint of the kind {state["kind"]!r}, but only a run '
                       'of ours can be looped')
-    model = build_model(state, source)
-    free = untie(model, model.order)
+    model = build_model(state, source, merged=False)
+    free = merge(model) if model.rank else untie(model, model.order)
     with new_model(target):
         keep_tokenizer(source, target)
         save(target, **{**state, **describe(free), 'optimizers': []})

@@ -4,8 +4,8 @@ The idea: once depth is a list, one may ask for the best list. Of hundreds of or
 than the model's own by chance, on the questions that chose them. So the orders are chosen on one
 half of the questions and judged on the other. Beside the best one stand three comparisons: the same
 search with shuffled answers, where there is nothing to find; the best order for each question by
-itself, which no single order can be, with what chance gives it; and two recipes that nobody
-searched, the middle block twice and the wrapper's anchored window.
+itself, which knows the answer, and goes far even where answers are shuffled; and two recipes that
+nobody searched, the middle block twice and the wrapper's anchored window.
 
 The search: from the best few orders so far, every block of one to four positions is run twice, left
 out, or swapped with the next block. The score is the mean probability of the right answer among its
@@ -18,6 +18,7 @@ Usage:
     python nanodepth.py search out/lidas --tasks=toy_assign/3,toy_assign/4
     python nanodepth.py search HF_FOLDER --tasks=assign_math/1 --budget=60 --n=100
 """
+import math
 import random
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,7 +122,8 @@ class Judge:
 
     def score(self, order):
         "What the search sees: the first half of the questions."
-        return marks(self.asked.by(order), self.right)[0][self.first].mean().item()
+        score = marks(self.asked.by(order), self.right)[0][self.first].mean().item()
+        return -math.inf if math.isnan(score) else score        # a model that overflows
 
     def row(self, what, answers, order=''):
         "The change from the plain model, on both halves; with intervals on the one without a say."
@@ -138,8 +140,7 @@ class Judge:
         "The answers of the best of some orders for each question by itself."
         every = [self.asked.by(order) for order in orders]
         return [max((answers[i] for answers in every),
-                    key=lambda values, i=i: (values.argmax().item() == self.right[i],
-                                             values[self.right[i]].item()))
+                    key=lambda values, i=i: values.softmax(0)[self.right[i]].nan_to_num(-1).item())
                 for i in range(len(self.right))]
 
 
@@ -207,7 +208,8 @@ def all_rows(asked, budget, seed):
     rng = random.Random(draw(seed, 'search'))
     rng.shuffle(asked.questions)
     plain, right = tuple(asked.model.order), [e.answer for e in asked.questions]
-    return search(asked, plain, right, budget, rng) + recipes(asked, plain, right)
+    known = recipes(asked, plain, right)        # first: a refusal comes before an hour is spent
+    return search(asked, plain, right, budget, rng) + known
 
 
 def tell(asked, rows):

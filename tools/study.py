@@ -723,7 +723,7 @@ def expected(mine, others):
     inside = []
     for row in mine:
         same = where(others, **{key: row.get(key) for key in SETTINGS})
-        for key in row.keys() - {'seed', *SETTINGS}:
+        for key in row.keys() - {'seed', 'order', *SETTINGS}:       # an order is no number
             values = [float(other[key]) for other in same if other.get(key)]
             if row[key] and len(set(values)) > 1:       # else it is no measurement, or the only one
                 middle, half = one_more(values)

@@ -42,9 +42,10 @@ class Difference(nn.Module):
                                      for _, m in shapes)
 
     def added_to(self, layer):
-        "{name: the weight of the layer at this position}"
-        return {f'{name}.weight': layer.get_submodule(name).weight + up @ down
-                for name, up, down in zip(MATRICES, self.up, self.down)}
+        "{name: the weight of the layer at this position}, in the type of the weights"
+        with torch.autocast(self.up[0].device.type, enabled=False):
+            return {f'{name}.weight': layer.get_submodule(name).weight + up @ down
+                    for name, up, down in zip(MATRICES, self.up, self.down)}
 
 
 class Shared(nn.Module):
@@ -80,11 +81,12 @@ class Relaxed(LM):
             for i, layer in enumerate(self.layers))
 
     def flops_per_token(self, order=None, *, context=None):
+        order = self.order if order is None else list(order)
         first, *_ = each = [sum(p.numel() for p in shared.differences.parameters())
                             for shared in self.layers]
+        added = sum(each) if order == self.order else 0
         # the ledger takes all parameters of the first layer to run at each position
-        return super().flops_per_token(order, context=context) + 6 * (
-            sum(each) - first * len(self.order))
+        return super().flops_per_token(order, context=context) + 6 * (added - first * len(order))
 
 
 def relax(model, rank, loop=None, start='zero', seed=None):
@@ -100,7 +102,7 @@ def relax(model, rank, loop=None, start='zero', seed=None):
         raise Refused("start='svd' makes a loop of an ordinary model: name the loop")
     left = None
     if loop is not None:
-        model, left = mean_loop(model, check_order(loop, max(loop) + 1))
+        model, left = mean_loop(model, check_order(loop, len(set(loop))))
     if rank == 0:
         return model
     generator = None if seed is None else torch.Generator().manual_seed(seed)
@@ -115,7 +117,7 @@ def relax(model, rank, loop=None, start='zero', seed=None):
             for up, down, (u, s, v) in zip(difference.up, difference.down, weights):
                 k = min(rank, len(s))
                 up.data[:, :k], down.data[:k] = u[:, :k] * s[:k], v[:k]
-    return new.to(model.embed.weight.device).train(model.training)
+    return new.to(model.embed.weight).train(model.training)
 
 
 @torch.no_grad()
@@ -144,10 +146,12 @@ def mean_loop(model, order):
         mine = [dict(layers[d].named_parameters()) for d, j in enumerate(order) if j == i]
         for name, p in layer.named_parameters():
             p.copy_(torch.stack([each[name] for each in mine]).mean(0))
-    left = [[torch.linalg.svd(layer.get_submodule(name).weight
-                              - new.layers[i].get_submodule(name).weight, full_matrices=False)
+    new = new.to(model.embed.weight).train(model.training)
+    left = [[torch.linalg.svd((layer.get_submodule(name).weight
+                               - new.layers[i].get_submodule(name).weight).float(),
+                              full_matrices=False)
              for name in MATRICES] for i, layer in zip(order, layers)]
-    return new.to(model.embed.weight.device).train(model.training), left
+    return new, left
 
 
 @torch.no_grad()
@@ -161,4 +165,4 @@ def merge(model):
         shared = model.layers[i]
         for name, weight in shared.differences[str(d)].added_to(shared.layer).items():
             layer.get_parameter(name).copy_(weight)
-    return new.to(model.embed.weight.device).train(model.training)
+    return new.to(model.embed.weight).train(model.training)
