@@ -137,11 +137,8 @@ def mean_loop(model, order):
                 layer.get_submodule(name).weight.mul_(layer.get_submodule(norm).weight)
             layer.get_submodule(norm).weight.fill_(1)
     new = LM(dataclasses.replace(model.config, n_layer=max(order) + 1, order=order))
-    for name, module in model.named_children():
-        if name != 'layers':
-            setattr(new, name, copy.deepcopy(module))
-    if model.config.tie_embeddings:
-        new.head.weight = new.embed.weight
+    # one deepcopy for all of them keeps a tied head tied
+    new.embed, new.norm, new.head = copy.deepcopy((model.embed, model.norm, model.head))
     for i, layer in enumerate(new.layers):
         mine = [dict(layers[d].named_parameters()) for d, j in enumerate(order) if j == i]
         for name, p in layer.named_parameters():
@@ -158,7 +155,6 @@ def mean_loop(model, order):
 def merge(model):
     "The ordinary model that computes what the relaxed one does: the order untied, W + up @ down."
     new = LM(dataclasses.replace(model.config, n_layer=len(model.order), order=None))
-    # one deepcopy for all of them keeps a tied head tied
     new.embed, new.norm, new.head = copy.deepcopy((model.embed, model.norm, model.head))
     new.layers = nn.ModuleList(copy.deepcopy(model.layers[i].layer) for i in model.order)
     for d, (i, layer) in enumerate(zip(model.order, new.layers)):
