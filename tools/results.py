@@ -28,6 +28,9 @@ SHARES = 'copy', 'overlap', 'screened', 'change'         # in %, and all that en
 LAYERS = {'moves': 'without it, later outputs move by',
           'overlap': 'of the five likeliest tokens, %', 'depth 3 right': 'depth 3 right, %'}
 MEANS = dict(mean_2='trained with a mean of 2', mean_4='of 4', mean_8='of 8')
+BETWEEN = dict(rank='a loop with differences, trained so', untied='eight layers',
+               cut='made of the eight layers', trained='... and trained a little')
+LOOPED = {'text': 'loss on text', 'depth 2 right': 'depth 2 right, %'}
 DEEP = {f'depth {d} right': f'depth {d} right, %' for d in (4, 5, 6)}
 TEXTS = 'docs/RESULTS.md', 'docs/ROWS.md', 'docs/RECORDS.md'
 
@@ -271,6 +274,11 @@ def draw(folder, names):
     picture('exits', draw_exits, 'exits', names, 'depth 5 right', CHANCE)
     picture('layers', draw_lines, 'lens', names, 'layer', LAYERS, {'depth 3 right': CHANCE},
             dict(xlabel='layer (by depth, from 0)'))
+    between = [row | dict(run=BETWEEN[row['way']], millions=row['parameters'] / 1e6)
+               for row in read_rows(folder / 'between.csv') if row['way'] in BETWEEN]
+    if between:
+        show(folder.parent / 'assets/between.png', draw_lines, between, 'millions', LOOPED, {},
+             dict(xlabel='parameters, millions'))
     times = [1, 2, 4, 8, 16, 32]
     picture('retrofit', draw_lines, 'retrofits', MEANS, 'r', DEEP, dict.fromkeys(DEEP, CHANCE),
             dict(xlabel='r, how often the core runs', xscale='log', xticks=times,
