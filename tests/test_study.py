@@ -141,7 +141,7 @@ def test_the_pictures_show_the_mean_over_the_seeds_and_a_band_from_the_lowest_to
     (tmp_path / 'assets').mkdir()
     results.draw(tmp_path / 'results', dict(lidas='LIDAS'))
     assert {file.stem for file in (tmp_path / 'assets').glob('*.png')} == {
-        'adding', 'exits', 'layers', 'retrofit'}
+        'adding', 'between', 'exits', 'layers', 'retrofit'}
 
 
 @pytest.fixture

@@ -24,13 +24,14 @@ from report.plot import draw_exits, draw_lines, draw_ways, show
 from report.tables import mean, read_csv, where
 
 CHANCE = 1 / 3
+UNITS = dict(flops=(1e-12, 1), parameters=(1e-6, 2))        # a factor, and digits behind the point
 SHARES = 'copy', 'overlap', 'screened', 'change'         # in %, and all that ends with `right`
 LAYERS = {'moves': 'without it, later outputs move by',
           'overlap': 'of the five likeliest tokens, %', 'depth 3 right': 'depth 3 right, %'}
 MEANS = dict(mean_2='trained with a mean of 2', mean_4='of 4', mean_8='of 8')
-BETWEEN = dict(rank='a loop with differences, trained so', untied='eight layers',
-               cut='made of the eight layers', trained='... and trained a little')
-LOOPED = {'text': 'loss on text', 'depth 2 right': 'depth 2 right, %'}
+BETWEEN = dict(rank='trained as a loop', untied='eight layers', cut='made of these',
+               trained='made, then trained')
+LOOPED = {'text': 'loss on text', 'copy': 'copying right, %'}
 DEEP = {f'depth {d} right': f'depth {d} right, %' for d in (4, 5, 6)}
 TEXTS = 'docs/RESULTS.md', 'docs/ROWS.md', 'docs/RECORDS.md'
 
@@ -193,7 +194,8 @@ def numbers_table(spec, rows):
     "Markdown: means over seeds with half a 95% interval, a line for each setting."
     mine = where(rows, **spec.get('where', {}))
     keys, measures = spec['rows'], spec['columns']
-    names = [dict(flops='10^12 FLOPs').get(m, m.replace('right', 'right, %')) for m in measures]
+    known = dict(flops='10^12 FLOPs', parameters='10^6 parameters')
+    names = [known.get(m, m.replace('right', 'right, %')) for m in measures]
     lines = ['| ' + ' | '.join([*keys, 'seeds', *names]) + ' |',
              '|' + '---|' * (len(keys) + len(measures) + 1)]
     for at in dict.fromkeys(tuple(row[key] for key in keys) for row in mine):
@@ -202,7 +204,7 @@ def numbers_table(spec, rows):
         for measure in measures:
             values = [row[measure] for row in group if isinstance(row.get(measure), float)]
             share = measure in SHARES or measure.endswith('right')
-            factor, digits = (100, 1) if share else (1e-12, 1) if measure == 'flops' else (1, 3)
+            factor, digits = (100, 1) if share else UNITS.get(measure, (1, 3))
             c = Contrast([factor * v for v in values], [0.0] * len(values))
             cells.append('' if not values else f'{c.mean:.{digits}f}'
                          + (f' ± {c.half(0.95):.{digits}f}' if c.known else ''))
