@@ -152,9 +152,9 @@ def refuse_not_finite(model, path):
             raise Refused(f'{path}: {name} holds numbers that are not finite: it cannot be used')
 
 
-def load_model(path, device='cpu'):
+def load_model(path, device='cpu', merged=True):
     "Any checkpoint of ours, or of Hugging Face's, as a model that is ready to run."
-    return build_model(load(path), path).to(device).eval()
+    return build_model(load(path), path, merged).to(device).eval()
 
 
 def build_model(state, path, merged=True):

@@ -108,8 +108,7 @@ def models(config):
     weights)."""
     if not config.init_from:
         return Plan(config), lambda n_layer: empty(config, n_layer)
-    model = checkpoint.build_model(checkpoint.load(config.init_from), config.init_from,
-                                   merged=False)
+    model = checkpoint.load_model(config.init_from, merged=False)
     plan = Plan(config, Start.of(model))
     plan.set_up(model)
     return plan, lambda n_layer: model
