@@ -1,4 +1,5 @@
 "bench.py at a tiny size, on a CPU: each row says what it names, and one failure is a row."
+import math
 import re
 
 import pytest
@@ -28,7 +29,8 @@ def test_every_benchmark_runs_and_prints_a_ratio(here, capsys, tmp_path):
     nanodepth.main('bench', [*names, '--tiny', '--capped=false', f'--out={tmp_path / "bench.md"}'])
     lines = capsys.readouterr().out.splitlines()[1:-1]
     assert list(dict.fromkeys(line.split()[0] for line in lines)) == names
-    assert all(float(line.split()[1]) > 0 for line in lines)
+    # finite: of one turn each, beside other work, a difference of times may come out below zero
+    assert all(math.isfinite(float(line.split()[1])) for line in lines)
     table = (tmp_path / 'bench.md').read_text()
     assert table.count('\n| ') == len(lines) + 2 and 'torch ' + torch.__version__ in table
     # 4 layers in growths of one: the FLOPs that are saved follow from the plan
