@@ -14,10 +14,10 @@ Papers: "Reasoning with Latent Thoughts: On the Power of Looped Transformers" (a
 appendix A.1) for the first three, p-hop after Sanford, Hsu and Telgarsky (2024); "Physics of
 Language Models: part 4.1" (PhysicsLM4) for depo.
 Here: every place of a p-hop row is asked, and the answers stand between the letters, where theirs
-is the target of the last letter alone. Many of its answers can be guessed from the letter,
-because four hops among four letters often come back: 62% of them at the size of config/phop.py, and
-83% with eight hops. The definitions of igsm are drawn in an order
-in which each uses earlier ones, without their hierarchy of objects. A token is a byte.
+is the target of the last letter alone. Many answers can be guessed from the letter itself, because
+hops among four letters often come back: 62% with four hops in 32 letters, and 82% with eight. The
+definitions of igsm are drawn in an order in which each uses earlier ones, without their hierarchy
+of objects. A token is a byte.
 
 Usage:
     python data/tasks.py phop           # 4 hops in 32 letters, into data/phop

@@ -5,11 +5,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from conftest import ROOT, planned_flops
+from conftest import ROOT, planned_flops, write_noise
 
 import nanodepth
 from common.errors import Refused
-from data.tokens import write_dataset
 from report.claims import Contrast, one_sided
 from report.records import judged, standing, table
 from tools import record, study
@@ -50,11 +49,7 @@ def test_the_fewest_flops_of_those_that_meet_both_hold_it():
 @pytest.fixture
 def small(tmp_path, monkeypatch):
     "Two seeds of tiny models, on text without anything to learn."
-    rng = np.random.default_rng(0)
-    for split in ('train', 'val'):
-        tokens, n = rng.integers(97, 123, 8000), np.arange(8000)
-        write_dataset(tmp_path / 'data', split, 'bytes', tokens, kinds=['text', 'copy'],
-                      marks=np.where(n % 5 == 0, 130, 129))
+    write_noise(tmp_path / 'data', ['text', 'copy'])
     for name, value in dict(TOY=f'{tmp_path}/data', SEEDS=2, QUESTIONS=4).items():
         monkeypatch.setattr(record, name, value)
     monkeypatch.setattr(study, 'BATCHES', 2)

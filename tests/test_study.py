@@ -5,13 +5,12 @@ import subprocess
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, planned_flops
+from conftest import ROOT, planned_flops, write_noise
 
 import nanodepth
 import train
 from common.errors import Refused
 from data.primitives import write_examples
-from data.tokens import write_dataset
 from engine import words
 from engine.checkpoint import load_model
 from loop import parse_loop, running
@@ -147,11 +146,7 @@ def test_the_pictures_show_the_mean_over_the_seeds_and_a_band_from_the_lowest_to
 @pytest.fixture
 def small(tmp_path, monkeypatch):
     "A study of tiny models on random bytes, and the commands that it ran."
-    rng = np.random.default_rng(0)
-    for split in ('train', 'val'):
-        tokens, n = rng.integers(97, 123, 8000), np.arange(8000)
-        write_dataset(tmp_path / 'data', split, 'bytes', tokens, kinds=['text', 'copy'],
-                      marks=np.where(n % 5 == 0, 130, 129))
+    write_noise(tmp_path / 'data', ['text', 'copy'])
     shape = ['--n_embd=16', '--n_head=2', '--head_dim=8', '--warmup_steps=1', '--batch_size=4',
              '--eval_batches=1', '--eval_every=100', '--device=cpu']
     seen = []
@@ -333,10 +328,7 @@ def test_hops_in_small(small, tmp_path, monkeypatch, capsys):
     "A seed: every cell trained, the wrapper on two of them, the retrofit at every r."
     for name in ('LETTERS', 'FURTHER'):
         monkeypatch.setattr(study, name, f'{tmp_path}/data')
-    rng = np.random.default_rng(0)
-    for split in ('train', 'val'):
-        write_dataset(tmp_path / 'data', split, 'bytes', rng.integers(97, 123, 8000),
-                      kinds=['4 hops'], marks=np.where(np.arange(8000) % 5 == 0, 129, 0))
+    write_noise(tmp_path / 'data', ['4 hops'])
     few = ('layers_6', 'layers_2_times_3', 'layers_3', 'layers_3_looped_at_last')
     monkeypatch.setattr(study, 'HOPS', {name: study.HOPS[name] for name in few})
     one = study.job('hops', 0, tmp_path / 'study')

@@ -36,7 +36,6 @@ from report.tables import (
 )
 from retrofit import Recurrent
 from variants.hosts import depth_of
-from variants.relaxed import merge
 
 
 @dataclass
@@ -101,13 +100,13 @@ def cut_ties(source, target):
     if state['kind'] not in ('lm', 'relaxed'):
         raise Refused(f'{source} is a checkpoint of the kind {state["kind"]!r}, but only a run '
                       'of ours can be looped')
-    model = build_model(state, source, merged=False)
-    free = merge(model) if model.rank else untie(model, model.order)
+    model = build_model(state, source)
+    free = untie(model, model.order)
     with new_model(target):
         keep_tokenizer(source, target)
         save(target, **{**state, **describe(free), 'optimizers': []})
     print(f'{target}: {len(free.layers)} layers of their own, where {source} runs '
-          f'{len(model.layers)}')
+          f'{state["model_config"]["n_layer"]}')
 
 
 def main(argv=None):

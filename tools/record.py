@@ -19,7 +19,6 @@ from pathlib import Path
 from common.errors import Refused
 from common.files import ROOT, find, replace
 from common.options import read, word
-from data.primitives import few_shot
 from data.tokens import make_toy_data
 from engine.checkpoint import load_model
 from engine.cost import planned
@@ -27,7 +26,7 @@ from report.records import RIGHT, SEEDS, TEXT, judged, standing
 from report.runs import read_log
 from report.tables import mean
 from tools.results import made, read_rows
-from tools.study import TOY, Questions, write_rows
+from tools.study import TOY, Questions, by_depth, write_rows
 from train import read_config
 
 QUESTIONS = 500
@@ -67,8 +66,7 @@ def trained(seed, path, folder):
 
 def measured(config, cost, seed, folder):
     "The row of a seed."
-    ask = Questions(folder, TOY, {'depth 3': few_shot('toy_assign', QUESTIONS, shots=0, depth=3,
-                                                      seed=7)})
+    ask = Questions(folder, TOY, by_depth('toy_assign', (3,), QUESTIONS))
     answers = ask(load_model(folder))
     row = dict(config=config, seed=seed, flops=cost,
                minutes=read_log(folder)[-1]['seconds'] / 60, text=answers['text'])

@@ -93,6 +93,10 @@ class Asked:
         self.model, self.tokenizer, self.questions = model, tokenizer, questions
         self.answers, self.bar = {}, bar
 
+    def own(self):
+        "(the order that the model has, which option of each question is right)"
+        return tuple(self.model.order), [example.answer for example in self.questions]
+
     def now(self):
         return log_likelihoods(self.model, self.tokenizer, self.questions)
 
@@ -207,13 +211,13 @@ def all_rows(asked, budget, seed):
     "The searches and the recipes; which half a question belongs to is drawn first."
     rng = random.Random(draw(seed, 'search'))
     rng.shuffle(asked.questions)
-    plain, right = tuple(asked.model.order), [e.answer for e in asked.questions]
+    plain, right = asked.own()
     known = recipes(asked, plain, right)        # first: a refusal comes before an hour is spent
     return search(asked, plain, right, budget, rng) + known
 
 
 def tell(asked, rows):
-    plain, right = tuple(asked.model.order), [e.answer for e in asked.questions]
+    plain, right = asked.own()
     chance, hit = (each[1::2] for each in marks(asked.by(plain), right))
     print(f'{len(right)} questions, {len(asked.answers)} orders tried. As it is, {named(plain)}: '
           f'the right answers have a probability of {chance.mean():.1f}% on the half that judges, '

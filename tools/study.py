@@ -86,8 +86,7 @@ class Job:
         return row
 
     def trunk(self, config, steps, *more):
-        return 'trunk', ['train', config, f'--out_dir={self.root / "trunk"}', f'--steps={steps}',
-                         '--decay_steps=0', f'--seed={self.seed}', *more]
+        return self.new('trunk', config, f'--steps={steps}', '--decay_steps=0', *more)
 
     def new(self, name, *words):
         "A run of its own, by a config or from a checkpoint."
@@ -99,8 +98,8 @@ class Job:
                       f'--init_from={self.root / parent}', f'--steps={steps}', '--warmup_steps=10',
                       f'--decay_steps={steps - 10}', f'--seed={1000 + self.seed}', *more]
 
-    def cut(self, name, parent, *more):
-        return name, ['retrofit', str(parent), '3-4-3', f'--out={self.root / name}',
+    def cut(self, name, parent, *more, shape='3-4-3'):
+        return name, ['retrofit', str(parent), shape, f'--out={self.root / name}',
                       f'--seed={self.seed}', *more]
 
     def train(self):
@@ -305,9 +304,8 @@ class Taught(Job):
     models = ('baseline', 'midas', 'lidas', 'loop_5x2', 'loop_2_2x3_2', 'half', 'half_longer')
 
     def runs(self):
-        return [(name, ['train', 'config/sft.py', f'--out_dir={self.root / name}',
-                        f'--data={self.root / "examples"}', f'--init_from={self.model(name)}',
-                        f'--seed={self.seed}']) for name in self.models]
+        return [self.new(name, 'config/sft.py', f'--data={self.root / "examples"}',
+                         f'--init_from={self.model(name)}') for name in self.models]
 
     def train(self):
         argv = ['--tasks=toy_chains_code', '--n=128', f'--seed={self.seed}',
@@ -516,12 +514,10 @@ class Page(Job):
         runs = []
         for name, words in PAGE.items():
             if name == 'retrofit':
-                runs.append(('cut', ['retrofit', str(self.root / 'baseline'), '2-2-2',
-                                     f'--out={self.root / "cut"}', f'--seed={self.seed}']))
+                runs.append(self.cut('cut', self.root / 'baseline', shape='2-2-2'))
             parent = dict(retrofit='cut', retrofit_dense='baseline').get(name)
             start = [f'--init_from={self.root / parent}'] if parent else [f'--data={TOY}']
-            runs.append((name, ['train', *words, *start, f'--seed={self.seed}',
-                                f'--out_dir={self.root / name}']))
+            runs.append(self.new(name, *words, *start))
         return runs
 
     def page(self):
@@ -579,10 +575,8 @@ class Hops(Job):
 
     def runs(self):
         parents = dict(retrofit='cut', ordinary_further='layers_6')
-        cut = ['retrofit', str(self.root / 'layers_6'), '1-4-1', f'--out={self.root / "cut"}',
-               f'--seed={self.seed}']
         return [*(self.new(name, 'config/phop.py', *words) for name, words in HOPS.items()),
-                ('cut', cut),
+                self.cut('cut', self.root / 'layers_6', shape='1-4-1'),
                 *(self.new(name, f'--init_from={self.root / parents[name]}', f'--data={FURTHER}',
                            '--eval_every=100', *AT_REST, *words)
                   for name, words in FURTHER_ON.items())]
@@ -611,8 +605,8 @@ class Hops(Job):
             for K in (2, 3):
                 with looped(model, (2, 3) if name == 'layers_6' else (1, 1), 'rk', K):
                     row(name, f'window, K = {K}', model)
+        model = load_model(self.root / 'retrofit')
         for r in (1, 2, 3, 4, 8):
-            model = load_model(self.root / 'retrofit')
             model.mean = r
             row('retrofit', f'8 hops, r = {r}', model, FURTHER)
         row('ordinary_further', '8 hops', load_model(self.root / 'ordinary_further'), FURTHER)
@@ -642,10 +636,12 @@ class Between(Job):
         return runs
 
     def run(self, name, argv):
-        if name.startswith('trained') and not (self.root / f'cut_{name[8:]}').exists():
-            model = relax(load_model(self.root / 'untied'), int(name[8:]), parse_loop('2x4'), 'svd')
-            save(self.root / f'cut_{name[8:]}', **describe(model))
-            keep_tokenizer(self.root / 'untied', self.root / f'cut_{name[8:]}')
+        way, _, rank = name.partition('_')
+        folder = self.root / f'cut_{rank}'
+        if way == 'trained' and not exists(folder):
+            model = relax(load_model(self.root / 'untied'), int(rank), parse_loop('2x4'), 'svd')
+            save(folder, **describe(model))
+            keep_tokenizer(self.root / 'untied', folder)
         super().run(name, argv)
 
     def between(self):
@@ -681,9 +677,8 @@ class Searched(Job):
             asked = search.Asked(load_model(self.root / name), get_tokenizer(self.root / name),
                                  [example for each in questions.values() for example in each])
             judged = search.all_rows(asked, BUDGET, self.seed)
-            plain = search.Judge(asked, tuple(asked.model.order),
-                                 [e.answer for e in asked.questions])
-            judged.append(plain.row('as it is', asked.by(plain.plain), plain.plain))
+            plain, right = asked.own()
+            judged.append(search.Judge(asked, plain, right).row('as it is', asked.by(plain), plain))
             rows += [self.say(dict(
                 run=name, way=row['what'], order=search.named(row['order']),
                 screened=row['screened'] / 100, change=row['change'].mean / 100,
