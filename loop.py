@@ -61,7 +61,9 @@ def fit_loop(text, n_layer):
 
 def format_loop(order):
     "An order in the notation: the inverse of parse_loop, with neighbouring plain segments joined."
-    order, parts, first, at = list(order), [], 0, 0     # layers below `first` are written down
+    order = list(order)
+    parts = []
+    first = at = 0      # layers below `first` are written down
     while at < len(order):
         top = first                                     # new layers: first, ..., top - 1
         while at < len(order) and order[at] == top:

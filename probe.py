@@ -34,7 +34,8 @@ from retrofit import Recurrent
 def depth_score_by_hand(model, tokens, boundaries):
     """(the mean depth, weighted by how far the output at later tokens moves without a layer; these
     weights (D,)). `depth_score` below gives the same, with many runs in one batch."""
-    plain, weights = model(tokens).softmax(-1), []                                  # (B, T, V)
+    plain = model(tokens).softmax(-1)                                               # (B, T, V)
+    weights = []
     for erased in range(len(model.order)):
         furthest = torch.zeros(len(tokens))
         for t in boundaries:

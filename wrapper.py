@@ -143,7 +143,8 @@ class Loop(threading.local):
                           'from its first layer on')
         if self.memory is not None:
             kwargs[entry.cache] = self.memory.cache
-        self.calls[d], self.k = (entry, kwargs), 1
+        self.calls[d] = (entry, kwargs)
+        self.k = 1
         try:
             if self.off:
                 return entry.forward(x, kwargs)
@@ -164,10 +165,11 @@ class Loop(threading.local):
 
     def begin(self, entry, x, kwargs):
         self.forget()
-        self.x, how, q = x, self.how, x.shape[-2]
+        self.x, q = x, x.shape[-2]
         if entry.cache != 'cache' and kwargs.get('cache') is not None:
             raise Refused('generate_batch keeps all texts in one paged cache, in which a looped '
                           'layer has no place: use generate instead')
+        how = self.how
         cache = with_slots(kwargs.get(entry.cache), how.cache, q, self.b + 1)
         if how.cache == 'frozen' or entry.pinned:
             entry.refuse_checkpointing()
@@ -178,7 +180,8 @@ class Loop(threading.local):
 
     def solve(self, a, x, first):
         "The solver on the layers from a to this one. It begins with g(x), which the model has run."
-        b, evaluations = max(self.calls), itertools.count(1)
+        b = max(self.calls)
+        evaluations = itertools.count(1)
 
         def g(x):
             made = next(evaluations)
@@ -187,13 +190,13 @@ class Loop(threading.local):
 
     def settle(self, y):
         "What stays in the cache: 'last', and 'first' layer by layer, take one more pass for it."
-        how, more = self.how, self.how.evaluations + 1
         if self.memory is None:
             return
-        chain = how.cache == 'first' and how.mode == 'layer'
-        if chain or how.cache == 'last':
-            self.run(self.a, self.b, self.x if chain else y, more)
-        self.memory.settle(chain or how.cache in ('last', 'last_eval'))
+        cache = self.how.cache
+        chain = cache == 'first' and self.how.mode == 'layer'
+        if chain or cache == 'last':
+            self.run(self.a, self.b, self.x if chain else y, self.how.evaluations + 1)
+        self.memory.settle(chain or cache in ('last', 'last_eval'))
 
     def run(self, a, b, x, k):
         self.k = k
@@ -257,7 +260,8 @@ def patch(model, window=None, method='rk', K=3, beta=None, cache=None, decode='f
                for i, layer in looped_layers.items()}
     for d in range(a, b + 1):
         entry = entries[order[d]]
-        entry.loops[d], entry.window = loop, range(a, b + 1)
+        entry.loops[d] = loop
+        entry.window = range(a, b + 1)
         for router in routers[order[d]]:
             router.register_forward_hook(Pin(loop, pin))
     for entry in entries.values():

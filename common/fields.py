@@ -89,7 +89,8 @@ def fit_fields(cls, values, where, others=False):
     "{name: value} of those fields that are given, each of its type and within its bounds."
     if not isinstance(values, dict):
         raise Refused(f'{where} holds a {type(values).__name__}, not names with values')
-    types_of, fitted = typing.get_type_hints(cls), {}
+    types_of = typing.get_type_hints(cls)
+    fitted = {}
     for name, value in values.items():
         if name in types_of:
             fitted[name] = fit(name, value, types_of[name], where)

@@ -24,7 +24,8 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def find(path):
     "A config or a dataset: in the current folder, else beside the code."
-    here, beside_the_code = Path(path), ROOT / path
+    here = Path(path)
+    beside_the_code = ROOT / path
     if not here.exists() and beside_the_code.exists():
         return beside_the_code
     return here

@@ -59,7 +59,8 @@ def loss_by_recomputing(x, weight, targets, ignore_index):
 def mean_loss(x, weight, targets, ignore_index=-1):
     """Mean cross-entropy over the targets that count, 0 if none does: x (B, T, C), weight (V, C),
     targets (B, T)."""
-    x, targets = x.flatten(0, -2), targets.flatten()                            # (B*T, C), (B*T,)
+    x = x.flatten(0, -2)                # (B*T, C)
+    targets = targets.flatten()         # (B*T,)
     options = dict(ignore_index=ignore_index, reduction='sum')
     if len(weight) < LARGE_VOCABULARY or not in_pieces(len(weight), x.device.type):
         loss = F.cross_entropy(F.linear(x, weight).float(), targets, **options)

@@ -122,7 +122,8 @@ def value_of(text, each, wanted):
 
 def take_words(takers, plain):
     "{name: word or words} of the words that are no options, in the order of the fields."
-    values, left = {}, list(plain)
+    values = {}
+    left = list(plain)
     for each in takers:
         if each.metadata['words'] == 'all':
             least = each.metadata['least']

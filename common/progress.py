@@ -16,12 +16,14 @@ ENOUGH = 1.0        # seconds of work, after which the rest is estimated
 
 def timed(items, desc, unit, shorter):
     "The items, behind a bar. If they will take more than a minute, a line says so, once."
-    began, said = time.monotonic(), False
+    began = time.monotonic()
+    said = False
     for i, item in enumerate(tqdm(items, desc=desc, unit=unit, leave=False), 1):
         yield item
         seconds = time.monotonic() - began
         if not said and seconds > ENOUGH:
-            said, minutes = True, seconds / i * len(items) / 60
+            said = True
+            minutes = seconds / i * len(items) / 60
             if minutes > 1:
                 tqdm.write(f'{desc}: about {math.ceil(minutes)} minutes; {shorter} makes it '
                            'shorter', file=sys.stderr)

@@ -158,7 +158,8 @@ def read_files(folder, plan, budget, every, options, pool, stop, tick):
 
 def begun(source, folder, options):
     "The settings and files a folder was begun with: it can only go on with the same."
-    path, where = folder / 'plan.json', options.source
+    path = folder / 'plan.json'
+    where = options.source
     plan = read_json(path) if path.exists() else None
     now = dict(repo=str(where or source.repo), read=source.read, tokenizer=options.tokenizer,
                val_every=options.val_every)
@@ -288,7 +289,8 @@ def stopping(options):
 def prepare(mixtures, about, argv=None, out=None):
     "The command of a data/NAME/prepare.py: `mixtures` is {name: [Source]}."
     options = read_options(mixtures, about, argv, out)
-    out, sources = options.out, mixtures[options.mixture]
+    out = options.out
+    sources = mixtures[options.mixture]
     with claim(out), stopping(options):
         budgets = shares([s.share for s in sources], options.tokens)
         width = np.dtype(token_type(get_tokenizer(options.tokenizer).n_vocab)).itemsize

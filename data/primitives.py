@@ -213,7 +213,9 @@ START = 128             # added to the mark where an answer begins
 def marked(pieces, kinds, size=math.inf):
     """(tokens, mask, marks) of a document of bytes, of at most `size` tokens with the end of text
     before it. `pieces`: (text, can it be known, its kind if it is an answer)."""
-    tokens, mask, marks = [END_OF_TEXT], [0], [0]
+    tokens = [END_OF_TEXT]
+    mask = [0]
+    marks = [0]
     for text, known, kind in pieces:
         mark = kinds.index(kind) + 1 if kind else 0
         first = mark + START if kind else 0
@@ -249,7 +251,8 @@ def write_examples(folder, tokenizer_name, tasks, depths, n, *, shots=0, seed=0,
     for split, examples in rows.items():
         tokens, mask, marks = np.zeros((3, len(examples), longest), dtype='int64')
         for i, (prompt, answer, kind) in enumerate(examples):
-            begin, end = len(prompt), len(prompt) + len(answer)
+            begin = len(prompt)
+            end = len(prompt) + len(answer)
             tokens[i, :end] = prompt + answer
             mask[i, begin:end], marks[i, begin:end] = 1, kind
             marks[i, begin] += 128

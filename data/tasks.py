@@ -8,7 +8,7 @@ same.
     phop       letters, each followed by the letter that p hops lead back to     a-b-abba (p = 1)
     addition   n numbers of three digits and their sum                           315+120=00435
     igsm       definitions modulo 7 in any order, and one that is asked for      c:=1*a+2*b;b:=3 ...
-    depo       the pairs of a cycle in any order, and who comes k places later   fc.ab.bf.ca?02a=f
+    depo       the pairs of a cycle in any order, and who comes k places later   fc.ab.bf.caBafCfb
 
 Papers: "Reasoning with Latent Thoughts: On the Power of Looped Transformers" (arXiv 2502.17416,
 appendix A.1) for the first three, p-hop after Sanford, Hsu and Telgarsky (2024); "Physics of
@@ -21,7 +21,7 @@ of objects. A token is a byte.
 
 Usage:
     python data/tasks.py phop           # 4 hops in 32 letters, into data/phop
-    python data/tasks.py addition --n=4 --out=data/addition
+    python data/tasks.py addition --n=16 --rows=1000000 --out=data/addition_16
 """
 import random
 import string
@@ -45,8 +45,8 @@ class Options:
     task: str = word()                          # phop, addition, igsm, depo
     p: int = within(1, 64, default=4)           # hops of phop; the k of depo goes from 1 to p
     length: int = within(2, 4096, default=32)       # letters of phop
-    # numbers of addition, definitions of igsm, names of depo
-    n: int = within(2, 26, default=8)
+    # numbers of addition (None: 2), definitions of igsm (6), names of depo (8)
+    n: int | None = within(2, 26, default=None)
     rows: int = within(1, 10 ** 8, default=40_000)      # examples to train on
     out: Path | None = None                     # the folder to write; None: data/TASK
 
@@ -106,14 +106,15 @@ def depo(rng, options):
     pairs = [a + b for a, b in zip(names, names[1:] + names[:1])]
     rng.shuffle(pairs)
     yield '.'.join(pairs), None
-    for _ in range(4):
+    for _ in range(2 * options.n):
         k = rng.randint(1, options.p)
         i = rng.randrange(options.n)
-        yield f'?{k:02}{names[i]}=', None
+        yield string.ascii_uppercase[k - 1] + names[i], None        # B asks who comes two later
         yield names[(i + k) % options.n], f'{k} later'
 
 
 TASKS = dict(phop=phop, addition=addition, igsm=igsm, depo=depo)
+SIZES = dict(addition=2, igsm=6, depo=8)            # n, as a laptop learns it
 
 
 def kinds_of(options):
@@ -124,12 +125,16 @@ def kinds_of(options):
 def main(argv=None):
     options = read(Options, argv, __doc__)
     check_choice('task', options.task, TASKS)
+    if options.n is None:
+        options.n = SIZES.get(options.task)
     if options.task == 'depo' and options.p >= options.n:
         raise Refused(f'--p={options.p} leads round a cycle of --n={options.n}: choose fewer')
     out = options.out or ROOT / 'data' / options.task
-    kinds, seen = kinds_of(options), set()
+    kinds = kinds_of(options)
+    seen = set()
     for split, count in (('val', 1000), ('train', options.rows)):
-        rng, examples = random.Random(draw(0, f'{options.task} {split}')), []
+        rng = random.Random(draw(0, f'{options.task} {split}'))
+        examples = []
         for _ in range(10 * count):
             if len(examples) == count:
                 break

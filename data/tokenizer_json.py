@@ -139,7 +139,8 @@ def to_tokenizer_json(encoding, start='<|endoftext|>'):
 
 def template_start(spec):
     "The special tokens that a tokenizer.json puts before a text."
-    steps, starts = spec.get('post_processor') or {}, []
+    steps = spec.get('post_processor') or {}
+    starts = []
     for step in steps.get('processors', [steps]):
         if step.get('type') == 'TemplateProcessing':
             for piece in step['single']:

@@ -56,7 +56,8 @@ def permute(i, n, key):
     half = max(1, ((n - 1).bit_length() + 1) // 2)
     mask = (1 << half) - 1
     while True:
-        left, right = i >> half, i & mask
+        left = i >> half
+        right = i & mask
         for turn in range(4):
             # splitmix64's mixing
             z = (right + key + turn * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
@@ -117,7 +118,8 @@ def write_dataset(folder, split, tokenizer, tokens, *, mask=None, marks=None, ki
     path = folder / f'{split}.json'
     if (folder / 'ckpt.pt').exists():
         raise Refused(f'{folder} holds a run: choose another folder for a dataset')
-    origin, before = origin or {}, made_by(path)
+    origin = origin or {}
+    before = made_by(path)
     if before and before != origin.get('made_by', before):
         raise Refused(f'{folder} holds a dataset that {before} made: choose another folder')
     from data.tokenizer import get_tokenizer, token_type
@@ -149,7 +151,8 @@ class Dataset:
     "One split of one folder, memory-mapped. A window is `context` tokens and the one after them."
 
     def __init__(self, folder, split, context):
-        self.folder, self.split = Path(folder), split
+        self.folder = Path(folder)
+        self.split = split
         path = self.folder / f'{split}.json'
         if not path.exists():
             raise Refused(f'there is no dataset at {folder} (no {path.name} there); '
@@ -162,7 +165,8 @@ class Dataset:
         if self.row is not None and self.row > context + 1:
             raise Refused(f'{folder}: its examples of {self.row} tokens do not fit a context of '
                           f'{context}')
-        self.context, shards = context, self.about.shards
+        self.context = context
+        shards = self.about.shards
         if len(shards) > 100:
             more_files()
         self.shards = [{ending: self._map(s, ending) for ending in s.sha256} for s in shards]
@@ -192,12 +196,14 @@ class Dataset:
         "tokens (T,), targets (T,), marks of the targets (T,), all int64."
         s = int(np.searchsorted(self.ends, i, side='right'))
         i -= int(self.ends[s - 1]) if s else 0
-        shard, T = self.shards[s], self.context
+        shard = self.shards[s]
+        T = self.context
         start, n = (i * T, T + 1) if self.row is None else (i * self.row, self.row)
         row = shard['.bin'][start:start + n].astype(np.int64)
         marks = (shard['.marks'][start:start + n].astype(np.int64) if '.marks' in shard
                  else np.zeros_like(row))
-        tokens, targets = row[:-1], row[1:]
+        tokens = row[:-1]
+        targets = row[1:]
         if '.mask' in shard:
             targets = np.where(shard['.mask'][start + 1:start + n] > 0, targets, -1)
         pad = lambda row, value=0: np.pad(row, (0, T + 1 - n), constant_values=value)  # noqa: E731
@@ -288,7 +294,9 @@ class Loader:
             n = len(self.sets)
             turns = np.repeat(np.arange(n), self.quota)
             turns = turns[[permute(s, PERIOD, key) for s in range(PERIOD)]]
-            self.period, self.turns, seen = period, [], [0] * n
+            self.period = period
+            self.turns = []
+            seen = [0] * n
             for d in turns.tolist():
                 self.turns.append((d, seen[d]))
                 seen[d] += 1
@@ -303,7 +311,8 @@ class Loader:
 
     def marked_batch(self, step):
         "The batch, and the kind of each target: (B, T) three times."
-        mine, rows = self.batch_size // self.world_size, []
+        mine = self.batch_size // self.world_size
+        rows = []
         first = step * self.batch_size + self.rank * mine
         for i in range(first, first + mine):
             d, _, w = self.place(i)

@@ -73,7 +73,8 @@ def kept_by_the_loss(c, tokens, width, device):
 def memory(model, tokens, *, depth, optimizer='adamw', width=4, device='cpu', ranks=1):
     """{part: bytes} of a process that works on `tokens` at once through `depth` layers, at its
     peak."""
-    c, n = model.config, model.num_params()
+    c = model.config
+    n = model.num_params()
     layers = sum(p.numel() for p in model.layers.parameters())
     state = 8 * n if optimizer != 'muon' else 4 * layers + 8 * (n - layers)
     amounts = dict(weights=4 * n, gradients=4 * n, optimizer=state)
@@ -130,7 +131,8 @@ def counted(plan, model, first, end):
     for step in range(first, end):
         now = plan.at(step)
         alike[now.order, now.r, now.backprop_depth] += 1
-    total, context = 0, plan.config.context
+    total = 0
+    context = plan.config.context
     model = with_differences(model, plan.at(end - 1))
     for (order, r, backprop_depth), n in alike.items():
         how = dict(order=order) if r is None else dict(r=r, backprop_depth=backprop_depth)
@@ -186,8 +188,9 @@ def show(config, gpus, gpu, mfu):
     at_once = each // config.grad_accum
     a_step = config.batch_size * config.context
     width = 4 if config.dtype == 'float32' else 2
-    table, total, parts = [['steps', 'layers', 'depth', 'parameters', 'GFLOPs a token', 'petaFLOPs',
-                            'a GPU']], 0, {}
+    table = [['steps', 'layers', 'depth', 'parameters', 'GFLOPs a token', 'petaFLOPs', 'a GPU']]
+    total = 0
+    parts = {}
     plan, model_of = models(config)
     for first, end in stretches(plan):
         now = plan.at(end - 1)

@@ -222,7 +222,8 @@ def save_reordered(source, target, order):
     path = next(name for name, module in old.named_modules() if module is layers)
     place = re.compile(rf'^(.*?\b{path.rpartition(".")[2]}\.)(\d+)(\..*)$')
     about = reordered_config(about, order)
-    new, tensors = without_weights(folder, about), {}
+    new = without_weights(folder, about)
+    tensors = {}
     check_natures(source, layers, depth_of(new)[0], order)
     for name, t in read_tensors(folder).items():
         parts = place.match(name)

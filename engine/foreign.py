@@ -129,10 +129,12 @@ class Hooked:
         """(D,): how far the output at later tokens moves without each layer at the tokens up to t,
         the furthest over the boundaries t, a mean over the examples; as probe.depth_score."""
         logits, streams, _ = self.listen(tokens)
-        plain, (B, T) = logits.float().softmax(-1), tokens.shape
+        plain = logits.float().softmax(-1)
+        B, T = tokens.shape
         gone = (torch.arange(T) <= torch.tensor([*boundaries])[:, None]).to(tokens.device)
         parts = gone.split(max(1, NUMBERS // plain.numel()))                    # (n, T) each
-        nothing, half = torch.zeros_like(gone[:1]), len(self.order) // 2
+        nothing = torch.zeros_like(gone[:1])
+        half = len(self.order) // 2
         # What is before a layer does not change, so it is not run again. In some families it must
         # be, because layers hand on more than the stream, or because their kinds cannot be set.
         try:
@@ -154,7 +156,8 @@ class Hooked:
     def without(self, erased, first, streams, tokens, gone):
         """The logits, (n B, T, V), where a layer adds nothing at the tokens that are gone, (n, T).
         The run begins at the layer `first`, with the stream that went into it."""
-        n, order = len(gone), self.order
+        n = len(gone)
+        order = self.order
         gone = gone.repeat_interleave(len(tokens), 0)[:, :, None]               # (n B, T, 1)
         layer_runs = []
 
@@ -224,7 +227,8 @@ def repeated_block(order, n):
     "(start, block, times) of an order of n layers in which one block is repeated."
     for a in range(n):
         for b in range(a, n):
-            block, more = [*range(a, b + 1)], len(order) - n
+            block = [*range(a, b + 1)]
+            more = len(order) - n
             times = 1 + more // len(block)
             if order == [*range(a), *block * times, *range(b + 1, n)]:
                 return a, len(block), times

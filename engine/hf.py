@@ -250,7 +250,8 @@ def save_hf(model, folder, tokenizer=None):
         raise Refused('a model with a recurrent core has no family that transformers knows: '
                       'only ordinary and looped models are exported')
     model = fold_scales(model) if model.config.ln_scaling else model
-    config, weights = model.config, model.state_dict()
+    config = model.config
+    weights = model.state_dict()
     tensors = {their_name(name): t for name, t in weights.items() if not name.startswith('layers.')}
     if config.tie_embeddings:
         tensors.pop('lm_head.weight')

@@ -54,7 +54,8 @@ def ask(model_like, tokenizer, examples, **options):
 
 def interval(right, n, z=1.96):
     "Wilson's interval: valid near 0 and 1 too, unlike ± 2 standard errors."
-    p, width = right / n, z * z / n
+    p = right / n
+    width = z * z / n
     middle = (p + width / 2) / (1 + width)
     half = z * math.sqrt(p * (1 - p) / n + width / n / 4) / (1 + width)
     return middle - half, middle + half
@@ -93,7 +94,8 @@ def log_likelihoods(model_like, tokenizer, examples, *, batch=64, share=True):
         raise Refused(f'a prompt with its answer has {longest} tokens, but the context is '
                       f'{context}')
     device = next((p.device for p in getattr(model_like, 'parameters', list)()), 'cpu')
-    values, parts = [None] * len(examples), []
+    values = [None] * len(examples)
+    parts = []
     for i in sorted(range(len(examples)), key=lambda i: (len(options[i]), len(prompts[i]))):
         first = parts[-1][0] if parts else i
         if (not parts or len(parts[-1]) == batch or len(options[i]) != len(options[first])
@@ -255,7 +257,8 @@ class Scorer:
 def run_scorer(path, state, model, data, batches, questions):
     """The Scorer for models like this one, on `data` or on what the run was trained on. Questions
     can do without any."""
-    config, val = state.get('config') or {}, None
+    config = state.get('config') or {}
+    val = None
     if data or config.get('data') or not questions:
         val = open_data(path, state, model, data, 'val', longest=512)
     return Scorer(get_tokenizer(path), questions, val, batches,

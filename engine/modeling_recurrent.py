@@ -136,7 +136,8 @@ class RavenForCausalLM(PreTrainedModel, GenerationMixin):
         steps = num_steps or c.mean_recurrence
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache()
-        T, past = input_ids.shape[1], 0
+        T = input_ids.shape[1]
+        past = 0
         if past_key_values is not None:
             self.provide(past_key_values, c.depth(steps))
             past = past_key_values.get_seq_length()

@@ -75,7 +75,8 @@ class Plan:
 
     def refuse_what_excludes(self):
         "Settings that each may be, and not together."
-        c, recurs = self.config, self.start.kind == 'recurrent'
+        c = self.config
+        recurs = self.start.kind == 'recurrent'
         falls = max(c.decay_steps, c.lr_decay_steps or 0)
         no_core = 'init_from must be one'
         if c.init_from:
@@ -145,16 +146,20 @@ class Plan:
 
     def at(self, step):
         "What this step does."
-        c, cools = self.config, step >= self.cooldown_start
+        c = self.config
+        cools = step >= self.cooldown_start
         stage = max(i for i, (first, _) in enumerate(self.stages) if first <= step)
-        n_layer, origin, order = self.stages[stage][1], self.origins[stage], None
+        n_layer = self.stages[stage][1]
+        origin = self.origins[stage]
+        order = None
         if self.start.kind == 'lm':
             order = self.main_order or tuple(range(n_layer))
             if cools and self.cooldown_order:
                 order = self.cooldown_order
         data, batch = 'data', step
         if cools and c.cooldown_data:
-            data, batch = 'cooldown_data', step - self.cooldown_start
+            data = 'cooldown_data'
+            batch = step - self.cooldown_start
         rank = c.relax_rank if cools or not c.cooldown_loop else 0
         now = Step(self.rate(step), n_layer, origin, order, data, batch, rank=rank)
         return now if self.mean is None else now._replace(**self.recurrences(step))

@@ -151,7 +151,8 @@ def refuse_foreign(c, tensors, path):
 def save_raven(model, folder, tokenizer=None):
     """Write a Recurrent as a folder that transformers opens by the code in it; what of it the
     authors' own code would not understand is returned, as a list of words."""
-    c, width = model.config, model.config.n_embd
+    c = model.config
+    width = model.config.n_embd
     if c.ln_scaling:
         raise Refused("LN-scaling: the authors' format cannot hold that")
     ours = {'norms of q and k': c.qk_norm, f'head_dim={c.head_dim}': c.head_dim * c.n_head != width,

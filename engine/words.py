@@ -14,7 +14,9 @@ from report.runs import read_log
 
 def report(config, model, flops):
     "Draw and print what a finished run leaves."
-    c, out, saving = config, Path(config.out_dir), ''
+    c = config
+    out = Path(config.out_dir)
+    saving = ''
     if c.grow:      # beside a run with all layers from the first step on, and the same cool-down
         # FLOPs per token, with each layer once; and in the order that the model ended with
         deep = model.flops_per_token(range(c.n_layer), context=c.context)

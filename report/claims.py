@@ -27,7 +27,9 @@ MARGINS = dict(text=0.02, answers=0.05, points=5.0, layers=0.25)
 def t_probability(t, df):
     "P(|T| < t) of Student's t with a whole number of degrees of freedom, in closed form."
     angle = math.atan2(abs(t), math.sqrt(df))
-    cos2, term, total = math.cos(angle) ** 2, 1.0, 0.0
+    cos2 = math.cos(angle) ** 2
+    term = 1.0
+    total = 0.0
     if df % 2:
         term = math.cos(angle)
         for k in range(3, df + 1, 2):
@@ -60,7 +62,9 @@ class Contrast:
     differences are one sample. Else two samples, by Welch, his degrees rounded down."""
 
     def __init__(self, a, b, paired=True):
-        self.a, self.b, self.paired = list(a), list(b), paired
+        self.a = list(a)
+        self.b = list(b)
+        self.paired = paired
         self.n = min(len(self.a), len(self.b))
         self.mean = mean(self.a) - mean(self.b)
         if paired:
@@ -96,7 +100,8 @@ class Contrast:
             ways = [sum(s * c for s, c in zip(signs, self.changes))
                     for signs in itertools.product((1, -1), repeat=self.n)]
         else:
-            both, n = self.a + self.b, len(self.a)
+            both = self.a + self.b
+            n = len(self.a)
             ways = [sum(chosen) / n - (sum(both) - sum(chosen)) / (len(both) - n)
                     for chosen in itertools.combinations(both, n)]
         seen = abs(sum(self.changes) if self.paired else self.mean)
@@ -115,7 +120,8 @@ def one_sided(contrast, direction):
 
 def holm(ps):
     "The p values, corrected for being many: the smallest times n, the next times n - 1, ..."
-    adjusted, above = [None] * len(ps), 0.0
+    adjusted = [None] * len(ps)
+    above = 0.0
     for k, i in enumerate(sorted(range(len(ps)), key=lambda i: ps[i])):
         above = adjusted[i] = min(1.0, max(above, ps[i] * (len(ps) - k)))
     return adjusted

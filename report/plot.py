@@ -58,7 +58,8 @@ def figure(rows, columns, size, maps=False, **shared):
 def curve(ax, rows, x, y, colour, label, factor=1, shade=True, by=None, **style):
     """The mean of the rows at each x (of its seeds), or at each value of `by`, and a shade from the
     lowest to the highest."""
-    rows, by = [row for row in rows if y in row], by or x
+    rows = [row for row in rows if y in row]
+    by = by or x
     points = [where(rows, **{by: at}) for at in sorted({row[by] for row in rows})]
     xs = [mean([row[x] for row in seeds]) for seeds in points]
     values = [[factor * row[y] for row in seeds] for seeds in points]
@@ -96,7 +97,8 @@ def draw_runs(groups):
     Several runs: a row for the validation loss, and one for each kind. Against steps, and against
     FLOPs, because a step costs more in a deeper model. Dotted lines show where a model grew."""
     logs = [log for group in groups.values() for log in group]
-    kinds, alone = kinds_of(logs), len(logs) == 1
+    kinds = kinds_of(logs)
+    alone = len(logs) == 1
     skills = [kind for kind in kinds if kind != 'text']
     losses = dict(loss='validation')
     if 'text' in kinds:
@@ -148,7 +150,8 @@ def draw_origins(pictures):
              vmax=1.3, aspect='auto')
         ax.set_facecolor('white')
         for y, x in cells:
-            source, new = orders[y][x], orders[y][x] in orders[y][:x]
+            source = orders[y][x]
+            new = orders[y][x] in orders[y][:x]
             ax.text(x, y, source, ha='center', va='center', fontsize=8, color='white',
                     weight='bold' if new else 'normal')
             if new:

@@ -103,7 +103,8 @@ def print_table(rows):
                             + ('' if away is None else f' ({away:+.1f})'))
         firsts.append([row['run']])
         for kind in kinds:
-            reached, seeds = row[f'{kind} reached'], row['seeds']
+            reached = row[f'{kind} reached']
+            seeds = row['seeds']
             some = '' if reached == seeds else f' ({reached} of {seeds} seeds)'
             firsts[-1].append(f'{row[f"{kind} step"]:.0f}, {row[f"{kind} flops"]:.2e}{some}'
                               if reached else 'never')

@@ -67,7 +67,7 @@ def test_no_tool_is_run_by_its_path():
 
 CODE = [*FILES.values(), *ROOT.glob('config/*.py'), *ROOT.glob('data/*/*.py')]
 MOST = dict.fromkeys(IDEAS, 270) | dict(model=326, retrofit=300, train=442, probe=295,
-                                     wrapper=295)
+                                     wrapper=296)
 
 
 def test_no_line_is_wider_than_a_page():
@@ -133,5 +133,5 @@ def test_one_step_of_training_fits_on_a_page(data, tmp_path):
     head, *lines = run.stdout.splitlines()
     modules, imported = map(int, head.split())
     functions = [line for line in lines if line.startswith("('")]
-    assert modules <= 20 and imported <= 3040, f'{imported} lines in {modules} modules'
+    assert modules <= 20 and imported <= 3080, f'{imported} lines in {modules} modules'
     assert 20 < len(functions) <= 28, '\n'.join(functions)

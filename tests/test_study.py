@@ -165,7 +165,7 @@ def small(tmp_path, monkeypatch):
             argv = [a for a in argv if not a.startswith(('--steps', '--decay', '--warm', '--data=d'
                                                          ))]
             size = [arg for arg in shape if new or not arg.startswith(('--n_', '--head_dim'))]
-            decays = not new or 'config/phop.py' in argv
+            decays = not new or {'config/phop.py', 'config/addition.py'} & {*argv}
             nanodepth.main('train', [*argv, *size, *data, f'--steps={4 if new else 2}',
                                      f'--decay_steps={1 if decays else 0}'])
         return subprocess.CompletedProcess(argv, 0)
@@ -340,6 +340,21 @@ def test_hops_in_small(small, tmp_path, monkeypatch, capsys):
                                                                'window, K = 3'}
     assert len({rows['retrofit', f'8 hops, r = {r}']['loss'] for r in (1, 2, 8)}) > 1
     assert all(0 <= float(row['right']) <= 1 for row in rows.values())
+    capsys.readouterr()
+
+
+def test_the_cells_of_another_task_in_small(small, tmp_path, monkeypatch, capsys):
+    write_noise(tmp_path / 'data', ['sum'])
+    monkeypatch.setattr(study, 'CELLS', [(3, 1), (1, 1), (1, 3)])
+    one = study.job('addition', 0, tmp_path / 'study')
+    one.data = f'{tmp_path}/data'
+    study.finish(one)
+    rows = {row['way']: row for row in study.read_rows(one.file('cells'))}
+    assert list(rows) == ['layers_3_times_1', 'layers_1_times_1', 'layers_1_times_3']
+    deep, shallow, again = rows.values()
+    assert deep['flops'] == again['flops'] > shallow['flops'] and deep['run'] == 'addition'
+    assert len(load_model(one.root / 'layers_1_times_3').order) == 3
+    assert len({row['loss'] for row in rows.values()}) == 3
     capsys.readouterr()
 
 

@@ -51,12 +51,12 @@ def read_igsm(text, options):
 
 
 def read_depo(text, options):
-    pairs, *questions = text.split('?')
+    pairs = text[:3 * options.n - 1]
+    questions = text[3 * options.n - 1:]
     after = dict(pairs.split('.'))
-    assert len(after) == options.n and len(questions) == 4
-    for question in questions:
-        k, name, said = int(question[:2]), question[2], question[4]
-        for _ in range(k):
+    assert len(after) == options.n and len(questions) == 3 * 2 * options.n
+    for k, name, said in zip(questions[::3], questions[1::3], questions[2::3]):
+        for _ in range('ABCDEFGHIJKLMNOPQRSTUVWXYZ'.index(k) + 1):
             name = after[name]
         assert name == said
 
@@ -107,7 +107,7 @@ def test_a_dataset_has_its_answers_marked_and_no_example_twice(tmp_path, capsys)
     tokens, targets, marks = val.window(0)
     text = bytes(tokens[1:].tolist()).decode()
     answers = targets[targets >= 0]
-    assert [chr(t) for t in answers] == [q[4] for q in (text + chr(targets[-1])).split('?')[1:]]
+    assert ''.join(map(chr, answers)) == (text + chr(targets[-1]))[17 + 2::3]
     assert np.array_equal(marks > 128, targets >= 0)
     rows = [{tuple(data.window(i)[0].tolist()) for i in range(len(data))} for data in (val, train)]
     assert not rows[0] & rows[1]

@@ -117,7 +117,9 @@ class Answers:
 
     def generate_until(self, requests, disable_tqdm=False):
         from lm_eval.models.utils import normalize_gen_kwargs
-        texts, groups, cut = [None] * len(requests), {}, 0      # those alike make a batch
+        texts = [None] * len(requests)
+        groups = {}         # those alike make a batch
+        cut = 0
         for i, request in enumerate(requests):
             context, settings = request.args
             settings = normalize_gen_kwargs(settings, 256)

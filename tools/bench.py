@@ -287,7 +287,8 @@ def optimizer(size):
 def memory(size):
     "The peak of a training step, and what --dry_run predicts."
     for name, batch in size.memory:
-        device, fields = size.device.type, SHAPES[name]
+        device = size.device.type
+        fields = SHAPES[name]
         mine = apart(peak_of, name, batch, 'ours', device)
         with torch.device('meta'):
             model = LM(ModelConfig(**fields))

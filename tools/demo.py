@@ -60,7 +60,8 @@ window.inside = (name, body) => name === 'measure'
 def stages_of(run):
     "[(name, model, which layer of the stage before each of its layers copies, or None)]."
     state = load(run)
-    model, config = build_model(state, run).eval(), state.get('config') or {}
+    model = build_model(state, run).eval()
+    config = state.get('config') or {}
     refuse(model, run)
     grow, block = config.get('grow'), config.get('grow_block')
     sizes = [*range(block, len(model.layers), block)] if grow else []
@@ -100,7 +101,8 @@ def round_weights(model):
 
 def pack(models):
     "(bytes, {name: {tensor: where it is}}) of {name: model}."
-    raw, places = bytearray(), {}
+    raw = bytearray()
+    places = {}
     for name, model in models.items():
         places[name] = {}
         for key, t in model.state_dict().items():
@@ -158,7 +160,8 @@ def write_page(runs, out, task):
     "python nanodepth.py play RUN --export=FILE"
     if len(runs) > 1:
         raise Refused(f'--export={out}: give one run, not {len(runs)}')
-    [run], asked = runs, questions()
+    [run] = runs
+    asked = questions()
     if task not in asked:
         raise Refused(f'--task={task}: there are no questions; there are {", ".join(asked)}')
     text = page(run, task, asked).encode()

@@ -163,7 +163,8 @@ def draw_time(K=4):
     ax.plot([i / K for i in range(K + 1)], [*asked, end], 's-', color='#2b8a5e', lw=2.5, ms=7)
     ax.annotate('sub-steps:\nfour quarters, to time 1', (1, end), (1.75, end - 0.02), fontsize=13,
                 color='#2b8a5e', arrowprops=dict(arrowstyle='-', color='#2b8a5e'), va='center')
-    plain, (_, anchored) = window(start).item(), path('rk')
+    plain = window(start).item()
+    _, anchored = path('rk')
     ax.plot(1, plain, 'D', color=INK, ms=9)
     ax.annotate('the plain output, g(x)', (1, plain), (1.75, plain - 0.22), fontsize=13, color=INK,
                 arrowprops=dict(arrowstyle='-', color=INK), va='center')

@@ -63,7 +63,8 @@ def main(argv=None):
     if foreign or theirs(options.run) and options.loop and find_spec('transformers'):
         return export_theirs(options)
     model = set_depth(load_model(options.run), loop=options.loop)
-    c, deep = model.config, len(model.order)
+    c = model.config
+    deep = len(model.order)
     print(f'{options.run}: {model.num_params():,} parameters, {len(model.layers)} layers of width '
           f'{c.n_embd} and {c.n_head} heads ({c.n_kv_head} of keys), run {deep} deep, context '
           f'{c.context}, {str(model.norm.weight.dtype)[6:]}')

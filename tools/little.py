@@ -52,7 +52,7 @@ def train_little(seed=0, steps=900):
     "The little network, trained on its plain window; takes about a second."
     torch.manual_seed(seed)
     model = Little()
-    (x, y) = little_data(256, seed=1000 + seed)
+    x, y = little_data(256, seed=1000 + seed)
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
     for _ in range(steps):
         optimizer.zero_grad()
@@ -80,7 +80,8 @@ def little_landscape(model, Ks, n=200):
     over the data of the squared error if the window ended there, 'ends': {K: {method: where it ends
     (N, 2)}}}."""
     x, y = little_data(n, seed=7)
-    z, ends = model.pre(x), {}
+    z = model.pre(x)
+    ends = {}
     for K in Ks:
         ends[K] = {'no loop': model.window(z)}
         for name, (method, options) in CURVES.items():

@@ -74,7 +74,8 @@ def facts(name, state, model):
 def repetitions(model, score, block, times, plain):
     """Every block of the order run several times: [{'start', 'times', 'loss', kind: accuracy}].
     `plain` is what `score` says of the model as it is."""
-    rows, answer = [], answer_of(model)
+    rows = []
+    answer = answer_of(model)
     cases = [(start, k) for start in range(len(depth_of(model)[1]) - block + 1) for k in times]
     for start, k in timed(cases, 'blocks', 'block', 'a lower --batches, or fewer --times,'):
         scores = plain
@@ -140,11 +141,13 @@ def measure_runs(options):
         if isinstance(model, Recurrent):
             raise Refused(f'{name} has a recurrent core, which is measured by: python retrofit.py '
                           f'{path} --eval')
-        answer, depth = answer_of(model), len(depth_of(model)[1])
+        answer = answer_of(model)
+        depth = len(depth_of(model)[1])
         score = run_scorer(path, state, answer, options.data, options.batches, examples)
         if options.block > depth:
             raise Refused(f'--block={options.block}: {name} is {depth} layers deep')
-        before, plain = plain, score(answer)
+        before = plain
+        plain = score(answer)
         if before is not None and plain.keys() != before.keys():
             raise Refused(f'{name} was trained on data with other kinds of answers '
                           f'({", ".join(plain)}): compare it apart')

@@ -95,7 +95,8 @@ class Opened:
         self.state = load(path)
         self.lock = threading.Lock()
         self.model = build_model(self.state, path).to(device).eval()
-        self.tokenizer, self.device = get_tokenizer(path), device
+        self.tokenizer = get_tokenizer(path)
+        self.device = device
         self.plain = self.model.order
         self.mean = getattr(self.model, 'mean', 1)
         config = self.state.get('config') or {}
@@ -119,7 +120,8 @@ class Opened:
     def as_asked(self, how):
         """Lock the model and put it into the state asked for: yields it, and how many layers one
         forward evaluates. Undone at the end."""
-        model, how = self.model, fill(How, how, 'the request')
+        model = self.model
+        how = fill(How, how, 'the request')
         order = check_order(how.order or self.plain, len(model.layers))
         r = self.mean if how.r is None else how.r
         if not 1 <= r <= MOST:
@@ -160,7 +162,8 @@ class Opened:
 
     def look(self, how, prompt):
         "What the model says next, and what it would say behind every layer that it evaluates."
-        tokens, said = self.tokens(prompt), {}
+        tokens = self.tokens(prompt)
+        said = {}
         for name, state in dict(plain={}, changed=how).items():
             with self.as_asked(state) as (model, layers), torch.inference_mode():
                 streams = []

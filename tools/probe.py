@@ -187,7 +187,8 @@ def examples(subject, source, count, length):
     length = min(length or 32, subject.model.config.context)
     encode = lambda text: in_vocabulary(
         subject.tokenizer.encode(text, allowed_special='all'), subject.model)
-    path, known = Path(source), [*TASKS, *TOY_TASKS]
+    path = Path(source)
+    known = [*TASKS, *TOY_TASKS]
     if source == 'val':
         val = subject.loaders[1]
         steps = range(min(len(val), -(-count // val.batch_size)))
@@ -297,7 +298,8 @@ def heatmap(c, part):
 def norms(c):
     if c.foreign:
         _, before, after = c.model.listen(c.tokens)
-        added, size = after - before, before.norm(dim=-1)               # (D, B, T)
+        added = after - before
+        size = before.norm(dim=-1)      # (D, B, T)
         share = added.norm(dim=-1) / size.clamp(min=1e-12)
         cosine = torch.cosine_similarity(added, before, dim=-1)
         means = {name: values.float().mean(dim=(1, 2)) for name, values in {
@@ -476,7 +478,8 @@ def read_rows(path):
 
 def draw(name, folder):
     "The picture of a probe, from its CSV file."
-    p, rows = PROBES[name], read_rows(folder / f'{name}.csv')
+    p = PROBES[name]
+    rows = read_rows(folder / f'{name}.csv')
     path = folder / f'{name}.png'
     if p.maps:
         return show(path, draw_maps, rows, *p.maps, p.title)
@@ -505,7 +508,8 @@ def write_index(folder, names, about):
 
 
 def describe(name, subject):
-    order, shared = subject.order, {}
+    order = subject.order
+    shared = {}
     for d, i in enumerate(order):
         shared.setdefault(i, []).append(d)
     ties = [' = '.join(map(str, ds)) for ds in shared.values() if len(ds) > 1]
@@ -528,7 +532,8 @@ def chosen(only):
 
 
 def make(args):
-    names, folder = chosen(args.only), args.out
+    names = chosen(args.only)
+    folder = args.out
     if args.redraw:
         there = [name for name in names if (folder / f'{name}.csv').exists()]
         if not there:
@@ -537,7 +542,8 @@ def make(args):
     if not args.runs:
         raise Refused('give the models to look at, or --redraw')
     folder.mkdir(parents=True, exist_ok=True)
-    rows, about = {name: [] for name in names}, []
+    rows = {name: [] for name in names}
+    about = []
     try:
         for run, path in tqdm(run_names(args.runs).items(), desc='models', unit='model'):
             subject = Subject(str(path), args)

@@ -215,7 +215,8 @@ def numbers_table(spec, rows):
 
 def made(text, spec, folder):
     "A text with its tables made anew."
-    claims, makers = spec.get('claim', []), {}
+    claims = spec.get('claim', [])
+    makers = {}
     tables = {name: read_rows(folder / f'{name}.csv')
               for name in dict.fromkeys(each['table'] for kind in ('claim', 'numbers', 'cross')
                                         for each in spec.get(kind, []))}

@@ -162,7 +162,8 @@ def sample_tokens(options, model, n=8):
 
 def say(model, parent, parts):
     "Print the parts of the model and its cost."
-    kept, flops = sum(model.parts()), model.flops_paper()
+    kept = sum(model.parts())
+    flops = model.flops_paper()
     body = sum(p.numel() for p in parent.layers.parameters())
     adapter = 0 if model.adapter is None else model.adapter.weight.numel()
     dropped = sorted({*range(len(parent.layers))}.difference(*parts))

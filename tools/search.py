@@ -64,7 +64,9 @@ def moves(order):
     n = len(order)
     for size in range(1, 5):
         for start in range(n - size + 1):
-            before, block, after = order[:start], order[start:start + size], order[start + size:]
+            before = order[:start]
+            block = order[start:start + size]
+            after = order[start + size:]
             yield before + block + block + after
             if size < n:
                 yield before + after
@@ -163,7 +165,8 @@ def search(asked, plain, right, budget, rng):
 
 def recipes(asked, plain, right):
     "What nobody searched: the middle block twice, and the wrapper's anchored window."
-    judge, size = Judge(asked, plain, right), min(4, len(plain))
+    judge = Judge(asked, plain, right)
+    size = min(4, len(plain))
     a, b = pick_window(f'mid{size}', len(plain))
     twice = tuple(repeat_block(plain, a, size, 2))
     model = asked.model.model if isinstance(asked.model, Hooked) else asked.model

@@ -39,7 +39,7 @@ from loop import format_loop, parse_loop, running
 from model import KVCache
 from report.claims import one_more
 from report.runs import read_log
-from report.tables import as_csv, read_csv, where
+from report.tables import as_csv, mean, read_csv, where
 from retrofit import Recurrent
 from tools import search
 from variants.exit import Exit
@@ -210,7 +210,8 @@ class Model(Job):
 
     def depth(self):
         "The rows: every way of adding depth, at every number of layers added."
-        ask, about = chains(self.root / 'ordinary'), self.about
+        ask = chains(self.root / 'ordinary')
+        about = self.about
         flops = {name: read_log(self.root / name)[-1]['flops']
                  for name in ('trunk', 'ordinary', 'looped', 'recurrent', 'more')
                  if (self.root / name / 'log.jsonl').exists()}
@@ -407,7 +408,8 @@ class Layers(Job):
                 chains(self.model('baseline'), (3,), QUESTIONS // 2))
 
     def layers(self):
-        (tokens, ask), rows = self.ready(), []
+        tokens, ask = self.ready()
+        rows = []
 
         def look(model):
             return dict(text=ask.text(model)) | ask.depths(model)
@@ -431,7 +433,8 @@ class Layers(Job):
         """Of each layer: how far the output at later tokens moves without it, and, read off behind
         it by a tuned lens, the five likeliest tokens and the answers. The lens learned from other
         validation rows than those that it is judged by."""
-        (tokens, ask), rows = self.ready(), []
+        tokens, ask = self.ready()
+        rows = []
         others = Loader(DATA, 32, 64, split='val', seed=1)
         for name in self.models:
             model = load_model(self.model(name))
@@ -478,7 +481,8 @@ class Retrofits(Job):
             self.branch('dense_healed_deeper', deeper, parent='../baseline/ordinary')]
 
     def retrofits(self):
-        ask, rows = chains(self.model('baseline'), (4, 5, 6)), []
+        ask = chains(self.model('baseline'), (4, 5, 6))
+        rows = []
         trained = [(name, self.root / name) for name, argv in self.runs() if argv[0] == 'train']
         for name, path in [('mean_2', self.model('baseline', 'recurrent')), *trained]:
             model = load_model(path)
@@ -568,6 +572,20 @@ FURTHER_ON = dict(      # 8 hops for models that know 4, at the same FLOPs: a re
     ordinary_further=['--steps=500', '--decay_steps=100'])
 
 
+def write_task(data, task, *words):
+    "The task's dataset, if it is not there."
+    if not (ROOT / data / 'train.json').exists():
+        subprocess.run([sys.executable, str(ROOT / 'data/tasks.py'), task, *words,
+                        f'--out={ROOT / data}'], check=True)
+
+
+def answers(run, model, data):
+    "What a run of a task cost, and what its model answers; a task may ask several kinds."
+    loss, kinds = measure(model, Loader(data, 32, None, split='val', seed=0))
+    return dict(flops=read_log(run)[-1]['flops'], loss=loss,
+                right=mean([kind['accuracy'] for kind in kinds.values()]))
+
+
 class Hops(Job):
     "p-hop induction: k layers run L times, grown models, a late loop, a retrofit, the wrapper."
     tables = ('hops',)
@@ -582,21 +600,15 @@ class Hops(Job):
                   for name, words in FURTHER_ON.items())]
 
     def train(self):
-        for hops, data in ((4, LETTERS), (8, FURTHER)):
-            if not (ROOT / data / 'train.json').exists():
-                subprocess.run([sys.executable, str(ROOT / 'data/tasks.py'), 'phop', f'--p={hops}',
-                                f'--out={ROOT / data}'], check=True)
+        write_task(LETTERS, 'phop')
+        write_task(FURTHER, 'phop', '--p=8')
         super().train()
 
     def hops(self):
         rows = []
 
         def row(run, way, model, data=LETTERS):
-            loss, kinds = measure(model, Loader(data, 32, 64, split='val', seed=0))
-            [answers] = kinds.values()
-            rows.append(self.say(dict(
-                run=run, way=way, flops=read_log(self.root / run)[-1]['flops'], loss=loss,
-                right=answers['accuracy'])))
+            rows.append(self.say(dict(run=run, way=way) | answers(self.root / run, model, data)))
 
         for name in HOPS:
             row(name, 'as trained', load_model(self.root / name))
@@ -610,6 +622,34 @@ class Hops(Job):
             model.mean = r
             row('retrofit', f'8 hops, r = {r}', model, FURTHER)
         row('ordinary_further', '8 hops', load_model(self.root / 'ordinary_further'), FURTHER)
+        return rows
+
+
+CELLS = (6, 1), (1, 1), (1, 6), (2, 1), (2, 3), (3, 1), (3, 2)       # layers, and their runs
+
+
+class Cells(Job):
+    "Another task with a published table: k layers run L times. The job has the name of the task."
+    tables = ('cells',)
+    training = ['--save_every=400']
+
+    def __init__(self, name, seed, root):
+        super().__init__(name, seed, root)
+        self.data = f'data/{name}'
+
+    def runs(self):
+        return [self.new(f'layers_{k}_times_{times}', f'config/{self.name}.py', f'--n_layer={k}',
+                         f'--loop={k}x{times}') for k, times in CELLS]
+
+    def train(self):
+        write_task(self.data, self.name)
+        super().train()
+
+    def cells(self):
+        rows = []
+        for name, _ in self.runs():
+            model = load_model(self.root / name)
+            rows.append(self.say(dict(way=name) | answers(self.root / name, model, self.data)))
         return rows
 
 
@@ -649,7 +689,8 @@ class Between(Job):
         rows = []
         for name in ('untied', *(f'{way}_{rank}' for way in ('rank', 'cut', 'trained')
                                  for rank in RANKS)):
-            folder, (way, _, rank) = self.root / name, name.partition('_')
+            folder = self.root / name
+            way, _, rank = name.partition('_')
             model = build_model(load(folder), folder, merged=False).eval()
             flops = read_log(folder)[-1]['flops'] if way != 'cut' else ''
             rows.append(self.say(dict(way=way, rank=rank, flops=flops,
@@ -692,7 +733,8 @@ class Searched(Job):
 FIRST = dict.fromkeys(MODELS, Model) | dict.fromkeys(PARTNERS, Partner)
 SECOND = dict(taught=Taught, frozen=Frozen, layers=Layers, retrofits=Retrofits)
 # begun only when asked for by name
-OTHERS = dict(page=Page, hops=Hops, between=Between, searched=Searched)
+OTHERS = dict(page=Page, hops=Hops, addition=Cells, depo=Cells, between=Between,
+              searched=Searched)
 
 
 def job(name, seed, root):

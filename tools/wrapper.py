@@ -117,7 +117,8 @@ def side_by_side(path, tasks, settings, *, limit=None, chat=False, **options):
     score = lambda: harness(lm, tasks, limit=limit, log_samples=True, apply_chat_template=chat)
     with looped(lm.model, **settings):
         after = score()         # first: a refusal comes before an hour is spent
-    before, rows = score(), []
+    before = score()
+    rows = []
     for plain, other in zip(rows_of(before), rows_of(after), strict=True):
         pairs = zip(documents(before, plain), documents(after, other), strict=True)
         changes = [float(b) - float(a) for a, b in pairs if isinstance(a, (int, float))
@@ -459,7 +460,8 @@ def kinds_in(runs):
 def study(options):
     """Screen every cell of the grid on every run, judge each group's best ones and the recipe, say
     what was found."""
-    it, rows = Study(options), []
+    it = Study(options)
+    rows = []
     groups = by_seed(it.paths)
     depths = {group: it.depth(names) for group, names in groups.items()}
     screened = {name: it.of(name, 'screen', it.grid(name)) for name in it.paths}
@@ -494,7 +496,8 @@ def judge(it, group, screened, depth, ranked):
              for part in ('screen', 'judge')}
     shown = []
     for part, runs in parts.items():
-        there, wanted = kinds_in(runs), {*ranked, 'loss'}
+        there = kinds_in(runs)
+        wanted = {*ranked, 'loss'}
         shown += [(part, kind) for kind in there if kind in wanted or not wanted & {*there}]
     lines = [['window', 'setting', 'layers run', *(f'{part}: {kind}' for part, kind in shown)]]
     for cell in chosen:
@@ -562,7 +565,9 @@ def open_ours(path, options):
 def score_by_token(score, batches, model):
     """Add the loss of each row's second half, read at once, and token by token with the cache that
     was filled by the first half: what a strategy for the cache changes."""
-    device, at_once, stepwise = next(model.parameters()).device, [], []
+    device = next(model.parameters()).device
+    at_once = []
+    stepwise = []
     for step in range(score.first, score.first + batches):
         tokens, targets = (t.to(device) for t in score.val.batch(step))
         half = tokens.shape[1] // 2
@@ -619,7 +624,8 @@ def main_kinds(kinds, asked=()):
     else the loss; of each benchmark its first share of right answers."""
     if 'loss' in kinds:
         return [kind for kind in kinds if '/' in kind or kind in asked] or ['loss']
-    first, task_of = {}, lambda kind: kind.partition(' ')[0]
+    first = {}
+    task_of = lambda kind: kind.partition(' ')[0]
     for metric in SHARES:
         for kind in filter(in_percent, kinds):
             if kind.partition(' (')[0].rpartition(' ')[2] == metric or ' ' not in kind:

@@ -99,7 +99,8 @@ class Memory:
 
     def provide(self, window):
         "The later evaluations' slots, behind the model's own: beam search reaches them there too."
-        cache, layers = self.cache, self.cache.layers
+        cache = self.cache
+        layers = self.cache.layers
         if not hasattr(cache, 'loop_slots'):
             cache.loop_slots = len(layers)
             cache.loop_kind = (self.first, self.evaluations)
@@ -137,7 +138,8 @@ class Memory:
                 taken = stand_in(real, beside(keys, values))
                 mask = beside_mask(mask, q, keys.shape[2], x.device)
         elif k == 1:
-            self.past[d], taken = copy_slot(real), real
+            self.past[d] = copy_slot(real)
+            taken = real
         else:
             taken = self.last[d] = copy_slot(self.past[d])
         layers[d] = taken

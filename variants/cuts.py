@@ -18,7 +18,8 @@ import torch.nn as nn
 @torch.no_grad()
 def block_influence(model, tokens):
     "ShortGPT's: how far each layer turns the residual stream, 1 - cosine."
-    x, distances = model.embed(tokens), []
+    x = model.embed(tokens)
+    distances = []
     for depth, i in enumerate(model.order):
         y = model.run(x, [i], depth=depth)
         distances.append(1 - nn.functional.cosine_similarity(x, y, dim=-1).mean().item())

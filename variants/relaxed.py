@@ -116,7 +116,8 @@ def relax(model, rank, loop=None, start='zero', seed=None):
             difference = new.layers[i].differences[str(d)]
             for up, down, (u, s, v) in zip(difference.up, difference.down, weights):
                 k = min(rank, len(s))
-                up.data[:, :k], down.data[:k] = u[:, :k] * s[:k], v[:k]
+                up.data[:, :k] = u[:, :k] * s[:k]
+                down.data[:k] = v[:k]
     return new.to(model.embed.weight).train(model.training)
 
 

@@ -114,7 +114,8 @@ def with_norm(x, wanted):
 def layer_anchored_frozen(g, x, K, beta=0.5, T=1):
     """rk for one layer, whose state's length goes from x's to g(x)'s along a line, but for the last
     step's."""
-    n, h = len(check_K(K)), step_length(T, K)
+    n = len(check_K(K))
+    h = step_length(T, K)
     anchor = g(x)
     start, end = norms(x), norms(anchor)
     x = with_norm(lerp(x, anchor, h), start + (end - start) / n) if n > 1 else lerp(x, anchor, h)

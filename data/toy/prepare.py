@@ -124,7 +124,8 @@ def main(argv=None):
     print('reading the standard library ...', flush=True)
     files = list(library())
     random.Random(draw(0, 'toy files')).shuffle(files)
-    held_out, cut = set(), len(files) // 20
+    held_out = set()
+    cut = len(files) // 20
     for split, share, n in (('val', files[:cut], 4_000), ('train', files[cut:], args.documents)):
         rng = random.Random(draw(0, f'toy {split}'))
         documents = []
