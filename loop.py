@@ -61,8 +61,7 @@ def fit_loop(text, n_layer):
 
 def format_loop(order):
     "An order in the notation: the inverse of parse_loop, with neighbouring plain segments joined."
-    order = list(order)
-    parts = []
+    order, parts = list(order), []
     first = at = 0      # layers below `first` are written down
     while at < len(order):
         top = first                                     # new layers: first, ..., top - 1

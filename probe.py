@@ -19,6 +19,7 @@ import common  # noqa: F401 (from here on Ctrl-C ends in a line)
 
 # isort: split
 import contextlib
+import functools
 import itertools
 
 import torch
@@ -34,8 +35,7 @@ from retrofit import Recurrent
 def depth_score_by_hand(model, tokens, boundaries):
     """(the mean depth, weighted by how far the output at later tokens moves without a layer; these
     weights (D,)). `depth_score` below gives the same, with many runs in one batch."""
-    plain = model(tokens).softmax(-1)                                               # (B, T, V)
-    weights = []
+    plain, weights = model(tokens).softmax(-1), []                                  # (B, T, V)
     for erased in range(len(model.order)):
         furthest = torch.zeros(len(tokens))
         for t in boundaries:
@@ -122,9 +122,10 @@ class Erasure:
         n = max(1, min(ROWS // (B * T), NUMBERS // (T * model.config.vocab_size)))
         self.parts = [slice(i, i + n) for i in range(0, len(self.gone), n)]
 
-        self.zeros = lambda n: torch.zeros(len(self.order), n, device=tokens.device)
+    def zeros(self, n):
+        return torch.zeros(len(self.order), n, device=self.tokens.device)
 
-    def runs(self, progress=lambda it: it):
+    def runs(self, progress=iter):
         "(layer s, rows, the last stream, {depth: update}) of each pass that lacks layer s."
         for s in progress(range(len(self.order))):
             for rows in self.parts:
@@ -158,16 +159,17 @@ class Erasure:
     @torch.no_grad()
     def note_output(self, outputs, s, rows, x, updates):
         "The largest L2 change of the output distribution of each example, some examples at once."
-        says = lambda x: self.model.head(self.model.norm(x)).float().softmax(-1)        # (.., V)
+        def probabilities(x):
+            return self.model.head(self.model.norm(x)).float().softmax(-1)              # (.., V)
         n, B, T, V = *x.shape[:3], self.model.config.vocab_size
         for some in torch.arange(B).split(max(1, NUMBERS // (n * T * V))):
-            change = (says(x[:, some]) - says(self.was['out'][some])).norm(dim=-1)      # (n, b, T)
-            change = change.masked_fill(~self.seen[rows][:, None], 0)
+            was, now = probabilities(self.was['out'][some]), probabilities(x[:, some])
+            change = (now - was).norm(dim=-1).masked_fill(~self.seen[rows][:, None], 0) # (n, b, T)
             outputs[s, some] = torch.maximum(outputs[s, some], change.amax(dim=(0, 2)))
 
 
 @torch.no_grad()
-def local_effects(erasure, progress=lambda it: it):
+def local_effects(erasure, progress=iter):
     "(D, D): the contribution is missing only from the observed layer's own input."
     e, D = erasure, len(erasure.order)
     if isinstance(e.model, Recurrent):
@@ -199,7 +201,7 @@ def future_effects(model, tokens, *, part='layer', propagate=True, future=True, 
     return matrix
 
 
-def depth_score(model, tokens, *, boundaries=None, order=None, progress=lambda it: it):
+def depth_score(model, tokens, *, boundaries=None, order=None, progress=iter):
     """(the mean depth, from 0 on, weighted by how much a layer's contribution to earlier tokens
     matters for the output at later ones; those weights (D,))."""
     erasure = Erasure(model, tokens, boundaries=boundaries, order=order)
@@ -241,30 +243,32 @@ def block_similarity(model, block=1):
     return flat @ flat.T
 
 
-def change_block(order, start, length, change):
-    "The order with `change` applied to the `length` positions from `start` on."
+def cut_out(order, start, length):
+    "An order in three parts: the `length` positions from `start` on, and those before and after."
     order = list(order)
     if not (0 <= start and 1 <= length and start + length <= len(order)):
         raise Refused(f'{length} layers from position {start} on do not lie within an order of '
                       f'{len(order)} positions')
-    return order[:start] + change(order[start:start + length]) + order[start + length:]
+    return order[:start], order[start:start + length], order[start + length:]
 
 
 def swap_blocks(order, start, length):
     "Swap the `length` layers from `start` on with as many after them."
-    swapped = lambda block: block[length:] + block[:length]
-    return change_block(order, start, 2 * length, swapped)
+    before, both, after = cut_out(order, start, 2 * length)
+    return before + both[length:] + both[:length] + after
 
 
 def skip_blocks(order, start, length):
-    return change_block(order, start, length, lambda block: [])
+    before, _, after = cut_out(order, start, length)
+    return before + after
 
 
 def reverse_block(order, start, length):
-    return change_block(order, start, length, lambda block: block[::-1])
+    before, block, after = cut_out(order, start, length)
+    return before + block[::-1] + after
 
 
-def order_sweep(model, look, change, lengths, progress=lambda it: it):
+def order_sweep(model, look, change, lengths, progress=iter):
     "[{'size', 'start', **look(model)}] with `change` made wherever it fits; size 0: unchanged."
     if isinstance(model, Recurrent):
         raise Refused('a recurrent core takes no other order of its layers')
@@ -282,7 +286,7 @@ def order_sweep(model, look, change, lengths, progress=lambda it: it):
 
 def repeat_sweep(model, look, lengths=(1, 2, 4), times=2, **options):
     "order_sweep with every block run several times."
-    repeat = lambda order, start, length: repeat_block(order, start, length, times)
+    repeat = functools.partial(repeat_block, times=times)
     return order_sweep(model, look, repeat, lengths, **options)
 
 

@@ -175,8 +175,7 @@ def train(config):
                 [p for o in optimizers for group in o.param_groups for p in group['params']],
                 c.grad_clip or math.inf)
             batch = fetch(c, world, plan, data, step + 1)
-            loss = world.sum_over_ranks(loss)
-            norm = norm.item()          # here it waits for the GPU
+            loss, norm = world.sum_over_ranks(loss), norm.item()    # here it waits for the GPU
             if not math.isfinite(loss + norm):
                 # the weights are those before this step, unless they have just changed
                 if not news and all(p.isfinite().all() for p in model.parameters()):

@@ -180,8 +180,7 @@ class Loop(threading.local):
 
     def solve(self, a, x, first):
         "The solver on the layers from a to this one. It begins with g(x), which the model has run."
-        b = max(self.calls)
-        evaluations = itertools.count(1)
+        b, evaluations = max(self.calls), itertools.count(1)
 
         def g(x):
             made = next(evaluations)
@@ -260,8 +259,7 @@ def patch(model, window=None, method='rk', K=3, beta=None, cache=None, decode='f
                for i, layer in looped_layers.items()}
     for d in range(a, b + 1):
         entry = entries[order[d]]
-        entry.loops[d] = loop
-        entry.window = range(a, b + 1)
+        entry.loops[d], entry.window = loop, range(a, b + 1)
         for router in routers[order[d]]:
             router.register_forward_hook(Pin(loop, pin))
     for entry in entries.values():

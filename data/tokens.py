@@ -206,8 +206,12 @@ class Dataset:
         targets = row[1:]
         if '.mask' in shard:
             targets = np.where(shard['.mask'][start + 1:start + n] > 0, targets, -1)
-        pad = lambda row, value=0: np.pad(row, (0, T + 1 - n), constant_values=value)  # noqa: E731
-        return pad(tokens), pad(targets, -1), pad(marks[1:])
+        if n <= T:          # a row that is shorter than the context
+            short = 0, T + 1 - n
+            tokens = np.pad(tokens, short)
+            targets = np.pad(targets, short, constant_values=-1)
+            marks = np.pad(marks, short)
+        return tokens, targets, marks[1:]
 
 
 def more_files():

@@ -125,7 +125,7 @@ class Hooked:
                 each.remove()
         return logits, torch.stack(before), torch.stack(after)
 
-    def moved_without(self, tokens, boundaries, progress=lambda it: it):
+    def moved_without(self, tokens, boundaries, progress=iter):
         """(D,): how far the output at later tokens moves without each layer at the tokens up to t,
         the furthest over the boundaries t, a mean over the examples; as probe.depth_score."""
         logits, streams, _ = self.listen(tokens)

@@ -74,6 +74,11 @@ class Options:
 
 # ------------------------------------------------------------------------------------- the subject
 
+def layer_by_layer(what):
+    "A bar over the layers."
+    return functools.partial(timed, desc=what, unit='layer', shorter='a lower --count or --length')
+
+
 class NotHere(ValueError):
     "A probe that makes no sense for this model."
 
@@ -140,19 +145,18 @@ class Subject:
             return self.swept[key]
         what = ', '.join((f'{"future" if future else "all"} tokens',
                           'propagated' if propagate else 'local', part))
-        progress = lambda it: timed(it, what, 'layer', 'a lower --count or --length')
         erasure = probe.Erasure(self.model, self.tokens, part, future)
         outputs = None
         if propagate:
             matrix = erasure.zeros(len(self.order))
             if part == 'layer' and future:          # it takes a vocabulary's worth of work
                 outputs = erasure.zeros(len(self.tokens))
-            for run in erasure.runs(progress):
+            for run in erasure.runs(layer_by_layer(what)):
                 erasure.note_effects(matrix, *run)
                 if outputs is not None:
                     erasure.note_output(outputs, *run)
         else:
-            matrix = probe.local_effects(erasure, progress)
+            matrix = probe.local_effects(erasure, layer_by_layer(what))
         self.swept[key] = matrix, outputs
         return self.swept[key]
 
@@ -185,8 +189,9 @@ def examples(subject, source, count, length):
     primitive with its depth ('toy_assign/3')."""
     given = length
     length = min(length or 32, subject.model.config.context)
-    encode = lambda text: in_vocabulary(
-        subject.tokenizer.encode(text, allowed_special='all'), subject.model)
+
+    def encode(text):
+        return in_vocabulary(subject.tokenizer.encode(text, allowed_special='all'), subject.model)
     path = Path(source)
     known = [*TASKS, *TOY_TASKS]
     if source == 'val':
@@ -272,8 +277,8 @@ def said(answer, passages, device, batch=32):
 
 def depth_score(c):
     if c.foreign:
-        bar = lambda it: timed(it, 'depth score', 'layer', 'a lower --count or --length')
-        changes = c.model.moved_without(c.tokens, probe.pick_boundaries(c.tokens.shape[1]), bar)
+        changes = c.model.moved_without(c.tokens, probe.pick_boundaries(c.tokens.shape[1]),
+                                        layer_by_layer('depth score'))
     else:
         changes = c.effects('layer', True, True)[1].mean(1)
     score = probe.score_of(changes)
@@ -324,16 +329,17 @@ def rearranged(change, *sizes):
     "A probe that makes a change to every block of some sizes, and scores the result."
     def measure(c):
         c.orders_only()
-        return probe.order_sweep(c.model, c.score, change, sizes,
-                                 progress=lambda todo: timed(todo, 'orders', 'order',
-                                                             'a lower --batches or --n'))
+        bar = functools.partial(timed, desc='orders', unit='order',
+                                shorter='a lower --batches or --n')
+        return probe.order_sweep(c.model, c.score, change, sizes, bar)
     return measure
 
 
 def permute_block(order, start, length, seed=0):
     "The `length` layers from `start` on in a random order."
     turns = torch.randperm(length, generator=torch.Generator().manual_seed(seed)).tolist()
-    return probe.change_block(order, start, length, lambda block: [block[i] for i in turns])
+    before, block, after = probe.cut_out(order, start, length)
+    return before + [block[i] for i in turns] + after
 
 
 def foreign_exit(c):

@@ -188,7 +188,10 @@ EXITS = [*(('latent', at) for at in (0.02, 0.05, 0.1, 0.2, 0.4)),       # the la
 class Model(Job):
     "One of the five models: its trunk, its cool-downs, every way of adding depth, exits."
     tables = ('depth', 'exits')
-    about = property(lambda self: MODELS[self.name])
+
+    @property
+    def about(self):
+        return MODELS[self.name]
 
     def runs(self):
         "`more`, which needs the cost of the others, is not among them."
@@ -204,9 +207,9 @@ class Model(Job):
     def train(self):
         super().train()
         # the ordinary cool-down with the FLOPs of the recurrent one (a loop: of the looped one)
-        flops = lambda name: read_log(self.root / name)[-1]['flops']
-        other = 'looped' if 'runs' in self.about else 'recurrent'
-        self.run(*self.branch('more', steps=round(DECAY * flops(other) / flops('ordinary'))))
+        dearer = 'looped' if 'runs' in self.about else 'recurrent'
+        flops, least = (read_log(self.root / name)[-1]['flops'] for name in (dearer, 'ordinary'))
+        self.run(*self.branch('more', steps=round(DECAY * flops / least)))
 
     def depth(self):
         "The rows: every way of adding depth, at every number of layers added."
@@ -463,8 +466,9 @@ class Retrofits(Job):
     def runs(self):
         trunk = self.model('baseline', 'trunk')
         deeper = f'--data={DEEPER}'
-        again = lambda name, *more, parent='../baseline/cut': self.branch(
-            name, '--recurrence=2', *more, parent=parent)
+
+        def again(name, *more, parent='../baseline/cut'):
+            return self.branch(name, '--recurrence=2', *more, parent=parent)
         return [
             self.cut('cut_add', trunk, '--inject=add', '--start=zero'),
             self.cut('cut_random', trunk, '--scratch'),

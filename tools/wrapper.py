@@ -114,7 +114,9 @@ def side_by_side(path, tasks, settings, *, limit=None, chat=False, **options):
     change is that of its mean over documents, each against itself: far smaller than that of two
     scores, which share what is hard about the documents."""
     lm = open_model(path, **options)
-    score = lambda: harness(lm, tasks, limit=limit, log_samples=True, apply_chat_template=chat)
+
+    def score():
+        return harness(lm, tasks, limit=limit, log_samples=True, apply_chat_template=chat)
     with looped(lm.model, **settings):
         after = score()         # first: a refusal comes before an hour is spent
     before = score()
@@ -624,8 +626,10 @@ def main_kinds(kinds, asked=()):
     else the loss; of each benchmark its first share of right answers."""
     if 'loss' in kinds:
         return [kind for kind in kinds if '/' in kind or kind in asked] or ['loss']
-    first = {}
-    task_of = lambda kind: kind.partition(' ')[0]
+    first = {}          # of each task
+
+    def task_of(kind):
+        return kind.partition(' ')[0]
     for metric in SHARES:
         for kind in filter(in_percent, kinds):
             if kind.partition(' (')[0].rpartition(' ')[2] == metric or ' ' not in kind:
