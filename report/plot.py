@@ -82,6 +82,21 @@ def say_kind(ax, kind, title=False):
         ax.set_ylim(-3, 103)
 
 
+def legend_below(fig, ax, **style):
+    "One legend for all panels, of the lines of one."
+    fig.legend(*ax.get_legend_handles_labels(), frameon=False, ncols=9, loc='outside lower center',
+               **style)
+
+
+def cells_of(rows, down, right, value):
+    "{(row of a map, column): the mean over the seeds}"
+    cells = {}
+    for row in rows:
+        if value in row:
+            cells.setdefault((row[down], row[right]), []).append(row[value])
+    return {cell: mean(seeds) for cell, seeds in cells.items()}
+
+
 def heat(ax, cells, down, across, title, **style):
     "A map of {(y, x): value}, `down` and `across` the labels of its rows and columns."
     image = ax.imshow([[cells.get((y, x), math.nan) for x in across] for y in down], **style)
@@ -317,9 +332,8 @@ def draw_sweep(rows, kinds):
         # gains below show as whole numbers
         unit, says = dict(nats=(1000, ' in 1/1000'), score=(1, ''),
                           share=(100, ' in points'))[Metric.of(kind).unit]
-        maps = {group: {(s, w): unit * mean([row[kind] for row in where(mine, setting=s, window=w)])
-                        for s in settings for w in windows
-                        if any(kind in row for row in where(mine, setting=s, window=w))}
+        maps = {group: {cell: unit * gain for cell, gain
+                        in cells_of(mine, 'setting', 'window', kind).items()}
                 for group, mine in groups.items()}
         finite = [v for cells in maps.values() for v in cells.values() if math.isfinite(v)]
         sizes = sorted(map(abs, finite)) or [0]
@@ -343,6 +357,7 @@ def draw_sweep(rows, kinds):
 def draw_windows(rows, kinds):
     """rows as above, of every window. A row of maps a kind, a column a run and setting: first layer
     downwards, last layer to the right."""
+    rows = [row | dict(zip(('first', 'last'), map(int, row['window'].split('-')))) for row in rows]
     panels = [(f'{group}: {setting}', where(mine, setting=setting))
               for group, mine in grouped(rows).items()
               for setting in dict.fromkeys(row['setting'] for row in mine)
@@ -353,11 +368,8 @@ def draw_windows(rows, kinds):
         gains = [row[kind] for row in rows if kind in row and math.isfinite(row[kind])]
         top = max(*gains, 0.05 if in_percent(kind) else 0.002)
         for ax, (title, mine) in zip(line, panels):
-            cells = {}
-            for row in mine:
-                cells.setdefault(tuple(map(int, row['window'].split('-'))), []).append(row[kind])
-            layers = range(1 + max(b for _, b in cells))
-            image = heat(ax, {cell: mean(seeds) for cell, seeds in cells.items()}, layers, layers,
+            layers = range(1 + max(row['last'] for row in mine))
+            image = heat(ax, cells_of(mine, 'first', 'last', kind), layers, layers,
                          f'{title}: {kind}', cmap='RdBu', vmin=-top, vmax=top)
             ax.set(xlabel='last layer' if y == len(kinds) else '', ylabel='first layer')
         fig.colorbar(image, ax=line, pad=0.01, label='gain')
@@ -385,8 +397,7 @@ def draw_ways(rows, kinds, chance):
             says = 'loss on text' if kind == 'text' else f'{kind}, %'
             ax.set(title=model if y == 1 else '', ylabel='' if x else says,
                    xlabel='layers added per token' if y == len(kinds) else '')
-    axes[0][0].figure.legend(*axes[0][0].get_legend_handles_labels(), frameon=False, fontsize=9,
-                             loc='outside lower center', ncols=9)
+    legend_below(fig, axes[0][0], fontsize=9)
     return fig
 
 
@@ -408,8 +419,7 @@ def draw_exits(rows, kind, chance):
         ticks = sorted({row['at'] for row in where(rows, by='latent')})
         below.set_xticks(ticks, [f'{at:g}' for at in ticks])
         below.minorticks_off()
-    fig.legend(*axes[0][0].get_legend_handles_labels(), frameon=False, ncols=9,
-               loc='outside lower center')
+    legend_below(fig, axes[0][0])
     return fig
 
 
@@ -425,8 +435,7 @@ def draw_lines(rows, x, kinds, chance, axes):
             curve(ax, mine, x, kind, colour, run, factor, lw=2)
         ax.set(ylabel=says, **axes)
         ax.minorticks_off()
-    fig.legend(*panels[-1].get_legend_handles_labels(), frameon=False, ncols=9,
-               loc='outside lower center')
+    legend_below(fig, panels[-1])
     return fig
 
 
@@ -474,12 +483,8 @@ def draw_maps(rows, down, right, value, panel, title):
     axes = axes if len(groups) > 1 else axes.T          # one model: its settings side by side
     signed = value == 'cosine'
     for line, place in zip(axes, at):
-        maps = {}
-        for group, mine in groups.items():
-            cells = {}
-            for row in where(mine, **{panel: place}) if panel else mine:
-                cells.setdefault((int(row[down]), int(row[right])), []).append(row[value])
-            maps[group] = {cell: mean(seeds) for cell, seeds in cells.items()}
+        maps = {group: cells_of(where(mine, **{panel: place}) if panel else mine, down, right,
+                                value) for group, mine in groups.items()}
         # a layer equals itself: the diagonal must not set the scale
         shown = [abs(v) for cells in maps.values() for (i, j), v in cells.items()
                  if not (signed and i == j)]
@@ -488,7 +493,7 @@ def draw_maps(rows, down, right, value, panel, title):
             if not cells:
                 ax.axis('off')          # this setting does not exist for this model
                 continue
-            layers = range(1 + max(max(cell) for cell in cells))
+            layers = range(1 + int(max(max(cell) for cell in cells)))
             image = heat(ax, cells, layers, layers, group if panel is None else f'{group}: {place}',
                          cmap='RdBu_r' if signed else 'viridis', vmin=-top if signed else 0,
                          vmax=top)

@@ -213,28 +213,33 @@ def numbers_table(spec, rows):
     return lines
 
 
-def made(text, spec, folder):
-    "A text with its tables made anew."
+def all_tables(spec, folder):
+    "{name: the lines of its table}"
     claims = spec.get('claim', [])
-    makers = {}
-    tables = {name: read_rows(folder / f'{name}.csv')
-              for name in dict.fromkeys(each['table'] for kind in ('claim', 'numbers', 'cross')
-                                        for each in spec.get(kind, []))}
+    rows = {name: read_rows(folder / f'{name}.csv')
+            for name in dict.fromkeys(each['table'] for kind in ('claim', 'numbers', 'cross')
+                                      for each in spec.get(kind, []))}
+    tables = dict(records=records.table(read_rows(folder / 'records.csv')))
     for section in dict.fromkeys(claim['section'] for claim in claims):
         mine = [claim for claim in claims if claim['section'] == section]
-        makers[section] = lambda mine=mine: claims_table(mine, tables)
-        makers[f'{section}, in short'] = lambda mine=mine: short_table(mine, tables)
-    for kind, make in (('numbers', numbers_table), ('cross', cross_table)):
-        for each in spec.get(kind, []):
-            makers[each['name']] = lambda make=make, each=each: make(each, tables[each['table']])
+        tables[section] = claims_table(mine, rows)
+        tables[f'{section}, in short'] = short_table(mine, rows)
+    for each in spec.get('numbers', []):
+        tables[each['name']] = numbers_table(each, rows[each['table']])
+    for each in spec.get('cross', []):
+        tables[each['name']] = cross_table(each, rows[each['table']])
+    return tables
 
-    makers['records'] = lambda: records.table(read_rows(folder / 'records.csv'))
+
+def made(text, spec, folder):
+    "A text with its tables made anew."
+    tables = all_tables(spec, folder)
 
     def fill(match):
         name = match[1]
-        if name not in makers:
-            raise Refused(f'there is no table {name!r}{nearest(name, makers)}')
-        return '\n'.join([f'<!-- table {name} -->', '', *makers[name](), '', '<!-- end -->'])
+        if name not in tables:
+            raise Refused(f'there is no table {name!r}{nearest(name, tables)}')
+        return '\n'.join([f'<!-- table {name} -->', '', *tables[name], '', '<!-- end -->'])
     return re.sub(r'<!-- table (.+?) -->.*?<!-- end -->', fill, text, flags=re.S)
 
 
