@@ -24,6 +24,7 @@ import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import mean, median
@@ -173,15 +174,19 @@ class PlainGPT(nn.Module):
         return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), targets.flatten())
 
 
+def loss_of(model, tokens):
+    return model(tokens, tokens)
+
+
 def ours(shape):
     "A model, and the function of tokens that is its loss."
     model = LM(ModelConfig(**shape))
-    return model, lambda tokens: model(tokens, tokens)
+    return model, partial(loss_of, model)
 
 
 def plain(shape):
     model = PlainGPT(**shape)
-    return model, lambda tokens: model(tokens, tokens)
+    return model, partial(loss_of, model)
 
 
 def transformers(shape):
@@ -233,27 +238,30 @@ def training_step(model, loss, tokens, optimizers=None):
 
 def training(size):
     "A training step, forward, backward and AdamW; on a GPU also compiled, with its MFU."
-    peak = peak_flops(size.device)
     for name, batch, turns in size.steps:
-        shape = SHAPES[name]
-        tokens = random_tokens(SHAPES[name], batch, size.device)
-        with torch.device('meta'):
-            flops = LM(ModelConfig(**shape)).flops_per_token() * tokens.numel()
-
-        def speed(seconds):
-            used = f', MFU {flops / seconds / peak:.1%}' if peak else ''        # noqa: B023
-            return tokens_per_second(tokens.numel())(seconds) + used            # noqa: B023
         for form in ('eager', 'compiled') if size.device.type == 'cuda' else ('eager',):
             for peer in PEERS:
-                calls = {}
-                for who, make in (('ours', ours), (peer, PEERS[peer])):
-                    model, loss = make(shape)
-                    calls[who] = training_step(model, loss, tokens)
-                    if form == 'compiled':
-                        compile_layers(model, size.device)
-                yield from race(f'{name}: a step, {form}', size.device, turns, calls, note=speed)
-                del calls, model, loss
+                yield from train_beside(peer, form, name, batch, turns, size.device)
                 gc.collect()
+
+
+def train_beside(peer, form, name, batch, turns, device):
+    shape = SHAPES[name]
+    tokens = random_tokens(shape, batch, device)
+    with torch.device('meta'):
+        flops = LM(ModelConfig(**shape)).flops_per_token() * tokens.numel()
+    peak = peak_flops(device)
+
+    def speed(seconds):
+        used = f', MFU {flops / seconds / peak:.1%}' if peak else ''
+        return tokens_per_second(tokens.numel())(seconds) + used
+    calls = {}
+    for who, make in (('ours', ours), (peer, PEERS[peer])):
+        model, loss = make(shape)
+        calls[who] = training_step(model, loss, tokens)
+        if form == 'compiled':
+            compile_layers(model, device)
+    yield from race(f'{name}: a step, {form}', device, turns, calls, note=speed)
 
 
 def optimizer(size):
@@ -361,8 +369,7 @@ def recompiling(size):
         model.to(size.device)
         for part in parts:
             part.compile()
-        return clock(size.device,
-                     training_step(model, lambda tokens: model(tokens, tokens), tokens))
+        return clock(size.device, training_step(model, partial(loss_of, model), tokens))
     model = LM(ModelConfig(**shape | dict(n_layer=4)))
     first_step(model, model.layers)
     grown = untie(model, lidas(4, 2))
@@ -391,7 +398,7 @@ def recurring(size):
     flops = {which: mean(model.flops_per_token(r=r, backprop_depth=8) for r in rs)
              for which, rs in (('drawn', drawn), ('fixed', fixed))}
     yield from race('random r', size.device, 3, {
-        'drawn': lambda: steps(drawn), 'its FLOPs at fixed r': lambda: steps(fixed)},
+        'drawn': partial(steps, drawn), 'its FLOPs at fixed r': partial(steps, fixed)},
         share=flops['drawn'] / flops['fixed'])
 
 
@@ -406,17 +413,16 @@ def generating(size):
         if size.device.type == 'cuda':
             model, peer = model.bfloat16(), peer.bfloat16()
         prompt = random_tokens(SHAPES[name] | dict(context=16), 1, size.device)
-        yield from race(f'{name}: {n} new tokens', size.device, 9, dict(
-            ours=lambda: model.generate(prompt, n, temperature=0),              # noqa: B023
-            transformers=lambda: peer.generate(                                 # noqa: B023
-                prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=n,   # noqa: B023
-                min_new_tokens=n, do_sample=False, pad_token_id=0)), note=tokens_per_second(n))
+        own = partial(model.generate, prompt, temperature=0)
+        theirs = partial(peer.generate, prompt, attention_mask=torch.ones_like(prompt),
+                         max_new_tokens=n, min_new_tokens=n, do_sample=False, pad_token_id=0)
+        yield from race(f'{name}: {n} new tokens', size.device, 9,
+                        dict(ours=partial(own, n), transformers=theirs), note=tokens_per_second(n))
     weights, width = model.embed.weight, model.config.n_embd
     matrix = torch.randn(model.num_params() // width, width).to(weights)
     x = torch.randn(1, width).to(weights)
-    seconds = against(size.device, 9, reading=lambda: F.linear(x, matrix),
-                      long=lambda: model.generate(prompt, n + 1, temperature=0),
-                      short=lambda: model.generate(prompt, 1, temperature=0))
+    seconds = against(size.device, 9, reading=partial(F.linear, x, matrix),
+                      long=partial(own, n + 1), short=partial(own, 1))
     token = [(long - short) / n for long, short in zip(seconds['long'], seconds['short'])]
     read_in = median(seconds['reading'])
     yield (f'{name}: a token, reading its weights', *ratio(seconds['reading'], token),
@@ -446,10 +452,10 @@ def wrapping(size):
     def looped_run(run, how):
         with looped(model, method='rk', K=3, decode=how):
             run()
-    for what, run, how in ((f'a prompt of {half_context}', lambda: model(prompt), 'full'),
+    for what, run, how in ((f'a prompt of {half_context}', partial(model, prompt), 'full'),
                            ('32 tokens, all looped', decode, 'full'),
                            ('32 tokens, the prompt looped', decode, 'bypass')):
-        calls = {'looped': lambda: looped_run(run, how), 'its layers': run}     # noqa: B023
+        calls = {'looped': partial(looped_run, run, how), 'its layers': run}
         yield from race(what, size.device, 7, calls,
                         share=1 if how == 'bypass' else (deep + 8) / deep)
 
@@ -471,9 +477,9 @@ def scoring(size):
         model.to(size.device)
         asked = [Instance('loglikelihood', {}, (e.prompt, option), i) for e in examples
                  for i, option in enumerate(e.options)]
-        own = lambda **how: log_likelihoods(model, tokenizer, examples, **how)  # noqa: B023, E731
-        calls = {'ours': own, 'lm-eval hf': lambda: peer.loglikelihood(asked, disable_tqdm=True),
-                 'no sharing': lambda: own(share=False)}
+        own = partial(log_likelihoods, model, tokenizer, examples)
+        calls = {'ours': own, 'no sharing': partial(own, share=False),
+                 'lm-eval hf': partial(peer.loglikelihood, asked, disable_tqdm=True)}
         theirs = torch.tensor([value for value, _ in calls['lm-eval hf']()])
         assert torch.allclose(torch.cat(own()).float(), theirs, atol=2e-2), 'they differ'
         yield from race(f'{name}: few-shot scoring', size.device, 7, calls)
