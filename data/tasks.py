@@ -45,7 +45,7 @@ class Options:
     task: str = word()                          # phop, addition, igsm, depo
     p: int = within(1, 64, default=4)           # hops of phop; the k of depo goes from 1 to p
     length: int = within(2, 4096, default=32)       # letters of phop
-    # numbers of addition (None: 2), definitions of igsm (6), names of depo (8)
+    # numbers of addition (None: 2), definitions of igsm (6), names of depo (6)
     n: int | None = within(2, 26, default=None)
     rows: int = within(1, 10 ** 8, default=40_000)      # examples to train on
     out: Path | None = None                     # the folder to write; None: data/TASK
@@ -114,7 +114,7 @@ def depo(rng, options):
 
 
 TASKS = dict(phop=phop, addition=addition, igsm=igsm, depo=depo)
-SIZES = dict(addition=2, igsm=6, depo=8)            # n, as a laptop learns it
+SIZES = dict(addition=2, igsm=6, depo=6)            # n, as a laptop learns it
 
 
 def kinds_of(options):

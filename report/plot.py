@@ -107,10 +107,11 @@ def heat(ax, cells, down, across, title, **style):
 
 # -------------------------------------------------------------------------------- training, growing
 
-def draw_runs(groups):
+def draw_runs(groups, only=None):
     """groups: {name: [one log per seed]}. One run: its losses above, its kinds of answers below.
-    Several runs: a row for the validation loss, and one for each kind. Against steps, and against
-    FLOPs, because a step costs more in a deeper model. Dotted lines show where a model grew."""
+    Several runs: a row for the validation loss, and one for each kind, or for those in `only`.
+    Against steps, and against FLOPs, because a step costs more in a deeper model. Dotted lines show
+    where a model grew."""
     logs = [log for group in groups.values() for log in group]
     kinds = kinds_of(logs)
     alone = len(logs) == 1
@@ -118,7 +119,8 @@ def draw_runs(groups):
     losses = dict(loss='validation')
     if 'text' in kinds:
         losses['text'] = 'validation, text only'
-    panels = [list(losses), skills] if alone else [['loss'], *([kind] for kind in skills)]
+    panels = [list(losses), skills] if alone else [[kind] for kind in ('loss', *skills)
+                                                   if only is None or kind in only]
     panels = list(filter(None, panels))
     fig, axes = figure(len(panels), 2, (11, 1 + (3.1 if alone else 2.3) * len(panels)),
                        sharex='col', sharey='row')

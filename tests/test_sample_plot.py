@@ -113,5 +113,11 @@ def test_the_table_by_hand(tmp_path, capsys):
             (tmp_path / f'{name}-{seed}' / 'log.jsonl').write_text('\n'.join(map(json.dumps, log)))
     nanodepth.main('plot',
                    [*map(str, sorted(tmp_path.iterdir())), f'--out={tmp_path / "toys.png"}'])
+    both, one = (plot.draw_runs(groups, only) for only in (None, ['look']))
+    assert len(both.axes) == 4 and len(one.axes) == 2
+    assert one.axes[0].get_ylabel() == both.axes[2].get_ylabel() == 'look: answers right (%)'
+    with pytest.raises(SystemExit):
+        nanodepth.main('plot', [f'{tmp_path}/base-0', f'{tmp_path}/base-1', '--show=text'])
+    assert "--show='text' is not one of loss, look" in capsys.readouterr().err
     assert (tmp_path / 'toys.csv').read_text().splitlines()[2].startswith(
         'grown,2,9.0,2.0,90.0,9.0,7.0,')

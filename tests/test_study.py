@@ -345,7 +345,7 @@ def test_hops_in_small(small, tmp_path, monkeypatch, capsys):
 
 def test_the_cells_of_another_task_in_small(small, tmp_path, monkeypatch, capsys):
     write_noise(tmp_path / 'data', ['sum'])
-    monkeypatch.setattr(study, 'CELLS', [(3, 1), (1, 1), (1, 3)])
+    monkeypatch.setattr(study, 'CELLS', dict(addition=[(3, 1), (1, 1), (1, 3)]))
     one = study.job('addition', 0, tmp_path / 'study')
     one.data = f'{tmp_path}/data'
     study.finish(one)

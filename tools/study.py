@@ -629,11 +629,14 @@ class Hops(Job):
         return rows
 
 
-CELLS = (6, 1), (1, 1), (1, 6), (2, 1), (2, 3), (3, 1), (3, 2)       # layers, and their runs
+CELLS = dict(           # layers, and how often they run
+    addition=[(6, 1), (1, 1), (1, 6), (2, 1), (2, 3), (3, 1), (3, 2)],
+    depo=[(6, 1), (2, 1), (2, 3)])
+EXAMPLES_OF = dict(addition=[], depo=['--p=2', '--rows=100000'])       # for data/tasks.py
 
 
 class Cells(Job):
-    "Another task with a published table: k layers run L times. The job has the name of the task."
+    "Another task of others: k layers run L times. The job has the name of the task."
     tables = ('cells',)
     training = ['--save_every=400']
 
@@ -643,10 +646,10 @@ class Cells(Job):
 
     def runs(self):
         return [self.new(f'layers_{k}_times_{times}', f'config/{self.name}.py', f'--n_layer={k}',
-                         f'--loop={k}x{times}') for k, times in CELLS]
+                         f'--loop={k}x{times}') for k, times in CELLS[self.name]]
 
     def train(self):
-        write_task(self.data, self.name)
+        write_task(self.data, self.name, *EXAMPLES_OF[self.name])
         super().train()
 
     def cells(self):
