@@ -66,7 +66,7 @@ steps, warmup_steps, decay_steps, batch_size, eval_batches, device = 4, 1, 1, 4,
         seen.append(argv)
         nanodepth.main('train', argv[3:])
         return subprocess.CompletedProcess(argv, 0)
-    monkeypatch.setattr(record.subprocess, 'run', ran)
+    monkeypatch.setattr(subprocess, 'run', ran)
     # no threads: a training wants to hear signals
     monkeypatch.setattr(record, 'ThreadPoolExecutor',
                         lambda jobs: nullcontext(SimpleNamespace(map=map)))

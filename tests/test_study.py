@@ -175,10 +175,10 @@ def small(tmp_path, monkeypatch):
     for name, value in settings.items():
         monkeypatch.setattr(study, name, value)
     monkeypatch.setattr(study.chains, '__defaults__', ((0, 1), None, 'toy_chains'))
-    monkeypatch.setattr(study, 'DEEPEST', (1,))
-    monkeypatch.setattr(study, 'EXAMPLES', 2)
-    monkeypatch.setattr(study, 'EXITS', [('latent', 0.02), ('latent', 0.4), ('sure', 0.3),
-                                         ('fixed r', 1), ('fixed r', 3)])
+    monkeypatch.setattr(study, 'EXIT_DEPTHS', (1,))
+    monkeypatch.setattr(study, 'EXIT_QUESTIONS', 2)
+    monkeypatch.setattr(study, 'MOST_R', 3)
+    monkeypatch.setattr(study, 'EXITS', {'latent': (0.02, 0.4), 'sure': (0.3,), 'fixed r': (1, 3)})
     monkeypatch.setattr(study, 'PARTNERS', dict(half=(5, 108)))
     for one in (study.Taught, study.Frozen, study.Layers):
         monkeypatch.setattr(one, 'models', ('baseline',))
@@ -234,8 +234,8 @@ def test_a_seed_in_small(small, tmp_path, capsys):
     assert sum(d * v for d, v in enumerate(moves)) / sum(moves) == pytest.approx(
         float(layers[0]['score']), rel=1e-4) and len(lens) == 10
     assert float(lens[-1]['overlap']) == 1 > float(lens[0]['overlap'])
-    ask = study.chains(jobs[3].model('baseline'), (3,), study.QUESTIONS // 2)
-    final = ask.depths(load_model(jobs[3].model('baseline')))['depth 3']
+    ask = study.chains(jobs[3].folder_of('baseline'), (3,), study.QUESTIONS // 2)
+    final = ask.depths(load_model(jobs[3].folder_of('baseline')))['depth 3']
     assert float(lens[-1]['depth 3']) == pytest.approx(final, rel=1e-4)
     assert float(lens[0]['depth 3']) != pytest.approx(final, rel=1e-4)
     kinds = [(row['run'], row['r']) for row in retrofits]

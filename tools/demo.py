@@ -1,11 +1,11 @@
 """The page of `play` with a model inside: one file, without Python and without a server.
 
 The idea: the toy is small enough for a browser. Its weights are kept as 8-bit numbers with a scale
-for each row, so the page shows nearly the model that was trained (`rounded` gives that model back).
-tools/play.js computes the same forward pass as model.py, and answers what play.py would.
+for each row, so the page shows nearly the model that was trained (`round_weights` gives just that
+one). tools/play.js computes the same forward pass as model.py, and answers what play.py would.
 
 Usage:
-    python train.py config/lidas.py --keep_stages=true      # also keeps its 2, 4 and 6 layers
+    python train.py config/lidas.py --keep_stages=true      # keeps the models of 2, 4 and 6 layers
     python nanodepth.py play out/lidas --export=docs/demo.html
 """
 import base64
@@ -29,12 +29,12 @@ MOST = 8 * 2 ** 20                      # bytes of the page
 SHAPE = ('n_layer', 'n_embd', 'n_head', 'n_kv_head', 'head_dim', 'vocab_size', 'context',
          'rope_theta', 'norm_eps')
 
-ANSWER = """
+START_WORKERS = """
 const read = id => document.getElementById(id).textContent;
 const about = JSON.parse(read('about')), source = URL.createObjectURL(new Blob([read('worker')]));
 const text = atob(read('weights')), bytes = new Uint8Array(text.length);
 for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);
-about.at_once = Math.max(1, Math.min(4, navigator.hardwareConcurrency - 1));
+about.at_once = Math.max(1, Math.min(4, (navigator.hardwareConcurrency || 2) - 1));
 const waiting = new Map();
 let asked = 0, turn = 0;
 // one worker shows what is changed, the others count up the questions
@@ -43,7 +43,8 @@ const workers = Array.from({length: 1 + about.at_once}, () => {
   worker.onmessage = ({data: {id, answer, error}}) => {
     const {done, failed} = waiting.get(id);
     waiting.delete(id);
-    error === undefined ? done(answer) : failed(Error(error));
+    if (error === undefined) done(answer);
+    else failed(Error(error));
   };
   worker.postMessage({name: 'begin', body: {about, raw: bytes.buffer}});
   return worker;
@@ -58,41 +59,49 @@ window.inside = (name, body) => name === 'measure'
 
 
 def stages_of(run):
-    "[(name, model, which layer of the stage before each of its layers copies, or None)]."
+    """[(name, model, copies)] from shallow to deep: layer i began as layer copies[i] of the stage
+    before; the first has None. Without the stages there is only the model as it is in the end."""
     state = load(run)
     model = build_model(state, run).eval()
-    config = state.get('config') or {}
     refuse(model, run)
-    grow, block = config.get('grow'), config.get('grow_block')
-    sizes = [*range(block, len(model.layers), block)] if grow else []
-    folders = [Path(run) / f'stage_{n}' for n in sizes]
-    stages, copies = [], None
-    if all(exists(folder) for folder in folders):       # else only the model as it is in the end
-        for n, folder in zip(sizes, folders):
-            stages.append((f'{n} layers', load_model(folder), copies))
-            copies = GROWTH[grow](n, block)
-    return [*stages, (f'{len(model.layers)} layers', model, copies)]
+    config = state.get('config') or {}
+    stages = []
+    copies = None
+    depth = len(model.layers)
+    if config.get('grow'):
+        grow, block = GROWTH[config['grow']], config['grow_block']
+        n = block
+        while n < depth and exists(Path(run) / f'stage_{n}'):
+            stages.append((f'{n} layers', load_model(Path(run) / f'stage_{n}'), copies))
+            copies = grow(n, block)
+            n = len(copies)
+        if n < depth:           # not all were kept
+            stages = []
+            copies = None
+    return [*stages, (f'{depth} layers', model, copies)]
 
 
 def refuse(model, run):
+    "A model that play.js cannot run."
     c = model.config
-    for lacks, what in ((model.recurs, 'a recurrent core'), (c.ln_scaling, 'ln_scaling'),
+    for has, what in ((model.recurs, 'a recurrent core'), (c.ln_scaling, 'ln_scaling'),
                         (c.rope_scaling, 'scaled rotary positions'), (c.qk_norm, 'qk_norm'),
                         (get_tokenizer(run).name != 'bytes', 'a tokenizer other than bytes')):
-        if lacks:
+        if has:
             raise Refused(f'{run} has {what}, which the page in a browser does not know '
                           '(tools/play.js); python nanodepth.py play shows it from here')
 
 
 def rounded(t):
-    "(whole numbers, a scale for each row): their product is nearly the tensor (rows, columns)."
-    rows = t.detach().float().reshape(len(t) if t.dim() > 1 else 1, -1)
+    "(8-bit numbers, a scale for each row): their product is nearly the tensor, as a matrix."
+    t = t.detach().float()
+    rows = t.flatten(1) if t.dim() > 1 else t[None]
     scale = (rows.abs().amax(dim=1, keepdim=True) / 127).clamp(min=1e-12)
     return (rows / scale).round().to(torch.int8), scale
 
 
 def round_weights(model):
-    "The model as the page has it."
+    "The model, changed to what the page has: the tests compare the two."
     for p in model.parameters():
         numbers, scale = rounded(p)
         p.data = (numbers * scale).view_as(p)
@@ -100,40 +109,44 @@ def round_weights(model):
 
 
 def pack(models):
-    "(bytes, {name: {tensor: where it is}}) of {name: model}."
+    "(bytes, {model: {tensor: its size, and where its numbers and scales begin}}) of {name: model}."
     raw = bytearray()
     places = {}
+
+    def add(part):
+        raw.extend(bytes(-len(raw) % 4))        # JavaScript reads floats at multiples of 4 bytes
+        raw.extend(part.contiguous().numpy().tobytes())
+        return len(raw) - part.nbytes
+
     for name, model in models.items():
         places[name] = {}
         for key, t in model.state_dict().items():
             numbers, scale = rounded(t)
-            place = dict(rows=len(numbers), columns=numbers.shape[1])
-            for what, part in dict(at=numbers, scales=scale).items():
-                raw += bytes(-len(raw) % 4)     # JavaScript reads numbers at their own multiples
-                place[what] = len(raw)
-                raw += part.contiguous().numpy().tobytes()
-            places[name][key] = place
+            places[name][key] = dict(rows=len(numbers), columns=numbers.shape[1], at=add(numbers),
+                                     scales=add(scale))
     return bytes(raw), places
 
 
 def questions():
-    "{'toy_assign/3': [{prompt, options, answer}]}: those that the server asks."
+    "{'toy_assign/3': [{prompt, options, answer}]}, the same as the server's."
     return {name: [asdict(example) for example in examples]
             for name, examples in parse_tasks(TASKS, QUESTIONS).items()}
 
 
 def show_token(tokenizer, token):
     text = readable(tokenizer, [token])
-    return text if text.isprintable() and text else repr(text)[1:-1] or '·'
+    if not text:
+        return '·'
+    return text if text.isprintable() else repr(text)[1:-1]
 
 
 def page(run, task, asked):
     "The page, as text; `asked` are the questions, and it begins with those of the task."
     tokenizer, stages = get_tokenizer(run), stages_of(run)
     raw, places = pack({name: model for name, model, _ in stages})
-    models, kin = {}, None
+    models, kin = {}, None      # kin: the layer of the first stage that a layer goes back to
     for name, model, copies in stages:
-        kin = [kin[i] for i in copies] if kin else [*range(len(model.layers))]
+        kin = [kin[i] for i in copies] if copies else [*range(len(model.layers))]
         models[name] = dict(path=str(run), layers=len(model.layers), order=model.order,
                             context=model.config.context, parameters=model.num_params(), r=None,
                             config={key: getattr(model.config, key) for key in SHAPE})
@@ -146,18 +159,21 @@ def page(run, task, asked):
                  tasks=['toy_assign', 'toy_copy'], start=start_of_document(tokenizer),
                  shown=[show_token(tokenizer, i) for i in range(tokenizer.n_vocab)],
                  questions=asked)
-    inside = lambda kind, name, text: (f'<script type="{kind}" id="{name}">'
-                                       + text.replace('</', '<\\/') + '</script>\n')
     scripts = (inside('application/json', 'about', json.dumps(about))
                + inside('text/plain', 'weights', base64.b64encode(raw).decode())
                + inside('text/plain', 'worker', (FOLDER / 'play.js').read_text(encoding='utf-8'))
-               + f'<script>{{{ANSWER}}}</script>\n')
+               + '<script>{' + START_WORKERS + '}</script>\n')       # {}: its names are its own
     html = (FOLDER / 'play.html').read_text(encoding='utf-8')
-    return html.replace('<script>\n', scripts + '<script>\n', 1)
+    return html.replace('<script>\n', scripts + '<script>\n', 1)     # before the page's own
+
+
+def inside(kind, name, text):
+    "A text in the page, which the browser does not run. It must not end its own tag."
+    return f'<script type="{kind}" id="{name}">' + text.replace('</', '<\\/') + '</script>\n'
 
 
 def write_page(runs, out, task):
-    "python nanodepth.py play RUN --export=FILE"
+    "Write the page of one run, or refuse: python nanodepth.py play RUN --export=FILE."
     if len(runs) > 1:
         raise Refused(f'--export={out}: give one run, not {len(runs)}')
     [run] = runs

@@ -10,8 +10,6 @@ Usage:
     python nanodepth.py record config/mine.py --first_seed=8    # confirms one on other seeds
 """
 import os
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +24,7 @@ from report.records import RIGHT, SEEDS, TEXT, judged, standing
 from report.runs import read_log
 from report.tables import mean
 from tools.results import made, read_rows
-from tools.study import TOY, Questions, by_depth, write_rows
+from tools.study import TOY, Questions, by_depth, in_a_process, write_rows
 from train import read_config
 
 QUESTIONS = 500
@@ -54,13 +52,7 @@ def trained(seed, path, folder):
     "Train a seed, or what is left of it. A thread each, so that runs beside it cost it nothing."
     folder.mkdir(parents=True, exist_ok=True)
     argv = [str(path), f'--seed={seed}', f'--out_dir={folder}']
-    with open(folder / 'said.txt', 'w') as said:
-        child = subprocess.run([sys.executable, str(ROOT / 'nanodepth.py'), 'train', *argv],
-                               stdout=said, stderr=said,
-                               env=os.environ | dict(OMP_NUM_THREADS='1'))
-    if child.returncode:
-        last = (folder / 'said.txt').read_text().strip().splitlines()[-1]
-        raise Refused(f'{folder}: {last}')
+    in_a_process(['train', *argv], folder / 'said.txt')
     return folder
 
 

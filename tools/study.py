@@ -1,18 +1,23 @@
 """One seed of the study behind docs/RESULTS.md: its runs, its measurements, its rows.
 
 The question: which way of adding depth suits which model? A trunk of each model (ordinary, MIDAS,
-LIDAS, two loops) is trained up to the decay, and branches there, on the same tokens: an ordinary
-cool-down, a recurrent one (no layer dropped, r = 1 begins as the trunk), a looped one, and an
-ordinary one with the recurrent one's FLOPs. The model of the ordinary cool-down then gets more
-depth without training too: a block repeated, and the wrapper's window. What each knows is asked at
-4, 8 and 16 more layers per token. Other jobs stand on these models: fine-tuning, frozen models
-looped by the wrapper, probes, retrofits. A job is a folder of runs and the rows that they give,
-with a method for each of its tables; a run is a command of this repo, so it can be made again.
+LIDAS, two loops) is trained up to the decay. There it branches into several cool-downs on the same
+tokens: an ordinary one, a recurrent one, a looped one, and an ordinary one with the FLOPs of the
+dearest. The model of the ordinary cool-down also gets more depth without training: a block that is
+repeated, and the wrapper's window. Each is asked what it knows with three numbers of added layers.
+The jobs of the second wave stand on these models: fine-tuning, models looped by the wrapper,
+probes, retrofits. Others have models of their own and are no part of a seed: page, hops, addition,
+depo, between, searched.
+
+A job is a folder of runs. `tables = ('depth', 'exits')` means that its methods depth() and exits()
+return the rows of depth.csv and exits.csv. A run is a command of this repo, so it can be made
+again. `make seed-3` prepares the data and then runs seed 3.
 
 Usage:
     python nanodepth.py study 3 --dry_run       # what seed 3 would run
     python nanodepth.py study 3                 # two jobs at a time; goes on where it stopped
     python nanodepth.py study 3 --job=lidas     # one of them, in this process
+    python nanodepth.py study 3 --job=hops      # of the others; its rows go to docs/results at once
 """
 import dataclasses
 import inspect
@@ -22,6 +27,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -55,48 +61,68 @@ BATCHES = 24
 LENS_STEPS = 250
 
 
+def in_a_process(argv, said):
+    "A command of this repo with a thread of its own; what it prints goes into the file `said`."
+    with open(said, 'w') as file:
+        child = subprocess.run([sys.executable, str(ROOT / 'nanodepth.py'), *argv], stdout=file,
+                               stderr=file, env=os.environ | dict(OMP_NUM_THREADS='1'))
+    if child.returncode:
+        lines = said.read_text().strip().splitlines() or [f'it ended with {child.returncode}']
+        raise Refused(f'{said}: {lines[-1]}')
+
+
+def flops_of(run):
+    "What a run cost."
+    return read_log(run)[-1]['flops']
+
+
 class Job:
     "Runs and rows of one seed, in a folder of their own."
     tables = ()         # each the name of a method that gives its rows
-    training = ['--eval_every=200', '--save_every=100']         # what every training is told
+    train_options = ['--eval_every=200', '--save_every=100']
 
     def __init__(self, name, seed, root):
         self.name, self.seed = name, seed
         self.root = Path(root) / f'{seed}/{name}'
 
     def runs(self):
-        "[(name, the command's words)]"
+        "[(name of its folder, words for nanodepth.py)], in the order in which they are run."
         return []
 
     def file(self, table):
         "Where the rows of a table are kept."
-        return self.root.with_suffix('.csv' if table == 'depth' else f'.{table}.csv')
+        return self.root.with_suffix(f'.{table}.csv')
 
     def finished(self):
         return all(self.file(table).exists() for table in self.tables)
 
-    def model(self, name, run='ordinary'):
+    def folder_of(self, job, run='ordinary'):
         "Where a run of another job of the seed lies."
-        return self.root.parent / name / run
+        return self.root.parent / job / run
 
     def say(self, row):
+        "The row, printed, with the seed and the run before its numbers."
         row = dict(seed=self.seed, run=self.name) | row
         print(', '.join(f'{key} {v:.3g}' if isinstance(v, float) else f'{key} {v}'
                         for key, v in row.items()), flush=True)
         return row
 
+    # These only name a run, as runs() lists it.
+
     def trunk(self, config, steps, *more):
         return self.new('trunk', config, f'--steps={steps}', '--decay_steps=0', *more)
 
     def new(self, name, *words):
-        "A run of its own, by a config or from a checkpoint."
-        return name, ['train', *words, f'--seed={self.seed}', f'--out_dir={self.root / name}']
+        "A training by a config or from a checkpoint."
+        return name, ['train', *words, f'--seed={self.seed}', f'--out_dir={self.root / name}',
+                      *self.train_options]
 
     def branch(self, name, *more, parent='trunk', steps=DECAY):
         "A cool-down: a new optimizer, the same tokens for all."
         return name, ['train', f'--data={DATA}', f'--out_dir={self.root / name}',
                       f'--init_from={self.root / parent}', f'--steps={steps}', '--warmup_steps=10',
-                      f'--decay_steps={steps - 10}', f'--seed={1000 + self.seed}', *more]
+                      f'--decay_steps={steps - 10}', f'--seed={1000 + self.seed}', *more,
+                      *self.train_options]
 
     def cut(self, name, parent, *more, shape='3-4-3'):
         return name, ['retrofit', str(parent), shape, f'--out={self.root / name}',
@@ -111,15 +137,10 @@ class Job:
         if exists(folder) and self.ended(folder):
             return
         folder.mkdir(parents=True, exist_ok=True)
-        more = self.training if argv[0] == 'train' else []
-        with open(self.root / f'{name}.txt', 'w') as said:
-            child = subprocess.run([sys.executable, str(ROOT / 'nanodepth.py'), *argv, *more],
-                                   stdout=said, stderr=said)
-        if child.returncode:
-            last = (self.root / f'{name}.txt').read_text().strip().splitlines()[-1]
-            raise Refused(f'{self.root / name}: {last}')
+        in_a_process(argv, self.root / f'{name}.txt')
 
     def ended(self, folder):
+        "A cut takes no steps: it has ended when it is there."
         state = load(folder)
         return state.get('step', 0) >= (state.get('config') or {}).get('steps', 0)
 
@@ -137,26 +158,25 @@ class Questions(Scorer):
                     copy=kinds['copy']['accuracy']) | self.depths(model)
 
     def text(self, model):
-        "The loss on text, on fewer batches: for what is compared many times."
+        "The loss on text, on a quarter of the batches: for what is compared many times."
         return self.on_data(model, BATCHES // 4)[1]['text']['loss']
 
     def halves(self, model):
         "The answers to the first half of the questions, and, `judged`, to the second."
         half = QUESTIONS // 2
-        return (self.depths(model, slice(half))
-                | self.depths(model, slice(half, None), name='{} judged'))
+        return self.depths(model, slice(half)) | self.depths(model, slice(half, None), ' judged')
 
-    def depths(self, model, some=slice(None), name='{}'):
-        "The mean log-probability of the right answers, and the share of them that was chosen."
+    def depths(self, model, some=slice(None), suffix=''):
+        "The mean log-probability of the right answers, and the share answered right."
         row = {}
-        for depth, answers in self.answers(model, some).items():
-            row[name.format(depth)] = answers.log_likelihood
-            row[f'{name.format(depth)} right'] = answers.accuracy
+        for kind, answers in self.answers(model, some).items():         # 'depth 3'
+            row[f'{kind}{suffix}'] = answers.log_likelihood
+            row[f'{kind}{suffix} right'] = answers.accuracy
         return row
 
 
 def by_depth(task, depths, n):
-    "The same questions for every model: {'depth 3': [Example]}."
+    "{'depth 3': [Example]}: by their seed, the same questions for every model."
     return {f'depth {depth}': few_shot(task, n, shots=0, depth=depth, seed=7) for depth in depths}
 
 
@@ -168,38 +188,45 @@ def chains(path, depths=DEPTHS, n=None, task='toy_chains'):
 # ------------------------------------------------------------------ models, and depth added to them
 
 MIDDLE = dict(block='3-4x{}-3', window=(3, 6), added={4: 2, 8: 3, 16: 5})
-MODELS = dict(      # a loop repeats its own block; added: layers -> how often the block runs then
+# `added` says for each number of added layers how often the block runs; a loop repeats its own
+# block, which runs `times` as trained
+MODELS = dict(
     baseline=MIDDLE, midas=MIDDLE, lidas=MIDDLE,
-    loop_5x2=dict(block='5x{}', window=(5, 9), added={5: 3, 10: 4, 15: 5}, runs=2),
-    loop_2_2x3_2=dict(block='2-2x{}-2', window=(6, 7), added={4: 5, 8: 7, 16: 11}, runs=3))
+    loop_5x2=dict(block='5x{}', window=(5, 9), added={5: 3, 10: 4, 15: 5}, times=2),
+    loop_2_2x3_2=dict(block='2-2x{}-2', window=(6, 7), added={4: 5, 8: 7, 16: 11}, times=3))
 PARTNERS = dict(    # ordinary models: (of so many layers, for so many steps)
     baseline_less=(10, 411),        # LIDAS's FLOPs
-    half=(5, STEPS),                # the loops' shallow partner: as many layers of its own
-    half_longer=(5, 1029))          # ... with the loops' FLOPs
-DEEPEST, EXAMPLES = (4, 5), 100
-# what a row is told by; its other columns are measured
+    half=(5, STEPS),                # as many layers as loop_5x2 has of its own
+    half_longer=(5, 1029))          # ... with its FLOPs
+EXIT_DEPTHS = (4, 5)
+EXIT_QUESTIONS = 100
+# these columns describe a row; all others are measured
 SETTINGS = ('run', 'way', 'added', 'by', 'at', 'factor', 'value', 'examples', 'r', 'layer',
             'rank')
-EXITS = [*(('latent', at) for at in (0.02, 0.05, 0.1, 0.2, 0.4)),       # the last r is their most
-         *(('sure', at) for at in (0.003, 0.01, 0.03, 0.1, 0.3)),
-         *(('fixed r', r) for r in (1, 2, 3, 4, 5, 8))]
+MOST_R = 8
+EXITS = {'latent': (0.02, 0.05, 0.1, 0.2, 0.4), 'sure': (0.003, 0.01, 0.03, 0.1, 0.3),
+         'fixed r': (1, 2, 3, 4, 5, MOST_R)}
 
 
 class Model(Job):
     "One of the five models: its trunk, its cool-downs, every way of adding depth, exits."
     tables = ('depth', 'exits')
 
-    @property
-    def about(self):
-        return MODELS[self.name]
+    def __init__(self, name, seed, root):
+        super().__init__(name, seed, root)
+        self.settings = MODELS[name]
+        self.is_loop = 'times' in self.settings
+
+    def block(self, times):
+        return self.settings['block'].format(times)
 
     def runs(self):
-        "`more`, which needs the cost of the others, is not among them."
-        first = next(iter(self.about['added'].values()))
+        "Without `more`, whose length depends on what the others cost."
+        fewest = min(self.settings['added'].values())
         runs = [self.trunk(f'config/chains_{self.name}.py', STEPS - DECAY),
                 self.branch('ordinary'),
-                self.branch('looped', f'--cooldown_loop={self.about["block"].format(first)}')]
-        if 'runs' in self.about:        # a loop has its own block: looped is its recurrence
+                self.branch('looped', f'--cooldown_loop={self.block(fewest)}')]
+        if self.is_loop:        # it has its own block: looped is its recurrence
             return runs
         return [*runs, self.cut('cut', self.root / 'trunk'),
                 self.branch('recurrent', '--recurrence=2', '--curriculum=0.25', parent='cut')]
@@ -207,61 +234,67 @@ class Model(Job):
     def train(self):
         super().train()
         # the ordinary cool-down with the FLOPs of the recurrent one (a loop: of the looped one)
-        dearer = 'looped' if 'runs' in self.about else 'recurrent'
-        flops, least = (read_log(self.root / name)[-1]['flops'] for name in (dearer, 'ordinary'))
-        self.run(*self.branch('more', steps=round(DECAY * flops / least)))
+        dearer = flops_of(self.root / ('looped' if self.is_loop else 'recurrent'))
+        ordinary = flops_of(self.root / 'ordinary')
+        self.run(*self.branch('more', steps=round(DECAY * dearer / ordinary)))
 
     def depth(self):
         "The rows: every way of adding depth, at every number of layers added."
         ask = chains(self.root / 'ordinary')
-        about = self.about
-        flops = {name: read_log(self.root / name)[-1]['flops']
-                 for name in ('trunk', 'ordinary', 'looped', 'recurrent', 'more')
-                 if (self.root / name / 'log.jsonl').exists()}
+        trunk = flops_of(self.root / 'trunk')
+        rows = []
 
         def row(way, added, branch, model):
-            return self.say(dict(way=way, added=added, flops=flops['trunk'] + flops[branch])
-                            | ask(model))
+            flops = trunk + flops_of(self.root / branch)
+            rows.append(self.say(dict(way=way, added=added, flops=flops) | ask(model)))
 
         model = load_model(self.root / 'ordinary')
-        rows = [row('ordinary', 0, 'ordinary', model),
-                row('more FLOPs', 0, 'more', load_model(self.root / 'more'))]
-        a, b = about['window']
-        for added, times in about['added'].items():
-            with running(model, parse_loop(about['block'].format(times))):
-                rows.append(row('repeated', added, 'ordinary', model))
-            K = round(added / (b - a + 1)) + 1
+        row('ordinary', 0, 'ordinary', model)
+        row('more FLOPs', 0, 'more', load_model(self.root / 'more'))
+        a, b = self.settings['window']
+        for added, times in self.settings['added'].items():
+            with running(model, parse_loop(self.block(times))):
+                row('repeated', added, 'ordinary', model)
+            K = round(added / (b - a + 1)) + 1          # the passes after the first add the layers
             for T in (1, 2):
                 with looped(model, (a, b), 'rk', K, T=T):
-                    rows.append(row(f'window, T = {T}', added, 'ordinary', model))
+                    row(f'window, T = {T}', added, 'ordinary', model)
         deeper = load_model(self.root / 'looped')
-        for added, times in ({0: about.get('runs', 1)} | about['added']).items():
-            with running(deeper, parse_loop(about['block'].format(times))):
-                rows.append(row('looped', added, 'looped', deeper))
-        if 'recurrent' in flops:
+        as_trained = {0: self.settings.get('times', 1)}
+        for added, times in (as_trained | self.settings['added']).items():
+            with running(deeper, parse_loop(self.block(times))):
+                row('looped', added, 'looped', deeper)
+        if not self.is_loop:
             recurrent = load_model(self.root / 'recurrent')
-            for added, r in ({0: 1} | about['added']).items():
+            for added, r in ({0: 1} | self.settings['added']).items():
                 recurrent.mean = r
-                rows.append(row('recurrent', added, 'recurrent', recurrent))
+                row('recurrent', added, 'recurrent', recurrent)
         return rows
 
     def exits(self):
         """When may a token of the recurrent or looped model stop? At fixed r, when its state moves
-        little, or when the answer read off is sure: rows with the layer evaluations a token that
-        each took, coda and head counted as often as they were asked."""
-        ask = chains(self.root / 'ordinary', DEEPEST, EXAMPLES)
+        little, or when the answer read off is sure. A row says how many layers ran for a token; the
+        coda is counted as often as it was asked."""
+        ask = chains(self.root / 'ordinary', EXIT_DEPTHS, EXIT_QUESTIONS)
         rows = []
-        model = (Loop(load_model(self.root / 'looped')) if 'runs' in self.about
-                 else load_model(self.root / 'recurrent'))
-        ends, core = len(model.prelude), len(model.core)
-        coda = len(model.coda)
-        for by, at in EXITS:
-            fixed = by == 'fixed r'
-            r, stop = (at, None) if fixed else (EXITS[-1][1], Exit(at, by))
-            answers = ask.depths(lambda tokens: model(tokens, r=r, exit=stop))
-            mean = r if fixed else r * stop.used / stop.full
-            layers = ends + core * mean + coda * (mean if by == 'sure' else 1)
-            rows.append(self.say(dict(by=by, at=at, recurrences=mean, layers=layers) | answers))
+        if self.is_loop:
+            model = Loop(load_model(self.root / 'looped'))
+        else:
+            model = load_model(self.root / 'recurrent')
+        prelude, core, coda = (len(part) for part in (model.prelude, model.core, model.coda))
+        for by, places in EXITS.items():
+            for at in places:
+                if by == 'fixed r':
+                    recurrences = at
+                    right = ask.depths(partial(model, r=at))
+                else:
+                    stop = Exit(at, by)
+                    right = ask.depths(partial(model, r=MOST_R, exit=stop))
+                    recurrences = MOST_R * stop.used / stop.full
+                codas = recurrences if by == 'sure' else 1      # an answer is read off after each
+                layers = prelude + core * recurrences + coda * codas
+                rows.append(self.say(
+                    dict(by=by, at=at, recurrences=recurrences, layers=layers) | right))
         return rows
 
 
@@ -270,8 +303,9 @@ class Loop(Recurrent):
 
     def __init__(self, lm):
         core = [i for i in range(len(lm.layers)) if lm.order.count(i) > 1]
-        ends = [*range(core[0])], [*range(core[-1] + 1, len(lm.layers))]
-        super().__init__(dataclasses.replace(lm.config, order=None), ends[0], core, ends[1],
+        prelude = [*range(core[0])]
+        coda = [*range(core[-1] + 1, len(lm.layers))]
+        super().__init__(dataclasses.replace(lm.config, order=None), prelude, core, coda,
                          inject='add', mean=lm.order.count(core[0]))
         self.load_state_dict(lm.state_dict())
         if self.order != lm.order:
@@ -280,7 +314,7 @@ class Loop(Recurrent):
     def first_state(self, e, position, generator):
         return e
 
-    def recur(self, s, e, i, cache, tap=None):
+    def recur(self, s, e, i, cache, tap=None):         # without e: nothing was added in training
         return super().recur(s, torch.zeros_like(e), i, cache, tap)
 
 
@@ -294,7 +328,7 @@ class Partner(Job):
                 self.branch('ordinary')]
 
     def depth(self):
-        flops = sum(read_log(self.root / name)[-1]['flops'] for name in ('trunk', 'ordinary'))
+        flops = flops_of(self.root / 'trunk') + flops_of(self.root / 'ordinary')
         ask = chains(self.root / 'ordinary')
         return [self.say(dict(way='ordinary', added=0, flops=flops)
                          | ask(load_model(self.root / 'ordinary')))]
@@ -303,13 +337,14 @@ class Partner(Job):
 # -------------------------------------------------------------------------------------- fine-tuning
 
 class Taught(Job):
-    "Fine-tuned on 128 examples of a form that no model has seen; asked at depths left out, too."
+    """Fine-tuned on 128 examples of a form that no model has seen, of depth 1 and 2; asked at depth
+    0 to 3."""
     tables = ('taught',)
     models = ('baseline', 'midas', 'lidas', 'loop_5x2', 'loop_2_2x3_2', 'half', 'half_longer')
 
     def runs(self):
         return [self.new(name, 'config/sft.py', f'--data={self.root / "examples"}',
-                         f'--init_from={self.model(name)}') for name in self.models]
+                         f'--init_from={self.folder_of(name)}') for name in self.models]
 
     def train(self):
         argv = ['--tasks=toy_chains_code', '--n=128', f'--seed={self.seed}',
@@ -318,10 +353,12 @@ class Taught(Job):
         super().train()
 
     def taught(self):
-        ask = chains(self.model('baseline'), (0, 1, 2, 3), task='toy_chains_code')
-        return [self.say(dict(run=name, examples=n) | ask.depths(load_model(path)))
-                for name in self.models for n, path in ((0, self.model(name)),
-                                                        (128, self.root / name))]
+        ask = chains(self.folder_of('baseline'), (0, 1, 2, 3), task='toy_chains_code')
+        rows = []
+        for name in self.models:
+            for n, path in ((0, self.folder_of(name)), (128, self.root / name)):
+                rows.append(self.say(dict(run=name, examples=n) | ask.depths(load_model(path))))
+        return rows
 
 
 # -------------------------------------------------------------------- the wrapper, without training
@@ -336,7 +373,8 @@ KEPT = ('exact', 'first', 'frozen', 'last', 'none')     # what a cache keeps of 
 
 
 def by_token(model, slots):
-    "The model as it generates: tokens (B, T) read one by one, logits (B, T, V). Notes slots used."
+    """The model as it generates: tokens (B, T) read one by one, logits (B, T, V). `slots` gets how
+    many slots the cache had."""
     def answer(tokens):
         cache = KVCache(len(model.order))
         out = [model(tokens[:, t:t + 1], cache=cache) for t in range(tokens.shape[1])]
@@ -352,21 +390,21 @@ class Frozen(Job):
     models = ('baseline', 'midas', 'lidas')
 
     def frozen(self):
-        self.ask = chains(self.model('baseline'), (4, 5))
+        self.ask = chains(self.folder_of('baseline'), (4, 5))
         rows = []
         for name in self.models:
-            model = load_model(self.model(name))
+            model = load_model(self.folder_of(name))
             plain = self.row(name, 'plain', '', model)
             with looped(model, **RECIPE):
                 recipe = self.row(name, 'the recipe', '', model)
             rows += [plain, recipe]
             for factor, values in FACTORS.items():
-                tried = [recipe]
+                tried = []
                 for value in values:
                     with looped(model, **self.settings(factor, value)):
                         tried.append(self.row(name, factor, str(value), model))
-                best = max(tried, key=lambda row: row['depth 5'])
-                rows += [*tried[1:], best | dict(factor=factor, value='the best of them')]
+                best = max([recipe, *tried], key=lambda row: row['depth 5'])
+                rows += [*tried, best | dict(factor=factor, value='the best of them')]
             rows += self.caches(name, model)
         return rows
 
@@ -377,7 +415,8 @@ class Frozen(Job):
             del own['beta']
             if 'T' not in inspect.signature(SOLVERS[value]).parameters:
                 del own['T']
-            own['K'] = 4 if value == 'aitken' else own['K']     # it takes an even number
+            if value == 'aitken':
+                own['K'] = 4            # it takes an even number
         return own | {factor: value}
 
     def row(self, name, factor, value, model):
@@ -408,7 +447,7 @@ class Layers(Job):
     def ready(self):
         "(whole validation rows, questions of a depth that the models have learned)"
         return (Loader(DATA, 20, 64, split='val', seed=0).batch(0)[0],
-                chains(self.model('baseline'), (3,), QUESTIONS // 2))
+                chains(self.folder_of('baseline'), (3,), QUESTIONS // 2))
 
     def layers(self):
         tokens, ask = self.ready()
@@ -417,33 +456,33 @@ class Layers(Job):
         def look(model):
             return dict(text=ask.text(model)) | ask.depths(model)
         for name in self.models:
-            model = load_model(self.model(name))
-            score, parts = probe.depth_score(model, tokens)
-            half = len(parts) // 2
-            row = dict(run=name, score=score, late=(parts[half:].sum() / parts.sum()).item())
+            model = load_model(self.folder_of(name))
+            score, moves = probe.depth_score(model, tokens)
+            half = len(moves) // 2
+            row = dict(run=name, score=score, late=(moves[half:].sum() / moves.sum()).item())
             for what, change in (('swap', probe.swap_blocks), ('skip', probe.skip_blocks)):
-                swept = probe.order_sweep(model, look, change, (1, 2))
+                plain, *changed = probe.order_sweep(model, look, change, (1, 2))
                 for size in (1, 2):     # in the middle: the first and last two layers stay
-                    inner = [r for r in swept if r['size'] == size and r['start'] >= 2 and
-                             r['start'] + size * (1 + (what == 'swap')) <= len(model.order) - 2]
+                    reach = 2 * size if what == 'swap' else size
+                    last = len(model.order) - 2 - reach
+                    inner = [r for r in changed if r['size'] == size and 2 <= r['start'] <= last]
                     for key in ('text', 'depth 3'):
-                        row[f'{what} {size}: {key}'] = sum(
-                            r[key] - swept[0][key] for r in inner) / len(inner)
+                        row[f'{what} {size}: {key}'] = mean([r[key] - plain[key] for r in inner])
             rows.append(self.say(row))
         return rows
 
     def lens(self):
-        """Of each layer: how far the output at later tokens moves without it, and, read off behind
-        it by a tuned lens, the five likeliest tokens and the answers. The lens learned from other
-        validation rows than those that it is judged by."""
+        """For each layer: how far the output at later tokens moves without it (`moves`), and what a
+        tuned lens reads after it: how many of the five likeliest tokens (`overlap`), and the
+        answers. The lens is trained on other validation rows than it is judged by."""
         tokens, ask = self.ready()
         rows = []
         others = Loader(DATA, 32, 64, split='val', seed=1)
         for name in self.models:
-            model = load_model(self.model(name))
+            model = load_model(self.folder_of(name))
             lens = train_lens(model, After(others, 8), LENS_STEPS)
-            moves = probe.depth_score(model, tokens)[1]
-            overlap = quality(model, lens, others.batch(0)[0])[1]
+            _, moves = probe.depth_score(model, tokens)
+            _, overlap = quality(model, lens, others.batch(0)[0])
             for d in range(len(model.order)):
                 rows.append(self.say(
                     dict(run=name, layer=d, moves=moves[d].item(), overlap=overlap[d].item())
@@ -453,7 +492,7 @@ class Layers(Job):
 
 # ---------------------------------------------------------------------------------------- retrofits
 
-RATES = dict(adamw=0.002, adamw_star=0.001)      # the best on seed 100, which is not judged
+RATES = dict(adamw=0.002, adamw_star=0.001)     # the best ones on seed 100, which is in no table
 RECURRENCES = (1, 2, 3, 4, 8, 16, 32)
 
 
@@ -464,7 +503,7 @@ class Retrofits(Job):
     tables = ('retrofits',)
 
     def runs(self):
-        trunk = self.model('baseline', 'trunk')
+        trunk = self.folder_of('baseline', 'trunk')
         deeper = f'--data={DEEPER}'
 
         def again(name, *more, parent='../baseline/cut'):
@@ -485,16 +524,20 @@ class Retrofits(Job):
             self.branch('dense_healed_deeper', deeper, parent='../baseline/ordinary')]
 
     def retrofits(self):
-        ask = chains(self.model('baseline'), (4, 5, 6))
+        ask = chains(self.folder_of('baseline'), (4, 5, 6))
         rows = []
         trained = [(name, self.root / name) for name, argv in self.runs() if argv[0] == 'train']
-        for name, path in [('mean_2', self.model('baseline', 'recurrent')), *trained]:
+        for name, path in [('mean_2', self.folder_of('baseline', 'recurrent')), *trained]:
             model = load_model(path)
-            flops = read_log(path)[-1]['flops']
-            ordinary = not model.recurs
-            means = name.startswith('mean')
-            for r in (1,) if ordinary else RECURRENCES if means else (3,):
-                if not ordinary:
+            flops = flops_of(path)
+            if not model.recurs:
+                recurrences = (1,)
+            elif name.startswith('mean'):
+                recurrences = RECURRENCES
+            else:
+                recurrences = (3,)
+            for r in recurrences:
+                if model.recurs:
                     model.mean = r
                 rows.append(self.say(dict(run=name, r=r, flops=flops) | ask(model)))
         return rows
@@ -502,7 +545,8 @@ class Retrofits(Job):
 
 # -------------------------------------------------------------------------- the README's own models
 
-TOY, TOY_DEEP = 'data/toy', 'data/toy_deep'         # the toy of `make`: depth 0 to 3; depth 0 to 5
+TOY = 'data/toy'                # the toy of `make`: depth 0 to 3
+TOY_DEEP = 'data/toy_deep'      # depth 0 to 5
 PAGE = dict(        # what train.py is given for each model of the README
     baseline=['config/baseline.py'], baseline_isoflops=['config/baseline_isoflops.py'],
     midas=['config/midas.py'], lidas=['config/lidas.py'],
@@ -516,7 +560,7 @@ DEEPER_BY_TWO = dict(baseline='3-2x2-3', lidas='3-2x2-3', loop_1_2x3_1='1-2x4-1'
 class Page(Job):
     "The models that the README shows, on the toy that `make` trains: what is asked of each."
     tables = ('page',)
-    training = ['--save_every=100']     # evaluated often, for the curves of growing
+    train_options = ['--save_every=100']     # evaluated often, for the curves of growing
 
     def runs(self):
         runs = []
@@ -537,7 +581,7 @@ class Page(Job):
         def row(name, way, model, about=ask):
             parameters = sum(p.numel() for p in model.layers.parameters())
             rows.append(self.say(dict(
-                run=name, way=way, flops=read_log(self.root / name)[-1]['flops'],
+                run=name, way=way, flops=flops_of(self.root / name),
                 layers=len(model.layers), parameters=parameters) | about(model)))
 
         for name in PAGE:
@@ -561,7 +605,8 @@ class Page(Job):
 
 # ------------------------------------------------------------------- a task with published numbers
 
-LETTERS, FURTHER = 'data/phop', 'data/phop_8'       # 4 hops in 32 letters; 8 hops
+LETTERS = 'data/phop'           # 4 hops in 32 letters
+FURTHER = 'data/phop_8'         # 8 hops
 HOPS = dict(        # what train.py is given: k layers, run L times, as in the published table
     layers_6=[], layers_2_times_3=['--n_layer=2', '--loop=2x3'],
     layers_1_times_6=['--n_layer=1', '--loop=1x6'],
@@ -570,8 +615,9 @@ HOPS = dict(        # what train.py is given: k layers, run L times, as in the p
     midas=['--grow=midas'], lidas=['--grow=lidas'],
     layers_3_looped_at_last=['--n_layer=3', '--cooldown_loop=3x2'],
     layers_2_longer=['--n_layer=2', '--steps=3317', '--decay_steps=663'])   # the FLOPs of 6 layers
-AT_REST = ['--lr=0.002', '--warmup_steps=10']
-FURTHER_ON = dict(      # 8 hops for models that know 4, at the same FLOPs: a retrofit, the ordinary
+# a model that knows 4 hops goes on with 8: as a retrofit, and as it is with the same FLOPs
+GO_ON = ['--lr=0.002', '--warmup_steps=10']
+FURTHER_ON = dict(
     retrofit=['--recurrence=2', '--steps=300', '--decay_steps=60'],
     ordinary_further=['--steps=500', '--decay_steps=100'])
 
@@ -583,24 +629,24 @@ def write_task(data, task, *words):
                         f'--out={ROOT / data}'], check=True)
 
 
-def answers(run, model, data):
-    "What a run of a task cost, and what its model answers; a task may ask several kinds."
+def scored(run, model, data):
+    "What a run cost and what its model answers. If a task asks several kinds, `right` is the mean."
     loss, kinds = measure(model, Loader(data, 32, None, split='val', seed=0))
-    return dict(flops=read_log(run)[-1]['flops'], loss=loss,
+    return dict(flops=flops_of(run), loss=loss,
                 right=mean([kind['accuracy'] for kind in kinds.values()]))
 
 
 class Hops(Job):
     "p-hop induction: k layers run L times, grown models, a late loop, a retrofit, the wrapper."
     tables = ('hops',)
-    training = ['--save_every=400']
+    train_options = ['--save_every=400']
 
     def runs(self):
         parents = dict(retrofit='cut', ordinary_further='layers_6')
         return [*(self.new(name, 'config/phop.py', *words) for name, words in HOPS.items()),
                 self.cut('cut', self.root / 'layers_6', shape='1-4-1'),
                 *(self.new(name, f'--init_from={self.root / parents[name]}', f'--data={FURTHER}',
-                           '--eval_every=100', *AT_REST, *words)
+                           '--eval_every=100', *GO_ON, *words)
                   for name, words in FURTHER_ON.items())]
 
     def train(self):
@@ -612,14 +658,14 @@ class Hops(Job):
         rows = []
 
         def row(run, way, model, data=LETTERS):
-            rows.append(self.say(dict(run=run, way=way) | answers(self.root / run, model, data)))
+            rows.append(self.say(dict(run=run, way=way) | scored(self.root / run, model, data)))
 
         for name in HOPS:
             row(name, 'as trained', load_model(self.root / name))
-        for name in ('layers_6', 'layers_3'):
+        for name, window in dict(layers_6=(2, 3), layers_3=(1, 1)).items():
             model = load_model(self.root / name)
             for K in (2, 3):
-                with looped(model, (2, 3) if name == 'layers_6' else (1, 1), 'rk', K):
+                with looped(model, window, 'rk', K):
                     row(name, f'window, K = {K}', model)
         model = load_model(self.root / 'retrofit')
         for r in (1, 2, 3, 4, 8):
@@ -632,13 +678,13 @@ class Hops(Job):
 CELLS = dict(           # layers, and how often they run
     addition=[(6, 1), (1, 1), (1, 6), (2, 1), (2, 3), (3, 1), (3, 2)],
     depo=[(6, 1), (2, 1), (2, 3)])
-EXAMPLES_OF = dict(addition=[], depo=['--p=2', '--rows=100000'])       # for data/tasks.py
+TASK_OPTIONS = dict(addition=[], depo=['--p=2', '--rows=100000'])       # for data/tasks.py
 
 
 class Cells(Job):
     "Another task of others: k layers run L times. The job has the name of the task."
     tables = ('cells',)
-    training = ['--save_every=400']
+    train_options = ['--save_every=400']
 
     def __init__(self, name, seed, root):
         super().__init__(name, seed, root)
@@ -649,27 +695,27 @@ class Cells(Job):
                          f'--loop={k}x{times}') for k, times in CELLS[self.name]]
 
     def train(self):
-        write_task(self.data, self.name, *EXAMPLES_OF[self.name])
+        write_task(self.data, self.name, *TASK_OPTIONS[self.name])
         super().train()
 
     def cells(self):
         rows = []
         for name, _ in self.runs():
             model = load_model(self.root / name)
-            rows.append(self.say(dict(way=name) | answers(self.root / name, model, self.data)))
+            rows.append(self.say(dict(way=name) | scored(self.root / name, model, self.data)))
         return rows
 
 
 # ---------------------------------------------------------------------- between looping and growing
 
 SHORT = '--steps=300', '--decay_steps=60'
-RANKS = (0, 2, 8, 32)       # of what each position of loop_2x4 adds; 0 is the loop
+RANKS = (0, 2, 8, 32)       # of the difference that each position adds to its layer; 0: none
 
 
 class Between(Job):
-    """A loop whose positions add differences of more and more ranks, beside eight layers of their
-    own, after half of the toy's steps; and such loops made of the eight layers, trained a
-    little."""
+    """After half of the toy's steps: `rank_8` is a loop whose positions add differences of rank 8,
+    and `untied` has eight layers of its own. `cut_8` is such a loop made of these eight, and
+    `trained_8` is that, trained a little."""
     tables = ('between',)
 
     def runs(self):
@@ -694,12 +740,12 @@ class Between(Job):
     def between(self):
         ask = Questions(self.root / 'untied', TOY, by_depth('toy_assign', (2, 3, 4), QUESTIONS))
         rows = []
-        for name in ('untied', *(f'{way}_{rank}' for way in ('rank', 'cut', 'trained')
-                                 for rank in RANKS)):
+        for name in ['untied', *(f'{way}_{rank}' for way in ('rank', 'cut', 'trained')
+                                 for rank in RANKS)]:
             folder = self.root / name
             way, _, rank = name.partition('_')
             model = build_model(load(folder), folder, merged=False).eval()
-            flops = read_log(folder)[-1]['flops'] if way != 'cut' else ''
+            flops = flops_of(folder) if way != 'cut' else ''
             rows.append(self.say(dict(way=way, rank=rank, flops=flops,
                                       parameters=model.num_params()) | ask(model)))
         return rows
@@ -723,14 +769,15 @@ class Searched(Job):
         for name in self.models:
             questions = by_depth('toy_assign', (3, 4), QUESTIONS // 2)
             asked = search.Asked(load_model(self.root / name), get_tokenizer(self.root / name),
-                                 [example for each in questions.values() for example in each])
+                                 sum(questions.values(), []))
             judged = search.all_rows(asked, BUDGET, self.seed)
             plain, right = asked.own()
             judged.append(search.Judge(asked, plain, right).row('as it is', asked.by(plain), plain))
-            rows += [self.say(dict(
-                run=name, way=row['what'], order=search.named(row['order']),
-                screened=row['screened'] / 100, change=row['change'].mean / 100,
-                right=row['right'] / 100)) for row in judged]
+            for row in judged:          # in points
+                rows.append(self.say(dict(
+                    run=name, way=row['what'], order=search.named(row['order']),
+                    screened=row['screened'] / 100, change=row['change'].mean / 100,
+                    right=row['right'] / 100)))
         return rows
 
 
@@ -739,20 +786,21 @@ class Searched(Job):
 # a wave's jobs run side by side; those of the second stand on the models of the first
 FIRST = dict.fromkeys(MODELS, Model) | dict.fromkeys(PARTNERS, Partner)
 SECOND = dict(taught=Taught, frozen=Frozen, layers=Layers, retrofits=Retrofits)
-# begun only when asked for by name
+# only by --job=NAME
 OTHERS = dict(page=Page, hops=Hops, addition=Cells, depo=Cells, between=Between,
               searched=Searched)
+JOBS = FIRST | SECOND | OTHERS
 
 
 def job(name, seed, root):
-    check_choice('job', name, (*FIRST, *SECOND, *OTHERS))
-    return (FIRST | SECOND | OTHERS)[name](name, seed, root)
+    check_choice('job', name, JOBS)
+    return JOBS[name](name, seed, root)
 
 
 # --------------------------------------------------------------------------------------------- rows
 
 def write_rows(path, rows):
-    "CSV, of six digits: what a table needs, and the same on every run of one machine."
+    "CSV. Six digits are what a table needs, and a seed that is repeated has the same ones."
     short = [{key: f'{v:.6g}' if isinstance(v, float) else v for key, v in row.items()}
              for row in rows]
     replace(path, as_csv(short, lineterminator='\n'))
@@ -763,24 +811,29 @@ def read_rows(path):
 
 
 def expected(mine, others):
-    "(of a seed's numbers, how many lie where the other seeds expect 95% of one more; of how many)"
+    """(how many numbers of a seed lie where the other seeds expect 95% of those of one more, how
+    many were held against them)"""
     inside = []
     for row in mine:
         same = where(others, **{key: row.get(key) for key in SETTINGS})
         for key in row.keys() - {'seed', 'order', *SETTINGS}:       # an order is no number
             values = [float(other[key]) for other in same if other.get(key)]
-            if row[key] and len(set(values)) > 1:       # else it is no measurement, or the only one
+            if row[key] and len(set(values)) > 1:       # an empty cell, or a constant, says nothing
                 middle, half = one_more(values)
                 inside.append(abs(float(row[key]) - middle) <= half)
     return sum(inside), len(inside)
 
 
 def collect(seed, root, results):
-    "The rows of a seed's finished jobs, in place of those that they had; and do they repeat?"
-    jobs = [job(name, seed, root) for name in (*FIRST, *SECOND, *OTHERS)]
-    for table in dict.fromkeys(table for one in jobs for table in one.tables):
+    """Write the rows of a seed's finished jobs into the tables, in place of those that they had
+    there, and print how well they agree with them and with the other seeds."""
+    tables = {}
+    for name in JOBS:
+        one = job(name, seed, root)
+        for table in one.tables:
+            tables.setdefault(table, []).extend(read_rows(one.file(table)))
+    for table, mine in tables.items():
         path = Path(results) / f'{table}.csv'
-        mine = [row for one in jobs for row in read_rows(one.file(table))]
         fresh = {row['run'] for row in mine}
         before = read_rows(path)
         others = [row for row in before if row['seed'] != str(seed)]
@@ -815,10 +868,12 @@ def main(argv=None):
     todo = [job(name, args.seed, args.root) for name in names]
     if args.dry_run:
         for one in todo:
-            print(one.name, *(' '.join(words) for _, words in one.runs()), sep='\n    ')
+            print(one.name)
+            for _, words in one.runs():
+                print('    ' + ' '.join(words))
         if not args.job:
-            print('and an ordinary cool-down of each model with as many FLOPs as its recurrent '
-                  'one. The jobs of a seed add up to 80 minutes on two cores')
+            print('and an ordinary cool-down of each of the five models with as many FLOPs as its '
+                  'dearest. The jobs of a seed add up to 80 minutes on two cores')
         return
     if args.job:
         finish(todo[0])
