@@ -27,7 +27,6 @@ import torch
 from common.errors import Refused, check_choice
 from loop import repeat_block, running
 from model import check_order
-from retrofit import Recurrent
 
 # ----------------------------------------------------------------------- the idea, one t at a time
 
@@ -56,7 +55,7 @@ PARTS = ('layer', 'attn', 'mlp')
 
 
 def order_of(model, order=None):
-    if order is not None and isinstance(model, Recurrent):
+    if order is not None and model.recurs:
         raise Refused('a recurrent core runs in an order of its own: its probes take no other')
     return model.order if order is None else check_order(order, len(model.layers))
 
@@ -140,7 +139,7 @@ class Erasure:
                 return update
             return update.view(n, B, T, -1).masked_fill(erase, 0).flatten(0, 1)
         tap, updates = watch(change)
-        if isinstance(self.model, Recurrent):
+        if self.model.recurs:
             x = self.model.hidden(self.tokens.repeat(n, 1), tap=tap)
         else:           # nothing before the layer changes
             x = self.was['input'][s].repeat(n, 1, 1)
@@ -172,7 +171,7 @@ class Erasure:
 def local_effects(erasure, progress=iter):
     "(D, D): the contribution is missing only from the observed layer's own input."
     e, D = erasure, len(erasure.order)
-    if isinstance(e.model, Recurrent):
+    if e.model.recurs:
         raise Refused('local effects take a contribution out of a later input: behind an adapter '
                       'there is none to take; use propagate=True')
     contribution = e.updates if e.part == 'layer' else e.was[e.part]        # (D, B, T, C)
@@ -190,13 +189,13 @@ def local_effects(erasure, progress=iter):
 
 
 def future_effects(model, tokens, *, part='layer', propagate=True, future=True, boundaries=None,
-                   order=None):
+                   order=None, progress=iter):
     "(D, D) [erased, observed]: the largest relative change of a later layer's update."
     erasure = Erasure(model, tokens, part, future, boundaries, order)
     if not propagate:
-        return local_effects(erasure)
+        return local_effects(erasure, progress)
     matrix = erasure.zeros(len(erasure.order))
-    for run in erasure.runs():
+    for run in erasure.runs(progress):
         erasure.note_effects(matrix, *run)
     return matrix
 
@@ -270,7 +269,7 @@ def reverse_block(order, start, length):
 
 def order_sweep(model, look, change, lengths, progress=iter):
     "[{'size', 'start', **look(model)}] with `change` made wherever it fits; size 0: unchanged."
-    if isinstance(model, Recurrent):
+    if model.recurs:
         raise Refused('a recurrent core takes no other order of its layers')
     order, todo = model.order, [(0, 0, model.order)]
     for length, start in itertools.product(lengths, range(len(order))):

@@ -84,8 +84,10 @@ def replace(path, raw):
 
 def aside(path, mark='.'):
     "Where the old can be kept beside the new: the first of PATH.1, PATH.2, ... that is free."
-    return next(p for i in range(1, 10**6)
-                if not (p := path.with_name(f'{path.name}{mark}{i}')).exists())
+    i = 1
+    while path.with_name(f'{path.name}{mark}{i}').exists():
+        i += 1
+    return path.with_name(f'{path.name}{mark}{i}')
 
 
 @contextlib.contextmanager

@@ -148,7 +148,8 @@ def read_files(folder, plan, budget, every, options, pool, stop, tick):
             first = ahead.popleft()
             while not isinstance(first, dict):
                 tick()
-                first = first.result() if wait([first], timeout=0.2).done else first
+                if wait([first], timeout=0.2).done:
+                    first = first.result()
             records.append(first)
     finally:        # the files begun ahead are not needed
         stop.value = 1
@@ -261,9 +262,9 @@ class Options:
 
 def read_options(mixtures, about, argv, out):
     options = read(Options, argv, about)
-    if len(mixtures) > 1 or options.mixture:
-        check_choice('mixture', options.mixture, mixtures)
-    options.mixture = options.mixture or next(iter(mixtures))
+    if len(mixtures) == 1:
+        options.mixture = options.mixture or next(iter(mixtures))
+    check_choice('mixture', options.mixture, mixtures)
     options.source = options.source and options.source.resolve()
     if options.source and not options.source.is_dir():
         raise Refused(f'--source={options.source} is no folder')
@@ -314,9 +315,9 @@ def prepare(mixtures, about, argv=None, out=None):
                 done += budget
                 bar.update(done - bar.n)
                 n, origin = made['tokens'], made['origin']
-                short = (f' of {budget:,}: all there are, so they are read {budget / n:.1f} times'
+                repeats = (f' of {budget:,}: all there are, so they are read {budget / n:.1f} times'
                          if n < budget else '')
-                bar.write(f'{out / source.name}: {n:,} tokens{short}; {origin["documents"]:,} '
+                bar.write(f'{out / source.name}: {n:,} tokens{repeats}; {origin["documents"]:,} '
                           f'documents, {origin["left_out"]:,} empty or left out')
             write_json(out / 'mixture.json', {s.name: s.share for s in sources})
     print(f'{out}: {options.tokens:,} tokens in the mixture; python nanodepth.py check_data '

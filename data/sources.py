@@ -12,7 +12,6 @@ Usage:
     files = list_files(source, None)                # [(path, bytes)]; None: on the hub
     for text in texts(files[0][0], source.read): ...
 """
-import contextlib
 import dataclasses
 import fnmatch
 import gzip
@@ -77,11 +76,9 @@ def archived(row):
         try:
             with urllib.request.urlopen(url, timeout=60) as answer:
                 return gzip.decompress(answer.read()).decode('utf-8', errors='ignore')
-        except urllib.error.HTTPError as error:
-            if error.code in (403, 404):
-                return None
-            reason = error
         except (OSError, EOFError, zlib.error, http.client.HTTPException) as error:
+            if isinstance(error, urllib.error.HTTPError) and error.code in (403, 404):
+                return None
             reason = error
         if attempt == 5:
             raise Refused(f'Software Heritage did not give {row["blob_id"]}: {reason}')
@@ -99,25 +96,20 @@ def kind_of(path):
 def rows(path):
     "The rows of a parquet or JSON Lines file, here or on the hub, as dicts."
     from datasets import load_dataset
-    with contextlib.suppress(ImportError):
-        from datasets.utils.logging import set_verbosity_error
-        set_verbosity_error()
-    def stream():
-        yield from load_dataset(kind_of(path), data_files=str(path), split='train', streaming=True)
-
-    left = stream()
-    for i in itertools.count():
-        try:
-            row = next(left)
-        except StopIteration:
+    from datasets.utils.logging import set_verbosity_error
+    set_verbosity_error()
+    i = 0
+    try:
+        for row in load_dataset(kind_of(path), data_files=str(path), split='train',
+                                streaming=True):
+            yield row
+            i += 1
+    except Exception as error:      # each kind of file has errors of its own
+        if 'StopIteration' in repr(error):      # an empty file
             return
-        except Exception as error:      # each kind of file has errors of its own
-            if 'StopIteration' in str(error):       # an empty file
-                return
-            cause = error.__cause__ or error
-            raise Refused(f'{path}, after row {i}: {type(cause).__name__}: '
-                          f'{(str(cause).splitlines() or [""])[0][:200]}') from None
-        yield row
+        cause = error.__cause__ or error
+        raise Refused(f'{path}, after row {i}: {type(cause).__name__}: '
+                      f'{(str(cause).splitlines() or [""])[0][:200]}') from None
 
 
 def texts(path, read):
@@ -155,14 +147,15 @@ def list_files(source, where):
         wanted = source.known_as or source.name
         there = sorted(Path(where).iterdir())
         tops = [p for p in there if simple(wanted) in simple(p.name)]
-        paths = [p for top in tops for p in ([top] if top.is_file() else top.rglob('*'))
-                 if kind_of(p) and p.is_file()]
+        paths = [p for top in tops for p in (top, *top.rglob('*')) if kind_of(p) and p.is_file()]
         listed = {str(p.relative_to(where)): (str(p), p.stat().st_size) for p in paths}
         if not listed:
             raise Refused(f'{where} has no parquet or JSON Lines file in a folder (or by a name) '
                           f'with {wanted!r} in it, but '
                           f'{", ".join(p.name for p in there[:8]) or "nothing"}')
-    digest = lambda name: hashlib.blake2b(name.encode()).hexdigest()        # noqa: E731
+
+    def digest(name):
+        return hashlib.blake2b(name.encode()).hexdigest()
     return [listed[name] for name in sorted(listed, key=digest)]
 
 

@@ -112,7 +112,7 @@ def local_folder(name):
     return Path(name) if Path(name).is_dir() else from_hub(name)
 
 
-def refuse_unknown(name, say=print):
+def refuse_unknown(name, say):
     "Refuse a tokenizer that nothing here can open. A network may be missing only for now."
     if on_hub(name):
         try:
@@ -123,16 +123,14 @@ def refuse_unknown(name, say=print):
         get_tokenizer(name)
 
 
-def reads_alike(a, b):
-    """Do two tokenizers give the same tokens? Their names say little: a folder may have moved, or
-    be a copy in another form."""
-    return a.n_vocab == b.n_vocab and a.encode(ODD) == b.encode(ODD)
-
-
 def refuse_another_tokenizer(path, loader, own=None):
-    "Data of another tokenizer is refused, also where its ids happen to fit. `own`: the run's name."
+    """Data of another tokenizer is refused, also where its ids happen to fit. Names say little: a
+    folder may have moved, or be a copy in another form. `own`: the run's name."""
     name = loader.tokenizer
-    if name != own and not reads_alike(get_tokenizer(path), get_tokenizer(name)):
+    if name == own:
+        return
+    a, b = get_tokenizer(path), get_tokenizer(name)
+    if a.n_vocab != b.n_vocab or a.encode(ODD) != b.encode(ODD):
         raise Refused(f'{loader.sets[0].folder} was made with the tokenizer {name!r}, which is not '
                       f'that of {path}: make it with --tokenizer={path}')
 

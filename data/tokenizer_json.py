@@ -39,7 +39,8 @@ def from_tokenizer_json(path, sample):
          and words.keys() >= to_bytes.keys() >= set(''.join(words)),
          'is not a byte-level BPE tokenizer, the only kind that tiktoken can represent')
     if normalizer := spec.get('normalizer'):
-        need(False, f'normalizes text ({normalizer["type"]}) before it cuts it, as tiktoken cannot')
+        raise CannotRepresent(f'{path} normalizes text ({normalizer["type"]}) before it cuts it, '
+                              'as tiktoken cannot')
     ranks = {bytes(to_bytes[char] for char in word): i for word, i in words.items()}
     made = [words[merge.replace(' ', '') if isinstance(merge, str) else ''.join(merge)]
             for merge in bpe['merges']]

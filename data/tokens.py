@@ -125,14 +125,13 @@ def write_dataset(folder, split, tokenizer, tokens, *, mask=None, marks=None, ki
     from data.tokenizer import get_tokenizer, token_type
     n_vocab = get_tokenizer(tokenizer).n_vocab
     dtype = token_type(n_vocab)
-    shard = Shard(f'{split}_000.bin', {}, len(tokens))
-    description = Description(tokenizer, n_vocab, dtype, len(tokens), row, kinds or [], [shard],
-                              origin)
     arrays = {'.bin': tokens, '.mask': mask, '.marks': marks}
     raw = {ending: np.asarray(array, dtype if ending == '.bin' else 'uint8').tobytes()
            for ending, array in arrays.items() if array is not None}
-    for ending, data in raw.items():
-        shard.sha256[ending] = hashlib.sha256(data).hexdigest()
+    sums = {ending: hashlib.sha256(data).hexdigest() for ending, data in raw.items()}
+    shard = Shard(f'{split}_000.bin', sums, len(tokens))
+    description = Description(tokenizer, n_vocab, dtype, len(tokens), row, kinds or [], [shard],
+                              origin)
     description.check(path)
     with claim(folder):
         path.unlink(missing_ok=True)            # else it would vouch for half of the new files
@@ -207,10 +206,10 @@ class Dataset:
         if '.mask' in shard:
             targets = np.where(shard['.mask'][start + 1:start + n] > 0, targets, -1)
         if n <= T:          # a row that is shorter than the context
-            short = 0, T + 1 - n
-            tokens = np.pad(tokens, short)
-            targets = np.pad(targets, short, constant_values=-1)
-            marks = np.pad(marks, short)
+            padding = 0, T + 1 - n
+            tokens = np.pad(tokens, padding)
+            targets = np.pad(targets, padding, constant_values=-1)
+            marks = np.pad(marks, padding)
         return tokens, targets, marks[1:]
 
 
@@ -259,8 +258,10 @@ class Loader:
         if not data or len(weights) != len(data) or not all(0 < w < 1e9 for w in weights):
             raise Refused(f'data_weights={weights} must be one positive number for each of the '
                           f'{len(data)} datasets')
-        data, weights = zip(*(part for folder, weight in zip(data, weights)
-                              for part in mixture(folder, weight)))
+        parts = []
+        for folder, weight in zip(data, weights):
+            parts += mixture(folder, weight)
+        data, weights = zip(*parts)
         if batch_size % world_size:
             raise Refused(f'batch_size={batch_size} does not divide among {world_size} ranks')
         self.sets = [Dataset(folder, split, context) for folder in data]
@@ -374,23 +375,23 @@ def measure(model, loader, batches=None, pieces=1, first=0):
     # loss, tokens, answers right, answers
     sums = torch.zeros(1 + len(loader.kinds), 4, dtype=torch.float64)
     steps = len(loader) if batches is None else min(batches, len(loader))
-    parts = (part for step in range(first, first + steps)
-             for part in zip(*(t.chunk(pieces) for t in loader.marked_batch(step))))
-    for tokens, targets, marks in parts:
-        counts = targets != -1
-        if is_model and not loader.kinds:       # without logits: the loss is computed in pieces
-            sums[0, 0] += model(tokens.to(device), targets.to(device)).item() * counts.sum()
-            sums[0, 1] += counts.sum()
-            continue
-        logits = model(tokens.to(device)).float()        # (B, T, V)
-        losses = F.cross_entropy(logits.transpose(1, 2), targets.to(device), ignore_index=-1,
-                                 reduction='none').cpu()
-        kind, right = answers(marks, logits.argmax(-1).cpu() != targets)
-        for k in range(len(sums)):
-            here = marks % 128 == k if k else counts
-            mine = right[kind == k]    # (B, T), (answers,)
-            sums[k] += torch.tensor([losses[here].double().sum(), here.sum(), mine.sum(),
-                                     len(mine)])
+    for step in range(first, first + steps):
+        batch = loader.marked_batch(step)
+        for tokens, targets, marks in zip(*(t.chunk(pieces) for t in batch)):
+            counts = targets != -1
+            if is_model and not loader.kinds:       # without logits, in pieces
+                sums[0, 0] += model(tokens.to(device), targets.to(device)).item() * counts.sum()
+                sums[0, 1] += counts.sum()
+                continue
+            logits = model(tokens.to(device)).float()        # (B, T, V)
+            losses = F.cross_entropy(logits.transpose(1, 2), targets.to(device), ignore_index=-1,
+                                     reduction='none').cpu()
+            kind, right = answers(marks, logits.argmax(-1).cpu() != targets)
+            for k in range(len(sums)):
+                here = marks % 128 == k if k else counts
+                mine = right[kind == k]    # (B, T), (answers,)
+                sums[k] += torch.tensor([losses[here].double().sum(), here.sum(), mine.sum(),
+                                         len(mine)])
     if is_model:
         model.train(was_training)
     if loader.world_size > 1:

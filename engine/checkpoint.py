@@ -90,7 +90,7 @@ def is_hugging_face(folder):
     return (Path(folder) / 'config.json').exists() and not exists(folder) or on_hub(folder)
 
 
-def move_aside(folder, resumes, say=print):
+def move_aside(folder, resumes, say):
     "A new run begins: what an older one has left in the folder is kept beside it."
     log = folder / 'log.jsonl'
     if exists(folder) and not resumes:
@@ -160,14 +160,12 @@ def load_model(path, device='cpu', merged=True):
 def build_model(state, path, merged=True):
     """The model that a loaded state describes, with its weights. merged: one with differences
     (variants/relaxed.py) becomes the ordinary model that computes the same."""
-    kind = state.get('kind')
-    if kind == 'hf':
+    if state.get('kind') == 'hf':
         from engine.raven import open_hf  # needs safetensors, an optional package
         model = open_hf(state['folder'])
-        refuse_not_finite(model, path)
-        return model
-    with reading(path):
-        model = model_of(state, path)
+    else:
+        with reading(path):
+            model = model_of(state, path)
     refuse_not_finite(model, path)
     if model.rank and merged:
         from variants.relaxed import merge

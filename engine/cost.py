@@ -52,11 +52,10 @@ def kept_by_a_layer(c, width, device='cpu'):
     matrix product, 2 or 4. The residual stream has 4."""
     H = c.n_head * c.head_dim
     Hkv = c.n_kv_head * c.head_dim
-    cpu = device == 'cpu'
     attention = c.n_embd + 2 * H + 2 * Hkv          # input, q, k, v, output
     mlp = c.n_embd + 4 * c.ffn_dim        # its input, gate, up, silu(gate), and their product
     # input and 1/rms; on a CPU, not one kernel, x/rms too
-    norms = 2 * (4 * c.n_embd + 4) * (2 if cpu else 1)
+    norms = 2 * (4 * c.n_embd + 4) * (2 if device == 'cpu' else 1)
     return norms + width * (attention + mlp) + 4 * c.n_head         # the softmax's sums
 
 
@@ -105,24 +104,23 @@ def empty(config, n_layer):
 
 
 def models(config):
-    """(the plan, a function from a number of layers to the model of that depth: new ones have no
-    weights)."""
-    if not config.init_from:
-        return Plan(config), lambda n_layer: empty(config, n_layer)
-    model = checkpoint.load_model(config.init_from, merged=False)
-    plan = Plan(config, Start.of(model))
-    plan.set_up(model)
-    return plan, lambda n_layer: model
+    "(the plan, a function from one of its steps to that step's model: new ones have no weights)."
+    if config.init_from:
+        parent = checkpoint.load_model(config.init_from, merged=False)
+        plan = Plan(config, Start.of(parent))
+        plan.set_up(parent)
+    else:
+        plan = Plan(config)
 
-
-def with_differences(model, now):
-    "The model of a step whose positions add differences; else the same one."
-    if not now.rank > model.rank:
+    def model_of(now):
+        model = parent if config.init_from else empty(config, now.n_layer)
+        if now.rank > model.rank:       # its positions add differences
+            from variants.relaxed import relax
+            model.config.order = list(now.order)
+            with model.embed.weight.device:     # meta: without weights
+                model = relax(model, now.rank)
         return model
-    from variants.relaxed import relax
-    model.config.order = list(now.order)
-    with model.embed.weight.device:     # meta: without weights
-        return relax(model, now.rank)
+    return plan, model_of
 
 
 def counted(plan, model, first, end):
@@ -133,7 +131,6 @@ def counted(plan, model, first, end):
         alike[now.order, now.r, now.backprop_depth] += 1
     total = 0
     context = plan.config.context
-    model = with_differences(model, plan.at(end - 1))
     for (order, r, backprop_depth), n in alike.items():
         how = dict(order=order) if r is None else dict(r=r, backprop_depth=backprop_depth)
         total += n * model.flops_per_token(**how, context=context)
@@ -143,7 +140,7 @@ def counted(plan, model, first, end):
 def planned(config):
     "The training FLOPs of a whole run."
     plan, model_of = models(config)
-    a_token = sum(counted(plan, model_of(plan.at(end - 1).n_layer), first, end)
+    a_token = sum(counted(plan, model_of(plan.at(end - 1)), first, end)
                   for first, end in stretches(plan))
     return a_token * config.batch_size * config.context
 
@@ -194,7 +191,7 @@ def show(config, gpus, gpu, mfu):
     plan, model_of = models(config)
     for first, end in stretches(plan):
         now = plan.at(end - 1)
-        model = with_differences(model_of(now.n_layer), now)
+        model = model_of(now)
         order = now.order or model.order            # the latter: a recurrent core's own
         cost = counted(plan, model, first, end) * a_step
         depth = len(order) if now.order else (

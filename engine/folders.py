@@ -56,7 +56,7 @@ def without_weights(folder, about=None):
             return package.AutoModelForCausalLM.from_config(config)
 
 
-def copy_files(source, target, but=()):
+def copy_files(source, target, but):
     "A folder's own files, without those below it."
     for path in sorted(source.iterdir()):
         if path.is_file() and path.name not in but and not path.name.endswith('.tmp'):
@@ -151,12 +151,12 @@ def save_looped(source, target, called=None, **settings):
     folder, target = local_folder(source), Path(target)
     model = without_weights(folder)
     kind = type(model).__name__
-    if kind.startswith('Looped') or 'auto_map' in read_json(folder / 'config.json'):
+    about = read_json(folder / 'config.json')
+    if kind.startswith('Looped') or 'auto_map' in about:
         raise Refused(f'{source} brings code of its own, beside which the wrapper has no place')
-    handle = patch(model, **settings)
-    a, b = handle.window
+    a, b = patch(model, **settings).window
     settings = settings | dict(window=[a, b])
-    about = read_json(folder / 'config.json') | dict(
+    about |= dict(
         architectures=[f'Looped{kind}'], nanodepth=settings,
         auto_map={'AutoModelForCausalLM': f'modeling_looped.Looped{kind}'})
     readme = README.format(source=called or source, target=target, kind=kind, a=a, b=b,
@@ -189,7 +189,9 @@ def reordered_config(about, order):
             new[key] = [d for d, i in enumerate(order) if i in value]
         elif isinstance(value, list) and len(value) == n and key != 'architectures':
             new[key] = [value[i] for i in order]
-    return about | dict(text_config=inner | new) if inner is not about else about | new
+    if inner is about:
+        return about | new
+    return about | dict(text_config=inner | new)
 
 
 def nature(layer):
@@ -231,8 +233,8 @@ def save_reordered(source, target, order):
             tensors[name] = t
             continue
         before, i, after = parts.groups()
-        for d in range(len(order)):
-            if order[d] == int(i):
+        for d, layer in enumerate(order):
+            if layer == int(i):
                 tensors[f'{before}{d}{after}'] = t
     with new_model(target):
         copy_files(folder, target, but=[path.name for path in folder.iterdir()

@@ -34,12 +34,12 @@ def is_foreign(path):
     if not is_hugging_face(path):
         return False
     config = local_folder(path) / 'config.json'
-    if config.exists() and read_json(config).get('model_type') == FAMILY:
+    if not config.exists() or read_json(config).get('model_type') == FAMILY:
         return False
     try:
         model_config(config)
     except Refused:
-        return config.exists()
+        return True
     return False
 
 
@@ -192,7 +192,10 @@ class Hooked:
         if norm is None or head is None:
             return None
         logits, _, after = self.listen(tokens)
-        read = torch.no_grad()(lambda stream: head(norm(stream)))
+
+        @torch.no_grad()
+        def read(stream):
+            return head(norm(stream))
         return read if torch.allclose(read(after[-1]), logits, atol=1e-3) else None
 
 

@@ -134,7 +134,7 @@ def model_config(path):
         return fill(ModelConfig, values | dict(qk_norm=c.model_type == 'qwen3'), path)
 
 
-def config_json(config, depth, dtype):
+def config_json(config, depth):
     "Our ModelConfig as a config.json, for a model of `depth` layers of their own."
     theirs = {theirs: getattr(config, ours) for ours, theirs in OURS.items()}
     family = 'Qwen3' if config.qk_norm else 'Llama'
@@ -142,18 +142,16 @@ def config_json(config, depth, dtype):
     return theirs | dict(
         architectures=[f'{family}ForCausalLM'], model_type=family.lower(), num_hidden_layers=depth,
         rope_theta=config.rope_theta, rope_scaling=scaling, hidden_act='silu',
-        attention_bias=False, attention_dropout=0.0, torch_dtype=str(dtype).removeprefix('torch.'))
+        attention_bias=False, attention_dropout=0.0)
 
 
 # ---------------------------------------------------------------------------------------------- in
 
 def read_tensors(folder):
     "{their name: tensor} of a checkpoint, mapped from the files in which its index says they are."
-    try:
+    with refusing(ImportError, why=lambda error: f'{folder}: Hugging Face checkpoints need '
+                  'safetensors (pip install safetensors)'):
         from safetensors.torch import load_file
-    except ImportError:
-        raise Refused(f'{folder}: Hugging Face checkpoints need safetensors (pip install '
-                      'safetensors)') from None
     index = folder / 'model.safetensors.index.json'
     if not index.exists():
         path = folder / 'model.safetensors'
@@ -207,6 +205,7 @@ def load_weights(model, tensors, names, folder, leave):
         raise Refused(f'{folder}: its weights must be of one type, float32, float16 or bfloat16, '
                       f'not {" and ".join(sorted(kinds))}')
     model.load_state_dict(weights, strict=False, assign=True)
+    model.cos, model.sin = rope_tables(model.config)
     model.config.stored_as = kinds.pop()
 
 
@@ -224,7 +223,6 @@ def load_hf(folder):
     load_weights(model, tensors, names, folder, leave)
     if config.tie_embeddings:
         model.head.weight = model.embed.weight
-    model.cos, model.sin = rope_tables(config)
     return model.eval()
 
 
@@ -259,26 +257,22 @@ def save_hf(model, folder, tokenizer=None):
         for name, t in weights.items():
             if name.startswith(f'layers.{i}.'):
                 tensors[their_name(name.replace(f'layers.{i}.', f'layers.{depth}.', 1))] = t
-    dtype = stored_type(model)
-    about = config_json(config, len(model.order), dtype)
-    write_checkpoint(folder, {name: t.to(dtype) for name, t in tensors.items()}, about, tokenizer,
-                     config.context)
+    write_checkpoint(model, folder, tensors, config_json(config, len(model.order)), tokenizer)
 
 
-def stored_type(model):
-    "The type of an export: training turns a published parent into float32, and this turns it back."
-    own = model.norm.weight.dtype
-    return getattr(torch, model.config.stored_as or 'float32') if own == torch.float32 else own
-
-
-def write_checkpoint(folder, tensors, about, tokenizer, context, files=None):
+def write_checkpoint(model, folder, tensors, about, tokenizer, files=None):
     """model.safetensors, the tokenizer's files, and `about` with its tokens as config.json.
-    `files`: {name: text} of others."""
+    `files`: {name: text} of others. Training turned a published parent into float32; this turns it
+    back."""
     folder = Path(folder)
+    dtype = model.norm.weight.dtype
+    if dtype == torch.float32 and model.config.stored_as:
+        dtype = getattr(torch, model.config.stored_as)
     with new_model(folder):
-        about |= dict(bos_token_id=None, eos_token_id=None)
+        about |= dict(torch_dtype=str(dtype).removeprefix('torch.'), bos_token_id=None,
+                      eos_token_id=None)
         if tokenizer is not None:
-            write_tokenizer(tokenizer, folder, context)
+            write_tokenizer(tokenizer, folder, model.config.context)
             known = get_tokenizer(tokenizer)
             said = read_json(folder / 'tokenizer_config.json')
             for key in ('bos', 'eos'):
@@ -286,7 +280,7 @@ def write_checkpoint(folder, tensors, about, tokenizer, context, files=None):
                 name = token.get('content') if isinstance(token, dict) else token
                 about[f'{key}_token_id'] = (known.encode_single_token(name)
                                             if name in known.special_tokens_set else None)
-        write_tensors(folder, tensors)
+        write_tensors(folder, {name: t.to(dtype) for name, t in tensors.items()})
         for name, text in (files or {}).items():
             replace(folder / name, text.encode())
         write_json(folder / 'config.json', about)       # last: without it, it is no checkpoint

@@ -201,15 +201,15 @@ def parse_tasks(text, n, shots=0, seed=0):
             for name, (task, depth) in asked.items()}
 
 
-def open_data(path, state, model, data, split, longest, seed=0):
-    "A Loader of `data`, else of what the run was trained on."
+def open_data(path, state, model, data, seed=0):
+    "The validation rows of `data`, else of what the run was trained on."
     c = state.get('config') or {}
     data, weights = (data, None) if data else (c.get('data'), c.get('data_weights'))
     if not data:
         raise Refused(f'{path} does not say what it was trained on: give --data, a dataset for '
                       'its tokenizer')
-    context = c.get('context', min(model.config.context, longest))
-    loader = Loader(data, c.get('batch_size', 4), context, split=split, weights=weights, seed=seed,
+    context = c.get('context', min(model.config.context, 512))
+    loader = Loader(data, c.get('batch_size', 4), context, split='val', weights=weights, seed=seed,
                     vocab_size=model.config.vocab_size)
     refuse_another_tokenizer(path, loader, state.get('tokenizer'))
     return loader
@@ -260,6 +260,6 @@ def run_scorer(path, state, model, data, batches, questions):
     config = state.get('config') or {}
     val = None
     if data or config.get('data') or not questions:
-        val = open_data(path, state, model, data, 'val', longest=512)
+        val = open_data(path, state, model, data)
     return Scorer(get_tokenizer(path), questions, val, batches,
                   pieces=config.get('grad_accum', 1))

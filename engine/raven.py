@@ -89,9 +89,10 @@ def names_of(model):
     "{their name: our names}."
     names = {f'{theirs}.weight': [f'{ours}.weight'] for theirs, ours in OUTSIDE.items()}
     parts = dict(prelude=model.prelude, core_block=model.core, coda=model.coda)
+    table = LAYER | QK_NORMS if model.config.qk_norm else LAYER
     for part, layers in parts.items():
         for place, i in enumerate(layers):
-            for theirs, ours in (LAYER | (QK_NORMS if model.config.qk_norm else {})).items():
+            for theirs, ours in table.items():
                 names[f'transformer.{part}.{place}.{theirs}.weight'] = [
                     f'layers.{i}.{name}.weight' for name in ours]
     return names
@@ -126,7 +127,6 @@ def load_raven(folder):
                          backprop_depth=c.mean_backprop_depth)
     model = hf.empty(make, config, tensors, folder)
     hf.load_weights(model, tensors, names_of(model), folder, ['freqs_cis'])
-    model.cos, model.sin = rope_tables(config)
     return model.eval()
 
 
@@ -167,7 +167,6 @@ def save_raven(model, folder, tokenizer=None):
     scaling = dict(c.rope_scaling, rope_type='llama3') if c.rope_scaling else None
     sizes = {key: len(getattr(model, part)) for part, key in PARTS.items()}
     std = 0.0 if model.start == 'zero' else model.state_std
-    dtype = hf.stored_type(model)
     about = dict(
         architectures=['RavenForCausalLM'], model_type=FAMILY, qk_norm=c.qk_norm,
         auto_map={'AutoConfig': f'{CODE}.RecurrentConfig',
@@ -181,11 +180,8 @@ def save_raven(model, folder, tokenizer=None):
         injection_type='linear', bias=False, qk_bias=False, tie_embeddings=False,
         rotary=dict(head_dim=c.head_dim, rope_theta=c.rope_theta, rope_scaling=c.rope_scaling,
                     context=c.context), test_time_noise=0,
-        init_values=dict(std=std, embed_scale=1.0, cut=model.start == 'authors'),
-        torch_dtype=str(dtype).removeprefix('torch.'))
-    tensors = {name: t.to(dtype) for name, t in tensors.items()}
-    hf.write_checkpoint(folder, tensors, about, tokenizer, c.context,
-                        {f'{CODE}.py': modeling_code()})
+        init_values=dict(std=std, embed_scale=1.0, cut=model.start == 'authors'))
+    hf.write_checkpoint(model, folder, tensors, about, tokenizer, {f'{CODE}.py': modeling_code()})
     return [what for what, there in ours.items() if there]
 
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn as nn
 
 import nanodepth
-from common.errors import Refused
+from common.errors import Refused, parse
 from common.options import read as read_options
 from engine import checkpoint
 from tools import adapters, evaluate, wrapper as sweep
@@ -110,7 +110,7 @@ def test_the_registered_model_of_any_family(folders, manager):
 def test_settings_as_text():
     assert adapters.from_text(dict(cache=None, alphas='0.6/0.4', window='3-5', K=2)) == dict(
         cache='none', alphas=[0.6, 0.4], window='3-5', K=2)
-    assert [sweep.as_number(t) for t in ('0.5', '3', 'mid4', '3-5', '')] == [0.5, 3, 'mid4', '3-5',
+    assert [parse(t) for t in ('0.5', '3', 'mid4', '3-5', '')] == [0.5, 3, 'mid4', '3-5',
                                                                             '']
     own = read_options(sweep.Options, ['run', '--alphas=0.6,0.4', '--anchored=false']).more
     assert own == dict(alphas=(0.6, 0.4), anchored=False)

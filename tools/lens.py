@@ -34,7 +34,7 @@ def main(argv=None):
     state = load(options.run)
     device = pick_device(options.device)
     model = build_model(state, options.run).to(device).eval()
-    val = open_data(options.run, state, model, options.data, 'val', longest=512, seed=1)
+    val = open_data(options.run, state, model, options.data, seed=1)
     # rows that the model was not trained on; the first ones are to measure by
     lens = train_lens(model, After(val, 8), options.steps, options.lr, progress=True)
     if not all(p.isfinite().all() for p in lens.parameters()):

@@ -106,7 +106,7 @@ class Opened:
 
     @functools.cached_property
     def val(self):
-        return open_data(self.path, self.state, self.model, self.data, 'val', longest=512)
+        return open_data(self.path, self.state, self.model, self.data)
 
     def about(self):
         model = self.model

@@ -15,7 +15,7 @@ Usage:
     python probe.py out/toys/* --only=depth_score,heatmap  # NAME-SEED are averaged over their seeds
     python probe.py --redraw  # the pictures again, from out/probe/*.csv
 """
-import csv
+import contextlib
 import functools
 import hashlib
 import html
@@ -44,7 +44,7 @@ from engine.world import pick_device
 from loop import format_loop, repeat_block
 from model import LM
 from report.plot import draw_curves, draw_maps, show
-from report.tables import number, over_seeds, run_names, write_csv
+from report.tables import number, over_seeds, read_csv, run_names, write_csv
 from variants.lens import beside, compare_exits, exit_at, load_lens, quality, save_lens, train_lens
 
 VERSION = 1         # of the probes' definitions: what an older one has measured is measured again
@@ -87,7 +87,8 @@ class Subject:
     "Interventions are measured once for all probes."
 
     def __init__(self, path, args):
-        self.path, self.args, self.swept = path, args, {}
+        self.path = path
+        self.args = args
         self.state, model = open_any(path, pick_device(args.device))
         self.model = answer_of(model)
         self.foreign = not isinstance(model, LM)
@@ -101,31 +102,32 @@ class Subject:
         self.mark = fingerprint(model if self.foreign else self.model)
 
     @functools.cached_property
-    def loaders(self):
-        return [open_data(self.path, self.state, self.model, self.args.data, split, longest=512,
-                          seed=1) for split in ('train', 'val')]
+    def val(self):
+        return open_data(self.path, self.state, self.model, self.args.data, seed=1)
 
     @functools.cached_property
     def scorer(self):
-        return Scorer(self.tokenizer, self.tasks, self.loaders[1], self.args.batches)
+        return Scorer(self.tokenizer, self.tasks, self.val, self.args.batches)
 
     @functools.cached_property
     def passages(self):
-        return last_words(self.loaders[1], self.tokenizer, self.args.n, self.model.config.context)
+        return last_words(self.val, self.tokenizer, self.args.n, self.model.config.context)
 
     @functools.cached_property
     def scored_on(self):
         "A hash of the data of the scores."
         digest = hashlib.sha256(repr((self.passages, self.tasks)).encode())
-        val = self.loaders[1]
-        for tokens, targets in map(val.batch, range(min(self.args.batches, len(val)))):
+        for step in range(min(self.args.batches, len(self.val))):
+            tokens, targets = self.val.batch(step)
             digest.update(tokens.numpy().tobytes() + targets.numpy().tobytes())
         return digest.hexdigest()
 
     def lens_file(self):
         "The lens beside the checkpoint, if there is one; else the page's own."
-        return (beside(self.path) if beside(self.path).exists() else self.args.out / 'cache'
-                / f'unseen-lens-{self.mark[:24]}-{self.args.lens_steps}.pt')
+        file = beside(self.path)
+        if file.exists():
+            return file
+        return self.args.out / 'cache' / f'unseen-lens-{self.mark[:24]}-{self.args.lens_steps}.pt'
 
     @functools.cached_property
     def lens(self):
@@ -133,32 +135,22 @@ class Subject:
         if not file.exists():
             file.parent.mkdir(parents=True, exist_ok=True)
             # rows that neither the model was trained on nor the probes look at
-            unseen = After(self.loaders[1], max(8, self.args.batches))
+            unseen = After(self.val, max(8, self.args.batches))
             save_lens(train_lens(self.model, unseen, self.args.lens_steps, progress=True),
                       self.model, file)
         return load_lens(file, self.model)
 
-    def effects(self, part, propagate, future):
-        "(matrix (D, D), what the depth score needs (D, B) or None) of probe.py, measured once."
-        key = part, propagate, future
-        if key in self.swept:
-            return self.swept[key]
-        what = ', '.join((f'{"future" if future else "all"} tokens',
-                          'propagated' if propagate else 'local', part))
-        erasure = probe.Erasure(self.model, self.tokens, part, future)
-        outputs = None
-        if propagate:
-            matrix = erasure.zeros(len(self.order))
-            if part == 'layer' and future:          # it takes a vocabulary's worth of work
-                outputs = erasure.zeros(len(self.tokens))
-            for run in erasure.runs(layer_by_layer(what)):
-                erasure.note_effects(matrix, *run)
-                if outputs is not None:
-                    erasure.note_output(outputs, *run)
-        else:
-            matrix = probe.local_effects(erasure, layer_by_layer(what))
-        self.swept[key] = matrix, outputs
-        return self.swept[key]
+    @functools.cached_property
+    def layer_effects(self):
+        """What happens at later tokens without a layer, for the heat map and for the depth score:
+        (effects on later layers (D, D), on the output of each example (D, B)). They share runs."""
+        erasure = probe.Erasure(self.model, self.tokens)
+        matrix = erasure.zeros(len(self.order))
+        outputs = erasure.zeros(len(self.tokens))
+        for run in erasure.runs(layer_by_layer('future tokens, propagated, layer')):
+            erasure.note_effects(matrix, *run)
+            erasure.note_output(outputs, *run)
+        return matrix, outputs
 
     def score(self, answer):
         "{'loss', the accuracy on each task, 'last word'} of a callable tokens -> logits."
@@ -172,10 +164,6 @@ class Subject:
     def ours_only(self):
         if self.foreign:
             raise NotHere("this needs a layer's parts, which only models of ours name")
-
-    def orders_only(self):
-        if isinstance(self.model, probe.Recurrent):
-            raise NotHere('a recurrent core takes no other order of its layers')
 
 
 # -------------------------------------------------------------------------------------------- texts
@@ -195,7 +183,7 @@ def examples(subject, source, count, length):
     path = Path(source)
     known = [*TASKS, *TOY_TASKS]
     if source == 'val':
-        val = subject.loaders[1]
+        val = subject.val
         steps = range(min(len(val), -(-count // val.batch_size)))
         rows = torch.cat([val.batch(step)[0] for step in steps])
         if given and rows.shape[1] < length:
@@ -204,25 +192,23 @@ def examples(subject, source, count, length):
         return rows[:count, :given]         # whole rows: the toy's deepest questions stand late
     with refusing(ValueError, OSError, RecursionError,
                   why=lambda error: f'{path} cannot be read: {error}'):
-        whole = path.read_text(encoding='utf-8') if path.exists() else ''
-        entries = []
         if path.suffix == '.json':
-            entries = read_json(path, list)
+            texts = [text_of(entry, path) for entry in read_json(path, list)]
         elif path.suffix == '.jsonl':
-            entries = [json.loads(line) for line in whole.split('\n') if line.strip()]
-    if path.suffix in ('.jsonl', '.json'):
-        texts = [text_of(entry, path) for entry in entries]
-    elif path.exists():
-        whole = encode(whole)
-        if len(whole) < length:
-            raise Refused(f'{path} has {len(whole)} tokens, but {length} are looked at (--length)')
-        return torch.tensor([whole[at * length:(at + 1) * length]
-                             for at in range(min(count, len(whole) // length))])
-    elif source.partition('/')[0] in known:
-        texts = [e.prompt for e in parse_tasks(source, count)[source]]
-    else:
-        raise Refused(f'--examples={source}: no such file, and no primitive; there are val, a '
-                      f'.txt or .jsonl file, and {", ".join(known)}')
+            lines = path.read_text(encoding='utf-8').split('\n')
+            texts = [text_of(json.loads(line), path) for line in lines if line.strip()]
+        elif path.exists():
+            whole = encode(path.read_text(encoding='utf-8'))
+            if len(whole) < length:
+                raise Refused(f'{path} has {len(whole)} tokens, but {length} are looked at '
+                              '(--length)')
+            return torch.tensor([whole[at * length:(at + 1) * length]
+                                 for at in range(min(count, len(whole) // length))])
+        elif source.partition('/')[0] in known:
+            texts = [e.prompt for e in parse_tasks(source, count)[source]]
+        else:
+            raise Refused(f'--examples={source}: no such file, and no primitive; there are val, a '
+                          f'.txt or .jsonl file, and {", ".join(known)}')
     ids = [row[:length] for row in map(encode, texts) if len(row) >= length][:count]
     if not ids:
         raise Refused(f'{source} has no text of {length} tokens or more: lower --length')
@@ -234,8 +220,9 @@ def text_of(entry, path):
     for fields in FIELDS:
         if all(isinstance(entry.get(field), str) for field in fields):
             return '\n'.join(entry[field] for field in fields)
-    if isinstance(entry.get('questions'), list):        # MQuAKE: several forms of one question
-        return entry['questions'][0]
+    questions = entry.get('questions')
+    if isinstance(questions, list) and questions:       # MQuAKE: several forms of one question
+        return questions[0]
     raise Refused(f'{path}: a line has none of the known fields: '
                   f'{", ".join("+".join(f) for f in FIELDS)}, questions')
 
@@ -253,7 +240,8 @@ def last_words(val, tokenizer, n, context):
                 if text and len(text[1]) > len(text[0]) / 2 and '\ufffd' not in text[0]:
                     before, word = (tokenizer.encode(part, allowed_special='all')
                                     for part in text.groups())
-                    questions += [(before, word)] * (len(before) + len(word) <= context)
+                    if len(before) + len(word) <= context:
+                        questions.append((before, word))
         if len(questions) >= n:
             break
     return questions[:n]
@@ -280,7 +268,7 @@ def depth_score(c):
         changes = c.model.moved_without(c.tokens, probe.pick_boundaries(c.tokens.shape[1]),
                                         layer_by_layer('depth score'))
     else:
-        changes = c.effects('layer', True, True)[1].mean(1)
+        changes = c.layer_effects[1].mean(1)
     score = probe.score_of(changes)
     return [dict(depth=d, change=v, share=v / max(1e-30, changes.sum().item()), score=score)
             for d, v in enumerate(changes.tolist())]
@@ -290,13 +278,19 @@ def heatmap(c, part):
     c.ours_only()
     rows = []
     for future, propagate in itertools.product((True, False), repeat=2):
-        if not propagate and isinstance(c.model, probe.Recurrent):
+        if not propagate and c.model.recurs:
             continue            # an adapter's output is no sum of earlier updates
-        matrix = c.effects(part, propagate, future)[0].tolist()
         setting = (f'{"future" if future else "all"} tokens, '
                    f'{"propagated" if propagate else "local"}')
-        rows += [dict(setting=setting, erased=s, observed=d, change=matrix[s][d])
-                 for s in range(len(matrix)) for d in range(s + 1, len(matrix))]
+        if part == 'layer' and future and propagate:
+            matrix = c.layer_effects[0]
+        else:
+            matrix = probe.future_effects(
+                c.model, c.tokens, part=part, propagate=propagate, future=future,
+                progress=layer_by_layer(f'{setting}, {part}'))
+        changes = matrix.tolist()
+        rows += [dict(setting=setting, erased=s, observed=d, change=changes[s][d])
+                 for s in range(len(changes)) for d in range(s + 1, len(changes))]
     return rows
 
 
@@ -307,8 +301,8 @@ def norms(c):
         size = before.norm(dim=-1)      # (D, B, T)
         share = added.norm(dim=-1) / size.clamp(min=1e-12)
         cosine = torch.cosine_similarity(added, before, dim=-1)
-        means = {name: values.float().mean(dim=(1, 2)) for name, values in {
-            'stream': size, 'layer share': share, 'layer cosine': cosine}.items()}
+        each = {'stream': size, 'layer share': share, 'layer cosine': cosine}
+        means = {name: values.float().mean(dim=(1, 2)) for name, values in each.items()}
     else:
         means = probe.residual_norms(c.model, c.tokens)
     return [dict(depth=d) | {name: values[d].item() for name, values in means.items()}
@@ -328,7 +322,8 @@ def similarity(c, blocks=False):
 def rearranged(change, *sizes):
     "A probe that makes a change to every block of some sizes, and scores the result."
     def measure(c):
-        c.orders_only()
+        if c.model.recurs:
+            raise NotHere('a recurrent core takes no other order of its layers')
         bar = functools.partial(timed, desc='orders', unit='order',
                                 shorter='a lower --batches or --n')
         return probe.order_sweep(c.model, c.score, change, sizes, bar)
@@ -466,20 +461,18 @@ def measured(subject, name, folder):
     if name == 'early_exit' and not subject.foreign:
         subject.lens                # trained or loaded: it is part of what is shown
         key.append(hashlib.sha256(subject.lens_file().read_bytes()).hexdigest())
-    kept = (folder / 'cache'
-            / f'{name}-{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:24]}.json')
-    try:
+    digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()
+    kept = folder / 'cache' / f'{name}-{digest[:24]}.json'
+    with contextlib.suppress(OSError, Refused):         # not there, or not whole
         return read_json(kept, list)
-    except (OSError, Refused):      # not there, or not whole
-        rows = PROBES[name].measure(subject)
+    rows = PROBES[name].measure(subject)
     write_json(kept, rows)
     return rows
 
 
 def read_rows(path):
-    with open(path, newline='') as file:
-        return [{key: text if key in ('run', 'setting', 'lens') else float(text)
-                 for key, text in row.items() if text != ''} for row in csv.DictReader(file)]
+    return [{key: text if key in ('run', 'setting', 'lens') else float(text)
+             for key, text in row.items() if text != ''} for row in read_csv(path)]
 
 
 def draw(name, folder):
@@ -489,8 +482,10 @@ def draw(name, folder):
     path = folder / f'{name}.png'
     if p.maps:
         return show(path, draw_maps, rows, *p.maps, p.title)
-    labels = {row['run']: f'{row["run"]}: {row["score"]:.2f}'
-              for row in over_seeds(rows, [], []) if name == 'depth_score'}
+    labels = {}
+    if name == 'depth_score':
+        labels = {row['run']: f'{row["run"]}: {row["score"]:.2f}'
+                  for row in over_seeds(rows, [], [])}
     values = p.only or [key for key in rows[0] if key not in ('run', p.x, p.panel)]
     show(path, draw_curves, rows, p.x, p.panel, values, labels, p.title)
 
@@ -502,11 +497,10 @@ HEAD = 'Which layers do they use?'
 
 def write_index(folder, names, about):
     parts = []
-    for name, p in PROBES.items():
-        if name in names:
-            title, reads = html.escape(p.title), html.escape(p.reads)
-            parts.append(f'<h2>{title}</h2><p>{reads}</p><img src="{name}.png" alt="{title}">'
-                         f'<p><a href="{name}.csv">the numbers</a></p>')
+    for name in names:
+        title, reads = html.escape(PROBES[name].title), html.escape(PROBES[name].reads)
+        parts.append(f'<h2>{title}</h2><p>{reads}</p><img src="{name}.png" alt="{title}">'
+                     f'<p><a href="{name}.csv">the numbers</a></p>')
     lines = ''.join(f'<li>{html.escape(line)}</li>' for line in about)
     replace(folder / 'index.html', (
         f'<!doctype html><meta charset="utf-8"><title>{HEAD}</title><style>{STYLE}</style>'
@@ -528,13 +522,12 @@ def describe(name, subject):
 
 
 def chosen(only):
-    names = [name for name in PROBES if not only
-             or any(name == part or part == 'heatmap' and name.startswith('heatmap')
-                    for part in only)]
     for part in only:
         if part not in PROBES:
             raise Refused(f'there is no probe {part!r}{suggest(part, PROBES)}')
-    return names
+    if 'heatmap' in only:           # all three
+        only = *only, 'heatmap_attn', 'heatmap_mlp'
+    return [name for name in PROBES if name in only or not only]
 
 
 def make(args):
@@ -544,7 +537,9 @@ def make(args):
         there = [name for name in names if (folder / f'{name}.csv').exists()]
         if not there:
             raise Refused(f'{folder} has no numbers to draw from')
-        return [draw(name, folder) for name in there]
+        for name in there:
+            draw(name, folder)
+        return
     if not args.runs:
         raise Refused('give the models to look at, or --redraw')
     folder.mkdir(parents=True, exist_ok=True)
@@ -552,7 +547,7 @@ def make(args):
     about = []
     try:
         for run, path in tqdm(run_names(args.runs).items(), desc='models', unit='model'):
-            subject = Subject(str(path), args)
+            subject = Subject(path, args)
             n, T = subject.tokens.shape
             about.append(f'{describe(run, subject)}; looked at with {n} examples of {T} tokens '
                          f'({args.examples}), t at '
@@ -564,19 +559,21 @@ def make(args):
                     about.append(f'{run} is not in {name}: {error}')
     # show what has been measured, even if a later model fails
     finally:
-        for name in names:
-            if rows[name]:
-                write_csv(rows[name], folder / f'{name}.csv')
-                draw(name, folder)
-        if any(rows.values()):
-            write_index(folder, [name for name in names if rows[name]], about)
+        drawn = [name for name in names if rows[name]]
+        for name in drawn:
+            write_csv(rows[name], folder / f'{name}.csv')
+            draw(name, folder)
+        if drawn:
+            write_index(folder, drawn, about)
     print('\n'.join(about))
     last = {row['run']: row for row in rows.get('depth_score', [])}     # the deepest layer's
     if last:
         scores = [row | dict(of=row['score'] / max(1, row['depth'])) for row in last.values()]
-        print(columns([['model', 'depth score', 'of the depth'], *(
-            [row['run'], *(number(row[key], row[f'{key} se']) for key in ('score', 'of'))]
-            for row in over_seeds(scores, [], ['score', 'of']))]))
+        lines = [['model', 'depth score', 'of the depth']]
+        for row in over_seeds(scores, [], ['score', 'of']):
+            lines.append([row['run'], number(row['score'], row['score se']),
+                          number(row['of'], row['of se'])])
+        print(columns(lines))
     print(f'page: {folder / "index.html"}')
 
 

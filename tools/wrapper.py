@@ -24,7 +24,6 @@ Usage:
     python nanodepth.py sweep HF_FOLDER --K=2,3 --tasks=arc_easy --limit=200        # by lm-eval
     python nanodepth.py sweep HF_FOLDER --K=2,3 --data=data/notes       # by the loss on your text
 """
-import contextlib
 import functools
 import hashlib
 import inspect
@@ -39,7 +38,7 @@ import torch
 import torch.nn.functional as F
 
 from common.columns import columns
-from common.errors import Refused, refusing, say
+from common.errors import Refused, parse, refusing, say
 from common.fields import fill
 from common.files import reading
 from common.options import others, read, word, words
@@ -70,9 +69,8 @@ from variants.caches import CACHES
 from variants.hosts import depth_of, pick_window
 from wrapper import LAYERWISE, SOLVERS, looped, pick_solver
 
-# as the paper's section 3.1 has it, and as its authors' code does
-PAPER = dict(window='mid4', method='rk', K=3, beta=0.5, T=1.0, mode='block', cache='first')
-AUTHORS = dict(method='rk', K=6, beta=0.5, cache='first', decode='bypass')
+# as the paper's section 3.1 has it, in the middle four layers
+PAPER = dict(method='rk', K=3, beta=0.5, T=1.0, mode='block', cache='first')
 
 
 # ------------------------------------------------------------------------- one setting against none
@@ -123,8 +121,8 @@ def side_by_side(path, tasks, settings, *, limit=None, chat=False, **options):
     rows = []
     for plain, other in zip(rows_of(before), rows_of(after), strict=True):
         pairs = zip(documents(before, plain), documents(after, other), strict=True)
-        changes = [float(b) - float(a) for a, b in pairs if isinstance(a, (int, float))
-                   and isinstance(b, (int, float))]
+        changes = [float(b) - float(a) for a, b in pairs
+                   if isinstance(a, (int, float)) and isinstance(b, (int, float))]
         change = other['value'] - plain['value']
         if not changes or abs(mean(changes) - change) > 1e-9:
             changes = []        # not a mean over documents: a perplexity, a group of tasks
@@ -132,16 +130,16 @@ def side_by_side(path, tasks, settings, *, limit=None, chat=False, **options):
             plain=plain['value'], plain_stderr=plain['stderr'], looped=other['value'],
             looped_stderr=other['stderr'], change=change,
             change_stderr=standard_error(changes) if len(changes) > 1 else None,
-            documents=len(changes) or None, p=test(changes)))
+            documents=len(changes) or None, p=p_value(changes)))
     return rows
 
 
-def test(changes):
+def p_value(changes):
     "The p of no change: exact for right and wrong, by ranks for scores with grades."
     if not changes:
         return None
     graded = any(abs(c) not in (0, 1) for c in changes)
-    return (signed_rank_test if graded else sign_test)(changes)
+    return signed_rank_test(changes) if graded else sign_test(changes)
 
 
 def documents(results, row):
@@ -161,14 +159,14 @@ def compare(options, settings):
         rows = side_by_side(options.run, options.tasks, settings, limit=options.limit,
                             chat=options.chat, batch_size=options.batch_size, dtype=options.dtype,
                             device=options.device)
-    shown = ('plain', 'looped', 'change')
-    table = [['task', 'shots', 'metric', *shown, 'p']]
+    table = [['task', 'shots', 'metric', 'plain', 'looped', 'change', 'p']]
     for row in rows:
-        errors = [row[f'{name}_stderr'] for name in shown]
-        table.append([row['task'], str(row['shots']), row['metric'],
-                      *(f'{row[name]:.4f}' + ('' if error is None else f' ± {error:.4f}')
-                        for name, error in zip(shown, errors)),
-                      '' if row['p'] is None else f'{row["p"]:.3f}'])
+        line = [row['task'], str(row['shots']), row['metric']]
+        for name in ('plain', 'looped', 'change'):
+            error = row[f'{name}_stderr']
+            line.append(f'{row[name]:.4f}' + ('' if error is None else f' ± {error:.4f}'))
+        line.append('' if row['p'] is None else f'{row["p"]:.3f}')
+        table.append(line)
     print(columns(table))
     asked = dict(model=options.run, limit=options.limit, chat=options.chat, settings=settings)
     add_scores(out, [asked | row for row in rows], ['task', *asked])
@@ -181,9 +179,9 @@ def main(argv=None):
         raise Refused(f'--{next(iter(options.more))}: --toy takes --out alone')
     if options.toy:
         return show_little(options.out or Path('out/wrapper_toy.png'))
-    if options.recipe:
-        options.K = AUTHORS['K']
-        options.decode = AUTHORS['decode']
+    if options.recipe:          # what the authors' code has, where our defaults differ
+        options.K = 6
+        options.decode = 'bypass'
         options.tasks = options.tasks or 'looped'
     if not (options.run and (options.tasks or options.data)):
         raise Refused('give a model and --tasks (such as --tasks=primitives or --tasks=arc_easy), '
@@ -191,13 +189,16 @@ def main(argv=None):
     if options.tasks and options.data:
         raise Refused('give --tasks (of lm-eval) or --data (the loss on your own text), not both')
     names = 'window', 'method', 'K', 'beta', 'cache', 'decode', 'mode', 'pin'
-    settings = {name: getattr(options, name) for name in names} | options.more
+    settings = {name: getattr(options, name) for name in names}
+    settings |= {name: parse(settings[name]) for name in ('window', 'decode')}
+    for name, value in options.more.items():        # a list, as JSON gives it back
+        settings[name] = list(value) if isinstance(value, tuple) else value
     if options.T is not None:
         settings['T'] = options.T
-    settings |= {name: as_number(settings[name]) for name in ('window', 'decode')}
-    settings |= {name: list(value) for name, value in options.more.items()
-                 if isinstance(value, tuple)}
-    (compare_losses if options.data else compare)(options, settings)
+    if options.data:
+        compare_losses(options, settings)
+    else:
+        compare(options, settings)
 
 
 def compare_losses(options, settings):
@@ -206,25 +207,17 @@ def compare_losses(options, settings):
     answer = answer_of(model)
     score = run_scorer(options.run, state, answer, options.data, options.batches, {})
     batches = min(options.batches, len(score.val))
-    losses = {}
-    for name, how in dict(looped=looped(model, **settings), plain=contextlib.nullcontext()).items():
-        with how:       # looped first: a refusal comes before the work
-            losses[name] = [score.on_data(answer, 1, i)[0]
-                            for i in timed(range(batches), name, 'batch', 'a lower --batches')]
-    changes = [b - a for a, b in zip(losses['plain'], losses['looped'])]
+
+    def losses(name):
+        bar = timed(range(batches), name, 'batch', 'a lower --batches')
+        return [score.on_data(answer, 1, i)[0] for i in bar]
+    with looped(model, **settings):
+        after = losses('looped')        # first: a refusal comes before the work
+    before = losses('plain')
+    changes = [b - a for a, b in zip(before, after)]
     print(columns([['batches', 'plain loss', 'looped loss', 'change'],
-                   [str(batches), number(mean(losses['plain'])), number(mean(losses['looped'])),
+                   [str(batches), number(mean(before)), number(mean(after)),
                     number(mean(changes), standard_error(changes))]]))
-
-
-def as_number(text):
-    "'0.5' as 0.5, '3' as 3, and what is no number as it is."
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            pass
-    return text
 
 
 # --------------------------------------------------------------------------------------- the sweep
@@ -299,12 +292,11 @@ class Notes:
 
 def windows_of(parts, depth):
     "('all4', 'mid2', '3-5') to ['0-3', '1-4', ...]; 'all': of every size."
+    sizes = {f'all{n}': [n] for n in range(1, depth + 1)} | {'all': range(1, depth + 1)}
     chosen = []
     for part in parts:
-        size = part[3:]
-        if part == 'all' or part.startswith('all') and size.isdigit() and 1 <= int(size) <= depth:
-            sizes = range(1, depth + 1) if part == 'all' else [int(size)]
-            chosen += [f'{a}-{a + n - 1}' for n in sizes for a in range(depth - n + 1)]
+        if part in sizes:
+            chosen += [f'{a}-{a + n - 1}' for n in sizes[part] for a in range(depth - n + 1)]
         elif part.startswith('all'):
             raise Refused(f'--windows={part}: write all1 to all{depth}, every window of so many '
                           'layers, or all')
@@ -331,14 +323,19 @@ def cells_of(options, depth):
     possible, impossible = [], []
     windows = windows_of(options.windows, depth)
     for window, method, K, beta, T, mode, cache in itertools.product(windows, *lists):
-        own = dict(beta=default_of(method, 'beta') if beta is None else beta, T=T)
-        own = {name: value if takes(method, name) else None for name, value in own.items()}
+        takes = inspect.signature(SOLVERS[method]).parameters if method in SOLVERS else {}
+        if 'beta' not in takes:
+            beta = None
+        elif beta is None:
+            beta = takes['beta'].default
+        if 'T' not in takes:
+            T = None
         if method == LAYERWISE:         # by itself, as its authors have it
             mode = 'layer'
             cache = 'natural' if cache == 'first' else cache
-        cell = Cell(window, method, K, own['beta'], own['T'], mode, cache)
+        cell = Cell(window, method, K, beta, T, mode, cache)
         try:
-            pick_solver(method, K, **given(own))
+            pick_solver(method, K, **given(dict(beta=beta, T=T)))
         except ValueError as error:
             if method not in SOLVERS:
                 raise
@@ -346,15 +343,6 @@ def cells_of(options, depth):
             continue
         possible.append(cell)
     return list(dict.fromkeys(possible)), list(dict.fromkeys(impossible))
-
-
-def takes(method, option):
-    return method in SOLVERS and option in inspect.signature(SOLVERS[method]).parameters
-
-
-def default_of(method, option):
-    return (inspect.signature(SOLVERS[method]).parameters[option].default
-            if takes(method, option) else None)
 
 
 def given(settings):
@@ -392,7 +380,7 @@ class Study:
     def __init__(self, options):
         self.options = options
         self.paths = run_names(options.runs)
-        self.opened = (None,)
+        self.opened = {}            # one at a time
         self.known, self.left_out = {}, {}
         self.notes = Notes(options.out.with_suffix('.jsonl'))
         self.spec = {key: getattr(options, key)
@@ -400,18 +388,18 @@ class Study:
 
     def open(self, name):
         "(model, {part: look}), of one run at a time."
-        if self.opened[0] != name:
-            path = str(self.paths[name])
-            ours = path.endswith('.pt') or exists(path) or bool(self.options.data)
+        if name not in self.opened:
+            path = self.paths[name]
+            ours = path.endswith('.pt') or exists(path) or self.options.data
             if not ours and not self.options.tasks:
                 raise Refused(f'{path} is not a run of ours: give --data, or --tasks, benchmarks '
                               'of lm-eval')
-            self.opened = (None,)       # free the last one before the next comes
+            self.opened.clear()         # free the last one before the next comes
             model, looks, data = (open_ours if ours else open_theirs)(path, self.options)
             mark = hashlib.sha256((fingerprint(model) + data).encode()).hexdigest()[:24]
             self.known[name] = mark, len(depth_of(model)[1])
-            self.opened = name, (model, looks)
-        return self.opened[1]
+            self.opened[name] = model, looks
+        return self.opened[name]
 
     def about(self, name):
         """(a mark of the model and the data, the depth): with these, what is noted can be read
@@ -435,22 +423,23 @@ class Study:
 
     def of(self, name, part, cells):
         "{cell: {metric: gain}}"
-        def noted(cell):
-            return dict(model=self.about(name)[0], part=part, spec=self.spec,
-                        cell=cell and cell._asdict())
+        plain = self.values(name, part, None)
+        bar = timed(cells, f'{part} {name}', 'cell',
+                    'a lower --batches or --limit, or fewer --windows,')
+        return {cell: gains(plain, self.values(name, part, cell)) for cell in bar}
 
-        def measure(cell):
+    def values(self, name, part, cell):
+        "{metric: value} in a cell, or without a loop (None): as noted, or measured now."
+        settings = cell and cell._asdict()
+
+        def measure():
             model, looks = self.open(name)
             if cell is None:
                 return looks[part](model)
-            with looped(model, **given(cell._asdict())):
+            with looped(model, **given(settings)):
                 return looks[part](model)
-        plain = self.notes.get(noted(None), lambda: measure(None))
-        changes = {}
-        for cell in timed(cells, f'{part} {name}', 'cell',
-                          'a lower --batches or --limit, or fewer --windows,'):
-            changes[cell] = gains(plain, self.notes.get(noted(cell), lambda: measure(cell)))
-        return changes
+        note = dict(model=self.about(name)[0], part=part, spec=self.spec, cell=settings)
+        return self.notes.get(note, measure)
 
 
 def kinds_in(runs):
@@ -471,9 +460,9 @@ def study(options):
     shown = pick_shown('show', options.show, kinds)
     ranked = options.score and pick_shown('score', options.score, kinds)
     for group, names in groups.items():
-        mine = {name: screened[name] for name in names}
-        rows += judge(it, group, mine, depths[group], ranked or main_kinds(
-            kinds_in(mine), options.tasks.split(',')))
+        of_group = {name: screened[name] for name in names}
+        ranked_by = ranked or main_kinds(kinds_in(of_group), options.tasks.split(','))
+        rows += judge(it, group, of_group, depths[group], ranked_by)
     for what in it.left_out:
         print(f'left out: {what}')
     write_csv(rows, options.out)
@@ -490,12 +479,14 @@ def judge(it, group, screened, depth, ranked):
     names = list(screened)
     gain = {cell: [mean([screened[name][cell][kind] for kind in ranked]) for name in names]
             for cell in screened[names[0]]}
-    recipe = Cell(**PAPER | dict(window='{}-{}'.format(*pick_window(None, depth))))
+    recipe = Cell('{}-{}'.format(*pick_window(None, depth)), **PAPER)
     # what diverged comes last
     order = sorted(gain, key=lambda cell: (math.isnan(mean(gain[cell])), -mean(gain[cell])))
     chosen = list(dict.fromkeys([*order[:it.options.best], recipe]))
-    parts = {part: {name: it.of(name, part, chosen) for name in names}
-             for part in ('screen', 'judge')}
+    parts = dict(screen={}, judge={})
+    for name in names:          # each model is opened once
+        for part in parts:
+            parts[part][name] = it.of(name, part, chosen)
     shown = []
     for part, runs in parts.items():
         there = kinds_in(runs)
@@ -506,11 +497,11 @@ def judge(it, group, screened, depth, ranked):
         setting = label(cell._asdict(), [other._asdict() for other in (cell, *gain)])
         if cell == recipe:
             setting += ' (the recipe)'
-        columns_of = [(kind, [parts[part][name][cell][kind] for name in names])
-                      for part, kind in shown]
-        lines.append([cell.window, setting, f'{cost(cell, depth):.2f}',
-                      *(number(mean(values), standard_error(values), in_percent(kind))
-                        for kind, values in columns_of)])
+        line = [cell.window, setting, f'{cost(cell, depth):.2f}']
+        for part, kind in shown:
+            values = [parts[part][name][cell][kind] for name in names]
+            line.append(number(mean(values), standard_error(values), in_percent(kind)))
+        lines.append(line)
     print(summary(group, gain, ' and '.join(ranked)) + '\n' + columns(lines))
     parts['screen'] = {name: screened[name] | parts['screen'][name] for name in names}
     return [dict(run=name, part=part, **cell._asdict(), **metrics) for part, runs in parts.items()
@@ -520,13 +511,14 @@ def judge(it, group, screened, depth, ranked):
 def summary(group, gain, score):
     "How many were searched, and how many gained."
     positive = [cell for cell, values in gain.items() if mean(values) > 0]
+    text = f'\n{group}: {len(gain)} cells searched, {len(positive)} with a gain in {score}'
     seeds = len(next(iter(gain.values())))
-    sure = sum(mean(gain[cell]) > 2 * standard_error(gain[cell]) for cell in positive)
-    windows = [{cell.window for cell in cells} for cells in (positive, gain)]
-    return (f'\n{group}: {len(gain)} cells searched, {len(positive)} with a gain in {score}'
-            + (f', {sure} of them by more than two standard errors over {seeds} seeds' if seeds > 1
-               else '')
-            + f'; {len(windows[0])} of {len(windows[1])} windows with one at some setting')
+    if seeds > 1:
+        sure = sum(mean(gain[cell]) > 2 * standard_error(gain[cell]) for cell in positive)
+        text += f', {sure} of them by more than two standard errors over {seeds} seeds'
+    windows = {cell.window for cell in gain}
+    good = {cell.window for cell in positive}
+    return f'{text}; {len(good)} of {len(windows)} windows with one at some setting'
 
 
 # ------------------------------------------------- what is measured: two parts of the data
@@ -537,30 +529,35 @@ def open_ours(path, options):
     state, model = open_any(path, pick_device(options.device))
     answer = answer_of(model)
     depth_of(model)         # a recurrent core is refused here, and not after the first measurement
+    if options.by_token and not isinstance(model, LM):
+        raise Refused(f'--by_token is for models of ours, and {path} is a {type(model).__name__}')
     looks = {}
     data = hashlib.sha256()
     batches = options.batches
     for i, part in enumerate(('screen', 'judge')):
         questions = parse_tasks(options.tasks, options.n, seed=i)
         score = run_scorer(path, state, answer, options.data, batches, questions)
-        if score.val is not None and len(score.val) < 2:
+        looks[part] = score if answer is model else lambda _, score=score: score(answer)
+        if score.val is None:           # questions alone
+            continue
+        if len(score.val) < 2:
             raise Refused(f'the validation data of {path} fill one batch, of '
                           f'{score.val.batch_size} rows of {score.val.context} tokens: a sweep '
                           'screens on one and judges on another, so give more text')
-        if score.val is not None and len(score.val) < 2 * batches:
+        if len(score.val) < 2 * batches:
             batches = score.batches = len(score.val) // 2
             say(f'the validation data have {len(score.val)} batches: screened on {batches} of '
                 'them, judged on others')
-        first = score.first = i * batches
-        for step in range(first, first + batches) if score.val else ():
+        score.first = i * batches
+        for step in range(score.first, score.first + batches):
             data.update(b''.join(t.numpy().tobytes() for t in score.val.batch(step)))
-        looks[part] = score if answer is model else lambda _, score=score: score(answer)
-        if options.by_token and not isinstance(model, LM):
-            raise Refused(f'--by_token is for models of ours, and {path} is a '
-                          f'{type(model).__name__}')
-        if options.by_token and score.val:
+        if options.by_token:
             looks[part] = functools.partial(score_by_token, score, min(2, batches))
     return model, looks, data.hexdigest()
+
+
+def loss_of(logits, targets):
+    return F.cross_entropy(logits.transpose(1, 2).float(), targets, ignore_index=-1).item()
 
 
 @torch.no_grad()
@@ -576,10 +573,8 @@ def score_by_token(score, batches, model):
         cache = KVCache(len(model.order))
         model(tokens[:, :half], cache=cache)
         pieces = [model(piece, cache=cache) for piece in tokens[:, half:].split(1, dim=1)]
-        for losses, logits in ((at_once, model(tokens)[:, half:]),
-                               (stepwise, torch.cat(pieces, dim=1))):
-            losses.append(F.cross_entropy(logits.transpose(1, 2).float(), targets[:, half:],
-                                          ignore_index=-1).item())
+        at_once.append(loss_of(model(tokens)[:, half:], targets[:, half:]))
+        stepwise.append(loss_of(torch.cat(pieces, dim=1), targets[:, half:]))
     return score(model) | {'loss of the 2nd half': mean(at_once),
                            'loss of it token by token': mean(stepwise)}
 
@@ -638,6 +633,7 @@ def main_kinds(kinds, asked=()):
         raise Refused(
             f'these metrics cannot be averaged: choose one of them by --score: {", ".join(kinds)}')
     return list(first.values())
+
 
 def sweep(argv=None):
     options = read(Sweep, argv, __doc__)

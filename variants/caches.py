@@ -21,7 +21,7 @@ length writes into them, and is cloned.
 Usage:
     memory = Memory('first', cache, (3, 5), evaluations=3)      # wrapper.py does it, once a forward
     with memory.slot(4, k=2, mask=mask, x=x) as mask: ...       # layer 4 runs a second time
-    memory.settle()                             # the forward is over: what stays in the cache
+    memory.settle(last=False)                   # the forward is over: what stays in the cache
 """
 import contextlib
 import copy
@@ -148,10 +148,11 @@ class Memory:
         finally:
             layers[d] = real
 
-    def settle(self, last=False):
+    def settle(self, last):
         "The forward is over; what the last evaluation wrote stays in the cache, if that is wanted."
-        for d, slot in self.last.items() if last else ():
-            self.cache.layers[d] = slot
+        if last:
+            for d, slot in self.last.items():
+                self.cache.layers[d] = slot
 
 
 class Slots(KVCache):

@@ -153,8 +153,9 @@ class Entry:
         self.names, self.cache, self.mask = arguments(layer)
 
     def enter(self):
-        for name in FORWARDS if self.kept else FORWARDS[:1]:
-            setattr(self.layer, name, self)
+        self.layer.forward = self
+        if self.kept:
+            self.layer._old_forward = self
 
     def leave(self, module, name):
         "`module` is the layer, or its copy."
@@ -200,9 +201,6 @@ class Entry:
 
 
 # ------------------------------------------------------------------------------------------ experts
-
-PINS = (None, 'mixture', 'indices')
-
 
 class Pin:
     """A hook on a router: later evaluations get the first one's answer ('mixture'), or its experts
@@ -258,7 +256,7 @@ def routers_of(layer, pin='mixture'):
 def pinned_routers(layers, pin, frozen=False):
     """(the pin, {layer: its routers}) of {layer: module}; none without a pin. frozen: pinned where
     there is a router, though nobody has said so."""
-    check_choice('pin', pin, PINS)
+    check_choice('pin', pin, (None, 'mixture', 'indices'))
     pin = pin or ('mixture' if frozen and any(map(routers_of, layers.values())) else None)
     routers = {i: routers_of(layer, pin) if pin else [] for i, layer in layers.items()}
     if pin and not any(routers.values()):
