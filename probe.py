@@ -162,8 +162,8 @@ class Erasure:
             return self.model.head(self.model.norm(x)).float().softmax(-1)              # (.., V)
         n, B, T, V = *x.shape[:3], self.model.config.vocab_size
         for some in torch.arange(B).split(max(1, NUMBERS // (n * T * V))):
-            was, now = probabilities(self.was['out'][some]), probabilities(x[:, some])
-            change = (now - was).norm(dim=-1).masked_fill(~self.seen[rows][:, None], 0) # (n, b, T)
+            change = probabilities(x[:, some]) - probabilities(self.was['out'][some])
+            change = change.norm(dim=-1).masked_fill(~self.seen[rows][:, None], 0)      # (n, b, T)
             outputs[s, some] = torch.maximum(outputs[s, some], change.amax(dim=(0, 2)))
 
 

@@ -21,7 +21,7 @@ of objects. A token is a byte.
 
 Usage:
     python data/tasks.py phop           # 4 hops in 32 letters, into data/phop
-    python data/tasks.py addition --n=16 --rows=1000000 --out=data/addition_16
+    python data/tasks.py addition --n=16 --rows=2000000 --out=data/addition_16
 """
 import random
 import string
@@ -114,7 +114,7 @@ def depo(rng, options):
 
 
 TASKS = dict(phop=phop, addition=addition, igsm=igsm, depo=depo)
-SIZES = dict(addition=2, igsm=6, depo=6)            # n, as a laptop learns it
+SIZES = dict(addition=2, igsm=6, depo=6)            # n, if nothing else is said
 
 
 def kinds_of(options):
@@ -152,7 +152,7 @@ def main(argv=None):
                       marks=marks.ravel() if split == 'val' else None, kinds=kinds,
                       row=tokens.shape[1],
                       origin=dict(made_by='data/tasks.py', task=options.task, p=options.p,
-                                  n=options.n, length=options.length))
+                                  n=options.n, length=options.length, rows=options.rows))
         print(f'{out}/{split}: {count:,} examples of {tokens.shape[1]} tokens; the first: '
               + bytes(tokens[0][1:].tolist()).decode())
 

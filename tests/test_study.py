@@ -10,7 +10,9 @@ from conftest import ROOT, planned_flops, write_noise
 import nanodepth
 import train
 from common.errors import Refused
+from data import tasks
 from data.primitives import write_examples
+from data.tokens import Loader, measure
 from engine import words
 from engine.checkpoint import load_model
 from loop import parse_loop, running
@@ -165,7 +167,7 @@ def small(tmp_path, monkeypatch):
             argv = [a for a in argv if not a.startswith(('--steps', '--decay', '--warm', '--data=d'
                                                          ))]
             size = [arg for arg in shape if new or not arg.startswith(('--n_', '--head_dim'))]
-            decays = not new or {'config/phop.py', 'config/addition.py'} & {*argv}
+            decays = not new or {'config/phop.py', 'config/depo.py', 'config/addition.py'} & {*argv}
             nanodepth.main('train', [*argv, *size, *data, f'--steps={4 if new else 2}',
                                      f'--decay_steps={1 if decays else 0}'])
         return subprocess.CompletedProcess(argv, 0)
@@ -356,6 +358,35 @@ def test_the_cells_of_another_task_in_small(small, tmp_path, monkeypatch, capsys
     assert len(load_model(one.root / 'layers_1_times_3').order) == 3
     assert len({row['loss'] for row in rows.values()}) == 3
     capsys.readouterr()
+
+
+def test_a_task_of_several_kinds_and_its_data(small, tmp_path, monkeypatch, capsys):
+    write_noise(tmp_path / 'data', ['1 later', '2 later'])
+    monkeypatch.setattr(study, 'CELLS', dict(depo=[(2, 1)]))
+    monkeypatch.setattr(study, 'TASK_OPTIONS', dict(depo=[]))
+    one = study.job('depo', 0, tmp_path / 'study')
+    one.data = f'{tmp_path}/data'
+    study.finish(one)
+    [row] = study.read_rows(one.file('cells'))
+    loss, kinds = measure(load_model(one.root / 'layers_2_times_1'),
+                          Loader(one.data, 32, None, split='val', seed=0))
+    assert len(kinds) == 2 and float(row['right']) == pytest.approx(
+        sum(kind['accuracy'] for kind in kinds.values()) / 2, rel=1e-5)
+    capsys.readouterr()
+
+
+def test_the_data_of_a_task_are_written_once_and_as_the_job_wants_them(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(study.subprocess, 'run', lambda argv, **_: seen.append(argv))
+    wanted = study.TASK_OPTIONS['depo']
+    study.write_task(tmp_path / 'depo', 'depo', *wanted)
+    assert seen[0][1:] == [str(ROOT / 'data/tasks.py'), 'depo', '--p=2', '--rows=100000',
+                           f'--out={tmp_path / "depo"}']
+    tasks.main(['depo', '--p=2', '--n=4', '--rows=20', f'--out={tmp_path / "depo"}'])
+    study.write_task(tmp_path / 'depo', 'depo', '--p=2')
+    assert len(seen) == 1
+    with pytest.raises(Refused, match='has rows=20, and this job wants --rows=100000'):
+        study.write_task(tmp_path / 'depo', 'depo', *wanted)
 
 
 def test_what_hops_compares_costs_the_same():

@@ -478,11 +478,12 @@ def scoring(size):
         asked = [Instance('loglikelihood', {}, (e.prompt, option), i) for e in examples
                  for i, option in enumerate(e.options)]
         own = partial(log_likelihoods, model, tokenizer, examples)
-        calls = {'ours': own, 'no sharing': partial(own, share=False),
-                 'lm-eval hf': partial(peer.loglikelihood, asked, disable_tqdm=True)}
+        calls = {'ours': own, 'lm-eval hf': partial(peer.loglikelihood, asked, disable_tqdm=True),
+                 'no sharing': partial(own, share=False)}
         theirs = torch.tensor([value for value, _ in calls['lm-eval hf']()])
         assert torch.allclose(torch.cat(own()).float(), theirs, atol=2e-2), 'they differ'
         yield from race(f'{name}: few-shot scoring', size.device, 7, calls)
+        del own, calls          # they hold both models
 
 
 BENCHMARKS = {f.__name__: f for f in (optimizer, training, memory, growing, recompiling, recurring,

@@ -34,7 +34,7 @@ import torch
 
 import probe
 from common.errors import Refused, check_choice
-from common.files import ROOT, replace
+from common.files import ROOT, read_json, replace
 from common.options import read, word
 from data.primitives import few_shot
 from data.tokenizer import get_tokenizer, keep_tokenizer
@@ -623,8 +623,16 @@ FURTHER_ON = dict(
 
 
 def write_task(data, task, *words):
-    "The task's dataset, if it is not there."
-    if not (ROOT / data / 'train.json').exists():
+    "The task's dataset, if it is not there. One that was written otherwise is refused."
+    file = ROOT / data / 'train.json'
+    if file.exists():
+        origin = read_json(file)['origin']
+        for word in words:
+            name, _, value = word.removeprefix('--').partition('=')
+            if name in origin and str(origin[name]) != value:
+                raise Refused(f'{data} has {name}={origin[name]}, and this job wants {word}: move '
+                              'it away')
+    else:
         subprocess.run([sys.executable, str(ROOT / 'data/tasks.py'), task, *words,
                         f'--out={ROOT / data}'], check=True)
 
