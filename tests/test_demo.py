@@ -3,6 +3,7 @@ are the rounded model's, its questions the server's, and what it cannot show is 
 import base64
 import json
 import re
+import shutil
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ import nanodepth
 from data.primitives import few_shot
 from engine import checkpoint
 from engine.checkpoint import load_model
-from grow import lidas, untie
+from grow import double, lidas, untie
 from retrofit import surgery
 from tools import demo
 
@@ -30,6 +31,23 @@ def run(tiny, tmp_path):
         checkpoint.save(tmp_path / name, **checkpoint.describe(model), step=0, **about)
     (tmp_path / 'run/run.json').write_text('{"tokenizer": "bytes"}')
     return tmp_path / 'run'
+
+
+def test_stages_that_double_and_a_stage_that_is_missing(tiny, tmp_path):
+    models = [tiny(vocab_size=257, n_layer=1, context=64)]
+    models += [untie(models[0], double(1, 1))]
+    models += [untie(models[1], double(2, 1))]
+    folders = [tmp_path / 'run/stage_1', tmp_path / 'run/stage_2', tmp_path / 'run']
+    for model, folder in zip(models, folders):
+        checkpoint.save(folder, **checkpoint.describe(model), step=0,
+                        config=dict(grow='double', grow_block=1))
+    (tmp_path / 'run/run.json').write_text('{"tokenizer": "bytes"}')
+    stages = demo.stages_of(tmp_path / 'run')
+    assert [(name, len(model.layers), copies) for name, model, copies in stages] == [
+        ('1 layers', 1, None), ('2 layers', 2, double(1, 1)), ('4 layers', 4, double(2, 1))]
+    shutil.rmtree(folders[1])
+    [(name, _, copies)] = demo.stages_of(tmp_path / 'run')
+    assert name == '4 layers' and copies is None
 
 
 def inside(text, name):
