@@ -113,7 +113,7 @@ def draw_runs(groups, only=None):
     Against steps, and against FLOPs, because a step costs more in a deeper model. Dotted lines show
     where a model grew."""
     logs = [log for group in groups.values() for log in group]
-    kinds = kinds_of(logs)
+    kinds = kinds_of(groups)
     alone = len(logs) == 1
     skills = [kind for kind in kinds if kind != 'text']
     losses = dict(loss='validation')

@@ -37,8 +37,9 @@ def growths(log):
     return [line for line, before, now in zip(log[1:], deep, deep[1:]) if now > before]
 
 
-def kinds_of(logs):
-    lines = [line for log in logs for line in log]
+def kinds_of(groups):
+    "The kinds of answers in {name: [one log per seed]}."
+    lines = [line for group in groups.values() for log in group for line in log]
     return list(dict.fromkeys(kind for line in lines for kind in line.get('kinds', {})))
 
 
@@ -62,7 +63,7 @@ def table(groups, emerged=0.8):
     """A row for each group: means and standard errors over its seeds at the last step that all of
     them have measured, and for each kind the step and the FLOPs at which the accuracy first reached
     `emerged` (means over the seeds that got there: `reached`)."""
-    kinds = kinds_of([log for group in groups.values() for log in group])
+    kinds = kinds_of(groups)
     kinds = list(dict.fromkeys(['text', *kinds]))
     table_rows = []
     for name, group in groups.items():

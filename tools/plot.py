@@ -1,9 +1,9 @@
-"""The pictures of runs, and of several side by side with a table of them.
+"""One run: its curves. Several: their curves side by side, and a table.
 
 Usage:
     python nanodepth.py plot out/baseline                     # out/baseline/loss.png
     python nanodepth.py plot out/baseline out/lidas           # both: out/baseline/compare.png, .csv
-    python nanodepth.py plot out/toys/* --out=out/toys.png    # NAME-SEED: averaged over the seeds
+    python nanodepth.py plot out/toys/* --out=out/toys.png    # NAME-0, NAME-1: seeds, averaged
     python nanodepth.py plot out/toys/* "--show=loss,depth 3"
 """
 from dataclasses import dataclass
@@ -25,13 +25,13 @@ class Options:
 def main(argv=None):
     options = read(Options, argv, __doc__)
     groups = read_groups(options.runs)
-    rows = table(groups) if len(options.runs) > 1 else []
-    name = 'loss.png' if len(options.runs) == 1 else 'compare.png'
-    out = options.out or Path(options.runs[0]) / name
-    kinds = kinds_of([log for group in groups.values() for log in group])
-    rows_shown = pick_shown('show', options.show, ['loss', *(k for k in kinds if k != 'text')])
-    show(out, draw_runs, groups, rows_shown)
-    if len(options.runs) == 1:
-        return print(f'numbers: {options.runs[0]}/log.jsonl')
-    print_table(rows)
-    write_csv(rows, out)
+    alone = len(options.runs) == 1
+    rows = [] if alone else table(groups)       # first: it may refuse
+    out = options.out or Path(options.runs[0]) / ('loss.png' if alone else 'compare.png')
+    kinds = ['loss', *(kind for kind in kinds_of(groups) if kind != 'text')]
+    show(out, draw_runs, groups, pick_shown('show', options.show, kinds))
+    if alone:
+        print(f'numbers: {options.runs[0]}/log.jsonl')
+    else:
+        print_table(rows)
+        write_csv(rows, out)
