@@ -316,7 +316,7 @@ def prepare(mixtures, about, argv=None, out=None):
                 bar.update(done - bar.n)
                 n, origin = made['tokens'], made['origin']
                 repeats = (f' of {budget:,}: all there are, so they are read {budget / n:.1f} times'
-                         if n < budget else '')
+                           if n < budget else '')
                 bar.write(f'{out / source.name}: {n:,} tokens{repeats}; {origin["documents"]:,} '
                           f'documents, {origin["left_out"]:,} empty or left out')
             write_json(out / 'mixture.json', {s.name: s.share for s in sources})

@@ -23,7 +23,7 @@ from engine.cost import planned
 from report.records import RIGHT, SEEDS, TEXT, judged, standing
 from report.runs import read_log
 from report.tables import mean
-from tools.results import made, read_rows
+from tools.results import all_tables, made, read_rows
 from tools.study import TOY, Questions, by_depth, in_a_process, write_rows
 from train import read_config
 
@@ -104,5 +104,5 @@ def main(argv=None):
         return print(verdict(name, judged(rows)[name], record, flops))
     write_rows(file, [row | dict(flops=int(row['flops'])) for row in others] + rows)
     page = args.rows.parent / 'RECORDS.md'
-    replace(page, made(page.read_text(encoding='utf-8'), {}, args.rows).encode())
+    replace(page, made(page.read_text(encoding='utf-8'), all_tables({}, args.rows)).encode())
     print(verdict(name, judged(rows)[name], record, flops))

@@ -231,10 +231,8 @@ def all_tables(spec, folder):
     return tables
 
 
-def made(text, spec, folder):
-    "A text with its tables made anew."
-    tables = all_tables(spec, folder)
-
+def made(text, tables):
+    "A text with its tables put in anew."
     def fill(match):
         name = match[1]
         if name not in tables:
@@ -261,10 +259,12 @@ def main(argv=None):
     folder = args.rows
     files = [Path(file) for file in args.files]
     spec = read_claims(folder / 'claims.toml')
+    with reading(folder):
+        tables = all_tables(spec, folder)
     for file in files or [ROOT / name for name in TEXTS]:
         with reading(folder):
             before = file.read_text(encoding='utf-8')
-            after = made(before, spec, folder)
+        after = made(before, tables)
         if args.check:
             differs(file, before, after)
         else:

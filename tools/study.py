@@ -890,16 +890,18 @@ def main(argv=None):
         return
 
     def start(one):
+        "Has it ended well?"
         one.root.mkdir(parents=True, exist_ok=True)
-        with open(one.root.with_suffix('.txt'), 'w') as said:
-            return subprocess.run([sys.executable, str(ROOT / 'nanodepth.py'), 'study',
-                                   str(args.seed), f'--job={one.name}', f'--root={args.root}'],
-                                  stdout=said, stderr=said,
-                                  env=os.environ | dict(OMP_NUM_THREADS='1')).returncode
+        try:
+            in_a_process(['study', str(args.seed), f'--job={one.name}', f'--root={args.root}'],
+                         one.root.with_suffix('.txt'))
+        except Refused:
+            return False
+        return True
     for wave in (FIRST, SECOND):
         mine = [one for one in todo if one.name in wave and not one.finished()]
         with ThreadPoolExecutor(args.jobs) as pool:
-            failed = [one for one, code in zip(mine, pool.map(start, mine)) if code]
+            failed = [one for one, well in zip(mine, pool.map(start, mine)) if not well]
         collect(args.seed, args.root, ROOT / 'docs/results')
         if failed:
             raise Refused(f'{", ".join(one.name for one in failed)} ended with an error: see '
