@@ -27,9 +27,7 @@ import contextlib
 import re
 
 from common.errors import Refused
-from model import check_order
-
-MOST = 10_000       # layers that an order of this notation runs
+from model import LONGEST, check_order
 
 
 def parse_loop(text):
@@ -43,8 +41,8 @@ def parse_loop(text):
             raise Refused(f'the loop {text!r} has a segment {part!r}, which is neither layers, '
                           'such as 4, nor layers by times, such as 4x6; segments are joined by '
                           "'-', as in 4-4x4-4")
-        if len(order) + size * times > MOST:
-            raise Refused(f'the loop {text!r} runs more than {MOST:,} layers')
+        if len(order) + size * times > LONGEST:
+            raise Refused(f'the loop {text!r} runs more than {LONGEST:,} layers')
         order += [*range(unique, unique + size)] * times
         unique += size
     return order
@@ -95,10 +93,19 @@ def repeat_block(order, start, length, times):
     if times < 1:
         raise Refused(f'times={times}: a block runs at least once (to leave it out, take it out '
                       'of the order)')
-    if length * times > MOST:
-        raise Refused(f'times={times}: at most {MOST:,} layers are run')
+    if length * times > LONGEST:
+        raise Refused(f'times={times}: at most {LONGEST:,} layers are run')
     block = order[start:start + length]
     return order[:start] + block * times + order[start + length:]
+
+
+def run_block(order, times):
+    "A loop's order with its block run `times` times, whatever the order says."
+    text, blocks = re.subn(r'x\d+', f'x{times}', format_loop(order))
+    if blocks != 1:
+        raise Refused(f'the loop {format_loop(order)} repeats {blocks} blocks, so it is not clear '
+                      f'which one should run {times} times')
+    return parse_loop(text)
 
 
 @contextlib.contextmanager

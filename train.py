@@ -68,9 +68,11 @@ class Config:
     loop: str | None = None             # their order, such as 2x4 or 2-2x2-2; None: each runs once
     cooldown_loop: str | None = None    # the order from the first step of the decay on
     relax_rank: int = 0                 # each position of the loop adds a difference of this rank
+    loop_mean: int | None = None        # its block runs a random number of times, as a core does
     cooldown_data: str | list[str] | None = None        # what is read from there on; None: data
     # a recurrent core, which retrofit.py made: None is the model's own
     recurrence: int | None = None       # the mean of the random number of recurrences
+    recurrence_fixed: bool = False      # the number itself: it is not random
     backprop_depth: int | None = None   # gradients flow back through this many last recurrences
     curriculum: float = 0.25            # over this part of the steps the mean rises from 1
     curriculum_shape: Literal['linear', '1-sqrt'] = 'linear'
@@ -166,10 +168,7 @@ def train(config):
 
             # ---- forward and backward; then the next batch, while the GPU is at work
             began = time.perf_counter()
-            recurrences = {}
-            if now.r is not None:
-                recurrences = dict(r=now.r, backprop_depth=now.backprop_depth)
-            loss = backward(c, world, wrapped, batch, step, recurrences)
+            loss = backward(c, world, wrapped, batch, step, now.how)
             # always in this order: a sum in another order has another last bit
             norm = torch.nn.utils.clip_grad_norm_(
                 [p for o in optimizers for group in o.param_groups for p in group['params']],
@@ -193,7 +192,7 @@ def train(config):
             # the number of a signal that one of the processes got, or 0: all stop together
             asked = int(world.max_over_ranks(stop.asked))
             seconds_taken = time.perf_counter() - began
-            step_flops = tokens_a_step * model.flops_per_token(**recurrences, context=c.context)
+            step_flops = tokens_a_step * model.flops_per_token(**now.how, context=c.context)
             flops, seconds = flops + step_flops, seconds + seconds_taken
             so_far.update(step=step, tokens=step * tokens_a_step, flops=flops, seconds=seconds)
 
@@ -205,7 +204,7 @@ def train(config):
                           seconds=round(seconds, 1), n_layer=len(model.layers),
                           depth=len(model.order), lr=c.lr * now.lr_fraction, loss=loss,
                           grad_norm=norm, tokens_per_s=round(tokens_a_step / seconds_taken),
-                          **recurrences, **news)
+                          **now.how, **news)
             mfu = world.peak_flops and step_flops / seconds_taken / world.peak_flops
             log.show_step(tokens_a_step / seconds_taken, mfu)
 
@@ -251,7 +250,7 @@ def fetch(c, world, plan, data, step):
     return world.to_device(tokens), world.to_device(targets), count
 
 
-def backward(c, world, model, batch, step, recurrences):
+def backward(c, world, model, batch, step, how):
     """Forward and backward over this process's part of the batch, in pieces; the sum of its losses.
     A loss is divided by the targets of the whole batch, over all processes: a mean for each piece
     would give the tokens of short answers more weight."""
@@ -261,15 +260,15 @@ def backward(c, world, model, batch, step, recurrences):
     row = world.rank * len(tokens)
     last = c.grad_accum - 1
     for i, (x, y) in enumerate(zip(tokens.chunk(c.grad_accum), targets.chunk(c.grad_accum))):
-        if recurrences:     # a row's first state depends on its place, not on the process
+        if 'r' in how:      # a row's first state depends on its place, not on the process
             seeds = [draw(c.seed, f'state of row {row + j}', step) for j in range(len(x))]
             generators = [torch.Generator(world.device).manual_seed(seed) for seed in seeds]
-            recurrences = recurrences | dict(generator=generators)
+            how = how | dict(generator=generators)
         row += len(x)
         # DDP adds the gradients up with the last piece, and divides by the number of processes.
         with model.no_sync() if world.size > 1 and i < last else contextlib.nullcontext():
             with world.autocast:        # the model's loss is a mean: times its targets, a sum
-                share = model(x, y, **recurrences) * (y != -1).sum() / total
+                share = model(x, y, **how) * (y != -1).sum() / total
             (share * world.size).backward()
         loss += share.detach()
     return loss

@@ -128,7 +128,7 @@ def counted(plan, model, first, end):
     alike = collections.Counter()
     for step in range(first, end):
         now = plan.at(step)
-        alike[now.order, now.r, now.backprop_depth] += 1
+        alike[now.drawn or now.order, now.r, now.backprop_depth] += 1
     total = 0
     context = plan.config.context
     for (order, r, backprop_depth), n in alike.items():

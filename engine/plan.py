@@ -50,6 +50,14 @@ class Step(NamedTuple):
     r: int | None = None                # how often a recurrent core runs,
     backprop_depth: int | None = None   # and through how many of these gradients go back
     rank: int = 0                       # of the differences that the positions of a loop add
+    drawn: tuple | None = None          # the order of this step alone: its loop ran so often
+
+    @property
+    def how(self):
+        "What the model is given to run and to count this step."
+        if self.drawn:
+            return dict(order=self.drawn)
+        return {} if self.r is None else dict(r=self.r, backprop_depth=self.backprop_depth)
 
 
 class Plan:
@@ -90,6 +98,10 @@ class Plan:
                  'model that grows may loop in its cool-down'),
                 (c.relax_rank and (recurs or not (c.loop or c.cooldown_loop or self.start.order)),
                  f'relax_rank={c.relax_rank} is for a loop: set loop or cooldown_loop'),
+                (c.loop_mean and (recurs or not (c.loop or c.cooldown_loop or self.start.order)),
+                 f'loop_mean={c.loop_mean} is for a loop: set loop or cooldown_loop'),
+                (c.loop_mean and (c.relax_rank or self.start.rank), f'loop_mean={c.loop_mean} '
+                 'and differences exclude each other: a difference belongs to one position'),
                 (self.start.rank and (c.loop or c.cooldown_loop or c.relax_rank),
                  f'{c.init_from} has differences of rank {self.start.rank} that belong to its '
                  'order: leave loop, cooldown_loop and relax_rank out'),
@@ -162,6 +174,11 @@ class Plan:
             batch = step - self.cooldown_start
         rank = c.relax_rank if cools or not c.cooldown_loop else 0
         now = Step(self.rate(step), n_layer, origin, order, data, batch, rank=rank)
+        if c.loop_mean and order and len(order) > n_layer:
+            from loop import run_block
+            from retrofit import sample_recurrence
+            times = sample_recurrence(c.loop_mean, step, c.seed)
+            now = now._replace(drawn=tuple(run_block(order, times)))
         return now if self.mean is None else now._replace(**self.recurrences(step))
 
     def recurrences(self, step):
@@ -171,7 +188,8 @@ class Plan:
         c = self.config
         mean = recurrence_curriculum(step, c.steps, self.mean, c.curriculum, c.curriculum_shape)
         depth = recurrence_curriculum(step, c.steps, self.backprop_depth, c.backprop_curriculum)
-        return dict(r=sample_recurrence(mean, step, c.seed), backprop_depth=min(depth, mean))
+        r = mean if c.recurrence_fixed else sample_recurrence(mean, step, c.seed)
+        return dict(r=r, backprop_depth=min(depth, mean))
 
     def rate(self, step):
         """Linear up, constant, then down over the last lr_decay_steps: 1 - sqrt, or half a cosine,
@@ -192,7 +210,7 @@ MAY_DIFFER = {'out_dir', 'device', 'compile', 'grad_accum', 'resume', 'eval_ever
 MAY_DIFFER_AHEAD = {
     'steps', 'warmup_steps', 'decay_steps', 'lr_shape', 'lr_decay_steps', 'lr_floor', 'n_layer',
     'grow', 'grow_block', 'grow_alpha', 'loop', 'cooldown_loop', 'cooldown_data', 'recurrence',
-    'relax_rank', 'backprop_depth', 'curriculum', 'curriculum_shape', 'backprop_curriculum'}
+    'relax_rank', 'loop_mean', 'recurrence_fixed', 'backprop_depth', 'curriculum', 'curriculum_shape', 'backprop_curriculum'}
 
 
 def model_config(config, **more):

@@ -21,7 +21,7 @@ from engine.foreign import answer_of, open_any, repeated
 from engine.measure import parse_tasks, run_scorer
 from engine.world import pick_device
 from grow import untie
-from loop import MOST, format_loop
+from loop import format_loop
 from model import LM
 from report.plot import draw_repetitions, draw_tradeoffs, picture, show
 from report.tables import (

@@ -7,7 +7,7 @@ dearest. The model of the ordinary cool-down also gets more depth without traini
 repeated, and the wrapper's window. Each is asked what it knows with three numbers of added layers.
 The jobs of the second wave stand on these models: fine-tuning, models looped by the wrapper,
 probes, retrofits. Others have models of their own and are no part of a seed: page, hops, addition,
-depo, between, searched.
+depo, between, drawn, searched.
 
 A job is a folder of runs. `tables = ('depth', 'exits')` means that its methods depth() and exits()
 return the rows of depth.csv and exits.csv. A run is a command of this repo, so it can be made
@@ -716,20 +716,18 @@ class Cells(Job):
 
 # ---------------------------------------------------------------------- between looping and growing
 
-SHORT = '--steps=300', '--decay_steps=60'
 RANKS = (0, 2, 8, 32)       # of the difference that each position adds to its layer; 0: none
 
 
 class Between(Job):
-    """After half of the toy's steps: `rank_8` is a loop whose positions add differences of rank 8,
-    and `untied` has eight layers of its own. `cut_8` is such a loop made of these eight, and
-    `trained_8` is that, trained a little."""
+    """`rank_8` is a loop whose positions add differences of rank 8, and `untied` has eight layers of
+    its own. `cut_8` is such a loop made of these eight, and `trained_8` is that, trained a little."""
     tables = ('between',)
 
     def runs(self):
-        runs = [self.new(f'rank_{rank}', 'config/loop_2x4.py', f'--relax_rank={rank}', *SHORT)
+        runs = [self.new(f'rank_{rank}', 'config/loop_2x4.py', f'--relax_rank={rank}')
                 for rank in RANKS]
-        runs.append(self.new('untied', 'config/baseline.py', *SHORT))
+        runs.append(self.new('untied', 'config/baseline.py'))
         for rank in RANKS:
             runs.append(self.new(f'trained_{rank}', f'--init_from={self.root / f"cut_{rank}"}',
                                  f'--data={TOY}', '--steps=100', '--warmup_steps=10',
@@ -756,6 +754,63 @@ class Between(Job):
             flops = flops_of(folder) if way != 'cut' else ''
             rows.append(self.say(dict(way=way, rank=rank, flops=flops,
                                       parameters=model.num_params()) | ask(model)))
+        return rows
+
+
+# ------------------------------------------------------------------------ a drawn number of runs
+
+ASKED = (1, 2, 3, 4, 6, 8, 12, 16)      # runs of the block
+
+
+@torch.no_grad()
+def movements(model, tokens, runs):
+    """[{moved, turned}] of each run of the block, means over all tokens. `moved` is the length of
+    the state's change as a share of its length. It falls too if the state only grows longer, which
+    no later layer sees, so `turned` compares directions: the distance of the two unit vectors."""
+    e = model.run(model.embed(tokens), model.prelude)
+    state = model.first_state(e, 0, None)
+    rows = []
+    for i in range(runs):
+        new = model.recur(state, e, i, None)
+        length = new.norm(dim=-1, keepdim=True)
+        turn = new / length - state / state.norm(dim=-1, keepdim=True).clamp(min=1e-12)
+        rows.append(dict(moved=((new - state) / length).norm(dim=-1).mean().item(),
+                         turned=turn.norm(dim=-1).mean().item()))
+        state = new
+    return rows
+
+
+class Drawn(Job):
+    """What brings a state to rest? Four loops 1-2x3-1, whose block runs three times in training: at
+    every step (`fixed`) or in the mean (`drawn`), as it is or with the prelude's output added again
+    before each run (`_again`). Each is asked at one to sixteen runs."""
+    tables = ('drawn',)
+
+    def runs(self):
+        again = [f'--init_from={self.root / "cut"}', f'--data={TOY}', '--curriculum=0']
+        return [
+            self.new('fixed', 'config/loop_1_2x3_1.py'),
+            self.new('drawn', 'config/loop_1_2x3_1.py', '--loop_mean=2'),
+            # with a rate of 0 it keeps its first weights, which are those of the two above
+            self.new('parent', 'config/baseline.py', '--n_layer=4', '--steps=1', '--lr=0',
+                     '--warmup_steps=0', '--decay_steps=0'),
+            self.cut('cut', self.root / 'parent', '--inject=add', '--start=zero', shape='1-2-1'),
+            self.new('fixed_again', *again, '--recurrence=3', '--recurrence_fixed'),
+            self.new('drawn_again', *again, '--recurrence=2')]
+
+    def drawn(self):
+        ask = Questions(self.root / 'fixed', TOY, by_depth('toy_assign', (2, 3, 4), QUESTIONS))
+        tokens = Loader(TOY, 32, 64, split='val', seed=0).batch(0)[0]
+        rows = []
+        for name in ('fixed', 'drawn', 'fixed_again', 'drawn_again'):
+            model = load_model(self.root / name)
+            if not model.recurs:
+                model = Loop(model)
+            moved = movements(model, tokens, max(ASKED))
+            for r in ASKED:
+                model.mean = r
+                rows.append(self.say(dict(run=name, r=r, flops=flops_of(self.root / name))
+                                     | moved[r - 1] | ask(model)))
         return rows
 
 
@@ -796,7 +851,7 @@ FIRST = dict.fromkeys(MODELS, Model) | dict.fromkeys(PARTNERS, Partner)
 SECOND = dict(taught=Taught, frozen=Frozen, layers=Layers, retrofits=Retrofits)
 # only by --job=NAME
 OTHERS = dict(page=Page, hops=Hops, addition=Cells, depo=Cells, between=Between,
-              searched=Searched)
+              drawn=Drawn, searched=Searched)
 JOBS = FIRST | SECOND | OTHERS
 
 
