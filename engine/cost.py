@@ -194,9 +194,12 @@ def show(config, gpus, gpu, mfu):
         model = model_of(now)
         order = now.order or model.order            # the latter: a recurrent core's own
         cost = counted(plan, model, first, end) * a_step
-        depth = len(order) if now.order else (
+        deepest = len(order) if now.order else (
             len(model.prelude) + len(model.coda) + now.backprop_depth * len(model.core))
-        needed = memory(model, at_once * config.context, depth=depth, optimizer=config.optimizer,
+        if config.loop_mean:
+            drawn = [plan.at(step).drawn or () for step in range(first, end)]
+            deepest = max(deepest, *map(len, drawn))
+        needed = memory(model, at_once * config.context, depth=deepest, optimizer=config.optimizer,
                         width=width, device='cuda', ranks=gpus)
         table.append([f'{first:,} to {end:,}', str(len(model.layers)), str(len(order)),
                       f'{model.num_params():,}', f'{cost / (end - first) / a_step / 1e9:.3f}',

@@ -210,7 +210,8 @@ MAY_DIFFER = {'out_dir', 'device', 'compile', 'grad_accum', 'resume', 'eval_ever
 MAY_DIFFER_AHEAD = {
     'steps', 'warmup_steps', 'decay_steps', 'lr_shape', 'lr_decay_steps', 'lr_floor', 'n_layer',
     'grow', 'grow_block', 'grow_alpha', 'loop', 'cooldown_loop', 'cooldown_data', 'recurrence',
-    'relax_rank', 'loop_mean', 'recurrence_fixed', 'backprop_depth', 'curriculum', 'curriculum_shape', 'backprop_curriculum'}
+    'relax_rank', 'loop_mean', 'recurrence_fixed', 'backprop_depth', 'curriculum',
+    'curriculum_shape', 'backprop_curriculum'}
 
 
 def model_config(config, **more):

@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 import torch
+from conftest import ROOT
 from test_trust import refused
 
 import nanodepth
@@ -80,6 +81,15 @@ def test_the_page_holds_the_rounded_models_and_the_servers_questions(run, tmp_pa
                           few_shot('toy_assign', 100, shots=0, depth=3), strict=True):
         assert q == vars(example)
     assert text.index('id="weights"') < text.index('window.inside =') < text.index('const post')
+
+
+def test_the_page_in_docs_has_todays_code():
+    page = (ROOT / 'docs/demo.html').read_text(encoding='utf-8')
+    html = (demo.FOLDER / 'play.html').read_text(encoding='utf-8')
+    worker = (demo.FOLDER / 'play.js').read_text(encoding='utf-8')
+    for part in (*html.split('<script>\n', 1), demo.START_WORKERS,
+                 demo.inside('text/plain', 'worker', worker)):
+        assert part in page
 
 
 def test_what_the_browsers_model_does_not_have_is_refused(run, tiny, tmp_path, capsys):

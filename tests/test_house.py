@@ -80,7 +80,7 @@ def test_files_and_functions_fit_into_a_head():
     lengths = {name: path.read_text().count('\n') for name, path in FILES.items()}
     for name, n in lengths.items():
         assert n <= MOST.get(name, n), f'{name} has {n} lines'
-    assert sum(lengths[name] for name in IDEAS) <= 1900
+    assert sum(lengths[name] for name in IDEAS) <= 1905
     for path in CODE:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef):
@@ -133,5 +133,5 @@ def test_one_step_of_training_fits_on_a_page(data, tmp_path):
     head, *lines = run.stdout.splitlines()
     modules, imported = map(int, head.split())
     functions = [line for line in lines if line.startswith("('")]
-    assert modules <= 20 and imported <= 3060, f'{imported} lines in {modules} modules'
+    assert modules <= 20 and imported <= 3080, f'{imported} lines in {modules} modules'
     assert 20 < len(functions) <= 28, '\n'.join(functions)

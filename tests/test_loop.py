@@ -3,15 +3,16 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, ranks
-from test_train import assert_equal_runs, command, config, log_of, stop_and_resume, weights_of
+from conftest import ROOT, planned_flops, ranks
+from test_train import assert_equal_runs, command, config, log_of, same, stop_and_resume, weights_of  # noqa: F401
 
 import nanodepth
 from common.errors import Refused
 from data.tokens import Loader, measure, write_dataset
 from engine.checkpoint import load, load_model
-from loop import fit_loop, format_loop, parse_loop, repeat_block, running
+from loop import fit_loop, format_loop, parse_loop, repeat_block, run_block, running
 from model import LM, KVCache, ModelConfig
+from retrofit import sample_recurrence
 from train import Config, read_config, train
 
 # ------------------------------------------------------------------ the notation
@@ -25,6 +26,10 @@ def test_by_hand():
     assert repeat_block([0, 1, 2, 3], 1, 2, 3) == [0, 1, 2, 1, 2, 1, 2, 3]
     assert repeat_block(range(24), 8, 4, 2) == parse_loop('8-4x2-12')
     assert repeat_block([0, 1], 0, 2, 1) == [0, 1]
+    assert run_block([0, 1, 2, 1, 2, 3], 3) == [0, 1, 2, 1, 2, 1, 2, 3]
+    assert run_block([0, 1, 2, 1, 2, 3], 1) == [0, 1, 2, 3]
+    with pytest.raises(Refused, match='2x2-1x3 repeats 2 blocks, so it is not clear which'):
+        run_block(parse_loop('2x2-1x3'), 4)
 
 
 @pytest.mark.parametrize('text', ['1', '12', '4x6', '4-4x4-4', '8-4x2-12', '2x3-2x2', '3-2x2-2x3-1',
@@ -204,7 +209,46 @@ def test_a_trunk_branches_before_its_decay_and_not_after(config):     # noqa: F8
             train(config('trunk', steps=steps, **fields))
 
 
+# ------------------------------------------------------------------ a drawn number of runs
+
+DRAWN = dict(n_layer=3, loop='1-1x3-1', loop_mean=2)
+
+
+def test_a_loop_runs_as_often_as_was_drawn(config):     # noqa: F811
+    c = config(**DRAWN)
+    train(c)
+    first, *lines = log_of(c)
+    times = [sample_recurrence(2, step, c.seed) for step in range(12)]
+    assert len(set(times)) > 3 and 1 in times
+    assert [line['order'] for line in lines] == [[0, *[1] * n, 2] for n in times]
+    model = load_model(c.out_dir)           # for everybody else it runs as its notation says
+    assert model.order == [0, 1, 1, 1, 2] and first['depth'] == 5 and 'looped' not in lines[0]
+    flops = [64 * model.flops_per_token(line['order'], context=16) for line in lines]
+    assert lines[-1]['flops'] == sum(flops) == 64 * planned_flops(*command(c)[2:])
+
+
+def test_a_number_that_is_always_drawn_the_same_is_the_loop(config, monkeypatch):     # noqa: F811
+    drawn, fixed = config('drawn', **DRAWN), config('fixed', **DRAWN | dict(loop_mean=None))
+    train(fixed)
+    monkeypatch.setattr('retrofit.sample_recurrence', lambda *_: 3)
+    train(drawn)
+    assert same(weights_of(drawn), weights_of(fixed))
+
+
+def test_two_processes_draw_the_same_number(config):     # noqa: F811
+    one, two = config('one', **DRAWN), config('two', **DRAWN)
+    train(one)
+    run = ranks(command(two)[2:])
+    assert run.returncode == 0, run.stderr
+    orders = [[line['order'] for line in log_of(c)[1:]] for c in (one, two)]
+    assert orders[0] == orders[1]
+    a, b = weights_of(one), weights_of(two)
+    assert all(torch.allclose(a[name], b[name], atol=1e-4) for name in a)
+
+
 @pytest.mark.parametrize('fields, message', [
+    (dict(loop_mean=3), 'loop_mean=3 is for a loop: set loop or cooldown_loop'),
+    (dict(loop='8x2', loop_mean=3, relax_rank=2), 'exclude each other'),
     (dict(loop='2x'), "loop: the loop '2x' has a segment '2x'"),
     (dict(loop='2x2'), "loop: the loop '2x2' has 2 unique layers, but the model has 8"),
     (dict(cooldown_loop='4-9x2'), "cooldown_loop: .* has 13 unique layers, but the model has 8"),

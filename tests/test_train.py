@@ -127,7 +127,7 @@ def assert_equal_runs(a, b):
 GROW = dict(grow='lidas', grow_block=1, n_layer=4, steps=30, decay_steps=5)
 KINDS = dict(       # the settings of a run, and after how many updates it is stopped
     plain=(dict(optimizer='adamw'), 6), grown=(dict(optimizer='adamw_star', **GROW), 7),
-    looped=(dict(n_layer=3, cooldown_loop='1-1x3-1'), 8),
+    looped=(dict(n_layer=3, cooldown_loop='1-1x3-1', loop_mean=2), 8),
     relaxed=(dict(n_layer=3, cooldown_loop='1-1x3-1', relax_rank=2), 9),
     recurrent=(dict(curriculum=0.5, grad_accum=2), 5))
 

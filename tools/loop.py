@@ -22,7 +22,7 @@ from engine.measure import parse_tasks, run_scorer
 from engine.world import pick_device
 from grow import untie
 from loop import format_loop
-from model import LM
+from model import LM, LONGEST
 from report.plot import draw_repetitions, draw_tradeoffs, picture, show
 from report.tables import (
     difference,
@@ -132,8 +132,8 @@ def main(argv=None):
 def measure_runs(options):
     "([a row for each run: what it is and how good], [a row for each repetition])."
     device = pick_device(options.device)
-    if not options.times or min(options.times) < 1 or max(options.times) > MOST:
-        raise Refused(f'--times={options.times} must be 1 to {MOST:,}')
+    if not options.times or min(options.times) < 1 or max(options.times) > LONGEST:
+        raise Refused(f'--times={options.times} must be 1 to {LONGEST:,}')
     rows, sweeps, plain = [], [], None
     examples = parse_tasks(options.tasks, options.n, options.shots)
     for name, path in tqdm(run_names(options.runs).items(), desc='measuring', unit='run'):

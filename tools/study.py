@@ -720,8 +720,9 @@ RANKS = (0, 2, 8, 32)       # of the difference that each position adds to its l
 
 
 class Between(Job):
-    """`rank_8` is a loop whose positions add differences of rank 8, and `untied` has eight layers of
-    its own. `cut_8` is such a loop made of these eight, and `trained_8` is that, trained a little."""
+    """`rank_8` is a loop whose positions add differences of rank 8, and `untied` has eight layers
+    of its own. `cut_8` is such a loop made of these eight, and `trained_8` is that, trained a
+    little."""
     tables = ('between',)
 
     def runs(self):
