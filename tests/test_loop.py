@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT, planned_flops, ranks
-from test_train import assert_equal_runs, command, config, log_of, same, stop_and_resume, weights_of  # noqa: F401
+from test_train import (
+    assert_equal_runs,
+    command,
+    config,  # noqa: F401
+    log_of,
+    same,
+    stop_and_resume,
+    weights_of,
+)
 
 import nanodepth
 from common.errors import Refused
