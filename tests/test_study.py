@@ -10,6 +10,7 @@ from conftest import ROOT, planned_flops, write_noise
 import nanodepth
 import train
 from common.errors import Refused
+from common.files import read_json
 from data import tasks
 from data.primitives import write_examples
 from data.tokens import Loader, measure
@@ -142,7 +143,7 @@ def test_the_pictures_show_the_mean_over_the_seeds_and_a_band_from_the_lowest_to
     (tmp_path / 'assets').mkdir()
     results.draw(tmp_path / 'results', dict(lidas='LIDAS'))
     assert {file.stem for file in (tmp_path / 'assets').glob('*.png')} == {
-        'adding', 'between', 'exits', 'layers', 'retrofit'}
+        'adding', 'between', 'drawn', 'exits', 'layers', 'retrofit'}
 
 
 @pytest.fixture
@@ -410,6 +411,44 @@ def test_between_looping_and_growing_in_small(small, tmp_path, monkeypatch, caps
     assert parameters == sorted(parameters) and rows['cut', '0']['flops'] == ''
     assert rows['cut', '2']['loss'] != rows['trained', '2']['loss']
     capsys.readouterr()
+
+
+def test_drawn_loops_in_small(small, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(study, 'TOY', f'{tmp_path}/data')
+    monkeypatch.setattr(study, 'ASKED', (1, 3))
+    one = study.job('drawn', 0, tmp_path / 'study')
+    study.finish(one)
+    rows = {(row['run'], row['r']): row for row in study.read_rows(one.file('drawn'))}
+    assert len(rows) == 4 * 2
+    # three of the four begin with the same weights
+    parent, cut = (load_model(one.root / name) for name in ('parent', 'cut'))
+    assert all(torch.equal(a, b) for a, b in zip(parent.parameters(), cut.parameters()))
+    assert read_json(one.root / 'fixed_again/run.json')['config']['recurrence_fixed'] is True
+    # asked for as many runs as in training, a loop is what was trained
+    ask = study.Questions(one.root / 'fixed', study.TOY, {})
+    whole = ask(load_model(one.root / 'fixed'))
+    assert float(rows['fixed', '3']['loss']) == pytest.approx(whole['loss'], rel=1e-5)
+    assert float(rows['fixed', '1']['loss']) != float(rows['fixed', '3']['loss'])
+    capsys.readouterr()
+
+
+@torch.no_grad()
+def test_how_far_a_state_turns_by_hand():
+    "Doubling moves a state by half of its new length, and does not turn it."
+    class Doubling:
+        prelude = []
+        embed = staticmethod(lambda tokens: torch.ones(1, 2, 3))
+        run = staticmethod(lambda x, layers: x)
+        first_state = staticmethod(lambda e, position, generator: e)
+
+        @staticmethod
+        def recur(s, e, i, cache):
+            return 2 * s if i == 0 else s * torch.tensor([1, 1, -1])
+    doubled, mirrored = study.movements(Doubling, None, 2)
+    assert doubled['moved'] == pytest.approx(0.5)
+    assert doubled['turned'] == pytest.approx(0, abs=1e-6)
+    # (2, 2, 2) to (2, 2, -2): a change of 4, and the length is the root of 12
+    assert mirrored['moved'] == pytest.approx(4 / 12 ** 0.5) == mirrored['turned']
 
 
 def test_a_search_in_small(small, tmp_path, monkeypatch, capsys):

@@ -31,7 +31,11 @@ LAYERS = {'moves': 'without it, later outputs move by',
 MEANS = dict(mean_2='trained with a mean of 2', mean_4='of 4', mean_8='of 8')
 BETWEEN = dict(rank='trained as a loop', untied='eight layers', cut='made of these',
                trained='made, then trained')
-LOOPED = {'text': 'loss on text', 'copy': 'copying right, %'}
+DRAWN = dict(fixed='always three runs', drawn='a drawn number', fixed_again='three, input again',
+             drawn_again='drawn, input again')
+LOOPED = {'text': 'loss on text', 'depth 3 right': 'depth 3 right, %'}
+ASKED = {'turned': "turn of the state's direction", 'loss': 'loss',
+         'depth 3 right': 'depth 3 right, %'}
 DEEP = {f'depth {d} right': f'depth {d} right, %' for d in (4, 5, 6)}
 TEXTS = 'docs/RESULTS.md', 'docs/ROWS.md', 'docs/RECORDS.md'
 
@@ -283,14 +287,17 @@ def draw(folder, names):
     picture('layers', draw_lines, 'lens', names, 'layer', LAYERS, {'depth 3 right': CHANCE},
             dict(xlabel='layer (by depth, from 0)'))
     between = [row | dict(run=BETWEEN[row['way']], millions=row['parameters'] / 1e6)
-               for row in read_rows(folder / 'between.csv') if row['way'] in BETWEEN]
-    if between:
-        show(folder.parent / 'assets/between.png', draw_lines, between, 'millions', LOOPED, {},
-             dict(xlabel='parameters, millions'))
+               for row in read_rows(folder / 'between.csv')]
+    show(folder.parent / 'assets/between.png', draw_lines, between, 'millions', LOOPED,
+         {'depth 3 right': 1 / 4}, dict(xlabel='parameters, millions'))
     times = [1, 2, 4, 8, 16, 32]
+    by_runs = dict(xlabel='r, how often the core runs', xscale='log', xticks=times,
+                   xticklabels=times)
     picture('retrofit', draw_lines, 'retrofits', MEANS, 'r', DEEP, dict.fromkeys(DEEP, CHANCE),
-            dict(xlabel='r, how often the core runs', xscale='log', xticks=times,
-                 xticklabels=times))
+            by_runs)
+    picture('drawn', draw_lines, 'drawn', DRAWN, 'r', ASKED, {'depth 3 right': 1 / 4},
+            by_runs | dict(xlabel='how often the block runs', xticks=times[:-1],
+                           xticklabels=times[:-1]))
 
 
 def differs(file, before, after):
