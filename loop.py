@@ -104,7 +104,7 @@ def run_block(order, times):
     text, blocks = re.subn(r'x\d+', f'x{times}', format_loop(order))
     if blocks != 1:
         raise Refused(f'the loop {format_loop(order)} repeats {blocks} blocks, so it is not clear '
-                      f'which one should run {times} times')
+                      'which one is meant')
     return parse_loop(text)
 
 

@@ -68,11 +68,11 @@ class Config:
     loop: str | None = None             # their order, such as 2x4 or 2-2x2-2; None: each runs once
     cooldown_loop: str | None = None    # the order from the first step of the decay on
     relax_rank: int = 0                 # each position of the loop adds a difference of this rank
-    loop_mean: int | None = None        # its block runs a random number of times, as a core does
+    loop_mean: int | None = None        # the block runs 1 + a random number of times, of this mean
     cooldown_data: str | list[str] | None = None        # what is read from there on; None: data
     # a recurrent core, which retrofit.py made: None is the model's own
     recurrence: int | None = None       # the mean of the random number of recurrences
-    recurrence_fixed: bool = False      # the number itself: it is not random
+    recurrence_fixed: bool = False      # after the curriculum, it is the number itself
     backprop_depth: int | None = None   # gradients flow back through this many last recurrences
     curriculum: float = 0.25            # over this part of the steps the mean rises from 1
     curriculum_shape: Literal['linear', '1-sqrt'] = 'linear'

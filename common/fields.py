@@ -32,7 +32,7 @@ BOUNDS = dict(
     log_every=ONE, save_every=ONE, seed=ANY, step=SOME,
     # depth
     relax_rank=(0, 2 ** 20), grow_block=(1, 10_000), grow_alpha=(0.0, 100.0), block=(1, 10_000),
-    alpha=(0.0, 100.0), recurrence=(1, 10_000), loop_mean=(1, 10_000), mean=(1, 10_000),
+    alpha=(0.0, 100.0), recurrence=(1, 10_000), loop_mean=(1, 100), mean=(1, 10_000),
     backprop_depth=(1, 10_000), r=(1, 10_000), curriculum=SHARE, backprop_curriculum=SHARE,
     state_std=RATE, K=(1, 10_000), beta=SHARE, T=(1e-6, 1e3),
     # what is measured, and on how much

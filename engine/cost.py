@@ -197,8 +197,7 @@ def show(config, gpus, gpu, mfu):
         deepest = len(order) if now.order else (
             len(model.prelude) + len(model.coda) + now.backprop_depth * len(model.core))
         if config.loop_mean:
-            drawn = [plan.at(step).drawn or () for step in range(first, end)]
-            deepest = max(deepest, *map(len, drawn))
+            deepest = max(len(plan.at(step).drawn or order) for step in range(first, end))
         needed = memory(model, at_once * config.context, depth=deepest, optimizer=config.optimizer,
                         width=width, device='cuda', ranks=gpus)
         table.append([f'{first:,} to {end:,}', str(len(model.layers)), str(len(order)),

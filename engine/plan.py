@@ -80,6 +80,8 @@ class Plan:
         parent_order = self.start.order and tuple(self.start.order)
         self.main_order = self.order_of('loop') or parent_order         # None: each layer once
         self.cooldown_order = self.order_of('cooldown_loop')            # None: the same as before
+        if c.loop_mean:
+            self.refuse_what_cannot_be_drawn()
 
     def refuse_what_excludes(self):
         "Settings that each may be, and not together."
@@ -98,8 +100,8 @@ class Plan:
                  'model that grows may loop in its cool-down'),
                 (c.relax_rank and (recurs or not (c.loop or c.cooldown_loop or self.start.order)),
                  f'relax_rank={c.relax_rank} is for a loop: set loop or cooldown_loop'),
-                (c.loop_mean and (recurs or not (c.loop or c.cooldown_loop or self.start.order)),
-                 f'loop_mean={c.loop_mean} is for a loop: set loop or cooldown_loop'),
+                (c.loop_mean and recurs, f'loop_mean={c.loop_mean} is for a loop: '
+                 f'{c.init_from} has a recurrent core, whose mean is recurrence'),
                 (c.loop_mean and (c.relax_rank or self.start.rank), f'loop_mean={c.loop_mean} '
                  'and differences exclude each other: a difference belongs to one position'),
                 (self.start.rank and (c.loop or c.cooldown_loop or c.relax_rank),
@@ -107,11 +109,26 @@ class Plan:
                  'order: leave loop, cooldown_loop and relax_rank out'),
                 (recurs and (c.loop or c.cooldown_loop), f'{c.init_from} has a recurrent core, '
                  'which loops by itself: leave loop and cooldown_loop out'),
-                (not recurs and (c.recurrence or c.backprop_depth), f'recurrence={c.recurrence} '
-                 f'and backprop_depth={c.backprop_depth} are for a model with a recurrent core: '
+                (not recurs and (c.recurrence or c.recurrence_fixed or c.backprop_depth),
+                 f'recurrence={c.recurrence}, recurrence_fixed={c.recurrence_fixed} and '
+                 f'backprop_depth={c.backprop_depth} are for a model with a recurrent core: '
                  f'{no_core}')):
             if wrong:
                 raise Refused(why)
+
+    def refuse_what_cannot_be_drawn(self):
+        "loop_mean needs an order that repeats, and each such order must repeat just one block."
+        from loop import run_block
+        mean = self.config.loop_mean
+        loops = [order for order in (self.main_order, self.cooldown_order)
+                 if order and repeats(order)]
+        if not loops:
+            raise Refused(f'loop_mean={mean} is for a loop: set loop or cooldown_loop')
+        for order in loops:
+            try:
+                run_block(order, 1)
+            except Refused as error:
+                raise Refused(f'loop_mean={mean}: {error}') from None
 
     def refuse_other_run(self, old, state, data, set_by_parent):
         """Refuse to go on with a run of other settings: `old` are those that it had, `state` is
@@ -174,7 +191,7 @@ class Plan:
             batch = step - self.cooldown_start
         rank = c.relax_rank if cools or not c.cooldown_loop else 0
         now = Step(self.rate(step), n_layer, origin, order, data, batch, rank=rank)
-        if c.loop_mean and order and len(order) > n_layer:
+        if c.loop_mean and order and repeats(order):
             from loop import run_block
             from retrofit import sample_recurrence
             times = sample_recurrence(c.loop_mean, step, c.seed)
@@ -201,6 +218,10 @@ class Plan:
         t = max(0, step - (c.steps - falls)) / max(1, falls)
         down = (1 + math.cos(math.pi * t)) / 2 if c.lr_shape == 'cosine' else 1 - math.sqrt(t)
         return c.lr_floor + (1 - c.lr_floor) * down
+
+
+def repeats(order):
+    return len(set(order)) < len(order)
 
 
 # What a resumed run may change, for it changes only speed, rounding, and what is measured or kept.

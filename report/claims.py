@@ -21,7 +21,7 @@ from report.tables import mean, standard_error
 ALPHA = 0.05
 POWER = 0.8
 # what would not matter, by unit
-MARGINS = dict(text=0.02, answers=0.05, points=5.0, layers=0.25, turn=0.05)
+MARGINS = dict(text=0.02, answers=0.05, points=5.0, layers=0.25)
 
 
 def t_probability(t, df):

@@ -20,6 +20,7 @@ def prose(text):
 
 
 def measures(text):
+    plain = re.sub(r'`[^`]*`|<code>.*?</code>', 'code', text)       # a number in code is code
     text = prose(text)
     sentences = [s for s in re.split(r'(?<=[.?!])\s+', text) if len(s.split()) > 2]
     words = text.split()
@@ -27,7 +28,7 @@ def measures(text):
     return dict(words=len(words), sentences=len(sentences),
                 words_a_sentence=round(len(words) / len(sentences), 1),
                 share_with_two_signs=round(knotted / len(sentences), 3),
-                numbers=len(re.findall(r'(?<![\w.])\d[\d.,]*', text)))
+                numbers=len(re.findall(r'(?<![\w.])\d[\d.,]*', prose(plain))))
 
 
 if __name__ == '__main__':

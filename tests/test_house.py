@@ -133,5 +133,5 @@ def test_one_step_of_training_fits_on_a_page(data, tmp_path):
     head, *lines = run.stdout.splitlines()
     modules, imported = map(int, head.split())
     functions = [line for line in lines if line.startswith("('")]
-    assert modules <= 20 and imported <= 3080, f'{imported} lines in {modules} modules'
+    assert modules <= 20 and imported <= 3100, f'{imported} lines in {modules} modules'
     assert 20 < len(functions) <= 28, '\n'.join(functions)

@@ -256,6 +256,9 @@ def test_two_processes_draw_the_same_number(config):     # noqa: F811
 
 @pytest.mark.parametrize('fields, message', [
     (dict(loop_mean=3), 'loop_mean=3 is for a loop: set loop or cooldown_loop'),
+    (dict(loop='6-2x1', loop_mean=3), 'loop_mean=3 is for a loop'),
+    (dict(cooldown_loop='2-2x2-2-2x2', loop_mean=3), 'loop_mean=3: .* repeats 2 blocks'),
+    (dict(recurrence_fixed=True), 'are for a model with a recurrent core'),
     (dict(loop='8x2', loop_mean=3, relax_rank=2), 'exclude each other'),
     (dict(loop='2x'), "loop: the loop '2x' has a segment '2x'"),
     (dict(loop='2x2'), "loop: the loop '2x2' has 2 unique layers, but the model has 8"),

@@ -419,8 +419,8 @@ def test_drawn_loops_in_small(small, tmp_path, monkeypatch, capsys):
     one = study.job('drawn', 0, tmp_path / 'study')
     study.finish(one)
     rows = {(row['run'], row['r']): row for row in study.read_rows(one.file('drawn'))}
-    assert len(rows) == 4 * 2
-    # three of the four begin with the same weights
+    assert len(rows) == 5 * 2
+    # with and without the input, they begin with the same weights
     parent, cut = (load_model(one.root / name) for name in ('parent', 'cut'))
     assert all(torch.equal(a, b) for a, b in zip(parent.parameters(), cut.parameters()))
     assert read_json(one.root / 'fixed_again/run.json')['config']['recurrence_fixed'] is True
@@ -433,22 +433,26 @@ def test_drawn_loops_in_small(small, tmp_path, monkeypatch, capsys):
 
 
 @torch.no_grad()
-def test_how_far_a_state_turns_by_hand():
-    "Doubling moves a state by half of its new length, and does not turn it."
+def test_how_far_a_state_moves_by_hand():
+    "Doubling moves a state by half of its new length, and changes nothing that is read off it."
     class Doubling:
-        prelude = []
+        prelude = coda = []
+        norm = torch.nn.Identity()
         embed = staticmethod(lambda tokens: torch.ones(1, 2, 3))
         run = staticmethod(lambda x, layers: x)
+        head = staticmethod(lambda x: x / x.norm(dim=-1, keepdim=True))
         first_state = staticmethod(lambda e, position, generator: e)
 
         @staticmethod
         def recur(s, e, i, cache):
-            return 2 * s if i == 0 else s * torch.tensor([1, 1, -1])
-    doubled, mirrored = study.movements(Doubling, None, 2)
-    assert doubled['moved'] == pytest.approx(0.5)
-    assert doubled['turned'] == pytest.approx(0, abs=1e-6)
+            return s * torch.tensor([1, 1, -1]) if i == 1 else 2 * s
+    doubled, mirrored, again = study.movements(Doubling, None, 3)
+    assert doubled['moved'] == again['moved'] == pytest.approx(0.5)
+    assert doubled['changed'] == again['changed'] == pytest.approx(0, abs=1e-6)
     # (2, 2, 2) to (2, 2, -2): a change of 4, and the length is the root of 12
-    assert mirrored['moved'] == pytest.approx(4 / 12 ** 0.5) == mirrored['turned']
+    assert mirrored['moved'] == pytest.approx(4 / 12 ** 0.5)
+    p = torch.tensor([1., 1, -1]).div(3 ** 0.5).softmax(0)
+    assert mirrored['changed'] == pytest.approx((p * (3 * p).log()).sum().item(), rel=1e-5)
 
 
 def test_a_search_in_small(small, tmp_path, monkeypatch, capsys):

@@ -34,7 +34,7 @@ BETWEEN = dict(rank='trained as a loop', untied='eight layers', cut='made of the
 DRAWN = dict(fixed='always three runs', drawn='a drawn number', fixed_again='three, input again',
              drawn_again='drawn, input again')
 LOOPED = {'text': 'loss on text', 'depth 3 right': 'depth 3 right, %'}
-ASKED = {'turned': "turn of the state's direction", 'loss': 'loss',
+ASKED = {'changed': 'what one run more changes, nats', 'loss': 'loss',
          'depth 3 right': 'depth 3 right, %'}
 DEEP = {f'depth {d} right': f'depth {d} right, %' for d in (4, 5, 6)}
 TEXTS = 'docs/RESULTS.md', 'docs/ROWS.md', 'docs/RECORDS.md'

@@ -765,26 +765,33 @@ ASKED = (1, 2, 3, 4, 6, 8, 12, 16)      # runs of the block
 
 @torch.no_grad()
 def movements(model, tokens, runs):
-    """[{moved, turned}] of each run of the block, means over all tokens. `moved` is the length of
-    the state's change as a share of its length. It falls too if the state only grows longer, which
-    no later layer sees, so `turned` compares directions: the distance of the two unit vectors."""
+    """[{moved, changed}] of each run of the block, means over all tokens. `moved` is the length of
+    the state's change as a share of its length. It falls too if the state only grows longer, so
+    `changed` says what the change is worth: how far the next token's probabilities, read off by the
+    coda, are from those after the run before (the Kullback-Leibler divergence, in nats)."""
     e = model.run(model.embed(tokens), model.prelude)
+
+    def read_off(state):
+        return model.head(model.norm(model.run(state, model.coda))).log_softmax(-1)
     state = model.first_state(e, 0, None)
+    before = read_off(state)
     rows = []
     for i in range(runs):
         new = model.recur(state, e, i, None)
-        length = new.norm(dim=-1, keepdim=True)
-        turn = new / length - state / state.norm(dim=-1, keepdim=True).clamp(min=1e-12)
-        rows.append(dict(moved=((new - state) / length).norm(dim=-1).mean().item(),
-                         turned=turn.norm(dim=-1).mean().item()))
-        state = new
+        now = read_off(new)
+        change = (new - state).norm(dim=-1) / new.norm(dim=-1)
+        divergence = (now.exp() * (now - before)).sum(-1)
+        rows.append(dict(moved=change.mean().item(), changed=divergence.mean().item()))
+        state, before = new, now
     return rows
 
 
 class Drawn(Job):
-    """What brings a state to rest? Four loops 1-2x3-1, whose block runs three times in training: at
-    every step (`fixed`) or in the mean (`drawn`), as it is or with the prelude's output added again
-    before each run (`_again`). Each is asked at one to sixteen runs."""
+    """What brings a state to rest? Four loops 1-2x3-1 that begin with the same weights. In training
+    their block runs three times: at every step (`fixed`), or in the mean (`drawn`). Before each run
+    the prelude's output is added again (`_again`), or not. Each is asked at one to sixteen runs,
+    and so is `cut`, which was never trained. Gradients flow back through all runs, but in
+    `drawn_again` through the last two, as in every retrofit with this mean."""
     tables = ('drawn',)
 
     def runs(self):
@@ -803,15 +810,16 @@ class Drawn(Job):
         ask = Questions(self.root / 'fixed', TOY, by_depth('toy_assign', (2, 3, 4), QUESTIONS))
         tokens = Loader(TOY, 32, 64, split='val', seed=0).batch(0)[0]
         rows = []
-        for name in ('fixed', 'drawn', 'fixed_again', 'drawn_again'):
+        for name in ('fixed', 'drawn', 'fixed_again', 'drawn_again', 'cut'):
             model = load_model(self.root / name)
             if not model.recurs:
                 model = Loop(model)
             moved = movements(model, tokens, max(ASKED))
             for r in ASKED:
                 model.mean = r
-                rows.append(self.say(dict(run=name, r=r, flops=flops_of(self.root / name))
-                                     | moved[r - 1] | ask(model)))
+                flops = '' if name == 'cut' else flops_of(self.root / name)
+                rows.append(self.say(dict(run=name, r=r, flops=flops) | moved[r - 1]
+                                     | ask(model)))
         return rows
 
 
