@@ -83,9 +83,12 @@ def say_kind(ax, kind, title=False):
 
 
 def legend_below(fig, ax, **style):
-    "One legend for all panels, of the lines of one."
-    fig.legend(*ax.get_legend_handles_labels(), frameon=False, ncols=9, loc='outside lower center',
-               **style)
+    "One legend for all panels, of the lines of one: in a row, or in two where one is too narrow."
+    lines, labels = ax.get_legend_handles_labels()
+    inches = sum(0.6 + 0.085 * len(label) for label in labels)
+    rows = 1 if inches < fig.get_figwidth() else 2
+    fig.legend(lines, labels, frameon=False, ncols=-(-len(labels) // rows),
+               loc='outside lower center', **style)
 
 
 def cells_of(rows, down, right, value):
