@@ -136,7 +136,8 @@ def growth_plan(grow, n_layer, block, steps, alpha=1.0):
     """[(first step, layers)] of every stage, from one block up to n_layer, by the operator's name.
     `steps` is the constant phase, warm-up included: the model has its full depth when the decay
     begins."""
-    depths, operator = [block], GROWTH[grow]
+    depths = [block]
+    operator = GROWTH[grow]
     while 0 < depths[-1] < n_layer:
         depths.append(len(operator(depths[-1], block)))
     if depths[-1] != n_layer:

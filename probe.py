@@ -34,9 +34,10 @@ from model import check_order
 def depth_score_by_hand(model, tokens, boundaries):
     """(the mean depth, weighted by how far the output at later tokens moves without a layer; these
     weights (D,)). `depth_score` below gives the same, with many runs in one batch."""
-    plain, weights = model(tokens).softmax(-1), []                                  # (B, T, V)
+    plain = model(tokens).softmax(-1)                                               # (B, T, V)
+    weights = []
     for erased in range(len(model.order)):
-        furthest = torch.zeros(len(tokens))
+        largest = torch.zeros(len(tokens))
         for t in boundaries:
             def without(depth, part, x, update):
                 if depth == erased:
@@ -46,8 +47,8 @@ def depth_score_by_hand(model, tokens, boundaries):
             stream = model.hidden(tokens, tap=without)
             output = model.head(model.norm(stream)).softmax(-1)
             moved = (output - plain).norm(dim=-1)                                   # (B, T)
-            furthest = torch.maximum(furthest, moved[:, t + 1:].amax(dim=1))
-        weights.append(furthest.mean())
+            largest = torch.maximum(largest, moved[:, t + 1:].amax(dim=1))
+        weights.append(largest.mean())
     return score_of(torch.stack(weights)), torch.stack(weights)
 
 
@@ -110,7 +111,8 @@ class Erasure:
     def __init__(self, model, tokens, part='layer', future=True, boundaries=None, order=None):
         check_choice('part', part, PARTS)
         self.model, self.tokens, self.part = model, tokens, part
-        self.order, (B, T) = order_of(model, order), tokens.shape
+        self.order = order_of(model, order)
+        B, T = tokens.shape
         self.was = record(model, tokens, order)
         self.updates = self.was['attn'] + self.was['mlp']                   # (D, B, T, C)
         self.sizes = self.updates.norm(dim=-1).clamp(min=torch.finfo(self.updates.dtype).tiny)
@@ -132,7 +134,8 @@ class Erasure:
 
     @torch.no_grad()
     def without(self, s, erase):
-        n, (B, T) = len(erase), self.tokens.shape
+        n = len(erase)
+        B, T = self.tokens.shape
 
         def change(depth, which, update):
             if depth != s or self.part not in ('layer', which):
@@ -160,7 +163,8 @@ class Erasure:
         "The largest L2 change of the output distribution of each example, some examples at once."
         def probabilities(x):
             return self.model.head(self.model.norm(x)).float().softmax(-1)              # (.., V)
-        n, B, T, V = *x.shape[:3], self.model.config.vocab_size
+        n, B, T, _ = x.shape
+        V = self.model.config.vocab_size
         for some in torch.arange(B).split(max(1, NUMBERS // (n * T * V))):
             change = probabilities(x[:, some]) - probabilities(self.was['out'][some])
             change = change.norm(dim=-1).masked_fill(~self.seen[rows][:, None], 0)      # (n, b, T)
@@ -271,10 +275,10 @@ def order_sweep(model, look, change, lengths, progress=iter):
     "[{'size', 'start', **look(model)}] with `change` made wherever it fits; size 0: unchanged."
     if model.recurs:
         raise Refused('a recurrent core takes no other order of its layers')
-    order, todo = model.order, [(0, 0, model.order)]
-    for length, start in itertools.product(lengths, range(len(order))):
+    todo = [(0, 0, model.order)]
+    for length, start in itertools.product(lengths, range(len(model.order))):
         with contextlib.suppress(Refused):          # it does not fit here, or leaves no layer
-            new = check_order(change(order, start, length), len(model.layers))
+            new = check_order(change(model.order, start, length), len(model.layers))
             todo.append((length, start, new))
     rows = []
     for length, start, new in progress(todo):

@@ -148,7 +148,8 @@ def train(config):
         batch = fetch(c, world, plan, data, step)
         stop = at_the_end.enter_context(Stop())
         while step < c.steps:
-            now, news = plan.at(step), {}
+            now = plan.at(step)
+            news = {}       # what the log will say of this step beside its loss
 
             # ---- does the model change? It grows, or begins to run its layers in another order.
             grows = now.n_layer > len(model.layers)

@@ -122,7 +122,8 @@ class Loop(threading.local):
     own state: a threading.local runs __init__ again in each thread."""
 
     def __init__(self, window, how):
-        (self.a, self.b), self.how = window, how
+        self.a, self.b = window
+        self.how = how
         self.forget()
 
     def forget(self):
@@ -165,7 +166,8 @@ class Loop(threading.local):
 
     def begin(self, entry, x, kwargs):
         self.forget()
-        self.x, q = x, x.shape[-2]
+        self.x = x
+        q = x.shape[-2]
         if entry.cache != 'cache' and kwargs.get('cache') is not None:
             raise Refused('generate_batch keeps all texts in one paged cache, in which a looped '
                           'layer has no place: use generate instead')
@@ -180,7 +182,8 @@ class Loop(threading.local):
 
     def solve(self, a, x, first):
         "The solver on the layers from a to this one. It begins with g(x), which the model has run."
-        b, evaluations = max(self.calls), itertools.count(1)
+        b = max(self.calls)
+        evaluations = itertools.count(1)
 
         def g(x):
             made = next(evaluations)
@@ -259,7 +262,8 @@ def patch(model, window=None, method='rk', K=3, beta=None, cache=None, decode='f
                for i, layer in looped_layers.items()}
     for d in range(a, b + 1):
         entry = entries[order[d]]
-        entry.loops[d], entry.window = loop, range(a, b + 1)
+        entry.loops[d] = loop
+        entry.window = range(a, b + 1)
         for router in routers[order[d]]:
             router.register_forward_hook(Pin(loop, pin))
     for entry in entries.values():
