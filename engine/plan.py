@@ -120,8 +120,7 @@ class Plan:
         "loop_mean needs an order that repeats, and each such order must repeat just one block."
         from loop import run_block
         mean = self.config.loop_mean
-        loops = [order for order in (self.main_order, self.cooldown_order)
-                 if order and repeats(order)]
+        loops = [order for order in (self.main_order, self.cooldown_order) if repeats(order)]
         if not loops:
             raise Refused(f'loop_mean={mean} is for a loop: set loop or cooldown_loop')
         for order in loops:
@@ -191,7 +190,7 @@ class Plan:
             batch = step - self.cooldown_start
         rank = c.relax_rank if cools or not c.cooldown_loop else 0
         now = Step(self.rate(step), n_layer, origin, order, data, batch, rank=rank)
-        if c.loop_mean and order and repeats(order):
+        if c.loop_mean and repeats(order):
             from loop import run_block
             from retrofit import sample_recurrence
             times = sample_recurrence(c.loop_mean, step, c.seed)
@@ -221,7 +220,8 @@ class Plan:
 
 
 def repeats(order):
-    return len(set(order)) < len(order)
+    "Does an order run some layer twice? None runs each once."
+    return bool(order) and len(set(order)) < len(order)
 
 
 # What a resumed run may change, for it changes only speed, rounding, and what is measured or kept.
