@@ -113,7 +113,10 @@ def value_of(text, each, wanted):
             raise Refused(f'--{each.name}: {error}') from None
     choices = typing.get_args(wanted)
     if typing.get_origin(wanted) is tuple:
-        return tuple(value_of(part, each, choices[0]) for part in text.split(',') if text)
+        values = tuple(value_of(part, each, choices[0]) for part in text.split(',') if text)
+        if not values and each.default:
+            raise Refused(f'--{each.name} is empty: give at least one (--help says more)')
+        return values
     value = parse(text)
     readable = list in map(typing.get_origin, choices) and isinstance(value, (list, tuple))
     is_text = {str, Path} & {wanted, *choices} and value is not None and not readable

@@ -507,6 +507,7 @@ def draw_maps(rows, down, right, value, panel, title):
             ax.set_ylabel('layer' if down == 'layer' else f'{down} layer', fontsize=8)
             for axis in (ax.xaxis, ax.yaxis):
                 axis.get_major_locator().set_params(integer=True)
-        fig.colorbar(image, ax=line, pad=0.01, label=value)
+        # its point says that the diagonal lies beyond the scale
+        fig.colorbar(image, ax=line, pad=0.01, label=value, extend='max' if signed else 'neither')
     fig.suptitle(title, fontsize=11)
     return fig

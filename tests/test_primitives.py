@@ -293,7 +293,7 @@ def test_the_command_scores_and_writes(tmp_path, tiny, capsys):
                                   '--device=cpu', f'--out={tmp_path / "q.png"}'])
     assert [row['task'] for row in read_csv(tmp_path / 'q.csv')] == ['toy_copy', 'toy_assign/2']
     for args in (['--tasks=nothing'], ['--tasks=toy_assign/x'], ['--loop=9'], ['--depths=a'],
-                 ['--tasks=papers', '--shots=5'], ['--n=0']):
+                 ['--tasks=papers', '--shots=5'], ['--n=0'], ['--depths=']):
         with pytest.raises(SystemExit) as stop:
             nanodepth.main('primitives', [str(tmp_path / 'b'), '--device=cpu', *args])
         assert (stop.value.code == 2
