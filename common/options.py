@@ -68,9 +68,7 @@ def given(cls, argv):
     if not takers:
         for path in plain:
             values |= fit_fields(cls, run_file(path), path)
-    for arg in argv:
-        if not arg.startswith('-'):
-            continue
+    for arg in (arg for arg in argv if arg.startswith('-')):
         name, text = option(arg, known, types_of, rest, {each.name for each in takers})
         if name not in known:
             values.setdefault(rest, {})[name] = parse(text)
@@ -113,10 +111,9 @@ def value_of(text, each, wanted):
             raise Refused(f'--{each.name}: {error}') from None
     choices = typing.get_args(wanted)
     if typing.get_origin(wanted) is tuple:
-        values = tuple(value_of(part, each, choices[0]) for part in text.split(',') if text)
-        if not values and each.default:
+        if not text.strip(',') and each.default:
             raise Refused(f'--{each.name} is empty: give at least one (--help says more)')
-        return values
+        return tuple(value_of(part, each, choices[0]) for part in text.split(',') if text)
     value = parse(text)
     readable = list in map(typing.get_origin, choices) and isinstance(value, (list, tuple))
     is_text = {str, Path} & {wanted, *choices} and value is not None and not readable

@@ -17,12 +17,12 @@ ENOUGH = 1.0        # seconds of work, after which the rest is estimated
 def timed(items, desc, unit, shorter):
     "The items, behind a bar. If they will take more than a minute, a line says so, once."
     began = time.monotonic()
-    said = False
+    warned = False
     for i, item in enumerate(tqdm(items, desc=desc, unit=unit, leave=False), 1):
         yield item
         seconds = time.monotonic() - began
-        if not said and seconds > ENOUGH:
-            said = True
+        if not warned and seconds > ENOUGH:
+            warned = True
             minutes = seconds / i * len(items) / 60
             if minutes > 1:
                 tqdm.write(f'{desc}: about {math.ceil(minutes)} minutes; {shorter} makes it '

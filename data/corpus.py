@@ -191,11 +191,11 @@ def make(source, folder, budget, options, pool, stop, tick):
     every = options.val_every
     if path.exists():
         with reading(path, then=f': remove {folder}'):
-            about = read_json(path)
-            there = all((folder / shard['file']).exists() for shard in about['shards'])
-            enough = about['tokens'] >= budget or about['origin']['files'] == len(plan['files'])
-            if there and enough:
-                return about
+            description = read_json(path)
+            there = all((folder / shard['file']).exists() for shard in description['shards'])
+            exhausted = description['origin']['files'] == len(plan['files'])
+            if there and (exhausted or description['tokens'] >= budget):
+                return description
         path.unlink()       # no dataset until it has more tokens
     while True:
         records = read_files(folder, plan, budget, every, options, pool, stop, tick)
@@ -217,11 +217,11 @@ def make(source, folder, budget, options, pool, stop, tick):
     origin = dict(made_by='corpus.py', source=plan['repo'], files=len(records),
                   documents=documents, left_out=sum(record['left_out'] for record in records))
     for split, chosen in shards.items():
-        about = dict(tokenizer=options.tokenizer, n_vocab=n_vocab, dtype=token_type(n_vocab),
-                     tokens=sum(shard['tokens'] for shard in chosen), row=None, kinds=[],
-                     shards=chosen, origin=origin)
-        write_json(folder / f'{split}.json', about)
-    return about
+        description = dict(tokenizer=options.tokenizer, n_vocab=n_vocab, dtype=token_type(n_vocab),
+                           tokens=sum(shard['tokens'] for shard in chosen), row=None, kinds=[],
+                           shards=chosen, origin=origin)
+        write_json(folder / f'{split}.json', description)
+    return description
 
 
 def joined(folder, shards):
@@ -260,8 +260,8 @@ class Options:
     out: Path | None = None             # the folder to write; None: beside the script
 
 
-def read_options(mixtures, about, argv, out):
-    options = read(Options, argv, about)
+def read_options(mixtures, docstring, argv, out):
+    options = read(Options, argv, docstring)
     if len(mixtures) == 1:
         options.mixture = options.mixture or next(iter(mixtures))
     check_choice('mixture', options.mixture, mixtures)
@@ -287,9 +287,9 @@ def stopping(options):
         raise Refused(f'{error.strerror or error} ({where}); {GOES_ON}') from None
 
 
-def prepare(mixtures, about, argv=None, out=None):
+def prepare(mixtures, docstring, argv=None, out=None):
     "The command of a data/NAME/prepare.py: `mixtures` is {name: [Source]}."
-    options = read_options(mixtures, about, argv, out)
+    options = read_options(mixtures, docstring, argv, out)
     out = options.out
     sources = mixtures[options.mixture]
     with claim(out), stopping(options):

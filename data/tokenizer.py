@@ -186,10 +186,10 @@ def copy_tokenizer(name, folder):
 
 def keep_tokenizer(source, folder):
     "What says which tokenizer a checkpoint reads, beside another one that is made of it."
-    about = (Path(source).parent if Path(source).is_file() else Path(source)) / 'run.json'
+    run_file = (Path(source).parent if Path(source).is_file() else Path(source)) / 'run.json'
     has_files = copy_tokenizer(source, folder)
-    if about.exists():
-        shutil.copy(about, folder)
+    if run_file.exists():
+        shutil.copy(run_file, folder)
     elif not has_files:
         raise Refused(f'{source} does not say which tokenizer it reads: it has no tokenizer.json '
                       'and no run.json')
@@ -198,13 +198,13 @@ def keep_tokenizer(source, folder):
 def write_tokenizer(name, folder, context):
     """The tokenizer of that name as files that transformers opens: its own, if it has them, or an
     Encoding written as one."""
-    about = Path(folder) / 'tokenizer_config.json'
+    config_file = Path(folder) / 'tokenizer_config.json'
     if not copy_tokenizer(name, folder):
         from data.tokenizer_json import to_tokenizer_json
         spec = json.dumps(to_tokenizer_json(get_tokenizer(name)), ensure_ascii=False)
         replace(Path(folder) / 'tokenizer.json', spec.encode())
-    if not about.exists():
+    if not config_file.exists():
         end = END_OF_TEXT if END_OF_TEXT in get_tokenizer(name).special_tokens_set else None
-        write_json(about, dict(
+        write_json(config_file, dict(
             tokenizer_class='PreTrainedTokenizerFast', bos_token=end, eos_token=end,
             model_max_length=context, clean_up_tokenization_spaces=False))

@@ -316,10 +316,10 @@ class Loader:
 
     def marked_batch(self, step):
         "The batch, and the kind of each target: (B, T) three times."
-        mine = self.batch_size // self.world_size
+        share = self.batch_size // self.world_size
         rows = []
-        first = step * self.batch_size + self.rank * mine
-        for i in range(first, first + mine):
+        first = step * self.batch_size + self.rank * share
+        for i in range(first, first + share):
             d, _, w = self.place(i)
             tokens, targets, marks = self.sets[d].window(w)
             top = max(tokens.max(), targets.max())
@@ -389,9 +389,9 @@ def measure(model, loader, batches=None, pieces=1, first=0):
             kind, right = answers(marks, logits.argmax(-1).cpu() != targets)
             for k in range(len(sums)):
                 here = marks % 128 == k if k else counts
-                mine = right[kind == k]    # (B, T), (answers,)
-                sums[k] += torch.tensor([losses[here].double().sum(), here.sum(), mine.sum(),
-                                         len(mine)])
+                hits = right[kind == k]    # (B, T), (answers,)
+                sums[k] += torch.tensor([losses[here].double().sum(), here.sum(), hits.sum(),
+                                         len(hits)])
     if is_model:
         model.train(was_training)
     if loader.world_size > 1:

@@ -206,10 +206,10 @@ def model_of(state, path):
 
 def describe(model):
     "What build_model needs of a model, for `save`."
-    about = dict(model=model.state_dict(), model_config=dataclasses.asdict(model.config))
+    state = dict(model=model.state_dict(), model_config=dataclasses.asdict(model.config))
     if model.recurs:
-        return about | dict(kind='recurrent', recurrent={
+        return state | dict(kind='recurrent', recurrent={
             field.name: getattr(model, field.name) for field in dataclasses.fields(Recurrence)})
     if model.rank:
-        return about | dict(kind='relaxed', rank=model.rank)
-    return about | dict(kind='lm')
+        return state | dict(kind='relaxed', rank=model.rank)
+    return state | dict(kind='lm')

@@ -170,9 +170,9 @@ class Options:
 
 def main(argv, read_config):
     "The command train.py CONFIG --dry_run."
-    mine = [f'--{name}' for name in vars(Options())]
-    options = read(Options, [arg for arg in argv if arg.partition('=')[0] in mine])
-    config = read_config([arg for arg in argv if arg.partition('=')[0] not in mine])
+    own_options = [f'--{name}' for name in vars(Options())]
+    options = read(Options, [arg for arg in argv if arg.partition('=')[0] in own_options])
+    config = read_config([arg for arg in argv if arg.partition('=')[0] not in own_options])
     show(config, options.gpus, options.gpu, options.mfu)
 
 
@@ -216,8 +216,8 @@ def show(config, gpus, gpu, mfu):
         full = decay * a_step * deep.flops_per_token() + (cost if config.decay_steps else 0)
         print(f'with {config.n_layer} layers from the first step on it would be '
               f'{full / 1e15:,.3f}: growing saves {1 - total / full:.1%}')
-    said = ', '.join(f'{name} {gigabytes(n)}' for name, n in parts.items())
-    print(f'memory of a GPU: {gigabytes(sum(parts.values()))} = {said}, for {at_once} x '
+    listed = ', '.join(f'{name} {gigabytes(n)}' for name, n in parts.items())
+    print(f'memory of a GPU: {gigabytes(sum(parts.values()))} = {listed}, for {at_once} x '
           f'{config.context:,} tokens at once on each of {gpus}')
     seconds = total / (gpus * PEAK_FLOPS[gpu] * mfu)
     print(f'time: {seconds / 3600:,.1f} hours on {gpus} {gpu} at {mfu:.0%} of '

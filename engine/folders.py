@@ -45,13 +45,13 @@ def using_transformers(folder):
         yield transformers
 
 
-def without_weights(folder, about=None):
-    """The model of a folder as transformers makes it, on no device: it takes no memory. `about`:
-    what its config.json will say."""
+def without_weights(folder, config_json=None):
+    """The model of a folder as transformers makes it, on no device: it takes no memory.
+    `config_json`: what its config.json will say."""
     refuse_looped(folder)
     with using_transformers(folder) as package:
         config = package.AutoConfig.from_pretrained(folder)
-        config = type(config).from_dict(about) if about else config
+        config = type(config).from_dict(config_json) if config_json else config
         with torch.device('meta'):
             return package.AutoModelForCausalLM.from_config(config)
 
@@ -151,12 +151,12 @@ def save_looped(source, target, called=None, **settings):
     folder, target = local_folder(source), Path(target)
     model = without_weights(folder)
     kind = type(model).__name__
-    about = read_json(folder / 'config.json')
-    if kind.startswith('Looped') or 'auto_map' in about:
+    config_json = read_json(folder / 'config.json')
+    if kind.startswith('Looped') or 'auto_map' in config_json:
         raise Refused(f'{source} brings code of its own, beside which the wrapper has no place')
     a, b = patch(model, **settings).window
     settings = settings | dict(window=[a, b])
-    about |= dict(
+    config_json |= dict(
         architectures=[f'Looped{kind}'], nanodepth=settings,
         auto_map={'AutoModelForCausalLM': f'modeling_looped.Looped{kind}'})
     readme = README.format(source=called or source, target=target, kind=kind, a=a, b=b,
@@ -165,7 +165,7 @@ def save_looped(source, target, called=None, **settings):
         copy_files(folder, target, but=('config.json', 'README.md'))
         replace(target / 'modeling_looped.py', one_file(kind, settings).encode())
         replace(target / 'README.md', readme.encode())
-        write_json(target / 'config.json', about)       # last: without it, it is no checkpoint
+        write_json(target / 'config.json', config_json)     # last: without it, it is no checkpoint
 
 
 # ------------------------------------------------------------------------------------ another order
@@ -175,10 +175,12 @@ BY_NUMBER = 'mlp_only_layers', 'moe_layers'
 PLACES = 'layer_idx', 'layer_id', 'layer_number'        # where a module keeps its layer's place
 
 
-def reordered_config(about, order):
+def reordered_config(config_json, order):
     """A config.json for layers in another order: lists with an entry for each layer get the order's
     entries, lists of layers by number the numbers of their new places."""
-    inner = about['text_config'] if isinstance(about.get('text_config'), dict) else about
+    inner = config_json.get('text_config')
+    if not isinstance(inner, dict):
+        inner = config_json
     counts = [key for key in COUNTS if isinstance(inner.get(key), int)]
     if not counts:
         raise Refused(f'config.json does not say how many layers there are ({", ".join(COUNTS)})')
@@ -189,9 +191,9 @@ def reordered_config(about, order):
             new[key] = [d for d, i in enumerate(order) if i in value]
         elif isinstance(value, list) and len(value) == n and key != 'architectures':
             new[key] = [value[i] for i in order]
-    if inner is about:
-        return about | new
-    return about | dict(text_config=inner | new)
+    if inner is config_json:
+        return config_json | new
+    return config_json | dict(text_config=inner | new)
 
 
 def nature(layer):
@@ -217,14 +219,14 @@ def save_reordered(source, target, order):
     """Any family's checkpoint with its layers in another order, as an ordinary one, deeper or
     shallower: layer d is what layer order[d] was."""
     folder, target = local_folder(source), Path(target)
-    about = read_json(folder / 'config.json')
+    config_json = read_json(folder / 'config.json')
     old = without_weights(folder)
     layers, _ = depth_of(old)
     order = check_order(order, len(layers))
     path = next(name for name, module in old.named_modules() if module is layers)
     place = re.compile(rf'^(.*?\b{path.rpartition(".")[2]}\.)(\d+)(\..*)$')
-    about = reordered_config(about, order)
-    new = without_weights(folder, about)
+    config_json = reordered_config(config_json, order)
+    new = without_weights(folder, config_json)
     tensors = {}
     check_natures(source, layers, depth_of(new)[0], order)
     for name, t in read_tensors(folder).items():
@@ -240,4 +242,4 @@ def save_reordered(source, target, order):
         copy_files(folder, target, but=[path.name for path in folder.iterdir()
                                         if path.name.endswith(WEIGHTS)] + ['config.json'])
         write_tensors(target, tensors)
-        write_json(target / 'config.json', about)       # last: without it, it is no checkpoint
+        write_json(target / 'config.json', config_json)     # last: without it, it is no checkpoint

@@ -111,7 +111,7 @@ def model_config(path):
     rope = {**(c.rope_parameters or {}), **older}
     rope_kind = older.get('type') or rope.get('rope_type', rope.get('type', 'default'))
     part = rope.get('partial_rotary_factor', c.partial_rotary_factor)
-    for lacks, what in (
+    for lacks, feature in (
             (c.model_type not in ('llama', 'qwen3'),
              f'the family {c.model_type!r} (known: llama, qwen3)'),
             (c.attention_bias or c.mlp_bias, 'linear layers with a bias'),
@@ -123,7 +123,7 @@ def model_config(path):
              f'rope scaling of the kind {short(rope_kind)} (known: llama3)'),
             (part not in (None, 1), 'rotary positions on a part of each head')):
         if lacks:
-            raise Refused(f'{path} asks for {what}, which is not supported; '
+            raise Refused(f'{path} asks for {feature}, which is not supported; '
                           'wrapper.py loops other families too')
     values = {ours: getattr(c, theirs) for ours, theirs in OURS.items()}
     if c.model_type == 'qwen3' and c.head_dim is None:
@@ -260,8 +260,8 @@ def save_hf(model, folder, tokenizer=None):
     write_checkpoint(model, folder, tensors, config_json(config, len(model.order)), tokenizer)
 
 
-def write_checkpoint(model, folder, tensors, about, tokenizer, files=None):
-    """model.safetensors, the tokenizer's files, and `about` with its tokens as config.json.
+def write_checkpoint(model, folder, tensors, config_json, tokenizer, files=None):
+    """model.safetensors, the tokenizer's files, and `config_json` with its tokens as config.json.
     `files`: {name: text} of others. Training turned a published parent into float32; this turns it
     back."""
     folder = Path(folder)
@@ -269,21 +269,21 @@ def write_checkpoint(model, folder, tensors, about, tokenizer, files=None):
     if dtype == torch.float32 and model.config.stored_as:
         dtype = getattr(torch, model.config.stored_as)
     with new_model(folder):
-        about |= dict(torch_dtype=str(dtype).removeprefix('torch.'), bos_token_id=None,
+        config_json |= dict(torch_dtype=str(dtype).removeprefix('torch.'), bos_token_id=None,
                       eos_token_id=None)
         if tokenizer is not None:
             write_tokenizer(tokenizer, folder, model.config.context)
             known = get_tokenizer(tokenizer)
-            said = read_json(folder / 'tokenizer_config.json')
+            tokenizer_config = read_json(folder / 'tokenizer_config.json')
             for key in ('bos', 'eos'):
-                token = said.get(f'{key}_token')
+                token = tokenizer_config.get(f'{key}_token')
                 name = token.get('content') if isinstance(token, dict) else token
-                about[f'{key}_token_id'] = (known.encode_single_token(name)
+                config_json[f'{key}_token_id'] = (known.encode_single_token(name)
                                             if name in known.special_tokens_set else None)
         write_tensors(folder, {name: t.to(dtype) for name, t in tensors.items()})
         for name, text in (files or {}).items():
             replace(folder / name, text.encode())
-        write_json(folder / 'config.json', about)       # last: without it, it is no checkpoint
+        write_json(folder / 'config.json', config_json)     # last: without it, it is no checkpoint
 
 
 def write_tensors(folder, tensors):

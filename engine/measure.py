@@ -166,10 +166,10 @@ def shared(model, prompt, options):
 
 def fingerprint(model):
     "A hash of all that a model computes with: settings and every weight."
-    about = (describe(model) if isinstance(model, LM)
+    state = (describe(model) if isinstance(model, LM)
              else dict(config=model.config.to_dict()))
-    about.pop('model', None)
-    digest = hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode())
+    state.pop('model', None)
+    digest = hashlib.sha256(json.dumps(state, sort_keys=True, default=str).encode())
     for name, t in model.state_dict().items():
         digest.update(name.encode())
         digest.update(t.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())

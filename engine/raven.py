@@ -133,9 +133,9 @@ def load_raven(folder):
 def refuse_foreign(c, tensors, path):
     "What their format may say, and our model does not have."
     for name in tensors:
-        for ending, what in (FOREIGN if c.qk_norm else FOREIGN | OLMO).items():
+        for ending, feature in (FOREIGN if c.qk_norm else FOREIGN | OLMO).items():
             if name.endswith(ending):
-                raise Refused(f'{path.parent}: {name}: {what} are not supported; retrofitted '
+                raise Refused(f'{path.parent}: {name}: {feature} are not supported; retrofitted '
                               'Llamas and TinyLlamas are')
     scale = c.init_values.get('embed_scale', math.sqrt(c.n_embd))
     if scale != 1 or c.test_time_noise or c.injection_type != 'linear':
@@ -167,7 +167,7 @@ def save_raven(model, folder, tokenizer=None):
     scaling = dict(c.rope_scaling, rope_type='llama3') if c.rope_scaling else None
     sizes = {key: len(getattr(model, part)) for part, key in PARTS.items()}
     std = 0.0 if model.start == 'zero' else model.state_std
-    about = dict(
+    config_json = dict(
         architectures=['RavenForCausalLM'], model_type=FAMILY, qk_norm=c.qk_norm,
         auto_map={'AutoConfig': f'{CODE}.RecurrentConfig',
                   'AutoModelForCausalLM': f'{CODE}.RavenForCausalLM'},
@@ -181,8 +181,9 @@ def save_raven(model, folder, tokenizer=None):
         rotary=dict(head_dim=c.head_dim, rope_theta=c.rope_theta, rope_scaling=c.rope_scaling,
                     context=c.context), test_time_noise=0,
         init_values=dict(std=std, embed_scale=1.0, cut=model.start == 'authors'))
-    hf.write_checkpoint(model, folder, tensors, about, tokenizer, {f'{CODE}.py': modeling_code()})
-    return [what for what, there in ours.items() if there]
+    hf.write_checkpoint(model, folder, tensors, config_json, tokenizer,
+                        {f'{CODE}.py': modeling_code()})
+    return [feature for feature, is_used in ours.items() if is_used]
 
 
 def modeling_code():

@@ -35,7 +35,7 @@ def list_configs():
     "Print every config with the first line of what it says of itself."
     for path in sorted(Path(find('config')).glob('[!_]*.py')):
         try:
-            about = ast.get_docstring(ast.parse(path.read_text(encoding='utf-8'))) or ''
+            docstring = ast.get_docstring(ast.parse(path.read_text(encoding='utf-8'))) or ''
         except SyntaxError as error:
-            about = f'(cannot be read: {error})'
-        print(f'  {f"config/{path.name}":44}{about.partition(chr(10))[0]}')
+            docstring = f'(cannot be read: {error})'
+        print(f'  {f"config/{path.name}":44}{docstring.partition(chr(10))[0]}')

@@ -192,11 +192,12 @@ def draw_repetitions(rows, kinds, block):
     groups = grouped(rows)
     fig, axes = figure(len(kinds), len(groups), (1 + 2.6 * len(groups), 0.8 + 2.3 * len(kinds)),
                        sharex='col', sharey='row')
-    for column, (name, mine) in zip(axes.T, groups.items()):
+    for column, (name, group_rows) in zip(axes.T, groups.items()):
         for ax, kind in zip(column, kinds):
-            for colour, k in zip(['#4f4f4f', *COLOURS], dict.fromkeys(r['times'] for r in mine)):
+            times = dict.fromkeys(row['times'] for row in group_rows)
+            for colour, k in zip(['#4f4f4f', *COLOURS], times):
                 style = dict(marker='', ls='--') if k == 1 else {}
-                curve(ax, where(mine, times=k), 'start', kind, colour,
+                curve(ax, where(group_rows, times=k), 'start', kind, colour,
                       'as trained' if k == 1 else f'{k} times', scale(kind), shade=False, **style)
             ax.xaxis.get_major_locator().set_params(integer=True)
         column[0].set_title(name, fontsize=10)
@@ -239,11 +240,11 @@ def draw_recurrences(rows, kinds):
     xs = dict(r='recurrences', effective_params='effective parameters of the layers')
     for panels, kind in zip(axes.T, kinds):
         for ax, (x, label) in zip(panels, xs.items()):
-            for colour, (name, mine) in zip(COLOURS * 9, grouped(rows).items()):
-                if mine[0]['r']:
-                    curve(ax, mine, x, kind, colour, name, scale(kind), shade=False, ms=4)
+            for colour, (name, group_rows) in zip(COLOURS * 9, grouped(rows).items()):
+                if group_rows[0]['r']:
+                    curve(ax, group_rows, x, kind, colour, name, scale(kind), shade=False, ms=4)
                 else:
-                    level = scale(kind) * mean([row[kind] for row in mine])
+                    level = scale(kind) * mean([row[kind] for row in group_rows])
                     ax.axhline(level, color=colour, ls=':', label=name)
             ax.set_xscale('log', base=2)
             ax.set_xlabel(label)
@@ -262,13 +263,14 @@ def draw_shots(rows, x):
     fig, axes = figure(1, len(tasks), (3 + 2.8 * len(tasks), 3.6), sharey=True)
     for ax, task in zip(axes[0], tasks):
         for name, twin in zip(names, plain):
-            mine = where(rows, line=name, task=task)
-            curve(ax, mine, x, 'accuracy', colours[twin], name, 100, shade=False, ms=4,
+            line_rows = where(rows, line=name, task=task)
+            curve(ax, line_rows, x, 'accuracy', colours[twin], name, 100, shade=False, ms=4,
                   ls='-' if name == twin else '--')
             if len(names) < 5:      # more shades are unreadable
-                xs = sorted({row[x] for row in mine})
-                low, high = ([100 * pick(row[end] for row in where(mine, **{x: at})) for at in xs]
-                             for end, pick in (('low', min), ('high', max)))
+                xs = sorted({row[x] for row in line_rows})
+                seeds = [where(line_rows, **{x: at}) for at in xs]
+                low = [100 * min(row['low'] for row in rows_there) for rows_there in seeds]
+                high = [100 * max(row['high'] for row in rows_there) for rows_there in seeds]
                 ax.fill_between(xs, low, high, color=colours[twin], alpha=0.1, lw=0)
         ax.axhline(100 * where(rows, task=task)[0]['chance'], color='#888888', ls=':')
         ax.set(title=task, xlabel={'shots': 'shots', 'examples': 'examples fine-tuned on'}[x])
@@ -302,16 +304,16 @@ def draw_little(rows, methods):
     return fig
 
 
-def draw_landscape(what):
+def draw_landscape(landscape):
     """little.little_landscape: one panel per K. The colour is the loss if the window ends at a
     point, the marks show where it ends."""
     from matplotlib.colors import LogNorm
-    fig, [axes] = figure(1, len(what['ends']), (1 + 4 * len(what['ends']), 4.2), maps=True,
-                         sharex=True, sharey=True)
+    panels = len(landscape['ends'])
+    fig, [axes] = figure(1, panels, (1 + 4 * panels, 4.2), maps=True, sharex=True, sharey=True)
     styles = ('white', 'x'), (COLOURS[1], 'o'), ('#f2b134', '^'), ('#c9a7ff', 's')
-    for ax, (K, ends) in zip(axes, what['ends'].items()):
-        image = ax.pcolormesh(what['x'], what['y'], what['loss'], norm=LogNorm(), cmap='viridis',
-                              rasterized=True)
+    for ax, (K, ends) in zip(axes, landscape['ends'].items()):
+        image = ax.pcolormesh(landscape['x'], landscape['y'], landscape['loss'], norm=LogNorm(),
+                              cmap='viridis', rasterized=True)
         for (name, points), (colour, mark) in zip(ends.items(), styles):
             ax.scatter(*points[::2].T, s=14, c=colour, marker=mark, linewidths=0.8,
                        edgecolors=None if mark == 'x' else 'black', label=name)
@@ -338,8 +340,8 @@ def draw_sweep(rows, kinds):
         unit, says = dict(nats=(1000, ' in 1/1000'), score=(1, ''),
                           share=(100, ' in points'))[Metric.of(kind).unit]
         maps = {group: {cell: unit * gain for cell, gain
-                        in cells_of(mine, 'setting', 'window', kind).items()}
-                for group, mine in groups.items()}
+                        in cells_of(group_rows, 'setting', 'window', kind).items()}
+                for group, group_rows in groups.items()}
         finite = [v for cells in maps.values() for v in cells.values() if math.isfinite(v)]
         sizes = sorted(map(abs, finite)) or [0]
         top = max(*finite, sizes[len(sizes) // 4], {100: 5, 1000: 2, 1: 1e-6}[unit])
@@ -363,18 +365,18 @@ def draw_windows(rows, kinds):
     """rows as above, of every window. A row of maps a kind, a column a run and setting: first layer
     downwards, last layer to the right."""
     rows = [row | dict(zip(('first', 'last'), map(int, row['window'].split('-')))) for row in rows]
-    panels = [(f'{group}: {setting}', where(mine, setting=setting))
-              for group, mine in grouped(rows).items()
-              for setting in dict.fromkeys(row['setting'] for row in mine)
-              if len(where(mine, setting=setting)) > 1]         # the recipe has one window alone
+    panels = [(f'{group}: {setting}', where(group_rows, setting=setting))
+              for group, group_rows in grouped(rows).items()
+              for setting in dict.fromkeys(row['setting'] for row in group_rows)
+              if len(where(group_rows, setting=setting)) > 1]   # the recipe has one window alone
     fig, axes = figure(len(kinds), len(panels), (1 + 3.1 * len(panels), 0.6 + 2.9 * len(kinds)),
                        maps=True)
     for y, (line, kind) in enumerate(zip(axes, kinds), 1):
         gains = [row[kind] for row in rows if kind in row and math.isfinite(row[kind])]
         top = max(*gains, 0.05 if in_percent(kind) else 0.002)
-        for ax, (title, mine) in zip(line, panels):
-            layers = range(1 + max(row['last'] for row in mine))
-            image = heat(ax, cells_of(mine, 'first', 'last', kind), layers, layers,
+        for ax, (title, group_rows) in zip(line, panels):
+            layers = range(1 + max(row['last'] for row in group_rows))
+            image = heat(ax, cells_of(group_rows, 'first', 'last', kind), layers, layers,
                          f'{title}: {kind}', cmap='RdBu', vmin=-top, vmax=top)
             ax.set(xlabel='last layer' if y == len(kinds) else '', ylabel='first layer')
         fig.colorbar(image, ax=line, pad=0.01, label='gain')
@@ -414,10 +416,10 @@ def draw_exits(rows, kind, chance):
     for x, (above, below, model) in enumerate(zip(*axes, models)):
         above.axhline(100 * chance, color='grey', lw=0.8, label='chance')
         for colour, by in zip(COLOURS, dict.fromkeys(row['by'] for row in rows)):
-            mine = where(rows, run=model, by=by)
-            curve(above, mine, 'layers', kind, colour, by, 100, by='at', lw=2)
+            by_rows = where(rows, run=model, by=by)
+            curve(above, by_rows, 'layers', kind, colour, by, 100, by='at', lw=2)
             if by == 'latent':
-                curve(below, mine, 'at', 'recurrences', colour, by, lw=2)
+                curve(below, by_rows, 'at', 'recurrences', colour, by, lw=2)
         above.set(title=model, xlabel='layers run per token', ylabel='' if x else f'{kind}, %')
         below.set(xscale='log', xlabel='its state moves by less than this share',
                   ylabel='' if x else 'recurrences until then')
@@ -436,8 +438,8 @@ def draw_lines(rows, x, kinds, chance, axes):
         factor = 100 if says.endswith('%') else 1
         if kind in chance:
             ax.axhline(factor * chance[kind], color='grey', lw=0.8, label='chance')
-        for colour, (run, mine) in zip(COLOURS, grouped(rows).items()):
-            curve(ax, mine, x, kind, colour, run, factor, lw=2)
+        for colour, (run, run_rows) in zip(COLOURS, grouped(rows).items()):
+            curve(ax, run_rows, x, kind, colour, run, factor, lw=2)
         ax.set(ylabel=says, **axes)
         ax.minorticks_off()
     legend_below(fig, panels[-1])
@@ -458,8 +460,8 @@ def draw_curves(rows, x, panel, values, labels, title):
     fig, axes = figure(down, across, (1 + 3.3 * across, 0.8 + 2.5 * down))
     for ax, (place, value) in zip(axes.flat, cells):
         here = where(rows, **{panel: place}) if panel else rows
-        for colour, (group, mine) in zip(COLOURS * 9, grouped(here).items()):
-            curve(ax, mine, x, value, colour, labels.get(group, group))
+        for colour, (group, group_rows) in zip(COLOURS * 9, grouped(here).items()):
+            curve(ax, group_rows, x, value, colour, labels.get(group, group))
             level = [row[value] for row in grouped(plain).get(group, []) if value in row]
             if level:
                 ax.axhline(mean(level), color=colour, ls=':', lw=1)
@@ -488,8 +490,9 @@ def draw_maps(rows, down, right, value, panel, title):
     axes = axes if len(groups) > 1 else axes.T          # one model: its settings side by side
     signed = value == 'cosine'
     for line, place in zip(axes, at):
-        maps = {group: cells_of(where(mine, **{panel: place}) if panel else mine, down, right,
-                                value) for group, mine in groups.items()}
+        chosen = {panel: place} if panel else {}
+        maps = {group: cells_of(where(group_rows, **chosen), down, right, value)
+                for group, group_rows in groups.items()}
         # a layer equals itself: the diagonal must not set the scale
         shown = [abs(v) for cells in maps.values() for (i, j), v in cells.items()
                  if not (signed and i == j)]

@@ -32,14 +32,15 @@ class Entry(NamedTuple):
 def judged(rows):
     entries = {}
     for config in dict.fromkeys(row['config'] for row in rows):
-        mine = where(rows, config=config)
-        text = Contrast([row['text'] for row in mine], [TEXT] * len(mine))
-        right = Contrast([row['depth 3 right'] for row in mine], [RIGHT] * len(mine))
+        seeds = where(rows, config=config)
+        text = Contrast([row['text'] for row in seeds], [TEXT] * len(seeds))
+        right = Contrast([row['depth 3 right'] for row in seeds], [RIGHT] * len(seeds))
         p_text = one_sided(text, -1)
         p_right = one_sided(right, 1)
-        entries[config] = Entry(mine[0]['flops'], mean([row['minutes'] for row in mine]), len(mine),
-                                text, right, p_text, p_right,
-                                len(mine) >= SEEDS and max(p_text, p_right) < ALPHA)
+        minutes = mean([row['minutes'] for row in seeds])
+        meets = len(seeds) >= SEEDS and max(p_text, p_right) < ALPHA
+        entries[config] = Entry(seeds[0]['flops'], minutes, len(seeds), text, right,
+                                p_text, p_right, meets)
     return dict(sorted(entries.items(), key=lambda item: item[1].flops))
 
 
@@ -55,9 +56,9 @@ def table(rows):
     lines = ['| config | 10^12 FLOPs | minutes | seeds | loss on text | p | depth 3, % | p | |',
              '|' + '---|' * 9]
     for config, e in entries.items():
-        said = 'good enough' if e.meets else 'not good enough' if e.seeds >= SEEDS else 'open'
-        said = '**the record**' if config == record else said
+        verdict = 'good enough' if e.meets else 'not good enough' if e.seeds >= SEEDS else 'open'
+        verdict = '**the record**' if config == record else verdict
         lines.append(f'| {config} | {e.flops / 1e12:.2f} | {e.minutes:.1f} | {e.seeds} | '
                      f'{mean(e.text.a):.3f} | {e.p_text:.2g} | {100 * mean(e.right.a):.1f} | '
-                     f'{e.p_right:.2g} | {said} |')
+                     f'{e.p_right:.2g} | {verdict} |')
     return lines

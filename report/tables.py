@@ -63,9 +63,9 @@ def over_seeds(rows, settings, kinds):
     """A row for each group of seeds and each setting: the mean of every number, and the standard
     error of every kind under 'KIND se'."""
     averaged = []
-    for group, mine in grouped(rows).items():
-        for at in dict.fromkeys(tuple(row[key] for key in settings) for row in mine):
-            seeds = where(mine, **dict(zip(settings, at)))
+    for group, group_rows in grouped(rows).items():
+        for at in dict.fromkeys(tuple(row[key] for key in settings) for row in group_rows):
+            seeds = where(group_rows, **dict(zip(settings, at)))
             means = {key: mean([row[key] for row in seeds]) for key, value in seeds[0].items()
                      if isinstance(value, (int, float)) and key not in settings}
             errors = {f'{kind} se': standard_error([row[kind] for row in seeds]) for kind in kinds}

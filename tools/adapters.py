@@ -149,9 +149,10 @@ class Answers:
         def text(row):
             ids = row[len(prompts[0]):].tolist()
             end = next((i for i, token in enumerate(ids) if token in self.end), None)
-            said = readable(self.tokenizer, [token for token in ids[:end] if token not in special])
-            cut = min([said.find(stop) for stop in stops if stop and stop in said], default=None)
-            return said[:cut], end is not None or cut is not None
+            answer = readable(self.tokenizer, [i for i in ids[:end] if i not in special])
+            places = [answer.find(stop) for stop in stops if stop and stop in answer]
+            cut = min(places, default=None)
+            return answer[:cut], end is not None or cut is not None
         generator = torch.Generator(self.device).manual_seed(draw(0, 'evaluate', seed))
         out = self.model.generate(torch.tensor(prompts, device=self.device), most,
                                   temperature=temperature, generator=generator,
@@ -254,12 +255,13 @@ def ends(path, tokenizer):
         if not (file.parent / name).exists():
             continue
         with reading(file.parent / name):
-            about = fill(Ends, read_json(file.parent / name), file.parent / name, others=True)
-            for key, token in dict(bos_token=about.bos_token, eos_token=about.eos_token).items():
+            specials = fill(Ends, read_json(file.parent / name), file.parent / name, others=True)
+            for key, token in dict(bos_token=specials.bos_token,
+                                   eos_token=specials.eos_token).items():
                 token = token.get('content') if isinstance(token, dict) else token
                 if token in tokenizer.special_tokens_set:
                     names[key] = tokenizer.encode_single_token(token)
-        stops = about.eos_token_id
+        stops = specials.eos_token_id
         end |= {*(stops if isinstance(stops, list) else [stops]), names.get('eos_token')} - {None}
     if not end:
         end = ({tokenizer.encode_single_token(END_OF_TEXT)}

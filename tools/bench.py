@@ -105,9 +105,9 @@ def against(device, turns=5, **calls):
     return dict(zip(calls, map(list, zip(*rounds[1:]))))
 
 
-def ratio(peer, mine):
+def ratio(peer, ours):
     "(median, quarter, three quarters) of the peer's time over ours: above 1, we are faster."
-    ratios = sorted(p / m for p, m in zip(peer, mine))
+    ratios = sorted(p / m for p, m in zip(peer, ours))
     return median(ratios), ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
 
 
@@ -115,16 +115,16 @@ def race(what, device, turns, calls, share=1, note=lambda seconds: ''):
     """A row for each peer, (what, ratio, its middle half, note): the first of the calls against
     the peer, or against a share of its time."""
     seconds = against(device, turns, **calls)
-    mine, *peers = calls
+    ours, *peers = calls
     for peer in peers:
         seconds[peer] = [s * share for s in seconds[peer]]
-        yield (f'{what}, {peer}', *ratio(seconds[peer], seconds[mine]),
-               f'{mine} {median(seconds[mine]):.4g} s, {peer} {median(seconds[peer]):.4g} s'
-               + note(median(seconds[mine])))
+        yield (f'{what}, {peer}', *ratio(seconds[peer], seconds[ours]),
+               f'{ours} {median(seconds[ours]):.4g} s, {peer} {median(seconds[peer]):.4g} s'
+               + note(median(seconds[ours])))
 
 
-def single(what, value, note):
-    return what, value, value, value, note
+def single(name, value, note):
+    return name, value, value, value, note
 
 
 def tokens_per_second(n):
@@ -276,9 +276,9 @@ def optimizer(size):
         model, loss = ours(SHAPES[name])
         optimizers = make_optimizers(model.to(size.device), config)
         if who == "torch's Muon":
-            mine = optimizers[0].param_groups[0]
-            how = {key: mine[key] for key in ('lr', 'weight_decay', 'adjust_lr_fn')}
-            optimizers[0] = torch.optim.Muon(mine['params'], **how)
+            group = optimizers[0].param_groups[0]
+            how = {key: group[key] for key in ('lr', 'weight_decay', 'adjust_lr_fn')}
+            optimizers[0] = torch.optim.Muon(group['params'], **how)
         if who == 'ours':
             for each in optimizers:
                 each.step = lambda take=each.step: inside.append(clock(size.device, take))
@@ -297,15 +297,15 @@ def memory(size):
     for name, batch in size.memory:
         device = size.device.type
         fields = SHAPES[name]
-        mine = apart(peak_of, name, batch, 'ours', device)
+        ours = apart(peak_of, name, batch, 'ours', device)
         with torch.device('meta'):
             model = LM(ModelConfig(**fields))
         wanted = cost.memory(model, batch * fields['context'], depth=fields['n_layer'],
                              device=device, width=2 if device == 'cuda' else 4)
         others = {peer: apart(peak_of, name, batch, peer, device) for peer in PEERS}
         for peer, theirs in (others | dict(predicted=sum(wanted.values()))).items():
-            yield single(f'{name}: peak memory, {peer}', theirs / mine,
-                         f'ours {mine / 1e9:.2f} GB, {peer} {theirs / 1e9:.2f} GB')
+            yield single(f'{name}: peak memory, {peer}', theirs / ours,
+                         f'ours {ours / 1e9:.2f} GB, {peer} {theirs / 1e9:.2f} GB')
 
 
 def peak_of(name, batch, who, device):
@@ -533,18 +533,18 @@ def measure(names, device, tiny=False, **environment):
             last = [*str(error).splitlines(), type(error).__name__][0]
             print(f'{name}: failed: {error}', file=sys.stderr)
             these = [(name, float('nan'), 0, 0, f'failed: {last[:150]}')]
-        for what, middle, low, high, note in these:
-            print(f'{name:12} {middle:6.3f}  {what}: {note}', flush=True)
-            rows.append([what, f'{middle:.3f}', f'{low:.3f} to {high:.3f}' if low != high else '',
-                         note])
+        for row_name, middle, low, high, note in these:
+            print(f'{name:12} {middle:6.3f}  {row_name}: {note}', flush=True)
+            spread = f'{low:.3f} to {high:.3f}' if low != high else ''
+            rows.append([row_name, f'{middle:.3f}', spread, note])
     return rows
 
 
 def beside(rows, capped):
     "Two ratios beside each other; the notes are those of the machine as it is."
-    other = {what: cells for what, *cells in capped}
-    return [[what, middle, spread, *other.get(what, ['', ''])[:2], note]
-            for what, middle, spread, note in rows]
+    other = {row_name: cells for row_name, *cells in capped}
+    return [[row_name, middle, spread, *other.get(row_name, ['', ''])[:2], note]
+            for row_name, middle, spread, note in rows]
 
 
 def processor():
@@ -575,8 +575,8 @@ def main(argv=None):
                f'{torch.get_num_threads()} threads')
     if device.type == 'cuda':
         machine = torch.cuda.get_device_name(device)
-    about = f'{machine}, torch {torch.__version__}, Python {platform.python_version()}'
-    print(about)
+    setting = f'{machine}, torch {torch.__version__}, Python {platform.python_version()}'
+    print(setting)
     head = ['what, against what', 'ratio', 'half of the turns', 'medians']
     more = ''
     rows = measure(names, options.device, options.tiny)
@@ -590,7 +590,7 @@ def main(argv=None):
     if options.out:
         title, command = ('On a GPU', 'gpu') if device.type == 'cuda' else ('Speed', 'bench')
         options.out.write_text(
-            f'# {title}\n\n`python nanodepth.py {command}` on {about}, '
+            f'# {title}\n\n`python nanodepth.py {command}` on {setting}, '
             f'{time.strftime("%Y-%m-%d")}. The ratio is what the peer takes of our time (or '
             f'memory),\nturn by turn: above 1, we need less.{more}\n\n{columns([head, *rows])}\n')
         print(options.out)

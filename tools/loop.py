@@ -90,7 +90,7 @@ def partners(row, rows):
     """Of a looped model: ('equal parameters', an ordinary model), ('equal compute', one that costs
     as much to run)."""
     ordinary = [r for r in rows if r['unique'] == r['depth']]
-    return [(what, r) for what, key in (('equal parameters', 'params'),
+    return [(kind, r) for kind, key in (('equal parameters', 'params'),
                                         ('equal compute', 'inference_flops'))
             for r in ordinary if row['unique'] < row['depth'] and r[key] == row[key]]
 
@@ -160,9 +160,9 @@ def measure_runs(options):
 def say_best(sweeps, block):
     "Of each run: the block that costs the least loss, or gains the most, when it is repeated."
     for run in dict.fromkeys(row['run'] for row in sweeps if 'loss' in row):
-        mine = [row for row in sweeps if row['run'] == run]
-        plain = min(mine, key=lambda row: row['times'])
-        best = min((row for row in mine if row['times'] > 1), key=lambda row: row['loss'],
+        run_rows = [row for row in sweeps if row['run'] == run]
+        plain = min(run_rows, key=lambda row: row['times'])
+        best = min((row for row in run_rows if row['times'] > 1), key=lambda row: row['loss'],
                    default=None)
         if best:
             print(f'{run}: of all blocks of {block}, layers {best["start"]} to '
@@ -181,8 +181,8 @@ def print_rows(rows, kinds):
                       f'{r["inference_flops"]:.2e}'.replace('nan', 'unknown'),
                       f'{r["training_flops"]:.2e}'.replace('nan', 'unknown'),
                       *numbers(r, kinds)])
-        for what, p in partners(r, rows):
-            lines.append([f'  minus {p["run"]}', what, '', '', '', '', ''])
+        for kind, p in partners(r, rows):
+            lines.append([f'  minus {p["run"]}', kind, '', '', '', '', ''])
             for kind in kinds:
                 change, errors = difference(r, p, kind)
                 lines[-1].append(number(change, percent=in_percent(kind))

@@ -163,7 +163,7 @@ class Opened:
     def look(self, how, prompt):
         "What the model says next, and what it would say behind every layer that it evaluates."
         tokens = self.tokens(prompt)
-        said = {}
+        answers = {}
         for name, state in dict(plain={}, changed=how).items():
             with self.as_asked(state) as (model, layers), torch.inference_mode():
                 streams = []
@@ -178,12 +178,12 @@ class Opened:
                 behind = [dict(depth=depth, layer=order[depth],
                                says=[one[0] for one in self.likely(x, 1)])
                           for depth, x in streams]
-                said[name] = dict(next=last, behind=behind, layers=layers, order=order)
-        about = said['changed']
+                answers[name] = dict(next=last, behind=behind, layers=layers, order=order)
+        changed = answers['changed']
         with contextlib.suppress(Refused):
-            about['notation'] = format_loop(about['order'])
-        return said | dict(prompt=[self.show(i) for i in tokens[0, -SHOWN:].tolist()],
-                           cost=about['layers'] / said['plain']['layers'])
+            changed['notation'] = format_loop(changed['order'])
+        return answers | dict(prompt=[self.show(i) for i in tokens[0, -SHOWN:].tolist()],
+                              cost=changed['layers'] / answers['plain']['layers'])
 
     def measure(self, how, task, i):
         """Slice i of a state's skill: the loss of a batch, or the answers to some questions. The
@@ -272,28 +272,28 @@ class Handler(BaseHTTPRequestHandler):
         # Against a page of somebody else's that gives this address a name of its own (DNS
         # rebinding): only this machine's names. Any port, since it may be forwarded.
         for header in 'Host', 'Origin':
-            said = self.headers.get(header, 'localhost').removeprefix('http://')
-            if not re.fullmatch(r'(localhost|127\.0\.0\.1)(:\d+)?', said):
+            host = self.headers.get(header, 'localhost').removeprefix('http://')
+            if not re.fullmatch(r'(localhost|127\.0\.0\.1)(:\d+)?', host):
                 return self.answer(403, dict(error='this page is for this machine alone'))
         try:
-            what = compute()
+            reply = compute()
         except Refused as error:
             return self.answer(400, dict(error=str(error).splitlines()[0][:300]))
-        if what is None:
+        if reply is None:
             return self.answer(404, dict(error='there is nothing here'))
-        self.answer(200, what)
+        self.answer(200, reply)
 
     def body(self):
         size = self.headers.get('Content-Length', '')
         if not size.isdecimal() or len(size) > 9 or int(size) > BODY:
             raise Refused(f'a request has at most {BODY:,} bytes')
         with reading('the request'):
-            about = json.loads(self.rfile.read(int(size)))
-        return fill(Request, about, 'the request')
+            request = json.loads(self.rfile.read(int(size)))
+        return fill(Request, request, 'the request')
 
-    def answer(self, code, what):
-        page = isinstance(what, bytes)
-        raw = what if page else json.dumps(what).encode()
+    def answer(self, code, reply):
+        page = isinstance(reply, bytes)
+        raw = reply if page else json.dumps(reply).encode()
         self.send_response(code)
         for name, value in {
                 'Content-Type': 'text/html; charset=utf-8' if page else 'application/json',

@@ -87,9 +87,9 @@ def main(argv=None):
 
 def examples_seen(path):
     "How many examples of primitives a run was fine-tuned on."
-    about = Path(path) / 'run.json'
-    with reading(about):
-        origins = read_json(about).get('data', []) if about.exists() else []
+    run_file = Path(path) / 'run.json'
+    with reading(run_file):
+        origins = read_json(run_file).get('data', []) if run_file.exists() else []
         return sum(origin['n'] for origin in origins if origin.get('made_by') == 'primitives.py')
 
 

@@ -495,13 +495,13 @@ STYLE = ('body{font-family:sans-serif;max-width:70em;margin:2em auto;line-height
 HEAD = 'Which layers do they use?'
 
 
-def write_index(folder, names, about):
+def write_index(folder, names, notes):
     parts = []
     for name in names:
         title, reads = html.escape(PROBES[name].title), html.escape(PROBES[name].reads)
         parts.append(f'<h2>{title}</h2><p>{reads}</p><img src="{name}.png" alt="{title}">'
                      f'<p><a href="{name}.csv">the numbers</a></p>')
-    lines = ''.join(f'<li>{html.escape(line)}</li>' for line in about)
+    lines = ''.join(f'<li>{html.escape(line)}</li>' for line in notes)
     replace(folder / 'index.html', (
         f'<!doctype html><meta charset="utf-8"><title>{HEAD}</title><style>{STYLE}</style>'
         f'<h1>{HEAD}</h1><ul>{lines}</ul>{"".join(parts)}').encode())
@@ -544,19 +544,19 @@ def make(args):
         raise Refused('give the models to look at, or --redraw')
     folder.mkdir(parents=True, exist_ok=True)
     rows = {name: [] for name in names}
-    about = []
+    notes = []
     try:
         for run, path in tqdm(run_names(args.runs).items(), desc='models', unit='model'):
             subject = Subject(path, args)
             n, T = subject.tokens.shape
-            about.append(f'{describe(run, subject)}; looked at with {n} examples of {T} tokens '
+            notes.append(f'{describe(run, subject)}; looked at with {n} examples of {T} tokens '
                          f'({args.examples}), t at '
                          f'{"every position" if T <= 32 else "16 drawn positions"}')
             for name in names:
                 try:
                     rows[name] += [dict(run=run, **row) for row in measured(subject, name, folder)]
                 except NotHere as error:
-                    about.append(f'{run} is not in {name}: {error}')
+                    notes.append(f'{run} is not in {name}: {error}')
     # show what has been measured, even if a later model fails
     finally:
         drawn = [name for name in names if rows[name]]
@@ -564,8 +564,8 @@ def make(args):
             write_csv(rows[name], folder / f'{name}.csv')
             draw(name, folder)
         if drawn:
-            write_index(folder, drawn, about)
-    print('\n'.join(about))
+            write_index(folder, drawn, notes)
+    print('\n'.join(notes))
     last = {row['run']: row for row in rows.get('depth_score', [])}     # the deepest layer's
     if last:
         scores = [row | dict(of=row['score'] / max(1, row['depth'])) for row in last.values()]

@@ -70,14 +70,16 @@ def measured(config, cost, seed, folder):
 
 def verdict(name, entry, record, flops):
     "What is to be said of a config, beside the record that stood before."
-    said = (f'{name}: {entry.flops:.4g} FLOPs, loss on text {mean(entry.text.a):.3f} (below '
-            f'{TEXT:.2f}: p = {entry.p_text:.2g}), depth 3 {mean(entry.right.a):.1%} (above '
-            f'{RIGHT:.0%}: p = {entry.p_right:.2g}); ')
+    summary = (f'{name}: {entry.flops:.4g} FLOPs, loss on text {mean(entry.text.a):.3f} (below '
+               f'{TEXT:.2f}: p = {entry.p_text:.2g}), depth 3 {mean(entry.right.a):.1%} (above '
+               f'{RIGHT:.0%}: p = {entry.p_right:.2g}); ')
     if not entry.meets:
-        return said + 'it does not meet both thresholds'
+        return f'{summary}it does not meet both thresholds'
     if record is None or entry.flops < flops:
-        return said + 'it takes the record' + (f' from {record} ({flops:.4g})' if record else '')
-    return said + (f'it meets both thresholds, but {record} has the record with {flops:.4g} FLOPs')
+        from_whom = f' from {record} ({flops:.4g})' if record else ''
+        return f'{summary}it takes the record{from_whom}'
+    return (f'{summary}it meets both thresholds, but {record} has the record with '
+            f'{flops:.4g} FLOPs')
 
 
 def main(argv=None):

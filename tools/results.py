@@ -83,15 +83,15 @@ def read_claims(path):
     return spec
 
 
-def values_of(rows, about, measure):
+def values_of(rows, side, measure):
     "{seed: the number} of the rows that a contrast's side describes."
     if rows:
         check_choice('measure', measure, rows[0])
-    mine = where(rows, **{key: float(v) if isinstance(v, (int, float)) else v
-                          for key, v in about.items()})
-    values = {row['seed']: row[measure] for row in mine if isinstance(row.get(measure), float)}
-    if len(values) < sum(isinstance(row.get(measure), float) for row in mine):
-        raise Refused(f'{about} describes several rows of one seed')
+    matching = where(rows, **{key: float(v) if isinstance(v, (int, float)) else v
+                              for key, v in side.items()})
+    values = {row['seed']: row[measure] for row in matching if isinstance(row.get(measure), float)}
+    if len(values) < sum(isinstance(row.get(measure), float) for row in matching):
+        raise Refused(f'{side} describes several rows of one seed')
     return values
 
 
@@ -113,10 +113,10 @@ def contrast(claim, rows):
                     claim.get('paired', True))
 
 
-def name_of(about):
+def name_of(side):
     "'lidas', or 'lidas repeated +4'."
     before = dict(added='+', layer='layer ')
-    return ' '.join(f'{before.get(key, "")}{v}' for key, v in about.items() if v != 'ordinary')
+    return ' '.join(f'{before.get(key, "")}{v}' for key, v in side.items() if v != 'ordinary')
 
 
 def difference(claim, c, mark=''):
@@ -146,10 +146,10 @@ def judged(claims, tables):
     claims = sorted(claims, key=lambda claim: not claim.get('primary'))
     contrasts = [contrast(claim, tables[claim['table']]) for claim in claims]
     first = [i for i, claim in enumerate(claims) if claim.get('primary')]
-    said = dict(zip(first, verdicts([contrasts[i] for i in first],
-                                    [MARGINS[claims[i]['unit']] for i in first],
-                                    [claims[i]['direction'] for i in first])))
-    return [(claim, contrasts[i], *said.get(i, ('', None))) for i, claim in enumerate(claims)]
+    outcomes = dict(zip(first, verdicts([contrasts[i] for i in first],
+                                      [MARGINS[claims[i]['unit']] for i in first],
+                                      [claims[i]['direction'] for i in first])))
+    return [(claim, contrasts[i], *outcomes.get(i, ('', None))) for i, claim in enumerate(claims)]
 
 
 def claims_table(claims, tables):
@@ -186,24 +186,27 @@ def cross_table(spec, rows):
     for run, label in spec['rows'].items():
         cells = []
         for column in columns:
-            mine = where(rows, run=run, way=column['way'])
-            mine = [row for row in mine if row['added'] in column.get('added', [0])]
-            cells.append(f'{100 * mean([row[spec["measure"]] for row in mine]):.0f}' if mine
-                         else column.get('none', ''))
+            cell_rows = where(rows, run=run, way=column['way'])
+            cell_rows = [row for row in cell_rows if row['added'] in column.get('added', [0])]
+            if cell_rows:
+                share = mean([row[spec['measure']] for row in cell_rows])
+                cells.append(f'{100 * share:.0f}')
+            else:
+                cells.append(column.get('none', ''))
         lines.append(f'| {label} | ' + ' | '.join(cells) + ' |')
     return lines
 
 
 def numbers_table(spec, rows):
     "Markdown: means over seeds with half a 95% interval, a line for each setting."
-    mine = where(rows, **spec.get('where', {}))
+    shown = where(rows, **spec.get('where', {}))
     keys, measures = spec['rows'], spec['columns']
     known = dict(flops='10^12 FLOPs', parameters='10^6 parameters')
     names = [known.get(m, m.replace('right', 'right, %')) for m in measures]
     lines = ['| ' + ' | '.join([*keys, 'seeds', *names]) + ' |',
              '|' + '---|' * (len(keys) + len(measures) + 1)]
-    for at in dict.fromkeys(tuple(row[key] for key in keys) for row in mine):
-        group = where(mine, **dict(zip(keys, at)))
+    for at in dict.fromkeys(tuple(row[key] for key in keys) for row in shown):
+        group = where(shown, **dict(zip(keys, at)))
         cells = [f'{key:g}' if isinstance(key, float) else key for key in at]
         for measure in measures:
             values = [row[measure] for row in group if isinstance(row.get(measure), float)]
@@ -225,9 +228,9 @@ def all_tables(spec, folder):
                                       for each in spec.get(kind, []))}
     tables = dict(records=records.table(read_rows(folder / 'records.csv')))
     for section in dict.fromkeys(claim['section'] for claim in claims):
-        mine = [claim for claim in claims if claim['section'] == section]
-        tables[section] = claims_table(mine, rows)
-        tables[f'{section}, in short'] = short_table(mine, rows)
+        section_claims = [claim for claim in claims if claim['section'] == section]
+        tables[section] = claims_table(section_claims, rows)
+        tables[f'{section}, in short'] = short_table(section_claims, rows)
     for each in spec.get('numbers', []):
         tables[each['name']] = numbers_table(each, rows[each['table']])
     for each in spec.get('cross', []):

@@ -54,5 +54,5 @@ def main(argv=None):
         generator = torch.Generator(device).manual_seed(draw(options.seed, 'sample', i))
         out = model.generate(torch.tensor([ids], device=device), new, top_k=options.top_k,
                              temperature=options.temperature, generator=generator)
-        said = readable(tokenizer, out[0, len(ids):].tolist())
-        print(f'--- {prompt!r} goes on:\n{prompt}|{said}')
+        goes_on = readable(tokenizer, out[0, len(ids):].tolist())
+        print(f'--- {prompt!r} goes on:\n{prompt}|{goes_on}')

@@ -61,14 +61,14 @@ BATCHES = 24
 LENS_STEPS = 250
 
 
-def in_a_process(argv, said):
-    "A command of this repo with a thread of its own; what it prints goes into the file `said`."
-    with open(said, 'w') as file:
+def in_a_process(argv, output):
+    "A command of this repo with a thread of its own; what it prints goes into the file `output`."
+    with open(output, 'w') as file:
         child = subprocess.run([sys.executable, str(ROOT / 'nanodepth.py'), *argv], stdout=file,
                                stderr=file, env=os.environ | dict(OMP_NUM_THREADS='1'))
     if child.returncode:
-        lines = said.read_text().strip().splitlines() or [f'it ended with {child.returncode}']
-        raise Refused(f'{said}: {lines[-1]}')
+        lines = output.read_text().strip().splitlines() or [f'it ended with {child.returncode}']
+        raise Refused(f'{output}: {lines[-1]}')
 
 
 def flops_of(run):
@@ -453,21 +453,21 @@ class Layers(Job):
         tokens, ask = self.ready()
         rows = []
 
-        def look(model):
+        def text_and_depths(model):
             return dict(text=ask.text(model)) | ask.depths(model)
         for name in self.models:
             model = load_model(self.folder_of(name))
             score, moves = probe.depth_score(model, tokens)
             half = len(moves) // 2
             row = dict(run=name, score=score, late=(moves[half:].sum() / moves.sum()).item())
-            for what, change in (('swap', probe.swap_blocks), ('skip', probe.skip_blocks)):
-                plain, *changed = probe.order_sweep(model, look, change, (1, 2))
+            for way, change in (('swap', probe.swap_blocks), ('skip', probe.skip_blocks)):
+                plain, *changed = probe.order_sweep(model, text_and_depths, change, (1, 2))
                 for size in (1, 2):     # in the middle: the first and last two layers stay
-                    reach = 2 * size if what == 'swap' else size
+                    reach = 2 * size if way == 'swap' else size
                     last = len(model.order) - 2 - reach
                     inner = [r for r in changed if r['size'] == size and 2 <= r['start'] <= last]
                     for key in ('text', 'depth 3'):
-                        row[f'{what} {size}: {key}'] = mean([r[key] - plain[key] for r in inner])
+                        row[f'{way} {size}: {key}'] = mean([r[key] - plain[key] for r in inner])
             rows.append(self.say(row))
         return rows
 
@@ -578,11 +578,11 @@ class Page(Job):
         deep = Questions(self.root / 'baseline', TOY_DEEP, questions)
         rows = []
 
-        def row(name, way, model, about=ask):
+        def row(name, way, model, ask=ask):
             parameters = sum(p.numel() for p in model.layers.parameters())
             rows.append(self.say(dict(
                 run=name, way=way, flops=flops_of(self.root / name),
-                layers=len(model.layers), parameters=parameters) | about(model)))
+                layers=len(model.layers), parameters=parameters) | ask(model)))
 
         for name in PAGE:
             model = load_model(self.root / name)
@@ -882,11 +882,11 @@ def read_rows(path):
     return read_csv(path) if path.exists() else []
 
 
-def expected(mine, others):
+def expected(seed_rows, others):
     """(how many numbers of a seed lie where the other seeds expect 95% of those of one more, how
     many were held against them)"""
     inside = []
-    for row in mine:
+    for row in seed_rows:
         same = where(others, **{key: row.get(key) for key in SETTINGS})
         for key in row.keys() - {'seed', 'order', *SETTINGS}:       # an order is no number
             values = [float(other[key]) for other in same if other.get(key)]
@@ -904,17 +904,18 @@ def collect(seed, root, results):
         one = job(name, seed, root)
         for table in one.tables:
             tables.setdefault(table, []).extend(read_rows(one.file(table)))
-    for table, mine in tables.items():
+    for table, seed_rows in tables.items():
         path = Path(results) / f'{table}.csv'
-        fresh = {row['run'] for row in mine}
+        fresh = {row['run'] for row in seed_rows}
         before = read_rows(path)
         others = [row for row in before if row['seed'] != str(seed)]
         kept = [row for row in where(before, seed=str(seed)) if row['run'] not in fresh]
-        if mine:
-            write_rows(path, sorted(others + kept + mine, key=lambda row: int(row['seed'])))
-            inside, of = expected(mine, others)
-            print(f'{path}: {len(mine)} rows of seed {seed}, {sum(row in before for row in mine)} '
-                  f'as they stood; {inside} of {of} numbers where the other seeds expect 95%')
+        if seed_rows:
+            write_rows(path, sorted(others + kept + seed_rows, key=lambda row: int(row['seed'])))
+            inside, of = expected(seed_rows, others)
+            as_before = sum(row in before for row in seed_rows)
+            print(f'{path}: {len(seed_rows)} rows of seed {seed}, {as_before} as they stood; '
+                  f'{inside} of {of} numbers where the other seeds expect 95%')
 
 
 @dataclass
@@ -963,9 +964,9 @@ def main(argv=None):
             return False
         return True
     for wave in (FIRST, SECOND):
-        mine = [one for one in todo if one.name in wave and not one.finished()]
+        unfinished = [one for one in todo if one.name in wave and not one.finished()]
         with ThreadPoolExecutor(args.jobs) as pool:
-            failed = [one for one, well in zip(mine, pool.map(start, mine)) if not well]
+            failed = [one for one, well in zip(unfinished, pool.map(start, unfinished)) if not well]
         collect(args.seed, args.root, ROOT / 'docs/results')
         if failed:
             raise Refused(f'{", ".join(one.name for one in failed)} ended with an error: see '

@@ -354,8 +354,8 @@ def label(cell, grid):
     beta = '' if cell['beta'] is None else f' beta {cell["beta"]:g}'
     if cell['T'] not in (None, 1):
         beta += f' T={cell["T"]:g}'
-    told = [key for key in ('mode', 'cache') if len({other[key] for other in grid}) > 1]
-    return f'{cell["method"]} K={cell["K"]}{beta}' + ''.join(f' {cell[key]}' for key in told)
+    differing = [key for key in ('mode', 'cache') if len({other[key] for other in grid}) > 1]
+    return f'{cell["method"]} K={cell["K"]}{beta}' + ''.join(f' {cell[key]}' for key in differing)
 
 
 def cost(cell, depth):
@@ -597,7 +597,7 @@ def open_theirs(path, options):
             if not documents:
                 raise Refused(f'{task} has {n["original"]} documents: none is left to {part} by')
 
-    def look(part, model):
+    def measure(part, model):
         results = harness(lm, tasks[part], keep, samples=samples[part], bootstrap_iters=0)
         values = {}
         for row in rows_of(results):
@@ -608,7 +608,7 @@ def open_theirs(path, options):
                 what = '' if metric in SHARES else f' ({better} is better)'
                 values[f'{task} {row["metric"]}{what}'] = row['value']
         return values
-    looks = {part: functools.partial(look, part) for part in tasks}
+    looks = {part: functools.partial(measure, part) for part in tasks}
     return lm.model, looks, json.dumps(samples)
 
 

@@ -141,9 +141,9 @@ def mean_loop(model, order):
     # one deepcopy for all of them keeps a tied head tied
     new.embed, new.norm, new.head = copy.deepcopy((model.embed, model.norm, model.head))
     for i, layer in enumerate(new.layers):
-        mine = [dict(layers[d].named_parameters()) for d, j in enumerate(order) if j == i]
+        copies = [dict(layers[d].named_parameters()) for d, j in enumerate(order) if j == i]
         for name, p in layer.named_parameters():
-            p.copy_(torch.stack([each[name] for each in mine]).mean(0))
+            p.copy_(torch.stack([each[name] for each in copies]).mean(0))
     new = new.to(model.embed.weight).train(model.training)
     left = [[torch.linalg.svd((layer.get_submodule(name).weight
                                - new.layers[i].get_submodule(name).weight).float(),

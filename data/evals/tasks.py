@@ -61,12 +61,12 @@ def quac(**_):
     docs = []
     for article in local('val_v0.2.json', 'https://quac.ai (its validation file)')['data']:
         for paragraph in article['paragraphs']:
-            said = ''
+            history = ''
             for turn in paragraph['qas']:
                 answers = [a['text'] for a in turn['answers']]
-                docs.append(dict(context=paragraph['context'], said=said, question=turn['question'],
-                                 answers=answers))
-                said += f'Q: {turn["question"]}\nA: {turn["orig_answer"]["text"]}\n'
+                docs.append(dict(context=paragraph['context'], history=history,
+                                 question=turn['question'], answers=answers))
+                history += f'Q: {turn["question"]}\nA: {turn["orig_answer"]["text"]}\n'
     return {'validation': Dataset.from_list(docs)}
 
 
@@ -84,10 +84,12 @@ def words(text):
     return re.sub(r'\b(a|an|the)\b', ' ', text).split()
 
 
-def f1(said, answer):
-    said, answer = words(said), words(answer)
-    same = sum((Counter(said) & Counter(answer)).values())
-    return 2 * same / (len(said) + len(answer)) if said and answer else float(said == answer)
+def f1(prediction, answer):
+    prediction, answer = words(prediction), words(answer)
+    same = sum((Counter(prediction) & Counter(answer)).values())
+    if not prediction or not answer:
+        return float(prediction == answer)
+    return 2 * same / (len(prediction) + len(answer))
 
 
 def free_answer(doc, results):
