@@ -9,15 +9,15 @@ Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", section 3.1 (the op
 (the schedule: PROP-alpha), Table 7 (the compute saved); MIDAS is Saunshi et al., 2024.
 Here: LIDAS copies the contiguous layers [L/2 - b/2, L/2 + b/2) right after themselves, as the
 paper's Figure 2 draws it; its printed formula would take b + 1 of them. PROP-alpha rounds down and
-gives the rest to the last stage: that gives Table 7 to the last digit, while the largest remainders
-of the paper's text don't.
+gives the rest to the last stage: that gives Table 7 to the last digit. The paper's text gives the
+rest to the stages with the largest fractions, and that does not.
 
 Usage:
     order = lidas(n_layer=8, block=2)                   # [0, 1, 2, 3, 4, 3, 4, 5, 6, 7]
     deeper = untie(model, order, optimizer=optimizers)  # ten layers of their own, states and all
     python grow.py 32 --block=4                         # which layer came from which
 """
-import common  # noqa: F401 (from here on Ctrl-C ends in a line)
+import common  # noqa: F401 (from here on, Ctrl-C prints one line and no traceback)
 
 # isort: split
 import copy
@@ -37,7 +37,8 @@ def midas(n_layer, block):
     if n_layer % block:
         raise Refused(f'midas copies whole blocks: {n_layer} layers are not whole blocks of '
                       f'{block}')
-    return repeat_slice(n_layer, (math.ceil(n_layer // block / 2) - 1) * block, block)
+    middle = math.ceil(n_layer // block / 2) - 1        # of two, the earlier one
+    return repeat_slice(n_layer, middle * block, block)
 
 
 def lidas(n_layer, block):
@@ -85,9 +86,9 @@ def untie(model, order, optimizer=None):
     with torch.device('meta'):      # no weights yet: all will be copies
         new = LM(dataclasses.replace(model.config, n_layer=len(order), order=None))
     new.layers = torch.nn.ModuleList(copy.deepcopy(model.layers[i]) for i in order)
-    shell = copy.deepcopy({name: module for name, module in model.named_children()
-                           if name != 'layers'})
-    for name, module in shell.items():      # one deepcopy for all of them keeps a tied head tied
+    others = copy.deepcopy({name: module for name, module in model.named_children()
+                            if name != 'layers'})
+    for name, module in others.items():      # one deepcopy for all of them keeps a tied head tied
         setattr(new, name, module)
     for name, buffer in model.named_buffers(recurse=False):
         setattr(new, name, buffer.clone())
@@ -97,7 +98,7 @@ def untie(model, order, optimizer=None):
     for i, layer in zip(order, new.layers):
         for old, fresh in zip(model.layers[i].parameters(), layer.parameters()):
             copies.setdefault(old, []).append(fresh)
-    for name, module in shell.items():
+    for name, module in others.items():
         for old, fresh in zip(getattr(model, name).parameters(), module.parameters()):
             copies[old] = [fresh]
     if optimizer is not None:
@@ -111,7 +112,7 @@ def hand_over(optimizers, copies, new):
     for opt in optimizers:
         for group in opt.param_groups:
             held = {fresh for old in group['params'] for fresh in copies.get(old, [])}
-            # in the model's order, in which a resume counts them
+            # in the model's order: a checkpoint's states have only numbers, counted in this order
             group['params'] = [p for p in new.parameters() if p in held]
         for old in list(opt.state):
             state = opt.state.pop(old)
@@ -138,7 +139,7 @@ def growth_plan(grow, n_layer, block, steps, alpha=1.0):
     begins."""
     depths = [block]
     operator = GROWTH[grow]
-    while 0 < depths[-1] < n_layer:
+    while depths[-1] < n_layer:
         depths.append(len(operator(depths[-1], block)))
     if depths[-1] != n_layer:
         raise Refused(f'{grow} from {block} layers does not reach n_layer={n_layer}, but '

@@ -8,8 +8,8 @@ growing is untied looping, and looping is tied growing.
 Paper: "From Growing to Looping", section 3.1 (the notation), 4.2 (repeating a middle block that was
 never trained to loop), 5.2 (recurrence added in the cool-down), Table 1 and Figure 1 (what it is
 worth at equal parameters and equal compute).
-Here: `4x6` is six runs of four layers in all, and `8-4x2-12` runs layers 8 to 11 once more than an
-ordinary model does.
+Here: the number counts all runs. `4x6` is six runs of four layers, and `8-4x2-12` runs layers 8 to
+11 once more than an ordinary model does.
 
 Compare each run with two partners: as many unique layers run once (equal parameters), and as many
 layers in all, none shared (equal compute at inference).
@@ -20,7 +20,7 @@ Usage:
     python train.py config/loop_2x4.py
     python loop.py out/loop_2x4 out/standard_2 out/baseline     # beside its partners
 """
-import common  # noqa: F401 (from here on Ctrl-C ends in a line)
+import common  # noqa: F401 (from here on, Ctrl-C prints one line and no traceback)
 
 # isort: split
 import contextlib
@@ -58,29 +58,30 @@ def fit_loop(text, n_layer):
 
 
 def format_loop(order):
-    "An order in the notation: the inverse of parse_loop, with neighbouring plain segments joined."
+    """An order in the notation: the inverse of parse_loop, with neighbouring plain segments joined.
+    [0, 1, 2, 1, 2, 3]: 0 to 2 are new, then it jumps back to 1. So 1 and 2 repeat: '1-2x2-1'."""
     order, parts = list(order), []
-    first = at = 0      # layers below `first` are written down
+    done = at = 0       # layers below `done` are written down
     while at < len(order):
-        top = first                                     # new layers: first, ..., top - 1
-        while at < len(order) and order[at] == top:
-            top, at = top + 1, at + 1
-        start = order[at] if at < len(order) else top   # where it jumps back to, or the end
-        block = [*range(start, top)]
+        seen = done     # the new layers are done, ..., seen - 1
+        while at < len(order) and order[at] == seen:
+            seen, at = seen + 1, at + 1
+        back_to = order[at] if at < len(order) else seen
+        block = [*range(back_to, seen)]
         times = 1
         while block and order[at:at + len(block)] == block:
             times, at = times + 1, at + len(block)
-        back_into_what_is_written = start < first
-        back_for_a_part_only = start < top and times == 1
-        ahead = start >= top and at < len(order)
+        back_into_what_is_written = back_to < done
+        back_for_a_part_only = back_to < seen and times == 1
+        ahead = back_to >= seen and at < len(order)
         if back_into_what_is_written or back_for_a_part_only or ahead:
             raise Refused(f'the order {order} is not a loop of blocks in the order of their '
                           'layers, so it has no notation')
-        if start > first:
-            parts.append(str(start - first))
-        if top > start:
-            parts.append(f'{top - start}x{times}')
-        first = top
+        if back_to > done:
+            parts.append(str(back_to - done))
+        if seen > back_to:
+            parts.append(f'{seen - back_to}x{times}')
+        done = seen
     return '-'.join(parts)
 
 
@@ -100,7 +101,7 @@ def repeat_block(order, start, length, times):
 
 
 def run_block(order, times):
-    "A loop's order with its block run `times` times, whatever the order says."
+    "The same loop, but its one block runs `times` times."
     text, blocks = re.subn(r'x\d+', f'x{times}', format_loop(order))
     if blocks != 1:
         raise Refused(f'the loop {format_loop(order)} repeats {blocks} blocks, so it is not clear '
@@ -111,6 +112,8 @@ def run_block(order, times):
 @contextlib.contextmanager
 def running(model, order):
     "The model with another order, inside a `with`."
+    if model.recurs:
+        raise Refused('a recurrent core takes no other order of its layers')
     before = model.config.order
     model.config.order = check_order(order, len(model.layers))
     try:

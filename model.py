@@ -41,12 +41,12 @@ class ModelConfig:
     rope_theta: float = 10_000.0
     norm_eps: float = 1e-5
     tie_embeddings: bool = True         # the unembedding is the embedding
-    ln_scaling: bool = False            # the norms of the d-th layer run are scaled by 1/sqrt(d)
+    ln_scaling: bool = False            # the norms at depth d are scaled by 1/sqrt(d + 1)
     order: list[int] | None = None      # which layers run; None: each once
     rope_scaling: dict | None = None    # Llama 3's way to stretch a short context
     qk_norm: bool = False               # Qwen 3's RMSNorm on each head's queries and keys
     head_dim: int | None = None         # None: n_embd / n_head
-    # how a published parent's weights are stored, and an export's; None: as they are
+    # for engine/hf.py: how a parent's weights were stored, and an export's are; None: as they are
     stored_as: Literal['float32', 'bfloat16', 'float16', 'float64'] | None = None
 
     def __post_init__(self):
@@ -104,19 +104,20 @@ class KVCache:
 
     def __init__(self, depth):
         self.layers = [KVCache.Slot() for _ in range(depth)]
+        self.depth = depth
         self.position = 0
 
 
 def rope_tables(config):
     "cos and sin of every position's angles, (T, hd/2) each."
-    # In transformers' own order of operations: one unit in the last place of a frequency becomes
-    # 0.01 radian at position 100,000.
+    # The operations in the order of Hugging Face's transformers: one unit in the last place of a
+    # frequency becomes 0.01 radian at position 100,000.
     channels = torch.arange(0, config.head_dim, 2).float()
     freq = 1.0 / config.rope_theta ** (channels / config.head_dim)              # (hd/2,)
     if config.rope_scaling is not None:     # Llama 3: slow the long waves down, keep the short ones
         s = config.rope_scaling
         low, high = s['low_freq_factor'], s['high_freq_factor']
-        turns = s['original_max_position_embeddings'] / (2 * math.pi / freq)    # in that context
+        turns = s['original_max_position_embeddings'] / (2 * math.pi / freq)    # of each wave
         keep = ((turns - low) / (high - low)).clamp(0, 1)
         freq = (1 - keep) * freq / s['factor'] + keep * freq
     angles = torch.outer(torch.arange(config.context).float(), freq)            # (T, hd/2)
@@ -148,7 +149,7 @@ class Attention(nn.Module):
                    ((self.q, self.n_head), (self.k, self.n_kv_head), (self.v, self.n_kv_head)))
         if self.q_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        # Before the transpose, since a GPU's kernel writes its result in the layout of q.
+        # In this layout a GPU's kernel gives its result back, so that the reshape below is free.
         rope = [table[:, None] for table in rope]                               # (T, 1, hd/2) each
         q, k = rotate(q, rope), rotate(k, rope)
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))                        # (B, H, T, hd)
@@ -161,7 +162,7 @@ class Attention(nn.Module):
                 mask = torch.ones(T, S, dtype=torch.bool, device=x.device).tril(S - T)
         grouped = self.n_head != self.n_kv_head
         if grouped and q.is_cuda and q.dtype == torch.float32:
-            # There no kernel takes fewer heads of keys in float32, and (T, T) scores would be held.
+            # No GPU kernel takes grouped heads in float32: (T, T) scores would be held in memory.
             k, v = (t.repeat_interleave(self.n_head // self.n_kv_head, dim=1) for t in (k, v))
             grouped = False
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal,
@@ -183,8 +184,9 @@ class MLP(nn.Module):
 class Block(nn.Module):
     """One layer: the residual stream in, the residual stream out. It knows neither its index nor
     the depth of the model. What varies with the position in the order is passed in: `depth` picks
-    the cache slot and the tap's place, `scale` is LN-scaling's factor (a tensor, so that a
-    compiled Block serves every depth), `mask` (T, S) says which keys a token sees."""
+    the cache slot, `scale` is LN-scaling's factor (a tensor: one compiled Block serves all depths),
+    `tap(depth, part, x, update)` returns what a part ('attn' or 'mlp') adds to x instead of
+    `update`, and `mask` (T, S), which only the wrapper gives, says who sees which keys."""
 
     def __init__(self, config):
         super().__init__()
@@ -194,7 +196,7 @@ class Block(nn.Module):
         self.mlp = MLP(config)
 
     def __call__(self, x, rope, scale=None, depth=0, cache=None, tap=None, mask=None):
-        # Only training uses a compiled Block: a cache or a tap would compile it again and again.
+        # _call_impl runs it without compiling: a cache or a tap would compile it again and again.
         trains = self.training and cache is None and tap is None
         call = super().__call__ if trains else self._call_impl
         return call(x, rope, scale, depth, cache, tap, mask)
@@ -210,7 +212,7 @@ class Block(nn.Module):
 
 class LM(nn.Module):
     recurs = False          # retrofit.py's Recurrent runs its layers in another way
-    rank = 0                # of what variants/relaxed.py adds at each position
+    rank = 0                # of the differences in variants/relaxed.py; here are none
 
     def __init__(self, config):
         super().__init__()
@@ -283,13 +285,13 @@ class LM(nn.Module):
                  stop=None, **how):
         """Continue tokens (B, T) by max_new_tokens, or until stop(tokens) says so. Temperature 0
         takes the likeliest token. Past the context the window slides: each new token is drawn from
-        the last `context` ones, as if none came before."""
+        the last `context` ones, as if none came before. `how`: order, or a core's r and exit."""
         if tokens.shape[1] == 0:
             raise Refused('nothing to continue: the prompt has no tokens')
         context, cache = self.config.context, None
         with torch.inference_mode():        # faster than no_grad: these never get a gradient
             for _ in range(max_new_tokens):
-                if cache is None or cache.position == context:  # every token has a new position
+                if cache is None or cache.position == context:  # full: all positions change
                     cache = self.new_cache(**how)
                     fresh = tokens[:, -context:]
                 x = self.hidden(fresh, cache=cache, **how)[:, -1:]
@@ -304,10 +306,10 @@ class LM(nn.Module):
         return sum(p.numel() for p in self.parameters())        # a tied head counts once
 
     def flops_per_token(self, order=None, *, context=None):
-        """Training FLOPs of one token: 6 per weight that multiplies it (2 forward, 4 backward), the
-        embedding once, norms not counted, and 12 D T (heads x head_dim) for attention's two
-        products, in rows of T = `context` tokens (None: the longest). This is the count that gives
-        the paper's Table 7 to the last digit."""
+        """Training FLOPs of one token: 6 per weight that multiplies it (2 forward, 4 backward).
+        The head counts, but not embedding and norms. Each layer run adds 12 T (heads x head_dim)
+        for attention's two products, in rows of T = `context` tokens (None: the longest). This is
+        the count that gives the paper's Table 7 to the last digit."""
         c = self.config
         order = self.order if order is None else order
         T = context or c.context

@@ -8,14 +8,15 @@ Papers: "Do Depth-Grown Models Overcome the Curse of Depth?", section 4 and appe
 Growing to Looping", section 4.1 and appendix E (after Csordas et al.).
 Here, where they are silent or differ: layers count from 0. A layer's contribution is removed for
 the tokens 0 to t, and the effect measured at the later ones; t is every position of up to 32
-tokens, else 16 random ones. What is observed is a whole layer's update, by unrolled depth.
+tokens, else 16 random ones. What is observed is a whole layer's update, by its position in the
+order.
 
 Usage:
     score, per_layer = depth_score(model, tokens)       # where does its work reach later tokens?
     matrix = future_effects(model, tokens, part='attn', propagate=False)    # (D, D)
     python probe.py out/baseline out/lidas out/loop_2x4   # pictures: out/probe/index.html
 """
-import common  # noqa: F401 (from here on Ctrl-C ends in a line)
+import common  # noqa: F401 (from here on, Ctrl-C prints one line and no traceback)
 
 # isort: split
 import contextlib
@@ -37,7 +38,7 @@ def depth_score_by_hand(model, tokens, boundaries):
     plain = model(tokens).softmax(-1)                                               # (B, T, V)
     weights = []
     for erased in range(len(model.order)):
-        largest = torch.zeros(len(tokens))
+        largest = torch.zeros(len(tokens), device=tokens.device)
         for t in boundaries:
             def without(depth, part, x, update):
                 if depth == erased:
@@ -62,8 +63,8 @@ def order_of(model, order=None):
 
 
 def watch(change=lambda depth, part, update: update):
-    """(tap, updates): a tap to be handed to a forward pass, which passes every sublayer's update
-    through `change`; and a dict that the pass fills, {depth: the update of the whole layer}."""
+    """(tap, updates): a tap that puts every sublayer's update through `change`, and a dict that a
+    forward pass with this tap fills, {depth: the update of the whole layer}."""
     updates = {}
 
     def tap(depth, part, x, update):
@@ -77,6 +78,9 @@ def watch(change=lambda depth, part, update: update):
 def record(model, tokens, order=None):
     """What each layer got and what its sublayers added: {'input', 'attn', 'mlp'}, (D, B, T, C)
     each, and the last stream, 'out' (B, T, C)."""
+    if model.recurs and model.fresh:
+        raise Refused('each forward of this model begins with fresh noise, which would be measured '
+                      'too: set model.fresh = False')
     kept = dict(input=[], attn=[], mlp=[])
 
     def tap(depth, part, x, update):
@@ -84,7 +88,8 @@ def record(model, tokens, order=None):
             kept['input'].append(x)
         kept[part].append(update)
         return update
-    out = model.hidden(tokens, tap=tap, **{} if order is None else dict(order=order))
+    how = {} if order is None else dict(order=order)        # a Recurrent takes none
+    out = model.hidden(tokens, tap=tap, **how)
     return {name: torch.stack(values) for name, values in kept.items()} | dict(out=out)
 
 
@@ -100,8 +105,8 @@ def pick_boundaries(T, boundaries=None):
     return boundaries
 
 
-ROWS = 2 ** 15          # tokens that are run at once
-NUMBERS = 2 ** 27       # probabilities that are held at once
+TOKENS_AT_ONCE = 2 ** 15
+PROBABILITIES_AT_ONCE = 2 ** 27
 
 
 class Erasure:
@@ -117,20 +122,23 @@ class Erasure:
         self.updates = self.was['attn'] + self.was['mlp']                   # (D, B, T, C)
         self.sizes = self.updates.norm(dim=-1).clamp(min=torch.finfo(self.updates.dtype).tiny)
         ts = torch.tensor(pick_boundaries(T, boundaries) if future else [T - 1])[:, None]
-        self.gone = (torch.arange(T) <= ts).to(tokens.device)               # (n, T): erased here,
-        self.seen = ~self.gone if future else self.gone                     # (n, T): looked at here
-        # Slices of the boundaries, as many at once as fit.
-        n = max(1, min(ROWS // (B * T), NUMBERS // (T * model.config.vocab_size)))
-        self.parts = [slice(i, i + n) for i in range(0, len(self.gone), n)]
+        # (boundaries, T): where the layer is erased, and where its effect is looked at
+        self.gone = (torch.arange(T) <= ts).to(tokens.device)
+        self.seen = ~self.gone if future else self.gone
+        # slices of n boundaries, as many as fit at once
+        n = max(1, min(TOKENS_AT_ONCE // (B * T),
+                       PROBABILITIES_AT_ONCE // (T * model.config.vocab_size)))
+        self.slices = [slice(i, i + n) for i in range(0, len(self.gone), n)]
 
     def zeros(self, n):
         return torch.zeros(len(self.order), n, device=self.tokens.device)
 
     def runs(self, progress=iter):
-        "(layer s, rows, the last stream, {depth: update}) of each pass that lacks layer s."
+        """(layer s, a slice of the boundaries, the last stream, {depth: update}) of each pass that
+        lacks layer s. note_effects and note_output take these four."""
         for s in progress(range(len(self.order))):
-            for rows in self.parts:
-                yield s, rows, *self.without(s, self.gone[rows][:, None, :, None])
+            for ts in self.slices:
+                yield s, ts, *self.without(s, self.gone[ts][:, None, :, None])
 
     @torch.no_grad()
     def without(self, s, erase):
@@ -138,9 +146,9 @@ class Erasure:
         B, T = self.tokens.shape
 
         def change(depth, which, update):
-            if depth != s or self.part not in ('layer', which):
-                return update
-            return update.view(n, B, T, -1).masked_fill(erase, 0).flatten(0, 1)
+            if depth == s and self.part in ('layer', which):
+                update = update.view(n, B, T, -1).masked_fill(erase, 0).flatten(0, 1)
+            return update
         tap, updates = watch(change)
         if self.model.recurs:
             x = self.model.hidden(self.tokens.repeat(n, 1), tap=tap)
@@ -149,25 +157,25 @@ class Erasure:
             x = self.model.run(x, self.order[s:], depth=s, tap=tap)
         return x.view(n, B, T, -1), {d: u.view(n, B, T, -1) for d, u in updates.items()}
 
-    def moved(self, update, d, rows):
+    def moved(self, update, d, ts):
         "The largest relative change of layer d's update (n, B, T, C), at the tokens looked at."
         change = (update - self.updates[d]).norm(dim=-1) / self.sizes[d]    # (n, B, T)
-        return change.masked_fill(~self.seen[rows][:, None], 0).max()
+        return change.masked_fill(~self.seen[ts][:, None], 0).max()
 
-    def note_effects(self, matrix, s, rows, x, updates):
+    def note_effects(self, matrix, s, ts, x, updates):
         for d in range(s + 1, len(self.order)):
-            matrix[s, d] = torch.maximum(matrix[s, d], self.moved(updates[d], d, rows))
+            matrix[s, d] = torch.maximum(matrix[s, d], self.moved(updates[d], d, ts))
 
     @torch.no_grad()
-    def note_output(self, outputs, s, rows, x, updates):
+    def note_output(self, outputs, s, ts, x, updates):
         "The largest L2 change of the output distribution of each example, some examples at once."
         def probabilities(x):
             return self.model.head(self.model.norm(x)).float().softmax(-1)              # (.., V)
         n, B, T, _ = x.shape
         V = self.model.config.vocab_size
-        for some in torch.arange(B).split(max(1, NUMBERS // (n * T * V))):
+        for some in torch.arange(B).split(max(1, PROBABILITIES_AT_ONCE // (n * T * V))):
             change = probabilities(x[:, some]) - probabilities(self.was['out'][some])
-            change = change.norm(dim=-1).masked_fill(~self.seen[rows][:, None], 0)      # (n, b, T)
+            change = change.norm(dim=-1).masked_fill(~self.seen[ts][:, None], 0)        # (n, b, T)
             outputs[s, some] = torch.maximum(outputs[s, some], change.amax(dim=(0, 2)))
 
 
@@ -181,20 +189,21 @@ def local_effects(erasure, progress=iter):
     contribution = e.updates if e.part == 'layer' else e.was[e.part]        # (D, B, T, C)
     matrix = e.zeros(D)
     for s in progress(range(D)):
-        for rows in e.parts:
-            missing = contribution[s].masked_fill(~e.gone[rows][:, None, :, None], 0)
+        for ts in e.slices:
+            missing = contribution[s].masked_fill(~e.gone[ts][:, None, :, None], 0)
             for d in range(s + 1, D):
                 x = e.was['input'][d] - missing                             # (n, B, T, C)
                 tap, updates = watch()
                 e.model.run(x.flatten(0, 1), [e.order[d]], depth=d, tap=tap)
-                moved = e.moved(updates[d].view(x.shape), d, rows)
+                moved = e.moved(updates[d].view(x.shape), d, ts)
                 matrix[s, d] = torch.maximum(matrix[s, d], moved)
     return matrix
 
 
 def future_effects(model, tokens, *, part='layer', propagate=True, future=True, boundaries=None,
                    order=None, progress=iter):
-    "(D, D) [erased, observed]: the largest relative change of a later layer's update."
+    """(D, D) [erased, observed]: the largest relative change of a later layer's update, at later
+    tokens (future=False: at all tokens, and then it is erased at all of them too)."""
     erasure = Erasure(model, tokens, part, future, boundaries, order)
     if not propagate:
         return local_effects(erasure, progress)
@@ -224,7 +233,8 @@ def score_of(per_layer):
 def residual_norms(model, tokens, *, order=None):
     """{name: (D,)}, means over tokens: the stream's norm; the share of it that the layer and each
     sublayer add, and their cosine with it."""
-    x, attn, mlp, _ = record(model, tokens, order).values()
+    kept = record(model, tokens, order)
+    x, attn, mlp = kept['input'], kept['attn'], kept['mlp']
     norms = dict(stream=x.norm(dim=-1).mean(dim=(1, 2)))
     adds = ('layer', attn + mlp, x), ('attn', attn, x), ('mlp', mlp, x + attn)
     for name, update, stream in adds:
@@ -271,10 +281,8 @@ def reverse_block(order, start, length):
     return before + block[::-1] + after
 
 
-def order_sweep(model, look, change, lengths, progress=iter):
-    "[{'size', 'start', **look(model)}] with `change` made wherever it fits; size 0: unchanged."
-    if model.recurs:
-        raise Refused('a recurrent core takes no other order of its layers')
+def order_sweep(model, score, change, lengths, progress=iter):
+    "[{'size', 'start', **score(model)}] with `change` made wherever it fits; size 0: unchanged."
     todo = [(0, 0, model.order)]
     for length, start in itertools.product(lengths, range(len(model.order))):
         with contextlib.suppress(Refused):          # it does not fit here, or leaves no layer
@@ -283,14 +291,14 @@ def order_sweep(model, look, change, lengths, progress=iter):
     rows = []
     for length, start, new in progress(todo):
         with running(model, new):
-            rows.append(dict(size=length, start=start) | look(model))
+            rows.append(dict(size=length, start=start) | score(model))
     return rows
 
 
-def repeat_sweep(model, look, lengths=(1, 2, 4), times=2, **options):
+def repeat_sweep(model, score, lengths=(1, 2, 4), times=2, **options):
     "order_sweep with every block run several times."
     repeat = functools.partial(repeat_block, times=times)
-    return order_sweep(model, look, repeat, lengths, **options)
+    return order_sweep(model, score, repeat, lengths, **options)
 
 
 if __name__ == '__main__':

@@ -9,20 +9,21 @@ recurrences, that number sets the compute at test time.
 Paper: "Teaching Pretrained Language Models to Think Deeper with Retrofitted Recurrence", section 3
 (the model, surgery, the count of FLOPs), 4.2 (the curriculum), appendix B, C.1 (which layers, the
 additive adapter), E (the cuts).
-Differs: the paper prints no numbers for the start. The authors' code has them, ours are the first:
-    inject  identity  the adapter begins as the projection on e: with r = 1 and no layer dropped,
-                      the model is its parent
+Differs: the paper prints no numbers for the start, but the authors' code does. These are the
+options of `surgery`, each with our default first:
+    inject  identity  the adapter begins as the projection on e: with no layer dropped, the model
+                      is its parent, at any r (but LN-scaling sees the depth)
             authors   as torch starts a Linear
             linear    normal, std sqrt(2 / (5 width))
             add       s + e, without an adapter
-    start   normal    std sqrt(2 / (5 width)), the predecessor's as we read it
+    start   normal    the first state's std is sqrt(2 / (5 width))
             authors   normal, std 0.0087 at any width, cut at 3 sigma
             zero
     fresh   False     one table of states, so that cached, batched and plain forwards agree
             True      drawn anew in every forward, as the authors do
-The number of recurrences is Poisson(e^tau) + 1 with a log-normal rate, so its mean is one more than
-the mean that it is named by. We draw it once per step. The authors draw it once per micro-batch, so
-their grad_accum changes results.
+In training, r is 1 + Poisson(rate), with a log-normal rate of mean `mean`: so it is one more in the
+mean than the `mean` runs of a plain forward, as in the authors' code. We draw it once per step. The
+authors draw it once per micro-batch, so their grad_accum changes results.
 
 Usage:
     python retrofit.py out/baseline 2-2-2                   # what was kept, what was dropped
@@ -30,7 +31,7 @@ Usage:
     python train.py config/retrofit.py
     python retrofit.py out/retrofit --eval --r=1,2,4,8,16   # loss and primitives against r
 """
-import common  # noqa: F401 (from here on Ctrl-C ends in a line)
+import common  # noqa: F401 (from here on, Ctrl-C prints one line and no traceback)
 
 # isort: split
 import math
@@ -98,7 +99,7 @@ class Recurrent(LM):
         return self.prelude + self.core * r + self.coda
 
     def new_cache(self, r=None, exit=None):
-        "An empty cache: a slot for each position of the unrolled order."
+        "An empty cache: a slot for each position of the unrolled order, whatever `exit` is."
         return KVCache(len(self.unrolled(self.mean if r is None else r)))
 
     # -------------------------------------------------------------------------- the first state
@@ -116,13 +117,13 @@ class Recurrent(LM):
             return torch.stack([self.noise(e.shape[1:], g).to(e) for g in generator]) * std
         end = position + e.shape[1]
         if self.table is None or len(self.table) < end:
-            with torch.inference_mode(False):       # training may use it later
+            with torch.inference_mode(False):       # else nothing could be trained with it later
                 self.table = self.make_table(end, e.shape[-1])
         return (self.table[position:end].to(e) * std).expand_as(e)
 
     def make_table(self, end, width):
         """The first states of the positions before `end`, and some more: the whole context would be
-        too much. They are drawn 64 at a time, so that a longer table begins as a shorter one."""
+        too much. They are drawn 64 at a time, because randn of another size may begin otherwise."""
         n = min(self.config.context, max(64, 2 ** math.ceil(math.log2(end))))
         seeded = torch.Generator().manual_seed(0)
         return torch.cat([self.noise((min(64, n - first), width), seeded)
@@ -145,21 +146,24 @@ class Recurrent(LM):
     def hidden(self, tokens, *, r=None, cache=None, generator=None, backprop_depth=None, exit=None,
                tap=None):
         """The residual stream before the final norm. `exit` is an Exit: then a token may stop
-        earlier than after r recurrences."""
+        earlier than after r recurrences, and a tap does not reach the core."""
         r = self.mean if r is None else r
         if r < 1:
             raise Refused(f'r={r} is too small: the core must run at least once (try r=1)')
-        traced = self.backprop_depth if backprop_depth is None else backprop_depth
+        most = self.backprop_depth if backprop_depth is None else backprop_depth
         if cache is None and exit is not None:
-            cache = self.new_cache(r)           # later recurrences attend to stopped tokens
+            cache = self.new_cache(r)           # it keeps the keys of tokens that have stopped
+        if cache is not None and cache.depth != len(self.unrolled(r)):
+            raise Refused(f'r={r} needs a cache of {len(self.unrolled(r))} slots, but this one was '
+                          f'made with {cache.depth}: go on with its r')
         position = 0 if cache is None else cache.position
         e = self.run(self.embed(tokens), self.prelude, cache=cache, tap=tap)    # (B, T, C)
         s = self.first_state(e, position, generator)
         for i in range(r):
-            if i == r - traced:     # weights that were cast without a graph would get no gradient
+            if i == r - most:       # autocast would reuse weights that it has cast without a graph
                 torch.clear_autocast_cache()
             # truncated back-propagation: only the last recurrences keep a graph
-            with torch.set_grad_enabled(torch.is_grad_enabled() and i >= r - traced):
+            with torch.set_grad_enabled(torch.is_grad_enabled() and i >= r - most):
                 if exit is None:
                     s = self.recur(s, e, i, cache, tap)
                 else:
@@ -188,7 +192,8 @@ class Recurrent(LM):
         r = self.mean if r is None else r
         most = self.backprop_depth if backprop_depth is None else backprop_depth
         count = super().flops_per_token
-        once = count(self.core, context=context) - count([], context=context)
+        head = count([], context=context)
+        once = count(self.core, context=context) - head
         if self.adapter is not None:
             once += 6 * self.adapter.weight.numel()
         outside = count(self.prelude + self.coda, context=context)
@@ -209,15 +214,16 @@ class Recurrent(LM):
 def cut(shape, n_layer):
     "'4-8-4' as three lists of layers."
     try:
-        p, r, c = map(int, shape.split('-'))
+        prelude, core, coda = map(int, shape.split('-'))
     except ValueError:
         raise Refused(f'the shape {shape!r} is not three numbers of layers, such as '
                       '4-8-4') from None
-    if min(p, c) < 0 or r < 1 or p + r + c > n_layer:
-        raise Refused(f'the shape {shape!r} needs {p + r + c} layers and a core of at least one, '
+    needed = prelude + core + coda
+    if min(prelude, coda) < 0 or core < 1 or needed > n_layer:
+        raise Refused(f'the shape {shape!r} needs {needed} layers and a core of at least one, '
                       f'but the model has {n_layer}')
-    first = n_layer - c - r
-    return [*range(p)], [*range(first, first + r)], [*range(n_layer - c, n_layer)]
+    end = n_layer - coda        # of the core
+    return [*range(prelude)], [*range(end - core, end)], [*range(end, n_layer)]
 
 
 def surgery(model, shape, **options):
@@ -232,20 +238,22 @@ def surgery(model, shape, **options):
     if model.order != list(range(len(model.layers))):
         raise Refused('this model has an order of its own: untie it first, and then cut it')
     copies = untie(model, kept)
-    place = iter(range(len(kept)))
+    p, q = len(parts[0]), len(parts[0] + parts[1])      # in the copies, the core is p, ..., q - 1
     with torch.device('meta'):      # no weights yet: all will be the copies
-        new = Recurrent(copies.config, *([next(place) for _ in part] for part in parts), **options)
+        new = Recurrent(copies.config, range(p), range(p, q), range(q, len(kept)), **options)
     for name, module in copies.named_children():
         setattr(new, name, module)
     new.cos, new.sin = copies.cos, copies.sin
     new.adapter = new.make_adapter()
+    if new.adapter is not None:
+        new.adapter.to(model.embed.weight)      # on its device, in its dtype
     return new.train(model.training)
 
 
 # ---------------------------------------------------------------------------------------- how often
 
 def sample_recurrence(mean, step, seed):
-    """r of a training step, the same on every rank: Poisson(exp(tau)) + 1, tau normal with std 1/2
+    """r of a training step, the same on every rank: 1 + Poisson(exp(tau)), tau normal with std 1/2
     such that E[exp(tau)] = mean."""
     generator = torch.Generator().manual_seed(draw(seed, 'recurrence', step))
     tau = torch.randn(1, generator=generator, dtype=torch.float64) / 2 + math.log(mean) - 1 / 8
@@ -253,8 +261,8 @@ def sample_recurrence(mean, step, seed):
 
 
 def recurrence_curriculum(step, steps, mean, warm_fraction, shape='linear'):
-    """The distribution's mean at a step: a staircase from 1 to `mean` over the first part of the
-    steps, then `mean`."""
+    """The mean for sample_recurrence at a step: a staircase from 1 to `mean` over the first part of
+    the steps, then `mean`."""
     shapes = {'linear': lambda t: t, '1-sqrt': lambda t: 1 - math.sqrt(1 - t)}
     if shape not in shapes:
         raise Refused(f'the curriculum {shape!r} is not known: {", ".join(shapes)}')

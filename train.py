@@ -13,7 +13,7 @@ Usage:
     python train.py config/smollm_360m_lidas.py --dry_run       # FLOPs, memory, hours
     torchrun --standalone --nproc_per_node=8 train.py config/smollm_360m_lidas.py
 """
-import common  # noqa: F401 (from here on Ctrl-C ends in a line)
+import common  # noqa: F401 (from here on, Ctrl-C prints one line and no traceback)
 
 # isort: split
 import contextlib
@@ -49,7 +49,7 @@ class Config:
     compile: bool | Literal['auto'] = 'auto'    # auto: on for cuda
     resume: bool = True                 # false: move the run in out_dir aside and start over
     # the model
-    init_from: str | None = None        # a checkpoint to start from, which decides the next ten
+    init_from: str | None = None        # a checkpoint, which decides n_layer to vocab_size
     n_layer: int = 8
     n_embd: int = 128
     n_head: int = 4
@@ -71,9 +71,9 @@ class Config:
     loop_mean: int | None = None        # the block runs 1 + a random number of times, of this mean
     cooldown_data: str | list[str] | None = None        # what is read from there on; None: data
     # a recurrent core, which retrofit.py made: None is the model's own
-    recurrence: int | None = None       # the mean of the random number of recurrences
-    recurrence_fixed: bool = False      # after the curriculum, it is the number itself
-    backprop_depth: int | None = None   # gradients flow back through this many last recurrences
+    recurrence: int | None = None       # it runs 1 + a random number of times, of this mean
+    recurrence_fixed: bool = False      # nothing is drawn: it runs so often (the curriculum's mean)
+    backprop_depth: int | None = None   # at most so many last runs get gradients, and <= the mean
     curriculum: float = 0.25            # over this part of the steps the mean rises from 1
     curriculum_shape: Literal['linear', '1-sqrt'] = 'linear'
     backprop_curriculum: float = 0.0    # over this part of the steps backprop_depth rises from 1
@@ -98,7 +98,7 @@ class Config:
     # muon's steps are as large as AdamW's, or as the first Muon's
     muon_scaling: Literal['match_rms_adamw', 'original'] = 'match_rms_adamw'
     weight_decay: float = 0.01
-    star_decay: float = 1e-4            # of adamw_star: per step at the peak, whatever lr is
+    star_decay: float = 1e-4            # of adamw_star: a step's at the peak, not times lr
     beta2: float = 0.95
     grad_clip: float = 1.0
     # what is measured and kept
@@ -115,8 +115,8 @@ class Config:
         if self.init_from and self.grow:
             raise Refused(f'grow={self.grow!r} begins with a new model of grow_block='
                           f'{self.grow_block} layers, not with init_from')
-        if not self.init_from:      # else the plan needs the checkpoint
-            Plan(self)
+        if not self.init_from:      # with it, the plan needs the checkpoint
+            Plan(self)              # it refuses settings that exclude each other
 
 
 # What a model looks like. With init_from, its checkpoint says so.
@@ -139,7 +139,7 @@ def train(config):
         optimizers = make_optimizers(model, c)
         load_optimizers(optimizers, states, out)
         del states
-        # compiles each Block in place; where there are several processes, in DDP around the model
+        # each Block is compiled in place; with several processes, this is DDP around the model
         wrapped = world.wrap(model, compiles)
         step, flops, seconds = so_far['step'], so_far['flops'], so_far['seconds']
         tokens_a_step = c.batch_size * c.context
@@ -153,7 +153,8 @@ def train(config):
 
             # ---- does the model change? It grows, or begins to run its layers in another order.
             grows = now.n_layer > len(model.layers)
-            if grows or now.rank > model.rank or now.order and list(now.order) != model.order:
+            reorders = now.order is not None and list(now.order) != model.order
+            if grows or reorders or now.rank > model.rank:
                 before = validate(c, world, model, val)['val_loss']
                 if grows:
                     keep_stage(c, world, model, so_far)
@@ -170,7 +171,7 @@ def train(config):
             # ---- forward and backward; then the next batch, while the GPU is at work
             began = time.perf_counter()
             loss = backward(c, world, wrapped, batch, step, now.how)
-            # always in this order: a sum in another order has another last bit
+            # the optimizers' order: a sum in another one has another last bit
             norm = torch.nn.utils.clip_grad_norm_(
                 [p for o in optimizers for group in o.param_groups for p in group['params']],
                 c.grad_clip or math.inf)
@@ -187,7 +188,7 @@ def train(config):
                 for group in optimizer.param_groups:
                     group['lr'] = group['peak'] * now.lr_fraction
                 optimizer.step()
-                # in DDP the gradients are views of its buckets: they become 0 and stay
+                # DDP keeps gradients in buckets of its own: there they become 0, else None
                 optimizer.zero_grad(set_to_none=world.size == 1)
             step += 1
             # the number of a signal that one of the processes got, or 0: all stop together
@@ -246,7 +247,7 @@ def fetch(c, world, plan, data, step):
     if step == c.steps:
         return None
     now = plan.at(step)
-    tokens, targets, kinds = data[now.data].marked_batch(now.batch)
+    tokens, targets = data[now.data].batch(now.batch)
     count = (targets != -1).sum().item()        # here, where it does not wait for a GPU
     return world.to_device(tokens), world.to_device(targets), count
 
@@ -261,14 +262,15 @@ def backward(c, world, model, batch, step, how):
     row = world.rank * len(tokens)
     last = c.grad_accum - 1
     for i, (x, y) in enumerate(zip(tokens.chunk(c.grad_accum), targets.chunk(c.grad_accum))):
-        if 'r' in how:      # a row's first state depends on its place, not on the process
+        if 'r' in how:      # a recurrent core: a row's first state does not depend on the process
             seeds = [draw(c.seed, f'state of row {row + j}', step) for j in range(len(x))]
             generators = [torch.Generator(world.device).manual_seed(seed) for seed in seeds]
             how = how | dict(generator=generators)
         row += len(x)
         # DDP adds the gradients up with the last piece, and divides by the number of processes.
         with model.no_sync() if world.size > 1 and i < last else contextlib.nullcontext():
-            with world.autocast:        # the model's loss is a mean: times its targets, a sum
+            # the model's loss is a mean; times the number of its targets it is a sum
+            with world.autocast:
                 share = model(x, y, **how) * (y != -1).sum() / total
             (share * world.size).backward()
         loss += share.detach()
@@ -277,7 +279,7 @@ def backward(c, world, model, batch, step, how):
 
 def refuse_step(c, step, loss, norm):
     raise Refused(f'step {step + 1} has loss {loss} and gradient norm {norm}, so it was not taken; '
-                  f'{c.out_dir} holds the last checkpoint before it. Try a lower --lr, a longer '
+                  f'{c.out_dir} holds what was saved before it. Try a lower --lr, a longer '
                   '--warmup_steps, or --dtype=float32, in another --out_dir')
 
 
@@ -356,11 +358,10 @@ def resume(c, data):
     old = Config(**fit_fields(Config, state.get('config') or {}, out, others=True))
     plan = Plan(c, fill(Start, state['start'], out))
     plan.refuse_other_run(old, state, data, MODEL_SETTINGS if c.init_from else set())
-    torch.manual_seed(draw(c.seed, 'init'))
     so_far = {name: state.get(name, 0) for name in ('step', 'tokens', 'flops', 'seconds',
                                                     'inherited_flops')}
     model = checkpoint.build_model(state, out, merged=False)
-    if model.recurs:        # an ordinary model's order follows from its step
+    if model.recurs:        # of an ordinary model the loop sets the order
         plan.set_up(model)
     return model, plan, so_far, state['optimizers']
 
@@ -377,8 +378,8 @@ def save(c, world, model, optimizers, plan, data, so_far, log):
 
 
 def open_log(c, world, loader, val, model, step, resumes, compiles):
-    """Move what must not stay in out_dir aside, write run.json, print a few words, open the log: of
-    a new run with a line about the model as it begins."""
+    """Move what must not stay in out_dir aside, write run.json, print a few words, open the log.
+    The first line of a new run measures the untrained model."""
     world.wait()        # now that no process can refuse any more
     world.first_does(lambda: checkpoint.move_aside(Path(c.out_dir), resumes, world.say))
     if world.first:
@@ -410,7 +411,8 @@ USAGE = 'usage: python train.py CONFIG [--name=value ...] [--dry_run [--gpus=8] 
 def read_config(argv):
     "A config file and the settings after it. What init_from decides may not be set beside it."
     values = given(Config, argv)
-    for name in MODEL_SETTINGS & values.keys() if values.get('init_from') else ():
+    decided = MODEL_SETTINGS & values.keys() if values.get('init_from') else ()
+    for name in decided:
         raise Refused(f'{name}={values[name]} has no effect beside init_from='
                       f'{values["init_from"]}: that checkpoint decides the shape of the model, so '
                       f'leave {name} out')

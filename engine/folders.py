@@ -65,7 +65,8 @@ def copy_files(source, target, but):
 
 # ----------------------------------------------------------------------------------- a looped model
 
-PARTS = 'variants/solvers.py', 'variants/caches.py', 'variants/hosts.py', 'wrapper.py'
+PARTS = ('variants/solvers.py', 'variants/caches.py', 'variants/hosts.py', 'variants/window.py',
+         'wrapper.py')
 OURS = {'common', 'model', 'variants'}
 HEAD = '''"""{kind} with layers {a} to {b} looped: method {method!r}, K = {K}.
 

@@ -29,7 +29,7 @@ class Start:
     kind: Literal['lm', 'recurrent']
     n_layer: int                        # of a new model: the depth at the end
     order: list[int] | None = None      # the parent's own; None: each layer once
-    mean: int | None = None             # of a recurrent parent: the mean of its recurrences,
+    mean: int | None = None             # of a recurrent parent: the mean that it is given,
     backprop_depth: int | None = None   # and through how many of them gradients go back
     rank: int = 0                       # of a relaxed parent's differences
 

@@ -66,8 +66,8 @@ def test_no_tool_is_run_by_its_path():
 # ------------------------------------------------------------------------------------ how it reads
 
 CODE = [*FILES.values(), *ROOT.glob('config/*.py'), *ROOT.glob('data/*/*.py')]
-MOST = dict.fromkeys(IDEAS, 270) | dict(model=326, retrofit=300, train=442, probe=300,
-                                     wrapper=300)
+MOST = dict.fromkeys(IDEAS, 270) | dict(model=328, retrofit=300, train=443, probe=310,
+                                     wrapper=200)
 
 
 def test_no_line_is_wider_than_a_page():
@@ -80,7 +80,7 @@ def test_files_and_functions_fit_into_a_head():
     lengths = {name: path.read_text().count('\n') for name, path in FILES.items()}
     for name, n in lengths.items():
         assert n <= MOST.get(name, n), f'{name} has {n} lines'
-    assert sum(lengths[name] for name in IDEAS) <= 1915
+    assert sum(lengths[name] for name in IDEAS) <= 1840
     for path in CODE:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef):

@@ -89,8 +89,8 @@ def test_rows_in_pieces_give_the_same(tiny, monkeypatch):
     model, t = tiny(n_layer=3), tokens()
     both = lambda: (future_effects(model, t), depth_score(model, t)[1])
     whole = both()
-    monkeypatch.setattr(probe, 'ROWS', 60)
-    monkeypatch.setattr(probe, 'NUMBERS', 2 * 9 * 50 * 2)
+    monkeypatch.setattr(probe, 'TOKENS_AT_ONCE', 60)
+    monkeypatch.setattr(probe, 'PROBABILITIES_AT_ONCE', 2 * 9 * 50 * 2)
     for a, b in zip(whole, both()):
         assert torch.allclose(a, b, atol=1e-6)
 

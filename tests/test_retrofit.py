@@ -12,7 +12,9 @@ import nanodepth
 from engine.checkpoint import build_model, describe, load, load_model, save
 from engine.measure import set_depth
 from grow import untie
+from loop import running
 from model import LM, ModelConfig
+from probe import residual_norms
 from retrofit import Recurrent, cut, recurrence_curriculum, sample_recurrence, surgery
 from variants.cuts import block_influence, by_influence, selections
 from variants.exit import Exit
@@ -143,8 +145,9 @@ def test_shapes_that_do_not_fit():
 def test_with_one_recurrence_and_an_identity_start_it_is_its_parent(tiny, tokens, fields):
     parent = tiny(n_layer=6, **fields)
     for start in ('normal', 'zero'):
-        assert torch.equal(surgery(parent, '2-2-2', inject='identity', start=start)(tokens, r=1),
-                           parent(tokens))
+        # every run starts anew from e, but LN-scaling sees the depth
+        for r in [1] if parent.config.ln_scaling else [1, 3]:
+            assert torch.equal(surgery(parent, '2-2-2', start=start)(tokens, r=r), parent(tokens))
     assert torch.equal(surgery(parent, '2-2-2', inject='add', start='zero')(tokens, r=1),
                        parent(tokens))
     assert not torch.equal(surgery(parent, '2-2-2', inject='linear')(tokens, r=1), parent(tokens))
@@ -193,6 +196,23 @@ def test_gradients_are_those_of_a_detached_reference(tiny, tokens, inject, r, mo
     full = gradients(model(tokens, tokens, r=r, backprop_depth=99), model)
     same = all(torch.equal(found[n], full[n]) for n in found)
     assert same == (most >= r)
+
+
+def test_a_cut_keeps_its_parents_type(tiny, tokens):
+    parent = tiny(n_layer=6).bfloat16()
+    assert torch.equal(surgery(parent, '2-2-2')(tokens, r=2), parent(tokens))
+
+
+def test_what_a_core_cannot_do_is_one_line(tiny, tokens):
+    model = surgery(tiny(n_layer=6), '2-2-2', fresh=True)
+    cache = model.new_cache(4)
+    model(tokens, r=4, cache=cache)
+    with pytest.raises(ValueError, match='r=2 needs a cache of 8 slots.*made with 12'):
+        model(tokens, r=2, cache=cache)
+    with pytest.raises(ValueError, match='no other order'), running(model, [0, 1]):
+        pass
+    with pytest.raises(ValueError, match='fresh noise.*model.fresh = False'):
+        residual_norms(model, tokens)
 
 
 def test_memory_does_not_grow_past_the_backprop_depth(tiny, tokens):
@@ -251,8 +271,7 @@ def test_cached_generation_is_uncached_generation(tiny, tokens, inject, start):
     assert torch.equal(found, slow)
     assert not torch.equal(found, model.generate(tokens, 8, r=1, temperature=0))
     with pytest.raises(ValueError,
-                       match='the order ends at depth 6, but the cache has 5 slots|but the '
-                       'cache has'):
+                       match='r=3 needs a cache of 10 slots'):
         model(tokens, r=3, cache=model.new_cache(1))
     with pytest.raises(ValueError, match='r=0 is too small: the core must run at least once'):
         model(tokens, r=0)

@@ -96,6 +96,8 @@ class Subject:
             self.model = fold_scales(self.model)
         self.tokenizer = get_tokenizer(path)
         self.tasks = parse_tasks(args.tasks, args.n)
+        if getattr(self.model, 'recurs', False):
+            self.model.fresh = False        # else each forward begins with noise of its own
         self.order = self.model.order
         self.device = next(self.model.parameters()).device
         self.tokens = examples(self, args.examples, args.count, args.length).to(self.device)

@@ -94,7 +94,7 @@ def pick_window(window, depth):
     return tuple(window)
 
 
-def refuse(model, layers, window, cache):
+def check_host(model, layers, window, cache):
     "What cannot be looped is refused before anything is touched."
     if any(isinstance(vars(module).get(name), Entry)
            for module in layers.modules() for name in FORWARDS):
@@ -150,7 +150,7 @@ class Entry:
         self.before = vars(layer).get('forward')
         self.inside = False
         self.kept = vars(layer).get('_old_forward')
-        self.names, self.cache, self.mask = arguments(layer)
+        self.names, self.cache_name, self.mask_name = arguments(layer)
 
     def enter(self):
         self.layer.forward = self

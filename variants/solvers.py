@@ -41,7 +41,7 @@ lerp = torch.lerp
 def check_K(K):
     if isinstance(K, bool) or not isinstance(K, numbers.Integral) or K < 1:
         raise Refused(f'K={K!r}: a window runs a whole number of times, at least once')
-    return range(int(K))
+    return int(K)
 
 
 def check_share(beta):
@@ -74,12 +74,12 @@ def by_tableau(g, x, K, a, b, T=1):
     if abs(sum(b) - 1) > 1e-6:
         raise Refused(f'b={b}: the weights of the stages have the sum 1')
 
-    h = step_length(T, len(check_K(K)))
+    h = step_length(T, check_K(K))
 
     def along(row):
         return (wide(x) + sum(w * h * k for w, k in zip(row, slopes))).type_as(x)
 
-    for _ in check_K(K):
+    for _ in range(check_K(K)):
         slopes = []
         for row in a:
             y = along(row) if slopes else x
@@ -114,7 +114,7 @@ def with_norm(x, wanted):
 def layer_anchored_frozen(g, x, K, beta=0.5, T=1):
     """rk for one layer, whose state's length goes from x's to g(x)'s along a line, but for the last
     step's."""
-    n = len(check_K(K))
+    n = check_K(K)
     h = step_length(T, K)
     anchor = g(x)
     start, end = norms(x), norms(anchor)
@@ -131,7 +131,7 @@ def layer_anchored_frozen(g, x, K, beta=0.5, T=1):
 def heavy_ball(g, x, K, alpha=0.5, beta=0.3):
     "Steps of length alpha, each with the share beta of the step before."
     before = x
-    for _ in check_K(K):
+    for _ in range(check_K(K)):
         x, before = lerp(x, g(x), alpha) + check_share(beta) * (x - before), x
     return x
 
@@ -140,7 +140,7 @@ def anderson(g, x, K, m=2, beta=1.0):
     """The combination of the last m + 1 states whose residuals g(x) - x cancel best, and from
     there the share beta towards its image."""
     states, images = [], []
-    for _ in check_K(K):
+    for _ in range(check_K(K)):
         states = [*states, x][-m - 1:]
         images = [*images, g(x)][-m - 1:]
         at, to = (wide(torch.stack(t, -1)) for t in (states, images))        # (B, ..., up to m + 1)
@@ -164,7 +164,7 @@ def anderson(g, x, K, m=2, beta=1.0):
 def anderson_printed(g, x, K, m=2, beta=1.0):
     "As Table 1 prints it and the authors' code does it: one problem for the batch, a small ridge."
     states, residuals = [], []
-    for _ in check_K(K):
+    for _ in range(check_K(K)):
         image = g(x)
         states = [*states, wide(x)][-m - 1:]
         residuals = [*residuals, wide(image) - wide(x)][-m - 1:]
@@ -187,7 +187,7 @@ def anderson_printed(g, x, K, m=2, beta=1.0):
 def aitken(g, x, K, safeguard=True):
     """Of each coordinate: the limit of a geometric series through x, g(x), g(g(x)). Two evaluations
     an update. Where there is next to no curvature: the plain window."""
-    if len(check_K(K)) % 2:
+    if check_K(K) % 2:
         raise Refused(f'K={K}: Aitken takes two evaluations an update, so K must be even')
     for _ in range(K // 2):
         once = g(x)
@@ -206,7 +206,7 @@ def aitken(g, x, K, safeguard=True):
 def uniform(g, x, K):
     "The window on the mean of all states so far (Lys et al.)."
     mean = x
-    for k in check_K(K):
+    for k in range(check_K(K)):
         x = g(mean)
         mean = lerp(mean, x, 1 / (k + 2))
     return x
@@ -216,7 +216,7 @@ def norm_stab(g, x, K, alpha=0.5):
     """Steps of length alpha, after each of which every token's state gets back the length that it
     came with."""
     came = norms(x)
-    for _ in check_K(K):
+    for _ in range(check_K(K)):
         x = with_norm(lerp(x, g(x), alpha), came)
     return x
 
@@ -224,7 +224,7 @@ def norm_stab(g, x, K, alpha=0.5):
 def input_anchor(g, x, K, alpha=0.5):
     "Every step goes from where the window began: x0 + alpha (g(x) - x0)."
     begin = x
-    for _ in check_K(K):
+    for _ in range(check_K(K)):
         x = lerp(begin, g(x), alpha)
     return x
 
@@ -232,7 +232,7 @@ def input_anchor(g, x, K, alpha=0.5):
 def residual_scaled(g, x, K):
     "The naive loop's change, divided by K."
     begin = x
-    for _ in check_K(K):
+    for _ in range(check_K(K)):
         x = g(x)
     return lerp(begin, x, 1 / K)
 
@@ -244,7 +244,7 @@ def poly_blend(g, x, K, weights=None):
         raise Refused(f'weights={weights}: K={K} needs {K + 1} of them, for x_0 to x_{K}, with the '
                       'sum 1')
     total = weights[0] * wide(x) if weights[0] else 0
-    for _, weight in zip(check_K(K), weights[1:]):
+    for weight in weights[1:]:
         x = g(x)
         total = total + weight * wide(x)
     return total.type_as(x)
