@@ -32,8 +32,7 @@ from model import LM, check_order
 # -------------------------------------------------------------------------------- operators: orders
 
 def midas(n_layer, block):
-    """Repeat the middle one of the model's blocks: [B0 .. Bm, Bm, .. ], m = ceil(n/2) - 1 (the
-    paper's Eq. 2)."""
+    "Repeat the middle one of n blocks: [B0 .. Bm, Bm, ..], m = ceil(n/2) - 1 (the paper's Eq. 2)."
     if n_layer % block:
         raise Refused(f'midas copies whole blocks: {n_layer} layers are not whole blocks of '
                       f'{block}')
@@ -107,8 +106,7 @@ def untie(model, order, optimizer=None):
 
 
 def hand_over(optimizers, copies, new):
-    """Make an old model's optimizers those of a new one: `copies` maps each old parameter to its
-    new copies."""
+    "Make an old model's optimizers those of a new one. copies: {old parameter: its new copies}."
     for opt in optimizers:
         for group in opt.param_groups:
             held = {fresh for old in group['params'] for fresh in copies.get(old, [])}
@@ -125,8 +123,7 @@ def hand_over(optimizers, copies, new):
 # ------------------------------------------------------------------------------------- the schedule
 
 def prop_schedule(steps, n_stages, alpha=1.0):
-    """PROP-alpha: stage i of 1 .. n gets a share i^alpha of the steps, rounded down; the last gets
-    what is left."""
+    "PROP-alpha: stage i gets a share i^alpha of the steps, rounded down, the last one the rest."
     weights = [i ** alpha for i in range(1, n_stages + 1)]
     lengths = [int(steps * w / sum(weights)) for w in weights]
     lengths[-1] += steps - sum(lengths)

@@ -8,8 +8,7 @@ growing is untied looping, and looping is tied growing.
 Paper: "From Growing to Looping", section 3.1 (the notation), 4.2 (repeating a middle block that was
 never trained to loop), 5.2 (recurrence added in the cool-down), Table 1 and Figure 1 (what it is
 worth at equal parameters and equal compute).
-Here: the number counts all runs. `4x6` is six runs of four layers, and `8-4x2-12` runs layers 8 to
-11 once more than an ordinary model does.
+Here: the number counts all runs, so that `8-4x2-12` runs layers 8 to 11 once more than usual.
 
 Compare each run with two partners: as many unique layers run once (equal parameters), and as many
 layers in all, none shared (equal compute at inference).

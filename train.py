@@ -91,8 +91,7 @@ class Config:
     lr_shape: Literal['1-sqrt', 'cosine'] = '1-sqrt'            # the form in which the rate falls
     lr_decay_steps: int | None = None   # it falls over this many last steps; None: decay_steps
     lr_floor: float = 0.0               # it ends at this share of lr
-    # the optimizer: 'adamw' or 'adamw_star' for everything, or 'muon' for the layers' matrices and
-    # AdamW for the rest
+    # the optimizer: 'muon' for the layers' matrices and AdamW for the rest, or one for everything
     optimizer: Literal[OPTIMIZERS] = 'muon'
     adamw_lr: float | None = None       # with muon, the peak rate of the rest; None: lr
     # muon's steps are as large as AdamW's, or as the first Muon's
@@ -119,8 +118,7 @@ class Config:
             Plan(self)              # it refuses settings that exclude each other
 
 
-# What a model looks like. With init_from, its checkpoint says so.
-MODEL_SETTINGS = {field.name for field in fields(ModelConfig)} - {'context'}
+MODEL_SETTINGS = {field.name for field in fields(ModelConfig)} - {'context'}    # or init_from's
 
 
 # --------------------------------------------------------------------------------------- the loop
@@ -247,7 +245,7 @@ def fetch(c, world, plan, data, step):
     if step == c.steps:
         return None
     now = plan.at(step)
-    tokens, targets = data[now.data].batch(now.batch)
+    tokens, targets, _ = data[now.data].marked_batch(now.batch)
     count = (targets != -1).sum().item()        # here, where it does not wait for a GPU
     return world.to_device(tokens), world.to_device(targets), count
 
@@ -279,8 +277,8 @@ def backward(c, world, model, batch, step, how):
 
 def refuse_step(c, step, loss, norm):
     raise Refused(f'step {step + 1} has loss {loss} and gradient norm {norm}, so it was not taken; '
-                  f'{c.out_dir} holds what was saved before it. Try a lower --lr, a longer '
-                  '--warmup_steps, or --dtype=float32, in another --out_dir')
+                  f'{c.out_dir} holds the last checkpoint, if one was saved. Try a lower --lr, a '
+                  'longer --warmup_steps, or --dtype=float32, in another --out_dir')
 
 
 def validate(c, world, model, val):
