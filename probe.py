@@ -40,7 +40,7 @@ def depth_score_by_hand(model, tokens, boundaries):
     for erased in range(len(model.order)):
         largest = torch.zeros(len(tokens), device=tokens.device)
         for t in boundaries:
-            def without(depth, part, x, update):
+            def without(depth, part, x, update):        # part: 'attn' or 'mlp'
                 if depth == erased:
                     update = update.clone()
                     update[:, :t + 1] = 0           # the tokens up to t do without this layer

@@ -29,8 +29,8 @@ SHARES = 'copy', 'overlap', 'screened', 'change'         # in %, and all that en
 LAYERS = {'moves': 'without it, later outputs move by',
           'overlap': 'of the five likeliest tokens, %', 'depth 3 right': 'depth 3 right, %'}
 MEANS = dict(mean_2='trained with a mean of 2', mean_4='of 4', mean_8='of 8')
-BETWEEN = dict(rank='a loop from the start', untied='eight layers', cut='made of these',
-               trained='made, then trained')
+BETWEEN = dict(rank='a loop from the start', untied='eight layers', cut='folded from the eight',
+               trained='folded, then trained')
 DRAWN = dict(fixed='always three runs', drawn='a drawn number', fixed_again='three, input again',
              drawn_again='drawn, input again')
 LOOPED = {'text': 'loss on text', 'depth 3 right': 'depth 3 right, %'}
