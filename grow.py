@@ -136,7 +136,7 @@ def growth_plan(grow, n_layer, block, steps, alpha=1.0):
     begins."""
     depths = [block]
     operator = GROWTH[grow]
-    while depths[-1] < n_layer:
+    while 0 < depths[-1] < n_layer:
         depths.append(len(operator(depths[-1], block)))
     if depths[-1] != n_layer:
         raise Refused(f'{grow} from {block} layers does not reach n_layer={n_layer}, but '

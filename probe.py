@@ -78,7 +78,7 @@ def watch(change=lambda depth, part, update: update):
 def record(model, tokens, order=None):
     """What each layer got and what its sublayers added: {'input', 'attn', 'mlp'}, (D, B, T, C)
     each, and the last stream, 'out' (B, T, C)."""
-    if model.recurs and model.fresh:
+    if model.recurs and model.fresh and model.start != 'zero':
         raise Refused('each forward of this model begins with fresh noise, which would be measured '
                       'too: set model.fresh = False')
     kept = dict(input=[], attn=[], mlp=[])

@@ -270,7 +270,7 @@ def write_checkpoint(model, folder, tensors, config_json, tokenizer, files=None)
         dtype = getattr(torch, model.config.stored_as)
     with new_model(folder):
         config_json |= dict(torch_dtype=str(dtype).removeprefix('torch.'), bos_token_id=None,
-                      eos_token_id=None)
+                            eos_token_id=None)
         if tokenizer is not None:
             write_tokenizer(tokenizer, folder, model.config.context)
             known = get_tokenizer(tokenizer)
@@ -279,7 +279,7 @@ def write_checkpoint(model, folder, tensors, config_json, tokenizer, files=None)
                 token = tokenizer_config.get(f'{key}_token')
                 name = token.get('content') if isinstance(token, dict) else token
                 config_json[f'{key}_token_id'] = (known.encode_single_token(name)
-                                            if name in known.special_tokens_set else None)
+                                                  if name in known.special_tokens_set else None)
         write_tensors(folder, {name: t.to(dtype) for name, t in tensors.items()})
         for name, text in (files or {}).items():
             replace(folder / name, text.encode())

@@ -30,7 +30,7 @@ class Start:
     n_layer: int                        # of a new model: the depth at the end
     order: list[int] | None = None      # the parent's own; None: each layer once
     mean: int | None = None             # of a recurrent parent: the mean that it is given,
-    backprop_depth: int | None = None   # and through how many of them gradients go back
+    backprop_depth: int | None = None   # and through how many of its last runs gradients go
     rank: int = 0                       # of a relaxed parent's differences
 
     @classmethod

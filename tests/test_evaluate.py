@@ -148,7 +148,7 @@ def test_local_files_of_ours(tmp_path, monkeypatch):
     (tmp_path / 'data/val_v0.2.json').write_text(
         json.dumps(dict(data=[dict(paragraphs=[dict(context='C', qas=turn)])])))
     docs = tasks.quac()['validation']
-    assert docs[1]['said'] == 'Q: Who?\nA: Ann\n' and docs[0]['said'] == ''
+    assert docs[1]['history'] == 'Q: Who?\nA: Ann\n' and docs[0]['history'] == ''
     assert (tasks.free_answer(docs[1], ['3rd, of May'])['f1'] == pytest.approx(2 * 1 / (3 + 1))
             and tasks.free_answer(docs[1], ['a 3rd.'])['em'] == 1)
     from datasets import Dataset

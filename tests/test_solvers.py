@@ -271,6 +271,7 @@ def test_norms_and_blends():
     (lambda: pick_solver('butcher', 1, a=[[]], b=[2]), 'sum 1'),
     (lambda: SOLVERS['naive'](g_half, ONE, 0), 'at least once'),
     (lambda: SOLVERS['rk'](g_half, ONE, 0), 'at least once'),
+    (lambda: SOLVERS['poly_blend'](g_half, ONE, 0), 'at least once'),
     (lambda: SOLVERS['rk'](g_half, ONE, 2, beta=2), 'beta=2')])
 def test_what_is_refused(call, message):
     with pytest.raises(ValueError, match=message):

@@ -85,8 +85,8 @@ def refuse(model, run):
     "A model that play.js cannot run."
     c = model.config
     for has, feature in ((model.recurs, 'a recurrent core'), (c.ln_scaling, 'ln_scaling'),
-                      (c.rope_scaling, 'scaled rotary positions'), (c.qk_norm, 'qk_norm'),
-                      (get_tokenizer(run).name != 'bytes', 'a tokenizer other than bytes')):
+                         (c.rope_scaling, 'scaled rotary positions'), (c.qk_norm, 'qk_norm'),
+                         (get_tokenizer(run).name != 'bytes', 'a tokenizer other than bytes')):
         if has:
             raise Refused(f'{run} has {feature}, which the page in a browser does not know '
                           '(tools/play.js); python nanodepth.py play shows it from here')

@@ -44,8 +44,6 @@ def main(argv=None):
         raise Refused(f'--shape={",".join(map(str, options.shape))} must be {len(SHAPE)} numbers '
                       'from 1 on: width,heads,kv heads,ffn,vocabulary,context')
     names = options.operators
-    if not names:
-        raise Refused(f'--operators= is empty: give some of {", ".join(GROWTH)}')
     pictures = {name: origins(name, options.n_layer, options.block) for name in names}
     config = ModelConfig(n_layer=options.n_layer, **dict(zip(SHAPE, options.shape)))
     plans = {}              # {the stages: the operators that have them}

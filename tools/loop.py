@@ -132,7 +132,7 @@ def main(argv=None):
 def measure_runs(options):
     "([a row for each run: what it is and how good], [a row for each repetition])."
     device = pick_device(options.device)
-    if not options.times or min(options.times) < 1 or max(options.times) > LONGEST:
+    if min(options.times) < 1 or max(options.times) > LONGEST:
         raise Refused(f'--times={options.times} must be 1 to {LONGEST:,}')
     rows, sweeps, plain = [], [], None
     examples = parse_tasks(options.tasks, options.n, options.shots)

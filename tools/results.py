@@ -147,8 +147,8 @@ def judged(claims, tables):
     contrasts = [contrast(claim, tables[claim['table']]) for claim in claims]
     first = [i for i, claim in enumerate(claims) if claim.get('primary')]
     outcomes = dict(zip(first, verdicts([contrasts[i] for i in first],
-                                      [MARGINS[claims[i]['unit']] for i in first],
-                                      [claims[i]['direction'] for i in first])))
+                                        [MARGINS[claims[i]['unit']] for i in first],
+                                        [claims[i]['direction'] for i in first])))
     return [(claim, contrasts[i], *outcomes.get(i, ('', None))) for i, claim in enumerate(claims)]
 
 

@@ -239,6 +239,7 @@ def residual_scaled(g, x, K):
 
 def poly_blend(g, x, K, weights=None):
     "A weighted sum of the naive states x_0 ... x_K; without weights: the mean of x_1 ... x_K."
+    check_K(K)
     weights = [0] + [1 / K] * K if weights is None else list(weights)
     if len(weights) != K + 1 or abs(sum(weights) - 1) > 1e-6:
         raise Refused(f'weights={weights}: K={K} needs {K + 1} of them, for x_0 to x_{K}, with the '
