@@ -164,7 +164,7 @@ def test_generation_with_the_library(name, form):
     plain = make()
     with looped(model, WINDOW, K=1):
         assert torch.equal(make(), plain)
-    for how in ('frozen', 'exact'):
+    for how in ('exact',) if name in ALIBI else ('frozen', 'exact'):
         with looped(model, WINDOW, cache=how):
             assert torch.equal(make(), make(use_cache=False))
             # beams change places in the cache
@@ -176,6 +176,8 @@ def test_generation_with_the_library(name, form):
 @some_families
 @pytest.mark.parametrize('how', CACHES)
 def test_left_padding(name, form, how):
+    if how in ('frozen', 'none') and name in ALIBI:
+        pytest.skip('refused, as the test of the caches lengths shows')
     model, t, pads = tiny(name, form), tokens(), padded()
     if name == 'gpt2' and how == 'none':
         pads.pop('position_ids')
@@ -201,7 +203,7 @@ def test_static_caches(name, form):
                 got, cache = in_pieces(model, t, [7, 1, 1, 1, 1, 1], static())
             assert torch.allclose(got, want, atol=3e-4)
             assert [int(slot.get_seq_length()) for slot in cache.layers] == [12] * 6
-    for how in ('none', 'frozen', 'exact'):
+    for how in ('exact',) if name in ALIBI else ('none', 'frozen', 'exact'):
         with looped(model, WINDOW, cache=how):
             with pytest.raises(ValueError,
                                match=f"cache='{how}' needs a KV cache that grows.*first, last, "
