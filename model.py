@@ -104,7 +104,6 @@ class KVCache:
 
     def __init__(self, depth):
         self.layers = [KVCache.Slot() for _ in range(depth)]
-        self.depth = depth
         self.position = 0
 
 

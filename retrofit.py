@@ -153,9 +153,10 @@ class Recurrent(LM):
         most = self.backprop_depth if backprop_depth is None else backprop_depth
         if cache is None and exit is not None:
             cache = self.new_cache(r)           # it keeps the keys of tokens that have stopped
-        if cache is not None and cache.depth != len(self.unrolled(r)):
-            raise Refused(f'r={r} needs a cache of {len(self.unrolled(r))} slots, but this one was '
-                          f'made with {cache.depth}: go on with its r')
+        if cache is not None:       # with another r, the coda would read the core's keys
+            if getattr(cache, 'r', r) != r:
+                raise Refused(f'r={r}, but this cache holds keys of r={cache.r}: go on with that')
+            cache.r = r
         position = 0 if cache is None else cache.position
         e = self.run(self.embed(tokens), self.prelude, cache=cache, tap=tap)    # (B, T, C)
         s = self.first_state(e, position, generator)
