@@ -89,7 +89,7 @@ class Recurrent(LM):
                 nn.init.normal_(adapter.weight, std=self.std)
             elif self.inject == 'identity':             # (s, e) to e
                 adapter.weight.copy_(torch.cat((torch.zeros(C, C), torch.eye(C)), dim=1))
-        return adapter
+        return adapter.to(self.embed.weight)            # on the layers' device, in their dtype
 
     @property
     def order(self):
@@ -246,8 +246,6 @@ def surgery(model, shape, **options):
         setattr(new, name, module)
     new.cos, new.sin = copies.cos, copies.sin
     new.adapter = new.make_adapter()
-    if new.adapter is not None:
-        new.adapter.to(model.embed.weight)      # on its device, in its dtype
     return new.train(model.training)
 
 

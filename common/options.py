@@ -112,7 +112,8 @@ def value_of(text, each, wanted):
     choices = typing.get_args(wanted)
     if typing.get_origin(wanted) is tuple:
         if not text.strip(',') and each.default:
-            raise Refused(f'--{each.name} is empty: give at least one (--help says more)')
+            raise Refused(f'--{each.name} is empty: give at least one, such as --{each.name}='
+                          f'{",".join(map(str, each.default))}')
         return tuple(value_of(part, each, choices[0]) for part in text.split(',') if text)
     value = parse(text)
     readable = list in map(typing.get_origin, choices) and isinstance(value, (list, tuple))

@@ -81,7 +81,7 @@ BUGS = [        # file, what stands there, what is planted, who must notice
     ('tools/demo.py', 'if n < depth:', 'if False:', 'test_demo.py'),
     ('data/tasks.py', 'names[(i + k) % options.n]', 'names[(i + 1) % options.n]', 'test_tasks.py'),
     ('train.py', '(share * world.size).backward()', 'share.backward()', 'test_train.py'),
-    ('retrofit.py', 'new.adapter.to(model.embed.weight)', 'pass', 'test_retrofit.py'),
+    ('retrofit.py', 'adapter.to(self.embed.weight)', 'adapter', 'test_retrofit.py'),
     ('retrofit.py', "getattr(cache, 'r', r) != r", 'False', 'test_retrofit.py'),
     ('common/options.py', "not text.strip(',') and each.default", 'False',
      'test_primitives.py'),

@@ -105,7 +105,8 @@ def test_nonsense_is_one_line(argv, message, capsys, data, tmp_path):
     (['export', 'x', 'y', 'z'], 'z: one argument too many'),
     (['export', 'x', '--target=y'], '--target=y: the target is given as a word'),
     (['loop', 'x', '--times=1,999999999999'], 'must be 1 to 10,000'),
-    (['grow', '4', '--operators='], '--operators is empty: give at least one'),
+    (['grow', '4', '--operators='],
+     '--operators is empty: give at least one, such as --operators=midas,lidas'),
     (['loop', 'x', '--untie=yes'], "--untie must be true or false, not 'yes'"),
     (['loop', 'x', '--untie=True'], '--untie takes two folders'),
     (['loop', 'x', '--untie=false', '--block=0'], 'block=0')])

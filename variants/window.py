@@ -70,9 +70,10 @@ class Loop(threading.local):
                 y = self.solve(d, x, y)
             elif d == self.b:
                 y = self.solve(self.a, self.x, y)
+            answer = y if self.rest is None else (y, *self.rest)
             if d == self.b:
                 self.settle(y)
-            return y if self.rest is None else (y, *self.rest)
+            return answer
         except BaseException:
             self.forget()
             raise
@@ -112,14 +113,12 @@ class Loop(threading.local):
         if self.memory is None:
             return
         cache = self.how.cache
-        rest = self.rest
         # layer by layer, the first evaluations of later layers have seen looped streams
         plain_again = cache == 'first' and self.how.mode == 'layer'
         if plain_again or cache == 'last':
             x = self.x if plain_again else y
             self.run_layers(self.a, self.b, x, self.how.evaluations + 1)
         self.memory.settle(plain_again or cache in ('last', 'last_eval'))
-        self.rest = rest
 
     def run_layers(self, a, b, x, k):
         self.k = k
