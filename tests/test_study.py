@@ -18,6 +18,7 @@ from engine import words
 from engine.checkpoint import load_model
 from loop import parse_loop, running
 from report.plot import draw_lines
+from report.runs import growths, measured
 from tools import results, study
 from variants.exit import Exit
 
@@ -42,12 +43,17 @@ where = {way = 'ordinary'}
 rows = ['run']
 columns = ['text', 'depth 4 right']
 
-[[cross]]
+[[models]]
 name = 'ways'
+of = 'trunk'
 table = 'depth'
-measure = 'depth 4 right'
-rows = {lidas = 'LIDAS'}
-columns = [{is = 'as it is', way = 'ordinary'}, {is = 'no such', way = 'x', none = 'none'}]
+measure = 'depth 4'
+lines = [{is = 'LIDAS', rows = {run = 'lidas', way = 'ordinary'}}]
+columns = [
+    {is = 'as it is', measure = 'depth 4 right', round = true}, {is = 'nats'},
+    {is = 'no such', rows = {way = 'x'}, none = 'none'},
+    {is = 'looped', rows = {way = 'looped'}, less = {way = 'ordinary'}},
+    {is = 'text', measure = 'text', share_of = {run = 'baseline'}}]
 '''
 FRAME = '''Before
 <!-- table growing -->
@@ -84,7 +90,9 @@ def test_tables_by_hand(folder, monkeypatch):
     assert '**+0.540** ± 0.039 (right: 50% against 50%) | 5 |' in text
     assert '| 0.0625 | holds |' in text.replace('0.062 |', '0.0625 |')
     assert '| a is above b | +0.540 ± 0.039 | holds |' in text
-    assert '| trunk (5 seeds) | as it is | no such |' in text and '| LIDAS | 50 | none |' in text
+    assert '| trunk (5 seeds) | as it is | nats | no such | looped | text |' in text
+    # -0.5 + seed / 10: mean -0.3, sd sqrt(.025)
+    assert '| LIDAS | 50 | -0.300 ± 0.196 | none | +1.000 ± 0.000 | 100% |' in text
     assert '| lidas | 5 | 2.020 ± 0.020 | 50.0 ± 0.0 |' in text
     assert text.startswith('Before\n<!-- table growing -->') and 'stale' not in text
     assert tables(folder, '--check') == text            # made again, it is the same
@@ -143,7 +151,18 @@ def test_the_pictures_show_the_mean_over_the_seeds_and_a_band_from_the_lowest_to
     (tmp_path / 'assets').mkdir()
     results.draw(tmp_path / 'results', dict(lidas='LIDAS'))
     assert {file.stem for file in (tmp_path / 'assets').glob('*.png')} == {
-        'adding', 'between', 'drawn', 'exits', 'layers', 'retrofit'}
+        'adding', 'between', 'drawn', 'exits', 'growing', 'layers', 'retrofit'}
+
+
+def test_the_curves_of_a_seed_are_its_logs_again():
+    "A growth between two measurements keeps its place, without a loss."
+    rows = [dict(seed=seed, run='lidas', step=step, flops=10.0 * step, depth=depth, loss=loss,
+                 **{'depth 3 right': right}) for seed in (0.0, 1.0)
+            for step, depth, loss, right in ((0, 2, 5.0, 0.1), (9, 4, '', ''), (25, 4, 2.0, 0.3))]
+    logs = results.logs_of(rows)['lidas']
+    assert len(logs) == 2 and [line['step'] for line in growths(logs[0])] == [9]
+    assert [(row['step'], row['loss'], row['depth 3']) for row in measured(logs)] == [
+        (0, 5.0, 0.1), (0, 5.0, 0.1), (25, 2.0, 0.3), (25, 2.0, 0.3)]
 
 
 @pytest.fixture
@@ -316,6 +335,8 @@ def test_the_readmes_models_in_small(small, tmp_path, monkeypatch, capsys):
     study.finish(one)
     rows = {(row['run'], row['way']): row for row in study.read_rows(one.file('page'))}
     assert len(rows) == 3 + 3 + 8 + 6 + 1
+    [[first, *others]], _ = results.logs_of(results.read_rows(one.file('curves'))).values()
+    assert first['step'] == 0 and others and set(first['kinds']) == {'copy'}
     assert rows['loop_1_2x3_1', 'as trained']['layers'] == '4'
     assert rows['lidas', 'as trained']['layers'] == '8'
     plain = rows['baseline', 'as trained']

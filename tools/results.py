@@ -1,4 +1,4 @@
-"""The tables of docs/RESULTS.md, ROWS.md and RECORDS.md, made anew from the rows of seeds.
+"""The tables of README.md, docs/RESULTS.md, ROWS.md and RECORDS.md, made anew from rows of seeds.
 
 The idea: docs/results/*.csv hold what was measured, a row a seed; docs/results/claims.toml says
 which contrasts were named before the runs. This command judges them (report/claims.py) and writes
@@ -20,7 +20,7 @@ from common.files import ROOT, reading, replace
 from common.options import read, words
 from report import records
 from report.claims import MARGINS, Contrast, verdicts
-from report.plot import draw_exits, draw_lines, draw_ways, show
+from report.plot import draw_exits, draw_lines, draw_runs, draw_ways, show
 from report.tables import mean, read_csv, where
 
 CHANCE = 1 / 3
@@ -37,7 +37,7 @@ LOOPED = {'text': 'loss on text', 'depth 3 right': 'depth 3 right, %'}
 ASKED = {'changed': 'what one run more changes, nats', 'loss': 'loss',
          'depth 3 right': 'depth 3 right, %'}
 DEEP = {f'depth {d} right': f'depth {d} right, %' for d in (4, 5, 6)}
-TEXTS = 'docs/RESULTS.md', 'docs/ROWS.md', 'docs/RECORDS.md'
+TEXTS = 'README.md', 'docs/RESULTS.md', 'docs/ROWS.md', 'docs/RECORDS.md'
 
 
 @dataclass
@@ -172,28 +172,58 @@ def short_table(claims, tables):
     return lines
 
 
-def cross_table(spec, rows):
-    """Markdown: a line a run, a column a description of its rows, means of a share over the seeds
-    that have all runs."""
+def unit_of(measure):
+    "(the factor with which a number is printed, its digits)"
+    share = measure in SHARES or measure.endswith('right')
+    return (100, 1) if share else UNITS.get(measure, (1, 3))
+
+
+def interval(values, measure, sign=''):
+    "'0.694 ± 0.002': a mean over seeds, and half its 95% interval."
+    factor, digits = unit_of(measure)
+    c = Contrast([factor * v for v in values], [0.0] * len(values))
+    half = f' ± {c.half(0.95):.{digits}f}' if c.known else ''
+    return f'{c.mean:{sign}.{digits}f}{half}'
+
+
+def cell_values(line, column, measure, rows):
+    """{seed: the number} of a cell: of the rows that the line and the column describe together, or
+    of how far it is from another column's (`less`), or of how large a share of another line's."""
+    at = line['rows'] | column.get('rows', {})
+    values = values_of(rows, at, measure)
+    if less := column.get('less'):
+        off = values_of(rows, at | less, measure)
+        return {seed: v - off[seed] for seed, v in values.items()}
+    if whole := column.get('share_of'):
+        of = values_of(rows, at | whole, measure)
+        return {seed: v / of[seed] for seed, v in values.items()}
+    return values
+
+
+def models_table(spec, rows):
+    "Markdown: a line a model, a column a measure or a way. Means over the seeds with all cells."
     columns = spec['columns']
-    seeds = {row['seed'] for row in rows}
-    complete = [seed for seed in seeds if all(where(rows, run=run, seed=seed)
-                                              for run in spec['rows'])]
-    rows = [row for row in rows if row['seed'] in complete]
-    n = f'{len(complete)} seed{"s" * (len(complete) != 1)}'
-    lines = [f'| trunk ({n}) | ' + ' | '.join(c['is'] for c in columns) + ' |',
+    measures = [column.get('measure', spec.get('measure')) for column in columns]
+    cells = [[cell_values(line, column, measure, rows)
+              for column, measure in zip(columns, measures)] for line in spec['lines']]
+    measured = [set(cell) for line in cells for cell in line if cell]
+    seeds = set.intersection(*measured) if measured else set()
+    n = f'{len(seeds)} seed{"s" * (len(seeds) != 1)}'
+    lines = [f'| {spec["of"]} ({n}) | ' + ' | '.join(c['is'] for c in columns) + ' |',
              '|' + '---|' * (len(columns) + 1)]
-    for run, label in spec['rows'].items():
-        cells = []
-        for column in columns:
-            cell_rows = where(rows, run=run, way=column['way'])
-            cell_rows = [row for row in cell_rows if row['added'] in column.get('added', [0])]
-            if cell_rows:
-                share = mean([row[spec['measure']] for row in cell_rows])
-                cells.append(f'{100 * share:.0f}')
+    for line, row in zip(spec['lines'], cells):
+        texts = []
+        for column, measure, cell in zip(columns, measures, row):
+            values = [cell[seed] for seed in sorted(seeds) if seed in cell]
+            if not values:
+                texts.append(column.get('none', ''))
+            elif 'share_of' in column:
+                texts.append(f'{100 * mean(values):.0f}%')
+            elif column.get('round', spec.get('round')):
+                texts.append(f'{unit_of(measure)[0] * mean(values):.0f}')
             else:
-                cells.append(column.get('none', ''))
-        lines.append(f'| {label} | ' + ' | '.join(cells) + ' |')
+                texts.append(interval(values, measure, '+' if 'less' in column else ''))
+        lines.append(f'| {line["is"]} | ' + ' | '.join(texts) + ' |')
     return lines
 
 
@@ -210,11 +240,7 @@ def numbers_table(spec, rows):
         cells = [f'{key:g}' if isinstance(key, float) else key for key in at]
         for measure in measures:
             values = [row[measure] for row in group if isinstance(row.get(measure), float)]
-            share = measure in SHARES or measure.endswith('right')
-            factor, digits = (100, 1) if share else UNITS.get(measure, (1, 3))
-            c = Contrast([factor * v for v in values], [0.0] * len(values))
-            cells.append('' if not values else f'{c.mean:.{digits}f}'
-                         + (f' ± {c.half(0.95):.{digits}f}' if c.known else ''))
+            cells.append(interval(values, measure) if values else '')
         cells.insert(len(keys), str(len(group)))
         lines.append('| ' + ' | '.join(cells) + ' |')
     return lines
@@ -224,7 +250,7 @@ def all_tables(spec, folder):
     "{name: the lines of its table}"
     claims = spec.get('claim', [])
     rows = {name: read_rows(folder / f'{name}.csv')
-            for name in dict.fromkeys(each['table'] for kind in ('claim', 'numbers', 'cross')
+            for name in dict.fromkeys(each['table'] for kind in ('claim', 'numbers', 'models')
                                       for each in spec.get(kind, []))}
     tables = dict(records=records.table(read_rows(folder / 'records.csv')))
     for section in dict.fromkeys(claim['section'] for claim in claims):
@@ -233,8 +259,8 @@ def all_tables(spec, folder):
         tables[f'{section}, in short'] = short_table(section_claims, rows)
     for each in spec.get('numbers', []):
         tables[each['name']] = numbers_table(each, rows[each['table']])
-    for each in spec.get('cross', []):
-        tables[each['name']] = cross_table(each, rows[each['table']])
+    for each in spec.get('models', []):
+        tables[each['name']] = models_table(each, rows[each['table']])
     return tables
 
 
@@ -278,11 +304,26 @@ def main(argv=None):
             replace(file, after.encode())
         print(f'{file} says what the rows say')
     if not args.check:
-        draw(folder, spec['cross'][0]['rows'])
+        draw(folder, {line['rows']['run']: line['is'] for line in spec['models'][0]['lines']})
+
+
+def logs_of(rows):
+    "{run: [a log for each seed]}, as read_groups has them, from the rows of curves.csv."
+    groups = {}
+    for row in rows:
+        line = {key: row[key] for key in ('step', 'flops', 'depth')}
+        if row['loss'] != '':           # it is empty where a model grows between two measurements
+            line |= dict(val_loss=row['loss'], kinds={
+                kind.removesuffix(' right'): dict(accuracy=share)
+                for kind, share in row.items() if kind.endswith(' right')})
+        groups.setdefault(row['run'], {}).setdefault(row['seed'], []).append(line)
+    return {run: list(seeds.values()) for run, seeds in groups.items()}
 
 
 def draw(folder, names):
     "The pictures of the rows, beside the texts."
+    if curves := named(folder, 'curves', names):
+        show(folder.parent / 'assets/growing.png', draw_runs, logs_of(curves), ['loss', 'depth 3'])
     def picture(name, draw, table, names, *how):
         show(folder.parent / f'assets/{name}.png', draw, named(folder, table, names), *how)
     picture('adding', draw_ways, 'depth', names, ['depth 5 right', 'text'], CHANCE)

@@ -202,7 +202,7 @@ EXIT_DEPTHS = (4, 5)
 EXIT_QUESTIONS = 100
 # these columns describe a row; all others are measured
 SETTINGS = ('run', 'way', 'added', 'by', 'at', 'factor', 'value', 'examples', 'r', 'layer',
-            'rank')
+            'rank', 'step')
 MOST_R = 8
 EXITS = {'latent': (0.02, 0.05, 0.1, 0.2, 0.4), 'sure': (0.003, 0.01, 0.03, 0.1, 0.3),
          'fixed r': (1, 2, 3, 4, 5, MOST_R)}
@@ -559,7 +559,7 @@ DEEPER_BY_TWO = dict(baseline='3-2x2-3', lidas='3-2x2-3', loop_1_2x3_1='1-2x4-1'
 
 class Page(Job):
     "The models that the README shows, on the toy that `make` trains: what is asked of each."
-    tables = ('page',)
+    tables = ('page', 'curves')
     train_options = ['--save_every=100']     # evaluated often, for the curves of growing
 
     def runs(self):
@@ -600,6 +600,20 @@ class Page(Job):
                                        ('rk, K = 4', 'rk', 4), ('rk, K = 3', 'rk', 3)):
                     with looped(model, (2, 5), method, K):
                         row(name, way, model)
+        return rows
+
+    def curves(self):
+        "What was measured in training: the lines of the logs with a measurement or a growth."
+        rows = []
+        for name in ('baseline', 'lidas'):
+            for line in read_log(self.root / name):
+                row = {key: line[key] for key in ('step', 'flops', 'depth')}
+                if 'val_loss' in line:
+                    row |= dict(loss=line['val_loss']) | {
+                        f'{kind} right': answers['accuracy']
+                        for kind, answers in line['kinds'].items() if kind != 'text'}
+                if 'val_loss' in line or 'grown' in line:
+                    rows.append(dict(seed=self.seed, run=name) | row)
         return rows
 
 
