@@ -85,21 +85,17 @@ def untie(model, order, optimizer=None):
     with torch.device('meta'):      # no weights yet: all will be copies
         new = LM(dataclasses.replace(model.config, n_layer=len(order), order=None))
     new.layers = torch.nn.ModuleList(copy.deepcopy(model.layers[i]) for i in order)
-    others = copy.deepcopy({name: module for name, module in model.named_children()
-                            if name != 'layers'})
-    for name, module in others.items():      # one deepcopy for all of them keeps a tied head tied
-        setattr(new, name, module)
-    for name, buffer in model.named_buffers(recurse=False):
-        setattr(new, name, buffer.clone())
+    # one deepcopy for the three keeps a tied head tied
+    new.embed, new.norm, new.head = copy.deepcopy((model.embed, model.norm, model.head))
+    new.cos, new.sin = model.cos.clone(), model.sin.clone()
     new.train(model.training)
 
     copies = {}                 # old parameter -> its new copies, in the order of the layers
     for i, layer in zip(order, new.layers):
         for old, fresh in zip(model.layers[i].parameters(), layer.parameters()):
             copies.setdefault(old, []).append(fresh)
-    for name, module in others.items():
-        for old, fresh in zip(getattr(model, name).parameters(), module.parameters()):
-            copies[old] = [fresh]
+    for name in ('embed', 'norm', 'head'):
+        copies[getattr(model, name).weight] = [getattr(new, name).weight]
     if optimizer is not None:
         hand_over(optimizer if isinstance(optimizer, (list, tuple)) else [optimizer], copies, new)
     return new

@@ -139,17 +139,17 @@ class Attention(nn.Module):
         self.k = nn.Linear(C, self.n_kv_head * hd, bias=False)
         self.v = nn.Linear(C, self.n_kv_head * hd, bias=False)
         self.o = nn.Linear(self.n_head * hd, C, bias=False)
-        norm = lambda: nn.RMSNorm(hd, config.norm_eps) if config.qk_norm else None
-        self.q_norm, self.k_norm = norm(), norm()
+        self.q_norm = nn.RMSNorm(hd, config.norm_eps) if config.qk_norm else None
+        self.k_norm = nn.RMSNorm(hd, config.norm_eps) if config.qk_norm else None
 
     def forward(self, x, rope, slot=None, mask=None):
         B, T, _ = x.shape
-        q, k, v = (project(x).view(B, T, heads, -1) for project, heads in
-                   ((self.q, self.n_head), (self.k, self.n_kv_head), (self.v, self.n_kv_head)))
+        q = self.q(x).view(B, T, self.n_head, -1)                               # (B, T, H, hd)
+        k = self.k(x).view(B, T, self.n_kv_head, -1)
+        v = self.v(x).view(B, T, self.n_kv_head, -1)
         if self.q_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         # In this layout a GPU's kernel gives its result back, so that the reshape below is free.
-        rope = [table[:, None] for table in rope]                               # (T, 1, hd/2) each
         q, k = rotate(q, rope), rotate(k, rope)
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))                        # (B, H, T, hd)
         causal = mask is None
@@ -252,7 +252,7 @@ class LM(nn.Module):
         if cache is not None and depth + len(order) > len(cache.layers):
             raise Refused(f'the order ends at depth {depth + len(order)}, but the cache has '
                           f'{len(cache.layers)} slots')
-        rope = self.cos[start:end], self.sin[start:end]                         # (T, hd/2) each
+        rope = self.cos[start:end, None], self.sin[start:end, None]             # (T, 1, hd/2) each
         scales = [None] * len(order)
         if self.config.ln_scaling:
             depths = torch.arange(depth + 1, depth + len(order) + 1, device=x.device)

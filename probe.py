@@ -56,12 +56,6 @@ def depth_score_by_hand(model, tokens, boundaries):
 PARTS = ('layer', 'attn', 'mlp')
 
 
-def order_of(model, order=None):
-    if order is not None and model.recurs:
-        raise Refused('a recurrent core runs in an order of its own: its probes take no other')
-    return model.order if order is None else check_order(order, len(model.layers))
-
-
 def watch(change=lambda depth, part, update: update):
     """(tap, updates): a tap that puts every sublayer's update through `change`, and a dict that a
     forward pass with this tap fills, {depth: the update of the whole layer}."""
@@ -78,6 +72,8 @@ def watch(change=lambda depth, part, update: update):
 def record(model, tokens, order=None):
     """What each layer got and what its sublayers added: {'input', 'attn', 'mlp'}, (D, B, T, C)
     each, and the last stream, 'out' (B, T, C)."""
+    if model.recurs and order is not None:
+        raise Refused('a recurrent core runs in an order of its own: its probes take no other')
     if model.recurs and model.fresh and model.start != 'zero':
         raise Refused('each forward of this model begins with fresh noise, which would be measured '
                       'too: set model.fresh = False')
@@ -116,10 +112,10 @@ class Erasure:
     def __init__(self, model, tokens, part='layer', future=True, boundaries=None, order=None):
         check_choice('part', part, PARTS)
         self.model, self.tokens, self.part = model, tokens, part
-        self.order = order_of(model, order)
+        self.order = model.order if order is None else list(order)
         B, T = tokens.shape
-        self.was = record(model, tokens, order)
-        self.updates = self.was['attn'] + self.was['mlp']                   # (D, B, T, C)
+        self.plain = record(model, tokens, order)
+        self.updates = self.plain['attn'] + self.plain['mlp']                   # (D, B, T, C)
         self.sizes = self.updates.norm(dim=-1).clamp(min=torch.finfo(self.updates.dtype).tiny)
         ts = torch.tensor(pick_boundaries(T, boundaries) if future else [T - 1])[:, None]
         # (boundaries, T): where the layer is erased, and where its effect is looked at
@@ -153,7 +149,7 @@ class Erasure:
         if self.model.recurs:
             x = self.model.hidden(self.tokens.repeat(n, 1), tap=tap)
         else:           # nothing before the layer changes
-            x = self.was['input'][s].repeat(n, 1, 1)
+            x = self.plain['input'][s].repeat(n, 1, 1)
             x = self.model.run(x, self.order[s:], depth=s, tap=tap)
         return x.view(n, B, T, -1), {d: u.view(n, B, T, -1) for d, u in updates.items()}
 
@@ -174,7 +170,7 @@ class Erasure:
         n, B, T, _ = x.shape
         V = self.model.config.vocab_size
         for some in torch.arange(B).split(max(1, PROBABILITIES_AT_ONCE // (n * T * V))):
-            change = probabilities(x[:, some]) - probabilities(self.was['out'][some])
+            change = probabilities(x[:, some]) - probabilities(self.plain['out'][some])
             change = change.norm(dim=-1).masked_fill(~self.seen[ts][:, None], 0)        # (n, b, T)
             outputs[s, some] = torch.maximum(outputs[s, some], change.amax(dim=(0, 2)))
 
@@ -186,13 +182,13 @@ def local_effects(erasure, progress=iter):
     if e.model.recurs:
         raise Refused('local effects take a contribution out of a later input: behind an adapter '
                       'there is none to take; use propagate=True')
-    contribution = e.updates if e.part == 'layer' else e.was[e.part]        # (D, B, T, C)
+    contribution = e.updates if e.part == 'layer' else e.plain[e.part]        # (D, B, T, C)
     matrix = e.zeros(D)
     for s in progress(range(D)):
         for ts in e.slices:
             missing = contribution[s].masked_fill(~e.gone[ts][:, None, :, None], 0)
             for d in range(s + 1, D):
-                x = e.was['input'][d] - missing                             # (n, B, T, C)
+                x = e.plain['input'][d] - missing                             # (n, B, T, C)
                 tap, updates = watch()
                 e.model.run(x.flatten(0, 1), [e.order[d]], depth=d, tap=tap)
                 moved = e.moved(updates[d].view(x.shape), d, ts)

@@ -107,19 +107,20 @@ class Recurrent(LM):
     def first_state(self, e, position, generator):
         if self.start == 'zero':
             return torch.zeros_like(e)
-        std = self.state_std
         if generator is None and self.fresh:
             self.forwards += 1
             generator = torch.Generator().manual_seed(draw(0, 'first state', self.forwards))
-        if isinstance(generator, torch.Generator):
-            return self.noise(e.shape, generator).to(e) * std                   # (B, T, C)
-        if generator is not None:       # one for each sequence
-            return torch.stack([self.noise(e.shape[1:], g).to(e) for g in generator]) * std
-        end = position + e.shape[1]
-        if self.table is None or len(self.table) < end:
-            with torch.inference_mode(False):       # else nothing could be trained with it later
-                self.table = self.make_table(end, e.shape[-1])
-        return (self.table[position:end].to(e) * std).expand_as(e)
+        if generator is None:
+            end = position + e.shape[1]
+            if self.table is None or len(self.table) < end:
+                with torch.inference_mode(False):   # else nothing could be trained with it later
+                    self.table = self.make_table(end, e.shape[-1])
+            s = self.table[position:end]                                        # (T, C)
+        elif isinstance(generator, torch.Generator):
+            s = self.noise(e.shape, generator)                                  # (B, T, C)
+        else:       # one for each sequence
+            s = torch.stack([self.noise(e.shape[1:], g) for g in generator])
+        return (s.to(e) * self.state_std).expand_as(e)
 
     def make_table(self, end, width):
         """The first states of the positions before `end`, and some more: the whole context would be
@@ -150,7 +151,9 @@ class Recurrent(LM):
         r = self.mean if r is None else r
         if r < 1:
             raise Refused(f'r={r} is too small: the core must run at least once (try r=1)')
-        most = self.backprop_depth if backprop_depth is None else backprop_depth
+        if backprop_depth is None:
+            backprop_depth = self.backprop_depth
+        first_learned = r - backprop_depth      # the runs before keep no graph
         if cache is None and exit is not None:
             cache = self.new_cache(r)           # it keeps the keys of tokens that have stopped
         if cache is not None:       # with another r, the coda would read the core's keys
@@ -161,10 +164,10 @@ class Recurrent(LM):
         e = self.run(self.embed(tokens), self.prelude, cache=cache, tap=tap)    # (B, T, C)
         s = self.first_state(e, position, generator)
         for i in range(r):
-            if i == r - most:       # autocast would reuse weights that it has cast without a graph
+            if i == first_learned:      # autocast would reuse weights that it cast without a graph
                 torch.clear_autocast_cache()
-            # truncated back-propagation: only the last recurrences keep a graph
-            with torch.set_grad_enabled(torch.is_grad_enabled() and i >= r - most):
+            # truncated back-propagation
+            with torch.set_grad_enabled(torch.is_grad_enabled() and i >= first_learned):
                 if exit is None:
                     s = self.recur(s, e, i, cache, tap)
                 else:
@@ -191,23 +194,22 @@ class Recurrent(LM):
         """Training FLOPs of one token, as LM.flops_per_token counts; a recurrence without a
         backward pass costs a third."""
         r = self.mean if r is None else r
-        most = self.backprop_depth if backprop_depth is None else backprop_depth
+        learned = min(r, self.backprop_depth if backprop_depth is None else backprop_depth)
         count = super().flops_per_token
         head = count([], context=context)
         once = count(self.core, context=context) - head
         if self.adapter is not None:
             once += 6 * self.adapter.weight.numel()
         outside = count(self.prelude + self.coda, context=context)
-        return outside + min(r, most) * once + max(r - most, 0) * once // 3
+        return outside + learned * once + (r - learned) * once // 3
 
     def flops_paper(self, mean=None):
         """The paper's count: 6 for each weight with a backward pass and 2 for each without, at
         the mean number of recurrences."""
         prelude, core, coda = self.parts()
         mean = self.mean if mean is None else mean
-        most = self.backprop_depth
-        trained = prelude + coda + min(mean, most) * core
-        return 6 * trained + 2 * max(mean - most, 0) * core
+        learned = min(mean, self.backprop_depth)
+        return 6 * (prelude + coda + learned * core) + 2 * (mean - learned) * core
 
 
 # ------------------------------------------------------------------------------------------ surgery
@@ -262,13 +264,14 @@ def sample_recurrence(mean, step, seed):
 def recurrence_curriculum(step, steps, mean, warm_fraction, shape='linear'):
     """The mean for sample_recurrence at a step: a staircase from 1 to `mean` over the first part of
     the steps, then `mean`."""
-    shapes = {'linear': lambda t: t, '1-sqrt': lambda t: 1 - math.sqrt(1 - t)}
-    if shape not in shapes:
-        raise Refused(f'the curriculum {shape!r} is not known: {", ".join(shapes)}')
+    check_choice('curriculum_shape', shape, ('linear', '1-sqrt'))
     warm = warm_fraction * steps
     if step + 1 >= warm:
         return mean
-    return max(1, math.ceil(mean * shapes[shape]((step + 1) / warm) - 1e-9))
+    risen = (step + 1) / warm
+    if shape == '1-sqrt':
+        risen = 1 - math.sqrt(1 - risen)
+    return max(1, math.ceil(mean * risen - 1e-9))
 
 
 if __name__ == '__main__':

@@ -127,9 +127,8 @@ def train(config):
     "Train to the end (returns 0) or until a signal (returns its number); a second call resumes."
     c, out = config, Path(config.out_dir)
     with contextlib.ExitStack() as at_the_end:
-        world = at_the_end.enter_context(World(c.device, c.dtype))
+        world = at_the_end.enter_context(World(c.device, c.dtype, c.compile))
         world.first_does(lambda: at_the_end.enter_context(lock_folder(out)))
-        compiles = world.compiles(c.compile)
         data, val = open_data(c, world)
         resumes = c.resume and checkpoint.exists(out)
         model, plan, so_far, states = resume(c, data) if resumes else begin(c, data)
@@ -138,11 +137,11 @@ def train(config):
         load_optimizers(optimizers, states, out)
         del states
         # each Block is compiled in place; with several processes, this is DDP around the model
-        wrapped = world.wrap(model, compiles)
-        step, flops, seconds = so_far['step'], so_far['flops'], so_far['seconds']
+        wrapped = world.wrap(model)
+        step = so_far['step']
         tokens_a_step = c.batch_size * c.context
 
-        log = open_log(c, world, data['data'], val, model, step, resumes, compiles)
+        log = open_log(c, world, data['data'], val, model, step, resumes)
         batch = fetch(c, world, plan, data, step)
         stop = at_the_end.enter_context(Stop())
         while step < c.steps:
@@ -151,18 +150,18 @@ def train(config):
 
             # ---- does the model change? It grows, or begins to run its layers in another order.
             grows = now.n_layer > len(model.layers)
-            reorders = now.order is not None and list(now.order) != model.order
+            reorders = now.order not in (None, model.order)
             if grows or reorders or now.rank > model.rank:
                 before = validate(c, world, model, val)['val_loss']
                 if grows:
                     keep_stage(c, world, model, so_far)
                     model = untie(model, now.origin, optimizers)    # the optimizers become its own
-                    wrapped = world.wrap(model, compiles)
+                    wrapped = world.wrap(model)
                 else:
-                    model.config.order = list(now.order)
+                    model.config.order = now.order
                 if now.rank > model.rank:
                     model, optimizers = add_differences(c, model, optimizers)
-                    wrapped = world.wrap(model, compiles)
+                    wrapped = world.wrap(model)
                 after = validate(c, world, model, val)['val_loss']
                 news['grown' if grows else 'looped'] = dict(before=before, after=after)
 
@@ -193,15 +192,16 @@ def train(config):
             asked = int(world.max_over_ranks(stop.asked))
             seconds_taken = time.perf_counter() - began
             step_flops = tokens_a_step * model.flops_per_token(**now.how, context=c.context)
-            flops, seconds = flops + step_flops, seconds + seconds_taken
-            so_far.update(step=step, tokens=step * tokens_a_step, flops=flops, seconds=seconds)
+            so_far.update(step=step, tokens=step * tokens_a_step)
+            so_far['flops'] += step_flops
+            so_far['seconds'] += seconds_taken
 
             # ---- what is noted
             if step % c.eval_every == 0 or step == c.steps:
                 news |= validate(c, world, model, val)
             if news or step % c.log_every == 0:
-                log.write(step=step, tokens=step * tokens_a_step, flops=flops,
-                          seconds=round(seconds, 1), n_layer=len(model.layers),
+                log.write(step=step, tokens=so_far['tokens'], flops=so_far['flops'],
+                          seconds=round(so_far['seconds'], 1), n_layer=len(model.layers),
                           depth=len(model.order), lr=c.lr * now.lr_fraction, loss=loss,
                           grad_norm=norm, tokens_per_s=round(tokens_a_step / seconds_taken),
                           **now.how, **news)
@@ -220,7 +220,7 @@ def train(config):
             return asked
         if world.first:
             from engine.words import report
-            report(c, model, flops)
+            report(c, model, so_far['flops'])
         return 0
 
 
@@ -257,14 +257,13 @@ def backward(c, world, model, batch, step, how):
     tokens, targets, count = batch
     total = max(1.0, world.sum_over_ranks(count))          # where no target counts, the loss is 0
     loss = 0.0
-    row = world.rank * len(tokens)
     last = c.grad_accum - 1
     for i, (x, y) in enumerate(zip(tokens.chunk(c.grad_accum), targets.chunk(c.grad_accum))):
         if 'r' in how:      # a recurrent core: a row's first state does not depend on the process
-            seeds = [draw(c.seed, f'state of row {row + j}', step) for j in range(len(x))]
+            first = world.rank * len(tokens) + i * len(x)       # of this piece's rows
+            seeds = [draw(c.seed, f'state of row {first + j}', step) for j in range(len(x))]
             generators = [torch.Generator(world.device).manual_seed(seed) for seed in seeds]
             how = how | dict(generator=generators)
-        row += len(x)
         # DDP adds the gradients up with the last piece, and divides by the number of processes.
         with model.no_sync() if world.size > 1 and i < last else contextlib.nullcontext():
             # the model's loss is a mean; times the number of its targets it is a sum
@@ -327,9 +326,9 @@ def begin(c, data):
     so_far = dict(step=0, tokens=0, flops=0, seconds=0.0, inherited_flops=0)
     if not c.init_from:
         plan = Plan(c)
-        order = plan.main_order and list(plan.main_order)
         model = LM(model_config(c, vocab_size=c.vocab_size or data['data'].vocab_size,
-                                n_layer=plan.at(0).n_layer, order=order))
+                                n_layer=plan.at(0).n_layer))
+        plan.set_up(model)
         return model, plan, so_far, []
     parent = checkpoint.load(c.init_from)
     model = checkpoint.build_model(parent, c.init_from, merged=False)
@@ -375,7 +374,7 @@ def save(c, world, model, optimizers, plan, data, so_far, log):
     world.wait()
 
 
-def open_log(c, world, loader, val, model, step, resumes, compiles):
+def open_log(c, world, loader, val, model, step, resumes):
     """Move what must not stay in out_dir aside, write run.json, print a few words, open the log.
     The first line of a new run measures the untrained model."""
     world.wait()        # now that no process can refuse any more
@@ -390,7 +389,7 @@ def open_log(c, world, loader, val, model, step, resumes, compiles):
             data=[each.about.origin for each in loader.sets]))
     layers = sum(p.numel() for p in model.layers.parameters())
     many = f' x {world.size}' if world.size > 1 else ''
-    world.say(f'device {world.device}{many}, compile {"on" if compiles else "off"}; '
+    world.say(f'device {world.device}{many}, compile {"on" if world.compiles else "off"}; '
               f'{model.num_params():,} parameters ({layers:,} in {len(model.layers)} layers), '
               f'depth {len(model.order)}, {model.flops_per_token(context=c.context):,} FLOPs per '
               f'token\n{c.steps:,} steps of {c.batch_size} x {c.context} = '
@@ -410,7 +409,7 @@ def read_config(argv):
     "A config file and the settings after it. What init_from decides may not be set beside it."
     values = given(Config, argv)
     decided = MODEL_SETTINGS & values.keys() if values.get('init_from') else ()
-    for name in decided:
+    for name in sorted(decided):
         raise Refused(f'{name}={values[name]} has no effect beside init_from='
                       f'{values["init_from"]}: that checkpoint decides the shape of the model, so '
                       f'leave {name} out')

@@ -42,7 +42,7 @@ BOUNDS = dict(
     port=(0, 65535), jobs=(1, 1000), temperature=(0.0, 1e6), top_k=(1, 2 ** 24))
 
 
-def check_bounds(values, before='', bounds=BOUNDS):
+def check_bounds(values, prefix='', bounds=BOUNDS):
     "Every number in `values` that has a name in the table must lie between its bounds."
     for name, value in values.items():
         least, most = bounds.get(name, (None, None))
@@ -50,9 +50,9 @@ def check_bounds(values, before='', bounds=BOUNDS):
             if least is None or type(number) not in (int, float):
                 continue
             if not number >= least:
-                raise Refused(f'{before}{name}={short(number)} must be at least {least:g}')
+                raise Refused(f'{prefix}{name}={short(number)} must be at least {least:g}')
             if number > most or not math.isfinite(number):
-                raise Refused(f'{before}{name}={short(number)} must be at most {most:,}')
+                raise Refused(f'{prefix}{name}={short(number)} must be at most {most:,}')
 
 
 # the types of values, as a message calls them
@@ -98,11 +98,11 @@ def fit_fields(cls, values, where, others=False):
             raise Refused(f'{where}: there is no setting {short(name)}{nearest(name, types_of)}')
     own = {each.name: each.metadata['bounds'] for each in fields(cls)
            if 'bounds' in each.metadata}
-    check_bounds(fitted, before(where), BOUNDS | own)
+    check_bounds(fitted, prefix_of(where), BOUNDS | own)
     return fitted
 
 
-def before(where):
+def prefix_of(where):
     "How a message about a value of this place begins: --steps=0 ..., or config/x.py: steps=0 ..."
     return '--' if where == COMMAND_LINE else f'{where}: '
 
@@ -135,7 +135,7 @@ def fit(name, value, wanted, where):
                         for key, item in value.items()}
         elif kind is Path and isinstance(value, (str, Path)):
             if not Path(value).name:
-                raise Refused(f'{before(where)}{name}={value} does not name a file or a folder')
+                raise Refused(f'{prefix_of(where)}{name}={value} does not name a file or a folder')
             return Path(value)
         elif is_dataclass(kind):
             return fill(kind, value, where, others=True)
@@ -144,7 +144,7 @@ def fit(name, value, wanted, where):
     words = [word for choice in choices if typing.get_origin(choice) is typing.Literal
              for word in typing.get_args(choice)]
     if words:
-        check_choice(f'{before(where)}{name}', value, words)
+        check_choice(f'{prefix_of(where)}{name}', value, words)
     names = ' or '.join(IN_WORDS.get(typing.get_origin(choice) or choice, str(choice))
                         for choice in choices)
-    raise Refused(f'{before(where)}{name} must be {names}, not {short(value)}')
+    raise Refused(f'{prefix_of(where)}{name} must be {names}, not {short(value)}')

@@ -37,9 +37,10 @@ def words(least=1):
     return field(metadata=dict(words='all', least=least), default_factory=list)
 
 
-def from_text(make, bounds=(None, None), **default):
+def from_text(make, **default):
     "A field whose value is make(the text), such as 10_000_000_000 from 10B."
-    return field(metadata=dict(make=make, bounds=bounds), **default)
+    no_bounds = None, None      # what is made of the text has none in the table
+    return field(metadata=dict(make=make, bounds=no_bounds), **default)
 
 
 def others():

@@ -75,7 +75,7 @@ def permute(i, n, key):
 class Shard:
     file: str                                   # in the folder of the dataset
     sha256: dict[str, str]                      # of the .bin, and of what stands beside it
-    tokens: int = within(0, 2 ** 62)
+    tokens: int = within(1, 2 ** 62)
 
 
 @dataclass

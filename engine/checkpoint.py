@@ -33,22 +33,22 @@ FILE = 'ckpt.pt'
 @dataclass
 class State:
     "What a checkpoint may hold; a model's has the first three, a run's all that concern it."
-    kind: Literal['lm', 'recurrent', 'relaxed'] = 'lm'
-    model: dict[str, torch.Tensor] = None
-    model_config: dict = None
-    recurrent: dict = None              # what Recurrent is made with
-    rank: int = within(1, 2 ** 20, default=1)           # what Relaxed is made with
-    optimizers: list[dict] = None
-    config: dict | None = None          # the settings of the run
-    start: dict = None                  # engine.plan.Start
-    tokenizer: str = None
-    data: list[dict] = None             # checksums of what it has read
-    cooldown_data: list[dict] = None
-    step: int = 0
-    tokens: int = within(0, 2 ** 62, default=0)
-    flops: int | float = within(0, 1e60, default=0)
-    seconds: float = within(0, 1e12, default=0)
-    inherited_flops: int | float = within(0, 1e60, default=0)
+    kind: Literal['lm', 'recurrent', 'relaxed']
+    model: dict[str, torch.Tensor]
+    model_config: dict
+    recurrent: dict                     # what Recurrent is made with
+    rank: int = within(1, 2 ** 20)      # what Relaxed is made with
+    optimizers: list[dict]
+    config: dict | None                 # the settings of the run
+    start: dict                         # engine.plan.Start
+    tokenizer: str
+    data: list[dict]                    # checksums of what it has read
+    cooldown_data: list[dict]
+    step: int
+    tokens: int = within(0, 2 ** 62)
+    flops: int | float = within(0, 1e60)
+    seconds: float = within(0, 1e12)
+    inherited_flops: int | float = within(0, 1e60)
 
 
 @dataclass

@@ -116,7 +116,7 @@ def models(config):
         model = parent if config.init_from else empty(config, now.n_layer)
         if now.rank > model.rank:       # its positions add differences
             from variants.relaxed import relax
-            model.config.order = list(now.order)
+            model.config.order = now.order
             with model.embed.weight.device:     # meta: without weights
                 model = relax(model, now.rank)
         return model
@@ -128,7 +128,7 @@ def counted(plan, model, first, end):
     alike = collections.Counter()
     for step in range(first, end):
         now = plan.at(step)
-        alike[now.drawn or now.order, now.r, now.backprop_depth] += 1
+        alike[tuple(now.drawn or now.order or ()), now.r, now.backprop_depth] += 1
     total = 0
     context = plan.config.context
     for (order, r, backprop_depth), n in alike.items():

@@ -22,7 +22,7 @@ from data.tokenizer import get_tokenizer, refuse_another_tokenizer, start_of_doc
 from data.tokens import Loader, measure
 from engine.checkpoint import describe
 from loop import fit_loop
-from model import LM, KVCache
+from model import LM
 
 
 def score(model_like, tokenizer, examples, **options):
@@ -152,7 +152,7 @@ class Branched:
 def shared(model, prompt, options):
     "The same, with each prompt read once: its cache is handed to all of its options."
     B, O, W = options.shape
-    cache = KVCache(len(model.order))
+    cache = model.new_cache()
     first = model.head(model.norm(model.hidden(prompt, cache=cache)[:, -1:]))        # (B, 1, V)
     first = first[:, None].expand(B, O, 1, -1)
     if W == 1:

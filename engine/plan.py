@@ -12,7 +12,7 @@ decay on); "Retrofitted Recurrence", section 4.2.
 
 Usage:
     plan = Plan(config)         # of a new model; Plan(config, Start.of(model)) of another's
-    plan.at(300)                # Step(lr=1.0, n_layer=8, origin=(0, 1, 2, 3, 2, 3, 4, 5), ...)
+    plan.at(300)                # Step(lr_fraction=1.0, n_layer=8, ...)
 """
 import math
 from dataclasses import dataclass, fields
@@ -43,14 +43,14 @@ class Start:
 class Step(NamedTuple):
     lr_fraction: float                  # of the peak rate
     n_layer: int
-    origin: tuple | None                # the layers of the stage before that these are copies of
-    order: tuple | None                 # None: a recurrent core's own
+    origin: list | None                 # the layers of the stage before that these are copies of
+    order: list | None                  # None: a recurrent core's own
     data: str                           # the setting that names what is read,
     batch: int                          # and which batch of it
     r: int | None = None                # how often a recurrent core runs,
     backprop_depth: int | None = None   # and through how many of these gradients go back
     rank: int = 0                       # of the differences that the positions of a loop add
-    drawn: tuple | None = None          # the order of this step alone: its loop ran so often
+    drawn: list | None = None           # the order of this step alone: its loop ran so often
 
     @property
     def how(self):
@@ -69,16 +69,13 @@ class Plan:
         self.mean = c.recurrence or self.start.mean
         self.backprop_depth = c.backprop_depth or self.start.backprop_depth
         self.refuse_what_excludes()
+        # [(first step, layers)] of each stage
         self.stages = [(0, self.start.n_layer if c.init_from else c.n_layer)]
         if c.grow:
             with refusing(OverflowError):
                 self.stages = growth_plan(c.grow, c.n_layer, c.grow_block, self.cooldown_start,
                                           c.grow_alpha)
-        # stages: [(first step, layers)]; origins: which layers of the stage before were copied
-        self.origins = [None] + [tuple(GROWTH[c.grow](depth, c.grow_block))
-                                 for _, depth in self.stages[:-1]]
-        parent_order = self.start.order and tuple(self.start.order)
-        self.main_order = self.order_of('loop') or parent_order         # None: each layer once
+        self.main_order = self.order_of('loop') or self.start.order     # None: each layer once
         self.cooldown_order = self.order_of('cooldown_loop')            # None: the same as before
         if c.loop_mean:
             self.refuse_what_cannot_be_drawn()
@@ -143,10 +140,9 @@ class Plan:
         taken = range(max(1, at))       # what it began with counts as taken too
         agree = all(self.at(step) == old_plan.at(step) for step in taken)
         move = 'choose another --out_dir, or move that run out of the way by --resume=false'
+        free = MAY_DIFFER | set_by_parent | (MAY_DIFFER_AHEAD if agree else set())
         for name, value in vars(c).items():
-            free = name in MAY_DIFFER or name in set_by_parent
-            free = free or agree and name in MAY_DIFFER_AHEAD
-            if value != getattr(old, name) and not free:
+            if value != getattr(old, name) and name not in free:
                 raise Refused(f'{c.out_dir} holds a run with {name}={getattr(old, name)!r}, but '
                               f'this config has {value!r}: {move}')
         for name in {'data', *(self.at(step).data for step in taken)}:
@@ -161,7 +157,7 @@ class Plan:
             return None
         from loop import fit_loop
         try:
-            return tuple(fit_loop(loop, self.stages[-1][1]))
+            return fit_loop(loop, self.stages[-1][1])
         except ValueError as error:
             raise Refused(f'{setting}: {error}') from None
 
@@ -170,7 +166,7 @@ class Plan:
         if model.recurs:
             model.mean, model.backprop_depth = self.mean, self.backprop_depth
         elif self.main_order:
-            model.config.order = list(self.main_order)
+            model.config.order = self.main_order
 
     def at(self, step):
         "What this step does."
@@ -178,10 +174,12 @@ class Plan:
         cools = step >= self.cooldown_start
         stage = max(i for i, (first, _) in enumerate(self.stages) if first <= step)
         n_layer = self.stages[stage][1]
-        origin = self.origins[stage]
+        origin = None
+        if stage:
+            origin = GROWTH[c.grow](self.stages[stage - 1][1], c.grow_block)
         order = None
         if self.start.kind == 'lm':
-            order = self.main_order or tuple(range(n_layer))
+            order = self.main_order or [*range(n_layer)]
             if cools and self.cooldown_order:
                 order = self.cooldown_order
         data, batch = 'data', step
@@ -194,7 +192,7 @@ class Plan:
             from loop import run_block
             from retrofit import sample_recurrence
             times = sample_recurrence(c.loop_mean, step, c.seed)
-            now = now._replace(drawn=tuple(run_block(order, times)))
+            now = now._replace(drawn=run_block(order, times))
         return now if self.mean is None else now._replace(**self.recurrences(step))
 
     def recurrences(self, step):

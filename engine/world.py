@@ -58,7 +58,7 @@ def peak_flops(device):
 class World:
     "Which process this is, of how many, and on which device."
 
-    def __init__(self, device='auto', dtype='auto'):
+    def __init__(self, device='auto', dtype='auto', compile=False):
         self.rank, self.size, here = which_process()
         self.first = self.rank == 0
         together = int(os.environ.get('LOCAL_WORLD_SIZE', 1))
@@ -74,8 +74,14 @@ class World:
             torch.set_float32_matmul_precision('high')
             torch.backends.cuda.enable_cudnn_sdp(True)          # a training step has one shape
         self.autocast = self.precision(dtype)
+        wanted = compile is True or compile == 'auto' and self.cuda
+        self.compiles = wanted and has_compiler()
+        if wanted and not self.compiles:
+            self.say('compile stays off: torch.compile needs a C++ compiler, and there is none '
+                     'here')
         # of all GPUs together, by the table; None where they are not in it
-        self.peak_flops = peak_flops(self.device) and peak_flops(self.device) * self.size
+        peak = peak_flops(self.device)
+        self.peak_flops = peak and peak * self.size
         if self.size > 1:
             if sys.platform == 'linux':     # if torchrun itself is killed, nobody else ends this
                 pr_set_pdeathsig = 1
@@ -150,20 +156,12 @@ class World:
 
     def to_device(self, t):
         "A tensor on its way to the device, without waiting for it."
-        return t.pin_memory().to(self.device, non_blocking=True) if self.cuda else t
+        return t.pin_memory().to(self.device, non_blocking=True) if self.cuda else t.to(self.device)
 
-    def compiles(self, setting):
-        "Does a run with compile=setting compile its Blocks here?"
-        wanted = setting is True or setting == 'auto' and self.cuda
-        if wanted and not has_compiler():
-            self.say('compile stays off: torch.compile needs a C++ compiler, and there is none '
-                     'here')
-        return wanted and has_compiler()
-
-    def wrap(self, model, compiles):
+    def wrap(self, model):
         """A model as it is trained: each Block compiled by itself, so that no order and no growth
         compiles one again; and in DDP where there are several processes."""
-        if compiles:
+        if self.compiles:
             # else each Block under DDP is cut at every 25 MB of weights, and keeps what crosses
             torch._dynamo.config.optimize_ddp = False
             if self.cuda:

@@ -21,7 +21,7 @@ BUGS = [        # file, what stands there, what is planted, who must notice
     ('loop.py', 'return order[:start] + block * times + order[start + length:]',
      'return order[:start] + block * (times + 1) + order[start + length:]', 'test_loop.py'),
     ('retrofit.py', 'math.log(mean) - 1 / 8', 'math.log(mean)', 'test_plan.py'),
-    ('retrofit.py', 'and i >= r - most):', 'and True):', 'test_retrofit.py'),
+    ('retrofit.py', 'and i >= first_learned):', 'and True):', 'test_retrofit.py'),
     ('wrapper.py', 'return lerp(x, anchor, check_share(beta))',
      'return lerp(anchor, x, check_share(beta))',
      'test_solvers.py'),

@@ -303,6 +303,8 @@ def test_a_shape_beside_init_from_is_refused(name, value, tmp_path):
     (tmp_path / 'c.py').write_text(f'{name} = {value}\ninit_from = "x"\n')
     with pytest.raises(Refused, match='that checkpoint decides the shape'):
         read_config([str(tmp_path / 'c.py')])
+    with pytest.raises(Refused, match='n_embd=64 has no effect'):       # always the same one
+        read_config(['--init_from=x', '--n_layer=2', '--n_embd=64', '--n_head=2'])
 
 
 def test_a_run_with_such_a_setting_still_resumes(config, tmp_path):      # noqa: F811

@@ -40,11 +40,11 @@ def by_hand(c, start, step):
         while stage + 1 < len(depths) and left >= lengths[stage]:
             left, stage = left - lengths[stage], stage + 1
         n = depths[stage]
-        origin = tuple(GROWTH[c.grow](depths[stage - 1], c.grow_block)) if stage else None
+        origin = GROWTH[c.grow](depths[stage - 1], c.grow_block) if stage else None
     late = step >= decay
-    order = tuple(start.order or range(n))
-    order = tuple(parse_loop(c.loop)) if c.loop else order
-    order = tuple(parse_loop(c.cooldown_loop)) if late and c.cooldown_loop else order
+    order = list(start.order or range(n))
+    order = parse_loop(c.loop) if c.loop else order
+    order = parse_loop(c.cooldown_loop) if late and c.cooldown_loop else order
     cool = late and c.cooldown_data is not None
     r = depth = None
     if start.kind == 'recurrent':

@@ -25,7 +25,8 @@ def slow(model, t, order, *, erase=None, part='layer', upto=0):
     """(inputs, attention updates, MLP updates, output distribution), with layer `erase` taken away
     for the tokens up to `upto`."""
     T = t.shape[1]
-    rope, x, inputs, attn, mlp = (model.cos[:T], model.sin[:T]), model.embed(t), [], [], []
+    rope = model.cos[:T, None], model.sin[:T, None]
+    x, inputs, attn, mlp = model.embed(t), [], [], []
     for d, i in enumerate(order):
         block, scale = model.layers[i], (d + 1) ** -0.5 if model.config.ln_scaling else 1.0
         inputs.append(x)
@@ -68,7 +69,8 @@ def test_effects_and_score_against_the_slow_form(tiny, shape, part):
                     x[:, :b + 1] -= contribution[s][:, :b + 1]
                     block, scale = (model.layers[order[d]],
                                     (d + 1) ** -0.5 if model.config.ln_scaling else 1.0)
-                    a = block.attn(block.attn_norm(x) * scale, (model.cos[:T], model.sin[:T]))
+                    rope = model.cos[:T, None], model.sin[:T, None]
+                    a = block.attn(block.attn_norm(x) * scale, rope)
                     new = a + block.mlp(block.mlp_norm(x + a) * scale)
                     local[s, d] = max(local[s, d], relative(new, old)[:, seen].max())
         options = dict(part=part, future=future, boundaries=boundaries if future else None)
@@ -224,6 +226,8 @@ def test_recurrent_and_looped_models_by_unrolled_depth(tiny):
             abs=1e-5)
     with pytest.raises(ValueError, match='take no other'):
         depth_score(model, t, order=[0, 1])
+    with pytest.raises(ValueError, match='take no other'):
+        residual_norms(model, t, order=[0, 1])
     # r = 1, the adapter as it begins: the parent
     once = surgery(parent, '1-3-0', mean=1)
     with pytest.raises(ValueError, match='behind an adapter there is none to take'):

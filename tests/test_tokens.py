@@ -236,6 +236,12 @@ def test_several_shards_are_one_dataset(tmp_path):
     assert [int(data.window(i)[0][0]) for i in (0, 9, 10, 14)] == [0, 72, 100, 132]
 
 
+def test_a_shard_without_tokens_is_refused(tmp_path):
+    write_dataset(tmp_path, 'train', 'bytes', [])
+    with pytest.raises(Refused, match='tokens=0 must be at least 1'):
+        Dataset(tmp_path, 'train', context=8)
+
+
 def test_masked_rows_are_padded_and_count_only_where_the_mask_is_set(tmp_path):
     tokens = np.arange(1, 13)                               # two examples of six tokens
     mask = np.array([0, 0, 0, 1, 1, 0, 0, 0, 1, 0, 0, 0])

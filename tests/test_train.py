@@ -481,6 +481,8 @@ def test_world_alone():
     assert world.sum_over_ranks(torch.tensor(3)) == 3.0
     with pytest.raises(Refused, match='cannot be used'):
         World('cuda:77')
+    world.device = torch.device('meta')         # for any that is neither a CPU nor CUDA
+    assert world.to_device(torch.zeros(2)).device.type == 'meta'
 
 
 # ------------------------------------------------------------------ growing

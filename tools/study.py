@@ -42,7 +42,6 @@ from data.tokens import Loader, measure
 from engine.checkpoint import build_model, describe, exists, load, load_model, save
 from engine.measure import After, Scorer
 from loop import format_loop, parse_loop, running
-from model import KVCache
 from report.claims import one_more
 from report.runs import read_log
 from report.tables import as_csv, mean, read_csv, where
@@ -376,7 +375,7 @@ def by_token(model, slots):
     """The model as it generates: tokens (B, T) read one by one, logits (B, T, V). `slots` gets how
     many slots the cache had."""
     def answer(tokens):
-        cache = KVCache(len(model.order))
+        cache = model.new_cache()
         out = [model(tokens[:, t:t + 1], cache=cache) for t in range(tokens.shape[1])]
         slots.append(len(cache.layers))
         return torch.cat(out, dim=1)

@@ -47,7 +47,7 @@ from engine.checkpoint import exists
 from engine.foreign import answer_of, open_any
 from engine.measure import fingerprint, parse_tasks, run_scorer
 from engine.world import pick_device
-from model import LM, KVCache
+from model import LM
 from report.plot import draw_sweep, draw_windows, picture, show
 from report.tables import (
     Metric,
@@ -570,7 +570,7 @@ def score_by_token(score, batches, model):
     for step in range(score.first, score.first + batches):
         tokens, targets = (t.to(device) for t in score.val.batch(step))
         half = tokens.shape[1] // 2
-        cache = KVCache(len(model.order))
+        cache = model.new_cache()
         model(tokens[:, :half], cache=cache)
         pieces = [model(piece, cache=cache) for piece in tokens[:, half:].split(1, dim=1)]
         at_once.append(loss_of(model(tokens)[:, half:], targets[:, half:]))
