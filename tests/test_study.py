@@ -329,6 +329,7 @@ def test_the_readmes_models_in_small(small, tmp_path, monkeypatch, capsys):
     names = ('baseline', 'lidas', 'loop_1_2x3_1', 'retrofit', 'retrofit_dense')
     few = {name: study.PAGE[name] for name in names} | dict(lidas=['config/baseline.py'])
     monkeypatch.setattr(study, 'PAGE', few)         # (four steps are too few to grow in)
+    monkeypatch.setattr(study, 'EVALUATED', 1)
     one = study.job('page', 0, tmp_path / 'study')
     assert [name for name, _ in one.runs()] == [
         'baseline', 'lidas', 'loop_1_2x3_1', 'cut', 'retrofit', 'retrofit_dense']
@@ -340,6 +341,8 @@ def test_the_readmes_models_in_small(small, tmp_path, monkeypatch, capsys):
     assert rows['loop_1_2x3_1', 'as trained']['layers'] == '4'
     assert rows['lidas', 'as trained']['layers'] == '8'
     plain = rows['baseline', 'as trained']
+    logged = [row for row in study.read_rows(one.file('curves')) if row['run'] == 'baseline']
+    assert float(plain['loss']) == pytest.approx(float(logged[-1]['loss']), rel=1e-5)
     assert {way for run, way in rows if run == 'baseline'} == {
         'as trained', 'two layers again', 'naive, K = 4', 'euler, K = 4', 'rk, K = 4', 'rk, K = 3'}
     deep = [rows['retrofit', f'r = {r}']['depth 3'] for r in (1, 16)]

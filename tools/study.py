@@ -147,9 +147,9 @@ class Job:
 class Questions(Scorer):
     "What every model of the study is asked: validation data, and the same questions."
 
-    def __init__(self, path, data, questions):
+    def __init__(self, path, data, questions, batches=None):
         val = Loader(data, 32, 64, split='val', seed=0)
-        super().__init__(get_tokenizer(path), questions, val, BATCHES)
+        super().__init__(get_tokenizer(path), questions, val, batches or BATCHES)
 
     def __call__(self, model):
         loss, kinds = self.on_data(model)
@@ -546,6 +546,7 @@ class Retrofits(Job):
 
 TOY = 'data/toy'                # the toy of `make`: depth 0 to 3
 TOY_DEEP = 'data/toy_deep'      # depth 0 to 5
+EVALUATED = 12                  # batches: the loss of a row is the last that train.py measured
 PAGE = dict(        # what train.py is given for each model of the README
     baseline=['config/baseline.py'], baseline_isoflops=['config/baseline_isoflops.py'],
     midas=['config/midas.py'], lidas=['config/lidas.py'],
@@ -573,8 +574,8 @@ class Page(Job):
 
     def page(self):
         questions = by_depth('toy_assign', range(6), QUESTIONS)
-        ask = Questions(self.root / 'baseline', TOY, questions)
-        deep = Questions(self.root / 'baseline', TOY_DEEP, questions)
+        ask = Questions(self.root / 'baseline', TOY, questions, EVALUATED)
+        deep = Questions(self.root / 'baseline', TOY_DEEP, questions, EVALUATED)
         rows = []
 
         def row(name, way, model, ask=ask):
