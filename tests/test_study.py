@@ -19,6 +19,7 @@ from engine.checkpoint import load_model
 from loop import parse_loop, running
 from report.plot import draw_lines
 from report.runs import growths, measured
+from report.tables import where
 from tools import results, study
 from variants.exit import Exit
 
@@ -329,7 +330,6 @@ def test_the_readmes_models_in_small(small, tmp_path, monkeypatch, capsys):
     names = ('baseline', 'lidas', 'loop_1_2x3_1', 'retrofit', 'retrofit_dense')
     few = {name: study.PAGE[name] for name in names} | dict(lidas=['config/baseline.py'])
     monkeypatch.setattr(study, 'PAGE', few)         # (four steps are too few to grow in)
-    monkeypatch.setattr(study, 'EVALUATED', 1)
     one = study.job('page', 0, tmp_path / 'study')
     assert [name for name, _ in one.runs()] == [
         'baseline', 'lidas', 'loop_1_2x3_1', 'cut', 'retrofit', 'retrofit_dense']
@@ -341,14 +341,22 @@ def test_the_readmes_models_in_small(small, tmp_path, monkeypatch, capsys):
     assert rows['loop_1_2x3_1', 'as trained']['layers'] == '4'
     assert rows['lidas', 'as trained']['layers'] == '8'
     plain = rows['baseline', 'as trained']
-    logged = [row for row in study.read_rows(one.file('curves')) if row['run'] == 'baseline']
-    assert float(plain['loss']) == pytest.approx(float(logged[-1]['loss']), rel=1e-5)
     assert {way for run, way in rows if run == 'baseline'} == {
         'as trained', 'two layers again', 'naive, K = 4', 'euler, K = 4', 'rk, K = 4', 'rk, K = 3'}
     deep = [rows['retrofit', f'r = {r}']['depth 3'] for r in (1, 16)]
     assert deep[0] != deep[1]           # the same model, asked with other recurrences
     assert {'depth 5 right', 'copy', 'flops'} <= plain.keys()
     capsys.readouterr()
+
+
+def test_the_readmes_losses_are_those_that_training_printed():
+    page, curves = (results.read_rows(ROOT / f'docs/results/{name}.csv')
+                    for name in ('page', 'curves'))
+    ends = {(row['seed'], row['run']): row['loss'] for row in curves if row['loss'] != ''}
+    assert len(ends) == 2 * len({row['seed'] for row in page}) > 0
+    for (seed, run), loss in ends.items():      # the last ones
+        [row] = where(page, seed=seed, run=run, way='as trained')
+        assert row['loss'] == pytest.approx(loss, rel=1e-5)
 
 
 def test_hops_in_small(small, tmp_path, monkeypatch, capsys):
