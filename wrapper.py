@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import torch
 
-from common.errors import Refused, check_choice, suggest
+from common.errors import Refused, check_choice
 from model import LM
 from variants.caches import check_cache
 from variants.hosts import FORWARDS, Entry, Pin, check_host, depth_of, pick_window, pinned_routers
@@ -106,8 +106,7 @@ SOLVERS = dict(naive=naive, euler=euler, rk=rk, butcher=butcher, **MORE)
 
 def pick_solver(method, K, beta=None, **options):
     "(solver(g, x), how often it evaluates g), or an error in one line."
-    if not isinstance(method, str) or method not in SOLVERS:
-        raise Refused(f'the method {method!r} is not known{suggest(method, SOLVERS)}')
+    check_choice('method', method, list(SOLVERS))
     return bind(method, SOLVERS[method], K, beta, **options)
 
 

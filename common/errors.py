@@ -1,5 +1,4 @@
-"""A user's mistake as one line: the one exception, and helpers that suggest the nearest valid
-name.
+"""A user's mistake as one line: the one exception, and the nearest valid name.
 
 The idea: code that cannot do what was asked raises Refused, with what was given and is allowed. One
 place, `refusals`, turns that into a line and exit status 2; nanodepth.py runs each command in it.
@@ -29,13 +28,6 @@ class Refused(ValueError):
 def nearest(name, allowed):
     close = difflib.get_close_matches(str(name), [str(a) for a in allowed], n=1, cutoff=0.5)
     return f'; did you mean {close[0]!r}?' if close else ''
-
-
-def suggest(name, known):
-    "The end of an error about an unknown name: the nearest one, and all there are."
-    near = difflib.get_close_matches(str(name), [str(k) for k in known if k], n=1)
-    return (f': did you mean {near[0]!r}?' if near
-            else '.') + f' There are: {", ".join(map(str, known))}'
 
 
 def check_choice(name, value, allowed):

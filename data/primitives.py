@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from common.errors import Refused, suggest
+from common.errors import Refused, check_choice
 from data.tokenizer import get_tokenizer, start_of_document
 from data.tokens import draw, write_dataset
 
@@ -127,20 +127,6 @@ def toy_assign(rng, depth, n=4, statement='{}{}'):
     return ask(rng, chain(rng, names, rng.sample(string.digits, n), depth), statement, '?{}')
 
 
-def toy_chains(rng, depth):
-    "With three names at every depth, as in the study's mix."
-    return toy_assign(rng, depth, n=3)
-
-
-def toy_code(rng, depth):
-    "The same with a sign between name and value, which the toy's mix lacks: to fine-tune on."
-    return toy_assign(rng, depth, statement='{}={}')
-
-
-def toy_chains_code(rng, depth):
-    return toy_assign(rng, depth, n=3, statement='{}={}')
-
-
 TASKS = {
     'copy_random': lambda rng, depth: copying(rng, random_words(rng, 10)),
     'copy_words': lambda rng, depth: copying(rng, rng.sample(REAL_WORDS, 10)),
@@ -148,16 +134,23 @@ TASKS = {
     'assign_math': lambda rng, depth: assignment(rng, depth, 'math'),
     'assign_code': lambda rng, depth: assignment(rng, depth, 'code'),
 }
-TOY_TASKS = {'toy_copy': toy_copy, 'toy_assign': toy_assign, 'toy_chains': toy_chains,
-             'toy_code': toy_code, 'toy_chains_code': toy_chains_code}
+TOY_TASKS = {
+    'toy_copy': toy_copy,
+    'toy_assign': toy_assign,
+    # with three names at every depth, as in the study's mix
+    'toy_chains': lambda rng, depth: toy_assign(rng, depth, n=3),
+    # with a sign between name and value, which the toy's mix lacks: to fine-tune on
+    'toy_code': lambda rng, depth: toy_assign(rng, depth, statement='{}={}'),
+    'toy_chains_code': lambda rng, depth: toy_assign(rng, depth, n=3, statement='{}={}'),
+}
 
 
 def few_shot(task, n, *, shots=5, depth=0, seed=0):
     """n examples of a task, each after `shots` others with their answers, fresh ones for each.
     Example i asks the same question whatever the shots are, so that like is compared with like."""
-    make = (TASKS | TOY_TASKS).get(task)
-    if make is None:
-        raise Refused(f'there is no task {task!r}{suggest(task, TASKS | TOY_TASKS)}')
+    tasks = TASKS | TOY_TASKS
+    check_choice('task', task, tasks)
+    make = tasks[task]
     if shots < 0 or not 0 <= depth < 100 or n < 1:
         raise Refused(f'shots={shots} must not be negative, depth={depth} 0 to 99, and n={n} at '
                       'least 1')

@@ -37,12 +37,11 @@ from model import LM
 def training_flops(config, plan, steps, tokens_per_step):
     """What a plan costs in all: the ledger of model.flops_per_token, stage by stage. An ordinary
     run is [(0, n_layer)]."""
-    total = 0
-    for (first, depth), (end, _) in zip(plan, [*plan[1:], (steps, None)]):
-        with torch.device('meta'):
-            model = LM(dataclasses.replace(config, n_layer=depth, order=None))
-        total += (end - first) * tokens_per_step * model.flops_per_token()
-    return total
+    with torch.device('meta'):      # one layer: all are alike, and the order says how many run
+        model = LM(dataclasses.replace(config, n_layer=1, order=None))
+    ends = [*(first for first, _ in plan[1:]), steps]
+    return tokens_per_step * sum((end - first) * model.flops_per_token(range(depth))
+                                 for (first, depth), end in zip(plan, ends))
 
 
 # ------------------------------------------------------------------------------------------- memory
@@ -210,10 +209,10 @@ def show(config, gpus, gpu, mfu):
           f'{config.batch_size:,} x {config.context:,} = {a_step:,} tokens, '
           f'{config.steps * a_step / 1e9:,.2f}B in all')
     if config.grow:
-        deep = empty(config, config.n_layer)
         decay = config.steps - config.decay_steps
+        a_token = model.flops_per_token(range(config.n_layer))
         # the decay is the same
-        full = decay * a_step * deep.flops_per_token() + (cost if config.decay_steps else 0)
+        full = decay * a_step * a_token + (cost if config.decay_steps else 0)
         print(f'with {config.n_layer} layers from the first step on it would be '
               f'{full / 1e15:,.3f}: growing saves {1 - total / full:.1%}')
     listed = ', '.join(f'{name} {gigabytes(n)}' for name, n in parts.items())

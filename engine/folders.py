@@ -130,7 +130,7 @@ def one_file(kind, settings):
                 del lines[node.lineno - 1:node.end_lineno]
         parts.append('\n'.join(line for line in lines if line != '# isort: split').strip())
     helpers = [inspect.getsource(each).strip() for each in (
-        errors.Refused, errors.nearest, errors.suggest, errors.check_choice, KVCache)]
+        errors.Refused, errors.nearest, errors.check_choice, KVCache)]
     imports.add(f'from transformers import {kind}')
     a, b = settings['window']
     end = CLASS.format(kind=kind)

@@ -175,12 +175,10 @@ class Hooked:
             return put_back(output, torch.where(gone, x, y))
         hooks = [self.layers[order[first]].register_forward_pre_hook(enter, with_kwargs=True),
                  self.layers[order[erased]].register_forward_hook(leave, with_kwargs=True)]
-        before = self.config.order
         try:
-            self.config.order = order[first:]
-            return self(tokens.repeat(n, 1))
+            with running(self, order[first:]):
+                return self(tokens.repeat(n, 1))
         finally:
-            self.config.order = before
             for hook in hooks:
                 hook.remove()
 
@@ -227,13 +225,10 @@ def repeated(model, start, block, times):
 
 
 def repeated_block(order, n):
-    "(start, block, times) of an order of n layers in which one block is repeated."
-    for a in range(n):
-        for b in range(a, n):
-            block = [*range(a, b + 1)]
-            more = len(order) - n
-            times = 1 + more // len(block)
-            if order == [*range(a), *block * times, *range(b + 1, n)]:
-                return a, len(block), times
+    "(start, length, times) of the block that an order of n layers repeats."
+    again = [i for i in range(n) if order.count(i) > 1] or [0]
+    start, length, times = again[0], len(again), order.count(again[0])
+    if repeat_block([*range(n)], start, length, times) == order:
+        return start, length, times
     raise Refused('in a model of this family one block can be repeated, as in 8-4x2-20; write any '
                   'other order first (nanodepth.py export FOLDER OUT --loop=...)')

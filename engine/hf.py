@@ -172,13 +172,11 @@ def read_tensors(folder):
     return tensors
 
 
-def empty(make, config, tensors, folder):
-    "make(config) without weights: no memory, no random numbers."
+def refuse_too_many_layers(config, tensors, folder):
+    "Before a model is made, because even without weights ten thousand layers take minutes."
     if config.n_layer > len(tensors):
         raise Refused(f'{folder}: config.json says {config.n_layer} layers, but its files hold '
                       f'{len(tensors)} tensors')
-    with torch.device('meta'):
-        return make(config)
 
 
 def load_weights(model, tensors, names, folder, leave):
@@ -214,7 +212,9 @@ def load_hf(folder):
     folder = local_folder(folder)
     config = model_config(folder / 'config.json')
     tensors = read_tensors(folder)
-    model = empty(LM, config, tensors, folder)
+    refuse_too_many_layers(config, tensors, folder)
+    with torch.device('meta'):      # no memory, no random numbers
+        model = LM(config)
     names = {their_name(ours): [ours] for ours in model.state_dict()}
     leave = ['rotary_emb.inv_freq']
     if config.tie_embeddings:

@@ -120,12 +120,11 @@ def load_raven(folder):
         first += n
 
     cut = c.init_values.get('cut', True)
-
-    def make(config):
-        return Recurrent(config, **parts, inject='authors', start='authors' if cut else 'normal',
-                         state_std=std, fresh=c.first_state == 'fresh', mean=c.mean_recurrence,
-                         backprop_depth=c.mean_backprop_depth)
-    model = hf.empty(make, config, tensors, folder)
+    hf.refuse_too_many_layers(config, tensors, folder)
+    with torch.device('meta'):
+        model = Recurrent(config, **parts, inject='authors', start='authors' if cut else 'normal',
+                          state_std=std, fresh=c.first_state == 'fresh', mean=c.mean_recurrence,
+                          backprop_depth=c.mean_backprop_depth)
     hf.load_weights(model, tensors, names_of(model), folder, ['freqs_cis'])
     return model.eval()
 

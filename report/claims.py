@@ -5,11 +5,11 @@ Its verdict follows from Student's t over the seeds alone: *holds* or *does not 
 difference is significant after Holm's correction for all primary claims of its section, *no
 difference* where the 90% interval lies within a margin that would not matter, else *not resolved*,
 with the difference that so many seeds would have shown in four cases of five. Beside it stands a
-test that assumes no shape: how often the signs of the differences (or, unpaired, the labels of the
-seeds), drawn again, make a mean as far from zero.
+test that assumes no shape: how often the signs of the differences, drawn again, make a mean as far
+from zero.
 
 Usage:
-    contrast = Contrast([0.70, 0.69, 0.72], [0.71, 0.73, 0.74])    # paired: seed by seed
+    contrast = Contrast([0.70, 0.69, 0.72], [0.71, 0.73, 0.74])    # seed by seed
     contrast.mean, contrast.interval(0.95), contrast.p, contrast.p_signs
     verdicts([contrast, other], margins=[0.02, 5], directions=[-1, 1])
 """
@@ -58,29 +58,19 @@ def one_more(values, share=0.95):
 
 
 class Contrast:
-    """The mean of a minus b over seeds. Paired: they come in the same order of seeds, and their
-    differences are one sample. Else two samples, by Welch, his degrees rounded down."""
+    "The mean of a minus b over seeds: both in the same order, so their differences are one sample."
 
-    def __init__(self, a, b, paired=True):
+    def __init__(self, a, b):
         self.a = list(a)
         self.b = list(b)
-        self.paired = paired
-        self.n = min(len(self.a), len(self.b))
+        self.changes = [x - y for x, y in zip(self.a, self.b, strict=True)]
+        self.n = len(self.changes)
         self.mean = mean(self.a) - mean(self.b)
-        if paired:
-            self.changes = [x - y for x, y in zip(self.a, self.b, strict=True)]
-            self.error = standard_error(self.changes)
-            self.df = self.n - 1
-        else:
-            va = standard_error(self.a) ** 2
-            vb = standard_error(self.b) ** 2
-            self.error = math.sqrt(va + vb)
-            self.df = int((va + vb) ** 2 / (va ** 2 / (len(self.a) - 1)
-                                            + vb ** 2 / (len(self.b) - 1))) if va + vb else self.n
+        self.error = standard_error(self.changes)
         self.known = self.n > 1 and math.isfinite(self.error)
 
     def half(self, share):
-        return t_quantile(share, self.df) * self.error if self.known else math.inf
+        return t_quantile(share, self.n - 1) * self.error if self.known else math.inf
 
     def interval(self, share=0.95):
         return self.mean - self.half(share), self.mean + self.half(share)
@@ -91,25 +81,19 @@ class Contrast:
             return 1.0
         if self.error == 0:
             return float(self.mean == 0)
-        return 1 - t_probability(self.mean / self.error, self.df)
+        return 1 - t_probability(self.mean / self.error, self.n - 1)
 
     @property
     def p_signs(self):
-        "Of all ways to set the signs (to deal out the labels), the share as far from zero."
-        if self.paired:
-            ways = [sum(s * c for s, c in zip(signs, self.changes))
-                    for signs in itertools.product((1, -1), repeat=self.n)]
-        else:
-            both = self.a + self.b
-            n = len(self.a)
-            ways = [sum(chosen) / n - (sum(both) - sum(chosen)) / (len(both) - n)
-                    for chosen in itertools.combinations(both, n)]
-        seen = abs(sum(self.changes) if self.paired else self.mean)
+        "Of all ways to set the signs of the differences, the share whose sum is as far from zero."
+        ways = [sum(s * c for s, c in zip(signs, self.changes))
+                for signs in itertools.product((1, -1), repeat=self.n)]
+        seen = abs(sum(self.changes))
         return sum(abs(way) >= seen - 1e-12 * (1 + seen) for way in ways) / len(ways)
 
-    def smallest(self, alpha=ALPHA):
+    def smallest(self):
         "The difference that so many seeds, this noisy, would have shown in four cases of five."
-        return (self.half(1 - alpha) + self.half(2 * POWER - 1)) if self.known else math.inf
+        return (self.half(1 - ALPHA) + self.half(2 * POWER - 1)) if self.known else math.inf
 
 
 def one_sided(contrast, direction):

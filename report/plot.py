@@ -14,7 +14,7 @@ from pathlib import Path
 from common.files import fresh
 from common.options import from_text
 from report.runs import growths, kinds_of, measured
-from report.tables import Metric, grouped, in_percent, mean, where
+from report.tables import grouped, in_percent, mean, unit_of, where
 
 COLOURS = ['#3b6fb6', '#d1495b', '#2e8b57', '#e08e1b', '#7b5aa6', '#4f4f4f', '#17a2b8', '#c45ab3',
            '#8c6d31', '#9aa0a6']
@@ -338,7 +338,7 @@ def draw_sweep(rows, kinds):
     for panels, kind in zip(axes, kinds):
         # gains below show as whole numbers
         unit, says = dict(nats=(1000, ' in 1/1000'), score=(1, ''),
-                          share=(100, ' in points'))[Metric.of(kind).unit]
+                          share=(100, ' in points'))[unit_of(kind)]
         maps = {group: {cell: unit * gain for cell, gain
                         in cells_of(group_rows, 'setting', 'window', kind).items()}
                 for group, group_rows in groups.items()}
@@ -373,7 +373,7 @@ def draw_windows(rows, kinds):
                        maps=True)
     for y, (line, kind) in enumerate(zip(axes, kinds), 1):
         gains = [row[kind] for row in rows if kind in row and math.isfinite(row[kind])]
-        top = max(*gains, 0.05 if in_percent(kind) else 0.002)
+        top = max([*gains, 0.05 if in_percent(kind) else 0.002])
         for ax, (title, group_rows) in zip(line, panels):
             layers = range(1 + max(row['last'] for row in group_rows))
             image = heat(ax, cells_of(group_rows, 'first', 'last', kind), layers, layers,

@@ -14,7 +14,6 @@ import io
 import math
 import re
 from pathlib import Path
-from typing import NamedTuple
 
 from common.errors import check_choice
 from common.files import reading, replace
@@ -73,23 +72,21 @@ def over_seeds(rows, settings, kinds):
     return averaged
 
 
-class Metric(NamedTuple):
-    "What the numbers under a name are: rows keep the name, and this reads it, here and only here."
-    name: str
-    unit: str           # 'nats' of a loss, a 'share' from 0 to 1, or a 'score' of another kind
-    more_is_better: bool
+# a row keeps a metric's name, and these read it, here and only here
 
-    @classmethod
-    def of(cls, name):
-        if name == 'text' or name.startswith('loss'):
-            return cls(name, 'nats', False)
-        if name.endswith(' is better)'):        # as tools/wrapper.py names scores of lm-eval
-            return cls(name, 'score', not name.endswith('(less is better)'))
-        return cls(name, 'share', True)
+def unit_of(name):
+    "'nats' of a loss, a 'share' from 0 to 1, or a 'score' of another kind, as of lm-eval."
+    if name == 'text' or name.startswith('loss'):
+        return 'nats'
+    return 'score' if name.endswith(' is better)') else 'share'     # as tools/wrapper.py names them
+
+
+def more_is_better(name):
+    return unit_of(name) != 'nats' and not name.endswith('(less is better)')
 
 
 def in_percent(name):
-    return Metric.of(name).unit == 'share'
+    return unit_of(name) == 'share'
 
 
 def number(value, error=math.nan, percent=False):

@@ -298,7 +298,7 @@ def test_the_command_compares_and_repeats(config, tmp_path, capsys):     # noqa:
                           ([small, '--times=a'], "--times must be a whole number, not 'a'"),
                           ([small, '--block=9'], '--block=9: small is 3 layers deep'),
                           ([small, '--batches=0'], 'must be at least 1'),
-                          ([small, '--tasks=copy'], "there is no task 'copy'")):
+                          ([small, '--tasks=copy'], "task='copy' is not one of")):
         with pytest.raises(SystemExit) as stop:
             nanodepth.main('loop', [*args, '--device=cpu'])
         error = capsys.readouterr().err

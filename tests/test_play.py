@@ -141,7 +141,7 @@ IMPOSSIBLE = [
     ('look', dict(model='deep', how=dict(r=0), prompt='a'), 'r=0 must be'),
     ('order', dict(model='lm', text='3-2x2-3'), '8 unique layers, but the model has 4'),
     ('order', dict(model='lm', text='0, 1, x'), "names layer 'x'"),
-    ('measure', dict(model='lm', task='toy_assing/1'), 'there is no task'),
+    ('measure', dict(model='lm', task='toy_assing/1'), "did you mean 'toy_assign'"),
     ('question', dict(task='toy_assign/99'), 'letters for depth'), ('about', [1], 'not names'),
     ('look', dict(model='lm', how=[1]), 'how must be names with values or none')]
 

@@ -153,7 +153,7 @@ GOLD_WORDS = Example('Fill in the blank:\n\nroom party bread fire song ring book
 
 
 @pytest.mark.parametrize('arguments, message', [
-    (dict(task='assign'), "no task 'assign': did you mean .toy_assign.. There are: copy_random"),
+    (dict(task='assign'), "task='assign' is not one of copy_random, .*; did you mean 'toy_assign'"),
     (dict(task='toy_copy', depth=-1), 'depth=-1 0 to 99'),
     (dict(task='toy_copy', shots=-1), 'shots=-1 must not be negative'),
     (dict(task='toy_copy', n=0), 'n=0 at least 1')])

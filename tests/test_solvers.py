@@ -265,7 +265,7 @@ def test_norms_and_blends():
     (lambda: pick_solver('anderson', 2, m=1.5), 'not of its kind'),
     (lambda: pick_solver('euler', 2, tol=-1), 'not of its kind'),
     (lambda: pick_solver('rk', 2, beta='0.5'), "beta='0.5'"),
-    (lambda: pick_solver(['rk'], 2), 'not known'),
+    (lambda: pick_solver(['rk'], 2), 'is not one of naive'),
     (lambda: pick_solver('butcher', 1, beta=0.5, a=[[]], b=[1]), 'beta=0.5 has no effect'),
     (lambda: pick_solver('euler', 2, alphas=[0.5, 0.5], T=2), 'T=2 has no effect beside alphas'),
     (lambda: pick_solver('butcher', 1, a=[[]], b=[2]), 'sum 1'),

@@ -381,7 +381,8 @@ class Stack(nn.Module):
 
 
 @pytest.mark.parametrize('arguments, message', [
-    (dict(method='rkk'), "'rkk' is not known: did you mean 'rk'"), (dict(beta=1.5), 'beta=1.5'),
+    (dict(method='rkk'), "method='rkk' is not one of .*; did you mean 'rk'"),
+    (dict(beta=1.5), 'beta=1.5'),
     (dict(K=0), 'K=0'), (dict(method='aitken', K=3), 'even'),
     (dict(cache='frist'), "cache='frist' is not one of .*; did you mean 'first'"),
     (dict(mode='blocks'), "mode='blocks'.*block, layer"),

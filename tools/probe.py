@@ -31,7 +31,7 @@ from tqdm import tqdm
 
 import probe
 from common.columns import columns
-from common.errors import Refused, refusing, suggest
+from common.errors import Refused, check_choice, refusing
 from common.files import read_json, replace, write_json
 from common.options import read, words
 from common.progress import timed
@@ -525,8 +525,7 @@ def describe(name, subject):
 
 def chosen(only):
     for part in only:
-        if part not in PROBES:
-            raise Refused(f'there is no probe {part!r}{suggest(part, PROBES)}')
+        check_choice('--only', part, PROBES)
     if 'heatmap' in only:           # all three
         only = *only, 'heatmap_attn', 'heatmap_mlp'
     return [name for name in PROBES if name in only or not only]

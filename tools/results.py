@@ -52,7 +52,6 @@ class Claim:
     b: dict
     direction: Literal[-1, 0, 1]        # 1: a is above b
     primary: bool = False
-    paired: bool = True
     less_a: dict | None = None          # describes rows that are taken off those of a
     less_b: dict | None = None
     beside: str | None = None           # a column that is shown too
@@ -107,10 +106,8 @@ def side_of(claim, side, rows):
 def contrast(claim, rows):
     a, b = (side_of(claim, side, rows) for side in 'ab')
     factor = 100 if claim['unit'] == 'points' else 1
-    if claim.get('paired', True):
-        a, b = ({seed: side[seed] for seed in sorted(a.keys() & b.keys())} for side in (a, b))
-    return Contrast([factor * v for v in a.values()], [factor * v for v in b.values()],
-                    claim.get('paired', True))
+    seeds = sorted(a.keys() & b.keys())
+    return Contrast([factor * a[seed] for seed in seeds], [factor * b[seed] for seed in seeds])
 
 
 def name_of(side):

@@ -50,10 +50,10 @@ from engine.world import pick_device
 from model import LM
 from report.plot import draw_sweep, draw_windows, picture, show
 from report.tables import (
-    Metric,
     by_seed,
     in_percent,
     mean,
+    more_is_better,
     number,
     pick_shown,
     run_names,
@@ -368,7 +368,7 @@ def cost(cell, depth):
 
 def gains(plain, looped_values):
     "Changes for the better."
-    return {kind: value - plain[kind] if Metric.of(kind).more_is_better else plain[kind] - value
+    return {kind: value - plain[kind] if more_is_better(kind) else plain[kind] - value
             for kind, value in looped_values.items()}
 
 
