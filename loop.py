@@ -84,6 +84,14 @@ def format_loop(order):
     return '-'.join(parts)
 
 
+def name_of(order):
+    "An order in the notation, or layer by layer where it has none."
+    try:
+        return format_loop(order)
+    except Refused:
+        return ' '.join(map(str, order))
+
+
 def repeat_block(order, start, length, times):
     "The order with the `length` positions from `start` on run `times` times in all."
     order = list(order)

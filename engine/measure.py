@@ -254,6 +254,13 @@ class Scorer:
         return scores | {name: answers.accuracy for name, answers in self.answers(model).items()}
 
 
+def refuse_other_kinds(name, scores, before):
+    "Refuse scores of a run that do not name what those before it name (None: there are none)."
+    if before is not None and scores.keys() != before.keys():
+        raise Refused(f'{name} was trained on data with other kinds of answers '
+                      f'({", ".join(scores)}): compare it apart')
+
+
 def run_scorer(path, state, model, data, batches, questions):
     """The Scorer for models like this one, on `data` or on what the run was trained on. Questions
     can do without any."""

@@ -11,7 +11,7 @@ import zipfile
 
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ROOT, write_noise
 
 import nanodepth
 from common.errors import Refused, refusals
@@ -44,6 +44,24 @@ def refused(capsys, name, *argv):
             if line.startswith(f'{name}: ') and '%|' not in line]
     assert end.value.code == 2 and len(said) == 1
     return said[0]
+
+
+def test_runs_that_were_asked_other_things_are_not_compared(tiny, tmp_path, capsys):
+    model = tiny(vocab_size=257, n_layer=4)
+    for name in 'ab':
+        model.norm.weight.data += 0.1           # two models
+        write_noise(tmp_path / f'data_{name}', ['text', f'kind {name}'])
+        config = dict(data=[f'{tmp_path}/data_{name}'], batch_size=4, context=16)
+        checkpoint.save(tmp_path / name, **checkpoint.describe(model), config=config, flops=0,
+                        tokenizer='bytes')
+        (tmp_path / name / 'run.json').write_text('{"tokenizer": "bytes"}')
+    both = [tmp_path / 'a', tmp_path / 'b', '--batches=1', '--device=cpu',
+            f'--out={tmp_path}/x.png']
+    for name, *more in (('retrofit', '--eval'), ('loop', '--times=1')):
+        assert 'with other kinds of answers' in refused(capsys, name, *both, *more)
+    error = refused(capsys, 'sweep', *both, '--windows=1-2', '--methods=rk', '--K=2',
+                    '--score=kind a')
+    assert '--score=kind a: b was not asked that' in error
 
 
 # ------------------------------------------------------------------------------ 1: not finite

@@ -15,7 +15,6 @@ import functools
 import inspect
 import math
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from tqdm import tqdm
@@ -26,13 +25,12 @@ from common.files import read_json, reading
 from data.tokenizer import (
     END_OF_TEXT,
     get_tokenizer,
-    on_hub,
     readable,
     start_of_document,
     tokenizer_file,
 )
 from data.tokens import draw
-from engine.checkpoint import load_model, refuse_looped, refuse_not_finite
+from engine.checkpoint import is_hugging_face, load_model, refuse_looped, refuse_not_finite
 from engine.measure import in_vocabulary, set_depth
 from engine.world import pick_device
 from wrapper import SOLVERS, patch
@@ -224,15 +222,10 @@ def from_text(settings):
     return options | ({'cache': 'none'} if options.get('cache', '') is None else {})
 
 
-def theirs(path):
-    "Is this a Hugging Face folder, or a name on the hub?"
-    return on_hub(path) or (Path(path) / 'config.json').exists()
-
-
 def open_model(path, batch_size=8, **options):
     "A checkpoint as lm-eval sees it: ours by our adapter, Hugging Face's by lm-eval's own."
     refuse_looped(path)
-    known_as = hf_adapter() if theirs(path) else adapter()
+    known_as = hf_adapter() if is_hugging_face(path) else adapter()
     return known_as(str(path), batch_size=batch_size, **options)
 
 
@@ -267,4 +260,4 @@ def ends(path, tokenizer):
         end = ({tokenizer.encode_single_token(END_OF_TEXT)}
                if END_OF_TEXT in tokenizer.special_tokens_set else set(usual[:1]) or {0})
     return (names.get('bos_token', names.get('eos_token', min(end))), end,
-            getattr(tokenizer, 'starts', []) if theirs(path) else usual)
+            getattr(tokenizer, 'starts', []) if is_hugging_face(path) else usual)

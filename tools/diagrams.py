@@ -16,7 +16,7 @@ from common.options import read
 from grow import lidas, midas
 from loop import parse_loop
 from model import ModelConfig
-from report.plot import show
+from report.plot import figure, show
 from retrofit import Recurrent
 from wrapper import pick_solver
 
@@ -32,9 +32,7 @@ class Options:
 
 def canvas(width, height, columns, rows):
     "A white page with a grid to draw on: x to the right, y down. Readable at a phone's width."
-    from matplotlib.figure import Figure
-    fig = Figure(figsize=(width, height), facecolor='white', layout='constrained')
-    ax = fig.subplots()
+    fig, [[ax]] = figure(1, 1, (width, height), maps=True)
     ax.set(xlim=(0, columns), ylim=(rows, 0))
     ax.axis('off')
     return fig, ax
@@ -50,9 +48,9 @@ def tile(ax, x, y, colour, text, copied=False):
             color=INK if bright else 'white')
 
 
-def row(ax, y, order, colours=None, copies=()):
+def row(ax, y, order, copies=()):
     for x, i in enumerate(order):
-        tile(ax, x, y, (colours or TILES)[i], str(i), copied=x in copies)
+        tile(ax, x, y, TILES[i], str(i), copied=x in copies)
 
 
 def say(ax, x, y, text, size=13, colour=INK, **more):
@@ -140,9 +138,8 @@ def window(x):
 
 def draw_time(K=4):
     "Where looping a window ends in time, by the real solvers."
-    from matplotlib.figure import Figure
-    fig = Figure(figsize=(7.6, 4.6), facecolor='white', layout='constrained')
-    ax = fig.subplots()
+    fig, [[ax]] = figure(1, 1, (7.6, 4.6))
+    ax.grid(False)
     start = torch.tensor([[1.2]])
 
     def path(method, **options):
@@ -178,7 +175,6 @@ def draw_time(K=4):
     ax.xaxis.label.set_size(13)
     ax.yaxis.label.set_size(13)
     ax.tick_params(labelsize=12)
-    ax.spines[['top', 'right']].set_visible(False)
     return fig
 
 

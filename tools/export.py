@@ -11,10 +11,10 @@ import tempfile
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from common.errors import Refused
+from common.errors import Refused, parse
 from common.options import others, read, word
 from data.tokenizer import local_folder
-from engine.checkpoint import load_model
+from engine.checkpoint import is_hugging_face, load_model
 from engine.folders import save_looped, save_reordered, without_weights
 from engine.foreign import is_foreign
 from engine.hf import save_hf
@@ -22,7 +22,6 @@ from engine.measure import set_depth
 from engine.raven import save_raven
 from loop import fit_loop
 from retrofit import Recurrent
-from tools.adapters import theirs
 from variants.hosts import depth_of
 
 
@@ -54,13 +53,15 @@ def main(argv=None):
     options = read(Options, argv, __doc__)
     settings = {name: getattr(options, name) for name in WRAPPER
                 if getattr(options, name) is not None} | options.more
+    if 'decode' in settings:        # a word, or a number of steps
+        settings['decode'] = parse(settings['decode'])
     if settings and not options.target:
         raise Refused(f'--{min(settings)} is for an export: give the folder to write, too')
     if settings:
         return export_looped(options, settings)
-    foreign = theirs(options.run) and is_foreign(options.run)
     # without transformers a Llama's order is written by our own code
-    if foreign or theirs(options.run) and options.loop and find_spec('transformers'):
+    reorders = options.loop and is_hugging_face(options.run) and find_spec('transformers')
+    if reorders or is_foreign(options.run):
         return export_theirs(options)
     model = set_depth(load_model(options.run), loop=options.loop)
     c = model.config
@@ -100,10 +101,10 @@ def export_theirs(options):
 def export_looped(options, settings):
     "The checkpoint with its middle looped; a run of ours is written as Hugging Face's first."
     run, target = options.run, options.target
-    if options.loop and theirs(run):
+    if options.loop and is_hugging_face(run):
         raise Refused(f'--loop={options.loop} and the wrapper: export the order first, then loop '
                       'that folder')
-    if theirs(run):
+    if is_hugging_face(run):
         save_looped(run, target, **settings)
     else:
         with tempfile.TemporaryDirectory() as folder:

@@ -32,25 +32,19 @@ class Options:
 SHAPE = 'n_embd', 'n_head', 'n_kv_head', 'ffn_dim', 'vocab_size', 'context'
 
 
-def origins(grow, n_layer, block):
-    "The order of every growth: it says which layer of the stage before each layer is a copy of."
-    depths = [depth for _, depth in growth_plan(grow, n_layer, block, n_layer ** 2)]
-    return [GROWTH[grow](depth, block) for depth in depths[:-1]]
-
-
 def main(argv=None):
     options = read(Options, argv, __doc__)
     if len(options.shape) != len(SHAPE) or min(options.shape) < 1:
         raise Refused(f'--shape={",".join(map(str, options.shape))} must be {len(SHAPE)} numbers '
                       'from 1 on: width,heads,kv heads,ffn,vocabulary,context')
-    names = options.operators
-    pictures = {name: origins(name, options.n_layer, options.block) for name in names}
     config = ModelConfig(n_layer=options.n_layer, **dict(zip(SHAPE, options.shape)))
     plans = {}              # {the stages: the operators that have them}
-    for name in names:
+    pictures = {}           # {operator: the order of each growth}
+    for name in options.operators:
         plan = growth_plan(name, options.n_layer, options.block,
                            options.steps - options.decay_steps, options.alpha)
         plans.setdefault(tuple(plan), []).append(name)
+        pictures[name] = [GROWTH[name](depth, options.block) for _, depth in plan[:-1]]
     for name, orders in pictures.items():
         print(f'{name}: for each layer of a stage, the layer of the stage before that it '
               'copies')

@@ -18,10 +18,10 @@ from common.progress import timed
 from data.tokenizer import keep_tokenizer
 from engine.checkpoint import build_model, describe, load, save
 from engine.foreign import answer_of, open_any, repeated
-from engine.measure import parse_tasks, run_scorer
+from engine.measure import parse_tasks, refuse_other_kinds, run_scorer
 from engine.world import pick_device
 from grow import untie
-from loop import format_loop
+from loop import name_of
 from model import LM, LONGEST
 from report.plot import draw_repetitions, draw_tradeoffs, picture, show
 from report.tables import (
@@ -60,12 +60,8 @@ def facts(name, state, model):
     if state.get('kind') == 'relaxed':          # as it was trained, and not merged
         model = build_model(state, name, merged=False)
     layers, order = depth_of(model)
-    try:
-        loop = format_loop(order)
-    except ValueError:
-        loop = 'other'
     unknown = float('nan')
-    return dict(run=name, loop=loop, unique=len(layers), depth=len(order),
+    return dict(run=name, loop=name_of(order), unique=len(layers), depth=len(order),
                 params=sum(p.numel() for p in model.parameters()),
                 inference_flops=model.flops_per_token() // 3 if isinstance(model, LM) else unknown,
                 training_flops=state.get('flops', unknown) + state.get('inherited_flops', 0))
@@ -148,9 +144,7 @@ def measure_runs(options):
             raise Refused(f'--block={options.block}: {name} is {depth} layers deep')
         before = plain
         plain = score(answer)
-        if before is not None and plain.keys() != before.keys():
-            raise Refused(f'{name} was trained on data with other kinds of answers '
-                          f'({", ".join(plain)}): compare it apart')
+        refuse_other_kinds(name, plain, before)
         rows.append(facts(name, state, model) | plain)
         sweeps += [dict(run=name, **row) for row in
                    repetitions(model, score, options.block, sorted({1, *options.times}), plain)]

@@ -41,7 +41,7 @@ from engine.foreign import answer_of, open_any
 from engine.hf import fold_scales
 from engine.measure import After, Scorer, fingerprint, in_vocabulary, open_data, parse_tasks
 from engine.world import pick_device
-from loop import format_loop, repeat_block
+from loop import name_of, repeat_block
 from model import LM
 from report.plot import draw_curves, draw_maps, show
 from report.tables import number, over_seeds, read_csv, run_names, write_csv
@@ -515,11 +515,7 @@ def describe(name, subject):
     for d, i in enumerate(order):
         shared.setdefault(i, []).append(d)
     ties = [' = '.join(map(str, ds)) for ds in shared.values() if len(ds) > 1]
-    try:
-        loop = format_loop(order)
-    except ValueError:
-        loop = 'an order of its own'
-    return f'{name}: {len(order)} layers deep, {len(shared)} of their own ({loop})' + (
+    return f'{name}: {len(order)} layers deep, {len(shared)} of their own ({name_of(order)})' + (
         f'; depths that share weights: {", ".join(ties)}' if ties else '')
 
 

@@ -26,7 +26,7 @@ from data.tokenizer import keep_tokenizer, refuse_another_tokenizer
 from data.tokens import Loader, draw
 from engine.checkpoint import build_model, describe, load, save
 from engine.hf import fold_scales
-from engine.measure import parse_tasks, run_scorer
+from engine.measure import parse_tasks, refuse_other_kinds, run_scorer
 from engine.world import pick_device
 from model import LM
 from report.plot import draw_recurrences, picture, show
@@ -198,7 +198,7 @@ def measure_recurrences(options):
     "[{run, r, effective_params, loss, accuracies}]: r is 0 for an ordinary model."
     device = pick_device(options.device)
     examples = parse_tasks(options.tasks, options.n)
-    rows = []
+    rows, scores = [], None
     for name, path in tqdm(run_names(options.runs).items(), desc='measuring', unit='run'):
         state = load(path)
         model = build_model(state, path).to(device).eval()
@@ -207,7 +207,10 @@ def measure_recurrences(options):
             if r:
                 model.mean = r
             effective = sum(p.numel() for i in model.order for p in model.layers[i].parameters())
-            rows.append(dict(run=name, r=r, effective_params=effective, **score(model)))
+            before = scores
+            scores = score(model)
+            refuse_other_kinds(name, scores, before)
+            rows.append(dict(run=name, r=r, effective_params=effective, **scores))
     return rows
 
 

@@ -35,7 +35,7 @@ from data.tokens import draw
 from engine.foreign import Hooked, answer_of, open_any
 from engine.measure import log_likelihoods, parse_tasks
 from engine.world import pick_device
-from loop import format_loop, repeat_block, running
+from loop import name_of, repeat_block, running
 from report.claims import Contrast
 from report.tables import write_csv
 from variants.hosts import pick_window
@@ -176,14 +176,6 @@ def recipes(asked, plain, right):
             judge.row(f'the window {a}-{b}, rk, K = 3', window)]
 
 
-def named(order):
-    "An order in the notation of loops where it has one."
-    try:
-        return format_loop(order) if order else ''
-    except Refused:
-        return ' '.join(map(str, order))
-
-
 def plus_minus(c):
     return f'{c.mean:+.1f}' + (f' ± {c.half(0.95):.1f}' if c.known else '')
 
@@ -222,15 +214,15 @@ def all_rows(asked, budget, seed):
 def tell(asked, rows):
     plain, right = asked.own()
     chance, hit = (each[1::2] for each in marks(asked.by(plain), right))
-    print(f'{len(right)} questions, {len(asked.answers)} orders tried. As it is, {named(plain)}: '
+    print(f'{len(right)} questions, {len(asked.answers)} orders tried. As it is, {name_of(plain)}: '
           f'the right answers have a probability of {chance.mean():.1f}% on the half that judges, '
           f'and {hit.mean():.1f}% are chosen. What changes, in points:\n')
     print(columns([['', 'where chosen', 'on the other half', 'chosen there', 'order'],
                    *([row['what'], f'{row["screened"]:+.1f}', plus_minus(row['change']),
-                      plus_minus(row['gain']), named(row['order'])] for row in rows)]))
+                      plus_minus(row['gain']), name_of(row['order'])] for row in rows)]))
 
 
 def as_numbers(row):
-    return row | dict(order=named(row['order']), change=row['change'].mean,
+    return row | dict(order=name_of(row['order']), change=row['change'].mean,
                       change_half=row['change'].half(0.95), gain=row['gain'].mean,
                       gain_half=row['gain'].half(0.95))

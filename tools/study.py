@@ -10,7 +10,7 @@ probes, retrofits. Others have models of their own and are no part of a seed: pa
 depo, between, drawn, searched.
 
 A job is a folder of runs. `tables = ('depth', 'exits')` means that its methods depth() and exits()
-return the rows of depth.csv and exits.csv. A run is a command of this repo, so it can be made
+yield the rows of depth.csv and exits.csv. A run is a command of this repo, so it can be made
 again. `make seed-3` prepares the data and then runs seed 3.
 
 Usage:
@@ -41,7 +41,7 @@ from data.tokenizer import get_tokenizer, keep_tokenizer
 from data.tokens import Loader, measure
 from engine.checkpoint import build_model, describe, exists, load, load_model, save
 from engine.measure import After, Scorer
-from loop import format_loop, parse_loop, running
+from loop import format_loop, name_of, parse_loop, running
 from report.claims import one_more
 from report.runs import read_log
 from report.tables import as_csv, mean, read_csv, where
@@ -77,7 +77,7 @@ def flops_of(run):
 
 class Job:
     "Runs and rows of one seed, in a folder of their own."
-    tables = ()         # each the name of a method that gives its rows
+    tables = ()         # each the name of a method that yields its rows
     train_options = ['--eval_every=200', '--save_every=100']
 
     def __init__(self, name, seed, root):
@@ -241,41 +241,38 @@ class Model(Job):
         "The rows: every way of adding depth, at every number of layers added."
         ask = chains(self.root / 'ordinary')
         trunk = flops_of(self.root / 'trunk')
-        rows = []
 
         def row(way, added, branch, model):
             flops = trunk + flops_of(self.root / branch)
-            rows.append(self.say(dict(way=way, added=added, flops=flops) | ask(model)))
+            return dict(way=way, added=added, flops=flops) | ask(model)
 
         model = load_model(self.root / 'ordinary')
-        row('ordinary', 0, 'ordinary', model)
-        row('more FLOPs', 0, 'more', load_model(self.root / 'more'))
+        yield row('ordinary', 0, 'ordinary', model)
+        yield row('more FLOPs', 0, 'more', load_model(self.root / 'more'))
         a, b = self.settings['window']
         for added, times in self.settings['added'].items():
             with running(model, parse_loop(self.block(times))):
-                row('repeated', added, 'ordinary', model)
+                yield row('repeated', added, 'ordinary', model)
             K = round(added / (b - a + 1)) + 1          # the passes after the first add the layers
             for T in (1, 2):
                 with looped(model, (a, b), 'rk', K, T=T):
-                    row(f'window, T = {T}', added, 'ordinary', model)
+                    yield row(f'window, T = {T}', added, 'ordinary', model)
         deeper = load_model(self.root / 'looped')
         as_trained = {0: self.settings.get('times', 1)}
         for added, times in (as_trained | self.settings['added']).items():
             with running(deeper, parse_loop(self.block(times))):
-                row('looped', added, 'looped', deeper)
+                yield row('looped', added, 'looped', deeper)
         if not self.is_loop:
             recurrent = load_model(self.root / 'recurrent')
             for added, r in ({0: 1} | self.settings['added']).items():
                 recurrent.mean = r
-                row('recurrent', added, 'recurrent', recurrent)
-        return rows
+                yield row('recurrent', added, 'recurrent', recurrent)
 
     def exits(self):
         """When may a token of the recurrent or looped model stop? At fixed r, when its state moves
         little, or when the answer read off is sure. A row says how many layers ran for a token; the
         coda is counted as often as it was asked."""
         ask = chains(self.root / 'ordinary', EXIT_DEPTHS, EXIT_QUESTIONS)
-        rows = []
         if self.is_loop:
             model = Loop(load_model(self.root / 'looped'))
         else:
@@ -292,9 +289,7 @@ class Model(Job):
                     recurrences = MOST_R * stop.used / stop.full
                 codas = recurrences if by == 'sure' else 1      # an answer is read off after each
                 layers = prelude + core * recurrences + coda * codas
-                rows.append(self.say(
-                    dict(by=by, at=at, recurrences=recurrences, layers=layers) | right))
-        return rows
+                yield dict(by=by, at=at, recurrences=recurrences, layers=layers) | right
 
 
 class Loop(Recurrent):
@@ -329,8 +324,7 @@ class Partner(Job):
     def depth(self):
         flops = flops_of(self.root / 'trunk') + flops_of(self.root / 'ordinary')
         ask = chains(self.root / 'ordinary')
-        return [self.say(dict(way='ordinary', added=0, flops=flops)
-                         | ask(load_model(self.root / 'ordinary')))]
+        yield dict(way='ordinary', added=0, flops=flops) | ask(load_model(self.root / 'ordinary'))
 
 
 # -------------------------------------------------------------------------------------- fine-tuning
@@ -353,11 +347,9 @@ class Taught(Job):
 
     def taught(self):
         ask = chains(self.folder_of('baseline'), (0, 1, 2, 3), task='toy_chains_code')
-        rows = []
         for name in self.models:
             for n, path in ((0, self.folder_of(name)), (128, self.root / name)):
-                rows.append(self.say(dict(run=name, examples=n) | ask.depths(load_model(path))))
-        return rows
+                yield dict(run=name, examples=n) | ask.depths(load_model(path))
 
 
 # -------------------------------------------------------------------- the wrapper, without training
@@ -390,22 +382,21 @@ class Frozen(Job):
 
     def frozen(self):
         self.ask = chains(self.folder_of('baseline'), (4, 5))
-        rows = []
         for name in self.models:
             model = load_model(self.folder_of(name))
-            plain = self.row(name, 'plain', '', model)
+            yield self.row(name, 'plain', '', model)
             with looped(model, **RECIPE):
                 recipe = self.row(name, 'the recipe', '', model)
-            rows += [plain, recipe]
+            yield recipe
             for factor, values in FACTORS.items():
-                tried = []
+                tried = [recipe]
                 for value in values:
                     with looped(model, **self.settings(factor, value)):
                         tried.append(self.row(name, factor, str(value), model))
-                best = max([recipe, *tried], key=lambda row: row['depth 5'])
-                rows += [*tried, best | dict(factor=factor, value='the best of them')]
-            rows += self.caches(name, model)
-        return rows
+                    yield tried[-1]
+                best = max(tried, key=lambda row: row['depth 5'])
+                yield best | dict(factor=factor, value='the best of them')
+            yield from self.caches(name, model)
 
     def settings(self, factor, value):
         "The recipe with one change. Another method has its own beta, and a T if it knows one."
@@ -419,20 +410,17 @@ class Frozen(Job):
         return own | {factor: value}
 
     def row(self, name, factor, value, model):
-        return self.say(dict(run=name, factor=factor, value=value, text=self.ask.text(model))
-                        | self.ask.halves(model))
+        return (dict(run=name, factor=factor, value=value, text=self.ask.text(model))
+                | self.ask.halves(model))
 
     def caches(self, name, model):
-        rows = []
         for kept in ('plain', *KEPT):
             slots = []
             looping = looped(model, **RECIPE, cache=kept) if kept != 'plain' else nullcontext()
             with looping:
-                answer = by_token(model, slots)
-                rows.append(self.say(
-                    dict(run=name, factor='cache, token by token', value=kept, text='')
-                    | self.ask.halves(answer) | dict(slots=slots[0])))
-        return rows
+                answers = self.ask.halves(by_token(model, slots))
+            yield (dict(run=name, factor='cache, token by token', value=kept, text='')
+                   | answers | dict(slots=slots[0]))
 
 
 # ------------------------------------------------------------------------------------------- probes
@@ -450,7 +438,6 @@ class Layers(Job):
 
     def layers(self):
         tokens, ask = self.ready()
-        rows = []
 
         def text_and_depths(model):
             return dict(text=ask.text(model)) | ask.depths(model)
@@ -467,15 +454,13 @@ class Layers(Job):
                     inner = [r for r in changed if r['size'] == size and 2 <= r['start'] <= last]
                     for key in ('text', 'depth 3'):
                         row[f'{way} {size}: {key}'] = mean([r[key] - plain[key] for r in inner])
-            rows.append(self.say(row))
-        return rows
+            yield row
 
     def lens(self):
         """For each layer: how far the output at later tokens moves without it (`moves`), and what a
         tuned lens reads after it: how many of the five likeliest tokens (`overlap`), and the
         answers. The lens is trained on other validation rows than it is judged by."""
         tokens, ask = self.ready()
-        rows = []
         others = Loader(DATA, 32, 64, split='val', seed=1)
         for name in self.models:
             model = load_model(self.folder_of(name))
@@ -483,10 +468,8 @@ class Layers(Job):
             _, moves = probe.depth_score(model, tokens)
             _, overlap = quality(model, lens, others.batch(0)[0])
             for d in range(len(model.order)):
-                rows.append(self.say(
-                    dict(run=name, layer=d, moves=moves[d].item(), overlap=overlap[d].item())
-                    | ask.depths(exit_at(model, d, lens))))
-        return rows
+                yield (dict(run=name, layer=d, moves=moves[d].item(), overlap=overlap[d].item())
+                       | ask.depths(exit_at(model, d, lens)))
 
 
 # ---------------------------------------------------------------------------------------- retrofits
@@ -524,7 +507,6 @@ class Retrofits(Job):
 
     def retrofits(self):
         ask = chains(self.folder_of('baseline'), (4, 5, 6))
-        rows = []
         trained = [(name, self.root / name) for name, argv in self.runs() if argv[0] == 'train']
         for name, path in [('mean_2', self.folder_of('baseline', 'recurrent')), *trained]:
             model = load_model(path)
@@ -538,8 +520,7 @@ class Retrofits(Job):
             for r in recurrences:
                 if model.recurs:
                     model.mean = r
-                rows.append(self.say(dict(run=name, r=r, flops=flops) | ask(model)))
-        return rows
+                yield dict(run=name, r=r, flops=flops) | ask(model)
 
 
 # -------------------------------------------------------------------------- the README's own models
@@ -576,35 +557,31 @@ class Page(Job):
         questions = by_depth('toy_assign', range(6), QUESTIONS)
         ask = Questions(self.root / 'baseline', TOY, questions, EVALUATED)
         deep = Questions(self.root / 'baseline', TOY_DEEP, questions, EVALUATED)
-        rows = []
 
         def row(name, way, model, ask=ask):
             parameters = sum(p.numel() for p in model.layers.parameters())
-            rows.append(self.say(dict(
-                run=name, way=way, flops=flops_of(self.root / name),
-                layers=len(model.layers), parameters=parameters) | ask(model)))
+            return dict(run=name, way=way, flops=flops_of(self.root / name),
+                        layers=len(model.layers), parameters=parameters) | ask(model)
 
         for name in PAGE:
             model = load_model(self.root / name)
             if name == 'retrofit':
                 for r in (1, 2, 3, 4, 8, 16):
                     model.mean = r
-                    row(name, f'r = {r}', model, deep)
+                    yield row(name, f'r = {r}', model, deep)
                 continue
-            row(name, 'as trained', model, deep if name == 'retrofit_dense' else ask)
+            yield row(name, 'as trained', model, deep if name == 'retrofit_dense' else ask)
             if name in DEEPER_BY_TWO:
                 with running(model, parse_loop(DEEPER_BY_TWO[name])):
-                    row(name, 'two layers again', model)
+                    yield row(name, 'two layers again', model)
             if name in ('baseline', 'lidas'):
                 for way, method, K in (('naive, K = 4', 'naive', 4), ('euler, K = 4', 'euler', 4),
                                        ('rk, K = 4', 'rk', 4), ('rk, K = 3', 'rk', 3)):
                     with looped(model, (2, 5), method, K):
-                        row(name, way, model)
-        return rows
+                        yield row(name, way, model)
 
     def curves(self):
         "What was measured in training: the lines of the logs with a measurement or a growth."
-        rows = []
         for name in ('baseline', 'lidas'):
             for line in read_log(self.root / name):
                 row = {key: line[key] for key in ('step', 'flops', 'depth')}
@@ -613,8 +590,7 @@ class Page(Job):
                         f'{kind} right': answers['accuracy']
                         for kind, answers in line['kinds'].items() if kind != 'text'}
                 if 'val_loss' in line or 'grown' in line:
-                    rows.append(dict(seed=self.seed, run=name) | row)
-        return rows
+                    yield dict(run=name) | row
 
 
 # ------------------------------------------------------------------- a task with published numbers
@@ -677,24 +653,22 @@ class Hops(Job):
         super().train()
 
     def hops(self):
-        rows = []
-
         def row(run, way, model, data=LETTERS):
-            rows.append(self.say(dict(run=run, way=way) | scored(self.root / run, model, data)))
+            return dict(run=run, way=way) | scored(self.root / run, model, data)
 
         for name in HOPS:
-            row(name, 'as trained', load_model(self.root / name))
+            yield row(name, 'as trained', load_model(self.root / name))
         for name, window in dict(layers_6=(2, 3), layers_3=(1, 1)).items():
             model = load_model(self.root / name)
             for K in (2, 3):
                 with looped(model, window, 'rk', K):
-                    row(name, f'window, K = {K}', model)
+                    yield row(name, f'window, K = {K}', model)
         model = load_model(self.root / 'retrofit')
         for r in (1, 2, 3, 4, 8):
             model.mean = r
-            row('retrofit', f'8 hops, r = {r}', model, FURTHER)
-        row('ordinary_further', '8 hops', load_model(self.root / 'ordinary_further'), FURTHER)
-        return rows
+            yield row('retrofit', f'8 hops, r = {r}', model, FURTHER)
+        model = load_model(self.root / 'ordinary_further')
+        yield row('ordinary_further', '8 hops', model, FURTHER)
 
 
 CELLS = dict(           # layers, and how often they run
@@ -721,11 +695,9 @@ class Cells(Job):
         super().train()
 
     def cells(self):
-        rows = []
         for name, _ in self.runs():
             model = load_model(self.root / name)
-            rows.append(self.say(dict(way=name) | scored(self.root / name, model, self.data)))
-        return rows
+            yield dict(way=name) | scored(self.root / name, model, self.data)
 
 
 # ---------------------------------------------------------------------- between looping and growing
@@ -760,16 +732,14 @@ class Between(Job):
 
     def between(self):
         ask = Questions(self.root / 'untied', TOY, by_depth('toy_assign', (2, 3, 4), QUESTIONS))
-        rows = []
         for name in ['untied', *(f'{way}_{rank}' for way in ('rank', 'cut', 'trained')
                                  for rank in RANKS)]:
             folder = self.root / name
             way, _, rank = name.partition('_')
             model = build_model(load(folder), folder, merged=False).eval()
             flops = flops_of(folder) if way != 'cut' else ''
-            rows.append(self.say(dict(way=way, rank=rank, flops=flops,
-                                      parameters=model.num_params()) | ask(model)))
-        return rows
+            yield (dict(way=way, rank=rank, flops=flops, parameters=model.num_params())
+                   | ask(model))
 
 
 # ------------------------------------------------------------------------ a drawn number of runs
@@ -823,7 +793,6 @@ class Drawn(Job):
     def drawn(self):
         ask = Questions(self.root / 'fixed', TOY, by_depth('toy_assign', (2, 3, 4), QUESTIONS))
         tokens = Loader(TOY, 32, 64, split='val', seed=0).batch(0)[0]
-        rows = []
         for name in ('fixed', 'drawn', 'fixed_again', 'drawn_again', 'cut'):
             model = load_model(self.root / name)
             if not model.recurs:
@@ -832,9 +801,7 @@ class Drawn(Job):
             for r in ASKED:
                 model.mean = r
                 flops = '' if name == 'cut' else flops_of(self.root / name)
-                rows.append(self.say(dict(run=name, r=r, flops=flops) | moved[r - 1]
-                                     | ask(model)))
-        return rows
+                yield dict(run=name, r=r, flops=flops) | moved[r - 1] | ask(model)
 
 
 # ------------------------------------------------------------------------------ searching an order
@@ -851,7 +818,6 @@ class Searched(Job):
         return [self.new(name, f'config/{name}.py', f'--data={TOY}') for name in self.models]
 
     def search(self):
-        rows = []
         for name in self.models:
             questions = by_depth('toy_assign', (3, 4), QUESTIONS // 2)
             asked = search.Asked(load_model(self.root / name), get_tokenizer(self.root / name),
@@ -860,11 +826,9 @@ class Searched(Job):
             plain, right = asked.own()
             judged.append(search.Judge(asked, plain, right).row('as it is', asked.by(plain), plain))
             for row in judged:          # in points
-                rows.append(self.say(dict(
-                    run=name, way=row['what'], order=search.named(row['order']),
-                    screened=row['screened'] / 100, change=row['change'].mean / 100,
-                    right=row['right'] / 100)))
-        return rows
+                yield dict(run=name, way=row['what'], order=name_of(row['order']),
+                           screened=row['screened'] / 100, change=row['change'].mean / 100,
+                           right=row['right'] / 100)
 
 
 # --------------------------------------------------------------------------------------- the jobs
@@ -946,7 +910,7 @@ def finish(job):
     job.train()
     for table in job.tables:
         if not job.file(table).exists():
-            write_rows(job.file(table), getattr(job, table)())
+            write_rows(job.file(table), [job.say(row) for row in getattr(job, table)()])
 
 
 def main(argv=None):
