@@ -150,7 +150,7 @@ def train(config):
 
             # ---- does the model change? It grows, or begins to run its layers in another order.
             grows = now.n_layer > len(model.layers)
-            reorders = now.order not in (None, model.order)
+            reorders = now.order is not None and now.order != model.order
             if grows or reorders or now.rank > model.rank:
                 before = validate(c, world, model, val)['val_loss']
                 if grows:

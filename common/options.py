@@ -39,7 +39,7 @@ def words(least=1):
 
 def from_text(make, **default):
     "A field whose value is make(the text), such as 10_000_000_000 from 10B."
-    no_bounds = None, None      # what is made of the text has none in the table
+    no_bounds = None, None      # the table's are for plain numbers, not for what `make` returns
     return field(metadata=dict(make=make, bounds=no_bounds), **default)
 
 

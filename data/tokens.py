@@ -84,7 +84,7 @@ class Description:
     tokenizer: str
     n_vocab: int = within(1, 2 ** 32)
     dtype: Literal['uint16', 'uint32']
-    tokens: int = within(0, 2 ** 62)
+    tokens: int = within(1, 2 ** 62)
     row: int | None = within(2, 2 ** 24)        # tokens of a masked row; None: running text
     kinds: list[str]                            # what the marks 1, 2, ... are called
     shards: list[Shard]
@@ -118,6 +118,8 @@ def write_dataset(folder, split, tokenizer, tokens, *, mask=None, marks=None, ki
     path = folder / f'{split}.json'
     if (folder / 'ckpt.pt').exists():
         raise Refused(f'{folder} holds a run: choose another folder for a dataset')
+    if not len(tokens):
+        raise Refused(f'{path} would have no tokens: there is too little data for it')
     origin = origin or {}
     before = made_by(path)
     if before and before != origin.get('made_by', before):

@@ -226,8 +226,8 @@ def repeated(model, start, block, times):
 
 def repeated_block(order, n):
     "(start, length, times) of the block that an order of n layers repeats."
-    again = [i for i in range(n) if order.count(i) > 1] or [0]
-    start, length, times = again[0], len(again), order.count(again[0])
+    repeated = [i for i in range(n) if order.count(i) > 1] or [0]
+    start, length, times = repeated[0], len(repeated), order.count(repeated[0])
     if repeat_block([*range(n)], start, length, times) == order:
         return start, length, times
     raise Refused('in a model of this family one block can be repeated, as in 8-4x2-20; write any '

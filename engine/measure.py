@@ -258,7 +258,7 @@ def refuse_other_kinds(name, scores, before):
     "Refuse scores of a run that do not name what those before it name (None: there are none)."
     if before is not None and scores.keys() != before.keys():
         raise Refused(f'{name} was trained on data with other kinds of answers '
-                      f'({", ".join(scores)}): compare it apart')
+                      f'({", ".join(scores)}): give it a command of its own')
 
 
 def run_scorer(path, state, model, data, batches, questions):

@@ -74,7 +74,7 @@ class World:
             torch.set_float32_matmul_precision('high')
             torch.backends.cuda.enable_cudnn_sdp(True)          # a training step has one shape
         self.autocast = self.precision(dtype)
-        wanted = compile is True or compile == 'auto' and self.cuda
+        wanted = compile is True or (compile == 'auto' and self.cuda)
         self.compiles = wanted and has_compiler()
         if wanted and not self.compiles:
             self.say('compile stays off: torch.compile needs a C++ compiler, and there is none '

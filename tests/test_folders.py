@@ -74,6 +74,8 @@ def test_a_looped_folder_computes_what_looped_does(folder, tmp_path, name):
 def test_it_needs_nothing_of_ours(folder, tmp_path):
     path, model = folder('llama')
     nanodepth.main('export', [path, str(tmp_path / 'out'), '--window=mid4', '--K=3', '--decode=3'])
+    settings = json.loads((tmp_path / 'out/config.json').read_text())['nanodepth']
+    assert settings['decode'] == 3
     with looped(model, 'mid4', K=3):
         torch.save(model(TOKENS).logits, tmp_path / 'wanted.pt')
     code = f"""

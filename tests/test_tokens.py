@@ -236,10 +236,15 @@ def test_several_shards_are_one_dataset(tmp_path):
     assert [int(data.window(i)[0][0]) for i in (0, 9, 10, 14)] == [0, 72, 100, 132]
 
 
-def test_a_shard_without_tokens_is_refused(tmp_path):
-    write_dataset(tmp_path, 'train', 'bytes', [])
+def test_data_without_tokens_are_refused(tmp_path):
+    with pytest.raises(Refused, match='train.json would have no tokens'):
+        write_dataset(tmp_path, 'train', 'bytes', [])
+    folder = make(tmp_path / 'd', 20)           # as somebody else may write it
+    meta = json.loads((folder / 'train.json').read_text())
+    meta['shards'][0]['tokens'] = 0
+    (folder / 'train.json').write_text(json.dumps(meta))
     with pytest.raises(Refused, match='tokens=0 must be at least 1'):
-        Dataset(tmp_path, 'train', context=8)
+        Dataset(folder, 'train', context=8)
 
 
 def test_masked_rows_are_padded_and_count_only_where_the_mask_is_set(tmp_path):

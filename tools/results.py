@@ -169,15 +169,15 @@ def short_table(claims, tables):
     return lines
 
 
-def unit_of(measure):
+def factor_and_digits(measure):
     "(the factor with which a number is printed, its digits)"
     share = measure in SHARES or measure.endswith('right')
     return (100, 1) if share else UNITS.get(measure, (1, 3))
 
 
-def interval(values, measure, sign=''):
+def mean_and_interval(values, measure, sign=''):
     "'0.694 ± 0.002': a mean over seeds, and half its 95% interval."
-    factor, digits = unit_of(measure)
+    factor, digits = factor_and_digits(measure)
     c = Contrast([factor * v for v in values], [0.0] * len(values))
     half = f' ± {c.half(0.95):.{digits}f}' if c.known else ''
     return f'{c.mean:{sign}.{digits}f}{half}'
@@ -186,19 +186,20 @@ def interval(values, measure, sign=''):
 def cell_values(line, column, measure, rows):
     """{seed: the number} of a cell: of the rows that the line and the column describe together, or
     of how far it is from another column's (`less`), or of how large a share of another line's."""
-    at = line['rows'] | column.get('rows', {})
-    values = values_of(rows, at, measure)
+    described = line['rows'] | column.get('rows', {})
+    values = values_of(rows, described, measure)
     if less := column.get('less'):
-        off = values_of(rows, at | less, measure)
-        return {seed: v - off[seed] for seed, v in values.items()}
+        others = values_of(rows, described | less, measure)
+        return {seed: values[seed] - others[seed] for seed in values.keys() & others.keys()}
     if whole := column.get('share_of'):
-        of = values_of(rows, at | whole, measure)
-        return {seed: v / of[seed] for seed, v in values.items()}
+        others = values_of(rows, described | whole, measure)
+        return {seed: values[seed] / others[seed] for seed in values.keys() & others.keys()}
     return values
 
 
 def models_table(spec, rows):
-    "Markdown: a line a model, a column a measure or a way. Means over the seeds with all cells."
+    """Markdown: one line for each model, one column for each measure or way of running it. The
+    numbers are means over the seeds that have all cells."""
     columns = spec['columns']
     measures = [column.get('measure', spec.get('measure')) for column in columns]
     cells = [[cell_values(line, column, measure, rows)
@@ -217,9 +218,9 @@ def models_table(spec, rows):
             elif 'share_of' in column:
                 texts.append(f'{100 * mean(values):.0f}%')
             elif column.get('round', spec.get('round')):
-                texts.append(f'{unit_of(measure)[0] * mean(values):.0f}')
+                texts.append(f'{factor_and_digits(measure)[0] * mean(values):.0f}')
             else:
-                texts.append(interval(values, measure, '+' if 'less' in column else ''))
+                texts.append(mean_and_interval(values, measure, '+' if 'less' in column else ''))
         lines.append(f'| {line["is"]} | ' + ' | '.join(texts) + ' |')
     return lines
 
@@ -237,7 +238,7 @@ def numbers_table(spec, rows):
         cells = [f'{key:g}' if isinstance(key, float) else key for key in at]
         for measure in measures:
             values = [row[measure] for row in group if isinstance(row.get(measure), float)]
-            cells.append(interval(values, measure) if values else '')
+            cells.append(mean_and_interval(values, measure) if values else '')
         cells.insert(len(keys), str(len(group)))
         lines.append('| ' + ' | '.join(cells) + ' |')
     return lines
@@ -301,7 +302,8 @@ def main(argv=None):
             replace(file, after.encode())
         print(f'{file} says what the rows say')
     if not args.check:
-        draw(folder, {line['rows']['run']: line['is'] for line in spec['models'][0]['lines']})
+        [table] = where(spec['models'], name='eight more layers')       # it has all five models
+        draw(folder, {line['rows']['run']: line['is'] for line in table['lines']})
 
 
 def logs_of(rows):
@@ -321,6 +323,7 @@ def draw(folder, names):
     "The pictures of the rows, beside the texts."
     if curves := named(folder, 'curves', names):
         show(folder.parent / 'assets/growing.png', draw_runs, logs_of(curves), ['loss', 'depth 3'])
+
     def picture(name, draw, table, names, *how):
         show(folder.parent / f'assets/{name}.png', draw, named(folder, table, names), *how)
     picture('adding', draw_ways, 'depth', names, ['depth 5 right', 'text'], CHANCE)

@@ -460,8 +460,11 @@ def study(options):
     shown = pick_shown('show', options.show, kinds)
     ranked = options.score and pick_shown('score', options.score, kinds)
     for name, cells in screened.items():
-        for kind in set(ranked or ()) - set(kinds_in({name: cells})):
-            raise Refused(f'--score={kind}: {name} was not asked that: judge it apart')
+        asked = kinds_in({name: cells})
+        for kind in ranked or ():
+            if kind not in asked:
+                raise Refused(f'--score={kind}: {name} was not asked that; give it a command of '
+                              'its own')
     for group, names in groups.items():
         of_group = {name: screened[name] for name in names}
         ranked_by = ranked or main_kinds(kinds_in(of_group), options.tasks.split(','))
