@@ -27,6 +27,9 @@ lidas baseline: data/toy/train.json     # a grown model, an ordinary one: out/li
 seed-%: data/chains/train.json data/chains_deep/train.json      # make seed-3: its jobs add up to 80 minutes; a stopped one goes on
 	$(PY) nanodepth.py study $*
 	$(PY) nanodepth.py results
+page-%: data/toy/train.json data/toy_deep/train.json     # make page-4: a seed of the README's models, 70 minutes of one core
+	$(PY) nanodepth.py study $* --job=page
+	$(PY) nanodepth.py results
 data/chains/train.json: data/toy/prepare.py | .venv/ready
 	$(PY) data/toy/prepare.py --depths=5 --values=3 --out=data/chains
 data/chains_deep/train.json: data/toy/prepare.py | .venv/ready
