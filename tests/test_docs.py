@@ -126,8 +126,9 @@ def test_the_sketch_of_a_recurrent_model_is_the_model(tiny):
 def test_what_the_readme_measures_stands_in_the_tables_that_were_measured():
     tables = (ROOT / 'docs/TOY.md').read_text() + (ROOT / 'docs/RESULTS.md').read_text()
     tables = tables.replace('*', '')
-    intervals = re.findall(r'\d[\d.]* ± [\d.]+', README)
-    assert len(intervals) > 10
+    by_hand = re.sub(r'<!-- table .*?<!-- end -->', '', README, flags=re.S)     # others are made
+    intervals = re.findall(r'\d[\d.]* ± [\d.]+', by_hand)
+    assert len(intervals) > 5
     for interval in intervals:
         assert interval in tables, interval
 
