@@ -48,7 +48,7 @@ columns = ['text', 'depth 4 right']
 name = 'ways'
 of = 'trunk'
 table = 'depth'
-measure = 'depth 4'
+all_columns = {measure = 'depth 4'}
 lines = [{is = 'LIDAS', rows = {run = 'lidas', way = 'ordinary'}}]
 columns = [
     {is = 'as it is', measure = 'depth 4 right', round = true}, {is = 'nats'},

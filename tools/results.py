@@ -113,7 +113,7 @@ def contrast(claim, rows):
     return Contrast([factor * a[seed] for seed in seeds], [factor * b[seed] for seed in seeds])
 
 
-def name_of(side):
+def name_of_side(side):
     "'lidas', or 'lidas repeated +4'."
     before = dict(added='+', layer='layer ')
     return ' '.join(f'{before.get(key, "")}{v}' for key, v in side.items() if v != 'ordinary')
@@ -132,8 +132,9 @@ def ours(claim, c, rows):
         return 'not measured yet'
     digits = 1 if claim['unit'] == 'points' else 3
     of = 'gain of ' if 'less_a' in claim else ''
-    text = (f'{of}{name_of(claim["a"])} {mean(c.a):.{digits}f}, {of}{name_of(claim["b"])} '
-            f'{mean(c.b):.{digits}f}: {difference(claim, c, "**")}')
+    a, b = (name_of_side(claim[side]) for side in 'ab')
+    text = (f'{of}{a} {mean(c.a):.{digits}f}, {of}{b} {mean(c.b):.{digits}f}: '
+            f'{difference(claim, c, "**")}')
     if beside := claim.get('beside'):
         a, b = (values_of(rows, claim[side], beside) for side in 'ab')
         shown = [mean([side[seed] for seed in side if seed in a and seed in b]) for side in (a, b)]
@@ -186,9 +187,10 @@ def mean_and_interval(values, measure, sign=''):
     return f'{c.mean:{sign}.{digits}f}{half}'
 
 
-def cell_values(line, column, measure, rows):
+def cell_values(line, column, rows):
     """{seed: the number} of a cell: of the rows that the line and the column describe together, or
     of how far it is from another column's (`less`), or of how large a share of another line's."""
+    measure = column['measure']
     described = line['rows'] | column.get('rows', {})
     values = values_of(rows, described, measure)
     if less := column.get('less'):
@@ -203,10 +205,8 @@ def cell_values(line, column, measure, rows):
 def models_table(spec, rows):
     """Markdown: one line for each model, one column for each measure or way of running it. The
     numbers are means over the seeds that have all cells."""
-    columns = spec['columns']
-    measures = [column.get('measure', spec.get('measure')) for column in columns]
-    cells = [[cell_values(line, column, measure, rows)
-              for column, measure in zip(columns, measures)] for line in spec['lines']]
+    columns = [spec.get('all_columns', {}) | column for column in spec['columns']]
+    cells = [[cell_values(line, column, rows) for column in columns] for line in spec['lines']]
     measured = [set(cell) for line in cells for cell in line if cell]
     seeds = set.intersection(*measured) if measured else set()
     n = f'{len(seeds)} seed{"s" * (len(seeds) != 1)}'
@@ -214,16 +214,18 @@ def models_table(spec, rows):
              '|' + '---|' * (len(columns) + 1)]
     for line, row in zip(spec['lines'], cells):
         texts = []
-        for column, measure, cell in zip(columns, measures, row):
+        for column, cell in zip(columns, row):
             values = [cell[seed] for seed in sorted(seeds) if seed in cell]
             if not values:
                 texts.append(column.get('none', ''))
             elif 'share_of' in column:
                 texts.append(f'{100 * mean(values):.0f}%')
-            elif column.get('round', spec.get('round')):
-                texts.append(f'{factor_and_digits(measure)[0] * mean(values):.0f}')
+            elif column.get('round'):
+                factor, _ = factor_and_digits(column['measure'])
+                texts.append(f'{factor * mean(values):.0f}')
             else:
-                texts.append(mean_and_interval(values, measure, '+' if 'less' in column else ''))
+                sign = '+' if 'less' in column else ''
+                texts.append(mean_and_interval(values, column['measure'], sign))
         lines.append(f'| {line["is"]} | ' + ' | '.join(texts) + ' |')
     return lines
 
@@ -321,13 +323,15 @@ def logs_of(rows):
     return {run: list(seeds.values()) for run, seeds in groups.items()}
 
 
+def draw_growing(rows):
+    return draw_runs(logs_of(rows), ['loss', 'depth 3'])
+
+
 def draw(folder, names):
     "The pictures of the rows, beside the texts."
-    if curves := named(folder, 'curves', names):
-        show(folder.parent / 'assets/growing.png', draw_runs, logs_of(curves), ['loss', 'depth 3'])
-
     def picture(name, draw, table, names, *how):
         show(folder.parent / f'assets/{name}.png', draw, named(folder, table, names), *how)
+    picture('growing', draw_growing, 'curves', names)
     picture('adding', draw_ways, 'depth', names, ['depth 5 right', 'text'], CHANCE)
     picture('exits', draw_exits, 'exits', names, 'depth 5 right', CHANCE)
     picture('layers', draw_lines, 'lens', names, 'layer', LAYERS, {'depth 3 right': CHANCE},
