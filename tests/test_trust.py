@@ -61,7 +61,7 @@ def test_runs_that_were_asked_other_things_are_not_compared(tiny, tmp_path, caps
         assert 'with other kinds of answers' in refused(capsys, name, *both, *more)
     error = refused(capsys, 'sweep', *both, '--windows=1-2', '--methods=rk', '--K=2',
                     '--score=kind a')
-    assert '--score=kind a: b was not asked that' in error
+    assert "b: --score='kind a' is not one of loss, kind b; did you mean 'kind b'?" in error
 
 
 # ------------------------------------------------------------------------------ 1: not finite

@@ -38,7 +38,7 @@ import torch
 import torch.nn.functional as F
 
 from common.columns import columns
-from common.errors import Refused, parse, refusing, say
+from common.errors import Refused, check_choice, parse, refusing, say
 from common.fields import fill
 from common.files import reading
 from common.options import others, read, word, words
@@ -458,16 +458,12 @@ def study(options):
     screened = {name: it.of(name, 'screen', it.grid(name)) for name in it.paths}
     kinds = kinds_in(screened)
     shown = pick_shown('show', options.show, kinds)
-    ranked = options.score and pick_shown('score', options.score, kinds)
     for name, cells in screened.items():
-        asked = kinds_in({name: cells})
-        for kind in ranked or ():
-            if kind not in asked:
-                raise Refused(f'--score={kind}: {name} was not asked that; give it a command of '
-                              'its own')
+        for kind in options.score:
+            check_choice(f'{name}: --score', kind, kinds_in({name: cells}))
     for group, names in groups.items():
         of_group = {name: screened[name] for name in names}
-        ranked_by = ranked or main_kinds(kinds_in(of_group), options.tasks.split(','))
+        ranked_by = options.score or main_kinds(kinds_in(of_group), options.tasks.split(','))
         rows += judge(it, group, of_group, depths[group], ranked_by)
     for what in it.left_out:
         print(f'left out: {what}')
