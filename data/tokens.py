@@ -75,7 +75,7 @@ def permute(i, n, key):
 class Shard:
     file: str                                   # in the folder of the dataset
     sha256: dict[str, str]                      # of the .bin, and of what stands beside it
-    tokens: int = within(1, 2 ** 62)
+    tokens: int = within(0, 2 ** 62)
 
 
 @dataclass
@@ -84,7 +84,7 @@ class Description:
     tokenizer: str
     n_vocab: int = within(1, 2 ** 32)
     dtype: Literal['uint16', 'uint32']
-    tokens: int = within(1, 2 ** 62)
+    tokens: int = within(0, 2 ** 62)
     row: int | None = within(2, 2 ** 24)        # tokens of a masked row; None: running text
     kinds: list[str]                            # what the marks 1, 2, ... are called
     shards: list[Shard]
@@ -99,6 +99,8 @@ class Description:
         if not self.shards:
             raise Refused(f'{path} names no shards')
         for shard in self.shards:
+            if not shard.tokens:
+                raise Refused(f'{path} has a shard without tokens: it needs more text')
             if Path(shard.file).name != shard.file or '.bin' not in shard.sha256 or (
                     shard.sha256.keys() - {'.bin', '.mask', '.marks'}):
                 raise Refused(f'{path} has a shard that cannot be one: {short(vars(shard))}')
@@ -118,8 +120,6 @@ def write_dataset(folder, split, tokenizer, tokens, *, mask=None, marks=None, ki
     path = folder / f'{split}.json'
     if (folder / 'ckpt.pt').exists():
         raise Refused(f'{folder} holds a run: choose another folder for a dataset')
-    if not len(tokens):
-        raise Refused(f'{path} would have no tokens: there is too little data for it')
     origin = origin or {}
     before = made_by(path)
     if before and before != origin.get('made_by', before):
