@@ -182,7 +182,7 @@ def test_the_last_word_of_a_passage(tiny, tmp_path):
 
 
 @pytest.mark.parametrize('args, message', [
-    (['--only=depth_scor'], "is not one of depth_score, heatmap"),
+    (['--only=depth_scor'], "block_similarity, early_exit; did you mean 'depth_score'?"),
     (['--length=40'], 'have 16 tokens, --length=40'),
     (['--examples=nothing'], 'no such file, and no primitive'),
     (['--examples=short.txt'], 'has 5 tokens, but 10 are looked at'),

@@ -415,7 +415,7 @@ def test_the_curriculum():
     assert (slow == sorted(slow) and all(a <= b for a, b in zip(slow, table)) and slow[1500] < 12
             and slow[3124] == 32)
     assert {recurrence_curriculum(t, 100, 7, 0) for t in range(100)} == {7}
-    with pytest.raises(ValueError, match="curriculum_shape='cosine'"):
+    with pytest.raises(ValueError, match="curriculum_shape='cosine' is not one of linear, 1-sqrt"):
         recurrence_curriculum(0, 10, 4, 0.5, 'cosine')
 
 
