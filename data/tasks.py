@@ -43,10 +43,10 @@ from data.tokens import draw, write_dataset  # noqa: E402
 @dataclass
 class Options:
     task: str = word()                          # phop, addition, igsm, depo
-    p: int = within(1, 64, default=4)           # hops of phop; the k of depo goes from 1 to p
-    length: int = within(2, 4096, default=32)       # letters of phop
-    # numbers of addition (None: 2), definitions of igsm (6), names of depo (6)
-    n: int | None = within(2, 26, default=None)
+    # each task has its own sizes (SIZES below)
+    p: int | None = within(1, 64, default=None)     # hops of phop; the k of depo goes from 1 to p
+    length: int | None = within(2, 4096, default=None)      # letters of phop
+    n: int | None = within(2, 26, default=None)     # numbers of addition, definitions, names
     rows: int = within(1, 10 ** 8, default=40_000)      # examples to train on
     out: Path | None = None                     # the folder to write; None: data/TASK
 
@@ -114,7 +114,7 @@ def depo(rng, options):
 
 
 TASKS = dict(phop=phop, addition=addition, igsm=igsm, depo=depo)
-SIZES = dict(addition=2, igsm=6, depo=6)            # n, if nothing else is said
+SIZES = dict(phop=dict(p=4, length=32), addition=dict(n=2), igsm=dict(n=6), depo=dict(p=4, n=6))
 
 
 def kinds_of(options):
@@ -125,8 +125,14 @@ def kinds_of(options):
 def main(argv=None):
     options = read(Options, argv, __doc__)
     check_choice('task', options.task, TASKS)
-    if options.n is None:
-        options.n = SIZES.get(options.task)
+    sizes = SIZES[options.task]
+    for name in ('p', 'length', 'n'):
+        value = getattr(options, name)
+        if value is None:
+            setattr(options, name, sizes.get(name))
+        elif name not in sizes:
+            raise Refused(f'--{name}={value} has no effect on {options.task}, whose sizes are '
+                          + ' and '.join(f'--{size}' for size in sizes))
     if options.task == 'depo' and options.p >= options.n:
         raise Refused(f'--p={options.p} leads round a cycle of --n={options.n}: choose fewer')
     out = options.out or ROOT / 'data' / options.task

@@ -223,7 +223,11 @@ def show(config, gpus, gpu, mfu):
           f'{PEAK_FLOPS[gpu] / 1e12:,.0f} TFLOP/s, '
           f'{a_step * config.steps / seconds:,.0f} tokens a second, '
           f'{total / (PEAK_FLOPS[gpu] * mfu) / 3600:,.0f} GPU hours')
-    missing = [d for d in ([config.data] if isinstance(config.data, str) else config.data)
-               if not any((find(d) / name).exists() for name in ('train.json', 'mixture.json'))]
+    folders = []
+    for data in (config.data, config.cooldown_data or []):
+        folders += [data] if isinstance(data, str) else data
+    made = 'train.json', 'mixture.json'
+    missing = [folder for folder in folders
+               if not any((find(folder) / name).exists() for name in made)]
     if missing:
         print(f'not there yet: {", ".join(missing)}')

@@ -81,9 +81,11 @@ def test_loop_repeats_its_blocks(theirs, notes, tmp_path, capsys):
 
 def test_wrap_and_sweep_by_the_loss_on_text(theirs, notes, tmp_path, capsys):
     path, model = theirs
+    out = tmp_path / 'numbers.json'
     nanodepth.main('wrap', [path, f'--data={notes}', '--window=2-3', '--K=2', '--batches=2',
-                            '--device=cpu'])
-    line = capsys.readouterr().out.strip().splitlines()[-1]
+                            '--device=cpu', f'--out={out}'])
+    *_, line, where = capsys.readouterr().out.strip().splitlines()
+    assert where == f'numbers: {out}'
     val = Loader(notes, 4, 512, split='val', seed=0)
     batches = min(2, len(val))
     answer = lambda tokens: model(tokens).logits
@@ -93,6 +95,9 @@ def test_wrap_and_sweep_by_the_loss_on_text(theirs, notes, tmp_path, capsys):
             other = measure(answer, val, batches)[0]
     numbers = [float(part.split()[0].replace('±', '')) for part in line.strip('| ').split('|')]
     assert numbers[1:3] == pytest.approx([plain, other], abs=2e-3)
+    row, = json.loads(out.read_text())['rows']
+    assert (row['plain'], row['looped']) == pytest.approx((plain, other), rel=1e-5)
+    assert row['settings']['K'] == 2 and row['change'] == pytest.approx(other - plain, abs=1e-4)
     nanodepth.main('sweep', [path, f'--data={notes}', '--windows=2-3,mid2', '--methods=rk',
                              '--K=2', '--batches=1', '--device=cpu', f'--out={tmp_path / "s.png"}'])
     notes_of = [json.loads(line) for line in (tmp_path / 's.jsonl').read_text().splitlines()]

@@ -178,6 +178,11 @@ def test_the_command(folders, tmp_path, capsys):
     nanodepth.main('wrap', [str(folders[1]), '--tasks=primitive_toy_copy', '--limit=2',
                             '--window=1-2', '--K=2', '--device=cpu', f'--out={out}'])
     assert json.loads(out.read_text())['rows'][:-1] == kept['rows']     # a second task is added
+    for args, K, decode in (([], 6, 'bypass'), (['--K=2', '--decode=full'], 2, 'full')):
+        nanodepth.main('wrap', [str(folders[1]), '--recipe', '--tasks=primitive_toy_copy', *args,
+                                '--limit=2', '--device=cpu', f'--out={out}'])
+        settings = json.loads(out.read_text())['rows'][-1]['settings']
+        assert (settings['K'], settings['decode']) == (K, decode)   # what is given, counts
     capsys.readouterr()
     for args, message in ((['--method=rkk'], "did you mean 'rk'"),
                           (['--window=9-12'], 'within 0 to 3'),

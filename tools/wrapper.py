@@ -83,16 +83,18 @@ class Options:
     tasks: str | None = None
     data: str | None = None     # a dataset to measure the loss on, instead of tasks
     batches: int = 16           # of --data
-    recipe: bool = False        # the authors': K = 6, cache first, decode bypass, 16 tasks
+    recipe: bool = False        # the authors': K = 6, cache first, decode bypass, 16 tasks; what is
+                                # given beside it counts
     toy: bool = False   # the paper's little network: errors against K, and where a loop ends
     window: str = 'mid4'        # 3-5, mid4, or a fraction of the depth such as 0.5
     method: Literal[tuple(SOLVERS)] = 'rk'
-    K: int = 3                  # steps
+    K: int | None = None        # steps; None: 3, or the recipe's 6
     T: float | None = None      # the time at which the K steps end; None: 1
     beta: float | None = None   # the share of the plain output; None: the method's own (rk 0.5)
     # what later tokens see of looped layers (frozen also changes how a text is read); None: first
     cache: Literal[tuple(CACHES)] | None = None
-    decode: str = 'full'        # full, bypass, or the number of decode steps that are looped
+    # full, bypass, or the number of decode steps that are looped; None: full, or the recipe's
+    decode: str | None = None
     mode: str | None = None     # the window as one block, or layer by layer; None: block
     pin: str | None = None      # keep the experts of the first evaluation: mixture or indices
     # a method's own options by their names, such as --alphas=0.6,0.4 or --tol=0.05
@@ -149,10 +151,8 @@ def documents(results, row):
     return [s.get(metric) for s in sorted(samples, key=lambda s: s['doc_id'])]
 
 
-def compare(options, settings):
+def compare(options, settings, out):
     "python wrapper.py MODEL --tasks=...: the table, and the numbers as JSON."
-    out = options.out or Path('out/evals') / f'{Path(options.run).name}_looped.json'
-    scores_in(out)          # what cannot be added to is refused before the work
     # the hub's are of the second kind
     with refusing(ValueError, OSError, ImportError,
                   why=lambda error: explain(error, options.tasks)):
@@ -179,10 +179,12 @@ def main(argv=None):
         raise Refused(f'--{next(iter(options.more))}: --toy takes --out alone')
     if options.toy:
         return show_little(options.out or Path('out/wrapper_toy.png'))
+    usual = dict(K=3, decode='full')
     if options.recipe:          # what the authors' code has, where our defaults differ
-        options.K = 6
-        options.decode = 'bypass'
-        options.tasks = options.tasks or 'looped'
+        usual = dict(K=6, decode='bypass', tasks=None if options.data else 'looped')
+    for name, value in usual.items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
     if not (options.run and (options.tasks or options.data)):
         raise Refused('give a model and --tasks (such as --tasks=primitives or --tasks=arc_easy), '
                       'or --data, or --toy')
@@ -195,13 +197,15 @@ def main(argv=None):
         settings[name] = list(value) if isinstance(value, tuple) else value
     if options.T is not None:
         settings['T'] = options.T
+    out = options.out or Path('out/evals') / f'{Path(options.run).name}_looped.json'
+    scores_in(out)          # what cannot be added to is refused before the work
     if options.data:
-        compare_losses(options, settings)
+        compare_losses(options, settings, out)
     else:
-        compare(options, settings)
+        compare(options, settings, out)
 
 
-def compare_losses(options, settings):
+def compare_losses(options, settings, out):
     "python wrapper.py MODEL --data=...: the loss of each batch, plain and looped."
     state, model = open_any(options.run, pick_device(options.device))
     answer = answer_of(model)
@@ -215,9 +219,15 @@ def compare_losses(options, settings):
         after = losses('looped')        # first: a refusal comes before the work
     before = losses('plain')
     changes = [b - a for a, b in zip(before, after)]
+    error = standard_error(changes)
     print(columns([['batches', 'plain loss', 'looped loss', 'change'],
                    [str(batches), number(mean(before)), number(mean(after)),
-                    number(mean(changes), standard_error(changes))]]))
+                    number(mean(changes), error)]]))
+    asked = dict(model=options.run, data=options.data, batches=batches, settings=settings)
+    found = dict(plain=mean(before), looped=mean(after), change=mean(changes),
+                 change_stderr=error if batches > 1 else None)
+    add_scores(out, [asked | found], [*asked])
+    print(f'numbers: {out}')
 
 
 # --------------------------------------------------------------------------------------- the sweep
