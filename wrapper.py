@@ -38,7 +38,7 @@ def looped_by_hand(model, tokens, a, b, K, beta=0.5):
     g = lambda x: model.run(x, model.order[a:b + 1], depth=a)       # one pass through the window
     x = model.run(model.embed(tokens), model.order[:a])
     plain = g(x)
-    x = x + (plain - x) / K                 # the first of K small steps needs no other pass
+    x = x + (plain - x) / K                 # the first of K small steps reuses `plain`
     for _ in range(K - 1):
         x = x + (g(x) - x) / K
     x = beta * plain + (1 - beta) * x       # a part of the way back to the plain output

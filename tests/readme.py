@@ -78,6 +78,7 @@ def main():
     folder = Path(tempfile.mkdtemp()) / 'clone'
     subprocess.run(['git', 'clone', '-q', ROOT, folder], check=True)
     checkpoint(folder / 'SmolLM-360M')
+    (folder / 'HuggingFaceTB').symlink_to('.')      # HuggingFaceTB/SmolLM-360M is the same folder
     (folder / 'notes').mkdir()
     for path in ROOT.glob('docs/*.md'):
         shutil.copy(path, folder / 'notes' / f'{path.stem}.txt')

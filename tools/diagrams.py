@@ -59,7 +59,7 @@ def say(ax, x, y, text, size=13, colour=INK, **more):
 
 def draw_tiles():
     "Eight layer evaluations, five kinds of model."
-    fig, ax = canvas(7, 9.4, 8, 12.3)
+    fig, ax = canvas(7, 10, 8, 13.1)
     grown = lidas(6, 2)                                     # the last growth, from six layers
     first = [lidas(4, 2)[i] for i in grown]                 # which of the first four each was
     recurrent = Recurrent(ModelConfig(n_layer=8, n_embd=8, n_head=1), [0, 1], [4, 5], [6, 7],
@@ -72,7 +72,7 @@ def draw_tiles():
          'a core that runs r times, here twice; layers 2 and 3 dropped'),
         ('wrapped', [*range(8)], 'a frozen model; layers 2 to 5 run K times, then blended')]
     for k, (name, order, about) in enumerate(rows):
-        y = 2.45 * k
+        y = 2.65 * k
         say(ax, 0.05, y + 0.3, name, 18, weight='bold')
         say(ax, 0.05, y + 0.8, about, 14.5, DARK)
         for x, i in enumerate(order):
@@ -105,7 +105,8 @@ def draw_growth():
 def draw_core():
     "A retrofitted model."
     from matplotlib.patches import FancyArrowPatch
-    fig, ax = canvas(8, 3.6, 12.4, 5.4)
+    fig, ax = canvas(9.6, 3.6, 13.6, 5.4)
+    ax.set_xlim(-1.5, 13.6)
 
     def arrow(a, b, bend=0, colour=INK):
         ax.add_patch(FancyArrowPatch(a, b, arrowstyle='-|>', mutation_scale=18, lw=2, color=colour,
@@ -116,8 +117,10 @@ def draw_core():
         say(ax, x, 3.6, name, 14, ha='center', weight='bold')
     tile(ax, 4.3, 2.2, '#dddddd', 'W')
     say(ax, 4.8, 3.6, 'adapter', 14, ha='center', weight='bold')
-    say(ax, -0.05, 1.75, 'tokens', 12, PALE)
-    say(ax, 11.1, 1.75, 'logits', 12, PALE)
+    say(ax, -0.3, 2.7, 'tokens', 13, ha='right')
+    arrow((-0.2, 2.7), (0.6, 2.7))
+    arrow((11.65, 2.7), (12.45, 2.7))
+    say(ax, 12.55, 2.7, 'logits', 13)
     arrow((2.7, 2.7), (4.25, 2.7))
     say(ax, 3.3, 2.35, 'e', 14, style='italic')
     arrow((5.3, 2.7), (6.2, 2.7))
