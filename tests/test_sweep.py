@@ -11,6 +11,7 @@ import nanodepth
 from common.errors import Refused, parse
 from common.options import read as read_options
 from engine import checkpoint
+from report.plot import draw_windows
 from tools import adapters, evaluate, wrapper as sweep
 from wrapper import looped
 
@@ -458,6 +459,13 @@ def test_windows_and_cells():
     cost = lambda **cell: sweep.cost(sweep.Cell(**sweep.PAPER | dict(window='1-2') | cell), 4)
     assert cost(method='rk', K=3) == 2.0 and cost(method='heun', K=1, cache='last') == 2.0
     assert cost(method='rk', K=3, mode='layer') == 2.5          # the unlooped chain
+
+
+def test_the_scale_of_a_map_is_the_largest_gain_that_is_a_number():
+    rows = [dict(run='a', setting='rk', window=window, loss=gain)
+            for window, gain in (('0-0', math.nan), ('0-1', 0.3), ('1-1', -math.inf))]
+    image = draw_windows(rows, ['loss']).axes[0].images[0]
+    assert image.get_clim() == (-0.3, 0.3)
 
 
 def test_a_map_of_every_window(runs, tmp_path):
