@@ -43,10 +43,11 @@ from data.tokens import draw, write_dataset  # noqa: E402
 @dataclass
 class Options:
     task: str = word()                          # phop, addition, igsm, depo
-    # each task has its own sizes (SIZES below)
-    p: int | None = within(1, 64, default=None)     # hops of phop; the k of depo goes from 1 to p
-    length: int | None = within(2, 4096, default=None)      # letters of phop
-    n: int | None = within(2, 26, default=None)     # numbers of addition, definitions, names
+    # hops of phop (None: 4); the k of depo goes from 1 to p (None: 4)
+    p: int | None = within(1, 64, default=None)
+    length: int | None = within(2, 4096, default=None)      # letters of phop (None: 32)
+    # numbers of addition (None: 2), definitions of igsm (6), names of depo (6)
+    n: int | None = within(2, 26, default=None)
     rows: int = within(1, 10 ** 8, default=40_000)      # examples to train on
     out: Path | None = None                     # the folder to write; None: data/TASK
 
@@ -118,8 +119,11 @@ SIZES = dict(phop=dict(p=4, length=32), addition=dict(n=2), igsm=dict(n=6), depo
 
 
 def kinds_of(options):
-    return dict(phop=[f'{options.p} hops'], addition=['sum'], igsm=['value'],
-                depo=[f'{k} later' for k in range(1, options.p + 1)])[options.task]
+    if options.task == 'phop':
+        return [f'{options.p} hops']
+    if options.task == 'depo':
+        return [f'{k} later' for k in range(1, options.p + 1)]
+    return dict(addition=['sum'], igsm=['value'])[options.task]
 
 
 def main(argv=None):

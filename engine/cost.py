@@ -227,7 +227,7 @@ def show(config, gpus, gpu, mfu):
     for data in (config.data, config.cooldown_data or []):
         folders += [data] if isinstance(data, str) else data
     made = 'train.json', 'mixture.json'
-    missing = [folder for folder in folders
+    missing = [folder for folder in dict.fromkeys(folders)
                if not any((find(folder) / name).exists() for name in made)]
     if missing:
         print(f'not there yet: {", ".join(missing)}')

@@ -114,6 +114,12 @@ def test_a_dataset_has_its_answers_marked_and_no_example_twice(tmp_path, capsys)
     assert Loader(tmp_path, 4, val.row - 1).batch(0)[0].shape == (4, val.row - 1)
 
 
+@pytest.mark.parametrize('task', TASKS)
+def test_each_task_is_written_with_its_own_sizes(task, tmp_path):
+    tasks.main([task, '--rows=20', f'--out={tmp_path}'])
+    assert len(Dataset(tmp_path, 'train', None)) == 20
+
+
 def test_sizes_that_cannot_be(tmp_path):
     with pytest.raises(Refused, match='leads round a cycle of --n=4'):
         tasks.main(['depo', '--p=4', '--n=4', f'--out={tmp_path}'])

@@ -171,7 +171,7 @@ def explain(error, tasks):
 
 @dataclass
 class Scores:
-    "A file of scores: a row for each task, metric and setting."
+    "A file of scores: a row for each task or dataset, metric and setting."
     rows: list[dict]
 
 

@@ -181,7 +181,9 @@ def main(argv=None):
         return show_little(options.out or Path('out/wrapper_toy.png'))
     usual = dict(K=3, decode='full')
     if options.recipe:          # what the authors' code has, where our defaults differ
-        usual = dict(K=6, decode='bypass', tasks=None if options.data else 'looped')
+        usual = dict(K=6, decode='bypass')
+        if not options.data:
+            usual['tasks'] = 'looped'
     for name, value in usual.items():
         if getattr(options, name) is None:
             setattr(options, name, value)
@@ -206,7 +208,7 @@ def main(argv=None):
 
 
 def compare_losses(options, settings, out):
-    "python wrapper.py MODEL --data=...: the loss of each batch, plain and looped."
+    "python wrapper.py MODEL --data=...: the mean loss, plain and looped, and both as JSON."
     state, model = open_any(options.run, pick_device(options.device))
     answer = answer_of(model)
     score = run_scorer(options.run, state, answer, options.data, options.batches, {})
