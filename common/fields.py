@@ -143,8 +143,9 @@ def fit(name, value, wanted, where):
             return value
     words = [word for choice in choices if typing.get_origin(choice) is typing.Literal
              for word in typing.get_args(choice)]
-    if words:
+    others = [choice for choice in choices if typing.get_origin(choice) is not typing.Literal]
+    if words and others in ([], [types.NoneType]):
         check_choice(f'{prefix_of(where)}{name}', value, words)
-    names = ' or '.join(IN_WORDS.get(typing.get_origin(choice) or choice, str(choice))
-                        for choice in choices)
-    raise Refused(f'{prefix_of(where)}{name} must be {names}, not {short(value)}')
+    names = [IN_WORDS.get(typing.get_origin(choice) or choice, str(choice)) for choice in others]
+    raise Refused(f'{prefix_of(where)}{name} must be {" or ".join(words + names)}, not '
+                  f'{short(value)}')

@@ -21,6 +21,7 @@ import types
 import typing
 from dataclasses import MISSING, field, fields
 from pathlib import Path
+from typing import Literal
 
 from common.errors import Refused, nearest, parse
 from common.fields import COMMAND_LINE, fill, fit_fields
@@ -111,6 +112,9 @@ def value_of(text, each, wanted):
         except Refused as error:
             raise Refused(f'--{each.name}: {error}') from None
     choices = typing.get_args(wanted)
+    literals = [choice for choice in (wanted, *choices) if typing.get_origin(choice) is Literal]
+    if any(text in typing.get_args(literal) for literal in literals):
+        return text
     if typing.get_origin(wanted) is tuple:
         if not text.strip(',') and each.default:
             raise Refused(f'--{each.name} is empty: give at least one, such as --{each.name}='
@@ -118,7 +122,8 @@ def value_of(text, each, wanted):
         return tuple(value_of(part, each, choices[0]) for part in text.split(',') if text)
     value = parse(text)
     readable = list in map(typing.get_origin, choices) and isinstance(value, (list, tuple))
-    is_text = {str, Path} & {wanted, *choices} and value is not None and not readable
+    none = value is None and types.NoneType in choices     # else it is a word like others
+    is_text = {str, Path} & {wanted, *choices} and not none and not readable
     return text if is_text else value
 
 

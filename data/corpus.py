@@ -254,7 +254,7 @@ class Options:
     tokens: int = from_text(number, kw_only=True)       # to train on, over all sources: 10B, 500M
     tokenizer: str = 'HuggingFaceTB/cosmo2-tokenizer'       # what the model reads
     # a folder with a folder of parquet or JSON Lines files for each source; None: the hub
-    source: Path | None = None
+    source: str | None = None
     workers: int = within(1, 10_000, default=os.cpu_count())    # they do not change the result
     val_every: int = within(1, 10 ** 9, default=200)    # one document of so many is for validation
     out: Path | None = None             # the folder to write; None: beside the script
@@ -265,9 +265,10 @@ def read_options(mixtures, docstring, argv, out):
     if len(mixtures) == 1:
         options.mixture = options.mixture or next(iter(mixtures))
     check_choice('mixture', options.mixture, mixtures)
-    options.source = options.source and options.source.resolve()
-    if options.source and not options.source.is_dir():
-        raise Refused(f'--source={options.source} is no folder')
+    if options.source is not None:
+        options.source = Path(options.source).resolve()
+        if not options.source.is_dir():
+            raise Refused(f'--source={options.source} is no folder')
     options.out = options.out or (out / options.mixture if len(mixtures) > 1 else out)
     return options
 

@@ -142,6 +142,7 @@ def main(argv=None):
     out = options.out or ROOT / 'data' / options.task
     kinds = kinds_of(options)
     seen = set()
+    made = {}
     for split, count in (('val', 1000), ('train', options.rows)):
         rng = random.Random(draw(0, f'{options.task} {split}'))
         examples = []
@@ -157,13 +158,15 @@ def main(argv=None):
                           'larger one, or fewer --rows')
         if split == 'val':
             seen = {tuple(tokens.tolist()) for tokens, _, _ in examples}
+        made[split] = examples
+    for split, examples in made.items():        # nothing is written before both can be
         tokens, mask, marks = (np.stack(part) for part in zip(*examples))
         write_dataset(out, split, 'bytes', tokens.ravel(), mask=mask.ravel(),
                       marks=marks.ravel() if split == 'val' else None, kinds=kinds,
                       row=tokens.shape[1],
                       origin=dict(made_by='data/tasks.py', task=options.task, p=options.p,
                                   n=options.n, length=options.length, rows=options.rows))
-        print(f'{out}/{split}: {count:,} examples of {tokens.shape[1]} tokens; the first: '
+        print(f'{out}/{split}: {len(examples):,} examples of {tokens.shape[1]} tokens; the first: '
               + bytes(tokens[0][1:].tolist()).decode())
 
 

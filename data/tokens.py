@@ -240,8 +240,9 @@ def how_to_prepare(folder):
     "The command that makes a dataset: the prepare.py beside it or above it."
     for path in (Path(folder) / 'prepare.py').parents:
         if (path / 'prepare.py').exists():
-            return f'run: python {path / "prepare.py"}'
-    return f'make one of your text: python data/text/prepare.py FILES --out={folder}'
+            return f'run: python {path / "prepare.py"} (--help says how)'
+    return (f'its config may say in its first lines how it is made; of your own text: python '
+            f'data/text/prepare.py FILES --out={folder}')
 
 
 # ------------------------------------------------------------------------------------------ batches

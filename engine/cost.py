@@ -171,6 +171,8 @@ def main(argv, read_config):
     "The command train.py CONFIG --dry_run."
     own_options = [f'--{name}' for name in vars(Options())]
     options = read(Options, [arg for arg in argv if arg.partition('=')[0] in own_options])
+    if not options.dry_run:
+        raise Refused('--dry_run=false: leave it out to train')
     config = read_config([arg for arg in argv if arg.partition('=')[0] not in own_options])
     show(config, options.gpus, options.gpu, options.mfu)
 
@@ -180,7 +182,7 @@ def show(config, gpus, gpu, mfu):
     each, left = divmod(config.batch_size, gpus)
     if left or each % config.grad_accum:
         raise Refused(f'batch_size={config.batch_size} on gpus={gpus} does not divide into '
-                      f'grad_accum={config.grad_accum} pieces')
+                      f'grad_accum={config.grad_accum} pieces: choose other --gpus')
     at_once = each // config.grad_accum
     a_step = config.batch_size * config.context
     width = 4 if config.dtype == 'float32' else 2

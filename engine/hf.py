@@ -231,6 +231,8 @@ def load_hf(folder):
 def fold_scales(model):
     """An LN-scaled model as an ordinary one: each layer takes its depth's scale into its norms, and
     keeps it wherever an order puts it."""
+    if model.recurs:
+        raise Refused('a recurrent core runs at several depths: its scales cannot become weights')
     free = untie(model, model.order)
     for depth, layer in enumerate(free.layers):
         for norm in (layer.attn_norm, layer.mlp_norm):

@@ -121,14 +121,17 @@ def signed_rank_test(changes):
     sizes = sorted(abs(c) for c in changes if c)
     # twice the mean place among its equals: a whole number
     ranks = {size: 2 * sizes.index(size) + sizes.count(size) + 1 for size in dict.fromkeys(sizes)}
+    up = sum(ranks[c] for c in changes if c > 0)
+    middle = sum(ranks[s] for s in sizes) / 2
+    if len(sizes) > 200:        # too many sums to count, and they are normally distributed by then
+        spread = math.sqrt(sum(ranks[s] ** 2 for s in sizes)) / 2
+        return math.erfc(abs(up - middle) / spread / math.sqrt(2))
     ways = {0: 1}           # {the sum of the ranks that are up: how many choices of signs give it}
     for size in sizes:
         more = collections.Counter(ways)
         for total, n in ways.items():
             more[total + ranks[size]] += n
         ways = more
-    up = sum(ranks[c] for c in changes if c > 0)
-    middle = sum(ranks[s] for s in sizes) / 2
     extreme = sum(n for total, n in ways.items() if abs(total - middle) >= abs(up - middle))
     return extreme / 2 ** len(sizes)
 

@@ -496,3 +496,23 @@ def test_the_paired_tests_by_every_sign():
         wanted = sum(abs(s - middle) >= far for s in every) / len(every)
         assert signed_rank_test(changes) == pytest.approx(wanted)
     assert signed_rank_test([0.0, 0.0]) == 1.0
+    changes = [(-1) ** i * (i % 7) / 7 + 0.08 for i in range(400)]      # many: as if normal
+    assert signed_rank_test(changes) == pytest.approx(signed_rank_test(changes[:200]), abs=0.2)
+    assert signed_rank_test([1.0, 2.0] * 150) < 1e-12 and signed_rank_test([1.0, -1.0] * 150) == 1
+
+
+def test_none_is_a_word_where_it_is_one():
+    from tools.export import Options as Export
+    given = read_options(sweep.Sweep, ['run', '--cache=first,none'])
+    assert given.cache == ('first', 'none')
+    assert read_options(sweep.Options, ['run', '--cache=none', '--T=none']).cache == 'none'
+    assert read_options(Export, ['run', 'out', '--cache=none']).cache == 'none'
+
+
+@pytest.mark.parametrize('args, message', [
+    (['--toy', '--K=8'], '--toy takes --out alone'),
+    (['run', '--data=x', '--limit=3'], '--limit is for --tasks'),
+    (['run', '--data=x', '--dtype=bfloat16'], '--dtype is for --tasks')])
+def test_options_without_effect_are_refused(args, message):
+    with pytest.raises(Refused, match=message):
+        sweep.main(args)

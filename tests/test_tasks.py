@@ -125,6 +125,7 @@ def test_sizes_that_cannot_be(tmp_path):
         tasks.main(['depo', '--p=4', '--n=4', f'--out={tmp_path}'])
     with pytest.raises(Refused, match='too few different examples'):
         tasks.main(['phop', '--p=1', '--length=2', f'--out={tmp_path}'])
+    assert not list(tmp_path.iterdir())         # nothing was written
     with pytest.raises(Refused, match='--n=5 has no effect on phop, whose sizes are --p'):
         tasks.main(['phop', '--n=5', f'--out={tmp_path}'])
     with pytest.raises(Refused, match="did you mean 'phop'"):

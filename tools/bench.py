@@ -37,6 +37,7 @@ import torch.nn.functional as F
 from common import losses
 from common.columns import columns
 from common.errors import Refused
+from common.files import replace
 from common.options import read, words
 from data.primitives import few_shot
 from data.tokenizer import get_tokenizer, write_tokenizer
@@ -589,10 +590,11 @@ def main(argv=None):
         more = f'\nThe columns headed AVX2: the same machine with {cap}.'
     if options.out:
         title, command = ('On a GPU', 'gpu') if device.type == 'cuda' else ('Speed', 'bench')
-        options.out.write_text(
-            f'# {title}\n\n`python nanodepth.py {command}` on {setting}, '
-            f'{time.strftime("%Y-%m-%d")}. The ratio is what the peer takes of our time (or '
-            f'memory),\nturn by turn: above 1, we need less.{more}\n\n{columns([head, *rows])}\n')
+        text = (f'# {title}\n\n`python nanodepth.py {command}` on {setting}, '
+                f'{time.strftime("%Y-%m-%d")}. The ratio is what the peer takes of our time (or '
+                'memory),\nturn by turn: above 1, we need less.'
+                f'{more}\n\n{columns([head, *rows])}\n')
+        replace(options.out, text.encode())
         print(options.out)
     if any(row[-1].startswith('failed') for row in rows):
         raise SystemExit(1)

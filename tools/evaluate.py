@@ -11,9 +11,9 @@ Documents begin as the model was trained: our own with an end of text, a Hugging
 with what its tokenizer.json puts first (as lm-eval's `hf`).
 
 Usage:
-    # a table with standard errors, out/evals/lidas.json
-    python nanodepth.py evaluate out/lidas --tasks=arc_easy,hellaswag
-    python nanodepth.py evaluate out/lidas --tasks=primitives --loop=3-2x2-3    # no network needed
+    # a table with standard errors, out/evals/SmolLM-360M.json
+    python nanodepth.py evaluate SmolLM-360M --tasks=arc_easy,hellaswag
+    python nanodepth.py evaluate out/lidas --tasks=toy_assign/3 --loop=3-2x2-3  # no network needed
     python nanodepth.py evaluate out/tinyllama --tasks=recurrent --r=8 --max_length=1024
     # its own command line
     python nanodepth.py evaluate lm-eval run --model nanodepth --model_args pretrained=out/lidas ...
@@ -196,7 +196,8 @@ def main(argv=None):
         with contextlib.suppress(ImportError):      # `hf` wants more packages than lm-eval
             hf_adapter()
         from lm_eval.__main__ import cli_evaluate
-        if argv[1:2] == ['run'] and not any(arg.startswith('--include_path') for arg in argv):
+        runs = argv[1:] and argv[1] not in ('ls', 'validate')   # the word `run` may be left out
+        if runs and not any(arg.startswith('--include_path') for arg in argv):
             argv = [*argv, '--include_path', str(EVALS)]        # our tasks are found, too
         sys.argv = argv
         with refusing(ValueError, KeyError, OSError, why=lambda error: f'lm-eval: {error}'):
@@ -222,8 +223,10 @@ def main(argv=None):
     asked = dict(path=args.run, loop=args.loop, r=args.r, limit=args.limit)
     if args.max_length:
         asked |= dict(max_length=args.max_length)
+    if args.dtype != 'auto':
+        asked |= dict(dtype=args.dtype)
     rows = [asked | row for row in scores]
-    add_scores(out, rows, ['task', *asked])
+    add_scores(out, rows, ['task', 'path', 'loop', 'r', 'limit', 'max_length', 'dtype'])
     print(columns([['task', 'shots', 'metric', 'value', 'standard error'],
                    *([row['task'], str(row['shots']), row['metric'], f'{row["value"]:.4f}',
                       '' if row['stderr'] is None else f'{row["stderr"]:.4f}']

@@ -10,6 +10,7 @@ Usage:
 import tempfile
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import Literal
 
 from common.errors import Refused, parse
 from common.options import others, read, word
@@ -22,6 +23,7 @@ from engine.measure import set_depth
 from engine.raven import save_raven
 from loop import fit_loop
 from retrofit import Recurrent
+from variants.caches import CACHES
 from variants.hosts import depth_of
 
 
@@ -39,7 +41,7 @@ class Options:
     K: int | None = None            # steps; None: 3
     T: float | None = None
     beta: float | None = None
-    cache: str | None = None
+    cache: Literal[tuple(CACHES)] | None = None
     decode: str | None = None
     mode: str | None = None
     pin: str | None = None
@@ -76,6 +78,8 @@ def main(argv=None):
               'transformers with trust_remote_code=True')
         if ours:
             print(f"their own code does not know {', '.join(ours)}")
+    elif options.fresh:
+        raise Refused(f'--fresh is for a recurrent core, and {options.run} has none')
     elif options.target:
         save_hf(model, options.target, tokenizer=options.run)
         print(f"{options.target}: {deep} layers of their own; "
@@ -87,12 +91,13 @@ def export_theirs(options):
     model = without_weights(local_folder(options.run))
     n = len(depth_of(model)[0])
     parameters = sum(p.numel() for p in model.parameters())
-    print(f'{options.run}: a {type(model).__name__} of {n} layers, {parameters:,} parameters')
+    order = fit_loop(options.loop, n) if options.loop else [*range(n)]
+    print(f'{options.run}: a {type(model).__name__} of {n} layers, run {len(order)} deep, '
+          f'{parameters:,} parameters')
     if options.target and not options.loop:
         raise Refused(f'{options.run} is a Hugging Face checkpoint already: give --loop or '
                       '--window, as it is to be written')
     if options.target:
-        order = fit_loop(options.loop, n)
         save_reordered(options.run, options.target, order)
         print(f'{options.target}: {len(order)} layers of their own, and whatever opens '
               f'{options.run} opens this')

@@ -328,7 +328,10 @@ def rearranged(change, *sizes):
             raise NotHere('a recurrent core takes no other order of its layers')
         bar = functools.partial(timed, desc='orders', unit='order',
                                 shorter='a lower --batches or --n')
-        return probe.order_sweep(c.model, c.score, change, sizes, bar)
+        rows = probe.order_sweep(c.model, c.score, change, sizes, bar)
+        if len(rows) == 1:
+            raise NotHere(f'its {len(c.model.order)} layers are too few for such blocks')
+        return rows
     return measure
 
 

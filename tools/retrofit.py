@@ -101,7 +101,8 @@ def operate(options):
         save(target, **describe(without_recurrence(model) if options.dense else model),
              optimizers=[], step=0, flops=0, inherited_flops=cost, config={})
     now = 'the kept layers, each once' if options.dense else (
-        f'python train.py config/retrofit.py --init_from={target} --data=... trains it')
+        f'python train.py config/retrofit.py --init_from={target} --recurrence={options.mean} '
+        '--data=... trains it')
     print(f'{target}: {now}')
 
 
@@ -115,6 +116,8 @@ def without_recurrence(model):
 
 def open_parent(options, state):
     parent = build_model(state, options.run).eval()
+    if parent.recurs:
+        raise Refused(f'{options.run} has a recurrent core already: cut an ordinary model')
     if options.carry_scales and parent.config.ln_scaling:
         parent = fold_scales(parent)
     return with_a_head(parent) if options.untie_head else parent
@@ -231,8 +234,13 @@ def main(argv=None):
     if '--eval' in argv:
         return print_recurrences(read(Eval, [arg for arg in argv if arg != '--eval'], __doc__))
     options = read(Options, argv, __doc__)
-    if (options.search or options.select == 'influence') and not options.data:
+    measures = options.search or options.select == 'influence'
+    if measures and not options.data:
         raise Refused('--select=influence and --search need --data, a dataset to measure on')
-    if options.select == 'influence' and options.layers:
-        raise Refused('--layers names the layers that --select=influence would choose: give one')
+    if options.data and not measures:
+        raise Refused('--data is what --select=influence and --search measure on: this cut needs '
+                      'none')
+    if measures and options.layers:
+        raise Refused('--layers names the layers that --select=influence or --search would choose: '
+                      'give one')
     search(options) if options.search else operate(options)

@@ -175,9 +175,9 @@ def compare(options, settings, out):
 
 def main(argv=None):
     options = read(Options, argv, __doc__)
-    if options.toy and options.more:
-        raise Refused(f'--{next(iter(options.more))}: --toy takes --out alone')
     if options.toy:
+        if options != Options(toy=True, out=options.out):
+            raise Refused('--toy takes --out alone: the little network has its own settings')
         return show_little(options.out or Path('out/wrapper_toy.png'))
     usual = dict(K=3, decode='full')
     if options.recipe:          # what the authors' code has, where our defaults differ
@@ -192,6 +192,9 @@ def main(argv=None):
                       'or --data, or --toy')
     if options.tasks and options.data:
         raise Refused('give --tasks (of lm-eval) or --data (the loss on your own text), not both')
+    for name in ('limit', 'batch_size', 'chat', 'dtype'):
+        if options.data and getattr(options, name) != getattr(Options, name):
+            raise Refused(f'--{name} is for --tasks: --data measures {options.run} as it is')
     names = 'window', 'method', 'K', 'beta', 'cache', 'decode', 'mode', 'pin'
     settings = {name: getattr(options, name) for name in names}
     settings |= {name: parse(settings[name]) for name in ('window', 'decode')}
@@ -540,6 +543,9 @@ def summary(group, gain, score):
 def open_ours(path, options):
     """(model, {part: look}, what tells the data from others): loss and accuracies, screened on some
     validation batches and judged on the next."""
+    for name in ('judge_tasks', 'limit'):
+        if getattr(options, name):
+            raise Refused(f"--{name} is for lm-eval's tasks, and {path} is measured by our own")
     state, model = open_any(path, pick_device(options.device))
     answer = answer_of(model)
     depth_of(model)         # a recurrent core is refused here, and not after the first measurement
@@ -596,6 +602,8 @@ def score_by_token(score, batches, model):
 def open_theirs(path, options):
     """The same by lm-eval: screened on every other document of each task and judged on the rest,
     or on tasks of their own."""
+    if options.by_token:
+        raise Refused(f'--by_token is for runs of ours, and {path} is scored by lm-eval')
     lm = open_model(path, batch_size=options.batch_size, device=options.device)
     tasks = dict(screen=options.tasks, judge=options.judge_tasks or options.tasks)
     keep = {}

@@ -25,7 +25,7 @@ FINEMATH = Source('finemath', 1.0, 'HuggingFaceTB/finemath', 'finemath-4plus/*.p
 FINEWEB = Source('fineweb_edu', 1.0, 'HuggingFaceTB/smollm-corpus', 'fineweb-edu-dedup/*.parquet',
                  known_as='fineweb')
 SFT = 'nvidia/Nemotron-Pretraining-SFT-v1'
-SFT_MATH = Source('nemotron_sft_math', 1.0, SFT, '*Math/*.parquet', read='chat',
+SFT_MATH = Source('nemotron_sft_math', 1.0, SFT, '*M[Aa][Tt][Hh]/*.parquet', read='chat',
                   known_as='sftv1math')
 SFT_GENERAL = Source('nemotron_sft_general', 1.0, SFT, '*General/*.parquet', read='chat',
                      known_as='sftv1general')

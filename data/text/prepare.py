@@ -58,7 +58,8 @@ def in_folders(paths):
     "The files given, and those below the folders given, in the order of their names."
     files = []
     for path in map(Path, paths):
-        below = sorted(p for p in path.rglob('*') if p.is_file() and p.name[0] != '.')
+        hidden = lambda p: any(part[0] == '.' for part in p.relative_to(path).parts)
+        below = sorted(p for p in path.rglob('*') if p.is_file() and not hidden(p))
         files += below if path.is_dir() else [path]
     if not files:
         raise Refused(f'{", ".join(map(str, paths))}: there is no file in there')

@@ -139,6 +139,9 @@ def main(argv=None):
         tokens, mask, marks = (np.concatenate(part) for part in zip(*documents))
         size = round(len(tokens) * args.text / (1 - args.text))
         text = np.concatenate([[END_OF_TEXT, *raw] for _, raw in share])[:size]
+        if len(text) < size:
+            print(f'the standard library has no more text: it is '
+                  f'{len(text) / (len(tokens) + len(text)):.0%} of {split}')
         marks = np.concatenate((marks, np.full(len(text), START + 1)))
         write_dataset(args.out, split, 'bytes', np.concatenate((tokens, text)),
                       mask=np.concatenate((mask, np.ones(len(text)))),
