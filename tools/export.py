@@ -92,8 +92,8 @@ def export_theirs(options):
     n = len(depth_of(model)[0])
     parameters = sum(p.numel() for p in model.parameters())
     order = fit_loop(options.loop, n) if options.loop else [*range(n)]
-    print(f'{options.run}: a {type(model).__name__} of {n} layers, run {len(order)} deep, '
-          f'{parameters:,} parameters')
+    print(f'{options.run}: a {type(model).__name__} of {n} layers, {parameters:,} parameters, '
+          f'run {len(order)} deep')
     if options.target and not options.loop:
         raise Refused(f'{options.run} is a Hugging Face checkpoint already: give --loop or '
                       '--window, as it is to be written')
