@@ -2,7 +2,8 @@
 
 The idea: tiktoken needs two things, one regular expression that cuts text into words, and a rank
 for each token that says which pair of neighbours to merge first. Bytes are such a tokenizer without
-merges. A tokenizer is asked for by a name, and data/tokenizer_json.py reads those of Hugging Face.
+merges. A tokenizer is asked for by a name. A tokenizer.json, the form in which Hugging Face keeps
+one, is read by the `tokenizers` package, behind the same names.
 
 Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", Table 2: the tokenizer is cosmo2.
 Here: the toy configs read bytes, which need no download and no training.
@@ -12,16 +13,14 @@ Usage:
     assert enc.decode(enc.encode('depth')) == 'depth'
     print(enc.n_vocab)                          # 257: the bytes and an end-of-text token
 """
-import json
 import re
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 
 import tiktoken
 
-from common.errors import Refused, nearest
-from common.files import on_hub, read_fields, reading, replace, write_json
+from common.errors import Refused, nearest, refusing
+from common.files import on_hub, read_json, reading, replace, write_json
 
 END_OF_TEXT = '<|endoftext|>'
 ODD = """Text -> tokens: bytes, words (12 of 345), [lists] and `code` that don't
@@ -31,12 +30,6 @@ ODD = """Text -> tokens: bytes, words (12 of 345), [lists] and `code` that don't
 def token_type(n_vocab):
     "How a token is stored."
     return 'uint16' if n_vocab <= 2**16 else 'uint32'
-
-
-@dataclass
-class RunFile:
-    "What a run.json says of a run's tokenizer: the name that get_tokenizer takes."
-    tokenizer: str
 
 
 def behind(name):
@@ -49,8 +42,7 @@ def behind(name):
     if (path / 'tokenizer.json').exists():
         return path / 'tokenizer.json'
     if (path / 'run.json').exists():
-        with reading(path / 'run.json'):
-            return behind(read_fields(RunFile, path / 'run.json').tokenizer)
+        return behind(read_json(path / 'run.json')['tokenizer'])
     if on_hub(name):
         return behind(from_hub(name))
     return path if path.is_file() and path.name != 'run.json' else str(name)
@@ -68,12 +60,7 @@ def get_tokenizer(name):
     that has one: a Hugging Face checkpoint, a run of ours."""
     name = behind(name)
     if isinstance(name, Path):
-        from data.tokenizer_json import CannotRepresent, Foreign, from_tokenizer_json
-        with reading(name):
-            try:
-                return from_tokenizer_json(name, ODD)
-            except CannotRepresent as reason:
-                return Foreign(name, reason)
+        return FromFile(name)
     if name == 'bytes':
         return tiktoken.Encoding('bytes', pat_str=r'[\s\S]',
                                  mergeable_ranks={bytes([i]): i for i in range(256)},
@@ -88,6 +75,61 @@ def get_tokenizer(name):
         raise Refused(f'tokenizer {name!r}: tiktoken could not download it '
                       f"({type(error).__name__}); without a network use 'bytes' or a "
                       'tokenizer.json') from None
+
+
+class FromFile:
+    "A tokenizer.json under tiktoken's names."
+
+    def __init__(self, path):
+        with refusing(ImportError, why=lambda error: f'{path} is read by the tokenizers package '
+                      '(pip install tokenizers)'):
+            from tokenizers import Tokenizer
+        with reading(path):
+            self.inner = Tokenizer.from_file(str(path))
+        self.inner.no_truncation()
+        self.inner.no_padding()
+        self.name = path.parent.name
+        self.n_vocab = max(self.inner.get_vocab().values()) + 1
+        self.special_tokens_set = {token.content for token
+                                   in self.inner.get_added_tokens_decoder().values()
+                                   if token.special}
+        framed = self.inner.encode('a')         # with what the file puts before and after a text
+        self.starts = framed.ids[:framed.special_tokens_mask.index(0)]
+
+    def encode(self, text, allowed_special=()):
+        self.inner.encode_special_tokens = not allowed_special      # named so, it is plain text
+        return self.inner.encode(text, add_special_tokens=False).ids
+
+    encode_ordinary = encode
+
+    def encode_single_token(self, token):
+        return self.inner.token_to_id(token)
+
+    def decode(self, tokens):
+        return self.inner.decode(list(tokens), skip_special_tokens=False)
+
+
+def as_tokenizers(encoding, name):
+    """A tiktoken Encoding as a Tokenizer of the `tokenizers` package. A text begins with the end of
+    the one before, as our documents do."""
+    with refusing(ImportError, why=lambda error: f'to write a tokenizer: {error} (pip install '
+                  'transformers)'):
+        from tokenizers import processors
+        from transformers.convert_slow_tokenizer import TikTokenConverter
+    special = encoding._special_tokens
+    converter = TikTokenConverter(pattern=encoding._pat_str,
+                                  extra_special_tokens=sorted(special, key=special.get))
+    converter.load_tiktoken_bpe = lambda _: encoding._mergeable_ranks       # instead of a file's
+    made = converter.converted()
+    if END_OF_TEXT in special:
+        made.post_processor = processors.TemplateProcessing(
+            single=f'{END_OF_TEXT} $A', pair=f'{END_OF_TEXT} $A $B',
+            special_tokens=[(END_OF_TEXT, special[END_OF_TEXT])])
+    same_ids = all(made.token_to_id(token) == i for token, i in special.items())
+    if not same_ids or made.encode(ODD, add_special_tokens=False).ids != encoding.encode(ODD):
+        raise Refused(f'the tokenizer {name!r} cannot be written as a tokenizer.json: it would '
+                      'give other tokens')
+    return made
 
 
 def from_hub(name):
@@ -200,9 +242,8 @@ def write_tokenizer(name, folder, context):
     Encoding written as one."""
     config_file = Path(folder) / 'tokenizer_config.json'
     if not copy_tokenizer(name, folder):
-        from data.tokenizer_json import to_tokenizer_json
-        spec = json.dumps(to_tokenizer_json(get_tokenizer(name)), ensure_ascii=False)
-        replace(Path(folder) / 'tokenizer.json', spec.encode())
+        made = as_tokenizers(get_tokenizer(name), name)
+        replace(Path(folder) / 'tokenizer.json', made.to_str().encode())
     if not config_file.exists():
         end = END_OF_TEXT if END_OF_TEXT in get_tokenizer(name).special_tokens_set else None
         write_json(config_file, dict(

@@ -25,9 +25,7 @@ import hashlib
 import math
 import subprocess
 import sys
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
@@ -35,8 +33,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from common.errors import Refused
-from common.fields import fit, short, within
-from common.files import claim, find, read_fields, read_json, reading, replace, write_json
+from common.files import claim, find, read_json, reading, replace, write_json
 
 # --------------------------------------------------------------------------------------- randomness
 # Every random draw of this repo is a function of (seed, purpose, step), so that no generator's
@@ -71,41 +68,6 @@ def permute(i, n, key):
 
 # --------------------------------------------------------------------------------- datasets on disk
 
-@dataclass
-class Shard:
-    file: str                                   # in the folder of the dataset
-    sha256: dict[str, str]                      # of the .bin, and of what stands beside it
-    tokens: int = within(0, 2 ** 62)
-
-
-@dataclass
-class Description:
-    "What a split's JSON says."
-    tokenizer: str
-    n_vocab: int = within(1, 2 ** 32)
-    dtype: Literal['uint16', 'uint32']
-    tokens: int = within(0, 2 ** 62)
-    row: int | None = within(2, 2 ** 24)        # tokens of a masked row; None: running text
-    kinds: list[str]                            # what the marks 1, 2, ... are called
-    shards: list[Shard]
-    origin: dict                                # what made it, of what
-
-    def check(self, path):
-        "What no type can say."
-        for kind in self.kinds:
-            if kind in TAKEN:
-                raise Refused(f'{path}: a kind of answer cannot be called {kind!r}: tables and '
-                              'pictures have a column of that name')
-        if not self.shards:
-            raise Refused(f'{path} names no shards')
-        for shard in self.shards:
-            if not shard.tokens:
-                raise Refused(f'{path} has a shard without tokens: it needs more text')
-            if Path(shard.file).name != shard.file or '.bin' not in shard.sha256 or (
-                    shard.sha256.keys() - {'.bin', '.mask', '.marks'}):
-                raise Refused(f'{path} has a shard that cannot be one: {short(vars(shard))}')
-
-
 # What rows of numbers have beside the kinds of answers (report/).
 TAKEN = {'loss', 'val_loss', 'step', 'steps', 'tokens', 'flops', 'seconds', 'minutes', 'seed',
          'seeds', 'run', 'layers', 'lr'}
@@ -131,21 +93,31 @@ def write_dataset(folder, split, tokenizer, tokens, *, mask=None, marks=None, ki
     raw = {ending: np.asarray(array, dtype if ending == '.bin' else 'uint8').tobytes()
            for ending, array in arrays.items() if array is not None}
     sums = {ending: hashlib.sha256(data).hexdigest() for ending, data in raw.items()}
-    shard = Shard(f'{split}_000.bin', sums, len(tokens))
-    description = Description(tokenizer, n_vocab, dtype, len(tokens), row, kinds or [], [shard],
-                              origin)
-    description.check(path)
+    shard = dict(file=f'{split}_000.bin', sha256=sums, tokens=len(tokens))
+    description = dict(tokenizer=tokenizer, n_vocab=n_vocab, dtype=dtype, tokens=len(tokens),
+                       row=row, kinds=kinds or [], shards=[shard], origin=origin)
+    check_description(description, path)
     with claim(folder):
         path.unlink(missing_ok=True)            # else it would vouch for half of the new files
         for ending, data in raw.items():
             replace(folder / f'{split}_000{ending}', data)
-        write_json(path, asdict(description))
+        write_json(path, description)
+
+
+def check_description(description, path):
+    "Refuse a split that holds nothing, or kinds that a table could not tell from its columns."
+    for kind in description['kinds']:
+        if kind in TAKEN:
+            raise Refused(f'{path}: a kind of answer cannot be called {kind!r}: tables and '
+                          'pictures have a column of that name')
+    if not description['shards'] or not all(shard['tokens'] for shard in description['shards']):
+        raise Refused(f'{path} names no tokens: it needs more text')
 
 
 def made_by(path):
     "What wrote a dataset, or None where there is none that can be read."
     with contextlib.suppress(Refused):
-        return read_fields(Description, path).origin.get('made_by') if path.exists() else None
+        return read_json(path).get('origin', {}).get('made_by') if path.exists() else None
 
 
 class Dataset:
@@ -159,29 +131,37 @@ class Dataset:
             raise Refused(f'there is no dataset at {folder} (no {path.name} there); '
                           f'{how_to_prepare(folder)}')
         with reading(path, then=f'; {how_to_prepare(folder)}'):
-            self.about = read_fields(Description, path)
-            self.about.check(path)
-        self.row, self.kinds = self.about.row, self.about.kinds
+            description = read_json(path)
+            check_description(description, path)
+            self.tokenizer = description['tokenizer']
+            self.n_vocab = description['n_vocab']
+            self.dtype = description['dtype']
+            self.tokens = description['tokens']
+            self.row = description['row']           # tokens of a masked row; None: running text
+            self.kinds = description['kinds']       # what the marks 1, 2, ... are called
+            self.origin = description['origin']     # what made it, of what
+            shards = description['shards']
+        self.checksums = [shard['sha256'] for shard in shards]
         context = (self.row or 2) - 1 if context is None else context
         if self.row is not None and self.row > context + 1:
             raise Refused(f'{folder}: its examples of {self.row} tokens do not fit a context of '
                           f'{context}')
         self.context = context
-        shards = self.about.shards
         if len(shards) > 100:
             more_files()
-        self.shards = [{ending: self._map(s, ending) for ending in s.sha256} for s in shards]
-        self.ends = np.cumsum([(s.tokens - 1) // context if self.row is None
-                               else s.tokens // self.row for s in shards])   # in windows
+        self.shards = [{ending: self._map(shard, ending) for ending in shard['sha256']}
+                       for shard in shards]
+        self.ends = np.cumsum([(shard['tokens'] - 1) // context if self.row is None
+                               else shard['tokens'] // self.row for shard in shards])  # in windows
         self.windows = int(self.ends[-1])
         if self.windows == 0:
-            raise Refused(f'{path}: {self.about.tokens} tokens are not one window of '
+            raise Refused(f'{path}: {self.tokens} tokens are not one window of '
                           f'{context + 1}: it needs more text, or longer documents')
 
     def _map(self, shard, ending):
-        path = (self.folder / shard.file).with_suffix(ending)
-        dtype = np.dtype(self.about.dtype if ending == '.bin' else 'uint8')
-        want = shard.tokens * dtype.itemsize
+        path = (self.folder / shard['file']).with_suffix(ending)
+        dtype = np.dtype(self.dtype if ending == '.bin' else 'uint8')
+        want = shard['tokens'] * dtype.itemsize
         if not path.exists():
             raise Refused(f'{path} is missing, though {self.split}.json lists it; '
                           f'{how_to_prepare(self.folder)}')
@@ -269,7 +249,7 @@ class Loader:
             raise Refused(f'batch_size={batch_size} does not divide among {world_size} ranks')
         self.sets = [Dataset(folder, split, context) for folder in data]
         for other in self.sets:
-            if (theirs := other.about.tokenizer) != self.tokenizer:
+            if (theirs := other.tokenizer) != self.tokenizer:
                 raise Refused(f'{data[0]} was made with the tokenizer {self.tokenizer!r}, but '
                               f'{other.folder} with {theirs!r}: one model reads one tokenizer')
         self.kinds = next((s.kinds for s in self.sets if s.kinds), [])
@@ -278,12 +258,12 @@ class Loader:
             raise Refused(f'data_weights={weights}: a share below 1 in {PERIOD} rows would never '
                           'be drawn')
         self.batch_size, self.seed, self.rank, self.world_size = batch_size, seed, rank, world_size
-        self.vocab_size = self.sets[0].about.n_vocab if vocab_size is None else vocab_size
+        self.vocab_size = self.sets[0].n_vocab if vocab_size is None else vocab_size
         self.period = None
 
     @property
     def tokenizer(self):
-        return self.sets[0].about.tokenizer
+        return self.sets[0].tokenizer
 
     def __len__(self):
         "Batches until some dataset has been seen once."
@@ -291,7 +271,7 @@ class Loader:
         return max(1, rows // self.batch_size)
 
     def checksums(self):
-        return [shard.sha256 for dataset in self.sets for shard in dataset.about.shards]
+        return [sums for dataset in self.sets for sums in dataset.checksums]
 
     def place(self, i):
         "Row i of the whole run: (which dataset, which epoch of it, which window)."
@@ -341,10 +321,8 @@ def mixture(folder, weight=1.0):
     path = folder / 'mixture.json'
     if not path.exists():
         return [(folder, weight)]
-    parts = fit('a share', read_json(path), dict[str, float], path)
+    parts = read_json(path)
     total = sum(parts.values())
-    if not parts or not all(0 < share <= total < math.inf for share in parts.values()):
-        raise Refused(f'{path} must name datasets, each with a share above 0')
     return [(folder / name, weight * share / total) for name, share in parts.items()]
 
 

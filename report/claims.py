@@ -13,8 +13,10 @@ Usage:
     contrast.mean, contrast.interval(0.95), contrast.p, contrast.p_signs
     verdicts([contrast, other], margins=[0.02, 5], directions=[-1, 1])
 """
-import itertools
 import math
+
+import numpy as np
+from scipy import stats
 
 from report.tables import mean, standard_error
 
@@ -24,31 +26,9 @@ POWER = 0.8
 MARGINS = dict(text=0.02, answers=0.05, points=5.0, layers=0.25)
 
 
-def t_probability(t, df):
-    "P(|T| < t) of Student's t with a whole number of degrees of freedom, in closed form."
-    angle = math.atan2(abs(t), math.sqrt(df))
-    cos2 = math.cos(angle) ** 2
-    term = 1.0
-    total = 0.0
-    if df % 2:
-        term = math.cos(angle)
-        for k in range(3, df + 1, 2):
-            total += term
-            term *= cos2 * (k - 1) / k
-        return 2 / math.pi * (angle + math.sin(angle) * total)
-    for k in range(2, df + 1, 2):
-        total += term
-        term *= cos2 * (k - 1) / k
-    return math.sin(angle) * total
-
-
 def t_quantile(share, df):
     "The t within which a share of all cases lies, on both sides of zero."
-    low, high = 0.0, 1e6
-    for _ in range(200):
-        middle = (low + high) / 2
-        low, high = (middle, high) if t_probability(middle, df) < share else (low, middle)
-    return middle
+    return float(stats.t.ppf((1 + share) / 2, df))
 
 
 def one_more(values, share=0.95):
@@ -81,15 +61,14 @@ class Contrast:
             return 1.0
         if self.error == 0:
             return float(self.mean == 0)
-        return 1 - t_probability(self.mean / self.error, self.n - 1)
+        return float(2 * stats.t.sf(abs(self.mean / self.error), self.n - 1))
 
     @property
     def p_signs(self):
         "Of all ways to set the signs of the differences, the share whose sum is as far from zero."
-        ways = [sum(s * c for s, c in zip(signs, self.changes))
-                for signs in itertools.product((1, -1), repeat=self.n)]
-        seen = abs(sum(self.changes))
-        return sum(abs(way) >= seen - 1e-12 * (1 + seen) for way in ways) / len(ways)
+        test = stats.permutation_test((self.changes,), np.mean, permutation_type='samples',
+                                      n_resamples=np.inf)
+        return float(test.pvalue)
 
     def smallest(self):
         "The difference that so many seeds, this noisy, would have shown in four cases of five."

@@ -9,29 +9,18 @@ Usage:
 import itertools
 import math
 import os
-from pathlib import Path
 
 from common.files import fresh
-from common.options import from_text
 from report.runs import growths, kinds_of, measured
-from report.tables import grouped, in_percent, mean, unit_of, where
+from report.tables import beside, grouped, in_percent, mean, unit_of, where
 
 COLOURS = ['#3b6fb6', '#d1495b', '#2e8b57', '#e08e1b', '#7b5aa6', '#4f4f4f', '#17a2b8', '#c45ab3',
            '#8c6d31', '#9aa0a6']
 
 
-def picture(path=None):
-    "A field for the path of a picture: .png unless it says another, so that T1.0 and T1.5 are two."
-    def with_ending(text):
-        path = Path(text)
-        known = not path.name or path.suffix in ('.png', '.pdf', '.svg', '.csv')
-        return path if known else path.with_name(f'{path.name}.png')
-    return from_text(with_ending, default=path and Path(path))
-
-
 def show(path, draw, *what):
     "Draw, and print where the picture is, or that matplotlib is missing."
-    path = path if path.suffix in ('.png', '.pdf', '.svg') else path.with_suffix('.png')
+    path = path if path.suffix in ('.png', '.pdf', '.svg') else beside(path, '.png')
     try:
         with fresh(path) as file:
             draw(*what).savefig(file, dpi=130, format=path.suffix[1:])
@@ -253,76 +242,29 @@ def draw_recurrences(rows, kinds):
     return fig
 
 
-def draw_shots(rows, x):
-    """rows: {line, task, shots, examples, accuracy, low, high, chance}. One panel per task:
-    accuracy against the number of shots, or of fine-tuning examples, one line per run; dotted:
-    chance."""
+def draw_shots(rows):
+    """rows: {line, task, shots, accuracy, low, high, chance}. One panel per task: accuracy against
+    the number of shots, one line per run; dotted: chance."""
     tasks, names = (list(dict.fromkeys(row[key] for row in rows)) for key in ('task', 'line'))
-    plain = [name.removeprefix('untied_') for name in names]        # dashed beside its tied twin
-    colours = dict(zip(dict.fromkeys(plain), COLOURS * 9))
     fig, axes = figure(1, len(tasks), (3 + 2.8 * len(tasks), 3.6), sharey=True)
     for ax, task in zip(axes[0], tasks):
-        for name, twin in zip(names, plain):
+        for name, colour in zip(names, COLOURS * 9):
             line_rows = where(rows, line=name, task=task)
-            curve(ax, line_rows, x, 'accuracy', colours[twin], name, 100, shade=False, ms=4,
-                  ls='-' if name == twin else '--')
+            curve(ax, line_rows, 'shots', 'accuracy', colour, name, 100, shade=False, ms=4)
             if len(names) < 5:      # more shades are unreadable
-                xs = sorted({row[x] for row in line_rows})
-                seeds = [where(line_rows, **{x: at}) for at in xs]
+                xs = sorted({row['shots'] for row in line_rows})
+                seeds = [where(line_rows, shots=at) for at in xs]
                 low = [100 * min(row['low'] for row in rows_there) for rows_there in seeds]
                 high = [100 * max(row['high'] for row in rows_there) for rows_there in seeds]
-                ax.fill_between(xs, low, high, color=colours[twin], alpha=0.1, lw=0)
+                ax.fill_between(xs, low, high, color=colour, alpha=0.1, lw=0)
         ax.axhline(100 * where(rows, task=task)[0]['chance'], color='#888888', ls=':')
-        ax.set(title=task, xlabel={'shots': 'shots', 'examples': 'examples fine-tuned on'}[x])
-        if x == 'examples':         # 32, 128, 512: evenly, and 0 too
-            ticks = sorted({row[x] for row in rows})
-            ax.set_xscale('symlog', linthresh=next((t for t in ticks if t), 1), linscale=0.5)
-            ax.set_xticks(ticks, list(map(str, ticks)), minor=False)
-            ax.minorticks_off()
-        ax.set_ylim(-3, 103)
+        ax.set(title=task, xlabel='shots', ylim=(-3, 103))
     axes[0][0].set_ylabel('answers right (%)')
     axes[0][-1].legend(frameon=False, fontsize=8, loc='center left', bbox_to_anchor=(1, 0.5))
     return fig
 
 
 # -------------------------------------------------------------------------------------- the wrapper
-
-def draw_little(rows, methods):
-    """rows: {seed, method, K, error}: the error against K on logarithmic axes; the shade spans the
-    seeds, the dots are no loop."""
-    fig, [[ax]] = figure(1, 1, (7, 4.4))
-    for colour, name in zip(COLOURS, methods):
-        curve(ax, where(rows, method=name), 'K', 'error', colour, name, ms=4)
-    ax.axhline(mean([row['error'] for row in where(rows, method='no loop')]), color='black',
-               ls=':', label='no loop')
-    Ks = sorted({row['K'] for row in rows})
-    ax.set(xscale='log', yscale='log', xticks=Ks, xticklabels=Ks,
-           xlabel='K, how often the window is run', ylabel='mean squared error',
-           title='A network trained without loops, its middle run K times')
-    ax.minorticks_off()
-    ax.legend(frameon=False, fontsize=9)
-    return fig
-
-
-def draw_landscape(landscape):
-    """little.little_landscape: one panel per K. The colour is the loss if the window ends at a
-    point, the marks show where it ends."""
-    from matplotlib.colors import LogNorm
-    panels = len(landscape['ends'])
-    fig, [axes] = figure(1, panels, (1 + 4 * panels, 4.2), maps=True, sharex=True, sharey=True)
-    styles = ('white', 'x'), (COLOURS[1], 'o'), ('#f2b134', '^'), ('#c9a7ff', 's')
-    for ax, (K, ends) in zip(axes, landscape['ends'].items()):
-        image = ax.pcolormesh(landscape['x'], landscape['y'], landscape['loss'], norm=LogNorm(),
-                              cmap='viridis', rasterized=True)
-        for (name, points), (colour, mark) in zip(ends.items(), styles):
-            ax.scatter(*points[::2].T, s=14, c=colour, marker=mark, linewidths=0.8,
-                       edgecolors=None if mark == 'x' else 'black', label=name)
-        ax.set(title=f'K = {K}', xlabel='first number after the window')
-    axes[0].set_ylabel('second number after the window')
-    axes[0].legend(fontsize=8, loc='best')
-    fig.colorbar(image, ax=axes, label='median squared error from there')
-    return fig
-
 
 def draw_sweep(rows, kinds):
     """rows: {run, window, setting, kind: gain}. One row of panels per kind, one column per
@@ -358,28 +300,6 @@ def draw_sweep(rows, kinds):
         fig.colorbar(image, ax=panels, pad=0.01)
     for ax in axes[-1]:
         ax.set_xlabel('window looped', fontsize=8)
-    return fig
-
-
-def draw_windows(rows, kinds):
-    """rows as above, of every window. A row of maps a kind, a column a run and setting: first layer
-    downwards, last layer to the right."""
-    rows = [row | dict(zip(('first', 'last'), map(int, row['window'].split('-')))) for row in rows]
-    panels = [(f'{group}: {setting}', where(group_rows, setting=setting))
-              for group, group_rows in grouped(rows).items()
-              for setting in dict.fromkeys(row['setting'] for row in group_rows)
-              if len(where(group_rows, setting=setting)) > 1]   # the recipe has one window alone
-    fig, axes = figure(len(kinds), len(panels), (1 + 3.1 * len(panels), 0.6 + 2.9 * len(kinds)),
-                       maps=True)
-    for y, (line, kind) in enumerate(zip(axes, kinds), 1):
-        gains = [row[kind] for row in rows if kind in row and math.isfinite(row[kind])]
-        top = max([*gains, 0.05 if in_percent(kind) else 0.002])
-        for ax, (title, group_rows) in zip(line, panels):
-            layers = range(1 + max(row['last'] for row in group_rows))
-            image = heat(ax, cells_of(group_rows, 'first', 'last', kind), layers, layers,
-                         f'{title}: {kind}', cmap='RdBu', vmin=-top, vmax=top)
-            ax.set(xlabel='last layer' if y == len(kinds) else '', ylabel='first layer')
-        fig.colorbar(image, ax=line, pad=0.01, label='gain')
     return fig
 
 
@@ -429,21 +349,6 @@ def draw_exits(rows, kind, chance):
     legend_below(fig, axes[0][0])
     return fig
 
-
-def draw_lines(rows, x, kinds, chance, axes):
-    """rows: {seed, run, x, kind: a number}. A panel a kind, a line a run. kinds:
-    {kind: its name on the axis}; chance: {kind: what guessing gives}; axes: as matplotlib's set."""
-    fig, [panels] = figure(1, len(kinds), (1 + 3.4 * len(kinds), 3.4))
-    for ax, (kind, says) in zip(panels, kinds.items()):
-        factor = 100 if says.endswith('%') else 1
-        if kind in chance:
-            ax.axhline(factor * chance[kind], color='grey', lw=0.8, label='chance')
-        for colour, (run, run_rows) in zip(COLOURS, grouped(rows).items()):
-            curve(ax, run_rows, x, kind, colour, run, factor, lw=2)
-        ax.set(ylabel=says, **axes)
-        ax.minorticks_off()
-    legend_below(fig, panels[-1])
-    return fig
 
 
 # --------------------------------------------------------------------------------------- the probes

@@ -8,7 +8,6 @@ Usage:
     rows = [dict(run='lidas-0', r=2, loss=0.71), dict(run='lidas-1', r=2, loss=0.69)]
     over_seeds(rows, ['r'], ['loss'])   # [{'run': 'lidas', 'r': 2, 'loss': 0.7, 'loss se': 0.01}]
 """
-import collections
 import csv
 import io
 import math
@@ -108,32 +107,17 @@ def difference(row, other, kind):
     return change, change / error if error > 0 else None
 
 
-def sign_test(changes):
+def p_value(changes):
     """Of changes between two scores of the same questions, the probability of so uneven a split or
-    a more uneven one, if up were as likely as down: for right and wrong, McNemar's exact test."""
-    up = sum(c > 0 for c in changes)
-    n = sum(c != 0 for c in changes)
-    return min(1.0, 2 * sum(math.comb(n, k) for k in range(min(up, n - up) + 1)) / 2 ** n)
-
-
-def signed_rank_test(changes):
-    "The same for scores with grades: Wilcoxon's, every sign tried, equal sizes sharing their rank."
-    sizes = sorted(abs(c) for c in changes if c)
-    # twice the mean place among its equals: a whole number
-    ranks = {size: 2 * sizes.index(size) + sizes.count(size) + 1 for size in dict.fromkeys(sizes)}
-    up = sum(ranks[c] for c in changes if c > 0)
-    middle = sum(ranks[s] for s in sizes) / 2
-    if len(sizes) > 200:        # too many sums to count, and they are normally distributed by then
-        spread = math.sqrt(sum(ranks[s] ** 2 for s in sizes)) / 2
-        return math.erfc(abs(up - middle) / spread / math.sqrt(2))
-    ways = {0: 1}           # {the sum of the ranks that are up: how many choices of signs give it}
-    for size in sizes:
-        more = collections.Counter(ways)
-        for total, n in ways.items():
-            more[total + ranks[size]] += n
-        ways = more
-    extreme = sum(n for total, n in ways.items() if abs(total - middle) >= abs(up - middle))
-    return extreme / 2 ** len(sizes)
+    a more uneven one, if up were as likely as down. For right and wrong this is McNemar's exact
+    test; for scores with grades it is Wilcoxon's, by ranks. None without changes."""
+    from scipy import stats
+    changed = [c for c in changes if c]
+    if not changed:
+        return 1.0 if changes else None
+    if any(abs(c) != 1 for c in changed):
+        return float(stats.wilcoxon(changed).pvalue)
+    return float(stats.binomtest(sum(c > 0 for c in changed), len(changed)).pvalue)
 
 
 def as_csv(rows, **options):
@@ -154,9 +138,15 @@ def read_csv(path):
         return rows
 
 
+def beside(path, ending):
+    "A picture's path with another ending. T1.0 and T1.5 are two names that have none yet."
+    known = path.suffix in ('.png', '.pdf', '.svg', '.csv')
+    return path.with_suffix(ending) if known else path.with_name(path.name + ending)
+
+
 def write_csv(rows, picture):
     "Write the numbers beside their picture."
-    path = picture.with_suffix('.csv')
+    path = beside(picture, '.csv')
     replace(path, as_csv(rows))
     print(f'numbers: {path}')
 

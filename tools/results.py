@@ -10,54 +10,24 @@ Usage:
 """
 import re
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from common.errors import Refused, check_choice, nearest
-from common.fields import fill
 from common.files import ROOT, reading, replace
-from common.options import read, words
+from common.options import read
 from report import records
 from report.claims import MARGINS, Contrast, verdicts
-from report.plot import draw_exits, draw_lines, draw_runs, draw_ways, show
+from report.plot import draw_exits, draw_runs, draw_ways, show
 from report.tables import mean, read_csv, where
 
 CHANCE = 1 / 3
 UNITS = dict(flops=(1e-12, 1), parameters=(1e-6, 2))        # a factor, and digits behind the point
 SHARES = 'copy', 'overlap', 'screened', 'change'         # in %, and all that ends with `right`
-LAYERS = {'moves': 'without it, later outputs move by',
-          'overlap': 'of the five likeliest tokens, %', 'depth 3 right': 'depth 3 right, %'}
 # the five models of the study, as the pictures call them
 MODELS = dict(baseline='baseline', midas='MIDAS', lidas='LIDAS', loop_5x2='loop 5x2',
               loop_2_2x3_2='loop 2-2x3-2')
-MEANS = dict(mean_2='trained with a mean of 2', mean_4='of 4', mean_8='of 8')
-BETWEEN = dict(rank='a loop from the start', untied='eight layers', cut='folded from the eight',
-               trained='folded, then trained')
-DRAWN = dict(fixed='always three runs', drawn='a drawn number', fixed_again='three, input again',
-             drawn_again='drawn, input again')
-LOOPED = {'text': 'loss on text', 'depth 3 right': 'depth 3 right, %'}
-ASKED = {'changed': 'what one run more changes, nats', 'loss': 'loss',
-         'depth 3 right': 'depth 3 right, %'}
-DEEP = {f'depth {d} right': f'depth {d} right, %' for d in (4, 5, 6)}
 TEXTS = 'README.md', 'docs/RESULTS.md', 'docs/ROWS.md', 'docs/RECORDS.md'
-
-
-@dataclass
-class Claim:
-    section: str
-    claim: str
-    paper: str                          # what it found
-    table: str                          # the CSV file with the rows
-    measure: str                        # a column of it
-    unit: Literal[tuple(MARGINS)]
-    a: dict                             # describes rows, one a seed
-    b: dict
-    direction: Literal[-1, 0, 1]        # 1: a is above b
-    primary: bool = False
-    less_a: dict | None = None          # describes rows that are taken off those of a
-    less_b: dict | None = None
-    beside: str | None = None           # a column that is shown too
 
 
 def value(text):
@@ -76,8 +46,6 @@ def read_rows(path):
 def read_claims(path):
     with reading(path):
         spec = tomllib.loads(path.read_text(encoding='utf-8'))
-        for claim in spec.get('claim', []):
-            fill(Claim, claim, f'{path}: the claim {claim.get("claim")!r}')
     for name in dict.fromkeys(claim['section'] for claim in spec.get('claim', [])):
         primary = [c for c in spec['claim'] if c['section'] == name and c.get('primary')]
         if len(primary) > 5:
@@ -258,13 +226,33 @@ def all_tables(spec, folder):
     tables = dict(records=records.table(read_rows(folder / 'records.csv')))
     for section in dict.fromkeys(claim['section'] for claim in claims):
         section_claims = [claim for claim in claims if claim['section'] == section]
-        tables[section] = claims_table(section_claims, rows)
+        tables[section] = claims_table(section_claims, rows) + origin(spec, section_claims[0])
         tables[f'{section}, in short'] = short_table(section_claims, rows)
     for each in spec.get('numbers', []):
-        tables[each['name']] = numbers_table(each, rows[each['table']])
+        tables[each['name']] = numbers_table(each, rows[each['table']]) + origin(spec, each)
     for each in spec.get('models', []):
         tables[each['name']] = models_table(each, rows[each['table']])
+    tables['where it was measured'] = measured_table(spec.get('measured', []))
     return tables
+
+
+def origin(spec, each):
+    "The lines below a table: at which commits its rows were measured."
+    at = [commit for measured in spec.get('measured', []) if measured['table'] == each['table']
+          for commit in measured['at']]
+    return ['', f'*{each["table"]}.csv, measured at {", ".join(dict.fromkeys(at))}.*'] if at else []
+
+
+def measured_table(measured):
+    "Markdown: for each file of rows, what measured it, at which commits, and whether it is here."
+    lines = ['| rows | measured by | at | here |', '|' + '---|' * 4]
+    for each in measured:
+        at = ', '.join(f'{commit} (seed{"s" * (len(seeds) > 1)} {", ".join(map(str, seeds))})'
+                       for commit, seeds in each['at'].items())
+        command = each['command'].replace('|', r'\|')
+        lines.append(f'| [{each["table"]}.csv](results/{each["table"]}.csv) | `{command}` | {at} | '
+                     f'{"yes" if each["here"] else "no"} |')
+    return lines
 
 
 def made(text, tables):
@@ -285,7 +273,9 @@ def named(folder, table, names):
 
 @dataclass
 class Options:
-    files: list[str] = words(least=0)       # the texts whose tables are made; none: all of TEXTS
+    WORDS = ['files']
+    # the texts whose tables are made; none: all of TEXTS
+    files: list[str] = field(default_factory=list)
     rows: Path = ROOT / 'docs/results'      # where claims.toml and the CSV files are
     check: bool = False                     # write nothing; say what differs
 
@@ -334,20 +324,6 @@ def draw(folder, names):
     picture('growing', draw_growing, 'curves', names)
     picture('adding', draw_ways, 'depth', names, ['depth 5 right', 'text'], CHANCE)
     picture('exits', draw_exits, 'exits', names, 'depth 5 right', CHANCE)
-    picture('layers', draw_lines, 'lens', names, 'layer', LAYERS, {'depth 3 right': CHANCE},
-            dict(xlabel='layer (by depth, from 0)'))
-    between = [row | dict(run=BETWEEN[row['way']], millions=row['parameters'] / 1e6)
-               for row in read_rows(folder / 'between.csv')]
-    show(folder.parent / 'assets/between.png', draw_lines, between, 'millions', LOOPED,
-         {'depth 3 right': 1 / 4}, dict(xlabel='parameters, millions'))
-    times = [1, 2, 4, 8, 16, 32]
-    by_runs = dict(xlabel='r, how often the core runs', xscale='log', xticks=times,
-                   xticklabels=times)
-    picture('retrofit', draw_lines, 'retrofits', MEANS, 'r', DEEP, dict.fromkeys(DEEP, CHANCE),
-            by_runs)
-    picture('drawn', draw_lines, 'drawn', DRAWN, 'r', ASKED, {'depth 3 right': 1 / 4},
-            by_runs | dict(xlabel='how often the block runs', xticks=times[:-1],
-                           xticklabels=times[:-1]))
 
 
 def differs(file, before, after):

@@ -5,59 +5,51 @@ LIDAS, two loops) is trained up to the decay. There it branches into several coo
 tokens: an ordinary one, a recurrent one, a looped one, and an ordinary one with the FLOPs of the
 dearest. The model of the ordinary cool-down also gets more depth without training: a block that is
 repeated, and the wrapper's window. Each is asked what it knows with three numbers of added layers.
-The jobs of the second wave stand on these models: fine-tuning, models looped by the wrapper,
-probes, retrofits. Others have models of their own and are no part of a seed: page, hops, addition,
-depo, between, drawn, searched.
+Two jobs have models of their own and are no part of a seed: `page` makes the README's, and `hops`
+those of p-hop. The jobs of other tables have been answered: docs/RESULTS.md names for each table
+the commit that measured it.
 
 A job is a folder of runs. `tables = ('depth', 'exits')` means that its methods depth() and exits()
 yield the rows of depth.csv and exits.csv. A run is a command of this repo, so it can be made
 again. `make seed-3` prepares the data and then runs seed 3.
 
 Usage:
-    python nanodepth.py study 3 --dry_run       # what seed 3 would run
     python nanodepth.py study 3                 # two jobs at a time; goes on where it stopped
     python nanodepth.py study 3 --job=lidas     # one of them, in this process
-    python nanodepth.py study 3 --job=hops      # of the others; its rows go to docs/results at once
+    python nanodepth.py study 3 --job=hops      # its rows go to docs/results at once
 """
 import dataclasses
-import inspect
 import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import torch
 
-import probe
 from common.errors import Refused, check_choice
 from common.files import ROOT, read_json, replace
-from common.options import read, word
+from common.options import read
 from data.primitives import few_shot
-from data.tokenizer import get_tokenizer, keep_tokenizer
+from data.tokenizer import get_tokenizer
 from data.tokens import Loader, measure
-from engine.checkpoint import build_model, describe, exists, load, load_model, save
-from engine.measure import After, Scorer
-from loop import format_loop, name_of, parse_loop, running
+from engine.checkpoint import exists, load, load_model
+from engine.measure import Scorer
+from loop import format_loop, parse_loop, running
 from report.claims import one_more
 from report.runs import read_log
-from report.tables import as_csv, mean, read_csv, where
+from report.tables import as_csv, read_csv, where
 from retrofit import Recurrent
-from tools import search
 from variants.exit import Exit
-from variants.lens import exit_at, quality, train_lens
-from variants.relaxed import relax
-from wrapper import SOLVERS, looped
+from wrapper import looped
 
-DATA, DEEPER = 'data/chains', 'data/chains_deep'        # depth 0 to 4; depth 0 to 6
+DATA = 'data/chains'                    # depth 0 to 4
 STEPS, DECAY = 520, 104                 # as config/chains_baseline.py has them
 DEPTHS = (0, 1, 2, 3, 4, 5, 6)
 QUESTIONS = 200
 BATCHES = 24
-LENS_STEPS = 250
 
 
 def in_a_process(argv, output):
@@ -94,10 +86,6 @@ class Job:
 
     def finished(self):
         return all(self.file(table).exists() for table in self.tables)
-
-    def folder_of(self, job, run='ordinary'):
-        "Where a run of another job of the seed lies."
-        return self.root.parent / job / run
 
     def say(self, row):
         "The row, printed, with the seed and the run before its numbers."
@@ -156,21 +144,12 @@ class Questions(Scorer):
         return dict(loss=loss, text=kinds['text']['loss'],
                     copy=kinds['copy']['accuracy']) | self.depths(model)
 
-    def text(self, model):
-        "The loss on text, on a quarter of the batches: for what is compared many times."
-        return self.on_data(model, BATCHES // 4)[1]['text']['loss']
-
-    def halves(self, model):
-        "The answers to the first half of the questions, and, `judged`, to the second."
-        half = QUESTIONS // 2
-        return self.depths(model, slice(half)) | self.depths(model, slice(half, None), ' judged')
-
-    def depths(self, model, some=slice(None), suffix=''):
+    def depths(self, model):
         "The mean log-probability of the right answers, and the share answered right."
         row = {}
-        for kind, answers in self.answers(model, some).items():         # 'depth 3'
-            row[f'{kind}{suffix}'] = answers.log_likelihood
-            row[f'{kind}{suffix} right'] = answers.accuracy
+        for kind, answers in self.answers(model).items():               # 'depth 3'
+            row[kind] = answers.log_likelihood
+            row[f'{kind} right'] = answers.accuracy
         return row
 
 
@@ -179,9 +158,9 @@ def by_depth(task, depths, n):
     return {f'depth {depth}': few_shot(task, n, shots=0, depth=depth, seed=7) for depth in depths}
 
 
-def chains(path, depths=DEPTHS, n=None, task='toy_chains'):
+def chains(path, depths=DEPTHS, n=None):
     "The questions of the study's toy: chains of some depths."
-    return Questions(path, DATA, by_depth(task, depths, n or QUESTIONS))
+    return Questions(path, DATA, by_depth('toy_chains', depths, n or QUESTIONS))
 
 
 # ------------------------------------------------------------------ models, and depth added to them
@@ -199,9 +178,8 @@ PARTNERS = dict(    # ordinary models: (of so many layers, for so many steps)
     half_longer=(5, 1029))          # ... with its FLOPs
 EXIT_DEPTHS = (4, 5)
 EXIT_QUESTIONS = 100
-# these columns describe a row; all others are measured
-SETTINGS = ('run', 'way', 'added', 'by', 'at', 'factor', 'value', 'examples', 'r', 'layer',
-            'rank', 'step')
+# These describe a row; the rest is measured.
+SETTINGS = ('run', 'way', 'added', 'by', 'at', 'step')
 MOST_R = 8
 EXITS = {'latent': (0.02, 0.05, 0.1, 0.2, 0.4), 'sure': (0.003, 0.01, 0.03, 0.1, 0.3),
          'fixed r': (1, 2, 3, 4, 5, MOST_R)}
@@ -327,202 +305,6 @@ class Partner(Job):
         yield dict(way='ordinary', added=0, flops=flops) | ask(load_model(self.root / 'ordinary'))
 
 
-# -------------------------------------------------------------------------------------- fine-tuning
-
-class Taught(Job):
-    """Fine-tuned on 128 examples of a form that no model has seen, of depth 1 and 2; asked at depth
-    0 to 3."""
-    tables = ('taught',)
-    models = ('baseline', 'midas', 'lidas', 'loop_5x2', 'loop_2_2x3_2', 'half', 'half_longer')
-
-    def runs(self):
-        return [self.new(name, 'config/sft.py', f'--data={self.root / "examples"}',
-                         f'--init_from={self.folder_of(name)}') for name in self.models]
-
-    def train(self):
-        argv = ['--tasks=toy_chains_code', '--n=128', f'--seed={self.seed}',
-                f'--out={self.root / "examples"}']
-        subprocess.run([sys.executable, str(ROOT / 'data/sft/prepare.py'), *argv], check=True)
-        super().train()
-
-    def taught(self):
-        ask = chains(self.folder_of('baseline'), (0, 1, 2, 3), task='toy_chains_code')
-        for name in self.models:
-            for n, path in ((0, self.folder_of(name)), (128, self.root / name)):
-                yield dict(run=name, examples=n) | ask.depths(load_model(path))
-
-
-# -------------------------------------------------------------------- the wrapper, without training
-
-RECIPE = dict(window=(3, 6), method='rk', K=3, T=1, beta=0.5, mode='block')
-FACTORS = dict(     # one at a time, the others as in the recipe
-    window=[(1, 4), (2, 5), (4, 7), (5, 8), (4, 5), (2, 7)], K=[2, 4, 6, 12], T=[0.5, 1.5, 2, 3],
-    beta=[0.0, 0.25, 0.75], mode=['layer'],
-    method=['naive', 'euler', 'heun', 'midpoint', 'rk4', 'heavy_ball', 'anderson', 'aitken',
-            'norm_stab'])
-KEPT = ('exact', 'first', 'frozen', 'last', 'none')     # what a cache keeps of a looped layer
-
-
-def by_token(model, slots):
-    """The model as it generates: tokens (B, T) read one by one, logits (B, T, V). `slots` gets how
-    many slots the cache had."""
-    def answer(tokens):
-        cache = model.new_cache()
-        out = [model(tokens[:, t:t + 1], cache=cache) for t in range(tokens.shape[1])]
-        slots.append(len(cache.layers))
-        return torch.cat(out, dim=1)
-    return answer
-
-
-class Frozen(Job):
-    """Frozen models looped by the wrapper, one setting changed at a time: chosen on one half of the
-    questions, judged on the other. Then what the cache keeps, with text read token by token."""
-    tables = ('frozen',)
-    models = ('baseline', 'midas', 'lidas')
-
-    def frozen(self):
-        self.ask = chains(self.folder_of('baseline'), (4, 5))
-        for name in self.models:
-            model = load_model(self.folder_of(name))
-            yield self.row(name, 'plain', '', model)
-            with looped(model, **RECIPE):
-                recipe = self.row(name, 'the recipe', '', model)
-            yield recipe
-            for factor, values in FACTORS.items():
-                tried = [recipe]
-                for value in values:
-                    with looped(model, **self.settings(factor, value)):
-                        tried.append(self.row(name, factor, str(value), model))
-                    yield tried[-1]
-                best = max(tried, key=lambda row: row['depth 5'])
-                yield best | dict(factor=factor, value='the best of them')
-            yield from self.caches(name, model)
-
-    def settings(self, factor, value):
-        "The recipe with one change. Another method has its own beta, and a T if it knows one."
-        own = dict(RECIPE)
-        if factor == 'method':
-            del own['beta']
-            if 'T' not in inspect.signature(SOLVERS[value]).parameters:
-                del own['T']
-            if value == 'aitken':
-                own['K'] = 4            # it takes an even number
-        return own | {factor: value}
-
-    def row(self, name, factor, value, model):
-        return (dict(run=name, factor=factor, value=value, text=self.ask.text(model))
-                | self.ask.halves(model))
-
-    def caches(self, name, model):
-        for kept in ('plain', *KEPT):
-            slots = []
-            looping = looped(model, **RECIPE, cache=kept) if kept != 'plain' else nullcontext()
-            with looping:
-                answers = self.ask.halves(by_token(model, slots))
-            yield (dict(run=name, factor='cache, token by token', value=kept, text='')
-                   | answers | dict(slots=slots[0]))
-
-
-# ------------------------------------------------------------------------------------------- probes
-
-class Layers(Job):
-    """Which layers do they use? Depth scores on whole validation rows, what it costs to swap and to
-    leave out blocks, and what is known behind each layer."""
-    tables = ('layers', 'lens')
-    models = ('baseline', 'midas', 'lidas', 'loop_2_2x3_2')
-
-    def ready(self):
-        "(whole validation rows, questions of a depth that the models have learned)"
-        return (Loader(DATA, 20, 64, split='val', seed=0).batch(0)[0],
-                chains(self.folder_of('baseline'), (3,), QUESTIONS // 2))
-
-    def layers(self):
-        tokens, ask = self.ready()
-
-        def text_and_depths(model):
-            return dict(text=ask.text(model)) | ask.depths(model)
-        for name in self.models:
-            model = load_model(self.folder_of(name))
-            score, moves = probe.depth_score(model, tokens)
-            half = len(moves) // 2
-            row = dict(run=name, score=score, late=(moves[half:].sum() / moves.sum()).item())
-            for way, change in (('swap', probe.swap_blocks), ('skip', probe.skip_blocks)):
-                plain, *changed = probe.order_sweep(model, text_and_depths, change, (1, 2))
-                for size in (1, 2):     # in the middle: the first and last two layers stay
-                    reach = 2 * size if way == 'swap' else size
-                    last = len(model.order) - 2 - reach
-                    inner = [r for r in changed if r['size'] == size and 2 <= r['start'] <= last]
-                    for key in ('text', 'depth 3'):
-                        row[f'{way} {size}: {key}'] = mean([r[key] - plain[key] for r in inner])
-            yield row
-
-    def lens(self):
-        """For each layer: how far the output at later tokens moves without it (`moves`), and what a
-        tuned lens reads after it: how many of the five likeliest tokens (`overlap`), and the
-        answers. The lens is trained on other validation rows than it is judged by."""
-        tokens, ask = self.ready()
-        others = Loader(DATA, 32, 64, split='val', seed=1)
-        for name in self.models:
-            model = load_model(self.folder_of(name))
-            lens = train_lens(model, After(others, 8), LENS_STEPS)
-            _, moves = probe.depth_score(model, tokens)
-            _, overlap = quality(model, lens, others.batch(0)[0])
-            for d in range(len(model.order)):
-                yield (dict(run=name, layer=d, moves=moves[d].item(), overlap=overlap[d].item())
-                       | ask.depths(exit_at(model, d, lens)))
-
-
-# ---------------------------------------------------------------------------------------- retrofits
-
-RATES = dict(adamw=0.002, adamw_star=0.001)     # the best ones on seed 100, which is in no table
-RECURRENCES = (1, 2, 3, 4, 8, 16, 32)
-
-
-class Retrofits(Job):
-    """The baseline's trunk made recurrent in several ways, each with one change from the study's
-    (mean 2, a linear curriculum, Muon, no layer dropped); and healing on the old data, before
-    deeper chains."""
-    tables = ('retrofits',)
-
-    def runs(self):
-        trunk = self.folder_of('baseline', 'trunk')
-        deeper = f'--data={DEEPER}'
-
-        def again(name, *more, parent='../baseline/cut'):
-            return self.branch(name, '--recurrence=2', *more, parent=parent)
-        return [
-            self.cut('cut_add', trunk, '--inject=add', '--start=zero'),
-            self.cut('cut_random', trunk, '--scratch'),
-            self.branch('mean_4', '--recurrence=4', parent='../baseline/cut'),
-            self.branch('mean_8', '--recurrence=8', parent='../baseline/cut'),
-            again('no_curriculum', '--curriculum=0'),
-            again('1-sqrt', '--curriculum_shape=1-sqrt'),
-            *(again(name, f'--optimizer={name}', f'--lr={rate}') for name, rate in RATES.items()),
-            again('additive', parent='cut_add'),
-            again('random', parent='cut_random'),
-            again('deeper', deeper),
-            again('healed_deeper', deeper, '--curriculum=0', parent='../baseline/recurrent'),
-            self.branch('dense_deeper', deeper, parent='../baseline/trunk'),
-            self.branch('dense_healed_deeper', deeper, parent='../baseline/ordinary')]
-
-    def retrofits(self):
-        ask = chains(self.folder_of('baseline'), (4, 5, 6))
-        trained = [(name, self.root / name) for name, argv in self.runs() if argv[0] == 'train']
-        for name, path in [('mean_2', self.folder_of('baseline', 'recurrent')), *trained]:
-            model = load_model(path)
-            flops = flops_of(path)
-            if not model.recurs:
-                recurrences = (1,)
-            elif name.startswith('mean'):
-                recurrences = RECURRENCES
-            else:
-                recurrences = (3,)
-            for r in recurrences:
-                if model.recurs:
-                    model.mean = r
-                yield dict(run=name, r=r, flops=flops) | ask(model)
-
-
 # -------------------------------------------------------------------------- the README's own models
 
 TOY = 'data/toy'                # the toy of `make`: depth 0 to 3
@@ -612,26 +394,21 @@ FURTHER_ON = dict(
     ordinary_further=['--steps=500', '--decay_steps=100'])
 
 
-def write_task(data, task, *words):
-    "The task's dataset, if it is not there. One that was written otherwise is refused."
+def write_letters(data, p):
+    "The dataset of p hops, if it is not there. One with another number of hops is refused."
     file = ROOT / data / 'train.json'
-    if file.exists():
-        origin = read_json(file)['origin']
-        for word in words:
-            name, _, value = word.removeprefix('--').partition('=')
-            if name in origin and str(origin[name]) != value:
-                raise Refused(f'{data} has {name}={origin[name]}, and this job wants {word}: move '
-                              'it away')
-    else:
-        subprocess.run([sys.executable, str(ROOT / 'data/tasks.py'), task, *words,
+    if not file.exists():
+        subprocess.run([sys.executable, str(ROOT / 'data/phop/prepare.py'), f'--p={p}',
                         f'--out={ROOT / data}'], check=True)
+    elif (there := read_json(file)['origin'].get('p', p)) != p:
+        raise Refused(f'{data} has rows of {there} hops, and this job wants {p}: move it away')
 
 
 def scored(run, model, data):
-    "What a run cost and what its model answers. If a task asks several kinds, `right` is the mean."
+    "What a run cost, and how much its model answers."
     loss, kinds = measure(model, Loader(data, 32, None, split='val', seed=0))
-    return dict(flops=flops_of(run), loss=loss,
-                right=mean([kind['accuracy'] for kind in kinds.values()]))
+    [kind] = kinds.values()
+    return dict(flops=flops_of(run), loss=loss, right=kind['accuracy'])
 
 
 class Hops(Job):
@@ -648,8 +425,8 @@ class Hops(Job):
                   for name, words in FURTHER_ON.items())]
 
     def train(self):
-        write_task(LETTERS, 'phop')
-        write_task(FURTHER, 'phop', '--p=8')
+        write_letters(LETTERS, 4)
+        write_letters(FURTHER, 8)
         super().train()
 
     def hops(self):
@@ -671,175 +448,11 @@ class Hops(Job):
         yield row('ordinary_further', '8 hops', model, FURTHER)
 
 
-CELLS = dict(           # layers, and how often they run
-    addition=[(6, 1), (1, 1), (1, 6), (2, 1), (2, 3), (3, 1), (3, 2)],
-    depo=[(6, 1), (2, 1), (2, 3)])
-TASK_OPTIONS = dict(addition=[], depo=['--p=2', '--rows=100000'])       # for data/tasks.py
-
-
-class Cells(Job):
-    "Another task of others: k layers run L times. The job has the name of the task."
-    tables = ('cells',)
-    train_options = ['--save_every=400']
-
-    def __init__(self, name, seed, root):
-        super().__init__(name, seed, root)
-        self.data = f'data/{name}'
-
-    def runs(self):
-        return [self.new(f'layers_{k}_times_{times}', f'config/{self.name}.py', f'--n_layer={k}',
-                         f'--loop={k}x{times}') for k, times in CELLS[self.name]]
-
-    def train(self):
-        write_task(self.data, self.name, *TASK_OPTIONS[self.name])
-        super().train()
-
-    def cells(self):
-        for name, _ in self.runs():
-            model = load_model(self.root / name)
-            yield dict(way=name) | scored(self.root / name, model, self.data)
-
-
-# ---------------------------------------------------------------------- between looping and growing
-
-RANKS = (0, 2, 8, 32)       # of the difference that each position adds to its layer; 0: none
-
-
-class Between(Job):
-    """`rank_8` is a loop whose positions add differences of rank 8, and `untied` has eight layers
-    of its own. `cut_8` is such a loop made of these eight, and `trained_8` is that, trained a
-    little."""
-    tables = ('between',)
-
-    def runs(self):
-        runs = [self.new(f'rank_{rank}', 'config/loop_2x4.py', f'--relax_rank={rank}')
-                for rank in RANKS]
-        runs.append(self.new('untied', 'config/baseline.py'))
-        for rank in RANKS:
-            runs.append(self.new(f'trained_{rank}', f'--init_from={self.root / f"cut_{rank}"}',
-                                 f'--data={TOY}', '--steps=100', '--warmup_steps=10',
-                                 '--decay_steps=80', '--lr=0.002'))
-        return runs
-
-    def run(self, name, argv):
-        way, _, rank = name.partition('_')
-        folder = self.root / f'cut_{rank}'
-        if way == 'trained' and not exists(folder):
-            model = relax(load_model(self.root / 'untied'), int(rank), parse_loop('2x4'), 'svd')
-            save(folder, **describe(model))
-            keep_tokenizer(self.root / 'untied', folder)
-        super().run(name, argv)
-
-    def between(self):
-        ask = Questions(self.root / 'untied', TOY, by_depth('toy_assign', (2, 3, 4), QUESTIONS))
-        for name in ['untied', *(f'{way}_{rank}' for way in ('rank', 'cut', 'trained')
-                                 for rank in RANKS)]:
-            folder = self.root / name
-            way, _, rank = name.partition('_')
-            model = build_model(load(folder), folder, merged=False).eval()
-            flops = flops_of(folder) if way != 'cut' else ''
-            yield (dict(way=way, rank=rank, flops=flops, parameters=model.num_params())
-                   | ask(model))
-
-
-# ------------------------------------------------------------------------ a drawn number of runs
-
-ASKED = (1, 2, 3, 4, 6, 8, 12, 16)      # runs of the block
-
-
-@torch.no_grad()
-def movements(model, tokens, runs):
-    """[{moved, changed}] of each run of the block, means over all tokens. `moved` is the length of
-    the state's change as a share of its length. It falls too if the state only grows longer, so
-    `changed` says what the change is worth: how far the next token's probabilities, read off by the
-    coda, are from those after the run before (the Kullback-Leibler divergence, in nats)."""
-    e = model.run(model.embed(tokens), model.prelude)
-
-    def read_off(state):
-        return model.head(model.norm(model.run(state, model.coda))).log_softmax(-1)
-    state = model.first_state(e, 0, None)
-    before = read_off(state)
-    rows = []
-    for i in range(runs):
-        new = model.recur(state, e, i, None)
-        now = read_off(new)
-        change = (new - state).norm(dim=-1) / new.norm(dim=-1)
-        divergence = (now.exp() * (now - before)).sum(-1)
-        rows.append(dict(moved=change.mean().item(), changed=divergence.mean().item()))
-        state, before = new, now
-    return rows
-
-
-class Drawn(Job):
-    """What brings a state to rest? Four loops 1-2x3-1 that begin with the same weights. In training
-    their block runs three times: at every step (`fixed`), or in the mean (`drawn`). Before each run
-    the prelude's output is added again (`_again`), or not. Each is asked at one to sixteen runs,
-    and so is `cut`, which was never trained. Gradients flow back through all runs, but in
-    `drawn_again` through the last two, as in every retrofit with this mean."""
-    tables = ('drawn',)
-
-    def runs(self):
-        again = [f'--init_from={self.root / "cut"}', f'--data={TOY}', '--curriculum=0']
-        return [
-            self.new('fixed', 'config/loop_1_2x3_1.py'),
-            self.new('drawn', 'config/loop_1_2x3_1.py', '--loop_mean=2'),
-            # with a rate of 0 it keeps its first weights, which are those of the two above
-            self.new('parent', 'config/baseline.py', '--n_layer=4', '--steps=1', '--lr=0',
-                     '--warmup_steps=0', '--decay_steps=0'),
-            self.cut('cut', self.root / 'parent', '--inject=add', '--start=zero', shape='1-2-1'),
-            self.new('fixed_again', *again, '--recurrence=3', '--recurrence_fixed'),
-            self.new('drawn_again', *again, '--recurrence=2')]
-
-    def drawn(self):
-        ask = Questions(self.root / 'fixed', TOY, by_depth('toy_assign', (2, 3, 4), QUESTIONS))
-        tokens = Loader(TOY, 32, 64, split='val', seed=0).batch(0)[0]
-        for name in ('fixed', 'drawn', 'fixed_again', 'drawn_again', 'cut'):
-            model = load_model(self.root / name)
-            if not model.recurs:
-                model = Loop(model)
-            moved = movements(model, tokens, max(ASKED))
-            for r in ASKED:
-                model.mean = r
-                flops = '' if name == 'cut' else flops_of(self.root / name)
-                yield dict(run=name, r=r, flops=flops) | moved[r - 1] | ask(model)
-
-
-# ------------------------------------------------------------------------------ searching an order
-
-BUDGET = 100                # orders that a search may try
-
-
-class Searched(Job):
-    "Is there a better order of the layers of a trained model? Chosen on half of the questions."
-    tables = ('search',)
-    models = ('baseline', 'lidas')
-
-    def runs(self):
-        return [self.new(name, f'config/{name}.py', f'--data={TOY}') for name in self.models]
-
-    def search(self):
-        for name in self.models:
-            questions = by_depth('toy_assign', (3, 4), QUESTIONS // 2)
-            asked = search.Asked(load_model(self.root / name), get_tokenizer(self.root / name),
-                                 sum(questions.values(), []))
-            judged = search.all_rows(asked, BUDGET, self.seed)
-            plain, right = asked.own()
-            judged.append(search.Judge(asked, plain, right).row('as it is', asked.by(plain), plain))
-            for row in judged:          # in points
-                yield dict(run=name, way=row['what'], order=name_of(row['order']),
-                           screened=row['screened'] / 100, change=row['change'].mean / 100,
-                           right=row['right'] / 100)
-
-
 # --------------------------------------------------------------------------------------- the jobs
 
-# a wave's jobs run side by side; those of the second stand on the models of the first
-FIRST = dict.fromkeys(MODELS, Model) | dict.fromkeys(PARTNERS, Partner)
-SECOND = dict(taught=Taught, frozen=Frozen, layers=Layers, retrofits=Retrofits)
-# only by --job=NAME
-OTHERS = dict(page=Page, hops=Hops, addition=Cells, depo=Cells, between=Between,
-              drawn=Drawn, searched=Searched)
-JOBS = FIRST | SECOND | OTHERS
+SEED = dict.fromkeys(MODELS, Model) | dict.fromkeys(PARTNERS, Partner)
+OTHERS = dict(page=Page, hops=Hops)         # only by --job=NAME
+JOBS = SEED | OTHERS
 
 
 def job(name, seed, root):
@@ -866,7 +479,7 @@ def expected(seed_rows, others):
     inside = []
     for row in seed_rows:
         same = where(others, **{key: row.get(key) for key in SETTINGS})
-        for key in row.keys() - {'seed', 'order', *SETTINGS}:       # an order is no number
+        for key in row.keys() - {'seed', *SETTINGS}:
             values = [float(other[key]) for other in same if other.get(key)]
             if row[key] and len(set(values)) > 1:       # an empty cell, or a constant, says nothing
                 middle, half = one_more(values)
@@ -898,11 +511,11 @@ def collect(seed, root, results):
 
 @dataclass
 class Options:
-    seed: int = word()
+    WORDS = ['seed']
+    seed: int
     job: str | None = None          # one of them, in this process
     jobs: int = 2                   # how many at a time, a thread each
     root: Path = Path('out/study')  # where the runs go
-    dry_run: bool = False           # say what would be run
 
 
 def finish(job):
@@ -915,17 +528,8 @@ def finish(job):
 
 def main(argv=None):
     args = read(Options, argv, __doc__)
-    names = [args.job] if args.job else [*FIRST, *SECOND]
+    names = [args.job] if args.job else list(SEED)
     todo = [job(name, args.seed, args.root) for name in names]
-    if args.dry_run:
-        for one in todo:
-            print(one.name)
-            for _, words in one.runs():
-                print('    ' + ' '.join(words))
-        if not args.job:
-            print('and an ordinary cool-down of each of the five models with as many FLOPs as its '
-                  'dearest. The jobs of a seed add up to 80 minutes on two cores')
-        return
     if args.job:
         finish(todo[0])
         if args.job in OTHERS:
@@ -941,11 +545,10 @@ def main(argv=None):
         except Refused:
             return False
         return True
-    for wave in (FIRST, SECOND):
-        unfinished = [one for one in todo if one.name in wave and not one.finished()]
-        with ThreadPoolExecutor(args.jobs) as pool:
-            failed = [one for one, well in zip(unfinished, pool.map(start, unfinished)) if not well]
-        collect(args.seed, args.root, ROOT / 'docs/results')
-        if failed:
-            raise Refused(f'{", ".join(one.name for one in failed)} ended with an error: see '
-                          f'{failed[0].root.with_suffix(".txt")}')
+    unfinished = [one for one in todo if not one.finished()]
+    with ThreadPoolExecutor(args.jobs) as pool:
+        failed = [one for one, well in zip(unfinished, pool.map(start, unfinished)) if not well]
+    collect(args.seed, args.root, ROOT / 'docs/results')
+    if failed:
+        raise Refused(f'{", ".join(one.name for one in failed)} ended with an error: see '
+                      f'{failed[0].root.with_suffix(".txt")}')

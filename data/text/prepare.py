@@ -23,7 +23,7 @@ from tqdm import tqdm
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 from common.errors import Refused, refusals, refusing  # noqa: E402
-from common.options import read, words  # noqa: E402
+from common.options import read
 from data.sources import chat, column, kind_of, texts  # noqa: E402
 from data.tokenizer import get_tokenizer, start_of_document  # noqa: E402
 from data.tokens import write_dataset  # noqa: E402
@@ -33,7 +33,8 @@ MANY = 1000         # documents, from which on one of a hundred is enough to val
 
 @dataclass(kw_only=True)
 class Options:
-    files: list[str] = words()      # .jsonl, .parquet, anything else as plain text; or folders
+    WORDS = ['files']
+    files: list[str]      # .jsonl, .parquet, anything else as plain text; or folders
     tokenizer: str = 'bytes'        # bytes, gpt2, a checkpoint, a tokenizer.json
     column: str = 'text'            # where .jsonl and .parquet have the text
     chat: bool = False              # remove role tags, leave out what reasoning models wrote

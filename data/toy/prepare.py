@@ -41,7 +41,6 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 from common.errors import Refused, refusals  # noqa: E402
-from common.fields import within  # noqa: E402
 from common.options import read  # noqa: E402
 from data.primitives import END_OF_TEXT, START, chain, marked, random_words  # noqa: E402
 from data.tokens import draw, write_dataset  # noqa: E402
@@ -111,8 +110,8 @@ def library():
 class Options:
     documents: int = 100_000                # documents of primitives to train on
     text: float = 0.1                       # share of text in the training windows
-    depths: int = within(1, 8, default=DEPTHS)      # how many: depth 0, 1, ...
-    values: int = within(2, 4, default=VALUES)      # names at every depth
+    depths: int = DEPTHS      # how many: depth 0, 1, ...
+    values: int = VALUES      # names at every depth
     out: Path = ROOT / 'data/toy'           # the folder to write
 
 
