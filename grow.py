@@ -17,9 +17,6 @@ Usage:
     deeper = untie(model, order, optimizer=optimizers)  # ten layers of their own, states and all
     python grow.py 32 --block=4                         # which layer came from which
 """
-import common  # noqa: F401 (from here on, Ctrl-C prints one line and no traceback)
-
-# isort: split
 import copy
 import dataclasses
 import math
@@ -145,6 +142,5 @@ def growth_plan(grow, n_layer, block, steps, alpha=1.0):
 
 
 if __name__ == '__main__':
-    # the command stands in tools/grow.py
     import nanodepth
     nanodepth.main('grow')

@@ -19,14 +19,11 @@ Usage:
     python train.py config/loop_2x4.py
     python loop.py out/loop_2x4 out/standard_2 out/baseline     # beside its partners
 """
-import common  # noqa: F401 (from here on, Ctrl-C prints one line and no traceback)
-
-# isort: split
 import contextlib
 import re
 
 from common.errors import Refused
-from model import LONGEST, check_order
+from model import check_order
 
 
 def parse_loop(text):
@@ -40,8 +37,6 @@ def parse_loop(text):
             raise Refused(f'the loop {text!r} has a segment {part!r}, which is neither layers, '
                           'such as 4, nor layers by times, such as 4x6; segments are joined by '
                           "'-', as in 4-4x4-4")
-        if len(order) + size * times > LONGEST:
-            raise Refused(f'the loop {text!r} runs more than {LONGEST:,} layers')
         order += [*range(unique, unique + size)] * times
         unique += size
     return order
@@ -101,19 +96,8 @@ def repeat_block(order, start, length, times):
     if times < 1:
         raise Refused(f'times={times}: a block runs at least once (to leave it out, take it out '
                       'of the order)')
-    if length * times > LONGEST:
-        raise Refused(f'times={times}: at most {LONGEST:,} layers are run')
     block = order[start:start + length]
     return order[:start] + block * times + order[start + length:]
-
-
-def run_block(order, times):
-    "The same loop, but its one block runs `times` times."
-    text, blocks = re.subn(r'x\d+', f'x{times}', format_loop(order))
-    if blocks != 1:
-        raise Refused(f'the loop {format_loop(order)} repeats {blocks} blocks, so it is not clear '
-                      'which one is meant')
-    return parse_loop(text)
 
 
 @contextlib.contextmanager
@@ -130,6 +114,5 @@ def running(model, order):
 
 
 if __name__ == '__main__':
-    # the command stands in tools/loop.py
     import nanodepth
     nanodepth.main('loop')

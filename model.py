@@ -25,7 +25,6 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from common.errors import Refused
-from common.fields import check_bounds
 from common.losses import mean_loss
 
 
@@ -50,14 +49,10 @@ class ModelConfig:
     stored_as: Literal['float32', 'bfloat16', 'float16', 'float64'] | None = None
 
     def __post_init__(self):
-        check_bounds(vars(self))
         if self.head_dim is None:
             if self.n_embd % self.n_head:
                 raise Refused(f'n_embd={self.n_embd} does not divide into n_head={self.n_head}')
             self.head_dim = self.n_embd // self.n_head
-        if self.context * self.head_dim > 2 ** 27:      # the rotary tables would take 0.5 GB
-            raise Refused(f'context={self.context:,} with head_dim={self.head_dim} is too long: '
-                          f'up to {2 ** 27 // self.head_dim:,} tokens fit')
         if self.head_dim % 2:
             raise Refused(f'head_dim={self.head_dim} is odd: rotary positions turn pairs')
         self.n_kv_head = self.n_head if self.n_kv_head is None else self.n_kv_head
@@ -69,16 +64,11 @@ class ModelConfig:
             self.order = check_order(self.order, self.n_layer)
 
 
-LONGEST = 10_000        # layers that an order may run
-
-
 def check_order(order, n_layer):
     "The order as a plain list, or an error that names the first index that is no layer."
     order = list(order)
     if not order:
         raise Refused('the order is empty: it must name at least one layer')
-    if len(order) > LONGEST:
-        raise Refused(f'an order of {len(order):,} layers is too long: {LONGEST:,} may run')
     for i in order:
         if not (isinstance(i, int) and 0 <= i < n_layer):
             raise Refused(f'the order names layer {i!r}, but the layers are 0 to {n_layer - 1}')
@@ -142,7 +132,7 @@ class Attention(nn.Module):
         self.q_norm = nn.RMSNorm(hd, config.norm_eps) if config.qk_norm else None
         self.k_norm = nn.RMSNorm(hd, config.norm_eps) if config.qk_norm else None
 
-    def forward(self, x, rope, slot=None, mask=None):
+    def forward(self, x, rope, slot=None):
         B, T, _ = x.shape
         q = self.q(x).view(B, T, self.n_head, -1)                               # (B, T, H, hd)
         k = self.k(x).view(B, T, self.n_kv_head, -1)
@@ -152,12 +142,13 @@ class Attention(nn.Module):
         # In this layout a GPU's kernel gives its result back, so that the reshape below is free.
         q, k = rotate(q, rope), rotate(k, rope)
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))                        # (B, H, T, hd)
-        causal = mask is None
+        mask = None
+        causal = True
         if slot is not None:
             k, v = slot.update(k, v)                                            # (B, Hkv, S, hd)
             S = k.shape[2]
-            causal = causal and S == T
-            if mask is None and 1 < T < S:      # SDPA's is_causal aligns the mask at the top left
+            causal = S == T
+            if 1 < T < S:       # SDPA's is_causal aligns the mask at the top left
                 mask = torch.ones(T, S, dtype=torch.bool, device=x.device).tril(S - T)
         grouped = self.n_head != self.n_kv_head
         if grouped and q.is_cuda and q.dtype == torch.float32:
@@ -184,8 +175,8 @@ class Block(nn.Module):
     """One layer: the residual stream in, the residual stream out. It knows neither its index nor
     the depth of the model. What varies with the position in the order is passed in: `depth` picks
     the cache slot, `scale` is LN-scaling's factor (a tensor: one compiled Block serves all depths),
-    `tap(depth, part, x, update)` returns what a part ('attn' or 'mlp') adds to x instead of
-    `update`, and `mask` (T, S), which only the wrapper gives, says who sees which keys."""
+    and `tap(depth, part, x, update)` returns what a part ('attn' or 'mlp') adds to x instead of
+    `update`."""
 
     def __init__(self, config):
         super().__init__()
@@ -194,15 +185,15 @@ class Block(nn.Module):
         self.mlp_norm = nn.RMSNorm(config.n_embd, config.norm_eps)
         self.mlp = MLP(config)
 
-    def __call__(self, x, rope, scale=None, depth=0, cache=None, tap=None, mask=None):
+    def __call__(self, x, rope, scale=None, depth=0, cache=None, tap=None):
         # _call_impl runs it without compiling: a cache or a tap would compile it again and again.
         trains = self.training and cache is None and tap is None
         call = super().__call__ if trains else self._call_impl
-        return call(x, rope, scale, depth, cache, tap, mask)
+        return call(x, rope, scale, depth, cache, tap)
 
-    def forward(self, x, rope, scale=None, depth=0, cache=None, tap=None, mask=None):
+    def forward(self, x, rope, scale=None, depth=0, cache=None, tap=None):
         h = self.attn_norm(x) if scale is None else self.attn_norm(x) * scale
-        update = self.attn(h, rope, None if cache is None else cache.layers[depth], mask)
+        update = self.attn(h, rope, None if cache is None else cache.layers[depth])
         x = x + (update if tap is None else tap(depth, 'attn', x, update))
         h = self.mlp_norm(x) if scale is None else self.mlp_norm(x) * scale
         update = self.mlp(h)
@@ -211,7 +202,6 @@ class Block(nn.Module):
 
 class LM(nn.Module):
     recurs = False          # retrofit.py's Recurrent runs its layers in another way
-    rank = 0                # of the differences in variants/relaxed.py; here are none
 
     def __init__(self, config):
         super().__init__()
@@ -249,9 +239,6 @@ class LM(nn.Module):
         end = start + x.shape[1]
         if end > self.config.context:
             raise Refused(f'{end} tokens are more than the context of {self.config.context}')
-        if cache is not None and depth + len(order) > len(cache.layers):
-            raise Refused(f'the order ends at depth {depth + len(order)}, but the cache has '
-                          f'{len(cache.layers)} slots')
         rope = self.cos[start:end, None], self.sin[start:end, None]             # (T, 1, hd/2) each
         scales = [None] * len(order)
         if self.config.ln_scaling:
@@ -281,13 +268,12 @@ class LM(nn.Module):
         return KVCache(len(self.order if order is None else order))
 
     def generate(self, tokens, max_new_tokens, *, temperature=1.0, top_k=None, generator=None,
-                 stop=None, **how):
-        """Continue tokens (B, T) by max_new_tokens, or until stop(tokens) says so. Temperature 0
-        takes the likeliest token. Past the context the window slides: each new token is drawn from
-        the last `context` ones, as if none came before. `how`: order, or a core's r and exit."""
-        if tokens.shape[1] == 0:
-            raise Refused('nothing to continue: the prompt has no tokens')
-        context, cache = self.config.context, None
+                 **how):
+        """Continue tokens (B, T) by max_new_tokens. Temperature 0 takes the likeliest token. Past
+        the context the window slides: each new token is drawn from the last `context` ones, as if
+        none came before. `how`: order, or a core's r and exit."""
+        context = self.config.context
+        cache = None
         with torch.inference_mode():        # faster than no_grad: these never get a gradient
             for _ in range(max_new_tokens):
                 if cache is None or cache.position == context:  # full: all positions change
@@ -297,8 +283,6 @@ class LM(nn.Module):
                 logits = self.head(self.norm(x))[:, -1].float()                 # (B, V)
                 fresh = pick_token(logits, temperature, top_k, generator)       # (B, 1)
                 tokens = torch.cat((tokens, fresh), dim=1)
-                if stop is not None and stop(tokens):
-                    break
         return tokens.clone()               # an ordinary tensor again: one may train on it
 
     def num_params(self):

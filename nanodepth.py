@@ -1,8 +1,8 @@
 """The entry point: every command by name; the one place that turns a user's error into a line.
 
 The idea: a command is a `main(argv)`, train.py's or one in tools/. What it cannot do it
-refuses by raising Refused; here that becomes a line and exit status 2. Any other exception is a
-bug, and keeps its traceback.
+refuses by raising Refused; here that becomes a line and exit status 2. Any other exception keeps
+its traceback.
 
 Usage:
     python nanodepth.py                     # lists the commands
@@ -10,11 +10,8 @@ Usage:
     python loop.py out/lidas                # an idea is a script: the same as nanodepth.py loop
     from nanodepth import looped            # after `pip install -e .` in a clone, from any folder
 """
-import contextlib
 import importlib
 import importlib.util
-import io
-import os
 import sys
 from pathlib import Path
 
@@ -42,7 +39,7 @@ def find_ours():
 
 find_ours()
 
-from common.errors import Lasting, Refused, nearest, refusals  # noqa: E402
+from common.errors import Refused, nearest, refusals  # noqa: E402
 
 # what `from nanodepth import ...` gives, and where it stands
 NAMES = dict(looped='wrapper', patch='wrapper', unpatch='wrapper', load_model='engine.checkpoint',
@@ -61,7 +58,6 @@ COMMANDS = {        # name: (module, and its function if that is not main; what 
     'retrofit': ('tools.retrofit', 'cut a checkpoint into prelude, core, coda; --eval: loss by r'),
     'wrap': ('tools.wrapper', 'a frozen model, plain and with its middle looped, scored'),
     'sweep': ('tools.wrapper:sweep', 'try many ways of looping, judge the best on other data'),
-    'search': ('tools.search', 'which order of the layers answers best, and what chance finds'),
     'probe': ('tools.probe', 'which layers models use: a page of pictures'),
     'lens': ('tools.lens', 'train a tuned lens for a checkpoint'),
     'check_data': ('tools.check_data', 'what is in a dataset; checks every checksum'),
@@ -70,7 +66,6 @@ COMMANDS = {        # name: (module, and its function if that is not main; what 
     'results': ('tools.results', 'the tables of docs/RESULTS.md, from the rows of seeds'),
     'diagrams': ('tools.diagrams', 'the diagrams of README.md, from the real orders'),
     'bench': ('tools.bench', 'speed and memory, each compared with a peer'),
-    'gpu': ('tools.bench:gpu', 'the same on a GPU'),
 }
 
 
@@ -82,21 +77,13 @@ def __getattr__(name):
 
 def main(name=None, argv=None):
     argv = sys.argv[1:] if argv is None else argv
-    for number in range(3):         # a stream that is closed: the next file would take its place
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)
-    if isinstance(sys.stdout, io.TextIOWrapper):        # names that its encoding does not have
-        sys.stdout.reconfigure(errors='backslashreplace')
     if name is None:
         if not argv or argv[0] in ('-h', '--help'):
             lines = [f'  {name:12}{about}' for name, (_, about) in COMMANDS.items()]
             return print(__doc__ or '', *lines, sep='\n')
         name, *argv = argv
         sys.argv[0] = f'nanodepth.py {name}'        # the name that --help prints
-    stderr = Lasting(sys.stderr or open(os.devnull, 'w'))
-    with contextlib.redirect_stderr(stderr), refusals(name if name in COMMANDS else 'nanodepth'):
+    with refusals(name if name in COMMANDS else 'nanodepth'):
         if name not in COMMANDS:
             raise Refused(f'there is no command {name!r}{nearest(name, COMMANDS)}')
         module, _, function = COMMANDS[name][0].partition(':')

@@ -16,9 +16,6 @@ Usage:
     matrix = future_effects(model, tokens, part='attn', propagate=False)    # (D, D)
     python probe.py out/baseline out/lidas out/loop_2x4   # pictures: out/probe/index.html
 """
-import common  # noqa: F401 (from here on, Ctrl-C prints one line and no traceback)
-
-# isort: split
 import contextlib
 import functools
 import itertools
@@ -298,6 +295,5 @@ def repeat_sweep(model, score, lengths=(1, 2, 4), times=2, **options):
 
 
 if __name__ == '__main__':
-    # the command stands in tools/probe.py
     import nanodepth
     nanodepth.main('probe')

@@ -31,16 +31,12 @@ Usage:
     python train.py config/retrofit.py
     python retrofit.py out/retrofit --eval --r=1,2,4,8,16   # loss and primitives against r
 """
-import common  # noqa: F401 (from here on, Ctrl-C prints one line and no traceback)
-
-# isort: split
 import math
 
 import torch
 import torch.nn as nn
 
 from common.errors import Refused, check_choice
-from common.fields import check_bounds
 from data.tokens import draw
 from grow import untie
 from model import LM, KVCache, check_order
@@ -60,7 +56,6 @@ class Recurrent(LM):
         super().__init__(config)
         check_choice('inject', inject, ('identity', 'linear', 'authors', 'add'))
         check_choice('start', start, ('normal', 'authors', 'zero'))
-        check_bounds(dict(mean=mean, backprop_depth=backprop_depth))
         if not core:
             raise Refused('the core has no layers: there is nothing to repeat')
         check_order([*prelude, *core, *coda], config.n_layer)
@@ -275,6 +270,5 @@ def recurrence_curriculum(step, steps, mean, warm_fraction, shape='linear'):
 
 
 if __name__ == '__main__':
-    # the command stands in tools/retrofit.py
     import nanodepth
     nanodepth.main('retrofit')

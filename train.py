@@ -13,9 +13,6 @@ Usage:
     python train.py config/smollm_360m_lidas.py --dry_run       # FLOPs, memory, hours
     torchrun --standalone --nproc_per_node=8 train.py config/smollm_360m_lidas.py
 """
-import common  # noqa: F401 (from here on, Ctrl-C prints one line and no traceback)
-
-# isort: split
 import contextlib
 import math
 import sys
@@ -27,13 +24,12 @@ from typing import Literal
 import torch
 
 from common.errors import Refused
-from common.fields import COMMAND_LINE, fill, fit_fields
 from common.files import claim, new_model, write_json
-from common.options import given, read
+from common.options import check_bounds, given, only_fields, read
 from data.tokens import Loader, draw, make_toy_data, measure
 from engine import checkpoint
 from engine.optimizers import OPTIMIZERS, load_optimizers, make_optimizers
-from engine.plan import Plan, Start, model_config
+from engine.plan import Plan, Start, model_config, refuse_removed, refuse_void
 from engine.world import Stop, World
 from grow import GROWTH, untie
 from model import LM, ModelConfig
@@ -67,12 +63,9 @@ class Config:
     # looping: n_layer counts the unique layers
     loop: str | None = None             # their order, such as 2x4 or 2-2x2-2; None: each runs once
     cooldown_loop: str | None = None    # the order from the first step of the decay on
-    relax_rank: int = 0                 # each position of the loop adds a difference of this rank
-    loop_mean: int | None = None        # the block runs 1 + a random number of times, of this mean
     cooldown_data: str | list[str] | None = None        # what is read from there on; None: data
     # a recurrent core, which retrofit.py made: None is the model's own
     recurrence: int | None = None       # it runs 1 + a random number of times, of this mean
-    recurrence_fixed: bool = False      # nothing is drawn: it runs so often (the curriculum's mean)
     backprop_depth: int | None = None   # at most so many last runs get gradients, and <= the mean
     curriculum: float = 0.25            # over this part of the steps the mean rises from 1
     curriculum_shape: Literal['linear', '1-sqrt'] = 'linear'
@@ -108,9 +101,7 @@ class Config:
     keep_stages: bool = False           # keep the model before each growth, as out_dir/stage_2 ...
 
     def __post_init__(self):
-        fit_fields(Config, vars(self), 'the config')
-        if not self.out_dir.strip():
-            raise Refused("out_dir='' must name a folder")
+        check_bounds(vars(self))
         if self.init_from and self.grow:
             raise Refused(f'grow={self.grow!r} begins with a new model of grow_block='
                           f'{self.grow_block} layers, not with init_from')
@@ -151,7 +142,7 @@ def train(config):
             # ---- does the model change? It grows, or begins to run its layers in another order.
             grows = now.n_layer > len(model.layers)
             reorders = now.order is not None and now.order != model.order
-            if grows or reorders or now.rank > model.rank:
+            if grows or reorders:
                 before = validate(c, world, model, val)['val_loss']
                 if grows:
                     keep_stage(c, world, model, so_far)
@@ -159,9 +150,6 @@ def train(config):
                     wrapped = world.wrap(model)
                 else:
                     model.config.order = now.order
-                if now.rank > model.rank:
-                    model, optimizers = add_differences(c, model, optimizers)
-                    wrapped = world.wrap(model)
                 after = validate(c, world, model, val)['val_loss']
                 news['grown' if grows else 'looped'] = dict(before=before, after=after)
 
@@ -222,13 +210,6 @@ def train(config):
             from engine.words import report
             report(c, model, so_far['flops'])
         return 0
-
-
-def add_differences(c, model, optimizers):
-    "(a relaxed loop, its optimizers: they hold the old ones' states)"
-    from variants.relaxed import relax
-    model = relax(model, c.relax_rank, seed=draw(c.seed, 'differences'))
-    return model, make_optimizers(model, c, held=optimizers)
 
 
 def keep_stage(c, world, model, so_far):
@@ -331,7 +312,7 @@ def begin(c, data):
         plan.set_up(model)
         return model, plan, so_far, []
     parent = checkpoint.load(c.init_from)
-    model = checkpoint.build_model(parent, c.init_from, merged=False)
+    model = checkpoint.build_model(parent, c.init_from)
     plan = Plan(c, Start.of(model))
     plan.set_up(model)
     if model.config.context < c.context:
@@ -351,13 +332,13 @@ def resume(c, data):
     if not state.get('optimizers') or 'start' not in state:
         raise Refused(f'{out} holds weights without their optimizers, so it cannot be resumed: '
                       f'start another --out_dir from it, with --init_from={out}')
-    # settings that there are no more are left out
-    old = Config(**fit_fields(Config, state.get('config') or {}, out, others=True))
-    plan = Plan(c, fill(Start, state['start'], out))
+    refuse_removed(state['config'], out)
+    old = Config(**only_fields(Config, state['config']))
+    plan = Plan(c, Start(**only_fields(Start, state['start'])))
     plan.refuse_other_run(old, state, data, MODEL_SETTINGS if c.init_from else set())
     so_far = {name: state.get(name, 0) for name in ('step', 'tokens', 'flops', 'seconds',
                                                     'inherited_flops')}
-    model = checkpoint.build_model(state, out, merged=False)
+    model = checkpoint.build_model(state, out)
     if model.recurs:        # of an ordinary model the loop sets the order
         plan.set_up(model)
     return model, plan, so_far, state['optimizers']
@@ -386,7 +367,7 @@ def open_log(c, world, loader, val, model, step, resumes):
                 copy_tokenizer(loader.tokenizer, c.out_dir)
         write_json(Path(c.out_dir) / 'run.json', dict(
             tokenizer=loader.tokenizer, config=asdict(c), torch=torch.__version__,
-            data=[each.about.origin for each in loader.sets]))
+            data=[each.origin for each in loader.sets]))
     layers = sum(p.numel() for p in model.layers.parameters())
     many = f' x {world.size}' if world.size > 1 else ''
     world.say(f'device {world.device}{many}, compile {"on" if world.compiles else "off"}; '
@@ -413,7 +394,9 @@ def read_config(argv):
         raise Refused(f'{name}={values[name]} has no effect beside init_from='
                       f'{values["init_from"]}: that checkpoint decides the shape of the model, so '
                       f'leave {name} out')
-    return fill(Config, values, COMMAND_LINE)
+    config = Config(**values)
+    refuse_void(config, [arg.removeprefix('--').partition('=')[0] for arg in argv])
+    return config
 
 
 def main(argv=None):

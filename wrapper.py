@@ -11,13 +11,9 @@ window's last layer (variants/window.py).
 
 Usage:
     with looped(model, window=(3, 5), method='rk', K=3, beta=0.5) as m: m.generate(tokens, 20)
-    handle = patch(model, 'mid4', cache='frozen'); handle.unpatch()
+    handle = patch(model, 'mid4', cache='exact'); handle.unpatch()
     python wrapper.py HF_FOLDER --method=rk --K=3 --tasks=arc_easy      # plain and looped, scored
-    python wrapper.py --toy         # why naive looping explodes, on a network small enough to plot
 """
-import common  # noqa: F401 (from here on, Ctrl-C prints one line and no traceback)
-
-# isort: split
 import contextlib
 from typing import NamedTuple
 
@@ -184,6 +180,5 @@ def looped(model, window=None, method='rk', K=3, beta=None, **options):
 
 
 if __name__ == '__main__':
-    # the command stands in tools/wrapper.py
     import nanodepth
     nanodepth.main('wrap')

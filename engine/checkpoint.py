@@ -18,37 +18,16 @@ import shutil
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 
 from common.errors import Refused
-from common.fields import fill, fit_fields, short, within
-from common.files import aside, fresh, on_hub, read_json, reading, refuse_hollow
+from common.files import aside, fresh, on_hub, read_json, reading
+from common.options import only_fields
 from model import LM, ModelConfig
 
 FILE = 'ckpt.pt'
-
-
-@dataclass
-class State:
-    "What a checkpoint may hold; a model's has the first three, a run's all that concern it."
-    kind: Literal['lm', 'recurrent', 'relaxed']
-    model: dict[str, torch.Tensor]
-    model_config: dict
-    recurrent: dict                     # what Recurrent is made with
-    rank: int = within(1, 2 ** 20)      # what Relaxed is made with
-    optimizers: list[dict]
-    config: dict | None                 # the settings of the run
-    start: dict                         # engine.plan.Start
-    tokenizer: str
-    data: list[dict]                    # checksums of what it has read
-    cooldown_data: list[dict]
-    step: int
-    tokens: int = within(0, 2 ** 62)
-    flops: int | float = within(0, 1e60)
-    seconds: float = within(0, 1e12)
-    inherited_flops: int | float = within(0, 1e60)
+LAST_AT = '74a8d06'     # the last commit with what was tried, measured and taken out again
 
 
 @dataclass
@@ -120,27 +99,21 @@ def load(folder):
         raise Refused(f'there is no checkpoint at {folder} (no {path})')
     with reading(path):
         with zipfile.ZipFile(path) as archive:
-            if any(part.compress_type for part in archive.infolist()):
-                raise ValueError('it is compressed, which torch.save never does')
             if broken := archive.testzip():
                 raise ValueError(f'the checksum of {broken} is wrong')
         try:
-            state = torch.load(path, map_location='cpu', weights_only=True)
+            return torch.load(path, map_location='cpu', weights_only=True)
         except pickle.UnpicklingError as error:     # it says how to load it all the same
             named = [line for line in str(error).splitlines() if 'GLOBAL' in line]
             raise Refused(f'{path} holds more than tensors and plain values, so it was not loaded. '
                           f'{"".join(named[:1])[:200]}'.strip()) from error
-        if 'parts' in state:
-            raise Refused(f'{path} keeps its tensors in parts, in other files: this version reads '
-                          'only checkpoints that are one file')
-        return state | fit_fields(State, state, path, others=True)
 
 
 def refuse_looped(folder):
     "A folder that `export --window` wrote is a plain model to all but its own code."
     config = Path(folder) / 'config.json'
     if config.exists() and (settings := read_json(config).get('nanodepth')):
-        raise Refused(f"{folder} loops its layers by code of its own ({short(settings)}), which "
+        raise Refused(f"{folder} loops its layers by code of its own ({settings}), which "
                       "transformers and lm-eval's hf run with trust_remote_code=True; here, loop "
                       'the checkpoint that it was made from (python nanodepth.py wrap)')
 
@@ -152,14 +125,13 @@ def refuse_not_finite(model, path):
             raise Refused(f'{path}: {name} holds numbers that are not finite: it cannot be used')
 
 
-def load_model(path, device='cpu', merged=True):
+def load_model(path, device='cpu'):
     "Any checkpoint of ours, or of Hugging Face's, as a model that is ready to run."
-    return build_model(load(path), path, merged).to(device).eval()
+    return build_model(load(path), path).to(device).eval()
 
 
-def build_model(state, path, merged=True):
-    """The model that a loaded state describes, with its weights. merged: one with differences
-    (variants/relaxed.py) becomes the ordinary model that computes the same."""
+def build_model(state, path):
+    "The model that a loaded state describes, with its weights."
     if state.get('kind') == 'hf':
         from engine.raven import open_hf  # needs safetensors, an optional package
         model = open_hf(state['folder'])
@@ -167,40 +139,24 @@ def build_model(state, path, merged=True):
         with reading(path):
             model = model_of(state, path)
     refuse_not_finite(model, path)
-    if model.rank and merged:
-        from variants.relaxed import merge
-        return merge(model)
     return model
 
 
 def model_of(state, path):
-    "Everything is checked before memory is taken for what the file only claims."
-    for name in 'kind', 'model', 'model_config':
-        if name not in state:
-            raise Refused(f'{path} holds no model: it does not say {name!r}')
-    # recurrent models once kept the names of their layers behind 'lm.'
-    weights = {name.removeprefix('lm.'): t for name, t in state['model'].items()}
-    for name, t in weights.items():
-        refuse_hollow(name, t, path)
-    config = fill(ModelConfig, state['model_config'], path)
-    n = len({name.partition('layers.')[2].split('.')[0] for name in weights if 'layers.' in name})
-    if n != config.n_layer:
-        raise Refused(f'{path} has weights of {n} layers, but n_layer={config.n_layer}')
-
-    def empty():
-        if state['kind'] == 'lm':
-            return LM(config)
-        if state['kind'] == 'relaxed':
-            from variants.relaxed import Relaxed
-            return Relaxed(config, state['rank'])
+    if state['kind'] == 'relaxed':
+        raise Refused(f'{path} is a relaxed loop, whose layers differ by matrices of low rank: '
+                      f'git checkout {LAST_AT} has the code that runs it')
+    if state['kind'] not in ('lm', 'recurrent'):
+        raise Refused(f'{path} holds a model of the kind {state["kind"]!r}; known are lm and '
+                      'recurrent')
+    config = ModelConfig(**only_fields(ModelConfig, state['model_config']))
+    if state['kind'] == 'lm':
+        model = LM(config)
+    else:
         from retrofit import Recurrent
-        return Recurrent(config, **vars(fill(Recurrence, state['recurrent'], path)))
-    with torch.device('meta'):
-        shapes = {name: t.shape for name, t in empty().state_dict().items()}
-    if shapes != {name: t.shape for name, t in weights.items()}:
-        raise Refused(f'{path}: its weights have not the shapes that its model_config says')
-    model = empty()
-    model.load_state_dict(weights)
+        model = Recurrent(config, **only_fields(Recurrence, state['recurrent']))
+    # recurrent models once kept the names of their layers behind 'lm.'
+    model.load_state_dict({name.removeprefix('lm.'): t for name, t in state['model'].items()})
     return model
 
 
@@ -210,6 +166,4 @@ def describe(model):
     if model.recurs:
         return state | dict(kind='recurrent', recurrent={
             field.name: getattr(model, field.name) for field in dataclasses.fields(Recurrence)})
-    if model.rank:
-        return state | dict(kind='relaxed', rank=model.rank)
     return state | dict(kind='lm')

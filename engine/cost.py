@@ -23,8 +23,6 @@ import torch
 
 from common.columns import columns
 from common.errors import Refused
-from common.fields import within
-from common.files import find
 from common.losses import in_pieces, piece_on
 from common.options import read
 from data.tokens import Loader
@@ -81,9 +79,6 @@ def memory(model, tokens, *, depth, optimizer='adamw', width=4, device='cpu', ra
     if width < 4:
         amounts['casts'] = width * n          # autocast's copies of the weights
     amounts['activations'] = tokens * depth * kept_by_a_layer(c, width, device)
-    if model.rank:                            # the sums that every position runs
-        per_layer = sum(p.numel() for p in model.layers[0].layer.parameters() if p.dim() == 2)
-        amounts['sums'] = width * depth * per_layer
     amounts['loss'] = kept_by_the_loss(c, tokens, width, device)
     return amounts
 
@@ -105,20 +100,14 @@ def empty(config, n_layer):
 def models(config):
     "(the plan, a function from one of its steps to that step's model: new ones have no weights)."
     if config.init_from:
-        parent = checkpoint.load_model(config.init_from, merged=False)
+        parent = checkpoint.load_model(config.init_from)
         plan = Plan(config, Start.of(parent))
         plan.set_up(parent)
     else:
         plan = Plan(config)
 
     def model_of(now):
-        model = parent if config.init_from else empty(config, now.n_layer)
-        if now.rank > model.rank:       # its positions add differences
-            from variants.relaxed import relax
-            model.config.order = now.order
-            with model.embed.weight.device:     # meta: without weights
-                model = relax(model, now.rank)
-        return model
+        return parent if config.init_from else empty(config, now.n_layer)
     return plan, model_of
 
 
@@ -127,7 +116,7 @@ def counted(plan, model, first, end):
     alike = collections.Counter()
     for step in range(first, end):
         now = plan.at(step)
-        alike[tuple(now.drawn or now.order or ()), now.r, now.backprop_depth] += 1
+        alike[tuple(now.order or ()), now.r, now.backprop_depth] += 1
     total = 0
     context = plan.config.context
     for (order, r, backprop_depth), n in alike.items():
@@ -162,9 +151,9 @@ def stretches(plan):
 @dataclass
 class Options:
     dry_run: bool = False           # print what a run will cost, and end
-    gpus: int = within(1, 10 ** 6, default=8)
+    gpus: int = 8
     gpu: Literal[tuple(PEAK_FLOPS)] = 'H100'
-    mfu: float = within(1e-6, 1.0, default=0.4)     # the share of its peak FLOPs that a run uses
+    mfu: float = 0.4        # the share of its peak FLOPs that a run uses
 
 
 def main(argv, read_config):
@@ -197,8 +186,6 @@ def show(config, gpus, gpu, mfu):
         cost = counted(plan, model, first, end) * a_step
         deepest = len(order) if now.order else (
             len(model.prelude) + len(model.coda) + now.backprop_depth * len(model.core))
-        if config.loop_mean:
-            deepest = max(len(plan.at(step).drawn or order) for step in range(first, end))
         needed = memory(model, at_once * config.context, depth=deepest, optimizer=config.optimizer,
                         width=width, device='cuda', ranks=gpus)
         table.append([f'{first:,} to {end:,}', str(len(model.layers)), str(len(order)),
@@ -225,11 +212,3 @@ def show(config, gpus, gpu, mfu):
           f'{PEAK_FLOPS[gpu] / 1e12:,.0f} TFLOP/s, '
           f'{a_step * config.steps / seconds:,.0f} tokens a second, '
           f'{total / (PEAK_FLOPS[gpu] * mfu) / 3600:,.0f} GPU hours')
-    folders = []
-    for data in (config.data, config.cooldown_data or []):
-        folders += [data] if isinstance(data, str) else data
-    made = 'train.json', 'mixture.json'
-    missing = [folder for folder in dict.fromkeys(folders)
-               if not any((find(folder) / name).exists() for name in made)]
-    if missing:
-        print(f'not there yet: {", ".join(missing)}')

@@ -17,16 +17,15 @@ import math
 import torch
 
 from common.errors import Refused
-from common.files import reading, refuse_hollow
+from common.files import reading
 
 OPTIMIZERS = ('muon', 'adamw', 'adamw_star')
 
 
-def make_optimizers(model, config, held=()):
+def make_optimizers(model, config):
     """A list of optimizers, each group with its own peak rate in 'peak'. Norms are not decayed, but
     by AdamW*. Muon's step is scaled to the size of AdamW's, so that one lr can serve both, unless
-    muon_scaling is 'original'. `held`: those of a model with fewer parameters, whose states are
-    kept."""
+    muon_scaling is 'original'."""
     lr, wd = config.lr, config.weight_decay
     named = dict(model.named_parameters())
     looked_up = {name for name in named if name.split('.')[-2] in ('embed', 'head')}
@@ -50,8 +49,6 @@ def make_optimizers(model, config, held=()):
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group['peak'] = group['lr']
-    for new, old in zip(optimizers, held):
-        new.state.update(old.state)
     return optimizers
 
 
@@ -63,8 +60,6 @@ def load_optimizers(optimizers, states, path):
             params = [p for group in optimizer.param_groups for p in group['params']]
             for i, values in saved['state'].items():
                 for name, value in values.items():
-                    if torch.is_tensor(value):
-                        refuse_hollow(name, value, path)
                     if getattr(value, 'shape', ()) not in ((), params[i].shape):
                         raise Refused(f'{path}: {name} of parameter {i} has the shape '
                                       f'{tuple(value.shape)}')

@@ -18,7 +18,8 @@ import math
 from dataclasses import dataclass, fields
 from typing import Literal, NamedTuple
 
-from common.errors import Refused, refusing
+from common.errors import Refused
+from engine.checkpoint import LAST_AT
 from grow import GROWTH, growth_plan
 from model import ModelConfig
 
@@ -31,13 +32,12 @@ class Start:
     order: list[int] | None = None      # the parent's own; None: each layer once
     mean: int | None = None             # of a recurrent parent: the mean that it is given,
     backprop_depth: int | None = None   # and through how many of its last runs gradients go
-    rank: int = 0                       # of a relaxed parent's differences
 
     @classmethod
     def of(cls, model):
         if model.recurs:
             return cls('recurrent', len(model.layers), None, model.mean, model.backprop_depth)
-        return cls('lm', len(model.layers), model.config.order, rank=model.rank)
+        return cls('lm', len(model.layers), model.config.order)
 
 
 class Step(NamedTuple):
@@ -49,14 +49,10 @@ class Step(NamedTuple):
     batch: int                          # and which batch of it
     r: int | None = None                # how often a recurrent core runs,
     backprop_depth: int | None = None   # and through how many of these gradients go back
-    rank: int = 0                       # of the differences that the positions of a loop add
-    drawn: list | None = None           # the order of this step alone: its loop ran so often
 
     @property
     def how(self):
         "What the model is given to run and to count this step."
-        if self.drawn:
-            return dict(order=self.drawn)
         return {} if self.r is None else dict(r=self.r, backprop_depth=self.backprop_depth)
 
 
@@ -72,13 +68,10 @@ class Plan:
         # [(first step, layers)] of each stage
         self.stages = [(0, self.start.n_layer if c.init_from else c.n_layer)]
         if c.grow:
-            with refusing(OverflowError):
-                self.stages = growth_plan(c.grow, c.n_layer, c.grow_block, self.cooldown_start,
-                                          c.grow_alpha)
+            self.stages = growth_plan(c.grow, c.n_layer, c.grow_block, self.cooldown_start,
+                                      c.grow_alpha)
         self.main_order = self.order_of('loop') or self.start.order     # None: each layer once
         self.cooldown_order = self.order_of('cooldown_loop')            # None: the same as before
-        if c.loop_mean:
-            self.refuse_what_cannot_be_drawn()
 
     def refuse_what_excludes(self):
         "Settings that each may be, and not together."
@@ -95,36 +88,13 @@ class Plan:
                  'cooldown_loop and cooldown_data begin with the decay, but decay_steps is 0'),
                 (c.grow and c.loop, f'grow={c.grow!r} and loop={c.loop!r} exclude each other: a '
                  'model that grows may loop in its cool-down'),
-                (c.relax_rank and (recurs or not (c.loop or c.cooldown_loop or self.start.order)),
-                 f'relax_rank={c.relax_rank} is for a loop: set loop or cooldown_loop'),
-                (c.loop_mean and recurs, f'loop_mean={c.loop_mean} is for a loop: '
-                 f'{c.init_from} has a recurrent core, whose mean is recurrence'),
-                (c.loop_mean and (c.relax_rank or self.start.rank), f'loop_mean={c.loop_mean} '
-                 'and differences exclude each other: a difference belongs to one position'),
-                (self.start.rank and (c.loop or c.cooldown_loop or c.relax_rank),
-                 f'{c.init_from} has differences of rank {self.start.rank} that belong to its '
-                 'order: leave loop, cooldown_loop and relax_rank out'),
                 (recurs and (c.loop or c.cooldown_loop), f'{c.init_from} has a recurrent core, '
                  'which loops by itself: leave loop and cooldown_loop out'),
-                (not recurs and (c.recurrence or c.recurrence_fixed or c.backprop_depth),
-                 f'recurrence={c.recurrence}, recurrence_fixed={c.recurrence_fixed} and '
-                 f'backprop_depth={c.backprop_depth} are for a model with a recurrent core: '
-                 f'{no_core}')):
+                (not recurs and (c.recurrence or c.backprop_depth),
+                 f'recurrence={c.recurrence} and backprop_depth={c.backprop_depth} are for a model '
+                 f'with a recurrent core: {no_core}')):
             if wrong:
                 raise Refused(why)
-
-    def refuse_what_cannot_be_drawn(self):
-        "loop_mean needs an order that repeats, and each such order must repeat just one block."
-        from loop import run_block
-        mean = self.config.loop_mean
-        loops = [order for order in (self.main_order, self.cooldown_order) if repeats(order)]
-        if not loops:
-            raise Refused(f'loop_mean={mean} is for a loop: set loop or cooldown_loop')
-        for order in loops:
-            try:
-                run_block(order, 1)
-            except Refused as error:
-                raise Refused(f'loop_mean={mean}: {error}') from None
 
     def refuse_other_run(self, old, state, data, set_by_parent):
         """Refuse to go on with a run of other settings: `old` are those that it had, `state` is
@@ -186,13 +156,7 @@ class Plan:
         if cools and c.cooldown_data:
             data = 'cooldown_data'
             batch = step - self.cooldown_start
-        rank = c.relax_rank if cools or not c.cooldown_loop else 0
-        now = Step(self.rate(step), n_layer, origin, order, data, batch, rank=rank)
-        if c.loop_mean and repeats(order):
-            from loop import run_block
-            from retrofit import sample_recurrence
-            times = sample_recurrence(c.loop_mean, step, c.seed)
-            now = now._replace(drawn=run_block(order, times))
+        now = Step(self.rate(step), n_layer, origin, order, data, batch)
         return now if self.mean is None else now._replace(**self.recurrences(step))
 
     def recurrences(self, step):
@@ -202,8 +166,7 @@ class Plan:
         c = self.config
         mean = recurrence_curriculum(step, c.steps, self.mean, c.curriculum, c.curriculum_shape)
         depth = recurrence_curriculum(step, c.steps, self.backprop_depth, c.backprop_curriculum)
-        r = mean if c.recurrence_fixed else sample_recurrence(mean, step, c.seed)
-        return dict(r=r, backprop_depth=min(depth, mean))
+        return dict(r=sample_recurrence(mean, step, c.seed), backprop_depth=min(depth, mean))
 
     def rate(self, step):
         """Linear up, constant, then down over the last lr_decay_steps: 1 - sqrt, or half a cosine,
@@ -217,9 +180,32 @@ class Plan:
         return c.lr_floor + (1 - c.lr_floor) * down
 
 
-def repeats(order):
-    "Does an order run some layer twice? None runs each once."
-    return bool(order) and len(set(order)) < len(order)
+def refuse_void(config, given):
+    """Refuse settings that were given on the command line and have no effect there. A config file
+    may hold what a flag beside it makes void."""
+    c = config
+    without = [
+        (not c.grow, 'grow', ('grow_block', 'grow_alpha', 'keep_stages')),
+        (c.optimizer != 'muon', 'optimizer=muon', ('adamw_lr', 'muon_scaling')),
+        (c.optimizer != 'adamw_star', 'optimizer=adamw_star', ('star_decay',)),
+        (c.optimizer == 'adamw_star', 'another optimizer', ('weight_decay',)),
+        (not c.init_from, 'init_from, a model with a recurrent core',
+         ('curriculum', 'curriculum_shape', 'backprop_curriculum'))]
+    for is_missing, needed, names in without:
+        for name in names:
+            if is_missing and name in given:
+                raise Refused(f'--{name} has no effect without {needed}: leave it out')
+
+
+# What there was once, and the value at which it did nothing. These runs cannot go on.
+REMOVED = dict(loop_mean=None, relax_rank=0, recurrence_fixed=False)
+
+
+def refuse_removed(settings, folder):
+    for name, off in REMOVED.items():
+        if settings.get(name, off) != off:
+            raise Refused(f'{folder} holds a run with {name}={settings[name]}, a setting that is '
+                          f'gone: git checkout {LAST_AT} has the code that goes on with it')
 
 
 # What a resumed run may change, for it changes only speed, rounding, and what is measured or kept.
@@ -229,8 +215,7 @@ MAY_DIFFER = {'out_dir', 'device', 'compile', 'grad_accum', 'resume', 'eval_ever
 MAY_DIFFER_AHEAD = {
     'steps', 'warmup_steps', 'decay_steps', 'lr_shape', 'lr_decay_steps', 'lr_floor', 'n_layer',
     'grow', 'grow_block', 'grow_alpha', 'loop', 'cooldown_loop', 'cooldown_data', 'recurrence',
-    'relax_rank', 'loop_mean', 'recurrence_fixed', 'backprop_depth', 'curriculum',
-    'curriculum_shape', 'backprop_curriculum'}
+    'backprop_depth', 'curriculum', 'curriculum_shape', 'backprop_curriculum'}
 
 
 def model_config(config, **more):

@@ -25,8 +25,8 @@ from typing import Literal
 import torch
 
 from common.errors import Refused
-from common.fields import fill, fit, short, within
-from common.files import read_fields, read_json, reading
+from common.files import read_json, reading
+from common.options import only_fields
 from data.tokenizer import local_folder
 from engine import hf
 from model import ModelConfig, rope_tables, rotate
@@ -54,10 +54,10 @@ class Theirs:
     n_embd: int
     n_heads: int
     intermediate_size: int
-    n_layers_in_prelude: int = within(0, 10_000)
-    n_layers_in_recurrent_block: int = within(1, 10_000)
-    n_layers_in_coda: int = within(0, 10_000)
-    mean_recurrence: int = within(1, 10_000)
+    n_layers_in_prelude: int
+    n_layers_in_recurrent_block: int
+    n_layers_in_coda: int
+    mean_recurrence: int
     norm_eps: float
     injection_type: str
     num_key_value_heads: int | None = None
@@ -69,7 +69,7 @@ class Theirs:
     rope_base: float = 50_000.0
     rope_theta: float | None = None
     rope_scaling: dict | None = None
-    mean_backprop_depth: int = within(1, 10_000, default=8)
+    mean_backprop_depth: int = 8
     test_time_noise: float | None = 0.0
     init_values: dict = field(default_factory=dict)
     qk_norm: bool = False       # of ours
@@ -101,26 +101,26 @@ def names_of(model):
 def load_raven(folder):
     "Their folder as a Recurrent."
     path = folder / 'config.json'
-    c = read_fields(Theirs, path)
+    with reading(path):
+        c = Theirs(**only_fields(Theirs, read_json(path)))
     tensors = hf.read_tensors(folder)
     refuse_foreign(c, tensors, path)
     sizes = {part: getattr(c, theirs) for part, theirs in PARTS.items()}
     with reading(path):
-        config = fill(ModelConfig, dict(
+        config = ModelConfig(
             vocab_size=c.padded_vocab_size or c.vocab_size, n_layer=sum(sizes.values()),
             n_embd=c.n_embd, n_head=c.n_heads, n_kv_head=c.num_key_value_heads,
             head_dim=c.head_dim if c.first_state else None, qk_norm=c.qk_norm,
             ffn_dim=c.intermediate_size, context=c.max_position_embeddings or c.block_size,
             norm_eps=c.norm_eps, rope_theta=c.rope_theta or c.rope_base, tie_embeddings=False,
-            rope_scaling=hf.llama3(c.rope_scaling, path) if c.rope_scaling else None), path)
-        std = fit('std', c.init_values.get('std', AUTHORS_STD), float, path)
+            rope_scaling=hf.llama3(c.rope_scaling, path) if c.rope_scaling else None)
+    std = c.init_values.get('std', AUTHORS_STD)
     parts, first = {}, 0
     for part, n in sizes.items():
         parts[part] = list(range(first, first + n))
         first += n
 
     cut = c.init_values.get('cut', True)
-    hf.refuse_too_many_layers(config, tensors, folder)
     with torch.device('meta'):
         model = Recurrent(config, **parts, inject='authors', start='authors' if cut else 'normal',
                           state_std=std, fresh=c.first_state == 'fresh', mean=c.mean_recurrence,
@@ -138,12 +138,12 @@ def refuse_foreign(c, tensors, path):
                               'Llamas and TinyLlamas are')
     scale = c.init_values.get('embed_scale', math.sqrt(c.n_embd))
     if scale != 1 or c.test_time_noise or c.injection_type != 'linear':
-        raise Refused(f'{path}: embed_scale={short(scale)}, test_time_noise={c.test_time_noise}, '
+        raise Refused(f'{path}: embed_scale={scale}, test_time_noise={c.test_time_noise}, '
                       f'injection_type={c.injection_type!r}; 1, 0 and linear are supported')
     if not c.first_state and (c.head_dim or c.n_embd // c.n_heads) * c.n_heads != c.n_embd:
         raise Refused(f'{path}: head_dim is {c.head_dim}, but the format has n_embd / n_heads')
     if c.rope_scaling and c.rope_scaling.get('rope_type') != 'llama3':
-        raise Refused(f'{path}: rope_scaling is {short(c.rope_scaling)}; none and llama3 are '
+        raise Refused(f'{path}: rope_scaling is {c.rope_scaling}; none and llama3 are '
                       'supported')
 
 

@@ -18,7 +18,7 @@ def report(config, model, flops):
     out = Path(config.out_dir)
     saving = ''
     # beside a run with all layers from the first step on, and the same cool-down
-    if c.grow and not c.loop_mean:      # the cost of a drawn loop is --dry_run's to say
+    if c.grow:
         # FLOPs per token, with each layer once; and in the order that the model ended with
         deep = model.flops_per_token(range(c.n_layer), context=c.context)
         cooldown = model.flops_per_token(context=c.context)

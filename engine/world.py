@@ -8,13 +8,11 @@ Usage:
     with Stop() as stop: ...                    # stop.asked: Ctrl-C or SIGTERM came
 """
 import contextlib
-import ctypes
 import gc
 import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 import warnings
 from datetime import timedelta
@@ -23,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from common import STARTED_BY, losses
+from common import losses
 from common.errors import Refused, which_process
 
 PATIENCE = timedelta(minutes=10)        # so long a process waits for the others
@@ -83,11 +81,6 @@ class World:
         peak = peak_flops(self.device)
         self.peak_flops = peak and peak * self.size
         if self.size > 1:
-            if sys.platform == 'linux':     # if torchrun itself is killed, nobody else ends this
-                pr_set_pdeathsig = 1
-                ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
-                if os.getppid() != STARTED_BY:      # it was killed before that
-                    raise Refused('torchrun has ended, so this process does too', alone=True)
             dist.init_process_group('nccl' if self.cuda else 'gloo', timeout=PATIENCE,
                                     device_id=self.device if self.cuda else None)
 
@@ -108,10 +101,7 @@ class World:
 
     def say(self, text):
         if self.first:
-            try:
-                print(text, flush=True)
-            except OSError:         # train.py ... | head, or a full disk: the run goes on
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            print(text, flush=True)
 
     def sum_over_ranks(self, number):
         "The sum of every process's number, as a float."

@@ -4,31 +4,26 @@ little elsewhere.
 The idea: a thing and its peer take turns, so that a busy machine slows both, and the ratio is taken
 turn by turn: the peer's time over ours, so that above 1 we are faster. The median counts, with the
 middle half of the turns beside it. The peers are a plain GPT of nanoGPT's form, transformers'
-Llama, which is ours weight for weight, lm-eval, torch's Muon, and what arithmetic says. Each
-benchmark runs in a process of its own: one that fails or takes too long stops no other.
+Llama, which is ours weight for weight, torch's Muon, and what arithmetic says. Each benchmark runs
+in a process of its own.
 
-A CPU is measured twice: as it is, and as an ordinary laptop, without what came after AVX2. On a GPU
-steps are compiled too, and their note says how much of the GPU's arithmetic they use (MFU).
+On a GPU steps are compiled too, and their note says how much of the GPU's arithmetic they use
+(MFU).
 
 Usage:
-    python nanodepth.py bench --out=docs/bench.md      # all of them, twice: 25 minutes
-    python nanodepth.py bench training memory --capped=false     # some, as the machine is
-    python nanodepth.py gpu --out=docs/gpu.md          # the same for a GPU, at the paper's 360M
+    python nanodepth.py bench --out=docs/bench.md       # all of them, on what there is: 10 minutes
+    python nanodepth.py bench training memory           # some of them
 """
 import gc
-import os
 import platform
 import re
-import sys
-import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from statistics import mean, median
-from unittest.mock import patch
+from statistics import median
 
 import torch
 import torch.nn as nn
@@ -36,21 +31,14 @@ import torch.nn.functional as F
 
 from common import losses
 from common.columns import columns
-from common.errors import Refused
+from common.errors import check_choice
 from common.files import replace
-from common.options import read, words
-from data.primitives import few_shot
-from data.tokenizer import get_tokenizer, write_tokenizer
+from common.options import read
 from engine import cost
-from engine.hf import save_hf
-from engine.measure import log_likelihoods
 from engine.optimizers import make_optimizers
-from engine.world import has_compiler, peak_flops, pick_device
-from grow import growth_plan, lidas, untie
-from model import LM, KVCache, ModelConfig
-from retrofit import sample_recurrence, surgery
+from engine.world import peak_flops, pick_device
+from model import LM, ModelConfig
 from train import Config
-from wrapper import looped
 
 SHAPES = {
     'tiny': dict(vocab_size=257, n_layer=4, n_embd=32, n_head=2, ffn_dim=96, context=48),
@@ -58,34 +46,14 @@ SHAPES = {
     '30m': dict(vocab_size=49152, n_layer=8, n_embd=512, n_head=8, ffn_dim=1408, context=512),
     '125m': dict(vocab_size=49152, n_layer=12, n_embd=768, n_head=12, ffn_dim=2048, context=512),
     '360m': dict(vocab_size=49152, n_layer=32, n_embd=960, n_head=15, n_kv_head=5, ffn_dim=2560,
-                 context=2048),
-    # layers dominate, as in a real model
-    'deep': dict(vocab_size=257, n_layer=12, n_embd=512, n_head=8, ffn_dim=1408, context=256),
-    'qwen3_4b': dict(vocab_size=151_936, n_layer=36, n_embd=2560, n_head=32, n_kv_head=8,
-                     head_dim=128, ffn_dim=9728, qk_norm=True, context=4096)}
+                 context=2048)}
 
 
-@dataclass
-class Size:
-    "What the benchmarks work on."
-    device: torch.device
-    steps: list         # (shape, rows of a batch, timed turns) of training
-    memory: list        # (shape, rows of a batch)
-    grown: str          # shape
-    texts: list         # shapes
-    wrapped: str
-    asked: list         # (shape, questions)
-
-
-def size_of(device, tiny=False):
+def training_sizes(device, tiny):
+    "[(shape, rows of a batch, timed turns)]"
     if tiny:
-        return Size(device, [('tiny', 2, 1)], [('tiny', 2)], 'tiny', ['tiny'], 'tiny',
-                    [('tiny', 4)])
-    if device.type == 'cuda':
-        return Size(device, [('360m', 8, 10)], [('360m', 8)], '360m', ['360m'], 'qwen3_4b',
-                    [('360m', 24)])
-    return Size(device, [('toy', 32, 30), ('125m', 4, 3)], [('30m', 4), ('125m', 4)], '125m',
-                ['toy', '125m'], 'deep', [('toy', 24), ('30m', 12)])
+        return [('tiny', 2, 1)]
+    return [('360m', 8, 10)] if device.type == 'cuda' else [('toy', 32, 30), ('125m', 4, 3)]
 
 
 # ------------------------------------------------------------------------------------------- timing
@@ -112,20 +80,14 @@ def ratio(peer, ours):
     return median(ratios), ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
 
 
-def race(what, device, turns, calls, share=1, note=lambda seconds: ''):
-    """A row for each peer, (what, ratio, its middle half, note): the first of the calls against
-    the peer, or against a share of its time."""
+def race(what, device, turns, calls, note=lambda seconds: ''):
+    "A row for each peer, (what, ratio, its middle half, note): the first of the calls against it."
     seconds = against(device, turns, **calls)
     ours, *peers = calls
     for peer in peers:
-        seconds[peer] = [s * share for s in seconds[peer]]
         yield (f'{what}, {peer}', *ratio(seconds[peer], seconds[ours]),
                f'{ours} {median(seconds[ours]):.4g} s, {peer} {median(seconds[peer]):.4g} s'
                + note(median(seconds[ours])))
-
-
-def single(name, value, note):
-    return name, value, value, value, note
 
 
 def tokens_per_second(n):
@@ -237,12 +199,12 @@ def training_step(model, loss, tokens, optimizers=None):
 
 # --------------------------------------------------------------------------------------- benchmarks
 
-def training(size):
+def training(device, tiny):
     "A training step, forward, backward and AdamW; on a GPU also compiled, with its MFU."
-    for name, batch, turns in size.steps:
-        for form in ('eager', 'compiled') if size.device.type == 'cuda' else ('eager',):
+    for name, batch, turns in training_sizes(device, tiny):
+        for form in ('eager', 'compiled') if device.type == 'cuda' else ('eager',):
             for peer in PEERS:
-                yield from train_beside(peer, form, name, batch, turns, size.device)
+                yield from train_beside(peer, form, name, batch, turns, device)
                 gc.collect()
 
 
@@ -265,54 +227,42 @@ def train_beside(peer, form, name, batch, turns, device):
     yield from race(f'{name}: a step, {form}', device, turns, calls, note=speed)
 
 
-def optimizer(size):
-    "The step that `make` takes, against torch's Muon and AdamW; and the optimizer's share of it."
-    name = size.steps[0][0]
-    tokens = random_tokens(SHAPES[name], 32, size.device)
+def optimizer(device, tiny):
+    "The step that `make` takes, against torch's Muon and AdamW."
+    name, *_ = training_sizes(device, tiny)[0]
+    tokens = random_tokens(SHAPES[name], 32, device)
     steps = {}
-    inside = []
-    whole = []
     for who in ('ours', "torch's Muon", 'AdamW'):
         config = Config(optimizer='adamw' if who == 'AdamW' else 'muon')
         model, loss = ours(SHAPES[name])
-        optimizers = make_optimizers(model.to(size.device), config)
+        optimizers = make_optimizers(model.to(device), config)
         if who == "torch's Muon":
             group = optimizers[0].param_groups[0]
             how = {key: group[key] for key in ('lr', 'weight_decay', 'adjust_lr_fn')}
             optimizers[0] = torch.optim.Muon(group['params'], **how)
-        if who == 'ours':
-            for each in optimizers:
-                each.step = lambda take=each.step: inside.append(clock(size.device, take))
-            n = len(optimizers)
         steps[who] = training_step(model, loss, tokens, optimizers)
-    step = steps['ours']
-    steps['ours'] = lambda: whole.append(clock(size.device, step))
-    yield from race("make's step", size.device, 12, steps)
-    parts = [sum(inside[i * n:(i + 1) * n]) / seconds for i, seconds in enumerate(whole)]
-    share = median(parts[1:])           # the first turn does not count
-    yield single("make's step, the optimizer's share", share, f'{share:.1%} of it')
+    yield from race("make's step", device, 12, steps)
 
 
-def memory(size):
+def memory(device, tiny):
     "The peak of a training step, and what --dry_run predicts."
-    for name, batch in size.memory:
-        device = size.device.type
+    sizes = [('360m', 8)] if device.type == 'cuda' else [('30m', 4), ('125m', 4)]
+    for name, batch in [('toy', 4)] if tiny else sizes:
         fields = SHAPES[name]
         ours = apart(peak_of, name, batch, 'ours', device)
         with torch.device('meta'):
             model = LM(ModelConfig(**fields))
         wanted = cost.memory(model, batch * fields['context'], depth=fields['n_layer'],
-                             device=device, width=2 if device == 'cuda' else 4)
+                             device=device.type, width=2 if device.type == 'cuda' else 4)
         others = {peer: apart(peak_of, name, batch, peer, device) for peer in PEERS}
         for peer, theirs in (others | dict(predicted=sum(wanted.values()))).items():
-            yield single(f'{name}: peak memory, {peer}', theirs / ours,
-                         f'ours {ours / 1e9:.2f} GB, {peer} {theirs / 1e9:.2f} GB')
+            share = theirs / max(1, ours)
+            yield (f'{name}: peak memory, {peer}', share, share, share,
+                   f'ours {ours / 1e9:.2f} GB, {peer} {theirs / 1e9:.2f} GB')
 
 
 def peak_of(name, batch, who, device):
     "Bytes that two training steps need at most, above what Python and torch take."
-    device = torch.device(device)
-
     def two_steps(shape, batch):
         model, loss = dict(PEERS, ours=ours)[who](shape)
         step = training_step(model, loss, random_tokens(shape, batch, device))
@@ -335,183 +285,32 @@ def most_memory(device):
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss       # bytes on a Mac
 
 
-def growing(size):
-    "How much of the FLOPs that growing saves is saved in time, by the paper's schedule."
-    shape = SHAPES[size.grown]
-    block = SHAPES[size.grown]['n_layer'] // 4
-    steps = 1000
-    config = ModelConfig(**shape)
-    tokens = random_tokens(shape, 2, size.device)
-    plan = growth_plan('lidas', config.n_layer, block, 850)
-    deep = training_step(*ours(shape), tokens)
-    shares = {config.n_layer: 1}
-    for _, n in plan[:-1]:
-        shallow = training_step(*ours(shape | dict(n_layer=n)), tokens)
-        seconds = against(size.device, 5, shallow=shallow, deep=deep)
-        shares[n] = 1 / ratio(seconds['deep'], seconds['shallow'])[0]
-    ends = [first for first, _ in plan[1:]] + [steps]
-    grown = sum((end - first) * shares[n] for (first, n), end in zip(plan, ends)) / steps
-    flops = (cost.training_flops(config, plan, steps, 1)
-             / cost.training_flops(config, [(0, config.n_layer)], steps, 1))
-    yield single('growing: time saved of FLOPs saved', (1 - grown) / (1 - flops),
-                 f'{1 - grown:.1%} of the time, {1 - flops:.1%} of the FLOPs')
-
-
-def recompiling(size):
-    "The first step after a growth, with compiled Blocks, against the whole model compiled anew."
-    if not has_compiler():
-        return
-    from torch._inductor import config as inductor
-    inductor.force_disable_caches = True    # else the second run of this finds the first one's work
-    shape = SHAPES['toy']
-    tokens = random_tokens(shape, 32, size.device)
-
-    def first_step(model, parts):
-        model.to(size.device)
-        for part in parts:
-            part.compile()
-        return clock(size.device, training_step(model, partial(loss_of, model), tokens))
-    model = LM(ModelConfig(**shape | dict(n_layer=4)))
-    first_step(model, model.layers)
-    grown = untie(model, lidas(4, 2))
-    first = first_step(grown, grown.layers)
-    torch._dynamo.reset()
-    whole = untie(grown, grown.order)
-    anew = first_step(whole, [whole])
-    yield single('first step after growing, compiled anew', anew / first,
-                 f'ours {first:.3g} s, anew {anew:.3g} s, once')
-
-
-def recurring(size):
-    "Steps with a random number of recurrences against what their FLOPs say."
-    shape = SHAPES[size.steps[0][0]] | dict(n_layer=8)
-    model = surgery(LM(ModelConfig(**shape)), '2-4-2', mean=4).to(size.device)
-    tokens = random_tokens(shape, size.steps[0][1], size.device)
-    drawn = [sample_recurrence(4, step, seed=0) for step in range(12)]
-    fixed = [5] * 12
-
-    def steps(rs):
-        for r in rs:
-            with half(size.device):
-                loss = model(tokens, tokens, r=r, backprop_depth=8)
-            loss.backward()
-            model.zero_grad()
-    flops = {which: mean(model.flops_per_token(r=r, backprop_depth=8) for r in rs)
-             for which, rs in (('drawn', drawn), ('fixed', fixed))}
-    yield from race('random r', size.device, 3, {
-        'drawn': partial(steps, drawn), 'its FLOPs at fixed r': partial(steps, fixed)},
-        share=flops['drawn'] / flops['fixed'])
-
-
 @torch.no_grad()
-def generating(size):
-    """Greedy text against transformers' generate; and a token against a matrix of as many numbers
-    as the last model has, times a vector: reading the weights is what a token cannot do without."""
+def generating(device, tiny):
+    "Greedy text against transformers' generate."
     n = 32
-    for name in size.texts:
-        model, peer = (make(SHAPES[name])[0].eval().to(size.device)
-                       for make in (ours, transformers))
-        if size.device.type == 'cuda':
+    sizes = ['360m'] if device.type == 'cuda' else ['toy', '125m']
+    for name in ['tiny'] if tiny else sizes:
+        model, peer = (make(SHAPES[name])[0].eval().to(device) for make in (ours, transformers))
+        if device.type == 'cuda':
             model, peer = model.bfloat16(), peer.bfloat16()
-        prompt = random_tokens(SHAPES[name] | dict(context=16), 1, size.device)
-        own = partial(model.generate, prompt, temperature=0)
+        prompt = random_tokens(SHAPES[name] | dict(context=16), 1, device)
         theirs = partial(peer.generate, prompt, attention_mask=torch.ones_like(prompt),
                          max_new_tokens=n, min_new_tokens=n, do_sample=False, pad_token_id=0)
-        yield from race(f'{name}: {n} new tokens', size.device, 9,
-                        dict(ours=partial(own, n), transformers=theirs), note=tokens_per_second(n))
-    weights, width = model.embed.weight, model.config.n_embd
-    matrix = torch.randn(model.num_params() // width, width).to(weights)
-    x = torch.randn(1, width).to(weights)
-    seconds = against(size.device, 9, reading=partial(F.linear, x, matrix),
-                      long=partial(own, n + 1), short=partial(own, 1))
-    token = [(long - short) / n for long, short in zip(seconds['long'], seconds['short'])]
-    read_in = median(seconds['reading'])
-    yield (f'{name}: a token, reading its weights', *ratio(seconds['reading'], token),
-           f'ours {median(token):.4g} s, reading {read_in:.4g} s; {matrix.nbytes / 1e9:.2f} GB at '
-           f'{matrix.nbytes / read_in / 1e9:.0f} GB/s')
+        yield from race(f'{name}: {n} new tokens', device, 9, {
+            'ours': partial(model.generate, prompt, n, temperature=0), 'transformers': theirs},
+            note=tokens_per_second(n))
 
 
-@torch.no_grad()
-def wrapping(size):
-    """The middle four layers three times, for a prompt and for 32 tokens, of which all or only the
-    prompt are looped: against what that comes to by the number of layers."""
-    shape = SHAPES[size.wrapped]
-    deep = shape['n_layer']
-    half_context = shape['context'] // 2
-    with torch.device(size.device):
-        model = LM(ModelConfig(**shape)).eval()
-    if size.device.type == 'cuda':
-        model.bfloat16()
-    prompt = random_tokens(shape | dict(context=half_context), 1, size.device)
-
-    def decode():
-        cache = KVCache(deep)
-        model(prompt[:, :8], cache=cache)
-        for i in range(min(32, half_context)):
-            model(prompt[:, i:i + 1], cache=cache)
-
-    def looped_run(run, how):
-        with looped(model, method='rk', K=3, decode=how):
-            run()
-    for what, run, how in ((f'a prompt of {half_context}', partial(model, prompt), 'full'),
-                           ('32 tokens, all looped', decode, 'full'),
-                           ('32 tokens, the prompt looped', decode, 'bypass')):
-        calls = {'looped': partial(looped_run, run, how), 'its layers': run}
-        yield from race(what, size.device, 7, calls,
-                        share=1 if how == 'bypass' else (deep + 8) / deep)
-
-
-def scoring(size):
-    "Five-shot questions: options share the prompt's cache, against lm-eval's hf, and no sharing."
-    from lm_eval.api.instance import Instance
-    from lm_eval.models.huggingface import HFLM
-
-    for name, n in size.asked:
-        fields = SHAPES[name] | dict(vocab_size=257, context=1024)
-        model = LM(ModelConfig(**fields)).eval()
-        tokenizer = get_tokenizer('bytes')
-        examples = few_shot('assign_basic', n, shots=5)
-        with tempfile.TemporaryDirectory() as folder:
-            save_hf(model, folder)
-            write_tokenizer('bytes', folder, fields['context'])
-            peer = HFLM(pretrained=folder, device=str(size.device), dtype='float32', batch_size=32)
-        model.to(size.device)
-        asked = [Instance('loglikelihood', {}, (e.prompt, option), i) for e in examples
-                 for i, option in enumerate(e.options)]
-        own = partial(log_likelihoods, model, tokenizer, examples)
-        calls = {'ours': own, 'lm-eval hf': partial(peer.loglikelihood, asked, disable_tqdm=True),
-                 'no sharing': partial(own, share=False)}
-        theirs = torch.tensor([value for value, _ in calls['lm-eval hf']()])
-        assert torch.allclose(torch.cat(own()).float(), theirs, atol=2e-2), 'they differ'
-        yield from race(f'{name}: few-shot scoring', size.device, 7, calls)
-        del own, calls          # they hold both models
-
-
-BENCHMARKS = {f.__name__: f for f in (optimizer, training, memory, growing, recompiling, recurring,
-                                      generating, scoring, wrapping)}
+BENCHMARKS = {f.__name__: f for f in (optimizer, training, memory, generating)}
 
 
 # --------------------------------------------------------------------------- one after the other
 
-# These limit a newer x86 processor to AVX2: one variable each for torch's own kernels, oneDNN and
-# MKL.
-LAPTOP = dict(ATEN_CPU_CAPABILITY='avx2', ONEDNN_MAX_CPU_ISA='AVX2', MKL_ENABLE_INSTRUCTIONS='AVX2')
-LIMIT = 900         # seconds of a benchmark
-
-
-def apart(call, *args, limit=None, **environment):
-    "call(*args) in a new process with these environment variables."
-    with patch.dict(os.environ, environment):
-        pool = ProcessPoolExecutor(1, get_context('spawn'))
-        work = pool.submit(call, *args)
-    try:
-        return work.result(limit)
-    except TimeoutError:
-        for process in pool._processes.values():
-            process.kill()
-        raise TimeoutError(f'it took more than {limit} seconds') from None
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+def apart(call, *args):
+    "call(*args) in a new process."
+    with ProcessPoolExecutor(1, get_context('spawn')) as pool:
+        return pool.submit(call, *args).result()
 
 
 def rows_of(name, device, tiny):
@@ -520,32 +319,19 @@ def rows_of(name, device, tiny):
     if device.type == 'cuda':
         torch.set_float32_matmul_precision('high')
         # as train.py has it; a growing cache is another matter (world.pick_device)
-        torch.backends.cuda.enable_cudnn_sdp(name in ('training', 'growing', 'recurring'))
-    return list(BENCHMARKS[name](size_of(device, tiny)))
+        torch.backends.cuda.enable_cudnn_sdp(name == 'training')
+    return list(BENCHMARKS[name](device, tiny))
 
 
-def measure(names, device, tiny=False, **environment):
+def measure(names, device, tiny=False):
     "[what, ratio, its middle half, note] of each benchmark, printed as it comes."
     rows = []
     for name in names:
-        try:
-            these = apart(rows_of, name, device, tiny, limit=LIMIT, **environment)
-        except Exception as error:      # whatever ends one benchmark, the others go on
-            last = [*str(error).splitlines(), type(error).__name__][0]
-            print(f'{name}: failed: {error}', file=sys.stderr)
-            these = [(name, float('nan'), 0, 0, f'failed: {last[:150]}')]
-        for row_name, middle, low, high, note in these:
+        for row_name, middle, low, high, note in apart(rows_of, name, device, tiny):
             print(f'{name:12} {middle:6.3f}  {row_name}: {note}', flush=True)
             spread = f'{low:.3f} to {high:.3f}' if low != high else ''
             rows.append([row_name, f'{middle:.3f}', spread, note])
     return rows
-
-
-def beside(rows, capped):
-    "Two ratios beside each other; the notes are those of the machine as it is."
-    other = {row_name: cells for row_name, *cells in capped}
-    return [[row_name, middle, spread, *other.get(row_name, ['', ''])[:2], note]
-            for row_name, middle, spread, note in rows]
 
 
 def processor():
@@ -556,11 +342,9 @@ def processor():
 
 @dataclass
 class Options:
-    # optimizer, training, memory, growing, recompiling, recurring, generating, scoring, wrapping;
-    # none: all of them
-    names: list[str] = words(least=0)
-    device: str = 'cpu'         # or cuda
-    capped: bool = True         # of a CPU: once more with AVX2 and nothing newer (x86)
+    WORDS = ['names']
+    names: list[str] = field(default_factory=list)  # optimizer, training, memory, generating; all
+    device: str = 'auto'        # auto: cuda, else mps, else cpu
     tiny: bool = False          # a small model, to see that everything works
     out: Path | None = None     # write the table there too, such as docs/bench.md
 
@@ -568,8 +352,7 @@ class Options:
 def main(argv=None):
     options = read(Options, argv, __doc__)
     for name in options.names:
-        if name not in BENCHMARKS:
-            raise Refused(f'there is no benchmark {name!r}: {", ".join(BENCHMARKS)}')
+        check_choice('benchmark', name, BENCHMARKS)
     names = options.names or list(BENCHMARKS)
     device = pick_device(options.device)
     machine = (f'{processor()} ({torch.backends.cpu.get_cpu_capability()}), '
@@ -579,27 +362,11 @@ def main(argv=None):
     setting = f'{machine}, torch {torch.__version__}, Python {platform.python_version()}'
     print(setting)
     head = ['what, against what', 'ratio', 'half of the turns', 'medians']
-    more = ''
     rows = measure(names, options.device, options.tiny)
-    if options.capped and device.type == 'cpu' and platform.machine().lower() in ('x86_64',
-                                                                                  'amd64'):
-        print('\nonce more, with AVX2 and nothing newer')
-        rows = beside(rows, measure(names, options.device, options.tiny, **LAPTOP))
-        head[3:] = 'AVX2: ratio', 'half of the turns', 'medians, as it is'
-        cap = ' '.join(f'{name}={value}' for name, value in LAPTOP.items())
-        more = f'\nThe columns headed AVX2: the same machine with {cap}.'
     if options.out:
-        title, command = ('On a GPU', 'gpu') if device.type == 'cuda' else ('Speed', 'bench')
-        text = (f'# {title}\n\n`python nanodepth.py {command}` on {setting}, '
-                f'{time.strftime("%Y-%m-%d")}. The ratio is what the peer takes of our time (or '
-                'memory),\nturn by turn: above 1, we need less.'
-                f'{more}\n\n{columns([head, *rows])}\n')
+        today = time.strftime('%Y-%m-%d')
+        text = (f'# Speed\n\n`python nanodepth.py bench` on {setting}, {today}.\n'
+                'The ratio is what the peer takes of our time (or memory), turn by turn: above 1, '
+                f'we need less.\n\n{columns([head, *rows])}\n')
         replace(options.out, text.encode())
         print(options.out)
-    if any(row[-1].startswith('failed') for row in rows):
-        raise SystemExit(1)
-
-
-def gpu(argv=None):
-    "The command `gpu`: the same on a GPU."
-    main(['--device=cuda', *(sys.argv[1:] if argv is None else argv)])

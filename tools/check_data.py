@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from tqdm import tqdm
 
 from common.errors import Refused
-from common.options import read, word
+from common.files import read_json
+from common.options import read
 from data.tokenizer import get_tokenizer
 from data.tokens import Dataset, how_to_prepare, mixture
 
@@ -20,21 +21,22 @@ SHOWN = 400     # tokens of the first shard that are printed
 
 @dataclass
 class Options:
-    folder: str = word()        # a dataset, or a mixture of several
+    WORDS = ['folder']
+    folder: str        # a dataset, or a mixture of several
 
 
 def main(argv=None):
     options = read(Options, argv, __doc__)
     for (folder, _), split in itertools.product(mixture(options.folder), ('train', 'val')):
         data = Dataset(folder, split, context=None)
-        for shard in tqdm(data.about.shards, desc=f'{split}: checking', leave=False):
-            for ending, want in shard.sha256.items():
-                path = (data.folder / shard.file).with_suffix(ending)
+        shards = read_json(data.folder / f'{split}.json')['shards']
+        for shard in tqdm(shards, desc=f'{split}: checking', leave=False):
+            for ending, want in shard['sha256'].items():
+                path = (data.folder / shard['file']).with_suffix(ending)
                 with open(path, 'rb') as file:
                     if hashlib.file_digest(file, 'sha256').hexdigest() != want:
                         raise Refused(f'{path} is not what was written (wrong checksum); '
                                       f'{how_to_prepare(folder)}')
-        name = data.about.tokenizer
-        text = get_tokenizer(name).decode(data.shards[0]['.bin'][:SHOWN].tolist())
-        print(f'{folder}, {split}: {data.about.tokens:,} tokens of {name!r}, checksums right; '
-              f'from {json.dumps(data.about.origin)}\n{text}\n')
+        text = get_tokenizer(data.tokenizer).decode(data.shards[0]['.bin'][:SHOWN].tolist())
+        print(f'{folder}, {split}: {data.tokens:,} tokens of {data.tokenizer!r}, checksums right; '
+              f'from {json.dumps(data.origin)}\n{text}\n')

@@ -1,55 +1,53 @@
 """lm-eval over any checkpoint: ours, looped or not, or a Hugging Face folder.
 
-The idea: the language model evaluation harness knows thousands of tasks. adapters.py tells it what
-our models are, so every checkpoint of this repo gets the scores that everybody else reports.
+The idea: the language model evaluation harness knows thousands of tasks, and its `hf` reads what
+transformers reads. So a run of ours is exported to a temporary folder, looped or not, and gets the
+scores that everybody else reports.
 
 Paper: all four use the harness. LISTS holds their benchmarks by name: "From Growing to Looping",
 section 3.2 (22 of them), "Retrofitted Recurrence", section 4 (GSM8K with one shot, read leniently),
 the training-free wrapper's section 3.1.
 Here: what the harness does not have comes from data/evals/, the primitives from primitives.py.
-Documents begin as the model was trained: our own with an end of text, a Hugging Face checkpoint
-with what its tokenizer.json puts first (as lm-eval's `hf`).
+Documents begin with what a tokenizer.json puts first; an export's puts an end of text there, as in
+training.
 
 Usage:
     # a table with standard errors, out/evals/SmolLM-360M.json
     python nanodepth.py evaluate SmolLM-360M --tasks=arc_easy,hellaswag
     python nanodepth.py evaluate out/lidas --tasks=toy_assign/3 --loop=3-2x2-3  # no network needed
     python nanodepth.py evaluate out/tinyllama --tasks=recurrent --r=8 --max_length=1024
-    # its own command line
-    python nanodepth.py evaluate lm-eval run --model nanodepth --model_args pretrained=out/lidas ...
-    python nanodepth.py evaluate lm-eval run --model nanodepth-hf --model_args \\
-        pretrained=HF_FOLDER,window=3-5,K=3 --tasks arc_easy
 """
-import contextlib
-import errno
 import functools
 import json
 import os
-import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from common.columns import columns
 from common.errors import Refused, nearest, refusing
-from common.files import ROOT, read_fields, reading, write_json
-from common.options import read, word
+from common.files import ROOT, read_json, reading, write_json
+from common.options import read
 from data.primitives import TASKS, TOY_TASKS, task_and_depth
+from engine.checkpoint import is_hugging_face, load_model, refuse_looped, refuse_not_finite
 from engine.foreign import is_foreign, repeated_block
+from engine.hf import save_hf
+from engine.measure import set_depth
+from engine.raven import save_raven
+from engine.world import pick_device
 from loop import fit_loop
-from tools.adapters import adapter, hf_adapter
 from variants.hosts import depth_of
 from wrapper import patch
 
 EVALS = ROOT / 'data/evals'
 # The papers' benchmarks: (task, shots or None for the task's own). data/evals/README.md says of
-# each whether it is the harness's or ours.
+# each whether it is the harness's or ours, and which are not here.
 LISTS = {
-    'closed': [(task, 0) for task in ('triviaqa', 'tydiqa_nocontext', 'nq_open', 'webqs')],
-    'open': [(task, 0) for task in ('tydiqa_goldp_en', 'squadv2', 'drop', 'quac', 'coqa')],
+    'closed': [(task, 0) for task in ('triviaqa', 'nq_open', 'webqs')],
+    'open': [(task, 0) for task in ('tydiqa_goldp_en', 'squadv2', 'drop', 'coqa')],
     'language': [('lambada_openai', 0), ('hellaswag', 0)],
-    'math': [(task, 5) for task in ('svamp', 'asdiv', 'mawps_addsub', 'mawps_multiarith',
-                                    'mawps_singleop', 'mawps_singleeq')],
+    'math': [('svamp', 5), ('asdiv', 5)],
     'primitives': [(f'primitive_{task}', None) for task in TASKS],
     'retrofit': [(task, 0) for task in ('arc_easy', 'arc_challenge', 'hellaswag', 'winogrande',
                                         'mmlu', 'piqa', 'openbookqa')] + [('gsm8k', 1)],
@@ -68,7 +66,8 @@ LISTS['depth'] = [task for name in ('closed', 'open', 'language', 'math', 'primi
 
 @dataclass
 class Options:
-    run: str = word()                   # a folder that train.py wrote, or a Hugging Face checkpoint
+    WORDS = ['run']
+    run: str                            # a folder that train.py wrote, or a Hugging Face checkpoint
     # names of tasks, or of lists: closed, open, language, math, primitives, depth, retrofit,
     # recurrent, looped, knowledge
     tasks: str = 'primitives'
@@ -80,6 +79,47 @@ class Options:
     dtype: Literal['auto', 'float32', 'bfloat16', 'float16'] = 'auto'           # of the weights
     device: str = 'auto'                # auto: cuda, else mps, else cpu
     out: Path | None = None             # the numbers as JSON; None: out/evals/NAME.json
+
+
+@functools.cache
+def lm_class():
+    "lm-eval's `hf`, which takes nan for a score: one that does not. (lm-eval is no core package.)"
+    with refusing(ImportError, why=lambda error: f'this needs lm-eval (pip install "lm-eval[hf]"): '
+                  f'{error}'):
+        from lm_eval.models.huggingface import HFLM
+
+    class Harness(HFLM):
+        def _model_call(self, *args, **kwargs):
+            logits = super()._model_call(*args, **kwargs)
+            if logits.isnan().any():
+                raise Refused('the model gives logits that are not numbers: it has no score')
+            return logits
+    return Harness
+
+
+def open_model(path, loop=None, r=None, device='auto', **options):
+    """A checkpoint as lm-eval sees it. A run of ours, and one that shall run its layers in another
+    order or another number of times, is exported first."""
+    refuse_looped(path)
+    options |= dict(device=str(pick_device(device)))
+    if is_foreign(path):
+        if r is not None:
+            raise Refused(f'--r={r} is for models with a recurrent core')
+        lm = lm_class()(str(path), **options)
+        if loop:
+            n = len(depth_of(lm.model)[0])
+            start, block, times = repeated_block(fit_loop(loop, n), n)
+            patch(lm.model, (start, start + block - 1), 'naive', times)
+    elif is_hugging_face(path) and not loop and r is None:
+        lm = lm_class()(str(path), **options)
+    else:
+        model = set_depth(load_model(path), loop=loop, r=r)
+        with tempfile.TemporaryDirectory() as folder:
+            save = save_raven if model.recurs else save_hf
+            save(model, f'{folder}/export', tokenizer=path)
+            lm = lm_class()(f'{folder}/export', trust_remote_code=model.recurs, **options)
+    refuse_not_finite(lm.model, path)
+    return lm
 
 
 @functools.cache
@@ -153,32 +193,10 @@ def rows_of(results):
     return rows
 
 
-# what the disk says, and not the network
-LOCAL = errno.ENOSPC, errno.EACCES, errno.EROFS, errno.ENOENT, errno.ENOTDIR
-
-
-def explain(error, tasks):
-    "One line for what went wrong. The hub's errors are OSErrors."
-    if isinstance(error, ValueError):
-        return error
-    if isinstance(error, OSError) and error.errno in LOCAL:
-        return f'{error.filename or "a file"}: {error.strerror}'
-    first, *_ = [*str(error).splitlines(), '']
-    return (f'the checkpoint or the data of {tasks} could not be loaded ({type(error).__name__}): '
-            'tasks of the harness and names on the hub need a network once, the primitives never. '
-            f'{first}')
-
-
-@dataclass
-class Scores:
-    "A file of scores: a row for each task or dataset, metric and setting."
-    rows: list[dict]
-
-
 def scores_in(path):
     "The rows of a file of scores, none where there is none yet."
     with reading(path, then=': choose another --out'):
-        return read_fields(Scores, path).rows if path.exists() else []
+        return read_json(path)['rows'] if path.exists() else []
 
 
 def add_scores(path, rows, keys):
@@ -190,36 +208,13 @@ def add_scores(path, rows, keys):
 
 
 def main(argv=None):
-    argv = sys.argv[1:] if argv is None else argv
-    if argv[:1] == ['lm-eval']:
-        adapter()
-        with contextlib.suppress(ImportError):      # `hf` wants more packages than lm-eval
-            hf_adapter()
-        from lm_eval.__main__ import cli_evaluate
-        runs = argv[1:] and argv[1] not in ('ls', 'validate')   # the word `run` may be left out
-        if runs and not any(arg.startswith('--include_path') for arg in argv):
-            argv = [*argv, '--include_path', str(EVALS)]        # our tasks are found, too
-        sys.argv = argv
-        with refusing(ValueError, KeyError, OSError, why=lambda error: f'lm-eval: {error}'):
-            return cli_evaluate()
     args = read(Options, argv, __doc__)
     os.environ.setdefault('TOKENIZERS_PARALLELISM', 'false')
     out = args.out or Path('out/evals') / f'{Path(args.run).name}.json'
     scores_in(out)          # what cannot be added to is refused before the work
-    with refusing(ValueError, OSError, ImportError, why=lambda error: explain(error, args.tasks)):
-        options = dict(batch_size=args.batch_size, dtype=args.dtype, device=args.device,
-                       max_length=args.max_length)
-        if is_foreign(args.run):
-            lm = hf_adapter()(args.run, **options)
-            if args.r is not None:
-                raise Refused(f'--r={args.r} is for models with a recurrent core')
-            if args.loop:
-                n = len(depth_of(lm.model)[0])
-                start, block, times = repeated_block(fit_loop(args.loop, n), n)
-                patch(lm.model, (start, start + block - 1), 'naive', times)
-        else:
-            lm = adapter()(args.run, loop=args.loop, r=args.r, **options)
-        scores = rows_of(harness(lm, args.tasks, limit=args.limit))
+    lm = open_model(args.run, args.loop, args.r, args.device, batch_size=args.batch_size,
+                    dtype=args.dtype, max_length=args.max_length)
+    scores = rows_of(harness(lm, args.tasks, limit=args.limit))
     asked = dict(path=args.run, loop=args.loop, r=args.r, limit=args.limit)
     if args.max_length:
         asked |= dict(max_length=args.max_length)

@@ -10,10 +10,9 @@ Usage:
 import tempfile
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Literal
 
-from common.errors import Refused, parse
-from common.options import others, read, word
+from common.errors import Refused
+from common.options import read
 from data.tokenizer import local_folder
 from engine.checkpoint import is_hugging_face, load_model
 from engine.folders import save_looped, save_reordered, without_weights
@@ -23,40 +22,25 @@ from engine.measure import set_depth
 from engine.raven import save_raven
 from loop import fit_loop
 from retrofit import Recurrent
-from variants.caches import CACHES
+from tools.wrapper import Dials
 from variants.hosts import depth_of
 
 
-@dataclass
-class Options:
-    run: str = word()                       # a folder that train.py wrote, or a Hugging Face one
-    target: str | None = word(default=None)         # the folder to write
+@dataclass(kw_only=True)
+class Options(Dials):
+    "With any of the dials, the wrapper loops the model that is written."
+    WORDS = ['run', 'target']
+    run: str                                # a folder that train.py wrote, or a Hugging Face one
+    target: str | None = None               # the folder to write
     loop: str | None = None                 # run the layers in another order, such as 3-2x2-3
     # of a recurrent model, which is written in the format of its authors: another first state in
     # each forward from now on
     fresh: bool = False
-    # to loop it by the wrapper: any of these, and a method's own options by their names
-    window: str | None = None       # 3-5, mid4, or a fraction of the depth such as 0.5
-    method: str | None = None       # None: rk
-    K: int | None = None            # steps; None: 3
-    T: float | None = None
-    beta: float | None = None
-    cache: Literal[tuple(CACHES)] | None = None
-    decode: str | None = None
-    mode: str | None = None
-    pin: str | None = None
-    more: dict = others()
-
-
-WRAPPER = 'window', 'method', 'K', 'T', 'beta', 'cache', 'decode', 'mode', 'pin'
 
 
 def main(argv=None):
     options = read(Options, argv, __doc__)
-    settings = {name: getattr(options, name) for name in WRAPPER
-                if getattr(options, name) is not None} | options.more
-    if 'decode' in settings:        # a word, or a number of steps
-        settings['decode'] = parse(settings['decode'])
+    settings = options.dials()
     if settings and not options.target:
         raise Refused(f'--{min(settings)} is for an export: give the folder to write, too')
     if settings:

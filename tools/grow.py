@@ -8,16 +8,17 @@ from pathlib import Path
 from typing import Literal
 
 from common.errors import Refused
-from common.options import read, word
+from common.options import read
 from engine.cost import training_flops
 from grow import GROWTH, growth_plan
 from model import ModelConfig
-from report.plot import draw_origins, picture, show
+from report.plot import draw_origins, show
 
 
 @dataclass
 class Options:
-    n_layer: int = word()               # the final depth
+    WORDS = ['n_layer']
+    n_layer: int               # the final depth
     block: int = 4                      # layers of a block
     operators: tuple[Literal[tuple(GROWTH)], ...] = ('midas', 'lidas')      # grow.py's
     alpha: float = 1.0                  # PROP-alpha: stage i gets a share i^alpha of the steps
@@ -26,7 +27,7 @@ class Options:
     tokens: int = 2 ** 20               # tokens of a step
     # width, heads, heads of keys, width of the MLP, vocabulary, context
     shape: tuple[int, ...] = (960, 15, 5, 2560, 49152, 2048)
-    out: Path = picture('out/grow.png')
+    out: Path = Path('out/grow.png')
 
 
 SHAPE = 'n_embd', 'n_head', 'n_kv_head', 'ffn_dim', 'vocab_size', 'context'

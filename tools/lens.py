@@ -8,7 +8,7 @@ from pathlib import Path
 
 from common.columns import columns
 from common.errors import Refused
-from common.options import read, word
+from common.options import read
 from engine.checkpoint import build_model, load
 from engine.measure import After, open_data
 from engine.world import pick_device
@@ -17,7 +17,8 @@ from variants.lens import beside, quality, save_lens, train_lens
 
 @dataclass
 class Options:
-    run: str = word()               # a folder that train.py wrote, or a Hugging Face checkpoint
+    WORDS = ['run']
+    run: str               # a folder that train.py wrote, or a Hugging Face checkpoint
     data: str | None = None         # a dataset; None: what the run was trained on
     steps: int = 250                # training steps
     lr: float = 1e-3                # Adam's rate

@@ -13,8 +13,7 @@ from tqdm import tqdm
 from common.columns import columns
 from common.errors import Refused
 from common.files import new_model
-from common.options import read, words
-from common.progress import timed
+from common.options import read
 from data.tokenizer import keep_tokenizer
 from engine.checkpoint import build_model, describe, load, save
 from engine.foreign import answer_of, open_any, repeated
@@ -22,8 +21,8 @@ from engine.measure import parse_tasks, refuse_other_kinds, run_scorer
 from engine.world import pick_device
 from grow import untie
 from loop import name_of
-from model import LM, LONGEST
-from report.plot import draw_repetitions, draw_tradeoffs, picture, show
+from model import LM
+from report.plot import draw_repetitions, draw_tradeoffs, show
 from report.tables import (
     difference,
     in_percent,
@@ -40,8 +39,9 @@ from variants.hosts import depth_of
 
 @dataclass
 class Options:
+    WORDS = ['runs']
     # folders that train.py wrote, or Hugging Face checkpoints; NAME-SEED are averaged over seeds
-    runs: list[str] = words()
+    runs: list[str]
     untie: bool = False         # of two folders, write the first's untied layers into the second
     block: int = 2              # how many layers are repeated
     times: tuple[int, ...] = (1, 2, 3)      # how often they run
@@ -52,13 +52,11 @@ class Options:
     shots: int = 0              # examples before each question
     show: tuple[str, ...] = ()  # what the picture shows, such as loss,assign_code/1; (): all
     device: str = 'auto'        # auto: cuda, else mps, else cpu
-    out: Path = picture('out/loop.png')
+    out: Path = Path('out/loop.png')
 
 
 def facts(name, state, model):
     "What a checkpoint is and what it cost. A forward pass costs a third of a training step."
-    if state.get('kind') == 'relaxed':          # as it was trained, and not merged
-        model = build_model(state, name, merged=False)
     layers, order = depth_of(model)
     unknown = float('nan')
     return dict(run=name, loop=name_of(order), unique=len(layers), depth=len(order),
@@ -73,7 +71,7 @@ def repetitions(model, score, block, times, plain):
     rows = []
     answer = answer_of(model)
     cases = [(start, k) for start in range(len(depth_of(model)[1]) - block + 1) for k in times]
-    for start, k in timed(cases, 'blocks', 'block', 'a lower --batches, or fewer --times,'):
+    for start, k in tqdm(cases, 'blocks', unit='block', leave=False):
         scores = plain
         if k > 1:
             with repeated(model, start, block, k):
@@ -94,7 +92,7 @@ def partners(row, rows):
 def cut_ties(source, target):
     "A looped run as an ordinary checkpoint of its unrolled depth, to go on from with init_from."
     state = load(source)
-    if state['kind'] not in ('lm', 'relaxed'):
+    if state['kind'] != 'lm':
         raise Refused(f'{source} is a checkpoint of the kind {state["kind"]!r}, but only a run '
                       'of ours can be looped')
     model = build_model(state, source)
@@ -116,7 +114,6 @@ def main(argv=None):
     kinds = [key for key in sweeps[0] if key not in ('run', 'start', 'times')]
     rows = over_seeds(rows, [], kinds)
     print_rows(rows, kinds)
-    say_best(sweeps, options.block)
     tradeoffs = options.out.with_stem(options.out.stem + '_tradeoffs')
     write_csv(sweeps, options.out)
     write_csv(rows, tradeoffs)
@@ -128,9 +125,9 @@ def main(argv=None):
 def measure_runs(options):
     "([a row for each run: what it is and how good], [a row for each repetition])."
     device = pick_device(options.device)
-    if min(options.times) < 1 or max(options.times) > LONGEST:
-        raise Refused(f'--times={options.times} must be 1 to {LONGEST:,}')
-    rows, sweeps, plain = [], [], None
+    rows = []
+    sweeps = []
+    plain = None
     examples = parse_tasks(options.tasks, options.n, options.shots)
     for name, path in tqdm(run_names(options.runs).items(), desc='measuring', unit='run'):
         state, model = open_any(path, device)
@@ -149,19 +146,6 @@ def measure_runs(options):
         sweeps += [dict(run=name, **row) for row in
                    repetitions(model, score, options.block, sorted({1, *options.times}), plain)]
     return rows, sweeps
-
-
-def say_best(sweeps, block):
-    "Of each run: the block that costs the least loss, or gains the most, when it is repeated."
-    for run in dict.fromkeys(row['run'] for row in sweeps if 'loss' in row):
-        run_rows = [row for row in sweeps if row['run'] == run]
-        plain = min(run_rows, key=lambda row: row['times'])
-        best = min((row for row in run_rows if row['times'] > 1), key=lambda row: row['loss'],
-                   default=None)
-        if best:
-            print(f'{run}: of all blocks of {block}, layers {best["start"]} to '
-                  f'{best["start"] + block - 1} repeat best: {best["times"]} times, loss '
-                  f'{best["loss"]:.3f}, as it is {plain["loss"]:.3f}')
 
 
 def print_rows(rows, kinds):

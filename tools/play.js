@@ -1,6 +1,6 @@
-// The answers of tools/play.py, given by the page itself: model.py and wrapper.py in plain
-// JavaScript, in a worker. `nanodepth.py play RUN --export=FILE` puts it into the page, beside the
-// weights. A sequence is a Float32Array of T rows; there is no batch.
+// What the page asks, answered: model.py and wrapper.py in plain JavaScript, in a worker.
+// `nanodepth.py play RUN` puts it into the page, beside the weights. A sequence is a Float32Array
+// of T rows; there is no batch.
 
 // ---- the model, as in model.py
 

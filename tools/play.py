@@ -1,351 +1,202 @@
 """A page on which a reader moves a model's depth, and sees at once what that does.
 
 The idea: an order is a list, so it can be taken into the hands: blocks are moved, repeated and left
-out, a window is looped, a core runs more often; beside it stand the next tokens, plain and changed,
-what each layer would answer, and slice by slice the loss and the questions. The standard
-library's server on this machine's own address, one page without any library.
+out, a window is looped; beside it stand the next tokens, plain and changed, what each layer would
+answer, and how many questions are right. A toy is small enough for a browser, so the page is one
+file that holds the model and needs neither Python nor a server. Its weights are kept as 8-bit
+numbers with a scale for each row: nearly the model that was trained (`round_weights` gives just
+that one). tools/play.js computes the forward pass of model.py.
 
 Usage:
-    python nanodepth.py play out/lidas out/baseline         # opens a browser; --open=false does not
-    python nanodepth.py play SmolLM-360M --port=8000 --task=assign_math/1
-    python nanodepth.py play out/lidas --export=docs/demo.html      # one file that needs no server
+    python nanodepth.py play out/lidas                      # out/play.html, and a browser opens it
+    python train.py config/lidas.py --keep_stages=true      # with the models of 2, 4 and 6 layers
+    python nanodepth.py play out/lidas --out=docs/demo.html --open=false
 """
-import contextlib
-import functools
+import base64
 import json
-import math
-import re
-import threading
 import webbrowser
-from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 
 from common.errors import Refused, check_choice
-from common.fields import fill, fit_fields, within
-from common.files import reading
-from common.options import read, words
-from data.primitives import TASKS, TOY_TASKS, few_shot, task_and_depth
-from data.tokenizer import get_tokenizer
-from engine.checkpoint import build_model, load
-from engine.measure import Scorer, encode, open_data, parse_tasks
-from engine.world import pick_device
-from loop import fit_loop, format_loop, running
-from model import check_order
-from report.tables import run_names
-from retrofit import Recurrent
-from tools.demo import QUESTIONS, show_token, write_page
-from variants.caches import CACHES
-from wrapper import SOLVERS, patch, unpatch
+from common.files import replace
+from common.options import read
+from data.tokenizer import get_tokenizer, readable, start_of_document
+from engine.checkpoint import build_model, exists, load, load_model
+from engine.measure import parse_tasks
+from grow import GROWTH
 
-PAGE = Path(__file__).with_name('play.html')
-MOST = 200              # layers of an order, and recurrences; evaluations: four times as many
-BODY = 2 ** 16          # bytes of a request
-BATCHES, SLICE = 4, 20      # what is measured: a batch or SLICE questions a request
-SHOWN = 16              # tokens of a prompt in the table of layers
+FOLDER = Path(__file__).parent
+TASKS = 'toy_assign/0,toy_assign/1,toy_assign/2,toy_assign/3,toy_assign/4,toy_assign/5,toy_copy'
+QUESTIONS = 100                         # of each task
+MOST = 8 * 2 ** 20                      # bytes of the page
+SHAPE = ('n_layer', 'n_embd', 'n_head', 'n_kv_head', 'head_dim', 'vocab_size', 'context',
+         'rope_theta', 'norm_eps')
+
+START_WORKERS = """
+const read = id => document.getElementById(id).textContent;
+const about = JSON.parse(read('about')), source = URL.createObjectURL(new Blob([read('worker')]));
+const text = atob(read('weights')), bytes = new Uint8Array(text.length);
+for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);
+about.at_once = Math.max(1, Math.min(4, (navigator.hardwareConcurrency || 2) - 1));
+const waiting = new Map();
+let asked = 0, turn = 0;
+// one worker shows what is changed, the others count up the questions
+const workers = Array.from({length: 1 + about.at_once}, () => {
+  const worker = new Worker(source);
+  worker.onmessage = ({data: {id, answer, error}}) => {
+    const {done, failed} = waiting.get(id);
+    waiting.delete(id);
+    if (error === undefined) done(answer);
+    else failed(Error(error));
+  };
+  worker.postMessage({name: 'begin', body: {about, raw: bytes.buffer}});
+  return worker;
+});
+function ask(worker, name, body) {
+  worker.postMessage({id: ++asked, name, body});
+  return new Promise((done, failed) => waiting.set(asked, {done, failed}));
+}
+window.inside = (name, body) => name === 'measure'
+  ? ask(workers[1 + turn++ % about.at_once], name, body) : ask(workers[0], name, body);
+"""
+
+
+def stages_of(run):
+    """[(name, model, copies)] from shallow to deep: layer i began as layer copies[i] of the stage
+    before; the first has None. Without the stages there is only the model as it is in the end."""
+    state = load(run)
+    model = build_model(state, run).eval()
+    refuse(model, run)
+    config = state.get('config') or {}
+    stages = []
+    copies = None
+    depth = len(model.layers)
+    if config.get('grow'):
+        grow, block = GROWTH[config['grow']], config['grow_block']
+        n = block
+        while n < depth and exists(Path(run) / f'stage_{n}'):
+            stages.append((f'{n} layers', load_model(Path(run) / f'stage_{n}'), copies))
+            copies = grow(n, block)
+            n = len(copies)
+        if n < depth:           # not all were kept
+            stages = []
+            copies = None
+    return [*stages, (f'{depth} layers', model, copies)]
+
+
+def refuse(model, run):
+    "A model that play.js cannot run."
+    c = model.config
+    for has, feature in ((model.recurs, 'a recurrent core'), (c.ln_scaling, 'ln_scaling'),
+                         (c.rope_scaling, 'scaled rotary positions'), (c.qk_norm, 'qk_norm'),
+                         (get_tokenizer(run).name != 'bytes', 'a tokenizer other than bytes')):
+        if has:
+            raise Refused(f'{run} has {feature}, which the page in a browser does not know '
+                          '(tools/play.js): try nanodepth.py sample, loop or sweep')
+
+
+def rounded(t):
+    "(8-bit numbers, a scale for each row): their product is nearly the tensor, as a matrix."
+    t = t.detach().float()
+    rows = t.flatten(1) if t.dim() > 1 else t[None]
+    scale = (rows.abs().amax(dim=1, keepdim=True) / 127).clamp(min=1e-12)
+    return (rows / scale).round().to(torch.int8), scale
+
+
+def round_weights(model):
+    "The model, changed to what the page has: the tests compare the two."
+    for p in model.parameters():
+        numbers, scale = rounded(p)
+        p.data = (numbers * scale).view_as(p)
+    return model
+
+
+def pack(models):
+    "(bytes, {model: {tensor: its size, and where its numbers and scales begin}}) of {name: model}."
+    raw = bytearray()
+    places = {}
+
+    def add(part):
+        raw.extend(bytes(-len(raw) % 4))        # JavaScript reads floats at multiples of 4 bytes
+        raw.extend(part.contiguous().numpy().tobytes())
+        return len(raw) - part.nbytes
+
+    for name, model in models.items():
+        places[name] = {}
+        for key, t in model.state_dict().items():
+            numbers, scale = rounded(t)
+            places[name][key] = dict(rows=len(numbers), columns=numbers.shape[1], at=add(numbers),
+                                     scales=add(scale))
+    return bytes(raw), places
+
+
+def questions():
+    "{'toy_assign/3': [{prompt, options, answer}]}"
+    return {name: [asdict(example) for example in examples]
+            for name, examples in parse_tasks(TASKS, QUESTIONS).items()}
+
+
+def show_token(tokenizer, token):
+    text = readable(tokenizer, [token])
+    if not text:
+        return '·'
+    return text if text.isprintable() else repr(text)[1:-1]
+
+
+def page(run, task, asked):
+    "The page, as text; `asked` are the questions, and it begins with those of the task."
+    tokenizer, stages = get_tokenizer(run), stages_of(run)
+    raw, places = pack({name: model for name, model, _ in stages})
+    models, kin = {}, None      # kin: the layer of the first stage that a layer goes back to
+    for name, model, copies in stages:
+        kin = [kin[i] for i in copies] if copies else [*range(len(model.layers))]
+        models[name] = dict(path=str(run), layers=len(model.layers), order=model.order,
+                            context=model.config.context, parameters=model.num_params(), r=None,
+                            config={key: getattr(model.config, key) for key in SHAPE})
+        if len(stages) > 1:
+            models[name] |= dict(kin=kin, copies=copies)
+    names = [*models]
+    about = dict(models={name: models[name] for name in reversed(names)}, tensors=places,
+                 stages=names if len(names) > 1 else None, families=max(kin) + 1,
+                 methods=['naive', 'euler', 'rk'], caches=[], task=task,
+                 tasks=['toy_assign', 'toy_copy'], start=start_of_document(tokenizer),
+                 shown=[show_token(tokenizer, i) for i in range(tokenizer.n_vocab)],
+                 questions=asked)
+    scripts = (inside('application/json', 'about', json.dumps(about))
+               + inside('text/plain', 'weights', base64.b64encode(raw).decode())
+               + inside('text/plain', 'worker', (FOLDER / 'play.js').read_text(encoding='utf-8'))
+               + '<script>{' + START_WORKERS + '}</script>\n')       # {}: its names are its own
+    html = (FOLDER / 'play.html').read_text(encoding='utf-8')
+    return html.replace('<script>\n', scripts + '<script>\n', 1)     # before the page's own
+
+
+def inside(kind, name, text):
+    "A text in the page, which the browser does not run. It must not end its own tag."
+    return f'<script type="{kind}" id="{name}">' + text.replace('</', '<\\/') + '</script>\n'
 
 
 @dataclass
 class Options:
-    runs: list[str] = words()           # folders that train.py wrote, or Hugging Face checkpoints
-    task: str = 'toy_assign/3'          # the questions to begin with, with their depth
-    data: str | None = None             # a dataset; None: what the run was trained on
-    port: int = 8000                    # on 127.0.0.1; 0: any that is free
-    open: bool = True                   # whether to open a browser
-    device: str = 'auto'                # auto: cuda, else mps, else cpu
-    export: Path | None = None          # write the page with a toy's model inside, and end
-
-
-@dataclass
-class Wrap:
-    "The wrapper's dials; what is left out or empty is the wrapper's own."
-    window: str = None
-    method: str = None
-    K: int = within(1, 16, default=None)
-    T: float = None
-    beta: float = None
-    cache: str = None
-
-
-@dataclass
-class Request:
-    model: str = None
-    how: dict | None = None         # order, r, wrap: what differs from the model as it is
-    prompt: str = ''
-    task: str | None = None
-    text: str = ''                  # an order, as a notation or by layer numbers
-    seed: int = within(1, 10 ** 6, default=1)
-    slice: int = within(0, 1000, default=0)         # of what is measured
-
-
-@dataclass
-class How:
-    order: list[int] | None = None
-    r: int | None = None
-    wrap: dict | None = None
-
-
-class Opened:
-    "A checkpoint, and what was found out about it. Patches are global: one request at a time."
-
-    def __init__(self, path, device, data=None):
-        self.path = path
-        self.state = load(path)
-        self.lock = threading.Lock()
-        self.model = build_model(self.state, path).to(device).eval()
-        self.tokenizer = get_tokenizer(path)
-        self.device = device
-        self.plain = self.model.order
-        self.mean = getattr(self.model, 'mean', 1)
-        config = self.state.get('config') or {}
-        self.data = data
-        self.has_data = bool(data or config.get('data'))
-        self.pieces = config.get('grad_accum', 1)
-
-    @functools.cached_property
-    def val(self):
-        return open_data(self.path, self.state, self.model, self.data)
-
-    def about(self):
-        model = self.model
-        recurrent = isinstance(self.model, Recurrent)
-        return dict(path=str(self.path), layers=len(model.layers), order=self.plain,
-                    context=model.config.context, parameters=model.num_params(),
-                    r=self.mean if recurrent else None,
-                    parts=[model.prelude, model.core, model.coda] if recurrent else None)
-
-    @contextlib.contextmanager
-    def as_asked(self, how):
-        """Lock the model and put it into the state asked for: yields it, and how many layers one
-        forward evaluates. Undone at the end."""
-        model = self.model
-        how = fill(How, how, 'the request')
-        order = check_order(how.order or self.plain, len(model.layers))
-        r = self.mean if how.r is None else how.r
-        if not 1 <= r <= MOST:
-            raise Refused(f'r={r} must be a whole number, 1 to {MOST}')
-        with self.lock:
-            if isinstance(model, Recurrent):
-                model.mean = r
-                try:
-                    if len(model.order) > 4 * MOST:
-                        raise Refused(f'{len(model.order)} evaluations are more than this page '
-                                      'runs')
-                    yield model, len(model.order)
-                finally:
-                    model.mean = self.mean
-                return
-            if len(order) > MOST:
-                raise Refused(f'{len(order)} layers are more than this page runs ({MOST})')
-            with running(model, order):
-                layers = len(order)
-                try:
-                    if how.wrap:
-                        given = {k: v for k, v in how.wrap.items() if v not in (None, '')}
-                        handle = patch(model, **fit_fields(Wrap, given, 'the request'))
-                        a, b = handle.window
-                        layers += (handle.evaluations - 1) * (b - a + 1)
-                    if layers > 4 * MOST:
-                        raise Refused(f'{layers} evaluations are more than this page runs')
-                    yield model, layers
-                finally:
-                    unpatch(model)
-
-    def tokens(self, prompt):
-        ids = encode(self.tokenizer, prompt, self.model)
-        context = self.model.config.context
-        if not 0 < len(ids) <= context:
-            raise Refused(f'the prompt has {len(ids)} tokens, 1 to {context} fit')
-        return torch.tensor([ids], device=self.device)
-
-    def look(self, how, prompt):
-        "What the model says next, and what it would say behind every layer that it evaluates."
-        tokens = self.tokens(prompt)
-        answers = {}
-        for name, state in dict(plain={}, changed=how).items():
-            with self.as_asked(state) as (model, layers), torch.inference_mode():
-                streams = []
-
-                def tap(depth, part, x, update):
-                    if part == 'mlp':
-                        streams.append((depth, x[:, -SHOWN:] + update[:, -SHOWN:]))
-                    return update
-                stream = model.hidden(tokens, tap=tap)
-                last = self.likely(stream[:, -1:], 8)[0]
-                order = model.order
-                behind = [dict(depth=depth, layer=order[depth],
-                               says=[one[0] for one in self.likely(x, 1)])
-                          for depth, x in streams]
-                answers[name] = dict(next=last, behind=behind, layers=layers, order=order)
-        changed = answers['changed']
-        with contextlib.suppress(Refused):
-            changed['notation'] = format_loop(changed['order'])
-        return answers | dict(prompt=[self.show(i) for i in tokens[0, -SHOWN:].tolist()],
-                              cost=changed['layers'] / answers['plain']['layers'])
-
-    def measure(self, how, task, i):
-        """Slice i of a state's skill: the loss of a batch, or the answers to some questions. The
-        page asks for one after the other, adds them up, and stops when its order changes."""
-        if ',' in task:
-            raise Refused(f'task={task}: one task at a time')
-        examples = parse_tasks(task, QUESTIONS)[task]
-        batches = min(BATCHES, len(self.val)) if self.has_data else 0
-        of = batches + QUESTIONS // SLICE
-        if i >= of:
-            raise Refused(f'slice={i} must be below {of}')
-        with self.as_asked(how) as (model, _):
-            if i < batches:
-                targets = (self.val.batch(i)[1] != -1).sum().item()
-                loss, _ = Scorer(self.tokenizer, {}, self.val, 1, i, self.pieces).on_data(model)
-                return dict(of=of, loss=loss * targets, targets=targets)
-            some = slice((i - batches) * SLICE, (i - batches + 1) * SLICE)
-            answers = Scorer(self.tokenizer, {task: examples}).answers(model, some)[task]
-            if math.isnan(answers.right):
-                raise Refused('the log-likelihoods of the answers are not finite')
-            return dict(of=of, right=answers.right, questions=answers.n)
-
-    def likely(self, stream, k):
-        "The k likeliest next tokens behind each place of a stream: [[(text, probability)]]."
-        best = self.model.head(self.model.norm(stream)).float().softmax(-1)[0].topk(k)
-        return [[(self.show(i), round(p, 4)) for i, p in zip(*pair)]
-                for pair in zip(best.indices.tolist(), best.values.tolist())]
-
-    def show(self, token):
-        return show_token(self.tokenizer, token)
-
-
-class Play:
-    "What the page may ask, by name."
-
-    def __init__(self, opened, task):
-        self.opened, self.task = opened, task
-
-    def about(self, _):
-        return dict(models={name: s.about() for name, s in self.opened.items()},
-                    methods=list(SOLVERS), caches=list(CACHES), task=self.task,
-                    tasks=[*TASKS, *TOY_TASKS])
-
-    def one(self, request):
-        check_choice('model', request.model, tuple(self.opened))
-        return self.opened[request.model]
-
-    def order(self, request):
-        "A notation, or layers by number, as an order."
-        n = len(self.one(request).model.layers)
-        text = request.text[:1000]
-        if ',' in text or ' ' in text.strip():
-            parts = text.replace(',', ' ').split()
-            return dict(order=check_order([int(p) if p.isdecimal() else p for p in parts], n))
-        return dict(order=fit_loop(text, n))
-
-    def look(self, request):
-        return self.one(request).look(request.how or {}, request.prompt)
-
-    def measure(self, request):
-        return self.one(request).measure(request.how or {}, request.task or self.task,
-                                         request.slice)
-
-    def question(self, request):
-        task, depth = task_and_depth(request.task or self.task)
-        example = few_shot(task, 1, shots=0, depth=depth, seed=request.seed)[0]
-        return dict(prompt=example.prompt, answer=example.options[example.answer],
-                    options=example.options)
-
-
-ASKED = 'about', 'order', 'look', 'measure', 'question'        # what of Play a request may name
-
-
-class Handler(BaseHTTPRequestHandler):
-    timeout = 20            # a connection that asks nothing is closed
-
-    def do_GET(self):
-        self.respond(lambda: PAGE.read_bytes() if self.path.partition('?')[0] == '/' else None)
-
-    def do_POST(self):
-        name = self.path[1:]
-        self.respond(lambda: getattr(self.server.play, name)(self.body()) if name in ASKED
-                     else None)
-
-    def respond(self, compute):
-        # Against a page of somebody else's that gives this address a name of its own (DNS
-        # rebinding): only this machine's names. Any port, since it may be forwarded.
-        for header in 'Host', 'Origin':
-            host = self.headers.get(header, 'localhost').removeprefix('http://')
-            if not re.fullmatch(r'(localhost|127\.0\.0\.1)(:\d+)?', host):
-                return self.answer(403, dict(error='this page is for this machine alone'))
-        try:
-            reply = compute()
-        except Refused as error:
-            return self.answer(400, dict(error=str(error).splitlines()[0][:300]))
-        if reply is None:
-            return self.answer(404, dict(error='there is nothing here'))
-        self.answer(200, reply)
-
-    def body(self):
-        size = self.headers.get('Content-Length', '')
-        if not size.isdecimal() or len(size) > 9 or int(size) > BODY:
-            raise Refused(f'a request has at most {BODY:,} bytes')
-        with reading('the request'):
-            request = json.loads(self.rfile.read(int(size)))
-        return fill(Request, request, 'the request')
-
-    def answer(self, code, reply):
-        page = isinstance(reply, bytes)
-        raw = reply if page else json.dumps(reply).encode()
-        self.send_response(code)
-        for name, value in {
-                'Content-Type': 'text/html; charset=utf-8' if page else 'application/json',
-                'Content-Length': len(raw), 'Content-Security-Policy':
-                "default-src 'self' 'unsafe-inline'; img-src data:"}.items():
-            self.send_header(name, str(value))
-        self.end_headers()
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self.wfile.write(raw)
-
-    def log_message(self, *_):
-        pass
-
-
-class Server(ThreadingHTTPServer):
-    "Waits for what is at work in a model before it ends: Python must not end inside of torch."
-    daemon_threads, request_queue_size, play = True, 64, None
-
-    def server_close(self):
-        super().server_close()
-        if self.play:
-            for one in self.play.opened.values():
-                one.lock.acquire(timeout=10)
-
-
-def serve(paths, task, port, device='auto', data=None):
-    "The server, bound to this machine's own address; its serve_forever answers."
-    if len(parse_tasks(task, 1)) != 1:
-        raise Refused(f'--task={task}: give one task, such as toy_assign/3')
-    try:
-        server = Server(('127.0.0.1', port), Handler)
-    except OSError as error:
-        raise Refused(f'the port {port} cannot be used ({error.strerror}): choose another --port, '
-                      'or --port=0 for any that is free') from None
-    try:
-        device = pick_device(device)
-        opened = {name: Opened(path, device, data) for name, path in run_names(paths).items()}
-    except BaseException:
-        server.server_close()
-        raise
-    server.play = Play(opened, task)
-    return server
+    WORDS = ['run']
+    run: str                        # a folder that train.py wrote
+    task: str = 'toy_assign/3'      # the questions to begin with, with their depth
+    out: Path = Path('out/play.html')
+    open: bool = True               # whether to open a browser
 
 
 def main(argv=None):
     options = read(Options, argv, __doc__)
-    if options.export:
-        return write_page(options.runs, options.export, options.task)
-    with serve(options.runs, options.task, options.port, options.device,
-               options.data) as server:
-        address = f'http://127.0.0.1:{server.server_address[1]}/'
-        print(f'{address} (Ctrl-C ends it)', flush=True)
-        if options.open:
-            webbrowser.open(address)
-        server.serve_forever()
+    asked = questions()
+    check_choice('task', options.task, asked)
+    text = page(options.run, options.task, asked).encode()
+    if len(text) > MOST:
+        raise Refused(f'{options.run} as a page would have {len(text) / 2 ** 20:.1f} MB, and '
+                      f'{MOST / 2 ** 20:.0f} MB are the most, because it is for toys: try '
+                      'nanodepth.py sample, loop or sweep')
+    replace(options.out, text)
+    print(f'{options.out}: {len(text) / 2 ** 20:.1f} MB, for any browser', flush=True)
+    if options.open:
+        webbrowser.open(options.out.resolve().as_uri())

@@ -9,16 +9,17 @@ Usage:
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.options import read, words
-from report.plot import draw_runs, picture, show
+from common.options import read
+from report.plot import draw_runs, show
 from report.runs import kinds_of, print_table, read_groups, table
 from report.tables import pick_shown, write_csv
 
 
 @dataclass
 class Options:
-    runs: list[str] = words()           # folders that train.py wrote
-    out: Path | None = picture()        # None: a picture in the first folder
+    WORDS = ['runs']
+    runs: list[str]           # folders that train.py wrote
+    out: Path | None = None        # None: a picture in the first folder
     show: tuple[str, ...] = ()  # of several runs, such as loss,depth 3; (): all
 
 

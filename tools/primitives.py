@@ -1,5 +1,4 @@
-"""Accuracy on the reasoning primitives: runs, looped or not, against shots or against examples that
-they were fine-tuned on.
+"""Accuracy on the reasoning primitives: runs, looped or not, against shots.
 
 Usage:
     # a table, a picture, a CSV file
@@ -13,21 +12,21 @@ from tqdm import tqdm
 
 from common.columns import columns
 from common.errors import Refused
-from common.files import read_json, reading
-from common.options import read, words
+from common.options import read
 from data.primitives import TASKS, few_shot, with_depths
 from data.tokenizer import get_tokenizer
 from engine.checkpoint import load_model
 from engine.measure import score, set_depth
 from engine.world import pick_device
-from report.plot import draw_shots, picture, show
+from report.plot import draw_shots, show
 from report.tables import by_seed, number, over_seeds, run_names, where, write_csv
 
 
 @dataclass
 class Options:
+    WORDS = ['runs']
     # folders that train.py wrote, or Hugging Face checkpoints; NAME-SEED are averaged over seeds
-    runs: list[str] = words()
+    runs: list[str]
     # toy (toy_copy, toy_assign), papers (copy_random, copy_words, assign_basic, assign_math,
     # assign_code), or some of them and toy_code by name; toy_assign/3 is asked at that depth only.
     # auto: toy for a short context
@@ -39,7 +38,7 @@ class Options:
     loop: str | None = None         # run the layers in another order, such as 3-2x2-3
     r: int | None = None            # how often a recurrent core runs
     device: str = 'auto'            # auto: cuda, else mps, else cpu
-    out: Path = picture('out/primitives.png')
+    out: Path = Path('out/primitives.png')
 
 
 def pick_tasks(text, context):
@@ -57,9 +56,6 @@ def main(argv=None):
     left_out = []
     paths = run_names(options.runs)
     lines = {name: group for group, names in by_seed(paths).items() for name in names}
-    taught = {name: examples_seen(path) for name, path in paths.items()}
-    if any(taught.values()):     # 32/lidas-0, 128/lidas-0: one line, against the number of examples
-        lines = {name: Path(line).name for name, line in lines.items()}
     for name, path in tqdm(paths.items(), desc='scoring', unit='run'):
         model = load_model(path, device)
         tokenizer = get_tokenizer(path)
@@ -72,33 +68,24 @@ def main(argv=None):
             except ValueError as error:         # too long for this model
                 left_out.append(f'{label} with {k} shots is left out: {error}')
                 continue
-            rows.append(dict(run=name, line=lines[name], examples=taught[name], shots=k,
-                             task=label, n=options.n, chance=1 / len(examples[0].options),
-                             accuracy=accuracy, low=low, high=high))
+            rows.append(dict(run=name, line=lines[name], shots=k, task=label, n=options.n,
+                             chance=1 / len(examples[0].options), accuracy=accuracy, low=low,
+                             high=high))
     if not rows:
         raise Refused(f'nothing could be scored: {left_out[0]}')
     for line in dict.fromkeys(left_out):
         print(line)
     print_scores(rows)
     write_csv(rows, options.out)
-    show(options.out, draw_shots, rows,
-         'examples' if any(taught.values()) and len(shots) == 1 else 'shots')
-
-
-def examples_seen(path):
-    "How many examples of primitives a run was fine-tuned on."
-    run_file = Path(path) / 'run.json'
-    with reading(run_file):
-        origins = read_json(run_file).get('data', []) if run_file.exists() else []
-        return sum(origin['n'] for origin in origins if origin.get('made_by') == 'primitives.py')
+    show(options.out, draw_shots, rows)
 
 
 def print_scores(rows):
     """A line for each run and number of shots, a column a task: in %, with the standard error over
     the seeds, or else the interval."""
     tasks = {row['task']: f'{row["task"]}, % (chance {row["chance"]:.0%})' for row in rows}
-    keys = 'line', 'examples', 'shots'
-    table = [['run', 'fine-tuned on', 'shots', *tasks.values()]]
+    keys = 'line', 'shots'
+    table = [['run', 'shots', *tasks.values()]]
     cells = over_seeds(rows, [*keys, 'task'], ['accuracy'])
     for at in dict.fromkeys(tuple(row[key] for key in keys) for row in rows):
         table.append(list(map(str, at)))

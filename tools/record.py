@@ -16,7 +16,7 @@ from pathlib import Path
 
 from common.errors import Refused
 from common.files import ROOT, find, replace
-from common.options import read, word
+from common.options import read
 from data.tokens import make_toy_data
 from engine.checkpoint import load_model
 from engine.cost import planned
@@ -32,7 +32,8 @@ QUESTIONS = 500
 
 @dataclass
 class Options:
-    config: Path = word()
+    WORDS = ['config']
+    config: Path
     first_seed: int = 0                         # 8: eight other seeds, to confirm a record
     jobs: int = 2                               # runs at a time, a thread each
     out: Path = Path('out/record')              # where the runs go

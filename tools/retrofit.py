@@ -21,7 +21,7 @@ from tqdm import tqdm
 from common.columns import columns
 from common.errors import Refused, refusing
 from common.files import new_model
-from common.options import read, word, words
+from common.options import read
 from data.tokenizer import keep_tokenizer, refuse_another_tokenizer
 from data.tokens import Loader, draw
 from engine.checkpoint import build_model, describe, load, save
@@ -29,7 +29,7 @@ from engine.hf import fold_scales
 from engine.measure import parse_tasks, refuse_other_kinds, run_scorer
 from engine.world import pick_device
 from model import LM
-from report.plot import draw_recurrences, picture, show
+from report.plot import draw_recurrences, show
 from report.tables import numbers, over_seeds, pick_shown, run_names, write_csv
 from retrofit import cut, surgery
 from variants.cuts import by_influence, screen
@@ -38,8 +38,9 @@ from variants.cuts import by_influence, screen
 
 @dataclass
 class Options:
-    run: str = word()           # a folder that train.py wrote, or a Hugging Face checkpoint
-    shape: str = word()         # layers of prelude, core and coda, such as 2-4-2
+    WORDS = ['run', 'shape']
+    run: str           # a folder that train.py wrote, or a Hugging Face checkpoint
+    shape: str         # layers of prelude, core and coda, such as 2-4-2
     # how e is mixed into the state: identity (linear, begun as e), authors (linear, begun as
     # theirs), linear (begun wider), add
     inject: Literal['identity', 'linear', 'authors', 'add'] = 'identity'
@@ -95,7 +96,7 @@ def operate(options):
         model = surgery(parent.float(), parts, **how)
         if options.scratch:
             scalable_start(model)
-        say(model, parent, parts)
+        say(model, parent, parts, options.dense)
         keep_tokenizer(options.run, target)
         cost = 0 if options.scratch else state.get('flops', 0) + state.get('inherited_flops', 0)
         save(target, **describe(without_recurrence(model) if options.dense else model),
@@ -163,30 +164,34 @@ def sample_tokens(options, model, n=8):
     return loader.batch(0)[0]
 
 
-def say(model, parent, parts):
-    "Print the parts of the model and its cost."
+def say(model, parent, parts, dense):
+    "Print the parts of the model and, if it will recur, what a recurrence costs."
     kept = sum(model.parts())
-    flops = model.flops_paper()
     body = sum(p.numel() for p in parent.layers.parameters())
-    adapter = 0 if model.adapter is None else model.adapter.weight.numel()
     dropped = sorted({*range(len(parent.layers))}.difference(*parts))
     rows = [*zip(('prelude', 'core', 'coda'), parts, model.parts()),
-            ('dropped', dropped, body - kept), ('adapter', [], adapter)]
+            ('dropped', dropped, body - kept)]
+    cost = ''
+    if not dense:
+        adapter = 0 if model.adapter is None else model.adapter.weight.numel()
+        rows.append(('adapter', [], adapter))
+        flops = model.flops_paper()
+        cost = (f'; {model.effective_params(model.mean):,} effective at r = {model.mean}; '
+                f"{flops:,} training FLOPs a token by the paper's count, {flops / (6 * body):.2f} "
+                "times the parent's")
     print(columns([['part', 'layers of the parent', 'parameters'],
                    *([name, listed(layers), f'{n:,}'] for name, layers, n in rows)]))
-    print(f'{kept:,} parameters in layers, {kept / body:.1%} of the parent; '
-          f'{model.effective_params(model.mean):,} effective at r = {model.mean}; {flops:,} '
-          f"training FLOPs a token by the paper's count, {flops / (6 * body):.2f} times the "
-          "parent's")
+    print(f'{kept:,} parameters in layers, {kept / body:.1%} of the parent{cost}')
 
 
 # -------------------------------------------------------------------- loss against the recurrences
 
 @dataclass
 class Eval:
+    WORDS = ['runs']
     # runs with a recurrent core, and ordinary ones, each a line to compare with; NAME-SEED are
     # averaged over seeds
-    runs: list[str] = words()
+    runs: list[str]
     r: tuple[int, ...] = (1, 2, 4, 8, 16)       # recurrences
     data: str | None = None     # a dataset; None: what the run was trained on
     batches: int = 8            # batches of validation data for each measurement
@@ -194,7 +199,7 @@ class Eval:
     n: int = 200                # examples of each task
     show: tuple[str, ...] = ()  # what the picture shows, such as loss,assign_code/1; (): all
     device: str = 'auto'        # auto: cuda, else mps, else cpu
-    out: Path | None = picture()        # None: out/NAME.png
+    out: Path | None = None        # None: out/NAME.png
 
 
 def measure_recurrences(options):

@@ -5,11 +5,11 @@ Usage:
     python nanodepth.py sample out/baseline --prompt='w7j6z1q3bwdzejhq?b' --temperature=0 --tokens=1
     python nanodepth.py sample out/baseline --loop=3-2x2-3  # with its middle layers run twice
 """
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
-from common.options import read, word
+from common.options import read
 from data.tokenizer import get_tokenizer, readable
 from data.tokens import draw
 from engine.checkpoint import load_model
@@ -19,9 +19,9 @@ from engine.world import pick_device
 
 @dataclass
 class Options:
-    run: str = word()                   # a folder that train.py wrote, or a Hugging Face checkpoint
-    # may be given several times; \n is a line break
-    prompt: list[str] = field(default_factory=list)
+    WORDS = ['run']
+    run: str                   # a folder that train.py wrote, or a Hugging Face checkpoint
+    prompt: str | None = None           # \n is a line break; None: prompts that suit the toy
     tokens: int = 64                    # how many to add
     temperature: float = 0.7            # 0 takes the likeliest token each time
     top_k: int | None = None            # draw among the likeliest so many
@@ -44,8 +44,9 @@ def main(argv=None):
     set_depth(model, loop=options.loop, r=options.r)
     print(f'device {device}, {model.num_params():,} parameters, {len(model.order)} layers deep, '
           f'temperature {options.temperature}')
-    for i, prompt in enumerate(options.prompt or TOY_PROMPTS):
-        new = options.tokens if options.prompt else min(options.tokens, TOY_PROMPTS[prompt])
+    asked = {options.prompt: options.tokens} if options.prompt else TOY_PROMPTS
+    for i, (prompt, most) in enumerate(asked.items()):
+        new = min(options.tokens, most)
         prompt = prompt.replace('\\n', '\n')
         ids = encode(tokenizer, prompt, model)
         if len(ids) > model.config.context:

@@ -20,7 +20,7 @@ Usage:
     python wrapper.py HF_FOLDER --K=3 --tasks=arc_easy  # a table, out/evals/NAME_looped.json
     python wrapper.py HF_FOLDER --recipe                # the authors' settings on their 16 tasks
     python nanodepth.py sweep out/toys/baseline-* --windows=all2,all4 --methods=naive,rk --K=2,3
-    python nanodepth.py sweep out/lidas --windows=all --K=6 --T=1,2 --tasks=toy_assign/4    # a map
+    python nanodepth.py sweep out/lidas --windows=all --K=6 --T=1,2 --tasks=toy_assign/4
     python nanodepth.py sweep HF_FOLDER --K=2,3 --tasks=arc_easy --limit=200        # by lm-eval
     python nanodepth.py sweep HF_FOLDER --K=2,3 --data=data/notes       # by the loss on your text
 """
@@ -30,41 +30,38 @@ import inspect
 import itertools
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from tqdm import tqdm
 
 from common.columns import columns
-from common.errors import Refused, check_choice, parse, refusing, say
-from common.fields import fill
+from common.errors import Refused, check_choice, say
 from common.files import reading
-from common.options import others, read, word, words
-from common.progress import timed
+from common.options import read
 from engine.checkpoint import exists
 from engine.foreign import answer_of, open_any
 from engine.measure import fingerprint, parse_tasks, run_scorer
 from engine.world import pick_device
 from model import LM
-from report.plot import draw_sweep, draw_windows, picture, show
+from report.plot import draw_sweep, show
 from report.tables import (
+    beside,
     by_seed,
     in_percent,
     mean,
     more_is_better,
     number,
+    p_value,
     pick_shown,
     run_names,
-    sign_test,
-    signed_rank_test,
     standard_error,
     write_csv,
 )
-from tools.adapters import open_model
-from tools.evaluate import add_scores, explain, harness, rows_of, scores_in
-from tools.little import show_little
+from tools.evaluate import add_scores, harness, open_model, rows_of, scores_in
 from variants.caches import CACHES
 from variants.hosts import depth_of, pick_window
 from wrapper import LAYERWISE, SOLVERS, looped, pick_solver
@@ -75,38 +72,47 @@ PAPER = dict(method='rk', K=3, beta=0.5, T=1.0, mode='block', cache='first')
 
 # ------------------------------------------------------------------------- one setting against none
 
-@dataclass
-class Options:
-    # a folder that train.py wrote, or a Hugging Face checkpoint
-    run: str | None = word(default=None)
+@dataclass(kw_only=True)
+class Dials:
+    "How the wrapper loops a model; None: as wrapper.patch has it."
+    window: str | None = None       # 3-5, mid4 (None), or a fraction of the depth such as 0.5
+    method: Literal[tuple(SOLVERS)] | None = None       # None: rk
+    K: int | None = None            # steps; None: 3
+    T: float | None = None          # the time at which the K steps end; None: 1
+    beta: float | None = None       # the share of the plain output; None: the method's own (rk 0.5)
+    cache: Literal[tuple(CACHES)] | None = None     # what later tokens see of looped layers; first
+    decode: int | str | None = None     # full, bypass, or how many decode steps are looped; full
+    mode: str | None = None         # the window as one block, or layer by layer; None: block
+    pin: str | None = None          # keep the experts of the first evaluation: mixture or indices
+    # options of some methods (variants/solvers.py)
+    alphas: list[float] | None = None
+    tol: float | None = None
+    alpha: float | None = None
+    m: int | None = None
+    safeguard: bool | None = None
+    weights: list[float] | None = None
+
+    def dials(self):
+        "Those that are set."
+        return given({each.name: getattr(self, each.name) for each in fields(Dials)})
+
+
+@dataclass(kw_only=True)
+class Options(Dials):
+    WORDS = ['run']
+    run: str                    # a folder that train.py wrote, or a Hugging Face checkpoint
     # tasks of lm-eval, or lists by name (evaluate.py): knowledge, language, primitives ...
     tasks: str | None = None
     data: str | None = None     # a dataset to measure the loss on, instead of tasks
     batches: int = 16           # of --data
     recipe: bool = False        # the authors': K = 6, cache first, decode bypass, 16 tasks; what is
                                 # given beside it counts
-    toy: bool = False   # the paper's little network: errors against K, and where a loop ends
-    window: str = 'mid4'        # 3-5, mid4, or a fraction of the depth such as 0.5
-    method: Literal[tuple(SOLVERS)] = 'rk'
-    K: int | None = None        # steps; None: 3, or the recipe's 6
-    T: float | None = None      # the time at which the K steps end; None: 1
-    beta: float | None = None   # the share of the plain output; None: the method's own (rk 0.5)
-    # what later tokens see of looped layers (frozen also changes how a text is read); None: first
-    cache: Literal[tuple(CACHES)] | None = None
-    # full, bypass, or the number of decode steps that are looped; None: full, or the recipe's
-    decode: str | None = None
-    mode: str | None = None     # the window as one block, or layer by layer; None: block
-    pin: str | None = None      # keep the experts of the first evaluation: mixture or indices
-    # a method's own options by their names, such as --alphas=0.6,0.4 or --tol=0.05
-    # (variants/solvers.py)
-    more: dict = others()
     limit: int | None = None    # documents of each task: to try things, not to report them
     batch_size: str = '8'       # texts read at once
     chat: bool = False          # with the chat template of the checkpoint
     dtype: Literal['auto', 'float32', 'bfloat16', 'float16'] = 'auto'           # of the weights
     device: str = 'auto'        # auto: cuda, else mps, else cpu
-    # the numbers as JSON, with --toy the picture; None: out/evals/NAME_looped.json
-    out: Path | None = None
+    out: Path | None = None     # the numbers as JSON; None: out/evals/NAME_looped.json
 
 
 def side_by_side(path, tasks, settings, *, limit=None, chat=False, **options):
@@ -136,14 +142,6 @@ def side_by_side(path, tasks, settings, *, limit=None, chat=False, **options):
     return rows
 
 
-def p_value(changes):
-    "The p of no change: exact for right and wrong, by ranks for scores with grades."
-    if not changes:
-        return None
-    graded = any(abs(c) not in (0, 1) for c in changes)
-    return signed_rank_test(changes) if graded else sign_test(changes)
-
-
 def documents(results, row):
     "What each document gives for a row's metric."
     samples = [s for s in results['samples'].get(row['task'], []) if s['filter'] == row['filter']]
@@ -153,12 +151,9 @@ def documents(results, row):
 
 def compare(options, settings, out):
     "python wrapper.py MODEL --tasks=...: the table, and the numbers as JSON."
-    # the hub's are of the second kind
-    with refusing(ValueError, OSError, ImportError,
-                  why=lambda error: explain(error, options.tasks)):
-        rows = side_by_side(options.run, options.tasks, settings, limit=options.limit,
-                            chat=options.chat, batch_size=options.batch_size, dtype=options.dtype,
-                            device=options.device)
+    rows = side_by_side(options.run, options.tasks, settings, limit=options.limit,
+                        chat=options.chat, batch_size=options.batch_size, dtype=options.dtype,
+                        device=options.device)
     table = [['task', 'shots', 'metric', 'plain', 'looped', 'change', 'p']]
     for row in rows:
         line = [row['task'], str(row['shots']), row['metric']]
@@ -175,33 +170,22 @@ def compare(options, settings, out):
 
 def main(argv=None):
     options = read(Options, argv, __doc__)
-    if options.toy:
-        if options != Options(toy=True, out=options.out):
-            raise Refused('--toy takes --out alone: the little network has its own settings')
-        return show_little(options.out or Path('out/wrapper_toy.png'))
-    usual = dict(K=3, decode='full')
+    usual = dict(window='mid4', method='rk', K=3, decode='full')
     if options.recipe:          # what the authors' code has, where our defaults differ
-        usual = dict(K=6, decode='bypass')
+        usual |= dict(K=6, decode='bypass')
         if not options.data:
             usual['tasks'] = 'looped'
     for name, value in usual.items():
         if getattr(options, name) is None:
             setattr(options, name, value)
-    if not (options.run and (options.tasks or options.data)):
-        raise Refused('give a model and --tasks (such as --tasks=primitives or --tasks=arc_easy), '
-                      'or --data, or --toy')
+    if not (options.tasks or options.data):
+        raise Refused('give --tasks (such as --tasks=primitives or --tasks=arc_easy), or --data')
     if options.tasks and options.data:
         raise Refused('give --tasks (of lm-eval) or --data (the loss on your own text), not both')
     for name in ('limit', 'batch_size', 'chat', 'dtype'):
         if options.data and getattr(options, name) != getattr(Options, name):
             raise Refused(f'--{name} is for --tasks: --data measures {options.run} as it is')
-    names = 'window', 'method', 'K', 'beta', 'cache', 'decode', 'mode', 'pin'
-    settings = {name: getattr(options, name) for name in names}
-    settings |= {name: parse(settings[name]) for name in ('window', 'decode')}
-    for name, value in options.more.items():        # a list, as JSON gives it back
-        settings[name] = list(value) if isinstance(value, tuple) else value
-    if options.T is not None:
-        settings['T'] = options.T
+    settings = options.dials()
     out = options.out or Path('out/evals') / f'{Path(options.run).name}_looped.json'
     scores_in(out)          # what cannot be added to is refused before the work
     if options.data:
@@ -218,7 +202,7 @@ def compare_losses(options, settings, out):
     batches = min(options.batches, len(score.val))
 
     def losses(name):
-        bar = timed(range(batches), name, 'batch', 'a lower --batches')
+        bar = tqdm(range(batches), name, unit='batch', leave=False)
         return [score.on_data(answer, 1, i)[0] for i in bar]
     with looped(model, **settings):
         after = losses('looped')        # first: a refusal comes before the work
@@ -239,8 +223,9 @@ def compare_losses(options, settings, out):
 
 @dataclass
 class Sweep:
+    WORDS = ['runs']
     # folders that train.py wrote, or Hugging Face checkpoints; NAME-SEED are averaged over seeds
-    runs: list[str] = words()
+    runs: list[str]
     # such as 3-5, mid4, all4 for every window of four layers, or all for every window there is,
     # which is drawn as a map of first and last layer too
     windows: tuple[str, ...] = ('all4',)
@@ -267,13 +252,7 @@ class Sweep:
     batch_size: int = 8         # texts read at once
     device: str = 'auto'        # auto: cuda, else mps, else cpu
     # beside the picture: .csv, and .jsonl with every finished cell
-    out: Path = picture('out/sweep.png')
-
-
-@dataclass
-class Note:
-    of: dict                    # a model, a part of the data, a setting
-    found: dict[str, float]     # {metric: value}
+    out: Path = Path('out/sweep.png')
 
 
 class Notes:
@@ -285,11 +264,10 @@ class Notes:
             lines = path.read_text(encoding='utf-8').splitlines() if path.exists() else []
         for line in lines:
             try:
-                entry = json.loads(line)
-            except (ValueError, RecursionError):        # it was being written when it was killed
+                note = json.loads(line)
+            except ValueError:          # it was being written when it was killed
                 continue
-            note = fill(Note, entry, f'{path} is no file of notes of a sweep')
-            self.known[json.dumps(note.of, sort_keys=True)] = note.found
+            self.known[json.dumps(note['of'], sort_keys=True)] = note['found']
 
     def get(self, of, measure):
         key = json.dumps(of, sort_keys=True)
@@ -397,7 +375,7 @@ class Study:
         self.paths = run_names(options.runs)
         self.opened = {}            # one at a time
         self.known, self.left_out = {}, {}
-        self.notes = Notes(options.out.with_suffix('.jsonl'))
+        self.notes = Notes(beside(options.out, '.jsonl'))
         self.spec = {key: getattr(options, key)
                      for key in ('tasks', 'judge_tasks', 'n', 'by_token')}
 
@@ -439,8 +417,7 @@ class Study:
     def of(self, name, part, cells):
         "{cell: {metric: gain}}"
         plain = self.values(name, part, None)
-        bar = timed(cells, f'{part} {name}', 'cell',
-                    'a lower --batches or --limit, or fewer --windows,')
+        bar = tqdm(cells, f'{part} {name}', unit='cell', leave=False)
         return {cell: gains(plain, self.values(name, part, cell)) for cell in bar}
 
     def values(self, name, part, cell):
@@ -486,8 +463,6 @@ def study(options):
     screen = [row for row in rows if row['part'] == 'screen']
     screen = [row | dict(setting=label(row, screen)) for row in screen]
     show(options.out, draw_sweep, screen, shown)
-    if 'all' in options.windows:
-        show(options.out.with_stem(options.out.stem + '_map'), draw_windows, screen, shown)
 
 
 def judge(it, group, screened, depth, ranked):
@@ -659,6 +634,4 @@ def main_kinds(kinds, asked=()):
 
 def sweep(argv=None):
     options = read(Sweep, argv, __doc__)
-    with refusing(ValueError, OSError, ImportError,
-                  why=lambda error: explain(error, options.tasks)):
-        study(options)
+    study(options)

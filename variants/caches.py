@@ -6,11 +6,10 @@ for each evaluation (K, for most methods); the cache has room for one.
 from where the window began. 'natural' keeps those of each layer's evaluation 1, on its real input:
 the same with mode='block'. 'last_eval' keeps those of the last; 'last' runs the window once more on
 the result and keeps that; 'none' shows the window no past at all.
-- None of these continues a text as if all of it had been read at once: while a prompt is read,
+- With all of these a text is continued in another way than it is read: while a prompt is read,
 evaluation k of a token sees evaluation k of the tokens before it; later, the one version kept.
-- 'exact' keeps all K versions, at K times the window's cache: evaluation k sees evaluation k.
-- 'frozen' reads a prompt by the cache's rule instead: evaluation k sees evaluation 1 of all other
-tokens, and itself. So one version is enough, and reading, continuing and recomputing agree.
+- 'exact' keeps all K versions, at K times the window's cache: evaluation k sees evaluation k. It
+alone continues a text as if all of it had been read at once.
 
 Paper: "Training-Free Looped Transformers", appendices C, G.2 and N: first, last (with its extra
 pass) and none.
@@ -29,9 +28,8 @@ import copy
 import torch
 
 from common.errors import Refused, check_choice
-from model import KVCache
 
-CACHES = ('first', 'natural', 'last', 'last_eval', 'none', 'frozen', 'exact')
+CACHES = ('first', 'natural', 'last', 'last_eval', 'none', 'exact')
 
 
 def check_cache(cache, decode, tol=None):
@@ -43,14 +41,10 @@ def check_cache(cache, decode, tol=None):
                       'and no halting tolerance')
 
 
-def with_slots(cache, how, q, n):
-    "The cache of a forward over q tokens; 'frozen' needs one of n slots, also where there is none."
-    if cache is None and how == 'frozen' and q > 1:
-        return Slots(n)
+def refuse_without_layers(cache):
     if cache is not None and not hasattr(cache, 'layers'):
         raise Refused(f'a KV cache of the kind {type(cache).__name__} has no list of layers: it '
                       'cannot be looped')
-    return cache
 
 
 def ends_before(cache, b):
@@ -83,14 +77,14 @@ class Memory:
         self.cache = cache
         self.evaluations = evaluations
         self.first = window[0]
-        # by depth: slots before this forward; of the last evaluation; evaluation 1's keys
-        self.past, self.last, self.seen = {}, {}, {}
+        self.past = {}          # {depth: its slot before this forward}
+        self.last = {}          # {depth: its slot after the last evaluation}
         layers = cache.layers
         # a DynamicCache may make its slots when they are used
         while (len(layers) < (depth if how == 'exact' else window[1] + 1)
                and cache.layer_class_to_replicate is not None):
             layers.append(cache.layer_class_to_replicate())
-        if (how in ('none', 'exact', 'frozen')
+        if (how in ('none', 'exact')
             and any(fixed(slot) for slot in layers[window[0]:window[1] + 1])):
             raise Refused(f'cache={how!r} needs a KV cache that grows; with one of a fixed length '
                           'there are: first, last, last_eval')
@@ -128,15 +122,8 @@ class Memory:
         if self.how == 'exact':
             taken = real if k == 1 else layers[self.place(d, k)]
         elif self.how == 'none':
-            taken = stand_in(real, alone(real if k == 1 else None))
+            taken = alone(real, keep=k == 1)
             mask = None if mask is None else mask[..., -q:]
-        elif self.how == 'frozen' and q > 1:        # one new token alone is served as by 'first'
-            if k == 1:
-                taken = stand_in(real, noting(real, self.seen, d))
-            else:
-                keys, values = self.seen[d]
-                taken = stand_in(real, beside(keys, values))
-                mask = beside_mask(mask, q, keys.shape[2], x.device)
         elif k == 1:
             self.past[d] = copy_slot(real)
             taken = real
@@ -155,17 +142,6 @@ class Memory:
                 self.cache.layers[d] = slot
 
 
-class Slots(KVCache):
-    """A cache for one forward without any: 'frozen' keeps evaluation 1 in it. Layers of ours and
-    of transformers' know it."""
-
-    def update(self, k, v, i, *_, **__):
-        return self.layers[i].update(k, v)
-
-    def get_seq_length(self, i=0):
-        return 0
-
-
 def fixed(slot):
     return getattr(slot, 'is_compileable', False)       # transformers' StaticLayer and its like
 
@@ -178,43 +154,13 @@ def copy_slot(slot):
     return new
 
 
-def stand_in(slot, update):
-    "A slot of the same kind (transformers asks for that) with another update."
-    new = copy.copy(slot)
-    new.update = update
-    return new
-
-
-# Three updates: what a layer is shown, given its new keys and values (B, H, q, hd).
-
-def alone(real):
-    "Show only these. The cache still gets them: it counts the tokens."
+def alone(real, keep):
+    """A slot of the same kind (transformers asks for that) that shows a layer its new keys and
+    values alone. keep: the real one still gets them, because it counts the tokens."""
     def update(k, v, *args, **kwargs):
-        if real is not None:
+        if keep:
             real.update(k, v, *args, **kwargs)
         return k, v
-    return update
-
-
-def noting(real, seen, d):
-    "Update as usual, and note what evaluation 1 saw."
-    def update(*args, **kwargs):
-        seen[d] = real.update(*args, **kwargs)
-        return seen[d]
-    return update
-
-
-def beside(keys, values):
-    "Evaluation 1's keys and values, and behind them the new ones: (B, H, S + q, hd)."
-    return lambda k, v, *_, **__: (torch.cat((keys, k), dim=2), torch.cat((values, v), dim=2))
-
-
-def beside_mask(mask, q, S, device):
-    """The mask for it, (.., q, S + q), of the layer's own (.., q, S). In evaluation k a token sees
-    the past, as it is in the cache; the other new tokens, as in evaluation 1; itself, as it is."""
-    if mask is None:
-        mask = torch.ones(1, 1, q, S, dtype=torch.bool, device=device).tril(S - q)
-    never = False if mask.dtype == torch.bool else torch.finfo(mask.dtype).min
-    own = torch.eye(q, dtype=torch.bool, device=device)     # (q, q)
-    past, new = mask.split([S - q, q], dim=-1)
-    return torch.cat((past, new.masked_fill(own, never), new.masked_fill(~own, never)), dim=-1)
+    new = copy.copy(real)
+    new.update = update
+    return new

@@ -113,11 +113,11 @@ def check_host(model, layers, window, cache):
             raise Refused(f'layer {i} is of the kind {kinds[i]!r}, whose state cannot be run twice '
                           'on one token: choose a window of attention layers')
     biases = {'alibi', 'position_bias'} & {*arguments(layers[window[0]])[0]}
-    if cache in ('frozen', 'none') and biases and getattr(config, 'alibi', True):
+    if cache == 'none' and biases and getattr(config, 'alibi', True):
         raise Refused(f'cache={cache!r} shows a layer other keys than those for which '
                       f"{type(model).__name__} makes its {min(biases)}: choose 'first' or 'exact'")
     attention = getattr(config, '_attn_implementation', None)
-    if cache in ('frozen', 'none') and attention not in ('eager', 'sdpa'):
+    if cache == 'none' and attention not in ('eager', 'sdpa'):
         raise Refused(f"cache={cache!r} changes the attention mask, which {attention!r} has not: "
                       "load the model with attn_implementation='sdpa'")
 
@@ -183,8 +183,8 @@ class Entry:
 
     def refuse_checkpointing(self):
         if self.layer.training and getattr(self.layer, 'gradient_checkpointing', False):
-            raise Refused("gradient checkpointing runs a layer again on its own, without what pin "
-                          "and cache='frozen' have noted: turn one of them off")
+            raise Refused('gradient checkpointing runs a layer again on its own, without what pin '
+                          'has noted: turn one of them off')
 
     def __call__(self, *args, **kwargs):
         if self.inside and self.kept:

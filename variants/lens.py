@@ -22,10 +22,10 @@ from pathlib import Path
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from tqdm import tqdm
 
 from common.errors import Refused
 from common.files import on_hub, reading, replace
-from common.progress import timed
 
 
 @torch.no_grad()
@@ -87,8 +87,7 @@ def train_lens(model, loader, steps=250, lr=1e-3, progress=False):
         # only the translators learn, but gradients pass through norm and head
         p.requires_grad_(False)
     try:
-        todo = range(steps)
-        for step in timed(todo, 'lens', 'step', 'a lower --steps') if progress else todo:
+        for step in tqdm(range(steps), 'lens', unit='step', leave=False, disable=not progress):
             streams = streams_behind(model, loader.batch(step)[0].to(device))
             final = model.head(model.norm(streams[-1])).float().log_softmax(-1)
             optimizer.zero_grad()

@@ -10,9 +10,9 @@ Here: T is the time at which K steps end, each T/K long: 1 in the paper, 2 to 2.
 best results (3 gained less; K = 12 with T = 4 did harm).
 - layer_anchored_frozen is theirs for each layer by itself, its state's length moved along a line.
 - anderson is Walker and Ni's, one least-squares problem a sequence (a token's state depends on
-later ones: not for generation). anderson_printed is Table 1's, which adds the residual's
-increments where Walker and Ni add the image's, with one problem for the whole batch: what the paper
-finds of "Anderson" it finds of that one.
+later ones: not for generation). Table 1 prints another: it adds the residual's increments where
+Walker and Ni add the image's, with one problem for the whole batch. What the paper finds of
+"Anderson" it finds of that one.
 - aitken's safeguard, |step| <= |g(x) - x|, gives the plain window wherever 0 < g' < 1.
 - norm_stab and poly_blend: norms are per token, so that no token knows of later ones.
 
@@ -33,7 +33,7 @@ import torch
 from common.errors import Refused
 
 # torch.lerp(x, y, w) is (1 - w) x + w y, exactly x at w = 0, y at w = 1, and either one where they
-# are equal: for that reason the methods whose one step is the window (naive, euler, rk, uniform)
+# are equal: for that reason the methods whose one step is the window (naive, euler, rk)
 # are the plain window at K = 1 to the last bit. x + w (y - x) would not be.
 lerp = torch.lerp
 
@@ -161,29 +161,6 @@ def anderson(g, x, K, m=2, beta=1.0):
     return x
 
 
-def anderson_printed(g, x, K, m=2, beta=1.0):
-    "As Table 1 prints it and the authors' code does it: one problem for the batch, a small ridge."
-    states, residuals = [], []
-    for _ in range(check_K(K)):
-        image = g(x)
-        states = [*states, wide(x)][-m - 1:]
-        residuals = [*residuals, wide(image) - wide(x)][-m - 1:]
-        at, to = wide(x), wide(image)
-        if len(states) > 1:
-            dx, df = (torch.stack(t, -1).diff(dim=-1) for t in (states, residuals))
-            flat = df.reshape(-1, df.shape[-1])
-            target = residuals[-1].reshape(-1)
-            with torch.autocast(x.device.type, enabled=False):
-                normal = flat.T @ flat
-                ridge = 1e-6 * normal.diagonal().max() * torch.eye(len(normal)).to(normal)
-                gamma, failed = torch.linalg.solve_ex(normal + ridge, flat.T @ target)
-            gamma = torch.where((failed == 0) & gamma.isfinite().all(), gamma, 0)
-            at = at - (dx * gamma).sum(-1)
-            to = to - (df * gamma).sum(-1)
-        x = lerp(at, to, check_share(beta)).type_as(x)
-    return x
-
-
 def aitken(g, x, K, safeguard=True):
     """Of each coordinate: the limit of a geometric series through x, g(x), g(g(x)). Two evaluations
     an update. Where there is next to no curvature: the plain window."""
@@ -203,15 +180,6 @@ def aitken(g, x, K, safeguard=True):
     return x
 
 
-def uniform(g, x, K):
-    "The window on the mean of all states so far (Lys et al.)."
-    mean = x
-    for k in range(check_K(K)):
-        x = g(mean)
-        mean = lerp(mean, x, 1 / (k + 2))
-    return x
-
-
 def norm_stab(g, x, K, alpha=0.5):
     """Steps of length alpha, after each of which every token's state gets back the length that it
     came with."""
@@ -219,22 +187,6 @@ def norm_stab(g, x, K, alpha=0.5):
     for _ in range(check_K(K)):
         x = with_norm(lerp(x, g(x), alpha), came)
     return x
-
-
-def input_anchor(g, x, K, alpha=0.5):
-    "Every step goes from where the window began: x0 + alpha (g(x) - x0)."
-    begin = x
-    for _ in range(check_K(K)):
-        x = lerp(begin, g(x), alpha)
-    return x
-
-
-def residual_scaled(g, x, K):
-    "The naive loop's change, divided by K."
-    begin = x
-    for _ in range(check_K(K)):
-        x = g(x)
-    return lerp(begin, x, 1 / K)
 
 
 def poly_blend(g, x, K, weights=None):
@@ -252,8 +204,7 @@ def poly_blend(g, x, K, weights=None):
 
 
 MORE = {f.__name__: f for f in (midpoint, heun, rk4, layer_anchored_frozen, heavy_ball, anderson,
-                                anderson_printed, aitken, uniform, norm_stab, input_anchor,
-                                residual_scaled, poly_blend)}
+                                aitken, norm_stab, poly_blend)}
 
 
 def bind(name, solver, K, beta=None, **options):

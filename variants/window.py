@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from common.errors import Refused
-from variants.caches import Memory, ends_before, left_out, with_slots
+from variants.caches import Memory, ends_before, left_out, refuse_without_layers
 
 
 class How(NamedTuple):
@@ -58,8 +58,6 @@ class Loop(threading.local):
         elif d - 1 not in self.calls:
             raise Refused(f'the window {self.a}-{self.b} is entered at {d}: a looped window runs '
                           'from its first layer on')
-        if self.memory is not None:
-            kwargs[entry.cache_name] = self.memory.cache
         self.calls[d] = (entry, kwargs)
         self.k = 1
         try:
@@ -89,8 +87,9 @@ class Loop(threading.local):
             raise Refused('generate_batch keeps all texts in one paged cache, in which a looped '
                           'layer has no place: use generate instead')
         how = self.how
-        cache = with_slots(kwargs.get(entry.cache_name), how.cache, new_tokens, self.b + 1)
-        if how.cache == 'frozen' or entry.pinned:
+        cache = kwargs.get(entry.cache_name)
+        refuse_without_layers(cache)
+        if entry.pinned:
             entry.refuse_checkpointing()
         if cache is not None:
             drafts = ends_before(cache, self.b)     # a model that exits early
@@ -132,8 +131,10 @@ class Loop(threading.local):
         if self.memory is None:
             answer = entry.forward(x, kwargs)
         else:
-            with self.memory.slot(d, self.k, kwargs.get(entry.mask_name), x) as mask:
-                answer = entry.forward(x, {**kwargs, entry.mask_name: mask})
+            mask = kwargs.get(entry.mask_name)
+            with self.memory.slot(d, self.k, mask, x) as seen:
+                answer = entry.forward(x, kwargs if mask is None else
+                                       {**kwargs, entry.mask_name: seen})
         if isinstance(answer, tuple):
             answer, *self.rest = answer
         return answer
