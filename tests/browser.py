@@ -1,75 +1,64 @@
-"""The page of `nanodepth.py play` in a real browser, from its server and as a file with a model
-inside: keys, typing, links, fast changes, pictures; logits and answers against PyTorch's.
+"""The page of `nanodepth.py play` in a real browser: keys, typing, links, pictures; logits and
+answers against PyTorch's.
 
-Needs Chromium on the path and playwright (`make browser` installs the latter). Given checkpoints
-it shows those, else a small random model; the pictures are for eyes: out/play/*.png.
+Needs Chromium on the path and playwright (`make browser` installs the latter). Given a checkpoint
+it shows that, else a small random model; the pictures are for eyes: out/play/*.png.
 
 Usage:
     python tests/browser.py                 # with a random model: half a minute
-    python tests/browser.py out/lidas out/retrofit
+    python tests/browser.py out/lidas
 """
 import csv
 import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
-from data.tokens import write_dataset  # noqa: E402
+from data.primitives import few_shot  # noqa: E402
+from data.tokenizer import get_tokenizer  # noqa: E402
 from engine import checkpoint  # noqa: E402
+from engine.measure import encode, score  # noqa: E402
+from loop import running  # noqa: E402
 from model import LM, ModelConfig  # noqa: E402
-from retrofit import surgery  # noqa: E402
 from tools import play  # noqa: E402
+from wrapper import looped  # noqa: E402
 
 READY = "document.querySelector('#skill').textContent.includes('right')"
 
 
-def random_models(folder):
-    "An ordinary model of eight layers and a recurrent one, random, with a little data."
-    rng = np.random.default_rng(0)
-    for split in ('train', 'val'):
-        write_dataset(folder / 'data', split, 'bytes', rng.integers(97, 123, 20_000))
+def random_model(folder):
+    "An ordinary model of eight layers, random."
     torch.manual_seed(0)
     lm = LM(ModelConfig(vocab_size=257, n_layer=8, n_embd=32, n_head=2, context=64))
     for p in lm.parameters():
         if p.dim() == 2:
             torch.nn.init.normal_(p, std=0.2)
-    about = dict(config=dict(data=str(folder / 'data'), batch_size=8, context=16, grad_accum=1))
-    for name, model in dict(lm=lm, deep=surgery(lm, '2-4-2')).items():
-        checkpoint.save(folder / name, **checkpoint.describe(model), step=0, optimizers=[],
-                        **about)
-        (folder / name / 'run.json').write_text('{"tokenizer": "bytes"}')
-    return [str(folder / 'lm'), str(folder / 'deep')]
+    checkpoint.save(folder / 'lm', **checkpoint.describe(lm), step=0, optimizers=[], config={})
+    (folder / 'lm/run.json').write_text('{"tokenizer": "bytes"}')
+    return str(folder / 'lm')
 
 
-def said_by_commands(path, notation, block, folder):
-    "(loss, accuracy in percent) of the same order by loop.py and by the primitives' command."
-    command = lambda *argv: subprocess.run([sys.executable, str(ROOT / 'nanodepth.py'), *argv],
-                                           check=True, capture_output=True)
-    command('loop', path, f'--block={block[1]}', '--times=2', f'--batches={play.BATCHES}',
-            f'--out={folder}/loop.png')
-    command('primitives', path, f'--loop={notation}', '--tasks=toy_assign', '--depths=1',
-            f'--n={play.QUESTIONS}', f'--out={folder}/primitives.png')
-    rows = [list(csv.DictReader((folder / f'{name}.csv').open()))
-            for name in ('loop', 'primitives')]
-    [row] = [row for row in rows[0] if row['start'] == str(block[0]) and row['times'] == '2']
-    return float(row['loss']), 100 * float(rows[1][0]['accuracy'])
+def said_by_the_command(path, notation, folder):
+    "The accuracy in percent of the same order by the primitives' command."
+    subprocess.run([sys.executable, str(ROOT / 'nanodepth.py'), 'primitives', path,
+                    f'--loop={notation}', '--tasks=toy_assign', '--depths=1',
+                    f'--n={play.QUESTIONS}', f'--out={folder}/primitives.png'],
+                   check=True, capture_output=True)
+    [row] = csv.DictReader((folder / 'primitives.csv').open())
+    return 100 * float(row['accuracy'])
 
 
 def walk(page, address, path, folder):
     "Through the page as a reader goes; every step says what must be seen."
     errors = []
     page.on('pageerror', lambda error: errors.append(str(error)))
-    page.on('console', lambda said: errors.append(said.text) if said.type == 'error'
-            and '400' not in said.text else None)
     began = time.monotonic()
     page.goto(address)
     page.wait_for_function("document.querySelector('#nextplain').children.length")
@@ -87,9 +76,11 @@ def walk(page, address, path, folder):
                            f".includes('{n + 2} layers')")
     notation = page.inner_text('#cost').split('; ')[1]
     assert notation == f'{n // 2 - 1}-2x2-{n // 2 - 1}', notation
-    loss, right = said_by_commands(path, notation, (n // 2 - 1, 2), folder)
+    right = said_by_the_command(path, notation, folder)
     seen = page.inner_text('#skill')
-    assert f'loss {loss:.3f}' in seen and f'{right:.0f}% of' in seen, (seen, loss, right)
+    # the page has rounded weights: one answer in a hundred may differ
+    assert any(f'{share}% of' in seen for share in (round(right) - 1, round(right),
+                                                    round(right) + 1)), (seen, right)
     link, numbers = page.url, seen
     page.keyboard.press('u')
     assert blocks.count() == n, 'u takes it back'
@@ -106,23 +97,6 @@ def walk(page, address, path, folder):
     page.keyboard.press('Enter')
     page.wait_for_function("document.querySelector('#error').textContent.includes('9x')")
     assert blocks.count() == n + 4, 'a refused order changes nothing'
-
-    # two fast changes: the older answer comes last, and is never shown
-    def late(route):
-        if f'"order":[{",".join(map(str, range(n - 1)))}]' in (route.request.post_data or ''):
-            time.sleep(1.5)
-        route.continue_()
-    page.route('**/look', late)
-    for order in (range(n - 1), [*range(n), n - 1]):
-        page.fill('#text', ' '.join(map(str, order)))
-        page.keyboard.press('Enter')
-        page.wait_for_function(
-            f"document.querySelectorAll('#blocks button').length === {len(order)}")
-    page.wait_for_function(f"{READY} && document.querySelector('#cost').textContent"
-                           f".includes('{n + 1} layers')")
-    time.sleep(2)
-    assert f'{n + 1} layers' in page.inner_text('#cost')
-    page.unroute('**/look')
 
     # the wrapper, and a link
     page.click('#dials summary')
@@ -171,16 +145,8 @@ def ways(n):
                                                         beta=0.25))]
 
 
-def inside(browser, run, folder, prompts=200):
+def inside(browser, run, file, prompts=200):
     "The file with a model inside, from the disk and without a network, against PyTorch."
-    from data.primitives import few_shot
-    from data.tokenizer import get_tokenizer
-    from engine.measure import encode, score
-    from loop import running
-    from tools import demo
-    from wrapper import looped
-    file = folder / 'demo.html'
-    demo.write_page([run], file, 'toy_assign/1')
     context = browser.new_context(offline=True, viewport=dict(width=1150, height=900))
     page, errors = context.new_page(), []
     page.on('pageerror', lambda error: errors.append(str(error)))
@@ -195,8 +161,8 @@ def inside(browser, run, folder, prompts=200):
     page.wait_for_function("document.querySelector('#cost').textContent.includes('1.50')")
     change = time.monotonic() - began
 
-    stages = demo.stages_of(run)
-    model, tokenizer = demo.round_weights(stages[-1][1]), get_tokenizer(run)
+    stages = play.stages_of(run)
+    model, tokenizer = play.round_weights(stages[-1][1]), get_tokenizer(run)
     texts = [e.prompt for e in few_shot('toy_assign', prompts // 2, shots=0, depth=2)]
     texts += [e.prompt for e in few_shot('toy_copy', prompts - len(texts), shots=0)]
     ask = lambda name, **body: page.evaluate(ASK, [LOGITS, name, dict(model=stages[-1][0], **body)])
@@ -216,7 +182,7 @@ def inside(browser, run, folder, prompts=200):
             best, second = wanted.topk(2).values
             assert best - second < 2e-2 or logits.argmax() == wanted.argmax(), (how, text)
     assert furthest < 1e-2, furthest
-    whole, lines = demo.load_model(run), []
+    whole, lines = play.load_model(run), []
     for depth in range(5):
         right = sum(ask('measure', how={}, task=f'toy_assign/{depth}', slice=i)['right']
                     for i in range(50))
@@ -234,22 +200,19 @@ def main():
     out = Path('out/play')
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as p:
-        paths = sys.argv[1:] or random_models(Path(folder))
-        server = play.serve(paths, 'toy_assign/1', 0, 'cpu')
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        address = f'http://127.0.0.1:{server.server_address[1]}/'
+        folder = Path(folder)
+        run = sys.argv[1] if sys.argv[1:] else random_model(folder)
+        file = folder / 'page.html'
+        play.main([run, f'--out={file}', '--task=toy_assign/1', '--open=false'])
         browser = p.chromium.launch(executable_path=shutil.which('chromium'),
                                     args=['--no-sandbox'])
         for name, width, scheme in (('wide', 1150, 'light'), ('narrow', 420, 'dark')):
-            page = browser.new_page(bypass_csp=True, viewport=dict(width=width, height=900),
-                                    color_scheme=scheme)
-            first = walk(page, address, paths[0], Path(folder))
+            page = browser.new_page(viewport=dict(width=width, height=900), color_scheme=scheme)
+            first = walk(page, file.as_uri(), run, folder)
             page.screenshot(path=str(out / f'{name}.png'), full_page=True)
             print(f'{name}: all steps; the first numbers after {first:.2f} s; {out}/{name}.png')
-        inside(browser, paths[0], Path(folder))
+        inside(browser, run, file)
         browser.close()
-        server.shutdown()
-        server.server_close()
 
 
 if __name__ == '__main__':

@@ -11,6 +11,8 @@ from types import SimpleNamespace
 
 os.environ.setdefault('OMP_NUM_THREADS', '1')
 os.environ['HF_HUB_OFFLINE'] = '1'
+MODULES = tempfile.TemporaryDirectory()         # where transformers puts the code of folders
+os.environ['HF_MODULES_CACHE'] = MODULES.name
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
@@ -19,7 +21,6 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 
 from data.tokens import write_dataset  # noqa: E402
-from engine import world  # noqa: E402
 from engine.cost import planned  # noqa: E402
 from model import LM, ModelConfig  # noqa: E402
 from train import Config, read_config  # noqa: E402
@@ -36,7 +37,6 @@ BEGUN.set_forkserver_preload(['train'])
 def rank_of(rank, ranks, port, said, argv, before):
     "What torchrun tells a process, and then its training run; `before` may change something first."
     os.chdir(ROOT)
-    world.STARTED_BY = os.getppid()         # it was forked, not started
     os.dup2(os.open(said, os.O_WRONLY | os.O_APPEND), 2)
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks),
                       LOCAL_WORLD_SIZE=str(ranks), MASTER_ADDR='127.0.0.1',

@@ -14,7 +14,8 @@ import nanodepth
 from common.errors import Refused
 from data.tokens import write_dataset
 from engine import checkpoint
-from engine.checkpoint import load, load_model, save
+from engine.checkpoint import describe, load, load_model, save
+from train import read_config, train
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -40,9 +41,6 @@ def test_load_model(tmp_path, tiny):
     tokens = torch.randint(50, (2, 9))
     assert torch.equal(back(tokens), model(tokens)) and not back.training
     assert back.head.weight is back.embed.weight
-    save(tmp_path, kind='lmm', model={})
-    with pytest.raises(Refused, match="kind='lmm' is not one of lm, recurrent"):
-        load_model(tmp_path)
 
 
 def test_broken_checkpoints_are_refused_in_one_line(tmp_path):
@@ -151,3 +149,25 @@ def test_a_run_that_an_older_version_began_goes_on(tmp_path, monkeypatch, capsys
         assert went_on.keys() == fresh.keys()
         for key, weight in fresh.items():       # another machine rounds in another way
             torch.testing.assert_close(went_on[key], weight, rtol=1e-3, atol=1e-4)
+
+
+def test_what_only_removed_code_can_run_is_refused_by_the_commit_that_has_it(tmp_path, tiny, data):
+    """A relaxed loop has no model here any more. A loop whose number of runs was drawn is an
+    ordinary one to whoever reads it, but its training cannot go on."""
+    model = describe(tiny(vocab_size=257, n_layer=2, context=16, order=[0, 1, 0, 1]))
+    save(tmp_path / 'relaxed', **model | dict(kind='relaxed', rank=2))
+    with pytest.raises(Refused, match='is a relaxed loop.*git checkout 74a8d06'):
+        load_model(tmp_path / 'relaxed')
+    argv = ['--n_layer=2', '--loop=2x2', '--n_embd=32', '--n_head=4', '--head_dim=8', *OLDER,
+            f'--data={data}', f'--out_dir={tmp_path / "drawn"}', '--steps=2', '--decay_steps=0']
+    nanodepth.main('train', argv)
+    state = load(tmp_path / 'drawn')
+    for name, value, refused in (('loop_mean', 2, True), ('relax_rank', 4, True),
+                                 ('recurrence_fixed', True, True), ('loop_mean', None, False)):
+        save(tmp_path / 'drawn', **state | dict(config=state['config'] | {name: value}))
+        assert load_model(tmp_path / 'drawn').order == [0, 1, 0, 1]
+        if refused:
+            with pytest.raises(Refused, match=f'{name}={value}, .*git checkout 74a8d06'):
+                train(read_config([*argv, '--steps=3']))
+        else:
+            nanodepth.main('train', [*argv, '--steps=3'])

@@ -28,7 +28,7 @@ def test_every_run_of_the_table_can_be_planned_and_costed(name, capsys, monkeypa
     parent = tiny(n_layer=8)
     if 'retrofit' in name and not name.endswith('dense'):
         parent = surgery(parent, '2-4-2')
-    monkeypatch.setattr(cost.checkpoint, 'load_model', lambda path, merged: parent)
+    monkeypatch.setattr(cost.checkpoint, 'load_model', lambda path: parent)
     changes = ['--vocab_size=257']
     if 'smollm' in name or 'retrofit' in name:          # at size: shorter, for the test's sake
         changes = ['--steps=2000', '--warmup_steps=20', '--decay_steps=300',
@@ -59,7 +59,6 @@ def test_the_stages_are_those_of_the_paper_and_a_loop_of_the_cool_down_is_one(ca
                       ['24,285 to 48,570', '12', '12'], ['48,570 to 80,950', '16', '16'],
                       ['80,950 to 121,426', '20', '20'], ['121,426 to 170,000', '24', '24'],
                       ['170,000 to 200,000', '24', '28']]
-    assert lines[-1] == 'not there yet: data/smollm, data/math/nemotron_20'
 
 
 def test_the_configs_of_a_size_differ_in_what_they_are_about_alone():
@@ -150,12 +149,7 @@ def test_the_retrofits_partner_has_its_flops(tmp_path, data):
 
 def test_what_cannot_be_is_said_in_a_line(capsys, tmp_path):
     path = ROOT / 'config/smollm_360m_baseline.py'
-    for argv, words in ((['--gpu=H10'],
-                         "gpu='H10' is not one of H100 PCIe, H100 NVL, H200, H100, "
-                         "B200, A100, L40S, L40, 4090; did you mean "
-                         "'H100'?"),
-                        (['--mfu=40'], '--mfu=40.0 must be at most 1.0'),
-                        (['--gpus=7'],
+    for argv, words in ((['--gpus=7'],
                          'batch_size=512 on gpus=7 does not divide into grad_accum=4 pieces'),
                         ([f'--data={tmp_path}', '--vocab_size=none'], 'or say --vocab_size=N')):
         with pytest.raises(SystemExit):

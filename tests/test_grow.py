@@ -158,11 +158,6 @@ def test_one_optimizer_and_a_dropped_layer(tiny):
             == len(list(new.parameters())))
 
 
-def test_a_bad_order_is_named(tiny):
-    with pytest.raises(ValueError, match='names layer 4, but the layers are 0 to 3'):
-        untie(tiny(), [0, 4])
-
-
 # ------------------------------------------------------------------ schedule and ledger
 
 TABLE_7 = {

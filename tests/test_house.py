@@ -60,7 +60,7 @@ def test_no_tool_is_run_by_its_path():
     "tools/ at the front of the path would hide installed packages of the same names."
     for name, path in FILES.items():
         runs = "if __name__ == '__main__':" in path.read_text()
-        assert runs == (name == 'data.tasks' or '.' not in name and name != 'model'), name
+        assert runs == ('.' not in name and name != 'model'), name
 
 
 # ------------------------------------------------------------------------------------ how it reads
@@ -80,7 +80,7 @@ def test_files_and_functions_fit_into_a_head():
     lengths = {name: path.read_text().count('\n') for name, path in FILES.items()}
     for name, n in lengths.items():
         assert n <= MOST.get(name, n), f'{name} has {n} lines'
-    assert sum(lengths[name] for name in IDEAS) <= 1840
+    assert sum(lengths[name] for name in IDEAS) <= 1760
     for path in CODE:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef):

@@ -8,7 +8,6 @@ from conftest import ROOT
 from test_train import config, log_of  # noqa: F401
 
 from common.errors import Refused
-from common.fields import fill
 from engine import checkpoint
 from engine.cost import stretches
 from engine.plan import MAY_DIFFER, MAY_DIFFER_AHEAD, Plan, Start
@@ -21,8 +20,7 @@ CONFIGS = sorted(path.stem for path in ROOT.glob('config/[!_]*.py'))
 
 
 def by_hand(c, start, step):
-    """(rate, layers, origin, order, data, batch, r, backprop depth, rank, order drawn), worked out
-    anew for one step."""
+    "(rate, layers, origin, order, data, batch, r, backprop depth), worked out anew for one step."
     decay = c.steps - c.decay_steps
     falls = c.decay_steps if c.lr_decay_steps is None else c.lr_decay_steps
     since = step - (c.steps - falls)
@@ -55,8 +53,7 @@ def by_hand(c, start, step):
                                       c.backprop_curriculum)
         r, depth = sample_recurrence(mean, step, c.seed), min(depth, mean)
     data = 'cooldown_data' if cool else 'data'
-    rank = c.relax_rank if c.loop or late and c.cooldown_loop else 0
-    return rate, n, origin, order, data, step - decay if cool else step, r, depth, rank, None
+    return rate, n, origin, order, data, step - decay if cool else step, r, depth
 
 
 @pytest.mark.parametrize('name', CONFIGS)
@@ -73,13 +70,6 @@ def test_every_step_of_every_config(name):
         assert tuple(plan.at(step)) == by_hand(c, start, step), step
 
 
-def test_a_fixed_number_of_recurrences():
-    c = Config(init_from='x', recurrence=3, recurrence_fixed=True, curriculum=0.5)
-    plan = Plan(c, Start('recurrent', 6, None, 4, 8))
-    assert [plan.at(step).r for step in (0, 99, 100, 199, 200, 599)] == [1, 1, 2, 2, 3, 3]
-    assert all(plan.at(step).backprop_depth == plan.at(step).r for step in range(600))
-
-
 def test_the_plan_reads_the_settings_that_it_answers_for_and_no_others():
     "But for the seed, which r is drawn by, and init_from, which says whose layers they are."
     read = set()
@@ -92,11 +82,10 @@ def test_the_plan_reads_the_settings_that_it_answers_for_and_no_others():
             read.add(name)
             return getattr(self.config, name)
     grown = Config(grow='lidas', cooldown_loop='3-2x2-3', cooldown_data='x')
-    looped = Config(n_layer=2, loop='2x4', loop_mean=2)
-    relaxed = Config(n_layer=2, loop='2x4', relax_rank=2)
+    looped = Config(n_layer=2, loop='2x4')
     recurs = Config(init_from='x', recurrence=3)
     core = Start('recurrent', 6, None, 4, 8)
-    for c, start in ((grown, None), (looped, None), (relaxed, None), (recurs, core)):
+    for c, start in ((grown, None), (looped, None), (recurs, core)):
         plan = Plan(Watched(c), start)
         for step in (0, 100, 599):
             plan.at(step)
@@ -167,7 +156,7 @@ def test_a_start_is_kept(config):  # noqa: F811
     train(parent)
     child = config('child', init_from=parent.out_dir)
     train(child)
-    starts = [fill(Start, checkpoint.load(c.out_dir)['start'], '') for c in (parent, child)]
+    starts = [Start(**checkpoint.load(c.out_dir)['start']) for c in (parent, child)]
     assert starts == [Start('lm', 3), Start('lm', 3, [0, 1, 2, 1, 2])]
 
 

@@ -2,22 +2,17 @@
 import shutil
 import subprocess
 
-import numpy as np
 import pytest
 import torch
 from conftest import ROOT, planned_flops, write_noise
 
 import nanodepth
-import train
 from common.errors import Refused
-from common.files import read_json
-from data import tasks
-from data.primitives import write_examples
-from data.tokens import Loader, measure
+from data.tokens import write_dataset
 from engine import words
 from engine.checkpoint import load_model
 from loop import parse_loop, running
-from report.plot import draw_lines
+from report.plot import curve, figure
 from report.runs import growths, measured
 from report.tables import where
 from tools import results, study
@@ -115,10 +110,7 @@ def test_a_difference_of_differences(folder):
 
 
 @pytest.mark.parametrize('change, message', [
-    (("unit = 'answers'", "unit = 'answer'"), "did you mean 'answers'"),
-    (("paper = 'x'\n", ''), "does not say 'paper'"),
     (("'x'", "'x'y"), "claims.toml is damaged.*Expected newline"),
-    (('direction = 1', 'direction = "up"'), 'direction'),
     (("measure = 'depth 4'", "measure = 'depht 4'"), "did you mean 'depth 4'"),
     (("way = 'ordinary'}\nb", "seed = 1}\nb"), 'several'),
     (('[[numbers]]', CLAIM.split('[[numbers]]')[0] * 5 + '[[numbers]]'), 'six|6 primary claims')])
@@ -145,16 +137,17 @@ def test_the_pictures_show_the_mean_over_the_seeds_and_a_band_from_the_lowest_to
         tmp_path):
     rows = [dict(seed=seed, run='lidas', r=r, share=seed / 10 + r / 100)
             for seed in (1, 3) for r in (1, 2)]
-    one = draw_lines(rows, 'r', {'share': 'share, %'}, {'share': 1 / 3}, {'xlabel': 'r'}).axes[0]
-    chance, mean = (list(line.get_ydata()) for line in one.lines)
-    assert chance[0] == pytest.approx(100 / 3) and mean == pytest.approx([21, 22])
+    _, [[one]] = figure(1, 1, (3, 3))
+    curve(one, rows, 'r', 'share', 'black', 'lidas', 100)
+    [mean] = (list(line.get_ydata()) for line in one.lines)
+    assert mean == pytest.approx([21, 22])
     band = {tuple(point) for point in one.collections[0].get_paths()[0].vertices.round(6)}
     assert band == {(1, 11), (2, 12), (1, 31), (2, 32)}
     shutil.copytree(ROOT / 'docs/results', tmp_path / 'results')
     (tmp_path / 'assets').mkdir()
     results.draw(tmp_path / 'results', dict(lidas='LIDAS'))
     assert {file.stem for file in (tmp_path / 'assets').glob('*.png')} == {
-        'adding', 'between', 'drawn', 'exits', 'growing', 'layers', 'retrofit'}
+        'adding', 'exits', 'growing'}
 
 
 def test_the_curves_of_a_seed_are_its_logs_again():
@@ -177,36 +170,28 @@ def small(tmp_path, monkeypatch):
     seen = []
 
     def ran(argv, **_):
-        if argv[1].endswith('prepare.py'):
-            write_examples(argv[-1].split('=')[1], 'bytes', ['toy_chains_code'], [1, 2], 8)
-            return
         name, *argv = argv[2:]
         seen.append(name)
         if name != 'train':
             nanodepth.main(name, argv)
         else:
             new = not any('init_from' in arg for arg in argv)
-            data = [] if 'config/sft.py' in argv else [f'--data={tmp_path}/data']
+            data = [f'--data={tmp_path}/data']
             argv = [a for a in argv if not a.startswith(('--steps', '--decay', '--warm', '--data=d'
                                                          ))]
             size = [arg for arg in shape if new or not arg.startswith(('--n_', '--head_dim'))]
-            decays = not new or {'config/phop.py', 'config/depo.py', 'config/addition.py'} & {*argv}
+            decays = not new or 'config/phop.py' in argv
             nanodepth.main('train', [*argv, *size, *data, f'--steps={4 if new else 2}',
                                      f'--decay_steps={1 if decays else 0}'])
         return subprocess.CompletedProcess(argv, 0)
-    settings = dict(DATA=f'{tmp_path}/data', DEEPER=f'{tmp_path}/data', QUESTIONS=4, BATCHES=4,
-                    LENS_STEPS=2, RECURRENCES=(1, 3), KEPT=('exact', 'first'),
-                    FACTORS=dict(T=[2], method=['naive', 'heun', 'aitken', 'heavy_ball']))
-    for name, value in settings.items():
+    for name, value in dict(DATA=f'{tmp_path}/data', QUESTIONS=4, BATCHES=4).items():
         monkeypatch.setattr(study, name, value)
-    monkeypatch.setattr(study.chains, '__defaults__', ((0, 1), None, 'toy_chains'))
+    monkeypatch.setattr(study.chains, '__defaults__', ((0, 1), None))
     monkeypatch.setattr(study, 'EXIT_DEPTHS', (1,))
     monkeypatch.setattr(study, 'EXIT_QUESTIONS', 2)
     monkeypatch.setattr(study, 'MOST_R', 3)
     monkeypatch.setattr(study, 'EXITS', {'latent': (0.02, 0.4), 'sure': (0.3,), 'fixed r': (1, 3)})
     monkeypatch.setattr(study, 'PARTNERS', dict(half=(5, 108)))
-    for one in (study.Taught, study.Frozen, study.Layers):
-        monkeypatch.setattr(one, 'models', ('baseline',))
     monkeypatch.setattr(study.subprocess, 'run', ran)
     monkeypatch.setattr(words, 'report', lambda *_: None)
     monkeypatch.chdir(ROOT)
@@ -235,57 +220,26 @@ def test_a_seed_in_small(small, tmp_path, capsys):
     sure = exits['sure', '0.3']
     assert sure['layers'] == pytest.approx(3 + 7 * sure['recurrences'], rel=1e-4)
 
-    jobs = [study.job(name, 0, tmp_path / 'study') for name in ('half', *study.SECOND)]
-    for job in jobs:
-        study.finish(job)
-    half, taught, frozen, layers, retrofits = (study.read_rows(j.file(j.tables[0])) for j in jobs)
-    assert len(half) == 1 and len(load_model(jobs[0].root / 'ordinary').layers) == 5
-    assert [(row['run'], row['examples']) for row in taught] == [('baseline', '0'),
-                                                                ('baseline', '128')]
-    assert taught[0]['depth 1'] != taught[1]['depth 1']
-    told = {(row['factor'], row['value']): row for row in frozen}
-    best = max((row for row in frozen if row['factor'] in ('the recipe', 'T') and row['value'] !=
-                'the best of them'), key=lambda row: float(row['depth 5']))
-    assert told['T', 'the best of them']['depth 5'] == best['depth 5']
-    # K versions of the window's four layers, or one; the answers at once and by token are equal
-    assert told['cache, token by token', 'exact']['slots'] == str(10 + 2 * 4)
-    assert told['cache, token by token', 'first']['slots'] == '10'
-    for by_token, at_once in (('plain', 'plain'), ('exact', 'the recipe')):
-        assert float(told['cache, token by token', by_token]['depth 5']) == pytest.approx(
-            float(told[at_once, '']['depth 5']), abs=1e-4)
-    assert 0 <= float(layers[0]['score']) <= 9 and len(layers) == 1
-    lens = study.read_rows(jobs[3].file('lens'))
-    moves = [float(row['moves']) for row in lens]       # the same effects, layer by layer
-    assert sum(d * v for d, v in enumerate(moves)) / sum(moves) == pytest.approx(
-        float(layers[0]['score']), rel=1e-4) and len(lens) == 10
-    assert float(lens[-1]['overlap']) == 1 > float(lens[0]['overlap'])
-    ask = study.chains(jobs[3].folder_of('baseline'), (3,), study.QUESTIONS // 2)
-    final = ask.depths(load_model(jobs[3].folder_of('baseline')))['depth 3']
-    assert float(lens[-1]['depth 3']) == pytest.approx(final, rel=1e-4)
-    assert float(lens[0]['depth 3']) != pytest.approx(final, rel=1e-4)
-    kinds = [(row['run'], row['r']) for row in retrofits]
-    assert ('mean_8', '3') in kinds and ('healed_deeper', '3') in kinds
-    assert ('dense_healed_deeper', '1') in kinds and len(kinds) == len(set(kinds)) == 16
-
+    partner = study.job('half', 0, tmp_path / 'study')
+    study.finish(partner)
+    assert len(study.read_rows(partner.file('depth'))) == 1
+    assert len(load_model(partner.root / 'ordinary').layers) == 5
     for before in (0, 20):
         study.collect(0, tmp_path / 'study', tmp_path)
         assert f'depth.csv: 20 rows of seed 0, {before} as they stood' in capsys.readouterr().out
     assert len(study.read_rows(tmp_path / 'depth.csv')) == len(rows) + 1
-    assert len(study.read_rows(tmp_path / 'retrofits.csv')) == 16
 
 
 def test_a_seed_is_held_against_the_others():
     "Settings and what never varies do not count; a row that no other seed has says nothing."
     def row(seed, text, **more):
-        return dict(seed=seed, run='lidas', r='3', flops='7', text=text, slots='') | more
-    others = [row('0', '1'), row('1', '2'), row('2', '3'), row('0', '9', r='4')]
+        return dict(seed=seed, run='lidas', added='3', flops='7', text=text, slots='') | more
+    others = [row('0', '1'), row('1', '2'), row('2', '3'), row('0', '9', added='4')]
     # three seeds: 2 +- 4.97
     assert study.expected([row('5', '6.9')], others) == (1, 1)
     assert study.expected([row('5', '-3')], others) == (0, 1)
-    assert study.expected([row('5', '2'), row('5', '2', r='4')], others) == (1, 1)
+    assert study.expected([row('5', '2'), row('5', '2', added='4')], others) == (1, 1)
     assert study.expected([row('5', '2', run='midas')], others) == (0, 0)
-    ordered = [other | dict(order=f'{n}-2x2-4') for n, other in enumerate(others)]
-    assert study.expected([row('5', '6.9', order='8')], ordered) == (1, 1)
 
 
 @pytest.mark.parametrize('loop', ['1-2x3-1', '4x2'])
@@ -317,12 +271,6 @@ def test_equal_flops_are_equal():
     layers, steps = study.PARTNERS['half_longer']
     assert flops('chains_baseline', f'--n_layer={layers}', f'--steps={steps}') == pytest.approx(
         flops('chains_loop_5x2'), rel=0.002)
-
-
-def test_a_dry_run_says_what_it_would_cost(capsys):
-    nanodepth.main('study', ['3', '--dry_run'])
-    said = capsys.readouterr().out
-    assert '--seed=3' in said and 'two cores' in said
 
 
 def test_the_readmes_models_in_small(small, tmp_path, monkeypatch, capsys):
@@ -380,48 +328,16 @@ def test_hops_in_small(small, tmp_path, monkeypatch, capsys):
     capsys.readouterr()
 
 
-def test_the_cells_of_another_task_in_small(small, tmp_path, monkeypatch, capsys):
-    write_noise(tmp_path / 'data', ['sum'])
-    monkeypatch.setattr(study, 'CELLS', dict(addition=[(3, 1), (1, 1), (1, 3)]))
-    one = study.job('addition', 0, tmp_path / 'study')
-    one.data = f'{tmp_path}/data'
-    study.finish(one)
-    rows = {row['way']: row for row in study.read_rows(one.file('cells'))}
-    assert list(rows) == ['layers_3_times_1', 'layers_1_times_1', 'layers_1_times_3']
-    deep, shallow, again = rows.values()
-    assert deep['flops'] == again['flops'] > shallow['flops'] and deep['run'] == 'addition'
-    assert len(load_model(one.root / 'layers_1_times_3').order) == 3
-    assert len({row['loss'] for row in rows.values()}) == 3
-    capsys.readouterr()
-
-
-def test_a_task_of_several_kinds_and_its_data(small, tmp_path, monkeypatch, capsys):
-    write_noise(tmp_path / 'data', ['1 later', '2 later'])
-    monkeypatch.setattr(study, 'CELLS', dict(depo=[(2, 1)]))
-    monkeypatch.setattr(study, 'TASK_OPTIONS', dict(depo=[]))
-    one = study.job('depo', 0, tmp_path / 'study')
-    one.data = f'{tmp_path}/data'
-    study.finish(one)
-    [row] = study.read_rows(one.file('cells'))
-    loss, kinds = measure(load_model(one.root / 'layers_2_times_1'),
-                          Loader(one.data, 32, None, split='val', seed=0))
-    assert len(kinds) == 2 and float(row['right']) == pytest.approx(
-        sum(kind['accuracy'] for kind in kinds.values()) / 2, rel=1e-5)
-    capsys.readouterr()
-
-
-def test_the_data_of_a_task_are_written_once_and_as_the_job_wants_them(tmp_path, monkeypatch):
+def test_the_data_of_p_hop_are_written_once_and_as_the_job_wants_them(tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(study.subprocess, 'run', lambda argv, **_: seen.append(argv))
-    wanted = study.TASK_OPTIONS['depo']
-    study.write_task(tmp_path / 'depo', 'depo', *wanted)
-    assert seen[0][1:] == [str(ROOT / 'data/tasks.py'), 'depo', '--p=2', '--rows=100000',
-                           f'--out={tmp_path / "depo"}']
-    tasks.main(['depo', '--p=2', '--n=4', '--rows=20', f'--out={tmp_path / "depo"}'])
-    study.write_task(tmp_path / 'depo', 'depo', '--p=2')
+    study.write_letters(tmp_path / 'x', 8)
+    assert seen[0][1:] == [str(ROOT / 'data/phop/prepare.py'), '--p=8', f'--out={tmp_path / "x"}']
+    write_dataset(tmp_path / 'x', 'train', 'bytes', [1, 2, 3], origin=dict(p=8))
+    study.write_letters(tmp_path / 'x', 8)
     assert len(seen) == 1
-    with pytest.raises(Refused, match='has rows=20, and this job wants --rows=100000'):
-        study.write_task(tmp_path / 'depo', 'depo', *wanted)
+    with pytest.raises(Refused, match='has rows of 8 hops, and this job wants 4'):
+        study.write_letters(tmp_path / 'x', 4)
 
 
 def test_what_hops_compares_costs_the_same():
@@ -431,71 +347,3 @@ def test_what_hops_compares_costs_the_same():
     assert flops(*study.HOPS['layers_2_times_3']) == flops(*study.HOPS['layers_1_times_6']) == six
     assert flops(*study.HOPS['layers_2_longer']) == pytest.approx(six, rel=0.002)
     assert flops(*study.HOPS['midas']) == flops(*study.HOPS['lidas']) < six
-
-
-def test_between_looping_and_growing_in_small(small, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(study, 'TOY', f'{tmp_path}/data')
-    monkeypatch.setattr(study, 'RANKS', (0, 2))
-    one = study.job('between', 0, tmp_path / 'study')
-    study.finish(one)
-    rows = {(row['way'], row['rank']): row for row in study.read_rows(one.file('between'))}
-    assert len(rows) == 1 + 2 * 3
-    parameters = [int(rows[at]['parameters']) for at in (('rank', '0'), ('rank', '2'),
-                                                         ('untied', ''))]
-    assert parameters == sorted(parameters) and rows['cut', '0']['flops'] == ''
-    assert rows['cut', '2']['loss'] != rows['trained', '2']['loss']
-    capsys.readouterr()
-
-
-def test_drawn_loops_in_small(small, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(study, 'TOY', f'{tmp_path}/data')
-    monkeypatch.setattr(study, 'ASKED', (1, 3))
-    one = study.job('drawn', 0, tmp_path / 'study')
-    study.finish(one)
-    rows = {(row['run'], row['r']): row for row in study.read_rows(one.file('drawn'))}
-    assert len(rows) == 5 * 2
-    # with and without the input, they begin with the same weights
-    parent, cut = (load_model(one.root / name) for name in ('parent', 'cut'))
-    assert all(torch.equal(a, b) for a, b in zip(parent.parameters(), cut.parameters()))
-    assert read_json(one.root / 'fixed_again/run.json')['config']['recurrence_fixed'] is True
-    # asked for as many runs as in training, a loop is what was trained
-    ask = study.Questions(one.root / 'fixed', study.TOY, {})
-    whole = ask(load_model(one.root / 'fixed'))
-    assert float(rows['fixed', '3']['loss']) == pytest.approx(whole['loss'], rel=1e-5)
-    assert float(rows['fixed', '1']['loss']) != float(rows['fixed', '3']['loss'])
-    capsys.readouterr()
-
-
-@torch.no_grad()
-def test_how_far_a_state_moves_by_hand():
-    "Doubling moves a state by half of its new length, and changes nothing that is read off it."
-    class Doubling:
-        prelude = coda = []
-        norm = torch.nn.Identity()
-        embed = staticmethod(lambda tokens: torch.ones(1, 2, 3))
-        run = staticmethod(lambda x, layers: x)
-        head = staticmethod(lambda x: x / x.norm(dim=-1, keepdim=True))
-        first_state = staticmethod(lambda e, position, generator: e)
-
-        @staticmethod
-        def recur(s, e, i, cache):
-            return s * torch.tensor([1, 1, -1]) if i == 1 else 2 * s
-    doubled, mirrored, again = study.movements(Doubling, None, 3)
-    assert doubled['moved'] == again['moved'] == pytest.approx(0.5)
-    assert doubled['changed'] == again['changed'] == pytest.approx(0, abs=1e-6)
-    # (2, 2, 2) to (2, 2, -2): a change of 4, and the length is the root of 12
-    assert mirrored['moved'] == pytest.approx(4 / 12 ** 0.5)
-    p = torch.tensor([1., 1, -1]).div(3 ** 0.5).softmax(0)
-    assert mirrored['changed'] == pytest.approx((p * (3 * p).log()).sum().item(), rel=1e-5)
-
-
-def test_a_search_in_small(small, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(study, 'TOY', f'{tmp_path}/data')
-    monkeypatch.setattr(study, 'BUDGET', 3)
-    monkeypatch.setattr(study.Searched, 'models', ('baseline',))
-    one = study.job('searched', 0, tmp_path / 'study')
-    study.finish(one)
-    rows = {row['way']: row for row in study.read_rows(one.file('search'))}
-    assert len(rows) == 7 and float(rows['as it is']['change']) == 0
-    assert rows['as it is']['order'] == '8' and 'the window 2-5, rk, K = 3' in rows
-    capsys.readouterr()

@@ -8,11 +8,10 @@ import torch
 import torch.nn as nn
 
 import nanodepth
-from common.errors import Refused, parse
+from common.errors import Refused
 from common.options import read as read_options
 from engine import checkpoint
-from report.plot import draw_windows
-from tools import adapters, evaluate, wrapper as sweep
+from tools import evaluate, wrapper as sweep
 from wrapper import looped
 
 pytest.importorskip('lm_eval')
@@ -52,7 +51,7 @@ def test_one_evaluation_changes_nothing_and_more_do(folders):
 
 
 def test_the_error_of_a_change_is_that_of_each_document_against_itself(folders):
-    lm = adapters.open_model(folders[0], device='cpu')
+    lm = evaluate.open_model(folders[0], device='cpu')
     docs = lambda: [s['acc']
                     for s in sorted(evaluate.harness(lm, 'primitive_toy_copy', limit=30,
                                                      log_samples=True)['samples'][
@@ -65,71 +64,6 @@ def test_the_error_of_a_change_is_that_of_each_document_against_itself(folders):
     assert row['documents'] == 30 and row['change'] == pytest.approx((there - plain).mean().item())
     assert row['change_stderr'] == pytest.approx((there - plain).std().item() / 30 ** 0.5)
     assert row['plain'] == pytest.approx(plain.mean().item()) and row['looped_stderr'] > 0
-
-
-def lm_eval_with(manager, **options):
-    from lm_eval import simple_evaluate
-    return simple_evaluate(tasks=['local_choice', 'local_text', 'local_rolling'],
-                           task_manager=manager, bootstrap_iters=0, limit=6, **options)
-
-
-def answers(results):
-    return {task: [s['resps'] for s in sorted(samples, key=lambda s: s['doc_id'])]
-            for task, samples in results['samples'].items()}
-
-
-def test_the_registered_model_of_any_family(folders, manager):
-    path = folders[1]
-    evaluate.hf_adapter()
-    plain = answers(lm_eval_with(manager, model='hf', model_args=f'pretrained={path},device=cpu'))
-    as_text = lambda more: answers(lm_eval_with(manager, model='nanodepth-hf',
-                                                model_args=f'pretrained={path},device=cpu{more}'))
-    assert as_text('') == as_text(',window=1-2,K=1') == plain
-    looped_text = as_text(',window=1-2,method=naive,K=2')
-    assert (looped_text['local_choice'] != plain['local_choice'] and looped_text['local_rolling']
-            != plain['local_rolling'])
-    assert looped_text == answers(lm_eval_with(manager, model='nanodepth-hf',
-                                               model_args=dict(pretrained=str(path), device='cpu',
-            window=(1, 2), method='naive', K=2)))
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-    model = AutoModelForCausalLM.from_pretrained(path)
-    built = evaluate.hf_adapter()(model, tokenizer=AutoTokenizer.from_pretrained(path),
-                                  device='cpu', window='1-2', method='naive', K=2)
-    assert looped_text == answers(lm_eval_with(manager, model=built))
-    bypassed = as_text(',window=1-2,method=naive,K=2,decode=bypass')
-    assert (bypassed['local_choice'] == looped_text['local_choice'] and bypassed['local_text']
-            != looped_text['local_text'])
-    ours = answers(lm_eval_with(manager, model=evaluate.adapter()(str(folders[0]), device='cpu',
-            window='1-2', method='naive', K=2, cache='frozen')))
-    theirs = as_text(',window=1-2,method=naive,K=2,cache=frozen')
-    assert (ours['local_text'] == theirs['local_text'] and theirs['local_text']
-            != plain['local_text'])
-    with pytest.raises(ValueError, match='did you mean'):
-        as_text(',method=rkk')
-
-
-def test_settings_as_text():
-    assert adapters.from_text(dict(cache=None, alphas='0.6/0.4', window='3-5', K=2)) == dict(
-        cache='none', alphas=[0.6, 0.4], window='3-5', K=2)
-    assert [parse(t) for t in ('0.5', '3', 'mid4', '3-5', '')] == [0.5, 3, 'mid4', '3-5',
-                                                                            '']
-    own = read_options(sweep.Options, ['run', '--alphas=0.6,0.4', '--anchored=false']).more
-    assert own == dict(alphas=(0.6, 0.4), anchored=False)
-    # a field that is no option is no way to set it
-    assert read_options(sweep.Options, ['r', '--more=3']).more == dict(more=3)
-    with pytest.raises(Refused, match='--run=x: the run is given as a word'):
-        read_options(sweep.Options, ['r', '--run=x'])
-
-
-def test_log_likelihoods_build_no_cache(folders):
-    lm = evaluate.hf_adapter()(str(folders[1]), device='cpu', window='1-2', K=3, cache='last')
-    ran = []
-    lm.model.model.layers[1].mlp.register_forward_hook(lambda *_: ran.append(1))
-    tokens = torch.zeros(1, 4, dtype=torch.long)
-    lm._model_call(tokens)
-    assert len(ran) == 3
-    lm.model(tokens)            # as the harness calls it: with a cache, and the pass that fills it
-    assert len(ran) == 7
 
 
 def test_a_group_is_shown_by_subject_and_a_perplexity_has_no_error_of_its_change(folders, manager,
@@ -161,41 +95,9 @@ def test_chat_templates_are_those_of_the_checkpoint(folders):
     plain, chat = (sweep.side_by_side(path, 'primitive_toy_copy', SETTINGS, limit=20, chat=on,
                                      device='cpu') for on in (False, True))
     assert plain[0]['plain'] != chat[0]['plain']
-    with pytest.raises(ValueError, match='chat templates are the business of transformers'):
+    with pytest.raises(ValueError, match='tokenizer.chat_template is not set'):
         sweep.side_by_side(folders[0], 'primitive_toy_copy', SETTINGS, limit=2, chat=True,
                           device='cpu')
-
-
-def test_the_command(folders, tmp_path, capsys):
-    out = tmp_path / 'numbers.json'
-    nanodepth.main('wrap', [str(folders[1]), f'--tasks={TASKS}', '--limit=8', '--window=1-2',
-                            '--method=euler', '--K=2', '--alphas=0.9,0.8', '--device=cpu',
-                            f'--out={out}'])
-    text = capsys.readouterr().out
-    assert 'plain' in text and 'looped' in text and text.count('±') == 6 and str(out) in text
-    kept = json.loads(out.read_text())
-    assert all(row['settings']['alphas'] == [0.9, 0.8] for row in kept['rows'])
-    assert [row['task'] for row in kept['rows']] == TASKS.split(',')
-    nanodepth.main('wrap', [str(folders[1]), '--tasks=primitive_toy_copy', '--limit=2',
-                            '--window=1-2', '--K=2', '--device=cpu', f'--out={out}'])
-    assert json.loads(out.read_text())['rows'][:-1] == kept['rows']     # a second task is added
-    for args, K, decode in (([], 6, 'bypass'), (['--K=2', '--decode=full'], 2, 'full')):
-        nanodepth.main('wrap', [str(folders[1]), '--recipe', '--tasks=primitive_toy_copy', *args,
-                                '--limit=2', '--device=cpu', f'--out={out}'])
-        settings = json.loads(out.read_text())['rows'][-1]['settings']
-        assert (settings['K'], settings['decode']) == (K, decode)   # what is given, counts
-    capsys.readouterr()
-    for args, message in ((['--method=rkk'], "did you mean 'rk'"),
-                          (['--window=9-12'], 'within 0 to 3'),
-                          (['--tol=x', '--method=naive'], "no option 'tol'"),
-                          (['--beta=0.3', '--method=naive'], "no option 'beta'")):
-        with pytest.raises(SystemExit):
-            nanodepth.main('wrap', [str(folders[1]), f'--tasks={TASKS}', '--device=cpu', *args])
-        error = capsys.readouterr().err.strip().splitlines()[-1]
-        assert error.startswith('wrap: ') and message in error
-    for args in ([], [str(folders[1])], [str(folders[1]), '--tasks=x', 'word']):
-        with pytest.raises(SystemExit):
-            nanodepth.main('wrap', args)
 
 
 # ------------------------------------------------------------------------------------------- sweeps
@@ -291,7 +193,7 @@ def test_another_checkpoint_in_the_same_place_is_measured_anew(runs, tmp_path, t
 def test_by_token_tells_the_caches_apart(runs, tmp_path, capsys):
     out = tmp_path / 'sweep.png'
     nanodepth.main('sweep', [runs[0], '--windows=1-2', '--methods=naive', '--K=3',
-                             '--cache=first,frozen,exact', '--by_token', '--batches=2',
+                             '--cache=first,exact', '--by_token', '--batches=2',
                              '--device=cpu', f'--out={out}'])
     found = {entry['of']['cell']['cache']: entry['found']
              for entry in read(out.with_suffix('.jsonl'))
@@ -299,7 +201,7 @@ def test_by_token_tells_the_caches_apart(runs, tmp_path, capsys):
              and entry['of']['cell']['method'] == 'naive'}
     gap = {cache: abs(f['loss of it token by token'] - f['loss of the 2nd half'])
            for cache, f in found.items()}
-    assert gap['frozen'] < 1e-5 and gap['exact'] < 1e-5 and gap['first'] > 1e-3
+    assert gap['exact'] < 1e-5 and gap['first'] > 1e-3
     capsys.readouterr()
 
 
@@ -341,7 +243,7 @@ def test_judging_by_other_tasks_and_by_half_of_shared_ones(folders, tmp_path, ca
 
 
 def test_tasks_that_are_kept_score_as_fresh_ones(folders):
-    lm, keep = adapters.open_model(folders[1], device='cpu'), {}
+    lm, keep = evaluate.open_model(folders[1], device='cpu'), {}
     score = lambda *kept, **options: evaluate.harness(lm, TASKS, *kept, **options)['results']
     for options in (dict(limit=5),
                     dict(samples={'primitive_toy_copy': [3, 4, 9],
@@ -408,7 +310,7 @@ def test_what_diverged_is_not_the_best(runs, tmp_path, capsys, monkeypatch):
 
 @pytest.mark.parametrize('args, message', [
     (['--score=los'], "--score='los' is not one of loss, fifth; did you mean 'loss'?"),
-    (['--windows=3-7'], "within 0 to 3"), (['--K=two'], "--K must be a whole number, not 'two'"),
+    (['--windows=3-7'], "within 0 to 3"), (['--K=two'], "--K=two must be a list"),
     (['--methods=rkk'], "did you mean 'rk'"),
     (['--mode=blok'], "did you mean 'block'"),
     (['--show=los'], "--show='los' is not one of"),
@@ -419,20 +321,6 @@ def test_what_a_sweep_refuses(runs, tmp_path, capsys, args, message):
         nanodepth.main('sweep', [runs[0], '--windows=1-2', '--methods=rk', '--K=2', '--batches=1',
                                  '--device=cpu', f'--out={tmp_path / "s.png"}', *args])
     assert message in capsys.readouterr().err
-
-
-def test_other_checkpoints_that_a_sweep_refuses(folders, runs, tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        nanodepth.main('sweep', [str(folders[1]), f'--out={tmp_path / "s.png"}'])
-    assert 'is not a run of ours: give --data, or --tasks' in capsys.readouterr().err
-    from retrofit import surgery
-    model = surgery(checkpoint.load_model(runs[0]), '1-2-1')
-    checkpoint.save(tmp_path / 'cut', **checkpoint.describe(model), config={}, flops=0)
-    (tmp_path / 'cut' / 'run.json').write_text(json.dumps(dict(tokenizer='bytes')))
-    with pytest.raises(SystemExit):
-        nanodepth.main('sweep', [str(tmp_path / 'cut'), f'--out={tmp_path / "s.png"}'])
-    assert 'Recurrent has no list of layers' in capsys.readouterr().err
-    assert isinstance(model, nn.Module)
 
 
 def test_windows_and_cells():
@@ -461,30 +349,14 @@ def test_windows_and_cells():
     assert cost(method='rk', K=3, mode='layer') == 2.5          # the unlooped chain
 
 
-def test_the_scale_of_a_map_is_the_largest_gain_that_is_a_number():
-    rows = [dict(run='a', setting='rk', window=window, loss=gain)
-            for window, gain in (('0-0', math.nan), ('0-1', 0.3), ('1-1', -math.inf))]
-    image = draw_windows(rows, ['loss']).axes[0].images[0]
-    assert image.get_clim() == (-0.3, 0.3)
-
-
-def test_a_map_of_every_window(runs, tmp_path):
-    out = tmp_path / 'map.png'
-    nanodepth.main('sweep', [runs[0], '--windows=all', '--methods=naive,rk', '--K=2', '--T=1,2',
-                             '--batches=1', '--best=1', '--device=cpu', f'--out={out}'])
-    assert (tmp_path / 'map_map.png').stat().st_size > 10_000
-    import csv
-    rows = [row for row in csv.DictReader(open(tmp_path / 'map.csv')) if row['part'] == 'screen']
-    assert len({(row['window'], row['method'], row['T']) for row in rows}) >= 10 * 3
-
-
 def test_the_paired_tests_by_every_sign():
-    "Against all signs tried one by one, and against scipy's where it is installed."
+    "Against all signs tried one by one: right and wrong, and scores with grades."
     from itertools import product
 
-    from report.tables import sign_test, signed_rank_test
-    assert sign_test([1, 1, 1, 1, 1, 0, 0]) == 2 / 32 and sign_test([0, 0]) == 1.0
-    assert sign_test([1, -1, 1, -1]) == 1.0 and sign_test([1] * 9 + [-1]) == 2 * 11 / 1024
+    from report.tables import p_value
+    assert p_value([1, 1, 1, 1, 1, 0, 0]) == pytest.approx(2 / 32) and p_value([0, 0]) == 1.0
+    assert p_value([1, -1, 1, -1]) == 1.0 and p_value([]) is None
+    assert p_value([1] * 9 + [-1]) == pytest.approx(2 * 11 / 1024)
     for changes in ([0.1, 0.2, 0.3, 0.4], [0.5, -0.1, 0.2, 0.2, 0.0, -0.2], [1, 1, -1, 2, 3, -3]):
         sizes = sorted(abs(c) for c in changes if c)
         rank = {s: sum(i for i, t in enumerate(sizes, 1) if t == s) / sizes.count(s) for s in sizes}
@@ -494,11 +366,7 @@ def test_the_paired_tests_by_every_sign():
         every = [statistic([a * b for a, b in zip(signs, sizes)])
                  for signs in product((1, -1), repeat=len(sizes))]
         wanted = sum(abs(s - middle) >= far for s in every) / len(every)
-        assert signed_rank_test(changes) == pytest.approx(wanted)
-    assert signed_rank_test([0.0, 0.0]) == 1.0
-    changes = [(-1) ** i * (i % 7) / 7 + 0.08 for i in range(400)]      # many: as if normal
-    assert signed_rank_test(changes) == pytest.approx(signed_rank_test(changes[:200]), abs=0.2)
-    assert signed_rank_test([1.0, 2.0] * 150) < 1e-12 and signed_rank_test([1.0, -1.0] * 150) == 1
+        assert p_value(changes) == pytest.approx(wanted)
 
 
 def test_none_is_a_word_where_it_is_one():
@@ -510,7 +378,6 @@ def test_none_is_a_word_where_it_is_one():
 
 
 @pytest.mark.parametrize('args, message', [
-    (['--toy', '--K=8'], '--toy takes --out alone'),
     (['run', '--data=x', '--limit=3'], '--limit is for --tasks'),
     (['run', '--data=x', '--dtype=bfloat16'], '--dtype is for --tasks')])
 def test_options_without_effect_are_refused(args, message):

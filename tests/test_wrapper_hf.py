@@ -1,6 +1,6 @@
 """The wrapper on transformers' decoder families, against slow forms that call the layers by hand.
 `make test` runs each family in one form of attention and some of the combinations; `make families`
-(TORTURE=1) runs all of them.
+(FAMILIES=all) runs all of them.
 """
 import copy
 import os
@@ -23,7 +23,7 @@ from variants.hosts import (
 )
 from wrapper import looped, patch, unpatch  # noqa: E402
 
-ALL = bool(os.environ.get('TORTURE'))
+ALL = bool(os.environ.get('FAMILIES'))
 FORMS = [(name, form) for name in FAMILIES
          for form in (['eager'] if name in EAGER_ONLY else ['sdpa', 'eager'] if ALL else ['sdpa'])]
 SOME = (FORMS if ALL else [(name, form) for name, form in FORMS if name in ('llama', 'gpt2',
@@ -127,7 +127,7 @@ def test_continuing_is_recomputing_and_the_caches_lengths(name, form):
     kept = lambda cache, d: cache.layers[d].keys
     for mode in ('block', 'layer') if ALL else ('block',):
         for how in CACHES:
-            if how in ('frozen', 'none') and name in ALIBI:
+            if how == 'none' and name in ALIBI:
                 with pytest.raises(Refused, match='shows a layer other keys than those'):
                     patch(model, WINDOW, cache=how)
                 continue
@@ -136,10 +136,10 @@ def test_continuing_is_recomputing_and_the_caches_lengths(name, form):
                 assert [slot.get_seq_length() for slot in cache.layers] == [12] * (6 + 6
                         * (how == 'exact'))
                 whole = model(t, use_cache=False).logits
-                assert torch.allclose(logits, whole, atol=2e-4) == (how in ('exact', 'frozen')), how
+                assert torch.allclose(logits, whole, atol=2e-4) == (how == 'exact'), how
                 prompt = in_pieces(model, t, [7])[1]
             alike = [torch.equal(kept(prompt, d), kept(plain, d)) for d in range(5)]
-            first = how in ('first', 'natural', 'none', 'exact', 'frozen')
+            first = how in ('first', 'natural', 'none', 'exact')
             assert alike[:3] == [True, True, first]
             if mode == 'block' or how == 'first':       # layer by layer: the unlooped chain
                 assert alike[2:] == [first] * 3
@@ -164,11 +164,10 @@ def test_generation_with_the_library(name, form):
     plain = make()
     with looped(model, WINDOW, K=1):
         assert torch.equal(make(), plain)
-    for how in ('exact',) if name in ALIBI else ('frozen', 'exact'):
-        with looped(model, WINDOW, cache=how):
-            assert torch.equal(make(), make(use_cache=False))
-            # beams change places in the cache
-            assert torch.equal(make(num_beams=3), make(num_beams=3, use_cache=False))
+    with looped(model, WINDOW, cache='exact'):
+        assert torch.equal(make(), make(use_cache=False))
+        # beams change places in the cache
+        assert torch.equal(make(num_beams=3), make(num_beams=3, use_cache=False))
     with looped(model, WINDOW):
         assert make(num_beams=2).shape == (2, 13)
 
@@ -176,7 +175,7 @@ def test_generation_with_the_library(name, form):
 @some_families
 @pytest.mark.parametrize('how', CACHES)
 def test_left_padding(name, form, how):
-    if how in ('frozen', 'none') and name in ALIBI:
+    if how == 'none' and name in ALIBI:
         pytest.skip('refused, as the test of the caches lengths shows')
     model, t, pads = tiny(name, form), tokens(), padded()
     if name == 'gpt2' and how == 'none':
@@ -203,7 +202,7 @@ def test_static_caches(name, form):
                 got, cache = in_pieces(model, t, [7, 1, 1, 1, 1, 1], static())
             assert torch.allclose(got, want, atol=3e-4)
             assert [int(slot.get_seq_length()) for slot in cache.layers] == [12] * 6
-    for how in ('exact',) if name in ALIBI else ('none', 'frozen', 'exact'):
+    for how in ('exact',) if name in ALIBI else ('none', 'exact'):
         with looped(model, WINDOW, cache=how):
             with pytest.raises(ValueError,
                                match=f"cache='{how}' needs a KV cache that grows.*first, last, "
@@ -369,9 +368,9 @@ def test_models_that_cannot_be_looped():
         patch(model, WINDOW)
     model = tiny('llama')
     model.config._attn_implementation = 'flash_attention_2'
-    with pytest.raises(ValueError, match="cache='frozen' changes the attention "
+    with pytest.raises(ValueError, match="cache='none' changes the attention "
                        "mask.*attn_implementation='sdpa'"):
-        patch(model, WINDOW, cache='frozen')
+        patch(model, WINDOW, cache='none')
     with pytest.raises(ValueError, match='looped already'):
         patch(model, WINDOW), patch(model, (0, 0))
 
@@ -435,10 +434,9 @@ def test_what_is_refused_in_a_forward_is_said_in_a_line():
     t = tokens()
     model = tiny('qwen3_moe').train()
     model.gradient_checkpointing_enable()
-    for options in (dict(pin='mixture'), dict(cache='frozen')):
-        with looped(model, WINDOW, **options), torch.enable_grad(), pytest.raises(ValueError,
-                match='gradient checkpointing runs a layer again'):
-            model(t, use_cache=False)
+    with looped(model, WINDOW, pin='mixture'), torch.enable_grad(), pytest.raises(
+            ValueError, match='gradient checkpointing runs a layer again'):
+        model(t, use_cache=False)
     model = tiny('gpt2')
     both = transformers.EncoderDecoderCache(transformers.DynamicCache(),
                                             transformers.DynamicCache())
@@ -451,17 +449,9 @@ def test_hybrid_models_can_be_looped_where_they_attend():
     kinds = ['conv', 'full_attention', 'full_attention', 'full_attention', 'conv', 'conv']
     model = tiny('lfm2', layer_types=kinds, block_auto_adjust_ff_dim=False)
     t = tokens()
-    for how in ('frozen', 'exact'):
-        with looped(model, (1, 3), cache=how):
-            assert torch.allclose(in_pieces(model, t, [7, 1, 1, 1, 1, 1])[0],
-                                  model(t, use_cache=False).logits, atol=2e-4)
-
-
-def test_pins_leave_nothing_behind():
-    model = tiny('qwen3_moe')
-    with torch.enable_grad(), looped(model, WINDOW, pin='mixture'):
-        model(tokens(), use_cache=False)
-        copy.deepcopy(model)
+    with looped(model, (1, 3), cache='exact'):
+        assert torch.allclose(in_pieces(model, t, [7, 1, 1, 1, 1, 1])[0],
+                              model(t, use_cache=False).logits, atol=2e-4)
 
 
 def test_a_static_cache_filled_before_and_a_cut_one_are_counted_from_there():
@@ -489,7 +479,7 @@ def test_ours_and_theirs_agree(tmp_path, tiny):
     ours = tiny(n_layer=6, n_kv_head=2)
     save_hf(ours, tmp_path)
     theirs, t = transformers.AutoModelForCausalLM.from_pretrained(tmp_path), tokens() % 50
-    for method, K, how in (('rk', 3, 'first'), ('naive', 2, 'frozen'), ('heun', 1, 'last')):
+    for method, K, how in (('rk', 3, 'first'), ('naive', 2, 'exact'), ('heun', 1, 'last')):
         with looped(ours, WINDOW, method, K, cache=how), looped(theirs, WINDOW, method, K,
                 cache=how):
             assert torch.allclose(ours(t), theirs(t).logits, atol=1e-4)
