@@ -52,7 +52,7 @@ gpu: .venv/tests                # the same on a GPU, at 360M, eager and compiled
 .venv/tests: requirements-test.txt | .venv/ready     # transformers and lm-eval, which the tests compare with
 	$(PY) -m pip install --quiet --disable-pip-version-check -r requirements-test.txt
 	touch $@
-test: .venv/tests               # every test, a worker a core: 3 minutes
+test: .venv/tests               # every test, a worker a core: 5 to 11 minutes
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n auto
 families: .venv/tests           # the wrapper and both exports on every family, in both forms of attention: a minute
 	FAMILIES=all OMP_NUM_THREADS=1 $(PY) -m pytest -q -n auto tests/test_wrapper_hf.py tests/test_folders.py tests/test_ranks.py

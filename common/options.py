@@ -51,13 +51,9 @@ def read(cls, argv, about=None):
         raise SystemExit(0)
     values = given(cls, argv)
     for each in dataclasses.fields(cls):
-        if each.name not in values and not has_default(each):
-            raise Refused(f'--{each.name}=... must be given (--help says more)')
+        if each.name not in values and each.default is each.default_factory is MISSING:
+            raise Refused(f'{each.name}: none is given (--help says more)')
     return cls(**values)
-
-
-def has_default(each):
-    return each.default is not MISSING or each.default_factory is not MISSING
 
 
 def given(cls, argv):
@@ -92,13 +88,13 @@ def take_words(cls, words, plain):
     for each in dataclasses.fields(cls):
         if each.name not in words:
             continue
+        if not left:
+            break
         if typing.get_origin(each.type) is list:
             values[each.name] = left
             left = []
-        elif left:
+        else:
             values[each.name] = left.pop(0)
-        if not values.get(each.name) and not has_default(each):
-            raise Refused(f'{each.name}: none is given (--help says more)')
     if left:
         raise Refused(f'{left[0]}: one argument too many')
     return values

@@ -228,21 +228,20 @@ class After:
 
 
 class Scorer:
-    """Asks every model the same: the loss on some batches of validation data, from the `first` on,
-    and some questions, {name: [Example]}. A model is anything that maps tokens to logits."""
+    """Asks every model the same: the loss on some batches of validation data, and some questions,
+    {name: [Example]}. A model is anything that maps tokens to logits."""
 
-    def __init__(self, tokenizer, questions, val=None, batches=None, first=0, pieces=1):
+    def __init__(self, tokenizer, questions, val=None, batches=None, pieces=1):
         self.tokenizer, self.questions, self.val = tokenizer, questions, val
-        self.batches, self.first, self.pieces = batches, first, pieces
+        self.batches, self.pieces = batches, pieces
 
-    def on_data(self, model, batches=None, first=None):
-        "(loss, {kind: {'loss', 'accuracy'}}) on all batches, or on others."
-        return measure(model, self.val, batches or self.batches, self.pieces,
-                       self.first if first is None else first)
+    def on_data(self, model, batches=None, first=0):
+        "(loss, {kind: {'loss', 'accuracy'}}) on all batches, or on others, from the `first` on."
+        return measure(model, self.val, batches or self.batches, self.pieces, first)
 
-    def answers(self, model, some=slice(None)):
-        "{name: Answers} to all questions, or to a slice of each kind."
-        return {name: ask(model, self.tokenizer, examples[some])
+    def answers(self, model):
+        "{name: Answers} to all questions."
+        return {name: ask(model, self.tokenizer, examples)
                 for name, examples in self.questions.items()}
 
     def __call__(self, model):

@@ -22,7 +22,6 @@ def here(monkeypatch):
 
 
 def test_every_benchmark_runs_and_prints_a_ratio(here, capsys, tmp_path):
-    pytest.importorskip('lm_eval')
     names = [name for name in bench.BENCHMARKS if name != 'memory']
     nanodepth.main('bench', [*names, '--tiny', '--device=cpu', f'--out={tmp_path / "bench.md"}'])
     lines = capsys.readouterr().out.splitlines()[1:-1]

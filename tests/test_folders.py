@@ -33,9 +33,8 @@ def no_gradients():
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(tmp_path):
     "folder(family): a tiny checkpoint of it on the disk, and the model."
-
     def make(name):
         model = tiny(name)
         model.save_pretrained(tmp_path / name)
@@ -93,7 +92,7 @@ assert not {{'wrapper', 'model', 'common', 'variants'}} & {{*sys.modules}}
     assert 'Layers 1 to 4 of 6' in said and 'trust_remote_code=True' in said
 
 
-def test_a_run_of_ours_is_written_and_looped(tiny, tmp_path, monkeypatch, capsys):      # noqa: F811
+def test_a_run_of_ours_is_written_and_looped(tiny, tmp_path, capsys):      # noqa: F811
     model = tiny(vocab_size=257, n_layer=4, order=[0, 1, 2, 1, 2, 3])
     checkpoint.save(tmp_path / 'run', **checkpoint.describe(model), step=0)
     (tmp_path / 'run/run.json').write_text('{"tokenizer": "bytes"}')
@@ -139,7 +138,7 @@ def test_what_cannot_be_written_is_a_line(folder, tmp_path, capsys):
     assert not (tmp_path / 'o').exists()
 
 
-def test_lm_evals_own_model_scores_a_looped_folder(tmp_path, monkeypatch):
+def test_lm_evals_own_model_scores_a_looped_folder(tmp_path):
     huggingface = pytest.importorskip('lm_eval.models.huggingface')
     from data.tokenizer import write_tokenizer
     model = tiny('llama', vocab_size=257)

@@ -176,7 +176,7 @@ CUTS = dict(        # a parent, how it is cut
 
 
 @pytest.mark.parametrize('name', CUTS)
-def test_transformers_opens_ours_by_the_code_in_the_folder(tiny, tmp_path, name, monkeypatch):
+def test_transformers_opens_ours_by_the_code_in_the_folder(tiny, tmp_path, name):
     transformers = pytest.importorskip('transformers')
     fields, how = CUTS[name]
     model = surgery(tiny(n_layer=5, context=128, **fields), '1-2-1', mean=3, **how).eval()

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from tqdm import tqdm
 
 from common.errors import Refused
-from common.files import read_json
 from common.options import read
 from data.tokenizer import get_tokenizer
 from data.tokens import Dataset, how_to_prepare, mixture
@@ -29,14 +28,12 @@ def main(argv=None):
     options = read(Options, argv, __doc__)
     for (folder, _), split in itertools.product(mixture(options.folder), ('train', 'val')):
         data = Dataset(folder, split, context=None)
-        shards = read_json(data.folder / f'{split}.json')['shards']
-        for shard in tqdm(shards, desc=f'{split}: checking', leave=False):
-            for ending, want in shard['sha256'].items():
-                path = (data.folder / shard['file']).with_suffix(ending)
-                with open(path, 'rb') as file:
-                    if hashlib.file_digest(file, 'sha256').hexdigest() != want:
-                        raise Refused(f'{path} is not what was written (wrong checksum); '
-                                      f'{how_to_prepare(folder)}')
+        shards = tqdm(data.shards, desc=f'{split}: checking', leave=False)
+        for shard, sums in zip(shards, data.checksums):
+            for ending, want in sums.items():
+                if hashlib.sha256(shard[ending]).hexdigest() != want:
+                    raise Refused(f'{shard[ending].filename} is not what was written (wrong '
+                                  f'checksum); {how_to_prepare(folder)}')
         text = get_tokenizer(data.tokenizer).decode(data.shards[0]['.bin'][:SHOWN].tolist())
         print(f'{folder}, {split}: {data.tokens:,} tokens of {data.tokenizer!r}, checksums right; '
               f'from {json.dumps(data.origin)}\n{text}\n')

@@ -2,7 +2,7 @@
 one scale, with a sentence on how to read it.
 
 The idea: a probe is a function of a model that returns rows of numbers; a row of PROBES says how
-they are drawn and read. The pictures come from the CSV files alone.
+they are drawn and read.
 
 Papers: the figures of "Do Depth-Grown Models Overcome the Curse of Depth?" (1 to 7, 9 to 13) and
 "From Growing to Looping" (2 to 4, 7 to 10).
@@ -234,7 +234,6 @@ class Probe(NamedTuple):
 
 EFFECTS = 'erased', 'observed', 'change', 'setting'
 
-# A new one has text only in the columns run, setting and lens.
 PROBES = dict(
     depth_score=Probe(
         depth_score, 'Which layers matter for later tokens?',

@@ -633,5 +633,4 @@ def main_kinds(kinds, asked=()):
 
 
 def sweep(argv=None):
-    options = read(Sweep, argv, __doc__)
-    study(options)
+    study(read(Sweep, argv, __doc__))
