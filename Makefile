@@ -7,11 +7,12 @@ PY := .venv/bin/python
 
 all: lidas                      # set up, grow the toy model, leave a picture and a sample of its text: 3 to 6 minutes
 
-setup: .venv/ready              # the virtual environment with the pinned packages: 1 to 3 minutes
-.venv/ready: requirements.txt
+setup: .venv/ready              # the virtual environment with the pinned packages, and the command nanodepth: 1 to 3 minutes
+.venv/ready: requirements.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "make needs Python 3.11 or later, here is " + sys.version.split()[0] + ": make PYTHON=...")'
 	$(PYTHON) -m venv .venv
 	$(PY) -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps -e .
 	touch $@
 
 data: data/toy/train.json       # the toy data, from Python's own standard library: seconds
@@ -20,16 +21,16 @@ data/toy/train.json: data/toy/prepare.py | .venv/ready
 
 lidas baseline: data/toy/train.json     # a grown model, an ordinary one: out/lidas/loss.png, out/baseline/loss.png, 2 to 5 minutes
 	$(PY) train.py config/$@.py
-	$(PY) nanodepth.py sample out/$@
+	$(PY) -m nanodepth sample out/$@
 
 # ---- the study that docs/RESULTS.md judges: a seed is trained, measured and written to docs/results, then committed
 
 seed-%: data/chains/train.json .venv/tests      # make seed-3: its jobs add up to 90 minutes of one core; a stopped one goes on
-	$(PY) nanodepth.py study $*
-	$(PY) nanodepth.py results
+	$(PY) -m nanodepth study $*
+	$(PY) -m nanodepth results
 page-%: data/toy/train.json data/toy_deep/train.json .venv/tests     # make page-4: a seed of the README's models, 70 minutes of one core
-	$(PY) nanodepth.py study $* --job=page
-	$(PY) nanodepth.py results
+	$(PY) -m nanodepth study $* --job=page
+	$(PY) -m nanodepth results
 data/chains/train.json: data/toy/prepare.py | .venv/ready
 	$(PY) data/toy/prepare.py --depths=5 --values=3 --out=data/chains
 data/toy_deep/train.json: data/toy/prepare.py | .venv/ready
@@ -39,13 +40,13 @@ data/toy_deep/train.json: data/toy/prepare.py | .venv/ready
 
 demo: data/toy/train.json       # the page of `play` with a grown model inside, for any browser: docs/demo.html, 3 to 6 minutes
 	$(PY) train.py config/lidas.py --keep_stages=true --out_dir=out/demo
-	$(PY) nanodepth.py play out/demo --out=docs/demo.html --open=false
+	$(PY) -m nanodepth play out/demo --out=docs/demo.html --open=false
 diagrams: .venv/ready           # the README's diagrams, from the real orders and solvers: docs/assets, seconds
-	$(PY) nanodepth.py diagrams
+	$(PY) -m nanodepth diagrams
 bench: .venv/tests              # speed and memory against transformers, a plain GPT and arithmetic: out/bench.md, 10 minutes
-	$(PY) nanodepth.py bench --out=out/bench.md
+	$(PY) -m nanodepth bench --out=out/bench.md
 gpu: .venv/tests                # the same on a GPU, at 360M, eager and compiled: docs/gpu.md
-	$(PY) nanodepth.py bench --device=cuda --out=docs/gpu.md
+	$(PY) -m nanodepth bench --device=cuda --out=docs/gpu.md
 
 # ---- the tests
 

@@ -23,8 +23,11 @@ import math
 
 import torch
 
-from common.errors import Refused
-from model import LM, check_order
+from nanodepth.common.errors import Refused
+from nanodepth.model import LM, check_order
+
+if __name__ == 'grow':
+    raise ImportError('write `from nanodepth.grow import ...`: this would be a second copy')
 
 # -------------------------------------------------------------------------------- operators: orders
 
@@ -142,5 +145,5 @@ def growth_plan(grow, n_layer, block, steps, alpha=1.0):
 
 
 if __name__ == '__main__':
-    import nanodepth
-    nanodepth.main('grow')
+    from nanodepth.__main__ import main as nanodepth
+    nanodepth('grow')

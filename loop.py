@@ -22,8 +22,11 @@ Usage:
 import contextlib
 import re
 
-from common.errors import Refused
-from model import check_order
+from nanodepth.common.errors import Refused
+from nanodepth.model import check_order
+
+if __name__ == 'loop':
+    raise ImportError('write `from nanodepth.loop import ...`: this would be a second copy')
 
 
 def parse_loop(text):
@@ -114,5 +117,5 @@ def running(model, order):
 
 
 if __name__ == '__main__':
-    import nanodepth
-    nanodepth.main('loop')
+    from nanodepth.__main__ import main as nanodepth
+    nanodepth('loop')

@@ -24,8 +24,11 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from common.errors import Refused
-from common.losses import mean_loss
+from nanodepth.common.errors import Refused
+from nanodepth.common.losses import mean_loss
+
+if __name__ == 'model':
+    raise ImportError('write `from nanodepth.model import ...`: this would be a second copy')
 
 
 @dataclass

@@ -22,9 +22,12 @@ import itertools
 
 import torch
 
-from common.errors import Refused, check_choice
-from loop import repeat_block, running
-from model import check_order
+from nanodepth.common.errors import Refused, check_choice
+from nanodepth.loop import repeat_block, running
+from nanodepth.model import check_order
+
+if __name__ == 'probe':
+    raise ImportError('write `from nanodepth.probe import ...`: this would be a second copy')
 
 # ----------------------------------------------------------------------- the idea, one t at a time
 
@@ -295,5 +298,5 @@ def repeat_sweep(model, score, lengths=(1, 2, 4), times=2, **options):
 
 
 if __name__ == '__main__':
-    import nanodepth
-    nanodepth.main('probe')
+    from nanodepth.__main__ import main as nanodepth
+    nanodepth('probe')

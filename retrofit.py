@@ -36,10 +36,13 @@ import math
 import torch
 import torch.nn as nn
 
-from common.errors import Refused, check_choice
-from data.tokens import draw
-from grow import untie
-from model import LM, KVCache, check_order
+from nanodepth.common.errors import Refused, check_choice
+from nanodepth.data.tokens import draw
+from nanodepth.grow import untie
+from nanodepth.model import LM, KVCache, check_order
+
+if __name__ == 'retrofit':
+    raise ImportError('write `from nanodepth.retrofit import ...`: this would be a second copy')
 
 AUTHORS_STD = 0.0087039     # sqrt(2 / (5 * 5280)): their first model's width, kept at any other
 
@@ -270,5 +273,5 @@ def recurrence_curriculum(step, steps, mean, warm_fraction, shape='linear'):
 
 
 if __name__ == '__main__':
-    import nanodepth
-    nanodepth.main('retrofit')
+    from nanodepth.__main__ import main as nanodepth
+    nanodepth('retrofit')

@@ -23,17 +23,20 @@ from typing import Literal
 
 import torch
 
-from common.errors import Refused
-from common.files import claim, new_model, write_json
-from common.options import check_bounds, given, only_fields, read
-from data.tokens import Loader, draw, make_toy_data, measure
-from engine import checkpoint
-from engine.optimizers import OPTIMIZERS, load_optimizers, make_optimizers
-from engine.plan import Plan, Start, model_config, refuse_removed, refuse_void
-from engine.world import Stop, World
-from grow import GROWTH, untie
-from model import LM, ModelConfig
-from report.logs import Log
+from nanodepth.common.errors import Refused
+from nanodepth.common.files import claim, new_model, write_json
+from nanodepth.common.options import check_bounds, given, only_fields, read
+from nanodepth.data.tokens import Loader, draw, make_toy_data, measure
+from nanodepth.engine import checkpoint
+from nanodepth.engine.optimizers import OPTIMIZERS, load_optimizers, make_optimizers
+from nanodepth.engine.plan import Plan, Start, model_config, refuse_removed, refuse_void
+from nanodepth.engine.world import Stop, World
+from nanodepth.grow import GROWTH, untie
+from nanodepth.model import LM, ModelConfig
+from nanodepth.report.logs import Log
+
+if __name__ == 'train':
+    raise ImportError('write `from nanodepth.train import ...`: this would be a second copy')
 
 
 @dataclass
@@ -207,14 +210,14 @@ def train(config):
                       + ('' if c.resume else ', without --resume=false'))
             return asked
         if world.first:
-            from engine.words import report
+            from nanodepth.engine.words import report
             report(c, model, so_far['flops'])
         return 0
 
 
 def keep_stage(c, world, model, so_far):
     if c.keep_stages and world.first:
-        from data.tokenizer import keep_tokenizer
+        from nanodepth.data.tokenizer import keep_tokenizer
         folder = f'{c.out_dir}/stage_{len(model.layers)}'
         checkpoint.save(folder, **checkpoint.describe(model), config=asdict(c), **so_far)
         keep_tokenizer(c.out_dir, folder)
@@ -291,7 +294,7 @@ def open_data(c, world):
         raise Refused(f'data was made with the tokenizer {first!r}, but cooldown_data with '
                       f'{others[0]!r}')
     if first != 'bytes':        # it stands in files, or on a network
-        from data.tokenizer import refuse_unknown
+        from nanodepth.data.tokenizer import refuse_unknown
         refuse_unknown(first, world.say)
     val = Loader(c.data, weights=c.data_weights, split='val', seed=0, **shared)
     if c.eval_batches > len(val):
@@ -318,7 +321,7 @@ def begin(c, data):
     if model.config.context < c.context:
         raise Refused(f'context={c.context}, the length of a training row, is more than '
                       f'{c.init_from} reads: {model.config.context} tokens')
-    from data.tokenizer import refuse_another_tokenizer
+    from nanodepth.data.tokenizer import refuse_another_tokenizer
     refuse_another_tokenizer(c.init_from, data['data'])
     so_far['inherited_flops'] = parent.get('flops', 0) + parent.get('inherited_flops', 0)
     return model, plan, so_far, []
@@ -362,7 +365,7 @@ def open_log(c, world, loader, val, model, step, resumes):
     world.first_does(lambda: checkpoint.move_aside(Path(c.out_dir), resumes, world.say))
     if world.first:
         if loader.tokenizer != 'bytes':
-            from data.tokenizer import copy_tokenizer
+            from nanodepth.data.tokenizer import copy_tokenizer
             with contextlib.suppress(Refused):  # no network: refuse_unknown has said so
                 copy_tokenizer(loader.tokenizer, c.out_dir)
         write_json(Path(c.out_dir) / 'run.json', dict(
@@ -402,14 +405,14 @@ def read_config(argv):
 def main(argv=None):
     argv = sys.argv[1:] if argv is None else argv
     if not argv:
-        from engine.words import list_configs
+        from nanodepth.engine.words import list_configs
         print(USAGE + '      (--help lists the settings)')
         list_configs()
         raise SystemExit(2)
     if {'-h', '--help'} & set(argv):
         read(Config, argv, f'{USAGE}\n\n{__doc__ or ""}')
     if any(arg.partition('=')[0] == '--dry_run' for arg in argv):
-        from engine import cost
+        from nanodepth.engine import cost
         return cost.main(argv, read_config)
     stopped = train(read_config(argv))
     if stopped:         # make or a scheduler must not take the run for finished
@@ -417,7 +420,5 @@ def main(argv=None):
 
 
 if __name__ == '__main__':
-    # nanodepth imports `train` and calls its main(): this way it does not read the file twice
-    sys.modules['train'] = sys.modules['__main__']
-    import nanodepth
-    nanodepth.main('train')
+    from nanodepth.__main__ import main as nanodepth
+    nanodepth('train')

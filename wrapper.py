@@ -19,12 +19,17 @@ from typing import NamedTuple
 
 import torch
 
-from common.errors import Refused, check_choice
-from model import LM
-from variants.caches import check_cache
-from variants.hosts import FORWARDS, Entry, Pin, check_host, depth_of, pick_window, pinned_routers
-from variants.solvers import MORE, bind, by_tableau, check_K, check_share, lerp, step_length
-from variants.window import How, Loop
+from nanodepth.common.errors import Refused, check_choice
+from nanodepth.model import LM
+from nanodepth.variants.caches import check_cache
+from nanodepth.variants.hosts import (FORWARDS, Entry, Pin, check_host, depth_of, pick_window,
+                                      pinned_routers)
+from nanodepth.variants.solvers import (MORE, bind, by_tableau, check_K, check_share, lerp,
+                                        step_length)
+from nanodepth.variants.window import How, Loop
+
+if __name__ == 'wrapper':
+    raise ImportError('write `from nanodepth.wrapper import ...`: this would be a second copy')
 
 # ------------------------------------------------------------------------- the idea, in ten lines
 
@@ -180,5 +185,5 @@ def looped(model, window=None, method='rk', K=3, beta=None, **options):
 
 
 if __name__ == '__main__':
-    import nanodepth
-    nanodepth.main('wrap')
+    from nanodepth.__main__ import main as nanodepth
+    nanodepth('wrap')

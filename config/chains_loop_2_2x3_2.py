@@ -2,7 +2,7 @@
 
 Six unique layers: the papers' most robust kind of loop.
 """
-from config.chains_baseline import *
+from nanodepth.config.chains_baseline import *
 
 out_dir = 'out/chains_loop_2_2x3_2'
 n_layer = 6

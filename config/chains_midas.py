@@ -3,7 +3,7 @@
 It and LIDAS differ at the growths from 4 to 6 and from 8 to 10 layers, where there is an even
 number of blocks.
 """
-from config.chains_baseline import *
+from nanodepth.config.chains_baseline import *
 
 out_dir = 'out/chains_midas'
 grow = 'midas'

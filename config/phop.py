@@ -4,7 +4,7 @@
 core. First: python data/phop/prepare.py. Expect 99.8% of the answers (five seeds; the aim was 99),
 of which 62% can be guessed from the letter itself. Theirs are 16 and 32 hops in 256 letters, of
 which only the last is asked. The table of docs/RESULTS.md trains this and its like
-(nanodepth.py study 0 --job=hops).
+(nanodepth study 0 --job=hops).
 """
 out_dir = 'out/phop'
 data = 'data/phop'

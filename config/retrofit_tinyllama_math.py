@@ -6,7 +6,7 @@ r = 1, 2, 4, 8, 16, 32: 17.6, 32.4, 38.0, 37.7, 37.7, 37.9 (mean 4), 5.6, 24.2, 
 45.0 (mean 32). The partner is retrofit_tinyllama_math_dense (26.6; docs/FIGURES.md has the
 command).
 """
-from config.retrofit_tinyllama import *
+from nanodepth.config.retrofit_tinyllama import *
 
 out_dir = 'out/retrofit_tinyllama_math'
 data = 'data/math/retrofit_math'

@@ -5,7 +5,7 @@ section 3.1 and appendix A: PROP-1 over the first
 170,000 steps. Not run here. The paper ends at a held-out loss of 2.18 ("From Growing to Looping",
 Table 1).
 """
-from config.smollm_360m_baseline import *  # noqa: F403
+from nanodepth.config.smollm_360m_baseline import *  # noqa: F403
 
 out_dir = 'out/smollm_360m_midas'
 grow = 'midas'

@@ -1,4 +1,4 @@
-"""The page of `nanodepth.py play` in a real browser: keys, typing, links, pictures; logits and
+"""The page of `nanodepth play` in a real browser: keys, typing, links, pictures; logits and
 answers against PyTorch's.
 
 Needs Chromium on the path and playwright (`make browser` installs the latter). Given a checkpoint
@@ -21,14 +21,14 @@ sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
 
-from data.primitives import few_shot  # noqa: E402
-from data.tokenizer import get_tokenizer  # noqa: E402
-from engine import checkpoint  # noqa: E402
-from engine.measure import encode, score  # noqa: E402
-from loop import running  # noqa: E402
-from model import LM, ModelConfig  # noqa: E402
-from tools import play  # noqa: E402
-from wrapper import looped  # noqa: E402
+from nanodepth.commands import play  # noqa: E402
+from nanodepth.data.primitives import few_shot  # noqa: E402
+from nanodepth.data.tokenizer import get_tokenizer  # noqa: E402
+from nanodepth.engine import checkpoint  # noqa: E402
+from nanodepth.engine.measure import encode, score  # noqa: E402
+from nanodepth.loop import running  # noqa: E402
+from nanodepth.model import LM, ModelConfig  # noqa: E402
+from nanodepth.wrapper import looped  # noqa: E402
 
 READY = "document.querySelector('#skill').textContent.includes('right')"
 
@@ -47,7 +47,7 @@ def random_model(folder):
 
 def said_by_the_command(path, notation, folder):
     "The accuracy in percent of the same order by the primitives' command."
-    subprocess.run([sys.executable, str(ROOT / 'nanodepth.py'), 'primitives', path,
+    subprocess.run([sys.executable, '-m', 'nanodepth', 'primitives', path,
                     f'--loop={notation}', '--tasks=toy_assign', '--depths=1',
                     f'--n={play.QUESTIONS}', f'--out={folder}/primitives.png'],
                    check=True, capture_output=True)

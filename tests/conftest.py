@@ -14,16 +14,15 @@ os.environ['HF_HUB_OFFLINE'] = '1'
 MODULES = tempfile.TemporaryDirectory()         # where transformers puts the code of folders
 os.environ['HF_MODULES_CACHE'] = MODULES.name
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
 
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
 
-from data.tokens import write_dataset  # noqa: E402
-from engine.cost import planned  # noqa: E402
-from model import LM, ModelConfig  # noqa: E402
-from train import Config, read_config  # noqa: E402
+from nanodepth.data.tokens import write_dataset  # noqa: E402
+from nanodepth.engine.cost import planned  # noqa: E402
+from nanodepth.model import LM, ModelConfig  # noqa: E402
+from nanodepth.train import Config, read_config  # noqa: E402
 
 torch.set_num_threads(1)
 
@@ -31,7 +30,7 @@ torch.set_num_threads(1)
 # Where processes are begun that have imported everything already: a fork of it takes milliseconds,
 # a new Python seconds.
 BEGUN = multiprocessing.get_context('forkserver')
-BEGUN.set_forkserver_preload(['train'])
+BEGUN.set_forkserver_preload(['nanodepth.train'])
 
 
 def rank_of(rank, ranks, port, said, argv, before):
@@ -42,10 +41,10 @@ def rank_of(rank, ranks, port, said, argv, before):
                       LOCAL_WORLD_SIZE=str(ranks), MASTER_ADDR='127.0.0.1',
                       MASTER_PORT=str(port))
     torch.set_num_threads(1)
-    import nanodepth
+    from nanodepth.__main__ import main
     if before:
         before()
-    nanodepth.main('train', argv)
+    main('train', argv)
 
 
 def ranks(argv, n=2, before=None):

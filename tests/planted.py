@@ -47,7 +47,7 @@ BUGS = [        # file, what stands there, what is planted, who must notice
     ('engine/measure.py', 'right = math.nan', 'pass', 'test_primitives.py'),
     ('data/tokens.py', "targets = np.where(shard['.mask'][start + 1:start + n] > 0, targets, -1)",
      'pass', 'test_tokens.py'),
-    ('tools/play.py', 'parse_tasks(TASKS, QUESTIONS)', 'parse_tasks(TASKS, QUESTIONS, shots=1)',
+    ('commands/play.py', 'parse_tasks(TASKS, QUESTIONS)', 'parse_tasks(TASKS, QUESTIONS, shots=1)',
      'test_play.py'),
     ('data/phop/prepare.py', 'if i:\n            after', 'if i > 1:\n            after',
      'test_phop.py'),
@@ -55,21 +55,21 @@ BUGS = [        # file, what stands there, what is planted, who must notice
      "split = 'train' if for_validation(text, every) else 'val'", 'test_corpus.py'),
     ('report/logs.py', "line['step'] <= keep_up_to", "line['step'] < keep_up_to", 'test_trust.py'),
     ('report/tables.py', '/ (n - 1) / n)', '/ n / n)', 'test_sample_plot.py'),
-    ('tools/results.py', 'set.intersection(*measured)', 'set.union(*measured)', 'test_study.py'),
-    ('tools/results.py', 'described | whole', 'described', 'test_study.py'),
+    ('study/results.py', 'set.intersection(*measured)', 'set.union(*measured)', 'test_study.py'),
+    ('study/results.py', 'described | whole', 'described', 'test_study.py'),
     ('engine/world.py', 'else t.to(self.device)', 'else t', 'test_train.py'),
-    ('report/claims.py', 'ps[i] * (len(ps) - k)', 'ps[i]', 'test_claims.py'),
+    ('study/claims.py', 'ps[i] * (len(ps) - k)', 'ps[i]', 'test_claims.py'),
     ('variants/exit.py', 'return 1 - now.max(-1)', 'return now.max(-1)', 'test_retrofit.py'),
     ('variants/hosts.py', 'if self.inside and self.kept:', 'if False:', 'test_wrapper_hf.py'),
     ('engine/world.py', 'timeout=PATIENCE', 'timeout=None', 'test_ranks.py'),
     ('engine/checkpoint.py', "name.removeprefix('lm.')", 'name', 'test_checkpoint.py'),
     ('engine/plan.py', 'if is_missing and name in given:', 'if False:', 'test_trust.py'),
     ('common/options.py', "if is_text and lists and", 'if False and', 'test_trust.py'),
-    ('tools/results.py', 'values[seed] - off[seed]', 'values[seed]', 'test_study.py'),
-    ('tools/study.py', 'if self.order != lm.order', 'if not self.order', 'test_study.py'),
+    ('study/results.py', 'values[seed] - off[seed]', 'values[seed]', 'test_study.py'),
+    ('study/jobs.py', 'if self.order != lm.order', 'if not self.order', 'test_study.py'),
     ('config/retrofit_dense.py', 'steps = 216', 'steps = 250', 'test_cost.py'),
-    ('report/records.py', 'max(p_text, p_right) < ALPHA', 'p_right < ALPHA', 'test_record.py'),
-    ('tools/play.py', 'if n < depth:', 'if False:', 'test_play.py'),
+    ('study/records.py', 'max(p_text, p_right) < ALPHA', 'p_right < ALPHA', 'test_record.py'),
+    ('commands/play.py', 'if n < depth:', 'if False:', 'test_play.py'),
     ('train.py', '(share * world.size).backward()', 'share.backward()', 'test_train.py'),
     ('retrofit.py', 'adapter.to(self.embed.weight)', 'adapter', 'test_retrofit.py'),
     ('retrofit.py', "getattr(cache, 'r', r) != r", 'False', 'test_retrofit.py'),
@@ -83,6 +83,8 @@ def main():
             copy = Path(folder) / 'repo'
             shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns('.git', '.venv', 'out',
                                                                       '__pycache__'))
+            if '/' in file:
+                file = f'nanodepth/{file}'
             text = (copy / file).read_text()
             assert good in text, f'{file} has no {good!r} any more: mend this list'
             (copy / file).write_text(text.replace(good, bad, 1))

@@ -42,8 +42,8 @@ def left_out(line, comment):
 def checkpoint(folder):
     "A small random model in Hugging Face's form, which reads bytes."
     sys.path.insert(0, str(ROOT))
-    from engine.hf import save_hf
-    from model import LM, ModelConfig
+    from nanodepth.engine.hf import save_hf
+    from nanodepth.model import LM, ModelConfig
     shape = ModelConfig(vocab_size=257, context=1024, n_layer=32, n_embd=32, n_head=4, head_dim=8)
     save_hf(LM(shape), folder, tokenizer='bytes')
 
@@ -52,7 +52,7 @@ def run(line, folder):
     "(seconds, exit status, the last line that was said)"
     argv = [sys.executable, '-c', line] if '\n' in line else ['bash', '-c', line]
     path = f'{Path(sys.executable).parent}:{os.environ["PATH"]}'
-    env = os.environ | dict(PATH=path, BROWSER='true')
+    env = os.environ | dict(PATH=path, BROWSER='true', PYTHONPATH=str(folder))
     start = time.monotonic()
     child = subprocess.Popen(argv, cwd=folder, env=env, stdout=subprocess.PIPE,
                              stderr=subprocess.STDOUT, text=True)

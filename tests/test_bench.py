@@ -5,10 +5,10 @@ import os
 import pytest
 import torch
 
-import nanodepth
-from model import LM, ModelConfig
-from tools import bench
-from train import Config
+from nanodepth.__main__ import main as nanodepth
+from nanodepth.commands import bench
+from nanodepth.model import LM, ModelConfig
+from nanodepth.train import Config
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def here(monkeypatch):
 
 def test_every_benchmark_runs_and_prints_a_ratio(here, capsys, tmp_path):
     names = [name for name in bench.BENCHMARKS if name != 'memory']
-    nanodepth.main('bench', [*names, '--tiny', '--device=cpu', f'--out={tmp_path / "bench.md"}'])
+    nanodepth('bench', [*names, '--tiny', '--device=cpu', f'--out={tmp_path / "bench.md"}'])
     lines = capsys.readouterr().out.splitlines()[1:-1]
     assert list(dict.fromkeys(line.split()[0] for line in lines)) == names
     # finite: of one turn each, beside other work, a difference of times may come out below zero

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-import nanodepth
-from common.errors import Refused
-from data.tokens import write_dataset
-from engine import checkpoint
-from engine.checkpoint import describe, load, load_model, save
-from train import read_config, train
+from nanodepth.__main__ import main as nanodepth
+from nanodepth.common.errors import Refused
+from nanodepth.data.tokens import write_dataset
+from nanodepth.engine import checkpoint
+from nanodepth.engine.checkpoint import describe, load, load_model, save
+from nanodepth.train import read_config, train
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -83,7 +83,7 @@ def test_code_in_a_checkpoint_does_not_run(tmp_path):
 def test_kill_while_writing_leaves_the_last_good_one(tmp_path):
     """A child writes checkpoints without a pause until it is killed with kill -9, six times, each
     at another point of a write."""
-    script = ('import sys, torch\nfrom engine import checkpoint\n'
+    script = ('import sys, torch\nfrom nanodepth.engine import checkpoint\n'
               'for step in range(10**6):\n'
               '    checkpoint.save(sys.argv[1], step=step, '
               'weights=torch.full((4_000_000,), float(step)))\n'
@@ -140,11 +140,11 @@ def test_a_run_that_an_older_version_began_goes_on(tmp_path, monkeypatch, capsys
         assert state['step'] == 6 and {'shard', 'patience'} <= state['config'].keys()
         if name == 'recurrent':
             assert all(key.startswith(('lm.', 'adapter.')) for key in state['model'])
-            nanodepth.main('retrofit', ['fresh_lm', '1-2-1', '--mean=2', '--backprop_depth=1',
+            nanodepth('retrofit', ['fresh_lm', '1-2-1', '--mean=2', '--backprop_depth=1',
                                         '--out=cut'])
-        nanodepth.main('train', [*argv, f'--out_dir={name}'])           # goes on at step 6
+        nanodepth('train', [*argv, f'--out_dir={name}'])           # goes on at step 6
         assert '"step": 6,' not in Path(name, 'log.jsonl').read_text()
-        nanodepth.main('train', [*argv, f'--out_dir=fresh_{name}'])
+        nanodepth('train', [*argv, f'--out_dir=fresh_{name}'])
         went_on, fresh = (load_model(out).state_dict() for out in (name, f'fresh_{name}'))
         assert went_on.keys() == fresh.keys()
         for key, weight in fresh.items():       # another machine rounds in another way
@@ -160,7 +160,7 @@ def test_what_only_removed_code_can_run_is_refused_by_the_commit_that_has_it(tmp
         load_model(tmp_path / 'relaxed')
     argv = ['--n_layer=2', '--loop=2x2', '--n_embd=32', '--n_head=4', '--head_dim=8', *OLDER,
             f'--data={data}', f'--out_dir={tmp_path / "drawn"}', '--steps=2', '--decay_steps=0']
-    nanodepth.main('train', argv)
+    nanodepth('train', argv)
     state = load(tmp_path / 'drawn')
     for name, value, refused in (('loop_mean', 2, True), ('relax_rank', 4, True),
                                  ('recurrence_fixed', True, True), ('loop_mean', None, False)):
@@ -170,4 +170,4 @@ def test_what_only_removed_code_can_run_is_refused_by_the_commit_that_has_it(tmp
             with pytest.raises(Refused, match=f'{name}={value}, .*git checkout 74a8d06'):
                 train(read_config([*argv, '--steps=3']))
         else:
-            nanodepth.main('train', [*argv, '--steps=3'])
+            nanodepth('train', [*argv, '--steps=3'])

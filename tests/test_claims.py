@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from report.claims import Contrast, holm, one_more, t_quantile, verdict, verdicts
+from nanodepth.study.claims import Contrast, holm, one_more, t_quantile, verdict, verdicts
 
 
 @pytest.mark.parametrize('share, df, t', [      # the tables in any textbook

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 from conftest import ROOT
 
-from common.errors import Refused
-from data import corpus
-from data.corpus import number
-from data.sources import archived, chat
-from data.tokenizer import LONGEST, encode_document, get_tokenizer
-from data.tokens import Dataset, Loader
+from nanodepth.common.errors import Refused
+from nanodepth.data import corpus
+from nanodepth.data.corpus import number
+from nanodepth.data.sources import archived, chat
+from nanodepth.data.tokenizer import LONGEST, encode_document, get_tokenizer
+from nanodepth.data.tokens import Dataset, Loader
 
 pytest.importorskip('datasets')
 ODD = ['', None, '<|endoftext|> is text here', 'ä東🙂\u200d\x00\ufeff e\u0301 \U000e0041',

@@ -6,15 +6,15 @@ import pytest
 import torch
 from conftest import ROOT, planned_flops
 
-import nanodepth
-from engine import cost
-from model import LM, ModelConfig
-from retrofit import surgery
-from train import Config, read_config
+from nanodepth.__main__ import main as nanodepth
+from nanodepth.engine import cost
+from nanodepth.model import LM, ModelConfig
+from nanodepth.retrofit import surgery
+from nanodepth.train import Config, read_config
 
 
 def dry(capsys, *argv):
-    nanodepth.main('train', [*map(str, argv), '--dry_run'])
+    nanodepth('train', [*map(str, argv), '--dry_run'])
     return capsys.readouterr().out
 
 
@@ -119,8 +119,8 @@ def test_parts_of_the_memory():
 
 
 def test_a_recurrent_run_is_counted_step_by_step(tmp_path, capsys, data):
-    from engine.checkpoint import describe, save
-    from retrofit import recurrence_curriculum, sample_recurrence
+    from nanodepth.engine.checkpoint import describe, save
+    from nanodepth.retrofit import recurrence_curriculum, sample_recurrence
     model = surgery(LM(ModelConfig(vocab_size=257, n_layer=4, n_embd=64, n_head=4, context=64)),
                     '1-2-1', mean=4, backprop_depth=2)
     save(tmp_path, **describe(model), optimizers=[], step=0, flops=0)
@@ -134,7 +134,7 @@ def test_a_recurrent_run_is_counted_step_by_step(tmp_path, capsys, data):
 
 
 def test_the_retrofits_partner_has_its_flops(tmp_path, data):
-    from engine.checkpoint import describe, save
+    from nanodepth.engine.checkpoint import describe, save
     parent = LM(ModelConfig(vocab_size=257, context=64, n_layer=8, n_embd=128,
                             n_head=4, head_dim=64))
     for name, model in (('dense', parent), ('cut', surgery(parent, '2-2-2', mean=4))):
@@ -153,5 +153,5 @@ def test_what_cannot_be_is_said_in_a_line(capsys, tmp_path):
                          'batch_size=512 on gpus=7 does not divide into grad_accum=4 pieces'),
                         ([f'--data={tmp_path}', '--vocab_size=none'], 'or say --vocab_size=N')):
         with pytest.raises(SystemExit):
-            nanodepth.main('train', [str(path), '--dry_run', *argv])
+            nanodepth('train', [str(path), '--dry_run', *argv])
         assert words in capsys.readouterr().err

@@ -12,15 +12,15 @@ from conftest import ROOT
 from readme import left_out, lines
 from test_house import FILES as HOUSE, IDEAS
 
-import nanodepth
-from retrofit import surgery
+from nanodepth.__main__ import COMMANDS, main
+from nanodepth.retrofit import surgery
 
 README = (ROOT / 'README.md').read_text()
 WRITTEN = lines(README)
 QUICK = [line for line, comment in WRITTEN if not left_out(line, comment) and (
     'dry_run' in line or comment.startswith('seconds') and 'out/' not in line
     and 'prepare' not in line)]
-FILES = [str(path.relative_to(ROOT)) for path in HOUSE.values()]
+FILES = {str(path.relative_to(ROOT)): name for name, path in HOUSE.items()}
 
 
 @pytest.mark.parametrize('name', FILES)
@@ -34,30 +34,30 @@ def test_every_file_begins_with_its_idea_and_its_usage(name):
 
 def test_usage_examples_run(data, monkeypatch):
     for name, before in (('model.py', 'tokens = targets = torch.randint(257, (2, 8))\n'),
-                         ('data/tokens.py', '')):
+                         ('nanodepth/data/tokens.py', '')):
         doc = (ROOT / name).read_text().split('"""')[1]
         code = re.sub('^    ', '', doc.split('Usage:\n')[1], flags=re.M).replace("'data/toy'",
                 repr(str(data)))
         scope = dict(torch=torch)
-        exec(f'from {name[:-3].replace("/", ".")} import *\n' + before + code, scope)
+        exec(f'from {FILES[name]} import *\n' + before + code, scope)
     assert scope['tokens'].shape == (16, 256)
 
 
-@pytest.mark.parametrize('name', nanodepth.COMMANDS)
+@pytest.mark.parametrize('name', COMMANDS)
 def test_every_command_has_help(name, capsys, monkeypatch):
-    monkeypatch.setattr(sys, 'argv', ['nanodepth.py', name, '--help'])
+    monkeypatch.setattr(sys, 'argv', ['nanodepth', name, '--help'])
     with contextlib.suppress(SystemExit):
-        nanodepth.main()
+        main()
     assert len(capsys.readouterr().out) > 100
 
 
 def test_the_door_lists_its_commands_and_names_the_nearest(capsys, monkeypatch):
-    monkeypatch.setattr(sys, 'argv', ['nanodepth.py'])
-    nanodepth.main()
+    monkeypatch.setattr(sys, 'argv', ['nanodepth'])
+    main()
     said = capsys.readouterr().out
-    assert all(re.search(rf'^  {name} ', said, flags=re.M) for name in nanodepth.COMMANDS)
+    assert all(re.search(rf'^  {name} ', said, flags=re.M) for name in COMMANDS)
     with pytest.raises(SystemExit) as stop:
-        nanodepth.main(argv=['sampel'])
+        main(argv=['sampel'])
     assert stop.value.code == 2 and "did you mean 'sample'?" in capsys.readouterr().err
 
 
@@ -65,8 +65,8 @@ def test_the_readmes_commands_and_files_exist():
     blocks = ''.join(re.findall(r'```(?:sh)?\n(.*?)```', README, flags=re.S))
     for script, config in re.findall(r'python (\S+\.py)(?: (config/\S+\.py))?', blocks):
         assert (ROOT / script).exists() and (not config or (ROOT / config).exists())
-    for command in re.findall(r'nanodepth\.py (\w+)', README):
-        assert command in nanodepth.COMMANDS
+    for command in re.findall(r'(?:^|`|python -m )nanodepth (\w+)', README, flags=re.M):
+        assert command in COMMANDS
     targets = re.findall(r'^(\w+):', (ROOT / 'Makefile').read_text(), flags=re.M)
     for target in re.findall(r'^make (\w+)', blocks, flags=re.M):
         assert target in targets
@@ -76,10 +76,10 @@ def test_the_readmes_commands_and_files_exist():
 def test_quick_lines_of_the_readme_run(line, tmp_path, monkeypatch):
     "The others: `make readme`."
     monkeypatch.chdir(tmp_path)
-    script, *argv = shlex.split(line)[1:]
-    name = argv.pop(0) if script == 'nanodepth.py' else re.search(
-        r"main\('(\w+)'\)", (ROOT / script).read_text())[1]
-    nanodepth.main(name, argv)
+    program, name, *argv = shlex.split(line)
+    if program == 'python':         # an idea as a script
+        name = re.search(r"nanodepth\('(\w+)'\)", (ROOT / name).read_text())[1]
+    main(name, argv)
 
 
 EXCERPTS = [block for block in re.findall(r'```python\n(.*?)```', README, flags=re.S)
@@ -136,7 +136,7 @@ def test_links_and_pictures_resolve():
 def test_importing_touches_nothing():
     """On a bare CPU, in another folder, without an environment: no device, no file, no thread
     setting."""
-    names = ', '.join(name[:-3].replace('/', '.') for name in FILES)
+    names = ', '.join(FILES.values())
     code = (f'import sys; sys.path.insert(0, {str(ROOT)!r}); import {names}; import '
             'torch; print(torch.cuda.is_initialized())')
     run = subprocess.run([sys.executable, '-c', code], cwd='/', capture_output=True, text=True)

@@ -7,13 +7,13 @@ import sys
 import pytest
 from conftest import ROOT
 
-import nanodepth
-from common.errors import Refused
-from data import primitives
-from data.tokenizer import get_tokenizer
-from engine import checkpoint, measure
-from retrofit import surgery
-from tools import evaluate
+from nanodepth.__main__ import main as nanodepth
+from nanodepth.commands import evaluate
+from nanodepth.common.errors import Refused
+from nanodepth.data import primitives
+from nanodepth.data.tokenizer import get_tokenizer
+from nanodepth.engine import checkpoint, measure
+from nanodepth.retrofit import surgery
 
 lm_eval = pytest.importorskip('lm_eval')
 pytest.importorskip('accelerate')       # lm-eval's `hf` model wants it
@@ -27,7 +27,7 @@ def run(tmp_path, tiny):
     checkpoint.save(ours, kind='lm', model=model.state_dict(),
                     model_config=dataclasses.asdict(model.config), config={}, flops=0)
     (ours / 'run.json').write_text(json.dumps(dict(tokenizer='bytes')))
-    nanodepth.main('export', [str(ours), str(tmp_path / 'hf')])
+    nanodepth('export', [str(ours), str(tmp_path / 'hf')])
     return ours, tmp_path / 'hf'
 
 
@@ -122,14 +122,14 @@ def test_svamp_is_one_question():
 
 def test_the_command(run, tmp_path, capsys):
     ours, _ = run
-    nanodepth.main('evaluate', [str(ours), '--tasks=primitive_toy_copy', '--limit=10',
+    nanodepth('evaluate', [str(ours), '--tasks=primitive_toy_copy', '--limit=10',
                                 '--device=cpu', f'--out={tmp_path / "e.json"}'])
     out = capsys.readouterr().out
     assert ('| primitive_toy_copy | 0     | acc    |' in out
             and f'numbers: {tmp_path / "e.json"}' in out)
     # what was measured before stays, once
     for more in (['--loop=1-1x3-1'], ['--loop=1-1x3-1'], []):
-        nanodepth.main('evaluate', [str(ours), '--tasks=primitive_toy_copy', '--limit=10',
+        nanodepth('evaluate', [str(ours), '--tasks=primitive_toy_copy', '--limit=10',
                                     '--device=cpu', f'--out={tmp_path / "e.json"}', *more])
     rows = json.loads((tmp_path / 'e.json').read_text())['rows']
     assert sorted(str(row['loop']) for row in rows) == ['1-1x3-1', 'None']
@@ -145,7 +145,7 @@ def test_the_command(run, tmp_path, capsys):
                           ([str(ours), '--tasks=arc_easy'],
                            "Couldn't reach 'allenai/ai2_arc'")):
         with pytest.raises(SystemExit) as stop:
-            nanodepth.main('evaluate', [*args, '--device=cpu'])
+            nanodepth('evaluate', [*args, '--device=cpu'])
         error = capsys.readouterr().err.strip().splitlines()[-1]
         assert stop.value.code == 2 and error.startswith('evaluate: ') and message in error, error
 
@@ -153,8 +153,8 @@ def test_the_command(run, tmp_path, capsys):
 def test_the_authors_form_of_gsm8k(tmp_path):
     "One fixed shot, their words, and the last number of what is said."
     import yaml
-
-    from data.evals import tasks
+    sys.path.insert(0, str(ROOT / 'data/evals'))
+    import tasks
     shot, = tasks.fifteen_trees()
     assert '15 trees' in shot['question'] and shot['target'].endswith('6.')
     from lm_eval.api.task import ConfigurableTask

@@ -14,11 +14,11 @@ from conftest import ROOT
 from families import FAMILIES, tiny
 from test_trust import refused
 
-import nanodepth
-from engine import checkpoint
-from engine.folders import save_looped, save_reordered
-from loop import parse_loop
-from wrapper import looped
+from nanodepth.__main__ import main as nanodepth
+from nanodepth.engine import checkpoint
+from nanodepth.engine.folders import save_looped, save_reordered
+from nanodepth.loop import parse_loop
+from nanodepth.wrapper import looped
 
 ALL = bool(os.environ.get('FAMILIES'))
 LOOPED = [*FAMILIES] if ALL else ['llama', 'qwen3', 'gemma3_text', 'mixtral', 'gpt2', 'bloom']
@@ -71,7 +71,7 @@ def test_a_looped_folder_computes_what_looped_does(folder, tmp_path, name):
 
 def test_it_needs_nothing_of_ours(folder, tmp_path):
     path, model = folder('llama')
-    nanodepth.main('export', [path, str(tmp_path / 'out'), '--window=mid4', '--K=3', '--decode=3'])
+    nanodepth('export', [path, str(tmp_path / 'out'), '--window=mid4', '--K=3', '--decode=3'])
     settings = json.loads((tmp_path / 'out/config.json').read_text())['nanodepth']
     assert settings['decode'] == 3
     with looped(model, 'mid4', K=3):
@@ -96,7 +96,7 @@ def test_a_run_of_ours_is_written_and_looped(tiny, tmp_path, capsys):      # noq
     model = tiny(vocab_size=257, n_layer=4, order=[0, 1, 2, 1, 2, 3])
     checkpoint.save(tmp_path / 'run', **checkpoint.describe(model), step=0)
     (tmp_path / 'run/run.json').write_text('{"tokenizer": "bytes"}')
-    nanodepth.main('export', [str(tmp_path / 'run'), str(tmp_path / 'out'), '--window=2-3', '--K=2',
+    nanodepth('export', [str(tmp_path / 'run'), str(tmp_path / 'out'), '--window=2-3', '--K=2',
                               '--method=naive'])
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / 'out',
                                                                trust_remote_code=True)
@@ -112,7 +112,7 @@ def test_a_run_of_ours_is_written_and_looped(tiny, tmp_path, capsys):      # noq
 @pytest.mark.parametrize('name', ORDERED)
 def test_another_order_is_a_repeated_block(folder, tmp_path, name):
     path, model = folder(name)
-    nanodepth.main('export', [path, str(tmp_path / 'out'), '--loop=2-2x2-2'])
+    nanodepth('export', [path, str(tmp_path / 'out'), '--loop=2-2x2-2'])
     deeper = opened(tmp_path / 'out', model)
     with looped(model, (2, 3), 'naive', 2, cache='exact'):
         assert torch.equal(deeper(TOKENS).logits, model(TOKENS).logits)
@@ -140,7 +140,7 @@ def test_what_cannot_be_written_is_a_line(folder, tmp_path, capsys):
 
 def test_lm_evals_own_model_scores_a_looped_folder(tmp_path):
     huggingface = pytest.importorskip('lm_eval.models.huggingface')
-    from data.tokenizer import write_tokenizer
+    from nanodepth.data.tokenizer import write_tokenizer
     model = tiny('llama', vocab_size=257)
     model.save_pretrained(tmp_path / 'plain')
     write_tokenizer('bytes', tmp_path / 'plain', 64)

@@ -11,16 +11,17 @@ from conftest import ROOT
 from families import tiny as family
 from test_trust import refused
 
-import nanodepth
-from common.errors import Refused
-from data.primitives import task_and_depth
-from data.tokenizer import write_tokenizer
-from data.tokens import Dataset, Loader, measure
-from engine.foreign import Hooked, answer_of, is_foreign, open_any, repeated, repeated_block
-from loop import parse_loop, running
-from report.tables import read_csv
-from tools.evaluate import in_harness
-from wrapper import looped
+from nanodepth.__main__ import main as nanodepth
+from nanodepth.commands.evaluate import in_harness
+from nanodepth.common.errors import Refused
+from nanodepth.data.primitives import task_and_depth
+from nanodepth.data.tokenizer import write_tokenizer
+from nanodepth.data.tokens import Dataset, Loader, measure
+from nanodepth.engine.foreign import (Hooked, answer_of, is_foreign, open_any, repeated,
+                                      repeated_block)
+from nanodepth.loop import parse_loop, running
+from nanodepth.report.tables import read_csv
+from nanodepth.wrapper import looped
 
 
 @pytest.fixture(scope='module')
@@ -62,7 +63,7 @@ def test_a_foreign_model_is_an_answer(theirs):
 
 def test_loop_repeats_its_blocks(theirs, notes, tmp_path, capsys):
     path, model = theirs
-    nanodepth.main('loop', [path, f'--data={notes}', '--block=3', '--times=1,2', '--batches=1',
+    nanodepth('loop', [path, f'--data={notes}', '--block=3', '--times=1,2', '--batches=1',
                             '--device=cpu', f'--out={tmp_path / "l.png"}'])
     rows = {(int(r['start']), int(r['times'])): float(r['loss'])
             for r in read_csv(tmp_path / 'l.csv')}
@@ -77,7 +78,7 @@ def test_loop_repeats_its_blocks(theirs, notes, tmp_path, capsys):
 def test_wrap_and_sweep_by_the_loss_on_text(theirs, notes, tmp_path, capsys):
     path, model = theirs
     out = tmp_path / 'numbers.json'
-    nanodepth.main('wrap', [path, f'--data={notes}', '--window=2-3', '--K=2', '--batches=2',
+    nanodepth('wrap', [path, f'--data={notes}', '--window=2-3', '--K=2', '--batches=2',
                             '--device=cpu', f'--out={out}'])
     *_, line, where = capsys.readouterr().out.strip().splitlines()
     assert where == f'numbers: {out}'
@@ -93,7 +94,7 @@ def test_wrap_and_sweep_by_the_loss_on_text(theirs, notes, tmp_path, capsys):
     row, = json.loads(out.read_text())['rows']
     assert (row['plain'], row['looped']) == pytest.approx((plain, other), rel=1e-5)
     assert row['settings']['K'] == 2 and row['change'] == pytest.approx(other - plain, abs=1e-4)
-    nanodepth.main('sweep', [path, f'--data={notes}', '--windows=2-3,mid2', '--methods=rk',
+    nanodepth('sweep', [path, f'--data={notes}', '--windows=2-3,mid2', '--methods=rk',
                              '--K=2', '--batches=1', '--device=cpu', f'--out={tmp_path / "s.png"}'])
     notes_of = [json.loads(line) for line in (tmp_path / 's.jsonl').read_text().splitlines()]
     with torch.no_grad(), looped(model, (2, 3), 'rk', 2):
@@ -107,7 +108,7 @@ def test_evaluate_takes_any_family_and_one_spelling_of_a_task(theirs, tmp_path, 
     path, model = theirs
     rows = {}
     for name, more in (('plain', []), ('loop', ['--loop=2-2x2-2'])):
-        nanodepth.main('evaluate', [path, '--tasks=toy_assign/1', '--limit=12', '--device=cpu',
+        nanodepth('evaluate', [path, '--tasks=toy_assign/1', '--limit=12', '--device=cpu',
                                     f'--out={tmp_path / name}.json', *more])
         rows[name] = json.loads((tmp_path / f'{name}.json').read_text())['rows']
         assert {row['task'] for row in rows[name]} == {'primitive_toy_assign_d1'}

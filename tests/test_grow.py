@@ -4,23 +4,14 @@ import pytest
 import torch
 from conftest import ROOT
 
-import nanodepth
-from engine.cost import training_flops
-from engine.optimizers import make_optimizers
-from engine.plan import Plan
-from grow import (
-    GROWTH,
-    double,
-    growth_plan,
-    lidas,
-    midas,
-    prop_schedule,
-    stack,
-    untie,
-    untie_by_hand,
-)
-from model import ModelConfig
-from train import Config, read_config
+from nanodepth.__main__ import main as nanodepth
+from nanodepth.engine.cost import training_flops
+from nanodepth.engine.optimizers import make_optimizers
+from nanodepth.engine.plan import Plan
+from nanodepth.grow import (GROWTH, double, growth_plan, lidas, midas, prop_schedule, stack, untie,
+                            untie_by_hand)
+from nanodepth.model import ModelConfig
+from nanodepth.train import Config, read_config
 
 # ------------------------------------------------------------------ operators
 
@@ -197,7 +188,7 @@ def test_schedules_by_hand():
 # ------------------------------------------------------------------ the command
 
 def test_the_command_prints_and_draws(tmp_path, capsys):
-    nanodepth.main('grow', ['32', '--block=4', f'--out={tmp_path / "g.png"}'])
+    nanodepth('grow', ['32', '--block=4', f'--out={tmp_path / "g.png"}'])
     out = capsys.readouterr().out
     assert ('8 ->  12: 0 1 2 3 4 5 2 3 4 5 6 7\n' in out
             and '8 ->  12: 0 1 2 3 0 1 2 3 4 5 6 7\n' in out)
@@ -205,7 +196,7 @@ def test_the_command_prints_and_draws(tmp_path, capsys):
     assert (tmp_path / 'g.png').stat().st_size > 10_000
     for args in (['9', '--block=2'], ['8', '--operators=midsa']):
         with pytest.raises(SystemExit) as stop:
-            nanodepth.main('grow', args)
+            nanodepth('grow', args)
         assert stop.value.code == 2
     assert capsys.readouterr().err.count('\n') == 2
 

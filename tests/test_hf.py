@@ -10,14 +10,14 @@ import pytest
 import torch
 from conftest import ROOT
 
-import nanodepth
-from common.errors import Refused
-from data import primitives
-from data.tokenizer import as_tokenizers, get_tokenizer, start_of_document
-from engine import checkpoint, hf
-from engine.checkpoint import load_model
-from engine.hf import load_hf, save_hf
-from grow import lidas, untie
+from nanodepth.__main__ import main as nanodepth
+from nanodepth.common.errors import Refused
+from nanodepth.data import primitives
+from nanodepth.data.tokenizer import as_tokenizers, get_tokenizer, start_of_document
+from nanodepth.engine import checkpoint, hf
+from nanodepth.engine.checkpoint import load_model
+from nanodepth.engine.hf import load_hf, save_hf
+from nanodepth.grow import lidas, untie
 
 transformers = pytest.importorskip('transformers')
 safetensors_torch = pytest.importorskip('safetensors.torch')
@@ -361,29 +361,29 @@ def exported(tmp_path, tiny):
     checkpoint.save(ours, kind='lm', model=model.state_dict(),
                     model_config=dataclasses.asdict(model.config), config={}, flops=0)
     (ours / 'run.json').write_text(json.dumps(dict(tokenizer='bytes')))
-    nanodepth.main('export', [str(ours), str(tmp_path / 'hf')])
+    nanodepth('export', [str(ours), str(tmp_path / 'hf')])
     return ours, tmp_path / 'hf'
 
 
 def test_the_scripts_take_such_a_folder(exported, tmp_path, capsys):
     said = {}
     for path in exported:
-        nanodepth.main('sample', [str(path), '--prompt=w7j6?w', '--tokens=8', '--device=cpu'])
-        nanodepth.main('primitives', [str(path), '--tasks=toy_assign', '--depths=0', '--n=20',
+        nanodepth('sample', [str(path), '--prompt=w7j6?w', '--tokens=8', '--device=cpu'])
+        nanodepth('primitives', [str(path), '--tasks=toy_assign', '--depths=0', '--n=20',
                                       '--device=cpu', f'--out={tmp_path / "p.png"}'])
-        nanodepth.main('loop', [str(path), '--tasks=toy_assign/1', '--n=20', '--block=1',
+        nanodepth('loop', [str(path), '--tasks=toy_assign/1', '--n=20', '--block=1',
                                 '--times=1,2', '--device=cpu', f'--out={tmp_path / "l.png"}'])
         numbers = [(tmp_path / name).read_text().split(',', 2)[2] for name in ('p.csv', 'l.csv')]
         said[path.name] = (capsys.readouterr().out.split('--- ')[1].split('\n')[1],
                            [n.replace(path.name, 'RUN') for n in numbers])
     assert said['ours'] == said['hf']
     with pytest.raises(SystemExit):
-        nanodepth.main('loop', [str(exported[1]), '--device=cpu'])
+        nanodepth('loop', [str(exported[1]), '--device=cpu'])
     assert 'hf does not say what it was trained on: give --data' in capsys.readouterr().err
 
 
 def test_training_goes_on_from_such_a_folder(data, tmp_path, tiny):
-    from train import Config, train
+    from nanodepth.train import Config, train
     reference = theirs(tmp_path / 'x', dtype=torch.bfloat16, vocab_size=257)
     save_hf(tiny(vocab_size=257), tmp_path / 'tok', tokenizer='bytes')
     for name in ('tokenizer.json', 'tokenizer_config.json'):

@@ -4,10 +4,10 @@ import copy
 import pytest
 import torch
 
-import nanodepth
-from data.tokens import Loader
-from variants import lens as lens_file
-from variants.lens import TunedLens, exit_at, load_lens, quality, save_lens, train_lens
+from nanodepth.__main__ import main as nanodepth
+from nanodepth.data.tokens import Loader
+from nanodepth.variants import lens as lens_file
+from nanodepth.variants.lens import TunedLens, exit_at, load_lens, quality, save_lens, train_lens
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_one_depth_at_a_time_is_all_at_once(model, loader):
 
 
 def test_the_command_trains_on_rows_that_the_model_has_not_seen(loader):
-    from engine.measure import After
+    from nanodepth.engine.measure import After
     rows = After(loader, 8)
     seen = {tuple(loader.batch(step)[0][0].tolist()) for step in range(rows.first)}
     mine = [tuple(rows.batch(step)[0][0].tolist()) for step in range(3 * rows.n)]
@@ -97,7 +97,7 @@ def test_a_saved_lens_belongs_to_its_model(model, loader, tiny, tmp_path):
 
 
 def test_a_recurrent_model_has_one_too(tiny, loader):
-    from retrofit import surgery
+    from nanodepth.retrofit import surgery
     model = surgery(tiny(vocab_size=257, n_layer=4), '1-2-1', mean=2)
     lens = train_lens(model, loader, 3)
     assert quality(model, lens, loader.batch(0)[0])[0].shape == (6,)
@@ -106,11 +106,11 @@ def test_a_recurrent_model_has_one_too(tiny, loader):
 def test_the_command(model, data, tmp_path, capsys):
     from test_sweep import write_run
     write_run(tmp_path / 'run', model, data)
-    nanodepth.main('lens', [str(tmp_path / 'run'), '--steps=3', '--device=cpu'])
+    nanodepth('lens', [str(tmp_path / 'run'), '--steps=3', '--device=cpu'])
     out = capsys.readouterr().out
     assert '| 4            | 0.000' in out and 'KL, tuned lens' in out
     assert load_lens(tmp_path / 'run' / 'lens.pt', model)
     write_run(tmp_path / 'nowhere', model)
     with pytest.raises(SystemExit):
-        nanodepth.main('lens', [str(tmp_path / 'nowhere'), '--device=cpu'])
+        nanodepth('lens', [str(tmp_path / 'nowhere'), '--device=cpu'])
     assert 'does not say what it was trained on: give --data' in capsys.readouterr().err

@@ -14,14 +14,14 @@ from test_train import (
     weights_of,
 )
 
-import nanodepth
-from common.errors import Refused
-from data.tokens import Loader, measure, write_dataset
-from engine.checkpoint import load, load_model
-from loop import fit_loop, format_loop, parse_loop, repeat_block, running
-from model import LM, KVCache, ModelConfig
-from retrofit import sample_recurrence
-from train import Config, read_config, train
+from nanodepth.__main__ import main as nanodepth
+from nanodepth.common.errors import Refused
+from nanodepth.data.tokens import Loader, measure, write_dataset
+from nanodepth.engine.checkpoint import load, load_model
+from nanodepth.loop import fit_loop, format_loop, parse_loop, repeat_block, running
+from nanodepth.model import LM, KVCache, ModelConfig
+from nanodepth.retrofit import sample_recurrence
+from nanodepth.train import Config, read_config, train
 
 # ------------------------------------------------------------------ the notation
 
@@ -127,13 +127,13 @@ def test_a_looped_run_is_logged_and_saved_as_such(config):     # noqa: F811
 def test_an_untied_loop_goes_on_with_the_same_loss(config, tmp_path, capsys):      # noqa: F811
     c = config(**LOOPED)
     train(c)
-    nanodepth.main('loop', ['--untie', c.out_dir, str(tmp_path / 'untied')])
+    nanodepth('loop', ['--untie', c.out_dir, str(tmp_path / 'untied')])
     assert load_model(tmp_path / 'untied').order == [0, 1, 2, 3]
     with pytest.raises(Refused,
                        match='holds weights without their optimizers, .* with --init_from='):
         train(config('untied', **LOOPED))
     with pytest.raises(SystemExit):
-        nanodepth.main('loop', ['--untie', c.out_dir, str(tmp_path / 'untied')])
+        nanodepth('loop', ['--untie', c.out_dir, str(tmp_path / 'untied')])
     assert 'holds a checkpoint already' in capsys.readouterr().err
     runs = [config(name, init_from=str(path), warmup_steps=0)
             for name, path in (('tied', c.out_dir), ('free', tmp_path / 'untied'))]
@@ -165,7 +165,7 @@ def test_a_loop_in_the_cooldown_and_resume_is_bit_equal(config, monkeypatch, dat
 
 
 def test_cooldown_data_counts_from_its_first_step(config, data, tmp_path, monkeypatch):
-    import train as train_file
+    from nanodepth import train as train_file
     rng, other = np.random.default_rng(1), str(tmp_path / 'other')
     for split in ('train', 'val'):
         write_dataset(other, split, 'bytes', rng.integers(0, 256, 4000))
@@ -227,7 +227,7 @@ def test_the_command_compares_and_repeats(config, tmp_path, capsys):     # noqa:
         train(config(name, **fields))
     capsys.readouterr()
     out = tmp_path / 'loop.png'
-    nanodepth.main('loop', [*(str(tmp_path / n) for n in ('looped-0', 'looped-1', 'small', 'deep')),
+    nanodepth('loop', [*(str(tmp_path / n) for n in ('looped-0', 'looped-1', 'small', 'deep')),
                             '--block=2', '--times=1,2', '--batches=1',
                '--device=cpu', f'--out={out}'])
     said = capsys.readouterr().out
@@ -249,7 +249,7 @@ def test_the_command_compares_and_repeats(config, tmp_path, capsys):     # noqa:
                           ([small, '--batches=0'], 'must be at least 1'),
                           ([small, '--tasks=copy'], "task='copy' is not one of")):
         with pytest.raises(SystemExit) as stop:
-            nanodepth.main('loop', [*args, '--device=cpu'])
+            nanodepth('loop', [*args, '--device=cpu'])
         error = capsys.readouterr().err
         assert stop.value.code == 2 and 'loop: ' in error and message in error
 

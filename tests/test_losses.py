@@ -3,7 +3,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from common import losses
+from nanodepth.common import losses
 
 
 def gradients(function, *inputs):

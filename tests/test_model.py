@@ -5,9 +5,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import model as model_file
-from common import losses
-from model import LM, KVCache, ModelConfig, rotate
+from nanodepth import model as model_file
+from nanodepth.common import losses
+from nanodepth.model import LM, KVCache, ModelConfig, rotate
 
 
 def tokens_of(model, B=2, T=10, seed=0):

@@ -9,17 +9,16 @@ from conftest import ranks
 from test_train import command, config, log_of, weights_of  # noqa: F401
 from test_trust import TINY, refused, run  # noqa: F401
 
-import nanodepth
-from common import files
-from common.errors import Refused
-from data.tokenizer import as_tokenizers, get_tokenizer
-from data.tokens import Dataset, write_dataset
-from engine import checkpoint
-from engine.checkpoint import load_model
-from model import LM, ModelConfig
-from retrofit import surgery
-from train import read_config, train
-
+from nanodepth.__main__ import main as nanodepth
+from nanodepth.common import files
+from nanodepth.common.errors import Refused
+from nanodepth.data.tokenizer import as_tokenizers, get_tokenizer
+from nanodepth.data.tokens import Dataset, write_dataset
+from nanodepth.engine import checkpoint
+from nanodepth.engine.checkpoint import load_model
+from nanodepth.model import LM, ModelConfig
+from nanodepth.retrofit import surgery
+from nanodepth.train import read_config, train
 
 # ------------------------------------------------------------- what was wrong, lost or unbounded
 
@@ -30,7 +29,7 @@ def test_data_that_is_made_again_and_killed_is_no_dataset(tmp_path, monkeypatch)
     def killed(path, raw):
         real(path, raw)
         raise KeyboardInterrupt
-    monkeypatch.setattr('data.tokens.replace', killed)
+    monkeypatch.setattr('nanodepth.data.tokens.replace', killed)
     with pytest.raises(KeyboardInterrupt):
         write_dataset(tmp_path, 'train', 'bytes', [2] * 40)
     with pytest.raises(Refused, match='there is no dataset'):
@@ -42,7 +41,7 @@ def test_a_batch_without_a_target_changes_nothing_and_ends_nothing(tmp_path):
         write_dataset(tmp_path / 'd', split, 'bytes', [1] * 340, mask=[0] * 340, row=17)
     argv = [*TINY, f'--data={tmp_path / "d"}', '--steps=2', '--optimizer=adamw',
             '--weight_decay=0', '--grad_accum=2']
-    nanodepth.main('train', [*argv, f'--out_dir={tmp_path / "one"}'])
+    nanodepth('train', [*argv, f'--out_dir={tmp_path / "one"}'])
     lines = [json.loads(line) for line in (tmp_path / 'one/log.jsonl').open()]
     assert lines[-1]['step'] == 2 and lines[-1]['val_loss'] == 0
     start = LM(ModelConfig(**checkpoint.load(tmp_path / 'one')['model_config']))
@@ -129,7 +128,7 @@ def test_a_run_with_such_a_setting_still_resumes(config, tmp_path):      # noqa:
 def parent(tmp_path, tiny):
     "A Hugging Face folder in bfloat16, with a context of 32."
     pytest.importorskip('safetensors')
-    from engine.hf import save_hf
+    from nanodepth.engine.hf import save_hf
     save_hf(tiny(vocab_size=257, context=32).bfloat16(), tmp_path / 'hf', tokenizer='bytes')
     return tmp_path / 'hf'
 
@@ -140,7 +139,7 @@ def test_training_keeps_the_context_and_the_type_of_the_parent(parent, config, t
     assert load_model(c.out_dir).config.context == 32
     flops = load_model(c.out_dir).flops_per_token(context=16)
     assert log_of(c)[-1]['flops'] == flops * log_of(c)[-1]['tokens']
-    nanodepth.main('export', [c.out_dir, str(tmp_path / 'again')])
+    nanodepth('export', [c.out_dir, str(tmp_path / 'again')])
     about = json.loads((tmp_path / 'again/config.json').read_text())
     assert (about['max_position_embeddings'], about['torch_dtype']) == (32, 'bfloat16')
     assert load_model(tmp_path / 'again').norm.weight.dtype == torch.bfloat16
@@ -149,7 +148,7 @@ def test_training_keeps_the_context_and_the_type_of_the_parent(parent, config, t
 
 
 def test_a_run_keeps_its_tokenizers_file(parent, config, tmp_path, data):      # noqa: F811
-    nanodepth.main('retrofit', [str(parent), '1-1-1', f'--out={tmp_path / "cut"}'])
+    nanodepth('retrofit', [str(parent), '1-1-1', f'--out={tmp_path / "cut"}'])
     for split in ('train', 'val'):
         path = data / f'{split}.json'
         path.write_text(path.read_text().replace('"bytes"', json.dumps(str(parent))))

@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
-from engine.optimizers import Muon, make_optimizers, orthogonal
-from model import LM, ModelConfig
-from train import Config
-from variants.adamw_star import AdamWStar
+from nanodepth.engine.optimizers import Muon, make_optimizers, orthogonal
+from nanodepth.model import LM, ModelConfig
+from nanodepth.train import Config
+from nanodepth.variants.adamw_star import AdamWStar
 
 # two of each of two shapes, lying and standing
 SHAPES = [(24, 16), (16, 24), (16, 16), (24, 16), (16, 24)]

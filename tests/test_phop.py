@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from conftest import ROOT
 
-from common.errors import Refused
-from data.tokens import Dataset, Loader
+from nanodepth.common.errors import Refused
+from nanodepth.data.tokens import Dataset, Loader
 
 prepare = runpy.run_path(str(ROOT / 'data/phop/prepare.py'))
 hops, phop = prepare['hops'], prepare['phop']

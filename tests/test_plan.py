@@ -7,14 +7,14 @@ import pytest
 from conftest import ROOT
 from test_train import config, log_of  # noqa: F401
 
-from common.errors import Refused
-from engine import checkpoint
-from engine.cost import stretches
-from engine.plan import MAY_DIFFER, MAY_DIFFER_AHEAD, Plan, Start
-from grow import GROWTH, prop_schedule
-from loop import parse_loop
-from retrofit import recurrence_curriculum, sample_recurrence
-from train import Config, read_config, train
+from nanodepth.common.errors import Refused
+from nanodepth.engine import checkpoint
+from nanodepth.engine.cost import stretches
+from nanodepth.engine.plan import MAY_DIFFER, MAY_DIFFER_AHEAD, Plan, Start
+from nanodepth.grow import GROWTH, prop_schedule
+from nanodepth.loop import parse_loop
+from nanodepth.retrofit import recurrence_curriculum, sample_recurrence
+from nanodepth.train import Config, read_config, train
 
 CONFIGS = sorted(path.stem for path in ROOT.glob('config/[!_]*.py'))
 
@@ -134,7 +134,7 @@ class Stopped(Exception):
 
 
 def stop_at(c, step):
-    import train as train_file
+    from nanodepth import train as train_file
     take, calls = train_file.backward, []
 
     def stopping(*args):

@@ -10,13 +10,13 @@ import torch
 from conftest import ROOT
 from test_trust import refused
 
-import nanodepth
-from data.primitives import few_shot
-from engine import checkpoint
-from engine.checkpoint import load_model
-from grow import double, lidas, untie
-from retrofit import surgery
-from tools import play
+from nanodepth.__main__ import main as nanodepth
+from nanodepth.commands import play
+from nanodepth.data.primitives import few_shot
+from nanodepth.engine import checkpoint
+from nanodepth.engine.checkpoint import load_model
+from nanodepth.grow import double, lidas, untie
+from nanodepth.retrofit import surgery
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def inside(text, name):
 
 def test_the_page_holds_the_rounded_models_and_their_questions(run, tmp_path, capsys):
     out = tmp_path / 'page.html'
-    nanodepth.main('play', [str(run), f'--out={out}', '--task=toy_assign/2', '--open=false'])
+    nanodepth('play', [str(run), f'--out={out}', '--task=toy_assign/2', '--open=false'])
     text = out.read_text()
     about = json.loads(inside(text, 'about'))
     raw = base64.b64decode(inside(text, 'weights'))

@@ -6,14 +6,14 @@ import pytest
 import torch
 from conftest import ROOT
 
-import nanodepth
-from common.errors import Refused
-from data.primitives import TASKS, TOY_TASKS, Example, few_shot, write_examples
-from data.tokenizer import get_tokenizer
-from data.tokens import Dataset, Loader, measure
-from engine.measure import Answers, ask, interval, log_likelihoods, score
-from report.tables import read_csv
-from wrapper import looped
+from nanodepth.__main__ import main as nanodepth
+from nanodepth.common.errors import Refused
+from nanodepth.data.primitives import TASKS, TOY_TASKS, Example, few_shot, write_examples
+from nanodepth.data.tokenizer import get_tokenizer
+from nanodepth.data.tokens import Dataset, Loader, measure
+from nanodepth.engine.measure import Answers, ask, interval, log_likelihoods, score
+from nanodepth.report.tables import read_csv
+from nanodepth.wrapper import looped
 
 BYTES = get_tokenizer('bytes')
 EVERY = [*TASKS, *TOY_TASKS]
@@ -177,7 +177,7 @@ def test_a_model_that_knows_is_right(task):
 
 def test_answers_by_hand(monkeypatch):
     values = [torch.tensor([-1.0, -2.0]).double(), torch.tensor([-3.0, -5.0]).double()]
-    monkeypatch.setattr('engine.measure.log_likelihoods', lambda *_: values)
+    monkeypatch.setattr('nanodepth.engine.measure.log_likelihoods', lambda *_: values)
     first, second = Example('', ('a', 'b'), 0), Example('', ('a', 'b'), 1)
     assert ask(None, None, [first, second]) == Answers(1, 2, -3.0)
 
@@ -251,13 +251,13 @@ def test_the_command_scores_and_writes(tmp_path, tiny, capsys):
     import dataclasses
     import json
 
-    from engine.checkpoint import save
+    from nanodepth.engine.checkpoint import save
     for name in ('a-0', 'a-1', 'b'):
         model = tiny(seed=len(name), vocab_size=257, context=128)
         save(tmp_path / name, kind='lm', model=model.state_dict(),
              model_config=dataclasses.asdict(model.config), config=dict(data='data/toy'))
         (tmp_path / name / 'run.json').write_text(json.dumps(dict(tokenizer='bytes')))
-    nanodepth.main('primitives', [*(str(tmp_path / n) for n in ('a-0', 'a-1', 'b')), '--n=8',
+    nanodepth('primitives', [*(str(tmp_path / n) for n in ('a-0', 'a-1', 'b')), '--n=8',
                                   '--depths=0,1', '--shots=0,2,7', '--device=cpu',
                      '--loop=2-2x2', f'--out={tmp_path / "p.png"}'])
     out = capsys.readouterr().out
@@ -266,7 +266,7 @@ def test_the_command_scores_and_writes(tmp_path, tiny, capsys):
     assert 'toy_assign/1 with 7 shots is left out: a prompt with its answer has' in out
     assert ((tmp_path / 'p.png').stat().st_size > 10_000
             and (tmp_path / 'p.csv').read_text().count('\n') == 1 + 3 * (1 + 3 + 2))
-    nanodepth.main('primitives', [str(tmp_path / 'b'), '--n=8', '--tasks=toy_copy,toy_assign/2',
+    nanodepth('primitives', [str(tmp_path / 'b'), '--n=8', '--tasks=toy_copy,toy_assign/2',
                                   '--device=cpu', f'--out={tmp_path / "q.png"}'])
     assert [row['task'] for row in read_csv(tmp_path / 'q.csv')] == ['toy_copy', 'toy_assign/2']
 

@@ -5,10 +5,10 @@ import copy
 import pytest
 import torch
 
-import probe
-from model import LM, ModelConfig
-from probe import block_similarity, depth_score, future_effects, residual_norms
-from tools.probe import permute_block
+from nanodepth import probe
+from nanodepth.commands.probe import permute_block
+from nanodepth.model import LM, ModelConfig
+from nanodepth.probe import block_similarity, depth_score, future_effects, residual_norms
 
 
 @pytest.fixture(autouse=True)
@@ -196,7 +196,7 @@ def test_norms_and_cosines_by_hand(tiny):
 
 
 def test_similarity_of_grown_layers(tiny):
-    from grow import lidas, untie
+    from nanodepth.grow import lidas, untie
     model = untie(tiny(n_layer=4), lidas(4, 2))                              # 0 1 2 1 2 3
     same = block_similarity(model)
     copies = torch.tensor([[0, 0, 0, 0, 0, 0], [0, 0, 0, 1, 0, 0], [0, 0, 0, 0, 1, 0],
@@ -211,7 +211,7 @@ def test_similarity_of_grown_layers(tiny):
 
 
 def test_recurrent_and_looped_models_by_unrolled_depth(tiny):
-    from retrofit import surgery
+    from nanodepth.retrofit import surgery
     parent, t = tiny(n_layer=4), tokens()
     model = surgery(parent, '1-2-1', mean=2, inject='linear')
     for p in model.adapter.parameters():

@@ -5,11 +5,11 @@ import pytest
 import torch
 from test_sweep import write_run
 
-import nanodepth
-import probe
-from engine import checkpoint
-from report.tables import read_csv
-from tools import probe as page
+from nanodepth.__main__ import main as nanodepth
+from nanodepth import probe
+from nanodepth.commands import probe as page
+from nanodepth.engine import checkpoint
+from nanodepth.report.tables import read_csv
 
 FEW = ['--count=4', '--length=10', '--n=6', '--batches=1', '--lens_steps=3', '--tasks=toy_assign/1',
        '--device=cpu']
@@ -18,8 +18,8 @@ FEW = ['--count=4', '--length=10', '--n=6', '--batches=1', '--lens_steps=3', '--
 @pytest.fixture
 def runs(tmp_path, tiny, data):
     "An ordinary model, a looped one, a retrofitted one, a Hugging Face folder."
-    from engine.hf import save_hf
-    from retrofit import surgery
+    from nanodepth.engine.hf import save_hf
+    from nanodepth.retrofit import surgery
     model = tiny(vocab_size=257, n_layer=4, context=64)
     write_run(tmp_path / 'plain', model, data)
     write_run(tmp_path / 'loop', tiny(vocab_size=257, n_layer=2, context=64, order=[0, 1, 0, 1]),
@@ -29,14 +29,14 @@ def runs(tmp_path, tiny, data):
                     config=dict(data=[str(data)], batch_size=4, context=16), flops=0)
     (tmp_path / 'cut' / 'run.json').write_text(json.dumps(dict(tokenizer='bytes')))
     save_hf(model, tmp_path / 'hf')
-    from data.tokenizer import write_tokenizer
+    from nanodepth.data.tokenizer import write_tokenizer
     write_tokenizer('bytes', tmp_path / 'hf', 64)
     return {name: str(tmp_path / name) for name in ('plain', 'loop', 'cut', 'hf')}
 
 
 def test_one_command_one_page(runs, data, tmp_path, capsys):
     out = tmp_path / 'page'
-    nanodepth.main('probe', [runs['plain'], runs['loop'], runs['cut'], f'--out={out}', *FEW])
+    nanodepth('probe', [runs['plain'], runs['loop'], runs['cut'], f'--out={out}', *FEW])
     said = capsys.readouterr().out
     html = (out / 'index.html').read_text()
     for name, p in page.PROBES.items():
@@ -64,7 +64,7 @@ def page_args(out, **more):
 
 def test_a_hugging_face_folder_and_other_examples(runs, data, tmp_path, capsys):
     for source in ('toy_assign/1', 'val'):
-        nanodepth.main('probe', [runs['hf'], f'--data={data}', f'--examples={source}',
+        nanodepth('probe', [runs['hf'], f'--data={data}', f'--examples={source}',
                                  '--only=depth_score,norms', f'--out={tmp_path / "p"}', *FEW])
         assert 'hf: 4 layers deep' in capsys.readouterr().out
 
@@ -77,22 +77,22 @@ def test_a_hugging_face_folder_and_other_examples(runs, data, tmp_path, capsys):
 def test_what_is_refused(runs, tmp_path, capsys, monkeypatch, args, message):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit):
-        nanodepth.main('probe', [*([runs['plain']] if message else []), *FEW, '--only=norms',
+        nanodepth('probe', [*([runs['plain']] if message else []), *FEW, '--only=norms',
                                  f'--out={tmp_path / "p"}', *args])
     assert (message or 'runs: none is given') in capsys.readouterr().err
 
 
 def test_a_lens_of_another_model_is_refused(runs, tmp_path, capsys, tiny, data):
-    nanodepth.main('lens', [runs['plain'], '--steps=2', '--device=cpu'])
-    nanodepth.main('probe', [runs['plain'], '--only=early_exit', f'--out={tmp_path / "p"}', *FEW])
+    nanodepth('lens', [runs['plain'], '--steps=2', '--device=cpu'])
+    nanodepth('probe', [runs['plain'], '--only=early_exit', f'--out={tmp_path / "p"}', *FEW])
     before = (tmp_path / 'p' / 'early_exit.csv').read_text()
     # another lens, other numbers
-    nanodepth.main('lens', [runs['plain'], '--steps=20', '--lr=0.01', '--device=cpu'])
-    nanodepth.main('probe', [runs['plain'], '--only=early_exit', f'--out={tmp_path / "p"}', *FEW])
+    nanodepth('lens', [runs['plain'], '--steps=20', '--lr=0.01', '--device=cpu'])
+    nanodepth('probe', [runs['plain'], '--only=early_exit', f'--out={tmp_path / "p"}', *FEW])
     assert (tmp_path / 'p' / 'early_exit.csv').read_text() != before
     write_run(tmp_path / 'plain', tiny(3, vocab_size=257, n_layer=4, context=64), data)
     with pytest.raises(SystemExit):
-        nanodepth.main('probe', [runs['plain'], '--only=early_exit', f'--out={tmp_path / "p"}',
+        nanodepth('probe', [runs['plain'], '--only=early_exit', f'--out={tmp_path / "p"}',
                                  *FEW])
     assert 'is the lens of another model' in capsys.readouterr().err
 
@@ -100,8 +100,8 @@ def test_a_lens_of_another_model_is_refused(runs, tmp_path, capsys, tiny, data):
 def test_moved_layers_keep_their_scales_if_asked(tiny):
     "Folded into the norms, the scale goes where the layer goes; unmoved, nothing changes."
     tokens = torch.randint(50, (2, 12), generator=torch.Generator().manual_seed(0))
-    from engine.hf import fold_scales
-    from probe import swap_blocks
+    from nanodepth.engine.hf import fold_scales
+    from nanodepth.probe import swap_blocks
     model = tiny(ln_scaling=True)
     folded = fold_scales(model)
     assert not folded.config.ln_scaling and model.config.ln_scaling

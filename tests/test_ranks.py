@@ -9,13 +9,13 @@ import pytest
 from conftest import ROOT, ranks
 from test_train import command, config, log_of  # noqa: F401
 
-import nanodepth
-from engine import checkpoint
+from nanodepth.__main__ import main as nanodepth
+from nanodepth.engine import checkpoint
 
 HANGS = """
 import os, sys, time, signal
 sys.path.insert(0, os.getcwd())
-import train
+from nanodepth import train
 update, calls = train.backward, []
 def hanging(*args):
     calls.append(1)
@@ -23,8 +23,8 @@ def hanging(*args):
         {what}
     return update(*args)
 train.backward = hanging
-import engine.world
-engine.world.PATIENCE = engine.world.timedelta(seconds=4)
+import nanodepth.engine.world
+nanodepth.engine.world.PATIENCE = nanodepth.engine.world.timedelta(seconds=4)
 train.main(sys.argv[1:])
 """
 
@@ -48,7 +48,7 @@ def test_a_process_that_hangs_or_dies_ends_the_run_by_its_name(config, tmp_path,
     subprocess.run(['pkill', '-KILL', '-f', str(tmp_path / 'hangs.py')], check=False)
     assert checkpoint.load(c.out_dir)['step'] == 2
     if what.startswith('os.kill'):
-        nanodepth.main('train', [*command(c)[2:]])                 # on another number of processes
+        nanodepth('train', [*command(c)[2:]])                 # on another number of processes
         assert log_of(c)[-1]['step'] == 12
 
 
@@ -58,19 +58,19 @@ def count_graphs():
 
     import torch
 
-    import engine.world
+    import nanodepth.engine.world
     compile_block, graphs = torch.nn.Module.compile, []
 
     def backend(graph, inputs):
         graphs.append(len(inputs))
         return graph
     torch.nn.Module.compile = lambda self, **kw: compile_block(self, backend=backend)
-    leave = engine.world.World.__exit__
+    leave = nanodepth.engine.world.World.__exit__
 
     def leaving(self, *args):
         print(f'{len(graphs)} graphs', file=sys.stderr)
         leave(self, *args)
-    engine.world.World.__exit__ = leaving
+    nanodepth.engine.world.World.__exit__ = leaving
 
 
 def test_ddp_does_not_cut_a_compiled_block_into_pieces(config):      # noqa: F811

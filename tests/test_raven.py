@@ -6,11 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import nanodepth
-from common.errors import Refused
-from engine.checkpoint import load_model
-from engine.raven import save_raven
-from retrofit import surgery
+from nanodepth.__main__ import main as nanodepth
+from nanodepth.common.errors import Refused
+from nanodepth.engine.checkpoint import load_model
+from nanodepth.engine.raven import save_raven
+from nanodepth.retrofit import surgery
 
 save_file = pytest.importorskip('safetensors.torch').save_file
 load_file = pytest.importorskip('safetensors.torch').load_file
@@ -211,23 +211,23 @@ def test_transformers_opens_ours_by_the_code_in_the_folder(tiny, tmp_path, name)
 
 
 def test_the_commands_take_it(folder, tmp_path, capsys, data):
-    from data.tokenizer import write_tokenizer
+    from nanodepth.data.tokenizer import write_tokenizer
     change(folder, vocab_size=257, padded_vocab_size=257)
     tensors = load_file(folder / 'model.safetensors')
     for name in ('transformer.wte.weight', 'lm_head.weight'):
         tensors[name] = torch.randn(257, 32, generator=torch.Generator().manual_seed(2)) / 5
     save_file(tensors, folder / 'model.safetensors')
     write_tokenizer('bytes', folder, 64)
-    nanodepth.main('sample', [str(folder), '--prompt=ab', '--tokens=4', '--r=2', '--device=cpu'])
+    nanodepth('sample', [str(folder), '--prompt=ab', '--tokens=4', '--r=2', '--device=cpu'])
     assert "'ab' goes on" in capsys.readouterr().out
-    nanodepth.main('evaluate', [str(folder), '--tasks=primitive_toy_copy', '--limit=4', '--r=2',
+    nanodepth('evaluate', [str(folder), '--tasks=primitive_toy_copy', '--limit=4', '--r=2',
                                 '--device=cpu', f'--out={tmp_path / "e.json"}'])
-    nanodepth.main('probe', [str(folder), '--only=norms', '--count=2', '--examples=toy_assign/0',
+    nanodepth('probe', [str(folder), '--only=norms', '--count=2', '--examples=toy_assign/0',
                              '--length=8', '--device=cpu', '--n=2', f'--data={data}',
                              f'--out={tmp_path / "p"}'])
-    nanodepth.main('retrofit', [str(folder), '--eval', '--r=1,2', f'--data={data}', '--batches=1',
+    nanodepth('retrofit', [str(folder), '--eval', '--r=1,2', f'--data={data}', '--batches=1',
                                 '--device=cpu', f'--out={tmp_path / "r.png"}'])
-    nanodepth.main('export', [str(folder), str(tmp_path / 'again'), '--fresh'])
+    nanodepth('export', [str(folder), str(tmp_path / 'again'), '--fresh'])
     assert "the authors' format" in capsys.readouterr().out
     assert torch.equal(load_model(tmp_path / 'again').adapter.weight,
                        load_model(folder).adapter.weight)

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from conftest import ROOT, planned_flops, write_noise
 
-import nanodepth
-from common.errors import Refused
-from report.claims import Contrast, one_sided
-from report.records import judged, standing, table
-from tools import record, study
-from tools.results import read_rows
+from nanodepth.__main__ import main as nanodepth
+from nanodepth.common.errors import Refused
+from nanodepth.study import jobs as study, record
+from nanodepth.study.claims import Contrast, one_sided
+from nanodepth.study.records import judged, standing, table
+from nanodepth.study.results import read_rows
 
 
 def rows(config, flops, texts, rights):
@@ -64,7 +64,7 @@ steps, warmup_steps, decay_steps, batch_size, eval_batches, device = 4, 1, 1, 4,
 
     def ran(argv, **_):
         seen.append(argv)
-        nanodepth.main('train', argv[3:])
+        nanodepth('train', argv[4:])
         return subprocess.CompletedProcess(argv, 0)
     monkeypatch.setattr(subprocess, 'run', ran)
     # no threads: a training wants to hear signals
@@ -77,7 +77,7 @@ steps, warmup_steps, decay_steps, batch_size, eval_batches, device = 4, 1, 1, 4,
 def test_a_config_in_small(small, tmp_path, capsys):
     argv = [str(tmp_path / 'mine.py'), f'--rows={tmp_path}/results', f'--out={tmp_path}/runs',
             '--jobs=1']
-    nanodepth.main('record', argv)
+    nanodepth('record', argv)
     said = capsys.readouterr().out
     assert 'it does not meet both thresholds' in said and 'seed 1: loss on text' in said
     mine = read_rows(tmp_path / 'results/records.csv')
@@ -86,15 +86,15 @@ def test_a_config_in_small(small, tmp_path, capsys):
     assert 2 < mine[0]['text'] < 8 and mine[0]['text'] != mine[1]['text']
     page = (tmp_path / 'RECORDS.md').read_text()
     assert page.startswith('before\n') and 'mine.py' in page and '| open |' in page
-    nanodepth.main('record', argv)          # it goes on where it stopped, and changes nothing
+    nanodepth('record', argv)          # it goes on where it stopped, and changes nothing
     assert read_rows(tmp_path / 'results/records.csv') == mine and len(small) == 4
-    nanodepth.main('record', [*argv, '--first_seed=2'])     # other seeds: said, not written down
+    nanodepth('record', [*argv, '--first_seed=2'])     # other seeds: said, not written down
     assert 'does not meet' in capsys.readouterr().out
     assert read_rows(tmp_path / 'results/records.csv') == mine
     # another has the record with fewer FLOPs
     best = rows('config/best.py', 10.0, np.linspace(2.1, 2.11, 8), np.linspace(0.98, 0.99, 8))
     study.write_rows(tmp_path / 'results/records.csv', best)
-    nanodepth.main('record', argv)
+    nanodepth('record', argv)
     assert 'so the record stays where it is' in capsys.readouterr().out
     assert len(read_rows(tmp_path / 'results/records.csv')) == 10
 

@@ -8,16 +8,16 @@ import pytest
 import torch
 from conftest import ranks
 
-import nanodepth
-from engine.checkpoint import build_model, describe, load, load_model, save
-from engine.measure import set_depth
-from grow import untie
-from loop import running
-from model import LM, ModelConfig
-from probe import residual_norms
-from retrofit import Recurrent, cut, recurrence_curriculum, sample_recurrence, surgery
-from variants.cuts import block_influence, by_influence, selections
-from variants.exit import Exit
+from nanodepth.__main__ import main as nanodepth
+from nanodepth.engine.checkpoint import build_model, describe, load, load_model, save
+from nanodepth.engine.measure import set_depth
+from nanodepth.grow import untie
+from nanodepth.loop import running
+from nanodepth.model import LM, ModelConfig
+from nanodepth.probe import residual_norms
+from nanodepth.retrofit import Recurrent, cut, recurrence_curriculum, sample_recurrence, surgery
+from nanodepth.variants.cuts import block_influence, by_influence, selections
+from nanodepth.variants.exit import Exit
 
 TINYLLAMA = dict(vocab_size=32000, n_layer=22, n_embd=2048, n_head=32, n_kv_head=4, ffn_dim=5632,
                  context=1024, tie_embeddings=False)
@@ -102,7 +102,7 @@ def test_the_authors_start(tiny, tokens):
 
 
 def test_a_tied_head_can_be_freed(tiny, tokens):
-    from tools.retrofit import with_a_head
+    from nanodepth.commands.retrofit import with_a_head
     tied = tiny(n_layer=2, tie_embeddings=True)
     free = with_a_head(tied)
     assert torch.equal(free(tokens), tied(tokens)) and not free.config.tie_embeddings
@@ -299,7 +299,7 @@ def by_hand(model, tokens, r, threshold):
             layer = lm.layers[i]
             h = layer.attn_norm(x)
             keys = layer.attn.k(h).view(B, T, -1, lm.config.head_dim).transpose(1, 2)
-            from model import rotate
+            from nanodepth.model import rotate
             keys, values = rotate(keys, (lm.cos[:T], lm.sin[:T])), layer.attn.v(h).view(B, T, -1,
                     lm.config.head_dim).transpose(1, 2)
             for b in range(B):
@@ -445,17 +445,17 @@ def small(**more):
 @pytest.fixture
 def started(data, tmp_path):
     "A baseline, and its cut."
-    from train import Config, train
+    from nanodepth.train import Config, train
     train(
         Config(**small(data=str(data), out_dir=str(tmp_path / 'base'), steps=2,
                              warmup_steps=0)))
-    nanodepth.main('retrofit', [str(tmp_path / 'base'), '2-2-1', f'--out={tmp_path / "cut"}',
+    nanodepth('retrofit', [str(tmp_path / 'base'), '2-2-1', f'--out={tmp_path / "cut"}',
                                 '--mean=3', '--backprop_depth=2', '--inject=identity'])
     return tmp_path
 
 
 def go(started, name, **more):
-    from train import Config, train
+    from nanodepth.train import Config, train
     config = small(data=str(started.parent.joinpath(started.name) / 'data'),
                    init_from=str(started / 'cut'), out_dir=str(started / name), **more)
     train(Config(**config))
@@ -490,7 +490,7 @@ def test_every_row_and_step_begins_elsewhere(started, monkeypatch):
 
 
 def test_other_steps_are_another_curriculum(started):
-    from common.errors import Refused
+    from nanodepth.common.errors import Refused
     go(started, 'short', curriculum=0.5, steps=4, decay_steps=0, save_every=4)
     with pytest.raises(Refused, match='holds a run with steps=4, but this config has 40'):
         go(started, 'short', curriculum=0.5, steps=40)
@@ -559,49 +559,49 @@ def test_the_dial(tiny, tokens, started, tmp_path, capsys):
             set_depth(what, **options)
     said = []
     for r in (1, 6):
-        nanodepth.main('sample', [str(started / 'cut'), '--prompt=ab', f'--r={r}', '--tokens=5',
+        nanodepth('sample', [str(started / 'cut'), '--prompt=ab', f'--r={r}', '--tokens=5',
                                   '--device=cpu'])
-        nanodepth.main('primitives', [str(started / 'cut'), '--tasks=toy_assign', '--depths=0',
+        nanodepth('primitives', [str(started / 'cut'), '--tasks=toy_assign', '--depths=0',
                                       f'--r={r}', '--n=5', '--device=cpu',
                                       f'--out={tmp_path / "p.png"}'])
         said.append(capsys.readouterr().out)
     assert f'{2 + 2 + 1} layers deep' in said[0] and f'{2 + 12 + 1} layers deep' in said[1]
     pytest.importorskip('safetensors')
     with pytest.raises(SystemExit):
-        nanodepth.main('loop', [str(started / 'cut')])
+        nanodepth('loop', [str(started / 'cut')])
     said = capsys.readouterr().err
     assert 'has a recurrent core, which is measured by: python retrofit.py' in said
 
 
 def test_the_command(started, capsys, tmp_path):
-    nanodepth.main('retrofit', [str(started / 'base'), '2-2-1', f'--out={started / "plain"}'])
+    nanodepth('retrofit', [str(started / 'base'), '2-2-1', f'--out={started / "plain"}'])
     out = capsys.readouterr().out
     assert re_row('core', '3 4', out) and re_row('dropped', '2', out)
-    nanodepth.main('retrofit', [str(started / 'base'), '2-2-1', '--layers=0,1/2,3/5',
+    nanodepth('retrofit', [str(started / 'base'), '2-2-1', '--layers=0,1/2,3/5',
                                 f'--out={started / "lists"}'])
     assert re_row('dropped', '4', capsys.readouterr().out)
-    nanodepth.main('retrofit', [str(started / 'base'), '2-2-1', '--select=influence',
+    nanodepth('retrofit', [str(started / 'base'), '2-2-1', '--select=influence',
                                 f'--data={started / "data"}', f'--out={started / "short"}'])
     capsys.readouterr()
-    nanodepth.main('retrofit',
+    nanodepth('retrofit',
                    [str(started / 'base'), '2-2-1', '--search', f'--data={started / "data"}'])
     lines = capsys.readouterr().out.splitlines()[2:]
     losses = [float(line.split('|')[1]) for line in lines]
     assert (len(lines) == len(selections(6, (2, 2, 1))) == 3 and losses == sorted(losses)
             and any('| 0 1     | 3 4  | 5    |' in line for line in lines))
-    nanodepth.main('retrofit',
+    nanodepth('retrofit',
                    [str(started / 'base'), '2-2-1', '--scratch', f'--out={started / "scratch"}'])
     assert not torch.equal(load_model(started / 'scratch').layers[0].attn.q.weight,
                            load_model(started / 'cut').layers[0].attn.q.weight)
     capsys.readouterr()
-    nanodepth.main('retrofit',
+    nanodepth('retrofit',
                    [str(started / 'base'), '2-2-1', '--dense', f'--out={started / "dense"}'])
     assert (isinstance(load_model(started / 'dense'), LM)
             and len(load_model(started / 'dense').order) == 5)
     assert 'adapter' not in capsys.readouterr().out
     go(started, 'run')
     capsys.readouterr()
-    nanodepth.main('retrofit', [str(started / 'run'), str(started / 'base'), '--eval', '--r=1,3',
+    nanodepth('retrofit', [str(started / 'run'), str(started / 'base'), '--eval', '--r=1,3',
                                 '--batches=1', '--tasks=toy_assign/0', '--n=10', '--device=cpu',
                    f'--out={tmp_path / "e.png"}'])
     out = capsys.readouterr().out
@@ -619,10 +619,10 @@ def test_the_command(started, capsys, tmp_path):
                           ([str(started / 'base'), '2-2-1', '--layers=0,1/1,2/3',
                             f'--out={tmp_path / "n"}'], 'stand in more than one place')):
         with pytest.raises(SystemExit) as stop:
-            nanodepth.main('retrofit', args)
+            nanodepth('retrofit', args)
         assert stop.value.code == 2 and message in capsys.readouterr().err
     assert not (tmp_path / 'n/ckpt.pt').exists()
-    nanodepth.main('retrofit',
+    nanodepth('retrofit',
                    [str(started / 'base' / 'ckpt.pt'), '2-2-1', f'--out={tmp_path / "file"}'])
     assert (tmp_path / 'file' / 'run.json').exists()
 
@@ -641,5 +641,5 @@ def test_settings_that_do_not_fit(started, capsys):
                           ([f'--init_from={started / "cut"}', '--cooldown_loop=2x2'],
                            'has a recurrent core, which loops by itself')):
         with pytest.raises(SystemExit):
-            nanodepth.main('train', [*base, *args])
+            nanodepth('train', [*base, *args])
         assert message in capsys.readouterr().err, message

@@ -2,9 +2,9 @@ import json
 
 import pytest
 
-import nanodepth
-from report import plot, runs as report_runs, tables
-from train import Config, train
+from nanodepth.__main__ import main as nanodepth
+from nanodepth.report import plot, runs as report_runs, tables
+from nanodepth.train import Config, train
 
 
 @pytest.fixture
@@ -20,21 +20,21 @@ def run(data, tmp_path):
 def test_sample_goes_on_and_is_seeded(run, capsys):
     said = []
     for seed in (0, 0, 1):
-        nanodepth.main('sample', [str(run), '--prompt=a,\\nb', '--tokens=20', f'--seed={seed}',
+        nanodepth('sample', [str(run), '--prompt=a,\\nb', '--tokens=20', f'--seed={seed}',
                                   '--device=cpu'])
         said.append(capsys.readouterr().out)
     assert said[0] == said[1] != said[2]
     assert "--- 'a,\\nb' goes on:\na,\nb|" in said[0]
-    nanodepth.main('sample', [str(run), '--prompt=' + 'x' * 40, '--tokens=2', '--device=cpu',
+    nanodepth('sample', [str(run), '--prompt=' + 'x' * 40, '--tokens=2', '--device=cpu',
                               '--temperature=0'])
     assert 'has 41 tokens: the model sees the last 16' in capsys.readouterr().out
 
 
 def test_sample_loops(run, capsys):
-    nanodepth.main('sample', [str(run), '--prompt=a', '--tokens=20', '--device=cpu', '--loop=1x3'])
+    nanodepth('sample', [str(run), '--prompt=a', '--tokens=20', '--device=cpu', '--loop=1x3'])
     assert '3 layers deep' in capsys.readouterr().out
     with pytest.raises(SystemExit):
-        nanodepth.main('sample', [str(run), '--device=cpu', '--loop=2x3'])
+        nanodepth('sample', [str(run), '--device=cpu', '--loop=2x3'])
     assert ("sample: the loop '2x3' has 2 unique layers, but the model "
             "has 1" in capsys.readouterr().err)
 
@@ -45,11 +45,11 @@ def test_one_picture_of_one_run_and_one_of_two(run, tmp_path, capsys):
     other.mkdir()
     lines = (run / 'log.jsonl').read_text()
     (other / 'log.jsonl').write_text(lines + '{"step": 4, "lo')  # cut off while it is being written
-    nanodepth.main('plot', [str(run), str(other)])
+    nanodepth('plot', [str(run), str(other)])
     assert (run / 'compare.png').stat().st_size > 10_000
     assert f'picture: {run}/compare.png' in capsys.readouterr().out
     with pytest.raises(SystemExit):
-        nanodepth.main('plot', [str(tmp_path)])
+        nanodepth('plot', [str(tmp_path)])
     assert (f'plot: there is no {tmp_path}/log.jsonl: is {tmp_path} the folder of a '
             'run?' in capsys.readouterr().err)
 
@@ -58,7 +58,7 @@ def test_a_log_without_marks_has_a_picture_too(tmp_path):
     (tmp_path / 'log.jsonl').write_text(
         ''.join(json.dumps(dict(step=i, flops=i, loss=3 - i, val_loss=3 - i, kinds={})) + '\n'
                 for i in range(3)))
-    nanodepth.main('plot', [str(tmp_path)])
+    nanodepth('plot', [str(tmp_path)])
     assert (tmp_path / 'loss.png').exists()
 
 
@@ -68,7 +68,7 @@ def test_without_matplotlib_the_numbers_remain(tmp_path, monkeypatch, capsys):
     def missing(*_, **__):
         raise ImportError
     monkeypatch.setattr(plot, 'figure', missing)
-    nanodepth.main('plot', [str(tmp_path)])
+    nanodepth('plot', [str(tmp_path)])
     assert 'matplotlib is not installed' in capsys.readouterr().out
 
 
@@ -105,13 +105,13 @@ def test_the_table_by_hand(tmp_path, capsys):
         for seed, log in enumerate(group):
             (tmp_path / f'{name}-{seed}').mkdir()
             (tmp_path / f'{name}-{seed}' / 'log.jsonl').write_text('\n'.join(map(json.dumps, log)))
-    nanodepth.main('plot',
+    nanodepth('plot',
                    [*map(str, sorted(tmp_path.iterdir())), f'--out={tmp_path / "toys.png"}'])
     both, one = (plot.draw_runs(groups, only) for only in (None, ['look']))
     assert len(both.axes) == 4 and len(one.axes) == 2
     assert one.axes[0].get_ylabel() == both.axes[2].get_ylabel() == 'look: answers right (%)'
     with pytest.raises(SystemExit):
-        nanodepth.main('plot', [f'{tmp_path}/base-0', f'{tmp_path}/base-1', '--show=text'])
+        nanodepth('plot', [f'{tmp_path}/base-0', f'{tmp_path}/base-1', '--show=text'])
     assert "--show='text' is not one of loss, look" in capsys.readouterr().err
     assert (tmp_path / 'toys.csv').read_text().splitlines()[2].startswith(
         'grown,2,9.0,2.0,90.0,9.0,7.0,')

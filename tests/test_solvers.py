@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from wrapper import SOLVERS, pick_solver
+from nanodepth.wrapper import SOLVERS, pick_solver
 
 ONE = torch.tensor([[[1.0]]], dtype=torch.float64)
 F = lambda x: -0.5 * x                          # g(x) = x / 2 then: by hand, every step below

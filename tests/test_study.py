@@ -6,17 +6,17 @@ import pytest
 import torch
 from conftest import ROOT, planned_flops, write_noise
 
-import nanodepth
-from common.errors import Refused
-from data.tokens import write_dataset
-from engine import words
-from engine.checkpoint import load_model
-from loop import parse_loop, running
-from report.plot import curve, figure
-from report.runs import growths, measured
-from report.tables import where
-from tools import results, study
-from variants.exit import Exit
+from nanodepth.__main__ import main as nanodepth
+from nanodepth.common.errors import Refused
+from nanodepth.data.tokens import write_dataset
+from nanodepth.engine import words
+from nanodepth.engine.checkpoint import load_model
+from nanodepth.loop import parse_loop, running
+from nanodepth.report.plot import curve, figure
+from nanodepth.report.runs import growths, measured
+from nanodepth.report.tables import where
+from nanodepth.study import jobs as study, results
+from nanodepth.variants.exit import Exit
 
 CLAIM = '''
 [[claim]]
@@ -77,7 +77,7 @@ def folder(tmp_path):
 
 
 def tables(folder, *more):
-    nanodepth.main('results', [f'{folder}/R.md', f'--rows={folder}', *more])
+    nanodepth('results', [f'{folder}/R.md', f'--rows={folder}', *more])
     return (folder / 'R.md').read_text()
 
 
@@ -130,7 +130,7 @@ def test_the_papers_of_this_repo_say_what_its_rows_say():
     "docs/RESULTS.md is what the command makes of docs/results."
     if not (ROOT / 'docs/results/depth.csv').exists():
         pytest.skip('no seed has been measured')
-    nanodepth.main('results', ['--check'])
+    nanodepth('results', ['--check'])
 
 
 def test_the_pictures_show_the_mean_over_the_seeds_and_a_band_from_the_lowest_to_the_highest(
@@ -170,10 +170,10 @@ def small(tmp_path, monkeypatch):
     seen = []
 
     def ran(argv, **_):
-        name, *argv = argv[2:]
+        name, *argv = argv[3:]
         seen.append(name)
         if name != 'train':
-            nanodepth.main(name, argv)
+            nanodepth(name, argv)
         else:
             new = not any('init_from' in arg for arg in argv)
             data = [f'--data={tmp_path}/data']
@@ -181,8 +181,8 @@ def small(tmp_path, monkeypatch):
                                                          ))]
             size = [arg for arg in shape if new or not arg.startswith(('--n_', '--head_dim'))]
             decays = not new or 'config/phop.py' in argv
-            nanodepth.main('train', [*argv, *size, *data, f'--steps={4 if new else 2}',
-                                     f'--decay_steps={1 if decays else 0}'])
+            nanodepth('train', [*argv, *size, *data, f'--steps={4 if new else 2}',
+                                f'--decay_steps={1 if decays else 0}'])
         return subprocess.CompletedProcess(argv, 0)
     for name, value in dict(DATA=f'{tmp_path}/data', QUESTIONS=4, BATCHES=4).items():
         monkeypatch.setattr(study, name, value)

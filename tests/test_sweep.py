@@ -7,12 +7,12 @@ import pytest
 import torch
 import torch.nn as nn
 
-import nanodepth
-from common.errors import Refused
-from common.options import read as read_options
-from engine import checkpoint
-from tools import evaluate, wrapper as sweep
-from wrapper import looped
+from nanodepth.__main__ import main as nanodepth
+from nanodepth.commands import evaluate, wrapper as sweep
+from nanodepth.common.errors import Refused
+from nanodepth.common.options import read as read_options
+from nanodepth.engine import checkpoint
+from nanodepth.wrapper import looped
 
 pytest.importorskip('lm_eval')
 pytest.importorskip('accelerate')
@@ -30,7 +30,7 @@ def write_run(folder, model, data=None):
 def folders(tmp_path, tiny):
     "A run of ours, and the same as a Hugging Face folder."
     write_run(tmp_path / 'ours', tiny(vocab_size=257, context=96, n_layer=4))
-    nanodepth.main('export', [str(tmp_path / 'ours'), str(tmp_path / 'hf')])
+    nanodepth('export', [str(tmp_path / 'ours'), str(tmp_path / 'hf')])
     return tmp_path / 'ours', tmp_path / 'hf'
 
 
@@ -134,12 +134,12 @@ def test_a_stopped_sweep_goes_on_where_it_was(runs, tmp_path, capsys, monkeypatc
         return model, {part: look(part) for part in looks}, data
     monkeypatch.setattr(sweep, 'open_ours', counted)
     with pytest.raises(SystemExit):
-        nanodepth.main('sweep', [*runs, *GRID, f'--out={out}'])
+        nanodepth('sweep', [*runs, *GRID, f'--out={out}'])
     assert len(read(out.with_suffix('.jsonl'))) == 5
     with open(out.with_suffix('.jsonl'), 'a') as file:
         file.write('{"of": {"model"')                           # it was writing when it was killed
     made[:] = [None] * 6
-    nanodepth.main('sweep', [*runs, *GRID, f'--out={out}'])
+    nanodepth('sweep', [*runs, *GRID, f'--out={out}'])
     again = made[6:]
     # no loop, three windows, two methods; and the recipe
     assert again.count('screen') == 2 * (1 + 3 * 2) - 5 + 2
@@ -150,18 +150,18 @@ def test_a_stopped_sweep_goes_on_where_it_was(runs, tmp_path, capsys, monkeypatc
             and 'screen: loss' in text and 'judge: loss' in text)
     assert out.exists() and out.with_suffix('.csv').exists()
     made[:] = [None] * 6
-    nanodepth.main('sweep', [*runs, *GRID, f'--out={out}'])
+    nanodepth('sweep', [*runs, *GRID, f'--out={out}'])
     assert made[6:] == []                                       # all is known
     assert capsys.readouterr().out == text
 
 
 def test_cells_are_what_they_say_and_judged_on_other_data(runs, tmp_path, capsys):
     out = tmp_path / 'sweep.png'
-    nanodepth.main('sweep', [runs[0], *GRID, f'--out={out}'])
+    nanodepth('sweep', [runs[0], *GRID, f'--out={out}'])
     lines = [entry for entry in read(out.with_suffix('.jsonl'))]
     plain = {entry['of']['part']: entry['found'] for entry in lines if entry['of']['cell'] is None}
     assert plain['screen'] != plain['judge']
-    from engine.measure import parse_tasks, run_scorer
+    from nanodepth.engine.measure import parse_tasks, run_scorer
     state = checkpoint.load(runs[0])
     model = checkpoint.load_model(runs[0])
     look = run_scorer(runs[0], state, model, None, 2, parse_tasks('toy_assign/1', 8))
@@ -182,17 +182,17 @@ def test_cells_are_what_they_say_and_judged_on_other_data(runs, tmp_path, capsys
 def test_another_checkpoint_in_the_same_place_is_measured_anew(runs, tmp_path, tiny, data, capsys):
     out = tmp_path / 'sweep.png'
     grid = ['--windows=1-2', '--methods=rk', '--K=2', '--batches=1', '--device=cpu', f'--out={out}']
-    nanodepth.main('sweep', [runs[0], *grid])
+    nanodepth('sweep', [runs[0], *grid])
     before = len(read(out.with_suffix('.jsonl')))
     write_run(tmp_path / 'run-0', tiny(7, vocab_size=257, context=64, n_layer=4), data)
-    nanodepth.main('sweep', [runs[0], *grid])
+    nanodepth('sweep', [runs[0], *grid])
     assert len(read(out.with_suffix('.jsonl'))) == 2 * before
     capsys.readouterr()
 
 
 def test_by_token_tells_the_caches_apart(runs, tmp_path, capsys):
     out = tmp_path / 'sweep.png'
-    nanodepth.main('sweep', [runs[0], '--windows=1-2', '--methods=naive', '--K=3',
+    nanodepth('sweep', [runs[0], '--windows=1-2', '--methods=naive', '--K=3',
                              '--cache=first,exact', '--by_token', '--batches=2',
                              '--device=cpu', f'--out={out}'])
     found = {entry['of']['cell']['cache']: entry['found']
@@ -213,7 +213,7 @@ def test_a_sweep_by_benchmarks_screens_one_half_and_judges_the_other(folders, tm
                         **options: seen.append(options.get('samples')) or real(lm, tasks, *keep,
             **options))
     out = tmp_path / 'sweep.png'
-    nanodepth.main('sweep', [str(folders[1]), '--windows=0-1,1-2', '--methods=naive', '--K=2',
+    nanodepth('sweep', [str(folders[1]), '--windows=0-1,1-2', '--methods=naive', '--K=2',
                              '--tasks=primitive_toy_copy', '--limit=6', '--best=1', '--device=cpu',
                              f'--out={out}'])
     halves = [samples['primitive_toy_copy'] for samples in seen if samples]
@@ -232,7 +232,7 @@ def test_judging_by_other_tasks_and_by_half_of_shared_ones(folders, tmp_path, ca
     for judge, documents in (('primitive_toy_assign_d1', [0, 1, 2, 3]),
                              ('primitive_toy_copy', [1, 3, 5, 7])):
         seen.clear()
-        nanodepth.main('sweep', [str(folders[1]), '--windows=1-2', '--methods=naive', '--K=2',
+        nanodepth('sweep', [str(folders[1]), '--windows=1-2', '--methods=naive', '--K=2',
                                  '--tasks=primitive_toy_copy', f'--judge_tasks={judge}',
                                  '--limit=4', '--best=1',
                     '--device=cpu', f'--out={tmp_path / judge}.png'])
@@ -275,7 +275,7 @@ def test_metrics_that_are_no_shares():
 def test_the_same_weights_are_not_the_same_model_nor_the_same_data(tmp_path, tiny, data, capsys):
     import numpy as np
 
-    from data.tokens import write_dataset
+    from nanodepth.data.tokens import write_dataset
     weights = tiny(vocab_size=257, n_layer=4, context=64).state_dict()
     for name, fields in (('a', {}), ('b', dict(order=[0, 1, 2, 1, 2, 3])),
                          ('c', dict(ln_scaling=True))):
@@ -284,14 +284,14 @@ def test_the_same_weights_are_not_the_same_model_nor_the_same_data(tmp_path, tin
         write_run(tmp_path / name, model, data)
     grid = ['--windows=0-1', '--methods=naive', '--K=2', '--batches=2', '--best=1', '--device=cpu',
             f'--out={tmp_path / "s.png"}']
-    nanodepth.main('sweep', [*(str(tmp_path / name) for name in 'abc'), *grid])
+    nanodepth('sweep', [*(str(tmp_path / name) for name in 'abc'), *grid])
     losses = [entry['found']['loss'] for entry in read(tmp_path / 's.jsonl') if entry['of']['part']
               == 'screen']
     # no loop, the cell and the recipe of three models
     assert len(losses) == len(set(losses)) == 3 * 3
     write_dataset(data, 'val', 'bytes', np.arange(800) % 50, marks=np.zeros(800, int),
                   kinds=['fifth'])
-    nanodepth.main('sweep', [str(tmp_path / 'a'), *grid])
+    nanodepth('sweep', [str(tmp_path / 'a'), *grid])
     # everything of the first model again
     assert len(read(tmp_path / 's.jsonl')) == 3 * 6 + 6
     capsys.readouterr()
@@ -303,7 +303,7 @@ def test_what_diverged_is_not_the_best(runs, tmp_path, capsys, monkeypatch):
                         found: {k: math.nan if len(made) == 1 and k == 'loss' else v
                                 for k, v in real(plain, found).items() if made.append(k) or True})
     made = []
-    nanodepth.main('sweep', [runs[0], '--windows=all2', '--methods=rk', '--K=2', '--batches=1',
+    nanodepth('sweep', [runs[0], '--windows=all2', '--methods=rk', '--K=2', '--batches=1',
                              '--best=2', '--device=cpu', f'--out={tmp_path / "s.png"}'])
     assert 'nan' not in capsys.readouterr().out
 
@@ -318,7 +318,7 @@ def test_what_diverged_is_not_the_best(runs, tmp_path, capsys, monkeypatch):
     (['--methods=aitken', '--K=3'], 'nothing can be run: aitken with K = 3')])
 def test_what_a_sweep_refuses(runs, tmp_path, capsys, args, message):
     with pytest.raises(SystemExit):
-        nanodepth.main('sweep', [runs[0], '--windows=1-2', '--methods=rk', '--K=2', '--batches=1',
+        nanodepth('sweep', [runs[0], '--windows=1-2', '--methods=rk', '--K=2', '--batches=1',
                                  '--device=cpu', f'--out={tmp_path / "s.png"}', *args])
     assert message in capsys.readouterr().err
 
@@ -353,7 +353,7 @@ def test_the_paired_tests_by_every_sign():
     "Against all signs tried one by one: right and wrong, and scores with grades."
     from itertools import product
 
-    from report.tables import p_value
+    from nanodepth.report.tables import p_value
     assert p_value([1, 1, 1, 1, 1, 0, 0]) == pytest.approx(2 / 32) and p_value([0, 0]) == 1.0
     assert p_value([1, -1, 1, -1]) == 1.0 and p_value([]) is None
     assert p_value([1] * 9 + [-1]) == pytest.approx(2 * 11 / 1024)
@@ -370,7 +370,7 @@ def test_the_paired_tests_by_every_sign():
 
 
 def test_none_is_a_word_where_it_is_one():
-    from tools.export import Options as Export
+    from nanodepth.commands.export import Options as Export
     given = read_options(sweep.Sweep, ['run', '--cache=first,none'])
     assert given.cache == ('first', 'none')
     assert read_options(sweep.Options, ['run', '--cache=none', '--T=none']).cache == 'none'

@@ -6,9 +6,9 @@ import pytest
 import torch
 from conftest import ROOT
 
-from common.errors import Refused
-from data.tokenizer import get_tokenizer
-from data.tokens import Loader
+from nanodepth.common.errors import Refused
+from nanodepth.data.tokenizer import get_tokenizer
+from nanodepth.data.tokens import Loader
 
 text = runpy.run_path(str(ROOT / 'data/text/prepare.py'))
 

@@ -7,21 +7,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import nanodepth
-from common.errors import Refused
-from data import tokenizer as tokenizer_file, tokens as tokens_file
-from data.tokenizer import get_tokenizer
-from data.tokens import (
-    Dataset,
-    Loader,
-    answers,
-    draw,
-    evaluate,
-    measure,
-    permute,
-    shares,
-    write_dataset,
-)
+from nanodepth.__main__ import main as nanodepth
+from nanodepth.common.errors import Refused
+from nanodepth.data import tokenizer as tokenizer_file, tokens as tokens_file
+from nanodepth.data.tokenizer import get_tokenizer
+from nanodepth.data.tokens import (Dataset, Loader, answers, draw, evaluate, measure, permute,
+                                   shares, write_dataset)
 
 # ------------------------------------------------------------------ tokenizers
 
@@ -244,13 +235,13 @@ def test_bad_data_is_named(tmp_path):
 
 
 def test_the_command_checks_the_checksums(data, capsys):
-    nanodepth.main('check_data', [str(data)])
+    nanodepth('check_data', [str(data)])
     assert 'checksums right' in capsys.readouterr().out
     raw = bytearray((data / 'val_000.bin').read_bytes())
     raw[100] ^= 1
     (data / 'val_000.bin').write_bytes(raw)
     with pytest.raises(SystemExit):
-        nanodepth.main('check_data', [str(data)])
+        nanodepth('check_data', [str(data)])
     assert 'val_000.bin is not what was written' in capsys.readouterr().err
 
 

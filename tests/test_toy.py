@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from conftest import ROOT
 
-from data.tokens import Dataset
+from nanodepth.data.tokens import Dataset
 
 toy = runpy.run_path(str(ROOT / 'data/toy/prepare.py'), run_name='toy')
 SIZE, KINDS, START = toy['SIZE'], toy['KINDS'], toy['START']

@@ -11,18 +11,18 @@ import pytest
 import torch
 from conftest import ranks
 
-import nanodepth
-import train as train_file
-from common.errors import Refused
-from common.files import claim
-from data.tokenizer import get_tokenizer
-from data.tokens import Loader, evaluate
-from engine import checkpoint, world
-from engine.plan import Plan
-from engine.world import Stop, World
-from model import LM, ModelConfig
-from retrofit import surgery
-from train import Config, read_config, train
+from nanodepth.__main__ import main as nanodepth
+from nanodepth import train as train_file
+from nanodepth.common.errors import Refused
+from nanodepth.common.files import claim
+from nanodepth.data.tokenizer import get_tokenizer
+from nanodepth.data.tokens import Loader, evaluate
+from nanodepth.engine import checkpoint, world
+from nanodepth.engine.plan import Plan
+from nanodepth.engine.world import Stop, World
+from nanodepth.model import LM, ModelConfig
+from nanodepth.retrofit import surgery
+from nanodepth.train import Config, read_config, train
 
 ROOT = Path(__file__).resolve().parents[1]
 SMALL = dict(n_layer=2, n_embd=32, n_head=2, head_dim=None, context=16, batch_size=4, steps=12,
@@ -154,7 +154,8 @@ def test_stop_and_resume_is_bit_equal(two_runs, monkeypatch):
 
 
 KILLED = """
-import os, signal, sys, train
+import os, signal, sys
+from nanodepth import train
 at, config, calls = int(sys.argv[1]), train.Config(**eval(sys.argv[2])), []
 def killed(*args):
     calls.append(1)
@@ -225,7 +226,7 @@ def test_masked_targets_count_globally(config, tmp_path):
     "Pieces with unequal numbers of targets: their tokens weigh the same, whatever the pieces."
     import numpy as np
 
-    from data.tokens import write_dataset
+    from nanodepth.data.tokens import write_dataset
     rng = np.random.default_rng(0)
     for split in ('train', 'val'):
         mask = rng.random(64 * 17) < np.repeat(rng.random(64), 17)
@@ -342,12 +343,12 @@ def test_a_stopped_run_is_no_finished_one_for_whoever_started_it(config, monkeyp
     argv = command(c)[2:]
     if status:
         with pytest.raises(SystemExit) as stop:
-            nanodepth.main('train', argv)
+            nanodepth('train', argv)
         assert (stop.value.code == status
                 and 'stopped at step 3 of 12, and saved' in capsys.readouterr().out)
         assert checkpoint.load(c.out_dir)['step'] == 3
     else:
-        nanodepth.main('train', argv)
+        nanodepth('train', argv)
         assert 'training FLOPs' in capsys.readouterr().out
 
 
@@ -369,7 +370,7 @@ def test_a_stopped_run_is_no_finished_one_for_whoever_started_it(config, monkeyp
 def test_mistakes_are_named_with_status_2(args, message, data, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
     with pytest.raises(SystemExit) as stop:
-        nanodepth.main('train', [f'--data={data}', f'--out_dir={tmp_path / "out"}', '--device=cpu',
+        nanodepth('train', [f'--data={data}', f'--out_dir={tmp_path / "out"}', '--device=cpu',
                                  *args])
     assert stop.value.code == 2
     error = capsys.readouterr().err

@@ -9,13 +9,13 @@ import time
 import pytest
 from conftest import ROOT, write_noise
 
-import nanodepth
-from common.errors import Refused, refusals
-from data.tokenizer import get_tokenizer
-from engine import checkpoint
-from engine.measure import parse_tasks, score
-from report.logs import Log, read_lines
-from train import read_config
+from nanodepth.__main__ import main as nanodepth
+from nanodepth.common.errors import Refused, refusals
+from nanodepth.data.tokenizer import get_tokenizer
+from nanodepth.engine import checkpoint
+from nanodepth.engine.measure import parse_tasks, score
+from nanodepth.report.logs import Log, read_lines
+from nanodepth.train import read_config
 
 TINY = ['--n_layer=2', '--n_embd=16', '--n_head=2', '--head_dim=8', '--context=16',
         '--batch_size=4', '--warmup_steps=0', '--decay_steps=0', '--eval_batches=1', '--device=cpu']
@@ -32,7 +32,7 @@ def run(tiny, tmp_path):
 
 def refused(capsys, name, *argv):
     with pytest.raises(SystemExit) as end:
-        nanodepth.main(name, [str(a) for a in argv])
+        nanodepth(name, [str(a) for a in argv])
     said = [line for line in capsys.readouterr().err.replace('\r', '\n').splitlines()
             if line.startswith(f'{name}: ') and '%|' not in line]
     assert end.value.code == 2 and len(said) == 1
@@ -145,7 +145,7 @@ def test_a_closed_window_saves(data, tmp_path):
 # ------------------------------------------------------------------- 9: files in the way, 12: hosts
 
 def test_nothing_is_written_into_a_trained_runs_folder(run, data, capsys, tmp_path):
-    from data.tokens import write_dataset
+    from nanodepth.data.tokens import write_dataset
     assert 'holds a checkpoint already' in refused(capsys, 'export', run[0], run[0])
     with pytest.raises(Refused, match='holds a run: choose another folder'):
         write_dataset(run[0], 'train', 'bytes', [1, 2, 3])
@@ -157,20 +157,20 @@ def test_nothing_is_written_into_a_trained_runs_folder(run, data, capsys, tmp_pa
 def test_a_log_without_its_checkpoint_is_kept(run, data, tmp_path, capsys):
     out = tmp_path / 'new'
     argv = [*TINY, f'--data={data}', '--steps=2', f'--out_dir={out}']
-    nanodepth.main('train', argv)
+    nanodepth('train', argv)
     before = (out / 'log.jsonl').read_bytes()
     (out / 'ckpt.pt').unlink()
-    nanodepth.main('train', argv)
+    nanodepth('train', argv)
     assert (out / 'log.jsonl.1').read_bytes() == before and len(read_lines(out / 'log.jsonl'))
     assert 'the log that was there is kept' in capsys.readouterr().out
-    nanodepth.main('train', argv)               # a run that resumes keeps nothing aside
+    nanodepth('train', argv)               # a run that resumes keeps nothing aside
     assert not (out / 'log.jsonl.2').exists()
 
 
 def test_a_hugging_face_folder_is_not_written_over(run, data, tmp_path, capsys):
     pytest.importorskip('safetensors')
     theirs = tmp_path / 'hf'
-    nanodepth.main('export', [str(run[0]), str(theirs)])
+    nanodepth('export', [str(run[0]), str(theirs)])
     there = sorted(theirs.iterdir())
     for name, *more in (('retrofit', run[0], '0-1-1', f'--out={theirs}'),
                         ('loop', '--untie', run[0], theirs),
@@ -180,7 +180,7 @@ def test_a_hugging_face_folder_is_not_written_over(run, data, tmp_path, capsys):
 
 
 def test_a_dataset_is_overwritten_only_by_what_made_it(tmp_path):
-    from data.tokens import write_dataset
+    from nanodepth.data.tokens import write_dataset
     for maker in ('a.py', 'a.py', None):
         write_dataset(tmp_path, 'val', 'bytes', [1, 2, 3], origin=maker and dict(made_by=maker))
         write_dataset(tmp_path / 'b', 'val', 'bytes', [1, 2], origin=dict(made_by='a.py'))
@@ -211,13 +211,13 @@ def test_numbers_are_there_before_a_name_of_the_picture_is_refused(run, data, tm
 
 
 def test_an_untied_file_keeps_its_tokenizer(run, tmp_path, capsys):
-    nanodepth.main('loop', ['--untie', str(run[0] / 'ckpt.pt'), str(tmp_path / 'free')])
+    nanodepth('loop', ['--untie', str(run[0] / 'ckpt.pt'), str(tmp_path / 'free')])
     assert get_tokenizer(tmp_path / 'free').n_vocab == 257
 
 
 def test_encoders_and_shared_layers_are_no_decoders():
     transformers = pytest.importorskip('transformers')
-    from wrapper import patch
+    from nanodepth.wrapper import patch
     small = dict(vocab_size=50, hidden_size=16, intermediate_size=16, num_hidden_layers=4,
                  num_attention_heads=2)
     bert = transformers.BertModel(transformers.BertConfig(**small))

@@ -8,12 +8,12 @@ import pytest
 import torch
 import torch.nn as nn
 
-from grow import untie
-from loop import repeat_block
-from model import KVCache
-from variants.caches import CACHES
-from variants.hosts import pick_window
-from wrapper import LAYERWISE, SOLVERS, looped, looped_by_hand, patch, unpatch
+from nanodepth.grow import untie
+from nanodepth.loop import repeat_block
+from nanodepth.model import KVCache
+from nanodepth.variants.caches import CACHES
+from nanodepth.variants.hosts import pick_window
+from nanodepth.wrapper import LAYERWISE, SOLVERS, looped, looped_by_hand, patch, unpatch
 
 WINDOW = (2, 4)
 
@@ -388,7 +388,7 @@ def test_what_is_refused_before_anything_is_touched(six, arguments, message):
 
 
 def test_models_that_cannot_be_looped(six, tiny):
-    from retrofit import surgery
+    from nanodepth.retrofit import surgery
     for model in (nn.Linear(2, 2), Stack(), surgery(six, '2-2-2')):
         with pytest.raises(ValueError, match='no list of layers|recurrent'):
             patch(model, WINDOW)

@@ -14,14 +14,14 @@ transformers.logging.set_verbosity_error()
 
 from families import ALIBI, EAGER_ONLY, FAMILIES, MIXTURES, tiny  # noqa: E402
 
-from common.errors import Refused  # noqa: E402
-from variants.caches import CACHES  # noqa: E402
-from variants.hosts import (
+from nanodepth.common.errors import Refused  # noqa: E402
+from nanodepth.variants.caches import CACHES  # noqa: E402
+from nanodepth.variants.hosts import (
     Pin,  # noqa: E402
     depth_of,  # noqa: E402
     routers_of,  # noqa: E402
 )
-from wrapper import looped, patch, unpatch  # noqa: E402
+from nanodepth.wrapper import looped, patch, unpatch  # noqa: E402
 
 ALL = bool(os.environ.get('FAMILIES'))
 FORMS = [(name, form) for name in FAMILIES
@@ -475,7 +475,7 @@ def test_a_static_cache_filled_before_and_a_cut_one_are_counted_from_there():
 
 def test_ours_and_theirs_agree(tmp_path, tiny):
     "One checkpoint through both: the same loop, the same logits."
-    from engine.hf import save_hf
+    from nanodepth.engine.hf import save_hf
     ours = tiny(n_layer=6, n_kv_head=2)
     save_hf(ours, tmp_path)
     theirs, t = transformers.AutoModelForCausalLM.from_pretrained(tmp_path), tokens() % 50

@@ -7,13 +7,12 @@ from pathlib import Path
 
 from datasets import Dataset
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parents[1]))
-from data.primitives import few_shot  # noqa: E402
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))    # a clone needs no install
+from nanodepth.data.primitives import few_shot  # noqa: E402
 
 
 def primitive(task, depth=0, shots=5, n=1000, **_):
-    "The very examples that `nanodepth.py primitives` scores, their shots in the prompt."
+    "The very examples that `nanodepth primitives` scores, their shots in the prompt."
     examples = few_shot(task, n, shots=shots, depth=depth)
     return {'test': Dataset.from_list([dict(prompt=e.prompt, options=e.options, answer=e.answer)
                                        for e in examples])}

@@ -13,11 +13,11 @@ import runpy
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
-from common.errors import refusals  # noqa: E402
-from data.corpus import prepare  # noqa: E402
-from data.sources import Source  # noqa: E402
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))    # a clone needs no install
+from nanodepth import ROOT  # noqa: E402
+from nanodepth.common.errors import refusals  # noqa: E402
+from nanodepth.data.corpus import prepare  # noqa: E402
+from nanodepth.data.sources import Source  # noqa: E402
 
 NEMOTRON = Source('nemotron_cc_math', 1.0, 'nvidia/Nemotron-CC-Math-v1', '4plus/*.parquet',
                   known_as='nemotroncc')
@@ -49,4 +49,4 @@ MIXTURES = dict(
 
 if __name__ == '__main__':
     with refusals('prepare.py'):
-        prepare(MIXTURES, __doc__, out=ROOT / 'data/math')
+        prepare(MIXTURES, __doc__, out=Path('data/math'))

@@ -24,12 +24,11 @@ from pathlib import Path
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
-from common.errors import Refused, refusals  # noqa: E402
-from common.options import read  # noqa: E402
-from data.primitives import marked  # noqa: E402
-from data.tokens import draw, write_dataset  # noqa: E402
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))    # a clone needs no install
+from nanodepth.common.errors import Refused, refusals  # noqa: E402
+from nanodepth.common.options import read  # noqa: E402
+from nanodepth.data.primitives import marked  # noqa: E402
+from nanodepth.data.tokens import draw, write_dataset  # noqa: E402
 
 
 @dataclass
@@ -37,7 +36,7 @@ class Options:
     p: int = 4                          # hops
     length: int = 32                    # letters of a row
     rows: int = 40_000                  # examples to train on
-    out: Path = ROOT / 'data/phop'      # the folder to write
+    out: Path = Path('data/phop')       # the folder to write
 
 
 def hops(letters, p):

@@ -11,11 +11,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
-from common.errors import refusals  # noqa: E402
-from common.options import read  # noqa: E402
-from data.primitives import write_examples  # noqa: E402
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))    # a clone needs no install
+from nanodepth.common.errors import refusals  # noqa: E402
+from nanodepth.common.options import read  # noqa: E402
+from nanodepth.data.primitives import write_examples  # noqa: E402
 
 
 @dataclass
@@ -27,7 +26,7 @@ class Options:
     seed: int = 0                       # of every draw
     # what the model reads: bytes, gpt2, a run, a folder with a tokenizer.json
     tokenizer: str = 'bytes'
-    out: Path = ROOT / 'data/sft'       # the folder to write
+    out: Path = Path('data/sft')        # the folder to write
 
 
 def main(argv=None):

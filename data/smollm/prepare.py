@@ -12,11 +12,10 @@ Cosmopedia 28: with a larger budget they are read several times, as in the paper
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
-from common.errors import refusals  # noqa: E402
-from data.corpus import prepare  # noqa: E402
-from data.sources import Source  # noqa: E402
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))    # a clone needs no install
+from nanodepth.common.errors import refusals  # noqa: E402
+from nanodepth.data.corpus import prepare  # noqa: E402
+from nanodepth.data.sources import Source  # noqa: E402
 
 SMOLLM = [
     Source('fineweb_edu', 0.70, 'HuggingFaceTB/smollm-corpus', 'fineweb-edu-dedup/*.parquet',
@@ -30,4 +29,4 @@ SMOLLM = [
 
 if __name__ == '__main__':
     with refusals('prepare.py'):
-        prepare({'smollm': SMOLLM}, __doc__, out=ROOT / 'data/smollm')
+        prepare({'smollm': SMOLLM}, __doc__, out=Path('data/smollm'))

@@ -38,12 +38,11 @@ from pathlib import Path
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
-from common.errors import Refused, refusals  # noqa: E402
-from common.options import read  # noqa: E402
-from data.primitives import END_OF_TEXT, START, chain, marked, random_words  # noqa: E402
-from data.tokens import draw, write_dataset  # noqa: E402
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))    # a clone needs no install
+from nanodepth.common.errors import Refused, refusals  # noqa: E402
+from nanodepth.common.options import read  # noqa: E402
+from nanodepth.data.primitives import END_OF_TEXT, START, chain, marked, random_words  # noqa: E402
+from nanodepth.data.tokens import draw, write_dataset  # noqa: E402
 
 SIZE = 64        # tokens of a document, with the end-of-text token before it
 DEPTHS = 4                                              # 0, 1, 2, 3
@@ -112,7 +111,7 @@ class Options:
     text: float = 0.1                       # share of text in the training windows
     depths: int = DEPTHS      # how many: depth 0, 1, ...
     values: int = VALUES      # names at every depth
-    out: Path = ROOT / 'data/toy'           # the folder to write
+    out: Path = Path('data/toy')        # the folder to write
 
 
 def main(argv=None):

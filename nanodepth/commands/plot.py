@@ -1,0 +1,38 @@
+"""One run: its curves. Several: their curves side by side, and a table.
+
+Usage:
+    nanodepth plot out/baseline                     # out/baseline/loss.png
+    nanodepth plot out/baseline out/lidas           # both: out/baseline/compare.png, .csv
+    nanodepth plot out/toys/* --out=out/toys.png    # NAME-0, NAME-1: seeds, averaged
+    nanodepth plot out/toys/* "--show=loss,depth 3"
+"""
+from dataclasses import dataclass
+from pathlib import Path
+
+from nanodepth.common.options import read
+from nanodepth.report.plot import draw_runs, show
+from nanodepth.report.runs import kinds_of, print_table, read_groups, table
+from nanodepth.report.tables import pick_shown, write_csv
+
+
+@dataclass
+class Options:
+    WORDS = ['runs']
+    runs: list[str]           # folders that train.py wrote
+    out: Path | None = None        # None: a picture in the first folder
+    show: tuple[str, ...] = ()  # of several runs, such as loss,depth 3; (): all
+
+
+def main(argv=None):
+    options = read(Options, argv, __doc__)
+    groups = read_groups(options.runs)
+    alone = len(options.runs) == 1
+    rows = [] if alone else table(groups)       # first: it may refuse
+    out = options.out or Path(options.runs[0]) / ('loss.png' if alone else 'compare.png')
+    kinds = ['loss', *(kind for kind in kinds_of(groups) if kind != 'text')]
+    show(out, draw_runs, groups, pick_shown('show', options.show, kinds))
+    if alone:
+        print(f'numbers: {options.runs[0]}/log.jsonl')
+    else:
+        print_table(rows)
+        write_csv(rows, out)

@@ -1,0 +1,389 @@
+"""One page for several models: every probe of probe.py and lens.py as a picture, side by side on
+one scale, with a sentence on how to read it.
+
+The idea: a probe is a function of a model that returns rows of numbers; a row of PROBES says how
+they are drawn and read.
+
+Papers: the figures of "Do Depth-Grown Models Overcome the Curse of Depth?" (1 to 7, 9 to 13) and
+"From Growing to Looping" (2 to 4, 7 to 10).
+Here: where the papers use GSM8K, MATH, MQuAKE and LAMBADA, the examples are the data at hand
+(data/text/prepare.py makes a dataset of any text), and what is scored is the loss and the
+primitives. Models are ours, and what becomes ours: Llama, SmolLM, TinyLlama, Qwen 3.
+
+Usage:
+    python probe.py out/baseline out/lidas                          # out/probe/index.html
+    python probe.py out/toys/* --only=depth_score,heatmap  # NAME-SEED are averaged over their seeds
+"""
+import functools
+import html
+import itertools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Callable, NamedTuple
+
+import torch
+from tqdm import tqdm
+
+from nanodepth import probe
+from nanodepth.common.columns import columns
+from nanodepth.common.errors import Refused, check_choice
+from nanodepth.common.files import replace
+from nanodepth.common.options import read
+from nanodepth.data.tokenizer import get_tokenizer
+from nanodepth.engine.checkpoint import build_model, load
+from nanodepth.engine.hf import fold_scales
+from nanodepth.engine.measure import After, Scorer, in_vocabulary, open_data, parse_tasks
+from nanodepth.engine.world import pick_device
+from nanodepth.loop import name_of, repeat_block
+from nanodepth.report.plot import draw_curves, draw_maps, show
+from nanodepth.report.tables import number, over_seeds, run_names, write_csv
+from nanodepth.variants.lens import beside, exit_at, load_lens, quality, train_lens
+
+
+@dataclass
+class Options:
+    WORDS = ['runs']
+    # folders that train.py wrote, or Hugging Face checkpoints; NAME-SEED are averaged over seeds
+    runs: list[str]
+    only: tuple[str, ...] = ()      # some of the probes: depth_score,heatmap,norms; (): all
+    examples: str = 'val'           # what effects are measured on: val, or a primitive's prompts
+    count: int = 20                 # how many examples (the papers: 20)
+    length: int | None = None       # tokens of each; None: whole validation rows, 32 of a primitive
+    tasks: str = 'toy_assign/3'     # primitives to score too, with their depth
+    n: int = 100                    # examples of each task
+    data: str | None = None         # a dataset; None: what the run was trained on
+    batches: int = 2                # batches of validation data for each measurement
+    block: int = 2                  # layers of a block, for block_similarity
+    # of LN-scaled models: a layer that is moved keeps its scale; else it gets its new depth's
+    carry_scales: bool = False
+    lens_steps: int = 250           # training of a tuned lens, if none lies beside the checkpoint
+    device: str = 'auto'            # auto: cuda, else mps, else cpu
+    out: Path = Path('out/probe')   # the folder of the page
+
+
+# ------------------------------------------------------------------------------------- the subject
+
+def layer_by_layer(what):
+    "A bar over the layers."
+    return functools.partial(tqdm, desc=what, unit='layer', leave=False)
+
+
+class NotHere(ValueError):
+    "A probe that makes no sense for this model."
+
+
+class Subject:
+    "Interventions are measured once for all probes."
+
+    def __init__(self, path, args):
+        self.path = path
+        self.args = args
+        self.state = load(path)
+        self.model = build_model(self.state, path).to(pick_device(args.device)).eval()
+        if args.carry_scales and self.model.config.ln_scaling:
+            self.model = fold_scales(self.model)
+        self.tokenizer = get_tokenizer(path)
+        self.tasks = parse_tasks(args.tasks, args.n)
+        if self.model.recurs:
+            self.model.fresh = False        # else each forward begins with noise of its own
+        self.order = self.model.order
+        self.device = next(self.model.parameters()).device
+        self.tokens = examples(self, args.examples, args.count, args.length).to(self.device)
+
+    @functools.cached_property
+    def val(self):
+        return open_data(self.path, self.state, self.model, self.args.data, seed=1)
+
+    @functools.cached_property
+    def scorer(self):
+        return Scorer(self.tokenizer, self.tasks, self.val, self.args.batches)
+
+    @functools.cached_property
+    def lens(self):
+        "The lens beside the checkpoint, if there is one; else one that is trained now."
+        if beside(self.path).exists():
+            return load_lens(beside(self.path), self.model)
+        # rows that neither the model was trained on nor the probes look at
+        unseen = After(self.val, max(8, self.args.batches))
+        return train_lens(self.model, unseen, self.args.lens_steps, progress=True)
+
+    @functools.cached_property
+    def layer_effects(self):
+        """What happens at later tokens without a layer, for the heat map and for the depth score:
+        (effects on later layers (D, D), on the output of each example (D, B)). They share runs."""
+        erasure = probe.Erasure(self.model, self.tokens)
+        matrix = erasure.zeros(len(self.order))
+        outputs = erasure.zeros(len(self.tokens))
+        for run in erasure.runs(layer_by_layer('future tokens, propagated, layer')):
+            erasure.note_effects(matrix, *run)
+            erasure.note_output(outputs, *run)
+        return matrix, outputs
+
+    def score(self, answer):
+        "{'loss', the accuracy on each task} of a callable tokens -> logits."
+        scores = dict(loss=self.scorer.on_data(answer)[0])
+        for name, answers in self.scorer.answers(answer).items():
+            scores[name] = answers.accuracy
+        return scores
+
+
+def examples(subject, source, count, length):
+    "(n, T) tokens: validation rows ('val'), or a primitive's prompts ('toy_assign/3')."
+    if source == 'val':
+        val = subject.val
+        steps = range(min(len(val), -(-count // val.batch_size)))
+        rows = torch.cat([val.batch(step)[0] for step in steps])
+        if length and rows.shape[1] < length:
+            raise Refused(f'the rows of the validation data have {rows.shape[1]} tokens, '
+                          f'--length={length} were asked for')
+        return rows[:count, :length]        # whole rows: the toy's deepest questions stand late
+    length = min(length or 32, subject.model.config.context)
+    rows = [in_vocabulary(subject.tokenizer.encode(example.prompt), subject.model)
+            for example in parse_tasks(source, count)[source]]
+    rows = [row[:length] for row in rows if len(row) >= length]
+    if not rows:
+        raise Refused(f'{source} has no prompt of {length} tokens or more: lower --length')
+    return torch.tensor(rows)
+
+
+# --------------------------------------------------------------------------------------- the probes
+
+def depth_score(c):
+    changes = c.layer_effects[1].mean(1)
+    score = probe.score_of(changes)
+    return [dict(depth=d, change=v, share=v / max(1e-30, changes.sum().item()), score=score)
+            for d, v in enumerate(changes.tolist())]
+
+
+def heatmap(c, part):
+    rows = []
+    for future, propagate in itertools.product((True, False), repeat=2):
+        if not propagate and c.model.recurs:
+            continue            # an adapter's output is no sum of earlier updates
+        setting = (f'{"future" if future else "all"} tokens, '
+                   f'{"propagated" if propagate else "local"}')
+        if part == 'layer' and future and propagate:
+            matrix = c.layer_effects[0]
+        else:
+            matrix = probe.future_effects(
+                c.model, c.tokens, part=part, propagate=propagate, future=future,
+                progress=layer_by_layer(f'{setting}, {part}'))
+        changes = matrix.tolist()
+        rows += [dict(setting=setting, erased=s, observed=d, change=changes[s][d])
+                 for s in range(len(changes)) for d in range(s + 1, len(changes))]
+    return rows
+
+
+def norms(c):
+    means = probe.residual_norms(c.model, c.tokens)
+    return [dict(depth=d) | {name: values[d].item() for name, values in means.items()}
+            for d in range(len(c.order))]
+
+
+def similarity(c, blocks=False):
+    size = c.args.block if blocks else 1
+    if len(c.model.layers) % size:
+        raise NotHere(f'its {len(c.model.layers)} layers do not divide into blocks of {size}')
+    matrix = probe.block_similarity(c.model, size).tolist()
+    return [dict(layer=i, other=j, lag=abs(i - j), cosine=v) for i, row in enumerate(matrix)
+            for j, v in enumerate(row)]
+
+
+def rearranged(change, *sizes):
+    "A probe that makes a change to every block of some sizes, and scores the result."
+    def measure(c):
+        if c.model.recurs:
+            raise NotHere('a recurrent core takes no other order of its layers')
+        bar = functools.partial(tqdm, desc='orders', unit='order', leave=False)
+        rows = probe.order_sweep(c.model, c.score, change, sizes, bar)
+        if len(rows) == 1:
+            raise NotHere(f'its {len(c.model.order)} layers are too few for such blocks')
+        return rows
+    return measure
+
+
+def permute_block(order, start, length, seed=0):
+    "The `length` layers from `start` on in a random order."
+    turns = torch.randperm(length, generator=torch.Generator().manual_seed(seed)).tolist()
+    before, block, after = probe.cut_out(order, start, length)
+    return before + [block[i] for i in turns] + after
+
+
+def early_exit(c):
+    rows = []
+    for name, lens in (('logit lens', None), ('tuned lens', c.lens)):
+        kl, overlap = quality(c.model, lens, c.tokens)
+        rows += [dict(lens=name, depth=d, KL=kl[d].item(), overlap=overlap[d].item())
+                 | c.score(exit_at(c.model, d, lens)) for d in range(len(kl))]
+    return rows
+
+
+def repeat_once(order, start, length):
+    return repeat_block(order, start, length, 2)
+
+
+class Probe(NamedTuple):
+    measure: Callable
+    title: str
+    reads: str              # how to read it
+    x: str = None           # of curves; what tells their panels apart is `panel`, if anything does
+    panel: str = None
+    only: tuple = ()        # the columns that are drawn; all others if empty
+    maps: tuple = ()        # instead: (down, right, value, what tells panels apart or None)
+
+
+EFFECTS = 'erased', 'observed', 'change', 'setting'
+
+PROBES = dict(
+    depth_score=Probe(
+        depth_score, 'Which layers matter for later tokens?',
+        'A layer is erased for the tokens up to t; the height is how far the output at later '
+        'tokens moves. Work in the right half is work that deep layers do; the depth score (in the '
+        'legend) is its mean depth. The last layer is always at zero: no later layer carries '
+        'its result to another token.', 'depth', only=('change',)),
+    heatmap=Probe(
+        functools.partial(heatmap, part='layer'), 'Which layer depends on which?',
+        'Row: the layer erased; column: the layer observed; colour: how much its update changes, '
+        'relative to itself (1: as much as its own length). Propagated: the change runs on through '
+        'all layers between; local: only this one layer sees the other missing. A bright column is '
+        'a layer that gathers from all before it.', maps=EFFECTS),
+    heatmap_attn=Probe(
+        functools.partial(heatmap, part='attn'),
+        'The same with only the attention of a layer erased', 'As above.', maps=EFFECTS),
+    heatmap_mlp=Probe(
+        functools.partial(heatmap, part='mlp'),
+        'The same with only the MLP of a layer erased', 'As above.', maps=EFFECTS),
+    norms=Probe(
+        norms, 'How much does each layer add?',
+        "The stream's length; the length of what a layer or sublayer adds, as a share of the "
+        'stream; and its cosine with the stream (above 0: it strengthens what is there; below: it '
+        'erases). A pattern that repeats with the block is what growing and looping leave.',
+        'depth'),
+    swap=Probe(
+        rearranged(probe.swap_blocks, 1, 2, 4, 8), 'Blocks change places',
+        'The layers from a position on change places with as many behind them. Dotted: the model '
+        'as it is. Where a curve stays near it, the order does not matter.', 'start', 'size'),
+    skip=Probe(
+        rearranged(probe.skip_blocks, 1, 2, 4, 8), 'Blocks are left out',
+        'The layers from a position on do not run. Where a curve stays near the dotted line (the '
+        'model as it is), they are not needed.', 'start', 'size'),
+    reverse=Probe(
+        rearranged(probe.reverse_block, 2, 4, 8), 'Blocks run backwards',
+        'The layers from a position on run in reverse. Worst where a reversal straddles two '
+        'blocks: layers of a block have roles that follow each other.', 'start', 'size'),
+    permute=Probe(
+        rearranged(permute_block, 4, 8), 'Blocks in a random order',
+        'The layers from a position on run in a random order (the same for every model).',
+        'start', 'size'),
+    repeat=Probe(
+        rearranged(repeat_once, 1, 2, 4, 8), 'Blocks run twice',
+        'The layers from a position on run once more, without any training for it.',
+        'start', 'size'),
+    similarity=Probe(
+        similarity, 'Are layers copies of each other?',
+        'Cosines between the MLP weights of two layers. Lines beside the diagonal are the traces '
+        'of growing: layers that once were one. A looped model has its unique layers only.',
+        maps=('layer', 'other', 'cosine', None)),
+    block_similarity=Probe(
+        functools.partial(similarity, blocks=True), 'Are blocks copies of each other?',
+        'The same for whole blocks of layers (--block), each as one long vector.',
+        maps=('layer', 'other', 'cosine', None)),
+    early_exit=Probe(
+        early_exit, 'What is known behind each layer?',
+        'The answer if the model stopped there: directly (logit lens), or through a trained '
+        'translator (tuned lens). KL and overlap (of the five likeliest tokens) compare with the '
+        'final answer. A curve that rises to the end: the last layers are needed.',
+        'depth', 'lens'))
+
+
+# ------------------------------------------------------------------------------------------ showing
+
+def draw(name, rows, folder):
+    "The picture of a probe."
+    p = PROBES[name]
+    path = folder / f'{name}.png'
+    if p.maps:
+        return show(path, draw_maps, rows, *p.maps, p.title)
+    labels = {}
+    if name == 'depth_score':
+        labels = {row['run']: f'{row["run"]}: {row["score"]:.2f}'
+                  for row in over_seeds(rows, [], [])}
+    values = p.only or [key for key in rows[0] if key not in ('run', p.x, p.panel)]
+    show(path, draw_curves, rows, p.x, p.panel, values, labels, p.title)
+
+
+STYLE = ('body{font-family:sans-serif;max-width:70em;margin:2em auto;line-height:1.5}'
+         'img{max-width:100%}')
+HEAD = 'Which layers do they use?'
+
+
+def write_index(folder, names, notes):
+    parts = []
+    for name in names:
+        title, reads = html.escape(PROBES[name].title), html.escape(PROBES[name].reads)
+        parts.append(f'<h2>{title}</h2><p>{reads}</p><img src="{name}.png" alt="{title}">'
+                     f'<p><a href="{name}.csv">the numbers</a></p>')
+    lines = ''.join(f'<li>{html.escape(line)}</li>' for line in notes)
+    replace(folder / 'index.html', (
+        f'<!doctype html><meta charset="utf-8"><title>{HEAD}</title><style>{STYLE}</style>'
+        f'<h1>{HEAD}</h1><ul>{lines}</ul>{"".join(parts)}').encode())
+
+
+def describe(name, subject):
+    order = subject.order
+    shared = {}
+    for d, i in enumerate(order):
+        shared.setdefault(i, []).append(d)
+    ties = [' = '.join(map(str, ds)) for ds in shared.values() if len(ds) > 1]
+    return f'{name}: {len(order)} layers deep, {len(shared)} of their own ({name_of(order)})' + (
+        f'; depths that share weights: {", ".join(ties)}' if ties else '')
+
+
+def chosen(only):
+    for part in only:
+        check_choice('--only', part, PROBES)
+    if 'heatmap' in only:           # all three
+        only = *only, 'heatmap_attn', 'heatmap_mlp'
+    return [name for name in PROBES if name in only or not only]
+
+
+def make(args):
+    names = chosen(args.only)
+    folder = args.out
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = {name: [] for name in names}
+    notes = []
+    try:
+        for run, path in tqdm(run_names(args.runs).items(), desc='models', unit='model'):
+            subject = Subject(path, args)
+            n, T = subject.tokens.shape
+            notes.append(f'{describe(run, subject)}; looked at with {n} examples of {T} tokens '
+                         f'({args.examples}), t at '
+                         f'{"every position" if T <= 32 else "16 drawn positions"}')
+            for name in names:
+                try:
+                    rows[name] += [dict(run=run, **row) for row in PROBES[name].measure(subject)]
+                except NotHere as error:
+                    notes.append(f'{run} is not in {name}: {error}')
+    # show what has been measured, even if a later model fails
+    finally:
+        drawn = [name for name in names if rows[name]]
+        for name in drawn:
+            write_csv(rows[name], folder / f'{name}.csv')
+            draw(name, rows[name], folder)
+        if drawn:
+            write_index(folder, drawn, notes)
+    print('\n'.join(notes))
+    last = {row['run']: row for row in rows.get('depth_score', [])}     # the deepest layer's
+    if last:
+        scores = [row | dict(of=row['score'] / max(1, row['depth'])) for row in last.values()]
+        lines = [['model', 'depth score', 'of the depth']]
+        for row in over_seeds(scores, [], ['score', 'of']):
+            lines.append([row['run'], number(row['score'], row['score se']),
+                          number(row['of'], row['of se'])])
+        print(columns(lines))
+    print(f'page: {folder / "index.html"}')
+
+
+def main(argv=None):
+    make(read(Options, argv, __doc__))

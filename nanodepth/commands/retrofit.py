@@ -1,0 +1,251 @@
+"""Cut a pretrained model into prelude, core and coda: what was kept and dropped, what it will cost.
+With --eval: loss and primitives against the number of recurrences.
+
+Usage:
+    python retrofit.py out/baseline 2-4-2                       # out/baseline_2-4-2
+    python retrofit.py TinyLlama 4-8-4 --select=influence --data=data/mytext
+    python retrofit.py out/retrofit --eval --r=1,2,4,8          # a table, and out/retrofit.png
+    python retrofit.py --eval --help                            # its options
+"""
+import dataclasses
+import math
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+import torch.nn as nn
+from tqdm import tqdm
+
+from nanodepth.common.columns import columns
+from nanodepth.common.errors import Refused, refusing
+from nanodepth.common.files import new_model
+from nanodepth.common.options import read
+from nanodepth.data.tokenizer import keep_tokenizer, refuse_another_tokenizer
+from nanodepth.data.tokens import Loader, draw
+from nanodepth.engine.checkpoint import build_model, describe, load, save
+from nanodepth.engine.hf import fold_scales
+from nanodepth.engine.measure import parse_tasks, refuse_other_kinds, run_scorer
+from nanodepth.engine.world import pick_device
+from nanodepth.model import LM
+from nanodepth.report.plot import draw_recurrences, show
+from nanodepth.report.tables import numbers, over_seeds, pick_shown, run_names, write_csv
+from nanodepth.retrofit import cut, surgery
+from nanodepth.variants.cuts import by_influence, screen
+
+# ------------------------------------------------------------------------------------------ surgery
+
+@dataclass
+class Options:
+    WORDS = ['run', 'shape']
+    run: str           # a folder that train.py wrote, or a Hugging Face checkpoint
+    shape: str         # layers of prelude, core and coda, such as 2-4-2
+    # how e is mixed into the state: identity (linear, begun as e), authors (linear, begun as
+    # theirs), linear (begun wider), add
+    inject: Literal['identity', 'linear', 'authors', 'add'] = 'identity'
+    start: Literal['normal', 'authors', 'zero'] = 'normal'      # the first state
+    fresh: bool = False         # another first state in each forward, as the authors have it
+    mean: int = 4               # recurrences
+    backprop_depth: int = 8     # gradients go back through the last so many
+    layers: str = ''            # explicit lists, such as 0,1/16,17,18,19/20,21
+    # late: by the shape; influence: ShortGPT's, on --data
+    select: Literal['late', 'influence'] = 'late'
+    search: bool = False        # print the loss of every selection on --data, before any training
+    data: str | None = None     # a dataset
+    untie_head: bool = False    # give a tied unembedding weights of its own
+    # of an LN-scaled parent: kept layers keep their scales; else they get their new depths'
+    carry_scales: bool = False
+    scratch: bool = False       # random weights: recurrence from scratch
+    dense: bool = False         # write the kept layers as an ordinary model: the pruned partner
+    seed: int = 0               # of every draw
+    out: Path | None = None     # the folder to write; None: out/NAME_SHAPE
+
+
+def scalable_start(model):
+    """Random weights, for recurrence from scratch: Takase et al.'s, by the width, and the layers'
+    outputs by the unrolled depth too."""
+    for name, p in model.named_parameters():
+        if p.dim() < 2:
+            nn.init.ones_(p)
+        else:
+            outputs = name.endswith(('attn.o.weight', 'mlp.down.weight'))
+            deep = math.sqrt(2 * len(model.order)) if outputs else 1
+            nn.init.normal_(p, std=model.std / deep)
+    if not model.config.tie_embeddings:
+        nn.init.normal_(model.embed.weight)          # as LM's own start has it
+
+
+def with_a_head(lm):
+    "The model with the unembedding as a matrix of its own, which begins as the embedding."
+    free = type(lm)(dataclasses.replace(lm.config, tie_embeddings=False)).to(lm.norm.weight.dtype)
+    free.load_state_dict(lm.state_dict())
+    return free
+
+
+def operate(options):
+    "Write the cut checkpoint, and print its parts."
+    target = options.out or Path('out') / f'{Path(options.run).name}_{options.shape}'
+    with new_model(target, 'choose another --out'):
+        state = load(options.run)
+        parent = open_parent(options, state)
+        parts = choose_layers(options, parent)
+        torch.manual_seed(draw(options.seed, 'retrofit'))
+        how = {name: getattr(options, name)
+               for name in ('inject', 'start', 'fresh', 'mean', 'backprop_depth')}
+        model = surgery(parent.float(), parts, **how)
+        if options.scratch:
+            scalable_start(model)
+        say(model, parent, parts, options.dense)
+        keep_tokenizer(options.run, target)
+        cost = 0 if options.scratch else state.get('flops', 0) + state.get('inherited_flops', 0)
+        save(target, **describe(without_recurrence(model) if options.dense else model),
+             optimizers=[], step=0, flops=0, inherited_flops=cost, config={})
+    now = 'the kept layers, each once' if options.dense else (
+        f'python train.py config/retrofit.py --init_from={target} --recurrence={options.mean} '
+        '--data=... trains it')
+    print(f'{target}: {now}')
+
+
+def without_recurrence(model):
+    "The same layers as an ordinary model, which runs each once."
+    plain = LM(model.config)
+    plain.load_state_dict({name: t for name, t in model.state_dict().items()
+                           if not name.startswith('adapter.')})
+    return plain
+
+
+def open_parent(options, state):
+    parent = build_model(state, options.run).eval()
+    if parent.recurs:
+        raise Refused(f'{options.run} has a recurrent core already: cut an ordinary model')
+    if options.carry_scales and parent.config.ln_scaling:
+        parent = fold_scales(parent)
+    return with_a_head(parent) if options.untie_head else parent
+
+
+def choose_layers(options, parent):
+    "(prelude, core, coda), as lists of the parent's layers."
+    parts = cut(options.shape, len(parent.layers))
+    sizes = [len(part) for part in parts]
+    if options.select == 'influence':
+        return by_influence(parent, sizes, sample_tokens(options, parent))
+    if options.layers:
+        parts = [list_of_layers(part) for part in options.layers.split('/')]
+        if [len(part) for part in parts] != sizes:
+            raise Refused(f'--layers={options.layers} does not name {options.shape} layers')
+    return parts
+
+
+def search(options):
+    "Print the loss of every selection."
+    parent = open_parent(options, load(options.run))
+    sizes = [len(part) for part in cut(options.shape, len(parent.layers))]
+    screened = screen(parent, sizes, sample_tokens(options, parent, 32))
+    print(columns([['loss', 'prelude', 'core', 'coda'],
+                   *([f'{loss:.3f}', *map(listed, parts)] for loss, parts in screened)]))
+
+
+def list_of_layers(text):
+    "'16,17' as [16, 17]."
+    with refusing(ValueError, why=lambda error: f'--layers: {error}'):
+        return [int(number) for number in text.split(',') if number]
+
+
+def listed(layers):
+    return ' '.join(map(str, layers))
+
+
+def sample_tokens(options, model, n=8):
+    "Some validation rows: (n, T)."
+    c = model.config
+    loader = Loader(options.data, n, min(c.context, 512), split='val', vocab_size=c.vocab_size)
+    refuse_another_tokenizer(options.run, loader)
+    return loader.batch(0)[0]
+
+
+def say(model, parent, parts, dense):
+    "Print the parts of the model and, if it will recur, what a recurrence costs."
+    kept = sum(model.parts())
+    body = sum(p.numel() for p in parent.layers.parameters())
+    dropped = sorted({*range(len(parent.layers))}.difference(*parts))
+    rows = [*zip(('prelude', 'core', 'coda'), parts, model.parts()),
+            ('dropped', dropped, body - kept)]
+    cost = ''
+    if not dense:
+        adapter = 0 if model.adapter is None else model.adapter.weight.numel()
+        rows.append(('adapter', [], adapter))
+        flops = model.flops_paper()
+        cost = (f'; {model.effective_params(model.mean):,} effective at r = {model.mean}; '
+                f"{flops:,} training FLOPs a token by the paper's count, {flops / (6 * body):.2f} "
+                "times the parent's")
+    print(columns([['part', 'layers of the parent', 'parameters'],
+                   *([name, listed(layers), f'{n:,}'] for name, layers, n in rows)]))
+    print(f'{kept:,} parameters in layers, {kept / body:.1%} of the parent{cost}')
+
+
+# -------------------------------------------------------------------- loss against the recurrences
+
+@dataclass
+class Eval:
+    WORDS = ['runs']
+    # runs with a recurrent core, and ordinary ones, each a line to compare with; NAME-SEED are
+    # averaged over seeds
+    runs: list[str]
+    r: tuple[int, ...] = (1, 2, 4, 8, 16)       # recurrences
+    data: str | None = None     # a dataset; None: what the run was trained on
+    batches: int = 8            # batches of validation data for each measurement
+    tasks: str = ''             # primitives to score too: assign_code/1,copy_words
+    n: int = 200                # examples of each task
+    show: tuple[str, ...] = ()  # what the picture shows, such as loss,assign_code/1; (): all
+    device: str = 'auto'        # auto: cuda, else mps, else cpu
+    out: Path | None = None        # None: out/NAME.png
+
+
+def measure_recurrences(options):
+    "[{run, r, effective_params, loss, accuracies}]: r is 0 for an ordinary model."
+    device = pick_device(options.device)
+    examples = parse_tasks(options.tasks, options.n)
+    rows, scores = [], None
+    for name, path in tqdm(run_names(options.runs).items(), desc='measuring', unit='run'):
+        state = load(path)
+        model = build_model(state, path).to(device).eval()
+        score = run_scorer(path, state, model, options.data, options.batches, examples)
+        for r in options.r if model.recurs else [0]:
+            if r:
+                model.mean = r
+            effective = sum(p.numel() for i in model.order for p in model.layers[i].parameters())
+            before = scores
+            scores = score(model)
+            refuse_other_kinds(name, scores, before)
+            rows.append(dict(run=name, r=r, effective_params=effective, **scores))
+    return rows
+
+
+def print_recurrences(options):
+    "The table, the picture and the CSV of --eval."
+    rows = measure_recurrences(options)
+    kinds = [key for key in rows[0] if key not in ('run', 'r', 'effective_params')]
+    print(columns([['run', 'r', 'effective parameters', *kinds],
+                   *([row['run'], str(row['r'] or 'ordinary'), f'{row["effective_params"]:,.0f}',
+                      *numbers(row, kinds)] for row in over_seeds(rows, ['r'], kinds))]))
+    out = options.out or Path('out') / f'{Path(options.runs[0]).name}.png'
+    write_csv(rows, out)
+    show(out, draw_recurrences, rows, pick_shown('show', options.show, kinds))
+
+
+def main(argv=None):
+    argv = sys.argv[1:] if argv is None else argv
+    if '--eval' in argv:
+        return print_recurrences(read(Eval, [arg for arg in argv if arg != '--eval'], __doc__))
+    options = read(Options, argv, __doc__)
+    measures = options.search or options.select == 'influence'
+    if measures and not options.data:
+        raise Refused('--select=influence and --search need --data, a dataset to measure on')
+    if options.data and not measures:
+        raise Refused('--data is what --select=influence and --search measure on: this cut needs '
+                      'none')
+    if measures and options.layers:
+        raise Refused('--layers names the layers that --select=influence or --search would choose: '
+                      'give one')
+    search(options) if options.search else operate(options)

@@ -1,0 +1,59 @@
+"""Generate text from any checkpoint.
+
+Usage:
+    nanodepth sample out/baseline  # continues prompts that suit the toy
+    nanodepth sample out/baseline --prompt='w7j6z1q3bwdzejhq?b' --temperature=0 --tokens=1
+    nanodepth sample out/baseline --loop=3-2x2-3  # with its middle layers run twice
+"""
+from dataclasses import dataclass
+
+import torch
+
+from nanodepth.common.options import read
+from nanodepth.data.tokenizer import get_tokenizer, readable
+from nanodepth.data.tokens import draw
+from nanodepth.engine.checkpoint import load_model
+from nanodepth.engine.measure import encode, set_depth
+from nanodepth.engine.world import pick_device
+
+
+@dataclass
+class Options:
+    WORDS = ['run']
+    run: str                   # a folder that train.py wrote, or a Hugging Face checkpoint
+    prompt: str | None = None           # \n is a line break; None: prompts that suit the toy
+    tokens: int = 64                    # how many to add
+    temperature: float = 0.7            # 0 takes the likeliest token each time
+    top_k: int | None = None            # draw among the likeliest so many
+    seed: int = 0                       # of every draw
+    loop: str | None = None             # run the layers in another order, such as 3-2x2-3
+    r: int | None = None                # how often a recurrent core runs
+    device: str = 'auto'                # auto: cuda, else mps, else cpu
+
+
+# How many tokens at most: after an answer comes a question, which no toy model learns to ask.
+TOY_PROMPTS = {'JicDqySofUzgJicDqySofUzg': 24, 'w7j6z1q3?z': 1, 'w7j6z1q3bwdzejhq?d': 1,
+               'w7j6z1q3bwdzejhqfdmbxhae?x': 1, 'def main(': 64}
+
+
+def main(argv=None):
+    options = read(Options, argv, __doc__)
+    device = pick_device(options.device)
+    model = load_model(options.run, device)
+    tokenizer = get_tokenizer(options.run)
+    set_depth(model, loop=options.loop, r=options.r)
+    print(f'device {device}, {model.num_params():,} parameters, {len(model.order)} layers deep, '
+          f'temperature {options.temperature}')
+    asked = {options.prompt: options.tokens} if options.prompt else TOY_PROMPTS
+    for i, (prompt, most) in enumerate(asked.items()):
+        new = min(options.tokens, most)
+        prompt = prompt.replace('\\n', '\n')
+        ids = encode(tokenizer, prompt, model)
+        if len(ids) > model.config.context:
+            print(f'(the prompt has {len(ids)} tokens: the model sees the last '
+                  f'{model.config.context} of them)')
+        generator = torch.Generator(device).manual_seed(draw(options.seed, 'sample', i))
+        out = model.generate(torch.tensor([ids], device=device), new, top_k=options.top_k,
+                             temperature=options.temperature, generator=generator)
+        goes_on = readable(tokenizer, out[0, len(ids):].tolist())
+        print(f'--- {prompt!r} goes on:\n{prompt}|{goes_on}')

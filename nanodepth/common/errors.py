@@ -1,0 +1,80 @@
+"""A user's mistake as one line: the one exception, and the nearest valid name.
+
+The idea: code that cannot do what was asked raises Refused, with what was given and is allowed. One
+place, `refusals`, turns that into a line and exit status 2; nanodepth runs each command in it.
+Any other exception keeps its traceback.
+
+Usage:
+    raise Refused(f'block={block} must be at least 1')
+    check_choice('grow', 'lida', ('midas', 'lidas'))        # Refused: ... did you mean 'lidas'?
+"""
+import contextlib
+import difflib
+import os
+import sys
+import traceback
+
+
+class Refused(ValueError):
+    "What cannot be done, and why."
+
+
+def nearest(name, allowed):
+    close = difflib.get_close_matches(str(name), [str(a) for a in allowed], n=1, cutoff=0.5)
+    return f'; did you mean {close[0]!r}?' if close else ''
+
+
+def check_choice(name, value, allowed):
+    if value not in allowed:
+        raise Refused(f'{name}={value!r} is not one of {", ".join(map(str, allowed))}'
+                      f'{nearest(value, allowed)}')
+
+
+@contextlib.contextmanager
+def refusing(*kinds, why=str):
+    """Turn other libraries' exceptions in here, such as OSError, into Refused: why(error) is the
+    line."""
+    try:
+        yield
+    except Refused:
+        raise
+    except kinds as error:
+        raise Refused(why(error)) from None
+
+
+def which_process():
+    "(its rank, how many there are, its number on this machine): torchrun says so, else 0, 1, 0."
+    size = int(os.environ.get('WORLD_SIZE', 1))
+    if size == 1:
+        return 0, 1, 0
+    return int(os.environ['RANK']), size, int(os.environ['LOCAL_RANK'])
+
+
+def say(text):
+    "A line on the terminal, below the progress bars."
+    if 'tqdm' in sys.modules:
+        for bar in list(getattr(sys.modules['tqdm'].tqdm, '_instances', ())):
+            bar.close()
+    print(text, file=sys.stderr)
+
+
+@contextlib.contextmanager
+def refusals(name):
+    """A Refused in here ends the command, in a line, and so do an error of a file and Ctrl-C. What
+    every process refuses, only rank 0 prints. With NANODEPTH_DEBUG=1 the traceback is printed
+    too."""
+    try:
+        yield
+    except Refused as error:
+        if which_process()[0] == 0:
+            if os.environ.get('NANODEPTH_DEBUG'):
+                traceback.print_exception(error)
+            say(f'{name}: {error}')
+        raise SystemExit(2) from None
+    except OSError as error:        # a full disk, a folder in the way, no permission
+        where = f' ({error.filename})' if error.filename else ''
+        say(f'{name}: {error.strerror or error}{where}')
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        say(f'{name}: stopped')
+        raise SystemExit(128 + 2) from None

@@ -1,0 +1,125 @@
+"""Files that others read: written whole or not at all, and locked by one process at a time; and
+files of others, which may be damaged.
+
+Usage:
+    replace(path, raw)                      # bytes; no reader sees half of them
+    about = read_json('out/lidas/run.json')
+    with claim('out/lidas'): ...            # nobody else writes into this folder
+    with reading(path): ...                 # what goes wrong in here is the file's fault: one line
+"""
+import contextlib
+import json
+import os
+import re
+from pathlib import Path
+
+from nanodepth import ROOT
+from nanodepth.common.errors import Refused
+
+
+def find(path):
+    "A config or a dataset: in the current folder, else beside the code."
+    here = Path(path)
+    beside_the_code = ROOT / path
+    if not here.exists() and beside_the_code.exists():
+        return beside_the_code
+    return here
+
+
+@contextlib.contextmanager
+def reading(path, then=''):
+    """Whatever goes wrong in here, while a file is being understood, is Refused in one line. This
+    stands around the parsing alone, never around a model that runs: a bug of ours keeps its
+    traceback. `then`: what to do about it."""
+    try:
+        yield
+    except Refused as error:
+        raise Refused(f'{error}{then}') from error
+    except OSError:         # it says itself what is wrong
+        raise
+    except Exception as error:
+        reason = f'{type(error).__name__}: {error}'.splitlines()[0][:200]
+        raise Refused(f'{path} is damaged, or not what it should be ({reason}){then}') from error
+
+
+def read_json(path):
+    "The names and values of a JSON file."
+    with reading(path):
+        value = json.loads(Path(path).read_text(encoding='utf-8'))
+        if not isinstance(value, dict):
+            raise ValueError(f'a {type(value).__name__}, not names with values')
+    return value
+
+
+def write_json(path, value):
+    replace(path, json.dumps(value, indent=1).encode())
+
+
+def replace(path, raw):
+    """Write a file atomically: who has the old one open keeps it, and no reader sees half of the
+    new one, even if this process is killed."""
+    with fresh(path) as file:
+        file.write(raw)
+
+
+def aside(path, mark='.'):
+    "Where the old can be kept beside the new: the first of PATH.1, PATH.2, ... that is free."
+    i = 1
+    while path.with_name(f'{path.name}{mark}{i}').exists():
+        i += 1
+    return path.with_name(f'{path.name}{mark}{i}')
+
+
+@contextlib.contextmanager
+def fresh(path):
+    "An open file that becomes `path` when it has been written without an error."
+    with replacing(path) as new, open(new, 'wb') as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def replacing(path):
+    "Where a new version of a file is written: it becomes `path` at the end, if all went well."
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(f'{path.name}.tmp')
+    try:
+        yield new
+        os.replace(new, path)
+    finally:
+        new.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def claim(folder):
+    """Hold a folder, because two runs in one would overwrite each other. The lock goes with the
+    process that holds it; its file stays."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / 'lock', 'a') as file:
+        try:
+            import fcntl
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except ImportError:         # Windows has no flock: there it is up to you
+            pass
+        except BlockingIOError:
+            raise Refused(f'another run is at work in {folder}; wait for it, or choose another '
+                          'folder') from None
+        yield
+
+
+@contextlib.contextmanager
+def new_model(folder, option='choose another folder'):
+    "Hold a folder to write a model into: none is there yet, ours or a Hugging Face checkpoint."
+    folder = Path(folder)
+    if any((folder / name).exists() for name in ('config.json', 'ckpt.pt')):
+        raise Refused(f'{folder} holds a checkpoint already: {option}')
+    with claim(folder):
+        yield
+
+
+def on_hub(name):
+    "Is this owner/name, as on the Hugging Face hub, and nothing on this disk?"
+    return re.fullmatch(r'\w[\w.-]*/[\w.-]+', str(name)) is not None and not Path(name).exists()

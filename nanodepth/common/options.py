@@ -1,0 +1,216 @@
+"""Every command line and every config of this repo: the fields of a dataclass.
+
+The idea: a dataclass gives each option a name, a type and a default, with a comment beside it. The
+command line sets them by --name=value. Words without dashes go to the fields that `WORDS` names; a
+dataclass without WORDS takes config files instead, which are Python that assigns the same names.
+--help prints the dataclass as it stands in its file. A wrong name, type or size is refused in a
+line.
+
+Usage:
+    @dataclass
+    class Options:
+        WORDS = ['runs']
+        runs: list[str]                         # folders that train.py wrote
+        tokens: int = 64                        # how many to add
+        r: tuple[int, ...] = (1, 2, 4)          # --r=1,2,4
+        untie: bool = False                     # --untie, or --untie=true
+    options = read(Options, ['out/lidas', '--tokens=8'], __doc__)
+"""
+import contextlib
+import dataclasses
+import inspect
+import math
+import runpy
+import sys
+import types
+import typing
+from dataclasses import MISSING
+from pathlib import Path
+from typing import Literal
+
+from nanodepth import ROOT
+from nanodepth.common.errors import Refused, nearest
+from nanodepth.common.files import find
+
+# What is smaller would be another run or another measurement without a word, or none at all.
+AT_LEAST = dict(
+    n_layer=1, steps=1, warmup_steps=0, decay_steps=0, lr_decay_steps=0, batch_size=1, grad_accum=1,
+    lr=0, adamw_lr=0, lr_floor=0, weight_decay=0, star_decay=0, grad_clip=0, grow_block=1,
+    grow_alpha=0, recurrence=1, backprop_depth=1, eval_every=1, eval_batches=1, log_every=1,
+    save_every=1, mean=1, block=1, r=1, times=1, K=1, n=1, batches=1, limit=1, shots=0, length=2,
+    lens_steps=1, tokens=1, count=1, best=1, temperature=0, top_k=1, gpus=1)
+IN_WORDS = {int: 'a whole number', float: 'a number', bool: 'true or false', str: 'text',
+            Path: 'a path', types.NoneType: 'none'}
+
+
+def read(cls, argv, about=None):
+    "The command line as an instance of the dataclass. --help prints both, and ends the command."
+    argv = sys.argv[1:] if argv is None else argv
+    if {'-h', '--help'} & set(argv):
+        print(about or '', *map(inspect.getsource, filter(dataclasses.is_dataclass, cls.__mro__)),
+              sep='\n\n')
+        raise SystemExit(0)
+    values = given(cls, argv)
+    for each in dataclasses.fields(cls):
+        if each.name not in values and each.default is each.default_factory is MISSING:
+            raise Refused(f'{each.name}: none is given (--help says more)')
+    return cls(**values)
+
+
+def given(cls, argv):
+    "{name: value} of what config files and then the command line say."
+    words = getattr(cls, 'WORDS', None)
+    plain = [arg for arg in argv if not arg.startswith('-')]
+    values = {}
+    if words is None:
+        for path in plain:
+            values |= fitted(cls, run_file(path), f'{path}: ')
+    else:
+        values |= fitted(cls, take_words(cls, words, plain), '', is_text=True)
+    types_of = typing.get_type_hints(cls)
+    options = types_of.keys() - set(words or ())
+    for arg in argv:
+        if not arg.startswith('-'):
+            continue
+        name, equals, text = arg.removeprefix('--').partition('=')
+        if name not in options:
+            raise Refused(f'there is no option --{name.lstrip("-")}{nearest(name, options)} '
+                          '(--help lists all)')
+        if not equals and types_of[name] is not bool:
+            raise Refused(f'{arg}: write --{name}=VALUE')
+        values |= fitted(cls, {name: text if equals else 'true'}, '--', is_text=True)
+    return values
+
+
+def take_words(cls, words, plain):
+    "{name: word} of the words without dashes; a field that is a list takes all that are left."
+    values = {}
+    left = list(plain)
+    for each in dataclasses.fields(cls):
+        if each.name not in words:
+            continue
+        if not left:
+            break
+        if typing.get_origin(each.type) is list:
+            values[each.name] = left
+            left = []
+        else:
+            values[each.name] = left.pop(0)
+    if left:
+        raise Refused(f'{left[0]}: one argument too many')
+    return values
+
+
+def fitted(cls, values, where, is_text=False):
+    "The values, each of its field's type and not too small. `where`: how a message begins."
+    types_of = typing.get_type_hints(cls)
+    result = {}
+    for name, value in values.items():
+        if name not in types_of:
+            raise Refused(f'{where}there is no setting {name}{nearest(name, types_of)}')
+        try:
+            result[name] = fit(value, types_of[name], is_text)
+        except ValueError:
+            words = [word for choice in choices_of(types_of[name])
+                     if typing.get_origin(choice) is Literal for word in typing.get_args(choice)]
+            raise Refused(f'{where}{name}={value} must be {in_words(types_of[name])}'
+                          f'{nearest(value, words)}') from None
+    check_bounds(result, where)
+    return result
+
+
+def check_bounds(values, where=''):
+    "Refuse numbers that are smaller than their names allow, infinite or not a number."
+    for name, value in values.items():
+        for number in value if isinstance(value, (tuple, list)) else [value]:
+            if type(number) not in (int, float):
+                continue
+            if not number >= AT_LEAST.get(name, -math.inf):
+                raise Refused(f'{where}{name}={number} must be at least {AT_LEAST.get(name)}')
+            if not math.isfinite(number):
+                raise Refused(f'{where}{name}={number} must be finite')
+
+
+def choices_of(kind):
+    "The types that a field may have: of int | None, both."
+    is_union = typing.get_origin(kind) in (types.UnionType, typing.Union)
+    return typing.get_args(kind) if is_union else (kind,)
+
+
+def in_words(kind):
+    "A field's type, as a message calls it."
+    names = []
+    for choice in choices_of(kind):
+        origin = typing.get_origin(choice) or choice
+        if origin is Literal:
+            names += map(str, typing.get_args(choice))
+        elif origin in (list, tuple):
+            names.append('a list')
+        else:
+            names.append(IN_WORDS.get(origin, str(choice)))
+    return ' or '.join(names)
+
+
+def fit(value, kind, is_text):
+    """The value as one of a field's types, or a ValueError. What comes from a command line is text:
+    there 600 stands for a number, none for None, and a comma for a list."""
+    choices = choices_of(kind)
+    lists = [choice for choice in choices if typing.get_origin(choice) in (list, tuple)]
+    if is_text and lists and (',' in value or str not in choices):
+        choices = [choice for choice in choices if choice in (*lists, types.NoneType)]
+    narrow = [Literal, types.NoneType]          # before str, which would take any word
+    for choice in sorted(choices, key=lambda c: (typing.get_origin(c) or c) not in narrow):
+        with contextlib.suppress(ValueError):
+            return fit_one(value, choice, is_text)
+    raise ValueError
+
+
+def fit_one(value, kind, is_text):
+    origin = typing.get_origin(kind) or kind
+    inside = typing.get_args(kind)
+    if origin is Literal:
+        for word in inside:
+            if value == word or is_text and value == str(word):
+                return word
+    elif origin in (list, tuple):
+        items = [part for part in value.split(',') if part] if isinstance(value, str) else value
+        if isinstance(items, (list, tuple)):
+            return origin(fit(item, inside[0], is_text) for item in items)
+    elif origin is types.NoneType:
+        if value is None or is_text and value.lower() == 'none':
+            return None
+    elif origin is bool:
+        if isinstance(value, bool):
+            return value
+        if is_text and value.lower() in ('true', 'false'):
+            return value.lower() == 'true'
+    elif origin in (int, float):
+        if is_text:
+            try:
+                value = int(value)
+            except ValueError:
+                value = float(value)        # 1e4 is a whole number
+        if origin is float and type(value) in (int, float):
+            return float(value)
+        if type(value) is int or type(value) is float and value.is_integer():
+            return int(value)
+    elif isinstance(value, (str, Path)) and origin is Path or isinstance(value, origin):
+        return origin(value)
+    raise ValueError
+
+
+def run_file(path):
+    "The public names that a config file assigns."
+    file = find(path)
+    if not file.is_file():
+        known = [f'config/{p.name}' for p in (ROOT / 'config').glob('[!_]*.py')]
+        raise Refused(f'there is no config {path}{nearest(path, known)} (a setting is written '
+                      '--name=value, in one word)')
+    names = runpy.run_path(str(file))
+    return {name: value for name, value in names.items()
+            if not name.startswith('_') and not isinstance(value, types.ModuleType)}
+
+
+def only_fields(cls, values):
+    "Those of the values that are fields of the dataclass: a file may be older than its fields."
+    return {each.name: values[each.name] for each in dataclasses.fields(cls) if each.name in values}

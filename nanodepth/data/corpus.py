@@ -1,0 +1,256 @@
+"""A mixture of large datasets as shards of tokens: streamed, tokenised by many processes, and
+stopped and started at will.
+
+The idea: each file of a source becomes a shard of its own. So what is in a shard depends on its
+file alone, not on how many processes there are. A record is written when a file is done, so a
+restart does only the files without one. Whether a document is for validation is decided by its
+text, so that all its copies are in one split.
+
+Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", appendix A: the mixture, "sampled by
+proportion", where small sources are read several times.
+Here: a source is a dataset of its own and `mixture.json` says the shares; the loader keeps them
+exactly, in rows of equal length, and reads a small source again when it ends. So new shares need
+no new tokens. A source has at least the tokens of its share, because files are taken whole.
+
+Usage:
+    python data/smollm/prepare.py --tokens=10B                      # from the Hugging Face hub
+    python data/smollm/prepare.py --tokens=1M --source=FOLDER       # from local files
+    loader = Loader('data/smollm', batch_size=16, context=2048)     # reads mixture.json
+"""
+import hashlib
+import multiprocessing
+import os
+import shutil
+import threading
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from nanodepth.common.errors import Refused, check_choice, refusing
+from nanodepth.common.files import claim, fresh, read_json, reading, write_json
+from nanodepth.common.options import read
+from nanodepth.data.sources import list_files, texts
+from nanodepth.data.tokenizer import encode_document, get_tokenizer, start_of_document, token_type
+from nanodepth.data.tokens import shares
+
+# --------------------------------------------------------------------- a worker: a file -> a shard
+
+def end_with_parent():
+    "A worker process ends when the process that started it ends, for whatever reason."
+    parent = multiprocessing.parent_process()
+    threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+
+
+def for_validation(text, every):
+    digest = hashlib.blake2b(text.encode('utf-8'), digest_size=8).digest()
+    return int.from_bytes(digest, 'big') % every == 0
+
+
+def tokenise(folder, i, path, read, tokenizer, every):
+    """Write a file's two shards, train_I.bin and val_I.bin, and then its record, which vouches for
+    them. Returns the record."""
+    tokenizer = get_tokenizer(tokenizer)
+    start = start_of_document(tokenizer)
+    dtype = np.dtype(token_type(tokenizer.n_vocab))
+    shards = {split: dict(file=f'{split}_{i:05d}.bin', tokens=0) for split in ('train', 'val')}
+    digests = {split: hashlib.sha256() for split in shards}
+    record = dict(documents=0, left_out=0)
+    record_of(folder, i).unlink(missing_ok=True)
+    with (fresh(folder / shards['train']['file']) as train,
+          fresh(folder / shards['val']['file']) as val):
+        files = dict(train=train, val=val)
+        for text in texts(path, read):
+            if not text:
+                record['left_out'] += 1
+                continue
+            # half a pair of surrogates is no character
+            text = text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')
+            tokens = np.array([*start, *encode_document(tokenizer, text)], dtype)
+            split = 'val' if for_validation(text, every) else 'train'
+            raw = tokens.tobytes()
+            files[split].write(raw)
+            digests[split].update(raw)
+            shards[split]['tokens'] += len(tokens)
+            record['documents'] += 1
+    for split, shard in shards.items():
+        record[split] = shard | dict(sha256={'.bin': digests[split].hexdigest()})
+    write_json(record_of(folder, i), record)
+    return record
+
+
+def record_of(folder, i):
+    return folder / f'file_{i:05d}.json'
+
+
+def is_done(folder, i):
+    "The record of a file whose shards are there, or None."
+    path = record_of(folder, i)
+    if not path.exists():
+        return None
+    with reading(path, then=': remove it, and its file is read again'):
+        record = read_json(path)
+        there = all((folder / record[split]['file']).exists() for split in ('train', 'val'))
+        return record if there else None
+
+
+# --------------------------------------------------------------------- a source: files -> a dataset
+
+def read_files(folder, plan, budget, options, pool, bar):
+    """The records of the first files that have `budget` tokens to train on together. Every worker
+    reads one file at a time, and the next are begun when all are done."""
+    files = plan['files']
+    records = []
+
+    def is_enough(n):
+        return sum(record['train']['tokens'] for record in records[:n]) >= budget
+
+    while len(records) < len(files) and not is_enough(len(records)):
+        jobs = [is_done(folder, i) or pool.submit(tokenise, folder, i, files[i][0], plan['read'],
+                                                  options.tokenizer, options.val_every)
+                for i in range(len(files))[len(records):len(records) + options.workers]]
+        for job in jobs:
+            records.append(job if isinstance(job, dict) else job.result())
+            bar.update(records[-1]['train']['tokens'])
+    needed = next((n for n in range(1, len(records)) if is_enough(n)), len(records))
+    for i in range(needed, len(records)):
+        record_of(folder, i).unlink()
+        for split in ('train', 'val'):
+            (folder / f'{split}_{i:05d}.bin').unlink()
+    return records[:needed]
+
+
+def begun(source, folder, options):
+    "The settings and files a folder was begun with: it can only go on with the same."
+    path = folder / 'plan.json'
+    where = options.source
+    plan = read_json(path) if path.exists() else None
+    now = dict(repo=str(where or source.repo), read=source.read, tokenizer=options.tokenizer,
+               val_every=options.val_every)
+    if where or not plan:
+        now['files'] = [list(file) for file in list_files(source, where)]
+    if not plan:
+        write_json(path, now)
+        return now
+    for name, value in now.items():
+        if plan.get(name) != value:
+            change = ('other files' if name == 'files'
+                      else f'{name}={plan.get(name)}, and now it is {value!r}')
+            raise Refused(f'{folder} was begun with {change}: choose another --out, or remove it')
+    return plan
+
+
+def make(source, folder, budget, options, pool, bar):
+    """One source's dataset of at least `budget` training tokens, or of all that it has. Returns
+    what its train.json says."""
+    folder.mkdir(parents=True, exist_ok=True)
+    plan = begun(source, folder, options)
+    path = folder / 'train.json'
+    if path.exists():
+        with reading(path, then=f': remove {folder}'):
+            description = read_json(path)
+            there = all((folder / shard['file']).exists() for shard in description['shards'])
+            exhausted = description['origin']['files'] == len(plan['files'])
+            if there and (exhausted or description['tokens'] >= budget):
+                return description
+        path.unlink()       # no dataset until it has more tokens
+    records = read_files(folder, plan, budget, options, pool, bar)
+    shards = {split: [record[split] for record in records if record[split]['tokens']]
+              for split in ('val', 'train')}
+    documents = sum(record['documents'] for record in records)
+    for split, chosen in shards.items():
+        if not chosen:
+            raise Refused(f'{folder}: of {documents} documents none is for {split}: remove it, and '
+                          f'choose another --val_every than {options.val_every}')
+    shards['val'] = [joined(folder, shards['val'])]
+    n_vocab = get_tokenizer(options.tokenizer).n_vocab
+    origin = dict(made_by='corpus.py', source=plan['repo'], files=len(records),
+                  documents=documents, left_out=sum(record['left_out'] for record in records))
+    for split, chosen in shards.items():
+        description = dict(tokenizer=options.tokenizer, n_vocab=n_vocab, dtype=token_type(n_vocab),
+                           tokens=sum(shard['tokens'] for shard in chosen), row=None, kinds=[],
+                           shards=chosen, origin=origin)
+        write_json(folder / f'{split}.json', description)
+    return description
+
+
+def joined(folder, shards):
+    "Small shards as a single one: a window of text lies within a shard, and theirs are short."
+    digest = hashlib.sha256()
+    with fresh(folder / 'val.bin') as file:
+        for shard in shards:
+            raw = (folder / shard['file']).read_bytes()
+            file.write(raw)
+            digest.update(raw)
+    return dict(file='val.bin', tokens=sum(shard['tokens'] for shard in shards),
+                sha256={'.bin': digest.hexdigest()})
+
+
+# -------------------------------------------------------------------------------------- the mixture
+
+def number(text):
+    "'10B' as 10,000,000,000."
+    factor = dict(K=10**3, M=10**6, B=10**9, T=10**12).get(text[-1:].upper(), 1)
+    with refusing(ValueError, why=lambda error: f'--tokens={text} is no number such as 500M or '
+                  '10B'):
+        return round(float(text[:-1] if factor > 1 else text) * factor)
+
+
+@dataclass
+class Options:
+    WORDS = ['mixture']
+    tokens: str                         # to train on, over all sources: 10B, 500M
+    mixture: str | None = None          # which data, where there are several mixtures
+    tokenizer: str = 'HuggingFaceTB/cosmo2-tokenizer'       # what the model reads
+    # a folder with a folder of parquet or JSON Lines files for each source; None: the hub
+    source: str | None = None
+    workers: int = os.cpu_count()       # they do not change the result
+    val_every: int = 200                # one document of so many is for validation
+    out: Path | None = None             # the folder to write; None: data/ and its name
+
+
+def read_options(mixtures, docstring, argv, out):
+    options = read(Options, argv, docstring)
+    if len(mixtures) == 1:
+        options.mixture = options.mixture or next(iter(mixtures))
+    check_choice('mixture', options.mixture, mixtures)
+    if options.source is not None:
+        options.source = Path(options.source).resolve()
+        if not options.source.is_dir():
+            raise Refused(f'--source={options.source} is no folder')
+    options.tokens = number(options.tokens)
+    options.out = options.out or (out / options.mixture if len(mixtures) > 1 else out)
+    return options
+
+
+def prepare(mixtures, docstring, argv=None, out=None):
+    "The command of a data/NAME/prepare.py: `mixtures` is {name: [Source]}."
+    options = read_options(mixtures, docstring, argv, out)
+    out = options.out
+    sources = mixtures[options.mixture]
+    with claim(out):
+        budgets = shares([s.share for s in sources], options.tokens)
+        width = np.dtype(token_type(get_tokenizer(options.tokenizer).n_vocab)).itemsize
+        need = options.tokens * width - sum(p.stat().st_size for p in out.rglob('*.bin'))
+        if need > (free := shutil.disk_usage(out).free):
+            raise Refused(f'{out} would need {need / 1e9:,.1f} GB more, but {free / 1e9:,.1f} GB '
+                          'are free')
+        spawn = multiprocessing.get_context('spawn')
+        with (tqdm(total=options.tokens, unit='token', unit_scale=True) as bar,
+              ProcessPoolExecutor(options.workers, spawn, end_with_parent) as pool):
+            done = 0
+            for source, budget in zip(sources, budgets):
+                bar.set_description(source.name)
+                made = make(source, out / source.name, budget, options, pool, bar)
+                done += budget
+                bar.update(done - bar.n)
+                n, origin = made['tokens'], made['origin']
+                repeats = (f' of {budget:,}: all there are, so they are read {budget / n:.1f} times'
+                           if n < budget else '')
+                bar.write(f'{out / source.name}: {n:,} tokens{repeats}; {origin["documents"]:,} '
+                          f'documents, {origin["left_out"]:,} empty or left out')
+            write_json(out / 'mixture.json', {s.name: s.share for s in sources})
+    print(f'{out}: {options.tokens:,} tokens in the mixture; nanodepth check_data '
+          f'{out / sources[0].name} looks at a part')

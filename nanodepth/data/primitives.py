@@ -1,0 +1,256 @@
+"""Reasoning primitives: copying and variable assignment, small tasks of known difficulty.
+
+The idea: copying asks which word followed a word before, assignment for the value of a name: at
+depth 0 it is one look back, at depth 1 behind one alias, at depth 2 behind two. Looking up one
+alias at a time, depth d takes d + 1 looks (all at once: about log2(d + 1) + 1), so these tasks
+measure computation over the layers, not knowledge. Answers are chosen among
+given options by log-likelihood, after some examples with answers ("shots").
+
+Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", appendix C, and "From Growing to
+Looping", appendix D.1 (the forms), section 5.1 (accuracy against shots, fine-tuning); the tasks are
+Saunshi et al.'s, 2024.
+Here: the papers don't print their forms of math and code, so TEMPLATES are ours; nor say which
+depths they average, so each depth is scored alone. No value is the beginning of another: the
+likelihood of ` 1` includes that of ` 13`. The `toy_` tasks have the form of data/toy.
+
+Usage:
+    examples = few_shot('assign_basic', 200, shots=5, depth=1)      # engine/measure.py scores them
+    nanodepth primitives out/lidas --depths=0,1,2
+    python data/sft/prepare.py --tasks=toy_assign --depths=4 --n=128    # examples to fine-tune on
+"""
+import math
+import random
+import re
+import string
+from dataclasses import dataclass
+
+import numpy as np
+
+from nanodepth.common.errors import Refused, check_choice
+from nanodepth.data.tokenizer import get_tokenizer, start_of_document
+from nanodepth.data.tokens import draw, write_dataset
+
+
+@dataclass
+class Example:
+    prompt: str
+    options: list[str]      # continuations of the prompt, all different
+    answer: int             # which of them is right
+
+
+# ------------------------------------------------------------------------------------- one question
+# A task is a function (rng, depth) -> (question, options, right option). Copying ignores the depth.
+
+TEMPLATES = {               # what comes first, a statement, the question
+    'basic': ('Fill in blank:\n\n', '{}={}\n', '{}=____ . ->'),
+    'math': ('The following is a set of equations:\n\n', '{} = {}\n',
+             'What is the value of {}? ->'),
+    'code': ('The following is a Python program:\n\n', '{} = {}\n', 'print({}) # prints'),
+}
+REAL_WORDS = '''
+apple arm baby back ball bank bed bell bird blue boat body book box boy bread brown cake card cat
+chair city clock cloud coat cold corn cow cup day desk dog door dress duck earth egg eye face farm
+field fire fish floor foot game garden girl glass gold grass green hand hat head hill horse house
+ice king lake leaf light lion milk money moon mouth night nose page paper park party pen pig rain
+red ring river road rock room rose salt sand school sea ship shoe sky snow song star stone street
+sun table time town train tree wall watch water white wind window wood yard'''.split()
+
+
+def random_words(rng, n):
+    "n different words of three letters."
+    words = []
+    while len(words) < n:
+        word = ''.join(rng.choice(string.ascii_lowercase) for _ in range(3))
+        if word not in words:
+            words.append(word)
+    return words
+
+
+def copying(rng, words, n=10, again=5):
+    """n words, then some of them again: which word is next? In the papers' form it is always one
+    of the last words and never a repeated one: knowing only that gives nearly half of the
+    answers."""
+    start = rng.randrange(n - again)
+    shown = ' '.join(words + words[start:start + again])
+    options = [f' {word}' for word in words]
+    return f'Fill in the blank:\n\n{shown} ____ . ->', options, options[start + again]
+
+
+def chain(rng, names, values, depth):
+    """Statements that give each value a name, then `depth` times pass all values on to new names,
+    randomly matched: (statements, {one of the last names: its value})."""
+    n = len(values)
+    level = dict(zip(names[:n], values))
+    statements = list(level.items())
+    for d in range(1, depth + 1):
+        sources = rng.sample(list(level), n)
+        fresh = dict(zip(names[d * n:(d + 1) * n], sources))
+        statements += fresh.items()
+        level = {alias: level[name] for alias, name in fresh.items()}
+    return statements, level
+
+
+def values_apart(rng, n):
+    "n numbers from 1 to 25, none the beginning of another."
+    while True:
+        values = [str(v) for v in rng.sample(range(1, 26), n)]
+        if not any(a != b and b.startswith(a) for a in values for b in values):
+            return values
+
+
+def ask(rng, chain_, statement, question, first='', space=''):
+    "Statements and the question for one of the last names, as a task gives them."
+    statements, level = chain_
+    asked = rng.choice(list(level))
+    return (first + ''.join(statement.format(*s) for s in statements) + question.format(asked),
+            [space + v for v in level.values()], space + level[asked])
+
+
+def assignment(rng, depth, form, n=5):
+    first, statement, question = TEMPLATES[form]
+    letters = string.ascii_lowercase
+    pool = list(letters) if (depth + 1) * n <= 26 else [a + b for a in letters for b in letters]
+    values = chain(rng, rng.sample(pool, (depth + 1) * n), values_apart(rng, n), depth)
+    return ask(rng, values, statement, question, first, ' ')
+
+
+def toy_copy(rng, depth, n=8):
+    words = [w.capitalize() for w in random_words(rng, n)]
+    again = rng.randrange(1, n)
+    return ''.join(words + words[:again]), words, words[again]
+
+
+def toy_assign(rng, depth, n=4, statement='{}{}'):
+    if (depth + 1) * n > 26:
+        raise Refused(f'the toy has letters for depth {26 // n - 1} at most, not {depth}')
+    names = rng.sample(string.ascii_lowercase, (depth + 1) * n)
+    return ask(rng, chain(rng, names, rng.sample(string.digits, n), depth), statement, '?{}')
+
+
+TASKS = {
+    'copy_random': lambda rng, depth: copying(rng, random_words(rng, 10)),
+    'copy_words': lambda rng, depth: copying(rng, rng.sample(REAL_WORDS, 10)),
+    'assign_basic': lambda rng, depth: assignment(rng, depth, 'basic'),
+    'assign_math': lambda rng, depth: assignment(rng, depth, 'math'),
+    'assign_code': lambda rng, depth: assignment(rng, depth, 'code'),
+}
+TOY_TASKS = {
+    'toy_copy': toy_copy,
+    'toy_assign': toy_assign,
+    # with three names at every depth, as in the study's mix
+    'toy_chains': lambda rng, depth: toy_assign(rng, depth, n=3),
+    # with a sign between name and value, which the toy's mix lacks: to fine-tune on
+    'toy_code': lambda rng, depth: toy_assign(rng, depth, statement='{}={}'),
+    'toy_chains_code': lambda rng, depth: toy_assign(rng, depth, n=3, statement='{}={}'),
+}
+
+
+def few_shot(task, n, *, shots=5, depth=0, seed=0):
+    """n examples of a task, each after `shots` others with their answers, fresh ones for each.
+    Example i asks the same question whatever the shots are, so that like is compared with like."""
+    tasks = TASKS | TOY_TASKS
+    check_choice('task', task, tasks)
+    make = tasks[task]
+    if shots < 0 or not 0 <= depth < 100 or n < 1:
+        raise Refused(f'shots={shots} must not be negative, depth={depth} 0 to 99, and n={n} at '
+                      'least 1')
+    examples = []
+    between = '' if task in TOY_TASKS else '\n\n'
+    for i in range(n):
+        rng = random.Random(draw(seed, f'{task} at depth {depth}', i))
+        prompt, options, right = make(rng, depth)
+        for _ in range(shots):
+            question, _, answer = make(rng, depth)
+            prompt = question + answer + between + prompt
+        rng.shuffle(options)
+        examples.append(Example(prompt, options, options.index(right)))
+    return examples
+
+
+def task_and_depth(name):
+    """'toy_assign/3' as ('toy_assign', 3); the depth is 0 where none is named. lm-eval's names,
+    such as primitive_toy_assign_d3, mean the same."""
+    name = re.sub(r'^primitive_(\w+?)(?:_d(\d+))?$', r'\1/\2', name)
+    task, _, depth = name.partition('/')
+    if not (depth or '0').isdecimal() or len(depth) > 4:
+        raise Refused(f'{name}: the depth must be a whole number, as in {task}/3')
+    return task, int(depth or 0)
+
+
+def with_depths(names, depths):
+    """{'toy_assign/3': ('toy_assign', 3)}: a task that names no depth is asked at all of these,
+    copying at none."""
+    tasks = {}
+    for name in names:
+        if '/' in name or 'copy' in name:
+            tasks[name] = task_and_depth(name)
+        else:
+            tasks |= {f'{name}/{depth}': (name, depth) for depth in depths}
+    return tasks
+
+
+def continuation(tokenizer, prompt, text):
+    """The tokens by which text continues a prompt. Some tokenizers put a space before any
+    text, but not in the middle."""
+    before, whole = (tokenizer.encode(t, allowed_special='all') for t in (prompt, prompt + text))
+    return (whole[len(before):] if whole[:len(before)] == before and len(whole) > len(before)
+            else tokenizer.encode(text))
+
+
+# ----------------------------------------------------------------------------- examples to train on
+
+END_OF_TEXT = 256       # of the tokenizer that reads bytes
+START = 128             # added to the mark where an answer begins
+
+
+def marked(pieces, kinds, size=math.inf):
+    """(tokens, mask, marks) of a document of bytes, of at most `size` tokens with the end of text
+    before it. `pieces`: (text, can it be known, its kind if it is an answer)."""
+    tokens = [END_OF_TEXT]
+    mask = [0]
+    marks = [0]
+    for text, known, kind in pieces:
+        mark = kinds.index(kind) + 1 if kind else 0
+        first = mark + START if kind else 0
+        tokens += text.encode()
+        mask += [known] * len(text)
+        if text:
+            marks += [first] + [mark] * (len(text) - 1)
+        if len(tokens) >= size:
+            return tokens[:size], mask[:size], marks[:size]
+    return tokens, mask, marks
+
+
+def write_examples(folder, tokenizer_name, tasks, depths, n, *, shots=0, seed=0, n_val=500):
+    """A dataset for fine-tuning: n examples in equal parts of every task and depth, one padded row
+    each, with loss on the answer alone. The validation split has other examples, and marks, so that
+    train.py says which part is learned."""
+    tokenizer = get_tokenizer(tokenizer_name)
+    if n < 1:
+        raise Refused(f'n={n}: at least one example')
+    kinds = with_depths(tasks, depths)
+    start = start_of_document(tokenizer)
+    rows = dict(train=[], val=[])
+    for split, total in (('train', n), ('val', n_val)):
+        for k, (task, depth) in enumerate(kinds.values()):
+            count = total * (k + 1) // len(kinds) - total * k // len(kinds)
+            for e in few_shot(task, max(count, 1), shots=shots, depth=depth,
+                              seed=draw(seed, split))[:count]:
+                prompt = [*start, *tokenizer.encode(e.prompt)]
+                answer = continuation(tokenizer, e.prompt, e.options[e.answer])
+                rows[split].append((prompt, answer, k + 1))
+    longest = max(len(prompt) + len(answer) for split in rows.values()
+                  for prompt, answer, _ in split)
+    for split, examples in rows.items():
+        tokens, mask, marks = np.zeros((3, len(examples), longest), dtype='int64')
+        for i, (prompt, answer, kind) in enumerate(examples):
+            begin = len(prompt)
+            end = len(prompt) + len(answer)
+            tokens[i, :end] = prompt + answer
+            mask[i, begin:end], marks[i, begin:end] = 1, kind
+            marks[i, begin] += 128
+        write_dataset(folder, split, tokenizer_name, tokens.ravel(), mask=mask.ravel(),
+                      marks=marks.ravel() if split == 'val' else None, kinds=[*kinds], row=longest,
+                      origin=dict(made_by='primitives.py', tasks=tasks, n=len(examples),
+                                  shots=shots, seed=seed))
+    return longest

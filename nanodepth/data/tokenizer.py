@@ -1,0 +1,251 @@
+"""Text -> tokens: a tokenizer is a tiktoken Encoding, or behaves like one.
+
+The idea: tiktoken needs two things, one regular expression that cuts text into words, and a rank
+for each token that says which pair of neighbours to merge first. Bytes are such a tokenizer without
+merges. A tokenizer is asked for by a name. A tokenizer.json, the form in which Hugging Face keeps
+one, is read by the `tokenizers` package, behind the same names.
+
+Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", Table 2: the tokenizer is cosmo2.
+Here: the toy configs read bytes, which need no download and no training.
+
+Usage:
+    enc = get_tokenizer('bytes')  # or 'gpt2', a tokenizer.json, a folder with one, a run of ours
+    assert enc.decode(enc.encode('depth')) == 'depth'
+    print(enc.n_vocab)                          # 257: the bytes and an end-of-text token
+"""
+import re
+import shutil
+from pathlib import Path
+
+import tiktoken
+
+from nanodepth.common.errors import Refused, nearest, refusing
+from nanodepth.common.files import on_hub, read_json, reading, replace, write_json
+
+END_OF_TEXT = '<|endoftext|>'
+ODD = """Text -> tokens: bytes, words (12 of 345), [lists] and `code` that don't
+	if x == 3141.59:\r\n    return 'ä東🙂'  # don't  """
+
+
+def token_type(n_vocab):
+    "How a token is stored."
+    return 'uint16' if n_vocab <= 2**16 else 'uint32'
+
+
+def behind(name):
+    """What a name stands for in the end: the path of a tokenizer.json (itself, its folder's, that
+    of a run's tokenizer), else a name."""
+    path = Path(name)
+    path = path.parent if path.suffix == '.pt' else path
+    if name == 'bytes':
+        return name
+    if (path / 'tokenizer.json').exists():
+        return path / 'tokenizer.json'
+    if (path / 'run.json').exists():
+        return behind(read_json(path / 'run.json')['tokenizer'])
+    if on_hub(name):
+        return behind(from_hub(name))
+    return path if path.is_file() and path.name != 'run.json' else str(name)
+
+
+def tokenizer_file(name):
+    "The tokenizer.json behind a name, or None."
+    file = behind(name)
+    return file if isinstance(file, Path) else None
+
+
+def get_tokenizer(name):
+    """A tiktoken Encoding, or what behaves like one: encode, decode, n_vocab. `name` is 'bytes',
+    one that tiktoken knows ('gpt2' and so on; it downloads them), a tokenizer.json, or a folder
+    that has one: a Hugging Face checkpoint, a run of ours."""
+    name = behind(name)
+    if isinstance(name, Path):
+        return FromFile(name)
+    if name == 'bytes':
+        return tiktoken.Encoding('bytes', pat_str=r'[\s\S]',
+                                 mergeable_ranks={bytes([i]): i for i in range(256)},
+                                 special_tokens={END_OF_TEXT: 256})
+    known = tiktoken.list_encoding_names()
+    if name not in known:
+        raise Refused(f"tokenizer {name!r} is not known: allowed are 'bytes', a tokenizer.json or "
+                      f'a folder with one, and {", ".join(known)}')
+    try:
+        return tiktoken.get_encoding(name)
+    except OSError as error:        # requests' errors are OSErrors
+        raise Refused(f'tokenizer {name!r}: tiktoken could not download it '
+                      f"({type(error).__name__}); without a network use 'bytes' or a "
+                      'tokenizer.json') from None
+
+
+class FromFile:
+    "A tokenizer.json under tiktoken's names."
+
+    def __init__(self, path):
+        with refusing(ImportError, why=lambda error: f'{path} is read by the tokenizers package '
+                      '(pip install tokenizers)'):
+            from tokenizers import Tokenizer
+        with reading(path):
+            self.inner = Tokenizer.from_file(str(path))
+        self.inner.no_truncation()
+        self.inner.no_padding()
+        self.name = path.parent.name
+        self.n_vocab = max(self.inner.get_vocab().values()) + 1
+        self.special_tokens_set = {token.content for token
+                                   in self.inner.get_added_tokens_decoder().values()
+                                   if token.special}
+        framed = self.inner.encode('a')         # with what the file puts before and after a text
+        self.starts = framed.ids[:framed.special_tokens_mask.index(0)]
+
+    def encode(self, text, allowed_special=()):
+        self.inner.encode_special_tokens = not allowed_special      # named so, it is plain text
+        return self.inner.encode(text, add_special_tokens=False).ids
+
+    encode_ordinary = encode
+
+    def encode_single_token(self, token):
+        return self.inner.token_to_id(token)
+
+    def decode(self, tokens):
+        return self.inner.decode(list(tokens), skip_special_tokens=False)
+
+
+def as_tokenizers(encoding, name):
+    """A tiktoken Encoding as a Tokenizer of the `tokenizers` package. A text begins with the end of
+    the one before, as our documents do."""
+    with refusing(ImportError, why=lambda error: f'to write a tokenizer: {error} (pip install '
+                  'transformers)'):
+        from tokenizers import processors
+        from transformers.convert_slow_tokenizer import TikTokenConverter
+    special = encoding._special_tokens
+    converter = TikTokenConverter(pattern=encoding._pat_str,
+                                  extra_special_tokens=sorted(special, key=special.get))
+    converter.load_tiktoken_bpe = lambda _: encoding._mergeable_ranks       # instead of a file's
+    made = converter.converted()
+    if END_OF_TEXT in special:
+        made.post_processor = processors.TemplateProcessing(
+            single=f'{END_OF_TEXT} $A', pair=f'{END_OF_TEXT} $A $B',
+            special_tokens=[(END_OF_TEXT, special[END_OF_TEXT])])
+    same_ids = all(made.token_to_id(token) == i for token, i in special.items())
+    if not same_ids or made.encode(ODD, add_special_tokens=False).ids != encoding.encode(ODD):
+        raise Refused(f'the tokenizer {name!r} cannot be written as a tokenizer.json: it would '
+                      'give other tokens')
+    return made
+
+
+def from_hub(name):
+    "The local copy of a checkpoint on the hub, fetched if need be."
+    parent = Path(name).parent
+    near = nearest(name, [str(p) for p in parent.iterdir()] if parent.is_dir() else [])
+    missing = f'there is no {name} here{near}; the Hugging Face hub'
+    try:
+        from huggingface_hub import snapshot_download
+        return Path(snapshot_download(str(name),
+                                      allow_patterns=['*.json', '*.safetensors', '*.jinja']))
+    except ImportError:
+        raise Refused(f'{missing} was not asked for it, because huggingface_hub is not installed '
+                      '(pip install huggingface_hub)') from None
+    except Exception as error:      # each version of the package has names of its own
+        raise Refused(f'{missing} did not give it either ({type(error).__name__}): on a machine '
+                      'without a network, give the folder of a download') from None
+
+
+def local_folder(name):
+    "The folder of a checkpoint: as it is named, or fetched from the hub."
+    return Path(name) if Path(name).is_dir() else from_hub(name)
+
+
+def refuse_unknown(name, say):
+    "Refuse a tokenizer that nothing here can open. A network may be missing only for now."
+    if on_hub(name):
+        try:
+            from_hub(name)
+        except Refused as error:
+            say(f'the tokenizer is not at hand: {error}')
+    elif isinstance(behind(name), Path) or name not in tiktoken.list_encoding_names():
+        get_tokenizer(name)
+
+
+def refuse_another_tokenizer(path, loader, own=None):
+    """Data of another tokenizer is refused, also where its ids happen to fit. Names say little: a
+    folder may have moved, or be a copy in another form. `own`: the run's name."""
+    name = loader.tokenizer
+    if name == own:
+        return
+    a, b = get_tokenizer(path), get_tokenizer(name)
+    if a.n_vocab != b.n_vocab or a.encode(ODD) != b.encode(ODD):
+        raise Refused(f'{loader.sets[0].folder} was made with the tokenizer {name!r}, which is not '
+                      f'that of {path}: make it with --tokenizer={path}')
+
+
+def start_of_document(tokenizer):
+    "The tokens before a document: those of its tokenizer.json, else an end of text, if it has one."
+    if starts := getattr(tokenizer, 'starts', []):
+        return starts
+    known = END_OF_TEXT in tokenizer.special_tokens_set
+    return [tokenizer.encode_single_token(END_OF_TEXT)] if known else []
+
+
+# characters; on some millions of blanks in a row tiktoken's regular expression runs out of stack
+LONGEST = 100_000
+BETWEEN_WORDS = re.compile(r'(?<=\S)(?= \w)|(?<=\S\n)(?=\S)')
+
+
+def encode_document(tokenizer, text):
+    """Encode text, special tokens as ordinary text. A long document is encoded in pieces, cut where
+    every such tokenizer cuts: before a space or after a line break between two words. So its tokens
+    are the same, if it has such places."""
+    if len(text) <= LONGEST or not isinstance(tokenizer, tiktoken.Encoding):
+        return tokenizer.encode_ordinary(text)
+    tokens, start = [], 0
+    while start < len(text):
+        end = start + LONGEST
+        if end < len(text):
+            cuts = [cut.start() for cut in BETWEEN_WORDS.finditer(text, end - 1000, end)]
+            end = cuts[-1] if cuts else end
+        tokens += tokenizer.encode_ordinary(text[start:end])
+        start = end
+    return tokens
+
+
+def readable(tokenizer, tokens):
+    "Tokens as text; a model may have more ids than its tokenizer, as padding."
+    return tokenizer.decode([token for token in tokens if token < tokenizer.n_vocab])
+
+
+def copy_tokenizer(name, folder):
+    "The files of a tokenizer that has files, into another folder. Returns whether it has."
+    file, folder = tokenizer_file(name), Path(folder)
+    if not file:
+        return False
+    if file.parent.resolve() != folder.resolve():
+        for other in ('tokenizer_config.json', 'special_tokens_map.json', 'generation_config.json',
+                      'chat_template.jinja'):
+            if (file.parent / other).exists():
+                shutil.copy(file.parent / other, folder / other)
+        shutil.copy(file, folder / 'tokenizer.json')
+    return True
+
+
+def keep_tokenizer(source, folder):
+    "What says which tokenizer a checkpoint reads, beside another one that is made of it."
+    run_file = (Path(source).parent if Path(source).is_file() else Path(source)) / 'run.json'
+    has_files = copy_tokenizer(source, folder)
+    if run_file.exists():
+        shutil.copy(run_file, folder)
+    elif not has_files:
+        raise Refused(f'{source} does not say which tokenizer it reads: it has no tokenizer.json '
+                      'and no run.json')
+
+
+def write_tokenizer(name, folder, context):
+    """The tokenizer of that name as files that transformers opens: its own, if it has them, or an
+    Encoding written as one."""
+    config_file = Path(folder) / 'tokenizer_config.json'
+    if not copy_tokenizer(name, folder):
+        made = as_tokenizers(get_tokenizer(name), name)
+        replace(Path(folder) / 'tokenizer.json', made.to_str().encode())
+    if not config_file.exists():
+        end = END_OF_TEXT if END_OF_TEXT in get_tokenizer(name).special_tokens_set else None
+        write_json(config_file, dict(
+            tokenizer_class='PreTrainedTokenizerFast', bos_token=end, eos_token=end,
+            model_max_length=context, clean_up_tokenization_spaces=False))

@@ -1,0 +1,396 @@
+"""Tokens -> batches: shards on disk, the loader, and validation.
+
+The idea: the loader is a pure function. Which window of the data a row of a batch holds is computed
+from (seed, step, row) alone, by a keyed permutation that needs no array. So nothing is saved: a
+resumed run sees what an uninterrupted one would, and eight ranks share out the batch of one.
+
+Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", appendix A: datasets by fixed shares.
+Here: without repeats within an epoch of a dataset, the next epoch in another order (the paper
+doesn't say).
+
+A dataset is a folder: train.json and val.json say what is in train_*.bin and val_*.bin (tokenizer,
+counts, checksums, origin). Beside a .bin there may be a .mask (1 where a token counts in the loss:
+fine-tuning, a row is one padded example) and a .marks (what kind of answer a token belongs to, plus
+128 where an answer begins: loss and accuracy by kind). A folder may instead have a mixture.json:
+{folder: share} of the datasets that make it up (corpus.py writes them). `nanodepth check_data
+data/toy` shows a dataset and checks it.
+
+Usage:
+    loader = Loader('data/toy', batch_size=16, context=256)
+    tokens, targets = loader.batch(step=0)      # (16, 256) each; targets: one place later
+"""
+import contextlib
+import functools
+import hashlib
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from nanodepth import ROOT
+from nanodepth.common.errors import Refused
+from nanodepth.common.files import claim, find, read_json, reading, replace, write_json
+
+# --------------------------------------------------------------------------------------- randomness
+# Every random draw of this repo is a function of (seed, purpose, step), so that no generator's
+# state is ever saved.
+
+@functools.lru_cache
+def draw(seed, purpose, step=0):
+    "63 random bits."
+    return int.from_bytes(hashlib.blake2b(f'{seed} {purpose} {step}'.encode(),
+                                          digest_size=8).digest(), 'big') >> 1
+
+
+def permute(i, n, key):
+    """The place of i in the permutation of range(n) that the key picks. A Feistel network shuffles
+    the next power of four; a number that lands past n walks on until it comes back inside, so this
+    is a permutation of range(n) too."""
+    half = max(1, ((n - 1).bit_length() + 1) // 2)
+    mask = (1 << half) - 1
+    while True:
+        left = i >> half
+        right = i & mask
+        for turn in range(4):
+            # splitmix64's mixing
+            z = (right + key + turn * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+            z = ((z ^ z >> 30) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+            z = ((z ^ z >> 27) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+            left, right = right, left ^ (z ^ z >> 31) & mask
+        i = left << half | right
+        if i < n:
+            return i
+
+
+# --------------------------------------------------------------------------------- datasets on disk
+
+# What rows of numbers have beside the kinds of answers (report/).
+TAKEN = {'loss', 'val_loss', 'step', 'steps', 'tokens', 'flops', 'seconds', 'minutes', 'seed',
+         'seeds', 'run', 'layers', 'lr'}
+
+
+def write_dataset(folder, split, tokenizer, tokens, *, mask=None, marks=None, kinds=None, row=None,
+                  origin=None):
+    """Write one split as a single shard. The JSON comes last, and an old one goes first: a folder
+    that has it is complete. `tokenizer` is the name that get_tokenizer takes; `kinds` names the
+    marks 1, 2, ...; `row` is a masked row's length."""
+    folder = Path(folder)
+    path = folder / f'{split}.json'
+    if (folder / 'ckpt.pt').exists():
+        raise Refused(f'{folder} holds a run: choose another folder for a dataset')
+    origin = origin or {}
+    before = made_by(path)
+    if before and before != origin.get('made_by', before):
+        raise Refused(f'{folder} holds a dataset that {before} made: choose another folder')
+    from nanodepth.data.tokenizer import get_tokenizer, token_type
+    n_vocab = get_tokenizer(tokenizer).n_vocab
+    dtype = token_type(n_vocab)
+    arrays = {'.bin': tokens, '.mask': mask, '.marks': marks}
+    raw = {ending: np.asarray(array, dtype if ending == '.bin' else 'uint8').tobytes()
+           for ending, array in arrays.items() if array is not None}
+    sums = {ending: hashlib.sha256(data).hexdigest() for ending, data in raw.items()}
+    shard = dict(file=f'{split}_000.bin', sha256=sums, tokens=len(tokens))
+    description = dict(tokenizer=tokenizer, n_vocab=n_vocab, dtype=dtype, tokens=len(tokens),
+                       row=row, kinds=kinds or [], shards=[shard], origin=origin)
+    check_description(description, path)
+    with claim(folder):
+        path.unlink(missing_ok=True)            # else it would vouch for half of the new files
+        for ending, data in raw.items():
+            replace(folder / f'{split}_000{ending}', data)
+        write_json(path, description)
+
+
+def check_description(description, path):
+    "Refuse a split that holds nothing, or kinds that a table could not tell from its columns."
+    for kind in description['kinds']:
+        if kind in TAKEN:
+            raise Refused(f'{path}: a kind of answer cannot be called {kind!r}: tables and '
+                          'pictures have a column of that name')
+    if not description['shards'] or not all(shard['tokens'] for shard in description['shards']):
+        raise Refused(f'{path} names no tokens: it needs more text')
+
+
+def made_by(path):
+    "What wrote a dataset, or None where there is none that can be read."
+    with contextlib.suppress(Refused):
+        return read_json(path).get('origin', {}).get('made_by') if path.exists() else None
+
+
+class Dataset:
+    "One split of one folder, memory-mapped. A window is `context` tokens and the one after them."
+
+    def __init__(self, folder, split, context):
+        self.folder = Path(folder)
+        self.split = split
+        path = self.folder / f'{split}.json'
+        if not path.exists():
+            raise Refused(f'there is no dataset at {folder} (no {path.name} there); '
+                          f'{how_to_prepare(folder)}')
+        with reading(path, then=f'; {how_to_prepare(folder)}'):
+            description = read_json(path)
+            check_description(description, path)
+            self.tokenizer = description['tokenizer']
+            self.n_vocab = description['n_vocab']
+            self.dtype = description['dtype']
+            self.tokens = description['tokens']
+            self.row = description['row']           # tokens of a masked row; None: running text
+            self.kinds = description['kinds']       # what the marks 1, 2, ... are called
+            self.origin = description['origin']     # what made it, of what
+            shards = description['shards']
+        self.checksums = [shard['sha256'] for shard in shards]
+        context = (self.row or 2) - 1 if context is None else context
+        if self.row is not None and self.row > context + 1:
+            raise Refused(f'{folder}: its examples of {self.row} tokens do not fit a context of '
+                          f'{context}')
+        self.context = context
+        if len(shards) > 100:
+            more_files()
+        self.shards = [{ending: self._map(shard, ending) for ending in shard['sha256']}
+                       for shard in shards]
+        self.ends = np.cumsum([(shard['tokens'] - 1) // context if self.row is None
+                               else shard['tokens'] // self.row for shard in shards])  # in windows
+        self.windows = int(self.ends[-1])
+        if self.windows == 0:
+            raise Refused(f'{path}: {self.tokens} tokens are not one window of '
+                          f'{context + 1}: it needs more text, or longer documents')
+
+    def _map(self, shard, ending):
+        path = (self.folder / shard['file']).with_suffix(ending)
+        dtype = np.dtype(self.dtype if ending == '.bin' else 'uint8')
+        want = shard['tokens'] * dtype.itemsize
+        if not path.exists():
+            raise Refused(f'{path} is missing, though {self.split}.json lists it; '
+                          f'{how_to_prepare(self.folder)}')
+        if (size := path.stat().st_size) != want:
+            raise Refused(f'{path} has {size:,} bytes, but {self.split}.json says {want:,}; '
+                          f'{how_to_prepare(self.folder)}')
+        return np.memmap(path, dtype, 'r')
+
+    def __len__(self):
+        return self.windows
+
+    def window(self, i):
+        "tokens (T,), targets (T,), marks of the targets (T,), all int64."
+        s = int(np.searchsorted(self.ends, i, side='right'))
+        i -= int(self.ends[s - 1]) if s else 0
+        shard = self.shards[s]
+        T = self.context
+        start, n = (i * T, T + 1) if self.row is None else (i * self.row, self.row)
+        row = shard['.bin'][start:start + n].astype(np.int64)
+        marks = (shard['.marks'][start:start + n].astype(np.int64) if '.marks' in shard
+                 else np.zeros_like(row))
+        tokens = row[:-1]
+        targets = row[1:]
+        if '.mask' in shard:
+            targets = np.where(shard['.mask'][start + 1:start + n] > 0, targets, -1)
+        if n <= T:          # a row that is shorter than the context
+            padding = 0, T + 1 - n
+            tokens = np.pad(tokens, padding)
+            targets = np.pad(targets, padding, constant_values=-1)
+            marks = np.pad(marks, padding)
+        return tokens, targets, marks[1:]
+
+
+def more_files():
+    "A mapped shard keeps a file open, and 1,024 are the usual limit: ask for as many as possible."
+    try:
+        import resource
+    except ImportError:         # Windows has no such limit
+        return
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def make_toy_data(folders, say=print):
+    "Toy data takes seconds to make, so it is made. Other data is the user's own decision."
+    for name in folders:
+        for folder in [name] if isinstance(name, str) else name or []:
+            if folder == 'data/toy' and not (find(folder) / 'train.json').exists():
+                script = ROOT / folder / 'prepare.py'
+                say(f'{folder} has no data yet: running {script}')
+                subprocess.run([sys.executable, str(script)], check=True)
+
+
+def how_to_prepare(folder):
+    "The command that makes a dataset: the prepare.py beside it or above it."
+    for path in (Path(folder) / 'prepare.py').parents:
+        if (path / 'prepare.py').exists():
+            return f'run: python {path / "prepare.py"} (--help says how)'
+    return (f'its config may say in its first lines how it is made; of your own text: python '
+            f'{find("data/text/prepare.py")} FILES --out={folder}')
+
+
+# ------------------------------------------------------------------------------------------ batches
+
+PERIOD = 1000       # a mixture's shares are exact in every thousand rows
+
+
+class Loader:
+    """Batches of `batch_size` rows for all ranks together; this rank gets its equal part of them.
+    `data` is a folder or a list of them, `weights` their shares in rows."""
+
+    def __init__(self, data, batch_size, context, *, weights=None, split='train', seed=0, rank=0,
+                 world_size=1, vocab_size=None):
+        data = [data] if isinstance(data, (str, Path)) else list(data)
+        weights = [1.0] * len(data) if weights is None else list(weights)
+        if not data or len(weights) != len(data) or not all(0 < w < 1e9 for w in weights):
+            raise Refused(f'data_weights={weights} must be one positive number for each of the '
+                          f'{len(data)} datasets')
+        parts = []
+        for folder, weight in zip(data, weights):
+            parts += mixture(folder, weight)
+        data, weights = zip(*parts)
+        if batch_size % world_size:
+            raise Refused(f'batch_size={batch_size} does not divide among {world_size} ranks')
+        self.sets = [Dataset(folder, split, context) for folder in data]
+        for other in self.sets:
+            if (theirs := other.tokenizer) != self.tokenizer:
+                raise Refused(f'{data[0]} was made with the tokenizer {self.tokenizer!r}, but '
+                              f'{other.folder} with {theirs!r}: one model reads one tokenizer')
+        self.kinds = next((s.kinds for s in self.sets if s.kinds), [])
+        self.quota = shares(weights, PERIOD)
+        if min(self.quota) == 0:
+            raise Refused(f'data_weights={weights}: a share below 1 in {PERIOD} rows would never '
+                          'be drawn')
+        self.batch_size, self.seed, self.rank, self.world_size = batch_size, seed, rank, world_size
+        self.vocab_size = self.sets[0].n_vocab if vocab_size is None else vocab_size
+        self.period = None
+
+    @property
+    def tokenizer(self):
+        return self.sets[0].tokenizer
+
+    def __len__(self):
+        "Batches until some dataset has been seen once."
+        rows = min(len(s) * PERIOD // q for s, q in zip(self.sets, self.quota))
+        return max(1, rows // self.batch_size)
+
+    def checksums(self):
+        return [sums for dataset in self.sets for sums in dataset.checksums]
+
+    def place(self, i):
+        "Row i of the whole run: (which dataset, which epoch of it, which window)."
+        period, slot = divmod(i, PERIOD)
+        # the period's turns, and how many of the same dataset came before each
+        if self.period != period:
+            key = draw(self.seed, 'mixture', period)
+            n = len(self.sets)
+            turns = np.repeat(np.arange(n), self.quota)
+            turns = turns[[permute(s, PERIOD, key) for s in range(PERIOD)]]
+            self.period = period
+            self.turns = []
+            seen = [0] * n
+            for d in turns.tolist():
+                self.turns.append((d, seen[d]))
+                seen[d] += 1
+        d, before = self.turns[slot]
+        n = self.sets[d].windows
+        epoch, i = divmod(period * self.quota[d] + before, n)
+        return d, epoch, permute(i, n, draw(self.seed, f'epoch of dataset {d}', epoch))
+
+    def batch(self, step):
+        "(tokens, targets) of a step: (B, T) each."
+        return self.marked_batch(step)[:2]
+
+    def marked_batch(self, step):
+        "The batch, and the kind of each target: (B, T) three times."
+        share = self.batch_size // self.world_size
+        rows = []
+        first = step * self.batch_size + self.rank * share
+        for i in range(first, first + share):
+            d, _, w = self.place(i)
+            tokens, targets, marks = self.sets[d].window(w)
+            top = max(tokens.max(), targets.max())
+            if top >= self.vocab_size:
+                raise Refused(f'{self.sets[d].folder}: token id {top} in window {w} is past the '
+                              f'vocabulary of {self.vocab_size}; was it made with another '
+                              f'tokenizer than {self.tokenizer!r}?')
+            rows.append((tokens, targets, marks))
+        return tuple(torch.from_numpy(np.stack(part)) for part in zip(*rows))
+
+
+def mixture(folder, weight=1.0):
+    """[(folder, weight)]: those that a folder's mixture.json names, with their shares of its
+    weight; else the folder itself."""
+    folder = find(folder)
+    path = folder / 'mixture.json'
+    if not path.exists():
+        return [(folder, weight)]
+    parts = read_json(path)
+    total = sum(parts.values())
+    return [(folder / name, weight * share / total) for name, share in parts.items()]
+
+
+def shares(weights, total):
+    """Whole numbers in proportion to the weights that add up to total: rounded down, the rest to
+    the largest remainders."""
+    exact = [w * total / sum(weights) for w in weights]
+    parts = [math.floor(e) for e in exact]
+    for i in sorted(range(len(parts)), key=lambda i: parts[i] - exact[i])[:total - sum(parts)]:
+        parts[i] += 1
+    return parts
+
+
+# --------------------------------------------------------------------------------------- validation
+
+def evaluate(model, loader, batches=None):
+    "The mean loss over the first batches (None: until a dataset ends), over all ranks."
+    return measure(model, loader, batches)[0]
+
+
+@torch.no_grad()
+def measure(model, loader, batches=None, pieces=1, first=0):
+    """(loss, {kind: {'loss', 'accuracy'}}) over some batches from the `first` on, the kinds being
+    the marks that the data carries. A batch is computed in `pieces`, as in training. Instead of
+    a model, any function from tokens to logits will do."""
+    is_model = isinstance(model, torch.nn.Module)
+    was_training = is_model and model.training
+    if is_model:
+        model.eval()
+    device = next((p.device for p in getattr(model, 'parameters', list)()), 'cpu')
+    # loss, tokens, answers right, answers
+    sums = torch.zeros(1 + len(loader.kinds), 4, dtype=torch.float64)
+    steps = len(loader) if batches is None else min(batches, len(loader))
+    for step in range(first, first + steps):
+        batch = loader.marked_batch(step)
+        for tokens, targets, marks in zip(*(t.chunk(pieces) for t in batch)):
+            counts = targets != -1
+            if is_model and not loader.kinds:       # without logits, in pieces
+                sums[0, 0] += model(tokens.to(device), targets.to(device)).item() * counts.sum()
+                sums[0, 1] += counts.sum()
+                continue
+            logits = model(tokens.to(device)).float()        # (B, T, V)
+            losses = F.cross_entropy(logits.transpose(1, 2), targets.to(device), ignore_index=-1,
+                                     reduction='none').cpu()
+            kind, right = answers(marks, logits.argmax(-1).cpu() != targets)
+            for k in range(len(sums)):
+                here = marks % 128 == k if k else counts
+                hits = right[kind == k]    # (B, T), (answers,)
+                sums[k] += torch.tensor([losses[here].double().sum(), here.sum(), hits.sum(),
+                                         len(hits)])
+    if is_model:
+        model.train(was_training)
+    if loader.world_size > 1:
+        sums = sums.to(device)
+        dist.all_reduce(sums)
+    loss, n, right, total = sums.cpu().unbind(1)
+    return (loss[0] / n[0].clamp(min=1)).item(), {
+        kind: dict(loss=(loss[k] / n[k]).item(), accuracy=(right[k] / total[k]).item())
+        for k, kind in enumerate(loader.kinds, 1) if total[k]}
+
+
+def answers(marks, wrong):
+    """Each answer's kind, and whether all of it is right: marks and wrong are (B, T). An answer
+    lasts from its mark above 128 to the next beginning or 0; one that began in the row before
+    counts nowhere."""
+    begins = marks >= 128
+    counter = begins.clone()
+    counter[:, 0] = True        # a row's first tokens do not belong to the row before
+    number = counter.flatten().cumsum(0).view_as(marks)        # (B, T): the answer's number
+    failed = torch.bincount(number[wrong & (marks > 0)], minlength=int(number.max()) + 1) > 0
+    return marks[begins] - 128, ~failed[number[begins]]

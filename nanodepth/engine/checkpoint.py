@@ -1,0 +1,169 @@
+"""Save and load a run's state, and open any checkpoint as a model.
+
+The idea: a checkpoint is written beside the old one, forced to the disk, and then takes its name in
+one step, so a run that is killed at any moment leaves the last good one. It is a torch.save file, a
+zip archive with a checksum of every tensor: all are checked before anything is loaded, and only
+tensors and plain values are, so that a file from a stranger cannot run code.
+
+Usage:
+    save('out/run', model=model.state_dict(), step=100)     # out/run/ckpt.pt, atomically
+    state = load('out/run')                                 # a dict, or an error in one line
+    # the model itself, whatever kind it is, or a Hugging Face folder's
+    model = load_model('out/run')
+"""
+import dataclasses
+import os
+import pickle
+import shutil
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from nanodepth.common.errors import Refused
+from nanodepth.common.files import aside, fresh, on_hub, read_json, reading
+from nanodepth.common.options import only_fields
+from nanodepth.model import LM, ModelConfig
+
+FILE = 'ckpt.pt'
+LAST_AT = '74a8d06'     # the last commit with what was tried, measured and taken out again
+
+
+@dataclass
+class Recurrence:
+    "What a Recurrent is made with beside its LM."
+    prelude: list[int]
+    core: list[int]
+    coda: list[int]
+    inject: str
+    start: str
+    fresh: bool
+    state_std: float
+    mean: int
+    backprop_depth: int
+
+
+def save(folder, **state):
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with fresh(folder / FILE) as file:          # from its end on, and not before, it is there
+        try:
+            torch.save(state, file)
+        except RuntimeError as error:           # torch does not say what the disk said
+            file.write(bytes(2 ** 20))
+            file.flush()
+            raise Refused(f'{folder / FILE} cannot be written: {error}') from None
+    if os.name == 'posix':                      # the new name must reach the disk too
+        handle = os.open(folder, os.O_RDONLY)
+        os.fsync(handle)
+        os.close(handle)
+
+
+def exists(folder):
+    return (Path(folder) / FILE).exists()
+
+
+def is_hugging_face(folder):
+    "Is this a Hugging Face folder and no run of ours, or a name on the hub?"
+    return (Path(folder) / 'config.json').exists() and not exists(folder) or on_hub(folder)
+
+
+def move_aside(folder, resumes, say):
+    "A new run begins: what an older one has left in the folder is kept beside it."
+    log = folder / 'log.jsonl'
+    if exists(folder) and not resumes:
+        moved = aside(folder)
+        shutil.copytree(folder, moved)
+        for path in (folder / FILE, log):
+            path.unlink(missing_ok=True)
+        for stage in folder.glob('stage_*'):
+            shutil.rmtree(stage)
+        say(f'--resume=false: the run that was in {folder} is now in {moved}')
+    if not exists(folder) and log.is_file() and log.stat().st_size:
+        kept = aside(log)
+        log.rename(kept)
+        say(f'{folder} has a log and no checkpoint: a new run begins, and the log that was there '
+            f'is kept as {kept}')
+
+
+def load(folder):
+    """The state that `save` was given. `folder` may name the file itself, or a Hugging Face
+    checkpoint."""
+    path = Path(folder)
+    if is_hugging_face(path):
+        refuse_looped(path)
+        return dict(kind='hf', folder=str(folder))
+    path = path if path.suffix == '.pt' else path / FILE
+    if not path.exists():
+        raise Refused(f'there is no checkpoint at {folder} (no {path})')
+    with reading(path):
+        with zipfile.ZipFile(path) as archive:
+            if broken := archive.testzip():
+                raise ValueError(f'the checksum of {broken} is wrong')
+        try:
+            return torch.load(path, map_location='cpu', weights_only=True)
+        except pickle.UnpicklingError as error:     # it says how to load it all the same
+            named = [line for line in str(error).splitlines() if 'GLOBAL' in line]
+            raise Refused(f'{path} holds more than tensors and plain values, so it was not loaded. '
+                          f'{"".join(named[:1])[:200]}'.strip()) from error
+
+
+def refuse_looped(folder):
+    "A folder that `export --window` wrote is a plain model to all but its own code."
+    config = Path(folder) / 'config.json'
+    if config.exists() and (settings := read_json(config).get('nanodepth')):
+        raise Refused(f"{folder} loops its layers by code of its own ({settings}), which "
+                      "transformers and lm-eval's hf run with trust_remote_code=True; here, loop "
+                      'the checkpoint that it was made from (nanodepth wrap)')
+
+
+def refuse_not_finite(model, path):
+    "A weight that is not a number would still give ordinary scores: chance."
+    for name, t in model.state_dict().items():
+        if t.is_floating_point() and not t.is_meta and not torch.isfinite(t).all():
+            raise Refused(f'{path}: {name} holds numbers that are not finite: it cannot be used')
+
+
+def load_model(path, device='cpu'):
+    "Any checkpoint of ours, or of Hugging Face's, as a model that is ready to run."
+    return build_model(load(path), path).to(device).eval()
+
+
+def build_model(state, path):
+    "The model that a loaded state describes, with its weights."
+    if state.get('kind') == 'hf':
+        from nanodepth.engine.raven import open_hf  # needs safetensors, an optional package
+        model = open_hf(state['folder'])
+    else:
+        with reading(path):
+            model = model_of(state, path)
+    refuse_not_finite(model, path)
+    return model
+
+
+def model_of(state, path):
+    if state['kind'] == 'relaxed':
+        raise Refused(f'{path} is a relaxed loop, whose layers differ by matrices of low rank: '
+                      f'git checkout {LAST_AT} has the code that runs it')
+    if state['kind'] not in ('lm', 'recurrent'):
+        raise Refused(f'{path} holds a model of the kind {state["kind"]!r}; known are lm and '
+                      'recurrent')
+    config = ModelConfig(**only_fields(ModelConfig, state['model_config']))
+    if state['kind'] == 'lm':
+        model = LM(config)
+    else:
+        from nanodepth.retrofit import Recurrent
+        model = Recurrent(config, **only_fields(Recurrence, state['recurrent']))
+    # recurrent models once kept the names of their layers behind 'lm.'
+    model.load_state_dict({name.removeprefix('lm.'): t for name, t in state['model'].items()})
+    return model
+
+
+def describe(model):
+    "What build_model needs of a model, for `save`."
+    state = dict(model=model.state_dict(), model_config=dataclasses.asdict(model.config))
+    if model.recurs:
+        return state | dict(kind='recurrent', recurrent={
+            field.name: getattr(model, field.name) for field in dataclasses.fields(Recurrence)})
+    return state | dict(kind='lm')

@@ -1,0 +1,215 @@
+"""What a run will cost, before it starts: stages, parameters, FLOPs, memory and hours of so many
+GPUs.
+
+The idea: everything a run does follows from its settings, so its cost can be added up without
+running it. FLOPs are the ledger's, stage by stage. Memory is weights, gradients, the optimizer's
+state (16 bytes a parameter with AdamW), and what the forward keeps for the backward.
+
+Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", Table 7: the totals of
+config/smollm_*.py come out to the last digit.
+Here: compiled Blocks and fragmentation are not counted; bench.py `memory` compares it with measured
+peaks.
+
+Usage:
+    python train.py config/smollm_360m_lidas.py --dry_run  # 8 GPUs, H100, at 40% of their peak
+    python train.py config/smollm_1b7_lidas.py --dry_run --gpus=64 --grad_accum=2 --mfu=0.35
+"""
+import collections
+import dataclasses
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from nanodepth.common.columns import columns
+from nanodepth.common.errors import Refused
+from nanodepth.common.losses import in_pieces, piece_on
+from nanodepth.common.options import read
+from nanodepth.data.tokens import Loader, make_toy_data
+from nanodepth.engine import checkpoint
+from nanodepth.engine.plan import Plan, Start, model_config
+from nanodepth.engine.world import PEAK_FLOPS
+from nanodepth.model import LM
+
+
+def training_flops(config, plan, steps, tokens_per_step):
+    """What a plan costs in all: the ledger of model.flops_per_token, stage by stage. An ordinary
+    run is [(0, n_layer)]."""
+    with torch.device('meta'):      # one layer: all are alike, and the order says how many run
+        model = LM(dataclasses.replace(config, n_layer=1, order=None))
+    ends = [*(first for first, _ in plan[1:]), steps]
+    return tokens_per_step * sum((end - first) * model.flops_per_token(range(depth))
+                                 for (first, depth), end in zip(plan, ends))
+
+
+# ------------------------------------------------------------------------------------------- memory
+
+def kept_by_a_layer(c, width, device='cpu'):
+    """Bytes that a Block keeps of one token for its backward; `width`: bytes of a number in a
+    matrix product, 2 or 4. The residual stream has 4."""
+    H = c.n_head * c.head_dim
+    Hkv = c.n_kv_head * c.head_dim
+    attention = c.n_embd + 2 * H + 2 * Hkv          # input, q, k, v, output
+    mlp = c.n_embd + 4 * c.ffn_dim        # its input, gate, up, silu(gate), and their product
+    # input and 1/rms; on a CPU, not one kernel, x/rms too
+    norms = 2 * (4 * c.n_embd + 4) * (2 if device == 'cpu' else 1)
+    return norms + width * (attention + mlp) + 4 * c.n_head         # the softmax's sums
+
+
+def kept_by_the_loss(c, tokens, width, device):
+    """Bytes at the end: the final norm's input and output, then the logits in pieces and the
+    head's gradient, or all of them, in float32 too."""
+    norm = tokens * (4 + width) * c.n_embd
+    if not in_pieces(c.vocab_size, device):
+        return norm + tokens * 3 * 4 * c.vocab_size     # in the backward: it, and two gradients
+    piece = min(piece_on(device), tokens)
+    return norm + width * c.n_embd * (tokens + c.vocab_size) + piece * 2 * 4 * c.vocab_size
+
+
+def memory(model, tokens, *, depth, optimizer='adamw', width=4, device='cpu', ranks=1):
+    """{part: bytes} of a process that works on `tokens` at once through `depth` layers, at its
+    peak."""
+    c = model.config
+    n = model.num_params()
+    layers = sum(p.numel() for p in model.layers.parameters())
+    state = 8 * n if optimizer != 'muon' else 4 * layers + 8 * (n - layers)
+    amounts = dict(weights=4 * n, gradients=4 * n, optimizer=state)
+    if ranks > 1:
+        amounts['ranks'] = 4 * n              # DDP's own copy of the gradients
+    if width < 4:
+        amounts['casts'] = width * n          # autocast's copies of the weights
+    amounts['activations'] = tokens * depth * kept_by_a_layer(c, width, device)
+    amounts['loss'] = kept_by_the_loss(c, tokens, width, device)
+    return amounts
+
+
+# ------------------------------------------------------------------------------------------- stages
+
+def empty(config, n_layer):
+    "The config's model without its weights."
+    vocab_size = config.vocab_size
+    if vocab_size is None:
+        make_toy_data([config.data])
+        try:
+            vocab_size = Loader(config.data, config.batch_size, config.context).vocab_size
+        except Refused as error:
+            raise Refused(f'vocab_size is unknown: {error}, or say --vocab_size=N') from None
+    with torch.device('meta'):
+        return LM(model_config(config, vocab_size=vocab_size, n_layer=n_layer))
+
+
+def models(config):
+    "(the plan, a function from one of its steps to that step's model: new ones have no weights)."
+    if config.init_from:
+        parent = checkpoint.load_model(config.init_from)
+        plan = Plan(config, Start.of(parent))
+        plan.set_up(parent)
+    else:
+        plan = Plan(config)
+
+    def model_of(now):
+        return parent if config.init_from else empty(config, now.n_layer)
+    return plan, model_of
+
+
+def counted(plan, model, first, end):
+    "The sum of a stretch's FLOPs per token over its steps; equal steps are computed once."
+    alike = collections.Counter()
+    for step in range(first, end):
+        now = plan.at(step)
+        alike[tuple(now.order or ()), now.r, now.backprop_depth] += 1
+    total = 0
+    context = plan.config.context
+    for (order, r, backprop_depth), n in alike.items():
+        how = dict(order=order) if r is None else dict(r=r, backprop_depth=backprop_depth)
+        total += n * model.flops_per_token(**how, context=context)
+    return total
+
+
+def planned(config):
+    "The training FLOPs of a whole run."
+    plan, model_of = models(config)
+    a_token = sum(counted(plan, model_of(plan.at(end - 1)), first, end)
+                  for first, end in stretches(plan))
+    return a_token * config.batch_size * config.context
+
+
+def gigabytes(n):
+    return f'{n / 1e9:,.2f} GB'
+
+
+def stretches(plan):
+    """[(first step, end)] of steps alike except the rate: the stages, and the decay where it
+    loops or ends the growing."""
+    c = plan.config
+    edges = [first for first, _ in plan.stages]
+    if (plan.cooldown_order or c.grow) and c.decay_steps:
+        edges.append(plan.cooldown_start)
+    edges.append(c.steps)
+    return [(first, end) for first, end in zip(edges, edges[1:]) if end > first]
+
+
+@dataclass
+class Options:
+    dry_run: bool = False           # print what a run will cost, and end
+    gpus: int = 8
+    gpu: Literal[tuple(PEAK_FLOPS)] = 'H100'
+    mfu: float = 0.4        # the share of its peak FLOPs that a run uses
+
+
+def main(argv, read_config):
+    "The command train.py CONFIG --dry_run."
+    own_options = [f'--{name}' for name in vars(Options())]
+    options = read(Options, [arg for arg in argv if arg.partition('=')[0] in own_options])
+    if not options.dry_run:
+        raise Refused('--dry_run=false: leave it out to train')
+    config = read_config([arg for arg in argv if arg.partition('=')[0] not in own_options])
+    show(config, options.gpus, options.gpu, options.mfu)
+
+
+def show(config, gpus, gpu, mfu):
+    "Print the cost."
+    each, left = divmod(config.batch_size, gpus)
+    if left or each % config.grad_accum:
+        raise Refused(f'batch_size={config.batch_size} on gpus={gpus} does not divide into '
+                      f'grad_accum={config.grad_accum} pieces: choose other --gpus')
+    at_once = each // config.grad_accum
+    a_step = config.batch_size * config.context
+    width = 4 if config.dtype == 'float32' else 2
+    table = [['steps', 'layers', 'depth', 'parameters', 'GFLOPs a token', 'petaFLOPs', 'a GPU']]
+    total = 0
+    parts = {}
+    plan, model_of = models(config)
+    for first, end in stretches(plan):
+        now = plan.at(end - 1)
+        model = model_of(now)
+        order = now.order or model.order            # the latter: a recurrent core's own
+        cost = counted(plan, model, first, end) * a_step
+        deepest = len(order) if now.order else (
+            len(model.prelude) + len(model.coda) + now.backprop_depth * len(model.core))
+        needed = memory(model, at_once * config.context, depth=deepest, optimizer=config.optimizer,
+                        width=width, device='cuda', ranks=gpus)
+        table.append([f'{first:,} to {end:,}', str(len(model.layers)), str(len(order)),
+                      f'{model.num_params():,}', f'{cost / (end - first) / a_step / 1e9:.3f}',
+                      f'{cost / 1e15:,.3f}', gigabytes(sum(needed.values()))])
+        total += cost
+        parts = max(parts, needed, key=lambda parts: sum(parts.values()))
+    print(columns(table))
+    print(f'in all {total / 1e15:,.3f} petaFLOPs; {config.steps:,} steps of '
+          f'{config.batch_size:,} x {config.context:,} = {a_step:,} tokens, '
+          f'{config.steps * a_step / 1e9:,.2f}B in all')
+    if config.grow:
+        decay = config.steps - config.decay_steps
+        a_token = model.flops_per_token(range(config.n_layer))
+        # the decay is the same
+        full = decay * a_step * a_token + (cost if config.decay_steps else 0)
+        print(f'with {config.n_layer} layers from the first step on it would be '
+              f'{full / 1e15:,.3f}: growing saves {1 - total / full:.1%}')
+    listed = ', '.join(f'{name} {gigabytes(n)}' for name, n in parts.items())
+    print(f'memory of a GPU: {gigabytes(sum(parts.values()))} = {listed}, for {at_once} x '
+          f'{config.context:,} tokens at once on each of {gpus}')
+    seconds = total / (gpus * PEAK_FLOPS[gpu] * mfu)
+    print(f'time: {seconds / 3600:,.1f} hours on {gpus} {gpu} at {mfu:.0%} of '
+          f'{PEAK_FLOPS[gpu] / 1e12:,.0f} TFLOP/s, '
+          f'{a_step * config.steps / seconds:,.0f} tokens a second, '
+          f'{total / (PEAK_FLOPS[gpu] * mfu) / 3600:,.0f} GPU hours')

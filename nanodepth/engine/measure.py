@@ -1,0 +1,271 @@
+"""How good a model is: log-likelihoods of a question's options, and all other scores of a run.
+
+The idea: an option's score is its log-likelihood after the prompt, and the options of one prompt
+share its cache. All that maps tokens to logits can be scored: our models, looped, retrofitted or
+wrapped, and others'.
+
+Usage:
+    accuracy, (low, high) = score(model, get_tokenizer('out/lidas'), few_shot('assign_basic', 200))
+    score_of = run_scorer(path, state, model, None, 8, parse_tasks('toy_assign/4', 200))
+    score_of(model)                             # {'loss', 'copy', ..., 'toy_assign/4'}
+"""
+import hashlib
+import json
+import math
+from typing import NamedTuple
+
+import torch
+
+from nanodepth.common.errors import Refused
+from nanodepth.data.primitives import continuation, few_shot, task_and_depth
+from nanodepth.data.tokenizer import get_tokenizer, refuse_another_tokenizer, start_of_document
+from nanodepth.data.tokens import Loader, measure
+from nanodepth.engine.checkpoint import describe
+from nanodepth.loop import fit_loop
+from nanodepth.model import LM
+
+
+def score(model_like, tokenizer, examples, **options):
+    "(accuracy, its 95% interval): the option with the highest log-likelihood is the choice."
+    answers = ask(model_like, tokenizer, examples, **options)
+    return answers.accuracy, interval(answers.right, answers.n)
+
+
+class Answers(NamedTuple):
+    "How some questions were answered."
+    right: float                # how many; nan if a log-likelihood is not finite
+    n: int
+    log_likelihood: float       # of the right option, the mean over the questions
+
+    @property
+    def accuracy(self):
+        return self.right / self.n
+
+
+def ask(model_like, tokenizer, examples, **options):
+    "The Answers of a model to some questions: the likeliest option is its choice."
+    values = log_likelihoods(model_like, tokenizer, examples, **options)
+    right = sum(v.argmax().item() == e.answer for v, e in zip(values, examples))
+    if not all(v.isfinite().all() for v in values):         # argmax still chose one
+        right = math.nan
+    total = sum(v[e.answer].item() for v, e in zip(values, examples))
+    return Answers(right, len(examples), total / len(examples))
+
+
+def interval(right, n, z=1.96):
+    "Wilson's interval: valid near 0 and 1 too, unlike ± 2 standard errors."
+    p = right / n
+    width = z * z / n
+    middle = (p + width / 2) / (1 + width)
+    half = z * math.sqrt(p * (1 - p) / n + width / n / 4) / (1 + width)
+    return middle - half, middle + half
+
+
+def encode(tokenizer, text, model):
+    "A text as the model was trained on documents: its tokens, behind those that begin one."
+    return in_vocabulary([*start_of_document(tokenizer),
+                          *tokenizer.encode(text, allowed_special='all')], model)
+
+
+def in_vocabulary(ids, model):
+    "The same tokens, which must all be in the model's vocabulary."
+    size = getattr(getattr(model, 'config', None), 'vocab_size', math.inf)
+    if ids and max(ids) >= size:
+        raise Refused(f'the tokenizer gives a token {max(ids)}, but the model has a vocabulary of '
+                      f'{size}: is this the tokenizer of this model?')
+    return ids
+
+
+SPREAD = 4          # tokens by which the prompts of a batch may differ
+
+
+@torch.no_grad()
+def log_likelihoods(model_like, tokenizer, examples, *, batch=64, share=True):
+    """[(options,) of each example]: log-likelihoods of the options after the prompt. `model_like`
+    maps tokens (B, T) to logits (B, T, V). One of our models reads each prompt once, and its
+    options share the cache (share=False: they don't). Examples with prompts of similar length
+    make a batch."""
+    prompts = [encode(tokenizer, e.prompt, model_like) for e in examples]
+    options = [[in_vocabulary(continuation(tokenizer, e.prompt, o), model_like) for o in e.options]
+               for e in examples]
+    context = getattr(getattr(model_like, 'config', None), 'context', math.inf)
+    longest = max(len(p) + max(map(len, o)) for p, o in zip(prompts, options))
+    if longest > context:
+        raise Refused(f'a prompt with its answer has {longest} tokens, but the context is '
+                      f'{context}')
+    device = next((p.device for p in getattr(model_like, 'parameters', list)()), 'cpu')
+    values = [None] * len(examples)
+    parts = []
+    for i in sorted(range(len(examples)), key=lambda i: (len(options[i]), len(prompts[i]))):
+        first = parts[-1][0] if parts else i
+        if (not parts or len(parts[-1]) == batch or len(options[i]) != len(options[first])
+                or len(prompts[i]) - len(prompts[first]) > SPREAD):
+            parts.append([])
+        parts[-1].append(i)
+    for part in parts:
+        # the rest of a longer prompt is read with each option
+        n = len(prompts[part[0]])
+        rows = [[prompts[i][n:] + option for option in options[i]] for i in part]
+        shape = len(rows), len(rows[0]), max(len(row) for each in rows for row in each)
+        tokens = torch.zeros(shape, dtype=torch.long)                               # (B, O, W)
+        counts = torch.zeros(shape, dtype=torch.bool)
+        for b, i in enumerate(part):
+            for o, row in enumerate(rows[b]):
+                tokens[b, o, :len(row)] = torch.tensor(row)
+                counts[b, o, len(prompts[i]) - n:len(row)] = True
+        tokens, counts = tokens.to(device), counts.to(device)
+        prompt = torch.tensor([prompts[i][:n] for i in part], device=device)        # (B, T)
+        ours = isinstance(model_like, LM) and not model_like.recurs
+        after = shared if share and ours else separate
+        logits = after(model_like, prompt, tokens)
+        chances = logits.float().log_softmax(-1).gather(-1, tokens[..., None])[..., 0]  # (B, O, W)
+        for i, value in zip(part, chances.masked_fill(~counts, 0).cpu().double().sum(-1)):
+            values[i] = value
+    return values
+
+
+def separate(model_like, prompt, options):
+    "Logits (B, O, W, V) at the options' tokens: every option with the whole prompt before it."
+    B, O, W = options.shape
+    if W == 1:          # the prompt alone says how likely each is
+        return model_like(prompt)[:, None, -1:].expand(B, O, 1, -1)
+    rows = torch.cat((prompt[:, None].expand(B, O, -1), options[..., :-1]), dim=-1)
+    return model_like(rows.flatten(0, 1))[:, -W:].unflatten(0, (B, O))          # (B O, T + W - 1)
+
+
+class Branched:
+    """A cache slot that O rows read for each row of its own: prompt and options are joined only
+    when needed."""
+
+    def __init__(self, slot, O):
+        self.slot, self.O = slot, O
+
+    def update(self, k, v):        # (B O, Hkv, W, hd) each
+        return tuple(torch.cat((old[:, None].expand(-1, self.O, -1, -1, -1),
+                                new.unflatten(0, (-1, self.O))), dim=3).flatten(0, 1)
+                     for old, new in ((self.slot.keys, k), (self.slot.values, v)))
+
+    def get_seq_length(self):
+        return self.slot.get_seq_length()
+
+
+def shared(model, prompt, options):
+    "The same, with each prompt read once: its cache is handed to all of its options."
+    B, O, W = options.shape
+    cache = model.new_cache()
+    first = model.head(model.norm(model.hidden(prompt, cache=cache)[:, -1:]))        # (B, 1, V)
+    first = first[:, None].expand(B, O, 1, -1)
+    if W == 1:
+        return first
+    cache.layers = [Branched(slot, O) for slot in cache.layers]
+    rest = model(options[..., :-1].flatten(0, 1), cache=cache)                     # (B O, W - 1, V)
+    return torch.cat((first, rest.unflatten(0, (B, O))), dim=2)
+
+
+# --------------------------------------------------------------------------------------------- runs
+
+def fingerprint(model):
+    "A hash of all that a model computes with: settings and every weight."
+    state = (describe(model) if isinstance(model, LM)
+             else dict(config=model.config.to_dict()))
+    state.pop('model', None)
+    digest = hashlib.sha256(json.dumps(state, sort_keys=True, default=str).encode())
+    for name, t in model.state_dict().items():
+        digest.update(name.encode())
+        digest.update(t.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def set_depth(model, *, loop=None, r=None):
+    """Apply --loop and --r: an LM runs its layers in another order, a Recurrent its core r
+    times."""
+    if model.recurs:
+        if loop:
+            raise Refused(
+                f'loop={loop!r} is for ordinary models: a recurrent core is run more often by r')
+        if r is not None and r < 1:
+            raise Refused(f'r={r} is too small: the core must run at least once (try r=1)')
+        model.mean = model.mean if r is None else r
+    elif r is not None:
+        raise Refused(f'r={r} is for models with a recurrent core, and this one has none: loop '
+                      'runs its layers in another order')
+    elif loop:
+        model.config.order = fit_loop(loop, len(model.layers))
+    return model
+
+
+def parse_tasks(text, n, shots=0, seed=0):
+    "'assign_code/1,copy_words' to examples of each: {'assign_code/1': [Example]}."
+    asked = {name: task_and_depth(name) for name in filter(None, text.split(','))}
+    return {name: few_shot(task, n, shots=shots, depth=depth, seed=seed)
+            for name, (task, depth) in asked.items()}
+
+
+def open_data(path, state, model, data, seed=0):
+    "The validation rows of `data`, else of what the run was trained on."
+    c = state.get('config') or {}
+    data, weights = (data, None) if data else (c.get('data'), c.get('data_weights'))
+    if not data:
+        raise Refused(f'{path} does not say what it was trained on: give --data, a dataset for '
+                      'its tokenizer')
+    context = c.get('context', min(model.config.context, 512))
+    loader = Loader(data, c.get('batch_size', 4), context, split='val', weights=weights, seed=seed,
+                    vocab_size=model.config.vocab_size)
+    refuse_another_tokenizer(path, loader, state.get('tokenizer'))
+    return loader
+
+
+class After:
+    "The batches of a Loader's first epoch behind the first n, or the first half, over and over."
+
+    def __init__(self, loader, n):
+        self.loader = loader
+        self.first = min(n, len(loader) // 2)
+        self.n = len(loader) - self.first
+
+    def batch(self, step):
+        return self.loader.batch(self.first + step % self.n)
+
+
+class Scorer:
+    """Asks every model the same: the loss on some batches of validation data, and some questions,
+    {name: [Example]}. A model is anything that maps tokens to logits."""
+
+    def __init__(self, tokenizer, questions, val=None, batches=None, pieces=1):
+        self.tokenizer, self.questions, self.val = tokenizer, questions, val
+        self.batches, self.pieces = batches, pieces
+
+    def on_data(self, model, batches=None, first=0):
+        "(loss, {kind: {'loss', 'accuracy'}}) on all batches, or on others, from the `first` on."
+        return measure(model, self.val, batches or self.batches, self.pieces, first)
+
+    def answers(self, model):
+        "{name: Answers} to all questions."
+        return {name: ask(model, self.tokenizer, examples)
+                for name, examples in self.questions.items()}
+
+    def __call__(self, model):
+        "{'loss', and the accuracy on each kind of answer in the data and on each kind of question}"
+        scores = {}
+        if self.val is not None:
+            scores['loss'], kinds = self.on_data(model)
+            scores |= {kind: row['accuracy'] for kind, row in kinds.items() if kind != 'text'}
+        return scores | {name: answers.accuracy for name, answers in self.answers(model).items()}
+
+
+def refuse_other_kinds(name, scores, before):
+    "Refuse scores of a run that do not name what those before it name (None: there are none)."
+    if before is not None and scores.keys() != before.keys():
+        raise Refused(f'{name} was trained on data with other kinds of answers '
+                      f'({", ".join(scores)}): give it a command of its own')
+
+
+def run_scorer(path, state, model, data, batches, questions):
+    """The Scorer for models like this one, on `data` or on what the run was trained on. Questions
+    can do without any."""
+    config = state.get('config') or {}
+    val = None
+    if data or config.get('data') or not questions:
+        val = open_data(path, state, model, data)
+    return Scorer(get_tokenizer(path), questions, val, batches,
+                  pieces=config.get('grad_accum', 1))

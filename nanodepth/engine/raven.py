@@ -1,0 +1,192 @@
+"""Recurrent checkpoints in the format of "Retrofitted Recurrence"'s authors, in and out.
+
+The idea: their folder (`model_type: huginn_raven`) holds what a Recurrent is: a Llama's layers as
+prelude, core_block and coda, an adapter on (state, prelude's output), and the numbers beside. So
+what they have published opens here, and what is trained here opens with their code.
+
+Paper: "Teaching Pretrained Language Models to Think Deeper with Retrofitted Recurrence".
+Here: q, k, v and gate, up are one matrix each there; `add` is written as the adapter [I I], a tied
+head as a copy. Refused by name: Huginn's own sandwich norms and OLMo's norms behind the sublayers,
+which our Block does not have, and LN-scaling, which the format cannot hold. Norms of q and k, a
+head_dim of its own and a fixed table of first states are held by settings of ours, which
+modeling_recurrent.py reads and the authors' code does not. The names are theirs as published; a
+published checkpoint itself was not at hand.
+
+Usage:
+    model = load_model('FOLDER')                        # it finds out which family it is
+    nanodepth export out/retrofit out/retrofit_raven --fresh      # ours in their format
+"""
+import inspect
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from nanodepth.common.errors import Refused
+from nanodepth.common.files import read_json, reading
+from nanodepth.common.options import only_fields
+from nanodepth.data.tokenizer import local_folder
+from nanodepth.engine import hf
+from nanodepth.model import ModelConfig, rope_tables, rotate
+from nanodepth.retrofit import AUTHORS_STD, Recurrent
+
+FAMILY = 'huginn_raven'
+LAYER = {           # theirs: ours, whose rows it holds one after the other
+    'norm_1': ['attn_norm'], 'norm_2': ['mlp_norm'],
+    'attn.Wqkv': ['attn.q', 'attn.k', 'attn.v'], 'attn.proj': ['attn.o'],
+    'mlp.fc': ['mlp.gate', 'mlp.up'], 'mlp.proj': ['mlp.down'],
+}
+OUTSIDE = {'transformer.wte': 'embed', 'transformer.ln_f': 'norm', 'lm_head': 'head',
+           'transformer.adapter': 'adapter'}
+PARTS = dict(prelude='n_layers_in_prelude', core='n_layers_in_recurrent_block',
+             coda='n_layers_in_coda')
+QK_NORMS = {'attn.q_norm': ['attn.q_norm'], 'attn.k_norm': ['attn.k_norm']}      # ours
+FOREIGN = {'norm_3.weight': "Huginn's sandwich norms", 'attn.qk_bias': "Huginn's bias on q and k"}
+OLMO = {'attn.q_norm.weight': "OLMo's norms of q and k, and behind the sublayers"}
+CODE = 'modeling_recurrent'
+
+
+@dataclass
+class Theirs:
+    "What their config.json says, as far as it concerns our model."
+    n_embd: int
+    n_heads: int
+    intermediate_size: int
+    n_layers_in_prelude: int
+    n_layers_in_recurrent_block: int
+    n_layers_in_coda: int
+    mean_recurrence: int
+    norm_eps: float
+    injection_type: str
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    vocab_size: int | None = None
+    padded_vocab_size: int | None = None
+    block_size: int | None = None
+    max_position_embeddings: int | None = None
+    rope_base: float = 50_000.0
+    rope_theta: float | None = None
+    rope_scaling: dict | None = None
+    mean_backprop_depth: int = 8
+    test_time_noise: float | None = 0.0
+    init_values: dict = field(default_factory=dict)
+    qk_norm: bool = False       # of ours
+    first_state: Literal['fresh', 'table'] | None = None        # of ours; None: not said
+
+
+def open_hf(folder):
+    "Any Hugging Face folder, or a name on the hub."
+    folder = local_folder(folder)
+    path = folder / 'config.json'
+    if path.exists() and read_json(path).get('model_type') == FAMILY:
+        return load_raven(folder)
+    return hf.load_hf(folder)
+
+
+def names_of(model):
+    "{their name: our names}."
+    names = {f'{theirs}.weight': [f'{ours}.weight'] for theirs, ours in OUTSIDE.items()}
+    parts = dict(prelude=model.prelude, core_block=model.core, coda=model.coda)
+    table = LAYER | QK_NORMS if model.config.qk_norm else LAYER
+    for part, layers in parts.items():
+        for place, i in enumerate(layers):
+            for theirs, ours in table.items():
+                names[f'transformer.{part}.{place}.{theirs}.weight'] = [
+                    f'layers.{i}.{name}.weight' for name in ours]
+    return names
+
+
+def load_raven(folder):
+    "Their folder as a Recurrent."
+    path = folder / 'config.json'
+    with reading(path):
+        c = Theirs(**only_fields(Theirs, read_json(path)))
+    tensors = hf.read_tensors(folder)
+    refuse_foreign(c, tensors, path)
+    sizes = {part: getattr(c, theirs) for part, theirs in PARTS.items()}
+    with reading(path):
+        config = ModelConfig(
+            vocab_size=c.padded_vocab_size or c.vocab_size, n_layer=sum(sizes.values()),
+            n_embd=c.n_embd, n_head=c.n_heads, n_kv_head=c.num_key_value_heads,
+            head_dim=c.head_dim if c.first_state else None, qk_norm=c.qk_norm,
+            ffn_dim=c.intermediate_size, context=c.max_position_embeddings or c.block_size,
+            norm_eps=c.norm_eps, rope_theta=c.rope_theta or c.rope_base, tie_embeddings=False,
+            rope_scaling=hf.llama3(c.rope_scaling, path) if c.rope_scaling else None)
+    std = c.init_values.get('std', AUTHORS_STD)
+    parts, first = {}, 0
+    for part, n in sizes.items():
+        parts[part] = list(range(first, first + n))
+        first += n
+
+    cut = c.init_values.get('cut', True)
+    with torch.device('meta'):
+        model = Recurrent(config, **parts, inject='authors', start='authors' if cut else 'normal',
+                          state_std=std, fresh=c.first_state == 'fresh', mean=c.mean_recurrence,
+                          backprop_depth=c.mean_backprop_depth)
+    hf.load_weights(model, tensors, names_of(model), folder, ['freqs_cis'])
+    return model.eval()
+
+
+def refuse_foreign(c, tensors, path):
+    "What their format may say, and our model does not have."
+    for name in tensors:
+        for ending, feature in (FOREIGN if c.qk_norm else FOREIGN | OLMO).items():
+            if name.endswith(ending):
+                raise Refused(f'{path.parent}: {name}: {feature} are not supported; retrofitted '
+                              'Llamas and TinyLlamas are')
+    scale = c.init_values.get('embed_scale', math.sqrt(c.n_embd))
+    if scale != 1 or c.test_time_noise or c.injection_type != 'linear':
+        raise Refused(f'{path}: embed_scale={scale}, test_time_noise={c.test_time_noise}, '
+                      f'injection_type={c.injection_type!r}; 1, 0 and linear are supported')
+    if not c.first_state and (c.head_dim or c.n_embd // c.n_heads) * c.n_heads != c.n_embd:
+        raise Refused(f'{path}: head_dim is {c.head_dim}, but the format has n_embd / n_heads')
+    if c.rope_scaling and c.rope_scaling.get('rope_type') != 'llama3':
+        raise Refused(f'{path}: rope_scaling is {c.rope_scaling}; none and llama3 are '
+                      'supported')
+
+
+def save_raven(model, folder, tokenizer=None):
+    """Write a Recurrent as a folder that transformers opens by the code in it; what of it the
+    authors' own code would not understand is returned, as a list of words."""
+    c = model.config
+    width = model.config.n_embd
+    if c.ln_scaling:
+        raise Refused("LN-scaling: the authors' format cannot hold that")
+    ours = {'norms of q and k': c.qk_norm, f'head_dim={c.head_dim}': c.head_dim * c.n_head != width,
+            'a fixed table of first states (--fresh draws new ones)':
+                not (model.fresh or model.start == 'zero')}
+    weights = model.state_dict()
+    weights['head.weight'] = model.head.weight
+    if model.adapter is None:
+        weights['adapter.weight'] = torch.eye(width).repeat(1, 2).to(model.norm.weight)
+    tensors = {theirs: torch.cat([weights[name] for name in ours])
+               for theirs, ours in names_of(model).items()}
+    scaling = dict(c.rope_scaling, rope_type='llama3') if c.rope_scaling else None
+    sizes = {key: len(getattr(model, part)) for part, key in PARTS.items()}
+    std = 0.0 if model.start == 'zero' else model.state_std
+    config_json = dict(
+        architectures=['RavenForCausalLM'], model_type=FAMILY, qk_norm=c.qk_norm,
+        auto_map={'AutoConfig': f'{CODE}.RecurrentConfig',
+                  'AutoModelForCausalLM': f'{CODE}.RavenForCausalLM'},
+        first_state='fresh' if model.fresh else 'table', n_embd=width, n_heads=c.n_head,
+        num_key_value_heads=c.n_kv_head, head_dim=c.head_dim, intermediate_size=c.ffn_dim,
+        vocab_size=c.vocab_size, padded_vocab_size=c.vocab_size, block_size=c.context,
+        max_position_embeddings=c.context, norm_eps=c.norm_eps, rope_base=c.rope_theta,
+        rope_theta=c.rope_theta, rope_scaling=scaling, **sizes, n_layers=sum(sizes.values()),
+        mean_recurrence=model.mean, mean_backprop_depth=model.backprop_depth,
+        injection_type='linear', bias=False, qk_bias=False, tie_embeddings=False,
+        rotary=dict(head_dim=c.head_dim, rope_theta=c.rope_theta, rope_scaling=c.rope_scaling,
+                    context=c.context), test_time_noise=0,
+        init_values=dict(std=std, embed_scale=1.0, cut=model.start == 'authors'))
+    hf.write_checkpoint(model, folder, tensors, config_json, tokenizer,
+                        {f'{CODE}.py': modeling_code()})
+    return [feature for feature, is_used in ours.items() if is_used]
+
+
+def modeling_code():
+    "modeling_recurrent.py with the two functions of model.py that it uses: a file by itself."
+    text = Path(__file__).with_name(f'{CODE}.py').read_text()
+    line = 'from nanodepth.model import rope_tables, rotate\n'
+    return text.replace(line, '\n' + '\n\n'.join(map(inspect.getsource, (rope_tables, rotate))))

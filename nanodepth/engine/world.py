@@ -1,0 +1,197 @@
+"""Where a run runs: its device, the other processes, and the request to stop.
+
+The idea: what surrounds a training loop teaches nothing about depth, so it is kept here. torchrun
+starts the processes of a run and says which of them each is; without it a run is alone.
+
+Usage:
+    with World('auto') as world: ...            # world.device, world.rank, world.size
+    with Stop() as stop: ...                    # stop.asked: Ctrl-C or SIGTERM came
+"""
+import contextlib
+import gc
+import os
+import shutil
+import signal
+import subprocess
+import time
+import warnings
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from nanodepth.common import losses
+from nanodepth.common.errors import Refused, which_process
+
+PATIENCE = timedelta(minutes=10)        # so long a process waits for the others
+# Dense bfloat16 FLOPs per second of some GPUs.
+PEAK_FLOPS = {'H100 PCIe': 756e12, 'H100 NVL': 835e12, 'H200': 989e12, 'H100': 989e12,
+              'B200': 2250e12, 'A100': 312e12, 'L40S': 362e12, 'L40': 181e12, '4090': 165e12}
+
+
+def pick_device(name='auto', local_rank=0):
+    "cuda, else mps, else cpu; or the one that is named, if it is there."
+    if name == 'auto':
+        name = ('cuda' if torch.cuda.is_available() else 'mps' if torch.backends.mps.is_available()
+                else 'cpu')
+    try:
+        device = torch.device(f'cuda:{local_rank}' if name == 'cuda' else name)
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        why = str(error).splitlines()[0][:150]
+        raise Refused(f'device={name!r} cannot be used: {why}') from None
+    if device.type == 'cuda':
+        # cuDNN plans every new shape for 30 ms: each token of a text. World turns it on again.
+        torch.backends.cuda.enable_cudnn_sdp(False)
+    return device
+
+
+def peak_flops(device):
+    "A GPU's FLOPs per second, or None if it is not in the table."
+    name = torch.cuda.get_device_name(device) if device.type == 'cuda' else ''
+    return next((flops for gpu, flops in PEAK_FLOPS.items() if gpu in name), None)
+
+
+class World:
+    "Which process this is, of how many, and on which device."
+
+    def __init__(self, device='auto', dtype='auto', compile=False):
+        self.rank, self.size, here = which_process()
+        self.first = self.rank == 0
+        together = int(os.environ.get('LOCAL_WORLD_SIZE', 1))
+        gpus = torch.cuda.device_count()
+        # every process checks this, so rank 0 reports it
+        if gpus and together > gpus and device in ('auto', 'cuda'):
+            raise Refused(f'{together} processes on this machine need a GPU each, but there are '
+                          f'{gpus}')
+        self.device = pick_device(device, here)
+        self.cuda = self.device.type == 'cuda'
+        if self.cuda:
+            torch.cuda.set_device(self.device)
+            torch.set_float32_matmul_precision('high')
+            torch.backends.cuda.enable_cudnn_sdp(True)          # a training step has one shape
+        self.autocast = self.precision(dtype)
+        wanted = compile is True or (compile == 'auto' and self.cuda)
+        self.compiles = wanted and has_compiler()
+        if wanted and not self.compiles:
+            self.say('compile stays off: torch.compile needs a C++ compiler, and there is none '
+                     'here')
+        # of all GPUs together, by the table; None where they are not in it
+        peak = peak_flops(self.device)
+        self.peak_flops = peak and peak * self.size
+        if self.size > 1:
+            dist.init_process_group('nccl' if self.cuda else 'gloo', timeout=PATIENCE,
+                                    device_id=self.device if self.cuda else None)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, trace):
+        if self.size == 1:
+            return
+        if self.cuda and kind not in (None, SystemExit):
+            return      # NCCL would wait for the others here, and the error would stay unsaid
+        # Gloo's threads need the interpreter's lock to let go of the last message. The group is
+        # torn down under that lock, and waits for them.
+        time.sleep(0.2)
+        dist.destroy_process_group()
+
+    # ------------------------------------------------------------------------- with the others
+
+    def say(self, text):
+        if self.first:
+            print(text, flush=True)
+
+    def sum_over_ranks(self, number):
+        "The sum of every process's number, as a float."
+        return float(number) if self.size == 1 else self.all_reduce(number, dist.ReduceOp.SUM)
+
+    def max_over_ranks(self, number):
+        "The largest of every process's numbers, as a float."
+        return float(number) if self.size == 1 else self.all_reduce(number, dist.ReduceOp.MAX)
+
+    def all_reduce(self, number, how):
+        total = torch.tensor(float(number), dtype=torch.float64, device=self.device)
+        dist.all_reduce(total, op=how)
+        return total.item()
+
+    def first_does(self, work):
+        """Rank 0 does something that all depend on; if it fails, all fail, each with its
+        message."""
+        failed = [None]
+        if self.first:
+            try:
+                work()
+            except (ValueError, OSError, subprocess.CalledProcessError) as error:
+                failed = [str(error)]
+        if self.size > 1:
+            dist.broadcast_object_list(failed)
+        if failed[0] is not None:
+            raise Refused(failed[0])
+
+    def wait(self):
+        if self.size > 1:
+            dist.barrier()
+
+    # ------------------------------------------------------------------------- on its device
+
+    def precision(self, dtype):
+        "The context in which a model runs: in bfloat16 where the device can, or as asked."
+        # older GPUs only emulate it
+        able = self.cuda and torch.cuda.get_device_capability(self.device) >= (8, 0)
+        if dtype == 'bfloat16' or dtype == 'auto' and able:
+            return torch.autocast(self.device.type, torch.bfloat16)
+        return contextlib.nullcontext()
+
+    def to_device(self, t):
+        "A tensor on its way to the device, without waiting for it."
+        return t.pin_memory().to(self.device, non_blocking=True) if self.cuda else t.to(self.device)
+
+    def wrap(self, model):
+        """A model as it is trained: each Block compiled by itself, so that no order and no growth
+        compiles one again; and in DDP where there are several processes."""
+        if self.compiles:
+            # else each Block under DDP is cut at every 25 MB of weights, and keeps what crosses
+            torch._dynamo.config.optimize_ddp = False
+            if self.cuda:
+                losses.compile_piece('cuda')
+            for block in model.layers:
+                block.compile()
+        # a compiled Block is in a circle with itself: without this the old weights would stay
+        gc.collect()
+        if self.cuda:
+            torch.cuda.empty_cache()
+        if self.size == 1:
+            return model
+        # Without find_unused_parameters DDP sorts its buckets anew after a process's first step: on
+        # three ranks or more a resumed run would add gradients in another order. As views of the
+        # buckets, gradients are there once; the buffers, rotary tables, are the same everywhere.
+        with warnings.catch_warnings(action='ignore', category=FutureWarning):  # another name soon
+            return DistributedDataParallel(model, find_unused_parameters=True,
+                                           broadcast_buffers=False, gradient_as_bucket_view=True)
+
+
+def has_compiler():
+    return any(map(shutil.which, ('c++', 'g++', 'clang++', 'cl')))
+
+
+class Stop:
+    """Ctrl-C, SIGTERM and a closed terminal ask for a stop after the current step; a second Ctrl-C
+    does not wait. `asked` is the signal's number, 0 without one."""
+
+    def __enter__(self):
+        self.asked = 0
+        hangup = [signal.SIGHUP] if hasattr(signal, 'SIGHUP') else []       # not on Windows
+        asking = signal.SIGINT, signal.SIGTERM, *hangup
+        self.before = {number: signal.signal(number, self.ask) for number in asking}
+        return self
+
+    def ask(self, number, frame):
+        if self.asked and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.asked = number
+
+    def __exit__(self, *_):
+        for number, handler in self.before.items():
+            signal.signal(number, handler)

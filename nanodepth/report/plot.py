@@ -1,0 +1,421 @@
+"""Every picture: rows of numbers in, PNG out.
+
+The idea: a picture is a grid of panels, and a panel holds curves (the mean over the seeds, a shade
+from the lowest to the highest) or a heat map. Each function below says what each panel shows.
+
+Usage:
+    show(path, draw_runs, {'baseline': [read_log('out/baseline')]})
+"""
+import itertools
+import math
+import os
+
+from nanodepth.common.files import fresh
+from nanodepth.report.runs import growths, kinds_of, measured
+from nanodepth.report.tables import beside, grouped, in_percent, mean, unit_of, where
+
+COLOURS = ['#3b6fb6', '#d1495b', '#2e8b57', '#e08e1b', '#7b5aa6', '#4f4f4f', '#17a2b8', '#c45ab3',
+           '#8c6d31', '#9aa0a6']
+
+
+def show(path, draw, *what):
+    "Draw, and print where the picture is, or that matplotlib is missing."
+    path = path if path.suffix in ('.png', '.pdf', '.svg') else beside(path, '.png')
+    try:
+        with fresh(path) as file:
+            draw(*what).savefig(file, dpi=130, format=path.suffix[1:])
+    except ImportError:
+        print('no picture: matplotlib is not installed (pip install matplotlib)')
+    else:
+        print(f'picture: {path}')
+
+
+# -------------------------------------------------------------------------- panels, curves and maps
+
+def figure(rows, columns, size, maps=False, **shared):
+    "A matplotlib figure that needs no screen, and its axes as a grid."
+    os.environ['MPLBACKEND'] = 'agg'        # whatever it says: a picture goes into a file
+    from matplotlib.figure import Figure
+    fig = Figure(figsize=size, layout='constrained')
+    axes = fig.subplots(rows, columns, squeeze=False, **shared)
+    for ax in () if maps else axes.flat:
+        ax.grid(alpha=0.25)
+        ax.spines[['top', 'right']].set_visible(False)
+    return fig, axes
+
+
+def curve(ax, rows, x, y, colour, label, factor=1, shade=True, by=None, **style):
+    """The mean of the rows at each x (of its seeds), or at each value of `by`, and a shade from the
+    lowest to the highest."""
+    rows = [row for row in rows if y in row]
+    by = by or x
+    points = [where(rows, **{by: at}) for at in sorted({row[by] for row in rows})]
+    xs = [mean([row[x] for row in seeds]) for seeds in points]
+    values = [[factor * row[y] for row in seeds] for seeds in points]
+    ax.plot(xs, list(map(mean, values)), color=colour, label=label,
+            **dict(marker='o', ms=3) | style)
+    if shade and any(len(seeds) > 1 for seeds in values):
+        ax.fill_between(xs, list(map(min, values)), list(map(max, values)), color=colour,
+                        alpha=0.15, lw=0)
+
+
+def scale(kind):
+    return 100 if in_percent(kind) else 1
+
+
+def say_kind(ax, kind, title=False):
+    "What a panel shows: a loss, or a share of right answers, from 0 to 100%."
+    text = f'{kind} (%)' if in_percent(kind) else kind
+    ax.set_title(text, fontsize=10) if title else ax.set_ylabel(text)
+    if in_percent(kind):
+        ax.set_ylim(-3, 103)
+
+
+def legend_below(fig, ax, **style):
+    "One legend for all panels, of the lines of one: in a row, or in two where one is too narrow."
+    lines, labels = ax.get_legend_handles_labels()
+    inches = sum(0.6 + 0.085 * len(label) for label in labels)
+    rows = 1 if inches < fig.get_figwidth() else 2
+    fig.legend(lines, labels, frameon=False, ncols=-(-len(labels) // rows),
+               loc='outside lower center', **style)
+
+
+def cells_of(rows, down, right, value):
+    "{(row of a map, column): the mean over the seeds}"
+    cells = {}
+    for row in rows:
+        if value in row:
+            cells.setdefault((row[down], row[right]), []).append(row[value])
+    return {cell: mean(seeds) for cell, seeds in cells.items()}
+
+
+def heat(ax, cells, down, across, title, **style):
+    "A map of {(y, x): value}, `down` and `across` the labels of its rows and columns."
+    image = ax.imshow([[cells.get((y, x), math.nan) for x in across] for y in down], **style)
+    ax.set_facecolor('#cccccc')
+    ax.set_title(title, fontsize=9)
+    return image
+
+
+# -------------------------------------------------------------------------------- training, growing
+
+def draw_runs(groups, only=None):
+    """groups: {name: [one log per seed]}. One run: its losses above, its kinds of answers below.
+    Several runs: a row for the validation loss, and one for each kind, or for those in `only`.
+    Against steps, and against FLOPs, because a step costs more in a deeper model. Dotted lines show
+    where a model grew."""
+    logs = [log for group in groups.values() for log in group]
+    kinds = kinds_of(groups)
+    alone = len(logs) == 1
+    skills = [kind for kind in kinds if kind != 'text']
+    losses = dict(loss='validation')
+    if 'text' in kinds:
+        losses['text'] = 'validation, text only'
+    panels = [list(losses), skills] if alone else [[kind] for kind in ('loss', *skills)
+                                                   if only is None or kind in only]
+    panels = list(filter(None, panels))
+    fig, axes = figure(len(panels), 2, (11, 1 + (3.1 if alone else 2.3) * len(panels)),
+                       sharex='col', sharey='row')
+    for row, shown in zip(axes, panels):
+        for ax, x in zip(row, ('step', 'flops')):
+            if alone and shown[0] == 'loss':
+                trained = [line for line in logs[0] if 'loss' in line]
+                ax.plot([line[x] for line in trained], [line['loss'] for line in trained],
+                        color='#bbbbbb', lw=1, label='training')
+            lines = zip(COLOURS * 9, itertools.product(groups, shown))
+            for colour, (name, kind) in lines:
+                curve(ax, measured(groups[name]), x, kind, colour,
+                      losses.get(kind, kind) if alone else name, scale(kind), lw=2,
+                      marker='' if kind in losses else 'o')
+                for line in growths(groups[name][0]) if kind == shown[0] else ():
+                    ax.axvline(line[x], color='#888888' if alone else colour, ls=':', lw=1.3,
+                               zorder=0)
+                    if alone and kind == 'loss':
+                        ax.text(line[x], 1, f' {line.get("depth", line["n_layer"])} layers',
+                                color='#666666', fontsize=8, va='bottom', ha='center',
+                                transform=ax.get_xaxis_transform())
+        row[0].set_ylabel('loss (nats per token)' if shown[0] == 'loss' else
+                          'answers right (%)' if alone else f'{shown[0]}: answers right (%)')
+        row[0].legend(frameon=False, fontsize=9)
+        if shown[0] != 'loss':
+            row[0].set_ylim(-3, 103)
+    axes[-1][0].set_xlabel('steps')
+    axes[-1][1].set_xlabel('training FLOPs')
+    fig.suptitle(', '.join(groups) + (f' ({len(logs)} runs)' if len(logs) > len(groups) else ''))
+    return fig
+
+
+def draw_origins(pictures):
+    """pictures: {operator: [the order of each growth]}. One row per growth, one cell per layer;
+    number and colour say which layer of the stage before it copies; a frame marks new layers."""
+    deepest = max(len(order) for orders in pictures.values() for order in orders)
+    stages = max(map(len, pictures.values()))
+    fig, axes = figure(len(pictures), 1,
+                       (1.5 + 0.3 * deepest, (1.1 + 0.3 * stages) * len(pictures)), maps=True)
+    for ax, (name, orders) in zip(axes[:, 0], pictures.items()):
+        cells = {(y, x): source / (max(order) or 1) for y, order in enumerate(orders)
+                 for x, source in enumerate(order)}
+        heat(ax, cells, range(len(orders)), range(deepest), name, cmap='viridis', vmin=-0.1,
+             vmax=1.3, aspect='auto')
+        ax.set_facecolor('white')
+        for y, x in cells:
+            source = orders[y][x]
+            new = orders[y][x] in orders[y][:x]
+            ax.text(x, y, source, ha='center', va='center', fontsize=8, color='white',
+                    weight='bold' if new else 'normal')
+            if new:
+                ax.add_patch(ax.patch.__class__((x - 0.46, y - 0.44), 0.92, 0.88, fill=False,
+                                                edgecolor='#d1495b', lw=1.8))
+        ax.set_yticks(range(len(orders)), [f'{max(order) + 1} to {len(order)}' for order in orders])
+        ax.set(xticks=[], ylabel='layers')
+        ax.spines[:].set_visible(False)
+    axes[-1, 0].set_xlabel('layer, from the embedding (left) to the head (right); framed: new')
+    return fig
+
+
+# ----------------------------------------------------------------------------- looping, recurrences
+
+def draw_repetitions(rows, kinds, block):
+    """rows: {run, start, times, a number for each kind}. One column per run, one row per kind; a
+    line for each number of times, against the position where the repeated block begins."""
+    groups = grouped(rows)
+    fig, axes = figure(len(kinds), len(groups), (1 + 2.6 * len(groups), 0.8 + 2.3 * len(kinds)),
+                       sharex='col', sharey='row')
+    for column, (name, group_rows) in zip(axes.T, groups.items()):
+        for ax, kind in zip(column, kinds):
+            times = dict.fromkeys(row['times'] for row in group_rows)
+            for colour, k in zip(['#4f4f4f', *COLOURS], times):
+                style = dict(marker='', ls='--') if k == 1 else {}
+                curve(ax, where(group_rows, times=k), 'start', kind, colour,
+                      'as trained' if k == 1 else f'{k} times', scale(kind), shade=False, **style)
+            ax.xaxis.get_major_locator().set_params(integer=True)
+        column[0].set_title(name, fontsize=10)
+        column[-1].set_xlabel(f'first of the {block} layers')
+    for ax, kind in zip(axes[:, 0], kinds):
+        say_kind(ax, kind)
+        if kind == 'loss':      # a repeated first layer ruins a model: keep the rest in sight
+            ordinary = [row['loss'] for row in where(rows, times=1)]
+            ax.set_ylim(min(ordinary) - 0.15, max(ordinary) + 1.5)
+    axes[0, 0].legend(frameon=False, fontsize=8)
+    return fig
+
+
+def draw_tradeoffs(rows, kinds):
+    """The mean accuracy over the kinds against unique parameters, inference FLOPs and training
+    FLOPs."""
+    fig, axes = figure(1, 3, (13, 4), sharey=True)
+    skills = [kind for kind in kinds if kind != 'loss']
+    labels = dict(params='unique parameters', inference_flops='inference FLOPs per token',
+                  training_flops='training FLOPs')
+    for ax, (key, label) in zip(axes[0], labels.items()):
+        for colour, row in zip(COLOURS * 9, rows):
+            y = 100 * mean([row[kind] for kind in skills]) if skills else row['loss']
+            ax.scatter(row[key], y, color=colour, s=70, label=row['run'],
+                       marker='s' if row['unique'] < row['depth'] else 'o')
+        ax.set_xlabel(label)
+        ax.set_xlim(0)
+    axes[0][0].set_ylabel('answers right, mean of the kinds (%)' if skills
+                          else 'loss (nats per token)')
+    axes[0][2].legend(frameon=False, fontsize=9, loc='center left', bbox_to_anchor=(1, 0.5),
+                      title='square: looped')
+    return fig
+
+
+def draw_recurrences(rows, kinds):
+    """rows: {run, r, effective_params, a number for each kind}. One column per kind, against
+    recurrences above and effective parameters below, one line per run; an ordinary model (r = 0)
+    is a dotted line."""
+    fig, axes = figure(2, len(kinds), (1.5 + 3.2 * len(kinds), 5.6), sharey='col', sharex='row')
+    xs = dict(r='recurrences', effective_params='effective parameters of the layers')
+    for panels, kind in zip(axes.T, kinds):
+        for ax, (x, label) in zip(panels, xs.items()):
+            for colour, (name, group_rows) in zip(COLOURS * 9, grouped(rows).items()):
+                if group_rows[0]['r']:
+                    curve(ax, group_rows, x, kind, colour, name, scale(kind), shade=False, ms=4)
+                else:
+                    level = scale(kind) * mean([row[kind] for row in group_rows])
+                    ax.axhline(level, color=colour, ls=':', label=name)
+            ax.set_xscale('log', base=2)
+            ax.set_xlabel(label)
+        say_kind(panels[0], kind, title=True)
+    axes[0][0].legend(frameon=False, fontsize=8)
+    return fig
+
+
+def draw_shots(rows):
+    """rows: {line, task, shots, accuracy, low, high, chance}. One panel per task: accuracy against
+    the number of shots, one line per run; dotted: chance."""
+    tasks, names = (list(dict.fromkeys(row[key] for row in rows)) for key in ('task', 'line'))
+    fig, axes = figure(1, len(tasks), (3 + 2.8 * len(tasks), 3.6), sharey=True)
+    for ax, task in zip(axes[0], tasks):
+        for name, colour in zip(names, COLOURS * 9):
+            line_rows = where(rows, line=name, task=task)
+            curve(ax, line_rows, 'shots', 'accuracy', colour, name, 100, shade=False, ms=4)
+            if len(names) < 5:      # more shades are unreadable
+                xs = sorted({row['shots'] for row in line_rows})
+                seeds = [where(line_rows, shots=at) for at in xs]
+                low = [100 * min(row['low'] for row in rows_there) for rows_there in seeds]
+                high = [100 * max(row['high'] for row in rows_there) for rows_there in seeds]
+                ax.fill_between(xs, low, high, color=colour, alpha=0.1, lw=0)
+        ax.axhline(100 * where(rows, task=task)[0]['chance'], color='#888888', ls=':')
+        ax.set(title=task, xlabel='shots', ylim=(-3, 103))
+    axes[0][0].set_ylabel('answers right (%)')
+    axes[0][-1].legend(frameon=False, fontsize=8, loc='center left', bbox_to_anchor=(1, 0.5))
+    return fig
+
+
+# -------------------------------------------------------------------------------------- the wrapper
+
+def draw_sweep(rows, kinds):
+    """rows: {run, window, setting, kind: gain}. One row of panels per kind, one column per
+    run; windows to the right, settings below each other. Blue is a gain, red a loss, grey not run
+    or not a number; the scale ends at the largest gain, since a loss has no bound."""
+    groups = grouped(rows)
+    spans = {w: list(map(int, w.split('-'))) for w in dict.fromkeys(r['window'] for r in rows)}
+    windows = sorted(spans, key=lambda w: (spans[w][1] - spans[w][0], spans[w][0]))
+    settings = list(dict.fromkeys(row['setting'] for row in rows))
+    fig, axes = figure(len(kinds), len(groups), (4 + (1 + 0.42 * len(windows)) * len(groups),
+                                                 1 + (0.8 + 0.3 * len(settings)) * len(kinds)),
+                       maps=True)
+    for panels, kind in zip(axes, kinds):
+        # gains below show as whole numbers
+        unit, says = dict(nats=(1000, ' in 1/1000'), score=(1, ''),
+                          share=(100, ' in points'))[unit_of(kind)]
+        maps = {group: {cell: unit * gain for cell, gain
+                        in cells_of(group_rows, 'setting', 'window', kind).items()}
+                for group, group_rows in groups.items()}
+        finite = [v for cells in maps.values() for v in cells.values() if math.isfinite(v)]
+        sizes = sorted(map(abs, finite)) or [0]
+        top = max(*finite, sizes[len(sizes) // 4], {100: 5, 1000: 2, 1: 1e-6}[unit])
+        for ax, (group, cells) in zip(panels, maps.items()):
+            image = heat(ax, cells, settings, windows, f'{group}: {kind}, gain{says}', cmap='RdBu',
+                         vmin=-top, vmax=top, aspect='auto')
+            for (s, w), v in cells.items():
+                ax.text(windows.index(w), settings.index(s),
+                        f'{v:+.0f}' if unit > 1 else f'{v:+.2g}', ha='center', va='center',
+                        fontsize=6,
+                        color='white' if math.isfinite(v) and abs(v) > 0.6 * top else 'black')
+            ax.set_xticks(range(len(windows)), windows, fontsize=7, rotation=60)
+            ax.set_yticks(range(len(settings)), settings if ax is panels[0] else [], fontsize=7)
+        fig.colorbar(image, ax=panels, pad=0.01)
+    for ax in axes[-1]:
+        ax.set_xlabel('window looped', fontsize=8)
+    return fig
+
+
+def draw_ways(rows, kinds, chance):
+    """rows: {seed, run, way, added, kind: a share, or the loss on text}. A row of panels a kind, a
+    column a model, a line a way of adding depth."""
+    models = list(dict.fromkeys(row['run'] for row in rows))
+    ways = [way for way in dict.fromkeys(row['way'] for row in rows) if way != 'ordinary']
+    fig, axes = figure(len(kinds), len(models), (1 + 2.7 * len(models), 0.8 + 2.6 * len(kinds)),
+                       sharey='row')
+    for y, (line, kind) in enumerate(zip(axes, kinds), 1):
+        for x, (ax, model) in enumerate(zip(line, models)):
+            plain = where(rows, run=model, way='ordinary')
+            factor = 1 if kind == 'text' else 100
+            ax.axhline(factor * mean([row[kind] for row in plain]), color='black', ls=':',
+                       label='as trained')
+            if kind != 'text':
+                ax.axhline(100 * chance, color='grey', ls='-', lw=0.8, label='chance')
+            for colour, way in zip(COLOURS, ways):
+                curve(ax, where(rows, run=model, way=way), 'added', kind, colour, way, factor,
+                      lw=2)
+            says = 'loss on text' if kind == 'text' else f'{kind}, %'
+            ax.set(title=model if y == 1 else '', ylabel='' if x else says,
+                   xlabel='layers added per token' if y == len(kinds) else '')
+    legend_below(fig, axes[0][0], fontsize=9)
+    return fig
+
+
+def draw_exits(rows, kind, chance):
+    """rows: {seed, run, by, at, layers, recurrences, kind: a share}. Above, answers against layers
+    run a token, a line a rule; below, how many recurrences it takes until states stand still."""
+    models = list(dict.fromkeys(row['run'] for row in rows))
+    fig, axes = figure(2, len(models), (1 + 3.2 * len(models), 5.6), sharey='row', sharex='row')
+    for x, (above, below, model) in enumerate(zip(*axes, models)):
+        above.axhline(100 * chance, color='grey', lw=0.8, label='chance')
+        for colour, by in zip(COLOURS, dict.fromkeys(row['by'] for row in rows)):
+            by_rows = where(rows, run=model, by=by)
+            curve(above, by_rows, 'layers', kind, colour, by, 100, by='at', lw=2)
+            if by == 'latent':
+                curve(below, by_rows, 'at', 'recurrences', colour, by, lw=2)
+        above.set(title=model, xlabel='layers run per token', ylabel='' if x else f'{kind}, %')
+        below.set(xscale='log', xlabel='its state moves by less than this share',
+                  ylabel='' if x else 'recurrences until then')
+        ticks = sorted({row['at'] for row in where(rows, by='latent')})
+        below.set_xticks(ticks, [f'{at:g}' for at in ticks])
+        below.minorticks_off()
+    legend_below(fig, axes[0][0])
+    return fig
+
+
+
+# --------------------------------------------------------------------------------------- the probes
+
+def draw_curves(rows, x, panel, values, labels, title):
+    """A column per value, a row per panel (`panel` names its column, or is None), a line per run.
+    Interventions of size 0 are the model as it is: a dotted line."""
+    plain = where(rows, size=0) if panel == 'size' else []
+    rows = [row for row in rows if row not in plain]
+    at = list(dict.fromkeys(row[panel] for row in rows)) if panel else [None]
+    cells = list(itertools.product(at, values))
+    across = len(values) if panel else min(4, len(values))
+    down = -(-len(cells) // across)
+    fig, axes = figure(down, across, (1 + 3.3 * across, 0.8 + 2.5 * down))
+    for ax, (place, value) in zip(axes.flat, cells):
+        here = where(rows, **{panel: place}) if panel else rows
+        for colour, (group, group_rows) in zip(COLOURS * 9, grouped(here).items()):
+            curve(ax, group_rows, x, value, colour, labels.get(group, group))
+            level = [row[value] for row in grouped(plain).get(group, []) if value in row]
+            if level:
+                ax.axhline(mean(level), color=colour, ls=':', lw=1)
+        named = f'{panel} {place:g}' if isinstance(place, float) else place
+        ax.set_title(value if panel is None else f'{value}, {named}', fontsize=9)
+        ticks = sorted({row[x] for row in here})
+        ticks = ticks[::-(-len(ticks) // 8)]
+        ax.set_xticks(ticks, [f'{tick:g}' for tick in ticks])
+        ax.set_xlabel('first of these layers (by depth, from 0)' if x == 'start'
+                      else 'layer (by depth, from 0)', fontsize=8)
+        if 'cosine' in value:
+            ax.axhline(0, color='#888888', lw=0.8)
+    for ax in axes.flat[len(cells):]:
+        ax.axis('off')
+    axes[0][0].legend(frameon=False, fontsize=8)
+    fig.suptitle(title, fontsize=11)
+    return fig
+
+
+def draw_maps(rows, down, right, value, panel, title):
+    "A panel per run and setting (`panel`: its column, or None), one colour scale per setting."
+    groups = grouped(rows)
+    at = list(dict.fromkeys(row[panel] for row in rows)) if panel else [None]
+    down_, across = (len(at), len(groups)) if len(groups) > 1 else (1, len(at))
+    fig, axes = figure(down_, across, (1.4 + 3.3 * across, 0.9 + 2.7 * down_), maps=True)
+    axes = axes if len(groups) > 1 else axes.T          # one model: its settings side by side
+    signed = value == 'cosine'
+    for line, place in zip(axes, at):
+        chosen = {panel: place} if panel else {}
+        maps = {group: cells_of(where(group_rows, **chosen), down, right, value)
+                for group, group_rows in groups.items()}
+        # a layer equals itself: the diagonal must not set the scale
+        shown = [abs(v) for cells in maps.values() for (i, j), v in cells.items()
+                 if not (signed and i == j)]
+        top = max([*shown, 0.2 if signed else 1e-9])
+        for ax, (group, cells) in zip(line, maps.items()):
+            if not cells:
+                ax.axis('off')          # this setting does not exist for this model
+                continue
+            layers = range(1 + int(max(max(cell) for cell in cells)))
+            image = heat(ax, cells, layers, layers, group if panel is None else f'{group}: {place}',
+                         cmap='RdBu_r' if signed else 'viridis', vmin=-top if signed else 0,
+                         vmax=top)
+            ax.set_facecolor('white')
+            ax.set_xlabel('layer' if right == 'other' else f'{right} layer', fontsize=8)
+            ax.set_ylabel('layer' if down == 'layer' else f'{down} layer', fontsize=8)
+            for axis in (ax.xaxis, ax.yaxis):
+                axis.get_major_locator().set_params(integer=True)
+        # its point says that the diagonal lies beyond the scale
+        fig.colorbar(image, ax=line, pad=0.01, label=value, extend='max' if signed else 'neither')
+    fig.suptitle(title, fontsize=11)
+    return fig

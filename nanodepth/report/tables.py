@@ -1,0 +1,158 @@
+"""Rows of numbers: averaged over seeds, in columns on the screen, as a CSV file.
+
+The idea: no number of one seed is a result. A row is one measurement: a run, the settings it was
+measured at, and numbers; runs named NAME-SEED are averaged, and the standard error stands beside
+the mean.
+
+Usage:
+    rows = [dict(run='lidas-0', r=2, loss=0.71), dict(run='lidas-1', r=2, loss=0.69)]
+    over_seeds(rows, ['r'], ['loss'])   # [{'run': 'lidas', 'r': 2, 'loss': 0.7, 'loss se': 0.01}]
+"""
+import csv
+import io
+import math
+import re
+from pathlib import Path
+
+from nanodepth.common.errors import check_choice
+from nanodepth.common.files import reading, replace
+
+
+def mean(values):
+    return sum(values) / len(values) if values else math.nan
+
+
+def standard_error(values):
+    n, middle = len(values), mean(values)
+    return math.sqrt(sum((v - middle) ** 2 for v in values) / (n - 1) / n) if n > 1 else math.nan
+
+
+def run_names(paths):
+    "{name: path}: the last part of each path, where that tells them apart."
+    names = [Path(path).name for path in paths]
+    return dict(zip(names if len(set(names)) == len(names) else map(str, paths), paths))
+
+
+def by_seed(names):
+    """{group: [names]}: lidas-0, lidas-1 and lidas-2 are one run over three seeds; 1e-3 is a
+    number."""
+    stem = {name: re.sub(r'(?<!\de)-\d+$', '', name) for name in names}
+    seeds = [stem[name] for name in names if stem[name] != name]
+    groups = {}
+    for name in names:
+        group = name
+        if stem[name] != name and seeds.count(stem[name]) > 1:
+            group = stem[name] + '-*' if stem[name] in stem else stem[name]
+        groups.setdefault(group, []).append(name)
+    return groups
+
+
+def where(rows, **values):
+    return [row for row in rows if all(row.get(key) == value for key, value in values.items())]
+
+
+def grouped(rows):
+    "{group of seeds: its rows}."
+    groups = by_seed(dict.fromkeys(row['run'] for row in rows))
+    return {group: [row for row in rows if row['run'] in names] for group, names in groups.items()}
+
+
+def over_seeds(rows, settings, kinds):
+    """A row for each group of seeds and each setting: the mean of every number, and the standard
+    error of every kind under 'KIND se'."""
+    averaged = []
+    for group, group_rows in grouped(rows).items():
+        for at in dict.fromkeys(tuple(row[key] for key in settings) for row in group_rows):
+            seeds = where(group_rows, **dict(zip(settings, at)))
+            means = {key: mean([row[key] for row in seeds]) for key, value in seeds[0].items()
+                     if isinstance(value, (int, float)) and key not in settings}
+            errors = {f'{kind} se': standard_error([row[kind] for row in seeds]) for kind in kinds}
+            averaged.append(seeds[0] | means | dict(run=group, seeds=len(seeds)) | errors)
+    return averaged
+
+
+# a row keeps a metric's name, and these read it, here and only here
+
+def unit_of(name):
+    "'nats' of a loss, a 'share' from 0 to 1, or a 'score' of another kind, as of lm-eval."
+    if name == 'text' or name.startswith('loss'):
+        return 'nats'
+    return 'score' if name.endswith(' is better)') else 'share'     # as commands/wrapper names it
+
+
+def more_is_better(name):
+    return unit_of(name) != 'nats' and not name.endswith('(less is better)')
+
+
+def in_percent(name):
+    return unit_of(name) == 'share'
+
+
+def number(value, error=math.nan, percent=False):
+    "A mean and, where there is one, its standard error: 0.694 ± 0.002, or in percent 97.3 ± 0.6."
+    factor, digits = (100, 1) if percent else (1, 3)
+    after = '' if math.isnan(error) else f' ± {factor * error:.{digits}f}'
+    return f'{factor * value:.{digits}f}{after}'
+
+
+def numbers(row, kinds):
+    "The cells of a row of over_seeds."
+    return [number(row[kind], row[f'{kind} se'], in_percent(kind)) for kind in kinds]
+
+
+def difference(row, other, kind):
+    "(the difference of two means, how many of its standard errors that is, or None)."
+    change = row[kind] - other[kind]
+    error = math.hypot(row[f'{kind} se'], other[f'{kind} se'])
+    return change, change / error if error > 0 else None
+
+
+def p_value(changes):
+    """Of changes between two scores of the same questions, the probability of so uneven a split or
+    a more uneven one, if up were as likely as down. For right and wrong this is McNemar's exact
+    test; for scores with grades it is Wilcoxon's, by ranks. None without changes."""
+    from scipy import stats
+    changed = [c for c in changes if c]
+    if not changed:
+        return 1.0 if changes else None
+    if any(abs(c) != 1 for c in changed):
+        return float(stats.wilcoxon(changed).pvalue)
+    return float(stats.binomtest(sum(c > 0 for c in changed), len(changed)).pvalue)
+
+
+def as_csv(rows, **options):
+    file = io.StringIO(newline='')
+    writer = csv.DictWriter(file, list(dict.fromkeys(key for row in rows for key in row)),
+                            **options)
+    writer.writeheader()
+    writer.writerows(rows)
+    return file.getvalue().encode()
+
+
+def read_csv(path):
+    "The rows of a CSV file, every value as the text that stands there."
+    with reading(path), open(path, newline='', encoding='utf-8') as file:
+        rows = list(csv.DictReader(file, strict=True))
+        if any(None in (*row, *row.values()) for row in rows):
+            raise ValueError('a row has more or fewer cells than the first')
+        return rows
+
+
+def beside(path, ending):
+    "A picture's path with another ending. T1.0 and T1.5 are two names that have none yet."
+    known = path.suffix in ('.png', '.pdf', '.svg', '.csv')
+    return path.with_suffix(ending) if known else path.with_name(path.name + ending)
+
+
+def write_csv(rows, picture):
+    "Write the numbers beside their picture."
+    path = beside(picture, '.csv')
+    replace(path, as_csv(rows))
+    print(f'numbers: {path}')
+
+
+def pick_shown(option, names, kinds):
+    "What an option such as --show=loss,copy names, or everything."
+    for name in names:
+        check_choice(f'--{option}', name, kinds)
+    return list(names or kinds)

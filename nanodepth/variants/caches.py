@@ -1,0 +1,166 @@
+"""What a looped layer leaves in the KV cache, and what its evaluations see of it.
+
+The idea: a later token looks back at keys and values, of which a looped layer has made one version
+for each evaluation (K, for most methods); the cache has room for one.
+- 'first' keeps the unlooped model's: those of evaluation 1, or, with mode='layer', of one more pass
+from where the window began. 'natural' keeps those of each layer's evaluation 1, on its real input:
+the same with mode='block'. 'last_eval' keeps those of the last; 'last' runs the window once more on
+the result and keeps that; 'none' shows the window no past at all.
+- With all of these a text is continued in another way than it is read: while a prompt is read,
+evaluation k of a token sees evaluation k of the tokens before it; later, the one version kept.
+- 'exact' keeps all K versions, at K times the window's cache: evaluation k sees evaluation k. It
+alone continues a text as if all of it had been read at once.
+
+Paper: "Training-Free Looped Transformers", appendices C, G.2 and N: first, last (with its extra
+pass) and none.
+Here: an evaluation runs on copies of the cache's slots, put in for the time of one layer's forward.
+A growing slot replaces its tensors when it is updated, so copying it costs nothing; one of a fixed
+length writes into them, and is cloned.
+
+Usage:
+    memory = Memory('first', cache, (3, 5), evaluations=3)      # variants/window.py makes it
+    with memory.slot(4, k=2, mask=mask, x=x) as mask: ...       # layer 4 runs a second time
+    memory.settle(last=False)                   # the forward is over: what stays in the cache
+"""
+import contextlib
+import copy
+
+import torch
+
+from nanodepth.common.errors import Refused, check_choice
+
+CACHES = ('first', 'natural', 'last', 'last_eval', 'none', 'exact')
+
+
+def check_cache(cache, decode, tol=None):
+    check_choice('cache', cache, CACHES)
+    if decode not in ('full', 'bypass') and not (type(decode) is int and decode >= 0):
+        raise Refused(f"decode={decode!r}: 'full', 'bypass', or how many decode steps are looped")
+    if cache == 'exact' and (decode != 'full' or tol is not None):
+        raise Refused("cache='exact' needs the same evaluations for every token: decode='full', "
+                      'and no halting tolerance')
+
+
+def refuse_without_layers(cache):
+    if cache is not None and not hasattr(cache, 'layers'):
+        raise Refused(f'a KV cache of the kind {type(cache).__name__} has no list of layers: it '
+                      'cannot be looped')
+
+
+def ends_before(cache, b):
+    """Is there no slot for layer b, nor will there be? transformers drafts tokens with the model's
+    first layers (assistant_early_exit), and then looks at them with all: a draft is not looped."""
+    return len(cache.layers) <= b and getattr(cache, 'layer_class_to_replicate', 1) is None
+
+
+def left_out(cache, a, q, decode):
+    """Is a window that begins with layer a left as it is for this token? cache.prompt is how many
+    tokens there were behind the last prompt (on the cache, so that texts can be continued in
+    turns), past - prompt the number of decode steps so far."""
+    if decode == 'full':
+        return False
+    past = cache.layers[a].get_seq_length() if a < len(cache.layers) else 0
+    if q > 1 or past == 0:
+        cache.prompt = past + q
+        return False
+    if getattr(cache, 'prompt', past + 1) > past:       # filled before it was looped, or cut
+        cache.prompt = past + 0         # a copy: a cache of a fixed length counts in place
+    return decode == 'bypass' or bool(past - cache.prompt >= decode)
+
+
+class Memory:
+    """One forward's dealings with a cache, ours or transformers': either has a list `layers` of
+    slots with update(k, v)."""
+
+    def __init__(self, how, cache, window, evaluations, depth=0):
+        self.how = how
+        self.cache = cache
+        self.evaluations = evaluations
+        self.first = window[0]
+        self.past = {}          # {depth: its slot before this forward}
+        self.last = {}          # {depth: its slot after the last evaluation}
+        layers = cache.layers
+        # a DynamicCache may make its slots when they are used
+        while (len(layers) < (depth if how == 'exact' else window[1] + 1)
+               and cache.layer_class_to_replicate is not None):
+            layers.append(cache.layer_class_to_replicate())
+        if (how in ('none', 'exact')
+            and any(fixed(slot) for slot in layers[window[0]:window[1] + 1])):
+            raise Refused(f'cache={how!r} needs a KV cache that grows; with one of a fixed length '
+                          'there are: first, last, last_eval')
+        if how == 'exact':
+            self.provide(window)
+
+    def provide(self, window):
+        "The later evaluations' slots, behind the model's own: beam search reaches them there too."
+        cache = self.cache
+        layers = self.cache.layers
+        if not hasattr(cache, 'loop_slots'):
+            cache.loop_slots = len(layers)
+            cache.loop_kind = (self.first, self.evaluations)
+        for d in range(window[0], window[1] + 1):
+            for k in range(2, self.evaluations + 1):
+                place = self.place(d, k)
+                tokens = layers[d].get_seq_length()
+                if place == len(layers) and tokens == 0:
+                    layers.append(copy.copy(layers[d]))
+                if (place >= len(layers) or layers[place].get_seq_length() != tokens
+                        or cache.loop_kind != (self.first, self.evaluations)):
+                    raise Refused("cache='exact': this KV cache was filled with another window or "
+                                  'K, or partly without a loop; begin with an empty one')
+
+    def place(self, d, k):
+        return self.cache.loop_slots + (d - self.first) * (self.evaluations - 1) + k - 2
+
+    @contextlib.contextmanager
+    def slot(self, d, k, mask, x):
+        """Layer d's forward in evaluation k, on x (.., q, C): yields the mask that fits what it
+        will see."""
+        layers = self.cache.layers
+        real = self.cache.layers[d]
+        q = x.shape[-2]
+        if self.how == 'exact':
+            taken = real if k == 1 else layers[self.place(d, k)]
+        elif self.how == 'none':
+            taken = alone(real, keep=k == 1)
+            mask = None if mask is None else mask[..., -q:]
+        elif k == 1:
+            self.past[d] = copy_slot(real)
+            taken = real
+        else:
+            taken = self.last[d] = copy_slot(self.past[d])
+        layers[d] = taken
+        try:
+            yield mask
+        finally:
+            layers[d] = real
+
+    def settle(self, last):
+        "The forward is over; what the last evaluation wrote stays in the cache, if that is wanted."
+        if last:
+            for d, slot in self.last.items():
+                self.cache.layers[d] = slot
+
+
+def fixed(slot):
+    return getattr(slot, 'is_compileable', False)       # transformers' StaticLayer and its like
+
+
+def copy_slot(slot):
+    new = copy.copy(slot)
+    if fixed(slot):
+        vars(new).update({name: t.clone() for name, t in vars(slot).items()
+                          if isinstance(t, torch.Tensor)})
+    return new
+
+
+def alone(real, keep):
+    """A slot of the same kind (transformers asks for that) that shows a layer its new keys and
+    values alone. keep: the real one still gets them, because it counts the tokens."""
+    def update(k, v, *args, **kwargs):
+        if keep:
+            real.update(k, v, *args, **kwargs)
+        return k, v
+    new = copy.copy(real)
+    new.update = update
+    return new

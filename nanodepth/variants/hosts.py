@@ -1,0 +1,265 @@
+"""Other people's models in the wrapper: their list of layers, a window of it by name, pinned
+experts, and what is refused.
+
+The idea: a decoder is a list of layers, each with a KV cache among its arguments; that is all the
+wrapper needs to know. The window is given by its ends, by the middle n, or by where its centre
+lies, since good windows have lain at 0.45 to 0.60 of the depth whatever the size. In a mixture of
+experts each evaluation of a looped layer may be routed to other experts: then the
+evaluations are of different functions. A hook on the router repeats the first choice.
+
+Paper: "Training-Free Looped Transformers", sections 3.1 and 3.2, Figure 6 (a window's centre is (a
++ b) / 2 of N layers), Table 2 (4 layers), sections 2.2 and 3.3 (experts).
+Here: the middle n layers begin at N // 2 - n // 2, as the paper's windows on its 28 layers do; for
+our models a window counts positions of the order. The paper "computes the gating decision once",
+but its Algorithm 5 asks the router in every evaluation: pinning does the former, in either mode.
+
+Usage:
+    layers, order = depth_of(model)
+    a, b = pick_window('mid4', len(order))          # also '3-5', (3, 5), 0.5
+    with looped(model, pin='mixture'): ...          # the first evaluation's experts and weights
+    with looped(model, pin='indices'): ...          # its experts, each evaluation's own weights
+"""
+import functools
+import inspect
+import re
+import types
+
+import torch
+import torch.nn as nn
+
+from nanodepth.common.errors import Refused, check_choice
+from nanodepth.model import LM
+
+
+def arguments(layer):
+    "(the names of a layer's arguments, which of them is the cache, which the mask)"
+    names = list(inspect.signature(type(layer).forward).parameters)[1:]
+    pick = lambda *known: next((name for name in known if name in names), None)
+    return (names, pick('past_key_values', 'past_key_value', 'layer_past', 'cache'),
+            pick('attention_mask', 'mask'))
+
+
+def depth_of(model):
+    "(the list of a model's layers, the order in which they run)"
+    if isinstance(model, LM) and not model.recurs:
+        return model.layers, model.order
+    config = getattr(model, 'config', None)
+    if getattr(config, 'is_encoder_decoder', False):
+        raise Refused(f'{type(model).__name__} has an encoder and a decoder: only models with '
+                      'one list of layers can be looped')
+    if hasattr(config, 'get_text_config'):
+        n = getattr(config.get_text_config(), 'num_hidden_layers', None)
+        for layers in model.modules():
+            if (isinstance(layers, nn.ModuleList) and len(layers) == n
+                and all(arguments(layer)[1] for layer in layers)):
+                refuse_encoders(model, layers)
+                return layers, list(range(n))
+    raise Refused(f'{type(model).__name__} has no list of layers with a KV cache: an LM of '
+                  'ours or a Hugging Face decoder has')
+
+
+def refuse_encoders(model, layers):
+    if any(getattr(m, 'is_causal', None) is False for layer in layers for m in layer.modules()):
+        raise Refused(f'{type(model).__name__} reads in both directions: only decoders can be '
+                      'looped')
+    if len(set(map(id, layers))) < len(layers):
+        raise Refused(f'{type(model).__name__} has one layer in several places of its list: a '
+                      'window could not tell them apart')
+
+
+# The authors' middle four are 12-15 of 28 layers, 15-18 of 36, 22-25 of 48: no rule gives all.
+MIDDLE = {(36, 4): 15}
+
+
+def pick_window(window, depth):
+    """(a, b) of a window: (3, 5) or '3-5', 'mid4' (also None), or 0.5, the four layers whose
+    centre is nearest to that fraction of the depth."""
+    given = window
+    window = f'mid{min(4, depth)}' if window is None else window
+    if isinstance(window, str):
+        if re.fullmatch(r'\d+-\d+', window):
+            window = tuple(int(part) for part in window.split('-'))
+        elif re.fullmatch(r'\d+\.\d*|\.\d+', window):
+            window = float(window)
+        elif re.fullmatch(r'mid\d+', window) and 1 <= (n := int(window[3:])) <= depth:
+            a = MIDDLE.get((depth, n), depth // 2 - n // 2)
+            window = a, a + n - 1
+    if isinstance(window, float) and 0 <= window <= 1 and depth >= 4:
+        a = min(range(depth - 3), key=lambda a: abs(a + 1.5 - window * depth))     # Figure 6
+        window = a, a + 3
+    if not (isinstance(window, (tuple, list)) and len(window) == 2
+            and all(isinstance(i, int) for i in window) and 0 <= window[0] <= window[1] < depth):
+        raise Refused(f"window={given!r}: give (first, last) or 'first-last' within 0 to "
+                      f"{depth - 1}, 'mid4' for the middle four, or a fraction of the depth")
+    return tuple(window)
+
+
+def check_host(model, layers, window, cache):
+    "What cannot be looped is refused before anything is touched."
+    if any(isinstance(vars(module).get(name), Entry)
+           for module in layers.modules() for name in FORWARDS):
+        raise Refused('this model is looped already: unpatch it first')
+    if isinstance(model, LM):
+        return
+    config = model.config.get_text_config()
+    if getattr(config, 'num_kv_shared_layers', None):
+        raise Refused(f'{type(model).__name__} shares keys and values between layers, which a '
+                      'looped layer would overwrite')
+    kinds = (getattr(config, 'layer_types', None) or getattr(config, 'layers_block_type', None)
+             or ['attention'] * len(layers))
+    known = ('attention', 'full_attention', 'sliding_attention', 'chunked_attention')
+    for i in window:
+        if kinds[i] not in known:
+            raise Refused(f'layer {i} is of the kind {kinds[i]!r}, whose state cannot be run twice '
+                          'on one token: choose a window of attention layers')
+    biases = {'alibi', 'position_bias'} & {*arguments(layers[window[0]])[0]}
+    if cache == 'none' and biases and getattr(config, 'alibi', True):
+        raise Refused(f'cache={cache!r} shows a layer other keys than those for which '
+                      f"{type(model).__name__} makes its {min(biases)}: choose 'first' or 'exact'")
+    attention = getattr(config, '_attn_implementation', None)
+    if cache == 'none' and attention not in ('eager', 'sdpa'):
+        raise Refused(f"cache={cache!r} changes the attention mask, which {attention!r} has not: "
+                      "load the model with attn_implementation='sdpa'")
+
+
+# --------------------------------------------------------------------------------------- one layer
+
+FORWARDS = ('forward', '_old_forward')      # the second: accelerate wrapped ours
+
+
+class Entry:
+    """Replaces a layer's forward: an object, so that it can be copied and pickled. accelerate moves
+    tensors in a forward of its own, and keeps the one before as _old_forward. So there are four
+    cases, by what stands in the layer when it is called:
+
+    forward       _old_forward  when                                what runs the layer itself
+    this          nothing       there is no accelerate              the class's forward
+    this          this          accelerate was there before us      accelerate's (`before`), which
+                                                                    comes back here (`inside`) and
+                                                                    finds what it kept (`kept`)
+    this          nothing       ... and has been removed since      what it kept (`kept`)
+    accelerate's  this          accelerate came after us            the class's forward
+    """
+
+    def __init__(self, layer, index, pinned=False):
+        self.layer = layer
+        self.pinned = pinned
+        self.loops = {}
+        self.window = range(0)
+        self.index = index          # None: a layer of ours, which is told its depth
+        self.before = vars(layer).get('forward')
+        self.inside = False
+        self.kept = vars(layer).get('_old_forward')
+        self.names, self.cache_name, self.mask_name = arguments(layer)
+
+    def enter(self):
+        self.layer.forward = self
+        if self.kept:
+            self.layer._old_forward = self
+
+    def leave(self, module, name):
+        "`module` is the layer, or its copy."
+        if name == 'forward' and not (self.before and '_old_forward' in vars(module)):
+            del module.forward
+        else:
+            own = types.MethodType(type(module).forward, module)
+            setattr(module, name, self.before if name == 'forward' else self.kept or own)
+
+    def forward(self, x, kwargs):
+        hooked = '_old_forward' in vars(self.layer)
+        own = ((self.before if hooked else self.kept)
+               or functools.partial(type(self.layer).forward, self.layer))
+        self.inside = True
+        try:
+            answer = own(x, **kwargs)
+        finally:
+            self.inside = False
+        # some layers give (stream, attention maps, ...)
+        stream = answer[0] if isinstance(answer, tuple) and answer else answer
+        if not isinstance(stream, torch.Tensor):
+            raise Refused(f'{type(self.layer).__name__} returns a {type(answer).__name__}: only '
+                          'layers that map a stream to a stream can be looped')
+        return answer
+
+    def refuse_checkpointing(self):
+        if self.layer.training and getattr(self.layer, 'gradient_checkpointing', False):
+            raise Refused('gradient checkpointing runs a layer again on its own, without what pin '
+                          'has noted: turn one of them off')
+
+    def __call__(self, *args, **kwargs):
+        if self.inside and self.kept:
+            return self.kept(*args, **kwargs)
+        kwargs.update(zip(self.names, args))
+        x = kwargs.pop(self.names[0])
+        d = kwargs['depth'] if self.index is None else self.index
+        if d in self.loops:
+            return self.loops[d].arrive(self, d, x, kwargs)
+        if d in self.window and self.index is None:
+            raise Refused(f'position {d} of the looped window holds another layer now: this order '
+                          'is not the one that was patched')
+        return self.forward(x, kwargs)
+
+
+# ------------------------------------------------------------------------------------------ experts
+
+class Pin:
+    """A hook on a router: later evaluations get the first one's answer ('mixture'), or its experts
+    with weights of their own ('indices')."""
+
+    def __init__(self, loop, how):
+        self.loop, self.how = loop, how
+
+    def __call__(self, router, args, output):
+        if self.loop.k == 1:
+            self.loop.routed[router] = output       # forgotten when the window is through
+        kept = self.loop.routed[router]
+        if self.how == 'mixture':
+            return kept
+        return output[0], weigh(router, output[0], kept[2]), kept[2]
+
+
+def weigh(router, logits, indices):
+    """The weights that a router gives to chosen experts, by what it has: a correction of sigmoids,
+    a norm, a scale."""
+    scores = (logits.float().sigmoid() if hasattr(router, 'e_score_correction_bias')
+              else logits.float().softmax(-1))
+    weights = scores.gather(-1, indices)
+    # DeepSeek-V2's has the latter, and no norm
+    if getattr(router, 'norm_topk_prob', not hasattr(router, 'topk_method')):
+        weights = weights / weights.sum(-1, keepdim=True)
+    return (weights * getattr(router, 'routed_scaling_factor', 1.0)).to(logits.dtype)
+
+
+def routers_of(layer, pin='mixture'):
+    """The routers of a layer, which stand beside its experts as `gate` or `router`; 'indices' needs
+    one whose weights we can make."""
+    beside = [getattr(m, name, None) for m in layer.modules() if hasattr(m, 'experts')
+              for name in ('gate', 'router')]
+    routers = [m for m in beside if isinstance(m, nn.Module)]
+    for router in routers if pin == 'indices' else []:
+        seeded = torch.Generator().manual_seed(0)
+        try:
+            with torch.no_grad():
+                x = torch.randn(8, router.weight.shape[-1], generator=seeded).to(router.weight)
+                logits, weights, indices = router(x)
+                ours = weigh(router, logits, indices).float()
+            known = torch.allclose(ours, weights.float(), atol=1e-2)
+        # it wants other arguments, gives another answer, or lies on another machine
+        except (AttributeError, TypeError, ValueError, RuntimeError):
+            known = False
+        if not known:
+            raise Refused(f"pin='indices': how {type(router).__name__} weighs its experts is not "
+                          "known here; pin='mixture' keeps its weights")
+    return routers
+
+
+def pinned_routers(layers, pin, frozen=False):
+    """(the pin, {layer: its routers}) of {layer: module}; none without a pin. frozen: pinned where
+    there is a router, though nobody has said so."""
+    check_choice('pin', pin, (None, 'mixture', 'indices'))
+    pin = pin or ('mixture' if frozen and any(map(routers_of, layers.values())) else None)
+    routers = {i: routers_of(layer, pin) if pin else [] for i, layer in layers.items()}
+    if pin and not any(routers.values()):
+        raise Refused(f'pin={pin!r}: the layers {min(layers)} to {max(layers)} have no router '
+                      'beside experts (a `gate` or `router`)')
+    return pin, routers

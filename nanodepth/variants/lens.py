@@ -1,0 +1,165 @@
+"""The tuned lens: what a model would say if it stopped behind a layer.
+
+The idea: the stream behind an early layer is not written in the language that the final norm and
+the unembedding read. An affine translator for each depth, trained to give the final output's
+distribution, says what is known there; without one (the logit lens) it says what is known and
+happens to be in the final language already.
+
+Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", section 4.1 and appendix B; "From
+Growing to Looping", appendix E (after Belrose et al.).
+Here: a translator is x + W x + b and begins at zero, as the logit lens; the last depth has none, so
+it is the model itself. Adam instead of their SGD. A lens is saved with a hash of the unembedding.
+
+Usage:
+    lens = train_lens(model, loader, steps=250)
+    kl, overlap = quality(model, lens, tokens)      # (D,), (D,)
+    nanodepth lens out/baseline           # train, save as out/baseline/lens.pt, print
+"""
+import hashlib
+import io
+from pathlib import Path
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from tqdm import tqdm
+
+from nanodepth.common.errors import Refused
+from nanodepth.common.files import on_hub, reading, replace
+
+
+@torch.no_grad()
+def streams_behind(model, tokens):
+    """The stream after each layer: (D, B, T, C). Norm and head make it the answer after d + 1
+    layers: the logit lens."""
+    streams = []
+
+    def tap(depth, part, x, update):
+        if part == 'mlp':
+            streams.append(x + update)
+        return update
+    model.hidden(tokens, tap=tap)
+    return torch.stack(streams)
+
+
+class TunedLens(nn.Module):
+    "The translators of all depths but the last."
+
+    def __init__(self, depth, width):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(depth - 1, width, width))
+        self.bias = nn.Parameter(torch.zeros(depth - 1, width))
+
+    def translate(self, depth, x):
+        "The stream behind layer `depth`, (B, T, C), as the last one would say it."
+        if depth == len(self.bias):
+            return x
+        change = F.linear(x.to(self.weight.dtype), self.weight[depth], self.bias[depth])
+        return (x + change).to(x.dtype)
+
+    def forward(self, streams):
+        "(D, B, T, C) -> (D, B, T, C)"
+        return torch.stack([self.translate(depth, x) for depth, x in enumerate(streams)])
+
+
+def unembedding_hash(model):
+    "A hash of what reads the final stream: norm and unembedding."
+    read = hashlib.sha256()
+    for weight in (model.norm.weight, model.head.weight):
+        read.update(weight.detach().float().cpu().numpy().tobytes())
+    return read.hexdigest()
+
+
+def divergence(logits, final):
+    "KL(final || logits read off earlier), a mean over the tokens; final: log-probabilities."
+    early = logits.float().log_softmax(-1)
+    return F.kl_div(early, final, log_target=True, reduction='sum') / final[..., 0].numel()
+
+
+def train_lens(model, loader, steps=250, lr=1e-3, progress=False):
+    "A lens for a model, trained on batches of a tokens.Loader."
+    device = next(model.parameters()).device
+    lens = TunedLens(len(model.order), model.config.n_embd).to(device)
+    steps = steps if len(lens.bias) else 0          # one layer: nothing is early
+    optimizer = torch.optim.Adam(lens.parameters(), lr=lr)
+    frozen = [p for p in model.parameters() if p.requires_grad]
+    for p in frozen:
+        # only the translators learn, but gradients pass through norm and head
+        p.requires_grad_(False)
+    try:
+        for step in tqdm(range(steps), 'lens', unit='step', leave=False, disable=not progress):
+            streams = streams_behind(model, loader.batch(step)[0].to(device))
+            final = model.head(model.norm(streams[-1])).float().log_softmax(-1)
+            optimizer.zero_grad()
+            for depth, x in enumerate(streams[:-1]):        # one at a time: all logits are too many
+                logits = model.head(model.norm(lens.translate(depth, x)))
+                loss = divergence(logits, final)
+                (loss / len(lens.bias)).backward()
+            for group in optimizer.param_groups:
+                group['lr'] = lr * (1 - step / steps)
+            optimizer.step()
+    finally:
+        for p in frozen:
+            p.requires_grad_(True)
+    return lens.eval()
+
+
+@torch.no_grad()
+def quality(model, lens, tokens, k=5):
+    """(KL to the final distribution, overlap of the k likeliest tokens with the final ones), (D,)
+    each. lens=None: the logit lens."""
+    streams = streams_behind(model, tokens)
+    read = lambda x: model.head(model.norm(x))
+    logits = read(streams[-1])
+    return compare_exits(map(read, streams if lens is None else lens(streams)), logits, k)
+
+
+def compare_exits(exits, logits, k=5):
+    "The same of logits that were read off earlier, one (B, T, V) for each depth."
+    final = logits.float().log_softmax(-1)
+    best = logits.topk(k).indices[..., None, :]
+    divergences, overlaps = [], []
+    for early in exits:
+        likeliest = early.topk(k).indices[..., None]                            # (B, T, k, 1)
+        overlaps.append((likeliest == best).any(-1).float().mean())
+        divergences.append(divergence(early, final))
+    return torch.stack(divergences), torch.stack(overlaps)
+
+
+def exit_at(model, depth, lens=None):
+    """A model-like callable that answers behind layer `depth`: tokens -> logits. Of an ordinary
+    model, an early exit is a prefix of the order."""
+    @torch.no_grad()
+    def answer(tokens):
+        x = (model.hidden(tokens, order=model.order[:depth + 1]) if not model.recurs
+             else streams_behind(model, tokens)[depth])
+        return model.head(model.norm(x if lens is None else lens.translate(depth, x)))
+    answer.config, answer.parameters = model.config, model.parameters
+    return answer
+
+
+def beside(path):
+    "The path of a checkpoint's lens."
+    folder = Path('out') / Path(path).name if on_hub(path) else Path(path)
+    return (folder if folder.is_dir() or on_hub(path) else folder.parent) / 'lens.pt'
+
+
+def save_lens(lens, model, path):
+    raw = io.BytesIO()
+    torch.save(dict(lens=lens.state_dict(), unembedding=unembedding_hash(model),
+                    depth=len(model.order)), raw)
+    replace(Path(path), raw.getvalue())
+
+
+def load_lens(path, model):
+    "A saved lens, or an error if it was trained for another unembedding or depth."
+    if not Path(path).exists():
+        raise Refused(f'there is no lens at {path}: train one (nanodepth lens)')
+    with reading(path, then=': train it again (nanodepth lens)'):
+        kept = torch.load(path, map_location=next(model.parameters()).device, weights_only=True)
+        if kept['unembedding'] != unembedding_hash(model) or kept['depth'] != len(model.order):
+            raise Refused(f'{path} is the lens of another model: its unembedding or its depth '
+                          'differs')
+        lens = TunedLens(len(model.order), model.config.n_embd)
+        lens.load_state_dict(kept['lens'])
+    return lens.to(next(model.parameters()).device).eval()

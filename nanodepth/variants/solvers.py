@@ -1,0 +1,236 @@
+"""Ways to run a piece of a network K times: the solvers.
+
+The idea: a window g of residual layers adds F(x) = g(x) - x to the stream x, which is one Euler
+step of length 1 on x' = F(x). The layers behind it were trained on where that step ends, at time 1.
+K runs of the window go on to time K; K steps of length 1/K end at time 1 too, more precisely.
+
+Paper: "Training-Free Looped Transformers", section 2.3 (Eq. 10 to 16, Table 1), appendix E (the
+others); the authors' code for what these leave open.
+Here: T is the time at which K steps end, each T/K long: 1 in the paper, 2 to 2.5 in the authors'
+best results (3 gained less; K = 12 with T = 4 did harm).
+- layer_anchored_frozen is theirs for each layer by itself, its state's length moved along a line.
+- anderson is Walker and Ni's, one least-squares problem a sequence (a token's state depends on
+later ones: not for generation). Table 1 prints another: it adds the residual's increments where
+Walker and Ni add the image's, with one problem for the whole batch. What the paper finds of
+"Anderson" it finds of that one.
+- aitken's safeguard, |step| <= |g(x) - x|, gives the plain window wherever 0 < g' < 1.
+- norm_stab and poly_blend: norms are per token, so that no token knows of later ones.
+
+A solver is a function (g, x, K, **options) -> x whose first evaluation is g(x): the wrapper has
+that one already. K is the number of steps; pick_solver says how many evaluations they take
+(midpoint and heun 2 K, rk4 4 K, the others K).
+
+Usage:
+    x = SOLVERS['rk'](g, x, 3, beta=0.5)        # three evaluations of g
+    solver, evaluations = pick_solver('euler', K=2, alphas=[0.6, 0.4])      # checked: solver(g, x)
+"""
+import functools
+import inspect
+import numbers
+
+import torch
+
+from nanodepth.common.errors import Refused
+
+# torch.lerp(x, y, w) is (1 - w) x + w y, exactly x at w = 0, y at w = 1, and either one where they
+# are equal: for that reason the methods whose one step is the window (naive, euler, rk)
+# are the plain window at K = 1 to the last bit. x + w (y - x) would not be.
+lerp = torch.lerp
+
+
+def check_K(K):
+    if isinstance(K, bool) or not isinstance(K, numbers.Integral) or K < 1:
+        raise Refused(f'K={K!r}: a window runs a whole number of times, at least once')
+    return int(K)
+
+
+def check_share(beta):
+    if not (isinstance(beta, numbers.Real) and 0 <= beta <= 1):
+        raise Refused(f'beta={beta!r}: it is a share, from 0 to 1')
+    return beta
+
+
+def step_length(T, K):
+    "Of one of K steps that end at time T."
+    if not (isinstance(T, numbers.Real) and 0 < T < 1e3):
+        raise Refused(f'T={T!r}: K steps end at a time above 0, such as 1 or 2')
+    return T / K
+
+
+def wide(t):
+    "At least float32: sums of many states need it."
+    return t.to(torch.promote_types(t.dtype, torch.float32))
+
+
+# ---------------------------------------------------------------------------- Euler and Runge-Kutta
+
+def by_tableau(g, x, K, a, b, T=1):
+    """K steps of length h = T/K by an explicit tableau: stage i stands at x + h sum_j a[i][j] k_j,
+    the step is h sum_i b[i] k_i."""
+    if (a is None or b is None or len(a) != len(b)
+            or any(w for i, row in enumerate(a) for w in list(row)[i:])):
+        raise Refused(f'a={a}, b={b}: a tableau has a row of a for each entry of b, and row i '
+                      'has at most i numbers before its zeros')
+    if abs(sum(b) - 1) > 1e-6:
+        raise Refused(f'b={b}: the weights of the stages have the sum 1')
+
+    h = step_length(T, check_K(K))
+
+    def along(row):
+        return (wide(x) + sum(w * h * k for w, k in zip(row, slopes))).type_as(x)
+
+    for _ in range(check_K(K)):
+        slopes = []
+        for row in a:
+            y = along(row) if slopes else x
+            slopes.append(wide(g(y)) - wide(y))
+        x = along(b)
+    return x
+
+
+def midpoint(g, x, K, T=1):
+    return by_tableau(g, x, K, [[], [1 / 2]], [0, 1], T)
+
+
+def heun(g, x, K, T=1):
+    return by_tableau(g, x, K, [[], [1]], [1 / 2, 1 / 2], T)
+
+
+def rk4(g, x, K, T=1):
+    stages = [[], [1 / 2], [0, 1 / 2], [0, 0, 1]]
+    weights = [1 / 6, 1 / 3, 1 / 3, 1 / 6]
+    return by_tableau(g, x, K, stages, weights, T)
+
+
+def norms(x):
+    return wide(x).norm(dim=-1, keepdim=True)                                       # (.., 1)
+
+
+def with_norm(x, wanted):
+    tiny = torch.finfo(wanted.dtype).tiny
+    return (wide(x) * (wanted / norms(x).clamp(min=tiny))).type_as(x)
+
+
+def layer_anchored_frozen(g, x, K, beta=0.5, T=1):
+    """rk for one layer, whose state's length goes from x's to g(x)'s along a line, but for the last
+    step's."""
+    n = check_K(K)
+    h = step_length(T, K)
+    anchor = g(x)
+    start, end = norms(x), norms(anchor)
+    x = with_norm(lerp(x, anchor, h), start + (end - start) / n) if n > 1 else lerp(x, anchor, h)
+    for k in range(1, n):
+        x = lerp(x, g(x), h)
+        if k < n - 1:
+            x = with_norm(x, start + (end - start) * (k + 1) / n)
+    return lerp(x, anchor, check_share(beta))
+
+
+# ---------------------------------------------------------------- towards a fixed point, and others
+
+def heavy_ball(g, x, K, alpha=0.5, beta=0.3):
+    "Steps of length alpha, each with the share beta of the step before."
+    before = x
+    for _ in range(check_K(K)):
+        x, before = lerp(x, g(x), alpha) + check_share(beta) * (x - before), x
+    return x
+
+
+def anderson(g, x, K, m=2, beta=1.0):
+    """The combination of the last m + 1 states whose residuals g(x) - x cancel best, and from
+    there the share beta towards its image."""
+    states, images = [], []
+    for _ in range(check_K(K)):
+        states = [*states, x][-m - 1:]
+        images = [*images, g(x)][-m - 1:]
+        at, to = (wide(torch.stack(t, -1)) for t in (states, images))        # (B, ..., up to m + 1)
+        if len(states) > 1:
+            # (B, N, n): a sequence a problem
+            residuals = (to - at).reshape(len(x) if x.dim() > 1 else 1, -1, len(states))
+            # (B, N, n - 1); what is lost stays in its own sequence
+            changes = residuals.diff(dim=-1).nan_to_num(0, 0, 0)
+            # a pseudo-inverse: near a fixed point the changes are nearly parallel, at one zero
+            rtol = 10 * torch.finfo(changes.dtype).eps
+            with torch.autocast(x.device.type, enabled=False):
+                gamma = torch.linalg.pinv(changes, rtol=rtol) @ residuals[..., -1:]  # (B, n - 1, 1)
+            gamma = gamma.reshape(*gamma.shape[:1] if x.dim() > 1 else (), *[1] * (x.dim() - 1), -1)
+            at, to = (t[..., -1] - (t.diff(dim=-1) * gamma).sum(-1) for t in (at, to))
+        else:
+            at, to = at[..., 0], to[..., 0]
+        x = lerp(at, to, check_share(beta)).type_as(x)
+    return x
+
+
+def aitken(g, x, K, safeguard=True):
+    """Of each coordinate: the limit of a geometric series through x, g(x), g(g(x)). Two evaluations
+    an update. Where there is next to no curvature: the plain window."""
+    if check_K(K) % 2:
+        raise Refused(f'K={K}: Aitken takes two evaluations an update, so K must be even')
+    for _ in range(K // 2):
+        once = g(x)
+        twice = g(once)
+        first = wide(once) - wide(x)
+        second = wide(twice) - 2 * wide(once) + wide(x)
+        size = first.abs()
+        step = -first * first / second
+        if safeguard:
+            step = step.clamp(-size, size)
+        step = torch.where(second.abs() > 1e-3 * size + 1e-4, step, first)
+        x = (wide(x) + step).type_as(x)
+    return x
+
+
+def norm_stab(g, x, K, alpha=0.5):
+    """Steps of length alpha, after each of which every token's state gets back the length that it
+    came with."""
+    came = norms(x)
+    for _ in range(check_K(K)):
+        x = with_norm(lerp(x, g(x), alpha), came)
+    return x
+
+
+def poly_blend(g, x, K, weights=None):
+    "A weighted sum of the naive states x_0 ... x_K; without weights: the mean of x_1 ... x_K."
+    check_K(K)
+    weights = [0] + [1 / K] * K if weights is None else list(weights)
+    if len(weights) != K + 1 or abs(sum(weights) - 1) > 1e-6:
+        raise Refused(f'weights={weights}: K={K} needs {K + 1} of them, for x_0 to x_{K}, with the '
+                      'sum 1')
+    total = weights[0] * wide(x) if weights[0] else 0
+    for weight in weights[1:]:
+        x = g(x)
+        total = total + weight * wide(x)
+    return total.type_as(x)
+
+
+MORE = {f.__name__: f for f in (midpoint, heun, rk4, layer_anchored_frozen, heavy_ball, anderson,
+                                aitken, norm_stab, poly_blend)}
+
+
+def bind(name, solver, K, beta=None, **options):
+    "(solver(g, x) with its K and options, how often it evaluates g at most), or one line why not."
+    takes = list(inspect.signature(solver).parameters)[3:]
+    options |= {} if beta is None else dict(beta=beta)
+    for option in options:
+        if option not in takes:
+            raise Refused(f'the method {name!r} has no option {option!r}; it takes: '
+                          f'{", ".join(takes) or "none"}')
+    check_K(K)
+    if beta is not None:
+        check_share(beta)
+    options = {option: list(value) if isinstance(value, (tuple, range)) else value
+               for option, value in options.items()}
+    evaluations = []
+
+    def g(x):
+        evaluations.append(x)
+        return x + 1
+    try:        # once on a single number: this counts the evaluations and finds bad options
+        solver(g, torch.zeros(1, 1, 1), K,
+               **{option: value for option, value in options.items() if option != 'tol'})
+        if not (options.get('tol') or 0) >= 0:
+            raise TypeError
+    except (TypeError, RuntimeError):
+        given = ', '.join(f'{option}={value!r}' for option, value in options.items())
+        raise Refused(f'the options of {name!r} are not of its kind: {given}') from None
+    return functools.partial(solver, K=K, **options), len(evaluations)

@@ -1,0 +1,146 @@
+"""One name, `nanodepth`, lives beside anyone's files: installed from a wheel, and from a clone.
+
+Each is installed by pip into an environment of its own, which borrows the packages of this one. A
+folder of somebody else has files of all the names that ours once hid or were hidden by.
+"""
+import importlib
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT
+
+import nanodepth
+from nanodepth import looped
+from nanodepth.common import files
+from nanodepth.data import tokens
+
+IDEAS = 'model', 'grow', 'loop', 'retrofit', 'wrapper', 'probe', 'train'
+THEIRS = ('model.py', 'train.py', 'loop.py', 'common.py', 'data/__init__.py', 'tools/__init__.py',
+          'engine/__init__.py', 'config/__init__.py')
+SMALL = ['--context=16', '--n_embd=32', '--n_head=2', '--head_dim=none', '--steps=20',
+         '--warmup_steps=2', '--decay_steps=4', '--eval_batches=1', '--batch_size=4',
+         '--device=cpu']
+USE = """
+import sys
+import nanodepth
+assert 'torch' not in sys.modules
+import model, train, loop, common, data, tools, engine, config
+assert {model.mine, train.mine, loop.mine, common.mine, data.mine, tools.mine, engine.mine} == {1}
+import torch
+from transformers import AutoModelForCausalLM
+from nanodepth import load_model, looped, patch, save_hf, unpatch
+llama = AutoModelForCausalLM.from_pretrained('llama')
+with torch.no_grad(), looped(llama, (1, 2), 'rk', 3):
+    torch.save(llama(torch.arange(12)[None]).logits, 'logits.pt')
+print(nanodepth.__file__)
+"""
+
+
+def python(folder, *argv, environment=None):
+    "Python there: the environment's own, or this one."
+    env = {name: value for name, value in os.environ.items() if name != 'PYTHONPATH'}
+    return subprocess.run([environment / 'bin/python' if environment else sys.executable, *argv],
+                          cwd=folder, env=env, capture_output=True, text=True, timeout=120)
+
+
+@pytest.fixture(scope='module')
+def wheel(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('wheel')
+    subprocess.run([sys.executable, '-m', 'hatchling', 'build', '-t', 'wheel', '-d', folder],
+                   cwd=ROOT, check=True, capture_output=True)
+    [path] = folder.glob('*.whl')
+    return path
+
+
+@pytest.fixture
+def theirs(tmp_path):
+    "A project of somebody else, with a tiny Llama in it."
+    from transformers import LlamaConfig, LlamaForCausalLM
+    for name in THEIRS:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text('mine = 1\n')
+    torch.manual_seed(0)
+    LlamaForCausalLM(LlamaConfig(
+        vocab_size=60, hidden_size=32, intermediate_size=64, num_hidden_layers=4,
+        num_attention_heads=4, initializer_range=0.3)).save_pretrained(tmp_path / 'llama')
+    return tmp_path
+
+
+@pytest.mark.parametrize('installed_from', ['wheel', 'clone'])
+def test_it_works_beside_files_of_the_same_names(installed_from, wheel, theirs, data, tmp_path):
+    from transformers import AutoModelForCausalLM
+    home = tmp_path / 'environment'
+    venv.create(home)
+    site = Path(sysconfig.get_path('purelib', vars=dict(base=str(home))))
+    (site / 'borrowed.pth').write_text(sysconfig.get_path('purelib'))
+    what = [wheel] if installed_from == 'wheel' else ['-e', ROOT]
+    pip = python(tmp_path, '-m', 'pip', 'install', '-q', '--no-deps', '--no-build-isolation',
+                 '--no-index', '--ignore-installed', *what, environment=home)
+    assert pip.returncode == 0, pip.stderr
+    new = {path.name for path in site.iterdir()} - {'borrowed.pth', '__pycache__'}
+    assert new <= {'nanodepth', '_nanodepth.pth', 'nanodepth-0.1.0.dist-info'}, new
+
+    used = python(theirs, '-c', USE, environment=home)
+    assert used.returncode == 0, used.stderr
+    where = Path(used.stdout.strip()).parent
+    assert where == (site if installed_from == 'wheel' else ROOT) / 'nanodepth'
+    llama = AutoModelForCausalLM.from_pretrained(theirs / 'llama')
+    with torch.no_grad(), looped(llama, (1, 2), 'rk', 3):
+        here = llama(torch.arange(12)[None]).logits
+    assert torch.equal(torch.load(theirs / 'logits.pt'), here)
+
+    command = '-m', 'nanodepth'
+    for argv, word in ((['grow', '8', '--block=2'], 'midas'),
+                       (['train', 'config/lidas.py', '--dry_run', '--vocab_size=257'], 'petaFLOPs'),
+                       (['train', 'config/lidas.py', f'--data={data}', *SMALL], 'FLOPs')):
+        done = python(theirs, *command, *argv, environment=home)
+        assert done.returncode == 0 and word in done.stdout, done.stderr
+    assert (theirs / 'out/lidas/ckpt.pt').exists()
+
+
+def test_a_wheel_is_complete_and_holds_no_data(wheel):
+    with zipfile.ZipFile(wheel) as file:
+        names = file.namelist()
+    assert {name.partition('/')[0] for name in names} == {'nanodepth', 'nanodepth-0.1.0.dist-info'}
+    assert {f'nanodepth/{idea}.py' for idea in IDEAS} < {*names}
+    for folder, kind in dict(config='*.py', data='*/prepare.py').items():
+        for path in ROOT.glob(f'{folder}/{kind}'):
+            assert f'nanodepth/{path.relative_to(ROOT)}' in names
+    for path in (ROOT / 'nanodepth').rglob('*.*'):
+        assert path.suffix == '.pyc' or str(path.relative_to(ROOT)) in names
+    assert not [name for name in names if name.endswith(('.bin', '.mask', '.marks', 'train.json'))]
+
+
+def test_toy_data_is_made_below_the_current_folder(tmp_path, monkeypatch):
+    "And not in the package, which an installed copy has in a folder of Python's."
+    begun = []
+    monkeypatch.setattr(tokens.subprocess, 'run', lambda argv, check: begun.append(argv))
+    for module in (files, tokens):
+        monkeypatch.setattr(module, 'ROOT', tmp_path / 'installed')
+    monkeypatch.chdir(tmp_path)
+    tokens.make_toy_data([['data/toy'], 'data/other', None], lambda text: None)
+    script = tmp_path / 'installed/data/toy/prepare.py'
+    assert begun == [[sys.executable, str(script)]]
+    for path in ROOT.glob('data/*/prepare.py'):
+        text = path.read_text()
+        assert f"Path('data/{path.parent.name}')" in text or 'out: Path   ' in text
+
+
+@pytest.mark.parametrize('name', IDEAS)
+def test_a_bare_import_makes_no_second_class(name):
+    "In a clone the seven can be found by their bare names too."
+    with pytest.raises(ImportError, match=f'write `from nanodepth.{name} import ...`'):
+        importlib.import_module(name)
+
+
+def test_the_five_names_and_no_other():
+    assert nanodepth.looped is looped and callable(nanodepth.save_hf)
+    with pytest.raises(ImportError, match="cannot import name 'loop_it'"):
+        from nanodepth import loop_it  # noqa: F401

@@ -1,1 +1,0 @@
-"One command per file: python nanodepth.py NAME."
