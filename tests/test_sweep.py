@@ -160,7 +160,7 @@ def test_cells_are_what_they_say_and_judged_on_other_data(runs, tmp_path, capsys
     nanodepth('sweep', [runs[0], *GRID, f'--out={out}'])
     lines = [entry for entry in read(out.with_suffix('.jsonl'))]
     plain = {entry['of']['part']: entry['found'] for entry in lines if entry['of']['cell'] is None}
-    assert plain['screen'] != plain['judge']
+    assert plain['screen']['loss'] != plain['judge']['loss']
     from nanodepth.engine.measure import parse_tasks, run_scorer
     state = checkpoint.load(runs[0])
     model = checkpoint.load_model(runs[0])

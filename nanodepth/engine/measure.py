@@ -228,16 +228,17 @@ class After:
 
 
 class Scorer:
-    """Asks every model the same: the loss on some batches of validation data, and some questions,
-    {name: [Example]}. A model is anything that maps tokens to logits."""
+    """Asks every model the same: the loss on some batches of validation data, from the `first` on,
+    and some questions, {name: [Example]}. A model is anything that maps tokens to logits."""
 
     def __init__(self, tokenizer, questions, val=None, batches=None, pieces=1):
         self.tokenizer, self.questions, self.val = tokenizer, questions, val
-        self.batches, self.pieces = batches, pieces
+        self.batches, self.first, self.pieces = batches, 0, pieces
 
-    def on_data(self, model, batches=None, first=0):
+    def on_data(self, model, batches=None, first=None):
         "(loss, {kind: {'loss', 'accuracy'}}) on all batches, or on others, from the `first` on."
-        return measure(model, self.val, batches or self.batches, self.pieces, first)
+        return measure(model, self.val, batches or self.batches, self.pieces,
+                       self.first if first is None else first)
 
     def answers(self, model):
         "{name: Answers} to all questions."
