@@ -102,7 +102,7 @@ def test_it_works_beside_files_of_the_same_names(installed_from, wheel, theirs, 
                        (['train', 'config/lidas.py', f'--data={data}', *SMALL], 'FLOPs')):
         done = python(theirs, *command, *argv, environment=home)
         assert done.returncode == 0 and word in done.stdout, done.stderr
-    assert (theirs / 'out/lidas/ckpt.pt').exists()
+    assert (theirs / 'out/lidas/ckpt.pt').exists() and (theirs / 'out/lidas/loss.png').exists()
 
 
 def test_a_wheel_is_complete_and_holds_no_data(wheel):
