@@ -42,7 +42,7 @@ demo: data/toy/train.json       # the page of `play` with a grown model inside, 
 	$(PY) train.py config/lidas.py --keep_stages=true --out_dir=out/demo
 	$(PY) -m nanodepth play out/demo --out=docs/demo.html --open=false
 diagrams: .venv/ready           # the README's diagrams, from the real orders and solvers: docs/assets, seconds
-	$(PY) -m nanodepth diagrams
+	$(PY) -m nanodepth results --diagrams
 bench: .venv/tests              # speed and memory against transformers, a plain GPT and arithmetic: out/bench.md, 10 minutes
 	$(PY) -m nanodepth bench --out=out/bench.md
 gpu: .venv/tests                # the same on a GPU, at 360M, eager and compiled: docs/gpu.md

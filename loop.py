@@ -16,8 +16,8 @@ layers in all, none shared (equal compute at inference).
 Usage:
     order = parse_loop('4-4x4-4')                       # 12 unique layers, 24 deep
     order = repeat_block(model.order, 3, 2, times=2)    # positions 3 and 4 of any order twice
-    python train.py config/loop_2x4.py
-    python loop.py out/loop_2x4 out/standard_2 out/baseline     # beside its partners
+    nanodepth evaluate out/loop_2x4 out/standard_2 out/baseline     # beside its partners
+    python loop.py out/loop_2x4 --untie         # layers of its own (nanodepth cut), to train on
 """
 import contextlib
 import re
@@ -118,4 +118,4 @@ def running(model, order):
 
 if __name__ == '__main__':
     from nanodepth.__main__ import main as nanodepth
-    nanodepth('loop')
+    nanodepth('cut')

@@ -29,7 +29,7 @@ Usage:
     python retrofit.py out/baseline 2-2-2                   # what was kept, what was dropped
     python data/toy/prepare.py --depths=6 --out=data/toy_deep       # deeper chains to train it on
     python train.py config/retrofit.py
-    python retrofit.py out/retrofit --eval --r=1,2,4,8,16   # loss and primitives against r
+    nanodepth evaluate out/retrofit --r=1,2,4,8,16          # loss and primitives against r
 """
 import math
 
@@ -274,4 +274,4 @@ def recurrence_curriculum(step, steps, mean, warm_fraction, shape='linear'):
 
 if __name__ == '__main__':
     from nanodepth.__main__ import main as nanodepth
-    nanodepth('retrofit')
+    nanodepth('cut')

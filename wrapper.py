@@ -12,7 +12,7 @@ window's last layer (variants/window.py).
 Usage:
     with looped(model, window=(3, 5), method='rk', K=3, beta=0.5) as m: m.generate(tokens, 20)
     handle = patch(model, 'mid4', cache='exact'); handle.unpatch()
-    python wrapper.py HF_FOLDER --method=rk --K=3 --tasks=arc_easy      # plain and looped, scored
+    python wrapper.py HF_FOLDER --window=mid4 --K=3 --tasks=arc_easy    # plain and looped, scored
 """
 import contextlib
 from typing import NamedTuple
@@ -186,4 +186,4 @@ def looped(model, window=None, method='rk', K=3, beta=None, **options):
 
 if __name__ == '__main__':
     from nanodepth.__main__ import main as nanodepth
-    nanodepth('wrap')
+    nanodepth('evaluate')

@@ -8,7 +8,7 @@ Usage:
     nanodepth                           # lists the commands
     nanodepth sample out/lidas          # one of them; --help says more
     python -m nanodepth sample out/lidas        # the same, in a clone without an install too
-    python loop.py out/lidas            # an idea is a script: the same as nanodepth loop
+    python probe.py out/lidas           # an idea is a script, here of nanodepth probe
 """
 import importlib
 import sys
@@ -20,21 +20,15 @@ COMMANDS = {        # name: (module, and its function if that is not main; what 
     'plot': ('commands.plot', 'the pictures of runs, side by side, and a table'),
     'sample': ('commands.sample', 'generate text from a checkpoint'),
     'grow': ('commands.grow', 'which layer came from which, and what growing saves'),
-    'loop': ('commands.loop', 'looped runs beside their partners; every block repeated'),
     'play': ('commands.play', 'a page on which you move layers and see what it does'),
-    'primitives': ('commands.primitives', 'accuracy on copying and variable assignment'),
     'export': ('commands.export', 'a checkpoint as a Hugging Face folder'),
-    'evaluate': ('commands.evaluate', 'lm-eval on any checkpoint'),
-    'retrofit': ('commands.retrofit', 'prelude, core and coda of a checkpoint; --eval: loss by r'),
-    'wrap': ('commands.wrapper', 'a frozen model, plain and with its middle looped, scored'),
-    'sweep': ('commands.wrapper:sweep', 'try many ways of looping, judge the best on other data'),
+    'evaluate': ('commands.evaluate', 'how good models are, run in these ways'),
+    'cut': ('commands.cut', 'another model of a trained one: recurrent, or with untied layers'),
+    'sweep': ('commands.sweep', 'try many ways of running, judge the best on other data'),
     'probe': ('commands.probe', 'which layers models use: a page of pictures'),
-    'lens': ('commands.lens', 'train a tuned lens for a checkpoint'),
-    'check_data': ('commands.check_data', 'what is in a dataset; checks every checksum'),
     'study': ('study.jobs', 'a seed of the runs that docs/RESULTS.md judges'),
     'record': ('study.record', 'train a config on eight seeds, judge it against the record'),
     'results': ('study.results', 'the tables of docs/RESULTS.md, from the rows of seeds'),
-    'diagrams': ('commands.diagrams', 'the diagrams of README.md, from the real orders'),
     'bench': ('commands.bench', 'speed and memory, each compared with a peer'),
 }
 
@@ -46,6 +40,8 @@ def main(name=None, argv=None):
             lines = [f'  {name:12}{about}' for name, (_, about) in COMMANDS.items()]
             return print(__doc__ or '', *lines, sep='\n')
         name, *argv = argv
+    elif {'-h', '--help'} & set(argv):
+        print(f'This is the command nanodepth {name}.\n')
     with refusals(name if name in COMMANDS else 'nanodepth'):
         if name not in COMMANDS:
             raise Refused(f'there is no command {name!r}{nearest(name, COMMANDS)}')

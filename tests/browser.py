@@ -46,13 +46,12 @@ def random_model(folder):
 
 
 def said_by_the_command(path, notation, folder):
-    "The accuracy in percent of the same order by the primitives' command."
-    subprocess.run([sys.executable, '-m', 'nanodepth', 'primitives', path,
-                    f'--loop={notation}', '--tasks=toy_assign', '--depths=1',
-                    f'--n={play.QUESTIONS}', f'--out={folder}/primitives.png'],
+    "The accuracy in percent of the same order by the command that evaluates."
+    subprocess.run([sys.executable, '-m', 'nanodepth', 'evaluate', path, f'--loop={notation}',
+                    '--tasks=toy_assign/1', f'--n={play.QUESTIONS}', f'--out={folder}/e.csv'],
                    check=True, capture_output=True)
-    [row] = csv.DictReader((folder / 'primitives.csv').open())
-    return 100 * float(row['accuracy'])
+    _, row = csv.DictReader((folder / 'e.csv').open())
+    return 100 * float(row['mean'])
 
 
 def walk(page, address, path, folder):

@@ -140,7 +140,7 @@ def test_a_run_that_an_older_version_began_goes_on(tmp_path, monkeypatch, capsys
         assert state['step'] == 6 and {'shard', 'patience'} <= state['config'].keys()
         if name == 'recurrent':
             assert all(key.startswith(('lm.', 'adapter.')) for key in state['model'])
-            nanodepth('retrofit', ['fresh_lm', '1-2-1', '--mean=2', '--backprop_depth=1',
+            nanodepth('cut', ['fresh_lm', '1-2-1', '--mean=2', '--backprop_depth=1',
                                         '--out=cut'])
         nanodepth('train', [*argv, f'--out_dir={name}'])           # goes on at step 6
         assert '"step": 6,' not in Path(name, 'log.jsonl').read_text()

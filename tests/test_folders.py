@@ -102,9 +102,9 @@ def test_a_run_of_ours_is_written_and_looped(tiny, tmp_path, capsys):      # noq
                                                                trust_remote_code=True)
     with looped(model, (2, 3), 'naive', 2):
         assert torch.allclose(theirs(TOKENS).logits, model(TOKENS), atol=1e-5)
-    for name, *more in (['sample'], ['evaluate', '--tasks=toy_assign/1'], ['probe'], ['loop'],
-                        ['wrap', '--tasks=toy_assign/1'], ['wrap', '--data=x'], ['export'],
-                        ['retrofit', '1-1-1', f'--out={tmp_path / "r"}']):
+    for name, *more in (['sample'], ['evaluate', '--tasks=toy_assign/1'], ['probe'], ['export'],
+                        ['evaluate', '--tasks=primitive_toy_copy'], ['sweep', '--data=x'],
+                        ['cut', '1-1-1', f'--out={tmp_path / "r"}']):
         said = refused(capsys, name, tmp_path / 'out', *more)
         assert 'loops its layers by code of its own' in said, name
 

@@ -1,5 +1,5 @@
-"Commands on families that are not ours: loop, sweep, wrap on text, evaluate; names of tasks; text."
-import json
+"Families that are not ours: evaluate and sweep, on text and by lm-eval; names of tasks."
+import re
 
 import pytest
 import torch
@@ -12,13 +12,13 @@ from families import tiny as family
 from test_trust import refused
 
 from nanodepth.__main__ import main as nanodepth
-from nanodepth.commands.evaluate import in_harness
 from nanodepth.common.errors import Refused
 from nanodepth.data.primitives import task_and_depth
 from nanodepth.data.tokenizer import write_tokenizer
 from nanodepth.data.tokens import Dataset, Loader, measure
-from nanodepth.engine.foreign import (Hooked, answer_of, is_foreign, open_any, repeated,
-                                      repeated_block)
+from nanodepth.engine.examine import split_tasks
+from nanodepth.engine.foreign import Hooked, answer_of, is_foreign, open_any, repeated_block
+from nanodepth.engine.ways import Way
 from nanodepth.loop import parse_loop, running
 from nanodepth.report.tables import read_csv
 from nanodepth.wrapper import looped
@@ -57,76 +57,69 @@ def test_a_foreign_model_is_an_answer(theirs):
     tokens = torch.arange(20)[None]
     with torch.no_grad():
         assert torch.equal(answer_of(opened)(tokens), model(tokens).logits)
-        with repeated(opened, 2, 2, 3), looped(model, (2, 3), 'naive', 3):
+        with Way(loop='2-2x3-2').apply(opened), looped(model, (2, 3), 'naive', 3):
             assert torch.equal(answer_of(opened)(tokens), model(tokens).logits)
 
 
-def test_loop_repeats_its_blocks(theirs, notes, tmp_path, capsys):
+def test_it_is_evaluated_and_swept_by_the_loss_on_text(theirs, notes, tmp_path, capsys):
     path, model = theirs
-    nanodepth('loop', [path, f'--data={notes}', '--block=3', '--times=1,2', '--batches=1',
-                            '--device=cpu', f'--out={tmp_path / "l.png"}'])
-    rows = {(int(r['start']), int(r['times'])): float(r['loss'])
-            for r in read_csv(tmp_path / 'l.csv')}
-    assert len(rows) == 4 * 2
-    val = Loader(notes, 4, 512, split='val', seed=0)
-    answer = lambda tokens: model(tokens).logits
-    with torch.no_grad(), looped(model, (1, 3), 'naive', 2):
-        assert rows[1, 2] == pytest.approx(measure(answer, val, 1)[0], rel=1e-5)
-    assert '| 6 ' in capsys.readouterr().out
-
-
-def test_wrap_and_sweep_by_the_loss_on_text(theirs, notes, tmp_path, capsys):
-    path, model = theirs
-    out = tmp_path / 'numbers.json'
-    nanodepth('wrap', [path, f'--data={notes}', '--window=2-3', '--K=2', '--batches=2',
-                            '--device=cpu', f'--out={out}'])
-    *_, line, where = capsys.readouterr().out.strip().splitlines()
-    assert where == f'numbers: {out}'
     val = Loader(notes, 4, 512, split='val', seed=0)
     batches = min(2, len(val))
     answer = lambda tokens: model(tokens).logits
+    ways = {'as it is': (0, 0, 1), '--window=2-3 --method=naive --K=2': (2, 3, 2),
+            '--loop=1-3x2-2': (1, 3, 2)}
+    expected = {}
     with torch.no_grad():
-        plain = measure(answer, val, batches)[0]
-        with looped(model, (2, 3), 'rk', 2):
-            other = measure(answer, val, batches)[0]
-    numbers = [float(part.split()[0].replace('±', '')) for part in line.strip('| ').split('|')]
-    assert numbers[1:3] == pytest.approx([plain, other], abs=2e-3)
-    row, = json.loads(out.read_text())['rows']
-    assert (row['plain'], row['looped']) == pytest.approx((plain, other), rel=1e-5)
-    assert row['settings']['K'] == 2 and row['change'] == pytest.approx(other - plain, abs=1e-4)
-    nanodepth('sweep', [path, f'--data={notes}', '--windows=2-3,mid2', '--methods=rk',
-                             '--K=2', '--batches=1', '--device=cpu', f'--out={tmp_path / "s.png"}'])
-    notes_of = [json.loads(line) for line in (tmp_path / 's.jsonl').read_text().splitlines()]
-    with torch.no_grad(), looped(model, (2, 3), 'rk', 2):
-        cell = next(n for n in notes_of if n['of']['cell'] and n['of']['part'] == 'screen')
-        assert cell['found']['loss'] == pytest.approx(measure(answer, val, 1)[0], rel=1e-5)
-    assert 'not both' in refused(capsys, 'wrap', path, f'--data={notes}', '--tasks=arc_easy')
+        for way, (a, b, times) in ways.items():
+            with looped(model, (a, b), 'naive', times):
+                expected[way] = measure(answer, val, batches)[0]
+    losses = {}
+    for more in (['--window=2-3', '--method=naive', '--K=2'], ['--loop=1-3x2-2']):
+        nanodepth('evaluate', [path, f'--data={notes}', '--batches=2', '--device=cpu',
+                               f'--out={tmp_path / "e.csv"}', *more])
+        losses |= {row['way']: float(row['mean']) for row in read_csv(tmp_path / 'e.csv')}
+    assert losses == pytest.approx(expected, rel=1e-5) and len({*losses.values()}) == 3
+    for out, more in (('s', ['--window=2-3,mid2', '--method=naive', '--K=2']),
+                      ('b', ['--blocks=3', '--times=2'])):
+        nanodepth('sweep', [path, f'--data={notes}', '--batches=1', '--device=cpu',
+                            f'--out={tmp_path / out}.png', *more])
+        with torch.no_grad():
+            plain = measure(answer, val, 1)[0]
+            for row in read_csv(tmp_path / f'{out}.csv'):
+                if row['part'] == 'screen' and 'rk' not in row['way']:
+                    window = re.search(r'--window=(\d)-(\d)', row['way'])
+                    a, b = map(int, window.groups()) if window else repeated_ends(row['way'])
+                    with looped(model, (a, b), 'naive', 2):
+                        assert float(row['loss']) == pytest.approx(
+                            plain - measure(answer, val, 1)[0], rel=1e-3, abs=1e-6)
+    capsys.readouterr()
 
 
-def test_evaluate_takes_any_family_and_one_spelling_of_a_task(theirs, tmp_path, capsys):
+def repeated_ends(way):
+    start, length, _ = repeated_block(parse_loop(way.removeprefix('--loop=')), 6)
+    return start, start + length - 1
+
+
+def test_lm_eval_takes_any_family(theirs, tmp_path, capsys):
     pytest.importorskip('lm_eval')
     path, model = theirs
-    rows = {}
-    for name, more in (('plain', []), ('loop', ['--loop=2-2x2-2'])):
-        nanodepth('evaluate', [path, '--tasks=toy_assign/1', '--limit=12', '--device=cpu',
-                                    f'--out={tmp_path / name}.json', *more])
-        rows[name] = json.loads((tmp_path / f'{name}.json').read_text())['rows']
-        assert {row['task'] for row in rows[name]} == {'primitive_toy_assign_d1'}
+    nanodepth('evaluate', [path, '--tasks=primitive_toy_assign_d1', '--limit=12', '--device=cpu',
+                           '--loop=2-2x2-2', f'--out={tmp_path / "e.csv"}'])
+    assert [row['way'] for row in read_csv(tmp_path / 'e.csv')] == ['as it is', '--loop=2-2x2-2']
     assert 'one block can be repeated' in refused(
-        capsys, 'evaluate', path, '--tasks=toy_assign/1', '--loop=1x2-2x2-1x2-2', '--device=cpu')
+        capsys, 'evaluate', path, '--tasks=primitive_toy_assign_d1', '--loop=1x2-2x2-1x2-2',
+        '--device=cpu')
 
 
 def test_names_of_tasks():
     assert task_and_depth('toy_assign/3') == ('toy_assign', 3) == task_and_depth(
         'primitive_toy_assign_d3')
     assert task_and_depth('primitive_copy_words') == ('copy_words', 0)
-    assert [in_harness(name) for name in (
-        'assign_math/1', 'assign_math', 'toy_assign/3', 'copy_words', 'arc_easy',
-        'primitive_assign_math')] == [
-        'primitive_assign_math_d1', 'primitive_assign_math', 'primitive_toy_assign_d3',
-        'primitive_copy_words', 'arc_easy', 'primitive_assign_math']
-    with pytest.raises(Refused, match='lm-eval has no form of that depth; there are primitive_ass'):
-        in_harness('assign_math/7')
+    assert split_tasks('toy_assign/0-2,arc_easy,assign_math,primitive_copy_words,toy') == (
+        ['toy_assign/0', 'toy_assign/1', 'toy_assign/2', 'assign_math', 'toy_copy', 'toy_assign/0',
+         'toy_assign/1', 'toy_assign/2'], ['arc_easy', 'primitive_copy_words'])
+    with pytest.raises(Refused, match='the depth must be a whole number'):
+        split_tasks('toy_assign/2-x')
 
 
 def test_which_block_an_order_repeats():

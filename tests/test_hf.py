@@ -369,16 +369,14 @@ def test_the_scripts_take_such_a_folder(exported, tmp_path, capsys):
     said = {}
     for path in exported:
         nanodepth('sample', [str(path), '--prompt=w7j6?w', '--tokens=8', '--device=cpu'])
-        nanodepth('primitives', [str(path), '--tasks=toy_assign', '--depths=0', '--n=20',
-                                      '--device=cpu', f'--out={tmp_path / "p.png"}'])
-        nanodepth('loop', [str(path), '--tasks=toy_assign/1', '--n=20', '--block=1',
-                                '--times=1,2', '--device=cpu', f'--out={tmp_path / "l.png"}'])
-        numbers = [(tmp_path / name).read_text().split(',', 2)[2] for name in ('p.csv', 'l.csv')]
-        said[path.name] = (capsys.readouterr().out.split('--- ')[1].split('\n')[1],
-                           [n.replace(path.name, 'RUN') for n in numbers])
+        out = tmp_path / f'{path.name}.csv'
+        nanodepth('evaluate', [str(path), '--tasks=toy_assign/0-1', '--n=20', '--loop=1x2-1',
+                               '--device=cpu', f'--out={out}'])
+        numbers = out.read_text().replace(path.name, 'RUN').replace('nan', '0')
+        said[path.name] = capsys.readouterr().out.split('--- ')[1].split('\n')[1], numbers
     assert said['ours'] == said['hf']
     with pytest.raises(SystemExit):
-        nanodepth('loop', [str(exported[1]), '--device=cpu'])
+        nanodepth('evaluate', [str(exported[1]), '--device=cpu'])
     assert 'hf does not say what it was trained on: give --data' in capsys.readouterr().err
 
 

@@ -101,16 +101,3 @@ def test_a_recurrent_model_has_one_too(tiny, loader):
     model = surgery(tiny(vocab_size=257, n_layer=4), '1-2-1', mean=2)
     lens = train_lens(model, loader, 3)
     assert quality(model, lens, loader.batch(0)[0])[0].shape == (6,)
-
-
-def test_the_command(model, data, tmp_path, capsys):
-    from test_sweep import write_run
-    write_run(tmp_path / 'run', model, data)
-    nanodepth('lens', [str(tmp_path / 'run'), '--steps=3', '--device=cpu'])
-    out = capsys.readouterr().out
-    assert '| 4            | 0.000' in out and 'KL, tuned lens' in out
-    assert load_lens(tmp_path / 'run' / 'lens.pt', model)
-    write_run(tmp_path / 'nowhere', model)
-    with pytest.raises(SystemExit):
-        nanodepth('lens', [str(tmp_path / 'nowhere'), '--device=cpu'])
-    assert 'does not say what it was trained on: give --data' in capsys.readouterr().err

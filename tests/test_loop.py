@@ -127,13 +127,13 @@ def test_a_looped_run_is_logged_and_saved_as_such(config):     # noqa: F811
 def test_an_untied_loop_goes_on_with_the_same_loss(config, tmp_path, capsys):      # noqa: F811
     c = config(**LOOPED)
     train(c)
-    nanodepth('loop', ['--untie', c.out_dir, str(tmp_path / 'untied')])
+    nanodepth('cut', [c.out_dir, '--untie', f'--out={tmp_path / "untied"}'])
     assert load_model(tmp_path / 'untied').order == [0, 1, 2, 3]
     with pytest.raises(Refused,
                        match='holds weights without their optimizers, .* with --init_from='):
         train(config('untied', **LOOPED))
     with pytest.raises(SystemExit):
-        nanodepth('loop', ['--untie', c.out_dir, str(tmp_path / 'untied')])
+        nanodepth('cut', [c.out_dir, '--untie', f'--out={tmp_path / "untied"}'])
     assert 'holds a checkpoint already' in capsys.readouterr().err
     runs = [config(name, init_from=str(path), warmup_steps=0)
             for name, path in (('tied', c.out_dir), ('free', tmp_path / 'untied'))]
@@ -217,41 +217,6 @@ def test_a_trunk_branches_before_its_decay_and_not_after(config):     # noqa: F8
 def test_loops_that_cannot_be(fields, message):
     with pytest.raises(Refused, match=message):
         Config(**fields)
-
-
-# ------------------------------------------------------------------ the command
-
-def test_the_command_compares_and_repeats(config, tmp_path, capsys):     # noqa: F811
-    for name, fields in (('looped-0', LOOPED), ('looped-1', LOOPED | dict(seed=1)),
-                         ('small', dict(n_layer=3)), ('deep', dict(n_layer=4))):
-        train(config(name, **fields))
-    capsys.readouterr()
-    out = tmp_path / 'loop.png'
-    nanodepth('loop', [*(str(tmp_path / n) for n in ('looped-0', 'looped-1', 'small', 'deep')),
-                            '--block=2', '--times=1,2', '--batches=1',
-               '--device=cpu', f'--out={out}'])
-    said = capsys.readouterr().out
-    assert 'minus small' in said and 'minus deep' in said and '1-1x2-1' in said
-    for path in (out, tmp_path / 'loop_tradeoffs.png'):
-        assert path.stat().st_size > 10_000 and path.with_suffix('.csv').stat().st_size > 100
-    lines = out.with_suffix('.csv').read_text().splitlines()
-    assert (lines[0].startswith('run,start,times,loss') and len(lines) == 1 + 2 * (3 * 2) + 2 * 2
-            + 3 * 2)
-    # repeating one block through the command is what the model does with that order
-    model = load_model(tmp_path / 'small')
-    with running(model, [0, 1, 0, 1, 2]):
-        loss, _ = measure(model, Loader(str(tmp_path / 'data'), 4, 16, split='val'), 1)
-    assert f'small,0,2,{loss}' in out.with_suffix('.csv').read_text()
-    small = str(tmp_path / 'small')
-    for args, message in (([str(tmp_path / 'no')], 'there is no checkpoint at'),
-                          ([small, '--times=a'], '--times=a must be a list'),
-                          ([small, '--block=9'], '--block=9: small is 3 layers deep'),
-                          ([small, '--batches=0'], 'must be at least 1'),
-                          ([small, '--tasks=copy'], "task='copy' is not one of")):
-        with pytest.raises(SystemExit) as stop:
-            nanodepth('loop', [*args, '--device=cpu'])
-        error = capsys.readouterr().err
-        assert stop.value.code == 2 and 'loop: ' in error and message in error
 
 
 def test_the_looped_configs_are_partners():

@@ -52,8 +52,8 @@ def test_a_batch_without_a_target_changes_nothing_and_ends_nothing(tmp_path):
 
 def test_nothing_is_cut_into_the_folder_of_a_run_at_work(run, tmp_path, capsys):      # noqa: F811
     with files.claim(tmp_path / 'busy'):
-        for argv in (['retrofit', run[0], '0-1-1', f'--out={tmp_path / "busy"}'],
-                     ['loop', '--untie', run[0], tmp_path / 'busy'],
+        for argv in (['cut', run[0], '0-1-1', f'--out={tmp_path / "busy"}'],
+                     ['cut', run[0], '--untie', f'--out={tmp_path / "busy"}'],
                      ['export', run[0], tmp_path / 'busy']):
             assert 'another run is at work in' in refused(capsys, *argv)
         with pytest.raises(Refused, match='another run is at work in'):
@@ -79,7 +79,7 @@ def test_a_token_past_the_vocabulary(tiny, tmp_path, capsys):
     checkpoint.save(tmp_path, **checkpoint.describe(model), step=0)
     (tmp_path / 'tokenizer.json').write_text(json.dumps(spec))
     for name, more in dict(sample=['--prompt=a?b'],
-                           primitives=['--tasks=toy_assign', '--n=3']).items():
+                           evaluate=['--tasks=toy_assign', '--n=3']).items():
         assert 'a token 5000, but the model has a vocabulary of 257' in refused(
             capsys, name, tmp_path, *more, '--device=cpu')
     spec['model']['vocab']['?'] = 63
@@ -148,7 +148,7 @@ def test_training_keeps_the_context_and_the_type_of_the_parent(parent, config, t
 
 
 def test_a_run_keeps_its_tokenizers_file(parent, config, tmp_path, data):      # noqa: F811
-    nanodepth('retrofit', [str(parent), '1-1-1', f'--out={tmp_path / "cut"}'])
+    nanodepth('cut', [str(parent), '1-1-1', f'--out={tmp_path / "cut"}'])
     for split in ('train', 'val'):
         path = data / f'{split}.json'
         path.write_text(path.read_text().replace('"bytes"', json.dumps(str(parent))))
@@ -168,11 +168,10 @@ def test_data_of_another_tokenizer_is_refused_by_whoever_reads_it(parent, data, 
     (parent / 'tokenizer.json').write_text(json.dumps(spec))
     more = [f'--data={data}', '--device=cpu']
     out = f'--out={tmp_path / "x.png"}'
-    for argv in (['loop', parent, out, *more], ['lens', parent, f'--out={tmp_path / "l"}', *more],
+    for argv in (['evaluate', parent, out, *more], ['sweep', parent, out, *more],
                  ['probe', parent, '--only=swap', f'--out={tmp_path / "p"}', *more],
-                 ['retrofit', parent, '--eval', out, *more],
-                 ['retrofit', parent, '1-1-1', '--select=influence', f'--data={data}'],
-                 ['retrofit', parent, '1-1-1', '--search', f'--data={data}']):
+                 ['cut', parent, '1-1-1', '--select=influence', f'--data={data}'],
+                 ['cut', parent, '1-1-1', '--search', f'--data={data}']):
         assert "was made with the tokenizer 'bytes', which is not that of" in refused(
             capsys, *argv), argv
 

@@ -179,7 +179,7 @@ def test_answers_by_hand(monkeypatch):
     values = [torch.tensor([-1.0, -2.0]).double(), torch.tensor([-3.0, -5.0]).double()]
     monkeypatch.setattr('nanodepth.engine.measure.log_likelihoods', lambda *_: values)
     first, second = Example('', ('a', 'b'), 0), Example('', ('a', 'b'), 1)
-    assert ask(None, None, [first, second]) == Answers(1, 2, -3.0)
+    assert ask(None, None, [first, second]) == Answers(1, 2, -3.0, [True, False])
 
 
 @pytest.mark.parametrize('fields',
@@ -245,30 +245,6 @@ def test_written_examples_have_their_loss_on_the_answer_alone(tmp_path, tiny):
     _, kinds = measure(tiny(vocab_size=257, context=256),
                        Loader(str(tmp_path), 2, 256, split='val'), 4)
     assert set(kinds) == set(val.kinds)
-
-
-def test_the_command_scores_and_writes(tmp_path, tiny, capsys):
-    import dataclasses
-    import json
-
-    from nanodepth.engine.checkpoint import save
-    for name in ('a-0', 'a-1', 'b'):
-        model = tiny(seed=len(name), vocab_size=257, context=128)
-        save(tmp_path / name, kind='lm', model=model.state_dict(),
-             model_config=dataclasses.asdict(model.config), config=dict(data='data/toy'))
-        (tmp_path / name / 'run.json').write_text(json.dumps(dict(tokenizer='bytes')))
-    nanodepth('primitives', [*(str(tmp_path / n) for n in ('a-0', 'a-1', 'b')), '--n=8',
-                                  '--depths=0,1', '--shots=0,2,7', '--device=cpu',
-                     '--loop=2-2x2', f'--out={tmp_path / "p.png"}'])
-    out = capsys.readouterr().out
-    assert ('toy_assign/1, % (chance 25%)' in out
-            and re.search(r'^\| a +\| 2 +\|.* \d+\.\d ± \d+\.\d', out, flags=re.M))
-    assert 'toy_assign/1 with 7 shots is left out: a prompt with its answer has' in out
-    assert ((tmp_path / 'p.png').stat().st_size > 10_000
-            and (tmp_path / 'p.csv').read_text().count('\n') == 1 + 3 * (1 + 3 + 2))
-    nanodepth('primitives', [str(tmp_path / 'b'), '--n=8', '--tasks=toy_copy,toy_assign/2',
-                                  '--device=cpu', f'--out={tmp_path / "q.png"}'])
-    assert [row['task'] for row in read_csv(tmp_path / 'q.csv')] == ['toy_copy', 'toy_assign/2']
 
 
 def test_the_examples_command(tmp_path, capsys):

@@ -44,14 +44,15 @@ def test_one_command_one_page(runs, data, tmp_path, capsys):
                 and p.title.replace("'", '&#x27;') in html)
         rows = read_csv(out / f'{name}.csv')
         assert {row['run'] for row in rows} == ({'plain', 'loop'} if name in ('swap', 'skip',
-                'reverse', 'permute', 'repeat') else {'plain', 'loop', 'cut'})
+                'reverse', 'permute') else {'plain', 'loop', 'cut'})
     assert (
         'loop: 4 layers deep, 2 of their own (2x2); depths that share weights: 0 = 2, 1 = 3' in html
         and 'cut is not in swap' in html)
     assert 'cut: 6 layers deep' in said and '| plain | ' in said and 'every position' in html
     score = {row['run']: float(row['score']) for row in read_csv(out / 'depth_score.csv')}
     model = checkpoint.load_model(runs['plain'])
-    tokens = page.Subject(runs['plain'], page_args(out)).tokens
+    tokens = page.Subject(runs['plain'], page_args(out), checkpoint.load(runs['plain']),
+                          model).tokens
     assert score['plain'] == pytest.approx(probe.depth_score(model, tokens)[0], rel=1e-5)
 
 
@@ -79,21 +80,23 @@ def test_what_is_refused(runs, tmp_path, capsys, monkeypatch, args, message):
     with pytest.raises(SystemExit):
         nanodepth('probe', [*([runs['plain']] if message else []), *FEW, '--only=norms',
                                  f'--out={tmp_path / "p"}', *args])
-    assert (message or 'runs: none is given') in capsys.readouterr().err
+    assert (message or 'models: none is given') in capsys.readouterr().err
 
 
 def test_a_lens_of_another_model_is_refused(runs, tmp_path, capsys, tiny, data):
-    nanodepth('lens', [runs['plain'], '--steps=2', '--device=cpu'])
-    nanodepth('probe', [runs['plain'], '--only=early_exit', f'--out={tmp_path / "p"}', *FEW])
+    def early_exit(*more):
+        nanodepth('probe', [runs['plain'], '--only=early_exit', f'--out={tmp_path / "p"}', *few,
+                            *more])
+    few = [arg for arg in FEW if 'lens_steps' not in arg]
+    early_exit('--lens_steps=2')                # it is kept, and used from now on
+    early_exit()
     before = (tmp_path / 'p' / 'early_exit.csv').read_text()
     # another lens, other numbers
-    nanodepth('lens', [runs['plain'], '--steps=20', '--lr=0.01', '--device=cpu'])
-    nanodepth('probe', [runs['plain'], '--only=early_exit', f'--out={tmp_path / "p"}', *FEW])
+    early_exit('--lens_steps=20', '--lens_lr=0.01')
     assert (tmp_path / 'p' / 'early_exit.csv').read_text() != before
     write_run(tmp_path / 'plain', tiny(3, vocab_size=257, n_layer=4, context=64), data)
     with pytest.raises(SystemExit):
-        nanodepth('probe', [runs['plain'], '--only=early_exit', f'--out={tmp_path / "p"}',
-                                 *FEW])
+        early_exit()
     assert 'is the lens of another model' in capsys.readouterr().err
 
 

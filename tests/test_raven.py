@@ -221,12 +221,12 @@ def test_the_commands_take_it(folder, tmp_path, capsys, data):
     nanodepth('sample', [str(folder), '--prompt=ab', '--tokens=4', '--r=2', '--device=cpu'])
     assert "'ab' goes on" in capsys.readouterr().out
     nanodepth('evaluate', [str(folder), '--tasks=primitive_toy_copy', '--limit=4', '--r=2',
-                                '--device=cpu', f'--out={tmp_path / "e.json"}'])
+                                '--device=cpu', f'--out={tmp_path / "e.csv"}'])
     nanodepth('probe', [str(folder), '--only=norms', '--count=2', '--examples=toy_assign/0',
                              '--length=8', '--device=cpu', '--n=2', f'--data={data}',
                              f'--out={tmp_path / "p"}'])
-    nanodepth('retrofit', [str(folder), '--eval', '--r=1,2', f'--data={data}', '--batches=1',
-                                '--device=cpu', f'--out={tmp_path / "r.png"}'])
+    nanodepth('evaluate', [str(folder), '--r=1,2', f'--data={data}', '--batches=1',
+                           '--device=cpu', f'--out={tmp_path / "r.png"}'])
     nanodepth('export', [str(folder), str(tmp_path / 'again'), '--fresh'])
     assert "the authors' format" in capsys.readouterr().out
     assert torch.equal(load_model(tmp_path / 'again').adapter.weight,

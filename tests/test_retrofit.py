@@ -9,12 +9,14 @@ import torch
 from conftest import ranks
 
 from nanodepth.__main__ import main as nanodepth
+from nanodepth.data.tokens import Loader, measure
 from nanodepth.engine.checkpoint import build_model, describe, load, load_model, save
-from nanodepth.engine.measure import set_depth
+from nanodepth.engine.ways import Way
 from nanodepth.grow import untie
 from nanodepth.loop import running
 from nanodepth.model import LM, ModelConfig
 from nanodepth.probe import residual_norms
+from nanodepth.report.tables import read_csv
 from nanodepth.retrofit import Recurrent, cut, recurrence_curriculum, sample_recurrence, surgery
 from nanodepth.variants.cuts import block_influence, by_influence, selections
 from nanodepth.variants.exit import Exit
@@ -102,7 +104,7 @@ def test_the_authors_start(tiny, tokens):
 
 
 def test_a_tied_head_can_be_freed(tiny, tokens):
-    from nanodepth.commands.retrofit import with_a_head
+    from nanodepth.commands.cut import with_a_head
     tied = tiny(n_layer=2, tie_embeddings=True)
     free = with_a_head(tied)
     assert torch.equal(free(tokens), tied(tokens)) and not free.config.tie_embeddings
@@ -449,7 +451,7 @@ def started(data, tmp_path):
     train(
         Config(**small(data=str(data), out_dir=str(tmp_path / 'base'), steps=2,
                              warmup_steps=0)))
-    nanodepth('retrofit', [str(tmp_path / 'base'), '2-2-1', f'--out={tmp_path / "cut"}',
+    nanodepth('cut', [str(tmp_path / 'base'), '2-2-1', f'--out={tmp_path / "cut"}',
                                 '--mean=3', '--backprop_depth=2', '--inject=identity'])
     return tmp_path
 
@@ -548,66 +550,59 @@ def test_a_checkpoint_comes_back(tiny, tokens, tmp_path):
             2, 3, 4])
 
 
-def test_the_dial(tiny, tokens, started, tmp_path, capsys):
-    model = set_depth(surgery(tiny(n_layer=6), '2-2-2'), r=3)
-    assert model.order == [0, 1] + [2, 3] * 3 + [4, 5]
-    assert set_depth(tiny(), loop='2-2x3').order == [0, 1] + [2, 3] * 3
-    for what, options, message in ((model, dict(loop='2x2'), "loop='2x2' is for ordinary models"),
-                                   (model, dict(r=0), 'at least once'),
-                                   (tiny(), dict(r=2), 'r=2 is for models with a recurrent core')):
-        with pytest.raises(ValueError, match=message):
-            set_depth(what, **options)
+def test_the_dial(started, tmp_path, capsys):
     said = []
     for r in (1, 6):
         nanodepth('sample', [str(started / 'cut'), '--prompt=ab', f'--r={r}', '--tokens=5',
-                                  '--device=cpu'])
-        nanodepth('primitives', [str(started / 'cut'), '--tasks=toy_assign', '--depths=0',
-                                      f'--r={r}', '--n=5', '--device=cpu',
-                                      f'--out={tmp_path / "p.png"}'])
+                             '--device=cpu'])
         said.append(capsys.readouterr().out)
     assert f'{2 + 2 + 1} layers deep' in said[0] and f'{2 + 12 + 1} layers deep' in said[1]
-    pytest.importorskip('safetensors')
-    with pytest.raises(SystemExit):
-        nanodepth('loop', [str(started / 'cut')])
-    said = capsys.readouterr().err
-    assert 'has a recurrent core, which is measured by: python retrofit.py' in said
+    nanodepth('evaluate', [str(started / 'cut'), str(started / 'base'), '--r=1,6',
+                           f'--data={started / "data"}', '--batches=1', '--tasks=toy_assign/0',
+                           '--n=10', '--device=cpu', f'--out={tmp_path / "e.png"}'])
+    rows = read_csv(tmp_path / 'e.csv')
+    assert [(row['run'], row['way'], row['layers']) for row in rows
+            if row['measure'] == 'loss'] == [
+        ('cut', 'as it is', '9'), ('cut', '--r=1', '5'), ('cut', '--r=6', '15'),
+        ('base', 'as it is', '6')]
+    model = load_model(started / 'cut')
+    val = Loader(str(started / 'data'), 4, 16, split='val')
+    for row in rows:
+        if row['run'] == 'cut' and row['measure'] == 'loss':
+            with Way(r=int(row['way'][4:]) if '--r' in row['way'] else None).apply(model):
+                assert float(row['mean']) == measure(model, val, 1)[0]
+                each = sum(sum(p.numel() for p in model.layers[i].parameters())
+                           for i in model.order)
+            assert float(row['effective_params']) == each
+    assert (tmp_path / 'e.png').stat().st_size > 10_000
 
 
 def test_the_command(started, capsys, tmp_path):
-    nanodepth('retrofit', [str(started / 'base'), '2-2-1', f'--out={started / "plain"}'])
+    nanodepth('cut', [str(started / 'base'), '2-2-1', f'--out={started / "plain"}'])
     out = capsys.readouterr().out
     assert re_row('core', '3 4', out) and re_row('dropped', '2', out)
-    nanodepth('retrofit', [str(started / 'base'), '2-2-1', '--layers=0,1/2,3/5',
+    nanodepth('cut', [str(started / 'base'), '2-2-1', '--layers=0,1/2,3/5',
                                 f'--out={started / "lists"}'])
     assert re_row('dropped', '4', capsys.readouterr().out)
-    nanodepth('retrofit', [str(started / 'base'), '2-2-1', '--select=influence',
+    nanodepth('cut', [str(started / 'base'), '2-2-1', '--select=influence',
                                 f'--data={started / "data"}', f'--out={started / "short"}'])
     capsys.readouterr()
-    nanodepth('retrofit',
+    nanodepth('cut',
                    [str(started / 'base'), '2-2-1', '--search', f'--data={started / "data"}'])
     lines = capsys.readouterr().out.splitlines()[2:]
     losses = [float(line.split('|')[1]) for line in lines]
     assert (len(lines) == len(selections(6, (2, 2, 1))) == 3 and losses == sorted(losses)
             and any('| 0 1     | 3 4  | 5    |' in line for line in lines))
-    nanodepth('retrofit',
+    nanodepth('cut',
                    [str(started / 'base'), '2-2-1', '--scratch', f'--out={started / "scratch"}'])
     assert not torch.equal(load_model(started / 'scratch').layers[0].attn.q.weight,
                            load_model(started / 'cut').layers[0].attn.q.weight)
     capsys.readouterr()
-    nanodepth('retrofit',
+    nanodepth('cut',
                    [str(started / 'base'), '2-2-1', '--dense', f'--out={started / "dense"}'])
     assert (isinstance(load_model(started / 'dense'), LM)
             and len(load_model(started / 'dense').order) == 5)
     assert 'adapter' not in capsys.readouterr().out
-    go(started, 'run')
-    capsys.readouterr()
-    nanodepth('retrofit', [str(started / 'run'), str(started / 'base'), '--eval', '--r=1,3',
-                                '--batches=1', '--tasks=toy_assign/0', '--n=10', '--device=cpu',
-                   f'--out={tmp_path / "e.png"}'])
-    out = capsys.readouterr().out
-    assert (re_row('run', '3', out) and re_row('base', 'ordinary', out)
-            and (tmp_path / 'e.png').stat().st_size > 10_000)
-    assert (tmp_path / 'e.csv').read_text().count('\n') == 4
     assert load(started / 'cut')['inherited_flops'] == load(started / 'base')['flops'] > 0 == load(
         started / 'scratch')['inherited_flops']
     (tmp_path / 'bare').mkdir()
@@ -619,10 +614,10 @@ def test_the_command(started, capsys, tmp_path):
                           ([str(started / 'base'), '2-2-1', '--layers=0,1/1,2/3',
                             f'--out={tmp_path / "n"}'], 'stand in more than one place')):
         with pytest.raises(SystemExit) as stop:
-            nanodepth('retrofit', args)
+            nanodepth('cut', args)
         assert stop.value.code == 2 and message in capsys.readouterr().err
     assert not (tmp_path / 'n/ckpt.pt').exists()
-    nanodepth('retrofit',
+    nanodepth('cut',
                    [str(started / 'base' / 'ckpt.pt'), '2-2-1', f'--out={tmp_path / "file"}'])
     assert (tmp_path / 'file' / 'run.json').exists()
 
@@ -636,7 +631,7 @@ def test_settings_that_do_not_fit(started, capsys):
     base = ['config/sft.py', f'--data={started / "data"}', '--device=cpu', '--context=16',
             f'--out_dir={started / "no"}']
     for args, message in (([f'--init_from={started / "base"}', '--recurrence=4'],
-                           'has none: python retrofit.py'),
+                           'has none: nanodepth cut'),
                           (['--init_from=None', '--recurrence=4'], 'init_from must be one'),
                           ([f'--init_from={started / "cut"}', '--cooldown_loop=2x2'],
                            'has a recurrent core, which loops by itself')):

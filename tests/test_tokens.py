@@ -234,14 +234,16 @@ def test_bad_data_is_named(tmp_path):
         Loader(folder, 4, 8)
 
 
-def test_the_command_checks_the_checksums(data, capsys):
-    nanodepth('check_data', [str(data)])
-    assert 'checksums right' in capsys.readouterr().out
+def test_a_dry_run_checks_the_checksums(data, capsys):
+    line = [f'--data={data}', '--dry_run', '--gpus=1']
+    nanodepth('train', line)
+    said = capsys.readouterr().out
+    assert f'{data}, val: 800 tokens of' in said and 'checksums right; it begins' in said
     raw = bytearray((data / 'val_000.bin').read_bytes())
     raw[100] ^= 1
     (data / 'val_000.bin').write_bytes(raw)
     with pytest.raises(SystemExit):
-        nanodepth('check_data', [str(data)])
+        nanodepth('train', line)
     assert 'val_000.bin is not what was written' in capsys.readouterr().err
 
 

@@ -50,9 +50,8 @@ def test_runs_that_were_asked_other_things_are_not_compared(tiny, tmp_path, caps
         (tmp_path / name / 'run.json').write_text('{"tokenizer": "bytes"}')
     both = [tmp_path / 'a', tmp_path / 'b', '--batches=1', '--device=cpu',
             f'--out={tmp_path}/x.png']
-    for name, *more in (('retrofit', '--eval'), ('loop', '--times=1')):
-        assert 'with other kinds of answers' in refused(capsys, name, *both, *more)
-    error = refused(capsys, 'sweep', *both, '--windows=1-2', '--methods=rk', '--K=2',
+    assert 'so that both answer the same' in refused(capsys, 'evaluate', *both)
+    error = refused(capsys, 'sweep', *both, '--window=1-2', '--method=rk', '--K=2',
                     '--score=kind a')
     assert "b: --score='kind a' is not one of loss, kind b; did you mean 'kind b'?" in error
 
@@ -64,9 +63,9 @@ def test_a_model_that_is_not_finite_is_refused_by_whoever_reads_it(run, tmp_path
     path, model = run
     model.layers[1].mlp.up.weight.data[3, 2] = value
     checkpoint.save(path, **checkpoint.describe(model), step=3, optimizers=[])
-    for name, more in dict(primitives=['--tasks=toy_copy', '--n=2', '--device=cpu'], sample=[],
-                           export=[tmp_path / 'hf'], retrofit=['0-1-1'], lens=['--device=cpu'],
-                           evaluate=['--limit=2'], probe=['--only=norms']).items():
+    for name, more in dict(evaluate=['--tasks=toy_copy', '--n=2', '--device=cpu'], sample=[],
+                           export=[tmp_path / 'hf'], cut=['0-1-1'], sweep=['--tasks=toy_copy'],
+                           probe=['--only=norms']).items():
         assert 'holds numbers that are not finite' in refused(capsys, name, path, *more), name
 
 
@@ -100,9 +99,9 @@ def test_a_log_that_cannot_be_read_is_kept_and_said(tmp_path):
 # --------------------------------------------------------------------- 3: settings, 5: checkpoints
 
 @pytest.mark.parametrize('argv, message', [
-    (['sweep', 'x', '--window=mid4'], "no option --window; did you mean 'windows'?"),
+    (['sweep', 'x', '--windows=mid4'], "no option --windows; did you mean 'window'?"),
     (['export', 'x', 'y', 'z'], 'z: one argument too many'),
-    (['loop', 'x', '--untie=yes'], '--untie=yes must be true or false'),
+    (['cut', 'x', '--untie=yes'], '--untie=yes must be true or false'),
     (['train', '--steps=1.5'], '--steps=1.5 must be a whole number'),
     (['train', '--lr=nan'], '--lr=nan must be at least 0'),
     (['train', '--data_weights=1,inf'], '--data_weights=inf must be finite'),
@@ -172,8 +171,8 @@ def test_a_hugging_face_folder_is_not_written_over(run, data, tmp_path, capsys):
     theirs = tmp_path / 'hf'
     nanodepth('export', [str(run[0]), str(theirs)])
     there = sorted(theirs.iterdir())
-    for name, *more in (('retrofit', run[0], '0-1-1', f'--out={theirs}'),
-                        ('loop', '--untie', run[0], theirs),
+    for name, *more in (('cut', run[0], '0-1-1', f'--out={theirs}'),
+                        ('cut', run[0], '--untie', f'--out={theirs}'),
                         ('train', *TINY, f'--data={data}', f'--out_dir={theirs}')):
         assert 'holds a' in refused(capsys, name, *more)
     assert sorted(theirs.iterdir()) == there
@@ -192,26 +191,24 @@ def test_a_dataset_is_overwritten_only_by_what_made_it(tmp_path):
 
 def test_what_is_in_the_way_of_a_result(run, data, tmp_path, capsys):
     path, _ = run
-    for out, what in ((path / 'ckpt.pt', 'a checkpoint'), (tmp_path, 'a folder')):
-        assert f'is {what}: the lens' in refused(capsys, 'lens', path, f'--out={out}')
     (tmp_path / 'page').mkdir()
     (tmp_path / 'page/index.html').write_text('there')
     assert 'no checkpoint' in refused(capsys, 'probe', tmp_path / 'none', '--only=similarity',
                                       f'--out={tmp_path / "page"}')
     assert (tmp_path / 'page/index.html').read_text() == 'there'
-    assert 'give one' in refused(capsys, 'retrofit', path, '0-1-1', '--layers=/0/1',
+    assert 'give one' in refused(capsys, 'cut', path, '0-1-1', '--layers=/0/1',
                                  '--select=influence', f'--data={data}',
                                  f'--out={tmp_path / "cut"}')
 
 
 def test_numbers_are_there_before_a_name_of_the_picture_is_refused(run, data, tmp_path, capsys):
-    assert "'loss'" in refused(capsys, 'loop', run[0], f'--data={data}', '--block=1', '--times=1',
-                               '--batches=1', '--show=los', f'--out={tmp_path / "l.png"}')
+    assert "'loss'" in refused(capsys, 'evaluate', run[0], f'--data={data}', '--batches=1',
+                               '--show=los', f'--out={tmp_path / "l.png"}')
     assert 'loss' in (tmp_path / 'l.csv').read_text()
 
 
 def test_an_untied_file_keeps_its_tokenizer(run, tmp_path, capsys):
-    nanodepth('loop', ['--untie', str(run[0] / 'ckpt.pt'), str(tmp_path / 'free')])
+    nanodepth('cut', [str(run[0] / 'ckpt.pt'), '--untie', f'--out={tmp_path / "free"}'])
     assert get_tokenizer(tmp_path / 'free').n_vocab == 257
 
 

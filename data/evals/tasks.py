@@ -12,7 +12,7 @@ from nanodepth.data.primitives import few_shot  # noqa: E402
 
 
 def primitive(task, depth=0, shots=5, n=1000, **_):
-    "The very examples that `nanodepth primitives` scores, their shots in the prompt."
+    "The very examples that our own scorer asks, their shots in the prompt."
     examples = few_shot(task, n, shots=shots, depth=depth)
     return {'test': Dataset.from_list([dict(prompt=e.prompt, options=e.options, answer=e.answer)
                                        for e in examples])}

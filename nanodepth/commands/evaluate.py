@@ -1,231 +1,229 @@
-"""lm-eval over any checkpoint: ours, looped or not, or a Hugging Face folder.
+"""How good are these models, run in these ways? A table, its numbers as CSV, and a picture.
 
-The idea: the language model evaluation harness knows thousands of tasks, and its `hf` reads what
-transformers reads. So a run of ours is exported to a temporary folder, looped or not, and gets the
-scores that everybody else reports.
+The idea: a row is a model in a way of running, a column is a measure. The first row of each model
+is the model as it is. The others show how they differ from it, on the same questions. After a
+change stands its error, with each question against itself, and p: the probability of so uneven a
+split if up were as likely as down. Names that end in -SEED are averaged, and then the errors are
+those over seeds. Below a looped model stands how it differs from the ordinary ones with as many
+parameters, or with as much compute.
 
-Paper: all four use the harness. LISTS holds their benchmarks by name: "From Growing to Looping",
-section 3.2 (22 of them), "Retrofitted Recurrence", section 4 (GSM8K with one shot, read leniently),
-the training-free wrapper's section 3.1.
-Here: what the harness does not have comes from data/evals/, the primitives from primitives.py.
-Documents begin with what a tokenizer.json puts first; an export's puts an end of text there, as in
-training.
+Papers: "Training-Free Looped Transformers", section 3 (--recipe), "From Growing to Looping",
+section 3, "Retrofitted Recurrence", section 4 (--r). The papers print no errors of differences;
+some of their gains of one or two points would lie within them.
 
 Usage:
-    # a table with standard errors, out/evals/SmolLM-360M.json
-    nanodepth evaluate SmolLM-360M --tasks=arc_easy,hellaswag
-    nanodepth evaluate out/lidas --tasks=toy_assign/3 --loop=3-2x2-3  # no network needed
-    nanodepth evaluate out/tinyllama --tasks=recurrent --r=8 --max_length=1024
+    nanodepth evaluate out/lidas out/baseline --tasks=toy_assign/0-4
+    nanodepth evaluate out/lidas --window=mid4 --K=2,3,6 --out=out/steps.png
+    nanodepth evaluate out/retrofit --r=1,2,4,8 --out=out/r.png
+    nanodepth evaluate SmolLM-360M --tasks=arc_easy,hellaswag --loop=8-4x2-20
 """
 import functools
-import json
-import os
-import tempfile
+import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
-from nanodepth import ROOT
+from tqdm import tqdm
+
 from nanodepth.common.columns import columns
-from nanodepth.common.errors import Refused, nearest, refusing
-from nanodepth.common.files import read_json, reading, write_json
+from nanodepth.common.errors import Refused
+from nanodepth.common.files import Notes
 from nanodepth.common.options import read
-from nanodepth.data.primitives import TASKS, TOY_TASKS, task_and_depth
-from nanodepth.engine.checkpoint import (is_hugging_face, load_model, refuse_looped,
-                                         refuse_not_finite)
-from nanodepth.engine.foreign import is_foreign, repeated_block
-from nanodepth.engine.hf import save_hf
-from nanodepth.engine.measure import set_depth
-from nanodepth.engine.raven import save_raven
-from nanodepth.engine.world import pick_device
-from nanodepth.loop import fit_loop
+from nanodepth.engine.examine import Asked, Examined
+from nanodepth.engine.measure import Score, compared, interval
+from nanodepth.engine.ways import Way, Ways, read_ways
+from nanodepth.loop import name_of
+from nanodepth.model import LM
+from nanodepth.report.plot import PICTURES, draw_scores, draw_tradeoffs, show
+from nanodepth.report.tables import (beside, change_in_words, number, over_seeds, pick_shown,
+                                     run_names, where, write_csv)
 from nanodepth.variants.hosts import depth_of
-from nanodepth.wrapper import patch
 
-EVALS = ROOT / 'data/evals'
-# The papers' benchmarks: (task, shots or None for the task's own). data/evals/README.md says of
-# each whether it is the harness's or ours, and which are not here.
-LISTS = {
-    'closed': [(task, 0) for task in ('triviaqa', 'nq_open', 'webqs')],
-    'open': [(task, 0) for task in ('tydiqa_goldp_en', 'squadv2', 'drop', 'coqa')],
-    'language': [('lambada_openai', 0), ('hellaswag', 0)],
-    'math': [('svamp', 5), ('asdiv', 5)],
-    'primitives': [(f'primitive_{task}', None) for task in TASKS],
-    'retrofit': [(task, 0) for task in ('arc_easy', 'arc_challenge', 'hellaswag', 'winogrande',
-                                        'mmlu', 'piqa', 'openbookqa')] + [('gsm8k', 1)],
-    'recurrent': [('gsm8k_cot_sean', 1), ('minerva_math', 1)],      # with --max_length=1024
-    'looped': [(task, 0) for task in (
-        'arc_easy', 'arc_challenge', 'hellaswag', 'piqa', 'winogrande', 'lambada_openai', 'sciq',
-        'openbookqa', 'commonsense_qa', 'truthfulqa_mc1', 'mmlu_elementary_mathematics',
-        'mmlu_high_school_mathematics', 'mmlu_high_school_physics', 'mmlu_college_mathematics',
-        'mmlu_formal_logic', 'mmlu_abstract_algebra')],
-    'knowledge': [('mmlu_pro', None), ('gpqa_main_zeroshot', None), ('commonsense_qa', 7),
-                  ('arc_challenge', 25), ('mmlu', 0), ('openbookqa', 0)],
-}
-LISTS['depth'] = [task for name in ('closed', 'open', 'language', 'math', 'primitives')
-                  for task in LISTS[name]]
+RECIPE = dict(window=('mid4',), method=('rk',), K=(6,), decode=('bypass',))
 
 
-@dataclass
-class Options:
-    WORDS = ['run']
-    run: str                            # a folder that train.py wrote, or a Hugging Face checkpoint
-    # names of tasks, or of lists: closed, open, language, math, primitives, depth, retrofit,
-    # recurrent, looped, knowledge
-    tasks: str = 'primitives'
-    limit: int | None = None            # documents of each task: to try things, not to report them
-    loop: str | None = None             # run the layers in another order, such as 3-2x2-3
-    r: int | None = None                # how often a recurrent core runs
-    batch_size: int = 8                 # texts read at once
-    max_length: int | None = None       # tokens of a prompt and its answer; None: the context
-    dtype: Literal['auto', 'float32', 'bfloat16', 'float16'] = 'auto'           # of the weights
-    device: str = 'auto'                # auto: cuda, else mps, else cpu
-    out: Path | None = None             # the numbers as JSON; None: out/evals/NAME.json
+@dataclass(kw_only=True)
+class Options(Ways, Asked):
+    WORDS = ['models']
+    # folders that train.py wrote, or Hugging Face checkpoints; NAME-SEED are averaged over seeds
+    models: list[str]
+    recipe: bool = False        # the wrapper as its authors run it, on their 16 tasks
+    show: tuple[str, ...] = ()  # what the picture shows, such as loss,toy_assign/3; (): all
+    # the numbers as CSV; .png is drawn, with the CSV beside it; None: out/evals/NAME.csv
+    out: Path | None = None
 
 
-@functools.cache
-def lm_class():
-    "lm-eval's `hf`, which takes nan for a score: one that does not. (lm-eval is no core package.)"
-    with refusing(ImportError, why=lambda error: f'this needs lm-eval (pip install "lm-eval[hf]"): '
-                  f'{error}'):
-        from lm_eval.models.huggingface import HFLM
-
-    class Harness(HFLM):
-        def _model_call(self, *args, **kwargs):
-            logits = super()._model_call(*args, **kwargs)
-            if logits.isnan().any():
-                raise Refused('the model gives logits that are not numbers: it has no score')
-            return logits
-    return Harness
+def facts(state, model):
+    "What a checkpoint is and what it cost. A forward pass costs a third of a training step."
+    ours = isinstance(model, LM)
+    layers, order = (model.layers, model.order) if ours else depth_of(model)
+    return dict(loop=name_of(order), unique=len(layers), depth=len(order),
+                params=sum(p.numel() for p in model.parameters()),
+                inference_flops=model.flops_per_token() // 3 if ours else math.nan,
+                training_flops=state.get('flops', math.nan) + state.get('inherited_flops', 0))
 
 
-def open_model(path, loop=None, r=None, device='auto', **options):
-    """A checkpoint as lm-eval sees it. A run of ours, and one that shall run its layers in another
-    order or another number of times, is exported first."""
-    refuse_looped(path)
-    options |= dict(device=str(pick_device(device)))
-    if is_foreign(path):
-        if r is not None:
-            raise Refused(f'--r={r} is for models with a recurrent core')
-        lm = lm_class()(str(path), **options)
-        if loop:
-            n = len(depth_of(lm.model)[0])
-            start, block, times = repeated_block(fit_loop(loop, n), n)
-            patch(lm.model, (start, start + block - 1), 'naive', times)
-    elif is_hugging_face(path) and not loop and r is None:
-        lm = lm_class()(str(path), **options)
-    else:
-        model = set_depth(load_model(path), loop=loop, r=r)
-        with tempfile.TemporaryDirectory() as folder:
-            save = save_raven if model.recurs else save_hf
-            save(model, f'{folder}/export', tokenizer=path)
-            lm = lm_class()(f'{folder}/export', trust_remote_code=model.recurs, **options)
-    refuse_not_finite(lm.model, path)
-    return lm
+def effective_params(model, way):
+    "The parameters of the layers, counted as often as they run. Others' layers may differ."
+    if not isinstance(model, LM):
+        return math.nan
+    with way.apply(model):
+        return sum(p.numel() for i in model.order for p in model.layers[i].parameters())
 
 
-@functools.cache
-def manager(everything):
-    "lm-eval's task manager. Reading all of its tasks takes seconds, ours take none."
-    from lm_eval.tasks import TaskManager
-
-    class Manager(TaskManager):
-        keep = None     # a dict: what it holds is not loaded again, in any cell of a sweep
-        shots = {}      # by name; the harness takes a dict of name and shots for a new task
-
-        def load(self, tasks, *args, **kwargs):
-            key = json.dumps([tasks, self.shots], default=str)
-            if self.keep is not None and key in self.keep:
-                return self.keep[key]
-            loaded = super().load(tasks, *args, **kwargs)
-            for name, n in self.shots.items():
-                group = loaded['groups'].get(name)
-                for task in group.get_all_tasks() if group else [loaded['tasks'][name]]:
-                    task.set_config('num_fewshot', n)
-            if self.keep is not None:
-                self.keep[key] = loaded
-            return loaded
-    return Manager(include_path=str(EVALS), include_defaults=everything)
-
-
-def in_harness(name):
-    "assign_math/1 as the harness knows it: primitive_assign_math_d1. Other names stay."
-    if name.partition('/')[0] not in (*TASKS, *TOY_TASKS):
-        return name
-    task, depth = task_and_depth(name)
-    for known in [f'primitive_{task}_d{depth}'] + [f'primitive_{task}'] * (depth == 0):
-        if (EVALS / f'{known}.yaml').exists():
-            return known
-    raise Refused(f'{name}: lm-eval has no form of that depth; there are '
-                  f'{", ".join(sorted(p.stem for p in EVALS.glob(f"primitive_{task}*.yaml")))}')
-
-
-def harness(model, tasks, keep=None, **options):
-    """lm-eval's results for a model that it knows: a dict. `tasks` are names of tasks and of lists;
-    those that the dict `keep` holds are not loaded again."""
-    from lm_eval import simple_evaluate
-    wanted = dict.fromkeys(task for name in tasks.split(',')
-                           for task in LISTS.get(name, [(in_harness(name), None)]))
-    names = [name for name, _ in wanted]
-    known = manager(everything=not set(names) <= set(manager(everything=False).all_tasks))
-    for name in names:
-        if name not in known.all_tasks:
-            near = nearest(name, [*LISTS, *known.all_tasks])
-            raise Refused(f'there is no task {name!r}{near} Lists: {", ".join(LISTS)}')
-    known.keep = keep
-    known.shots = {name: shots for name, shots in wanted if shots is not None}
-    return simple_evaluate(model, tasks=names, task_manager=known,
-                           **dict(log_samples=False) | options)
-
-
-def rows_of(results):
-    "[{task, shots, metric, value, stderr}] in the order of the results."
+def measured(name, examined, ways, notes):
+    "[a row for each way and measure]. What `notes` have is not measured again."
+    about = facts(examined.state, examined.model)
+    mark = examined.mark()
     rows = []
-    is_number = lambda value: isinstance(value, (int, float))
-    for task, result in results['results'].items():
-        for key, value in result.items():
-            metric, _, how = key.partition(',')
-            if how and not metric.endswith('_stderr') and is_number(value):
-                error = result.get(f'{metric}_stderr,{how}')
-                rows.append(dict(task=task, version=results['versions'].get(task),
-                                 shots=results['n-shot'].get(task),
-                                 metric=metric if how == 'none' else f'{metric} ({how})',
-                                 filter=how, value=value,
-                                 stderr=error if is_number(error) else None))
+    plain = None
+    for way in tqdm(ways, name, unit='way', leave=False):
+        found = notes.get(dict(model=mark, way=str(way)), functools.partial(examined.scores, way))
+        scores = {measure: Score(*values) for measure, values in found.items()}
+        plain = plain or scores
+        effective = effective_params(examined.model, way)
+        for measure, score in scores.items():
+            change = compared(plain[measure], score)
+            row = dict(run=name, way=str(way), layers=way.cost(examined.model),
+                       effective_params=effective, measure=measure, kind=score.kind,
+                       mean=score.mean, error=score.error, n=len(score.answers) or None,
+                       chance=score.chance, change=change.mean, change_error=change.error,
+                       p=change.p) | about
+            if score.kind == 'share' and score.answers and {*score.answers} <= {0, 1}:
+                row['low'], row['high'] = interval(sum(score.answers), len(score.answers))
+            rows.append(row)
     return rows
 
 
-def scores_in(path):
-    "The rows of a file of scores, none where there is none yet."
-    with reading(path, then=': choose another --out'):
-        return read_json(path)['rows'] if path.exists() else []
+# --------------------------------------------------------------------------------------- the tables
+
+def cell(row):
+    "A score with its error and, of a way, how it differs from the model as it is."
+    percent = row['kind'] == 'share'
+    text = number(row['mean'], error_in(row), percent)
+    if row['way'] == str(Way()):
+        return text
+    seeds = row['seeds'] > 1
+    change = change_in_words(row['change'], row['change se'] if seeds else row['change_error'],
+                             None if seeds else row['p'], percent)
+    return f'{text} ({change})'
 
 
-def add_scores(path, rows, keys):
-    "Add rows to a file of scores. Those that stood there stay, also new ones, but for these keys."
-    key_of = lambda row: [row.get(key) for key in keys]
-    measured = [key_of(row) for row in rows]
-    stay = [row for row in scores_in(path) if key_of(row) not in measured]
-    write_json(path, dict(rows=stay + rows))
+def error_in(row):
+    "The standard error over the seeds, or else over the questions."
+    error = row['mean se'] if row['seeds'] > 1 else row['error']
+    return math.nan if error is None else error
+
+
+def partners(row, rows):
+    """Of a looped model: ('equal parameters', an ordinary model), ('equal compute', one that costs
+    as much to run)."""
+    ordinary = [other for other in rows if other['unique'] == other['depth']]
+    return [(kind, other) for kind, key in (('equal parameters', 'params'),
+                                            ('equal compute', 'inference_flops'))
+            for other in ordinary if row['unique'] < row['depth'] and other[key] == row[key]]
+
+
+def minus(row, other):
+    "How a score differs from a partner's, and how many of its standard errors that is."
+    change, error = row['mean'] - other['mean'], math.hypot(error_in(row), error_in(other))
+    return change_in_words(change, error, None, row['kind'] == 'share') + (
+        f' ({change / error:+.1f} se)' if error > 0 else '')
+
+
+def print_tables(rows):
+    "What the models are, where there are several; then the scores."
+    models = {row['run']: row for row in reversed(rows) if row['way'] == str(Way())}
+    if len(models) > 1:
+        print(columns([['run', 'loop', 'unique', 'deep', 'params', 'FLOPs/token', 'training FLOPs'],
+                       *([name, row['loop'], f'{row["unique"]:.0f}', f'{row["depth"]:.0f}',
+                          f'{row["params"]:,.0f}',
+                          *(f'{row[key]:.2e}'.replace('nan', 'unknown')
+                            for key in ('inference_flops', 'training_flops'))]
+                         for name, row in reversed(models.items()))]))
+    heads = {}
+    for row in rows:
+        unit = dict(share=', %', nats=', nats', score='')[row['kind']]
+        of = f' of {row["n"]:.0f}' if row['kind'] == 'share' and row['n'] else ''
+        chance = f' (chance {row["chance"]:.0%})' if row['chance'] else ''
+        heads.setdefault(row['measure'], f'{row["measure"]}{unit}{of}{chance}')
+    table = [['model', 'way', 'layers run', *heads.values()]]
+    for name, way in dict.fromkeys((row['run'], row['way']) for row in rows):
+        of_way = {row['measure']: row for row in where(rows, run=name, way=way)}
+        layers = next(iter(of_way.values()))['layers']
+        table.append([name, way, f'{layers:.0f}',
+                      *(cell(of_way[m]) if m in of_way else '' for m in heads)])
+        if way == str(Way()):
+            for kind, other in partners(models[name], models.values()):
+                theirs = {row['measure']: row for row in where(rows, run=other['run'], way=way)}
+                table.append([f'  minus {other["run"]}', kind, '',
+                              *(minus(of_way[m], theirs[m]) if m in of_way and m in theirs else ''
+                                for m in heads)])
+    if len(heads) > len(table) + 3:
+        table = list(zip(*table))
+    print(columns(table))
+
+
+def draw(rows, options, out):
+    "The picture: curves over what the ways differ in, or models against what they cost."
+    kinds = pick_shown('show', options.show, dict.fromkeys(row['measure'] for row in rows))
+    rows = [row for row in rows if row['measure'] in kinds]
+    if {row['way'] for row in rows} == {str(Way())} and len(options.shots) == 1:
+        return show(out, draw_tradeoffs, over_seeds(rows, ['measure'], ['mean']), kinds)
+    numbers = {name: getattr(options, name) for name in ('shots', 'r', 'K', 'T', 'beta')}
+    x = next((name for name, values in numbers.items() if len(values) > 1), None)
+    ways = list(dict.fromkeys(row['way'] for row in rows))
+    for row in rows:
+        plain = row['way'] == str(Way())
+        row |= dict(line='' if plain else row['way'], x=None)
+        if x is None:
+            row |= dict(line='', x=ways.index(row['way']))
+        elif x == 'shots':
+            row['measure'], _, shots = row['measure'].partition(', ')
+            row['x'] = int(shots.split()[0])
+        elif not plain:
+            before, _, value = row['way'].partition(f'--{x}=')
+            value, _, after = value.partition(' ')
+            row |= dict(line=f'{before}{after}'.strip(), x=float(value))
+    show(out, draw_scores, rows, x)
 
 
 def main(argv=None):
-    args = read(Options, argv, __doc__)
-    os.environ.setdefault('TOKENIZERS_PARALLELISM', 'false')
-    out = args.out or Path('out/evals') / f'{Path(args.run).name}.json'
-    scores_in(out)          # what cannot be added to is refused before the work
-    lm = open_model(args.run, args.loop, args.r, args.device, batch_size=args.batch_size,
-                    dtype=args.dtype, max_length=args.max_length)
-    scores = rows_of(harness(lm, args.tasks, limit=args.limit))
-    asked = dict(path=args.run, loop=args.loop, r=args.r, limit=args.limit)
-    if args.max_length:
-        asked |= dict(max_length=args.max_length)
-    if args.dtype != 'auto':
-        asked |= dict(dtype=args.dtype)
-    rows = [asked | row for row in scores]
-    add_scores(out, rows, ['task', 'path', 'loop', 'r', 'limit', 'max_length', 'dtype'])
-    print(columns([['task', 'shots', 'metric', 'value', 'standard error'],
-                   *([row['task'], str(row['shots']), row['metric'], f'{row["value"]:.4f}',
-                      '' if row['stderr'] is None else f'{row["stderr"]:.4f}']
-                     for row in rows)]))
-    print(f'numbers: {out}')
+    options = read(Options, argv, __doc__)
+    if options.recipe:          # what is given beside it counts
+        for name, value in RECIPE.items():
+            setattr(options, name, getattr(options, name) or value)
+        options.tasks = options.tasks or ('' if options.data else 'looped')
+    ways = [Way(), *read_ways(options)]
+    paths = run_names(options.models)
+    out = options.out or Path('out/evals') / f'{Path(options.models[0]).name}.csv'
+    notes = Notes(beside(out, '.jsonl'))
+    rows, data = [], {}
+    for name, path in tqdm(paths.items(), 'models', unit='model', leave=False):
+        examined = Examined(path, options)
+        # beside a recurrent model, an ordinary one is a row to compare with
+        its_ways = ways[:1] if options.r and len(paths) > 1 and not recurs(examined) else ways
+        examined.check(its_ways)
+        data[name] = examined.data()
+        refuse_other_data(data)
+        rows += measured(name, examined, its_ways, notes)
+    if options.r and not any('--r=' in row['way'] for row in rows):
+        raise Refused(f'--r={options.r} is for models with a recurrent core, and none of these has '
+                      'one')
+    print_tables(over_seeds(rows, ['way', 'measure'], ['mean', 'change']))
+    write_csv(rows, out)
+    if out.suffix in PICTURES:
+        draw(rows, options, out)
+
+
+def recurs(examined):
+    return getattr(examined.model, 'recurs', False)
+
+
+def refuse_other_data(data):
+    "Only answers to the same questions can be compared."
+    (first, its_data), *others = data.items()
+    for name, folders in others:
+        if folders != its_data:
+            raise Refused(f'{first} is measured on {its_data}, and {name} on {folders}: give '
+                          '--data, so that both answer the same, or leave the loss out by '
+                          '--measures=')

@@ -11,7 +11,6 @@ import tempfile
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from nanodepth.commands.wrapper import Dials
 from nanodepth.common.errors import Refused
 from nanodepth.common.options import read
 from nanodepth.data.tokenizer import local_folder
@@ -19,20 +18,17 @@ from nanodepth.engine.checkpoint import is_hugging_face, load_model
 from nanodepth.engine.folders import save_looped, save_reordered, without_weights
 from nanodepth.engine.foreign import is_foreign
 from nanodepth.engine.hf import save_hf
-from nanodepth.engine.measure import set_depth
 from nanodepth.engine.raven import save_raven
-from nanodepth.loop import fit_loop
+from nanodepth.engine.ways import Ways, read_way
 from nanodepth.retrofit import Recurrent
 from nanodepth.variants.hosts import depth_of
 
 
 @dataclass(kw_only=True)
-class Options(Dials):
-    "With any of the dials, the wrapper loops the model that is written."
+class Options(Ways):
     WORDS = ['run', 'target']
     run: str                                # a folder that train.py wrote, or a Hugging Face one
     target: str | None = None               # the folder to write
-    loop: str | None = None                 # run the layers in another order, such as 3-2x2-3
     # of a recurrent model, which is written in the format of its authors: another first state in
     # each forward from now on
     fresh: bool = False
@@ -40,16 +36,20 @@ class Options(Dials):
 
 def main(argv=None):
     options = read(Options, argv, __doc__)
-    settings = options.dials()
-    if settings and not options.target:
-        raise Refused(f'--{min(settings)} is for an export: give the folder to write, too')
-    if settings:
-        return export_looped(options, settings)
+    way = read_way(options)
+    if way.dials and not options.target:
+        raise Refused(f'{way} is for an export: give the folder to write, too')
+    if way.dials:
+        return export_looped(options, way.dials)
     # without transformers a Llama's order is written by our own code
-    reorders = options.loop and is_hugging_face(options.run) and find_spec('transformers')
+    reorders = way.loop and is_hugging_face(options.run) and find_spec('transformers')
     if reorders or is_foreign(options.run):
-        return export_theirs(options)
-    model = set_depth(load_model(options.run), loop=options.loop)
+        return export_theirs(options, way)
+    with way.apply(load_model(options.run)) as model:
+        export_ours(options, model)
+
+
+def export_ours(options, model):
     c = model.config
     deep = len(model.order)
     print(f'{options.run}: {model.num_params():,} parameters, {len(model.layers)} layers of width '
@@ -70,15 +70,18 @@ def main(argv=None):
               f"transformers.AutoModelForCausalLM.from_pretrained('{options.target}') opens it")
 
 
-def export_theirs(options):
+def export_theirs(options, way):
     "A checkpoint of any family: what it is, or its layers in another order."
     model = without_weights(local_folder(options.run))
     n = len(depth_of(model)[0])
     parameters = sum(p.numel() for p in model.parameters())
-    order = fit_loop(options.loop, n) if options.loop else [*range(n)]
+    if way.r is not None:
+        with way.apply(model):      # refused: it has no core
+            pass
+    order = way.order(n) if way.loop else [*range(n)]
     print(f'{options.run}: a {type(model).__name__} of {n} layers, {parameters:,} parameters, '
           f'run {len(order)} deep')
-    if options.target and not options.loop:
+    if options.target and not way.loop:
         raise Refused(f'{options.run} is a Hugging Face checkpoint already: give --loop or '
                       '--window, as it is to be written')
     if options.target:
@@ -90,14 +93,11 @@ def export_theirs(options):
 def export_looped(options, settings):
     "The checkpoint with its middle looped; a run of ours is written as Hugging Face's first."
     run, target = options.run, options.target
-    if options.loop and is_hugging_face(run):
-        raise Refused(f'--loop={options.loop} and the wrapper: export the order first, then loop '
-                      'that folder')
     if is_hugging_face(run):
         save_looped(run, target, **settings)
     else:
         with tempfile.TemporaryDirectory() as folder:
-            save_hf(set_depth(load_model(run), loop=options.loop), f'{folder}/hf', tokenizer=run)
+            save_hf(load_model(run), f'{folder}/hf', tokenizer=run)
             save_looped(f'{folder}/hf', target, called=run, **settings)
     print(f"{target}: transformers.AutoModelForCausalLM.from_pretrained('{target}', "
           'trust_remote_code=True) opens it; without that word it is the plain model')

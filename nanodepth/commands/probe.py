@@ -33,18 +33,19 @@ from nanodepth.data.tokenizer import get_tokenizer
 from nanodepth.engine.checkpoint import build_model, load
 from nanodepth.engine.hf import fold_scales
 from nanodepth.engine.measure import After, Scorer, in_vocabulary, open_data, parse_tasks
+from nanodepth.engine.ways import Ways, read_way
 from nanodepth.engine.world import pick_device
-from nanodepth.loop import name_of, repeat_block
+from nanodepth.loop import name_of
 from nanodepth.report.plot import draw_curves, draw_maps, show
 from nanodepth.report.tables import number, over_seeds, run_names, write_csv
-from nanodepth.variants.lens import beside, exit_at, load_lens, quality, train_lens
+from nanodepth.variants.lens import beside, exit_at, load_lens, quality, save_lens, train_lens
 
 
-@dataclass
-class Options:
-    WORDS = ['runs']
+@dataclass(kw_only=True)
+class Options(Ways):
+    WORDS = ['models']
     # folders that train.py wrote, or Hugging Face checkpoints; NAME-SEED are averaged over seeds
-    runs: list[str]
+    models: list[str]
     only: tuple[str, ...] = ()      # some of the probes: depth_score,heatmap,norms; (): all
     examples: str = 'val'           # what effects are measured on: val, or a primitive's prompts
     count: int = 20                 # how many examples (the papers: 20)
@@ -56,7 +57,10 @@ class Options:
     block: int = 2                  # layers of a block, for block_similarity
     # of LN-scaled models: a layer that is moved keeps its scale; else it gets its new depth's
     carry_scales: bool = False
-    lens_steps: int = 250           # training of a tuned lens, if none lies beside the checkpoint
+    # a tuned lens is trained for so many steps, and kept beside the checkpoint as lens.pt; None:
+    # the one that lies there is used, or one of 250 steps that is not kept
+    lens_steps: int | None = None
+    lens_lr: float = 1e-3           # Adam's rate for it
     device: str = 'auto'            # auto: cuda, else mps, else cpu
     out: Path = Path('out/probe')   # the folder of the page
 
@@ -75,13 +79,8 @@ class NotHere(ValueError):
 class Subject:
     "Interventions are measured once for all probes."
 
-    def __init__(self, path, args):
-        self.path = path
-        self.args = args
-        self.state = load(path)
-        self.model = build_model(self.state, path).to(pick_device(args.device)).eval()
-        if args.carry_scales and self.model.config.ln_scaling:
-            self.model = fold_scales(self.model)
+    def __init__(self, path, args, state, model):
+        self.path, self.args, self.state, self.model = path, args, state, model
         self.tokenizer = get_tokenizer(path)
         self.tasks = parse_tasks(args.tasks, args.n)
         if self.model.recurs:
@@ -101,11 +100,18 @@ class Subject:
     @functools.cached_property
     def lens(self):
         "The lens beside the checkpoint, if there is one; else one that is trained now."
-        if beside(self.path).exists():
+        steps = self.args.lens_steps
+        if beside(self.path).exists() and not steps:
             return load_lens(beside(self.path), self.model)
         # rows that neither the model was trained on nor the probes look at
         unseen = After(self.val, max(8, self.args.batches))
-        return train_lens(self.model, unseen, self.args.lens_steps, progress=True)
+        lens = train_lens(self.model, unseen, steps or 250, self.args.lens_lr, progress=True)
+        if not all(p.isfinite().all() for p in lens.parameters()):
+            raise Refused(f'the lens is not finite after {steps or 250} steps: lower '
+                          f'--lens_lr={self.args.lens_lr:g}')
+        if steps:
+            save_lens(lens, self.model, beside(self.path))
+        return lens
 
     @functools.cached_property
     def layer_effects(self):
@@ -218,10 +224,6 @@ def early_exit(c):
     return rows
 
 
-def repeat_once(order, start, length):
-    return repeat_block(order, start, length, 2)
-
-
 class Probe(NamedTuple):
     measure: Callable
     title: str
@@ -274,10 +276,6 @@ PROBES = dict(
     permute=Probe(
         rearranged(permute_block, 4, 8), 'Blocks in a random order',
         'The layers from a position on run in a random order (the same for every model).',
-        'start', 'size'),
-    repeat=Probe(
-        rearranged(repeat_once, 1, 2, 4, 8), 'Blocks run twice',
-        'The layers from a position on run once more, without any training for it.',
         'start', 'size'),
     similarity=Probe(
         similarity, 'Are layers copies of each other?',
@@ -349,22 +347,22 @@ def chosen(only):
 
 def make(args):
     names = chosen(args.only)
+    way = read_way(args)
+    if way.dials:
+        raise Refused(f'{way}: the probes look at each layer as it is, so they take --loop and '
+                      '--r, and no window')
     folder = args.out
     folder.mkdir(parents=True, exist_ok=True)
     rows = {name: [] for name in names}
     notes = []
     try:
-        for run, path in tqdm(run_names(args.runs).items(), desc='models', unit='model'):
-            subject = Subject(path, args)
-            n, T = subject.tokens.shape
-            notes.append(f'{describe(run, subject)}; looked at with {n} examples of {T} tokens '
-                         f'({args.examples}), t at '
-                         f'{"every position" if T <= 32 else "16 drawn positions"}')
-            for name in names:
-                try:
-                    rows[name] += [dict(run=run, **row) for row in PROBES[name].measure(subject)]
-                except NotHere as error:
-                    notes.append(f'{run} is not in {name}: {error}')
+        for run, path in tqdm(run_names(args.models).items(), desc='models', unit='model'):
+            state = load(path)
+            model = build_model(state, path).to(pick_device(args.device)).eval()
+            if args.carry_scales and model.config.ln_scaling:
+                model = fold_scales(model)
+            with way.apply(model):
+                notes += look(run, Subject(path, args, state, model), rows)
     # show what has been measured, even if a later model fails
     finally:
         drawn = [name for name in names if rows[name]]
@@ -374,7 +372,27 @@ def make(args):
         if drawn:
             write_index(folder, drawn, notes)
     print('\n'.join(notes))
-    last = {row['run']: row for row in rows.get('depth_score', [])}     # the deepest layer's
+    print_scores(rows.get('depth_score', []))
+    print(f'page: {folder / "index.html"}')
+
+
+def look(run, subject, rows):
+    "Add the rows of every probe; the notes of what was looked at."
+    n, T = subject.tokens.shape
+    notes = [f'{describe(run, subject)}; looked at with {n} examples of {T} tokens '
+             f'({subject.args.examples}), t at '
+             f'{"every position" if T <= 32 else "16 drawn positions"}']
+    for name in rows:
+        try:
+            rows[name] += [dict(run=run, **row) for row in PROBES[name].measure(subject)]
+        except NotHere as error:
+            notes.append(f'{run} is not in {name}: {error}')
+    return notes
+
+
+def print_scores(rows):
+    "The depth scores, averaged over seeds."
+    last = {row['run']: row for row in rows}        # the deepest layer's
     if last:
         scores = [row | dict(of=row['score'] / max(1, row['depth'])) for row in last.values()]
         lines = [['model', 'depth score', 'of the depth']]
@@ -382,7 +400,6 @@ def make(args):
             lines.append([row['run'], number(row['score'], row['score se']),
                           number(row['of'], row['of se'])])
         print(columns(lines))
-    print(f'page: {folder / "index.html"}')
 
 
 def main(argv=None):

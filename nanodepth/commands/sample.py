@@ -13,12 +13,13 @@ from nanodepth.common.options import read
 from nanodepth.data.tokenizer import get_tokenizer, readable
 from nanodepth.data.tokens import draw
 from nanodepth.engine.checkpoint import load_model
-from nanodepth.engine.measure import encode, set_depth
+from nanodepth.engine.measure import encode
+from nanodepth.engine.ways import Ways, read_way
 from nanodepth.engine.world import pick_device
 
 
-@dataclass
-class Options:
+@dataclass(kw_only=True)
+class Options(Ways):
     WORDS = ['run']
     run: str                   # a folder that train.py wrote, or a Hugging Face checkpoint
     prompt: str | None = None           # \n is a line break; None: prompts that suit the toy
@@ -26,8 +27,6 @@ class Options:
     temperature: float = 0.7            # 0 takes the likeliest token each time
     top_k: int | None = None            # draw among the likeliest so many
     seed: int = 0                       # of every draw
-    loop: str | None = None             # run the layers in another order, such as 3-2x2-3
-    r: int | None = None                # how often a recurrent core runs
     device: str = 'auto'                # auto: cuda, else mps, else cpu
 
 
@@ -41,7 +40,11 @@ def main(argv=None):
     device = pick_device(options.device)
     model = load_model(options.run, device)
     tokenizer = get_tokenizer(options.run)
-    set_depth(model, loop=options.loop, r=options.r)
+    with read_way(options).apply(model):
+        write(model, tokenizer, options, device)
+
+
+def write(model, tokenizer, options, device):
     print(f'device {device}, {model.num_params():,} parameters, {len(model.order)} layers deep, '
           f'temperature {options.temperature}')
     asked = {options.prompt: options.tokens} if options.prompt else TOY_PROMPTS

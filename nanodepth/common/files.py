@@ -123,3 +123,31 @@ def new_model(folder, option='choose another folder'):
 def on_hub(name):
     "Is this owner/name, as on the Hugging Face hub, and nothing on this disk?"
     return re.fullmatch(r'\w[\w.-]*/[\w.-]+', str(name)) is not None and not Path(name).exists()
+
+
+class Notes:
+    """What has been measured, a line each, on disk: a command that was stopped goes on where it
+    was. Two commands may add to one file."""
+
+    def __init__(self, path):
+        self.path, self.known = path, {}
+        with reading(path, then=': choose another --out'):
+            lines = path.read_text(encoding='utf-8').splitlines() if path.exists() else []
+        for line in lines:
+            try:
+                note = json.loads(line)
+            except ValueError:          # it was being written when it was killed
+                continue
+            self.known[json.dumps(note['of'], sort_keys=True)] = note['found']
+
+    def get(self, of, measure):
+        "What is noted of something, or what measure() says of it now."
+        key = json.dumps(of, sort_keys=True)
+        if key not in self.known:
+            self.known[key] = measure()
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            line = '\n' + json.dumps(dict(of=of, found=self.known[key])) + '\n'
+            file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+            os.write(file, line.encode())           # in one piece, so that no other cuts it in two
+            os.close(file)
+        return self.known[key]

@@ -252,5 +252,5 @@ def prepare(mixtures, docstring, argv=None, out=None):
                 bar.write(f'{out / source.name}: {n:,} tokens{repeats}; {origin["documents"]:,} '
                           f'documents, {origin["left_out"]:,} empty or left out')
             write_json(out / 'mixture.json', {s.name: s.share for s in sources})
-    print(f'{out}: {options.tokens:,} tokens in the mixture; nanodepth check_data '
-          f'{out / sources[0].name} looks at a part')
+    print(f'{out}: {options.tokens:,} tokens in the mixture; train.py --data={out} '
+          '--dry_run looks at it')

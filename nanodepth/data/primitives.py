@@ -15,7 +15,7 @@ likelihood of ` 1` includes that of ` 13`. The `toy_` tasks have the form of dat
 
 Usage:
     examples = few_shot('assign_basic', 200, shots=5, depth=1)      # engine/measure.py scores them
-    nanodepth primitives out/lidas --depths=0,1,2
+    nanodepth evaluate out/lidas --tasks=toy_assign/0-2
     python data/sft/prepare.py --tasks=toy_assign --depths=4 --n=128    # examples to fine-tune on
 """
 import math

@@ -12,8 +12,8 @@ A dataset is a folder: train.json and val.json say what is in train_*.bin and va
 counts, checksums, origin). Beside a .bin there may be a .mask (1 where a token counts in the loss:
 fine-tuning, a row is one padded example) and a .marks (what kind of answer a token belongs to, plus
 128 where an answer begins: loss and accuracy by kind). A folder may instead have a mixture.json:
-{folder: share} of the datasets that make it up (corpus.py writes them). `nanodepth check_data
-data/toy` shows a dataset and checks it.
+{folder: share} of the datasets that make it up (corpus.py writes them). `train.py CONFIG
+--dry_run` shows what is in a config's data, and checks it.
 
 Usage:
     loader = Loader('data/toy', batch_size=16, context=256)
@@ -344,10 +344,11 @@ def evaluate(model, loader, batches=None):
 
 
 @torch.no_grad()
-def measure(model, loader, batches=None, pieces=1, first=0):
+def measure(model, loader, batches=None, pieces=1, first=0, singly=None):
     """(loss, {kind: {'loss', 'accuracy'}}) over some batches from the `first` on, the kinds being
     the marks that the data carries. A batch is computed in `pieces`, as in training. Instead of
-    a model, any function from tokens to logits will do."""
+    a model, any function from tokens to logits will do. `singly`, a dict, gets the loss of each
+    batch, and of each kind a list of which answers are right."""
     is_model = isinstance(model, torch.nn.Module)
     was_training = is_model and model.training
     if is_model:
@@ -358,6 +359,7 @@ def measure(model, loader, batches=None, pieces=1, first=0):
     steps = len(loader) if batches is None else min(batches, len(loader))
     for step in range(first, first + steps):
         batch = loader.marked_batch(step)
+        before = sums[0].clone()
         for tokens, targets, marks in zip(*(t.chunk(pieces) for t in batch)):
             counts = targets != -1
             if is_model and not loader.kinds:       # without logits, in pieces
@@ -373,6 +375,11 @@ def measure(model, loader, batches=None, pieces=1, first=0):
                 hits = right[kind == k]    # (B, T), (answers,)
                 sums[k] += torch.tensor([losses[here].double().sum(), here.sum(), hits.sum(),
                                          len(hits)])
+                if k and singly is not None:
+                    singly.setdefault(loader.kinds[k - 1], []).extend(hits.tolist())
+        if singly is not None:
+            loss, n = (sums[0] - before)[:2].tolist()
+            singly.setdefault('loss', []).append(loss / max(n, 1))
     if is_model:
         model.train(was_training)
     if loader.world_size > 1:

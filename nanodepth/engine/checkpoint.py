@@ -115,7 +115,7 @@ def refuse_looped(folder):
     if config.exists() and (settings := read_json(config).get('nanodepth')):
         raise Refused(f"{folder} loops its layers by code of its own ({settings}), which "
                       "transformers and lm-eval's hf run with trust_remote_code=True; here, loop "
-                      'the checkpoint that it was made from (nanodepth wrap)')
+                      'the checkpoint that it was made from (nanodepth evaluate --window=...)')
 
 
 def refuse_not_finite(model, path):

@@ -16,16 +16,21 @@ Usage:
 """
 import collections
 import dataclasses
+import hashlib
+import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import torch
+from tqdm import tqdm
 
 from nanodepth.common.columns import columns
 from nanodepth.common.errors import Refused
 from nanodepth.common.losses import in_pieces, piece_on
 from nanodepth.common.options import read
-from nanodepth.data.tokens import Loader, make_toy_data
+from nanodepth.data.tokenizer import get_tokenizer
+from nanodepth.data.tokens import Dataset, Loader, how_to_prepare, make_toy_data, mixture
 from nanodepth.engine import checkpoint
 from nanodepth.engine.plan import Plan, Start, model_config
 from nanodepth.engine.world import PEAK_FLOPS
@@ -165,6 +170,29 @@ def main(argv, read_config):
         raise Refused('--dry_run=false: leave it out to train')
     config = read_config([arg for arg in argv if arg.partition('=')[0] not in own_options])
     show(config, options.gpus, options.gpu, options.mfu)
+    for data in (config.data, config.cooldown_data):
+        for folder in [data] if isinstance(data, str) else data or []:
+            check_data(folder)
+
+
+def check_data(folder):
+    "Say what is in a dataset, or in each of a mixture, and check every checksum."
+    for part, _ in mixture(folder):
+        if not (Path(part) / 'train.json').exists():
+            print(f'{part} is not here yet; {how_to_prepare(part)}')
+            continue
+        for split in ('train', 'val'):
+            data = Dataset(part, split, context=None)
+            shards = tqdm(data.shards, desc=f'{part}, {split}: checking', leave=False)
+            for shard, sums in zip(shards, data.checksums):
+                for ending, want in sums.items():
+                    if hashlib.sha256(shard[ending]).hexdigest() != want:
+                        raise Refused(f'{shard[ending].filename} is not what was written (wrong '
+                                      f'checksum); {how_to_prepare(part)}')
+            ids = data.shards[0]['.bin'][:40].tolist()
+            print(f'{part}, {split}: {data.tokens:,} tokens of {data.tokenizer!r}, checksums '
+                  f'right; it begins {get_tokenizer(data.tokenizer).decode(ids)!r}, from '
+                  f'{json.dumps(data.origin)}')
 
 
 def show(config, gpus, gpu, mfu):

@@ -2,14 +2,13 @@
 
 The idea: what is not our Llama or Qwen 3 is opened by transformers. It is scored as a function from
 tokens to logits, and a block of its layers is run several times by the wrapper, where our own
-models take another order.
+models take another order (engine/ways.py).
 
 Usage:
     state, model = open_any('gemma-3-1b-pt')            # an LM or Recurrent where ours can be it
     score(answer_of(model))
-    with repeated(model, start=4, block=2, times=3): score(answer_of(model))
+    start, length, times = repeated_block([0, 1, 2, 1, 2, 3], 4)
 """
-import contextlib
 import math
 from types import SimpleNamespace
 
@@ -22,20 +21,22 @@ from nanodepth.engine.checkpoint import build_model, is_hugging_face, load, refu
 from nanodepth.engine.folders import using_transformers
 from nanodepth.engine.hf import model_config
 from nanodepth.engine.raven import FAMILY
-from nanodepth.loop import repeat_block, running
+from nanodepth.loop import repeat_block
 from nanodepth.model import LM
-from nanodepth.wrapper import looped
+
+
+def family_of(path):
+    "What a Hugging Face checkpoint calls its kind of model, or None."
+    config = local_folder(path) / 'config.json'
+    return read_json(config).get('model_type') if config.exists() else None
 
 
 def is_foreign(path):
     "Is this a Hugging Face checkpoint that our model cannot be?"
-    if not is_hugging_face(path):
-        return False
-    config = local_folder(path) / 'config.json'
-    if not config.exists() or read_json(config).get('model_type') == FAMILY:
+    if not is_hugging_face(path) or family_of(path) in (None, FAMILY):
         return False
     try:
-        model_config(config)
+        model_config(local_folder(path) / 'config.json')
     except Refused:
         return True
     return False
@@ -70,19 +71,6 @@ class Hooked:
     @torch.no_grad()
     def __call__(self, tokens):
         return self.model(tokens, use_cache=False).logits
-
-
-@contextlib.contextmanager
-def repeated(model, start, block, times):
-    "The `block` layers from `start` on run several times in here."
-    if isinstance(model, LM):
-        with running(model, repeat_block(model.order, start, block, times)):
-            yield
-    elif times == 1:
-        yield
-    else:
-        with looped(model, (start, start + block - 1), 'naive', times):
-            yield
 
 
 def repeated_block(order, n):

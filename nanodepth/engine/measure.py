@@ -6,8 +6,8 @@ wrapped, and others'.
 
 Usage:
     accuracy, (low, high) = score(model, get_tokenizer('out/lidas'), few_shot('assign_basic', 200))
-    score_of = run_scorer(path, state, model, None, 8, parse_tasks('toy_assign/4', 200))
-    score_of(model)                             # {'loss', 'copy', ..., 'toy_assign/4'}
+    scorer = Scorer(tokenizer, parse_tasks('toy_assign/4', 200), val=loader, batches=8)
+    scorer(model)                               # {'loss', 'copy', ..., 'toy_assign/4'}
 """
 import hashlib
 import json
@@ -18,11 +18,47 @@ import torch
 
 from nanodepth.common.errors import Refused
 from nanodepth.data.primitives import continuation, few_shot, task_and_depth
-from nanodepth.data.tokenizer import get_tokenizer, refuse_another_tokenizer, start_of_document
+from nanodepth.data.tokenizer import refuse_another_tokenizer, start_of_document
 from nanodepth.data.tokens import Loader, measure
 from nanodepth.engine.checkpoint import describe
-from nanodepth.loop import fit_loop
 from nanodepth.model import LM
+from nanodepth.report.tables import mean, p_value, standard_error
+
+
+class Score(NamedTuple):
+    "How good a model is at something."
+    kind: str               # 'nats' of a loss, a 'share' of right answers, or another 'score'
+    mean: float
+    error: float | None     # its standard error, where there is one
+    answers: list           # what each question, document or batch gave
+    chance: float | None = None
+
+
+class Change(NamedTuple):
+    mean: float
+    error: float | None
+    p: float | None         # of so uneven a split, if up were as likely as down
+
+
+def compared(before, after):
+    """What changes from one Score to another. Its error is that of the mean over questions, each
+    against itself."""
+    changes = [float(b) - float(a) for a, b in zip(before.answers, after.answers, strict=True)
+               if isinstance(a, (int, float)) and isinstance(b, (int, float))]
+    change = after.mean - before.mean
+    if before.kind != 'nats' and changes and abs(mean(changes) - change) > 1e-9:
+        changes = []        # not a mean over documents: a perplexity, a group of tasks
+    return Change(change, error_of(changes), p_value(changes))
+
+
+def error_of(values):
+    return standard_error(values) if len(values) > 1 else None
+
+
+def of_answers(accuracy, right, chance=None):
+    "The Score of questions that are answered right or wrong."
+    right = list(map(int, right))
+    return Score('share', accuracy, error_of(right), right, chance)
 
 
 def score(model_like, tokenizer, examples, **options):
@@ -36,6 +72,7 @@ class Answers(NamedTuple):
     right: float                # how many; nan if a log-likelihood is not finite
     n: int
     log_likelihood: float       # of the right option, the mean over the questions
+    each: list                  # was it answered right?
 
     @property
     def accuracy(self):
@@ -45,11 +82,12 @@ class Answers(NamedTuple):
 def ask(model_like, tokenizer, examples, **options):
     "The Answers of a model to some questions: the likeliest option is its choice."
     values = log_likelihoods(model_like, tokenizer, examples, **options)
-    right = sum(v.argmax().item() == e.answer for v, e in zip(values, examples))
+    each = [v.argmax().item() == e.answer for v, e in zip(values, examples)]
+    right = sum(each)
     if not all(v.isfinite().all() for v in values):         # argmax still chose one
         right = math.nan
     total = sum(v[e.answer].item() for v, e in zip(values, examples))
-    return Answers(right, len(examples), total / len(examples))
+    return Answers(right, len(examples), total / len(examples), each)
 
 
 def interval(right, n, z=1.96):
@@ -76,6 +114,19 @@ def in_vocabulary(ids, model):
     return ids
 
 
+def encoded(model, tokenizer, examples):
+    "(the tokens of each prompt, those of each of its options)."
+    return ([encode(tokenizer, e.prompt, model) for e in examples],
+            [[in_vocabulary(continuation(tokenizer, e.prompt, o), model) for o in e.options]
+             for e in examples])
+
+
+def lengths(model, tokenizer, examples):
+    "[(tokens of the prompt, of its longest option)] of each example."
+    prompts, options = encoded(model, tokenizer, examples)
+    return [(len(p), max(map(len, o))) for p, o in zip(prompts, options)]
+
+
 SPREAD = 4          # tokens by which the prompts of a batch may differ
 
 
@@ -85,9 +136,7 @@ def log_likelihoods(model_like, tokenizer, examples, *, batch=64, share=True):
     maps tokens (B, T) to logits (B, T, V). One of our models reads each prompt once, and its
     options share the cache (share=False: they don't). Examples with prompts of similar length
     make a batch."""
-    prompts = [encode(tokenizer, e.prompt, model_like) for e in examples]
-    options = [[in_vocabulary(continuation(tokenizer, e.prompt, o), model_like) for o in e.options]
-               for e in examples]
+    prompts, options = encoded(model_like, tokenizer, examples)
     context = getattr(getattr(model_like, 'config', None), 'context', math.inf)
     longest = max(len(p) + max(map(len, o)) for p, o in zip(prompts, options))
     if longest > context:
@@ -176,24 +225,6 @@ def fingerprint(model):
     return digest.hexdigest()
 
 
-def set_depth(model, *, loop=None, r=None):
-    """Apply --loop and --r: an LM runs its layers in another order, a Recurrent its core r
-    times."""
-    if model.recurs:
-        if loop:
-            raise Refused(
-                f'loop={loop!r} is for ordinary models: a recurrent core is run more often by r')
-        if r is not None and r < 1:
-            raise Refused(f'r={r} is too small: the core must run at least once (try r=1)')
-        model.mean = model.mean if r is None else r
-    elif r is not None:
-        raise Refused(f'r={r} is for models with a recurrent core, and this one has none: loop '
-                      'runs its layers in another order')
-    elif loop:
-        model.config.order = fit_loop(loop, len(model.layers))
-    return model
-
-
 def parse_tasks(text, n, shots=0, seed=0):
     "'assign_code/1,copy_words' to examples of each: {'assign_code/1': [Example]}."
     asked = {name: task_and_depth(name) for name in filter(None, text.split(','))}
@@ -252,21 +283,3 @@ class Scorer:
             scores['loss'], kinds = self.on_data(model)
             scores |= {kind: row['accuracy'] for kind, row in kinds.items() if kind != 'text'}
         return scores | {name: answers.accuracy for name, answers in self.answers(model).items()}
-
-
-def refuse_other_kinds(name, scores, before):
-    "Refuse scores of a run that do not name what those before it name (None: there are none)."
-    if before is not None and scores.keys() != before.keys():
-        raise Refused(f'{name} was trained on data with other kinds of answers '
-                      f'({", ".join(scores)}): give it a command of its own')
-
-
-def run_scorer(path, state, model, data, batches, questions):
-    """The Scorer for models like this one, on `data` or on what the run was trained on. Questions
-    can do without any."""
-    config = state.get('config') or {}
-    val = None
-    if data or config.get('data') or not questions:
-        val = open_data(path, state, model, data)
-    return Scorer(get_tokenizer(path), questions, val, batches,
-                  pieces=config.get('grad_accum', 1))

@@ -80,7 +80,7 @@ class Plan:
         falls = max(c.decay_steps, c.lr_decay_steps or 0)
         no_core = 'init_from must be one'
         if c.init_from:
-            no_core = f'{c.init_from} has none: python retrofit.py {c.init_from} 2-4-2 makes one'
+            no_core = f'{c.init_from} has none: nanodepth cut {c.init_from} 2-4-2 makes one'
         for wrong, why in (
                 (c.warmup_steps + falls > c.steps, f'warmup_steps={c.warmup_steps} and a decay '
                  f'over {falls} steps do not fit into steps={c.steps}'),

@@ -9,18 +9,22 @@ Usage:
 import itertools
 import math
 import os
+import re
 
 from nanodepth.common.files import fresh
 from nanodepth.report.runs import growths, kinds_of, measured
-from nanodepth.report.tables import beside, grouped, in_percent, mean, unit_of, where
+from nanodepth.report.tables import beside, grouped, in_percent, mean, where
 
 COLOURS = ['#3b6fb6', '#d1495b', '#2e8b57', '#e08e1b', '#7b5aa6', '#4f4f4f', '#17a2b8', '#c45ab3',
            '#8c6d31', '#9aa0a6']
 
 
+PICTURES = '.png', '.pdf', '.svg'
+
+
 def show(path, draw, *what):
     "Draw, and print where the picture is, or that matplotlib is missing."
-    path = path if path.suffix in ('.png', '.pdf', '.svg') else beside(path, '.png')
+    path = path if path.suffix in PICTURES else beside(path, '.png')
     try:
         with fresh(path) as file:
             draw(*what).savefig(file, dpi=130, format=path.suffix[1:])
@@ -175,118 +179,92 @@ def draw_origins(pictures):
 
 # ----------------------------------------------------------------------------- looping, recurrences
 
-def draw_repetitions(rows, kinds, block):
-    """rows: {run, start, times, a number for each kind}. One column per run, one row per kind; a
-    line for each number of times, against the position where the repeated block begins."""
-    groups = grouped(rows)
-    fig, axes = figure(len(kinds), len(groups), (1 + 2.6 * len(groups), 0.8 + 2.3 * len(kinds)),
-                       sharex='col', sharey='row')
-    for column, (name, group_rows) in zip(axes.T, groups.items()):
-        for ax, kind in zip(column, kinds):
-            times = dict.fromkeys(row['times'] for row in group_rows)
-            for colour, k in zip(['#4f4f4f', *COLOURS], times):
-                style = dict(marker='', ls='--') if k == 1 else {}
-                curve(ax, where(group_rows, times=k), 'start', kind, colour,
-                      'as trained' if k == 1 else f'{k} times', scale(kind), shade=False, **style)
-            ax.xaxis.get_major_locator().set_params(integer=True)
-        column[0].set_title(name, fontsize=10)
-        column[-1].set_xlabel(f'first of the {block} layers')
-    for ax, kind in zip(axes[:, 0], kinds):
-        say_kind(ax, kind)
-        if kind == 'loss':      # a repeated first layer ruins a model: keep the rest in sight
-            ordinary = [row['loss'] for row in where(rows, times=1)]
-            ax.set_ylim(min(ordinary) - 0.15, max(ordinary) + 1.5)
-    axes[0, 0].legend(frameon=False, fontsize=8)
-    return fig
-
-
 def draw_tradeoffs(rows, kinds):
-    """The mean accuracy over the kinds against unique parameters, inference FLOPs and training
-    FLOPs."""
+    """rows: {run, measure, kind, mean, params, inference_flops, training_flops}, seeds averaged.
+    The mean share of right answers (else the loss) against each cost."""
+    shares = [row for row in rows if row['kind'] == 'share']
     fig, axes = figure(1, 3, (13, 4), sharey=True)
-    skills = [kind for kind in kinds if kind != 'loss']
     labels = dict(params='unique parameters', inference_flops='inference FLOPs per token',
                   training_flops='training FLOPs')
+    runs = dict.fromkeys(row['run'] for row in rows)
     for ax, (key, label) in zip(axes[0], labels.items()):
-        for colour, row in zip(COLOURS * 9, rows):
-            y = 100 * mean([row[kind] for kind in skills]) if skills else row['loss']
-            ax.scatter(row[key], y, color=colour, s=70, label=row['run'],
-                       marker='s' if row['unique'] < row['depth'] else 'o')
+        for colour, run in zip(COLOURS * 9, runs):
+            of_run = where(shares or rows, run=run)
+            y = mean([row['mean'] for row in of_run]) * (100 if shares else 1)
+            ax.scatter(of_run[0][key], y, color=colour, s=70, label=run,
+                       marker='s' if of_run[0]['unique'] < of_run[0]['depth'] else 'o')
         ax.set_xlabel(label)
         ax.set_xlim(0)
-    axes[0][0].set_ylabel('answers right, mean of the kinds (%)' if skills
-                          else 'loss (nats per token)')
+    axes[0][0].set_ylabel('answers right, mean of the measures (%)' if shares else kinds[0])
     axes[0][2].legend(frameon=False, fontsize=9, loc='center left', bbox_to_anchor=(1, 0.5),
                       title='square: looped')
     return fig
 
 
-def draw_recurrences(rows, kinds):
-    """rows: {run, r, effective_params, a number for each kind}. One column per kind, against
-    recurrences above and effective parameters below, one line per run; an ordinary model (r = 0)
-    is a dotted line."""
-    fig, axes = figure(2, len(kinds), (1.5 + 3.2 * len(kinds), 5.6), sharey='col', sharex='row')
-    xs = dict(r='recurrences', effective_params='effective parameters of the layers')
-    for panels, kind in zip(axes.T, kinds):
-        for ax, (x, label) in zip(panels, xs.items()):
-            for colour, (name, group_rows) in zip(COLOURS * 9, grouped(rows).items()):
-                if group_rows[0]['r']:
-                    curve(ax, group_rows, x, kind, colour, name, scale(kind), shade=False, ms=4)
-                else:
-                    level = scale(kind) * mean([row[kind] for row in group_rows])
-                    ax.axhline(level, color=colour, ls=':', label=name)
+def draw_scores(rows, x):
+    """rows: {run, line, way, measure, kind, mean, chance, x}. A panel for each measure, a line for
+    each run (its seeds averaged) and `line`, against the number x by which the ways differ, or
+    against the ways one by one; dashed in a run's colour: the model as it is; dotted: chance."""
+    measures = list(dict.fromkeys(row['measure'] for row in rows))
+    ways = list(dict.fromkeys(row['way'] for row in rows))
+    at = sorted({row['x'] for row in rows} - {None})
+    fig, axes = figure(1, len(measures), (2.5 + 3 * len(measures), 3.8))
+    for ax, measure in zip(axes[0], measures):
+        here = where(rows, measure=measure)
+        factor = 100 if here[0]['kind'] == 'share' else 1
+        lines = [(f'{name} {line}'.strip(), where(of_run, line=line))
+                 for name, of_run in grouped(here).items()
+                 for line in dict.fromkeys(row['line'] for row in of_run)]
+        for colour, (name, of_line) in zip(COLOURS * 9, lines):
+            level = [row['mean'] for row in of_line if row['x'] is None]
+            points = [row for row in of_line if row['x'] is not None]
+            if level:
+                ax.axhline(factor * mean(level), color=colour, ls='--', lw=1,
+                           label=f'{name}, as it is')
+            if points:
+                curve(ax, points, 'x', 'mean', colour, name, factor, ms=4)
+        if here[0].get('chance'):
+            ax.axhline(100 * here[0]['chance'], color='#888888', ls=':')
+        if x == 'r':
             ax.set_xscale('log', base=2)
-            ax.set_xlabel(label)
-        say_kind(panels[0], kind, title=True)
-    axes[0][0].legend(frameon=False, fontsize=8)
-    return fig
-
-
-def draw_shots(rows):
-    """rows: {line, task, shots, accuracy, low, high, chance}. One panel per task: accuracy against
-    the number of shots, one line per run; dotted: chance."""
-    tasks, names = (list(dict.fromkeys(row[key] for row in rows)) for key in ('task', 'line'))
-    fig, axes = figure(1, len(tasks), (3 + 2.8 * len(tasks), 3.6), sharey=True)
-    for ax, task in zip(axes[0], tasks):
-        for name, colour in zip(names, COLOURS * 9):
-            line_rows = where(rows, line=name, task=task)
-            curve(ax, line_rows, 'shots', 'accuracy', colour, name, 100, shade=False, ms=4)
-            if len(names) < 5:      # more shades are unreadable
-                xs = sorted({row['shots'] for row in line_rows})
-                seeds = [where(line_rows, shots=at) for at in xs]
-                low = [100 * min(row['low'] for row in rows_there) for rows_there in seeds]
-                high = [100 * max(row['high'] for row in rows_there) for rows_there in seeds]
-                ax.fill_between(xs, low, high, color=colour, alpha=0.1, lw=0)
-        ax.axhline(100 * where(rows, task=task)[0]['chance'], color='#888888', ls=':')
-        ax.set(title=task, xlabel='shots', ylim=(-3, 103))
-    axes[0][0].set_ylabel('answers right (%)')
-    axes[0][-1].legend(frameon=False, fontsize=8, loc='center left', bbox_to_anchor=(1, 0.5))
+        ax.set_xticks(at, [f'{value:g}' for value in at] if x else ways,
+                      **{} if x else dict(fontsize=7, rotation=30, ha='right'))
+        ax.set_xlabel({None: '', 'r': 'recurrences', 'shots': 'examples before the question',
+                       'K': 'steps K'}.get(x, x))
+        if factor == 100:
+            ax.set_ylim(-3, 103)
+        unit = dict(share=' (%)', nats=' (nats)', score='')[here[0]['kind']]
+        ax.set_title(f'{measure}{unit}', fontsize=10)
+    legend_below(fig, axes[0][0], fontsize=9)
     return fig
 
 
 # -------------------------------------------------------------------------------------- the wrapper
 
-def draw_sweep(rows, kinds):
-    """rows: {run, window, setting, kind: gain}. One row of panels per kind, one column per
-    run; windows to the right, settings below each other. Blue is a gain, red a loss, grey not run
-    or not a number; the scale ends at the largest gain, since a loss has no bound."""
+def draw_sweep(rows, units):
+    """rows: {run, window, setting, measure: gain}; units: {measure: 'nats', 'share' or 'score'}.
+    One row of panels for each measure, one column for each run; windows to the right, settings
+    below each other. Blue is a gain, red a loss, grey not run or not a number; the scale ends at
+    the largest gain, since a loss has no bound."""
     groups = grouped(rows)
-    spans = {w: list(map(int, w.split('-'))) for w in dict.fromkeys(r['window'] for r in rows)}
-    windows = sorted(spans, key=lambda w: (spans[w][1] - spans[w][0], spans[w][0]))
+    # those of equal size beside each other; other ways stand as they come
+    sizes = {w: [b - a, a] for w in dict.fromkeys(row['window'] for row in rows)
+             if re.fullmatch(r'\d+-\d+', w) for a, b in [map(int, w.split('-'))]}
+    windows = sorted(dict.fromkeys(row['window'] for row in rows), key=lambda w: sizes.get(w, []))
     settings = list(dict.fromkeys(row['setting'] for row in rows))
-    fig, axes = figure(len(kinds), len(groups), (4 + (1 + 0.42 * len(windows)) * len(groups),
-                                                 1 + (0.8 + 0.3 * len(settings)) * len(kinds)),
+    fig, axes = figure(len(units), len(groups), (4 + (1 + 0.42 * len(windows)) * len(groups),
+                                                 1 + (0.8 + 0.3 * len(settings)) * len(units)),
                        maps=True)
-    for panels, kind in zip(axes, kinds):
+    for panels, (kind, unit_here) in zip(axes, units.items()):
         # gains below show as whole numbers
-        unit, says = dict(nats=(1000, ' in 1/1000'), score=(1, ''),
-                          share=(100, ' in points'))[unit_of(kind)]
+        unit, says = dict(nats=(1000, ' in 1/1000 nats'), score=(1, ''),
+                          share=(100, ' in points'))[unit_here]
         maps = {group: {cell: unit * gain for cell, gain
                         in cells_of(group_rows, 'setting', 'window', kind).items()}
                 for group, group_rows in groups.items()}
         finite = [v for cells in maps.values() for v in cells.values() if math.isfinite(v)]
-        sizes = sorted(map(abs, finite)) or [0]
-        top = max(*finite, sizes[len(sizes) // 4], {100: 5, 1000: 2, 1: 1e-6}[unit])
+        absolute = sorted(map(abs, finite)) or [0]
+        top = max(*finite, absolute[len(absolute) // 4], {100: 5, 1000: 2, 1: 1e-6}[unit])
         for ax, (group, cells) in zip(panels, maps.items()):
             image = heat(ax, cells, settings, windows, f'{group}: {kind}, gain{says}', cmap='RdBu',
                          vmin=-top, vmax=top, aspect='auto')
@@ -299,7 +277,7 @@ def draw_sweep(rows, kinds):
             ax.set_yticks(range(len(settings)), settings if ax is panels[0] else [], fontsize=7)
         fig.colorbar(image, ax=panels, pad=0.01)
     for ax in axes[-1]:
-        ax.set_xlabel('window looped', fontsize=8)
+        ax.set_xlabel('window', fontsize=8)
     return fig
 
 

@@ -77,11 +77,7 @@ def unit_of(name):
     "'nats' of a loss, a 'share' from 0 to 1, or a 'score' of another kind, as of lm-eval."
     if name == 'text' or name.startswith('loss'):
         return 'nats'
-    return 'score' if name.endswith(' is better)') else 'share'     # as commands/wrapper names it
-
-
-def more_is_better(name):
-    return unit_of(name) != 'nats' and not name.endswith('(less is better)')
+    return 'score' if name.endswith(' is better)') else 'share'         # as harness.py names them
 
 
 def in_percent(name):
@@ -95,11 +91,6 @@ def number(value, error=math.nan, percent=False):
     return f'{factor * value:.{digits}f}{after}'
 
 
-def numbers(row, kinds):
-    "The cells of a row of over_seeds."
-    return [number(row[kind], row[f'{kind} se'], in_percent(kind)) for kind in kinds]
-
-
 def difference(row, other, kind):
     "(the difference of two means, how many of its standard errors that is, or None)."
     change = row[kind] - other[kind]
@@ -107,17 +98,32 @@ def difference(row, other, kind):
     return change, change / error if error > 0 else None
 
 
+def change_in_words(change, error, p, percent):
+    "+1.7 ± 1.7, p 0.250: a change, its standard error and its p, as far as there are such."
+    text = number(change, math.nan if error is None else error, percent)
+    text = text if text.startswith('-') else f'+{text}'
+    if p is None:
+        return text
+    return f'{text}, p < 0.001' if p < 0.001 else f'{text}, p {p:.3f}'
+
+
 def p_value(changes):
     """Of changes between two scores of the same questions, the probability of so uneven a split or
     a more uneven one, if up were as likely as down. For right and wrong this is McNemar's exact
-    test; for scores with grades it is Wilcoxon's, by ranks. None without changes."""
-    from scipy import stats
+    test; for scores with grades, as of losses, it is Wilcoxon's, by ranks, which needs scipy.
+    None without changes, or without scipy."""
     changed = [c for c in changes if c]
+    n = len(changed)
     if not changed:
         return 1.0 if changes else None
-    if any(abs(c) != 1 for c in changed):
-        return float(stats.wilcoxon(changed).pvalue)
-    return float(stats.binomtest(sum(c > 0 for c in changed), len(changed)).pvalue)
+    if all(abs(c) == 1 for c in changed):
+        fewer = min(sum(c > 0 for c in changed), sum(c < 0 for c in changed))
+        return min(1.0, 2 * sum(math.comb(n, k) for k in range(fewer + 1)) / 2 ** n)
+    try:
+        from scipy import stats
+    except ImportError:
+        return None
+    return float(stats.wilcoxon(changed).pvalue)
 
 
 def as_csv(rows, **options):

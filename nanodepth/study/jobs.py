@@ -113,7 +113,7 @@ class Job:
                       *self.train_options]
 
     def cut(self, name, parent, *more, shape='3-4-3'):
-        return name, ['retrofit', str(parent), shape, f'--out={self.root / name}',
+        return name, ['cut', str(parent), shape, f'--out={self.root / name}',
                       f'--seed={self.seed}', *more]
 
     def train(self):

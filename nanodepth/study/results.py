@@ -19,7 +19,7 @@ from nanodepth.common.files import reading, replace
 from nanodepth.common.options import read
 from nanodepth.report.plot import draw_exits, draw_runs, draw_ways, show
 from nanodepth.report.tables import mean, read_csv, where
-from nanodepth.study import records
+from nanodepth.study import diagrams, records
 from nanodepth.study.claims import MARGINS, Contrast, verdicts
 
 CHANCE = 1 / 3
@@ -279,11 +279,14 @@ class Options:
     files: list[str] = field(default_factory=list)
     rows: Path = ROOT / 'docs/results'      # where claims.toml and the CSV files are
     check: bool = False                     # write nothing; say what differs
+    diagrams: bool = False                  # draw the diagrams of README.md, and nothing else
 
 
 def main(argv=None):
     args = read(Options, argv, __doc__)
     folder = args.rows
+    if args.diagrams:
+        return diagrams.draw_all(folder.parent / 'assets')
     files = [Path(file) for file in args.files]
     spec = read_claims(folder / 'claims.toml')
     with reading(folder):

@@ -13,7 +13,7 @@ it is the model itself. Adam instead of their SGD. A lens is saved with a hash o
 Usage:
     lens = train_lens(model, loader, steps=250)
     kl, overlap = quality(model, lens, tokens)      # (D,), (D,)
-    nanodepth lens out/baseline           # train, save as out/baseline/lens.pt, print
+    nanodepth probe out/baseline --only=early_exit --lens_steps=250     # kept as lens.pt
 """
 import hashlib
 import io
@@ -154,8 +154,8 @@ def save_lens(lens, model, path):
 def load_lens(path, model):
     "A saved lens, or an error if it was trained for another unembedding or depth."
     if not Path(path).exists():
-        raise Refused(f'there is no lens at {path}: train one (nanodepth lens)')
-    with reading(path, then=': train it again (nanodepth lens)'):
+        raise Refused(f'there is no lens at {path}: train one (nanodepth probe --lens_steps=250)')
+    with reading(path, then=': train it again (nanodepth probe --lens_steps=250)'):
         kept = torch.load(path, map_location=next(model.parameters()).device, weights_only=True)
         if kept['unembedding'] != unembedding_hash(model) or kept['depth'] != len(model.order):
             raise Refused(f'{path} is the lens of another model: its unembedding or its depth '

@@ -1,22 +1,19 @@
-"""Cut a pretrained model into prelude, core and coda: what was kept and dropped, what it will cost.
-With --eval: loss and primitives against the number of recurrences.
+"""Make another model of a trained one: a recurrent one of some of its layers, as prelude, core and
+coda; or of a looped one an ordinary one, whose layers have weights of their own.
 
 Usage:
-    python retrofit.py out/baseline 2-4-2                       # out/baseline_2-4-2
-    python retrofit.py TinyLlama 4-8-4 --select=influence --data=data/mytext
-    python retrofit.py out/retrofit --eval --r=1,2,4,8          # a table, and out/retrofit.png
-    python retrofit.py --eval --help                            # its options
+    nanodepth cut out/baseline 2-4-2                    # out/baseline_2-4-2
+    nanodepth cut TinyLlama 4-8-4 --select=influence --data=data/mytext
+    nanodepth cut out/loop_2x4 --untie          # out/loop_2x4_untied, to train on from there
 """
 import dataclasses
 import math
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import torch
 import torch.nn as nn
-from tqdm import tqdm
 
 from nanodepth.common.columns import columns
 from nanodepth.common.errors import Refused, refusing
@@ -26,11 +23,8 @@ from nanodepth.data.tokenizer import keep_tokenizer, refuse_another_tokenizer
 from nanodepth.data.tokens import Loader, draw
 from nanodepth.engine.checkpoint import build_model, describe, load, save
 from nanodepth.engine.hf import fold_scales
-from nanodepth.engine.measure import parse_tasks, refuse_other_kinds, run_scorer
-from nanodepth.engine.world import pick_device
+from nanodepth.grow import untie
 from nanodepth.model import LM
-from nanodepth.report.plot import draw_recurrences, show
-from nanodepth.report.tables import numbers, over_seeds, pick_shown, run_names, write_csv
 from nanodepth.retrofit import cut, surgery
 from nanodepth.variants.cuts import by_influence, screen
 
@@ -40,7 +34,8 @@ from nanodepth.variants.cuts import by_influence, screen
 class Options:
     WORDS = ['run', 'shape']
     run: str           # a folder that train.py wrote, or a Hugging Face checkpoint
-    shape: str         # layers of prelude, core and coda, such as 2-4-2
+    shape: str | None = None            # layers of prelude, core and coda, such as 2-4-2
+    untie: bool = False         # instead: of a looped run, give each of its layers its own weights
     # how e is mixed into the state: identity (linear, begun as e), authors (linear, begun as
     # theirs), linear (begun wider), add
     inject: Literal['identity', 'linear', 'authors', 'add'] = 'identity'
@@ -59,7 +54,7 @@ class Options:
     scratch: bool = False       # random weights: recurrence from scratch
     dense: bool = False         # write the kept layers as an ordinary model: the pruned partner
     seed: int = 0               # of every draw
-    out: Path | None = None     # the folder to write; None: out/NAME_SHAPE
+    out: Path | None = None     # the folder to write; None: out/NAME_SHAPE or out/NAME_untied
 
 
 def scalable_start(model):
@@ -184,61 +179,29 @@ def say(model, parent, parts, dense):
     print(f'{kept:,} parameters in layers, {kept / body:.1%} of the parent{cost}')
 
 
-# -------------------------------------------------------------------- loss against the recurrences
-
-@dataclass
-class Eval:
-    WORDS = ['runs']
-    # runs with a recurrent core, and ordinary ones, each a line to compare with; NAME-SEED are
-    # averaged over seeds
-    runs: list[str]
-    r: tuple[int, ...] = (1, 2, 4, 8, 16)       # recurrences
-    data: str | None = None     # a dataset; None: what the run was trained on
-    batches: int = 8            # batches of validation data for each measurement
-    tasks: str = ''             # primitives to score too: assign_code/1,copy_words
-    n: int = 200                # examples of each task
-    show: tuple[str, ...] = ()  # what the picture shows, such as loss,assign_code/1; (): all
-    device: str = 'auto'        # auto: cuda, else mps, else cpu
-    out: Path | None = None        # None: out/NAME.png
-
-
-def measure_recurrences(options):
-    "[{run, r, effective_params, loss, accuracies}]: r is 0 for an ordinary model."
-    device = pick_device(options.device)
-    examples = parse_tasks(options.tasks, options.n)
-    rows, scores = [], None
-    for name, path in tqdm(run_names(options.runs).items(), desc='measuring', unit='run'):
-        state = load(path)
-        model = build_model(state, path).to(device).eval()
-        score = run_scorer(path, state, model, options.data, options.batches, examples)
-        for r in options.r if model.recurs else [0]:
-            if r:
-                model.mean = r
-            effective = sum(p.numel() for i in model.order for p in model.layers[i].parameters())
-            before = scores
-            scores = score(model)
-            refuse_other_kinds(name, scores, before)
-            rows.append(dict(run=name, r=r, effective_params=effective, **scores))
-    return rows
-
-
-def print_recurrences(options):
-    "The table, the picture and the CSV of --eval."
-    rows = measure_recurrences(options)
-    kinds = [key for key in rows[0] if key not in ('run', 'r', 'effective_params')]
-    print(columns([['run', 'r', 'effective parameters', *kinds],
-                   *([row['run'], str(row['r'] or 'ordinary'), f'{row["effective_params"]:,.0f}',
-                      *numbers(row, kinds)] for row in over_seeds(rows, ['r'], kinds))]))
-    out = options.out or Path('out') / f'{Path(options.runs[0]).name}.png'
-    write_csv(rows, out)
-    show(out, draw_recurrences, rows, pick_shown('show', options.show, kinds))
+def cut_ties(options):
+    "A looped run as an ordinary checkpoint of its unrolled depth, to go on from with init_from."
+    source = options.run
+    target = options.out or Path('out') / f'{Path(source).name}_untied'
+    state = load(source)
+    if state['kind'] != 'lm':
+        raise Refused(f'{source} is a checkpoint of the kind {state["kind"]!r}, but only a run '
+                      'of ours can be looped')
+    model = build_model(state, source)
+    free = untie(model, model.order)
+    with new_model(target, 'choose another --out'):
+        keep_tokenizer(source, target)
+        save(target, **{**state, **describe(free), 'optimizers': []})
+    print(f'{target}: {len(free.layers)} layers of their own, where {source} runs '
+          f'{state["model_config"]["n_layer"]}')
 
 
 def main(argv=None):
-    argv = sys.argv[1:] if argv is None else argv
-    if '--eval' in argv:
-        return print_recurrences(read(Eval, [arg for arg in argv if arg != '--eval'], __doc__))
     options = read(Options, argv, __doc__)
+    if options.untie == bool(options.shape):
+        raise Refused('give a shape, such as 2-4-2, or --untie')
+    if options.untie:
+        return cut_ties(options)
     measures = options.search or options.select == 'influence'
     if measures and not options.data:
         raise Refused('--select=influence and --search need --data, a dataset to measure on')

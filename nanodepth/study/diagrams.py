@@ -5,14 +5,10 @@ looped, a recurrent and a wrapped model differ by their rows of tiles, and the r
 that the code runs. The time line is what the wrapper's solvers really do, on a field of one number.
 
 Usage:
-    nanodepth diagrams        # docs/assets/tiles.png and three others: seconds
+    nanodepth results --diagrams        # docs/assets/tiles.png and three others: seconds
 """
-from dataclasses import dataclass
-from pathlib import Path
-
 import torch
 
-from nanodepth.common.options import read
 from nanodepth.grow import lidas, midas
 from nanodepth.loop import parse_loop
 from nanodepth.model import ModelConfig
@@ -23,11 +19,6 @@ from nanodepth.wrapper import pick_solver
 # eight colours that differ in brightness, too
 TILES = ['#1f4e8c', '#3f8fd2', '#7cc4e8', '#2b8a5e', '#8fcf6b', '#f2c14e', '#e8833a', '#c0392b']
 INK, DARK, PALE = '#222222', '#555555', '#777777'
-
-
-@dataclass
-class Options:
-    out: Path = Path('docs/assets')     # the folder for the pictures
 
 
 def canvas(width, height, columns, rows):
@@ -181,8 +172,7 @@ def draw_time(K=4):
     return fig
 
 
-def main(argv=None):
-    options = read(Options, argv, __doc__)
+def draw_all(folder):
     for name, draw in dict(tiles=draw_tiles, growth=draw_growth, core=draw_core,
                            time=draw_time).items():
-        show(options.out / f'{name}.png', draw)
+        show(folder / f'{name}.png', draw)

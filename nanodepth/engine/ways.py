@@ -1,0 +1,157 @@
+"""A way of running a model, as one value: its layers in another order, a window looped by the
+wrapper, or a recurrent core some number of times.
+
+The idea: depth is a list of layers, and so is every way of changing it. Each command that takes a
+model takes the same options for it (`Ways`), makes a `Way` of them, and runs the model in it.
+
+Usage:
+    way = Way(loop='3-2x2-3')
+    with way.apply(model): model(tokens)        # ours, or transformers'
+    str(way), way.cost(model)                   # '--loop=3-2x2-3', 10 layers for each token
+    for way in read_ways(options): ...          # of --window=mid4 --K=2,3: two
+"""
+import contextlib
+import itertools
+from dataclasses import dataclass, fields
+
+from nanodepth.common.errors import Refused
+from nanodepth.engine.foreign import repeated_block
+from nanodepth.loop import fit_loop, name_of, parse_loop, running
+from nanodepth.model import LM
+from nanodepth.variants.hosts import depth_of, pick_window
+from nanodepth.wrapper import LAYERWISE, looped, pick_solver
+
+
+@dataclass(kw_only=True)
+class Ways:
+    "How the models run. Several values, as in --r=1,2,4, are several ways."
+    loop: tuple[str, ...] = ()      # the layers in another order, such as 3-2x2-3
+    r: tuple[int, ...] = ()         # how often a recurrent core runs
+    # the wrapper, with any of these: which window it loops (3-5, mid4, or a fraction of the depth),
+    # by which method (rk), in how many steps (3), which end at which time (1)
+    window: tuple[str, ...] = ()
+    method: tuple[str, ...] = ()
+    K: tuple[int, ...] = ()
+    T: tuple[float, ...] = ()
+    beta: tuple[float, ...] = ()    # the share of the plain output; the method's own (rk 0.5)
+    cache: tuple[str, ...] = ()     # what later tokens see of looped layers (first)
+    decode: tuple[int | str, ...] = ()      # full, bypass, or how many decode steps are looped
+    mode: tuple[str, ...] = ()      # the window as one block, or layer by layer (block)
+    pin: tuple[str, ...] = ()       # keep the experts of the first evaluation: mixture, indices
+    # options of some methods (variants/solvers.py)
+    alphas: list[float] | None = None
+    tol: float | None = None
+    alpha: float | None = None
+    m: int | None = None
+    safeguard: bool | None = None
+    weights: list[float] | None = None
+
+
+DIALS = [each.name for each in fields(Ways) if each.name not in ('loop', 'r')]
+
+
+def read_ways(options):
+    "The ways that the options name: none if there is no such option."
+    values = {each.name: getattr(options, each.name) for each in fields(Ways)}
+    kinds = [kind for kind, names in (('--loop', ['loop']), ('--r', ['r']), ('the wrapper', DIALS))
+             if any(values[name] not in ((), None) for name in names)]
+    if len(kinds) > 1:
+        raise Refused(f'{" and ".join(kinds)} are different ways of running a model: give one '
+                      '(export writes one way into a folder, which takes another)')
+    # 'block' is one value of its tuple, [0.5, 0.3] one value of a list
+    several = {name: value if isinstance(value, tuple) else [value]
+               for name, value in values.items() if value not in ((), None)}
+    return [Way(**dict(zip(several, cell))) for cell in itertools.product(*several.values())
+            if several]
+
+
+def read_way(options):
+    "The one way that the options name: the model as it is, if there is no such option."
+    ways = read_ways(options) or [Way()]
+    if len(ways) > 1:
+        raise Refused(f'{", ".join(map(str, ways))}: this takes one way of running the model')
+    return ways[0]
+
+
+class Way:
+    "loop, r, or settings of wrapper.patch; nothing: the model as it is."
+
+    def __init__(self, loop=None, r=None, **dials):
+        self.loop, self.r, self.dials = loop, r, dials
+        if isinstance(loop, str):
+            parse_loop(loop)        # what is no order is refused here
+        if r is not None and r < 1:
+            raise Refused(f'r={r} is too small: the core must run at least once (try r=1)')
+
+    @contextlib.contextmanager
+    def apply(self, model):
+        "The model runs in this way inside a `with`."
+        recurs = getattr(model, 'recurs', False)
+        if self.r is not None and not recurs:
+            raise Refused(f'r={self.r} is for models with a recurrent core, and this one has none: '
+                          'loop runs its layers in another order')
+        if self.loop and recurs:
+            raise Refused(f'{self} is for ordinary models: a recurrent core is run more often by r')
+        if self.r is not None:
+            before, model.mean = model.mean, self.r
+            try:
+                yield model
+            finally:
+                model.mean = before
+        elif self.loop and isinstance(model, LM):
+            with running(model, self.order(len(model.layers))):
+                yield model
+        elif self.loop:
+            n = len(depth_of(model)[0])
+            start, length, times = repeated_block(self.order(n), n)
+            with looped(model, (start, start + length - 1), 'naive', times):
+                yield model
+        elif self.dials:
+            with looped(model, **self.dials):
+                yield model
+        else:
+            yield model
+
+    def order(self, n_layer):
+        "The list of layers that `loop` stands for: text as users write it, or the list itself."
+        return fit_loop(self.loop, n_layer) if isinstance(self.loop, str) else self.loop
+
+    def cost(self, model):
+        "How many layers run for each token."
+        if self.loop:
+            return len(parse_loop(self.loop) if isinstance(self.loop, str) else self.loop)
+        with Way(r=self.r).apply(model):
+            depth = depth_in(model)
+        return depth + self.added(depth) if self.dials else depth
+
+    def added(self, depth):
+        "How many layers the wrapper adds for each token, to a model of this depth."
+        a, b = pick_window(self.dials.get('window'), depth)
+        method = self.dials.get('method', 'rk')
+        options = {name: value for name, value in self.dials.items()
+                   if name not in ('window', 'method', 'K', 'mode', 'cache', 'decode', 'pin')}
+        evaluations = pick_solver(method, self.dials.get('K', 3), **options)[1]
+        mode = self.dials.get('mode') or ('layer' if method == LAYERWISE else 'block')
+        cache = self.dials.get('cache') or ('natural' if method == LAYERWISE else 'first')
+        chain = cache == 'last' or (mode, cache) == ('layer', 'first')
+        return (b - a + 1) * (evaluations - 1 + chain)
+
+    def __str__(self):
+        if self.loop:
+            return f'--loop={self.loop if isinstance(self.loop, str) else name_of(self.loop)}'
+        if self.r is not None:
+            return f'--r={self.r}'
+        return ' '.join(f'--{name}={shown(value)}' for name, value in self.dials.items()) \
+            or 'as it is'
+
+
+def shown(value):
+    "A value as a user types it."
+    if isinstance(value, list):
+        return ','.join(map(shown, value))
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+def depth_in(model):
+    "How many layers a model runs as it is now."
+    return len(model.order if isinstance(model, LM) else depth_of(model)[1])
