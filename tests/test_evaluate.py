@@ -207,6 +207,34 @@ def test_a_stopped_evaluation_goes_on_and_another_model_is_measured_anew(run, tm
     capsys.readouterr()
 
 
+def test_what_changes_a_score_changes_its_note(run, tmp_path, data):
+    "The tokenizer, a chat template, the marks of the data, every number that is asked for."
+    def mark(**asked):
+        return Examined(run[1], Asked(**dict(data=str(data), device='cpu') | asked)).mark()
+    marks = [mark(), mark(batches=3), mark(tasks='toy_copy', n=5), mark(tasks='toy_copy', n=6),
+             mark(tasks='toy_copy', n=5, seed=1), mark(tasks='toy_copy', n=5, shots=(1,))]
+    about = json.loads((run[1] / 'tokenizer_config.json').read_text())
+    (run[1] / 'tokenizer_config.json').write_text(json.dumps(about | dict(chat_template='x')))
+    marks.append(mark())
+    path = data / 'val.json'
+    path.write_text(path.read_text().replace('"fifth"', '"other"'))
+    marks.append(mark())
+    assert len({*marks}) == len(marks) and marks[-1] == mark()
+
+
+def test_all_models_get_rows_of_one_size(run, tmp_path, tiny, data):
+    for name, size in dict(a=16, b=32).items():
+        checkpoint.save(tmp_path / name, **checkpoint.describe(tiny(vocab_size=257, context=96)),
+                        config=dict(data=str(data), batch_size=size // 4, context=size))
+        (tmp_path / name / 'run.json').write_text('{"tokenizer": "bytes"}')
+    own = [Examined(tmp_path / name, Asked(device='cpu')).data() for name in 'ab']
+    assert own[0] != own[1]                 # which evaluate refuses to compare
+    first = Examined(tmp_path / 'a', Asked(data=str(data), device='cpu'))
+    for path in (tmp_path / 'b', run[1]):
+        other = Examined(path, Asked(data=str(data), device='cpu'), like=first)
+        assert other.data() == first.data() == f'4 rows of 16 tokens a batch, 100% {data}'
+
+
 def test_two_at_once_do_not_disturb_each_others_notes(tmp_path):
     one, two = Notes(tmp_path / 'n.jsonl'), Notes(tmp_path / 'n.jsonl')
     for i in range(20):
@@ -327,6 +355,8 @@ def test_tasks_that_are_kept_score_as_fresh_ones(run):
     (['--tasks=toy_copy', '--measures=los'], "did you mean 'loss'?"),
     (['--tasks=toy_copy', '--limit=3'], "--limit is for lm-eval's tasks"),
     (['--tasks=toy_assign/x'], 'the depth must be a whole number'),
+    (['--tasks=primitive_toy_copy', '--shots=5'], '--shots is for our own tasks'),
+    (['--tasks=looped,knowledge'], 'stands in two of looped, knowledge'),
     ([], 'does not say what it was trained on'),
     (['--tasks=arc_easy'], "Couldn't reach 'allenai/ai2_arc'")])
 def test_what_is_refused(run, capsys, args, message):

@@ -58,7 +58,8 @@ def test_one_command_one_page(runs, data, tmp_path, capsys):
 
 def page_args(out, **more):
     import argparse
-    return argparse.Namespace(device='cpu', tasks='toy_assign/1', n=6, examples='val', count=4,
+    return argparse.Namespace(loop=(), r=(),
+                              device='cpu', tasks='toy_assign/1', n=6, examples='val', count=4,
                               length=10, data=None, batches=1, lens_steps=3, block=2,
                               carry_scales=False, out=out, **more)
 
@@ -93,6 +94,10 @@ def test_a_lens_of_another_model_is_refused(runs, tmp_path, capsys, tiny, data):
     before = (tmp_path / 'p' / 'early_exit.csv').read_text()
     # another lens, other numbers
     early_exit('--lens_steps=20', '--lens_lr=0.01')
+    kept = (tmp_path / 'plain/lens.pt').read_bytes()
+    early_exit('--lens_steps=2', '--loop=4x2')      # the lens of a way is not the model's
+    assert (tmp_path / 'plain/lens.pt').read_bytes() == kept
+    early_exit()
     assert (tmp_path / 'p' / 'early_exit.csv').read_text() != before
     write_run(tmp_path / 'plain', tiny(3, vocab_size=257, n_layer=4, context=64), data)
     with pytest.raises(SystemExit):

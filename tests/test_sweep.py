@@ -9,6 +9,7 @@ from itertools import product
 import pytest
 import torch
 import torch.nn as nn
+from test_trust import refused
 
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.commands import sweep
@@ -148,6 +149,16 @@ def test_luck_is_what_the_best_of_as_many_tries_finds():
     assert mean == pytest.approx(100 * sum(best) / 16, abs=0.5)
     assert share == pytest.approx(100 * sum(b >= 0.75 for b in best) / 16, abs=1)
     assert sweep.luck([[[]]], False) == ''
+    diverged = sweep.luck([*changes, [[math.nan] * 4]], True, draws=40_000)
+    assert diverged == said                     # what diverged is no try
+
+
+def test_one_batch_is_too_few_for_two_parts(runs, capsys):
+    state = checkpoint.load(runs[0])
+    state['config']['batch_size'] = 40
+    checkpoint.save(runs[0], **state)
+    assert 'fill one batch, of 40 rows of 16 tokens' in refused(capsys, 'sweep', runs[0],
+                                                                '--device=cpu')
 
 
 def test_another_checkpoint_in_the_same_place_is_measured_anew(runs, tmp_path, tiny, data, capsys):
@@ -277,6 +288,7 @@ def test_what_diverged_is_not_the_best(runs, tmp_path, capsys, monkeypatch):
     (['--batches=0'], '--batches=0 must be at least 1'), (['--window=all9'], 'write all1 to all4'),
     (['--method=aitken', '--K=3'], 'nothing can be run: aitken with K = 3'),
     (['--method=naive', '--T=2'], "the method 'naive' has no option 'T'"),
+    (['--judge_tasks=toy_copy'], '--judge_tasks is what the best are judged by'),
     (['--blocks=5'], '--blocks=5: the model is 4 layers deep')])
 def test_what_a_sweep_refuses(runs, tmp_path, capsys, args, message):
     with pytest.raises(SystemExit):

@@ -56,9 +56,10 @@ def facts(state, model):
     "What a checkpoint is and what it cost. A forward pass costs a third of a training step."
     ours = isinstance(model, LM)
     layers, order = (model.layers, model.order) if ours else depth_of(model)
+    how = dict(backprop_depth=model.mean) if getattr(model, 'recurs', False) else {}
     return dict(loop=name_of(order), unique=len(layers), depth=len(order),
                 params=sum(p.numel() for p in model.parameters()),
-                inference_flops=model.flops_per_token() // 3 if ours else math.nan,
+                inference_flops=model.flops_per_token(**how) // 3 if ours else math.nan,
                 training_flops=state.get('flops', math.nan) + state.get('inherited_flops', 0))
 
 
@@ -197,9 +198,10 @@ def main(argv=None):
     paths = run_names(options.models)
     out = options.out or Path('out/evals') / f'{Path(options.models[0]).name}.csv'
     notes = Notes(beside(out, '.jsonl'))
-    rows, data = [], {}
+    rows, data, first = [], {}, None
     for name, path in tqdm(paths.items(), 'models', unit='model', leave=False):
-        examined = Examined(path, options)
+        examined = Examined(path, options, like=first)
+        first = first or examined
         # beside a recurrent model, an ordinary one is a row to compare with
         its_ways = ways[:1] if options.r and len(paths) > 1 and not recurs(examined) else ways
         examined.check(its_ways)

@@ -101,7 +101,8 @@ class Subject:
     def lens(self):
         "The lens beside the checkpoint, if there is one; else one that is trained now."
         steps = self.args.lens_steps
-        if beside(self.path).exists() and not steps:
+        changed = bool(self.args.loop or self.args.r)       # the lens of a way is not the model's
+        if beside(self.path).exists() and not steps and not changed:
             return load_lens(beside(self.path), self.model)
         # rows that neither the model was trained on nor the probes look at
         unseen = After(self.val, max(8, self.args.batches))
@@ -109,7 +110,7 @@ class Subject:
         if not all(p.isfinite().all() for p in lens.parameters()):
             raise Refused(f'the lens is not finite after {steps or 250} steps: lower '
                           f'--lens_lr={self.args.lens_lr:g}')
-        if steps:
+        if steps and not changed:
             save_lens(lens, self.model, beside(self.path))
         return lens
 

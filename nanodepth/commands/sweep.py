@@ -202,6 +202,9 @@ class Grid(NamedTuple):
 
 def main(argv=None):
     options = read(Options, argv, __doc__)
+    if options.judge_tasks and not options.tasks:
+        raise Refused('--judge_tasks is what the best are judged by: give --tasks, too, to screen '
+                      'by')
     search = Search(options)
     groups = by_seed(search.paths)
     for names in groups.values():
@@ -275,6 +278,8 @@ def judge(search, group, screened):
     for part in (0, 1):
         there = kinds_in(parts[part].values())
         wanted = {*ranked, *(kind for kind, unit in there.items() if unit == 'nats')}
+        if part and options.judge_tasks:
+            wanted |= {*main_kinds(there, options.judge_tasks)}
         shown += [(part, kind) for kind in there if kind in wanted or not wanted & {*there}]
     lines = [['way', 'layers run', *(f'{PARTS[part]}: gain in {kind}' for part, kind in shown)]]
     for way in chosen:
@@ -316,7 +321,8 @@ def luck(changes, percent, draws=1000):
     """What the best of as many tries gains where there is nothing to find: in each draw, plain and
     changed are exchanged for half of the questions, the same ones in every way. `changes`: of each
     way, a list for each model and measure."""
-    if not all(map(all, changes)):
+    changes = [lists for lists in changes if np.isfinite(np.concatenate(lists)).all()]
+    if not changes or not all(map(all, changes)):       # a perplexity is no mean of questions
         return ''
     rng = np.random.default_rng(0)
     totals = np.zeros((1 + draws, len(changes)))        # the first draw exchanges nothing

@@ -15,6 +15,7 @@ import hashlib
 import inspect
 import json
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -28,7 +29,7 @@ from nanodepth.data.tokens import measure
 from nanodepth.engine.checkpoint import is_hugging_face
 from nanodepth.engine.foreign import answer_of, family_of, is_foreign, open_any
 from nanodepth.engine.harness import Harness
-from nanodepth.engine.measure import (Score, Scorer, ask, encode, error_of, fingerprint, lengths,
+from nanodepth.engine.measure import (Score, Scorer, ask, error_of, fingerprint, lengths,
                                       of_answers, open_data)
 from nanodepth.engine.raven import FAMILY
 from nanodepth.engine.ways import Way, depth_in
@@ -140,8 +141,9 @@ class Examined:
     """A checkpoint, and all that it is asked. Several `tasks` are several parts: whatever is asked
     in one is not asked in another."""
 
-    def __init__(self, path, asked, tasks=None):
-        self.path, self.asked = path, asked
+    def __init__(self, path, asked, tasks=None, like=None):
+        "With --data, the rows are those of `like`, another Examined: one size for all models."
+        self.path, self.asked, self.like = path, asked, like
         for name in asked.measures:
             check_choice('measures', name, MEASURES)
         ours, theirs = zip(*map(split_tasks, tasks or [asked.tasks]))
@@ -151,6 +153,8 @@ class Examined:
         for name in ('limit', 'chat', 'max_length', 'dtype'):
             if not self.harness and getattr(asked, name) != getattr(Asked, name):
                 raise Refused(f"--{name} is for lm-eval's tasks, and none is asked for")
+        if any(theirs) and not any(ours) and asked.shots != Asked.shots:
+            raise Refused("--shots is for our own tasks: lm-eval's have numbers of their own")
         # what lm-eval alone looks at is in memory once
         self.is_lm_evals = bool(self.harness and is_hugging_face(path) and not any(ours)
                                 and not asked.data and family_of(path) != FAMILY)
@@ -160,6 +164,8 @@ class Examined:
         else:
             self.state, self.model = open_any(path, device)
             self.answer = answer_of(self.model)
+            if getattr(self.model, 'recurs', False):
+                self.model.fresh = False        # else each forward begins with noise of its own
             self.scorers = [self.scorer(names, i, len(ours)) for i, names in enumerate(ours)]
         if not self.harness and not any(self.scorers):
             raise Refused(f'{path} does not say what it was trained on: give --data, a dataset for '
@@ -180,7 +186,13 @@ class Examined:
             data = None
         val = None
         if data and self.asked.measures:
-            val = open_data(self.path, self.state, self.answer, self.asked.data)
+            state = self.like.state if self.like and self.asked.data else self.state
+            val = open_data(self.path, self.state | dict(config=state.get('config')), self.answer,
+                            self.asked.data)
+            if val.sets[0].context > self.answer.config.context:
+                raise Refused(f'{self.path} reads {self.answer.config.context} tokens, but the '
+                              f'rows of the first model have {val.sets[0].context}: name this '
+                              'one first')
         if val is None and not questions:
             return None
         scorer = Scorer(tokenizer, questions, val, self.asked.batches,
@@ -202,9 +214,9 @@ class Examined:
         "(how many batches of the validation data a part has, the first of them)."
         batches = self.asked.batches
         if len(val) < parts:
-            raise Refused(f'the validation data of {self.path} fill one batch, of {val.batch_size} '
-                          f'rows of {val.context} tokens: a sweep screens on one and judges on '
-                          'another, so give more text')
+            raise Refused(f'the validation data of {self.path} fill one batch, of '
+                          f'{val.batch_size} rows of {val.sets[0].context} tokens: a sweep '
+                          'screens on one and judges on another, so give more text')
         if len(val) < parts * batches:
             batches = len(val) // parts
             if part == 0:
@@ -215,7 +227,11 @@ class Examined:
     def data(self):
         "What the loss is measured on, in words."
         val = self.scorers[0] and self.scorers[0].val
-        return ', '.join(str(each.folder) for each in val.sets) if val else 'no data'
+        if not val:
+            return 'no data'
+        folders = ', '.join(f'{share / sum(val.quota):.0%} {each.folder}'
+                            for each, share in zip(val.sets, val.quota))
+        return f'{val.batch_size} rows of {val.sets[0].context} tokens a batch, {folders}'
 
     def check(self, ways):
         "Refuse what this model cannot do, before an hour is spent."
@@ -229,14 +245,16 @@ class Examined:
     def mark(self):
         "What tells the model and all that it is asked from others."
         digest = hashlib.sha256(fingerprint(self.model).encode())
+        for path in sorted(Path(self.path).glob('*token*.json')) + [
+                Path(self.path) / 'chat_template.jinja']:
+            digest.update(path.read_bytes() if path.exists() else b'')
         for scorer in filter(None, self.scorers):
-            prompts = [encode(scorer.tokenizer, examples[0].prompt, self.answer)
-                       for examples in scorer.questions.values()]
-            digest.update(json.dumps(prompts).encode())         # what the tokenizer makes of them
             if scorer.val is not None:
+                digest.update(json.dumps(scorer.val.kinds).encode())
                 batches = min(scorer.batches, len(scorer.val))
                 for step in range(scorer.first, scorer.first + batches):
-                    digest.update(b''.join(t.numpy().tobytes() for t in scorer.val.batch(step)))
+                    digest.update(b''.join(part.numpy().tobytes()
+                                           for part in scorer.val.marked_batch(step)))
         asked = {each.name: getattr(self.asked, each.name) for each in fields(Asked)
                  if each.name not in ('tasks', 'data', 'device', 'batch_size')}
         code = [inspect.getsource(MEASURES[name]) for name in self.asked.measures]

@@ -101,6 +101,10 @@ def evaluate(lm, tasks, keep, **options):
     from lm_eval import simple_evaluate
     wanted = dict.fromkeys(task for name in tasks for task in LISTS.get(name, [(name, None)]))
     names = [name for name, _ in wanted]
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise Refused(f'{twice[0]} stands in two of {", ".join(tasks)}, with different numbers of '
+                      'shots: give a command to each')
     known = manager(everything=not set(names) <= set(manager(everything=False).all_tasks))
     for name in names:
         if name not in known.all_tasks:
@@ -128,9 +132,10 @@ def scores_of(results, only=None):
                 if sample['filter'] == how]
             better = results['higher_is_better'].get(task, {}).get(metric, True)
             name = f'{task} {metric}' + ('' if how == 'none' else f' ({how})')
-            if metric not in SHARES:
+            is_share = metric in SHARES and not task.startswith('squad')     # of 100 there
+            if not is_share:
                 name += f' ({"more" if better else "less"} is better)'
-            scores[name] = Score('share' if metric in SHARES else 'score', value,
+            scores[name] = Score('share' if is_share else 'score', value,
                                  error if is_number(error) else None,
                                  [d if is_number(d) else None for d in documents])
     return scores

@@ -104,7 +104,8 @@ class Way:
         elif self.loop:
             n = len(depth_of(model)[0])
             start, length, times = repeated_block(self.order(n), n)
-            with looped(model, (start, start + length - 1), 'naive', times):
+            # each run keeps keys of its own, as the layers of a deeper model would
+            with looped(model, (start, start + length - 1), 'naive', times, cache='exact'):
                 yield model
         elif self.dials:
             with looped(model, **self.dials):

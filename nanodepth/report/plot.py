@@ -190,6 +190,8 @@ def draw_tradeoffs(rows, kinds):
     for ax, (key, label) in zip(axes[0], labels.items()):
         for colour, run in zip(COLOURS * 9, runs):
             of_run = where(shares or rows, run=run)
+            if not of_run:
+                continue
             y = mean([row['mean'] for row in of_run]) * (100 if shares else 1)
             ax.scatter(of_run[0][key], y, color=colour, s=70, label=run,
                        marker='s' if of_run[0]['unique'] < of_run[0]['depth'] else 'o')
