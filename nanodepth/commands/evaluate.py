@@ -30,13 +30,12 @@ from nanodepth.common.files import Notes
 from nanodepth.common.options import read
 from nanodepth.engine.examine import Asked, Examined
 from nanodepth.engine.measure import Score, compared, interval
-from nanodepth.engine.ways import Way, Ways, read_ways
+from nanodepth.engine.ways import Way, Ways, layers_and_order, read_ways
 from nanodepth.loop import name_of
 from nanodepth.model import LM
 from nanodepth.report.plot import PICTURES, draw_scores, draw_tradeoffs, show
 from nanodepth.report.tables import (beside, change_in_words, number, over_seeds, pick_shown,
                                      run_names, where, write_csv)
-from nanodepth.variants.hosts import depth_of
 
 RECIPE = dict(window=('mid4',), method=('rk',), K=(6,), decode=('bypass',))
 
@@ -55,7 +54,7 @@ class Options(Ways, Asked):
 def facts(state, model):
     "What a checkpoint is and what it cost. A forward pass costs a third of a training step."
     ours = isinstance(model, LM)
-    layers, order = (model.layers, model.order) if ours else depth_of(model)
+    layers, order = layers_and_order(model)
     how = dict(backprop_depth=model.mean) if getattr(model, 'recurs', False) else {}
     return dict(loop=name_of(order), unique=len(layers), depth=len(order),
                 params=sum(p.numel() for p in model.parameters()),
@@ -126,7 +125,8 @@ def partners(row, rows):
 
 def minus(row, other):
     "How a score differs from a partner's, and how many of its standard errors that is."
-    change, error = row['mean'] - other['mean'], math.hypot(error_in(row), error_in(other))
+    change = row['mean'] - other['mean']
+    error = math.hypot(error_in(row), error_in(other))
     return change_in_words(change, error, None, row['kind'] == 'share') + (
         f' ({change / error:+.1f} se)' if error > 0 else '')
 
@@ -198,7 +198,9 @@ def main(argv=None):
     paths = run_names(options.models)
     out = options.out or Path('out/evals') / f'{Path(options.models[0]).name}.csv'
     notes = Notes(beside(out, '.jsonl'))
-    rows, data, first = [], {}, None
+    rows = []
+    data = {}
+    first = None
     for name, path in tqdm(paths.items(), 'models', unit='model', leave=False):
         examined = Examined(path, options, like=first)
         first = first or examined

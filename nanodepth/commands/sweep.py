@@ -38,13 +38,12 @@ from nanodepth.common.options import read
 from nanodepth.engine.examine import Asked, Examined, split_tasks
 from nanodepth.engine.harness import SHARES
 from nanodepth.engine.measure import Score, compared
-from nanodepth.engine.ways import Way, Ways, read_ways
+from nanodepth.engine.ways import Way, Ways, layers_and_order, read_ways
 from nanodepth.loop import repeat_block
-from nanodepth.model import LM
 from nanodepth.report.plot import draw_sweep, show
 from nanodepth.report.tables import (beside, by_seed, change_in_words, mean, number, pick_shown,
                                      run_names, standard_error, write_csv)
-from nanodepth.variants.hosts import depth_of, pick_window
+from nanodepth.variants.hosts import pick_window
 from nanodepth.wrapper import SOLVERS
 
 
@@ -163,7 +162,7 @@ class Search:
         "The Grid of a model: with it, what is noted can be read without opening the model again."
         examined = self.open(name)
         model = examined.model
-        order = model.order if isinstance(model, LM) else depth_of(model)[1]
+        _, order = layers_and_order(model)
         ways, impossible = ways_of(self.options, order)
         if not ways:
             raise Refused(f'nothing can be run: {"; ".join(impossible)}')

@@ -25,12 +25,11 @@ from nanodepth.common.errors import Refused, check_choice, say
 from nanodepth.common.files import find
 from nanodepth.data.primitives import TASKS, TOY_TASKS, few_shot, task_and_depth
 from nanodepth.data.tokenizer import get_tokenizer
-from nanodepth.data.tokens import measure
 from nanodepth.engine.checkpoint import is_hugging_face
 from nanodepth.engine.foreign import answer_of, family_of, is_foreign, open_any
 from nanodepth.engine.harness import Harness
-from nanodepth.engine.measure import (Score, Scorer, ask, error_of, fingerprint, lengths,
-                                      of_answers, open_data)
+from nanodepth.engine.measure import (Score, Scorer, error_of, fingerprint, lengths, of_answers,
+                                      open_data)
 from nanodepth.engine.raven import FAMILY
 from nanodepth.engine.ways import Way, depth_in
 from nanodepth.engine.world import pick_device
@@ -67,7 +66,7 @@ class Asked:
 def loss(scorer, model):
     "The loss, and the share of right answers of each kind that the data mark."
     singly = {}
-    value, kinds = measure(model, scorer.val, scorer.batches, scorer.pieces, scorer.first, singly)
+    value, kinds = scorer.on_data(model, singly)
     scores = dict(loss=Score('nats', value, error_of(singly['loss']), singly['loss']))
     return scores | {kind: of_answers(row['accuracy'], singly[kind])
                      for kind, row in kinds.items() if kind != 'text'}
@@ -80,7 +79,8 @@ def by_token(scorer, model):
     if not isinstance(model, LM):
         raise Refused('--measures=by_token is for models of ours')
     device = next(model.parameters()).device
-    at_once, stepwise = [], []
+    at_once = []
+    stepwise = []
     for step in range(scorer.first, scorer.first + min(2, scorer.batches)):
         tokens, targets = (t.to(device) for t in scorer.val.batch(step))
         half = tokens.shape[1] // 2
@@ -270,10 +270,9 @@ class Examined:
                 if scorer.val is not None:
                     for name in self.asked.measures:
                         scores |= MEASURES[name](scorer, self.answer)
-                for name, examples in scorer.questions.items():
-                    answers = ask(self.answer, scorer.tokenizer, examples)
-                    scores[name] = of_answers(answers.accuracy, answers.each,
-                                              1 / len(examples[0].options))
+                for name, answers in scorer.answers(self.answer).items():
+                    options = scorer.questions[name][0].options
+                    scores[name] = of_answers(answers.accuracy, answers.each, 1 / len(options))
         if self.harness:
             scores |= self.harness.scores(way, part)
         return scores

@@ -7,7 +7,7 @@ wrapped, and others'.
 Usage:
     accuracy, (low, high) = score(model, get_tokenizer('out/lidas'), few_shot('assign_basic', 200))
     scorer = Scorer(tokenizer, parse_tasks('toy_assign/4', 200), val=loader, batches=8)
-    scorer(model)                               # {'loss', 'copy', ..., 'toy_assign/4'}
+    scorer.on_data(model), scorer.answers(model)        # the loss; {'toy_assign/4': Answers}
 """
 import hashlib
 import json
@@ -225,10 +225,10 @@ def fingerprint(model):
     return digest.hexdigest()
 
 
-def parse_tasks(text, n, shots=0, seed=0):
+def parse_tasks(text, n):
     "'assign_code/1,copy_words' to examples of each: {'assign_code/1': [Example]}."
     asked = {name: task_and_depth(name) for name in filter(None, text.split(','))}
-    return {name: few_shot(task, n, shots=shots, depth=depth, seed=seed)
+    return {name: few_shot(task, n, shots=0, depth=depth)
             for name, (task, depth) in asked.items()}
 
 
@@ -266,20 +266,11 @@ class Scorer:
         self.tokenizer, self.questions, self.val = tokenizer, questions, val
         self.batches, self.first, self.pieces = batches, 0, pieces
 
-    def on_data(self, model, batches=None, first=None):
-        "(loss, {kind: {'loss', 'accuracy'}}) on all batches, or on others, from the `first` on."
-        return measure(model, self.val, batches or self.batches, self.pieces,
-                       self.first if first is None else first)
+    def on_data(self, model, singly=None):
+        "(loss, {kind: {'loss', 'accuracy'}}); `singly` as of tokens.measure."
+        return measure(model, self.val, self.batches, self.pieces, self.first, singly)
 
     def answers(self, model):
         "{name: Answers} to all questions."
         return {name: ask(model, self.tokenizer, examples)
                 for name, examples in self.questions.items()}
-
-    def __call__(self, model):
-        "{'loss', and the accuracy on each kind of answer in the data and on each kind of question}"
-        scores = {}
-        if self.val is not None:
-            scores['loss'], kinds = self.on_data(model)
-            scores |= {kind: row['accuracy'] for kind, row in kinds.items() if kind != 'text'}
-        return scores | {name: answers.accuracy for name, answers in self.answers(model).items()}

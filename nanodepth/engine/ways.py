@@ -77,9 +77,10 @@ class Way:
     "loop, r, or settings of wrapper.patch; nothing: the model as it is."
 
     def __init__(self, loop=None, r=None, **dials):
-        self.loop, self.r, self.dials = loop, r, dials
-        if isinstance(loop, str):
-            parse_loop(loop)        # what is no order is refused here
+        self.text = loop if isinstance(loop, str) else None
+        self.loop = parse_loop(loop) if self.text else loop
+        self.r = r
+        self.dials = dials
         if r is not None and r < 1:
             raise Refused(f'r={r} is too small: the core must run at least once (try r=1)')
 
@@ -93,7 +94,8 @@ class Way:
         if self.loop and recurs:
             raise Refused(f'{self} is for ordinary models: a recurrent core is run more often by r')
         if self.r is not None:
-            before, model.mean = model.mean, self.r
+            before = model.mean
+            model.mean = self.r
             try:
                 yield model
             finally:
@@ -114,13 +116,13 @@ class Way:
             yield model
 
     def order(self, n_layer):
-        "The list of layers that `loop` stands for: text as users write it, or the list itself."
-        return fit_loop(self.loop, n_layer) if isinstance(self.loop, str) else self.loop
+        "The order, for a model of n_layer layers: of a loop that a user wrote, each must run."
+        return fit_loop(self.text, n_layer) if self.text else self.loop
 
     def cost(self, model):
         "How many layers run for each token."
         if self.loop:
-            return len(parse_loop(self.loop) if isinstance(self.loop, str) else self.loop)
+            return len(self.loop)
         with Way(r=self.r).apply(model):
             depth = depth_in(model)
         return depth + self.added(depth) if self.dials else depth
@@ -139,7 +141,7 @@ class Way:
 
     def __str__(self):
         if self.loop:
-            return f'--loop={self.loop if isinstance(self.loop, str) else name_of(self.loop)}'
+            return f'--loop={self.text or name_of(self.loop)}'
         if self.r is not None:
             return f'--r={self.r}'
         return ' '.join(f'--{name}={shown(value)}' for name, value in self.dials.items()) \
@@ -153,6 +155,11 @@ def shown(value):
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
+def layers_and_order(model):
+    "As hosts.depth_of gives them, of a recurrent model too."
+    return (model.layers, model.order) if isinstance(model, LM) else depth_of(model)
+
+
 def depth_in(model):
     "How many layers a model runs as it is now."
-    return len(model.order if isinstance(model, LM) else depth_of(model)[1])
+    return len(layers_and_order(model)[1])

@@ -67,14 +67,6 @@ def scale(kind):
     return 100 if in_percent(kind) else 1
 
 
-def say_kind(ax, kind, title=False):
-    "What a panel shows: a loss, or a share of right answers, from 0 to 100%."
-    text = f'{kind} (%)' if in_percent(kind) else kind
-    ax.set_title(text, fontsize=10) if title else ax.set_ylabel(text)
-    if in_percent(kind):
-        ax.set_ylim(-3, 103)
-
-
 def legend_below(fig, ax, **style):
     "One legend for all panels, of the lines of one: in a row, or in two where one is too narrow."
     lines, labels = ax.get_legend_handles_labels()
