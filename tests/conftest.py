@@ -1,4 +1,10 @@
-"Tiny random models, one thread each: two workers share two cores."
+"""What the tests share: tiny random models, small runs, processes that are begun in milliseconds.
+
+One thread each, because two workers share two cores. No picture is drawn at the end of a training
+unless a test asks for `pictures`: drawing takes as long as the training of a tiny model does.
+"""
+import dataclasses
+import gc
 import json
 import multiprocessing
 import os
@@ -19,7 +25,9 @@ import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
 
+from nanodepth.__main__ import main as nanodepth  # noqa: E402
 from nanodepth.data.tokens import write_dataset  # noqa: E402
+from nanodepth.engine import checkpoint, words  # noqa: E402
 from nanodepth.engine.cost import planned  # noqa: E402
 from nanodepth.model import LM, ModelConfig  # noqa: E402
 from nanodepth.train import Config, read_config  # noqa: E402
@@ -27,10 +35,26 @@ from nanodepth.train import Config, read_config  # noqa: E402
 torch.set_num_threads(1)
 
 
+def pytest_collection_finish():
+    "What has been imported stays: no collection of garbage needs to look at it again."
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def no_pictures(request, monkeypatch):
+    if 'pictures' not in request.fixturenames:
+        monkeypatch.setattr(words, 'show', lambda *_: None)
+
+
+@pytest.fixture
+def pictures():
+    "Asks for the picture of a finished training."
+
+
 # Where processes are begun that have imported everything already: a fork of it takes milliseconds,
 # a new Python seconds.
 BEGUN = multiprocessing.get_context('forkserver')
-BEGUN.set_forkserver_preload(['nanodepth.train'])
+BEGUN.set_forkserver_preload(['nanodepth.train', 'torch._dynamo'])
 
 
 def rank_of(rank, ranks, port, said, argv, before):
@@ -41,10 +65,10 @@ def rank_of(rank, ranks, port, said, argv, before):
                       LOCAL_WORLD_SIZE=str(ranks), MASTER_ADDR='127.0.0.1',
                       MASTER_PORT=str(port))
     torch.set_num_threads(1)
-    from nanodepth.__main__ import main
+    words.show = lambda *_: None
     if before:
         before()
-    main('train', argv)
+    nanodepth('train', argv)
 
 
 def ranks(argv, n=2, before=None):
@@ -127,12 +151,12 @@ def manager(tmp_path):
     return TaskManager(include_path=[str(folder), str(ROOT / 'data/evals')], include_defaults=False)
 
 
-def write_noise(folder, kinds):
+def write_noise(folder, kinds, length=8000):
     "Letters without anything to learn: every fifth is an answer of the last kind."
-    rng, n = np.random.default_rng(0), np.arange(8000)
+    rng, n = np.random.default_rng(0), np.arange(length)
     rest = len(kinds) - 1               # the others, if there are two kinds, are of the first
     for split in ('train', 'val'):
-        write_dataset(folder, split, 'bytes', rng.integers(97, 123, 8000), kinds=kinds,
+        write_dataset(folder, split, 'bytes', rng.integers(97, 123, length), kinds=kinds,
                       marks=np.where(n % 5 == 0, 128 + len(kinds), 128 + rest if rest else 0))
 
 
@@ -148,3 +172,65 @@ def planned_flops(*argv):
     "The training FLOPs a token that a run's plan adds up to, over its steps."
     c = read_config(list(map(str, argv)))
     return planned(c) // (c.batch_size * c.context)
+
+
+# ------------------------------------------------------------------------------- runs and commands
+
+SMALL = dict(n_layer=2, n_embd=32, n_head=2, head_dim=None, context=16, batch_size=4, steps=12,
+             warmup_steps=2, decay_steps=4, eval_every=5,
+             eval_batches=2, log_every=1, save_every=4, device='cpu', lr=3e-3)
+
+
+@pytest.fixture
+def config(data, tmp_path):
+    "config(**fields) -> a small run on the test data."
+    def make(out='run', **fields):
+        return Config(**SMALL | dict(data=str(data), out_dir=str(tmp_path / out)) | fields)
+    return make
+
+
+def save_run(folder, model, data=None, **more):
+    "A folder as train.py leaves it, with a model that reads bytes."
+    config = dict(data=[str(data)], batch_size=4, context=16) if data else {}
+    checkpoint.save(folder, **checkpoint.describe(model), **dict(config=config, step=3, flops=0,
+                                                                 optimizers=[]) | more)
+    (folder / 'run.json').write_text('{"tokenizer": "bytes"}')
+    return str(folder)
+
+
+def log_of(config):
+    return [json.loads(line)
+            for line in (Path(config.out_dir) / 'log.jsonl').read_text().splitlines()]
+
+
+def weights_of(config):
+    return checkpoint.load(config.out_dir)['model']
+
+
+def same(a, b):
+    "Are two state dicts equal, bit by bit?"
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+def assert_equal_runs(a, b):
+    "The weights, and every line of the log but for its clocks."
+    assert same(weights_of(a), weights_of(b))
+    clocks = ('tokens_per_s', 'seconds')
+    a, b = ([{k: v for k, v in line.items() if k not in clocks} for line in log_of(c)]
+            for c in (a, b))
+    assert a == b
+
+
+def flags(config):
+    "The command line of a run."
+    return [f'--{k}={v}' for k, v in vars(config).items() if v != getattr(Config, k)]
+
+
+def refused(capsys, name, *argv):
+    "The one line by which a command refuses, with status 2."
+    with pytest.raises(SystemExit) as end:
+        nanodepth(name, [str(a) for a in argv])
+    said = [line for line in capsys.readouterr().err.replace('\r', '\n').splitlines()
+            if line.startswith(f'{name}: ') and '%|' not in line]
+    assert end.value.code == 2 and len(said) == 1
+    return said[0]

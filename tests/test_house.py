@@ -1,10 +1,26 @@
-"The house: imports go down its floors and never in a circle; seven ideas stand at the top."
+"""The house and its front page: what LAYOUT and README promise is so.
+
+Promised: imports go down the floors and never in a circle; seven ideas stand at the top, and they
+and the door are the only scripts; every command has help; the usage examples, the README's quick
+lines, its excerpts and its hello run as they are written; what it says was measured stands in the
+tables; every link and picture is there.
+"""
 import ast
+import contextlib
+import io
 import os
+import re
+import shlex
 import subprocess
 import sys
 
+import pytest
+import torch
 from conftest import ROOT
+from nanodepth.retrofit import surgery
+from readme import left_out, lines
+
+from nanodepth.__main__ import COMMANDS, main
 
 ROOMS = ('common', 'report', 'data', 'variants', 'engine', 'commands', 'study')
 IDEAS = ('model', 'grow', 'loop', 'retrofit', 'wrapper', 'probe', 'train')
@@ -24,8 +40,7 @@ def floor(name):
 
 
 def imports(path):
-    """Every module of ours that a file imports, inside functions too, but for the last two lines
-    of a script."""
+    "The modules of ours that a file imports, but for the last two lines of a script."
     tree, found = ast.parse(path.read_text()), set()
     tree.body = [node for node in tree.body
                  if not (isinstance(node, ast.If) and '__main__' in ast.unparse(node.test))]
@@ -66,75 +81,107 @@ def test_the_ideas_and_the_door_are_scripts_and_nothing_else_is():
                         and path.parent in (ROOT, PACKAGE)), name
 
 
-# ------------------------------------------------------------------------------------ how it reads
-
-CODE = [*FILES.values(), *ROOT.glob('config/*.py'), *ROOT.glob('data/*/*.py')]
-MOST = dict.fromkeys(IDEAS, 270) | dict(model=327, retrofit=300, train=443, probe=310,
-                                     wrapper=200)
-
-
-def test_no_line_is_wider_than_a_page():
-    for path in [*CODE, *ROOT.glob('tests/*.py')]:
-        for number, line in enumerate(path.read_text().splitlines(), 1):
-            assert len(line) <= 100, f'{path.relative_to(ROOT)}:{number} has {len(line)} columns'
-
-
-def test_files_and_functions_fit_into_a_head():
-    lengths = {path.stem: path.read_text().count('\n') for path in IDEA_FILES.values()}
-    for name, n in lengths.items():
-        assert n <= MOST[name], f'{name} has {n} lines'
-    assert sum(lengths.values()) <= 1776
-    for path in CODE:
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.FunctionDef):
-                n = node.end_lineno - node.lineno + 1
-                most = 100 if (path.name, node.name) == ('train.py', 'train') else 60
-                assert n <= most, f'{path.relative_to(ROOT)}: {node.name} has {n} lines'
+README = (ROOT / 'README.md').read_text()
+WRITTEN = lines(README)
+QUICK = [line for line, comment in WRITTEN if not left_out(line, comment) and (
+    'dry_run' in line or comment.startswith('seconds') and 'out/' not in line
+    and 'prepare' not in line)]
+def test_usage_examples_run(data):
+    for module, before in (('nanodepth.model', 'tokens = targets = torch.randint(257, (2, 8))\n'),
+                           ('nanodepth.data.tokens', '')):
+        doc = FILES[module].read_text().split('"""')[1]
+        code = re.sub('^    ', '', doc.split('Usage:\n')[1], flags=re.M).replace("'data/toy'",
+                repr(str(data)))
+        scope = dict(torch=torch)
+        exec(f'from {module} import *\n' + before + code, scope)
+    assert scope['tokens'].shape == (16, 256)
 
 
-# --------------------------------------------------------------------- one page of training
-
-MEASURE = """
-import collections, os, sys
-os.chdir({root!r})
-sys.path.insert(0, {root!r})
-import nanodepth.__main__
-from nanodepth import train
-ours = [module.__file__ for module in sys.modules.values()
-        if (getattr(module, '__file__', None) or '').startswith({root!r} + '/')
-        and '/.venv/' not in module.__file__]
-print(len(ours), sum(len(open(path).readlines()) for path in ours))
-
-called, plan_at = set(), train.Plan.at
-
-def at(plan, step):
-    if sys._getframe(1).f_code.co_name == 'train':     # from one step's plan to the next one's
-        sys.setprofile(note if step == 5 else None)
-    return plan_at(plan, step)
-
-def note(frame, event, argument):
-    code = frame.f_code
-    mine = code.co_filename.startswith({root!r} + '/') and '/.venv/' not in code.co_filename
-    if event == 'call' and mine and not code.co_name.startswith('<'):
-        called.add((code.co_filename, code.co_qualname))
-
-train.Plan.at = at
-train.main(sys.argv[1:])
-print(*sorted(called), sep='\\n')
-"""
+@pytest.mark.parametrize('name', COMMANDS)
+def test_every_command_has_help(name, capsys, monkeypatch):
+    monkeypatch.setattr(sys, 'argv', ['nanodepth', name, '--help'])
+    with contextlib.suppress(SystemExit):
+        main()
+    assert len(capsys.readouterr().out) > 100
 
 
-def test_one_step_of_training_fits_on_a_page(data, tmp_path):
-    "How many of our lines `python train.py` imports, and how many of our functions a step runs."
-    run = subprocess.run(
-        [sys.executable, '-c', MEASURE.format(root=str(ROOT)), 'config/lidas.py', '--grow=None',
-         f'--data={data}', f'--out_dir={tmp_path / "run"}', '--context=16', '--n_embd=32',
-         '--n_head=2', '--head_dim=None', '--steps=10', '--warmup_steps=2', '--decay_steps=2',
-         '--eval_every=100', '--log_every=100', '--device=cpu'],
-        capture_output=True, text=True, env=os.environ | dict(OMP_NUM_THREADS='1'))
-    assert run.returncode == 0, run.stderr
-    head, *lines = run.stdout.splitlines()
-    modules, imported = map(int, head.split())
-    functions = [line for line in lines if line.startswith("('")]
-    assert modules <= 20 and imported <= 3100, f'{imported} lines in {modules} modules'
-    assert 20 < len(functions) <= 28, '\n'.join(functions)
+def test_the_door_lists_its_commands_and_names_the_nearest(capsys, monkeypatch):
+    monkeypatch.setattr(sys, 'argv', ['nanodepth'])
+    main()
+    said = capsys.readouterr().out
+    assert all(re.search(rf'^  {name} ', said, flags=re.M) for name in COMMANDS)
+    with pytest.raises(SystemExit) as stop:
+        main(argv=['sampel'])
+    assert stop.value.code == 2 and "did you mean 'sample'?" in capsys.readouterr().err
+
+
+def test_the_readmes_commands_and_files_exist():
+    blocks = ''.join(re.findall(r'```(?:sh)?\n(.*?)```', README, flags=re.S))
+    for script, config in re.findall(r'python (\S+\.py)(?: (config/\S+\.py))?', blocks):
+        assert (ROOT / script).exists() and (not config or (ROOT / config).exists())
+    for command in re.findall(r'(?:^|`|python -m )nanodepth (\w+)', README, flags=re.M):
+        assert command in COMMANDS
+    targets = re.findall(r'^(\w+):', (ROOT / 'Makefile').read_text(), flags=re.M)
+    for target in re.findall(r'^make (\w+)', blocks, flags=re.M):
+        assert target in targets
+
+
+@pytest.mark.parametrize('line', QUICK)
+def test_quick_lines_of_the_readme_run(line, tmp_path, monkeypatch):
+    "The others: `make readme`."
+    monkeypatch.chdir(tmp_path)
+    program, name, *argv = shlex.split(line)
+    if program == 'python':         # an idea as a script
+        name = re.search(r"nanodepth\('(\w+)'\)", (ROOT / name).read_text())[1]
+    main(name, argv)
+
+
+EXCERPTS = [block for block in re.findall(r'```python\n(.*?)```', README, flags=re.S)
+            if block.startswith('# ')]
+
+
+@pytest.mark.parametrize('block', EXCERPTS, ids=lambda block: block.splitlines()[0])
+def test_what_the_readme_quotes_stands_in_the_file(block):
+    where, *lines_of = block.strip().splitlines()
+    if where.startswith('# the idea'):          # a sketch: test_the_sketch_of_a_recurrent_model
+        return
+    file = re.match(r'# (\w+\.py), ', where)[1]
+    bare = lambda line: line.partition('  # ')[0].strip()
+    stripped = list(map(bare, (ROOT / file).read_text().splitlines()))
+    quoted = list(map(bare, lines_of))
+    assert any(stripped[i:i + len(quoted)] == quoted for i in range(len(stripped))), where
+
+
+def test_the_hello_of_the_readme_says_what_it_says():
+    hello = next(block for block in re.findall(r'```python\n(.*?)```', README, flags=re.S)
+                 if 'untie(' in block)
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        exec(hello, {})
+    assert said.getvalue() == 'True\n' and '# True: growing is untied looping' in hello
+
+
+def test_the_sketch_of_a_recurrent_model_is_the_model(tiny):
+    sketch = next(block for block in EXCERPTS if block.startswith('# the idea'))
+    for how in (dict(), dict(inject='linear', start='zero')):
+        scope = dict(torch=torch, model=surgery(tiny(n_layer=6), '1-2-2', **how), r=3,
+                     tokens=torch.arange(24).view(2, 12))
+        exec(sketch, scope)
+        assert torch.equal(scope['logits'], scope['model'](scope['tokens'], r=3))
+
+
+def test_what_the_readme_measures_stands_in_the_tables_that_were_measured():
+    tables = (ROOT / 'docs/RESULTS.md').read_text().replace('*', '')
+    by_hand = re.sub(r'<!-- table .*?<!-- end -->', '', README, flags=re.S)     # others are made
+    intervals = re.findall(r'\d[\d.]* ± [\d.]+', by_hand)
+    assert len(intervals) > 5
+    for interval in intervals:
+        assert interval in tables, interval
+
+
+def test_links_and_pictures_resolve():
+    for path in (ROOT / 'README.md', *ROOT.glob('docs/*.md')):
+        text = re.sub(r'<img src="([^"]+)"[^>]*alt="([^"]+)">', r'![\2](\1)', path.read_text())
+        for alt, target in re.findall(r'(!?\[[^]]*\])\(([^)#\s]+)\)', text):
+            assert '://' in target or (path.parent / target).exists(), f'{path.name}: {target}'
+            assert not alt.startswith('!') or len(alt) > 40, f'{path.name}: {target} has no text'

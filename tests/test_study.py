@@ -1,22 +1,103 @@
-"A seed of the study in small, and the tables that its rows make."
+"""The evidence: verdicts by hand, a seed of the study and of the record in small, their tables.
+
+Promised: Student's t, Holm's correction and each verdict as in any textbook; tables that are made
+from rows and from nothing else; a job that trains each run, measures each way, goes on where it
+stopped and does nothing twice; partners of equal FLOPs; the record's rule, one-sided and on eight
+seeds; and that docs/RESULTS.md is what docs/results says.
+"""
+import itertools
+import math
+import random
 import shutil
 import subprocess
+from contextlib import nullcontext
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from conftest import ROOT, planned_flops, write_noise
+from nanodepth.loop import parse_loop, running
 
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.common.errors import Refused
 from nanodepth.data.tokens import write_dataset
 from nanodepth.engine import words
 from nanodepth.engine.checkpoint import load_model
-from nanodepth.loop import parse_loop, running
 from nanodepth.report.plot import curve, figure
 from nanodepth.report.runs import growths, measured
 from nanodepth.report.tables import where
-from nanodepth.study import jobs as study, results
+from nanodepth.study import jobs as study
+from nanodepth.study import record, results
+from nanodepth.study.claims import (
+    Contrast,
+    holm,
+    one_more,
+    one_sided,
+    t_quantile,
+    verdict,
+    verdicts,
+)
+from nanodepth.study.records import judged, standing, table
+from nanodepth.study.results import read_rows
 from nanodepth.variants.exit import Exit
+
+
+@pytest.mark.parametrize('share, df, t', [      # the tables in any textbook
+    (0.95, 1, 12.706), (0.95, 2, 4.303), (0.95, 4, 2.776), (0.95, 7, 2.365), (0.99, 3, 5.841),
+    (0.9, 7, 1.895), (0.95, 30, 2.042)])
+def test_students_t_is_the_tables(share, df, t):
+    assert t_quantile(share, df) == pytest.approx(t, abs=6e-4)
+
+
+def test_a_contrast_by_hand():
+    contrast = Contrast([3.0, 5.0, 7.0, 5.0], [1.0, 4.0, 4.0, 3.0])        # 2, 1, 3, 2
+    assert contrast.mean == 2 and contrast.error == pytest.approx(math.sqrt(2 / 3 / 4))
+    assert contrast.interval(0.95) == pytest.approx((2 - 3.182 * 0.40825, 2 + 3.182 * 0.40825),
+                                                 abs=1e-3)
+    assert contrast.p_signs == 2 / 16              # only all signs up, or all down
+    assert contrast.p == pytest.approx(0.0163, abs=2e-4)
+    assert Contrast([1.0, 2.0], [1.0, 2.0]).p == 1
+
+
+def test_holm_by_hand():
+    assert holm([0.04, 0.01, 0.03]) == pytest.approx([0.06, 0.03, 0.06])
+    assert holm([0.5, 0.9]) == [1.0, 1.0] and holm([]) == []
+
+
+@pytest.mark.parametrize('changes, direction, said', [
+    ([1.0, 1.1, 0.9, 1.0], 1, 'holds'), ([1.0, 1.1, 0.9, 1.0], -1, 'does not hold'),
+    ([0.001, -0.002, 0.001, 0.0], 1, 'no difference'),
+    ([0.001, -0.002, 0.001, 0.0], 0, 'holds'), ([1.0, 1.1, 0.9, 1.0], 0, 'does not hold'),
+    ([1.0, -1.0, 2.0, 0.0], 1, 'not resolved'), ([0.3], 1, r'not resolved \(1 seed\)'),
+    ([], 1, r'not resolved \(0 seeds\)')])
+def test_every_verdict(changes, direction, said):
+    import re
+    contrast = Contrast(changes, [0.0] * len(changes))
+    [(text, _)] = verdicts([contrast], [0.05], [direction])
+    assert re.match(said, text)
+
+
+def test_a_verdict_is_corrected_for_its_section():
+    weak = Contrast([1.0, 2.0, 3.0, 1.0, 2.5], [0.0] * 5)       # p = .009 alone
+    noise = [Contrast([1.0, -1.0, 0.5 * k, -0.4, 0.1], [0.0] * 5) for k in range(6)]
+    assert verdict(weak, weak.p, 0.05, 1) == 'holds'
+    several = verdicts([weak, *noise[:3]], [0.05] * 4, [1] * 4)
+    assert several[0][1] == pytest.approx(4 * weak.p) and several[0][0] == 'holds'
+    several = verdicts([weak, *noise, *noise], [0.05] * 13, [1] * 13)
+    assert several[0][0].startswith('not resolved')
+
+
+def test_one_more_seed_by_hand_and_by_chance():
+    middle, half = one_more([1.0, 2.0, 3.0])        # sd 1, t 4.303: 4.303 * sqrt(1 + 1/3)
+    assert middle == 2 and half == pytest.approx(4.969, abs=1e-3)
+    draw, inside = random.Random(0), 0
+    for _ in range(2000):
+        *seen, new = (draw.gauss(5, 2) for _ in range(5))
+        middle, half = one_more(seen)
+        inside += abs(new - middle) <= half
+    assert inside / 2000 == pytest.approx(0.95, abs=0.015)
+
 
 CLAIM = '''
 [[claim]]
@@ -109,21 +190,14 @@ def test_a_difference_of_differences(folder):
     assert found.a == pytest.approx([1] * 5)
 
 
-@pytest.mark.parametrize('change, message', [
-    (("'x'", "'x'y"), "claims.toml is damaged.*Expected newline"),
-    (("measure = 'depth 4'", "measure = 'depht 4'"), "did you mean 'depth 4'"),
-    (("way = 'ordinary'}\nb", "seed = 1}\nb"), 'several'),
-    (('[[numbers]]', CLAIM.split('[[numbers]]')[0] * 5 + '[[numbers]]'), 'six|6 primary claims')])
-def test_claims_that_cannot_be_judged_are_one_line(folder, change, message):
-    (folder / 'claims.toml').write_text(CLAIM.replace(*change))
-    if message == 'several':
-        rows = results.read_rows(folder / 'depth.csv')
-        with pytest.raises(Refused, match='several rows of one seed'):
-            results.values_of(rows, dict(run='lidas'), 'depth 4')
-        return
-    with pytest.raises(Refused, match=message):
-        spec = results.read_claims(folder / 'claims.toml')
-        results.made(FRAME, results.all_tables(spec, folder))
+def test_rows_that_cannot_be_judged_are_refused(folder):
+    rows = results.read_rows(folder / 'depth.csv')
+    with pytest.raises(Refused, match='several rows of one seed'):
+        results.values_of(rows, dict(run='lidas'), 'depth 4')
+    primary = CLAIM.split('[[numbers]]')[0]
+    (folder / 'claims.toml').write_text(primary * 6)
+    with pytest.raises(Refused, match='six|6 primary claims'):
+        results.all_tables(results.read_claims(folder / 'claims.toml'), folder)
 
 
 def test_the_papers_of_this_repo_say_what_its_rows_say():
@@ -164,7 +238,7 @@ def test_the_curves_of_a_seed_are_its_logs_again():
 @pytest.fixture
 def small(tmp_path, monkeypatch):
     "A study of tiny models on random bytes, and the commands that it ran."
-    write_noise(tmp_path / 'data', ['text', 'copy'])
+    write_noise(tmp_path / 'data', ['text', 'copy'], 2000)
     shape = ['--n_embd=16', '--n_head=2', '--head_dim=8', '--warmup_steps=1', '--batch_size=4',
              '--eval_batches=1', '--eval_every=100', '--device=cpu']
     seen = []
@@ -313,7 +387,7 @@ def test_hops_in_small(small, tmp_path, monkeypatch, capsys):
     "A seed: every cell trained, the wrapper on two of them, the retrofit at every r."
     for name in ('LETTERS', 'FURTHER'):
         monkeypatch.setattr(study, name, f'{tmp_path}/data')
-    write_noise(tmp_path / 'data', ['4 hops'])
+    write_noise(tmp_path / 'data', ['4 hops'], 600)
     few = ('layers_6', 'layers_2_times_3', 'layers_3', 'layers_3_looped_at_last')
     monkeypatch.setattr(study, 'HOPS', {name: study.HOPS[name] for name in few})
     one = study.job('hops', 0, tmp_path / 'study')
@@ -347,3 +421,93 @@ def test_what_hops_compares_costs_the_same():
     assert flops(*study.HOPS['layers_2_times_3']) == flops(*study.HOPS['layers_1_times_6']) == six
     assert flops(*study.HOPS['layers_2_longer']) == pytest.approx(six, rel=0.002)
     assert flops(*study.HOPS['midas']) == flops(*study.HOPS['lidas']) < six
+
+
+def entries(config, flops, texts, rights):
+    return [dict(config=config, seed=seed, flops=flops, minutes=2.0, text=text,
+                 **{'depth 3 right': right})
+            for seed, (text, right) in enumerate(zip(texts, rights))]
+
+
+def test_one_sided():
+    # mean 1, standard error 1/2 with three degrees: t = 2, both sides 0.1393
+    c = Contrast([1 - 3 ** .5 / 2, 1 - 3 ** .5 / 2, 1 + 3 ** .5 / 2, 1 + 3 ** .5 / 2], [0] * 4)
+    assert one_sided(c, 1) == pytest.approx(0.0697, abs=1e-4)
+    assert one_sided(c, -1) == pytest.approx(1 - 0.0697, abs=1e-4)
+    assert one_sided(Contrast([2, 2], [1, 1]), 1) == 0 and one_sided(Contrast([1], [0]), 1) == 0.5
+
+
+def test_the_fewest_flops_of_those_that_meet_both_hold_it():
+    spread = np.linspace(-0.02, 0.02, 8)
+    good = 2.15 + spread, 0.98 + spread / 2
+    found = [*entries('dear', 9.0, *good), *entries('cheap', 7.0, *good),
+               *entries('text_too_high', 5.0, 2.195 + spread, good[1]),    # below, but not surely
+               *entries('too_shallow', 4.0, good[0], 0.94 + spread / 2),
+               *entries('few_seeds', 3.0, good[0][:7], good[1][:7])]
+    said = judged(found)
+    assert [*said] == ['few_seeds', 'too_shallow', 'text_too_high', 'cheap', 'dear']
+    assert [name for name, entry in said.items() if entry.meets] == ['cheap', 'dear']
+    assert standing(said) == 'cheap' and standing(judged([])) is None
+    assert 0.05 < said['text_too_high'].p_text < 0.5 and said['too_shallow'].p_right > 0.5
+    lines = table(found)
+    assert sum('**the record**' in line for line in lines) == 1 and '**the record**' in lines[5]
+    assert 'open' in lines[2] and 'not good enough' in lines[3]
+
+
+@pytest.fixture
+def record_in_small(tmp_path, monkeypatch):
+    "Two seeds of tiny models, on text without anything to learn."
+    write_noise(tmp_path / 'data', ['text', 'copy'])
+    for name, value in dict(TOY=f'{tmp_path}/data', SEEDS=2, QUESTIONS=4).items():
+        monkeypatch.setattr(record, name, value)
+    monkeypatch.setattr(study, 'BATCHES', 2)
+    (tmp_path / 'results').mkdir()
+    (tmp_path / 'results/claims.toml').write_text('')
+    (tmp_path / 'RECORDS.md').write_text('before\n<!-- table records -->\n<!-- end -->\n')
+    (tmp_path / 'mine.py').write_text(f'''data = {f"{tmp_path}/data"!r}
+n_layer, n_embd, n_head, head_dim = 2, 16, 2, 8
+steps, warmup_steps, decay_steps, batch_size, eval_batches, device = 4, 1, 1, 4, 1, 'cpu'
+''')
+    seen = []
+
+    def ran(argv, **_):
+        seen.append(argv)
+        nanodepth('train', argv[4:])
+        return subprocess.CompletedProcess(argv, 0)
+    monkeypatch.setattr(subprocess, 'run', ran)
+    # no threads: a training wants to hear signals
+    monkeypatch.setattr(record, 'ThreadPoolExecutor',
+                        lambda jobs: nullcontext(SimpleNamespace(map=map)))
+    monkeypatch.chdir(ROOT)
+    return seen
+
+
+def test_a_config_in_small(record_in_small, tmp_path, capsys):
+    argv = [str(tmp_path / 'mine.py'), f'--rows={tmp_path}/results', f'--out={tmp_path}/runs',
+            '--jobs=1']
+    nanodepth('record', argv)
+    said = capsys.readouterr().out
+    assert 'it does not meet both thresholds' in said and 'seed 1: loss on text' in said
+    mine = read_rows(tmp_path / 'results/records.csv')
+    assert [row['seed'] for row in mine] == [0, 1]
+    assert mine[0]['flops'] == planned_flops(tmp_path / 'mine.py') * 4 * 64
+    assert 2 < mine[0]['text'] < 8 and mine[0]['text'] != mine[1]['text']
+    page = (tmp_path / 'RECORDS.md').read_text()
+    assert page.startswith('before\n') and 'mine.py' in page and '| open |' in page
+    nanodepth('record', argv)          # it goes on where it stopped, and changes nothing
+    assert read_rows(tmp_path / 'results/records.csv') == mine and len(record_in_small) == 4
+    nanodepth('record', [*argv, '--first_seed=2'])     # other seeds: said, not written down
+    assert 'does not meet' in capsys.readouterr().out
+    assert read_rows(tmp_path / 'results/records.csv') == mine
+    # another has the record with fewer FLOPs
+    best = entries('config/best.py', 10.0, np.linspace(2.1, 2.11, 8), np.linspace(0.98, 0.99, 8))
+    study.write_rows(tmp_path / 'results/records.csv', best)
+    nanodepth('record', argv)
+    assert 'so the record stays where it is' in capsys.readouterr().out
+    assert len(read_rows(tmp_path / 'results/records.csv')) == 10
+
+
+def test_other_data_is_refused(tmp_path):
+    (tmp_path / 'mine.py').write_text("init_from = 'out/lidas'\n")
+    with pytest.raises(Refused, match='must learn from data/toy alone'):
+        record.main([str(tmp_path / 'mine.py')])

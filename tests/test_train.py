@@ -1,209 +1,176 @@
+"""train.py: a step of training is what the plan says, and costs what the plan says.
+
+Promised: the plan of every config, step by step, as the settings read by hand; the paper's learning
+rate; a run that learns and leaves its log, its checkpoint and its picture; that measuring, logging,
+pieces of a batch and a number of processes change nothing about what is learned; that growth
+happens when the plan says; that a step which is not finite ends the run and keeps the model before
+it; Muon and AdamW* as their definitions, a number at a time.
+"""
+import copy
+import dataclasses
 import json
 import math
 import os
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from conftest import ranks
+from conftest import ROOT, flags, log_of, ranks, refused, same, weights_of
+from nanodepth.grow import GROWTH, prop_schedule
+from nanodepth.loop import parse_loop
+from nanodepth.model import LM, ModelConfig
+from nanodepth.retrofit import recurrence_curriculum, sample_recurrence
+from nanodepth.train import Config, read_config, train
 
-from nanodepth.__main__ import main as nanodepth
 from nanodepth import train as train_file
+from nanodepth.__main__ import main as nanodepth
 from nanodepth.common.errors import Refused
 from nanodepth.common.files import claim
 from nanodepth.data.tokenizer import get_tokenizer
-from nanodepth.data.tokens import Loader, evaluate
-from nanodepth.engine import checkpoint, world
-from nanodepth.engine.plan import Plan
-from nanodepth.engine.world import Stop, World
-from nanodepth.model import LM, ModelConfig
-from nanodepth.retrofit import surgery
-from nanodepth.train import Config, read_config, train
+from nanodepth.data.tokens import Loader, evaluate, write_dataset
+from nanodepth.engine import checkpoint
+from nanodepth.engine.cost import stretches
+from nanodepth.engine.optimizers import Muon, make_optimizers, orthogonal
+from nanodepth.engine.plan import MAY_DIFFER, MAY_DIFFER_AHEAD, Plan, Start
+from nanodepth.engine.world import World
+from nanodepth.variants.adamw_star import AdamWStar
 
-ROOT = Path(__file__).resolve().parents[1]
-SMALL = dict(n_layer=2, n_embd=32, n_head=2, head_dim=None, context=16, batch_size=4, steps=12,
-             warmup_steps=2, decay_steps=4, eval_every=5,
-             eval_batches=2, log_every=1, save_every=4, device='cpu', lr=3e-3)
+# --------------------------------------------------------------------------------------- the plan
 
-
-@pytest.fixture
-def config(data, tmp_path):
-    "config(**fields) -> a small run on the test data."
-    def make(out='run', **fields):
-        return Config(**SMALL | dict(data=str(data), out_dir=str(tmp_path / out)) | fields)
-    return make
+CONFIGS = sorted(path.stem for path in ROOT.glob('config/[!_]*.py'))
 
 
-def log_of(config):
-    return [json.loads(line)
-            for line in (Path(config.out_dir) / 'log.jsonl').read_text().splitlines()]
+def by_hand(c, start, step):
+    "(rate, layers, origin, order, data, batch, r, backprop depth), worked out anew for one step."
+    decay = c.steps - c.decay_steps
+    falls = c.decay_steps if c.lr_decay_steps is None else c.lr_decay_steps
+    since = step - (c.steps - falls)
+    rate = 1.0 if since <= 0 else 1 - math.sqrt(since / falls)
+    if c.lr_shape == 'cosine' and since > 0:
+        rate = 0.5 + math.cos(math.pi * since / falls) / 2
+    rate = pytest.approx(c.lr_floor + (1 - c.lr_floor) * rate, rel=1e-12)
+    rate = (step + 1) / c.warmup_steps if step < c.warmup_steps else rate
+    n, origin = start.n_layer, None
+    if c.grow:
+        depths = [c.grow_block]
+        while depths[-1] < c.n_layer:
+            depths.append(len(GROWTH[c.grow](depths[-1], c.grow_block)))
+        lengths, stage, left = prop_schedule(decay, len(depths), c.grow_alpha), 0, step
+        while stage + 1 < len(depths) and left >= lengths[stage]:
+            left, stage = left - lengths[stage], stage + 1
+        n = depths[stage]
+        origin = GROWTH[c.grow](depths[stage - 1], c.grow_block) if stage else None
+    late = step >= decay
+    order = list(start.order or range(n))
+    order = parse_loop(c.loop) if c.loop else order
+    order = parse_loop(c.cooldown_loop) if late and c.cooldown_loop else order
+    cool = late and c.cooldown_data is not None
+    r = depth = None
+    if start.kind == 'recurrent':
+        order = None
+        mean = recurrence_curriculum(step, c.steps, c.recurrence or start.mean, c.curriculum,
+                                     c.curriculum_shape)
+        depth = recurrence_curriculum(step, c.steps, c.backprop_depth or start.backprop_depth,
+                                      c.backprop_curriculum)
+        r, depth = sample_recurrence(mean, step, c.seed), min(depth, mean)
+    data = 'cooldown_data' if cool else 'data'
+    return rate, n, origin, order, data, step - decay if cool else step, r, depth
 
 
-def weights_of(config):
-    return checkpoint.load(config.out_dir)['model']
+@pytest.mark.parametrize('name', CONFIGS)
+def test_every_step_of_every_config(name):
+    c = read_config([f'config/{name}.py'])
+    recurs = name.startswith('retrofit') and 'dense' not in name
+    start = (Start('recurrent', 6, None, 4, 8) if recurs else
+             Start('lm', 8, [0, 1, 2, 2]) if c.init_from else Start('lm', c.n_layer))
+    plan, decay = Plan(c, start), c.steps - c.decay_steps
+    some = {*range(0, c.steps, max(1, c.steps // 300)), c.steps - 1}
+    some |= {max(0, edge + d) for d in (-1, 0, 1)
+             for edge in (*dict(plan.stages), decay, c.warmup_steps)}
+    for step in sorted(step for step in some if step < c.steps):
+        assert tuple(plan.at(step)) == by_hand(c, start, step), step
 
 
-def same(a, b):
-    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+def test_the_plan_reads_the_settings_that_it_answers_for_and_no_others():
+    "But for the seed, which r is drawn by, and init_from, which says whose layers they are."
+    read = set()
 
+    class Watched:
+        def __init__(self, config):
+            self.config = config
 
-def command(config, *more, ranks=1):
-    "The command line of a run, for another process."
-    values = {k: v for k, v in vars(config).items() if v != getattr(Config, k)}
-    start = ([sys.executable] if ranks == 1 else [sys.executable, '-m', 'torch.distributed.run',
-                                                  '--standalone', f'--nproc_per_node={ranks}'])
-    return [*start, 'train.py', *(f'--{k}={v}' for k, v in values.items()), *more]
+        def __getattr__(self, name):
+            read.add(name)
+            return getattr(self.config, name)
+    grown = Config(grow='lidas', cooldown_loop='3-2x2-3', cooldown_data='x')
+    looped = Config(n_layer=2, loop='2x4')
+    recurs = Config(init_from='x', recurrence=3)
+    core = Start('recurrent', 6, None, 4, 8)
+    for c, start in ((grown, None), (looped, None), (recurs, core)):
+        plan = Plan(Watched(c), start)
+        for step in (0, 100, 599):
+            plan.at(step)
+        stretches(plan)
+    assert read == {*MAY_DIFFER_AHEAD, 'seed', 'init_from'}
+    assert MAY_DIFFER_AHEAD | MAY_DIFFER <= {field.name for field in dataclasses.fields(Config)}
 
-
-def shell(command, **kw):
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True,
-                          env=os.environ | dict(OMP_NUM_THREADS='1'), timeout=120, **kw)
-
-
-# ------------------------------------------------------------------ schedule
 
 def test_learning_rate_by_hand():
-    learning_rate = lambda c, step: Plan(c).at(step).lr_fraction
     "The paper's 2,000 up, constant to 170,000, 30,000 down by 1 - sqrt."
-    c = Config(steps=200_000, warmup_steps=2_000, decay_steps=30_000)
-    assert (learning_rate(c, 0) == 1 / 2000 and learning_rate(c, 999) == 0.5 and learning_rate(c,
-            1999) == 1)
-    assert learning_rate(c, 2000) == learning_rate(c, 170_000) == 1
-    assert learning_rate(c, 177_500) == pytest.approx(0.5)
-    assert learning_rate(c, 199_999) == pytest.approx(1 - math.sqrt(29_999 / 30_000))
-    assert learning_rate(Config(warmup_steps=0, decay_steps=0), 0) == 1
+    plan = Plan(Config(steps=200_000, warmup_steps=2_000, decay_steps=30_000))
+    for step, rate in {0: 1 / 2000, 999: 0.5, 1999: 1, 2000: 1, 170_000: 1, 177_500: 0.5,
+                       199_999: 1 - math.sqrt(29_999 / 30_000)}.items():
+        assert plan.at(step).lr_fraction == pytest.approx(rate)
+    assert Plan(Config(warmup_steps=0, decay_steps=0)).at(0).lr_fraction == 1
 
 
-# ------------------------------------------------------------------ a run, stopped and resumed
+def test_a_cosine_begins_where_it_is_told_and_nothing_else_moves():
+    "90% of 1,000 steps, to a thousandth: its mean is what the authors' schedule has."
+    old = Config(steps=1000, warmup_steps=5, decay_steps=100, grow='lidas')
+    new = dataclasses.replace(old, lr_shape='cosine', lr_decay_steps=900, lr_floor=0.001)
+    plan, before = Plan(new), Plan(old)
+    assert stretches(plan) == stretches(before) and plan.stages == before.stages
+    rates = [plan.at(step).lr_fraction for step in range(1000)]
+    assert rates[99] == 1 and rates[100] == 1 and rates[101] < 1
+    assert rates[-1] == pytest.approx(0.001, abs=1e-4)
+    assert sum(rates) / 1000 == pytest.approx(0.55, abs=0.005)
+    with pytest.raises(Refused, match='a decay over 999 steps do not fit'):
+        dataclasses.replace(new, lr_decay_steps=999)
 
-def test_a_run_learns_and_leaves_its_files(config):
-    c = config(steps=60, decay_steps=10, lr=1e-2, eval_every=20)
+
+@pytest.mark.parametrize('mean, drawn, traced', [(4, 5.0, 3.4), (8, 9.0, 6.6), (32, 33, 8)])
+def test_gradients_go_back_as_far_as_the_authors_do(mean, drawn, traced):
+    "E[r] and E[recurrences with a trace], simulated with their code."
+    plan = Plan(Config(init_from='x', recurrence=mean, curriculum=0.0, steps=4000),
+                Start('recurrent', 6, None, 4, 8))
+    steps = [plan.at(step) for step in range(4000)]
+    assert {now.backprop_depth for now in steps} == {min(8, mean)}
+    assert sum(now.r for now in steps) / 4000 == pytest.approx(drawn, rel=0.03)
+    assert sum(min(now.r, now.backprop_depth) for now in steps) / 4000 == pytest.approx(traced,
+                                                                                        abs=0.05)
+
+
+# ----------------------------------------------------------------------------------------- a run
+
+def test_a_run_learns_and_leaves_its_files(config, pictures):
+    c = config(steps=40, decay_steps=10, lr=1e-2, eval_every=20)
     train(c)
     log = log_of(c)
-    assert [line['step'] for line in log] == list(range(61))
+    assert [line['step'] for line in log] == list(range(41))
     losses = [line['val_loss'] for line in log if 'val_loss' in line]
-    assert len(losses) == 4 and losses[-1] < losses[0] - 1
+    assert len(losses) == 3 and losses[-1] < losses[0] - 1
     assert abs(losses[0] - math.log(257)) < 0.1
     last = log[-1]
     model = checkpoint.load_model(c.out_dir)
-    assert (last['tokens'] == 60 * 64 and last['flops'] == 60 * 64 * model.flops_per_token()
+    assert (last['tokens'] == 40 * 64 and last['flops'] == 40 * 64 * model.flops_per_token()
             and last['n_layer'] == 2)
     assert {'lr', 'loss', 'tokens_per_s', 'grad_norm', 'seconds'} <= set(last)
     assert 0 <= last['kinds']['fifth']['accuracy'] <= 1
     assert (Path(c.out_dir) / 'loss.png').stat().st_size > 10_000
     about = json.loads((Path(c.out_dir) / 'run.json').read_text())
     assert about['tokenizer'] == 'bytes' and about['config']['lr'] == 1e-2
-
-
-def stop_and_resume(config, monkeypatch, stop_at):
-    "Train until SIGTERM comes in the middle of a step, then to the end."
-    update, calls = train_file.backward, []
-
-    def interrupted(*args):
-        calls.append(1)
-        if len(calls) == stop_at:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return update(*args)
-
-    monkeypatch.setattr(train_file, 'backward', interrupted)
-    assert train(config) == signal.SIGTERM
-    assert checkpoint.load(config.out_dir)['step'] == stop_at and len(calls) == stop_at
-    assert train(config) == 0
-
-
-def assert_equal_runs(a, b):
-    assert same(weights_of(a), weights_of(b))
-    clocks = ('tokens_per_s', 'seconds')
-    a, b = ([{k: v for k, v in line.items() if k not in clocks} for line in log_of(c)]
-            for c in (a, b))
-    assert a == b
-
-
-# 1, 2, 3, 4 layers from steps 0, 2, 7, 14
-GROW = dict(grow='lidas', grow_block=1, n_layer=4, steps=30, decay_steps=5)
-KINDS = dict(       # the settings of a run, and after how many updates it is stopped
-    plain=(dict(optimizer='adamw'), 6), grown=(dict(optimizer='adamw_star', **GROW), 7),
-    looped=(dict(n_layer=3, cooldown_loop='1-1x3-1'), 8),
-    recurrent=(dict(curriculum=0.5, grad_accum=2), 5))
-
-
-@pytest.fixture(params=KINDS)
-def two_runs(request, config, tiny, tmp_path):
-    "(a run to go through, the same to be stopped, after how many updates)"
-    fields, stop_at = KINDS[request.param]
-    if request.param == 'recurrent':
-        core = surgery(tiny(vocab_size=257, n_layer=4, context=16), '1-2-1', mean=3)
-        checkpoint.save(tmp_path / 'cut', **checkpoint.describe(core), step=0)
-        (tmp_path / 'cut/run.json').write_text('{"tokenizer": "bytes"}')
-        fields = fields | dict(init_from=str(tmp_path / 'cut'))
-        for name in ('n_layer', 'n_embd', 'n_head', 'head_dim'):        # the parent says them
-            fields[name] = getattr(Config, name)
-    whole, parts = (config(name, **fields) for name in ('whole', 'parts'))
-    train(whole)
-    return whole, parts, stop_at
-
-
-def test_stop_and_resume_is_bit_equal(two_runs, monkeypatch):
-    whole, parts, stop_at = two_runs
-    stop_and_resume(parts, monkeypatch, stop_at)
-    assert_equal_runs(parts, whole)
-
-
-KILLED = """
-import os, signal, sys
-from nanodepth import train
-at, config, calls = int(sys.argv[1]), train.Config(**eval(sys.argv[2])), []
-def killed(*args):
-    calls.append(1)
-    if len(calls) == at:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return original(*args)
-original, train.backward = train.backward, killed
-train.train(config)
-"""
-
-
-def test_kill_9_and_resume_is_bit_equal(two_runs):
-    whole, parts, stop_at = two_runs
-    child = shell([sys.executable, '-c', KILLED, str(stop_at), repr(vars(parts))])
-    assert child.returncode == -signal.SIGKILL, child.stderr
-    assert checkpoint.load(parts.out_dir)['step'] < stop_at
-    train(parts)
-    assert_equal_runs(parts, whole)
-
-
-def test_kill_9_at_any_moment_leaves_a_whole_log(config, after=9):
-    whole = config('whole', steps=40)
-    train(whole)
-    parts = config('parts', steps=40)
-    child = subprocess.Popen(command(parts), cwd=ROOT, stdout=subprocess.DEVNULL,
-                             stderr=subprocess.DEVNULL,
-                             env=os.environ | dict(OMP_NUM_THREADS='1'))
-    log = Path(parts.out_dir) / 'log.jsonl'
-    while not log.exists() or log.read_text().count('\n') <= after:
-        assert child.poll() is None
-        time.sleep(0.002)
-    child.kill()
-    child.wait()
-    assert 4 <= checkpoint.load(parts.out_dir)['step'] < 40
-    with open(log, 'a') as file:
-        file.write('{"step": 39, "los')                 # as if the disk had got half a line
-    train(parts)
-    assert same(weights_of(parts), weights_of(whole))
-    assert [line['step'] for line in log_of(parts)] == list(range(41))
-
-
-def test_a_finished_run_stays_as_it_is(config, capsys):
-    c = config()
-    train(c)
-    before, log = weights_of(c), log_of(c)
-    train(c)
-    assert same(weights_of(c), before) and log_of(c) == log
-    assert 'from step 12 on' in capsys.readouterr().out
 
 
 def test_evaluating_and_logging_never_change_training(config):
@@ -215,7 +182,7 @@ def test_evaluating_and_logging_never_change_training(config):
 
 
 def test_accumulation_is_the_whole_batch(config):
-    one, four = config('one', optimizer='adamw'), config('four', optimizer='adamw', grad_accum=4)
+    one, four = (config(f'in {n}', optimizer='adamw', grad_accum=n, steps=6) for n in (1, 4))
     train(one)
     train(four)
     for a, b in zip(log_of(one), log_of(four)):
@@ -224,16 +191,13 @@ def test_accumulation_is_the_whole_batch(config):
 
 def test_masked_targets_count_globally(config, tmp_path):
     "Pieces with unequal numbers of targets: their tokens weigh the same, whatever the pieces."
-    import numpy as np
-
-    from nanodepth.data.tokens import write_dataset
     rng = np.random.default_rng(0)
     for split in ('train', 'val'):
         mask = rng.random(64 * 17) < np.repeat(rng.random(64), 17)
         mask[:17] = 0
         write_dataset(tmp_path / 'sft', split, 'bytes', rng.integers(0, 99, 64 * 17), mask=mask,
                       row=17)
-    runs = [config(f'a{n}', data=str(tmp_path / 'sft'), grad_accum=n, optimizer='adamw')
+    runs = [config(f'a{n}', data=str(tmp_path / 'sft'), grad_accum=n, optimizer='adamw', steps=6)
             for n in (1, 2, 4)]
     for c in runs:
         train(c)
@@ -254,36 +218,39 @@ def test_start_from_a_checkpoint(config):
     assert checkpoint.load_model(config('shorter').out_dir).config.context == 16
 
 
-# ------------------------------------------------------------------ what goes wrong
-
-def test_another_config_in_the_folder_is_refused_and_nothing_is_lost(config):
-    c = config()
+def test_bfloat16_autocast_trains(config):
+    c = config(dtype='bfloat16', steps=15)
     train(c)
-    before = weights_of(c)
-    with pytest.raises(Refused, match='holds a run with lr=0.003, but this config has 0.001'):
-        train(config(lr=1e-3))
-    train(config(eval_every=3, save_every=7))                # this may differ
-    assert same(weights_of(c), before)
-    train(config(lr=1e-3, resume=False))
-    assert (same(checkpoint.load(c.out_dir + '.1')['model'], before) and not same(weights_of(c),
-            before))
-    assert log_of(c)[-1]['step'] == 12 and (Path(c.out_dir + '.1') / 'log.jsonl').exists()
+    log = [line['val_loss'] for line in log_of(c) if 'val_loss' in line]
+    assert log[-1] < log[0] - 0.1 and all(p.dtype == torch.float32 for p in weights_of(c).values())
 
 
-def test_data_that_changed_meanwhile_is_noticed(config, data):
-    c = config()
+# 1, 2, 3, 4 layers from steps 0, 2, 7, 14
+GROW = dict(grow='lidas', grow_block=1, n_layer=4, steps=30, decay_steps=5)
+
+
+def test_growth_happens_when_the_plan_says_and_is_logged(config):
+    c = config(**GROW, keep_stages=True)
+    assert Plan(c).stages == [(0, 1), (2, 2), (7, 3), (14, 4)]
     train(c)
-    meta = json.loads((data / 'train.json').read_text())
-    (data / 'train.json').write_text(json.dumps(meta).replace(meta['shards'][0]['sha256']['.bin'],
-            'another'))
-    with pytest.raises(Refused, match='the data has changed since the run in .* began'):
-        train(c)
-
-
-def test_a_stage_of_no_steps_is_refused():
-    with pytest.raises(Refused, match='20 steps before the decay are too few for 8 stages'):
-        Config(grow='lidas', grow_block=1, n_layer=8, steps=25, warmup_steps=0,
-                     decay_steps=5)
+    log = log_of(c)
+    assert [line['n_layer'] for line in log] == [1] * 3 + [2] * 5 + [3] * 7 + [4] * 16
+    assert [line['step'] for line in log if 'grown' in line] == [3, 8, 15]
+    for line in log:
+        if 'grown' in line:
+            assert line['grown']['before'] != line['grown']['after']
+    costs = [LM(ModelConfig(n_layer=n, n_embd=32, n_head=2, context=16)).flops_per_token()
+             for n in (1, 2, 3, 4)]
+    assert log[-1]['flops'] == 64 * (2 * costs[0] + 5 * costs[1] + 7 * costs[2] + 16 * costs[3])
+    assert len(checkpoint.load_model(c.out_dir).layers) == 4
+    # keep_stages: each model as it was before it grew
+    grown = [line['grown']['before'] for line in log if 'grown' in line]
+    val = Loader(c.data, c.batch_size, c.context, split='val', seed=c.seed)
+    for n, before in zip((1, 2, 3), grown, strict=True):
+        stage = checkpoint.load_model(f'{c.out_dir}/stage_{n}')
+        assert get_tokenizer(f'{c.out_dir}/stage_{n}').n_vocab == 257
+        assert len(stage.layers) == n
+        assert evaluate(stage, val, c.eval_batches) == pytest.approx(before, abs=1e-6)
 
 
 def test_nan_stops_with_the_step_and_a_good_checkpoint(config, monkeypatch):
@@ -324,57 +291,88 @@ def test_a_step_that_is_not_finite_right_after_a_growth_leaves_the_model_before_
     assert same(weights_of(c), weights_of(good))
 
 
-def test_a_shorter_run_than_was_taken_is_refused(config):
-    train(config(steps=8, lr_floor=1.0))
-    with pytest.raises(Refused, match='has taken 8 steps, more than steps=6'):
-        train(config(steps=6, lr_floor=1.0))
+# -------------------------------------------------------------------------------- several processes
+
+def test_two_processes_grow_like_one(config):
+    alone, both = (config(name, **GROW | dict(steps=12, decay_steps=2)) for name in ('alone',
+            'both'))
+    train(alone)
+    run = ranks(flags(both))
+    assert run.returncode == 0, run.stderr
+    assert log_of(alone)[-1]['n_layer'] == 4
+    for a, b in zip(log_of(alone), log_of(both), strict=True):
+        assert a['n_layer'] == b['n_layer']
+        for key in ('loss', 'grad_norm'):
+            assert a.get(key, 0) == pytest.approx(b.get(key, 0), rel=1e-4)
 
 
-@pytest.mark.parametrize('number, at, status', [(signal.SIGTERM, 3, 143), (signal.SIGINT, 3, 130),
-                                                (signal.SIGTERM, 12, None)])
-def test_a_stopped_run_is_no_finished_one_for_whoever_started_it(config, monkeypatch, capsys,
-        number, at, status):
-    "But a signal that comes during the last step has stopped nothing."
-    c, update, calls = config(), train_file.backward, []
-    monkeypatch.setattr(train_file, 'backward',
-                        lambda *args: (calls.append(1),
-                                       len(calls) == at and os.kill(os.getpid(), number),
-                                       update(*args))[2])
-    argv = command(c)[2:]
-    if status:
-        with pytest.raises(SystemExit) as stop:
-            nanodepth('train', argv)
-        assert (stop.value.code == status
-                and 'stopped at step 3 of 12, and saved' in capsys.readouterr().out)
-        assert checkpoint.load(c.out_dir)['step'] == 3
-    else:
-        nanodepth('train', argv)
-        assert 'training FLOPs' in capsys.readouterr().out
+def test_an_error_of_the_first_process_is_said_once(config):
+    c = config(optimizer='adamw')
+    with claim(c.out_dir):
+        run = ranks(flags(c))
+    assert run.codes == [2, 2] and run.stderr.count('another run is at work in') == 1
 
+
+def test_world_alone():
+    world = World('cpu')
+    assert (world.size, world.rank, world.first) == (1, 0, True)
+    assert world.sum_over_ranks(torch.tensor(3)) == 3.0
+    with pytest.raises(Refused, match='cannot be used'):
+        World('cuda:77')
+    world.device = torch.device('meta')         # any that is neither a CPU nor CUDA
+    assert world.to_device(torch.zeros(2)).device.type == 'meta'
+
+
+def count_graphs():
+    "Before a run: Blocks are compiled by a backend that says how many graphs it was given."
+    import sys
+
+    import torch
+
+    import nanodepth.engine.world
+    compile_block, graphs = torch.nn.Module.compile, []
+
+    def backend(graph, inputs):
+        graphs.append(len(inputs))
+        return graph
+    torch.nn.Module.compile = lambda self, **kw: compile_block(self, backend=backend)
+    leave = nanodepth.engine.world.World.__exit__
+
+    def leaving(self, *args):
+        print(f'{len(graphs)} graphs', file=sys.stderr)
+        leave(self, *args)
+    nanodepth.engine.world.World.__exit__ = leaving
+
+
+def test_ddp_does_not_cut_a_compiled_block_into_pieces(config):
+    c = config(compile=True, n_embd=256, n_layer=2, steps=2, warmup_steps=0, decay_steps=0)
+    run = ranks(flags(c), before=count_graphs)
+    assert run.returncode == 0, run.stderr
+    assert run.stderr.count('1 graphs') == 2, run.stderr[-2000:]
+
+
+# --------------------------------------------------------------------------------------- settings
 
 @pytest.mark.parametrize('args, message', [
     (['--stepz=5'], "there is no option --stepz; did you mean 'steps'?"),
-    (['--optimizer=moun'],
-     "optimizer=moun must be muon or adamw or adamw_star; did you mean 'muon'?"),
-    (['--steps=many'], '--steps=many must be a whole number'),
-    (['--steps=0'], 'steps=0 must be at least 1'),
-    (['--steps=100'], 'warmup_steps=50 and a decay over 120 steps do not fit into steps=100'),
-    (['config/basline.py'],
-     "there is no config config/basline.py; did you mean 'config/baseline.py'?"),
-    (['--n_head=3', '--head_dim=none'], 'n_embd=128 does not divide into n_head=3'),
-    (['--batch_size=6', '--grad_accum=4'],
-     'batch_size=6 on 1 processes does not divide into grad_accum=4 pieces'),
+    (['--optimizer=moun'], "did you mean 'muon'?"),
+    (['--steps=1.5'], '--steps=1.5 must be a whole number'),
+    (['--lr=nan'], '--lr=nan must be at least 0'),
+    (['--data_weights=1,inf'], '--data_weights=inf must be finite'),
+    (['--steps=100'], 'do not fit into steps=100'),
+    (['config/basline.py'], "did you mean 'config/baseline.py'?"),
+    (['--batch_size=6', '--grad_accum=4'], 'does not divide into grad_accum=4 pieces'),
     (['--device=cudaa'], "device='cudaa' cannot be used"),
     (['--data=data/toi'], 'there is no dataset at data/toi'),
-])
-def test_mistakes_are_named_with_status_2(args, message, data, tmp_path, capsys, monkeypatch):
+    (['--grow_block=3'], '--grow_block has no effect without grow'),
+    (['--optimizer=adamw', '--adamw_lr=1'], '--adamw_lr has no effect without optimizer'),
+    (['--optimizer=adamw_star', '--weight_decay=1'], 'without another optimizer'),
+    (['--curriculum=0.5'], '--curriculum has no effect without init_from')])
+def test_a_mistake_is_one_line(args, message, data, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
-    with pytest.raises(SystemExit) as stop:
-        nanodepth('train', [f'--data={data}', f'--out_dir={tmp_path / "out"}', '--device=cpu',
-                                 *args])
-    assert stop.value.code == 2
-    error = capsys.readouterr().err
-    assert message in error and error.startswith('train: ') and error.count('\n') == 1
+    assert message in refused(capsys, 'train', f'--data={data}', f'--out_dir={tmp_path / "out"}',
+                              '--device=cpu', *args)
+    assert not (tmp_path / 'out/log.jsonl').exists()
 
 
 def test_config_files(tmp_path):
@@ -389,98 +387,164 @@ def test_config_files(tmp_path):
     path.write_text('step = 3\n')
     with pytest.raises(Refused, match="c.py: there is no setting step; did you mean 'steps'"):
         read_config([str(path)])
-
-
-def test_bfloat16_autocast_trains(config):
-    c = config(dtype='bfloat16', steps=30)
-    train(c)
-    log = [line['val_loss'] for line in log_of(c) if 'val_loss' in line]
-    assert log[-1] < log[0] - 0.3 and all(p.dtype == torch.float32 for p in weights_of(c).values())
-
-
-# ------------------------------------------------------------------ two processes
-
-def stop_the_second(at=3):
-    "SIGTERM for one process of two, in the middle of a step."
-    update, calls = train_file.backward, []
-
-    def stopped(*args):
-        calls.append(1)
-        if len(calls) == at and os.environ['RANK'] == '1':
-            os.kill(os.getpid(), signal.SIGTERM)
-        return update(*args)
-    train_file.backward = stopped
-
-
-def test_one_process_of_two_is_told_to_stop_and_both_end_with_its_signal(config):
-    c = config()
-    run = ranks(command(c)[2:], before=stop_the_second)
-    assert run.codes == [143, 143], run.stderr
-    assert checkpoint.load(c.out_dir)['step'] == log_of(c)[-1]['step'] == 3
-    assert ranks(command(c)[2:]).codes == [0, 0] and log_of(c)[-1]['step'] == 12
-
-
-def test_world_alone():
-    world = World('cpu')
-    assert (world.size, world.rank, world.first) == (1, 0, True)
-    assert world.sum_over_ranks(torch.tensor(3)) == 3.0
-    with pytest.raises(Refused, match='cannot be used'):
-        World('cuda:77')
-    world.device = torch.device('meta')         # for any that is neither a CPU nor CUDA
-    assert world.to_device(torch.zeros(2)).device.type == 'meta'
-
-
-# ------------------------------------------------------------------ growing
-
-def test_growth_happens_when_the_plan_says_and_is_logged(config):
-    c = config(**GROW, keep_stages=True)
-    assert Plan(c).stages == [(0, 1), (2, 2), (7, 3), (14, 4)]
-    train(c)
-    log = log_of(c)
-    assert [line['n_layer'] for line in log] == [1] * 3 + [2] * 5 + [3] * 7 + [4] * 16
-    assert [line['step'] for line in log if 'grown' in line] == [3, 8, 15]
-    for line in log:
-        if 'grown' in line:
-            assert line['grown']['before'] != line['grown']['after']
-    costs = [LM(ModelConfig(n_layer=n, n_embd=32, n_head=2, context=16)).flops_per_token()
-             for n in (1, 2, 3, 4)]
-    assert log[-1]['flops'] == 64 * (2 * costs[0] + 5 * costs[1] + 7 * costs[2] + 16 * costs[3])
-    assert len(checkpoint.load_model(c.out_dir).layers) == 4
-    # keep_stages: each model as it was before it grew
-    grown = [line['grown']['before'] for line in log if 'grown' in line]
-    val = Loader(c.data, c.batch_size, c.context, split='val', seed=c.seed)
-    for n, before in zip((1, 2, 3), grown, strict=True):
-        stage = checkpoint.load_model(f'{c.out_dir}/stage_{n}')
-        assert get_tokenizer(f'{c.out_dir}/stage_{n}').n_vocab == 257
-        assert len(stage.layers) == n
-        assert evaluate(stage, val, c.eval_batches) == pytest.approx(before, abs=1e-6)
-
-
-def test_an_error_of_the_first_process_is_said_once(config):
-    c = config(optimizer='adamw')
-    with claim(c.out_dir):
-        run = ranks(command(c)[2:])
-    assert run.codes == [2, 2] and run.stderr.count('another run is at work in') == 1
-
-
-def test_two_processes_grow_like_one(config):
-    alone, both = (config(name, **GROW | dict(steps=12, decay_steps=2)) for name in ('alone',
-            'both'))
-    train(alone)
-    run = ranks(command(both)[2:])
-    assert run.returncode == 0, run.stderr
-    assert log_of(alone)[-1]['n_layer'] == 4
-    for a, b in zip(log_of(alone), log_of(both), strict=True):
-        assert a['n_layer'] == b['n_layer']
-        for key in ('loss', 'grad_norm'):
-            assert a.get(key, 0) == pytest.approx(b.get(key, 0), rel=1e-4)
+    # a config may hold what a flag beside it makes void
+    path.write_text('grow_block = 3\noptimizer = "muon"\nadamw_lr = 0.1\n')
+    c = read_config([str(path), '--optimizer=adamw', '--data=a,b'])
+    assert (c.grow_block, c.optimizer, c.data) == (3, 'adamw', ['a', 'b'])
 
 
 @pytest.mark.parametrize('fields, message', [
     (dict(grow='midas', grow_block=3, n_layer=8),
      'midas from 3 layers does not reach n_layer=8, but 3, 6, 9'),
     (dict(grow='lidas', grow_block=0), 'grow_block=0 must be at least 1'),
-    (dict(grow='lidas', init_from='x'), "grow='lidas' begins with a new model")])
+    (dict(grow='lidas', init_from='x'), "grow='lidas' begins with a new model"),
+    (dict(grow='lidas', grow_block=1, n_layer=8, steps=25, warmup_steps=0, decay_steps=5),
+     '20 steps before the decay are too few for 8 stages'),
+    (dict(loop='2x'), "loop: the loop '2x' has a segment '2x'"),
+    (dict(loop='2x2'), "loop: the loop '2x2' has 2 unique layers, but the model has 8"),
+    (dict(loop='4x2', n_layer=4, grow='lidas'), 'exclude each other'),
+    (dict(cooldown_loop='8', decay_steps=0), 'begin with the decay, but decay_steps is 0')])
 def test_plans_that_cannot_be(fields, message):
     with pytest.raises(Refused, match=message):
         Config(**fields)
+
+
+# ------------------------------------------------------------------------------------ the optimizers
+
+# two of each of two shapes, lying and standing
+SHAPES = [(24, 16), (16, 24), (16, 16), (24, 16), (16, 24)]
+
+
+@pytest.mark.parametrize('optimizer', ['muon', 'adamw', 'adamw_star'])
+@pytest.mark.parametrize('tied', [True, False])
+def test_every_parameter_has_one_optimizer(optimizer, tied):
+    model = LM(ModelConfig(n_layer=2, n_embd=32, n_head=2, tie_embeddings=tied))
+    optimizers = make_optimizers(model, Config(optimizer=optimizer, lr=1e-3, adamw_lr=1e-4,
+                                               weight_decay=0.1))
+    groups = [(type(o).__name__, g) for o in optimizers for g in o.param_groups]
+    held = [id(p) for _, g in groups for p in g['params']]
+    assert sorted(held) == sorted({id(p) for p in model.parameters()})
+    for name, group in groups:
+        assert group['weight_decay'] == (1e-4 if name == 'AdamWStar' else
+                                         0 if group['params'][0].dim() == 1 else 0.1)
+        assert group['peak'] == (1e-4 if optimizer == 'muon' and name == 'AdamW' else 1e-3)
+    assert [name for name, _ in groups].count('Muon') == (optimizer == 'muon')
+
+
+def parameters(dtype=torch.float32):
+    torch.manual_seed(0)
+    return [torch.nn.Parameter(torch.randn(shape).to(dtype)) for shape in SHAPES]
+
+
+def steps(optimizer, n=3):
+    "The same random gradients for every optimizer; all parameters before and after each step."
+    params = optimizer.param_groups[0]['params']
+    seen = [[p.detach().clone() for p in params]]
+    for step in range(n):
+        torch.manual_seed(step)
+        for p in params:
+            p.grad = torch.randn(p.shape).to(p.dtype)
+        optimizer.step()
+        seen.append([p.detach().clone() for p in params])
+    return seen
+
+
+def assert_alike(found, wanted, most):
+    "What each step changed, relative to its size."
+    for before, after, old, new in zip(found, found[1:], wanted, wanted[1:]):
+        for a, b, c, d in zip(before, after, old, new, strict=True):
+            assert ((b - a).double() - (d - c)).norm() <= most * (d - c).norm()
+
+
+def by_singular_values(params, adjust, lr, decay, momentum=0.95, n=3):
+    """Muon in float64, by the definition: the polynomial five times on every singular value,
+    whatever matrix it belongs to."""
+    params = [p.detach().double() for p in params]
+    moments, seen = [torch.zeros_like(p) for p in params], [params]
+    for step in range(n):
+        torch.manual_seed(step)
+        for i, p in enumerate(params):
+            g = torch.randn(p.shape).double()
+            moments[i] = momentum * moments[i] + (1 - momentum) * g
+            update = momentum * moments[i] + (1 - momentum) * g
+            u, s, v = torch.linalg.svd(update / update.norm(), full_matrices=False)
+            for _ in range(5):
+                s = 3.4445 * s - 4.7750 * s ** 3 + 2.0315 * s ** 5
+            rows, columns = p.shape
+            scale = (math.sqrt(max(1, rows / columns)) if adjust == 'original'
+                     else 0.2 * math.sqrt(max(rows, columns)))
+            params = params[:i] + [p * (1 - lr * decay) - lr * scale * u @ s.diag() @ v] + params[i
+                    + 1:]
+        seen.append(params)
+    return seen
+
+
+@pytest.mark.parametrize('adjust', ['match_rms_adamw', 'original'])
+def test_muon_is_its_definition_in_float64(adjust):
+    found = steps(Muon(parameters(), lr=0.5, weight_decay=0.1, adjust_lr_fn=adjust))
+    assert_alike(found, by_singular_values(parameters(), adjust, 0.5, 0.1), 1e-5)
+
+
+@pytest.mark.parametrize('adjust', ['match_rms_adamw', 'original'])
+def test_muon_in_bfloat16_is_torchs(adjust):
+    options = dict(lr=0.5, weight_decay=0.1, adjust_lr_fn=adjust)
+    theirs = steps(torch.optim.Muon(parameters(), **options))
+    assert_alike(steps(Muon(parameters(), precision=torch.bfloat16, **options)), theirs, 0.02)
+    exact = by_singular_values(parameters(), adjust, 0.5, 0.1)
+    with pytest.raises(AssertionError):       # so much has bfloat16 lost
+        assert_alike(theirs, exact, 0.002)
+
+
+def test_batches_of_matrices_change_nothing_but_rounding(monkeypatch):
+    whole = steps(Muon(parameters(), lr=0.5))
+    monkeypatch.setattr(Muon, 'AT_ONCE', 1)     # a matrix at a time
+    assert_alike(steps(Muon(parameters(), lr=0.5)), [[p.double() for p in ps] for ps in whole],
+                 1e-6)
+
+
+def test_muon_keeps_one_tensor_a_parameter_and_skips_what_has_no_gradient():
+    params = parameters()
+    optimizer = Muon(params, lr=0.1)
+    before = params[0].detach().clone()
+    for p in params[1:]:
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    assert torch.equal(params[0], before) and params[0] not in optimizer.state
+    assert torch.equal(orthogonal(torch.zeros(2, 3, 4)), torch.zeros(2, 3, 4))
+    for p in params[1:]:
+        (name, moment), = optimizer.state[p].items()
+        assert (name == 'momentum_buffer' and moment.shape == p.shape and moment.dtype
+                == torch.float32)
+
+
+def test_a_checkpoint_of_torchs_muon_opens():
+    params, options = parameters(), dict(lr=0.5, weight_decay=0.1, adjust_lr_fn='match_rms_adamw')
+    theirs = torch.optim.Muon(params, **options)
+    steps(theirs, n=2)
+    mine = Muon(copy.deepcopy(params), lr=1.0, precision=torch.bfloat16)
+    mine.load_state_dict(copy.deepcopy(theirs.state_dict()))
+    assert mine.param_groups[0]['lr'] == 0.5 and mine.param_groups[0]['weight_decay'] == 0.1
+    assert_alike(steps(mine, n=1), steps(theirs, n=1), 0.02)
+
+
+def test_adamw_star_by_hand():
+    "The authors' code, a number at a time; the third gradient is a spike, one entry never moves."
+    p = torch.nn.Parameter(torch.tensor([1.0, -2.0, 0.5]))
+    optimizer = AdamWStar([p], lr=0.1, betas=(0.9, 0.95), weight_decay=0.01)
+    optimizer.param_groups[0]['peak'] = 0.2
+    w, m, v = [1.0, -2.0, 0.5], None, None
+    for t, gradient in enumerate(([0.1, 0.2, 0.0], [0.1, -0.1, 0.0], [5.0, 0.1, 0.0],
+                                  [0.1, 0.1, 0.0]), 1):
+        p.grad = torch.tensor(gradient)
+        optimizer.step()
+        if t == 1:
+            m, v = list(gradient), [g * g for g in gradient]
+        m = [0.9 * a + 0.1 * g for a, g in zip(m, gradient)]
+        v = [max(0.95 * a + 0.05 * g * g, 1e-12) for a, g in zip(v, gradient)]
+        rms = math.sqrt(sum(g * g / a for g, a in zip(gradient, v)) / 3)
+        steps = [math.atan2(a, math.sqrt(b) / math.sqrt(1 - 0.95 ** t))
+                 / (max(1.0, rms) * (1 - 0.9 ** t)) for a, b in zip(m, v)]
+        if t == 1:
+            assert steps[0] == pytest.approx(2.2, abs=0.01)
+        w = [x * (1 - 0.01 * 0.1 / 0.2) - 0.1 * step for x, step in zip(w, steps)]
+        assert p.tolist() == pytest.approx(w, rel=1e-5) and (rms > 1.1) == (t == 3)

@@ -1,0 +1,455 @@
+"""Training and resume: a run that is stopped or killed ends as if it had not been; none is lost.
+
+Promised: bit-equal weights and logs after SIGTERM in the middle of a step and after kill -9 at any
+moment, for an ordinary, a grown, a looped and a recurrent run, in one process and in two; that a
+process which hangs or dies ends the run; that a run goes on under other settings only where both
+plans agree on every step taken; that no run, no log and no data is written over; that a tokenizer
+belongs to its run, and that nobody reads data of another one.
+"""
+import dataclasses
+import functools
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import (
+    ROOT,
+    assert_equal_runs,
+    flags,
+    log_of,
+    ranks,
+    refused,
+    same,
+    save_run,
+    weights_of,
+)
+from nanodepth.model import LM, ModelConfig
+from nanodepth.retrofit import surgery
+from nanodepth.train import Config, read_config, train
+
+from nanodepth import train as train_file
+from nanodepth.__main__ import main as nanodepth
+from nanodepth.common import files
+from nanodepth.common.errors import Refused
+from nanodepth.data.tokenizer import as_tokenizers, get_tokenizer
+from nanodepth.data.tokens import Dataset, draw, write_dataset
+from nanodepth.engine import checkpoint, world
+from nanodepth.engine.checkpoint import load_model
+from nanodepth.engine.plan import Start
+from nanodepth.report.logs import Log, read_lines
+
+# ------------------------------------------------------------------------------ stopped and killed
+
+# 1, 2, 3, 4 layers from steps 0, 1, 4, 8
+GROW = dict(grow='lidas', grow_block=1, n_layer=4, steps=18, decay_steps=3)
+KINDS = dict(       # the settings of a run, and after how many updates it is stopped
+    plain=(dict(optimizer='adamw'), 6), grown=(dict(optimizer='adamw_star', **GROW), 7),
+    looped=(dict(n_layer=3, cooldown_loop='1-1x3-1', cooldown_data='other'), 8),
+    recurrent=(dict(curriculum=0.5, grad_accum=2), 5))
+
+
+def interrupt(step, number):
+    "A signal for this process in the middle of a step."
+    backward, calls = train_file.backward, []
+
+    def interrupted(*args):
+        calls.append(1)
+        if len(calls) == step:
+            os.kill(os.getpid(), number)
+        return backward(*args)
+    train_file.backward = interrupted
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_stopped_or_killed_and_resumed_is_bit_equal(kind, config, tiny, tmp_path, data,
+                                                    monkeypatch):
+    fields, at = KINDS[kind]
+    if kind == 'looped':
+        shutil.copytree(data, tmp_path / 'other')
+        fields = fields | dict(cooldown_data=str(tmp_path / 'other'))
+    if kind == 'recurrent':
+        core = surgery(tiny(vocab_size=257, n_layer=4, context=16), '1-2-1', mean=3)
+        fields = fields | dict(init_from=save_run(tmp_path / 'cut', core))
+        for name in ('n_layer', 'n_embd', 'n_head', 'head_dim'):        # the parent says them
+            fields[name] = getattr(Config, name)
+    whole, stopped, killed = (config(name, **fields) for name in ('whole', 'stopped', 'killed'))
+    train(whole)
+    monkeypatch.setattr(train_file, 'backward', train_file.backward)
+    interrupt(at, signal.SIGTERM)
+    assert train(stopped) == signal.SIGTERM
+    assert checkpoint.load(stopped.out_dir)['step'] == at
+    assert train(stopped) == 0
+    assert_equal_runs(stopped, whole)
+    ended = ranks(flags(killed), n=1, before=functools.partial(interrupt, at, signal.SIGKILL))
+    assert ended.codes == [-signal.SIGKILL], ended.stderr
+    assert checkpoint.load(killed.out_dir)['step'] < at
+    train(killed)
+    assert_equal_runs(killed, whole)
+
+
+def test_kill_9_at_any_moment_leaves_a_whole_log(config, after=9):
+    whole, parts = config('whole', steps=40), config('parts', steps=40)
+    train(whole)
+    child = subprocess.Popen([sys.executable, 'train.py', *flags(parts)], cwd=ROOT,
+                             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    log = Path(parts.out_dir) / 'log.jsonl'
+    while not log.exists() or log.read_text().count('\n') <= after:
+        assert child.poll() is None
+        time.sleep(0.002)
+    child.kill()
+    child.wait()
+    assert 4 <= checkpoint.load(parts.out_dir)['step'] < 40
+    with open(log, 'a') as file:
+        file.write('{"step": 39, "los')                 # as if the disk had got half a line
+    train(parts)
+    assert same(weights_of(parts), weights_of(whole))
+    assert [line['step'] for line in log_of(parts)] == list(range(41))
+
+
+def test_a_closed_window_saves(config):
+    c = config(steps=100_000, save_every=1000)
+    child = subprocess.Popen([sys.executable, 'train.py', *flags(c)], cwd=ROOT,
+                             stdout=subprocess.DEVNULL)
+    log, began = Path(c.out_dir) / 'log.jsonl', time.monotonic()
+    while time.monotonic() - began < 60 and not (log.exists() and log.stat().st_size > 500):
+        time.sleep(0.01)
+    child.send_signal(signal.SIGHUP)
+    child.wait(60)
+    assert child.returncode == 128 + signal.SIGHUP
+    assert checkpoint.load(c.out_dir)['step'] == log_of(c)[-1]['step'] > 2
+
+
+@pytest.mark.parametrize('number, at, status', [(signal.SIGTERM, 3, 143), (signal.SIGINT, 3, 130),
+                                                (signal.SIGTERM, 12, None)])
+def test_a_stopped_run_is_no_finished_one_for_whoever_started_it(config, monkeypatch, capsys,
+                                                                number, at, status):
+    "But a signal that comes during the last step has stopped nothing."
+    c = config()
+    monkeypatch.setattr(train_file, 'backward', train_file.backward)
+    interrupt(at, number)
+    if status:
+        with pytest.raises(SystemExit) as stop:
+            nanodepth('train', flags(c))
+        assert stop.value.code == status
+        assert 'stopped at step 3 of 12, and saved' in capsys.readouterr().out
+        assert checkpoint.load(c.out_dir)['step'] == 3
+    else:
+        nanodepth('train', flags(c))
+        assert 'training FLOPs' in capsys.readouterr().out
+
+
+# -------------------------------------------------------------------------------- several processes
+
+def stop_the_second():
+    if os.environ['RANK'] == '1':
+        interrupt(3, signal.SIGTERM)
+
+
+def test_one_process_of_two_is_told_to_stop_and_both_resume_to_the_last_bit(config):
+    "With a loop that begins in the cool-down."
+    whole, parts = (config(name, n_layer=2, cooldown_loop='1-1x2') for name in ('whole', 'parts'))
+    assert ranks(flags(whole)).codes == [0, 0]
+    run = ranks(flags(parts), before=stop_the_second)
+    assert run.codes == [143, 143], run.stderr
+    assert checkpoint.load(parts.out_dir)['step'] == log_of(parts)[-1]['step'] == 3
+    assert ranks(flags(parts)).codes == [0, 0]
+    assert_equal_runs(parts, whole)
+
+
+def hang_the_second():
+    world.PATIENCE = world.timedelta(seconds=3)
+    backward, calls = train_file.backward, []
+
+    def hanging(*args):
+        calls.append(1)
+        if len(calls) == 3 and os.environ['RANK'] == '1':
+            time.sleep(5)
+            os._exit(7)
+        return backward(*args)
+    train_file.backward = hanging
+
+
+def test_a_process_that_hangs_ends_the_run_after_some_patience(config):
+    c = config(optimizer='adamw', save_every=2)
+    run = ranks(flags(c), before=hang_the_second)
+    assert run.codes[0] not in (0, None) and 'Timed out waiting 3000ms' in run.stderr
+    assert 'world.sum_over_ranks(count)' in run.stderr          # where rank 0 stood, which waited
+    assert checkpoint.load(c.out_dir)['step'] == 2
+
+
+DIES = """
+import os, signal, sys
+sys.path.insert(0, os.getcwd())
+from nanodepth import train
+backward, calls = train.backward, []
+def dying(*args):
+    calls.append(1)
+    if len(calls) == 3 and os.environ['RANK'] == '1':
+        os.kill(os.getpid(), signal.SIGKILL)
+    return backward(*args)
+train.backward = dying
+train.main(sys.argv[1:])
+"""
+
+
+def test_a_killed_process_ends_torchrun_by_its_name_and_one_process_goes_on(config, tmp_path):
+    c = config(optimizer='adamw', save_every=2)
+    (tmp_path / 'dies.py').write_text(DIES)
+    run = subprocess.run([sys.executable, '-m', 'torch.distributed.run', '--standalone',
+                          '--nproc_per_node=2', tmp_path / 'dies.py', *flags(c)], cwd=ROOT,
+                         capture_output=True, text=True, timeout=100)
+    assert run.returncode != 0 and re.search(r'rank *: 1 \(local_rank: 1\)', run.stderr)
+    assert checkpoint.load(c.out_dir)['step'] == 2
+    nanodepth('train', flags(c))
+    assert log_of(c)[-1]['step'] == 12
+
+
+# ----------------------------------------------------------------------------------- other settings
+
+def test_a_finished_run_stays_as_it_is(config, capsys):
+    c = config()
+    train(c)
+    before, log = weights_of(c), log_of(c)
+    train(c)
+    assert same(weights_of(c), before) and log_of(c) == log
+    assert 'from step 12 on' in capsys.readouterr().out
+
+
+def test_another_config_in_the_folder_is_refused_and_nothing_is_lost(config, tmp_path):
+    c = config()
+    train(c)
+    before = {path.name: path.read_bytes() for path in (tmp_path / 'run').iterdir()}
+    for change, message in ((dict(lr=1e-3), 'holds a run with lr=0.003, but this config has 0.001'),
+                            (dict(steps=6, decay_steps=0, lr_decay_steps=4), 'more than steps=6')):
+        with pytest.raises(Refused, match=message):
+            train(config(**change))
+    with pytest.raises(Refused, match='there is no dataset at'):        # checked before it is moved
+        train(config(resume=False, cooldown_data=str(tmp_path / 'nothing')))
+    train(config(eval_every=3, save_every=7))                           # this may differ
+    assert before['ckpt.pt'] == (tmp_path / 'run/ckpt.pt').read_bytes()
+    train(config(lr=1e-3, resume=False))
+    assert all((tmp_path / 'run.1' / name).read_bytes() == raw for name, raw in before.items()
+               if name in ('ckpt.pt', 'log.jsonl'))
+    assert not same(weights_of(c), checkpoint.load(tmp_path / 'run.1')['model'])
+
+
+def test_data_that_changed_meanwhile_is_noticed(config, data):
+    c = config()
+    train(c)
+    meta = json.loads((data / 'train.json').read_text())
+    (data / 'train.json').write_text(json.dumps(meta).replace(meta['shards'][0]['sha256']['.bin'],
+                                                              'another'))
+    with pytest.raises(Refused, match='the data has changed since the run in .* began'):
+        train(c)
+
+
+GROWN = dict(grow_block=1, steps=40, decay_steps=8, eval_every=100, save_every=1)
+
+
+@pytest.mark.parametrize('old, new, at, message', [
+    # 1, 2, 3, 4, 5 layers from steps 0, 2, 6, 12, 21 on. To 3 layers MIDAS and LIDAS grow alike.
+    (dict(grow='midas', n_layer=5), dict(grow='lidas', n_layer=5), 5, None),
+    (dict(grow='midas', n_layer=5), dict(grow='lidas', n_layer=5), 8, "with grow='midas', but"),
+    (dict(n_layer=3), dict(n_layer=3, decay_steps=4), 32, None),
+    (dict(n_layer=3), dict(n_layer=3, decay_steps=4), 34, 'with decay_steps=8, but'),
+    (dict(n_layer=3), dict(n_layer=2), 1, 'with n_layer=3, but')])
+def test_a_run_goes_on_where_both_plans_agree_on_every_step_taken(config, monkeypatch, old, new, at,
+                                                                 message):
+    "Stopped at a step, and gone on with under other settings: as if they had been there all along."
+    before = config('before', **GROWN | old)
+    with monkeypatch.context() as patched:
+        patched.setattr(train_file, 'backward', train_file.backward)
+        interrupt(at, signal.SIGTERM)
+        train(before)
+    assert checkpoint.load(before.out_dir)['step'] == at
+    other, whole = (config(name, **GROWN | new) for name in ('other', 'whole'))
+    shutil.copytree(before.out_dir, other.out_dir)
+    if message:
+        with pytest.raises(Refused, match=f'holds a run {message}'):
+            train(other)
+    else:
+        train(other)
+        train(whole)
+        assert_equal_runs(other, whole)
+
+
+def test_a_start_is_kept_and_settings_that_an_older_version_took_still_resume(config):
+    parent = config('parent', n_layer=3, loop='1-2x2')
+    train(parent)
+    child = config('child', init_from=parent.out_dir, decay_steps=0, n_layer=5)
+    train(child)
+    assert [Start(**checkpoint.load(c.out_dir)['start']) for c in (parent, child)] == [
+        Start('lm', 3), Start('lm', 3, [0, 1, 2, 1, 2])]
+    train(dataclasses.replace(child, n_layer=8, steps=child.steps + 2))
+    assert log_of(child)[-1]['step'] == child.steps + 2
+
+
+@pytest.mark.parametrize('name, value', [('n_layer', 3), ('rope_theta', 5e5),
+                                         ('tie_embeddings', True)])
+def test_a_shape_beside_init_from_is_refused(name, value, tmp_path):
+    with pytest.raises(Refused, match=f'{name}={value} has no effect beside init_from=x'):
+        read_config([f'--{name}={value}', '--init_from=x'])
+    (tmp_path / 'c.py').write_text(f'{name} = {value}\ninit_from = "x"\n')
+    with pytest.raises(Refused, match='that checkpoint decides the shape'):
+        read_config([str(tmp_path / 'c.py')])
+
+
+# ----------------------------------------------------------------------------------- nothing is lost
+
+TINY = ['--n_layer=2', '--n_embd=16', '--n_head=2', '--head_dim=8', '--context=16',
+        '--batch_size=4', '--warmup_steps=0', '--decay_steps=0', '--eval_batches=1', '--steps=2',
+        '--device=cpu']
+
+
+@pytest.fixture
+def run(tiny, tmp_path):
+    return save_run(tmp_path / 'run', tiny(vocab_size=257, n_layer=2))
+
+
+def test_a_batch_without_a_target_changes_nothing_and_ends_nothing(tmp_path):
+    for split in ('train', 'val'):
+        write_dataset(tmp_path / 'd', split, 'bytes', [1] * 340, mask=[0] * 340, row=17)
+    argv = [*TINY, f'--data={tmp_path / "d"}', '--optimizer=adamw', '--weight_decay=0',
+            '--grad_accum=2']
+    nanodepth('train', [*argv, f'--out_dir={tmp_path / "one"}'])
+    state = checkpoint.load(tmp_path / 'one')
+    torch.manual_seed(draw(0, 'init'))
+    start = LM(ModelConfig(**state['model_config']))
+    assert same(state['model'], start.state_dict())
+    line = read_lines(tmp_path / 'one/log.jsonl')[-1]
+    assert line['step'] == 2 and line['val_loss'] == 0
+    two = ranks([*argv, f'--out_dir={tmp_path / "two"}'])
+    assert two.returncode == 0, two.stderr
+
+
+def test_a_log_that_cannot_be_read_is_kept_and_said(tmp_path):
+    path, said = tmp_path / 'log.jsonl', []
+    lines = [json.dumps(dict(step=n, flops=n, loss=1.0)) for n in range(1, 7)]
+    raw = '\n'.join([*lines[:2], lines[2][:9] + '\x00', '[1]', *lines[3:]]) + '\n'
+    path.write_text(raw)
+    Log(path, 5, say=said.append)
+    assert [line['step'] for line in read_lines(path)] == [1, 2, 4, 5]
+    assert '2 lines that cannot be read, the first at line 3' in said[0]
+    assert (tmp_path / 'log.jsonl.unreadable1').read_text() == raw
+    path.write_text('\n'.join(lines) + '\n{"step": 7, "lo')       # only cut off: nothing to say
+    Log(path, 4, say=said.append)
+    assert len(said) == 1 and [line['step'] for line in read_lines(path)] == [1, 2, 3, 4]
+
+
+def test_a_log_without_its_checkpoint_is_kept(data, tmp_path, capsys):
+    out = tmp_path / 'new'
+    argv = [*TINY, f'--data={data}', f'--out_dir={out}']
+    nanodepth('train', argv)
+    before = (out / 'log.jsonl').read_bytes()
+    (out / 'ckpt.pt').unlink()
+    nanodepth('train', argv)
+    assert (out / 'log.jsonl.1').read_bytes() == before and len(read_lines(out / 'log.jsonl'))
+    assert 'the log that was there is kept' in capsys.readouterr().out
+    nanodepth('train', argv)               # a run that resumes keeps nothing aside
+    assert not (out / 'log.jsonl.2').exists()
+
+
+def test_nothing_is_written_over(run, data, tmp_path, capsys):
+    "A run, a Hugging Face folder, a run at work, and data of another maker stay as they are."
+    nanodepth('export', [run, str(tmp_path / 'hf')])
+    there = {path: path.read_bytes() for folder in ('run', 'hf')
+             for path in (tmp_path / folder).iterdir()}
+    for name, *argv in (('export', run, run), ('cut', run, '0-1-1', f'--out={tmp_path / "hf"}'),
+                        ('cut', run, '--untie', f'--out={tmp_path / "hf"}'),
+                        ('train', *TINY, f'--data={data}', f'--out_dir={tmp_path / "hf"}')):
+        assert 'holds a' in refused(capsys, name, *argv)
+    with pytest.raises(Refused, match='holds a run: choose another folder'):
+        write_dataset(run, 'train', 'bytes', [1, 2, 3])
+    assert all(path.read_bytes() == raw for path, raw in there.items())
+    with files.claim(tmp_path / 'busy'):
+        for argv in (['cut', run, '0-1-1', f'--out={tmp_path / "busy"}'],
+                     ['export', run, tmp_path / 'busy']):
+            assert 'another run is at work in' in refused(capsys, *argv)
+        with pytest.raises(Refused, match='another run is at work in'):
+            write_dataset(tmp_path / 'busy', 'train', 'bytes', [1] * 40)
+    write_dataset(tmp_path / 'data_a', 'val', 'bytes', [1, 2], origin=dict(made_by='a.py'))
+    write_dataset(tmp_path / 'data_a', 'val', 'bytes', [1, 2], origin=dict(made_by='a.py'))
+    with pytest.raises(Refused, match='holds a dataset that a.py made: choose another folder'):
+        write_dataset(tmp_path / 'data_a', 'val', 'bytes', [1, 2], origin=dict(made_by='b.py'))
+
+
+def test_data_that_is_made_again_and_killed_is_no_dataset(tmp_path, monkeypatch):
+    write_dataset(tmp_path, 'train', 'bytes', [1] * 40)
+    real = files.replace
+
+    def killed(path, raw):
+        real(path, raw)
+        raise KeyboardInterrupt
+    monkeypatch.setattr('nanodepth.data.tokens.replace', killed)
+    with pytest.raises(KeyboardInterrupt):
+        write_dataset(tmp_path, 'train', 'bytes', [2] * 40)
+    with pytest.raises(Refused, match='there is no dataset'):
+        Dataset(tmp_path, 'train', 8)
+
+
+# ------------------------------------------------------------------- a checkpoint and its tokenizer
+
+@pytest.fixture
+def parent(tmp_path, tiny):
+    "A Hugging Face folder in bfloat16, with a context of 32."
+    from nanodepth.engine.hf import save_hf
+    save_hf(tiny(vocab_size=257, context=32).bfloat16(), tmp_path / 'hf', tokenizer='bytes')
+    return tmp_path / 'hf'
+
+
+def test_training_keeps_the_context_and_the_type_of_the_parent(parent, config, tmp_path):
+    c = config(init_from=str(parent), context=16)
+    train(c)
+    assert load_model(c.out_dir).config.context == 32
+    flops = load_model(c.out_dir).flops_per_token(context=16)
+    assert log_of(c)[-1]['flops'] == flops * log_of(c)[-1]['tokens']
+    nanodepth('export', [c.out_dir, str(tmp_path / 'again')])
+    about = json.loads((tmp_path / 'again/config.json').read_text())
+    assert (about['max_position_embeddings'], about['torch_dtype']) == (32, 'bfloat16')
+    assert load_model(tmp_path / 'again').norm.weight.dtype == torch.bfloat16
+    with pytest.raises(Refused, match='context=64, the length of a training row, is more than'):
+        train(config('more', init_from=str(parent), context=64))
+
+
+def test_a_run_keeps_its_tokenizers_file(parent, config, tmp_path, data):
+    nanodepth('cut', [str(parent), '1-1-1', f'--out={tmp_path / "cut"}'])
+    for split in ('train', 'val'):
+        path = data / f'{split}.json'
+        path.write_text(path.read_text().replace('"bytes"', json.dumps(str(parent))))
+    c = config(init_from=str(tmp_path / 'cut'), context=16, steps=6)
+    train(c)
+    parent.rename(tmp_path / 'moved')
+    for folder in (tmp_path / 'cut', c.out_dir):
+        assert get_tokenizer(folder).encode('ab') == [97, 98]
+
+
+def test_data_of_another_tokenizer_is_refused_by_whoever_reads_it(parent, data, tmp_path, capsys):
+    spec = json.loads((parent / 'tokenizer.json').read_text())
+    vocab = spec['model']['vocab']
+    vocab['a'], vocab['b'] = vocab['b'], vocab['a']         # every id still fits
+    (parent / 'tokenizer.json').write_text(json.dumps(spec))
+    more = f'--data={data}', '--device=cpu', f'--out={tmp_path / "x"}'
+    for argv in (['evaluate', parent, *more], ['sweep', parent, *more],
+                 ['probe', parent, '--only=swap', *more],
+                 ['cut', parent, '1-1-1', '--select=influence', f'--data={data}']):
+        assert "was made with the tokenizer 'bytes', which is not that of" in refused(
+            capsys, *argv), argv
+
+
+def test_a_token_past_the_vocabulary(tiny, tmp_path, capsys):
+    spec = json.loads(as_tokenizers(get_tokenizer('bytes'), 'bytes').to_str())
+    spec['model']['vocab']['?'] = 5000
+    checkpoint.save(tmp_path, **checkpoint.describe(tiny(vocab_size=257)), step=0)
+    (tmp_path / 'tokenizer.json').write_text(json.dumps(spec))
+    for name, more in dict(sample=['--prompt=a?b'],
+                           evaluate=['--tasks=toy_assign', '--n=3']).items():
+        assert 'a token 5000, but the model has a vocabulary of 257' in refused(
+            capsys, name, tmp_path, *more, '--device=cpu')
