@@ -1,3 +1,10 @@
+"""Checkpoints: what is saved comes back, a broken or hostile file is refused, none is half written.
+
+Promised: every field and bit comes back; damage of any byte is noticed; code in a file does not
+run; a kill or a full disk in the middle of a write leaves the last good file; numbers that are not
+finite are read by nobody; a run that an older version began goes on.
+"""
+import math
 import os
 import pickle
 import shutil
@@ -9,15 +16,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from conftest import BEGUN, refused, save_run
+from nanodepth.train import read_config, train
 
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.common.errors import Refused
 from nanodepth.data.tokens import write_dataset
 from nanodepth.engine import checkpoint
 from nanodepth.engine.checkpoint import describe, load, load_model, save
-from nanodepth.train import read_config, train
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 def test_what_is_saved_comes_back(tmp_path):
@@ -80,25 +86,26 @@ def test_code_in_a_checkpoint_does_not_run(tmp_path):
     assert not (tmp_path / 'it ran').exists()
 
 
+def write_without_a_pause(folder, pipe):
+    for step in range(10 ** 6):
+        save(folder, step=step, weights=torch.full((2_000_000,), float(step)))
+        os.write(pipe.fileno(), b'%d ' % step)
+
+
 def test_kill_while_writing_leaves_the_last_good_one(tmp_path):
-    """A child writes checkpoints without a pause until it is killed with kill -9, six times, each
-    at another point of a write."""
-    script = ('import sys, torch\nfrom nanodepth.engine import checkpoint\n'
-              'for step in range(10**6):\n'
-              '    checkpoint.save(sys.argv[1], step=step, '
-              'weights=torch.full((4_000_000,), float(step)))\n'
-              '    print(step, flush=True)\n')
+    "Killed with kill -9 six times, each at another point of a write."
     for fraction in (0.1, 0.3, 0.5, 0.7, 0.85, 0.95):
-        child = subprocess.Popen([sys.executable, '-c', script, tmp_path], stdout=subprocess.PIPE,
-                                 cwd=ROOT)
-        child.stdout.readline()
+        ours, theirs = BEGUN.Pipe(duplex=False)
+        child = BEGUN.Process(target=write_without_a_pause, args=(tmp_path, theirs))
+        child.start()
+        theirs.close()
+        os.read(ours.fileno(), 99)
         began = time.perf_counter()
-        said = int(child.stdout.readline())
+        said = os.read(ours.fileno(), 99)
         time.sleep((time.perf_counter() - began) * fraction)        # so far into the next write
         child.kill()
-        rest = child.stdout.read().split()
-        said = int(rest[-1]) if rest else said
-        child.wait()
+        child.join()
+        said = int((said + os.read(ours.fileno(), 99)).split()[-1])
         state = load(tmp_path)
         assert state['step'] in (said, said + 1)
         assert (state['weights'] == state['step']).all()
@@ -114,6 +121,17 @@ def test_a_failed_write_keeps_the_old_one(tmp_path, monkeypatch):
     with pytest.raises(OSError, match='no space left'):
         save(tmp_path, step=2)
     assert load(tmp_path) == dict(step=1)
+
+
+@pytest.mark.parametrize('value', [math.nan, math.inf])
+def test_a_model_that_is_not_finite_is_refused_by_whoever_reads_it(tiny, tmp_path, capsys, value):
+    model = tiny(vocab_size=257, n_layer=2)
+    model.layers[1].mlp.up.weight.data[3, 2] = value
+    path = save_run(tmp_path / 'run', model)
+    for name, more in dict(evaluate=['--tasks=toy_copy', '--n=2', '--device=cpu'], sample=[],
+                           export=[tmp_path / 'hf'], cut=['0-1-1'], sweep=['--tasks=toy_copy'],
+                           probe=['--only=norms']).items():
+        assert 'holds numbers that are not finite' in refused(capsys, name, path, *more), name
 
 
 # ------------------------------------------------------------- files that an older version wrote
@@ -162,11 +180,11 @@ def test_what_only_removed_code_can_run_is_refused_by_the_commit_that_has_it(tmp
             f'--data={data}', f'--out_dir={tmp_path / "drawn"}', '--steps=2', '--decay_steps=0']
     nanodepth('train', argv)
     state = load(tmp_path / 'drawn')
-    for name, value, refused in (('loop_mean', 2, True), ('relax_rank', 4, True),
+    for name, value, gone in (('loop_mean', 2, True), ('relax_rank', 4, True),
                                  ('recurrence_fixed', True, True), ('loop_mean', None, False)):
         save(tmp_path / 'drawn', **state | dict(config=state['config'] | {name: value}))
         assert load_model(tmp_path / 'drawn').order == [0, 1, 0, 1]
-        if refused:
+        if gone:
             with pytest.raises(Refused, match=f'{name}={value}, .*git checkout 74a8d06'):
                 train(read_config([*argv, '--steps=3']))
         else:

@@ -1,0 +1,901 @@
+"""Data: from text to tokens to batches, and questions whose answers can be worked out.
+
+Promised: tokenizers encode as their reference does; an epoch is a permutation, ranks share out the
+batch of one, a mixture is exact in every period; a mask and the kinds of answers by a slow form;
+damaged data is named. Every question of depth d takes d + 1 looks and no fewer; the toy data, p-hop
+and text hold what they say, and no split shares a document. A corpus is the same bytes whatever the
+number of processes, a kill, a full disk or a lost shard.
+"""
+import collections
+import hashlib
+import json
+import math
+import multiprocessing
+import os
+import random
+import re
+import resource
+import runpy
+import signal
+import sys
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import BEGUN, ROOT
+from nanodepth.wrapper import looped
+
+from nanodepth.__main__ import main as nanodepth
+from nanodepth.common.errors import Refused, refusals
+from nanodepth.data import corpus
+from nanodepth.data import tokenizer as tokenizer_file
+from nanodepth.data import tokens as tokens_file
+from nanodepth.data.corpus import number
+from nanodepth.data.primitives import TASKS, TOY_TASKS, Example, few_shot, write_examples
+from nanodepth.data.sources import archived, chat
+from nanodepth.data.tokenizer import LONGEST, encode_document, get_tokenizer
+from nanodepth.data.tokens import (
+    Dataset,
+    Loader,
+    answers,
+    draw,
+    evaluate,
+    measure,
+    permute,
+    shares,
+    write_dataset,
+)
+from nanodepth.engine.measure import Answers, ask, interval, log_likelihoods, score
+from nanodepth.report.tables import read_csv
+
+# ------------------------------------------------------------------ tokenizers
+
+TEXTS = ['', ' ', 'a', 'Hello, world! It\'s what they\'ve said; I\'ll go, you\'re 12th.',
+         'def f(x):\n    return x**2  # 100%\n\n\n',
+         'a   1 b  22\t333 \n 4', '   9', '12345678901234567890',
+         'ten 10  20   30\n40\r\n  50\u00a060 \u2003 70',
+          'naïve café Ωμέγα 東京 2024年 🙂🙃 ½ ² Ⅷ ٣٤',
+         'tabs\t\tand  trailing   ', '\n\n  \n', 'x=1;y =2 ; z= 3', "don't can't '5 's 1's",
+         '\x00\x01\xff']
+
+
+def random_texts():
+    rng = random.Random(0)
+    alphabet = 'ab1 2\n\t.\'=é東½ \u00a0'
+    return [''.join(rng.choice(alphabet) for _ in range(rng.randint(1, 60))) for _ in range(300)]
+
+
+def test_bytes():
+    enc = get_tokenizer('bytes')
+    assert enc.n_vocab == 257 and enc.eot_token == 256
+    for text in TEXTS:
+        assert enc.encode(text) == list(text.encode())
+        assert enc.decode(enc.encode(text)) == text
+    assert enc.encode('a<|endoftext|>', allowed_special='all') == [97, 256]
+
+
+def train_bpe(path, pre_tokenizer, specials=('<|endoftext|>', '<pad>')):
+    tk = pytest.importorskip('tokenizers')
+    reference = tk.Tokenizer(tk.models.BPE())
+    reference.pre_tokenizer = pre_tokenizer(tk)
+    reference.decoder = tk.decoders.ByteLevel()
+    trainer = tk.trainers.BpeTrainer(vocab_size=700, special_tokens=list(specials),
+                                     show_progress=False,
+                                     initial_alphabet=tk.pre_tokenizers.ByteLevel.alphabet())
+    corpus = [open(tokens_file.__file__, encoding='utf-8').read(), *TEXTS * 3,
+              'a  1 the  2 in   33  ' * 50]
+    reference.train_from_iterator(corpus, trainer)
+    reference.save(str(path))
+    return reference
+
+
+SPLIT = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
+         r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+PRE_TOKENIZERS = {
+    'gpt2': lambda tk: tk.pre_tokenizers.ByteLevel(add_prefix_space=False),
+    'cosmo2': lambda tk: tk.pre_tokenizers.Sequence(
+        [tk.pre_tokenizers.Digits(individual_digits=True),
+                                                     tk.pre_tokenizers.ByteLevel(
+                                                         add_prefix_space=False)]),
+    'runs of digits': lambda tk: tk.pre_tokenizers.Sequence(
+        [tk.pre_tokenizers.Digits(individual_digits=False),
+                                                             tk.pre_tokenizers.ByteLevel(
+                                                                     add_prefix_space=False)]),
+    'llama3': lambda tk: tk.pre_tokenizers.Sequence(
+        [tk.pre_tokenizers.Split(tk.Regex(SPLIT), 'isolated'),
+                                                     tk.pre_tokenizers.ByteLevel(
+                                                         add_prefix_space=False, use_regex=False)])}
+
+
+@pytest.mark.parametrize('name', PRE_TOKENIZERS)
+def test_a_tokenizer_json_encodes_like_the_reference(tmp_path, name):
+    reference = train_bpe(tmp_path / 'tokenizer.json', PRE_TOKENIZERS[name])
+    enc = get_tokenizer(tmp_path)
+    assert enc.n_vocab == reference.get_vocab_size()
+    assert enc.encode_single_token('<|endoftext|>') == 0
+    for text in [*TEXTS, *random_texts(), open(__file__, encoding='utf-8').read()]:
+        want = reference.encode(text).ids
+        assert enc.encode(text, allowed_special='all') == want, repr(text)
+        assert enc.decode(want) == text
+    # named in a document, a special token is plain text
+    assert 0 not in enc.encode_ordinary('x<|endoftext|>')
+
+
+# ------------------------------------------------------------------ the loader is a permutation
+
+@pytest.mark.parametrize('n', [1, 2, 3, 5, 16, 17, 1000, 4097])
+def test_permute_is_a_permutation_and_the_key_matters(n):
+    seen = [permute(i, n, draw(0, 'test')) for i in range(n)]
+    assert sorted(seen) == list(range(n))
+    if n > 100:
+        assert seen != [permute(i, n, draw(1, 'test')) for i in range(n)]
+        assert abs(np.corrcoef(np.arange(n), seen)[0, 1]) < 0.1         # not a shift, not a stretch
+
+
+def test_draws_are_what_they_were():
+    "A gold value: another platform or version must see the same data in the same order."
+    assert (draw(0, 'epoch of dataset 0', 3)
+            == int.from_bytes(hashlib.blake2b(b'0 epoch of dataset 0 3', digest_size=8).digest(),
+                              'big') >> 1)
+    assert [permute(i, 10, 12345) for i in range(10)] == GOLD_PLACES
+
+
+GOLD_PLACES = [7, 1, 9, 6, 4, 5, 8, 3, 0, 2]
+
+
+def make(folder, n, start=0, **kw):
+    write_dataset(folder, 'train', 'bytes', (np.arange(n) + start) % 250, **kw)
+    return folder
+
+
+def test_an_epoch_visits_every_window_once(tmp_path):
+    folder = make(tmp_path / 'd', 8 * 60 + 1)
+    loader = Loader(folder, batch_size=6, context=8, seed=3)
+    epochs = []
+    for epoch in range(2):
+        rows = torch.cat([loader.batch(epoch * 10 + step)[0] for step in range(10)])
+        assert sorted(rows[:, 0].tolist()) == sorted(i * 8 % 250 for i in range(60))
+        epochs.append(rows[:, 0].tolist())
+    assert epochs[0] != epochs[1]
+    tokens, targets = loader.batch(4)
+    assert tokens.shape == targets.shape == (6, 8) and tokens.dtype == torch.int64
+    assert torch.equal(targets, (tokens + 1) % 250)
+    assert torch.equal(loader.batch(4)[0], tokens) and not torch.equal(loader.batch(5)[0], tokens)
+    assert not torch.equal(Loader(folder, batch_size=6, context=8, seed=4).batch(4)[0], tokens)
+
+
+def test_ranks_share_out_the_batch_of_one(tmp_path):
+    folder = make(tmp_path / 'd', 2000)
+    whole = Loader(folder, batch_size=8, context=8)
+    for world in (2, 4):
+        parts = [Loader(folder, batch_size=8, context=8, rank=r, world_size=world)
+                 for r in range(world)]
+        for step in (0, 7):
+            assert torch.equal(torch.cat([p.batch(step)[0] for p in parts]), whole.batch(step)[0])
+    with pytest.raises(Refused, match='batch_size=8 does not divide among 3 ranks'):
+        Loader(folder, batch_size=8, context=8, world_size=3)
+
+
+def test_a_mixture_is_exact_in_every_period_and_each_part_is_gone_through_in_turn(tmp_path):
+    folders = ([make(tmp_path / name, n) for name, n in (('a', 8 * 900 + 1), ('b', 8 * 300 + 1),
+                                                         ('c', 8 * 50 + 1))])
+    loader = Loader(folders, batch_size=10, context=8, weights=[70, 24, 6])
+    assert loader.quota == [700, 240, 60]
+    for period in range(3):
+        places = [loader.place(i) for i in range(period * 1000, (period + 1) * 1000)]
+        assert [sum(d == k for d, _, _ in places) for k in range(3)] == [700, 240, 60]
+        assert 0 < sum(d == 1 for d, _, _ in places[:100]) < 60         # spread over the period
+    places = [loader.place(i) for i in range(5000)]
+    for k, windows in ((0, 900), (1, 300), (2, 50)):
+        for epoch in range(700 * 5 // windows - 1 if k == 0 else 2):
+            assert sorted(w for d, e, w in places if (d, e) == (k, epoch)) == list(range(windows))
+
+
+def test_masked_rows_are_padded_and_count_only_where_the_mask_is_set(tmp_path):
+    tokens = np.arange(1, 13)                               # two examples of six tokens
+    mask = np.array([0, 0, 0, 1, 1, 0, 0, 0, 1, 0, 0, 0])
+    folder = tmp_path / 'd'
+    write_dataset(folder, 'train', 'bytes', tokens, mask=mask, row=6)
+    data = Dataset(folder, 'train', context=8)
+    assert len(data) == 2
+    row, targets, _ = data.window(1)
+    assert row.tolist() == [7, 8, 9, 10, 11, 0, 0, 0]
+    assert targets.tolist() == [-1, 9, -1, -1, -1, -1, -1, -1]
+    assert data.window(0)[1].tolist() == [-1, -1, 4, 5, -1, -1, -1, -1]
+    with pytest.raises(Refused, match='examples of 6 tokens do not fit a context of 4'):
+        Dataset(folder, 'train', context=4)
+
+
+# ------------------------------------------------------------------ bad data, one line each
+
+def test_bad_data_is_named(tmp_path):
+    folder = make(tmp_path / 'd', 500)
+    with pytest.raises(Refused, match='there is no dataset at .*nowhere'):
+        Loader(tmp_path / 'nowhere', 4, 8)
+    with pytest.raises(Refused, match='not one window of 1001'):
+        Loader(folder, 4, 1000)
+    with pytest.raises(Refused, match='token id .* in window .* past the vocabulary of 100'):
+        loader = Loader(folder, 4, 8, vocab_size=100)
+        [loader.batch(i) for i in range(15)]
+    with pytest.raises(Refused, match='would never be drawn'):
+        Loader([folder, folder], 4, 8, weights=[1, 1e6])
+    other = make(tmp_path / 'f', 500)
+    meta = json.loads((other / 'train.json').read_text())
+    (other / 'train.json').write_text(json.dumps(meta | dict(tokenizer='gpt2')))
+    with pytest.raises(Refused, match="'bytes', but .*'gpt2': one model reads one tokenizer"):
+        Loader([folder, other], 4, 8)
+    (folder / 'train_000.bin').write_bytes((folder / 'train_000.bin').read_bytes()[:-4])
+    with pytest.raises(Refused, match='has 996 bytes, but train.json says 1,000'):
+        Loader(folder, 4, 8)
+    with pytest.raises(Refused, match='a kind of answer cannot be called'):    # a column of results
+        write_dataset(tmp_path, 'val', 'bytes', [1] * 40, marks=[0] * 40, kinds=['flops'])
+
+
+def test_a_dry_run_checks_the_checksums(data, capsys):
+    line = [f'--data={data}', '--dry_run', '--gpus=1']
+    nanodepth('train', line)
+    said = capsys.readouterr().out
+    assert f'{data}, val: 800 tokens of' in said and 'checksums right; it begins' in said
+    raw = bytearray((data / 'val_000.bin').read_bytes())
+    raw[100] ^= 1
+    (data / 'val_000.bin').write_bytes(raw)
+    with pytest.raises(SystemExit):
+        nanodepth('train', line)
+    assert 'val_000.bin is not what was written' in capsys.readouterr().err
+
+
+def test_large_vocabularies_take_four_bytes(tmp_path, monkeypatch):
+    class Big:
+        n_vocab = 100_000
+    monkeypatch.setattr(tokenizer_file, 'get_tokenizer', lambda name: Big)
+    write_dataset(tmp_path, 'train', 'big', np.arange(70_000, 70_050))
+    assert json.loads((tmp_path / 'train.json').read_text())['dtype'] == 'uint32'
+    assert int(Dataset(tmp_path, 'train', 8).window(1)[0][0]) == 70_008
+
+
+# ------------------------------------------------------------------ validation
+
+def test_measure_by_hand(tmp_path, tiny):
+    "Two kinds; an answer is a run of tokens that begins at +128, and all of it must be right."
+    model = tiny(vocab_size=257)
+    tokens = np.random.default_rng(0).integers(0, 256, 8 * 6 + 1)
+    marks = np.zeros(len(tokens), int)
+    for i, (kind, length) in enumerate([(1, 1), (2, 2), (1, 1), (2, 3), (1, 2), (2, 1)] * 2):
+        marks[2 + 4 * i:2 + 4 * i + length] = kind
+        marks[2 + 4 * i] += 128
+    # let some answers be right: write the model's own choices into the text
+    with torch.no_grad():
+        for i in (0, 1, 3, 4, 7, 9):
+            for t in range(2 + 4 * i, 2 + 4 * i + 3):
+                start = (t - 1) // 8 * 8
+                tokens[t] = model(torch.tensor(tokens[None, start:t]))[0, -1].argmax()
+    write_dataset(tmp_path, 'val', 'bytes', tokens, marks=marks, kinds=['one', 'two'])
+    loader = Loader(tmp_path, 2, 8, split='val')
+    loss, kinds = measure(model, loader)
+    x, y, m = (torch.tensor(a) for a in (tokens[:-1].reshape(6, 8), tokens[1:].reshape(6, 8),
+                                         marks[1:].reshape(6, 8)))
+    logits = model(x).detach()
+    losses = F.cross_entropy(logits.transpose(1, 2), y, reduction='none')
+    assert loss == pytest.approx(losses.mean().item(), rel=1e-5)
+    assert evaluate(model, loader) == loss
+    right = (logits.argmax(-1) == y).flatten().tolist()
+    flat, results = m.flatten().tolist(), {1: [], 2: []}
+    for t, mark in enumerate(flat):
+        if mark >= 128:
+            results[mark - 128].append(right[t])
+        elif mark:
+            results[mark][-1] = results[mark][-1] and right[t]
+    for k, kind in ((1, 'one'), (2, 'two')):
+        assert kinds[kind]['accuracy'] == pytest.approx(sum(results[k]) / len(results[k]))
+        assert 0 < kinds[kind]['accuracy'] < 1
+        assert kinds[kind]['loss'] == pytest.approx(losses[m % 128 == k].mean().item(), rel=1e-5)
+
+
+def test_an_answer_that_a_row_cuts_off_is_nobodys():
+    marks = torch.tensor([[0, 129, 1, 1], [1, 0, 130, 2], [2, 2, 129, 129]])
+    wrong = torch.zeros(3, 4, dtype=torch.bool)
+    wrong[1, 0] = wrong[2, 0] = wrong[2, 2] = True          # two tails, and one whole answer
+    kind, right = answers(marks, wrong)
+    assert kind.tolist() == [1, 2, 1, 1] and right.tolist() == [True, True, False, True]
+
+
+def test_measure_without_marks_is_the_same_loss_and_leaves_the_mode(tmp_path, tiny):
+    model = tiny(vocab_size=257).train()
+    tokens = np.random.default_rng(0).integers(0, 256, 400)
+    for name, marks in (('plain', None), ('marked', np.full(400, 129))):
+        write_dataset(tmp_path / name, 'val', 'bytes', tokens, marks=marks,
+                      kinds=['all'] if name == 'marked' else None)
+    plain, marked = (measure(model, Loader(tmp_path / n, 4, 8, split='val'))
+                     for n in ('plain', 'marked'))
+    assert plain[0] == pytest.approx(marked[0], rel=1e-6) and plain[1] == {}
+    assert marked[1]['all']['loss'] == pytest.approx(marked[0], rel=1e-6)
+    assert model.training
+    model.eval()        # a function from tokens to logits is measured like the model
+    function = measure(lambda tokens: model(tokens), Loader(tmp_path / 'plain', 4, 8, split='val'))
+    assert function[0] == pytest.approx(plain[0], rel=1e-6) and function[1] == {}
+
+
+# ------------------------------------------------------------------------------------- questions
+
+BYTES = get_tokenizer('bytes')
+
+
+EVERY = [*TASKS, *TOY_TASKS]
+
+
+ASSIGN = [task for task in EVERY if 'copy' not in task]
+
+
+def statements(task, example):
+    """The last question's statements as a dict, and the name asked for: read off the prompt, not
+    off the generator."""
+    text = example.prompt.split('\n\n')[-1] if task in TASKS else example.prompt
+    if task in TOY_TASKS:
+        return dict(re.findall(r'(\w)=?(\w)', text.split('?')[0])), text[-1]
+    found = dict(re.findall(r'^(\w+) ?= ?(\w+)$', text, flags=re.M))
+    return found, re.findall({'assign_basic': r'(\w+)=____', 'assign_math': r'value of (\w+)\?',
+                              'assign_code': r'print\((\w+)\)'}[task], text)[-1]
+
+
+def follow(task, example, looks):
+    "Look the name up, and what that gives again, `looks` times in all."
+    given, name = statements(task, example)
+    for _ in range(looks):
+        name = given.get(name, name)
+    return name
+
+
+def test_the_papers_form_by_hand():
+    e = few_shot('copy_random', 1, shots=0)[0]
+    assert re.fullmatch(r'Fill in the blank:\n\n([a-z]{3} ){15}____ \. ->', e.prompt)
+    e = few_shot('assign_basic', 1, shots=0, depth=1)[0]
+    assert re.fullmatch(r'Fill in blank:\n\n([a-z]=\d+\n){5}([a-z]=[a-z]\n){5}[a-z]=____ \. ->',
+                        e.prompt)
+    e = few_shot('assign_basic', 1, shots=5)[0]
+    assert (e.prompt.count('Fill in blank:\n\n') == 6 and len(re.findall(r'-> \d+\n\n', e.prompt))
+            == 5 and e.prompt.endswith('->'))
+
+
+@pytest.mark.parametrize('task', EVERY)
+@pytest.mark.parametrize('depth', [0, 2])
+def test_the_answer_is_among_the_options_once(task, depth):
+    for e in few_shot(task, 50, shots=1, depth=depth):
+        assert (len(set(e.options)) == len(e.options) == {'toy_copy': 8, 'toy_assign': 4,
+                                                          'toy_code': 4, 'toy_chains': 3,
+                                                          'toy_chains_code': 3,
+                                                          'copy_random': 10,
+                                                          'copy_words': 10}.get(task, 5))
+        assert 0 <= e.answer < len(e.options)
+
+
+@pytest.mark.parametrize('task', ASSIGN)
+@pytest.mark.parametrize('depth', [0, 1, 2, 4, 5, 6])
+def test_depth_d_takes_d_plus_1_looks_and_no_fewer(task, depth):
+    if task in ('toy_assign', 'toy_code') and depth == 6:
+        with pytest.raises(ValueError, match='letters for depth 5 at most'):
+            few_shot(task, 1, shots=0, depth=6)
+        return
+    examples = few_shot(task, 40, shots=0, depth=depth)
+    assert all(follow(task, e, depth + 1) == e.options[e.answer].strip() for e in examples)
+    # a name: only a guess is left
+    assert all(follow(task, e, depth) not in [o.strip() for o in e.options] for e in examples)
+
+
+@pytest.mark.parametrize('task', ['copy_random', 'copy_words', 'toy_copy'])
+def test_copying_asks_for_what_came_next(task):
+    for e in few_shot(task, 50, shots=0):
+        words = (re.findall('[A-Z][a-z]{2}', e.prompt) if task == 'toy_copy'
+                 else e.prompt.split('\n\n')[1].split(' ____')[0].split())
+        assert words[words.index(words[-1]) + 1] == e.options[e.answer].strip()
+
+
+def test_no_place_gives_the_value_away():
+    """Neither the place of the answer's statement, nor of the question's, nor the order of the
+    options."""
+    for depth in (0, 1):
+        examples = few_shot('assign_basic', 2000, shots=0, depth=depth)
+        places = [[], [], []]
+        for e in examples:
+            given, name = statements('assign_basic', e)
+            places[0].append(list(given.values()).index(e.options[e.answer].strip()))
+            places[1].append(list(given).index(name) % 5)
+            places[2].append(e.answer)
+        for found in places:
+            counts = [found.count(i) for i in range(5)]
+            # 5 standard deviations
+            assert sum(counts) == 2000 and max(abs(c - 400) for c in counts) < 90
+
+
+def test_shots_are_fresh_and_the_question_stays():
+    for task in EVERY:
+        none, one, two = (few_shot(task, 5, shots=k, seed=3) for k in (0, 1, 2))
+        for a, b, c in zip(none, one, two):
+            assert b.prompt.endswith(a.prompt) and c.prompt.endswith(b.prompt)
+            first, second = c.prompt[:-len(b.prompt)], b.prompt[:-len(a.prompt)]
+            assert first and second and first != second and a.prompt not in (first, second)
+            assert (sorted(a.options) == sorted(c.options) and a.options[a.answer]
+                    == c.options[c.answer])
+        assert len({e.prompt for e in few_shot(task, 50, shots=1)}) == 50
+
+
+def test_a_seed_is_an_example_on_every_platform():
+    e = few_shot('assign_math', 1, shots=0, depth=1, seed=7)[0]
+    assert few_shot('assign_math', 3, shots=0, depth=1, seed=7)[0] == e != few_shot('assign_math',
+            1, shots=0, depth=1, seed=8)[0]
+    assert few_shot('toy_assign', 1, shots=1, depth=1)[0] == GOLD_ASSIGN
+    assert few_shot('copy_words', 1, shots=0)[0] == GOLD_WORDS
+
+
+GOLD_ASSIGN = Example('e5v7f1i3wiofyvpe?w3h7g2b5j4whqbsjmg?m', ['4', '5', '2', '7'], 2)
+
+
+GOLD_WORDS = Example('Fill in the blank:\n\nroom party bread fire song ring book wind boy baby '
+                     'bread fire song ring book ____ . ->',
+                     [' song', ' baby', ' bread', ' room', ' party', ' boy', ' wind', ' book',
+                      ' ring', ' fire'], 6)
+
+
+def test_written_examples_have_their_loss_on_the_answer_alone(tmp_path, tiny):
+    write_examples(tmp_path, 'bytes', ['assign_code', 'toy_assign'], [1, 2], 10, n_val=8)
+    data = Dataset(tmp_path, 'train', None)
+    assert len(data) == 10
+    seen = []
+    for i in range(10):
+        tokens, targets, _ = data.window(i)
+        answer = BYTES.decode([t for t in targets if t >= 0])
+        prompt = BYTES.decode([t for t in tokens.tolist() if t not in (0, 256)])
+        assert re.fullmatch(r' ?\d+', answer) and answer.strip() in prompt and tokens[0] == 256
+        seen.append(prompt)
+    assert len(set(seen)) == 10 and sum(s.startswith('The following') for s in seen) == 5
+    val = Dataset(tmp_path, 'val', None)
+    assert val.kinds == ['assign_code/1', 'assign_code/2', 'toy_assign/1', 'toy_assign/2']
+    assert not {tuple(val.window(i)[0]) for i in range(8)} & {tuple(data.window(i)[0])
+            for i in range(10)}
+    _, kinds = measure(tiny(vocab_size=257, context=256),
+                       Loader(str(tmp_path), 2, 256, split='val'), 4)
+    assert set(kinds) == set(val.kinds)
+
+
+def test_the_examples_command(tmp_path, capsys):
+    prepare = runpy.run_path(str(ROOT / 'data/sft/prepare.py'))['main']
+    prepare([f'--out={tmp_path / "sft"}', '--tasks=assign_code', '--depths=1,2', '--n=64'])
+    assert (len(Dataset(tmp_path / 'sft', 'train', None)) == 64
+            and '64 examples of assign_code at depth 1, 2' in capsys.readouterr().out)
+
+
+# ----------------------------------------------------------------------- the toy data, p-hop, text
+
+toy = runpy.run_path(str(ROOT / 'data/toy/prepare.py'), run_name='toy')
+SIZE, KINDS, START = toy['SIZE'], toy['KINDS'], toy['START']
+
+
+def toy_documents(n, seed=0):
+    rng = random.Random(seed)
+    return [toy['document'](rng) for _ in range(n)]
+
+
+def toy_answers(tokens, marks):
+    "(kind, the text before the answer, the answer as far as it is in the window)"
+    text = ''.join(chr(t) if t < 256 else '' for t in tokens)
+    for start in (i for i, m in enumerate(marks) if m >= START):
+        end = start + 1
+        while end < len(marks) and 0 < marks[end] < START:
+            end += 1
+        # text lacks the first token
+        yield KINDS[marks[start] - START - 1], text[:start - 1], text[start - 1:end - 1]
+
+
+def toy_statements(text):
+    "Name -> what it was given, in pairs up to the first question."
+    return dict(re.findall('(.)(.)', text.split('?')[0]))
+
+
+def looked_up(before, allowed):
+    "Look the asked name up in the toy_statements, at most `allowed` times."
+    name = before[-1]
+    for _ in range(allowed):
+        name = toy_statements(before).get(name, name)
+    return name
+
+
+def test_every_answer_follows_by_as_many_steps_as_its_kind_says():
+    counted = Counter()
+    for tokens, _, marks in toy_documents(500):
+        for kind, before, answer in toy_answers(tokens, marks):
+            counted[kind] += 1
+            if kind == 'copy':          # the word after the last appearance of the word before
+                words = re.findall('[A-Z][a-z]+', before)
+                follower = words[words.index(words[-1]) + 1]
+                assert follower.startswith(answer)
+            else:
+                depth = int(kind[-1])
+                assert looked_up(before, depth + 1) == answer and answer.isdigit()
+                assert looked_up(before, depth) != answer
+                # no earlier answer makes the way shorter, or leaves fewer values
+                assert before.count('?') == 1
+    assert counted['copy'] > 1000 and all(counted[f'depth {d}'] > 60 for d in range(4))
+
+
+def test_what_counts_in_the_loss_can_be_known():
+    """Every answer counts, and neither statements do, nor questions, nor a word where it first
+    appears."""
+    for tokens, mask, marks in toy_documents(300):
+        text = ''.join(chr(t) for t in tokens[1:])
+        assert all(counts for counts, mark in zip(mask, marks) if mark) and not mask[0]
+        if text[0].isupper():
+            seen = set()
+            for found in re.finditer('[A-Z][a-z]{2}', text):
+                assert not any(mask[found.start() + 1:found.end() + 1]) or found.group() in seen
+                seen.add(found.group())
+        else:
+            n = len(text.split('?')[0])
+            assert n % 8 == 0 and not any(mask[:n + 1])
+            assert mask[n + 1:] == [i % 3 == 2 for i in range(SIZE - n - 1)]
+
+
+def test_nothing_deeper_is_in_the_mix():
+    for tokens, _, _ in toy_documents(300):
+        text = ''.join(chr(t) for t in tokens[1:])
+        if text[0].islower():
+            given = toy_statements(text)
+            assert all(looked_up(f'{text.split("?")[0]}?{name}', 4).isdigit() for name in given)
+            assert len(given) in (4, 8, 12, 16) and len(set(given.values())) == len(given)
+
+
+def test_the_splits_share_nothing(tmp_path, monkeypatch):
+    texts = [(f'file{i}.py', bytes([97 + i]) * 9000) for i in range(20)]
+    monkeypatch.setitem(toy['main'].__globals__, 'library', lambda: iter(texts))
+    for out in ('one', 'two'):
+        toy['main'](['--documents=800', f'--out={tmp_path / out}'])
+    sets = {}
+    for split in ('train', 'val'):
+        assert (tmp_path / 'one' / f'{split}_000.bin').read_bytes() == (tmp_path / 'two'
+                / f'{split}_000.bin').read_bytes()
+        meta = json.loads((tmp_path / 'one' / f'{split}.json').read_text())
+        assert meta['tokenizer'] == 'bytes' and re.match(r'\d+\.\d+', meta['origin']['python'])
+        raw = np.fromfile(tmp_path / 'one' / f'{split}_000.bin', 'uint16')
+        n = meta['origin']['documents'] * SIZE
+        sets[split] = {tuple(row) for row in raw[:n].reshape(-1, SIZE)}, set(raw[n:].tolist()) - {
+            256}
+        share = (len(raw) - n) / len(raw)
+        # little text: all of it
+        assert share == pytest.approx(0.1, abs=0.01) or split == 'val' and share < 0.1
+    assert not sets['train'][0] & sets['val'][0] and not sets['train'][1] & sets['val'][1]
+    data = Dataset(tmp_path / 'one', 'val', context=256)
+    tokens, targets, marks = data.window(3)
+    assert tokens[0] == 256 and tokens[64] == 256                 # whole documents
+    at = int(np.argmax(marks >= START))
+    assert marks[at] > START + 1 and chr(targets[at]).isalnum()
+    # text: every byte is an answer
+    assert data.window(len(data) - 1)[2].tolist() == [START + 1] * 256
+
+
+phop_script = runpy.run_path(str(ROOT / 'data/phop/prepare.py'))
+hops, phop = phop_script['hops'], phop_script['phop']
+
+
+def by_definition(v, p, i):
+    "find_p(v, i), places from 0: the latest j <= i with v[j - 1] = v[i], p times."
+    for _ in range(p):
+        places = [j for j in range(1, i + 1) if v[j - 1] == v[i]]
+        if not places:
+            return None
+        i = places[-1]
+    return i
+
+
+def test_answers_are_what_a_slow_reader_finds():
+    rng = random.Random(0)
+    for _ in range(200):
+        pieces = list(phop(rng, 3, 30))
+        text = ''.join(piece for piece, _, _ in pieces)
+        assert len(text) == 60 and {kind for _, _, kind in pieces} <= {None, '3 hops'}
+        v = text[::2]
+        for i, answer in enumerate(text[1::2]):
+            place = by_definition(v, 3, i)
+            assert answer == ('-' if place is None else v[place])
+
+
+def test_hops_by_hand():
+    # places   0123456: from the last a, the latest b behind an a, the latest c behind a b, ...
+    letters = 'abcabca'
+    assert hops(letters, 1) == [None, None, None, 1, 2, 3, 4]
+    assert hops(letters, 2) == [None, None, None, None, None, 1, 2]
+    assert hops('aab', 1) == [None, 1, None]         # a place may hop to itself
+    assert hops(letters, 0) == [*range(7)]
+
+
+def test_what_a_guess_from_the_last_letter_is_worth():
+    """More than a quarter, as in the published task: a letter after its like hops to itself, and
+    four hops among four letters often come back."""
+    rng = random.Random(1)
+    counts = collections.defaultdict(collections.Counter)
+    for _ in range(2000):
+        before = ''
+        for text, _, kind in phop(rng, 4, 64):
+            if kind:
+                counts[before][text] += 1
+            before = text
+    best = sum(max(counter.values()) for counter in counts.values())
+    assert 0.5 <= best / sum(sum(counter.values()) for counter in counts.values()) < 0.6
+
+
+def test_a_dataset_has_its_answers_marked_and_no_example_twice(tmp_path, capsys):
+    phop_script['main'](['--p=2', '--length=20', '--rows=300', f'--out={tmp_path}'])
+    assert 'val: 1,000 examples' in capsys.readouterr().out
+    val, train = (Dataset(tmp_path, split, None) for split in ('val', 'train'))
+    assert val.kinds == ['2 hops'] and len(train) == 300
+    tokens, targets, marks = val.window(0)
+    text = bytes(tokens[1:].tolist()).decode()
+    answers = ''.join(map(chr, targets[:-1][targets[:-1] >= 0]))    # the last has no token here
+    assert answers == text[1::2].replace('-', '')
+    assert np.array_equal(marks > 128, targets >= 0)
+    rows = [{tuple(data.window(i)[0].tolist()) for i in range(len(data))} for data in (val, train)]
+    assert not rows[0] & rows[1]
+    assert Loader(tmp_path, 4, val.row - 1).batch(0)[0].shape == (4, val.row - 1)
+
+
+text_script = runpy.run_path(str(ROOT / 'data/text/prepare.py'))
+
+
+def test_documents_of_every_kind(tmp_path, capsys):
+    datasets = pytest.importorskip('datasets')
+    (tmp_path / 'a.txt').write_text('one file, one document')
+    (tmp_path / 'b.jsonl').write_text('\n'.join(json.dumps(dict(text=f'row {i} ' * 9))
+                                                for i in range(120)))
+    rows = [dict(text=f'parquet {i} ' * 9) for i in range(30)]
+    datasets.Dataset.from_list(rows).to_parquet(tmp_path / 'c.parquet')
+    text_script['main']([*(str(tmp_path / n) for n in ('a.txt', 'b.jsonl', 'c.parquet')),
+                         f'--out={tmp_path / "d"}'])
+    assert f'{tmp_path / "d"}/val: 16 documents' in capsys.readouterr().out
+    loader = Loader(str(tmp_path / 'd'), 8, 64)
+    said = get_tokenizer('bytes').decode(torch.cat([loader.batch(step)[0] for step in range(
+        len(loader))]).flatten().tolist())
+    # the first went to validation
+    assert 'row 7 ' in said and 'parquet 3 ' in said and 'one file' not in said
+    with pytest.raises(Refused, match="no text in the column 'words'"):
+        text_script['main']([str(tmp_path / 'b.jsonl'), '--column=words', f'--out={tmp_path}/e'])
+
+
+@pytest.mark.parametrize('row, found', [
+    (dict(text='user: What is 2 + 2?\nassistant: 4, as the user knows.'),
+     'What is 2 + 2?\n4, as the user knows.'),
+    (dict(text='<|im_start|>user\nWhat?<|im_end|>\n<|im_start|>assistant\nThat.<|im_end|>'),
+     'What?That.'),
+    (dict(text='The user: a definition.'), 'The user: a definition.'),
+    (dict(text='assistant: <think>well</think> 4'), None),
+    (dict(text='assistant: 4', generator='DeepSeek-R1'), None),
+    (dict(text='assistant: 4', generator='DeepSeek-V3', license='cc'), '4'),
+])
+def test_role_tags_and_reasoning_traces(row, found):
+    assert text_script['chat'](row, 'text') == found
+
+
+def test_one_file_is_cut_and_a_folder_is_read(tmp_path):
+    text = '\n\n'.join(f'Paragraph {i}: ' + 'some words of it. ' * 20 for i in range(300))
+    (tmp_path / 'notes.txt').write_text(text)
+    text_script['main']([str(tmp_path / 'notes.txt'), f'--out={tmp_path / "notes"}'])
+    both = [Dataset(tmp_path / 'notes', split, 8).tokens for split in ('train', 'val')]
+    assert both[1] > 1000 and sum(both) > len(text)     # a beginning for each document, too
+    (tmp_path / 'many/deep').mkdir(parents=True)
+    for i in range(3):
+        (tmp_path / f'many/deep/{i}.md').write_text(f'text {i}')
+    found = text_script['in_folders']([tmp_path / 'many'])
+    assert [path.name for path in found] == ['0.md', '1.md', '2.md']
+    assert ''.join(text_script['cut'](text)).strip() == text.strip()
+
+
+# --------------------------------------------------------------------------------------- a corpus
+
+ODD = ['', None, '<|endoftext|> is text here', 'ä東🙂\u200d\x00\ufeff e\u0301 \U000e0041',
+       ' ' * 110_000, '\u2028\r\n\t', 'a' * 110_000]
+SOURCES = {'fineweb-edu-dedup': 5, 'cosmopedia-v2': 2, 'python-edu': 2, 'open-web-math': 2}
+
+
+def write(path, texts):
+    import pyarrow
+    import pyarrow.parquet
+    if path.suffix == '.parquet':
+        pyarrow.parquet.write_table(pyarrow.table(dict(text=texts, id=list(range(len(texts))))),
+                                    path, row_group_size=50)
+    else:
+        path.write_text(''.join(json.dumps(dict(text=t, id=i), ensure_ascii=i % 2 == 0) + '\n'
+                                for i, t in enumerate(texts)))
+
+
+@pytest.fixture(scope='module')
+def source(tmp_path_factory):
+    folder, draw = tmp_path_factory.mktemp('source'), random.Random(0)
+    for name, files in SOURCES.items():
+        (folder / name).mkdir()
+        for i in range(files):
+            texts = [' '.join(f'{draw.randrange(10**draw.randrange(1, 7))}'
+                              for _ in range(draw.randrange(5, 120))) for _ in range(250)]
+            texts = draw.sample(texts + (ODD if i == 0 else []),
+                                len(texts) + (len(ODD) if i == 0 else 0))
+            write(folder / name / f'train-{i:05d}.{"jsonl" if i % 2 else "parquet"}', texts)
+    return folder
+
+
+def command(source, out, *more):
+    return ['--tokens=500K', f'--source={source}', '--tokenizer=bytes', f'--out={out}',
+            '--val_every=50', '--workers=2', *more]
+
+
+def prepare(argv):
+    "data/smollm/prepare.py in this process, its files read by threads."
+    sources = runpy.run_path(str(ROOT / 'data/smollm/prepare.py'))['SMOLLM']
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(corpus, 'ProcessPoolExecutor', lambda n, *_: ThreadPoolExecutor(n))
+        corpus.prepare({'smollm': sources}, '', argv, out=None)
+
+
+def prepare_by_processes(argv):
+    "The same by processes, which are forked here: begun anew each takes seconds."
+    fork = multiprocessing.get_context('fork')
+    multiprocessing.get_context = lambda kind: fork
+    sources = runpy.run_path(str(ROOT / 'data/smollm/prepare.py'))['SMOLLM']
+    corpus.prepare({'smollm': sources}, '', argv)
+
+
+def prepare_on_a_small_disk(argv, limit):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    with refusals('prepare.py'):
+        prepare(argv)
+
+
+def contents(out):
+    return {str(p.relative_to(out)): p.read_bytes() for p in sorted(out.rglob('*')) if p.is_file()
+            and p.name not in ('lock',)}
+
+
+@pytest.fixture(scope='module')
+def made(source, tmp_path_factory):
+    out = tmp_path_factory.mktemp('made')
+    prepare(command(source, out, '--workers=1'))
+    return out
+
+
+def test_shares_are_exact_and_every_document_is_there_once(source, made):
+    import pyarrow.parquet
+    mixture = json.loads((made / 'mixture.json').read_text())
+    assert mixture == dict(fineweb_edu=0.70, cosmopedia=0.15, python_edu=0.09, open_web_math=0.06)
+    for name, share in mixture.items():
+        data = Dataset(made / name, 'train', 8)
+        sizes = [len(shard['.bin']) for shard in data.shards]
+        assert data.tokens == sum(sizes)
+        # validation is one shard, so that windows of any length fit
+        val = json.loads((made / name / 'val.json').read_text())
+        assert [shard['file'] for shard in val['shards']] == ['val.bin']
+        # whole files, and as few as will do
+        assert sum(sizes[:-1]) < round(500_000 * share) <= sum(sizes)
+    # What is read back, split at the documents' beginnings, is a subset of the source's texts, each
+    # once, in one split.
+    texts = [t for p in (source / 'open-web-math').glob('*.parquet')
+             for t in pyarrow.parquet.read_table(p)['text'].to_pylist()]
+    texts += [json.loads(line)['text'] for p in (source / 'open-web-math').glob('*.jsonl')
+              for line in p.read_text().splitlines()]
+    known = {t.encode() for t in texts if t}
+    found = {}
+    for which in ('train', 'val'):
+        stream = np.concatenate([s['.bin'] for s in Dataset(made / 'open_web_math', which,
+                8).shards])
+        starts = np.flatnonzero(stream == 256)
+        found[which] = [bytes(d[1:].astype('uint8')) for d in np.split(stream, starts)[1:]]
+    assert set(found['train']) <= known and len(set(found['train'])) == len(found['train'])
+    assert (found['val'] and not set(found['val']) & set(found['train']) and set(found['val'])
+            <= known)
+
+
+def test_the_loader_reads_a_mixture_by_its_shares(made):
+    loader = Loader(made, 100, 16, seed=0)
+    drawn = [loader.place(i)[0] for i in range(5000)]
+    assert [drawn.count(d) for d in range(4)] == [3500, 750, 450, 300]
+    both = Loader([made, made / 'cosmopedia'], 4, 16, weights=[3, 1])
+    assert sum(both.quota) == 1000 and both.quota[-1] == 250 and both.quota[0] == 525
+
+
+def test_neither_processes_nor_being_killed_change_a_byte(source, made, tmp_path):
+    killed, after = (BEGUN.Process(target=prepare_by_processes, args=(command(source, tmp_path),))
+                     for _ in range(2))
+    killed.start()
+    while len([*tmp_path.rglob('file_*.json')]) < 3:
+        assert killed.is_alive()
+        time.sleep(0.001)
+    killed.kill()
+    killed.join()
+    assert not (tmp_path / 'mixture.json').exists()
+    after.start()
+    after.join()
+    assert after.exitcode == 0 and contents(tmp_path) == contents(made)
+
+
+def test_after_a_full_disk_and_without_a_shard_it_goes_on_to_some_tokens_and_to_more(
+        source, made, tmp_path):
+    full = BEGUN.Process(target=prepare_on_a_small_disk, args=(command(source, tmp_path), 50_000))
+    full.start()
+    full.join()
+    assert full.exitcode == 2
+    assert not list(tmp_path.rglob('*.tmp')) and not list(tmp_path.rglob('train.json'))
+    for tokens in ('100K', '500K'):
+        prepare(command(source, tmp_path, f'--tokens={tokens}'))
+        meta = json.loads((tmp_path / 'cosmopedia/train.json').read_text())
+        assert 0.15 * number(tokens) <= meta['tokens'] == sum(s['tokens'] for s in meta['shards'])
+        (tmp_path / 'fineweb_edu/train_00000.bin').unlink()
+    prepare(command(source, tmp_path))
+    assert contents(tmp_path) == contents(made)
+
+
+def test_a_mixture_that_cannot_be_made_is_one_line(source, made, tmp_path):
+    def refused(*argv):
+        with pytest.raises(Refused) as error:
+            prepare(['--tokenizer=bytes', f'--out={tmp_path / "o"}', *argv])
+        return str(error.value)
+    assert 'GB are free' in refused('--tokens=900T', f'--source={source}')
+    before = contents(made)
+    assert 'was begun with val_every=50, and now it is 7' in refused(
+        *command(source, made), '--val_every=7')
+    prepare([*command(source, made), '--tokens=1K'])        # it has them already
+    assert contents(made) == before
+    (tmp_path / 'bad/fineweb').mkdir(parents=True)
+    (tmp_path / 'bad/fineweb/a.jsonl').write_text('{"words": "x"}\n')
+    assert "a.jsonl: no text in the column 'text', but the columns words" in refused(
+        '--tokens=1K', f'--source={tmp_path}/bad')
+    # an empty file has no rows, and a broken one is named
+    (tmp_path / 'bad/fineweb/a.jsonl').write_text('')
+    (tmp_path / 'bad/fineweb/b.parquet').write_bytes(b'PAR1 no more')
+    assert 'b.parquet, after row 0:' in refused('--tokens=1K', f'--source={tmp_path}/bad',
+                                                f'--out={tmp_path}/s')
+
+
+# ------------------------------------------------------------------------------------------- pieces
+
+def test_a_long_document_has_the_tokens_that_it_has_in_one_piece():
+    import tiktoken
+    ranks = {bytes([i]): i for i in range(256)} | {pair.encode(): 256 + i
+                                                   for i, pair in enumerate((' a', 'an', ' an',
+            '\n\n', '  ', 'be', ' be'))}
+    llama3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
+              r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+    draw = random.Random(0)
+    text = ''.join(draw.choice(['an', ' be', ' 12', '!', '\n', '\n\n', '  ', ' ', '\t', "'s", 'ä',
+                                '東', ' ?\n']) for _ in range(LONGEST))
+    gpt2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+    for pattern in (gpt2, llama3):
+        tokenizer = tiktoken.Encoding('t', pat_str=pattern, mergeable_ranks=ranks,
+                                      special_tokens={})
+        assert (len(text) > LONGEST and encode_document(tokenizer, text)
+                == tokenizer.encode_ordinary(text))
+        # tiktoken alone runs out of stack on these
+        for odd in (' ' * 2_000_000, '\n' * 2_000_000):
+            assert tokenizer.decode(encode_document(tokenizer, odd)) == odd
+    assert (get_tokenizer('bytes').decode(encode_document(get_tokenizer('bytes'), 'x<|endoftext|>'))
+            == 'x<|endoftext|>')
+
+
+def test_a_file_in_the_archive_is_fetched_by_its_number(monkeypatch):
+    import gzip
+    import http.client
+    import io
+    import urllib.error
+    asked = []
+
+    def urlopen(url, timeout):
+        asked.append(url)
+        if url.endswith('gone'):
+            raise urllib.error.HTTPError(url, 404, 'Not Found', {}, None)
+        if len(asked) <= 2:
+            raise [ConnectionResetError('once'), http.client.IncompleteRead(b'')][len(asked) - 1]
+        return io.BytesIO(gzip.compress('print("ä")'.encode()))
+    monkeypatch.setattr('urllib.request.urlopen', urlopen)
+    monkeypatch.setattr(time, 'sleep', lambda s: None)
+    assert archived(dict(blob_id='12ab')) == 'print("ä")' and asked[0].endswith('/content/12ab')
+    assert (archived(dict(blob_id='gone')) is None and archived(dict(blob_id='x', text='here'))
+            == 'here')
+    assert (chat(dict(text='<|im_start|>user\nHi<|im_end|>\n')) == 'Hi'
+            and chat(dict(text='a', generator='DeepSeek-R1')) is None)

@@ -1,0 +1,982 @@
+"""Scoring: one way of running, one score, one order of asking.
+
+Promised: a way of running does what it says on every kind of model, costs what it says and is
+undone; answers are scored as an option at a time would be, at chance by who does not know and right
+by who knows, and what is not a number is no score; lm-eval's own `hf` gives our scores on our
+exports, and we give lm-eval's; a change has the error of pairs; a sweep screens on one half, judges
+on the other, and says what luck finds; a stopped one goes on, and another model is measured anew.
+"""
+import csv
+import json
+import math
+import re
+import sys
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT, refused, save_run, write_noise
+from families import tiny as family
+from nanodepth.loop import parse_loop, running
+from nanodepth.retrofit import surgery
+from nanodepth.wrapper import looped
+
+from nanodepth.__main__ import main as nanodepth
+from nanodepth.commands import sweep
+from nanodepth.common.errors import Refused
+from nanodepth.common.files import Notes
+from nanodepth.common.options import read
+from nanodepth.data import primitives
+from nanodepth.data.primitives import TASKS, TOY_TASKS, Example, few_shot, task_and_depth
+from nanodepth.data.tokenizer import get_tokenizer, write_tokenizer
+from nanodepth.data.tokens import Loader, write_dataset
+from nanodepth.data.tokens import measure as tokens_measure
+from nanodepth.engine import checkpoint, harness, measure
+from nanodepth.engine.examine import Asked, Examined, split_tasks
+from nanodepth.engine.foreign import is_foreign, open_any, repeated_block
+from nanodepth.engine.measure import Answers, Score, ask, interval, log_likelihoods, score
+from nanodepth.engine.ways import Way, Ways, read_ways
+from nanodepth.report.tables import read_csv
+
+lm_eval = pytest.importorskip('lm_eval')
+TOKENS = torch.arange(24).view(2, 12)
+BYTES = get_tokenizer('bytes')
+EVERY = [*TASKS, *TOY_TASKS]
+
+# --------------------------------------------------------------------------------- ways of running
+
+def logits(model):
+    with torch.no_grad():
+        out = model(TOKENS)
+    return getattr(out, 'logits', out)
+
+
+def test_each_kind_of_model_runs_in_its_ways_and_is_restored(tiny):
+    ours = tiny(n_layer=4)
+    core = surgery(tiny(n_layer=5), '1-2-2', mean=2, inject='linear')
+    theirs = family('gemma3_text')
+    for model, way, by_hand, cost in (
+            (ours, Way(), lambda: logits(ours), 4),
+            (ours, Way(loop='1-2x3-1'), lambda: ours(TOKENS, order=[0, 1, 2, 1, 2, 1, 2, 3]), 8),
+            (ours, Way(loop=[3, 0, 0]), lambda: ours(TOKENS, order=[3, 0, 0]), 3),
+            (core, Way(r=5), lambda: core(TOKENS, r=5), 1 + 2 * 5 + 2),
+            (theirs, Way(loop='2-2x3-2'), lambda: naive(theirs, (2, 3), 3), 10),
+            (theirs, Way(window='2-3', method='naive', K=3), lambda: naive(theirs, (2, 3), 3), 10),
+            (ours, Way(window='1-2', method='naive', K=3), lambda: naive(ours, (1, 2), 3), 8)):
+        before = logits(model)
+        with way.apply(model):
+            inside = logits(model)
+        assert torch.equal(inside, by_hand()) and torch.equal(logits(model), before), str(way)
+        assert way.cost(model) == cost, str(way)
+
+
+def naive(model, window, K):
+    with looped(model, window, 'naive', K):
+        return logits(model)
+
+
+def test_costs_are_counted_evaluations(tiny):
+    "How often the layers really run, for every method."
+    model = tiny(n_layer=4)
+    runs = []
+    for layer in model.layers:
+        layer.attn.register_forward_pre_hook(lambda *_: runs.append(1))
+    for dials in (dict(window='1-2'), dict(window='0-2', method='heun', K=2), dict(K=5, T=2.0),
+                  dict(window='1-2', method='rk4', K=1),
+                  dict(window='2-3', method='anderson', K=4)):
+        runs.clear()
+        with Way(**dials).apply(model):
+            logits(model)
+        assert len(runs) == Way(**dials).cost(model), dials
+
+
+def test_options_become_ways_as_users_type_them():
+    given = lambda *argv: [str(way) for way in read_ways(read(Ways, argv and list(argv)))]
+    assert given() == []
+    assert given('--loop=2x2,1-2x3-1') == ['--loop=2x2', '--loop=1-2x3-1']
+    assert given('--r=1,2,4') == ['--r=1', '--r=2', '--r=4']
+    assert given('--window=mid4,0.5', '--K=2', '--T=1.5') == [
+        '--window=mid4 --K=2 --T=1.5', '--window=0.5 --K=2 --T=1.5']
+    assert given('--method=euler', '--alphas=0.5,0.25', '--K=2') == [
+        '--method=euler --K=2 --alphas=0.5,0.25']
+    assert len({*given('--beta=0.1234567,0.1234568')}) == 2        # two ways have two names
+    for text in given('--window=mid4', '--decode=bypass,3', '--beta=0.3'):
+        assert given(*text.split()) == [text]
+    assert str(Way()) == 'as it is' and str(Way(loop=[0, 1, 0, 1])) == '--loop=2x2'
+    with pytest.raises(Refused, match='--loop and --r are different ways'):
+        given('--loop=2x2', '--r=2')
+    with pytest.raises(Refused, match="a segment '2y'"):
+        given('--loop=2y')
+    with pytest.raises(Refused, match='r=0 is too small'):
+        Way(r=0)
+
+
+@pytest.mark.parametrize('command', ['sample', 'evaluate', 'export', 'probe'])
+def test_every_command_refuses_in_the_same_words(command, tiny, tmp_path, capsys):
+    plain = tiny(vocab_size=257, n_layer=4, context=64)
+    for name, model in dict(run=plain, cut=surgery(plain, '1-2-1')).items():
+        save_run(tmp_path / name, model)
+    line = dict(sample=['--device=cpu'], export=[tmp_path / 'out'],
+                evaluate=['--tasks=toy_copy', '--n=4', '--device=cpu',
+                          f'--out={tmp_path / "e.csv"}'],
+                probe=['--only=norms', '--examples=toy_copy', '--length=8', '--device=cpu',
+                       f'--out={tmp_path / "p"}'])[command]
+    for run, options, words in (
+            ('run', ['--r=2'], 'r=2 is for models with a recurrent core'),
+            ('cut', ['--loop=2x2'], '--loop=2x2 is for ordinary models'),
+            ('run', ['--loop=3x2'], "the loop '3x2' has 3 unique layers, but the model has 4"),
+            ('run', ['--loop=4x2', '--window=1-2'], '--loop and the wrapper are different ways')):
+        assert words in refused(capsys, command, tmp_path / run, *line, *options)
+    if command != 'probe':          # which takes no window
+        for options, words in ((['--window=2-7'], 'within 0 to 3'),
+                               (['--method=naive', '--T=2'], "'naive' has no option 'T'"),
+                               (['--method=rkk'], "did you mean 'rk'?")):
+            assert words in refused(capsys, command, tmp_path / 'run', *line, *options)
+    if command != 'evaluate':
+        assert 'this takes one way of running' in refused(capsys, command, tmp_path / 'run', *line,
+                                                          '--loop=4x2,4x3')
+
+
+# ----------------------------------------------------------------------------------- our own scorer
+
+@pytest.mark.parametrize('task', EVERY)
+def test_a_random_scorer_is_at_chance(task):
+    examples = few_shot(task, 1000, shots=0, depth=1)
+    rng = torch.Generator().manual_seed(0)
+
+    def guess(tokens):
+        return torch.randn(*tokens.shape, 257, generator=rng)
+    accuracy, _ = score(guess, BYTES, [Example('x', e.options, e.answer) for e in examples],
+                        batch=1000)
+    chance = 1 / len(examples[0].options)
+    assert abs(accuracy - chance) < 5 * math.sqrt(chance * (1 - chance) / 1000)
+
+
+@pytest.mark.parametrize('task', EVERY)
+def test_a_model_that_knows_is_right(task):
+    "Also where a value could begin another: what is sure of 13 gives 1 as much."
+    examples = few_shot(task, 100, shots=0)
+    known = {tuple(BYTES.encode(e.prompt)): BYTES.encode(e.options[e.answer]) for e in examples}
+
+    def oracle(tokens):
+        logits = torch.zeros(*tokens.shape, 257)
+        for row, out in zip(tokens.tolist(), logits):
+            n, answer = next((n, known[tuple(row[1:n + 1])]) for n in range(len(row))
+                             if tuple(row[1:n + 1]) in known)
+            for i, token in enumerate(answer):
+                out[n + i, token] = 20
+        return logits
+    accuracy, (low, high) = score(oracle, BYTES, examples)
+    assert accuracy == 1 and 0.9 < low < 1 and high == pytest.approx(1)
+    # one answer of a thousand that would be right is not known to be
+    answers = ask(lambda tokens: oracle(tokens).fill_(math.nan), BYTES, examples[:2])
+    assert math.isnan(answers.accuracy) and answers.n == 2
+
+
+def test_answers_by_hand(monkeypatch):
+    values = [torch.tensor([-1.0, -2.0]).double(), torch.tensor([-3.0, -5.0]).double()]
+    monkeypatch.setattr('nanodepth.engine.measure.log_likelihoods', lambda *_: values)
+    first, second = Example('', ('a', 'b'), 0), Example('', ('a', 'b'), 1)
+    assert ask(None, None, [first, second]) == Answers(1, 2, -3.0, [True, False])
+
+
+LOOPED = dict(order=[0, 1, 1, 2, 3, 2], n_kv_head=2, ln_scaling=True)
+
+
+@pytest.mark.parametrize('task, shots, fields', [
+    ('assign_basic', 2, LOOPED), ('copy_words', 1, {}), ('toy_assign', 0, LOOPED)])
+def test_the_shared_cache_changes_nothing(tiny, fields, task, shots):
+    model = tiny(vocab_size=257, context=512, std=0.3, **fields).double()
+    examples = few_shot(task, 6, shots=shots, depth=1 if 'assign' in task else 0)
+    one, two, slow = (log_likelihoods(model, BYTES, examples, **o)
+                      for o in ({}, dict(share=False, batch=3), {}))
+    for e, a, b, c in zip(examples, one, two, slow):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+        assert len(a) == len(e.options)
+    with torch.no_grad():       # the slow second form: one option at a time
+        for e, a in zip(examples[:3], one):
+            for option, value in zip(e.options, a):
+                prompt, answer = [256, *BYTES.encode(e.prompt)], BYTES.encode(option)
+                logp = model(torch.tensor([prompt + answer])).float().log_softmax(-1)[0]
+                assert (value.item()
+                        == pytest.approx(sum(logp[len(prompt) + i - 1, t].item()
+                                             for i, t in enumerate(answer)), abs=1e-5))
+
+
+def test_the_shared_cache_of_a_looped_model_that_keeps_all(tiny):
+    model = tiny(vocab_size=257, context=512, std=0.3)
+    examples = few_shot('copy_words', 4, shots=1)
+    with looped(model, (1, 2), 'rk', 2, cache='exact'):
+        one, two = (log_likelihoods(model, BYTES, examples, share=share) for share in (True, False))
+    for a, b in zip(one, two):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_an_interval_by_hand():
+    low, high = interval(5, 10)
+    assert (low, high) == pytest.approx((0.2366, 0.7634), abs=1e-4)      # Wilson's, from a table
+    assert interval(0, 10)[0] == pytest.approx(0) and interval(10, 10)[1] == pytest.approx(1)
+
+
+def test_too_long_is_said(tiny):
+    with pytest.raises(ValueError, match='has 90 tokens, but the context is 32'):
+        score(tiny(vocab_size=257), BYTES, [Example('x' * 87, ['12', '13'], 0)])
+
+
+# ------------------------------------------------------------------------------------------ lm-eval
+
+@pytest.fixture
+def run(tmp_path, tiny):
+    "A looped run of ours, and the same as a Hugging Face folder."
+    model = tiny(vocab_size=257, context=96, n_layer=3, order=[0, 1, 1, 2])
+    ours = tmp_path / 'ours'
+    save_run(ours, model)
+    nanodepth('export', [str(ours), str(tmp_path / 'hf')])
+    return ours, tmp_path / 'hf'
+
+
+def scored(model, manager, tasks, **options):
+    return lm_eval.simple_evaluate(model, tasks=tasks, task_manager=manager, bootstrap_iters=0,
+                                   **options)
+
+
+def opened(path, **how):
+    "lm-eval's model of a checkpoint that runs in some way."
+    batch_size = how.pop('batch_size', '8')
+    found = harness.Harness(path, [[]], Asked(batch_size=batch_size), 'cpu')
+    return found.lm(found.exported(Way(**how)))
+
+
+LOCAL = ['local_choice', 'local_text', 'local_rolling']
+
+
+def test_an_export_scores_as_lm_evals_own_model(run, manager):
+    from lm_eval.models.huggingface import HFLM
+    ours, theirs = run
+    expected = scored(HFLM(str(theirs), device='cpu', batch_size=4), manager, LOCAL)
+    for path in run:            # our checkpoint with its loop, and the folder it was exported to
+        lm = opened(path, batch_size='5')
+        results = scored(lm, manager, LOCAL)
+        for task in LOCAL:
+            for a, b in zip(results['samples'][task], expected['samples'][task]):
+                assert a['doc'] == b['doc']
+                if task == 'local_text':
+                    assert a['resps'] == b['resps']
+                elif task == 'local_choice':
+                    assert [r[0][0] for r in a['resps']] == pytest.approx(
+                        [r[0][0] for r in b['resps']], rel=1e-4)
+                else:
+                    assert a['resps'][0] == pytest.approx(b['resps'][0], rel=1e-4)
+
+
+@pytest.mark.parametrize('kind, how', [
+    ('looped', dict()), ('looped', dict(loop='1-1x3-1')), ('recurrent', dict()),
+    ('recurrent', dict(r=3))])
+def test_an_export_scores_as_our_own_scorer(run, tmp_path, manager, kind, how):
+    "Ordinary, in another order, and with a core that runs more or less often."
+    path = run[0]
+    if kind == 'recurrent':
+        model = checkpoint.load_model(path)
+        model.config.order = None
+        path = tmp_path / 'cut'
+        save_run(path, surgery(model, '1-1-1', mean=2))
+    results = scored(opened(path, **how), manager, ['local_choice'])
+    model = checkpoint.load_model(path)
+    docs = [sample['doc'] for sample in results['samples']['local_choice']]
+    examples = [Example(doc['q'], doc['options'], doc['gold']) for doc in docs
+                if len(doc['q']) < 80]
+    with Way(**how).apply(model):
+        values = iter(log_likelihoods(model, BYTES, examples))
+    for sample in results['samples']['local_choice']:
+        if len(sample['doc']['q']) < 80:            # what is longer is cut by lm-eval
+            theirs = [answer[0][0] for answer in sample['resps']]
+            assert theirs == pytest.approx(next(values).tolist(), rel=1e-4)
+
+
+def test_scores_that_are_not_numbers_are_refused(run, manager):
+    lm = opened(run[0])
+    lm.model.lm_head.register_forward_hook(lambda module, x, y: y * float('nan'))
+    with pytest.raises(Refused, match='logits that are not numbers'):
+        scored(lm, manager, ['local_choice'])
+
+
+def test_the_primitives_score_as_primitives_py_does(run, manager):
+    ours, _ = run
+    results = scored(opened(ours), manager,
+                     ['primitive_toy_assign_d1', 'primitive_toy_copy'], limit=200)['results']
+    model = checkpoint.load_model(ours)
+    for task, name, depth in (('primitive_toy_assign_d1', 'toy_assign', 1),
+                              ('primitive_toy_copy', 'toy_copy', 0)):
+        examples = few_shot(name, 200, shots=0, depth=depth)
+        accuracy, _ = score(model, BYTES, examples)
+        assert results[task]['acc,none'] == accuracy and 0.05 < accuracy < 0.95
+
+
+def test_every_task_of_the_lists_is_there_and_the_papers_primitives_have_five_shots():
+    "lm-eval's own index of its tasks takes ten seconds; their names stand in its files."
+    stock = set()
+    for path in Path(lm_eval.__file__).parent.glob('tasks/*/**/*.yaml'):
+        text = path.read_text()
+        stock |= {path.stem, *re.findall(r'^(?:task|group): *[\'"]?([\w-]+)', text, re.M)}
+    ours = harness.manager(everything=False)
+    names = {task for tasks in harness.LISTS.values() for task, _ in tasks}
+    assert names <= stock | {*ours.all_tasks} and len(harness.LISTS['depth']) == 16
+    docs = list(ours.load(['primitive_assign_code'])['tasks'].values())[0].test_docs()
+    assert len(docs) == 1000 and docs[0]['prompt'].count('print(') == 6
+
+
+def test_svamp_is_one_question():
+    sys.path.insert(0, str(ROOT / 'data/evals'))
+    import tasks
+    from datasets import Dataset
+    [doc] = tasks.svamp(Dataset.from_list([dict(Body='A. ', Question='B?', Answer=2.5)]))
+    assert (doc['question'], doc['answer']) == ('A. B?', '2.5')
+
+
+def test_chat_templates_are_those_of_the_checkpoint(run):
+    about = json.loads((run[1] / 'tokenizer_config.json').read_text())
+    about['chat_template'] = (
+        "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}{% "
+        "if add_generation_prompt %}<assistant>{% endif %}")
+    (run[1] / 'tokenizer_config.json').write_text(json.dumps(about))
+    plain, chat = (Examined(run[1], Asked(tasks='primitive_toy_copy', limit=20, chat=on,
+                                          device='cpu')).scores(Way()) for on in (False, True))
+    assert plain['primitive_toy_copy acc'].mean != chat['primitive_toy_copy acc'].mean
+    with pytest.raises(ValueError, match='tokenizer.chat_template is not set'):
+        Examined(run[0], Asked(tasks='primitive_toy_copy', limit=2, chat=True,
+                               device='cpu')).scores(Way())
+
+
+def test_tasks_that_are_kept_score_as_fresh_ones(run):
+    examined = harness.Harness(run[1], [['primitive_toy_copy']], Asked(limit=5), 'cpu')
+    first = examined.scores(Way())
+    kept, = examined.keep.values()
+    assert examined.scores(Way()) == first and [*examined.keep.values()] == [kept]
+    assert harness.Harness(run[1], [['primitive_toy_copy']], Asked(limit=5),
+                           'cpu').scores(Way()) == first
+
+
+def test_the_authors_form_of_gsm8k(tmp_path):
+    "One fixed shot, their words, and the last number of what is said."
+    import yaml
+    sys.path.insert(0, str(ROOT / 'data/evals'))
+    import tasks
+    shot, = tasks.fifteen_trees()
+    assert '15 trees' in shot['question'] and shot['target'].endswith('6.')
+    from lm_eval.api.task import ConfigurableTask
+    text = (ROOT / 'data/evals/gsm8k_cot_sean.yaml').read_text()
+    about = yaml.safe_load(text.replace('!function tasks.fifteen_trees', '[]'))
+    about['fewshot_config']['samples'] = tasks.fifteen_trees
+    asked = dict(question='How many?', answer='x #### 1,250')
+    (tmp_path / 'test.json').write_text(json.dumps(asked))
+    about |= dict(dataset_path='json', dataset_name=None,
+                  dataset_kwargs=dict(data_files=dict(test=str(tmp_path / 'test.json'))))
+    task = ConfigurableTask(config=about)
+    doc = task.test_docs()[0]
+    prompt = task.fewshot_context(doc, 1)
+    assert prompt.startswith(f"Q: {shot['question']}\nA: Let's think step by step.")
+    assert prompt.endswith("Q: How many?\nA: Let's think step by step.")
+    assert task.doc_to_target(doc) == '1,250'
+    task.build_all_requests(limit=1)
+    task.instances[0].resps = ['3 and 2 make 5. So it is 1250.']
+    task.apply_filters()
+    found = task.process_results(doc, [task.instances[0].filtered_resps['flexible-extract']])
+    assert found['exact_match'] == 1.0
+
+
+def test_a_list_with_shots_keeps_the_tasks_own_questions(monkeypatch):
+    "The harness takes a dict of name and shots for a task of its own making, without any."
+    seen = {}
+
+    def simple_evaluate(model, tasks, task_manager, **_):
+        seen.update(task_manager.load(tasks)['tasks'])
+    monkeypatch.setattr(lm_eval, 'simple_evaluate', simple_evaluate)
+    monkeypatch.setitem(harness.LISTS, 'two', [('primitive_toy_copy', 2),
+                                                ('primitive_toy_assign_d0', None)])
+    harness.evaluate(None, ['two'], {})
+    assert seen['primitive_toy_copy'].config.num_fewshot == 2
+    assert seen['primitive_toy_copy'].config.doc_to_text
+    assert not seen['primitive_toy_assign_d0'].config.num_fewshot
+
+
+# ----------------------------------------------------------------------------------------- evaluate
+
+def rows_in(path):
+    return list(csv.DictReader(open(path)))
+
+
+def test_the_command(run, tmp_path, capsys):
+    "Models times ways: what lm-eval says, what our own scorer says, and how a way differs."
+    ours, theirs = run
+    out = tmp_path / 'e.csv'
+    nanodepth('evaluate', [str(ours), str(theirs), '--tasks=primitive_toy_copy,toy_assign/0-1',
+                           '--limit=30', '--n=20', '--window=1-2', '--method=naive', '--K=1,3',
+                           '--device=cpu', f'--out={out}'])
+    said = capsys.readouterr().out
+    assert 'toy_assign/1, % of 20 (chance 25%)' in said
+    assert 'primitive_toy_copy acc, % of 30' in said
+    rows = {(row['run'], row['way'], row['measure']): row for row in rows_in(out)}
+    assert len(rows) == 2 * 3 * 3
+    for (name, way, measure_), row in rows.items():     # through transformers as through our own
+        other = rows['hf', way, measure_]
+        assert [row[key] for key in ('mean', 'error', 'change', 'p')] == [
+            other[key] for key in ('mean', 'error', 'change', 'p')]
+        if '--K=1' in way:              # one evaluation changes nothing
+            assert float(row['change']) == float(row['change_error']) == 0
+    row = rows['ours', 'as it is', 'primitive_toy_copy acc']         # lm-eval's own error
+    share = float(row['mean'])
+    assert float(row['error']) == pytest.approx((share * (1 - share) / 29) ** 0.5)
+    model = checkpoint.load_model(ours)
+    examples = few_shot('toy_assign', 20, shots=0, depth=1)
+    right = {}
+    for way in (Way(), Way(window='1-2', method='naive', K=3)):
+        with way.apply(model):
+            right[str(way)] = torch.tensor(
+                ask(model, BYTES, examples).each, dtype=torch.float64)
+    plain, looped = right.values()
+    row = rows['ours', [*right][1], 'toy_assign/1']
+    assert float(row['mean']) == looped.mean() and float(row['change']) == pytest.approx(
+        (looped - plain).mean().item())
+    assert float(row['change_error']) == pytest.approx((looped - plain).std().item() / 20 ** 0.5)
+    assert (float(row['low']), float(row['high'])) == interval(int(looped.sum()), 20)
+
+
+def test_a_stopped_evaluation_goes_on_and_another_model_is_measured_anew(run, tmp_path, tiny,
+                                                                        monkeypatch, capsys):
+    measured = []
+    real = Examined.scores
+
+    def counted(self, way, part=0):
+        if len(measured) == 2:
+            raise KeyboardInterrupt
+        measured.append(str(way))
+        return real(self, way, part)
+    monkeypatch.setattr(Examined, 'scores', counted)
+    line = [str(run[0]), '--tasks=toy_copy', '--n=8', '--loop=1-1x2-1,1-1x3-1', '--device=cpu',
+            f'--out={tmp_path / "e.csv"}']
+    with pytest.raises(SystemExit):
+        nanodepth('evaluate', line)
+    with open(tmp_path / 'e.jsonl', 'a') as file:
+        file.write('{"of": {"model"')           # it was being written when it was killed
+    del measured[:]
+    nanodepth('evaluate', line)
+    assert measured == ['--loop=1-1x3-1'] and len(rows_in(tmp_path / 'e.csv')) == 3
+    said = capsys.readouterr().out
+    del measured[:]
+    nanodepth('evaluate', line)                 # all is known
+    assert measured == [] and capsys.readouterr().out == said
+    save_run(run[0], tiny(7, vocab_size=257, context=96, n_layer=3))
+    with pytest.raises(SystemExit):
+        nanodepth('evaluate', line)
+    assert measured == ['as it is', '--loop=1-1x2-1']
+    capsys.readouterr()
+
+
+def test_what_changes_a_score_changes_its_note(run, tmp_path, data):
+    "The tokenizer, a chat template, the marks of the data, every number that is asked for."
+    def mark(**asked):
+        return Examined(run[1], Asked(**dict(data=str(data), device='cpu') | asked)).mark()
+    marks = [mark(), mark(batches=3), mark(tasks='toy_copy', n=5), mark(tasks='toy_copy', n=6),
+             mark(tasks='toy_copy', n=5, seed=1), mark(tasks='toy_copy', n=5, shots=(1,))]
+    about = json.loads((run[1] / 'tokenizer_config.json').read_text())
+    (run[1] / 'tokenizer_config.json').write_text(json.dumps(about | dict(chat_template='x')))
+    marks.append(mark())
+    path = data / 'val.json'
+    path.write_text(path.read_text().replace('"fifth"', '"other"'))
+    marks.append(mark())
+    assert len({*marks}) == len(marks) and marks[-1] == mark()
+
+
+def test_all_models_get_rows_of_one_size(run, tmp_path, tiny, data):
+    for name, size in dict(a=16, b=32).items():
+        save_run(tmp_path / name, tiny(vocab_size=257, context=96),
+                 config=dict(data=str(data), batch_size=size // 4, context=size))
+    own = [Examined(tmp_path / name, Asked(device='cpu')).data() for name in 'ab']
+    assert own[0] != own[1]                 # which evaluate refuses to compare
+    first = Examined(tmp_path / 'a', Asked(data=str(data), device='cpu'))
+    for path in (tmp_path / 'b', run[1]):
+        other = Examined(path, Asked(data=str(data), device='cpu'), like=first)
+        assert other.data() == first.data() == f'4 rows of 16 tokens a batch, 100% {data}'
+
+
+def test_two_at_once_do_not_disturb_each_others_notes(tmp_path):
+    one, two = Notes(tmp_path / 'n.jsonl'), Notes(tmp_path / 'n.jsonl')
+    for i in range(20):
+        one.get(dict(i=i), lambda: ['a' * 20_000])
+        two.get(dict(i=-i - 1), lambda: ['b'])
+    assert len(Notes(tmp_path / 'n.jsonl').known) == 40
+
+
+def test_seeds_are_averaged_and_a_looped_model_stands_beside_its_partners(tmp_path, tiny, data,
+                                                                          capsys):
+    shapes = {'looped-0': dict(order=[0, 1, 0, 1], n_layer=2), 'small': dict(n_layer=2),
+              'looped-1': dict(order=[0, 1, 0, 1], n_layer=2), 'deep': dict(n_layer=4)}
+    for seed, (name, fields) in enumerate(shapes.items()):
+        save_run(tmp_path / name, tiny(seed, vocab_size=257, context=64, **fields), data,
+                 flops=100 + seed)
+    nanodepth('evaluate', [*(str(tmp_path / name) for name in shapes), '--batches=2',
+                           '--device=cpu', f'--out={tmp_path / "e.png"}'])
+    said = capsys.readouterr().out
+    rows = {(row['run'], row['measure']): float(row['mean']) for row in rows_in(tmp_path / 'e.csv')}
+    seeds = torch.tensor([rows['looped-0', 'loss'], rows['looped-1', 'loss']], dtype=torch.float64)
+    assert f'| {seeds.mean():.3f} ± {seeds.std() / 2 ** 0.5:.3f} ' in said
+    change = seeds.mean() - rows['small', 'loss']
+    assert re.search(rf'minus small +\| equal parameters +\| +\| {change:+.3f}', said)
+    assert re.search(r'minus deep +\| equal compute', said)
+    val = Loader(str(data), 4, 16, split='val')
+    model = checkpoint.load_model(tmp_path / 'deep')
+    assert rows['deep', 'loss'] == tokens_measure(model, val, 2)[0]
+    assert (tmp_path / 'e.png').stat().st_size > 10_000
+    state = checkpoint.load(tmp_path / 'deep')
+    state['config']['data'] = 'elsewhere'
+    checkpoint.save(tmp_path / 'deep', **state)
+    (tmp_path / 'elsewhere').mkdir()
+    assert 'there is no dataset at elsewhere' in refused(capsys, 'evaluate', tmp_path / 'deep')
+    nanodepth('evaluate', [str(tmp_path / 'deep'), '--tasks=toy_copy', '--n=4', '--device=cpu',
+                           f'--out={tmp_path / "f.csv"}'])
+    assert 'so its loss is left out' in capsys.readouterr().err
+    assert 'give --data, so that both answer the same' in refused(
+        capsys, 'evaluate', tmp_path / 'small', tmp_path / 'deep', '--tasks=toy_copy', '--n=4',
+        f'--out={tmp_path / "g.csv"}')
+
+
+def test_what_is_too_long_is_left_out_and_shots_are_scores_of_their_own(run, tmp_path, capsys):
+    nanodepth('evaluate', [str(run[0]), '--tasks=toy_copy,toy_assign/1', '--n=6', '--shots=0,2,7',
+                           '--device=cpu', f'--out={tmp_path / "e.png"}'])
+    assert 'toy_assign/1, 7 shots is left out' in capsys.readouterr().err
+    assert [row['measure'] for row in rows_in(tmp_path / 'e.csv')] == [
+        'toy_copy, 0 shots', 'toy_assign/1, 0 shots', 'toy_assign/1, 2 shots']
+
+
+def test_a_change_has_the_error_of_pairs():
+    before, after = (Score('share', sum(right) / 5, None, right)
+                     for right in ([1, 0, 0, 1, 0], [1, 1, 0, 1, 1]))
+    change = measure.compared(before, after)
+    assert change.mean == pytest.approx(0.4) and change.p == 0.5    # two of two went up
+    assert change.error == pytest.approx(torch.tensor([0., 1, 0, 0, 1]).std().item() / 5 ** 0.5)
+    # a perplexity is no mean over its documents
+    assert measure.compared(Score('score', 9.0, None, [2.0, 4.0]),
+                            Score('score', 7.0, None, [1.0, 3.0]))[1:] == (None, None)
+
+
+def test_a_group_and_a_perplexity_have_no_error_of_their_change(run, manager, tmp_path,
+                                                                monkeypatch):
+    tasks = tmp_path / 'tasks'
+    (tasks / 'g.yaml').write_text('group: local_group\ntask:\n  - local_choice\n  - local_other\n'
+                                  'aggregate_metric_list:\n  - metric: acc\n    '
+                                  'weight_by_size: true\n')
+    (tasks / 'o.yaml').write_text((tasks / 'a.yaml').read_text().replace('local_choice',
+                                                                         'local_other'))
+    from lm_eval.tasks import TaskManager
+    known = TaskManager(include_path=[str(tasks)], include_defaults=False)
+    monkeypatch.setattr(harness, 'manager', lambda everything: known)
+    examined = Examined(run[1], Asked(tasks='local_group,local_rolling', device='cpu'))
+    plain, looped = (examined.scores(way) for way in (Way(), Way(window='1-2', K=2)))
+    assert {*plain} == {'local_group acc', 'local_choice acc', 'local_other acc',
+                        'local_rolling byte_perplexity (less is better)'}
+    changes = {name: measure.compared(plain[name], looped[name]) for name in plain}
+    assert [name.split()[0] for name, change in changes.items() if change.error is not None] == [
+        'local_choice', 'local_other']
+    nanodepth('evaluate', [str(run[1]), '--tasks=local_group,local_rolling', '--device=cpu',
+                           f'--out={tmp_path / "g.csv"}'])
+    rows = {row['measure']: row for row in rows_in(tmp_path / 'g.csv')}
+    assert rows['local_choice acc']['low'] and not rows['local_group acc']['low']
+
+
+@pytest.mark.parametrize('args, message', [
+    (['--tasks=primitive_toy_copi'], "did you mean 'primitive_toy_copy'?"),
+    (['--tasks=toy_copy', '--measures=los'], "did you mean 'loss'?"),
+    (['--tasks=toy_copy', '--limit=3'], "--limit is for lm-eval's tasks"),
+    (['--tasks=primitive_toy_copy', '--shots=5'], '--shots is for our own tasks'),
+    (['--tasks=looped,knowledge'], 'stands in two of looped, knowledge'),
+    ([], 'does not say what it was trained on'),
+    (['--tasks=arc_easy'], "Couldn't reach 'allenai/ai2_arc'")])
+def test_what_cannot_be_evaluated(run, capsys, monkeypatch, args, message):
+    stock = Path(lm_eval.__file__).parent / 'tasks/arc'         # reading all of them takes seconds
+    known = lm_eval.tasks.TaskManager(include_path=[str(stock), str(ROOT / 'data/evals')],
+                                      include_defaults=False)
+    monkeypatch.setattr(harness, 'manager', lambda everything: known)
+    assert message in refused(capsys, 'evaluate', run[0], *args, '--device=cpu')
+
+
+def test_runs_that_were_asked_other_things_are_not_compared(tiny, tmp_path, capsys):
+    model = tiny(vocab_size=257, n_layer=4)
+    for name in 'ab':
+        model.norm.weight.data += 0.1           # two models
+        write_noise(tmp_path / f'data_{name}', ['text', f'kind {name}'])
+        save_run(tmp_path / name, model, f'{tmp_path}/data_{name}')
+    both = [tmp_path / 'a', tmp_path / 'b', '--batches=1', '--device=cpu',
+            f'--out={tmp_path}/x.png']
+    assert 'so that both answer the same' in refused(capsys, 'evaluate', *both)
+    error = refused(capsys, 'sweep', *both, '--window=1-2', '--method=rk', '--K=2',
+                    '--score=kind a')
+    assert "b: --score='kind a' is not one of loss, kind b; did you mean 'kind b'?" in error
+
+
+def test_numbers_are_there_before_a_name_of_the_picture_is_refused(tiny, data, tmp_path, capsys):
+    run = save_run(tmp_path / 'run', tiny(vocab_size=257, n_layer=2))
+    assert "'loss'" in refused(capsys, 'evaluate', run, f'--data={data}', '--batches=1',
+                               '--show=los', f'--out={tmp_path / "l.png"}')
+    assert 'loss' in (tmp_path / 'l.csv').read_text()
+
+
+@pytest.fixture(scope='module')
+def theirs(tmp_path_factory):
+    "A small Gemma 3 that reads bytes, and its folder."
+    folder = tmp_path_factory.mktemp('gemma')
+    model = family('gemma3_text', vocab_size=257, max_position_embeddings=512)
+    model.save_pretrained(folder)
+    write_tokenizer('bytes', folder, 512)
+    return str(folder), model
+
+
+@pytest.fixture
+def notes(tmp_path):
+    text = '\n\n'.join(f'Paragraph {i}: ' + 'some words of it. ' * 20 for i in range(300))
+    (tmp_path / 'notes.txt').write_text(text)
+    import runpy
+    prepare = runpy.run_path(str(ROOT / 'data/text/prepare.py'))['main']
+    prepare([str(tmp_path / 'notes.txt'), f'--out={tmp_path / "notes"}'])
+    return str(tmp_path / 'notes')
+
+
+def test_a_foreign_model_is_an_answer(theirs):
+    path, model = theirs
+    assert is_foreign(path)
+    state, opened = open_any(path)
+    assert type(opened) is type(model) and state['kind'] == 'hf'
+    assert torch.equal(logits(opened), logits(model))
+    with Way(loop='2-2x3-2').apply(opened), looped(model, (2, 3), 'naive', 3):
+        assert torch.equal(logits(opened), logits(model))
+
+
+def test_it_is_evaluated_and_swept_by_the_loss_on_text(theirs, notes, tmp_path, capsys):
+    path, model = theirs
+    val = Loader(notes, 4, 512, split='val', seed=0)
+    batches = min(2, len(val))
+    answer = lambda tokens: model(tokens).logits
+    ways = {'as it is': (0, 0, 1), '--window=2-3 --method=naive --K=2': (2, 3, 2),
+            '--loop=1-3x2-2': (1, 3, 2)}
+    expected = {}
+    with torch.no_grad():
+        for way, (a, b, times) in ways.items():
+            with looped(model, (a, b), 'naive', times):
+                expected[way] = tokens_measure(answer, val, batches)[0]
+    losses = {}
+    for more in (['--window=2-3', '--method=naive', '--K=2'], ['--loop=1-3x2-2']):
+        nanodepth('evaluate', [path, f'--data={notes}', '--batches=2', '--device=cpu',
+                               f'--out={tmp_path / "e.csv"}', *more])
+        losses |= {row['way']: float(row['mean']) for row in read_csv(tmp_path / 'e.csv')}
+    assert losses == pytest.approx(expected, rel=1e-5) and len({*losses.values()}) == 3
+    for out, more in (('s', ['--window=2-3,mid2', '--method=naive', '--K=2']),
+                      ('b', ['--blocks=3', '--times=2'])):
+        nanodepth('sweep', [path, f'--data={notes}', '--batches=1', '--device=cpu',
+                            f'--out={tmp_path / out}.png', *more])
+        with torch.no_grad():
+            plain = tokens_measure(answer, val, 1)[0]
+            for row in read_csv(tmp_path / f'{out}.csv'):
+                if row['part'] == 'screen' and 'rk' not in row['way']:
+                    window = re.search(r'--window=(\d)-(\d)', row['way'])
+                    a, b = map(int, window.groups()) if window else repeated_ends(row['way'])
+                    with looped(model, (a, b), 'naive', 2):
+                        assert float(row['loss']) == pytest.approx(
+                            plain - tokens_measure(answer, val, 1)[0], rel=1e-3, abs=1e-6)
+    capsys.readouterr()
+
+
+def repeated_ends(way):
+    start, length, _ = repeated_block(parse_loop(way.removeprefix('--loop=')), 6)
+    return start, start + length - 1
+
+
+def test_lm_eval_takes_any_family(theirs, tmp_path, capsys):
+    path, model = theirs
+    nanodepth('evaluate', [path, '--tasks=primitive_toy_assign_d1', '--limit=12', '--device=cpu',
+                           '--loop=2-2x2-2', f'--out={tmp_path / "e.csv"}'])
+    assert [row['way'] for row in read_csv(tmp_path / 'e.csv')] == ['as it is', '--loop=2-2x2-2']
+    assert 'one block can be repeated' in refused(
+        capsys, 'evaluate', path, '--tasks=primitive_toy_assign_d1', '--loop=1x2-2x2-1x2-2',
+        '--device=cpu')
+
+
+def test_names_of_tasks():
+    assert task_and_depth('toy_assign/3') == ('toy_assign', 3) == task_and_depth(
+        'primitive_toy_assign_d3')
+    assert task_and_depth('primitive_copy_words') == ('copy_words', 0)
+    assert split_tasks('toy_assign/0-2,arc_easy,assign_math,primitive_copy_words,toy') == (
+        ['toy_assign/0', 'toy_assign/1', 'toy_assign/2', 'assign_math', 'toy_copy', 'toy_assign/0',
+         'toy_assign/1', 'toy_assign/2'], ['arc_easy', 'primitive_copy_words'])
+    with pytest.raises(Refused, match='the depth must be a whole number'):
+        split_tasks('toy_assign/2-x')
+
+
+def test_which_block_an_order_repeats():
+    for text in ('2-2x2-2', '1x4-5', '3-3x3', '6'):
+        a, block, times = repeated_block(parse_loop(text), 6)
+        order = [*range(a), *[*range(a, a + block)] * times, *range(a + block, 6)]
+        assert order == parse_loop(text)
+    with pytest.raises(Refused, match='export FOLDER OUT'):
+        repeated_block([0, 2, 1, 3, 4, 5], 6)
+
+
+# -------------------------------------------------------------------------------------------- sweep
+
+GRID = ['--window=all2', '--method=naive,rk', '--K=2', '--batches=2', '--n=8',
+        '--tasks=toy_assign/1', '--device=cpu']
+
+
+@pytest.fixture
+def runs(tmp_path, tiny, data):
+    for seed in range(2):
+        save_run(tmp_path / f'run-{seed}', tiny(seed, vocab_size=257, context=64, n_layer=4), data)
+    return [str(tmp_path / f'run-{seed}') for seed in range(2)]
+
+
+def cells(out):
+    "The finished cells beside a picture: each of what, and {measure: Score}."
+    lines = [json.loads(line) for line in out.with_suffix('.jsonl').read_text().splitlines()
+             if line.endswith('}')]
+    return [dict(of=line['of'], found={kind: Score(*values) for kind, values
+                                       in line['found'].items()}) for line in lines]
+
+
+def test_a_stopped_sweep_goes_on_where_it_was(runs, tmp_path, capsys, monkeypatch):
+    out, made = tmp_path / 'sweep.png', []
+    real = Examined.scores
+
+    def counted(self, way, part):
+        if len(made) == 5:
+            raise KeyboardInterrupt
+        made.append(sweep.PARTS[part])
+        return real(self, way, part)
+    monkeypatch.setattr(Examined, 'scores', counted)
+    with pytest.raises(SystemExit):
+        nanodepth('sweep', [*runs, *GRID, f'--out={out}'])
+    assert len(cells(out)) == 5
+    with open(out.with_suffix('.jsonl'), 'a') as file:
+        file.write('{"of": {"model"')                           # it was writing when it was killed
+    made[:] = [None] * 6
+    nanodepth('sweep', [*runs, *GRID, f'--out={out}'])
+    again = made[6:]
+    # no loop, three windows, two methods; and the recipe
+    assert again.count('screen') == 2 * (1 + 3 * 2) - 5 + 2
+    # no loop, the best three, the recipe
+    assert again.count('judge') in (2 * 4, 2 * 5)
+    text = capsys.readouterr().out
+    assert ('run: 6 ways searched' in text and 'over 2 seeds' in text and '(the recipe)' in text
+            and 'screen: gain in loss' in text and 'judge: gain in loss' in text)
+    assert out.exists() and out.with_suffix('.csv').exists()
+    made[:] = [None] * 6
+    nanodepth('sweep', [*runs, *GRID, f'--out={out}'])
+    assert made[6:] == []                                       # all is known
+    assert capsys.readouterr().out == text
+
+
+def test_cells_are_what_they_say_and_judged_on_other_data(runs, tmp_path, capsys):
+    out = tmp_path / 'sweep.png'
+    nanodepth('sweep', [runs[0], *GRID, f'--out={out}'])
+    plain = {entry['of']['part']: entry['found'] for entry in cells(out)
+             if entry['of']['way'] == 'as it is'}
+    config = checkpoint.load(runs[0])['config']
+    val = Loader(config['data'], 4, 16, split='val', seed=0)
+    model = checkpoint.load_model(runs[0])
+    for first, part in ((0, 'screen'), (2, 'judge')):
+        loss, kinds = tokens_measure(model, val, 2, first=first)
+        examples = few_shot('toy_assign', 8, shots=0, depth=1, seed=first // 2)
+        answers = ask(model, BYTES, examples)
+        assert {kind: score.mean for kind, score in plain[part].items()} == {
+            'loss': loss, 'fifth': kinds['fifth']['accuracy'], 'toy_assign/1': answers.accuracy}
+    assert plain['screen']['loss'].mean != plain['judge']['loss'].mean
+    way = '--window=1-2 --method=naive --K=2'
+    cell = next(entry['found'] for entry in cells(out) if entry['of']['way'] == way)
+    with looped(model, (1, 2), 'naive', 2):
+        loss, kinds = tokens_measure(model, val, 2)
+    assert (cell['loss'].mean, cell['fifth'].mean) == (loss, kinds['fifth']['accuracy'])
+    row = next(r for r in csv.DictReader(open(out.with_suffix('.csv')))
+               if (r['way'], r['part']) == (way, 'screen'))
+    # a gain: for a loss, down
+    assert float(row['loss']) == pytest.approx(plain['screen']['loss'].mean - loss)
+    assert float(row['fifth']) == pytest.approx(cell['fifth'].mean - plain['screen']['fifth'].mean)
+    capsys.readouterr()
+
+
+def test_blocks_are_repeated_wherever_they_fit(runs, tmp_path, capsys):
+    out = tmp_path / 'blocks.png'
+    nanodepth('sweep', [*runs, '--blocks=1,2', '--times=2,3', '--batches=1', '--device=cpu',
+                        f'--out={out}'])
+    found = {entry['of']['way']: entry['found'] for entry in cells(out)[1:1 + 14]}
+    assert len(found) == 2 * (4 + 3)
+    model = checkpoint.load_model(runs[0])
+    val = Loader(checkpoint.load(runs[0])['config']['data'], 4, 16, split='val', seed=0)
+    with running(model, [0, 1, 2, 1, 2, 1, 2, 3]):
+        assert found['--loop=1-2x3-1']['loss'].mean == tokens_measure(model, val, 1)[0]
+    said = capsys.readouterr().out
+    assert '14 ways searched' in said and 'recipe' not in said
+    assert out.stat().st_size > 10_000
+
+
+def test_luck_is_what_the_best_of_as_many_tries_finds():
+    "Against every exchange of four questions, tried one by one."
+    changes = [[[1, 1, 0, -1]], [[0, 1, 1, 1]]]
+    best = [max(sum(s * c for s, c in zip(signs, lists[0])) / 4 for lists in changes)
+            for signs in product((1, -1), repeat=4)]
+    said = sweep.luck(changes, True, draws=40_000)
+    mean, share = map(float, re.search(r'would gain (\S+), and as much or more in (\S+)%',
+                                       said).groups())
+    assert 'the best of 2 gains 75.0' in said
+    assert mean == pytest.approx(100 * sum(best) / 16, abs=0.5)
+    assert share == pytest.approx(100 * sum(b >= 0.75 for b in best) / 16, abs=1)
+    assert sweep.luck([[[]]], False) == ''
+    diverged = sweep.luck([*changes, [[math.nan] * 4]], True, draws=40_000)
+    assert diverged == said                     # what diverged is no try
+
+
+def test_one_batch_is_too_few_for_two_parts(runs, capsys):
+    state = checkpoint.load(runs[0])
+    state['config']['batch_size'] = 40
+    checkpoint.save(runs[0], **state)
+    assert 'fill one batch, of 40 rows of 16 tokens' in refused(capsys, 'sweep', runs[0],
+                                                                '--device=cpu')
+
+
+def test_by_token_tells_the_caches_apart(runs, tmp_path, capsys):
+    out = tmp_path / 'sweep.png'
+    nanodepth('sweep', [runs[0], '--window=1-2', '--method=naive', '--K=3',
+                             '--cache=first,exact', '--measures=loss,by_token', '--batches=2',
+                             '--device=cpu', f'--out={out}'])
+    found = {entry['of']['way'].partition('--cache=')[2]: entry['found'] for entry in cells(out)
+             if entry['of']['part'] == 'screen'}
+    gap = {cache: abs(f['loss of it token by token'].mean - f['loss of the 2nd half'].mean)
+           for cache, f in found.items()}
+    assert gap['exact'] < 1e-5 and gap['first'] > 1e-3
+    capsys.readouterr()
+
+
+def watched(monkeypatch):
+    "The documents that lm-eval is asked for, call by call."
+    seen = []
+    real = harness.evaluate
+
+    def evaluate(lm, tasks, keep, **options):
+        seen.append(options.get('samples'))
+        return real(lm, tasks, keep, **options)
+    monkeypatch.setattr(harness, 'evaluate', evaluate)
+    return seen
+
+
+def test_a_sweep_by_benchmarks_screens_one_half_and_judges_the_other(run, tmp_path, capsys,
+                                                                     monkeypatch):
+    seen = watched(monkeypatch)
+    nanodepth('sweep', [str(run[1]), '--window=0-1,1-2', '--method=naive', '--K=2',
+                        '--tasks=primitive_toy_copy', '--limit=6', '--best=1', '--device=cpu',
+                        f'--out={tmp_path / "sweep.png"}'])
+    halves = [samples['primitive_toy_copy'] for samples in seen if samples]
+    assert halves[0] == [0, 2, 4, 6, 8, 10] and [1, 3, 5, 7, 9, 11] in halves
+    text = capsys.readouterr().out
+    assert ('hf: 2 ways searched' in text and 'screen: gain in primitive_toy_copy acc' in text
+            and 'judge: gain in primitive_toy_copy acc' in text and 'with shuffled answers' in text)
+
+
+def test_judging_by_other_tasks_and_by_half_of_shared_ones(run, tmp_path, capsys, monkeypatch):
+    seen = watched(monkeypatch)
+    for judge, documents in (('primitive_toy_assign_d1', [0, 1, 2, 3]),
+                             ('primitive_toy_copy', [1, 3, 5, 7])):
+        seen.clear()
+        nanodepth('sweep', [str(run[1]), '--window=1-2', '--method=naive', '--K=2',
+                            '--tasks=primitive_toy_copy', f'--judge_tasks={judge}', '--limit=4',
+                            '--best=1', '--device=cpu', f'--out={tmp_path / judge}.png'])
+        assert ({judge: documents} in seen
+                and {'primitive_toy_copy': [0, 1, 2, 3] if judge != 'primitive_toy_copy'
+                     else [0, 2, 4, 6]} in seen)
+        assert f'judge: gain in {judge} acc' in capsys.readouterr().out
+
+
+def test_metrics_that_are_no_shares():
+    assert sweep.main_kinds(['a acc', 'a acc_norm', 'b exact_match (strict)'], 'a,b') == [
+        'a acc', 'b exact_match (strict)']
+    assert (sweep.main_kinds(['loss', 'copy', 'depth 0'], '') == ['loss']
+            and sweep.main_kinds(['loss', 'copy', 'toy_copy'], 'toy_copy') == ['toy_copy']
+            and sweep.main_kinds(['loss', 'toy_assign/4', 'a acc'], 'toy_assign/4,a') == [
+                'toy_assign/4', 'a acc'])
+    with pytest.raises(ValueError,
+                       match='choose one of them by --score: a acc, b ppl .less is better.'):
+        sweep.main_kinds(['a acc', 'b ppl (less is better)'], 'a,b')
+    means = {'a acc': ('share', 0.5, 0.75, 0.25), 'loss': ('nats', 2.0, 1.5, 0.5),
+             'entropy': ('nats', 2.0, 2.5, -0.5),
+             'c bleu (more is better)': ('score', 1.0, 3.0, 2.0),
+             'b ter (strict) (less is better)': ('score', 3.0, 2.0, 1.0)}
+    for name, (kind, before, after, better) in means.items():
+        assert sweep.gain(name, *(Score(kind, mean, None, []) for mean in (before, after)))[:2] == (
+            kind, better)
+
+
+def test_the_same_weights_are_not_the_same_model_nor_the_same_data(tmp_path, tiny, data, capsys):
+    weights = tiny(vocab_size=257, n_layer=4, context=64).state_dict()
+    for name, fields in (('a', {}), ('b', dict(order=[0, 1, 2, 1, 2, 3])),
+                         ('c', dict(ln_scaling=True))):
+        model = tiny(vocab_size=257, n_layer=4, context=64, **fields)
+        model.load_state_dict(weights)
+        save_run(tmp_path / name, model, data)
+    grid = ['--window=0-1', '--method=naive', '--K=2', '--batches=2', '--best=1', '--device=cpu',
+            f'--out={tmp_path / "s.png"}']
+    nanodepth('sweep', [*(str(tmp_path / name) for name in 'abc'), *grid])
+    losses = [entry['found']['loss'].mean for entry in cells(tmp_path / 's.png')
+              if entry['of']['part'] == 'screen']
+    # no loop, the cell and the recipe of three models
+    assert len(losses) == len(set(losses)) == 3 * 3
+    write_dataset(data, 'val', 'bytes', np.arange(800) % 50, marks=np.zeros(800, int),
+                  kinds=['fifth'])
+    nanodepth('sweep', [str(tmp_path / 'a'), *grid])
+    # everything of the first model again
+    assert len(cells(tmp_path / 's.png')) == 3 * 6 + 6
+    capsys.readouterr()
+
+
+def test_what_diverged_is_not_the_best(runs, tmp_path, capsys, monkeypatch):
+    real = sweep.gain
+    monkeypatch.setattr(sweep, 'gain', lambda kind, plain, score: real(kind, plain, score)._replace(
+        mean=math.nan) if kind == 'loss' and not made.append(kind) and len(made) == 1
+        else real(kind, plain, score))
+    made = []
+    nanodepth('sweep', [runs[0], '--window=all2', '--method=rk', '--K=2', '--batches=1',
+                        '--best=2', '--device=cpu', f'--out={tmp_path / "s.png"}'])
+    assert '| nan' not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize('args, message', [
+    (['--score=los'], "did you mean 'loss'?"), (['--window=all9'], 'write all1 to all4'),
+    (['--method=aitken', '--K=3'], 'nothing can be run: aitken with K = 3'),
+    (['--judge_tasks=toy_copy'], '--judge_tasks is what the best are judged by'),
+    (['--blocks=5'], '--blocks=5: the model is 4 layers deep')])
+def test_what_a_sweep_refuses(runs, tmp_path, capsys, args, message):
+    assert message in refused(capsys, 'sweep', runs[0], '--window=1-2', '--method=rk', '--K=2',
+                              '--device=cpu', f'--out={tmp_path / "s.png"}', *args)
+
+
+def test_windows_and_cells():
+    assert sweep.windows_of(('all2', 'mid2', '0-0'), 4) == ['0-1', '1-2', '2-3', '0-0']
+    with pytest.raises(ValueError, match='write all1 to all4'):
+        sweep.windows_of(['allx'], 4)
+    assert len(sweep.windows_of(['all'], 4)) == 10 and sweep.windows_of(['all'], 4)[-1] == '0-3'
+    asked = read(sweep.Options, [
+        'run', '--window=1-2', '--method=rk,naive,aitken', '--K=2,3', '--beta=0.3,0.5',
+        '--cache=first,last'])
+    ways, impossible = sweep.ways_of(asked, [0, 1, 2, 3])
+    # beta is for rk alone
+    assert (len(ways) == 2 * (2 * 2 + 2 + 1) and len(impossible) == 1
+            and 'aitken with K = 3' in impossible[0])
+    asked = read(sweep.Options, ['run', '--window=mid2', '--method=rk,naive', '--K=6',
+                                         '--T=1,2'])
+    ways, _ = sweep.ways_of(asked, [0, 1, 2, 3])
+    assert [(str(way), window, row) for way, window, row in ways] == [
+        (f'--window=1-2 {row}', '1-2', row) for row in (
+            '--method=rk --K=6 --T=1', '--method=rk --K=6 --T=2', '--method=naive --K=6')]
+    asked = read(sweep.Options, ['run', '--blocks=2,3', '--times=4'])
+    ways, _ = sweep.ways_of(asked, [0, 1, 0, 1])        # of a looped model, its own order's
+    assert [(way.loop, window, row) for way, window, row in ways] == [
+        ([0, 1] * 4 + [0, 1], '0-1', '4 times'), ([0] + [1, 0] * 4 + [1], '1-2', '4 times'),
+        ([0, 1] + [0, 1] * 4, '2-3', '4 times'), ([0, 1, 0] * 4 + [1], '0-2', '4 times'),
+        ([0] + [1, 0, 1] * 4, '1-3', '4 times')]
+    assert read(sweep.Options, ['run', '--cache=first,none']).cache == ('first', 'none')
