@@ -1,23 +1,32 @@
-"""Retrofitted recurrence: the cuts' exact counts, the parent as the off value, truncated gradients
-against a detached reference."""
+"""retrofit.py: a pretrained model made recurrent, with a prelude, a core and a coda.
+
+Promised: the papers' cuts and costs to the last digit; the parent as the off value, bit by bit; the
+gradients of a detached reference, whatever r; a first state that depends on the place alone; cached
+generation; early exits by a slow form of one token at a time; r drawn as the authors draw it; and a
+training in the curriculum that pieces and ranks don't change.
+"""
+import dataclasses
 import json
 import math
 import statistics
 
 import pytest
 import torch
-from conftest import ranks
+from conftest import flags, log_of, ranks, refused, save_run, weights_of
+from nanodepth.grow import untie
+from nanodepth.loop import running
+from nanodepth.model import LM, ModelConfig, rotate
+from nanodepth.probe import residual_norms
+from nanodepth.retrofit import Recurrent, cut, recurrence_curriculum, sample_recurrence, surgery
+from nanodepth.train import Config, train
 
 from nanodepth.__main__ import main as nanodepth
+from nanodepth.common.errors import Refused
+from nanodepth.data.tokenizer import get_tokenizer
 from nanodepth.data.tokens import Loader, measure
 from nanodepth.engine.checkpoint import build_model, describe, load, load_model, save
 from nanodepth.engine.ways import Way
-from nanodepth.grow import untie
-from nanodepth.loop import running
-from nanodepth.model import LM, ModelConfig
-from nanodepth.probe import residual_norms
 from nanodepth.report.tables import read_csv
-from nanodepth.retrofit import Recurrent, cut, recurrence_curriculum, sample_recurrence, surgery
 from nanodepth.variants.cuts import block_influence, by_influence, selections
 from nanodepth.variants.exit import Exit
 
@@ -49,16 +58,13 @@ def tokens():
 def test_the_papers_cuts(fields, shape, parts, share):
     model = meta(fields, shape)
     assert model.parts() == parts and model.adapter.weight.numel() == 8_388_608
-    assert round(sum(parts) / sum(p.numel() for p in LM_meta(fields).layers.parameters()),
-                 3) == round(share, 3)
+    with torch.device('meta'):
+        parent = LM(ModelConfig(**fields))
+    whole = sum(p.numel() for p in parent.layers.parameters())
+    assert round(sum(parts) / whole, 3) == round(share, 3)
     c = model.config
     assert model.num_params() == sum(parts) + 8_388_608 + 2 * c.vocab_size * 2048 + 2048
     assert 2 * c.vocab_size * 2048 == {32000: 131_072_000, 128256: 525_336_576}[c.vocab_size]
-
-
-def LM_meta(fields):
-    with torch.device('meta'):
-        return LM(ModelConfig(**fields))
 
 
 @pytest.mark.parametrize('fields, shape, flops, effective', [
@@ -129,10 +135,8 @@ def test_our_ledger(tiny):
 def test_shapes_that_do_not_fit():
     assert cut('4-8-4', 22) == ([0, 1, 2, 3], [10, 11, 12, 13, 14, 15, 16, 17], [18, 19, 20, 21])
     assert cut('0-2-0', 4) == ([], [2, 3], [])
-    for shape, message in (('4-8', 'not three numbers'), ('a-1-1', 'not three numbers'),
-                           ('2-0-2', 'a core of at least one'),
-                           ('4-9-10',
-                            'needs 23 layers and a core of at least one, but the model has 22')):
+    for shape, message in (('4-8', 'not three numbers'), ('2-0-2', 'a core of at least one'),
+                           ('4-9-10', 'needs 23 layers and a core of at least one')):
         with pytest.raises(ValueError, match=message):
             cut(shape, 22)
     assert (len(selections(22, (4, 8, 4)))
@@ -301,7 +305,6 @@ def by_hand(model, tokens, r, threshold):
             layer = lm.layers[i]
             h = layer.attn_norm(x)
             keys = layer.attn.k(h).view(B, T, -1, lm.config.head_dim).transpose(1, 2)
-            from nanodepth.model import rotate
             keys, values = rotate(keys, (lm.cos[:T], lm.sin[:T])), layer.attn.v(h).view(B, T, -1,
                     lm.config.head_dim).transpose(1, 2)
             for b in range(B):
@@ -393,18 +396,6 @@ def test_the_poisson_lognormal(mean, variance, median):
     assert drawn[:50] != [sample_recurrence(mean, step, seed=4) for step in range(50)]
 
 
-def test_its_probabilities():
-    "Against the integral over tau."
-    m, s, grid = 4, 0.5, torch.linspace(-6, 6, 4001, dtype=torch.float64)
-    weight = torch.exp(-grid ** 2 / 2)
-    rate = torch.exp(math.log(m) - s * s / 2 + s * grid)
-    drawn = torch.tensor([sample_recurrence(m, step, seed=0) for step in range(6000)])
-    for k in range(8):
-        p = (weight * torch.exp(k * rate.log() - rate - math.lgamma(k + 1))).sum() / weight.sum()
-        assert (drawn == k + 1).float().mean().item() == pytest.approx(p.item(),
-                abs=4 * math.sqrt(p * (1 - p) / 6000))
-
-
 def test_the_curriculum():
     "3,125 of 6,250 steps to 32: 32 steps of the staircase of 97.66 steps each."
     table = [recurrence_curriculum(t, 6250, 32, 0.5) for t in range(6250)]
@@ -436,94 +427,81 @@ def test_block_influence(tiny, tokens):
     assert by_influence(model, (1, 2, 1), tokens) == ([0], [1, 3], [5])
 
 
-# ------------------------------------------------------------------ training
-
-def small(**more):
-    return dict(n_layer=6, n_embd=32, n_head=2, context=16, batch_size=4, steps=8, warmup_steps=2,
-                decay_steps=2, lr=1e-2, eval_batches=1,
-                eval_every=100, log_every=1, device='cpu') | more
-
+# ---------------------------------------------------------------------------------------- training
 
 @pytest.fixture
-def started(data, tmp_path):
-    "A baseline, and its cut."
-    from nanodepth.train import Config, train
-    train(
-        Config(**small(data=str(data), out_dir=str(tmp_path / 'base'), steps=2,
-                             warmup_steps=0)))
-    nanodepth('cut', [str(tmp_path / 'base'), '2-2-1', f'--out={tmp_path / "cut"}',
-                                '--mean=3', '--backprop_depth=2', '--inject=identity'])
-    return tmp_path
+def go(config, tiny, tmp_path):
+    "go(name, **fields): trains a cut of mean 3, and returns its config and its lines with an r."
+    core = surgery(tiny(vocab_size=257, n_layer=6, context=16), '2-2-1', mean=3, backprop_depth=2,
+                   inject='identity')
+    save_run(tmp_path / 'cut', core, flops=7)
+
+    def run(name, **fields):
+        shape = {key: getattr(Config, key) for key in ('n_layer', 'n_embd', 'n_head', 'head_dim')}
+        c = config(name, **shape | dict(init_from=str(tmp_path / 'cut'), steps=8, decay_steps=2,
+                                        eval_every=100) | fields)
+        train(c)
+        return c, [line for line in log_of(c) if 'r' in line]
+    return run
 
 
-def go(started, name, **more):
-    from nanodepth.train import Config, train
-    config = small(data=str(started.parent.joinpath(started.name) / 'data'),
-                   init_from=str(started / 'cut'), out_dir=str(started / name), **more)
-    train(Config(**config))
-    return [json.loads(line)
-            for line in (started / name / 'log.jsonl').read_text().splitlines()], load(started
-            / name)
+def test_it_trains_in_the_curriculum(go):
+    c, log = go('through', curriculum=0.9, lr=1e-2)
+    means = [recurrence_curriculum(step, 8, 3, 0.9) for step in range(8)]
+    assert [line['r'] for line in log] == [sample_recurrence(mean, step, 0)
+                                           for step, mean in enumerate(means)]
+    assert [line['backprop_depth'] for line in log] == [min(2, mean) for mean in means]
+    state, model = load(c.out_dir), load_model(c.out_dir)
+    assert state['flops'] == sum(4 * 16 * model.flops_per_token(
+        r=line['r'], backprop_depth=line['backprop_depth']) for line in log)
+    assert state['kind'] == 'recurrent' and state['inherited_flops'] == 7
+    assert log[-1]['loss'] < log[0]['loss'] and len({line['r'] for line in log}) > 2
 
 
-def test_it_trains_in_the_curriculum(started):
-    log, state = go(started, 'through', curriculum=0.9)
-    assert (state['kind'] == 'recurrent' and state['recurrent']['mean'] == 3 and log[-1]['loss']
-            < log[1]['loss'])
-    rs = [line['r'] for line in log if 'r' in line]
-    assert (rs == [sample_recurrence(recurrence_curriculum(t, 8, 3, 0.9), t, 0) for t in range(8)]
-            and len(set(rs)) > 2)
-    assert [line['backprop_depth'] for line in log if 'r' in line] == [
-        min(2, recurrence_curriculum(t, 8, 3, 0.9)) for t in range(8)]
-    model = load_model(started / 'through')
-    told = [dict(r=line['r'], backprop_depth=line['backprop_depth']) for line in log if 'r' in line]
-    assert state['flops'] == sum(4 * 16 * model.flops_per_token(**step) for step in told)
-
-
-def test_every_row_and_step_begins_elsewhere(started, monkeypatch):
+def test_every_row_and_step_begins_elsewhere(go, monkeypatch):
     states, first = [], Recurrent.first_state
-    monkeypatch.setattr(Recurrent, 'first_state', lambda self,
-                        *args: states.append(first(self, *args)) or states[-1])
-    go(started, 'rows', steps=2, decay_steps=0, warmup_steps=0)
+    monkeypatch.setattr(Recurrent, 'first_state', lambda self, *args: states.append(
+        first(self, *args)) or states[-1])
+    go('rows', steps=2, decay_steps=0, warmup_steps=0)
     # of the steps; evaluation's rows are equal
     a, b = (s for s in states if s.shape[:2] == (4, 16) and not torch.equal(s[0], s[1]))
     flat = torch.cat((a, b)).flatten(1)
     assert len(states) > 2 and torch.cdist(flat, flat).add(torch.eye(8)).min() > 0.1
 
 
-def test_other_steps_are_another_curriculum(started):
-    from nanodepth.common.errors import Refused
-    go(started, 'short', curriculum=0.5, steps=4, decay_steps=0, save_every=4)
+def test_other_steps_are_another_curriculum(go):
+    go('short', curriculum=0.5, steps=4, decay_steps=0, save_every=4)
     with pytest.raises(Refused, match='holds a run with steps=4, but this config has 40'):
-        go(started, 'short', curriculum=0.5, steps=40)
-    go(started, 'flat', curriculum=0.0, steps=4, decay_steps=0)
-    # a mean that never rose may go on
-    log, _ = go(started, 'flat', curriculum=0.0, steps=6)
-    assert [line['step'] for line in log if 'r' in line] == [1, 2, 3, 4, 5, 6]
+        go('short', curriculum=0.5, steps=40)
+    go('flat', curriculum=0.0, steps=4, decay_steps=0)
+    _, log = go('flat', curriculum=0.0, steps=6)            # a mean that never rose may go on
+    assert [line['step'] for line in log] == [1, 2, 3, 4, 5, 6]
 
 
-def test_pieces_do_not_change_the_step(started):
+def test_neither_pieces_nor_ranks_change_a_step(go, tmp_path):
     "A row's first state is a function of its place in the batch."
-    whole, pieces = (go(started, f'a{n}', grad_accum=n, optimizer='adamw', steps=3, warmup_steps=0,
-                        decay_steps=1)[0] for n in (1, 2))
-    assert [a['loss'] for a in whole if 'loss' in a] == pytest.approx([b['loss'] for b in pieces
-            if 'loss' in b], rel=1e-5)
+    fields = dict(optimizer='adamw', steps=3, warmup_steps=0, decay_steps=1, curriculum=0.5)
+    c, whole = go('whole', **fields)
+    _, pieces = go('pieces', grad_accum=2, **fields)
+    both = dataclasses.replace(c, out_dir=str(tmp_path / 'both'))
+    assert ranks(flags(both)).codes == [0, 0]
+    for log in (pieces, [line for line in log_of(both) if 'r' in line]):
+        assert [line['r'] for line in log] == [line['r'] for line in whole]
+        assert [line['loss'] for line in log] == pytest.approx([line['loss'] for line in whole],
+                                                               rel=1e-5)
 
 
-def test_two_ranks_are_one(started, tmp_path):
-    losses = {}
-    for n in (1, 2):
-        out = tmp_path / f'ranks{n}'
-        run = ranks(['config/sft.py', f'--data={started / "data"}',
-                     f'--init_from={started / "cut"}', f'--out_dir={out}', '--device=cpu',
-                     '--steps=4', '--warmup_steps=0', '--decay_steps=1', '--context=16',
-                     '--batch_size=4', '--optimizer=adamw', '--eval_batches=1',
-                     '--log_every=1', '--curriculum=0.5'], n)
-        assert run.returncode == 0, run.stderr
-        lines = [json.loads(line) for line in (out / 'log.jsonl').read_text().splitlines()]
-        losses[n] = [(line['r'], line['loss']) for line in lines if 'r' in line]
-    assert [r for r, _ in losses[1]] == [r for r, _ in losses[2]]
-    assert [x for _, x in losses[1]] == pytest.approx([x for _, x in losses[2]], rel=1e-5)
+@pytest.mark.parametrize('parent, argv, message', [
+    ('plain', '--recurrence=4', 'has none: nanodepth cut'),
+    (None, '--recurrence=4', 'init_from must be one'),
+    ('cut', '--cooldown_loop=2x2', 'has a recurrent core, which loops by itself')])
+def test_settings_that_do_not_fit(parent, argv, message, tiny, data, tmp_path, capsys):
+    model = tiny(vocab_size=257, n_layer=4, context=16)
+    save_run(tmp_path / 'plain', model)
+    save_run(tmp_path / 'cut', surgery(model, '1-1-1'))
+    assert message in refused(capsys, 'train', 'config/sft.py', f'--data={data}', argv,
+                              f'--init_from={parent and tmp_path / parent}', '--context=16',
+                              f'--out_dir={tmp_path / "no"}', '--device=cpu')
 
 
 def test_changing_r_does_not_recompile(tiny, tokens):
@@ -546,95 +524,42 @@ def test_a_checkpoint_comes_back(tiny, tokens, tmp_path):
                     backprop_depth=2)
     save(tmp_path / 'x', **describe(model))
     again = build_model(load(tmp_path / 'x'), 'x').eval()
-    assert (torch.equal(again(tokens), model(tokens)) and again.order == model.order == [0, 1, 2, 2,
-            2, 3, 4])
+    assert torch.equal(again(tokens), model(tokens))
+    assert again.order == model.order == [0, 1, 2, 2, 2, 3, 4]
 
 
-def test_the_dial(started, tmp_path, capsys):
-    said = []
-    for r in (1, 6):
-        nanodepth('sample', [str(started / 'cut'), '--prompt=ab', f'--r={r}', '--tokens=5',
-                             '--device=cpu'])
-        said.append(capsys.readouterr().out)
-    assert f'{2 + 2 + 1} layers deep' in said[0] and f'{2 + 12 + 1} layers deep' in said[1]
-    nanodepth('evaluate', [str(started / 'cut'), str(started / 'base'), '--r=1,6',
-                           f'--data={started / "data"}', '--batches=1', '--tasks=toy_assign/0',
-                           '--n=10', '--device=cpu', f'--out={tmp_path / "e.png"}'])
-    rows = read_csv(tmp_path / 'e.csv')
-    assert [(row['run'], row['way'], row['layers']) for row in rows
-            if row['measure'] == 'loss'] == [
-        ('cut', 'as it is', '9'), ('cut', '--r=1', '5'), ('cut', '--r=6', '15'),
-        ('base', 'as it is', '6')]
-    model = load_model(started / 'cut')
-    val = Loader(str(started / 'data'), 4, 16, split='val')
-    for row in rows:
-        if row['run'] == 'cut' and row['measure'] == 'loss':
-            with Way(r=int(row['way'][4:]) if '--r' in row['way'] else None).apply(model):
-                assert float(row['mean']) == measure(model, val, 1)[0]
-                each = sum(sum(p.numel() for p in model.layers[i].parameters())
-                           for i in model.order)
-            assert float(row['effective_params']) == each
-    assert (tmp_path / 'e.png').stat().st_size > 10_000
+# ------------------------------------------------------------------------------------- the command
+
+def kept(folder, parent):
+    "Which of the parent's layers a cut has, in order."
+    queries = [layer.attn.q.weight for layer in parent.layers]
+    return [next(i for i, q in enumerate(queries) if torch.equal(q, layer.attn.q.weight))
+            for layer in load_model(folder).layers]
 
 
-def test_the_command(started, capsys, tmp_path):
-    nanodepth('cut', [str(started / 'base'), '2-2-1', f'--out={started / "plain"}'])
-    out = capsys.readouterr().out
-    assert re_row('core', '3 4', out) and re_row('dropped', '2', out)
-    nanodepth('cut', [str(started / 'base'), '2-2-1', '--layers=0,1/2,3/5',
-                                f'--out={started / "lists"}'])
-    assert re_row('dropped', '4', capsys.readouterr().out)
-    nanodepth('cut', [str(started / 'base'), '2-2-1', '--select=influence',
-                                f'--data={started / "data"}', f'--out={started / "short"}'])
+def test_the_command(tiny, data, tmp_path, capsys):
+    base, parent = tmp_path / 'base', tiny(vocab_size=257, n_layer=6, context=16)
+    save_run(base, parent, data, flops=7)
+    for name, more, layers in (
+            ('late', [], [0, 1, 3, 4, 5]), ('lists', ['--layers=0,1/2,3/5'], [0, 1, 2, 3, 5]),
+            ('dense', ['--dense'], [0, 1, 3, 4, 5])):
+        nanodepth('cut', [str(base), '2-2-1', f'--out={tmp_path / name}', *more])
+        assert kept(tmp_path / name, parent) == layers, name
+        assert load(tmp_path / name)['inherited_flops'] == 7
+    assert isinstance(load_model(tmp_path / 'dense'), LM)
+    nanodepth('cut', [str(base), '2-2-1', '--scratch', f'--out={tmp_path / "scratch"}'])
+    assert load(tmp_path / 'scratch')['inherited_flops'] == 0
+    assert not torch.equal(load_model(tmp_path / 'scratch').layers[0].attn.q.weight,
+                           parent.layers[0].attn.q.weight)
     capsys.readouterr()
-    nanodepth('cut',
-                   [str(started / 'base'), '2-2-1', '--search', f'--data={started / "data"}'])
+    nanodepth('cut', [str(base), '2-2-1', '--search', f'--data={data}'])
     lines = capsys.readouterr().out.splitlines()[2:]
     losses = [float(line.split('|')[1]) for line in lines]
-    assert (len(lines) == len(selections(6, (2, 2, 1))) == 3 and losses == sorted(losses)
-            and any('| 0 1     | 3 4  | 5    |' in line for line in lines))
-    nanodepth('cut',
-                   [str(started / 'base'), '2-2-1', '--scratch', f'--out={started / "scratch"}'])
-    assert not torch.equal(load_model(started / 'scratch').layers[0].attn.q.weight,
-                           load_model(started / 'cut').layers[0].attn.q.weight)
-    capsys.readouterr()
-    nanodepth('cut',
-                   [str(started / 'base'), '2-2-1', '--dense', f'--out={started / "dense"}'])
-    assert (isinstance(load_model(started / 'dense'), LM)
-            and len(load_model(started / 'dense').order) == 5)
-    assert 'adapter' not in capsys.readouterr().out
-    assert load(started / 'cut')['inherited_flops'] == load(started / 'base')['flops'] > 0 == load(
-        started / 'scratch')['inherited_flops']
-    (tmp_path / 'bare').mkdir()
-    (tmp_path / 'bare/ckpt.pt').write_bytes((started / 'base/ckpt.pt').read_bytes())
-    for args, message in (([str(tmp_path / 'bare'), '2-2-1', f'--out={tmp_path / "n"}'],
-                           'does not say which tokenizer it reads'),
-                          ([str(started / 'base'), '2-2-1', f'--out={started / "cut"}'],
-                           'holds a checkpoint already'),
-                          ([str(started / 'base'), '2-2-1', '--layers=0,1/1,2/3',
-                            f'--out={tmp_path / "n"}'], 'stand in more than one place')):
-        with pytest.raises(SystemExit) as stop:
-            nanodepth('cut', args)
-        assert stop.value.code == 2 and message in capsys.readouterr().err
-    assert not (tmp_path / 'n/ckpt.pt').exists()
-    nanodepth('cut',
-                   [str(started / 'base' / 'ckpt.pt'), '2-2-1', f'--out={tmp_path / "file"}'])
-    assert (tmp_path / 'file' / 'run.json').exists()
-
-
-def re_row(first, second, text):
-    return any([cell.strip() for cell in line.split('|')[1:3]] == [first, second]
-               for line in text.splitlines())
-
-
-def test_settings_that_do_not_fit(started, capsys):
-    base = ['config/sft.py', f'--data={started / "data"}', '--device=cpu', '--context=16',
-            f'--out_dir={started / "no"}']
-    for args, message in (([f'--init_from={started / "base"}', '--recurrence=4'],
-                           'has none: nanodepth cut'),
-                          (['--init_from=None', '--recurrence=4'], 'init_from must be one'),
-                          ([f'--init_from={started / "cut"}', '--cooldown_loop=2x2'],
-                           'has a recurrent core, which loops by itself')):
-        with pytest.raises(SystemExit):
-            nanodepth('train', [*base, *args])
-        assert message in capsys.readouterr().err, message
+    assert len(lines) == len(selections(6, (2, 2, 1))) == 3 and losses == sorted(losses)
+    nanodepth('cut', [str(base / 'ckpt.pt'), '2-2-1', f'--out={tmp_path / "file"}'])
+    assert get_tokenizer(tmp_path / 'file').n_vocab == 257
+    (base / 'run.json').unlink()
+    for argv, message in (([], 'does not say which tokenizer it reads'),
+                          (['--layers=0,1/1,2/3'], 'stand in more than one place')):
+        assert message in refused(capsys, 'cut', base, '2-2-1', f'--out={tmp_path / "no"}', *argv)
+    assert not (tmp_path / 'no/ckpt.pt').exists()

@@ -1,37 +1,48 @@
-"""The wrapper on transformers' decoder families, against slow forms that call the layers by hand.
-`make test` runs each family in one form of attention and some of the combinations; `make families`
-(FAMILIES=all) runs all of them.
+"""Any family of transformers: the wrapper on it, and its folder looped or in another order.
+
+Promised: wrapped logits are those of slow forms that call the layers by hand, and no trace stays;
+continuing from each KV cache is recomputing; generation, beams, padding and static caches work as
+the library means them; pinned experts; a looped folder computes what `looped` does, needs nothing
+of ours, and lm-eval scores it. `make test` runs six families that differ in what they do, `make
+families` (FAMILIES=all) all of them in both forms of attention.
 """
 import copy
+import json
 import os
 import pickle
+import subprocess
+import sys
 
 import pytest
 import torch
+import transformers
+from conftest import refused, save_run
+from families import ALIBI, EAGER_ONLY, FAMILIES, MIXTURES
+from families import tiny as family
+from nanodepth.loop import parse_loop
+from nanodepth.wrapper import looped, patch, unpatch
 
-transformers = pytest.importorskip('transformers')
+from nanodepth.__main__ import main as nanodepth
+from nanodepth.common.errors import Refused
+from nanodepth.data.tokenizer import write_tokenizer
+from nanodepth.engine.folders import save_looped, save_reordered
+from nanodepth.engine.hf import save_hf
+from nanodepth.variants.caches import CACHES
+from nanodepth.variants.hosts import Pin, depth_of, routers_of
+
 transformers.logging.set_verbosity_error()
 
-from families import ALIBI, EAGER_ONLY, FAMILIES, MIXTURES, tiny  # noqa: E402
-
-from nanodepth.common.errors import Refused  # noqa: E402
-from nanodepth.variants.caches import CACHES  # noqa: E402
-from nanodepth.variants.hosts import (
-    Pin,  # noqa: E402
-    depth_of,  # noqa: E402
-    routers_of,  # noqa: E402
-)
-from nanodepth.wrapper import looped, patch, unpatch  # noqa: E402
-
+# an ordinary one, one with names of its own, a hybrid of two kinds of attention, a mixture of
+# experts with shared ones, one whose layers return tuples and that knows distances by a bias
+COVERING = 'llama', 'gpt2', 'qwen2_hybrid', 'gemma3_text', 'deepseek_v3', 'bloom'
 ALL = bool(os.environ.get('FAMILIES'))
-FORMS = [(name, form) for name in FAMILIES
+FORMS = [(name, form) for name in (FAMILIES if ALL else COVERING)
          for form in (['eager'] if name in EAGER_ONLY else ['sdpa', 'eager'] if ALL else ['sdpa'])]
-SOME = (FORMS if ALL else [(name, form) for name, form in FORMS if name in ('llama', 'gpt2',
-        'qwen2_hybrid', 'gemma3_text', 'deepseek_v3', 'gpt_oss')])
+SOME = [each for each in FORMS if ALL or each[0] not in ('bloom', 'qwen2_hybrid')]
+EXPERTS = MIXTURES if ALL else ('qwen2_moe', 'gpt_oss')
 WINDOW = (2, 4)
-families, some_families = pytest.mark.parametrize('name, form',
-                                                  FORMS), pytest.mark.parametrize('name, form',
-        SOME)
+families = pytest.mark.parametrize('name, form', FORMS)
+some_families = pytest.mark.parametrize('name, form', SOME)
 
 
 @pytest.fixture(autouse=True)
@@ -100,7 +111,7 @@ def padded(n=3):
 
 @families
 def test_wrapped_logits_are_those_by_hand_and_no_trace_stays(name, form):
-    model, t = tiny(name, form), tokens()
+    model, t = family(name, form), tokens()
     plain = model(t, output_hidden_states=True)
     names, state = [n for n, _ in model.named_modules()], list(model.state_dict())
     before = {name: dict(vars(m)) for name, m in model.named_modules()}
@@ -122,7 +133,7 @@ def test_wrapped_logits_are_those_by_hand_and_no_trace_stays(name, form):
 
 @families
 def test_continuing_is_recomputing_and_the_caches_lengths(name, form):
-    model, t = tiny(name, form), tokens()
+    model, t = family(name, form), tokens()
     plain = in_pieces(model, t, [7])[1]
     kept = lambda cache, d: cache.layers[d].keys
     for mode in ('block', 'layer') if ALL else ('block',):
@@ -158,7 +169,7 @@ def copied(model):
 
 @some_families
 def test_generation_with_the_library(name, form):
-    model, t = tiny(name, form), tokens(7)
+    model, t = family(name, form), tokens(7)
     make = lambda **options: model.generate(t, max_new_tokens=6, do_sample=False, pad_token_id=0,
                                             **options)
     plain = make()
@@ -177,7 +188,7 @@ def test_generation_with_the_library(name, form):
 def test_left_padding(name, form, how):
     if how == 'none' and name in ALIBI:
         pytest.skip('refused, as the test of the caches lengths shows')
-    model, t, pads = tiny(name, form), tokens(), padded()
+    model, t, pads = family(name, form), tokens(), padded()
     if name == 'gpt2' and how == 'none':
         pads.pop('position_ids')
     alone = t[1:, 3:]
@@ -191,7 +202,7 @@ def test_left_padding(name, form, how):
 
 @some_families
 def test_static_caches(name, form):
-    model, t = tiny(name, form), tokens()
+    model, t = family(name, form), tokens()
     if not getattr(model, '_can_compile_fullgraph', False) and name not in ('gpt2', 'llama'):
         pytest.skip(f'transformers has no static cache for {name}')
     static = lambda: transformers.StaticCache(config=model.config, max_cache_len=20)
@@ -212,7 +223,7 @@ def test_static_caches(name, form):
 
 @some_families
 def test_decoding_with_fewer_loops(name, form):
-    model, t = tiny(name, form), tokens()
+    model, t = family(name, form), tokens()
     ran, norm = [], next(m for m in depth_of(model)[0][3].modules()
                          if 'norm' in type(m).__name__.lower())
     norm.register_forward_hook(lambda *_: ran.append(1))
@@ -234,7 +245,7 @@ def test_decoding_with_fewer_loops(name, form):
 
 @some_families
 def test_copies_and_pickles(name, form):
-    model, t = tiny(name, form), tokens()
+    model, t = family(name, form), tokens()
     handle = patch(model, WINDOW, mode='layer', pin='mixture' if name in MIXTURES else None)
     other, loaded, wrapped = copy.deepcopy(model), pickle.loads(pickle.dumps(model)), model(
         t).logits
@@ -263,9 +274,9 @@ def experts_used(model, run):
 
 
 @pytest.mark.parametrize('mode', ['block', 'layer'])
-@pytest.mark.parametrize('name', MIXTURES)
+@pytest.mark.parametrize('name', EXPERTS)
 def test_pinned_routing(name, mode):
-    model, t = tiny(name, std=0.5), tokens()
+    model, t = family(name, std=0.5), tokens()
     cache = in_pieces(model, t, [11])[1]
     ways = dict(whole=lambda: model(t, use_cache=False), prompt=lambda: model(t, use_cache=True),
                 step=lambda: model(t[:, 11:], past_key_values=copy.deepcopy(cache), use_cache=True))
@@ -285,11 +296,11 @@ def test_pinned_routing(name, mode):
                        for hook in m._forward_hooks.values())
 
 
-@pytest.mark.parametrize('name', MIXTURES)
+@pytest.mark.parametrize('name', EXPERTS)
 def test_weights_of_pinned_experts_are_the_routers_own_where_it_chooses_the_same(name):
     """K = 1 evaluation has nothing to pin; two evaluations of one point choose the same experts,
     so pinning them changes nothing."""
-    model, t = tiny(name), tokens()
+    model, t = family(name), tokens()
     # the first step goes nowhere: both evaluations are at x
     same = dict(method='euler', K=2, alphas=[0.0, 1.0])
     with looped(model, WINDOW, **same):
@@ -301,12 +312,12 @@ def test_weights_of_pinned_experts_are_the_routers_own_where_it_chooses_the_same
 
 def test_any_router_beside_experts_is_pinned_by_its_place():
     "Llama 4's returns scores and logits, where others return three things: all are handed on."
-    model, t = tiny('llama4_text', std=0.5), tokens()
+    model, t = family('llama4_text', std=0.5), tokens()
     layers = depth_of(model)[0]
     routers = [m.feed_forward.router for m in layers if hasattr(m.feed_forward, 'router')]
     assert routers and all(routers_of(layer) == [layer.feed_forward.router] for layer in layers
                            if hasattr(layer.feed_forward, 'router'))
-    shared = tiny('qwen2_moe').model.layers[0]
+    shared = family('qwen2_moe').model.layers[0]
     assert routers_of(shared) == [shared.mlp.gate]              # and not shared_expert_gate
     told = {router: [] for router in routers}
     with looped(model, WINDOW, K=3, pin='mixture'):
@@ -326,20 +337,11 @@ def test_any_router_beside_experts_is_pinned_by_its_place():
 
 
 def test_pinning_is_refused_without_a_known_router():
-    model = tiny('llama')
+    model = family('llama')
     before = {name: dict(vars(m)) for name, m in model.named_modules()}
     with pytest.raises(ValueError, match="pin='mixture': the layers 2 to 4 have no router beside"):
         patch(model, WINDOW, pin='mixture')
     assert {name: dict(vars(m)) for name, m in model.named_modules()} == before
-    model = tiny('qwen2_moe')
-    for layer in depth_of(model)[0]:
-        forward = type(layer.mlp.gate).forward
-        layer.mlp.gate.__class__ = type('OtherTopKRouter', (type(layer.mlp.gate),),
-                                        dict(forward=lambda self,
-                                             x: (lambda l, w, i: (l, w * 3, i))(*forward(self, x))))
-    with pytest.raises(ValueError,
-                       match="pin='indices': how OtherTopKRouter weighs its experts is not known"):
-        patch(model, WINDOW, pin='indices')
 
 
 # ------------------------------------------------------------- refusals, and what else may be there
@@ -354,7 +356,7 @@ def test_models_that_cannot_be_looped():
     with pytest.raises(ValueError, match='MambaForCausalLM has no list of layers with a KV cache'):
         patch(transformers.MambaForCausalLM(config), (0, 1))
     kinds = ['linear_attention', 'full_attention'] * 3
-    model = tiny('qwen3_next', layer_types=kinds, num_experts=4, num_experts_per_tok=2,
+    model = family('qwen3_next', layer_types=kinds, num_experts=4, num_experts_per_tok=2,
                  moe_intermediate_size=16, shared_expert_intermediate_size=16,
                  linear_num_key_heads=2, linear_num_value_heads=2, linear_key_head_dim=8,
                  linear_value_head_dim=8)
@@ -362,11 +364,11 @@ def test_models_that_cannot_be_looped():
                        match="layer 2 is of the kind 'linear_attention'.*attention layers"):
         patch(model, WINDOW)
     assert not any('forward' in vars(m) for m in model.modules())
-    model = tiny('llama')
+    model = family('llama')
     model.config.num_kv_shared_layers = 2
     with pytest.raises(ValueError, match='shares keys and values between layers'):
         patch(model, WINDOW)
-    model = tiny('llama')
+    model = family('llama')
     model.config._attn_implementation = 'flash_attention_2'
     with pytest.raises(ValueError, match="cache='none' changes the attention "
                        "mask.*attn_implementation='sdpa'"):
@@ -376,7 +378,7 @@ def test_models_that_cannot_be_looped():
 
 
 def test_the_base_model_and_a_cache_without_a_config():
-    model, t = tiny('llama'), tokens()
+    model, t = family('llama'), tokens()
     with looped(model, WINDOW):
         head, want = model.lm_head, model(t).logits
         assert torch.equal(head(model.model(t).last_hidden_state), want)
@@ -391,7 +393,7 @@ def test_the_base_model_and_a_cache_without_a_config():
 def test_an_older_instance_forward_is_kept():
     """accelerate's hooks replace a layer's forward: before the patch it is called, and after it,
     it comes back."""
-    model, t = tiny('llama'), tokens()
+    model, t = family('llama'), tokens()
     with looped(model, WINDOW):
         want = model(t).logits
     accelerate = pytest.importorskip('accelerate.hooks')
@@ -408,15 +410,10 @@ def test_an_older_instance_forward_is_kept():
     assert torch.equal(model(t).logits, want)
     handle.unpatch()
     assert torch.equal(model(t).logits, plain)
-    handle = patch(model, WINDOW)       # hooked before, and the hook goes away while it is looped
-    accelerate.remove_hook_from_module(layers[3])
-    assert torch.equal(model(t).logits, want)
-    handle.unpatch()
-    assert torch.equal(model(t).logits, plain) and 'forward' not in vars(layers[3])
 
 
 def test_training_with_gradient_checkpointing():
-    model, t = tiny('llama'), tokens()
+    model, t = family('llama'), tokens()
     with torch.enable_grad(), looped(model.train(), WINDOW):
         losses = []
         for on in (False, True):
@@ -432,12 +429,12 @@ def test_training_with_gradient_checkpointing():
 
 def test_what_is_refused_in_a_forward_is_said_in_a_line():
     t = tokens()
-    model = tiny('qwen3_moe').train()
+    model = family('qwen3_moe').train()
     model.gradient_checkpointing_enable()
     with looped(model, WINDOW, pin='mixture'), torch.enable_grad(), pytest.raises(
             ValueError, match='gradient checkpointing runs a layer again'):
         model(t, use_cache=False)
-    model = tiny('gpt2')
+    model = family('gpt2')
     both = transformers.EncoderDecoderCache(transformers.DynamicCache(),
                                             transformers.DynamicCache())
     with looped(model, WINDOW), pytest.raises(ValueError, match='KV cache of the kind '
@@ -447,7 +444,7 @@ def test_what_is_refused_in_a_forward_is_said_in_a_line():
 
 def test_hybrid_models_can_be_looped_where_they_attend():
     kinds = ['conv', 'full_attention', 'full_attention', 'full_attention', 'conv', 'conv']
-    model = tiny('lfm2', layer_types=kinds, block_auto_adjust_ff_dim=False)
+    model = family('lfm2', layer_types=kinds, block_auto_adjust_ff_dim=False)
     t = tokens()
     with looped(model, (1, 3), cache='exact'):
         assert torch.allclose(in_pieces(model, t, [7, 1, 1, 1, 1, 1])[0],
@@ -455,7 +452,7 @@ def test_hybrid_models_can_be_looped_where_they_attend():
 
 
 def test_a_static_cache_filled_before_and_a_cut_one_are_counted_from_there():
-    model, t, ran = tiny('llama'), tokens(), []
+    model, t, ran = family('llama'), tokens(), []
     depth_of(model)[0][3].mlp.register_forward_hook(lambda *_: ran.append(1))
     for cache in (transformers.StaticCache(config=model.config, max_cache_len=30),
                   transformers.DynamicCache(config=model.config)):
@@ -475,7 +472,6 @@ def test_a_static_cache_filled_before_and_a_cut_one_are_counted_from_there():
 
 def test_ours_and_theirs_agree(tmp_path, tiny):
     "One checkpoint through both: the same loop, the same logits."
-    from nanodepth.engine.hf import save_hf
     ours = tiny(n_layer=6, n_kv_head=2)
     save_hf(ours, tmp_path)
     theirs, t = transformers.AutoModelForCausalLM.from_pretrained(tmp_path), tokens() % 50
@@ -490,7 +486,7 @@ def test_ours_and_theirs_agree(tmp_path, tiny):
 
 def test_an_early_exit_drafts_with_the_plain_layers():
     "assistant_early_exit shortens the model for a draft: also where that cuts the window."
-    model, prompt = tiny('llama', 'sdpa'), tokens(8, 1)
+    model, prompt = family('llama', 'sdpa'), tokens(8, 1)
     depth = model.config.num_hidden_layers
     for window in ((1, 2), (2, 4), (depth - 2, depth - 1)):
         with looped(model, window, K=3):
@@ -500,12 +496,134 @@ def test_an_early_exit_drafts_with_the_plain_layers():
 
 
 def test_a_cache_that_a_window_cannot_have_is_refused():
-    model, prompt = tiny('llama', 'sdpa'), tokens(8, 1)
+    model, prompt = family('llama', 'sdpa'), tokens(8, 1)
     filled = model(prompt).past_key_values
     with looped(model, WINDOW, K=2, cache='exact'), pytest.raises(
             ValueError, match='was filled with another window or K, or partly without a loop'):
         model(prompt[:, :1], past_key_values=filled)
-    options = transformers.GenerationConfig(max_new_tokens=3, do_sample=False)
-    with looped(model, WINDOW, K=2):
-        [said] = model.generate_batch(inputs=prompt.tolist(), generation_config=options).values()
-    assert 'generate_batch keeps all texts in one paged cache' in said.error
+    # generate_batch hands its cache to the layers by this name
+    with looped(model, WINDOW, K=2), pytest.raises(ValueError, match='all texts in one paged'):
+        model(prompt, cache=object())
+
+
+# -------------------------------------------------------------------------- folders written anew
+
+ORDERED = [*FAMILIES] if ALL else ['llama', 'qwen2_hybrid', 'smollm3', 'gpt2', 'deepseek_v3']
+TOKENS = torch.randint(2, 97, (2, 9), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture
+def checkpoint_of(tmp_path):
+    "checkpoint_of(family): a tiny checkpoint of it on the disk, and the model."
+    def make(name):
+        model = family(name)
+        model.save_pretrained(tmp_path / name)
+        return str(tmp_path / name), model
+    return make
+
+
+def opened(path, model, **options):
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        path, attn_implementation=model.config._attn_implementation, **options).float().eval()
+
+
+def generate(model):
+    return model.generate(TOKENS, max_new_tokens=6, do_sample=False,
+                          attention_mask=torch.ones_like(TOKENS))
+
+
+@pytest.mark.parametrize('name', [*FAMILIES] if ALL else COVERING)
+def test_a_looped_folder_computes_what_looped_does(checkpoint_of, tmp_path, name):
+    path, model = checkpoint_of(name)
+    settings = dict(window=(2, 4), method='rk', K=3, T=1.5, cache='exact')
+    save_looped(path, tmp_path / 'out', **settings)
+    theirs = opened(tmp_path / 'out', model, trust_remote_code=True)
+    assert type(theirs).__name__ == f'Looped{type(model).__name__}'
+    with looped(model, **settings):
+        assert torch.equal(theirs(TOKENS).logits, model(TOKENS).logits)
+        assert torch.equal(generate(theirs), generate(model))
+    plain = opened(tmp_path / 'out', model)             # without trust: the plain model
+    assert type(plain) is type(model) and torch.equal(plain(TOKENS).logits, model(TOKENS).logits)
+    theirs.save_pretrained(tmp_path / 'again')          # and it can be saved again
+    again = opened(tmp_path / 'again', model, trust_remote_code=True)
+    assert torch.equal(again(TOKENS).logits, theirs(TOKENS).logits)
+
+
+def test_it_needs_nothing_of_ours(checkpoint_of, tmp_path):
+    path, model = checkpoint_of('llama')
+    nanodepth('export', [path, str(tmp_path / 'out'), '--window=mid4', '--K=3', '--decode=3'])
+    settings = json.loads((tmp_path / 'out/config.json').read_text())['nanodepth']
+    assert settings['decode'] == 3
+    with looped(model, 'mid4', K=3):
+        torch.save(model(TOKENS).logits, tmp_path / 'wanted.pt')
+    code = f"""
+import sys, torch
+from transformers import AutoModelForCausalLM
+model = AutoModelForCausalLM.from_pretrained('out', trust_remote_code=True).eval()
+logits = model(torch.tensor({TOKENS.tolist()})).logits
+assert torch.equal(logits, torch.load('wanted.pt'))
+assert not {{'wrapper', 'model', 'common', 'variants'}} & {{*sys.modules}}
+"""
+    env = {key: value for key, value in os.environ.items() if key != 'PYTHONPATH'}
+    done = subprocess.run([sys.executable, '-c', code], cwd=tmp_path, capture_output=True,
+                          text=True, env=env | dict(HF_MODULES_CACHE=str(tmp_path / 'modules')))
+    assert done.returncode == 0, done.stderr
+    said = (tmp_path / 'out/README.md').read_text()
+    assert 'Layers 1 to 4 of 6' in said and 'trust_remote_code=True' in said
+
+
+def test_a_run_of_ours_is_written_and_looped(tiny, tmp_path, capsys):
+    model = tiny(vocab_size=257, n_layer=4, order=[0, 1, 2, 1, 2, 3])
+    save_run(tmp_path / 'run', model)
+    nanodepth('export', [str(tmp_path / 'run'), str(tmp_path / 'out'), '--window=2-3', '--K=2',
+                              '--method=naive'])
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / 'out',
+                                                               trust_remote_code=True)
+    with looped(model, (2, 3), 'naive', 2):
+        assert torch.allclose(theirs(TOKENS).logits, model(TOKENS), atol=1e-5)
+    for name, *more in (['sample'], ['evaluate', '--tasks=toy_assign/1'], ['export'],
+                        ['cut', '1-1-1', f'--out={tmp_path / "r"}']):
+        said = refused(capsys, name, tmp_path / 'out', *more)
+        assert 'loops its layers by code of its own' in said, name
+
+
+@pytest.mark.parametrize('name', ORDERED)
+def test_another_order_is_a_repeated_block(checkpoint_of, tmp_path, name):
+    path, model = checkpoint_of(name)
+    nanodepth('export', [path, str(tmp_path / 'out'), '--loop=2-2x2-2'])
+    deeper = opened(tmp_path / 'out', model)
+    with looped(model, (2, 3), 'naive', 2, cache='exact'):
+        assert torch.equal(deeper(TOKENS).logits, model(TOKENS).logits)
+        assert torch.equal(generate(deeper), generate(model))
+
+
+def test_layers_of_several_kinds_keep_their_kinds(checkpoint_of, tmp_path):
+    path, model = checkpoint_of('gemma3_text')
+    save_reordered(path, tmp_path / 'out', parse_loop('2-2x2-2'))
+    about = json.loads((tmp_path / 'out/config.json').read_text())
+    kinds = model.config.layer_types
+    assert about['layer_types'] == [kinds[i] for i in (0, 1, 2, 3, 2, 3, 4, 5)]
+
+
+def test_what_cannot_be_written_is_a_line(checkpoint_of, tmp_path, capsys):
+    path, _ = checkpoint_of('deepseek_v3')     # its first two layers have no experts
+    said = refused(capsys, 'export', path, tmp_path / 'o', '--loop=1x2-5')
+    assert 'as layer 2 of this order' in said or 'as layer 1 of this order' in said
+    assert "window='9-12'" in refused(capsys, 'export', path, tmp_path / 'o', '--window=9-12')
+    assert not (tmp_path / 'o').exists()
+
+
+def test_lm_evals_own_model_scores_a_looped_folder(tmp_path):
+    huggingface = pytest.importorskip('lm_eval.models.huggingface')
+    model = family('llama', vocab_size=257)
+    model.save_pretrained(tmp_path / 'plain')
+    write_tokenizer('bytes', tmp_path / 'plain', 64)
+    save_looped(tmp_path / 'plain', tmp_path / 'out', window=(2, 4), method='rk', K=3)
+    lm = huggingface.HFLM(pretrained=str(tmp_path / 'out'), trust_remote_code=True, device='cpu',
+                          dtype='float32')
+    tokens = list(b'two words')
+    found = lm._loglikelihood_tokens([(('a', 'b'), tokens[:5], tokens[5:])], disable_tqdm=True)
+    with looped(model, (2, 4), K=3):
+        logits = model(torch.tensor([tokens])).logits[0].log_softmax(-1)
+    want = sum(logits[i - 1, tokens[i]].item() for i in range(5, len(tokens)))
+    assert found[0][0] == pytest.approx(want, abs=1e-4)
