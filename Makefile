@@ -56,7 +56,7 @@ gpu: .venv/tests                # the same on a GPU, at 360M, eager and compiled
 test: .venv/tests               # every test, a worker a core: 5 to 11 minutes
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n auto
 families: .venv/tests           # the wrapper and both exports on every family, in both forms of attention: a minute
-	FAMILIES=all OMP_NUM_THREADS=1 $(PY) -m pytest -q -n auto tests/test_wrapper_hf.py tests/test_folders.py tests/test_ranks.py
+	FAMILIES=all OMP_NUM_THREADS=1 $(PY) -m pytest -q -n auto tests/test_families.py
 readme: .venv/tests             # every command of README.md and docs/CHECKPOINT.md in a fresh clone: half an hour
 	$(PY) tests/readme.py
 browser: .venv/tests            # the page of `play` in headless Chromium, which must be on the path: out/play/*.png

@@ -1,7 +1,7 @@
 """What the tests share: tiny random models, small runs, processes that are begun in milliseconds.
 
-One thread each, because two workers share two cores. No picture is drawn at the end of a training
-unless a test asks for `pictures`: drawing takes as long as the training of a tiny model does.
+One thread each, because two workers share two cores. Unless a test asks for `pictures`, a finished
+training draws none, and the others are drawn but not rendered, which takes a second each.
 """
 import dataclasses
 import gc
@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
+from matplotlib.figure import Figure  # noqa: E402
 
 from nanodepth.__main__ import main as nanodepth  # noqa: E402
 from nanodepth.data.tokens import write_dataset  # noqa: E402
@@ -44,11 +45,12 @@ def pytest_collection_finish():
 def no_pictures(request, monkeypatch):
     if 'pictures' not in request.fixturenames:
         monkeypatch.setattr(words, 'show', lambda *_: None)
+        monkeypatch.setattr(Figure, 'savefig', lambda self, file, **_: file.write(b'not rendered'))
 
 
 @pytest.fixture
 def pictures():
-    "Asks for the picture of a finished training."
+    "Asks for real ones."
 
 
 # Where processes are begun that have imported everything already: a fork of it takes milliseconds,

@@ -1,75 +1,51 @@
+"""What is shown of runs: text, pictures, tables over seeds, and the tests of changes.
+
+Promised: sampling is seeded and loops; a run and several have a picture; the table by hand, with
+errors over the seeds; paired tests against every sign tried one by one.
+"""
 import json
+import sys
+from itertools import product
 
 import pytest
+from conftest import flags, refused
+from nanodepth.train import train
 
 from nanodepth.__main__ import main as nanodepth
-from nanodepth.report import plot, runs as report_runs, tables
-from nanodepth.train import Config, train
+from nanodepth.report import plot, tables
+from nanodepth.report import runs as report_runs
+from nanodepth.report.tables import p_value
 
 
 @pytest.fixture
-def run(data, tmp_path):
-    out = tmp_path / 'run'
-    train(Config(n_layer=1, n_embd=32, n_head=2, head_dim=None, context=16, batch_size=2,
-                       steps=3, warmup_steps=0, decay_steps=1,
-                       eval_batches=1, log_every=1, data=str(data), out_dir=str(out),
-                       device='cpu'))
-    return out
+def run(config, tmp_path):
+    c = config(n_layer=1, steps=3, warmup_steps=0, decay_steps=1)
+    train(c)
+    return tmp_path / 'run'
 
 
-def test_sample_goes_on_and_is_seeded(run, capsys):
+def test_sample_goes_on_is_seeded_and_loops(run, capsys):
     said = []
     for seed in (0, 0, 1):
         nanodepth('sample', [str(run), '--prompt=a,\\nb', '--tokens=20', f'--seed={seed}',
-                                  '--device=cpu'])
+                             '--device=cpu'])
         said.append(capsys.readouterr().out)
     assert said[0] == said[1] != said[2]
     assert "--- 'a,\\nb' goes on:\na,\nb|" in said[0]
-    nanodepth('sample', [str(run), '--prompt=' + 'x' * 40, '--tokens=2', '--device=cpu',
-                              '--temperature=0'])
-    assert 'has 41 tokens: the model sees the last 16' in capsys.readouterr().out
-
-
-def test_sample_loops(run, capsys):
-    nanodepth('sample', [str(run), '--prompt=a', '--tokens=20', '--device=cpu', '--loop=1x3'])
+    nanodepth('sample', [str(run), '--prompt=a', '--tokens=2', '--device=cpu', '--loop=1x3'])
     assert '3 layers deep' in capsys.readouterr().out
-    with pytest.raises(SystemExit):
-        nanodepth('sample', [str(run), '--device=cpu', '--loop=2x3'])
-    assert ("sample: the loop '2x3' has 2 unique layers, but the model "
-            "has 1" in capsys.readouterr().err)
 
 
-def test_one_picture_of_one_run_and_one_of_two(run, tmp_path, capsys):
+def test_one_picture_of_one_run_and_one_of_two(config, tmp_path, capsys, pictures):
+    train(config(steps=3, warmup_steps=0, decay_steps=1))
+    run, other = tmp_path / 'run', tmp_path / 'other'
     assert (run / 'loss.png').read_bytes()[:4] == b'\x89PNG'
-    other = tmp_path / 'other'
     other.mkdir()
     lines = (run / 'log.jsonl').read_text()
     (other / 'log.jsonl').write_text(lines + '{"step": 4, "lo')  # cut off while it is being written
     nanodepth('plot', [str(run), str(other)])
     assert (run / 'compare.png').stat().st_size > 10_000
-    assert f'picture: {run}/compare.png' in capsys.readouterr().out
-    with pytest.raises(SystemExit):
-        nanodepth('plot', [str(tmp_path)])
-    assert (f'plot: there is no {tmp_path}/log.jsonl: is {tmp_path} the folder of a '
-            'run?' in capsys.readouterr().err)
-
-
-def test_a_log_without_marks_has_a_picture_too(tmp_path):
-    (tmp_path / 'log.jsonl').write_text(
-        ''.join(json.dumps(dict(step=i, flops=i, loss=3 - i, val_loss=3 - i, kinds={})) + '\n'
-                for i in range(3)))
-    nanodepth('plot', [str(tmp_path)])
-    assert (tmp_path / 'loss.png').exists()
-
-
-def test_without_matplotlib_the_numbers_remain(tmp_path, monkeypatch, capsys):
-    (tmp_path / 'log.jsonl').write_text('{"step": 0, "flops": 0, "val_loss": 1.0}')
-
-    def missing(*_, **__):
-        raise ImportError
-    monkeypatch.setattr(plot, 'figure', missing)
-    nanodepth('plot', [str(tmp_path)])
-    assert 'matplotlib is not installed' in capsys.readouterr().out
+    assert f'there is no {tmp_path}/log.jsonl' in refused(capsys, 'plot', tmp_path)
 
 
 def line(step, layers, accuracy, loss=1.0):
@@ -105,13 +81,33 @@ def test_the_table_by_hand(tmp_path, capsys):
         for seed, log in enumerate(group):
             (tmp_path / f'{name}-{seed}').mkdir()
             (tmp_path / f'{name}-{seed}' / 'log.jsonl').write_text('\n'.join(map(json.dumps, log)))
-    nanodepth('plot',
-                   [*map(str, sorted(tmp_path.iterdir())), f'--out={tmp_path / "toys.png"}'])
+    nanodepth('plot', [*map(str, sorted(tmp_path.iterdir())), f'--out={tmp_path / "toys.png"}'])
     both, one = (plot.draw_runs(groups, only) for only in (None, ['look']))
     assert len(both.axes) == 4 and len(one.axes) == 2
     assert one.axes[0].get_ylabel() == both.axes[2].get_ylabel() == 'look: answers right (%)'
-    with pytest.raises(SystemExit):
-        nanodepth('plot', [f'{tmp_path}/base-0', f'{tmp_path}/base-1', '--show=text'])
-    assert "--show='text' is not one of loss, look" in capsys.readouterr().err
+    assert "--show='text' is not one of loss, look" in refused(
+        capsys, 'plot', tmp_path / 'base-0', tmp_path / 'base-1', '--show=text')
     assert (tmp_path / 'toys.csv').read_text().splitlines()[2].startswith(
         'grown,2,9.0,2.0,90.0,9.0,7.0,')
+
+
+def test_the_paired_tests_by_every_sign():
+    "Against all signs tried one by one: right and wrong, and scores with grades."
+    assert p_value([1, 1, 1, 1, 1, 0, 0]) == pytest.approx(2 / 32) and p_value([0, 0]) == 1.0
+    assert p_value([1, -1, 1, -1]) == 1.0 and p_value([]) is None
+    assert p_value([1] * 9 + [-1]) == pytest.approx(2 * 11 / 1024)
+    for changes in ([0.1, 0.2, 0.3, 0.4], [0.5, -0.1, 0.2, 0.2, 0.0, -0.2], [1, 1, -1, 2, 3, -3]):
+        sizes = sorted(abs(c) for c in changes if c)
+        rank = {s: sum(i for i, t in enumerate(sizes, 1) if t == s) / sizes.count(s) for s in sizes}
+        statistic = lambda signed: sum(rank[abs(c)] for c in signed if c > 0)
+        middle = sum(rank[s] for s in sizes) / 2
+        far = abs(statistic(changes) - middle)
+        every = [statistic([a * b for a, b in zip(signs, sizes)])
+                 for signs in product((1, -1), repeat=len(sizes))]
+        wanted = sum(abs(s - middle) >= far for s in every) / len(every)
+        assert p_value(changes) == pytest.approx(wanted)
+
+
+def test_without_scipy_a_loss_has_no_p_and_answers_have_one(monkeypatch):
+    monkeypatch.setitem(sys.modules, 'scipy', None)
+    assert p_value([0.1, 0.2]) is None and p_value([1, 1, -1, 1]) == 0.625
