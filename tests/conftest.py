@@ -12,6 +12,7 @@ import random
 import socket
 import sys
 import tempfile
+from multiprocessing import forkserver
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -39,6 +40,8 @@ torch.set_num_threads(1)
 def pytest_collection_finish():
     "What has been imported stays: no collection of garbage needs to look at it again."
     gc.freeze()
+    if 'PYTEST_XDIST_WORKER' in os.environ:     # imports while the first tests run
+        forkserver.ensure_running()
 
 
 @pytest.fixture(autouse=True)
@@ -122,33 +125,15 @@ def data(tmp_path):
 @pytest.fixture
 def manager(tmp_path):
     "lm-eval's, with a multiple choice, a generation and a perplexity task over a local file."
+    folder = tmp_path / 'tasks'
+    folder.mkdir()
+    for path in (ROOT / 'tests/stored').glob('*.yaml'):
+        (folder / path.name).write_text(path.read_text().replace('FOLDER', str(folder)))
     rng = random.Random(0)
     docs = [dict(q=''.join(rng.choice('abc d') for _ in range(rng.randint(1, 110))) + 'x',
                  options=[' red', ' green and blue', 'c'], gold=rng.randrange(3))
             for _ in range(12)]
-    folder = tmp_path / 'tasks'
-    folder.mkdir()
     (folder / 'd.jsonl').write_text('\n'.join(map(json.dumps, docs)))
-    data = ('dataset_path: json\ndataset_kwargs:\n  data_files:\n    test: '
-            f'{folder / "d.jsonl"}\ntest_split: test\n')
-    metric = ('metric_list:\n  - metric: {}\n    aggregation: {}\n    higher_is_better: '
-              'true\nmetadata:\n  version: 1.0\n')
-    (folder / 'a.yaml').write_text('task: local_choice\n' + data
-                                   + 'output_type: multiple_choice\ndoc_to_text: '
-                                   '"{{q}}"\ndoc_to_choice: options\n'
-                                   'doc_to_target: gold\ntarget_delimiter: ""\n'
-                                   + metric.format('acc', 'mean'))
-    (folder / 'b.yaml').write_text('task: local_text\n' + data
-                                   + 'output_type: generate_until\ndoc_to_text: '
-                                   '"{{q}}"\ndoc_to_target: "x"\n'
-                                   'generation_kwargs:\n  until: ["b", "\\n"]\n  max_gen_toks: '
-                                   '12\n  do_sample: false\n' + metric.format('exact_match',
-                                           'mean'))
-    (folder / 'c.yaml').write_text('task: local_rolling\n' + data
-                                   + 'output_type: loglikelihood_rolling\ndoc_to_text: '
-                                   '""\ndoc_to_target: "{{q}}"\n'
-                                   + metric.format('byte_perplexity',
-                                                   'weighted_perplexity').replace('true', 'false'))
     from lm_eval.tasks import TaskManager
     return TaskManager(include_path=[str(folder), str(ROOT / 'data/evals')], include_defaults=False)
 

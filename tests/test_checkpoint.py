@@ -88,13 +88,13 @@ def test_code_in_a_checkpoint_does_not_run(tmp_path):
 
 def write_without_a_pause(folder, pipe):
     for step in range(10 ** 6):
-        save(folder, step=step, weights=torch.full((2_000_000,), float(step)))
+        save(folder, step=step, weights=torch.full((1_000_000,), float(step)))
         os.write(pipe.fileno(), b'%d ' % step)
 
 
 def test_kill_while_writing_leaves_the_last_good_one(tmp_path):
-    "Killed with kill -9 six times, each at another point of a write."
-    for fraction in (0.1, 0.3, 0.5, 0.7, 0.85, 0.95):
+    "Killed with kill -9 five times, each at another point of a write."
+    for fraction in (0.1, 0.3, 0.5, 0.7, 0.9):
         ours, theirs = BEGUN.Pipe(duplex=False)
         child = BEGUN.Process(target=write_without_a_pause, args=(tmp_path, theirs))
         child.start()
@@ -169,23 +169,23 @@ def test_a_run_that_an_older_version_began_goes_on(tmp_path, monkeypatch, capsys
             torch.testing.assert_close(went_on[key], weight, rtol=1e-3, atol=1e-4)
 
 
-def test_what_only_removed_code_can_run_is_refused_by_the_commit_that_has_it(tmp_path, tiny, data):
+def test_what_only_removed_code_can_run_is_refused_by_the_commit_that_has_it(tmp_path, tiny, config):
     """A relaxed loop has no model here any more. A loop whose number of runs was drawn is an
     ordinary one to whoever reads it, but its training cannot go on."""
     model = describe(tiny(vocab_size=257, n_layer=2, context=16, order=[0, 1, 0, 1]))
     save(tmp_path / 'relaxed', **model | dict(kind='relaxed', rank=2))
     with pytest.raises(Refused, match='is a relaxed loop.*git checkout 74a8d06'):
         load_model(tmp_path / 'relaxed')
-    argv = ['--n_layer=2', '--loop=2x2', '--n_embd=32', '--n_head=4', '--head_dim=8', *OLDER,
-            f'--data={data}', f'--out_dir={tmp_path / "drawn"}', '--steps=2', '--decay_steps=0']
-    nanodepth('train', argv)
-    state = load(tmp_path / 'drawn')
+    drawn = config(n_layer=2, loop='2x2', steps=4, decay_steps=0)
+    train(drawn)
+    state = load(drawn.out_dir)
     for name, value, gone in (('loop_mean', 2, True), ('relax_rank', 4, True),
-                                 ('recurrence_fixed', True, True), ('loop_mean', None, False)):
-        save(tmp_path / 'drawn', **state | dict(config=state['config'] | {name: value}))
-        assert load_model(tmp_path / 'drawn').order == [0, 1, 0, 1]
+                              ('recurrence_fixed', True, True), ('loop_mean', None, False)):
+        save(drawn.out_dir, **state | dict(config=state['config'] | {name: value}))
+        assert load_model(drawn.out_dir).order == [0, 1, 0, 1]
+        longer = config(n_layer=2, loop='2x2', steps=5, decay_steps=0)
         if gone:
             with pytest.raises(Refused, match=f'{name}={value}, .*git checkout 74a8d06'):
-                train(read_config([*argv, '--steps=3']))
+                train(longer)
         else:
-            nanodepth('train', [*argv, '--steps=3'])
+            train(longer)

@@ -6,8 +6,9 @@ damaged data is named. Every question of depth d takes d + 1 looks and no fewer;
 and text hold what they say, and no split shares a document. A corpus is the same bytes whatever the
 number of processes, a kill, a full disk or a lost shard.
 """
-import collections
+import gzip
 import hashlib
+import io
 import json
 import math
 import multiprocessing
@@ -19,8 +20,10 @@ import runpy
 import signal
 import sys
 import time
+import urllib.error
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -79,46 +82,20 @@ def test_bytes():
     assert enc.encode('a<|endoftext|>', allowed_special='all') == [97, 256]
 
 
-def train_bpe(path, pre_tokenizer, specials=('<|endoftext|>', '<pad>')):
+def test_a_tokenizer_json_encodes_like_the_reference(tmp_path):
     tk = pytest.importorskip('tokenizers')
     reference = tk.Tokenizer(tk.models.BPE())
-    reference.pre_tokenizer = pre_tokenizer(tk)
+    reference.pre_tokenizer = tk.pre_tokenizers.ByteLevel(add_prefix_space=False)
     reference.decoder = tk.decoders.ByteLevel()
-    trainer = tk.trainers.BpeTrainer(vocab_size=700, special_tokens=list(specials),
-                                     show_progress=False,
-                                     initial_alphabet=tk.pre_tokenizers.ByteLevel.alphabet())
-    corpus = [open(tokens_file.__file__, encoding='utf-8').read(), *TEXTS * 3,
-              'a  1 the  2 in   33  ' * 50]
-    reference.train_from_iterator(corpus, trainer)
-    reference.save(str(path))
-    return reference
-
-
-SPLIT = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
-         r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
-PRE_TOKENIZERS = {
-    'gpt2': lambda tk: tk.pre_tokenizers.ByteLevel(add_prefix_space=False),
-    'cosmo2': lambda tk: tk.pre_tokenizers.Sequence(
-        [tk.pre_tokenizers.Digits(individual_digits=True),
-                                                     tk.pre_tokenizers.ByteLevel(
-                                                         add_prefix_space=False)]),
-    'runs of digits': lambda tk: tk.pre_tokenizers.Sequence(
-        [tk.pre_tokenizers.Digits(individual_digits=False),
-                                                             tk.pre_tokenizers.ByteLevel(
-                                                                     add_prefix_space=False)]),
-    'llama3': lambda tk: tk.pre_tokenizers.Sequence(
-        [tk.pre_tokenizers.Split(tk.Regex(SPLIT), 'isolated'),
-                                                     tk.pre_tokenizers.ByteLevel(
-                                                         add_prefix_space=False, use_regex=False)])}
-
-
-@pytest.mark.parametrize('name', PRE_TOKENIZERS)
-def test_a_tokenizer_json_encodes_like_the_reference(tmp_path, name):
-    reference = train_bpe(tmp_path / 'tokenizer.json', PRE_TOKENIZERS[name])
+    own = Path(__file__).read_text(encoding='utf-8')
+    reference.train_from_iterator([own, *TEXTS * 3], tk.trainers.BpeTrainer(
+        vocab_size=700, special_tokens=['<|endoftext|>', '<pad>'], show_progress=False,
+        initial_alphabet=tk.pre_tokenizers.ByteLevel.alphabet()))
+    reference.save(str(tmp_path / 'tokenizer.json'))
     enc = get_tokenizer(tmp_path)
     assert enc.n_vocab == reference.get_vocab_size()
     assert enc.encode_single_token('<|endoftext|>') == 0
-    for text in [*TEXTS, *random_texts(), open(__file__, encoding='utf-8').read()]:
+    for text in [*TEXTS, *random_texts(), own]:
         want = reference.encode(text).ids
         assert enc.encode(text, allowed_special='all') == want, repr(text)
         assert enc.decode(want) == text
@@ -461,13 +438,6 @@ def test_written_examples_have_their_loss_on_the_answer_alone(tmp_path, tiny):
     assert set(kinds) == set(val.kinds)
 
 
-def test_the_examples_command(tmp_path, capsys):
-    prepare = runpy.run_path(str(ROOT / 'data/sft/prepare.py'))['main']
-    prepare([f'--out={tmp_path / "sft"}', '--tasks=assign_code', '--depths=1,2', '--n=64'])
-    assert (len(Dataset(tmp_path / 'sft', 'train', None)) == 64
-            and '64 examples of assign_code at depth 1, 2' in capsys.readouterr().out)
-
-
 # ----------------------------------------------------------------------- the toy data, p-hop, text
 
 toy = runpy.run_path(str(ROOT / 'data/toy/prepare.py'), run_name='toy')
@@ -538,15 +508,6 @@ def test_what_counts_in_the_loss_can_be_known():
             assert mask[n + 1:] == [i % 3 == 2 for i in range(SIZE - n - 1)]
 
 
-def test_nothing_deeper_is_in_the_mix():
-    for tokens, _, _ in toy_documents(300):
-        text = ''.join(chr(t) for t in tokens[1:])
-        if text[0].islower():
-            given = toy_statements(text)
-            assert all(looked_up(f'{text.split("?")[0]}?{name}', 4).isdigit() for name in given)
-            assert len(given) in (4, 8, 12, 16) and len(set(given.values())) == len(given)
-
-
 def test_the_splits_share_nothing(tmp_path, monkeypatch):
     texts = [(f'file{i}.py', bytes([97 + i]) * 9000) for i in range(20)]
     monkeypatch.setitem(toy['main'].__globals__, 'library', lambda: iter(texts))
@@ -573,71 +534,6 @@ def test_the_splits_share_nothing(tmp_path, monkeypatch):
     assert marks[at] > START + 1 and chr(targets[at]).isalnum()
     # text: every byte is an answer
     assert data.window(len(data) - 1)[2].tolist() == [START + 1] * 256
-
-
-phop_script = runpy.run_path(str(ROOT / 'data/phop/prepare.py'))
-hops, phop = phop_script['hops'], phop_script['phop']
-
-
-def by_definition(v, p, i):
-    "find_p(v, i), places from 0: the latest j <= i with v[j - 1] = v[i], p times."
-    for _ in range(p):
-        places = [j for j in range(1, i + 1) if v[j - 1] == v[i]]
-        if not places:
-            return None
-        i = places[-1]
-    return i
-
-
-def test_answers_are_what_a_slow_reader_finds():
-    rng = random.Random(0)
-    for _ in range(200):
-        pieces = list(phop(rng, 3, 30))
-        text = ''.join(piece for piece, _, _ in pieces)
-        assert len(text) == 60 and {kind for _, _, kind in pieces} <= {None, '3 hops'}
-        v = text[::2]
-        for i, answer in enumerate(text[1::2]):
-            place = by_definition(v, 3, i)
-            assert answer == ('-' if place is None else v[place])
-
-
-def test_hops_by_hand():
-    # places   0123456: from the last a, the latest b behind an a, the latest c behind a b, ...
-    letters = 'abcabca'
-    assert hops(letters, 1) == [None, None, None, 1, 2, 3, 4]
-    assert hops(letters, 2) == [None, None, None, None, None, 1, 2]
-    assert hops('aab', 1) == [None, 1, None]         # a place may hop to itself
-    assert hops(letters, 0) == [*range(7)]
-
-
-def test_what_a_guess_from_the_last_letter_is_worth():
-    """More than a quarter, as in the published task: a letter after its like hops to itself, and
-    four hops among four letters often come back."""
-    rng = random.Random(1)
-    counts = collections.defaultdict(collections.Counter)
-    for _ in range(2000):
-        before = ''
-        for text, _, kind in phop(rng, 4, 64):
-            if kind:
-                counts[before][text] += 1
-            before = text
-    best = sum(max(counter.values()) for counter in counts.values())
-    assert 0.5 <= best / sum(sum(counter.values()) for counter in counts.values()) < 0.6
-
-
-def test_a_dataset_has_its_answers_marked_and_no_example_twice(tmp_path, capsys):
-    phop_script['main'](['--p=2', '--length=20', '--rows=300', f'--out={tmp_path}'])
-    assert 'val: 1,000 examples' in capsys.readouterr().out
-    val, train = (Dataset(tmp_path, split, None) for split in ('val', 'train'))
-    assert val.kinds == ['2 hops'] and len(train) == 300
-    tokens, targets, marks = val.window(0)
-    text = bytes(tokens[1:].tolist()).decode()
-    answers = ''.join(map(chr, targets[:-1][targets[:-1] >= 0]))    # the last has no token here
-    assert answers == text[1::2].replace('-', '')
-    assert np.array_equal(marks > 128, targets >= 0)
-    rows = [{tuple(data.window(i)[0].tolist()) for i in range(len(data))} for data in (val, train)]
-    assert not rows[0] & rows[1]
-    assert Loader(tmp_path, 4, val.row - 1).batch(0)[0].shape == (4, val.row - 1)
 
 
 text_script = runpy.run_path(str(ROOT / 'data/text/prepare.py'))
@@ -667,11 +563,8 @@ def test_documents_of_every_kind(tmp_path, capsys):
      'What is 2 + 2?\n4, as the user knows.'),
     (dict(text='<|im_start|>user\nWhat?<|im_end|>\n<|im_start|>assistant\nThat.<|im_end|>'),
      'What?That.'),
-    (dict(text='The user: a definition.'), 'The user: a definition.'),
     (dict(text='assistant: <think>well</think> 4'), None),
-    (dict(text='assistant: 4', generator='DeepSeek-R1'), None),
-    (dict(text='assistant: 4', generator='DeepSeek-V3', license='cc'), '4'),
-])
+    (dict(text='assistant: 4', generator='DeepSeek-R1'), None)])
 def test_role_tags_and_reasoning_traces(row, found):
     assert text_script['chat'](row, 'text') == found
 
@@ -792,14 +685,6 @@ def test_shares_are_exact_and_every_document_is_there_once(source, made):
             <= known)
 
 
-def test_the_loader_reads_a_mixture_by_its_shares(made):
-    loader = Loader(made, 100, 16, seed=0)
-    drawn = [loader.place(i)[0] for i in range(5000)]
-    assert [drawn.count(d) for d in range(4)] == [3500, 750, 450, 300]
-    both = Loader([made, made / 'cosmopedia'], 4, 16, weights=[3, 1])
-    assert sum(both.quota) == 1000 and both.quota[-1] == 250 and both.quota[0] == 525
-
-
 def test_neither_processes_nor_being_killed_change_a_byte(source, made, tmp_path):
     killed, after = (BEGUN.Process(target=prepare_by_processes, args=(command(source, tmp_path),))
                      for _ in range(2))
@@ -844,10 +729,9 @@ def test_a_mixture_that_cannot_be_made_is_one_line(source, made, tmp_path):
     assert contents(made) == before
     (tmp_path / 'bad/fineweb').mkdir(parents=True)
     (tmp_path / 'bad/fineweb/a.jsonl').write_text('{"words": "x"}\n')
-    assert "a.jsonl: no text in the column 'text', but the columns words" in refused(
-        '--tokens=1K', f'--source={tmp_path}/bad')
-    # an empty file has no rows, and a broken one is named
-    (tmp_path / 'bad/fineweb/a.jsonl').write_text('')
+    assert "a.jsonl: no text in the column 'text'" in refused('--tokens=1K',
+                                                              f'--source={tmp_path}/bad')
+    (tmp_path / 'bad/fineweb/a.jsonl').unlink()
     (tmp_path / 'bad/fineweb/b.parquet').write_bytes(b'PAR1 no more')
     assert 'b.parquet, after row 0:' in refused('--tokens=1K', f'--source={tmp_path}/bad',
                                                 f'--out={tmp_path}/s')
@@ -857,9 +741,8 @@ def test_a_mixture_that_cannot_be_made_is_one_line(source, made, tmp_path):
 
 def test_a_long_document_has_the_tokens_that_it_has_in_one_piece():
     import tiktoken
-    ranks = {bytes([i]): i for i in range(256)} | {pair.encode(): 256 + i
-                                                   for i, pair in enumerate((' a', 'an', ' an',
-            '\n\n', '  ', 'be', ' be'))}
+    pairs = b' a', b'an', b' an', b'\n\n', b'  ', b'be', b' be'
+    ranks = {bytes([i]): i for i in range(256)} | {pair: 256 + i for i, pair in enumerate(pairs)}
     llama3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
               r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
     draw = random.Random(0)
@@ -874,28 +757,22 @@ def test_a_long_document_has_the_tokens_that_it_has_in_one_piece():
         # tiktoken alone runs out of stack on these
         for odd in (' ' * 2_000_000, '\n' * 2_000_000):
             assert tokenizer.decode(encode_document(tokenizer, odd)) == odd
-    assert (get_tokenizer('bytes').decode(encode_document(get_tokenizer('bytes'), 'x<|endoftext|>'))
-            == 'x<|endoftext|>')
+    assert BYTES.decode(encode_document(BYTES, 'x<|endoftext|>')) == 'x<|endoftext|>'
 
 
 def test_a_file_in_the_archive_is_fetched_by_its_number(monkeypatch):
-    import gzip
-    import http.client
-    import io
-    import urllib.error
     asked = []
 
     def urlopen(url, timeout):
         asked.append(url)
         if url.endswith('gone'):
             raise urllib.error.HTTPError(url, 404, 'Not Found', {}, None)
-        if len(asked) <= 2:
-            raise [ConnectionResetError('once'), http.client.IncompleteRead(b'')][len(asked) - 1]
+        if len(asked) == 1:
+            raise ConnectionResetError('once')
         return io.BytesIO(gzip.compress('print("ä")'.encode()))
     monkeypatch.setattr('urllib.request.urlopen', urlopen)
     monkeypatch.setattr(time, 'sleep', lambda s: None)
     assert archived(dict(blob_id='12ab')) == 'print("ä")' and asked[0].endswith('/content/12ab')
-    assert (archived(dict(blob_id='gone')) is None and archived(dict(blob_id='x', text='here'))
-            == 'here')
-    assert (chat(dict(text='<|im_start|>user\nHi<|im_end|>\n')) == 'Hi'
-            and chat(dict(text='a', generator='DeepSeek-R1')) is None)
+    assert archived(dict(blob_id='gone')) is None
+    assert archived(dict(blob_id='x', text='here')) == 'here'
+    assert chat(dict(text='<|im_start|>user\nHi<|im_end|>\n')) == 'Hi'

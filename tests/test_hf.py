@@ -119,17 +119,6 @@ def test_shards(tmp_path):
         load_hf(tmp_path / 'x')
 
 
-def test_the_index_decides_where_a_tensor_stands_in_two_files(tmp_path):
-    reference = theirs(tmp_path / 'x', shard='20KB')
-    index = json.loads((tmp_path / 'x/model.safetensors.index.json').read_text())['weight_map']
-    for path in (tmp_path / 'x').glob('model-*.safetensors'):
-        others = {name: torch.zeros_like(t) for name, t in reference.state_dict().items()
-                  if index[name] != path.name}
-        rewrite(path, lambda tensors, others=others: tensors.update(others))
-    tokens = torch.randint(67, (2, 20))
-    assert close(logits(load_hf(tmp_path / 'x'), tokens), logits(reference, tokens))
-
-
 MODELS = {
     'ordinary': dict(),
     'grown': dict(grow=True),

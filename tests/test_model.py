@@ -155,19 +155,6 @@ def test_two_segments_are_one(tiny, ln_scaling):
         assert not torch.allclose(model.run(model.run(x, order[:3]), order[3:]), whole)
 
 
-def test_segments_share_a_cache_and_the_caller_advances_it(tiny):
-    model = tiny()
-    tokens = tokens_of(model)
-    cache = KVCache(4)
-    parts = []
-    for piece in (tokens[:, :4], tokens[:, 4:9], tokens[:, 9:]):
-        x = model.run(model.embed(piece), [0, 1], cache=cache)
-        parts.append(model.run(x, [2, 3], depth=2, cache=cache))
-        cache.position += piece.shape[1]
-    torch.testing.assert_close(torch.cat(parts, 1), model.hidden(tokens), rtol=1e-5, atol=1e-5)
-    assert [slot.keys.shape[2] for slot in cache.layers] == [10] * 4
-
-
 def test_tap_sees_every_update_and_may_change_it(tiny):
     model = tiny(order=[0, 1, 1, 2])
     tokens = tokens_of(model)

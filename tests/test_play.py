@@ -7,16 +7,15 @@ import shutil
 
 import pytest
 import torch
-from conftest import ROOT
-from test_trust import refused
+from conftest import ROOT, refused, save_run
+from nanodepth.grow import double, lidas, untie
+from nanodepth.retrofit import surgery
 
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.commands import play
 from nanodepth.data.primitives import few_shot
 from nanodepth.engine import checkpoint
 from nanodepth.engine.checkpoint import load_model
-from nanodepth.grow import double, lidas, untie
-from nanodepth.retrofit import surgery
 
 
 @pytest.fixture
@@ -29,8 +28,7 @@ def run(tiny, tmp_path):
         p.data += 0.1 * torch.randn_like(p)
     about = dict(config=dict(grow='lidas', grow_block=2))
     for name, model in {'run': grown, 'run/stage_2': small}.items():
-        checkpoint.save(tmp_path / name, **checkpoint.describe(model), step=0, **about)
-    (tmp_path / 'run/run.json').write_text('{"tokenizer": "bytes"}')
+        save_run(tmp_path / name, model, **about)
     return tmp_path / 'run'
 
 
@@ -40,9 +38,7 @@ def test_stages_that_double_and_a_stage_that_is_missing(tiny, tmp_path):
     models += [untie(models[1], double(2, 1))]
     folders = [tmp_path / 'run/stage_1', tmp_path / 'run/stage_2', tmp_path / 'run']
     for model, folder in zip(models, folders):
-        checkpoint.save(folder, **checkpoint.describe(model), step=0,
-                        config=dict(grow='double', grow_block=1))
-    (tmp_path / 'run/run.json').write_text('{"tokenizer": "bytes"}')
+        save_run(folder, model, config=dict(grow='double', grow_block=1))
     stages = play.stages_of(tmp_path / 'run')
     assert [(name, len(model.layers), copies) for name, model, copies in stages] == [
         ('1 layers', 1, None), ('2 layers', 2, double(1, 1)), ('4 layers', 4, double(2, 1))]
@@ -96,8 +92,7 @@ def test_what_the_browsers_model_does_not_have_is_refused(run, tiny, tmp_path, c
     lm = tiny(vocab_size=257, n_layer=4)
     for name, model in dict(deep=surgery(lm, '1-2-1'), scaled=tiny(vocab_size=257, ln_scaling=True)
                             ).items():
-        checkpoint.save(tmp_path / name, **checkpoint.describe(model), step=0)
-        (tmp_path / name / 'run.json').write_text('{"tokenizer": "bytes"}')
+        save_run(tmp_path / name, model)
     export = f'--out={tmp_path / "x.html"}'
     assert 'a recurrent core' in refused(capsys, 'play', tmp_path / 'deep', export)
     assert 'ln_scaling' in refused(capsys, 'play', tmp_path / 'scaled', export)

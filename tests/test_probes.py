@@ -12,6 +12,7 @@ from conftest import refused, save_run
 from nanodepth import probe
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.commands import probe as page
+from nanodepth.data.tokens import Loader
 from nanodepth.engine import checkpoint
 from nanodepth.report.tables import read_csv
 
@@ -54,17 +55,9 @@ def test_one_command_one_page(runs, data, tmp_path, capsys):
     assert 'cut: 6 layers deep' in said and '| plain | ' in said and 'every position' in html
     score = {row['run']: float(row['score']) for row in read_csv(out / 'depth_score.csv')}
     model = checkpoint.load_model(runs['plain'])
-    tokens = page.Subject(runs['plain'], page_args(out), checkpoint.load(runs['plain']),
-                          model).tokens
-    assert score['plain'] == pytest.approx(probe.depth_score(model, tokens)[0], rel=1e-5)
-
-
-def page_args(out, **more):
-    import argparse
-    return argparse.Namespace(loop=(), r=(),
-                              device='cpu', tasks='toy_assign/1', n=6, examples='val', count=4,
-                              length=10, data=None, batches=1, lens_steps=3, block=2,
-                              carry_scales=False, out=out, **more)
+    val = Loader(str(data), 4, 16, split='val', seed=0)
+    assert score['plain'] == pytest.approx(probe.depth_score(model, val.batch(0)[0][:4, :10])[0],
+                                           rel=1e-5)
 
 
 def test_a_hugging_face_folder_and_other_examples(runs, data, tmp_path, capsys, pictures):

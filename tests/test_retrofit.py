@@ -331,14 +331,11 @@ def by_hand(model, tokens, r, threshold):
 def test_exit_by_hand(tiny, tokens):
     model = surgery(tiny(n_layer=6), '2-2-2', inject='linear')
     model.adapter.weight.normal_(std=0.1)
-    moves = []
-    stop = Exit(0.0)
-    change = Exit.change
-    Exit.change = lambda self, *a: moves.append(change(self, *a)) or moves[-1]
-    try:
-        model(tokens, r=6, exit=stop)
-    finally:
-        Exit.change = change
+    moves, change = [], Exit.change
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Exit, 'change', lambda self, *a: moves.append(change(self, *a))
+                        or moves[-1])
+        model(tokens, r=6, exit=Exit(0.0))
     # some tokens stop, some do not
     threshold = torch.stack(moves[1:]).flatten().quantile(0.3).item()
     stop = Exit(threshold)
@@ -353,8 +350,8 @@ def test_exit_by_hand(tiny, tokens):
         parts.append(model(tokens[:, t:t + 1], r=6, cache=cache, exit=again))
     torch.testing.assert_close(torch.cat(parts, 1), found, rtol=1e-4, atol=1e-4)
     assert again.used == stop.used and {slot.keys.shape[2] for slot in cache.layers} == {12}
-    assert (Exit(9.0).threshold and model(tokens, r=6, exit=(early := Exit(1e9))).isfinite().all()
-            and early.used * 6 == early.full)
+    early = Exit(1e9)
+    assert model(tokens, r=6, exit=early).isfinite().all() and early.used * 6 == early.full
     kl = Exit(1e9, by='kl')
     model(tokens, r=6, exit=kl)
     assert kl.used * 3 == kl.full           # after two there is something to compare
@@ -362,9 +359,6 @@ def test_exit_by_hand(tiny, tokens):
     model.adapter.weight.normal_(std=0.01)
     kl = Exit(0.0, by='kl')
     assert torch.equal(model(tokens, r=24, exit=kl), model(tokens, r=24)) and kl.used == kl.full
-    for bad in (dict(threshold=-1), dict(threshold=math.nan), dict(threshold=1, by='x')):
-        with pytest.raises(ValueError, match="must not be negative|by='x' is not one of"):
-            Exit(**bad)
 
 
 @torch.no_grad()

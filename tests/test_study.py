@@ -207,23 +207,6 @@ def test_the_papers_of_this_repo_say_what_its_rows_say():
     nanodepth('results', ['--check'])
 
 
-def test_the_pictures_show_the_mean_over_the_seeds_and_a_band_from_the_lowest_to_the_highest(
-        tmp_path):
-    rows = [dict(seed=seed, run='lidas', r=r, share=seed / 10 + r / 100)
-            for seed in (1, 3) for r in (1, 2)]
-    _, [[one]] = figure(1, 1, (3, 3))
-    curve(one, rows, 'r', 'share', 'black', 'lidas', 100)
-    [mean] = (list(line.get_ydata()) for line in one.lines)
-    assert mean == pytest.approx([21, 22])
-    band = {tuple(point) for point in one.collections[0].get_paths()[0].vertices.round(6)}
-    assert band == {(1, 11), (2, 12), (1, 31), (2, 32)}
-    shutil.copytree(ROOT / 'docs/results', tmp_path / 'results')
-    (tmp_path / 'assets').mkdir()
-    results.draw(tmp_path / 'results', dict(lidas='LIDAS'))
-    assert {file.stem for file in (tmp_path / 'assets').glob('*.png')} == {
-        'adding', 'exits', 'growing'}
-
-
 def test_the_curves_of_a_seed_are_its_logs_again():
     "A growth between two measurements keeps its place, without a loss."
     rows = [dict(seed=seed, run='lidas', step=step, flops=10.0 * step, depth=depth, loss=loss,
@@ -304,18 +287,6 @@ def test_a_seed_in_small(small, tmp_path, capsys):
     assert len(study.read_rows(tmp_path / 'depth.csv')) == len(rows) + 1
 
 
-def test_a_seed_is_held_against_the_others():
-    "Settings and what never varies do not count; a row that no other seed has says nothing."
-    def row(seed, text, **more):
-        return dict(seed=seed, run='lidas', added='3', flops='7', text=text, slots='') | more
-    others = [row('0', '1'), row('1', '2'), row('2', '3'), row('0', '9', added='4')]
-    # three seeds: 2 +- 4.97
-    assert study.expected([row('5', '6.9')], others) == (1, 1)
-    assert study.expected([row('5', '-3')], others) == (0, 1)
-    assert study.expected([row('5', '2'), row('5', '2', added='4')], others) == (1, 1)
-    assert study.expected([row('5', '2', run='midas')], others) == (0, 0)
-
-
 @pytest.mark.parametrize('loop', ['1-2x3-1', '4x2'])
 @torch.no_grad()
 def test_a_loop_whose_tokens_may_stop_is_the_loop(tiny, loop):
@@ -327,12 +298,6 @@ def test_a_loop_whose_tokens_may_stop_is_the_loop(tiny, loop):
     early = Exit(1e9)           # every token stops behind its first run
     with running(lm, [0, 1, 2, 3]):
         assert torch.equal(one(tokens, exit=early), lm(tokens)) and early.used < early.full
-
-
-def test_a_loop_of_two_blocks_is_refused(tiny):
-    with running(tiny(n_layer=4), parse_loop('2x2-2x2')) as lm, pytest.raises(
-            Refused, match='2x2-2x2 is not one block repeated'):
-        study.Loop(lm)
 
 
 def test_equal_flops_are_equal():
@@ -381,46 +346,6 @@ def test_the_readmes_losses_are_those_that_training_printed():
     for (seed, run), loss in ends.items():      # the last ones
         [row] = where(page, seed=seed, run=run, way='as trained')
         assert row['loss'] == pytest.approx(loss, rel=1e-5)
-
-
-def test_hops_in_small(small, tmp_path, monkeypatch, capsys):
-    "A seed: every cell trained, the wrapper on two of them, the retrofit at every r."
-    for name in ('LETTERS', 'FURTHER'):
-        monkeypatch.setattr(study, name, f'{tmp_path}/data')
-    write_noise(tmp_path / 'data', ['4 hops'], 600)
-    few = ('layers_6', 'layers_2_times_3', 'layers_3', 'layers_3_looped_at_last')
-    monkeypatch.setattr(study, 'HOPS', {name: study.HOPS[name] for name in few})
-    one = study.job('hops', 0, tmp_path / 'study')
-    study.finish(one)
-    rows = {(row['run'], row['way']): row for row in study.read_rows(one.file('hops'))}
-    assert len(rows) == 4 + 4 + 5 + 1
-    assert len(load_model(one.root / 'layers_2_times_3').order) == 6
-    assert {way for run, way in rows if run == 'layers_3'} == {'as trained', 'window, K = 2',
-                                                               'window, K = 3'}
-    assert len({rows['retrofit', f'8 hops, r = {r}']['loss'] for r in (1, 2, 8)}) > 1
-    assert all(0 <= float(row['right']) <= 1 for row in rows.values())
-    capsys.readouterr()
-
-
-def test_the_data_of_p_hop_are_written_once_and_as_the_job_wants_them(tmp_path, monkeypatch):
-    seen = []
-    monkeypatch.setattr(study.subprocess, 'run', lambda argv, **_: seen.append(argv))
-    study.write_letters(tmp_path / 'x', 8)
-    assert seen[0][1:] == [str(ROOT / 'data/phop/prepare.py'), '--p=8', f'--out={tmp_path / "x"}']
-    write_dataset(tmp_path / 'x', 'train', 'bytes', [1, 2, 3], origin=dict(p=8))
-    study.write_letters(tmp_path / 'x', 8)
-    assert len(seen) == 1
-    with pytest.raises(Refused, match='has rows of 8 hops, and this job wants 4'):
-        study.write_letters(tmp_path / 'x', 4)
-
-
-def test_what_hops_compares_costs_the_same():
-    def flops(*more):
-        return planned_flops('config/phop.py', '--vocab_size=257', *more)
-    six = flops()
-    assert flops(*study.HOPS['layers_2_times_3']) == flops(*study.HOPS['layers_1_times_6']) == six
-    assert flops(*study.HOPS['layers_2_longer']) == pytest.approx(six, rel=0.002)
-    assert flops(*study.HOPS['midas']) == flops(*study.HOPS['lidas']) < six
 
 
 def entries(config, flops, texts, rights):

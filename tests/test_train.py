@@ -495,13 +495,6 @@ def test_muon_in_bfloat16_is_torchs(adjust):
         assert_alike(theirs, exact, 0.002)
 
 
-def test_batches_of_matrices_change_nothing_but_rounding(monkeypatch):
-    whole = steps(Muon(parameters(), lr=0.5))
-    monkeypatch.setattr(Muon, 'AT_ONCE', 1)     # a matrix at a time
-    assert_alike(steps(Muon(parameters(), lr=0.5)), [[p.double() for p in ps] for ps in whole],
-                 1e-6)
-
-
 def test_muon_keeps_one_tensor_a_parameter_and_skips_what_has_no_gradient():
     params = parameters()
     optimizer = Muon(params, lr=0.1)

@@ -5,9 +5,8 @@ LIDAS, two loops) is trained up to the decay. There it branches into several coo
 tokens: an ordinary one, a recurrent one, a looped one, and an ordinary one with the FLOPs of the
 dearest. The model of the ordinary cool-down also gets more depth without training: a block that is
 repeated, and the wrapper's window. Each is asked what it knows with three numbers of added layers.
-Two jobs have models of their own and are no part of a seed: `page` makes the README's, and `hops`
-those of p-hop. The jobs of other tables have been answered: docs/RESULTS.md names for each table
-the commit that measured it.
+One job has models of its own and is no part of a seed: `page` makes the README's. The jobs of other
+tables have been answered: docs/RESULTS.md names for each table the commit that measured it.
 
 A job is a folder of runs. `tables = ('depth', 'exits')` means that its methods depth() and exits()
 yield the rows of depth.csv and exits.csv. A run is a command of this repo, so it can be made
@@ -16,7 +15,7 @@ again. `make seed-3` prepares the data and then runs seed 3.
 Usage:
     nanodepth study 3                 # two jobs at a time; goes on where it stopped
     nanodepth study 3 --job=lidas     # one of them, in this process
-    nanodepth study 3 --job=hops      # its rows go to docs/results at once
+    nanodepth study 3 --job=page      # its rows go to docs/results at once
 """
 import dataclasses
 import os
@@ -31,11 +30,11 @@ import torch
 
 from nanodepth import ROOT
 from nanodepth.common.errors import Refused, check_choice
-from nanodepth.common.files import read_json, replace
+from nanodepth.common.files import replace
 from nanodepth.common.options import read
 from nanodepth.data.primitives import few_shot
 from nanodepth.data.tokenizer import get_tokenizer
-from nanodepth.data.tokens import Loader, measure
+from nanodepth.data.tokens import Loader
 from nanodepth.engine.checkpoint import exists, load, load_model
 from nanodepth.engine.measure import Scorer
 from nanodepth.loop import format_loop, parse_loop, running
@@ -376,83 +375,10 @@ class Page(Job):
                     yield dict(run=name) | row
 
 
-# ------------------------------------------------------------------- a task with published numbers
-
-LETTERS = 'data/phop'           # 4 hops in 32 letters
-FURTHER = 'data/phop_8'         # 8 hops
-HOPS = dict(        # what train.py is given: k layers, run L times, as in the published table
-    layers_6=[], layers_2_times_3=['--n_layer=2', '--loop=2x3'],
-    layers_1_times_6=['--n_layer=1', '--loop=1x6'],
-    layers_3=['--n_layer=3'], layers_2=['--n_layer=2'],
-    # what no paper has
-    midas=['--grow=midas'], lidas=['--grow=lidas'],
-    layers_3_looped_at_last=['--n_layer=3', '--cooldown_loop=3x2'],
-    layers_2_longer=['--n_layer=2', '--steps=3317', '--decay_steps=663'])   # the FLOPs of 6 layers
-# a model that knows 4 hops goes on with 8: as a retrofit, and as it is with the same FLOPs
-GO_ON = ['--lr=0.002', '--warmup_steps=10']
-FURTHER_ON = dict(
-    retrofit=['--recurrence=2', '--steps=300', '--decay_steps=60'],
-    ordinary_further=['--steps=500', '--decay_steps=100'])
-
-
-def write_letters(data, p):
-    "The dataset of p hops, if it is not there. One with another number of hops is refused."
-    file = ROOT / data / 'train.json'
-    if not file.exists():
-        subprocess.run([sys.executable, str(ROOT / 'data/phop/prepare.py'), f'--p={p}',
-                        f'--out={ROOT / data}'], check=True)
-    elif (there := read_json(file)['origin'].get('p', p)) != p:
-        raise Refused(f'{data} has rows of {there} hops, and this job wants {p}: move it away')
-
-
-def scored(run, model, data):
-    "What a run cost, and how much its model answers."
-    loss, kinds = measure(model, Loader(data, 32, None, split='val', seed=0))
-    [kind] = kinds.values()
-    return dict(flops=flops_of(run), loss=loss, right=kind['accuracy'])
-
-
-class Hops(Job):
-    "p-hop induction: k layers run L times, grown models, a late loop, a retrofit, the wrapper."
-    tables = ('hops',)
-    train_options = ['--save_every=400']
-
-    def runs(self):
-        parents = dict(retrofit='cut', ordinary_further='layers_6')
-        return [*(self.new(name, 'config/phop.py', *words) for name, words in HOPS.items()),
-                self.cut('cut', self.root / 'layers_6', shape='1-4-1'),
-                *(self.new(name, f'--init_from={self.root / parents[name]}', f'--data={FURTHER}',
-                           '--eval_every=100', *GO_ON, *words)
-                  for name, words in FURTHER_ON.items())]
-
-    def train(self):
-        write_letters(LETTERS, 4)
-        write_letters(FURTHER, 8)
-        super().train()
-
-    def hops(self):
-        def row(run, way, model, data=LETTERS):
-            return dict(run=run, way=way) | scored(self.root / run, model, data)
-
-        for name in HOPS:
-            yield row(name, 'as trained', load_model(self.root / name))
-        for name, window in dict(layers_6=(2, 3), layers_3=(1, 1)).items():
-            model = load_model(self.root / name)
-            for K in (2, 3):
-                with looped(model, window, 'rk', K):
-                    yield row(name, f'window, K = {K}', model)
-        model = load_model(self.root / 'retrofit')
-        for r in (1, 2, 3, 4, 8):
-            model.mean = r
-            yield row('retrofit', f'8 hops, r = {r}', model, FURTHER)
-        model = load_model(self.root / 'ordinary_further')
-        yield row('ordinary_further', '8 hops', model, FURTHER)
-
-
 # --------------------------------------------------------------------------------------- the jobs
 
 SEED = dict.fromkeys(MODELS, Model) | dict.fromkeys(PARTNERS, Partner)
-OTHERS = dict(page=Page, hops=Hops)         # only by --job=NAME
+OTHERS = dict(page=Page)         # only by --job=NAME
 JOBS = SEED | OTHERS
 
 
