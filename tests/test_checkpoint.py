@@ -17,13 +17,13 @@ import numpy as np
 import pytest
 import torch
 from conftest import BEGUN, refused, save_run
-from nanodepth.train import read_config, train
 
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.common.errors import Refused
 from nanodepth.data.tokens import write_dataset
 from nanodepth.engine import checkpoint
 from nanodepth.engine.checkpoint import describe, load, load_model, save
+from nanodepth.train import read_config, train
 
 
 def test_what_is_saved_comes_back(tmp_path):

@@ -11,14 +11,14 @@ import re
 import pytest
 import torch
 from conftest import ROOT, planned_flops
-from nanodepth.model import LM, ModelConfig
-from nanodepth.retrofit import recurrence_curriculum, sample_recurrence, surgery
-from nanodepth.train import Config, read_config
 
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.commands import bench
 from nanodepth.engine import cost
 from nanodepth.engine.checkpoint import describe, save
+from nanodepth.model import LM, ModelConfig
+from nanodepth.retrofit import recurrence_curriculum, sample_recurrence, surgery
+from nanodepth.train import Config, read_config
 
 
 def dry(capsys, *argv):
@@ -98,17 +98,6 @@ def test_memory_is_what_autograd_keeps(fields):
     found = sum(n for _, n in kept.values()) + x.nbytes
     wanted = 4 * 64 * len(model.order) * cost.kept_by_a_layer(model.config, 4)
     assert abs(found / wanted - 1) < 0.05
-
-
-def test_parts_of_the_memory():
-    model = LM(ModelConfig(vocab_size=50, n_layer=4, n_embd=64, n_head=4, context=16))
-    n = model.num_params()
-    alone = cost.memory(model, 64, depth=4)
-    assert alone['weights'] == alone['gradients'] == 4 * n and alone['optimizer'] == 8 * n
-    assert cost.memory(model, 64, depth=4, ranks=4)['ranks'] == 4 * n
-    layers = sum(p.numel() for p in model.layers.parameters())
-    assert cost.memory(model, 64, depth=4, optimizer='muon')['optimizer'] == 8 * n - 4 * layers
-    assert cost.memory(model, 64, depth=8)['activations'] == 2 * alone['activations']
 
 
 def test_a_recurrent_run_is_counted_step_by_step(tmp_path, capsys, data):

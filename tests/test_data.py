@@ -31,30 +31,19 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import BEGUN, ROOT
-from nanodepth.wrapper import looped
 
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.common.errors import Refused, refusals
-from nanodepth.data import corpus
-from nanodepth.data import tokenizer as tokenizer_file
-from nanodepth.data import tokens as tokens_file
+from nanodepth.data import corpus, tokenizer as tokenizer_file, tokens as tokens_file
 from nanodepth.data.corpus import number
 from nanodepth.data.primitives import TASKS, TOY_TASKS, Example, few_shot, write_examples
 from nanodepth.data.sources import archived, chat
 from nanodepth.data.tokenizer import LONGEST, encode_document, get_tokenizer
-from nanodepth.data.tokens import (
-    Dataset,
-    Loader,
-    answers,
-    draw,
-    evaluate,
-    measure,
-    permute,
-    shares,
-    write_dataset,
-)
+from nanodepth.data.tokens import (Dataset, Loader, answers, draw, evaluate, measure, permute,
+                                   shares, write_dataset)
 from nanodepth.engine.measure import Answers, ask, interval, log_likelihoods, score
 from nanodepth.report.tables import read_csv
+from nanodepth.wrapper import looped
 
 # ------------------------------------------------------------------ tokenizers
 

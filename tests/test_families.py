@@ -17,18 +17,17 @@ import pytest
 import torch
 import transformers
 from conftest import refused, save_run
-from families import ALIBI, EAGER_ONLY, FAMILIES, MIXTURES
-from families import tiny as family
-from nanodepth.loop import parse_loop
-from nanodepth.wrapper import looped, patch, unpatch
+from families import ALIBI, EAGER_ONLY, FAMILIES, MIXTURES, tiny as family
 
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.common.errors import Refused
 from nanodepth.data.tokenizer import write_tokenizer
 from nanodepth.engine.folders import save_looped, save_reordered
 from nanodepth.engine.hf import save_hf
+from nanodepth.loop import parse_loop
 from nanodepth.variants.caches import CACHES
 from nanodepth.variants.hosts import Pin, depth_of, routers_of
+from nanodepth.wrapper import looped, patch, unpatch
 
 transformers.logging.set_verbosity_error()
 
@@ -272,20 +271,6 @@ def test_pinned_routing(name, mode):
                     and not torch.equal(mixed[0][1], mixed[1][1]))
         assert not any(isinstance(hook, Pin) for m in model.modules()
                        for hook in m._forward_hooks.values())
-
-
-@pytest.mark.parametrize('name', EXPERTS)
-def test_weights_of_pinned_experts_are_the_routers_own_where_it_chooses_the_same(name):
-    """K = 1 evaluation has nothing to pin; two evaluations of one point choose the same experts,
-    so pinning them changes nothing."""
-    model, t = family(name), tokens()
-    # the first step goes nowhere: both evaluations are at x
-    same = dict(method='euler', K=2, alphas=[0.0, 1.0])
-    with looped(model, WINDOW, **same):
-        free = model(t).logits
-    for pin in ('mixture', 'indices'):
-        with looped(model, WINDOW, pin=pin, **same):
-            assert torch.allclose(model(t).logits, free, atol=1e-4)
 
 
 def test_any_router_beside_experts_is_pinned_by_its_place():

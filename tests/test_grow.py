@@ -9,24 +9,15 @@ import copy
 import pytest
 import torch
 from conftest import ROOT
-from nanodepth.grow import (
-    GROWTH,
-    double,
-    growth_plan,
-    lidas,
-    midas,
-    prop_schedule,
-    stack,
-    untie,
-    untie_by_hand,
-)
-from nanodepth.model import LM, ModelConfig
-from nanodepth.train import Config, read_config
 
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.engine.cost import training_flops
 from nanodepth.engine.optimizers import make_optimizers
 from nanodepth.engine.plan import Plan
+from nanodepth.grow import (GROWTH, double, growth_plan, lidas, midas, prop_schedule, stack, untie,
+                            untie_by_hand)
+from nanodepth.model import LM, ModelConfig
+from nanodepth.train import Config, read_config
 
 # ------------------------------------------------------------------ operators
 

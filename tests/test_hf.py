@@ -17,10 +17,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import refused, save_run
-from nanodepth.grow import lidas, untie
-from nanodepth.loop import parse_loop
-from nanodepth.retrofit import surgery
-from nanodepth.wrapper import looped
 
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.common.errors import Refused
@@ -31,6 +27,10 @@ from nanodepth.engine.checkpoint import load_model
 from nanodepth.engine.folders import save_looped, save_reordered
 from nanodepth.engine.hf import load_hf, save_hf
 from nanodepth.engine.raven import save_raven
+from nanodepth.grow import lidas, untie
+from nanodepth.loop import parse_loop
+from nanodepth.retrofit import surgery
+from nanodepth.wrapper import looped
 
 transformers = pytest.importorskip('transformers')
 safetensors_torch = pytest.importorskip('safetensors.torch')

@@ -17,10 +17,10 @@ import sys
 import pytest
 import torch
 from conftest import ROOT
-from nanodepth.retrofit import surgery
 from readme import left_out, lines
 
 from nanodepth.__main__ import COMMANDS, main
+from nanodepth.retrofit import surgery
 
 ROOMS = ('common', 'report', 'data', 'variants', 'engine', 'commands', 'study')
 IDEAS = ('model', 'grow', 'loop', 'retrofit', 'wrapper', 'probe', 'train')

@@ -9,13 +9,13 @@ import copy
 
 import pytest
 import torch
-from nanodepth.model import LM, ModelConfig
-from nanodepth.probe import block_similarity, depth_score, future_effects, residual_norms
 
 from nanodepth import probe
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.commands.probe import permute_block
 from nanodepth.data.tokens import Loader
+from nanodepth.model import LM, ModelConfig
+from nanodepth.probe import block_similarity, depth_score, future_effects, residual_norms
 from nanodepth.variants import lens as lens_file
 from nanodepth.variants.lens import TunedLens, exit_at, load_lens, quality, save_lens, train_lens
 

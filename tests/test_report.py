@@ -9,12 +9,11 @@ from itertools import product
 
 import pytest
 from conftest import flags, refused
-from nanodepth.train import train
 
 from nanodepth.__main__ import main as nanodepth
-from nanodepth.report import plot, tables
-from nanodepth.report import runs as report_runs
+from nanodepth.report import plot, runs as report_runs, tables
 from nanodepth.report.tables import p_value
+from nanodepth.train import train
 
 
 @pytest.fixture

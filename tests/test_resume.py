@@ -20,20 +20,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import (
-    ROOT,
-    assert_equal_runs,
-    flags,
-    log_of,
-    ranks,
-    refused,
-    same,
-    save_run,
-    weights_of,
-)
-from nanodepth.model import LM, ModelConfig
-from nanodepth.retrofit import surgery
-from nanodepth.train import Config, read_config, train
+from conftest import (ROOT, assert_equal_runs, flags, log_of, ranks, refused, same, save_run,
+                      weights_of)
 
 from nanodepth import train as train_file
 from nanodepth.__main__ import main as nanodepth
@@ -44,7 +32,10 @@ from nanodepth.data.tokens import Dataset, draw, write_dataset
 from nanodepth.engine import checkpoint, world
 from nanodepth.engine.checkpoint import load_model
 from nanodepth.engine.plan import Start
+from nanodepth.model import LM, ModelConfig
 from nanodepth.report.logs import Log, read_lines
+from nanodepth.retrofit import surgery
+from nanodepth.train import Config, read_config, train
 
 # ------------------------------------------------------------------------------ stopped and killed
 

@@ -13,12 +13,6 @@ import statistics
 import pytest
 import torch
 from conftest import flags, log_of, ranks, refused, save_run, weights_of
-from nanodepth.grow import untie
-from nanodepth.loop import running
-from nanodepth.model import LM, ModelConfig, rotate
-from nanodepth.probe import residual_norms
-from nanodepth.retrofit import Recurrent, cut, recurrence_curriculum, sample_recurrence, surgery
-from nanodepth.train import Config, train
 
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.common.errors import Refused
@@ -26,7 +20,13 @@ from nanodepth.data.tokenizer import get_tokenizer
 from nanodepth.data.tokens import Loader, measure
 from nanodepth.engine.checkpoint import build_model, describe, load, load_model, save
 from nanodepth.engine.ways import Way
+from nanodepth.grow import untie
+from nanodepth.loop import running
+from nanodepth.model import LM, ModelConfig, rotate
+from nanodepth.probe import residual_norms
 from nanodepth.report.tables import read_csv
+from nanodepth.retrofit import Recurrent, cut, recurrence_curriculum, sample_recurrence, surgery
+from nanodepth.train import Config, train
 from nanodepth.variants.cuts import block_influence, by_influence, selections
 from nanodepth.variants.exit import Exit
 

@@ -19,9 +19,6 @@ import pytest
 import torch
 from conftest import ROOT, refused, save_run, write_noise
 from families import tiny as family
-from nanodepth.loop import parse_loop, running
-from nanodepth.retrofit import surgery
-from nanodepth.wrapper import looped
 
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.commands import sweep
@@ -31,14 +28,16 @@ from nanodepth.common.options import read
 from nanodepth.data import primitives
 from nanodepth.data.primitives import TASKS, TOY_TASKS, Example, few_shot, task_and_depth
 from nanodepth.data.tokenizer import get_tokenizer, write_tokenizer
-from nanodepth.data.tokens import Loader, write_dataset
-from nanodepth.data.tokens import measure as tokens_measure
+from nanodepth.data.tokens import Loader, measure as tokens_measure, write_dataset
 from nanodepth.engine import checkpoint, harness, measure
 from nanodepth.engine.examine import Asked, Examined, split_tasks
 from nanodepth.engine.foreign import is_foreign, open_any, repeated_block
 from nanodepth.engine.measure import Answers, Score, ask, interval, log_likelihoods, score
 from nanodepth.engine.ways import Way, Ways, read_ways
+from nanodepth.loop import parse_loop, running
 from nanodepth.report.tables import read_csv
+from nanodepth.retrofit import surgery
+from nanodepth.wrapper import looped
 
 lm_eval = pytest.importorskip('lm_eval')
 TOKENS = torch.arange(24).view(2, 12)

@@ -18,11 +18,6 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT, flags, log_of, ranks, refused, same, weights_of
-from nanodepth.grow import GROWTH, prop_schedule
-from nanodepth.loop import parse_loop
-from nanodepth.model import LM, ModelConfig
-from nanodepth.retrofit import recurrence_curriculum, sample_recurrence
-from nanodepth.train import Config, read_config, train
 
 from nanodepth import train as train_file
 from nanodepth.__main__ import main as nanodepth
@@ -35,6 +30,11 @@ from nanodepth.engine.cost import stretches
 from nanodepth.engine.optimizers import Muon, make_optimizers, orthogonal
 from nanodepth.engine.plan import MAY_DIFFER, MAY_DIFFER_AHEAD, Plan, Start
 from nanodepth.engine.world import World
+from nanodepth.grow import GROWTH, prop_schedule
+from nanodepth.loop import parse_loop
+from nanodepth.model import LM, ModelConfig
+from nanodepth.retrofit import recurrence_curriculum, sample_recurrence
+from nanodepth.train import Config, read_config, train
 from nanodepth.variants.adamw_star import AdamWStar
 
 # --------------------------------------------------------------------------------------- the plan
@@ -508,16 +508,6 @@ def test_muon_keeps_one_tensor_a_parameter_and_skips_what_has_no_gradient():
         (name, moment), = optimizer.state[p].items()
         assert (name == 'momentum_buffer' and moment.shape == p.shape and moment.dtype
                 == torch.float32)
-
-
-def test_a_checkpoint_of_torchs_muon_opens():
-    params, options = parameters(), dict(lr=0.5, weight_decay=0.1, adjust_lr_fn='match_rms_adamw')
-    theirs = torch.optim.Muon(params, **options)
-    steps(theirs, n=2)
-    mine = Muon(copy.deepcopy(params), lr=1.0, precision=torch.bfloat16)
-    mine.load_state_dict(copy.deepcopy(theirs.state_dict()))
-    assert mine.param_groups[0]['lr'] == 0.5 and mine.param_groups[0]['weight_decay'] == 0.1
-    assert_alike(steps(mine, n=1), steps(theirs, n=1), 0.02)
 
 
 def test_adamw_star_by_hand():

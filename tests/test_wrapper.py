@@ -14,22 +14,15 @@ import weakref
 import pytest
 import torch
 import torch.nn as nn
+
 from nanodepth.grow import untie
 from nanodepth.loop import repeat_block
 from nanodepth.model import KVCache
 from nanodepth.retrofit import surgery
-from nanodepth.wrapper import (
-    LAYERWISE,
-    SOLVERS,
-    looped,
-    looped_by_hand,
-    patch,
-    pick_solver,
-    unpatch,
-)
-
 from nanodepth.variants.caches import CACHES
 from nanodepth.variants.hosts import pick_window
+from nanodepth.wrapper import (LAYERWISE, SOLVERS, looped, looped_by_hand, patch, pick_solver,
+                               unpatch)
 
 WINDOW = (2, 4)
 
