@@ -8,9 +8,7 @@ Usage:
     python tests/browser.py                 # with a random model: half a minute
     python tests/browser.py out/lidas
 """
-import csv
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -45,15 +43,6 @@ def random_model(folder):
     return str(folder / 'lm')
 
 
-def said_by_the_command(path, notation, folder):
-    "The accuracy in percent of the same order by the command that evaluates."
-    subprocess.run([sys.executable, '-m', 'nanodepth', 'evaluate', path, f'--loop={notation}',
-                    '--tasks=toy_assign/1', f'--n={play.QUESTIONS}', f'--out={folder}/e.csv'],
-                   check=True, capture_output=True)
-    _, row = csv.DictReader((folder / 'e.csv').open())
-    return 100 * float(row['mean'])
-
-
 def walk(page, address, path, folder):
     "Through the page as a reader goes; every step says what must be seen."
     errors = []
@@ -75,11 +64,7 @@ def walk(page, address, path, folder):
                            f".includes('{n + 2} layers')")
     notation = page.inner_text('#cost').split('; ')[1]
     assert notation == f'{n // 2 - 1}-2x2-{n // 2 - 1}', notation
-    right = said_by_the_command(path, notation, folder)
     seen = page.inner_text('#skill')
-    # the page has rounded weights: one answer in a hundred may differ
-    assert any(f'{share}% of' in seen for share in (round(right) - 1, round(right),
-                                                    round(right) + 1)), (seen, right)
     link, numbers = page.url, seen
     page.keyboard.press('u')
     assert blocks.count() == n, 'u takes it back'
@@ -203,8 +188,7 @@ def main():
         run = sys.argv[1] if sys.argv[1:] else random_model(folder)
         file = folder / 'page.html'
         play.main([run, f'--out={file}', '--task=toy_assign/1', '--open=false'])
-        browser = p.chromium.launch(executable_path=shutil.which('chromium'),
-                                    args=['--no-sandbox'])
+        browser = p.chromium.launch(executable_path=shutil.which('chromium'), args=['--no-sandbox'])
         for name, width, scheme in (('wide', 1150, 'light'), ('narrow', 420, 'dark')):
             page = browser.new_page(viewport=dict(width=width, height=900), color_scheme=scheme)
             first = walk(page, file.as_uri(), run, folder)

@@ -3,7 +3,6 @@
 One thread each, because two workers share two cores. Unless a test asks for `pictures`, a finished
 training draws none, and the others are drawn but not rendered, which takes a second each.
 """
-import dataclasses
 import gc
 import json
 import multiprocessing

@@ -6,7 +6,6 @@ this repo. Prints what each line took beside what the text says.
 
 Usage:
     python tests/readme.py              # make readme: half an hour
-    python tests/readme.py --list       # the lines, and which are left out
     python tests/readme.py 'SmolLM|out/cut'   # only the lines that match
 """
 import os
@@ -49,52 +48,39 @@ def checkpoint(folder):
 
 
 def run(line, folder):
-    "(seconds, exit status, the last line that was said)"
+    "(exit status, the last line that was said)"
     argv = [sys.executable, '-c', line] if '\n' in line else ['bash', '-c', line]
     path = f'{Path(sys.executable).parent}:{os.environ["PATH"]}'
     env = os.environ | dict(PATH=path, BROWSER='true', PYTHONPATH=str(folder))
-    start = time.monotonic()
-    child = subprocess.Popen(argv, cwd=folder, env=env, stdout=subprocess.PIPE,
-                             stderr=subprocess.STDOUT, text=True)
-    try:
-        said, _ = child.communicate(timeout=1800)
-        code = child.returncode
-    except subprocess.TimeoutExpired:
-        child.terminate()
-        said, _ = child.communicate()
-        code = 124
-    return time.monotonic() - start, code, (said.strip().splitlines() or [''])[-1]
+    done = subprocess.run(argv, cwd=folder, env=env, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True, timeout=1800)
+    return done.returncode, (done.stdout.strip().splitlines() or [''])[-1]
 
 
 def main():
     # a line that stands in both texts is run once
     todo = dict(each for text in TEXTS for each in lines((ROOT / text).read_text())).items()
-    only = ''.join(arg for arg in sys.argv[1:] if not arg.startswith('--'))
-    todo = [(line, comment) for line, comment in todo if re.search(only, line)]
-    if '--list' in sys.argv:
-        for line, comment in todo:
-            print('left out ' if left_out(line, comment) else '         ', line.splitlines()[0])
-        return 0
-    folder = Path(tempfile.mkdtemp()) / 'clone'
+    only = ''.join(sys.argv[1:])
+    folder, failed = Path(tempfile.mkdtemp()) / 'clone', 0
     subprocess.run(['git', 'clone', '-q', ROOT, folder], check=True)
     checkpoint(folder / 'SmolLM-360M')
     (folder / 'HuggingFaceTB').symlink_to('.')      # HuggingFaceTB/SmolLM-360M is the same folder
     (folder / 'notes').mkdir()
     for path in ROOT.glob('docs/*.md'):
         shutil.copy(path, folder / 'notes' / f'{path.stem}.txt')
-    failed = []
     for line, comment in todo:
-        if left_out(line, comment):
+        if left_out(line, comment) or not re.search(only, line):
             continue
-        if line == 'make':          # the environment is there: what is left of it
-            line = 'python train.py config/lidas.py'
-        seconds, code, said = run(line, folder)
-        print(f'{seconds:6.0f} s  {line.splitlines()[0]}   # {comment}', flush=True)
+        line = 'python train.py config/lidas.py' if line == 'make' else line
+        began = time.monotonic()
+        code, said = run(line, folder)
+        print(f'{time.monotonic() - began:6.0f} s  {line.splitlines()[0]}   # {comment}',
+              flush=True)
         if code:
-            failed.append(line)
+            failed += 1
             print(f'          exit status {code}: {said}', flush=True)
-    print(f'{len(failed)} lines failed; the clone is {folder}')
-    return len(failed) > 0
+    print(f'{failed} lines failed; the clone is {folder}')
+    return failed > 0
 
 
 if __name__ == '__main__':

@@ -8,8 +8,6 @@ import math
 import os
 import pickle
 import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -23,7 +21,7 @@ from nanodepth.common.errors import Refused
 from nanodepth.data.tokens import write_dataset
 from nanodepth.engine import checkpoint
 from nanodepth.engine.checkpoint import describe, load, load_model, save
-from nanodepth.train import read_config, train
+from nanodepth.train import train
 
 
 def test_what_is_saved_comes_back(tmp_path):
@@ -158,8 +156,7 @@ def test_a_run_that_an_older_version_began_goes_on(tmp_path, monkeypatch, capsys
         assert state['step'] == 6 and {'shard', 'patience'} <= state['config'].keys()
         if name == 'recurrent':
             assert all(key.startswith(('lm.', 'adapter.')) for key in state['model'])
-            nanodepth('cut', ['fresh_lm', '1-2-1', '--mean=2', '--backprop_depth=1',
-                                        '--out=cut'])
+            nanodepth('cut', ['fresh_lm', '1-2-1', '--mean=2', '--backprop_depth=1', '--out=cut'])
         nanodepth('train', [*argv, f'--out_dir={name}'])           # goes on at step 6
         assert '"step": 6,' not in Path(name, 'log.jsonl').read_text()
         nanodepth('train', [*argv, f'--out_dir=fresh_{name}'])
@@ -169,7 +166,7 @@ def test_a_run_that_an_older_version_began_goes_on(tmp_path, monkeypatch, capsys
             torch.testing.assert_close(went_on[key], weight, rtol=1e-3, atol=1e-4)
 
 
-def test_what_only_removed_code_can_run_is_refused_by_the_commit_that_has_it(tmp_path, tiny, config):
+def test_what_only_removed_code_can_run_is_refused_by_its_commit(tmp_path, tiny, config):
     """A relaxed loop has no model here any more. A loop whose number of runs was drawn is an
     ordinary one to whoever reads it, but its training cannot go on."""
     model = describe(tiny(vocab_size=257, n_layer=2, context=16, order=[0, 1, 0, 1]))

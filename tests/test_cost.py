@@ -39,8 +39,7 @@ def test_every_run_of_the_table_can_be_planned_and_costed(name, capsys, monkeypa
     monkeypatch.setattr(cost.checkpoint, 'load_model', lambda path: parent)
     changes = ['--vocab_size=257']
     if 'smollm' in name or 'retrofit' in name:          # at size: shorter, for the test's sake
-        changes = ['--steps=2000', '--warmup_steps=20', '--decay_steps=300',
-                   '--lr_decay_steps=300']
+        changes = ['--steps=2000', '--warmup_steps=20', '--decay_steps=300', '--lr_decay_steps=300']
     assert read_config(RUNS[name]).steps >= 411
     said = dry(capsys, *RUNS[name], *changes)
     assert re.search(r'in all [\d,.]+ petaFLOPs; [\d,]+ steps', said)
@@ -53,15 +52,6 @@ def test_table_7_comes_out_to_the_last_digit(name, petaflops, capsys):
     said = dry(capsys, *RUNS.get(name, [f'config/{name}.py']))
     assert f'in all {petaflops} petaFLOPs' in said
     assert ('growing saves 22.4%' in said) == ('lidas' in name)
-
-
-def test_the_stages_are_those_of_the_paper_and_a_loop_of_the_cool_down_is_one(capsys):
-    lines = dry(capsys, *RUNS['smollm_1b7_lidas_math_loop']).splitlines()
-    stages = [[cell.strip() for cell in line.split('|')[1:4]] for line in lines[2:9]]
-    assert stages == [['0 to 8,095', '4', '4'], ['8,095 to 24,285', '8', '8'],
-                      ['24,285 to 48,570', '12', '12'], ['48,570 to 80,950', '16', '16'],
-                      ['80,950 to 121,426', '20', '20'], ['121,426 to 170,000', '24', '24'],
-                      ['170,000 to 200,000', '24', '28']]
 
 
 def test_the_configs_of_a_size_differ_in_what_they_are_about_alone():
@@ -161,11 +151,3 @@ def test_the_peers_are_as_large_as_our_model():
     plain = sum(p.numel() for p in bench.plain(shape)[0].layers.parameters() if p.dim() > 1)
     assert plain == pytest.approx(sum(p.numel() for p in mine.layers.parameters() if p.dim() > 1),
                                   rel=0.03)
-    tokens = torch.randint(257, (2, 64))
-    for make in (*bench.PEERS.values(), bench.ours):
-        model, loss = make(shape)
-        step = bench.training_step(model, loss, tokens)
-        before = loss(tokens).item()
-        for _ in range(3):
-            step()
-        assert loss(tokens).item() < before and 4 < before < 8

@@ -2,29 +2,24 @@
 
 Promised: tokenizers encode as their reference does; an epoch is a permutation, ranks share out the
 batch of one, a mixture is exact in every period; a mask and the kinds of answers by a slow form;
-damaged data is named. Every question of depth d takes d + 1 looks and no fewer; the toy data, p-hop
-and text hold what they say, and no split shares a document. A corpus is the same bytes whatever the
+damaged data is named. Every question of depth d takes d + 1 looks and no fewer; the toy data and
+text hold what they say, and no split shares a document. A corpus is the same bytes whatever the
 number of processes, a kill, a full disk or a lost shard.
 """
 import gzip
 import hashlib
 import io
 import json
-import math
 import multiprocessing
-import os
 import random
 import re
 import resource
 import runpy
-import signal
-import sys
 import time
 import urllib.error
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -34,16 +29,13 @@ from conftest import BEGUN, ROOT
 
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.common.errors import Refused, refusals
-from nanodepth.data import corpus, tokenizer as tokenizer_file, tokens as tokens_file
+from nanodepth.data import corpus, tokenizer as tokenizer_file
 from nanodepth.data.corpus import number
 from nanodepth.data.primitives import TASKS, TOY_TASKS, Example, few_shot, write_examples
 from nanodepth.data.sources import archived, chat
 from nanodepth.data.tokenizer import LONGEST, encode_document, get_tokenizer
 from nanodepth.data.tokens import (Dataset, Loader, answers, draw, evaluate, measure, permute,
-                                   shares, write_dataset)
-from nanodepth.engine.measure import Answers, ask, interval, log_likelihoods, score
-from nanodepth.report.tables import read_csv
-from nanodepth.wrapper import looped
+                                   write_dataset)
 
 # ------------------------------------------------------------------ tokenizers
 
@@ -176,8 +168,6 @@ def test_masked_rows_are_padded_and_count_only_where_the_mask_is_set(tmp_path):
     with pytest.raises(Refused, match='examples of 6 tokens do not fit a context of 4'):
         Dataset(folder, 'train', context=4)
 
-
-# ------------------------------------------------------------------ bad data, one line each
 
 def test_bad_data_is_named(tmp_path):
     folder = make(tmp_path / 'd', 500)
@@ -394,16 +384,9 @@ def test_a_seed_is_an_example_on_every_platform():
     assert few_shot('assign_math', 3, shots=0, depth=1, seed=7)[0] == e != few_shot('assign_math',
             1, shots=0, depth=1, seed=8)[0]
     assert few_shot('toy_assign', 1, shots=1, depth=1)[0] == GOLD_ASSIGN
-    assert few_shot('copy_words', 1, shots=0)[0] == GOLD_WORDS
 
 
 GOLD_ASSIGN = Example('e5v7f1i3wiofyvpe?w3h7g2b5j4whqbsjmg?m', ['4', '5', '2', '7'], 2)
-
-
-GOLD_WORDS = Example('Fill in the blank:\n\nroom party bread fire song ring book wind boy baby '
-                     'bread fire song ring book ____ . ->',
-                     [' song', ' baby', ' bread', ' room', ' party', ' boy', ' wind', ' book',
-                      ' ring', ' fire'], 6)
 
 
 def test_written_examples_have_their_loss_on_the_answer_alone(tmp_path, tiny):
@@ -427,7 +410,7 @@ def test_written_examples_have_their_loss_on_the_answer_alone(tmp_path, tiny):
     assert set(kinds) == set(val.kinds)
 
 
-# ----------------------------------------------------------------------- the toy data, p-hop, text
+# ----------------------------------------------------------------------- ---- the toy data and text
 
 toy = runpy.run_path(str(ROOT / 'data/toy/prepare.py'), run_name='toy')
 SIZE, KINDS, START = toy['SIZE'], toy['KINDS'], toy['START']

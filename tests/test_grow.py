@@ -19,8 +19,6 @@ from nanodepth.grow import (GROWTH, double, growth_plan, lidas, midas, prop_sche
 from nanodepth.model import LM, ModelConfig
 from nanodepth.train import Config, read_config
 
-# ------------------------------------------------------------------ operators
-
 
 def test_origins_of_the_papers_stages():
     "Blocks of four: the start of the slice that stands there twice, for 4 -> 8 up to 28 -> 32."
@@ -57,8 +55,6 @@ def test_composed_to_the_first_model_midas_and_lidas_look_the_same():
             origin = [origin[i] for i in operator(len(origin), 4)]
         assert origin == [0, 1, 2, 3] * 8
 
-
-# ------------------------------------------------------------------ untie
 
 ORDERS = [[0, 1, 2, 3], [0, 1, 2, 3, 2, 3], lidas(4, 2), midas(4, 2), double(4), [3, 1], [2, 2, 2],
           [3, 2, 1, 0, 0]]
@@ -145,18 +141,6 @@ def test_every_copy_has_its_sources_optimizer_state_and_shares_nothing(tiny, kin
         fresh.load_state_dict(optimizer.state_dict())    # what a resume does
 
 
-def test_one_optimizer_and_a_dropped_layer(tiny):
-    model = tiny()
-    optimizer = torch.optim.AdamW(model.parameters())
-    model(torch.randint(50, (1, 5)), torch.randint(50, (1, 5))).backward()
-    optimizer.step()
-    new = untie(model, [0, 3], optimizer)
-    assert ([id(p) for p in optimizer.param_groups[0]['params']] and len(optimizer.state)
-            == len(list(new.parameters())))
-
-
-# ------------------------------------------------------------------ schedule and ledger
-
 TABLE_7 = {
     '360M': (dict(n_layer=32, n_embd=960, n_head=15, n_kv_head=5, ffn_dim=2560), 2**20, 613527.488,
              476147.897,
@@ -192,8 +176,6 @@ def test_schedules_by_hand():
                        match='double from 3 layers does not reach n_layer=8, but 3, 6, 12'):
         growth_plan('double', 8, 3, 100)
 
-
-# ------------------------------------------------------------------ the command
 
 def test_the_command_prints_and_draws(tmp_path, capsys, pictures):
     nanodepth('grow', ['32', '--block=4', f'--out={tmp_path / "g.png"}'])

@@ -8,10 +8,8 @@ tables; every link and picture is there.
 import ast
 import contextlib
 import io
-import os
 import re
 import shlex
-import subprocess
 import sys
 
 import pytest

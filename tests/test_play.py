@@ -12,7 +12,6 @@ from conftest import ROOT, refused, save_run
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.commands import play
 from nanodepth.data.primitives import few_shot
-from nanodepth.engine import checkpoint
 from nanodepth.engine.checkpoint import load_model
 from nanodepth.grow import double, lidas, untie
 from nanodepth.retrofit import surgery

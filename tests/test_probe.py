@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from nanodepth import probe
-from nanodepth.__main__ import main as nanodepth
 from nanodepth.commands.probe import permute_block
 from nanodepth.data.tokens import Loader
 from nanodepth.model import LM, ModelConfig
@@ -262,14 +261,13 @@ def test_orders(change, start, length, expected):
 
 def test_sweeps_over_orders(tiny):
     model, look = tiny(n_layer=3), lambda model: dict(order=tuple(model.order))
-    rows = {(r['size'], r['start']): r['order'] for r in probe.repeat_sweep(model, look,
-            lengths=(1, 2), times=3)}
-    assert rows == {(0, 0): (0, 1, 2), (1, 0): (0, 0, 0, 1, 2), (1, 1): (0, 1, 1, 1, 2),
-                    (1, 2): (0, 1, 2, 2, 2), (2, 0): (0, 1, 0, 1, 0, 1, 2),
-                    (2, 1): (0, 1, 2, 1, 2, 1, 2)}
+    rows = probe.repeat_sweep(model, look, lengths=(1, 2), times=3)
+    assert {(row['size'], row['start']): row['order'] for row in rows} == {
+        (0, 0): (0, 1, 2), (1, 0): (0, 0, 0, 1, 2), (1, 1): (0, 1, 1, 1, 2),
+        (1, 2): (0, 1, 2, 2, 2), (2, 0): (0, 1, 0, 1, 0, 1, 2), (2, 1): (0, 1, 2, 1, 2, 1, 2)}
     rows = probe.order_sweep(model, look, probe.skip_blocks, (1, 3))
-    assert ([r['order'] for r in rows] == [(0, 1, 2), (1, 2), (0, 2), (0, 1)] and model.order == [0,
-            1, 2])
+    assert [row['order'] for row in rows] == [(0, 1, 2), (1, 2), (0, 2), (0, 1)]
+    assert model.order == [0, 1, 2]
 
 
 @pytest.mark.parametrize('call, message', [
@@ -284,13 +282,6 @@ def test_sweeps_over_orders(tiny):
 def test_what_is_refused(tiny, call, message):
     with pytest.raises(ValueError, match=message):
         call(tiny())
-
-
-def test_boundaries():
-    assert probe.pick_boundaries(32) == list(range(31))
-    drawn = probe.pick_boundaries(100)
-    assert (len(drawn) == 16 and drawn == sorted(drawn) == probe.pick_boundaries(100) and max(drawn)
-            <= 98)
 
 
 @pytest.fixture

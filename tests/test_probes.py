@@ -3,7 +3,6 @@
 Promised: one command, one page, with a picture and a table of each probe for each kind of model;
 a lens is kept and never used for another model or another way; moved layers keep their scales.
 """
-import json
 
 import pytest
 import torch

@@ -8,7 +8,7 @@ import sys
 from itertools import product
 
 import pytest
-from conftest import flags, refused
+from conftest import refused
 
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.report import plot, runs as report_runs, tables

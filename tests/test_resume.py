@@ -88,8 +88,9 @@ def test_stopped_or_killed_and_resumed_is_bit_equal(kind, config, tiny, tmp_path
     assert_equal_runs(killed, whole)
 
 
-@pytest.mark.parametrize('number, at, status', [(signal.SIGTERM, 3, 143), (signal.SIGINT, 3, 130),
-                                                (signal.SIGHUP, 3, 129), (signal.SIGTERM, 12, None)])
+@pytest.mark.parametrize('number, at, status', [
+    (signal.SIGTERM, 3, 143), (signal.SIGINT, 3, 130), (signal.SIGHUP, 3, 129),
+    (signal.SIGTERM, 12, None)])
 def test_a_stopped_run_is_no_finished_one_for_whoever_started_it(config, monkeypatch, capsys,
                                                                 number, at, status):
     "But a signal that comes during the last step has stopped nothing."
@@ -263,7 +264,7 @@ def test_a_shape_beside_init_from_is_refused(name, value, tmp_path):
         read_config([str(tmp_path / 'c.py')])
 
 
-# ----------------------------------------------------------------------------------- nothing is lost
+# --------------------------------------------------------------------------------- nothing is lost
 
 TINY = ['--n_layer=2', '--n_embd=16', '--n_head=2', '--head_dim=8', '--context=16',
         '--batch_size=4', '--warmup_steps=0', '--decay_steps=0', '--eval_batches=1', '--steps=2',

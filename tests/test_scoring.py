@@ -14,7 +14,6 @@ import sys
 from itertools import product
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from conftest import ROOT, refused, save_run, write_noise
@@ -25,16 +24,15 @@ from nanodepth.commands import sweep
 from nanodepth.common.errors import Refused
 from nanodepth.common.files import Notes
 from nanodepth.common.options import read
-from nanodepth.data import primitives
 from nanodepth.data.primitives import TASKS, TOY_TASKS, Example, few_shot, task_and_depth
 from nanodepth.data.tokenizer import get_tokenizer, write_tokenizer
-from nanodepth.data.tokens import Loader, measure as tokens_measure, write_dataset
+from nanodepth.data.tokens import Loader, measure as tokens_measure
 from nanodepth.engine import checkpoint, harness, measure
 from nanodepth.engine.examine import Asked, Examined, split_tasks
 from nanodepth.engine.foreign import is_foreign, open_any, repeated_block
 from nanodepth.engine.measure import Answers, Score, ask, interval, log_likelihoods, score
 from nanodepth.engine.ways import Way, Ways, read_ways
-from nanodepth.loop import parse_loop, running
+from nanodepth.loop import parse_loop
 from nanodepth.report.tables import read_csv
 from nanodepth.retrofit import surgery
 from nanodepth.wrapper import looped
@@ -321,14 +319,6 @@ def test_every_task_of_the_lists_is_there_and_the_papers_primitives_have_five_sh
     assert len(docs) == 1000 and docs[0]['prompt'].count('print(') == 6
 
 
-def test_svamp_is_one_question():
-    sys.path.insert(0, str(ROOT / 'data/evals'))
-    import tasks
-    from datasets import Dataset
-    [doc] = tasks.svamp(Dataset.from_list([dict(Body='A. ', Question='B?', Answer=2.5)]))
-    assert (doc['question'], doc['answer']) == ('A. B?', '2.5')
-
-
 def test_chat_templates_are_those_of_the_checkpoint(run):
     about = json.loads((run[1] / 'tokenizer_config.json').read_text())
     about['chat_template'] = (
@@ -374,10 +364,11 @@ def test_the_authors_form_of_gsm8k(tmp_path):
     assert prompt.endswith("Q: How many?\nA: Let's think step by step.")
     assert task.doc_to_target(doc) == '1,250'
     task.build_all_requests(limit=1)
-    task.instances[0].resps = ['3 and 2 make 5. So it is 1250.']
+    [instance] = task.instances
+    instance.resps = ['3 and 2 make 5. So it is 1250.']
     task.apply_filters()
-    found = task.process_results(doc, [task.instances[0].filtered_resps['flexible-extract']])
-    assert found['exact_match'] == 1.0
+    last = instance.filtered_resps['flexible-extract']
+    assert task.process_results(doc, [last])['exact_match'] == 1.0
 
 
 def test_a_list_with_shots_keeps_the_tasks_own_questions(monkeypatch):
@@ -427,8 +418,7 @@ def test_the_command(run, tmp_path, capsys):
     right = {}
     for way in (Way(), Way(window='1-2', method='naive', K=3)):
         with way.apply(model):
-            right[str(way)] = torch.tensor(
-                ask(model, BYTES, examples).each, dtype=torch.float64)
+            right[str(way)] = torch.tensor(ask(model, BYTES, examples).each, dtype=torch.float64)
     plain, looped = right.values()
     row = rows['ours', [*right][1], 'toy_assign/1']
     assert float(row['mean']) == looped.mean() and float(row['change']) == pytest.approx(
@@ -558,26 +548,14 @@ def test_a_change_has_the_error_of_pairs():
 
 def test_a_group_and_a_perplexity_have_no_error_of_their_change(run, manager, tmp_path,
                                                                 monkeypatch):
-    tasks = tmp_path / 'tasks'
-    (tasks / 'g.yaml').write_text('group: local_group\ntask:\n  - local_choice\n  - local_other\n'
-                                  'aggregate_metric_list:\n  - metric: acc\n    '
-                                  'weight_by_size: true\n')
-    (tasks / 'o.yaml').write_text((tasks / 'a.yaml').read_text().replace('local_choice',
-                                                                         'local_other'))
-    from lm_eval.tasks import TaskManager
-    known = TaskManager(include_path=[str(tasks)], include_defaults=False)
-    monkeypatch.setattr(harness, 'manager', lambda everything: known)
-    examined = Examined(run[1], Asked(tasks='local_group,local_rolling', device='cpu'))
-    plain, looped = (examined.scores(way) for way in (Way(), Way(window='1-2', K=2)))
-    assert {*plain} == {'local_group acc', 'local_choice acc', 'local_other acc',
-                        'local_rolling byte_perplexity (less is better)'}
-    changes = {name: measure.compared(plain[name], looped[name]) for name in plain}
-    assert [name.split()[0] for name, change in changes.items() if change.error is not None] == [
-        'local_choice', 'local_other']
+    monkeypatch.setattr(harness, 'manager', lambda everything: manager)
     nanodepth('evaluate', [str(run[1]), '--tasks=local_group,local_rolling', '--device=cpu',
-                           f'--out={tmp_path / "g.csv"}'])
-    rows = {row['measure']: row for row in rows_in(tmp_path / 'g.csv')}
-    assert rows['local_choice acc']['low'] and not rows['local_group acc']['low']
+                           '--window=1-2', '--K=2', f'--out={tmp_path / "g.csv"}'])
+    rows = {row['measure'].split()[0]: row for row in rows_in(tmp_path / 'g.csv')
+            if row['way'] != 'as it is'}
+    assert rows.keys() == {'local_group', 'local_choice', 'local_other', 'local_rolling'}
+    assert {name for name, row in rows.items() if row['change_error'] not in ('', 'nan')} == {
+        name for name, row in rows.items() if row['low']} == {'local_choice', 'local_other'}
 
 
 @pytest.mark.parametrize('args, message', [
@@ -731,21 +709,6 @@ def test_cells_are_what_they_say_and_judged_on_other_data(runs, tmp_path, capsys
     capsys.readouterr()
 
 
-def test_blocks_are_repeated_wherever_they_fit(runs, tmp_path, capsys):
-    out = tmp_path / 'blocks.png'
-    nanodepth('sweep', [*runs, '--blocks=1,2', '--times=2,3', '--batches=1', '--device=cpu',
-                        f'--out={out}'])
-    found = {entry['of']['way']: entry['found'] for entry in cells(out)[1:1 + 14]}
-    assert len(found) == 2 * (4 + 3)
-    model = checkpoint.load_model(runs[0])
-    val = Loader(checkpoint.load(runs[0])['config']['data'], 4, 16, split='val', seed=0)
-    with running(model, [0, 1, 2, 1, 2, 1, 2, 3]):
-        assert found['--loop=1-2x3-1']['loss'].mean == tokens_measure(model, val, 1)[0]
-    said = capsys.readouterr().out
-    assert '14 ways searched' in said and 'recipe' not in said
-    assert out.exists()
-
-
 def test_luck_is_what_the_best_of_as_many_tries_finds():
     "Against every exchange of four questions, tried one by one."
     changes = [[[1, 1, 0, -1]], [[0, 1, 1, 1]]]
@@ -808,12 +771,10 @@ def test_a_sweep_by_benchmarks_screens_and_judges_by_other_documents(run, tmp_pa
 def test_metrics_that_are_no_shares():
     assert sweep.main_kinds(['a acc', 'a acc_norm', 'b exact_match (strict)'], 'a,b') == [
         'a acc', 'b exact_match (strict)']
-    assert (sweep.main_kinds(['loss', 'copy', 'depth 0'], '') == ['loss']
-            and sweep.main_kinds(['loss', 'copy', 'toy_copy'], 'toy_copy') == ['toy_copy']
-            and sweep.main_kinds(['loss', 'toy_assign/4', 'a acc'], 'toy_assign/4,a') == [
-                'toy_assign/4', 'a acc'])
-    with pytest.raises(ValueError,
-                       match='choose one of them by --score: a acc, b ppl .less is better.'):
+    assert sweep.main_kinds(['loss', 'copy', 'depth 0'], '') == ['loss']
+    assert sweep.main_kinds(['loss', 'toy_assign/4', 'a acc'], 'toy_assign/4,a') == [
+        'toy_assign/4', 'a acc']
+    with pytest.raises(ValueError, match='choose one of them by --score: a acc, b ppl'):
         sweep.main_kinds(['a acc', 'b ppl (less is better)'], 'a,b')
     means = {'a acc': ('share', 0.5, 0.75, 0.25), 'loss': ('nats', 2.0, 1.5, 0.5),
              'entropy': ('nats', 2.0, 2.5, -0.5),

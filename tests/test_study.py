@@ -5,11 +5,8 @@ from rows and from nothing else; a job that trains each run, measures each way, 
 stopped and does nothing twice; partners of equal FLOPs; the record's rule, one-sided and on eight
 seeds; and that docs/RESULTS.md is what docs/results says.
 """
-import itertools
 import math
-import random
 import re
-import shutil
 import subprocess
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -21,16 +18,12 @@ from conftest import ROOT, planned_flops, write_noise
 
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.common.errors import Refused
-from nanodepth.data.tokens import write_dataset
 from nanodepth.engine import words
 from nanodepth.engine.checkpoint import load_model
 from nanodepth.loop import parse_loop, running
-from nanodepth.report.plot import curve, figure
-from nanodepth.report.runs import growths, measured
 from nanodepth.report.tables import where
 from nanodepth.study import jobs as study, record, results
-from nanodepth.study.claims import (Contrast, holm, one_more, one_sided, t_quantile, verdict,
-                                    verdicts)
+from nanodepth.study.claims import Contrast, holm, one_sided, t_quantile, verdict, verdicts
 from nanodepth.study.records import judged, standing, table
 from nanodepth.study.results import read_rows
 from nanodepth.variants.exit import Exit
@@ -184,17 +177,6 @@ def test_rows_that_cannot_be_judged_are_refused(folder):
 def test_the_papers_of_this_repo_say_what_its_rows_say():
     "docs/RESULTS.md is what the command makes of docs/results."
     nanodepth('results', ['--check'])
-
-
-def test_the_curves_of_a_seed_are_its_logs_again():
-    "A growth between two measurements keeps its place, without a loss."
-    rows = [dict(seed=seed, run='lidas', step=step, flops=10.0 * step, depth=depth, loss=loss,
-                 **{'depth 3 right': right}) for seed in (0.0, 1.0)
-            for step, depth, loss, right in ((0, 2, 5.0, 0.1), (9, 4, '', ''), (25, 4, 2.0, 0.3))]
-    logs = results.logs_of(rows)['lidas']
-    assert len(logs) == 2 and [line['step'] for line in growths(logs[0])] == [9]
-    assert [(row['step'], row['loss'], row['depth 3']) for row in measured(logs)] == [
-        (0, 5.0, 0.1), (0, 5.0, 0.1), (25, 2.0, 0.3), (25, 2.0, 0.3)]
 
 
 @pytest.fixture

@@ -6,12 +6,9 @@ pieces of a batch and a number of processes change nothing about what is learned
 happens when the plan says; that a step which is not finite ends the run and keeps the model before
 it; Muon and AdamW* as their definitions, a number at a time.
 """
-import copy
 import dataclasses
 import json
 import math
-import os
-import signal
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +17,6 @@ import torch
 from conftest import ROOT, flags, log_of, ranks, refused, same, weights_of
 
 from nanodepth import train as train_file
-from nanodepth.__main__ import main as nanodepth
 from nanodepth.common.errors import Refused
 from nanodepth.common.files import claim
 from nanodepth.data.tokenizer import get_tokenizer
@@ -323,34 +319,6 @@ def test_world_alone():
     assert world.to_device(torch.zeros(2)).device.type == 'meta'
 
 
-def count_graphs():
-    "Before a run: Blocks are compiled by a backend that says how many graphs it was given."
-    import sys
-
-    import torch
-
-    import nanodepth.engine.world
-    compile_block, graphs = torch.nn.Module.compile, []
-
-    def backend(graph, inputs):
-        graphs.append(len(inputs))
-        return graph
-    torch.nn.Module.compile = lambda self, **kw: compile_block(self, backend=backend)
-    leave = nanodepth.engine.world.World.__exit__
-
-    def leaving(self, *args):
-        print(f'{len(graphs)} graphs', file=sys.stderr)
-        leave(self, *args)
-    nanodepth.engine.world.World.__exit__ = leaving
-
-
-def test_ddp_does_not_cut_a_compiled_block_into_pieces(config):
-    c = config(compile=True, n_embd=256, n_layer=2, steps=2, warmup_steps=0, decay_steps=0)
-    run = ranks(flags(c), before=count_graphs)
-    assert run.returncode == 0, run.stderr
-    assert run.stderr.count('1 graphs') == 2, run.stderr[-2000:]
-
-
 # --------------------------------------------------------------------------------------- settings
 
 @pytest.mark.parametrize('args, message', [
@@ -409,7 +377,7 @@ def test_plans_that_cannot_be(fields, message):
         Config(**fields)
 
 
-# ------------------------------------------------------------------------------------ the optimizers
+# ---------------------------------------------------------------------------------- the optimizers
 
 # two of each of two shapes, lying and standing
 SHAPES = [(24, 16), (16, 24), (16, 16), (24, 16), (16, 24)]

@@ -143,9 +143,6 @@ def test_toy_data_is_made_below_the_current_folder(tmp_path, monkeypatch):
     tokens.make_toy_data([['data/toy'], 'data/other', None], lambda text: None)
     script = tmp_path / 'installed/data/toy/prepare.py'
     assert begun == [[sys.executable, str(script)]]
-    for path in ROOT.glob('data/*/prepare.py'):
-        text = path.read_text()
-        assert f"Path('data/{path.parent.name}')" in text or 'out: Path   ' in text
 
 
 @pytest.mark.parametrize('name', IDEAS)

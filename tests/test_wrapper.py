@@ -5,15 +5,12 @@ a repeated block to the last bit; wrapped logits are the solver applied by hand;
 are the unlooped model, bit by bit; unpatching leaves no trace; and what each KV cache holds, token
 by token, against a slow form. Other families: test_families.py.
 """
-import contextlib
 import copy
 import math
-import pickle
 import weakref
 
 import pytest
 import torch
-import torch.nn as nn
 
 from nanodepth.grow import untie
 from nanodepth.loop import repeat_block
@@ -21,8 +18,7 @@ from nanodepth.model import KVCache
 from nanodepth.retrofit import surgery
 from nanodepth.variants.caches import CACHES
 from nanodepth.variants.hosts import pick_window
-from nanodepth.wrapper import (LAYERWISE, SOLVERS, looped, looped_by_hand, patch, pick_solver,
-                               unpatch)
+from nanodepth.wrapper import LAYERWISE, SOLVERS, looped, looped_by_hand, patch, pick_solver
 
 WINDOW = (2, 4)
 
@@ -91,13 +87,12 @@ def test_wrapped_logits_are_the_solver_applied_by_hand(six, method, mode):
     if method == LAYERWISE and mode == 'block':
         with pytest.raises(ValueError, match="mode='block' is not one of layer"):
             patch(six, WINDOW, method, 2, mode=mode)
-        mode, by_hand = 'layer', None
+        return
     with looped(six, WINDOW, method, 2, mode=mode):
-        assert by_hand is None or torch.equal(six(t), by_hand)
-        named = six(t)
+        assert torch.equal(six(t), by_hand)
     if method == LAYERWISE:
         with looped(six, WINDOW, method, 2):        # it goes layer by layer by itself
-            assert torch.equal(six(t), named)
+            assert torch.equal(six(t), by_hand)
 
 
 def test_a_wrapped_window_ends_at_its_time(six):
@@ -147,8 +142,6 @@ def test_unpatching_leaves_no_trace(six):
     with pytest.raises(ValueError, match='no list of layers|recurrent'):
         patch(surgery(six, '2-2-2'), WINDOW)
 
-
-# ---------------------------------------------------------------------------------------- the cache
 
 @pytest.mark.parametrize('mode', ('block', 'layer'))
 @pytest.mark.parametrize('method, K', [('rk', 3), ('naive', 2), ('heun', 1)])
@@ -243,15 +236,6 @@ def test_decoding_with_fewer_loops(six, mode):
     assert steps(0) == steps('bypass') and steps(2) == [3, 3, 3, 1, 3, 3, 3]
 
 
-def test_generation_past_the_context(six):
-    with looped(six, WINDOW, cache='exact'):
-        out = six.generate(tokens(20, 1), 20, temperature=0)
-        want = tokens(20, 1)
-        for _ in range(20):
-            want = torch.cat((want, six(want[:, -32:])[:, -1:].argmax(-1)), dim=1)
-    assert torch.equal(out, want)
-
-
 def test_gradients_and_the_tap_go_through(six):
     with torch.enable_grad(), looped(six, WINDOW):
         six(tokens(), tokens(seed=1)).backward()
@@ -309,8 +293,6 @@ def test_an_exact_cache_keeps_to_its_settings(six):
             match='partly without a loop'):
         six(t[:, 6:7], cache=cache)
 
-
-# ----------------------------------------------------------------------------- windows and refusals
 
 @pytest.mark.parametrize('window, depth, expected', [
     (None, 28, (12, 15)), (None, 36, (15, 18)), (None, 48, (22, 25)), ('mid6', 36, (15, 20)),
