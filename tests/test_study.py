@@ -260,6 +260,12 @@ def test_a_loop_whose_tokens_may_stop_is_the_loop(tiny, loop):
         assert torch.equal(one(tokens, exit=early), lm(tokens)) and early.used < early.full
 
 
+def test_a_loop_of_two_blocks_is_refused(tiny):
+    with running(tiny(n_layer=4), parse_loop('2x2-2x2')) as lm, pytest.raises(
+            Refused, match='2x2-2x2 is not one block repeated'):
+        study.Loop(lm)
+
+
 def test_equal_flops_are_equal():
     "Of the partners: LIDAS's FLOPs, and those of a loop of half the layers run twice."
     def flops(config, *more):
