@@ -154,6 +154,19 @@ def test_a_mixture_is_exact_in_every_period_and_each_part_is_gone_through_in_tur
             assert sorted(w for d, e, w in places if (d, e) == (k, epoch)) == list(range(windows))
 
 
+def test_several_shards_are_one_dataset(tmp_path):
+    folder = make(tmp_path / 'd', 8 * 10 + 1)
+    meta = json.loads((folder / 'train.json').read_text())
+    more = (np.arange(8 * 5 + 1) + 100).astype('uint16').tobytes()
+    (folder / 'train_001.bin').write_bytes(more)
+    meta['shards'].append(dict(file='train_001.bin', tokens=8 * 5 + 1,
+                               sha256={'.bin': hashlib.sha256(more).hexdigest()}))
+    (folder / 'train.json').write_text(json.dumps(meta))
+    data = Dataset(folder, 'train', context=8)
+    assert len(data) == 15
+    assert [int(data.window(i)[0][0]) for i in (0, 9, 10, 14)] == [0, 72, 100, 132]
+
+
 def test_masked_rows_are_padded_and_count_only_where_the_mask_is_set(tmp_path):
     tokens = np.arange(1, 13)                               # two examples of six tokens
     mask = np.array([0, 0, 0, 1, 1, 0, 0, 0, 1, 0, 0, 0])

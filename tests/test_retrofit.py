@@ -260,6 +260,18 @@ def test_the_first_state(tiny, tokens):
     assert not torch.equal(model(tokens, generator=g()), model(tokens, generator=g()[::-1]))
 
 
+def test_the_first_states_of_a_long_context_are_made_as_they_are_read(tiny):
+    long, short = (surgery(tiny(context=n), '1-2-1') for n in (2 ** 20, 64))
+    tokens = torch.randint(50, (1, 8))
+    assert torch.equal(long(tokens), short(tokens)) and len(long.table) == 64
+    before = long.table.clone()
+    long.first_state(torch.zeros(1, 100, 32), 0, None)
+    assert len(long.table) == 128 and torch.equal(long.table[:64], before)
+    whole = surgery(tiny(context=128), '1-2-1')
+    whole.table = torch.randn(128, 32, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(long.table, whole.table)
+
+
 # ------------------------------------------------------------------ cache, exit
 
 @pytest.mark.parametrize('inject, start', [('linear', 'normal'), ('add', 'zero')])

@@ -499,3 +499,11 @@ def test_adamw_star_by_hand():
             assert steps[0] == pytest.approx(2.2, abs=0.01)
         w = [x * (1 - 0.01 * 0.1 / 0.2) - 0.1 * step for x, step in zip(w, steps)]
         assert p.tolist() == pytest.approx(w, rel=1e-5) and (rms > 1.1) == (t == 3)
+
+
+def test_muons_scaling_and_the_stars_decay_are_settings():
+    model = LM(ModelConfig(n_layer=2, n_embd=32, n_head=2))
+    muon = make_optimizers(model, Config(muon_scaling='original'))[0]
+    assert muon.param_groups[0]['adjust_lr_fn'] == 'original'
+    star, = make_optimizers(model, Config(optimizer='adamw_star', star_decay=0.5, weight_decay=0.1))
+    assert [group['weight_decay'] for group in star.param_groups] == [0.5, 0.5]
