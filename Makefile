@@ -38,9 +38,13 @@ data/toy_deep/train.json: data/toy/prepare.py | .venv/ready
 
 # ---- what is shown, and how fast it is
 
-demo: data/toy/train.json       # the page of `play` with a grown model inside, for any browser: docs/demo.html, 3 to 6 minutes
-	$(PY) train.py config/lidas.py --keep_stages=true --out_dir=out/demo
-	$(PY) -m nanodepth play out/demo --out=docs/demo.html --open=false
+demo: data/toy_deep/train.json data/toy/train.json      # docs/demo.html: LIDAS with its stages, a loop, a retrofit; 15 minutes
+	$(PY) train.py config/lidas.py --keep_stages=true --out_dir=out/demo/lidas
+	$(PY) train.py config/loop_1_2x3_1.py --out_dir=out/demo/loop
+	$(PY) train.py config/baseline.py --out_dir=out/demo/baseline
+	test -f out/demo/cut/ckpt.pt || $(PY) -m nanodepth cut out/demo/baseline 2-2-2 --out=out/demo/cut
+	$(PY) train.py config/retrofit.py --init_from=out/demo/cut --out_dir=out/demo/retrofit
+	$(PY) -m nanodepth play out/demo/lidas out/demo/loop out/demo/retrofit --out=docs/demo.html --open=false
 diagrams: .venv/ready           # the README's diagrams, from the real orders and solvers: docs/assets, seconds
 	$(PY) -m nanodepth results --diagrams
 bench: .venv/tests              # speed and memory against transformers, a plain GPT and arithmetic: out/bench.md, 10 minutes
@@ -60,7 +64,7 @@ families: .venv/tests           # the wrapper and both exports on every family, 
 	FAMILIES=all OMP_NUM_THREADS=1 $(PY) -m pytest -q -n auto --dist worksteal tests/test_families.py
 readme: .venv/tests             # every command of README.md and docs/CHECKPOINT.md in a fresh clone: half an hour
 	$(PY) tests/readme.py
-browser: .venv/tests            # the page of `play` in headless Chromium, which must be on the path: out/play/*.png
+browser: .venv/tests            # the page of `play` in headless Chromium, which must be on the path, by its six steps: out/play/*.png
 	$(PY) -m pip install --quiet --disable-pip-version-check playwright==1.65.2
 	$(PY) tests/browser.py
 

@@ -1,12 +1,12 @@
-"""The page of `nanodepth play` in a real browser: keys, typing, links, pictures; logits and
-answers against PyTorch's.
+"""The page of `nanodepth play` in a real browser: its six steps by mouse and by keys alone, its
+contrasts, and its logits against PyTorch's.
 
-Needs Chromium on the path and playwright (`make browser` installs the latter). Given a checkpoint
-it shows that, else a small random model; the pictures are for eyes: out/play/*.png.
+Needs Chromium on the path and playwright (`make browser` installs the latter). Given runs it shows
+those, else small random models; the pictures are for eyes: out/play/*.png.
 
 Usage:
-    python tests/browser.py                 # with a random model: half a minute
-    python tests/browser.py out/lidas
+    python tests/browser.py                 # with random models: three minutes
+    python tests/browser.py out/lidas out/loop_1_2x3_1 out/retrofit
 """
 import shutil
 import sys
@@ -14,169 +14,163 @@ import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch  # noqa: E402
+from conftest import save_run  # noqa: E402
 
 from nanodepth.commands import play  # noqa: E402
 from nanodepth.data.primitives import few_shot  # noqa: E402
 from nanodepth.data.tokenizer import get_tokenizer  # noqa: E402
-from nanodepth.engine import checkpoint  # noqa: E402
 from nanodepth.engine.measure import encode, score  # noqa: E402
-from nanodepth.loop import running  # noqa: E402
+from nanodepth.engine.ways import Way  # noqa: E402
+from nanodepth.grow import lidas, untie  # noqa: E402
 from nanodepth.model import LM, ModelConfig  # noqa: E402
-from nanodepth.wrapper import looped  # noqa: E402
+from nanodepth.retrofit import surgery  # noqa: E402
 
-READY = "document.querySelector('#skill').textContent.includes('right')"
+ANSWERED = "document.querySelector('#verdict').textContent"
+COUNTED = "document.body.dataset.counted === String(number)"
+
+CONTRAST, ASK = Path(__file__).with_suffix('.js').read_text().split('// ----')
+ASK = ASK.partition('\n')[2]
 
 
-def random_model(folder):
-    "An ordinary model of eight layers, random."
+def random_models(folder):
+    "A model that grew from 2 to 8 layers, with its stages, a loop, and a recurrent one."
     torch.manual_seed(0)
-    lm = LM(ModelConfig(vocab_size=257, n_layer=8, n_embd=32, n_head=2, context=64))
-    for p in lm.parameters():
-        if p.dim() == 2:
-            torch.nn.init.normal_(p, std=0.2)
-    checkpoint.save(folder / 'lm', **checkpoint.describe(lm), step=0, optimizers=[], config={})
-    (folder / 'lm/run.json').write_text('{"tokenizer": "bytes"}')
-    return str(folder / 'lm')
+    shape = dict(vocab_size=257, n_embd=32, n_head=2, context=64)
+    model, about = LM(ModelConfig(n_layer=2, **shape)), dict(config=dict(grow='lidas', grow_block=2))
+    for n in (2, 4, 6):
+        save_run(folder / f'lidas/stage_{n}', model, **about)
+        model = untie(model, lidas(n, 2))
+    save_run(folder / 'lidas', model, **about)
+    save_run(folder / 'loop', LM(ModelConfig(n_layer=4, order=[0, 1, 2, 1, 2, 3], **shape)))
+    save_run(folder / 'retrofit', surgery(LM(ModelConfig(n_layer=8, **shape)), '2-2-2', mean=4))
+    return [str(folder / name) for name in ('lidas', 'loop', 'retrofit')]
 
 
-def walk(page, address, path, folder):
-    "Through the page as a reader goes; every step says what must be seen."
-    errors = []
-    page.on('pageerror', lambda error: errors.append(str(error)))
-    began = time.monotonic()
-    page.goto(address)
-    page.wait_for_function("document.querySelector('#nextplain').children.length")
-    first = time.monotonic() - began
-    page.wait_for_function(READY)
-    blocks = page.locator('#blocks button')
-    n = blocks.count()
-
-    # by keys: choose two in the middle, repeat them, move them, undo, leave one out
-    blocks.nth(n // 2 - 1).focus()
-    for key in ('Space', 'ArrowRight', 'Space', 'r'):
-        page.keyboard.press(key)
-    assert blocks.count() == n + 2, 'r repeats what is chosen'
-    page.wait_for_function(f"{READY} && document.querySelector('#cost').textContent"
-                           f".includes('{n + 2} layers')")
-    notation = page.inner_text('#cost').split('; ')[1]
-    assert notation == f'{n // 2 - 1}-2x2-{n // 2 - 1}', notation
-    seen = page.inner_text('#skill')
-    link, numbers = page.url, seen
-    page.keyboard.press('u')
-    assert blocks.count() == n, 'u takes it back'
-    page.keyboard.press('Delete')
-    assert blocks.count() == n - 1, 'Delete leaves out'
-    page.keyboard.press('p')
-    assert blocks.count() == n, 'p is the plain model'
-
-    # by typing: a notation, and one that cannot be
-    page.fill('#text', f'1-2x3-{n - 3}')
-    page.keyboard.press('Enter')
-    page.wait_for_function(f"document.querySelectorAll('#blocks button').length === {n + 4}")
-    page.fill('#text', '9x')
-    page.keyboard.press('Enter')
-    page.wait_for_function("document.querySelector('#error').textContent.includes('9x')")
-    assert blocks.count() == n + 4, 'a refused order changes nothing'
-
-    # the wrapper, and a link
-    page.click('#dials summary')
-    page.check('#wrapped')
-    page.wait_for_function("document.querySelector('#code').textContent.includes('looped(')")
-    page.goto('about:blank')
-    page.goto(link)
-    page.wait_for_function(READY)
-    assert page.inner_text('#skill') == numbers, 'a link is a state'
-    assert not errors, errors
-    return first
+def press(page, selector, by_keys):
+    "A click, or Tab until the focus is there, and Enter."
+    if not by_keys:
+        return page.click(selector)
+    for _ in range(120):
+        if page.evaluate('selector => document.activeElement.matches(selector)', selector):
+            return page.keyboard.press('Enter')
+        page.keyboard.press('Tab')
+    raise AssertionError(f'{selector} is not reached by Tab')
 
 
-# ------------------------------------------------------------- the page with a model inside
-
-LOGITS = """
-ANSWERS.logits = ({model, how, prompts}) => prompts.map(prompt => {
-  const stream = open(model).hidden(encode(prompt), checked(open(model), how).how);
-  return [...open(model).head(stream.slice(-open(model).n_embd))];
-});
-"""
-ASK = """async ([more, name, body]) => {
-  const read = id => document.getElementById(id).textContent;
-  if (!window.tested) {
-    window.tested = new Worker(URL.createObjectURL(new Blob([read('worker') + more])));
-    const raw = Uint8Array.from(atob(read('weights')), c => c.charCodeAt(0)).buffer;
-    window.tested.postMessage({name: 'begin', body: {about: JSON.parse(read('about')), raw}});
-  }
-  window.tested.postMessage({name, body});
-  const {data} = await new Promise(done => window.tested.onmessage = done);
-  if (data.error) throw Error(data.error);
-  return data.answer;
-}"""
-
-
-def ways(n):
-    "Ten orders and windows of a model of n layers."
-    plain, a, b = [*range(n)], n // 2 - 1, n // 2
-    swapped = [*plain[:a], b, a, *plain[b + 1:]]
-    return [{}, dict(order=plain[:b] + plain[a:]), dict(order=plain[:a] + plain[b:]),
-            dict(order=swapped), dict(order=plain * 2), dict(order=plain[::-1]),
-            dict(wrap=dict(window='mid4', method='rk', K=3)),
-            dict(wrap=dict(window=f'{a}-{b}', method='naive', K=2)),
-            dict(wrap=dict(window=f'0-{a}', method='euler', K=4, T=2)),
-            dict(order=plain[:b] + plain[a:], wrap=dict(window=f'{a}-{a}', method='rk', K=2, T=1.5,
-                                                        beta=0.25))]
-
-
-def inside(browser, run, file, prompts=200):
-    "The file with a model inside, from the disk and without a network, against PyTorch."
-    context = browser.new_context(offline=True, viewport=dict(width=1150, height=900))
-    page, errors = context.new_page(), []
+def walk(page, file, out, by_keys=False):
+    "Through the six steps; each says what must be seen. Returns the times of the first answers."
+    errors, times = [], []
     page.on('pageerror', lambda error: errors.append(str(error)))
     began = time.monotonic()
     page.goto(file.as_uri())
-    page.wait_for_function("document.querySelector('#after').children.length")
-    first = time.monotonic() - began
-    page.wait_for_function(READY, timeout=120_000)
-    counted = time.monotonic() - began
-    began = time.monotonic()
-    page.click('#twice')
-    page.wait_for_function("document.querySelector('#cost').textContent.includes('1.50')")
-    change = time.monotonic() - began
+    page.wait_for_function(ANSWERED)
+    times.append(time.monotonic() - began)
+    place = page.evaluate("document.querySelector('#share').getBoundingClientRect().y")
+    page.wait_for_function(COUNTED)
+    times.append(time.monotonic() - began)
+    assert page.evaluate("document.querySelector('#share').getBoundingClientRect().y") == place, (
+        'something moved when answers came in')
+    tiles = page.locator('#tiles button')
+    python = lambda: page.inner_text('#python')
 
-    stages = play.stages_of(run)
-    model, tokenizer = play.round_weights(stages[-1][1]), get_tokenizer(run)
-    texts = [e.prompt for e in few_shot('toy_assign', prompts // 2, shots=0, depth=2)]
-    texts += [e.prompt for e in few_shot('toy_copy', prompts - len(texts), shots=0)]
-    ask = lambda name, **body: page.evaluate(ASK, [LOGITS, name, dict(model=stages[-1][0], **body)])
-    furthest = 0
-    for how in ways(len(model.layers)):
-        found = torch.tensor(ask('logits', how=how, prompts=texts))
-        wrap = dict(how.get('wrap') or {})
-        for text, logits in zip(texts, found):
-            tokens = torch.tensor([encode(tokenizer, text, model)])
-            with running(model, how.get('order', model.order)), torch.no_grad():
-                if wrap:
-                    with looped(model, **wrap):
-                        wanted = model(tokens)[0, -1]
-                else:
-                    wanted = model(tokens)[0, -1]
-            furthest = max(furthest, (logits - wanted).abs().max().item())
-            best, second = wanted.topk(2).values
-            assert best - second < 2e-2 or logits.argmax() == wanted.argmax(), (how, text)
-    assert furthest < 1e-2, furthest
-    whole, lines = play.load_model(run), []
-    for depth in range(5):
-        right = sum(ask('measure', how={}, task=f'toy_assign/{depth}', slice=i)['right']
-                    for i in range(50))
-        wanted = 100 * score(whole, tokenizer, few_shot('toy_assign', 100, shots=0, depth=depth))[0]
-        assert abs(right - wanted) <= 1, (depth, right, wanted)
-        lines.append(f'{right}%')
+    def scene(k, again=False):
+        if not again:
+            press(page, f'#steps button:nth-child({k})', by_keys)
+        press(page, '#scene', by_keys)
+        page.wait_for_function(COUNTED, timeout=60_000)
+        assert not page.inner_text('#error') and page.inner_text('#verdict')
+        bad = page.evaluate(CONTRAST)
+        assert not bad, f'step {k}: contrast below 4.5: {bad}'
+        page.evaluate('scrollTo(0, 0)')
+        if out:
+            page.screenshot(path=f'{out}-{k}.png', full_page=True)
+
+    depth = tiles.count()
+    page.wait_for_timeout(200)
+    times.append(page.evaluate("""() => new Promise(done => {
+      const began = performance.now();
+      new MutationObserver(() => done((performance.now() - began) / 1000)).observe($('cost'), {childList: true});
+      $('scene').click();
+    })"""))
+    scene(1)
+    assert tiles.count() == depth + 2 and 'order=[' in python()
+    scene(2)
+    assert tiles.count() == depth - 1 and f'{depth - 1} layers run' in page.inner_text('#cost')
+    scene(3)
+    assert len(page.locator('#stairs b').all_inner_texts()) == 5
+    assert all(text.endswith('%') for text in page.locator('#stairs b').all_inner_texts())
+    for n in range(2, depth + 1, 2):
+        scene(4, again=n > 2)
+        assert tiles.count() == n and ('was' in tiles.last.inner_text()) == (n > 2), n
+    assert 'untie(model' in python()
+    scene(5)
+    assert "'naive'" in python() and tiles.count() == depth
+    scene(5, again=True)
+    assert "'rk'" in python() and f'{depth + 12} layers run' in page.inner_text('#cost')
+    scene(6)
+    assert tiles.count() == 6 and 'r=1' in python()
+    scene(6, again=True)
+    assert tiles.count() == 12 and page.is_visible('#core')
     assert not errors, errors
-    print(f'{file.stat().st_size / 2 ** 20:.1f} MB; the first answer after {first:.2f} s, all '
-          f'questions after {counted:.1f} s, a change after {change:.2f} s; logits differ by at '
-          f'most {furthest:.1e}; depth 0 to 4: {", ".join(lines)}')
+    return times
+
+
+def free_play(page, file):
+    "By keys: choose two tiles, repeat them, take it back; a typed order; a link is a state."
+    page.goto(file.as_uri())
+    page.wait_for_function(ANSWERED)
+    tiles = page.locator('#tiles button')
+    n = tiles.count()
+    tiles.nth(n // 2 - 1).focus()
+    for key in ('Space', 'ArrowRight', 'Space', 'r'):
+        page.keyboard.press(key)
+    page.wait_for_function(COUNTED)
+    assert tiles.count() == n + 2 and f'{n // 2 - 1}-2x2-{n // 2 - 1}' in page.inner_text('#cost')
+    link, seen = page.url, page.inner_text('#verdict')
+    tiles.first.focus()
+    page.keyboard.press('u')
+    assert tiles.count() == n
+    page.fill('#text', '9x')
+    page.keyboard.press('Enter')
+    page.wait_for_function("document.querySelector('#error').textContent.includes('9x')")
+    page.goto('about:blank')
+    page.goto(link)
+    page.wait_for_function(ANSWERED)
+    assert tiles.count() == n + 2 and page.inner_text('#verdict') == seen
+
+
+def parity(page, runs, prompts=200):
+    "200 prompts in ten ways of each kind of model: logits, likeliest tokens, right answers."
+    furthest = 0
+    for run in runs:
+        name, model = Path(run).name, play.round_weights(play.load_model(run))
+        tokenizer, n = get_tokenizer(run), len(model.layers)
+        texts = [e.prompt for e in few_shot('toy_assign', prompts // 2, shots=0, depth=2)]
+        texts += [e.prompt for e in few_shot('toy_copy', prompts - len(texts), shots=0)]
+        plain = [*range(n)]
+        ways = [Way(r=r) for r in range(1, 11)] if model.recurs else [
+            Way(), *(Way(loop=order) for order in (plain[:-1], plain[::-1], plain * 2, plain[1:])),
+            Way(window='mid2', K=3), Way(window='0-1', method='naive', K=2),
+            Way(window='mid2', method='euler', K=4, T=2), Way(window='1-1', K=2, beta=0.25),
+            Way(window='mid2', method='rk', K=2, T=1.5)]
+        for way in ways:
+            how = dict(wrap=way.dials) if way.dials else dict(r=way.r) if way.r else (
+                dict(order=way.loop) if way.loop else {})
+            found = page.evaluate(ASK, ['logits', dict(model=name, how=how, prompts=texts)])
+            with way.apply(model), torch.no_grad():
+                for text, logits in zip(texts, torch.tensor(found)):
+                    wanted = model(torch.tensor([encode(tokenizer, text, model)]))[0, -1]
+                    far = (logits - wanted).abs().max().item()
+                    furthest = max(furthest, far)
+                    assert logits.argmax() == wanted.argmax() or far < 1e-4, (way, text)
+        right = sum(page.evaluate(ASK, ['measure', dict(model=name, how={}, task='toy_assign/3',
+                                                        slice=i)])['right'] for i in range(25))
+        wanted = score(model, tokenizer, few_shot('toy_assign', 100, shots=0, depth=3))[0]
+        assert right == round(100 * wanted), (run, right, wanted)
+    return furthest
 
 
 def main():
@@ -184,17 +178,22 @@ def main():
     out = Path('out/play')
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as p:
-        folder = Path(folder)
-        run = sys.argv[1] if sys.argv[1:] else random_model(folder)
-        file = folder / 'page.html'
-        play.main([run, f'--out={file}', '--task=toy_assign/1', '--open=false'])
-        browser = p.chromium.launch(executable_path=shutil.which('chromium'), args=['--no-sandbox'])
-        for name, width, scheme in (('wide', 1150, 'light'), ('narrow', 420, 'dark')):
-            page = browser.new_page(viewport=dict(width=width, height=900), color_scheme=scheme)
-            first = walk(page, file.as_uri(), run, folder)
-            page.screenshot(path=str(out / f'{name}.png'), full_page=True)
-            print(f'{name}: all steps; the first numbers after {first:.2f} s; {out}/{name}.png')
-        inside(browser, run, file)
+        runs = sys.argv[1:] or random_models(Path(folder))
+        file = Path(folder) / 'page.html'
+        play.main([*runs, f'--out={file}', '--open=false'])
+        browser = p.chromium.launch(executable_path=shutil.which('chromium'),
+                                    args=['--no-sandbox'])
+        open_page = lambda width, scheme: browser.new_context(
+            offline=True, viewport=dict(width=width, height=844), color_scheme=scheme).new_page()
+        for width, scheme in ((390, 'dark'), (820, 'light'), (1280, 'light')):
+            first, counted, change = walk(open_page(width, scheme), file, out / str(width))
+            print(f'{width} pixels, {scheme}: six steps; first answer after {first:.2f} s, a '
+                  f'hundred after {counted:.2f} s, a change after {change:.2f} s')
+        walk(open_page(1280, 'dark'), file, None, by_keys=True)
+        free_play(open_page(1280, 'light'), file)
+        page = open_page(1280, 'light')
+        page.goto(file.as_uri())
+        print(f'six steps by keys alone; logits differ by at most {parity(page, runs):.1e}')
         browser.close()
 
 

@@ -1,5 +1,5 @@
-"""The page with a model inside, as far as Python goes (in a browser: tests/browser.py): its weights
-are the rounded model's, its questions those of the commands, and what it cannot show is a line."""
+"""The page with models inside, as far as Python goes (in a browser: tests/browser.py): its weights
+are the rounded models', its questions those of the commands, and what it cannot show is a line."""
 import base64
 import json
 import re
@@ -8,13 +8,13 @@ import shutil
 import pytest
 import torch
 from conftest import ROOT, refused, save_run
+from nanodepth.grow import double, lidas, untie
+from nanodepth.retrofit import surgery
 
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.commands import play
 from nanodepth.data.primitives import few_shot
 from nanodepth.engine.checkpoint import load_model
-from nanodepth.grow import double, lidas, untie
-from nanodepth.retrofit import surgery
 
 
 @pytest.fixture
@@ -50,51 +50,52 @@ def inside(text, name):
     return re.search(rf'<script type="[^"]*" id="{name}">(.*?)</script>', text, re.S)[1]
 
 
-def test_the_page_holds_the_rounded_models_and_their_questions(run, tmp_path, capsys):
-    out = tmp_path / 'page.html'
-    nanodepth('play', [str(run), f'--out={out}', '--task=toy_assign/2', '--open=false'])
-    text = out.read_text()
+def test_the_page_holds_the_rounded_models_and_their_questions(run, tiny, tmp_path):
+    "A run with its stages, and a recurrent one with the first states of its positions."
+    core = save_run(tmp_path / 'core', surgery(tiny(vocab_size=257, n_layer=4, context=64), '1-2-1',
+                                               mean=3, inject='linear'))
+    nanodepth('play', [str(run), core, f'--out={tmp_path / "page.html"}', '--open=false'])
+    text = (tmp_path / 'page.html').read_text()
     about = json.loads(inside(text, 'about'))
-    raw = base64.b64decode(inside(text, 'weights'))
-    assert about['stages'] == ['2 layers', '4 layers'] and about['task'] == 'toy_assign/2'
-    deep = about['models']['4 layers']
+    assert about['runs'] == [dict(name='run', stages=['run, 2 layers', 'run']),
+                             dict(name='core', stages=['core'])]
+    deep = about['models']['run']
     assert deep['copies'] == lidas(2, 2) == deep['kin'] and deep['order'] == [0, 1, 2, 3]
-    assert deep['config']['head_dim'] == load_model(run).config.head_dim
-    for name, path in {'4 layers': run, '2 layers': run / 'stage_2'}.items():
-        plain, model = load_model(path).state_dict(), play.round_weights(load_model(path))
+    assert (about['models']['core']['r'], about['models']['core']['parts']) == (
+        3, [[0], [1, 2], [3]])
+    for name, path in {'run': run, 'run, 2 layers': run / 'stage_2', 'core': core}.items():
+        raw = bytearray(base64.b64decode(inside(text, f'weights of {name}')))
+        plain = play.tensors_of(load_model(path))
+        rounded = play.tensors_of(play.round_weights(load_model(path)))
         assert about['tensors'][name].keys() == plain.keys()
         for key, place in about['tensors'][name].items():
             n = place['rows'] * place['columns']
-            numbers = torch.frombuffer(bytearray(raw), dtype=torch.int8, count=n,
-                                       offset=place['at']).view(place['rows'], -1)
-            scale = torch.frombuffer(bytearray(raw), dtype=torch.float32, count=place['rows'],
+            numbers = torch.frombuffer(raw, dtype=torch.int8, count=n, offset=place['at'])
+            scale = torch.frombuffer(raw, dtype=torch.float32, count=place['rows'],
                                      offset=place['scales'])[:, None]
-            assert torch.equal((numbers * scale).view_as(plain[key]), model.state_dict()[key])
-            assert torch.allclose(model.state_dict()[key], plain[key], atol=scale.max().item() / 2
-                                  + 1e-7)
+            found = (numbers.view(place['rows'], -1) * scale).view_as(plain[key])
+            assert torch.allclose(found, rounded[key], atol=1e-7), key
+            assert torch.allclose(found, plain[key], atol=scale.max().item() / 2 + 1e-7)
     for q, example in zip(about['questions']['toy_assign/3'],
                           few_shot('toy_assign', 100, shots=0, depth=3), strict=True):
         assert q == vars(example)
-    assert text.index('id="weights"') < text.index('window.inside =') < text.index('const post')
 
 
 def test_the_page_in_docs_has_todays_code():
     page = (ROOT / 'docs/demo.html').read_text(encoding='utf-8')
     html = (play.FOLDER / 'play.html').read_text(encoding='utf-8')
     worker = (play.FOLDER / 'play.js').read_text(encoding='utf-8')
-    for part in (*html.split('<script>\n', 1), play.START_WORKERS,
-                 play.inside('text/plain', 'worker', worker)):
+    for part in (*html.split('<script>\n', 1), play.inside('text/plain', 'worker', worker)):
         assert part in page
 
 
-def test_what_the_browsers_model_does_not_have_is_refused(run, tiny, tmp_path, capsys):
-    lm = tiny(vocab_size=257, n_layer=4)
-    for name, model in dict(deep=surgery(lm, '1-2-1'), scaled=tiny(vocab_size=257, ln_scaling=True)
-                            ).items():
-        save_run(tmp_path / name, model)
-    export = f'--out={tmp_path / "x.html"}'
-    assert 'a recurrent core' in refused(capsys, 'play', tmp_path / 'deep', export)
-    assert 'ln_scaling' in refused(capsys, 'play', tmp_path / 'scaled', export)
-    unknown = refused(capsys, 'play', run, export, '--task=copy_words')
-    assert "task='copy_words' is not one of" in unknown
+def test_what_a_browser_does_not_carry_is_refused(run, tiny, tmp_path, capsys, monkeypatch):
+    scaled = save_run(tmp_path / 'scaled', tiny(vocab_size=257, ln_scaling=True))
+    line = [f'--out={tmp_path / "x.html"}', '--open=false']
+    assert 'ln_scaling' in refused(capsys, 'play', scaled, *line)
+    assert "task='copy_words' is not one of" in refused(capsys, 'play', run, '--task=copy_words',
+                                                        *line)
+    monkeypatch.setattr(play, 'LARGEST', 1000)
+    said = refused(capsys, 'play', run, *line)
+    assert 'more than 1,000 parameters' in said and 'evaluate or sweep' in said
     assert not (tmp_path / 'x.html').exists()
