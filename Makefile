@@ -60,7 +60,7 @@ gpu: .venv/tests                # the same on a GPU, at 360M, eager and compiled
 test: .venv/tests               # every test, a worker a core: 3 minutes on two cores
 	@echo 'On two cores the tests take about 3 minutes.'
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n auto --dist worksteal
-families: .venv/tests           # the wrapper and both exports on every family, in both forms of attention: a minute
+families: .venv/tests           # the wrapper and both exports on every family, in both forms of attention: 2 to 3 minutes
 	FAMILIES=all OMP_NUM_THREADS=1 $(PY) -m pytest -q -n auto --dist worksteal tests/test_families.py
 readme: .venv/tests             # every command of README.md and docs/CHECKPOINT.md in a fresh clone: half an hour
 	$(PY) tests/readme.py
