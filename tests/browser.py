@@ -165,9 +165,10 @@ def parity(page, runs, prompts=200):
                     wanted = model(torch.tensor([encode(tokenizer, text, model)]))[0, -1]
                     far = (logits - wanted).abs().max().item()
                     furthest = max(furthest, far)
-                    assert logits.argmax() == wanted.argmax() or far < 1e-4, (way, text)
+                    assert far < 1e-4 and logits.argmax() == wanted.argmax(), (way, text, far)
         right = sum(page.evaluate(ASK, ['measure', dict(model=name, how={}, task='toy_assign/3',
-                                                        slice=i)])['right'] for i in range(25))
+                                                        first=i, last=i + 25)])['right']
+                    for i in range(0, 100, 25))
         wanted = score(model, tokenizer, few_shot('toy_assign', 100, shots=0, depth=3))[0]
         assert right == round(100 * wanted), (run, right, wanted)
     return furthest

@@ -1,8 +1,8 @@
 """Run what README.md and docs/CHECKPOINT.md tell people to type, as it is written, in a new clone.
 
 Lines whose comment names a network or GPUs are left out; of `make` only the training is run;
-SmolLM-360M is a small random model of 32 layers, notes/ holds texts of
-this repo. Prints what each line took beside what the text says.
+SmolLM-360M is a small random model of 32 layers, notes/ holds texts of this repo. Prints what each
+line took beside what the text says.
 
 Usage:
     python tests/readme.py              # make readme: half an hour

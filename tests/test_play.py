@@ -99,3 +99,9 @@ def test_what_a_browser_does_not_carry_is_refused(run, tiny, tmp_path, capsys, m
     said = refused(capsys, 'play', run, *line)
     assert 'more than 1,000 parameters' in said and 'evaluate or sweep' in said
     assert not (tmp_path / 'x.html').exists()
+
+
+def test_two_runs_of_one_name_are_two_runs(run, tiny, tmp_path):
+    other = save_run(tmp_path / 'other/run', tiny(vocab_size=257, n_layer=4, context=64))
+    about = json.loads(inside(play.page([str(run), other], 'toy_copy', {}), 'about'))
+    assert [each['name'] for each in about['runs']] == [str(run), other]

@@ -225,7 +225,7 @@ const SOLVERS = {
 
 // ---- what the page may ask, as in play.py
 
-const MOST = 200, SLICE = 4, SHOWN = 16;        // layers of an order; questions of a slice; tokens
+const MOST = 200, SHOWN = 16;           // layers of an order; tokens
 let about, opened = {}, raws = {}, plain = {};
 
 function checked(model, given) {                // how it runs, and which layers one after the other
@@ -295,10 +295,9 @@ const ANSWERS = {
     return {plain: plain.says, changed: same ? plain.says : look(model, how, tokens),
             prompt: tokens.slice(-SHOWN).map(i => about.shown[i])};
   },
-  measure({model: name, how, task, slice}) {
-    const model = open(name), asked = about.questions[task].slice(slice * SLICE, (slice + 1) * SLICE);
-    const right = asked.filter(q => chosen(model, checked(model, how).how, q) === q.answer).length;
-    return {of: Math.ceil(about.questions[task].length / SLICE), right, questions: asked.length};
+  measure({model: name, how, task, first, last}) {      // some of the questions
+    const model = open(name), {how: way} = checked(model, how), asked = about.questions[task].slice(first, last);
+    return {right: asked.filter(q => chosen(model, way, q) === q.answer).length, questions: asked.length};
   },
 };
 

@@ -26,7 +26,7 @@ from nanodepth.data.tokenizer import get_tokenizer, readable, start_of_document
 from nanodepth.engine.checkpoint import build_model, exists, load, load_model
 from nanodepth.engine.measure import parse_tasks
 from nanodepth.grow import GROWTH
-from nanodepth.loop import format_loop
+from nanodepth.report.tables import run_names
 
 FOLDER = Path(__file__).parent
 TASKS = 'toy_assign/0,toy_assign/1,toy_assign/2,toy_assign/3,toy_assign/4,toy_assign/5,toy_copy'
@@ -134,28 +134,27 @@ def show_token(tokenizer, token):
 
 def described(run, model):
     "What the page says of a model, and what play.js needs to know of it."
-    about = dict(layers=len(model.layers), order=model.order, context=model.config.context,
-                 parameters=model.num_params(), run=str(run), kin=[*range(len(model.layers))],
+    about = dict(layers=len(model.layers), order=model.order, parameters=model.num_params(),
+                 run=str(run), kin=[*range(len(model.layers))],
                  config={key: getattr(model.config, key) for key in SHAPE})
     if model.recurs:
-        return about | dict(r=model.mean, parts=[model.prelude, model.core, model.coda])
-    looped = model.order != [*range(len(model.layers))]
-    return about | dict(loop=format_loop(model.order) if looped else None)
+        about |= dict(r=model.mean, parts=[model.prelude, model.core, model.coda])
+    return about
 
 
 def page(runs, task, asked):
     "The page, as text; `asked` are the questions, and it begins with those of the task."
-    about = dict(models={}, tensors={}, runs=[], task=task, questions=asked, numbers=0)
+    tokenizer = get_tokenizer(runs[0])      # `refuse` lets no other one in
+    about = dict(models={}, tensors={}, runs=[], task=task, questions=asked, numbers=0,
+                 start=start_of_document(tokenizer),
+                 shown=[show_token(tokenizer, i) for i in range(tokenizer.n_vocab)])
     weights = []
-    for run in runs:
-        name = Path(run).name
-        tokenizer = get_tokenizer(run)
-        about |= dict(start=start_of_document(tokenizer),
-                      shown=[show_token(tokenizer, i) for i in range(tokenizer.n_vocab)])
-        stages, kin = [], None      # kin: the layer of the first stage that a layer goes back to
-        found = stages_of(run)
-        for label, model, copies in found:
-            key = name if model is found[-1][1] else f'{name}, {label}'
+    for name, run in run_names(runs).items():
+        keys = []
+        kin = None                  # the layer of the first stage that a layer goes back to
+        stages = stages_of(run)
+        for label, model, copies in stages:
+            key = name if model is stages[-1][1] else f'{name}, {label}'
             raw, places = pack(model)
             about['tensors'][key] = places
             about['numbers'] += sum(place['rows'] * place['columns'] + 4
@@ -166,8 +165,8 @@ def page(runs, task, asked):
                 about['models'][key] |= dict(kin=kin, copies=copies)
             kin = kin or [*range(len(model.layers))]
             weights.append((key, base64.b64encode(raw).decode()))
-            stages.append(key)
-        about['runs'].append(dict(name=name, stages=stages))
+            keys.append(key)
+        about['runs'].append(dict(name=name, stages=keys))
     scripts = (inside('application/json', 'about', json.dumps(about))
                + ''.join(inside('text/plain', f'weights of {key}', text) for key, text in weights)
                + inside('text/plain', 'worker', (FOLDER / 'play.js').read_text(encoding='utf-8')))
