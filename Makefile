@@ -45,7 +45,7 @@ demo: data/toy_deep/train.json data/toy/train.json      # docs/demo.html: LIDAS 
 	test -f out/demo/cut/ckpt.pt || $(PY) -m nanodepth cut out/demo/baseline 2-2-2 --out=out/demo/cut
 	$(PY) train.py config/retrofit.py --init_from=out/demo/cut --out_dir=out/demo/retrofit
 	$(PY) -m nanodepth play out/demo/lidas out/demo/loop out/demo/retrofit --out=docs/demo.html --open=false
-diagrams: .venv/ready           # the README's diagrams, from the real orders and solvers: docs/assets, seconds
+diagrams: .venv/ready           # the diagrams of README and course, from the real orders and solvers: docs/assets, seconds
 	$(PY) -m nanodepth results --diagrams
 bench: .venv/tests              # speed and memory against transformers, a plain GPT and arithmetic: out/bench.md, 10 minutes
 	$(PY) -m nanodepth bench --out=out/bench.md
@@ -62,7 +62,7 @@ test: .venv/tests               # every test, a worker a core: 3 minutes on two 
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n auto --dist worksteal
 families: .venv/tests           # the wrapper and both exports on every family, in both forms of attention: 2 to 3 minutes
 	FAMILIES=all OMP_NUM_THREADS=1 $(PY) -m pytest -q -n auto --dist worksteal tests/test_families.py
-readme: .venv/tests             # every command of README.md and docs/CHECKPOINT.md in a fresh clone: half an hour
+readme: .venv/tests             # every command of README, COURSE and CHECKPOINT in a fresh clone: half an hour
 	$(PY) tests/readme.py
 browser: .venv/tests            # the page of `play` in headless Chromium, which must be on the path, by its six steps: out/play/*.png
 	$(PY) -m pip install --quiet --disable-pip-version-check playwright==1.65.2

@@ -1,4 +1,4 @@
-"""Run what README.md and docs/CHECKPOINT.md tell people to type, as it is written, in a new clone.
+"""Run what README, COURSE and CHECKPOINT tell people to type, as it is written, in a new clone.
 
 Lines whose comment names a network or GPUs are left out; of `make` only the training is run;
 SmolLM-360M is a small random model of 32 layers, notes/ holds texts of this repo. Prints what each
@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-TEXTS = 'README.md', 'docs/CHECKPOINT.md'
+TEXTS = 'README.md', 'docs/COURSE.md', 'docs/CHECKPOINT.md'
 
 
 def lines(text):
@@ -34,8 +34,8 @@ def lines(text):
 
 
 def left_out(line, comment):
-    return (line.startswith(('make ', 'pip', 'source')) or '(a network)' in comment
-            or comment.startswith('GPUs'))
+    return (line.startswith(('make ', 'pip', 'source', 'python3 -m venv', '.venv'))
+            or '(a network)' in comment or comment.startswith('GPUs'))
 
 
 def checkpoint(folder):

@@ -1,21 +1,18 @@
-"""The house and its front page: what LAYOUT and README promise is so.
+"""The house, its front page and its course: what LAYOUT, README and COURSE promise is so.
 
 Promised: imports go down the floors and never in a circle; seven ideas stand at the top, and they
-and the door are the only scripts; every command has help; the usage examples, the README's quick
-lines, its excerpts and its hello run as they are written; what it says was measured stands in the
-tables; every link and picture is there.
+and the door are the only scripts; every command has help; the usage examples and the hello run as
+they are written, and what the course quotes stands in the files; every link and picture is there.
 """
 import ast
 import contextlib
 import io
 import re
-import shlex
 import sys
 
 import pytest
 import torch
 from conftest import ROOT
-from readme import left_out, lines
 
 from nanodepth.__main__ import COMMANDS, main
 from nanodepth.retrofit import surgery
@@ -80,10 +77,9 @@ def test_the_ideas_and_the_door_are_scripts_and_nothing_else_is():
 
 
 README = (ROOT / 'README.md').read_text()
-WRITTEN = lines(README)
-QUICK = [line for line, comment in WRITTEN if not left_out(line, comment) and (
-    'dry_run' in line or comment.startswith('seconds') and 'out/' not in line
-    and 'prepare' not in line)]
+PAGES = README + (ROOT / 'docs/COURSE.md').read_text()
+
+
 def test_usage_examples_run(data):
     for module, before in (('nanodepth.model', 'tokens = targets = torch.randint(257, (2, 8))\n'),
                            ('nanodepth.data.tokens', '')):
@@ -113,33 +109,23 @@ def test_the_door_lists_its_commands_and_names_the_nearest(capsys, monkeypatch):
     assert stop.value.code == 2 and "did you mean 'sample'?" in capsys.readouterr().err
 
 
-def test_the_readmes_commands_and_files_exist():
-    blocks = ''.join(re.findall(r'```(?:sh)?\n(.*?)```', README, flags=re.S))
+def test_the_commands_and_files_of_the_pages_exist():
+    blocks = ''.join(re.findall(r'```(?:sh)?\n(.*?)```', PAGES, flags=re.S))
     for script, config in re.findall(r'python (\S+\.py)(?: (config/\S+\.py))?', blocks):
         assert (ROOT / script).exists() and (not config or (ROOT / config).exists())
-    for command in re.findall(r'(?:^|`|python -m )nanodepth (\w+)', README, flags=re.M):
+    for command in re.findall(r'(?:^|`|python -m )nanodepth (\w+)', PAGES, flags=re.M):
         assert command in COMMANDS
     targets = re.findall(r'^(\w+):', (ROOT / 'Makefile').read_text(), flags=re.M)
     for target in re.findall(r'^make (\w+)', blocks, flags=re.M):
         assert target in targets
 
 
-@pytest.mark.parametrize('line', QUICK)
-def test_quick_lines_of_the_readme_run(line, tmp_path, monkeypatch):
-    "The others: `make readme`."
-    monkeypatch.chdir(tmp_path)
-    program, name, *argv = shlex.split(line)
-    if program == 'python':         # an idea as a script
-        name = re.search(r"nanodepth\('(\w+)'\)", (ROOT / name).read_text())[1]
-    main(name, argv)
-
-
-EXCERPTS = [block for block in re.findall(r'```python\n(.*?)```', README, flags=re.S)
+EXCERPTS = [block for block in re.findall(r'```python\n(.*?)```', PAGES, flags=re.S)
             if block.startswith('# ')]
 
 
 @pytest.mark.parametrize('block', EXCERPTS, ids=lambda block: block.splitlines()[0])
-def test_what_the_readme_quotes_stands_in_the_file(block):
+def test_what_the_course_quotes_stands_in_the_file(block):
     where, *lines_of = block.strip().splitlines()
     if where.startswith('# the idea'):          # a sketch: test_the_sketch_of_a_recurrent_model
         return
@@ -166,15 +152,6 @@ def test_the_sketch_of_a_recurrent_model_is_the_model(tiny):
                      tokens=torch.arange(24).view(2, 12))
         exec(sketch, scope)
         assert torch.equal(scope['logits'], scope['model'](scope['tokens'], r=3))
-
-
-def test_what_the_readme_measures_stands_in_the_tables_that_were_measured():
-    tables = (ROOT / 'docs/RESULTS.md').read_text().replace('*', '')
-    by_hand = re.sub(r'<!-- table .*?<!-- end -->', '', README, flags=re.S)     # others are made
-    intervals = re.findall(r'\d[\d.]* ± [\d.]+', by_hand)
-    assert len(intervals) > 5
-    for interval in intervals:
-        assert interval in tables, interval
 
 
 def test_links_and_pictures_resolve():

@@ -76,6 +76,7 @@ def test_a_verdict_is_corrected_for_its_section():
 CLAIM = '''
 [[claim]]
 section = 'growing'
+name = 'above'
 claim = 'a is above b'
 paper = 'x'
 table = 'depth'
@@ -105,6 +106,13 @@ columns = [
     {is = 'no such', rows = {way = 'x'}, none = 'none'},
     {is = 'looped', rows = {way = 'looped'}, less = {way = 'ordinary'}},
     {is = 'text', measure = 'text', share_of = {run = 'baseline'}}]
+
+[[written]]
+name = 'words'
+table = 'depth'
+head = ['idea', 'seen']
+lines = [['growing', "by {claim = 'above'} nats: {verdict = 'above'}"],
+    ['looping', "{run = 'lidas', way = 'looped', measure = 'depth 4 right'}%"]]
 '''
 FRAME = '''Before
 <!-- table growing -->
@@ -112,8 +120,9 @@ stale
 <!-- end -->
 between
 <!-- table models --><!-- end -->
-<!-- table growing, in short --><!-- end -->
+<!-- table words --><!-- end -->
 <!-- table ways --><!-- end -->
+| [`train.py`](train.py) | 0 | the loop |
 '''
 
 
@@ -142,7 +151,9 @@ def test_tables_by_hand(folder, monkeypatch):
     # lidas minus baseline: 0.5 + seed / 50, mean 0.54, sd sqrt(.001), t of 4 degrees 2.776
     assert '**+0.540** ± 0.039 (right: 50% against 50%) | 5 |' in text
     assert '| 0.0625 | holds |' in text.replace('0.062 |', '0.0625 |')
-    assert '| a is above b | +0.540 ± 0.039 | holds |' in text
+    assert '| growing | by +0.540 ± 0.039 nats: holds |\n| looping | 50.0 ± 0.0% |' in text
+    lines = len((ROOT / 'train.py').read_text().splitlines())
+    assert f'| [`train.py`](train.py) | {lines} | the loop |' in text
     assert '| trunk (5 seeds) | as it is | nats | no such | looped | text |' in text
     # -0.5 + seed / 10: mean -0.3, sd sqrt(.025)
     assert '| LIDAS | 50 | -0.300 ± 0.196 | none | +1.000 ± 0.000 | 50% |' in text

@@ -96,10 +96,10 @@ def heat(ax, cells, down, across, title, **style):
 # -------------------------------------------------------------------------------- training, growing
 
 def draw_runs(groups, only=None):
-    """groups: {name: [one log per seed]}. One run: its losses above, its kinds of answers below.
-    Several runs: a row for the validation loss, and one for each kind, or for those in `only`.
-    Against steps, and against FLOPs, because a step costs more in a deeper model. Dotted lines show
-    where a model grew."""
+    """groups: {name: [one log per seed]}. One run: its losses beside its kinds of answers, against
+    steps. Several runs: a row for the validation loss, and one for each kind, or for those in
+    `only`, against steps and against FLOPs, because a step costs more in a deeper model. Dotted
+    lines show where a model grew."""
     logs = [log for group in groups.values() for log in group]
     kinds = kinds_of(groups)
     alone = len(logs) == 1
@@ -110,10 +110,14 @@ def draw_runs(groups, only=None):
     panels = [list(losses), skills] if alone else [[kind] for kind in ('loss', *skills)
                                                    if only is None or kind in only]
     panels = list(filter(None, panels))
-    fig, axes = figure(len(panels), 2, (11, 1 + (3.1 if alone else 2.3) * len(panels)),
-                       sharex='col', sharey='row')
+    against = dict(step='steps') if alone else dict(step='steps', flops='training FLOPs')
+    if alone:
+        fig, axes = figure(1, len(panels), (11, 4.6))
+        axes = axes.T               # a row for each panel, as below
+    else:
+        fig, axes = figure(len(panels), 2, (11, 1 + 2.3 * len(panels)), sharex='col', sharey='row')
     for row, shown in zip(axes, panels):
-        for ax, x in zip(row, ('step', 'flops')):
+        for ax, x in zip(row, against):
             if alone and shown[0] == 'loss':
                 trained = [line for line in logs[0] if 'loss' in line]
                 ax.plot([line[x] for line in trained], [line['loss'] for line in trained],
@@ -126,17 +130,17 @@ def draw_runs(groups, only=None):
                 for line in growths(groups[name][0]) if kind == shown[0] else ():
                     ax.axvline(line[x], color='#888888' if alone else colour, ls=':', lw=1.3,
                                zorder=0)
-                    if alone and kind == 'loss':
+                    if alone:
                         ax.text(line[x], 1, f' {line.get("depth", line["n_layer"])} layers',
                                 color='#666666', fontsize=8, va='bottom', ha='center',
                                 transform=ax.get_xaxis_transform())
+            if alone or shown is panels[-1]:
+                ax.set_xlabel(against[x])
         row[0].set_ylabel('loss (nats per token)' if shown[0] == 'loss' else
                           'answers right (%)' if alone else f'{shown[0]}: answers right (%)')
         row[0].legend(frameon=False, fontsize=9)
         if shown[0] != 'loss':
             row[0].set_ylim(-3, 103)
-    axes[-1][0].set_xlabel('steps')
-    axes[-1][1].set_xlabel('training FLOPs')
     fig.suptitle(', '.join(groups) + (f' ({len(logs)} runs)' if len(logs) > len(groups) else ''))
     return fig
 

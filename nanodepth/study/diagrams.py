@@ -1,4 +1,4 @@
-"""The diagrams of README.md, drawn from the orders and the solvers themselves.
+"""The diagrams of README.md and COURSE.md, drawn from the orders and the solvers themselves.
 
 The idea: a layer is a tile, and its colour says whose weights it has. So a plain, a grown, a
 looped, a recurrent and a wrapped model differ by their rows of tiles, and the rows are the lists
@@ -50,29 +50,29 @@ def say(ax, x, y, text, size=13, colour=INK, **more):
 
 def draw_tiles():
     "Eight layer evaluations, five kinds of model."
-    fig, ax = canvas(7, 10, 8, 13.1)
+    fig, ax = canvas(7, 6.1, 8, 9.9)
     grown = lidas(6, 2)                                     # the last growth, from six layers
     first = [lidas(4, 2)[i] for i in grown]                 # which of the first four each was
     recurrent = Recurrent(ModelConfig(n_layer=8, n_embd=8, n_head=1), [0, 1], [4, 5], [6, 7],
                           mean=2)
     rows = [
         ('plain', [*range(8)], 'eight layers, each with weights of its own'),
-        ('grown', first, 'began as four layers: copies of middle ones, trained apart'),
+        ('grown', first, 'began as four layers; copies of middle ones, trained apart'),
         ('looped', parse_loop('1-2x3-1'), 'four layers; the middle two run three times'),
         ('recurrent', recurrent.order,
          'a core that runs r times, here twice; layers 2 and 3 dropped'),
         ('wrapped', [*range(8)], 'a frozen model; layers 2 to 5 run K times, then blended')]
     for k, (name, order, about) in enumerate(rows):
-        y = 2.65 * k
-        say(ax, 0.05, y + 0.3, name, 18, weight='bold')
-        say(ax, 0.05, y + 0.8, about, 14.5, DARK)
+        y = 1.9 * k + 0.35 * (name == 'wrapped')        # below the row before it stand two words
+        say(ax, 0.05, y + 0.3, name, 15, weight='bold')
+        say(ax, 1.6, y + 0.32, about, 12.5, DARK)
         for x, i in enumerate(order):
-            tile(ax, x, y + 1.1, TILES[i], str(x if name == 'grown' else i))
+            tile(ax, x, y + 0.6, TILES[i], str(x if name == 'grown' else i))
         brackets = dict(recurrent=[(2, 4, 'first run'), (4, 6, 'second run')],
                         wrapped=[(2, 6, '× K')])
         for a, b, text in brackets.get(name, []):
-            ax.plot([a + 0.07, b - 0.07], [y + 2.08] * 2, color=INK, lw=2)
-            say(ax, (a + b) / 2, y + 2.3, text, 14, ha='center')
+            ax.plot([a + 0.07, b - 0.07], [y + 1.57] * 2, color=INK, lw=2)
+            say(ax, (a + b) / 2, y + 1.83, text, 12.5, ha='center')
     return fig
 
 

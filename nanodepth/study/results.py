@@ -1,8 +1,9 @@
-"""The tables of README.md, docs/RESULTS.md, ROWS.md and RECORDS.md, made anew from rows of seeds.
+"""The tables of README.md and of four pages in docs/, made anew from the rows of seeds.
 
 The idea: docs/results/*.csv hold what was measured, a row a seed; docs/results/claims.toml says
 which contrasts were named before the runs. This command judges them (study/claims.py) and writes
 what stands between `<!-- table NAME -->` and `<!-- end -->`; the text around it is written by hand.
+It also counts the lines of the seven files, where a table links one.
 
 Usage:
     nanodepth results             # seconds
@@ -28,7 +29,7 @@ SHARES = 'copy', 'overlap', 'screened', 'change'         # in %, and all that en
 # the five models of the study, as the pictures call them
 MODELS = dict(baseline='baseline', midas='MIDAS', lidas='LIDAS', loop_5x2='loop 5x2',
               loop_2_2x3_2='loop 2-2x3-2')
-TEXTS = 'README.md', 'docs/RESULTS.md', 'docs/ROWS.md', 'docs/RECORDS.md'
+TEXTS = ('README.md', 'docs/COURSE.md', 'docs/RESULTS.md', 'docs/ROWS.md', 'docs/RECORDS.md')
 
 
 def value(text):
@@ -134,14 +135,6 @@ def claims_table(claims, tables):
     return lines
 
 
-def short_table(claims, tables):
-    "Markdown: each claim, our difference and its verdict, as claims_table has them."
-    lines = ['| claim | difference | verdict |', '|---|---|---|']
-    for claim, c, verdict, _ in judged(claims, tables):
-        lines.append(f'| {claim["claim"]} | {difference(claim, c)} | {verdict} |')
-    return lines
-
-
 def factor_and_digits(measure):
     "(the factor with which a number is printed, its digits)"
     share = measure in SHARES or measure.endswith('right')
@@ -199,6 +192,24 @@ def models_table(spec, rows):
     return lines
 
 
+def written_table(spec, rows, claims):
+    """Markdown: a table of words, in which {...} becomes a number. {measure = 'loss', run =
+    'lidas', ...} is a mean and its interval over the rows of the table that these words describe,
+    {claim = 'NAME'} how far apart the two sides of a claim are, and {verdict = 'NAME'} its verdict.
+    """
+    def number(match):
+        at = tomllib.loads(f'at = {match[0]}')['at']
+        if 'measure' not in at:
+            [[kind, name]] = at.items()
+            claim, c, verdict, _ = claims[name]
+            return verdict if kind == 'verdict' else difference(claim, c)
+        measure = at.pop('measure')
+        return mean_and_interval(values_of(rows, at, measure).values(), measure)
+    head, *lines = ('| ' + ' | '.join(line) + ' |' for line in [spec['head'], *spec['lines']])
+    return [head, '|' + '---|' * len(spec['head']),
+            *(re.sub(r'\{.*?\}', number, line) for line in lines)]
+
+
 def numbers_table(spec, rows):
     "Markdown: means over seeds with half a 95% interval, a line for each setting."
     shown = where(rows, **spec.get('where', {}))
@@ -222,17 +233,22 @@ def all_tables(spec, folder):
     "{name: the lines of its table}"
     claims = spec.get('claim', [])
     rows = {name: read_rows(folder / f'{name}.csv')
-            for name in dict.fromkeys(each['table'] for kind in ('claim', 'numbers', 'models')
-                                      for each in spec.get(kind, []))}
+            for name in dict.fromkeys(
+                each['table'] for kind in ('claim', 'numbers', 'models', 'written')
+                for each in spec.get(kind, []))}
     tables = dict(records=records.table(read_rows(folder / 'records.csv')))
+    outcomes = {}
     for section in dict.fromkeys(claim['section'] for claim in claims):
         section_claims = [claim for claim in claims if claim['section'] == section]
+        outcomes |= {claim.get('name'): (claim, *outcome)
+                     for claim, *outcome in judged(section_claims, rows)}
         tables[section] = claims_table(section_claims, rows) + origin(spec, section_claims[0])
-        tables[f'{section}, in short'] = short_table(section_claims, rows)
     for each in spec.get('numbers', []):
         tables[each['name']] = numbers_table(each, rows[each['table']]) + origin(spec, each)
     for each in spec.get('models', []):
         tables[each['name']] = models_table(each, rows[each['table']])
+    for each in spec.get('written', []):
+        tables[each['name']] = written_table(each, rows[each['table']], outcomes)
     tables['where it was measured'] = measured_table(spec.get('measured', []))
     return tables
 
@@ -256,8 +272,15 @@ def measured_table(measured):
     return lines
 
 
+def counted(match):
+    "A cell that links one of the seven, and in the next cell its number of lines."
+    lines = (ROOT / match[1]).read_text(encoding='utf-8').count('\n')
+    return f'| [`{match[1]}`]({match[1]}) | {lines} |'
+
+
 def made(text, tables):
     "A text with its tables put in anew."
+    text = re.sub(r'\| \[`(\w+\.py)`\]\(\1\) \| .*? \|', counted, text)
     def fill(match):
         name = match[1]
         if name not in tables:
@@ -279,7 +302,7 @@ class Options:
     files: list[str] = field(default_factory=list)
     rows: Path = ROOT / 'docs/results'      # where claims.toml and the CSV files are
     check: bool = False                     # write nothing; say what differs
-    diagrams: bool = False                  # draw the diagrams of README.md, and nothing else
+    diagrams: bool = False                  # draw the diagrams of the two pages, and nothing else
 
 
 def main(argv=None):
