@@ -119,7 +119,8 @@ def hand_over(optimizers, copies, new):
 # ------------------------------------------------------------------------------------- the schedule
 
 def prop_schedule(steps, n_stages, alpha=1.0):
-    "PROP-alpha: stage i gets a share i^alpha of the steps, rounded down, the last one the rest."
+    """PROP-alpha: stage i gets a share i^alpha of the steps, rounded down, the last one the rest.
+    Below 0 the shallow stages are the longest."""
     weights = [i ** alpha for i in range(1, n_stages + 1)]
     lengths = [int(steps * w / sum(weights)) for w in weights]
     lengths[-1] += steps - sum(lengths)

@@ -168,6 +168,7 @@ def test_table_7_to_the_last_digit(size, operator):
 def test_schedules_by_hand():
     assert prop_schedule(100, 4, 0) == [25, 25, 25, 25]
     assert prop_schedule(100, 3, 2) == [7, 28, 65]
+    assert prop_schedule(111, 3, -1) == [60, 30, 21]
     assert prop_schedule(10, 1) == [10]
     assert growth_plan('double', 8, 2, 70) == [(0, 2), (11, 4), (34, 8)]
     assert growth_plan('lidas', 6, 3, 90) == [(0, 3), (30, 6)]

@@ -36,7 +36,7 @@ from nanodepth.common.files import find
 AT_LEAST = dict(
     n_layer=1, steps=1, warmup_steps=0, decay_steps=0, lr_decay_steps=0, batch_size=1, grad_accum=1,
     lr=0, adamw_lr=0, lr_floor=0, weight_decay=0, star_decay=0, grad_clip=0, grow_block=1,
-    grow_alpha=0, recurrence=1, backprop_depth=1, eval_every=1, eval_batches=1, log_every=1,
+    recurrence=1, backprop_depth=1, eval_every=1, eval_batches=1, log_every=1,
     save_every=1, mean=1, block=1, r=1, times=1, K=1, n=1, batches=1, limit=1, shots=0, length=2,
     lens_steps=1, tokens=1, count=1, best=1, temperature=0, top_k=1, gpus=1)
 IN_WORDS = {int: 'a whole number', float: 'a number', bool: 'true or false', str: 'text',
@@ -125,10 +125,10 @@ def check_bounds(values, where=''):
         for number in value if isinstance(value, (tuple, list)) else [value]:
             if type(number) not in (int, float):
                 continue
-            if not number >= AT_LEAST.get(name, -math.inf):
-                raise Refused(f'{where}{name}={number} must be at least {AT_LEAST.get(name)}')
             if not math.isfinite(number):
                 raise Refused(f'{where}{name}={number} must be finite')
+            if number < AT_LEAST.get(name, -math.inf):
+                raise Refused(f'{where}{name}={number} must be at least {AT_LEAST[name]}')
 
 
 def choices_of(kind):
