@@ -24,7 +24,7 @@ from nanodepth.loop import parse_loop, running
 from nanodepth.report.tables import where
 from nanodepth.study import jobs as study, record, results
 from nanodepth.study.claims import Contrast, holm, one_sided, t_quantile, verdict, verdicts
-from nanodepth.study.records import judged, standing, table
+from nanodepth.study.records import drawn, judged, standing, table
 from nanodepth.study.results import read_rows
 from nanodepth.variants.exit import Exit
 
@@ -352,8 +352,13 @@ def test_the_fewest_flops_of_those_that_meet_both_hold_it():
     assert standing(said) == 'cheap' and standing(judged([])) is None
     assert 0.05 < said['text_too_high'].p_text < 0.5 and said['too_shallow'].p_right > 0.5
     lines = table(found)
-    assert sum('**the record**' in line for line in lines) == 1 and '**the record**' in lines[5]
-    assert 'open' in lines[2] and 'not good enough' in lines[3]
+    # the dearest stands first
+    assert sum('**the record**' in line for line in lines) == 1 and '**the record**' in lines[3]
+    assert '| 22% |' in lines[3] and 'open' in lines[6] and 'not good enough' in lines[5]
+    again = [row | dict(seed=row['seed'] + 8, text=2.0) for row in found]
+    assert judged(found + again)['dear'].p_text == said['dear'].p_text
+    assert '| 2.000 |' in table(found + again)[2]
+    assert [row[2] for row in drawn(found + again)] == [True, True, False, False, False]
 
 
 @pytest.fixture
@@ -398,8 +403,9 @@ def test_a_config_in_small(record_in_small, tmp_path, capsys):
     assert page.startswith('before\n') and 'mine.py' in page and '| open |' in page
     nanodepth('record', argv)          # it goes on where it stopped, and changes nothing
     assert read_rows(tmp_path / 'results/records.csv') == mine and len(record_in_small) == 4
-    nanodepth('record', [*argv, '--first_seed=2'])     # other seeds: said, not written down
-    assert read_rows(tmp_path / 'results/records.csv') == mine
+    nanodepth('record', [*argv, '--first_seed=2'])     # others stand beside them
+    both = read_rows(tmp_path / 'results/records.csv')
+    assert both[:2] == mine and [row['seed'] for row in both[2:]] == [2, 3]
     # another has the record with fewer FLOPs
     best = entries('config/best.py', 10.0, np.linspace(2.1, 2.11, 8), np.linspace(0.98, 0.99, 8))
     study.write_rows(tmp_path / 'results/records.csv', best)

@@ -92,21 +92,20 @@ def main(argv=None):
     cost = planned(config)
     name = os.path.relpath(path, ROOT)
     file = args.rows / 'records.csv'
-    others = [row for row in read_rows(file) if row['config'] != name]
-    entries = judged(others)
+    seeds = range(args.first_seed, args.first_seed + SEEDS)
+    before = read_rows(file)
+    kept = [row for row in before if row['config'] != name or row['seed'] not in seeds]
+    entries = judged([row for row in before if row['config'] != name])
     record = standing(entries)
     flops = entries[record].flops if record else 0
     if record and cost >= flops:
         print(f'{name} takes {cost:.4g} FLOPs and {record} {flops:.4g}, so the record stays where '
               'it is; whether it learns the toy is measured all the same')
-    seeds = range(args.first_seed, args.first_seed + SEEDS)
     folders = [args.out / path.stem / str(seed) for seed in seeds]
     with ThreadPoolExecutor(args.jobs) as pool:
         ended = pool.map(lambda seed, folder: trained(seed, path, folder), seeds, folders)
         rows = [measured(name, cost, seed, folder) for seed, folder in zip(seeds, ended)]
-    if args.first_seed:         # the table has the seeds from 0 on
-        return print(verdict(name, judged(rows)[name], record, flops))
-    write_rows(file, [row | dict(flops=int(row['flops'])) for row in others] + rows)
+    write_rows(file, [row | dict(flops=int(row['flops'])) for row in kept] + rows)
     page = args.rows.parent / 'RECORDS.md'
     replace(page, made(page.read_text(encoding='utf-8'), all_tables({}, args.rows)).encode())
-    print(verdict(name, judged(rows)[name], record, flops))
+    print(verdict(name, judged(rows, args.first_seed)[name], record, flops))

@@ -2,14 +2,18 @@
 
 The idea: the FLOPs follow from the config, so whether they are fewer needs no statistics. Whether
 the model is good enough does: over the seeds, the mean loss on text must be below its threshold and
-the mean share of right answers above its own, each by a one-sided t-test.
+the mean share of right answers above its own, each by a one-sided t-test. Eight other seeds, which
+nobody chose the config by, must say the same.
 
 Usage:
-    entries = judged(rows)          # {config: Entry}, the fewest FLOPs first
+    entries = judged(rows)          # {config: Entry} of the seeds 0 to 7, the fewest FLOPs first
+    confirmed = judged(rows, 8)     # the same of the seeds 8 to 15
     standing(entries)               # the name of the config that holds the record, or None
 """
+import ast
 from typing import NamedTuple
 
+from nanodepth import ROOT
 from nanodepth.report.tables import mean, where
 from nanodepth.study.claims import ALPHA, Contrast, one_sided
 
@@ -29,8 +33,9 @@ class Entry(NamedTuple):
     meets: bool         # both thresholds, on all seeds
 
 
-def judged(rows):
+def judged(rows, first_seed=0):
     entries = {}
+    rows = [row for row in rows if first_seed <= row['seed'] < first_seed + SEEDS]
     for config in dict.fromkeys(row['config'] for row in rows):
         seeds = where(rows, config=config)
         text = Contrast([row['text'] for row in seeds], [TEXT] * len(seeds))
@@ -49,16 +54,41 @@ def standing(entries):
     return next((config for config, entry in entries.items() if entry.meets), None)
 
 
+def idea(config):
+    "What is new in a config: the first sentence of its docstring."
+    path = ROOT / config
+    text = ast.get_docstring(ast.parse(path.read_text(encoding='utf-8'))) if path.exists() else None
+    return (text or '').partition('.')[0]
+
+
 def table(rows):
-    "Markdown: a line a config."
+    "Markdown: a line for each config, the most FLOPs first, so that it reads as a story."
     entries = judged(rows)
+    others = judged(rows, SEEDS)
     record = standing(entries)
-    lines = ['| config | 10^12 FLOPs | minutes | seeds | loss on text | p | depth 3, % | p | |',
-             '|' + '---|' * 9]
-    for config, e in entries.items():
+    lines = ['| config | idea | 10^12 FLOPs | saved | text | depth 3, % | p | '
+             'text, seeds 8 to 15 | depth 3, % | p | verdict |', '|' + '---|' * 11]
+    best = None
+    for config, e in reversed(entries.items()):
         verdict = 'good enough' if e.meets else 'not good enough' if e.seeds >= SEEDS else 'open'
         verdict = '**the record**' if config == record else verdict
-        lines.append(f'| {config} | {e.flops / 1e12:.2f} | {e.minutes:.1f} | {e.seeds} | '
-                     f'{mean(e.text.a):.3f} | {e.p_text:.2g} | {100 * mean(e.right.a):.1f} | '
-                     f'{e.p_right:.2g} | {verdict} |')
+        saved = f'{1 - e.flops / best:.0%}' if best and e.meets else ''
+        again = cells(others[config]) if config in others else ' | | '
+        lines.append(f'| [{config}](../{config}) | {idea(config)} | {e.flops / 1e12:.2f} | {saved} '
+                     f'| {cells(e)} | {again} | {verdict} |')
+        best = e.flops if e.meets else best
     return lines
+
+
+def cells(entry):
+    "The two means, and the larger of the two p values."
+    return (f'{mean(entry.text.a):.3f} | {100 * mean(entry.right.a):.1f} | '
+            f'{max(entry.p_text, entry.p_right):.2g}')
+
+
+def drawn(rows):
+    "The lines of the table as report/plot.py draws them."
+    entries, others = judged(rows), judged(rows, SEEDS)
+    return [(config.removesuffix('.py').rpartition('/')[2], e.flops / 1e12, e.meets, e.right.a,
+             others[config].right.a if config in others else [])
+            for config, e in reversed(entries.items())]

@@ -18,7 +18,7 @@ from nanodepth import ROOT
 from nanodepth.common.errors import Refused, check_choice, nearest
 from nanodepth.common.files import reading, replace
 from nanodepth.common.options import read
-from nanodepth.report.plot import draw_exits, draw_runs, draw_ways, show
+from nanodepth.report.plot import draw_exits, draw_records, draw_runs, draw_ways, show
 from nanodepth.report.tables import mean, read_csv, where
 from nanodepth.study import diagrams, records
 from nanodepth.study.claims import MARGINS, Contrast, verdicts
@@ -351,6 +351,8 @@ def draw(folder, names):
     picture('growing', draw_growing, 'curves', names)
     picture('adding', draw_ways, 'depth', names, ['depth 5 right', 'text'], CHANCE)
     picture('exits', draw_exits, 'exits', names, 'depth 5 right', CHANCE)
+    show(folder.parent / 'assets/records.png', draw_records,
+         records.drawn(read_rows(folder / 'records.csv')))
 
 
 def differs(file, before, after):
