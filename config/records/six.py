@@ -1,8 +1,8 @@
 """Six layers instead of eight. They are there for the last half of the steps, not the last third.
 
 Otherwise config/records/heads.py. Growing ends when the cool-down begins or sooner, so decay_steps
-is long here; the rate itself falls only over the last 400 steps. Three of eight seeds do not come to
-depth 3, and two more stay below 95%.
+is long here; the rate itself falls only over the last 400 steps. Three of eight seeds do not come
+to depth 3, and two more stay below 95%.
 """
 out_dir = 'out/six'
 n_layer = 6

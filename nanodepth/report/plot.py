@@ -341,6 +341,7 @@ def draw_records(entries):
     right.axvline(95, color=COLOURS[1], lw=1)
     left.set_yticks(range(len(entries)), [entry[0] for entry in entries])
     left.invert_yaxis()
+    left.margins(x=0.15)
     left.set(title='10^12 training FLOPs (grey: not good enough)')
     right.set(title='depth 3 right, % (hollow: seeds 8 to 15)')
     return fig
