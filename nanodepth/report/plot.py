@@ -326,21 +326,23 @@ def draw_exits(rows, kind, chance):
     return fig
 
 
-
-def draw_records(entries):
-    """FLOPs of each config, and what its seeds answer at depth 3: hollow for those that confirm.
-    An entry is (name, 10^12 FLOPs, whether it is good enough, shares, shares that confirm)."""
+def draw_records(entries, others, threshold):
+    """FLOPs of each config, and what its seeds answer at depth 3: hollow for the others, which
+    confirm it. Both are study/records.py's {config: Entry}."""
     fig, [[left, right]] = figure(1, 2, (9, 1.2 + 0.38 * len(entries)), sharey=True)
-    for y, (_, flops, good, shares, again) in enumerate(entries):
-        colour = COLOURS[0] if good else COLOURS[-1]
+    names = []
+    for y, (config, entry) in enumerate(entries.items()):
+        names.append(config.rpartition('/')[2].removesuffix('.py'))
+        flops = entry.flops / 1e12
+        colour = COLOURS[0] if entry.meets else COLOURS[-1]
         left.barh(y, flops, 0.6, color=colour)
         left.text(flops + 0.15, y, f'{flops:.2f}', va='center')
-        for values, face, up in (shares, colour, -0.12), (again, 'none', 0.12):
-            right.plot([100 * v for v in values], [y + up] * len(values), 'o', ms=5,
+        for of, face, up in (entries, colour, 0.12), (others, 'none', -0.12):
+            shares = of[config].right.a if config in of else []
+            right.plot([100 * v for v in shares], [y + up] * len(shares), 'o', ms=5,
                        color=colour, markerfacecolor=face)
-    right.axvline(95, color=COLOURS[1], lw=1)
-    left.set_yticks(range(len(entries)), [entry[0] for entry in entries])
-    left.invert_yaxis()
+    right.axvline(100 * threshold, color=COLOURS[1], lw=1)
+    left.set_yticks(range(len(names)), names)       # upwards: the most FLOPs stand at the top
     left.margins(x=0.15)
     left.set(title='10^12 training FLOPs (grey: not good enough)')
     right.set(title='depth 3 right, % (hollow: seeds 8 to 15)')

@@ -7,7 +7,7 @@ data and the seeds: the layers, their order, growth, the optimizer, the batch, t
 
 Usage:
     nanodepth record config/lidas.py          # up to an hour; goes on where it stopped
-    nanodepth record config/mine.py --first_seed=8    # confirms one on other seeds
+    nanodepth record config/records/mine.py --first_seed=8    # confirms one on other seeds
 """
 import os
 from concurrent.futures import ThreadPoolExecutor

@@ -2,8 +2,8 @@
 
 The idea: the FLOPs follow from the config, so whether they are fewer needs no statistics. Whether
 the model is good enough does: over the seeds, the mean loss on text must be below its threshold and
-the mean share of right answers above its own, each by a one-sided t-test. Eight other seeds, which
-nobody chose the config by, must say the same.
+the mean share of right answers above its own, each by a one-sided t-test. The table
+shows eight other seeds beside them, which nobody chose the config by.
 
 Usage:
     entries = judged(rows)          # {config: Entry} of the seeds 0 to 7, the fewest FLOPs first
@@ -24,7 +24,6 @@ SEEDS = 8
 
 class Entry(NamedTuple):
     flops: float
-    minutes: float      # of one run
     seeds: int
     text: Contrast      # the losses, minus the threshold
     right: Contrast     # the shares, minus the threshold
@@ -42,10 +41,8 @@ def judged(rows, first_seed=0):
         right = Contrast([row['depth 3 right'] for row in seeds], [RIGHT] * len(seeds))
         p_text = one_sided(text, -1)
         p_right = one_sided(right, 1)
-        minutes = mean([row['minutes'] for row in seeds])
         meets = len(seeds) >= SEEDS and max(p_text, p_right) < ALPHA
-        entries[config] = Entry(seeds[0]['flops'], minutes, len(seeds), text, right,
-                                p_text, p_right, meets)
+        entries[config] = Entry(seeds[0]['flops'], len(seeds), text, right, p_text, p_right, meets)
     return dict(sorted(entries.items(), key=lambda item: item[1].flops))
 
 
@@ -84,11 +81,3 @@ def cells(entry):
     "The two means, and the larger of the two p values."
     return (f'{mean(entry.text.a):.3f} | {100 * mean(entry.right.a):.1f} | '
             f'{max(entry.p_text, entry.p_right):.2g}')
-
-
-def drawn(rows):
-    "The lines of the table as report/plot.py draws them."
-    entries, others = judged(rows), judged(rows, SEEDS)
-    return [(config.removesuffix('.py').rpartition('/')[2], e.flops / 1e12, e.meets, e.right.a,
-             others[config].right.a if config in others else [])
-            for config, e in reversed(entries.items())]

@@ -351,8 +351,9 @@ def draw(folder, names):
     picture('growing', draw_growing, 'curves', names)
     picture('adding', draw_ways, 'depth', names, ['depth 5 right', 'text'], CHANCE)
     picture('exits', draw_exits, 'exits', names, 'depth 5 right', CHANCE)
-    show(folder.parent / 'assets/records.png', draw_records,
-         records.drawn(read_rows(folder / 'records.csv')))
+    tried = read_rows(folder / 'records.csv')
+    show(folder.parent / 'assets/records.png', draw_records, records.judged(tried),
+         records.judged(tried, records.SEEDS), records.RIGHT)
 
 
 def differs(file, before, after):
