@@ -358,6 +358,8 @@ def test_the_fewest_flops_of_those_that_meet_both_hold_it():
     again = [row | dict(seed=row['seed'] + 8, text=2.0) for row in found]
     assert judged(found + again)['dear'].p_text == said['dear'].p_text
     assert '| 2.000 |' in table(found + again)[2]
+    refuted = table(found + [row | {'depth 3 right': 0.5} for row in again])
+    assert 'not confirmed' in refuted[3] and not any('the record' in line for line in refuted)
     meets = [entry.meets for entry in judged(found + again).values()]
     assert meets == [False, False, False, True, True]
 

@@ -344,7 +344,7 @@ def draw_records(entries, others, threshold):
     right.axvline(100 * threshold, color=COLOURS[1], lw=1)
     left.set_yticks(range(len(names)), names)       # upwards: the most FLOPs stand at the top
     left.margins(x=0.15)
-    left.set(title='10^12 training FLOPs (grey: not good enough)')
+    left.set(title='10^12 training FLOPs (grey: not accepted)')
     right.set(title='depth 3 right, % (hollow: seeds 8 to 15)')
     return fig
 

@@ -24,7 +24,7 @@ from nanodepth.engine.cost import planned
 from nanodepth.report.runs import read_log
 from nanodepth.report.tables import mean
 from nanodepth.study.jobs import TOY, Questions, by_depth, in_a_process, write_rows
-from nanodepth.study.records import RIGHT, SEEDS, TEXT, judged, standing
+from nanodepth.study.records import RIGHT, SEEDS, TEXT, accepted, judged, standing
 from nanodepth.study.results import all_tables, made, read_rows
 from nanodepth.train import read_config
 
@@ -95,7 +95,7 @@ def main(argv=None):
     seeds = range(args.first_seed, args.first_seed + SEEDS)
     before = read_rows(file)
     kept = [row for row in before if row['config'] != name or row['seed'] not in seeds]
-    entries = judged([row for row in before if row['config'] != name])
+    entries = accepted([row for row in before if row['config'] != name])
     record = standing(entries)
     flops = entries[record].flops if record else 0
     if record and cost >= flops:

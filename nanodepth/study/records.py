@@ -2,12 +2,13 @@
 
 The idea: the FLOPs follow from the config, so whether they are fewer needs no statistics. Whether
 the model is good enough does: over the seeds, the mean loss on text must be below its threshold and
-the mean share of right answers above its own, each by a one-sided t-test. The table
-shows eight other seeds beside them, which nobody chose the config by.
+the mean share of right answers above its own, each by a one-sided t-test. Eight other seeds, which
+nobody chose the config by, may refute it: a config that fails on them is not accepted.
 
 Usage:
     entries = judged(rows)          # {config: Entry} of the seeds 0 to 7, the fewest FLOPs first
-    confirmed = judged(rows, 8)     # the same of the seeds 8 to 15
+    others = judged(rows, 8)        # the same of the seeds 8 to 15
+    entries = accepted(rows)        # of the seeds 0 to 7, those that the others refute do not meet
     standing(entries)               # the name of the config that holds the record, or None
 """
 import ast
@@ -46,6 +47,16 @@ def judged(rows, first_seed=0):
     return dict(sorted(entries.items(), key=lambda item: item[1].flops))
 
 
+def accepted(rows):
+    "The entries of the seeds 0 to 7. One that fails on the seeds 8 to 15 does not meet."
+    others = judged(rows, SEEDS)
+    entries = judged(rows)
+    for config, other in others.items():
+        if config in entries and other.seeds >= SEEDS and not other.meets:
+            entries[config] = entries[config]._replace(meets=False)
+    return entries
+
+
 def standing(entries):
     "The entries come in the order of their FLOPs, so the first that is good enough holds it."
     return next((config for config, entry in entries.items() if entry.meets), None)
@@ -60,15 +71,19 @@ def idea(config):
 
 def table(rows):
     "Markdown: a line for each config, the most FLOPs first, so that it reads as a story."
-    entries = judged(rows)
+    entries = accepted(rows)
     others = judged(rows, SEEDS)
     record = standing(entries)
     lines = ['| config | idea | 10^12 FLOPs | saved | text | depth 3, % | p | '
              'text, seeds 8 to 15 | depth 3, % | p | verdict |', '|' + '---|' * 11]
     best = None
     for config, e in reversed(entries.items()):
-        verdict = 'good enough' if e.meets else 'not good enough' if e.seeds >= SEEDS else 'open'
-        verdict = '**the record**' if config == record else verdict
+        if e.meets:
+            verdict = '**the record**' if config == record else 'good enough'
+        elif max(e.p_text, e.p_right) < ALPHA and e.seeds >= SEEDS:
+            verdict = 'not confirmed'
+        else:
+            verdict = 'not good enough' if e.seeds >= SEEDS else 'open'
         saved = f'{1 - e.flops / best:.0%}' if best and e.meets else ''
         again = cells(others[config]) if config in others else ' | | '
         lines.append(f'| [{config}](../{config}) | {idea(config)} | {e.flops / 1e12:.2f} | {saved} '

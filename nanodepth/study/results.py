@@ -352,7 +352,7 @@ def draw(folder, names):
     picture('adding', draw_ways, 'depth', names, ['depth 5 right', 'text'], CHANCE)
     picture('exits', draw_exits, 'exits', names, 'depth 5 right', CHANCE)
     tried = read_rows(folder / 'records.csv')
-    show(folder.parent / 'assets/records.png', draw_records, records.judged(tried),
+    show(folder.parent / 'assets/records.png', draw_records, records.accepted(tried),
          records.judged(tried, records.SEEDS), records.RIGHT)
 
 
