@@ -58,6 +58,7 @@ class Config:
     rope_theta: float = 10_000.0
     tie_embeddings: bool = False        # the papers tie; a toy learns three times as fast untied
     ln_scaling: bool = False
+    key_offset: int = 0                 # so many heads find a token by the one before it
     vocab_size: int | None = None       # None: as many as the data's tokenizer has
     # growing: n_layer is the depth at the end
     grow: Literal[tuple(GROWTH)] | None = None  # an operator of grow.py; None: full depth at once
@@ -112,7 +113,7 @@ class Config:
             Plan(self)              # it refuses settings that exclude each other
 
 
-MODEL_SETTINGS = {field.name for field in fields(ModelConfig)} - {'context'}    # or init_from's
+MODEL_SETTINGS = {field.name for field in fields(ModelConfig)} - {'context'} | {'key_offset'}
 
 
 # --------------------------------------------------------------------------------------- the loop
@@ -224,8 +225,7 @@ def keep_stage(c, world, model, so_far):
 
 
 def fetch(c, world, plan, data, step):
-    """This process's part of a step's batch, on its way to the GPU, and how many of its targets
-    count. After the last step: None."""
+    "This process's part of a step's batch, and how many of its targets count; at the end None."
     if step == c.steps:
         return None
     now = plan.at(step)

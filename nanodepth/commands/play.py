@@ -27,6 +27,7 @@ from nanodepth.engine.checkpoint import build_model, exists, load, load_model
 from nanodepth.engine.measure import parse_tasks
 from nanodepth.grow import GROWTH
 from nanodepth.report.tables import run_names
+from nanodepth.variants.key_offset import offset_of
 
 FOLDER = Path(__file__).parent
 TASKS = 'toy_assign/0,toy_assign/1,toy_assign/2,toy_assign/3,toy_assign/4,toy_assign/5,toy_copy'
@@ -64,7 +65,7 @@ def refuse(model, run):
     "A model that a browser cannot carry, or play.js cannot run."
     c = model.config
     for has, feature in ((model.num_params() > LARGEST, f'more than {LARGEST:,} parameters'),
-                         (c.ln_scaling, 'ln_scaling'),
+                         (c.ln_scaling, 'ln_scaling'), (offset_of(model), 'key_offset'),
                          (c.rope_scaling, 'scaled rotary positions'), (c.qk_norm, 'qk_norm'),
                          (get_tokenizer(run).name != 'bytes', 'a tokenizer other than bytes')):
         if has:

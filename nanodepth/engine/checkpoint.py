@@ -25,6 +25,7 @@ from nanodepth.common.errors import Refused
 from nanodepth.common.files import aside, fresh, on_hub, read_json, reading
 from nanodepth.common.options import only_fields
 from nanodepth.model import LM, ModelConfig
+from nanodepth.variants.key_offset import offset_keys
 
 FILE = 'ckpt.pt'
 LAST_AT = '74a8d06'     # the last commit with what was tried, measured and taken out again
@@ -156,7 +157,9 @@ def model_of(state, path):
         from nanodepth.retrofit import Recurrent
         model = Recurrent(config, **only_fields(Recurrence, state['recurrent']))
     # recurrent models once kept the names of their layers behind 'lm.'
-    model.load_state_dict({name.removeprefix('lm.'): t for name, t in state['model'].items()})
+    weights = {name.removeprefix('lm.'): t for name, t in state['model'].items()}
+    offset_keys(model, int(weights.get('layers.0.attn.key_offset', 0)))
+    model.load_state_dict(weights)
     return model
 
 

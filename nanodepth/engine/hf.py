@@ -26,6 +26,7 @@ from nanodepth.common.options import only_fields
 from nanodepth.data.tokenizer import get_tokenizer, local_folder, write_tokenizer
 from nanodepth.grow import untie
 from nanodepth.model import LM, ModelConfig, rope_tables
+from nanodepth.variants.key_offset import refuse_offset
 
 # -------------------------------------------------------------------------------------------- names
 
@@ -231,6 +232,7 @@ def save_hf(model, folder, tokenizer=None):
     if model.recurs:
         raise Refused('a model with a recurrent core has no family that transformers knows: '
                       'only ordinary and looped models are exported')
+    refuse_offset(model)
     model = fold_scales(model) if model.config.ln_scaling else model
     config = model.config
     weights = model.state_dict()

@@ -22,6 +22,7 @@ from nanodepth.common.errors import Refused
 from nanodepth.engine.checkpoint import LAST_AT
 from nanodepth.grow import GROWTH, growth_plan
 from nanodepth.model import ModelConfig
+from nanodepth.variants.key_offset import offset_keys
 
 
 @dataclass
@@ -137,6 +138,7 @@ class Plan:
             model.mean, model.backprop_depth = self.mean, self.backprop_depth
         elif self.main_order:
             model.config.order = self.main_order
+        offset_keys(model, self.config.key_offset)
 
     def at(self, step):
         "What this step does."

@@ -31,6 +31,7 @@ from nanodepth.data.tokenizer import local_folder
 from nanodepth.engine import hf
 from nanodepth.model import ModelConfig, rope_tables, rotate
 from nanodepth.retrofit import AUTHORS_STD, Recurrent
+from nanodepth.variants.key_offset import refuse_offset
 
 FAMILY = 'huginn_raven'
 LAYER = {           # theirs: ours, whose rows it holds one after the other
@@ -154,6 +155,7 @@ def save_raven(model, folder, tokenizer=None):
     width = model.config.n_embd
     if c.ln_scaling:
         raise Refused("LN-scaling: the authors' format cannot hold that")
+    refuse_offset(model)
     ours = {'norms of q and k': c.qk_norm, f'head_dim={c.head_dim}': c.head_dim * c.n_head != width,
             'a fixed table of first states (--fresh draws new ones)':
                 not (model.fresh or model.start == 'zero')}
