@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from nanodepth import model as model_file
 from nanodepth.common import losses
-from nanodepth.model import LM, KVCache, ModelConfig, rotate
+from nanodepth.model import LM, KVCache, ModelConfig
 
 
 def tokens_of(model, B=2, T=10, seed=0):
@@ -102,22 +102,6 @@ def test_llama3_rope_scaling_by_hand():
             want = (1 - smooth) * f / 8 + smooth * f
         assert scaled[1][1, i].item() == pytest.approx(math.sin(want), rel=1e-5)
     assert not torch.equal(plain[0], scaled[0])
-
-
-def test_turned_before_or_after_the_transpose_is_the_same(tiny):
-    "A GPU's kernel writes its result in the layout of q; on a CPU no bit may change."
-    model = tiny(n_kv_head=2)
-    cos, sin = model.cos[:9], model.sin[:9]
-    found = []
-    for before in (True, False):
-        x = torch.randn(2, 9, 4, 8, generator=torch.Generator().manual_seed(0), requires_grad=True)
-        if before:
-            y = rotate(x, (cos[:, None], sin[:, None])).transpose(1, 2)
-        else:
-            y = rotate(x.transpose(1, 2), (cos, sin))
-        y.square().sum().backward()
-        found.append((y.contiguous(), x.grad))
-    assert all(torch.equal(a, b) for a, b in zip(*found))
 
 
 def test_causality(tiny):
