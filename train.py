@@ -58,7 +58,7 @@ class Config:
     rope_theta: float = 10_000.0
     tie_embeddings: bool = False        # the papers tie; a toy learns three times as fast untied
     ln_scaling: bool = False
-    key_offset: int = 0                 # so many heads find a token by the one before it
+    key_offset: int = 0                 # so many key heads find a token by the one before
     vocab_size: int | None = None       # None: as many as the data's tokenizer has
     # growing: n_layer is the depth at the end
     grow: Literal[tuple(GROWTH)] | None = None  # an operator of grow.py; None: full depth at once

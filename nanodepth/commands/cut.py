@@ -27,6 +27,7 @@ from nanodepth.grow import untie
 from nanodepth.model import LM
 from nanodepth.retrofit import cut, surgery
 from nanodepth.variants.cuts import by_influence, screen
+from nanodepth.variants.key_offset import offset_keys, offset_of
 
 # ------------------------------------------------------------------------------------------ surgery
 
@@ -74,6 +75,7 @@ def scalable_start(model):
 def with_a_head(lm):
     "The model with the unembedding as a matrix of its own, which begins as the embedding."
     free = type(lm)(dataclasses.replace(lm.config, tie_embeddings=False)).to(lm.norm.weight.dtype)
+    offset_keys(free, offset_of(lm))
     free.load_state_dict(lm.state_dict())
     return free
 
@@ -105,6 +107,7 @@ def operate(options):
 def without_recurrence(model):
     "The same layers as an ordinary model, which runs each once."
     plain = LM(model.config)
+    offset_keys(plain, offset_of(model))
     plain.load_state_dict({name: t for name, t in model.state_dict().items()
                            if not name.startswith('adapter.')})
     return plain

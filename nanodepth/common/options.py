@@ -38,7 +38,7 @@ AT_LEAST = dict(
     lr=0, adamw_lr=0, lr_floor=0, weight_decay=0, star_decay=0, grad_clip=0, grow_block=1,
     recurrence=1, backprop_depth=1, eval_every=1, eval_batches=1, log_every=1,
     save_every=1, mean=1, block=1, r=1, times=1, K=1, n=1, batches=1, limit=1, shots=0, length=2,
-    lens_steps=1, tokens=1, count=1, best=1, temperature=0, top_k=1, gpus=1)
+    lens_steps=1, tokens=1, count=1, best=1, temperature=0, top_k=1, gpus=1, key_offset=0)
 IN_WORDS = {int: 'a whole number', float: 'a number', bool: 'true or false', str: 'text',
             Path: 'a path', types.NoneType: 'none'}
 

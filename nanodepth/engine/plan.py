@@ -138,7 +138,8 @@ class Plan:
             model.mean, model.backprop_depth = self.mean, self.backprop_depth
         elif self.main_order:
             model.config.order = self.main_order
-        offset_keys(model, self.config.key_offset)
+        if not self.config.init_from:       # a parent keeps its own
+            offset_keys(model, self.config.key_offset)
 
     def at(self, step):
         "What this step does."

@@ -1,15 +1,16 @@
 """Heads that find a token by the one before it, so that one layer can look a name up.
 
 The idea: what does `?d` ask for in `... dz ... ?d`? The model must find the token that comes after
-`d`. An ordinary model needs two layers for this: in the first, `z` notes that `d` stands before it,
-and in the second a head looks for that note. Here some heads compare their query with the key of
-the token before, and still read the value of the token itself. Nothing is learned for it, so the
-look-up that training finds last in an ordinary model is there from the first step on.
+the first `d`. An ordinary model needs two layers for this: in the first, `z` notes that `d` stands
+before it, and in the second a head looks for that note. Here, at every token that it could read,
+such a head compares its query with the key of the token before that one. So the query of the last
+`d` meets the key of the first `d`, and reads the value of `z`. The step back is built in, and only
+the matching is left to learn.
 
 Paper: none of the four. Olsson et al., "In-context Learning and Induction Heads" (smeared keys);
 modded-nanogpt's "partial key offset" moves half of each head's channels.
-Here: whole heads, by exactly one token. The key keeps the rotation of its own position, and the
-first token, which has none before it, gets a key of zeros.
+Here: whole heads, by exactly one token. A key keeps the rotation of the position that it comes
+from. The first token, which has none before it, gets a key of zeros.
 
 Usage:
     offset_keys(model, heads=2)         # in place: the first two key-value heads of every layer
@@ -41,10 +42,10 @@ class OffsetAttention(Attention):
 
 
 def offset_keys(model, heads):
-    "Give the model's layers such heads, in place. Copies of the layers keep them; 0 changes nothing."
+    "Give the model's layers such heads, in place. Copies of the layers keep them."
     most = model.config.n_kv_head
-    if heads > most:
-        raise Refused(f'key_offset={heads} is more than the {most} heads with keys')
+    if not 0 <= heads <= most:
+        raise Refused(f'key_offset={heads}: this model has {most} heads with keys, so 0 to {most}')
     for layer in model.layers if heads else []:
         layer.attn.__class__ = OffsetAttention          # the same weights, read in another way
         layer.attn.heads = heads
