@@ -1,7 +1,7 @@
 """Four layers instead of eight: two, and after half of the steps four.
 
-Otherwise config/records/offset.py, step for step. Alias depth 3 takes four look-ups, and with its
-heads each of them takes one layer.
+Otherwise config/records/offset.py, step for step. With its heads, two layers learn alias depth 2,
+and four learn depth 3.
 """
 out_dir = 'out/four'
 n_layer = 4
