@@ -113,6 +113,8 @@ class Recurrent(LM):
             if self.table is None or len(self.table) < end:
                 with torch.inference_mode(False):   # else nothing could be trained with it later
                     self.table = self.make_table(end, e.shape[-1])
+            if self.table.device != e.device:       # once, and not in every forward
+                self.table = self.table.to(e.device)
             s = self.table[position:end]                                        # (T, C)
         elif isinstance(generator, torch.Generator):
             s = self.noise(e.shape, generator)                                  # (B, T, C)

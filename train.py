@@ -126,7 +126,7 @@ def train(config):
         world.first_does(lambda: at_the_end.enter_context(lock_folder(out)))
         data, val = open_data(c, world)
         resumes = c.resume and checkpoint.exists(out)
-        model, plan, so_far, states = resume(c, data) if resumes else begin(c, data)
+        model, plan, so_far, states = resume(c, world, data) if resumes else begin(c, world, data)
         model.to(world.device, torch.float32).train()       # Hugging Face's may be bfloat16
         optimizers = make_optimizers(model, c)
         load_optimizers(optimizers, states, out)
@@ -150,6 +150,7 @@ def train(config):
                 before = validate(c, world, model, val)['val_loss']
                 if grows:
                     keep_stage(c, world, model, so_far)
+                    wrapped = None      # DDP and its gradients go with the old model
                     model = untie(model, now.origin, optimizers)    # the optimizers become its own
                     wrapped = world.wrap(model)
                 else:
@@ -303,7 +304,7 @@ def open_data(c, world):
     return data, val
 
 
-def begin(c, data):
+def begin(c, world, data):
     """(model, plan, what it has taken so far, the optimizers' states) of a new run, of a new model
     or of what init_from gives."""
     torch.manual_seed(draw(c.seed, 'init'))
@@ -314,7 +315,9 @@ def begin(c, data):
                                 n_layer=plan.at(0).n_layer))
         plan.set_up(model)
         return model, plan, so_far, []
-    parent = checkpoint.load(c.init_from)
+    if not checkpoint.is_hugging_face(c.init_from):
+        world.first_does(lambda: checkpoint.check(c.init_from))
+    parent = checkpoint.load(c.init_from, checked=True)
     model = checkpoint.build_model(parent, c.init_from)
     plan = Plan(c, Start.of(model))
     plan.set_up(model)
@@ -327,11 +330,12 @@ def begin(c, data):
     return model, plan, so_far, []
 
 
-def resume(c, data):
+def resume(c, world, data):
     """(model, plan, what it has taken so far, the optimizers' states) of the run in out_dir, if
     this config goes on with it."""
     out = Path(c.out_dir)
-    state = checkpoint.load(out)
+    world.first_does(lambda: checkpoint.check(out))
+    state = checkpoint.load(out, checked=True)
     if not state.get('optimizers') or 'start' not in state:
         raise Refused(f'{out} holds weights without their optimizers, so it cannot be resumed: '
                       f'start another --out_dir from it, with --init_from={out}')
@@ -351,7 +355,9 @@ def save(c, world, model, optimizers, plan, data, so_far, log):
     log.sync()
     if world.first:
         checksums = {name: loader.checksums() for name, loader in data.items()}
+        shares = {name: loader.shares() for name, loader in data.items()}
         checkpoint.save(c.out_dir, **checkpoint.describe(model), **so_far, **checksums,
+                        shares=shares,
                         optimizers=[optimizer.state_dict() for optimizer in optimizers],
                         config=asdict(c), start=asdict(plan.start),
                         tokenizer=data['data'].tokenizer)

@@ -25,7 +25,7 @@ from nanodepth.common.errors import Refused, refusals, refusing  # noqa: E402
 from nanodepth.common.options import read  # noqa: E402
 from nanodepth.data.sources import chat, column, kind_of, texts  # noqa: E402
 from nanodepth.data.tokenizer import get_tokenizer, start_of_document  # noqa: E402
-from nanodepth.data.tokens import write_dataset  # noqa: E402
+from nanodepth.data.tokens import begin_dataset, write_dataset  # noqa: E402
 
 MANY = 1000         # documents, from which on one of a hundred is enough to validate with
 
@@ -98,6 +98,7 @@ def main(argv=None):
     every = 100 if len(all_tokens) >= MANY else 10
     splits = dict(train=[t for i, t in enumerate(all_tokens) if i % every],
                   val=all_tokens[::every])
+    begin_dataset(args.out, 'data/text/prepare.py')
     for split, documents_of in splits.items():
         tokens = np.concatenate(documents_of)
         write_dataset(args.out, split, args.tokenizer, tokens,

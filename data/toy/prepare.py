@@ -42,7 +42,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))    # a clone needs 
 from nanodepth.common.errors import Refused, refusals  # noqa: E402
 from nanodepth.common.options import read  # noqa: E402
 from nanodepth.data.primitives import END_OF_TEXT, START, chain, marked, random_words  # noqa: E402
-from nanodepth.data.tokens import draw, write_dataset  # noqa: E402
+from nanodepth.data.tokens import begin_dataset, draw, write_dataset  # noqa: E402
 
 SIZE = 64        # tokens of a document, with the end-of-text token before it
 DEPTHS = 4                                              # 0, 1, 2, 3
@@ -116,12 +116,15 @@ class Options:
 
 def main(argv=None):
     args = read(Options, argv, __doc__)
+    if args.depths < 1:
+        raise Refused(f'--depths={args.depths}: at least one, which is depth 0')
     if args.depths * args.values > 26:
         raise Refused(f'--depths={args.depths} times --values={args.values} are more names than '
                       'there are letters')
     print('reading the standard library ...', flush=True)
     files = list(library())
     random.Random(draw(0, 'toy files')).shuffle(files)
+    begin_dataset(args.out, 'data/toy/prepare.py')
     held_out = set()
     cut = len(files) // 20
     for split, share, n in (('val', files[:cut], 4_000), ('train', files[cut:], args.documents)):

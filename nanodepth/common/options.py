@@ -32,13 +32,24 @@ from nanodepth import ROOT
 from nanodepth.common.errors import Refused, nearest
 from nanodepth.common.files import find
 
-# What is smaller would be another run or another measurement without a word, or none at all.
+# What lies outside would be another run or another measurement without a word, or none at all:
+# the smallest value of each count and size, and the range of each share.
 AT_LEAST = dict(
-    n_layer=1, steps=1, warmup_steps=0, decay_steps=0, lr_decay_steps=0, batch_size=1, grad_accum=1,
-    lr=0, adamw_lr=0, lr_floor=0, weight_decay=0, star_decay=0, grad_clip=0, grow_block=1,
-    recurrence=1, backprop_depth=1, eval_every=1, eval_batches=1, log_every=1,
-    save_every=1, mean=1, block=1, r=1, times=1, K=1, n=1, batches=1, limit=1, shots=0, length=2,
-    lens_steps=1, tokens=1, count=1, best=1, temperature=0, top_k=1, gpus=1, key_offset=0)
+    # a model
+    n_layer=1, n_embd=1, n_head=1, n_kv_head=1, head_dim=2, ffn_dim=1, vocab_size=1, context=1,
+    rope_theta=1, key_offset=0, grow_block=1, shape=1, block=1,
+    # training
+    steps=1, warmup_steps=0, decay_steps=0, lr_decay_steps=0, batch_size=1, grad_accum=1, lr=0,
+    adamw_lr=0, weight_decay=0, star_decay=0, grad_clip=0, recurrence=1, backprop_depth=1, mean=1,
+    eval_every=1, eval_batches=1, log_every=1, save_every=1,
+    # measuring
+    r=1, times=1, blocks=1, K=1, T=0, m=1, n=1, batches=1, limit=1, shots=0, max_length=2, length=2,
+    count=1, best=1, lens_steps=1, lens_lr=0, tokens=1, temperature=0, top_k=1,
+    # data and machines
+    documents=1, depths=0, values=1, val_every=2, workers=1, gpus=1, jobs=1, first_seed=0)
+SHARES = dict(
+    curriculum=(0, 1), backprop_curriculum=(0, 1), lr_floor=(0, 1), beta=(0, 1), beta2=(0, 0.9999),
+    mfu=(0.001, 1), text=(0, 0.99))
 IN_WORDS = {int: 'a whole number', float: 'a number', bool: 'true or false', str: 'text',
             Path: 'a path', types.NoneType: 'none'}
 
@@ -120,7 +131,7 @@ def fitted(cls, values, where, is_text=False):
 
 
 def check_bounds(values, where=''):
-    "Refuse numbers that are smaller than their names allow, infinite or not a number."
+    "Refuse numbers outside what their names allow, infinite ones, and what is not a number."
     for name, value in values.items():
         for number in value if isinstance(value, (tuple, list)) else [value]:
             if type(number) not in (int, float):
@@ -129,6 +140,9 @@ def check_bounds(values, where=''):
                 raise Refused(f'{where}{name}={number} must be finite')
             if number < AT_LEAST.get(name, -math.inf):
                 raise Refused(f'{where}{name}={number} must be at least {AT_LEAST[name]}')
+            low, high = SHARES.get(name, (-math.inf, math.inf))
+            if not low <= number <= high:
+                raise Refused(f'{where}{name}={number} must be from {low} to {high}')
 
 
 def choices_of(kind):

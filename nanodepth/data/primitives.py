@@ -28,7 +28,7 @@ import numpy as np
 
 from nanodepth.common.errors import Refused, check_choice
 from nanodepth.data.tokenizer import get_tokenizer, start_of_document
-from nanodepth.data.tokens import draw, write_dataset
+from nanodepth.data.tokens import START, begin_dataset, draw, write_dataset
 
 
 @dataclass
@@ -200,7 +200,6 @@ def continuation(tokenizer, prompt, text):
 # ----------------------------------------------------------------------------- examples to train on
 
 END_OF_TEXT = 256       # of the tokenizer that reads bytes
-START = 128             # added to the mark where an answer begins
 
 
 def marked(pieces, kinds, size=math.inf):
@@ -241,6 +240,7 @@ def write_examples(folder, tokenizer_name, tasks, depths, n, *, shots=0, seed=0,
                 rows[split].append((prompt, answer, k + 1))
     longest = max(len(prompt) + len(answer) for split in rows.values()
                   for prompt, answer, _ in split)
+    begin_dataset(folder, 'primitives.py')
     for split, examples in rows.items():
         tokens, mask, marks = np.zeros((3, len(examples), longest), dtype='int64')
         for i, (prompt, answer, kind) in enumerate(examples):
@@ -248,7 +248,7 @@ def write_examples(folder, tokenizer_name, tasks, depths, n, *, shots=0, seed=0,
             end = len(prompt) + len(answer)
             tokens[i, :end] = prompt + answer
             mask[i, begin:end], marks[i, begin:end] = 1, kind
-            marks[i, begin] += 128
+            marks[i, begin] += START
         write_dataset(folder, split, tokenizer_name, tokens.ravel(), mask=mask.ravel(),
                       marks=marks.ravel() if split == 'val' else None, kinds=[*kinds], row=longest,
                       origin=dict(made_by='primitives.py', tasks=tasks, n=len(examples),

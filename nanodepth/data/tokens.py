@@ -69,6 +69,7 @@ def permute(i, n, key):
 
 # --------------------------------------------------------------------------------- datasets on disk
 
+SPLITS = 'train', 'val'
 # What rows of numbers have beside the kinds of answers (report/).
 TAKEN = {'loss', 'val_loss', 'step', 'steps', 'tokens', 'flops', 'seconds', 'minutes', 'seed',
          'seeds', 'run', 'layers', 'lr'}
@@ -81,12 +82,8 @@ def write_dataset(folder, split, tokenizer, tokens, *, mask=None, marks=None, ki
     marks 1, 2, ...; `row` is a masked row's length."""
     folder = Path(folder)
     path = folder / f'{split}.json'
-    if (folder / 'ckpt.pt').exists():
-        raise Refused(f'{folder} holds a run: choose another folder for a dataset')
     origin = origin or {}
-    before = made_by(path)
-    if before and before != origin.get('made_by', before):
-        raise Refused(f'{folder} holds a dataset that {before} made: choose another folder')
+    refuse_others(folder, origin.get('made_by'))
     from nanodepth.data.tokenizer import get_tokenizer, token_type
     n_vocab = get_tokenizer(tokenizer).n_vocab
     dtype = token_type(n_vocab)
@@ -103,6 +100,26 @@ def write_dataset(folder, split, tokenizer, tokens, *, mask=None, marks=None, ki
         for ending, data in raw.items():
             replace(folder / f'{split}_000{ending}', data)
         write_json(path, description)
+
+
+def begin_dataset(folder, maker):
+    """A dataset is made again: what says that the old one is whole goes first, for both splits. So
+    whoever is stopped between them leaves no validation rows of the old beside the new."""
+    folder = Path(folder)
+    refuse_others(folder, maker)
+    with claim(folder):
+        for split in SPLITS:
+            (folder / f'{split}.json').unlink(missing_ok=True)
+
+
+def refuse_others(folder, maker):
+    "A folder that holds a run, or a dataset that another command made."
+    if (folder / 'ckpt.pt').exists():
+        raise Refused(f'{folder} holds a run: choose another folder for a dataset')
+    for split in SPLITS:
+        before = made_by(folder / f'{split}.json')
+        if maker and before and before != maker:
+            raise Refused(f'{folder} holds a dataset that {before} made: choose another folder')
 
 
 def check_description(description, path):
@@ -142,6 +159,7 @@ class Dataset:
             self.kinds = description['kinds']       # what the marks 1, 2, ... are called
             self.origin = description['origin']     # what made it, of what
             shards = description['shards']
+        self.refuse_another_making()
         self.checksums = [shard['sha256'] for shard in shards]
         context = (self.row or 2) - 1 if context is None else context
         if self.row is not None and self.row > context + 1:
@@ -158,6 +176,15 @@ class Dataset:
         if self.windows == 0:
             raise Refused(f'{path}: {self.tokens} tokens are not one window of '
                           f'{context + 1}: it needs more text, or longer documents')
+
+    def refuse_another_making(self):
+        "Both splits are read by one model, so they have one tokenizer."
+        for split in SPLITS:
+            path = self.folder / f'{split}.json'
+            if path.exists() and (other := read_json(path).get('tokenizer')) != self.tokenizer:
+                raise Refused(f'{self.folder}: {self.split}.json was made with the tokenizer '
+                              f'{self.tokenizer!r}, {split}.json with {other!r}; '
+                              f'{how_to_prepare(self.folder)}')
 
     def _map(self, shard, ending):
         path = (self.folder / shard['file']).with_suffix(ending)
@@ -227,15 +254,18 @@ def how_to_prepare(folder):
 
 # ------------------------------------------------------------------------------------------ batches
 
+START = 128         # what a mark has more where an answer begins
 PERIOD = 1000       # a mixture's shares are exact in every thousand rows
 
 
 class Loader:
     """Batches of `batch_size` rows for all ranks together; this rank gets its equal part of them.
-    `data` is a folder or a list of them, `weights` their shares in rows."""
+    `data` is a folder or a list of them, `weights` their shares in rows, `starts` the tokens that
+    are put before each row, which is a window out of the middle of a text."""
 
     def __init__(self, data, batch_size, context, *, weights=None, split='train', seed=0, rank=0,
-                 world_size=1, vocab_size=None):
+                 world_size=1, vocab_size=None, starts=()):
+        self.starts = list(starts)
         data = [data] if isinstance(data, (str, Path)) else list(data)
         weights = [1.0] * len(data) if weights is None else list(weights)
         if not data or len(weights) != len(data) or not all(0 < w < 1e9 for w in weights):
@@ -252,7 +282,8 @@ class Loader:
             if (theirs := other.tokenizer) != self.tokenizer:
                 raise Refused(f'{data[0]} was made with the tokenizer {self.tokenizer!r}, but '
                               f'{other.folder} with {theirs!r}: one model reads one tokenizer')
-        self.kinds = next((s.kinds for s in self.sets if s.kinds), [])
+        self.kinds = list(dict.fromkeys(kind for s in self.sets for kind in s.kinds))
+        self.marks = [self.own_marks(s.kinds) for s in self.sets]
         self.quota = shares(weights, PERIOD)
         if min(self.quota) == 0:
             raise Refused(f'data_weights={weights}: a share below 1 in {PERIOD} rows would never '
@@ -265,6 +296,14 @@ class Loader:
     def tokenizer(self):
         return self.sets[0].tokenizer
 
+    def own_marks(self, kinds):
+        "A dataset's marks as ours: its second kind may be the first of all datasets together."
+        own = np.arange(256)
+        for mark, kind in enumerate(kinds, 1):
+            own[mark] = self.kinds.index(kind) + 1
+            own[mark + START] = own[mark] + START
+        return own
+
     def __len__(self):
         "Batches until some dataset has been seen once."
         rows = min(len(s) * PERIOD // q for s, q in zip(self.sets, self.quota))
@@ -272,6 +311,10 @@ class Loader:
 
     def checksums(self):
         return [sums for dataset in self.sets for sums in dataset.checksums]
+
+    def shares(self):
+        "[[folder, its rows of every thousand]]: with the checksums, all that decides what is read."
+        return [[dataset.folder.name, quota] for dataset, quota in zip(self.sets, self.quota)]
 
     def place(self, i):
         "Row i of the whole run: (which dataset, which epoch of it, which window)."
@@ -310,8 +353,23 @@ class Loader:
                 raise Refused(f'{self.sets[d].folder}: token id {top} in window {w} is past the '
                               f'vocabulary of {self.vocab_size}; was it made with another '
                               f'tokenizer than {self.tokenizer!r}?')
-            rows.append((tokens, targets, marks))
+            rows.append(self.begun(tokens, targets, self.marks[d][marks]))
         return tuple(torch.from_numpy(np.stack(part)) for part in zip(*rows))
+
+
+    def begun(self, tokens, targets, marks):
+        """A row behind the tokens that begin a text, which count in no loss. A row that begins a
+        text by itself stays as it is, and is padded to the same length."""
+        n = len(self.starts)
+        if not n:
+            return tokens, targets, marks
+        own = tokens[:n].tolist() == self.starts
+        padding = (0, n) if own else (n, 0)
+        tokens, targets, marks = (np.pad(part, padding, constant_values=value) for part, value in
+                                  ((tokens, 0), (targets, -1), (marks, 0)))
+        if not own:
+            tokens[:n] = self.starts
+        return tokens, targets, marks
 
 
 def mixture(folder, weight=1.0):
@@ -366,12 +424,10 @@ def measure(model, loader, batches=None, pieces=1, first=0, singly=None):
                 sums[0, 0] += model(tokens.to(device), targets.to(device)).item() * counts.sum()
                 sums[0, 1] += counts.sum()
                 continue
-            logits = model(tokens.to(device)).float()        # (B, T, V)
-            losses = F.cross_entropy(logits.transpose(1, 2), targets.to(device), ignore_index=-1,
-                                     reduction='none').cpu()
-            kind, right = answers(marks, logits.argmax(-1).cpu() != targets)
+            losses, best = losses_of(model, tokens.to(device), targets.to(device))
+            kind, right = answers(marks, best != targets, losses.isnan())
             for k in range(len(sums)):
-                here = marks % 128 == k if k else counts
+                here = marks % START == k if k else counts
                 hits = right[kind == k]    # (B, T), (answers,)
                 sums[k] += torch.tensor([losses[here].double().sum(), here.sum(), hits.sum(),
                                          len(hits)])
@@ -391,13 +447,43 @@ def measure(model, loader, batches=None, pieces=1, first=0, singly=None):
         for k, kind in enumerate(loader.kinds, 1) if total[k]}
 
 
-def answers(marks, wrong):
-    """Each answer's kind, and whether all of it is right: marks and wrong are (B, T). An answer
-    lasts from its mark above 128 to the next beginning or 0; one that began in the row before
-    counts nowhere."""
-    begins = marks >= 128
+LOGITS_AT_ONCE = 2 ** 26        # of which two copies exist for a moment: half a GiB
+
+
+def losses_of(model, tokens, targets):
+    """(the loss of each target, the likeliest token at its place), (B, T) each: some rows at once,
+    and of another family's model some positions at once."""
+    B, T = tokens.shape
+    width = model.config.vocab_size if hasattr(model, 'config') else 1
+    rows = max(1, LOGITS_AT_ONCE // (T * width))
+    positions = max(1, LOGITS_AT_ONCE // width) if hasattr(model, 'logits_at') else T
+    parts = []
+    for x, y in zip(tokens.split(rows), targets.split(rows)):
+        across = []
+        for start in range(0, T, positions):
+            end = min(T, start + positions)
+            logits = model(x) if end - start == T else model.logits_at(x, start, end)
+            logits = logits.float()                                 # (B, T, V)
+            losses = F.cross_entropy(logits.transpose(1, 2), y[:, start:end], ignore_index=-1,
+                                     reduction='none')
+            across.append((losses.cpu(), logits.argmax(-1).cpu()))
+        parts.append([torch.cat(part, dim=1) for part in zip(*across)])
+    return [torch.cat(part) for part in zip(*parts)]
+
+
+def answers(marks, wrong, unknown=None):
+    """Each answer's kind, and whether all of it is right (nan where a loss is not a number): marks
+    and wrong are (B, T). An answer lasts from its mark above 128 to the next beginning or 0; one
+    that began in the row before counts nowhere."""
+    begins = marks >= START
     counter = begins.clone()
     counter[:, 0] = True        # a row's first tokens do not belong to the row before
     number = counter.flatten().cumsum(0).view_as(marks)        # (B, T): the answer's number
-    failed = torch.bincount(number[wrong & (marks > 0)], minlength=int(number.max()) + 1) > 0
-    return marks[begins] - 128, ~failed[number[begins]]
+
+    def touched(these):
+        n = torch.bincount(number[these & (marks > 0)], minlength=int(number.max()) + 1)
+        return (n > 0)[number[begins]]
+    right = ~touched(wrong)
+    if unknown is not None and unknown.any():
+        right = torch.where(touched(unknown), math.nan, right.double())
+    return marks[begins] - START, right

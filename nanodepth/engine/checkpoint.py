@@ -88,22 +88,37 @@ def move_aside(folder, resumes, say):
             f'is kept as {kept}')
 
 
-def load(folder):
-    """The state that `save` was given. `folder` may name the file itself, or a Hugging Face
-    checkpoint."""
+def file_of(folder):
+    "A run's checkpoint; `folder` may name the file itself."
     path = Path(folder)
-    if is_hugging_face(path):
-        refuse_looped(path)
-        return dict(kind='hf', folder=str(folder))
     path = path if path.suffix == '.pt' else path / FILE
     if not path.exists():
         raise Refused(f'there is no checkpoint at {folder} (no {path})')
+    return path
+
+
+def check(folder):
+    "Read the whole file once, and refuse it if a checksum is wrong."
+    path = file_of(folder)
+    with reading(path), zipfile.ZipFile(path) as archive:
+        if broken := archive.testzip():
+            raise ValueError(f'the checksum of {broken} is wrong')
+
+
+def load(folder, checked=False):
+    """The state that `save` was given, mapped from its file: what nobody reads takes no memory.
+    `folder` may name the file itself, or a Hugging Face checkpoint. `checked`: another process
+    has looked at the checksums."""
+    if is_hugging_face(Path(folder)):
+        refuse_looped(folder)
+        return dict(kind='hf', folder=str(folder))
+    path = file_of(folder)
+    if not checked:
+        check(folder)
     with reading(path):
-        with zipfile.ZipFile(path) as archive:
-            if broken := archive.testzip():
-                raise ValueError(f'the checksum of {broken} is wrong')
         try:
-            return torch.load(path, map_location='cpu', weights_only=True)
+            return torch.load(path, map_location='cpu', weights_only=True,
+                              mmap=os.name == 'posix')    # Windows could not replace it then
         except pickle.UnpicklingError as error:     # it says how to load it all the same
             named = [line for line in str(error).splitlines() if 'GLOBAL' in line]
             raise Refused(f'{path} holds more than tensors and plain values, so it was not loaded. '

@@ -120,6 +120,10 @@ class Plan:
             if state.get(name) != data[name].checksums():
                 raise Refused(f'the data has changed since the run in {c.out_dir} began (other '
                               f'checksums): {move}')
+            was = state.get('shares', {}).get(name)         # older runs do not say
+            if was and was != data[name].shares():
+                raise Refused(f'the shares of the data have changed since the run in {c.out_dir} '
+                              f'began, from {was} to {data[name].shares()}: {move}')
 
     def order_of(self, setting):
         "The order that a setting such as loop='2x4' asks for; None if it is not set."
