@@ -178,11 +178,13 @@ def config(data, tmp_path):
 
 
 def save_run(folder, model, data=None, **more):
-    "A folder as train.py leaves it, with a model that reads bytes."
+    "A folder as train.py leaves it, with a model that reads bytes; NAME-3 was trained with seed 3."
     config = dict(data=[str(data)], batch_size=4, context=16) if data else {}
     checkpoint.save(folder, **checkpoint.describe(model), **dict(config=config, step=3, flops=0,
                                                                  optimizers=[]) | more)
-    (folder / 'run.json').write_text('{"tokenizer": "bytes"}')
+    name, _, seed = folder.name.rpartition('-')
+    said = dict(config=dict(seed=int(seed))) if name and seed.isdecimal() else {}
+    (folder / 'run.json').write_text(json.dumps(dict(tokenizer='bytes') | said))
     return str(folder)
 
 

@@ -52,10 +52,22 @@ def line(step, layers, accuracy, loss=1.0):
                 kinds=dict(text=dict(loss=2.0), look=dict(accuracy=accuracy)))
 
 
-def test_seeds_are_one_group_and_other_numbers_are_names():
-    runs = {name: [] for name in ('a-0', 'a-1', 'b', 'c-4', 'lr1e-3', 'lr1e-4', 'd', 'd-0', 'd-1')}
-    assert {k: len(v) for k, v in tables.by_seed(runs).items()} == {'a': 2, 'b': 1, 'c-4': 1,
-            'lr1e-3': 1, 'lr1e-4': 1, 'd': 1, 'd-*': 2}
+def seeded(folder, seed):
+    folder.mkdir()
+    (folder / 'run.json').write_text(json.dumps(dict(config=dict(seed=seed))))
+    return folder
+
+
+def test_a_suffix_is_a_seed_only_where_the_run_says_so(tmp_path):
+    "Two cuts of one run, base_1-2-1 and base_1-2-2, are two models."
+    seeds = {'a-0': 0, 'a-1': 1, 'b': 0, 'c-4': 4, 'lr1e-3': 0, 'lr1e-4': 0, 'd': 0, 'd-0': 0,
+             'd-1': 1, 'base_1-2-1': 1, 'base_1-2-2': 1}
+    runs = {name: seeded(tmp_path / name, seed) for name, seed in seeds.items()}
+    for name in ('hf-1', 'hf-2'):           # others' checkpoints say nothing
+        runs[name] = tmp_path / name
+    assert {k: len(v) for k, v in tables.by_seed(runs).items()} == {
+        'a': 2, 'b': 1, 'c-4': 1, 'lr1e-3': 1, 'lr1e-4': 1, 'd': 1, 'd-*': 2, 'base_1-2-1': 1,
+        'base_1-2-2': 1, 'hf-1': 1, 'hf-2': 1}
 
 
 def test_the_table_by_hand(tmp_path, capsys):
@@ -78,8 +90,8 @@ def test_the_table_by_hand(tmp_path, capsys):
     assert '7.000 ± 1.000 (+3.5)' in out and '4, 4.00e+01 (1 of 2 seeds)' in out and 'never' in out
     for name, group in groups.items():
         for seed, log in enumerate(group):
-            (tmp_path / f'{name}-{seed}').mkdir()
-            (tmp_path / f'{name}-{seed}' / 'log.jsonl').write_text('\n'.join(map(json.dumps, log)))
+            (seeded(tmp_path / f'{name}-{seed}', seed) / 'log.jsonl').write_text(
+                '\n'.join(map(json.dumps, log)))
     nanodepth('plot', [*map(str, sorted(tmp_path.iterdir())), f'--out={tmp_path / "toys.png"}'])
     both, one = (plot.draw_runs(groups, only) for only in (None, ['look']))
     assert len(both.axes) == 4 and len(one.axes) == 2

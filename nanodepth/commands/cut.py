@@ -23,6 +23,7 @@ from nanodepth.data.tokenizer import keep_tokenizer, refuse_another_tokenizer
 from nanodepth.data.tokens import Loader, draw
 from nanodepth.engine.checkpoint import build_model, describe, load, save
 from nanodepth.engine.hf import fold_scales
+from nanodepth.engine.measure import starts_of
 from nanodepth.grow import untie
 from nanodepth.model import LM
 from nanodepth.retrofit import cut, surgery
@@ -127,7 +128,7 @@ def choose_layers(options, parent):
     parts = cut(options.shape, len(parent.layers))
     sizes = [len(part) for part in parts]
     if options.select == 'influence':
-        return by_influence(parent, sizes, sample_tokens(options, parent))
+        return by_influence(parent, sizes, sample(options, parent)[0])
     if options.layers:
         parts = [list_of_layers(part) for part in options.layers.split('/')]
         if [len(part) for part in parts] != sizes:
@@ -139,7 +140,7 @@ def search(options):
     "Print the loss of every selection."
     parent = open_parent(options, load(options.run))
     sizes = [len(part) for part in cut(options.shape, len(parent.layers))]
-    screened = screen(parent, sizes, sample_tokens(options, parent, 32))
+    screened = screen(parent, sizes, *sample(options, parent, 32))
     print(columns([['loss', 'prelude', 'core', 'coda'],
                    *([f'{loss:.3f}', *map(listed, parts)] for loss, parts in screened)]))
 
@@ -154,12 +155,14 @@ def listed(layers):
     return ' '.join(map(str, layers))
 
 
-def sample_tokens(options, model, n=8):
-    "Some validation rows: (n, T)."
+def sample(options, model, n=8):
+    "Some validation rows: tokens and targets, (n, T) each."
     c = model.config
-    loader = Loader(options.data, n, min(c.context, 512), split='val', vocab_size=c.vocab_size)
+    starts = starts_of(options.run)
+    loader = Loader(options.data, n, min(c.context - len(starts), 512), split='val',
+                    vocab_size=c.vocab_size, starts=starts)
     refuse_another_tokenizer(options.run, loader)
-    return loader.batch(0)[0]
+    return loader.batch(0)
 
 
 def say(model, parent, parts, dense):

@@ -3,8 +3,8 @@
 The idea: a row is a model in a way of running, a column is a measure. The first row of each model
 is the model as it is. The others show how they differ from it, on the same questions. After a
 change stands its error, with each question against itself, and p: the probability of so uneven a
-split if up were as likely as down. Names that end in -SEED are averaged, and then the errors are
-those over seeds. Below a looped model stands how it differs from the ordinary ones with as many
+split if up were as likely as down. Runs called NAME-SEED that were trained with that seed are
+averaged, and then the errors are those over seeds. Below a looped model stands how it differs from the ordinary ones with as many
 parameters, or with as much compute.
 
 Papers: "Training-Free Looped Transformers", section 3 (--recipe), "From Growing to Looping",
@@ -34,8 +34,8 @@ from nanodepth.engine.ways import Way, Ways, layers_and_order, read_ways
 from nanodepth.loop import name_of
 from nanodepth.model import LM
 from nanodepth.report.plot import PICTURES, draw_scores, draw_tradeoffs, show
-from nanodepth.report.tables import (beside, change_in_words, number, over_seeds, pick_shown,
-                                     run_names, where, write_csv)
+from nanodepth.report.tables import (beside, change_in_words, groups_of, number, over_seeds,
+                                     pick_shown, run_names, where, write_csv)
 
 RECIPE = dict(window=('mid4',), method=('rk',), K=(6,), decode=('bypass',))
 
@@ -43,7 +43,8 @@ RECIPE = dict(window=('mid4',), method=('rk',), K=(6,), decode=('bypass',))
 @dataclass(kw_only=True)
 class Options(Ways, Asked):
     WORDS = ['models']
-    # folders that train.py wrote, or Hugging Face checkpoints; NAME-SEED are averaged over seeds
+    # folders that train.py wrote, or Hugging Face checkpoints; runs NAME-SEED, trained with that
+    # seed, are averaged
     models: list[str]
     recipe: bool = False        # the wrapper as its authors run it, on their 16 tasks
     show: tuple[str, ...] = ()  # what the picture shows, such as loss,toy_assign/3; (): all
@@ -67,10 +68,11 @@ def effective_params(model, way):
     if not isinstance(model, LM):
         return math.nan
     with way.apply(model):
-        return sum(p.numel() for i in model.order for p in model.layers[i].parameters())
+        a_layer = sum(p.numel() for p in model.layers[0].parameters())
+        return way.cost(model) * a_layer
 
 
-def measured(name, examined, ways, notes):
+def measured(name, group, examined, ways, notes):
     "[a row for each way and measure]. What `notes` have is not measured again."
     about = facts(examined.state, examined.model)
     mark = examined.mark()
@@ -83,7 +85,7 @@ def measured(name, examined, ways, notes):
         effective = effective_params(examined.model, way)
         for measure, score in scores.items():
             change = compared(plain[measure], score)
-            row = dict(run=name, way=str(way), layers=way.cost(examined.model),
+            row = dict(run=name, group=group, way=str(way), layers=way.cost(examined.model),
                        effective_params=effective, measure=measure, kind=score.kind,
                        mean=score.mean, error=score.error, n=len(score.answers) or None,
                        chance=score.chance, change=change.mean, change_error=change.error,
@@ -196,6 +198,7 @@ def main(argv=None):
         options.tasks = options.tasks or ('' if options.data else 'looped')
     ways = [Way(), *read_ways(options)]
     paths = run_names(options.models)
+    groups = groups_of(paths)
     out = options.out or Path('out/evals') / f'{Path(options.models[0]).name}.csv'
     notes = Notes(beside(out, '.jsonl'))
     rows = []
@@ -209,7 +212,7 @@ def main(argv=None):
         examined.check(its_ways)
         data[name] = examined.data()
         refuse_other_data(data)
-        rows += measured(name, examined, its_ways, notes)
+        rows += measured(name, groups[name], examined, its_ways, notes)
     if options.r and not any('--r=' in row['way'] for row in rows):
         raise Refused(f'--r={options.r} is for models with a recurrent core, and none of these has '
                       'one')

@@ -228,6 +228,8 @@ const SOLVERS = {
 const MOST = 200, SHOWN = 16;           // layers of an order; tokens
 let about, opened = {}, raws = {}, plain = {};
 
+const middleOf = (depth, n) => about.middle[`${depth},${n}`] ?? Math.floor(depth / 2) - Math.floor(n / 2);      // as hosts.pick_window
+
 function checked(model, given) {                // how it runs, and which layers one after the other
   if (model.parts) {
     const r = given.r ?? model.r, [prelude, core, coda] = model.parts;
@@ -241,7 +243,7 @@ function checked(model, given) {                // how it runs, and which layers
   if (!given.wrap) return {how: {order}, order, layers: order.length};
   const {window = 'mid4', method = 'rk', K = 3, T, beta} = given.wrap, depth = order.length;
   const middle = /^mid(\d+)$/.exec(window), ends = /^(\d+)-(\d+)$/.exec(window);
-  const size = middle && Number(middle[1]), start = Math.floor(depth / 2) - Math.floor(size / 2);
+  const size = middle && Number(middle[1]), start = middle && middleOf(depth, size);
   const [a, b] = middle ? [start, start + size - 1] : ends ? [Number(ends[1]), Number(ends[2])] : [];
   if (!(0 <= a && a <= b && b < depth)) throw Error(`window=${window}: give first-last within 0 to ${depth - 1}, or mid4`);
   const within = (value, least, most) => value === undefined || value >= least && value <= most;

@@ -27,6 +27,7 @@ from nanodepth.engine.checkpoint import build_model, exists, load, load_model
 from nanodepth.engine.measure import parse_tasks
 from nanodepth.grow import GROWTH
 from nanodepth.report.tables import run_names
+from nanodepth.variants.hosts import MIDDLE
 from nanodepth.variants.key_offset import offset_of
 
 FOLDER = Path(__file__).parent
@@ -147,6 +148,7 @@ def page(runs, task, asked):
     "The page, as text; `asked` are the questions, and it begins with those of the task."
     tokenizer = get_tokenizer(runs[0])      # `refuse` lets no other one in
     about = dict(models={}, tensors={}, runs=[], task=task, questions=asked, numbers=0,
+                 middle={f'{depth},{n}': a for (depth, n), a in MIDDLE.items()},
                  start=start_of_document(tokenizer),
                  shown=[show_token(tokenizer, i) for i in range(tokenizer.n_vocab)])
     weights = []

@@ -12,11 +12,12 @@ primitives. Models are ours, and what becomes ours: Llama, SmolLM, TinyLlama, Qw
 
 Usage:
     python probe.py out/baseline out/lidas                          # out/probe/index.html
-    python probe.py out/toys/* --only=depth_score,heatmap  # NAME-SEED are averaged over their seeds
+    python probe.py out/toys/* --only=depth_score,heatmap       # the seeds of a run are averaged
 """
 import functools
 import html
 import itertools
+import statistics
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable, NamedTuple
@@ -32,24 +33,25 @@ from nanodepth.common.options import read
 from nanodepth.data.tokenizer import get_tokenizer
 from nanodepth.engine.checkpoint import build_model, load
 from nanodepth.engine.hf import fold_scales
-from nanodepth.engine.measure import After, Scorer, in_vocabulary, open_data, parse_tasks
+from nanodepth.engine.measure import After, Scorer, encode, open_data, parse_tasks
 from nanodepth.engine.ways import Ways, read_way
 from nanodepth.engine.world import pick_device
 from nanodepth.loop import name_of
 from nanodepth.report.plot import draw_curves, draw_maps, show
-from nanodepth.report.tables import number, over_seeds, run_names, write_csv
+from nanodepth.report.tables import groups_of, number, over_seeds, run_names, write_csv
 from nanodepth.variants.lens import beside, exit_at, load_lens, quality, save_lens, train_lens
 
 
 @dataclass(kw_only=True)
 class Options(Ways):
     WORDS = ['models']
-    # folders that train.py wrote, or Hugging Face checkpoints; NAME-SEED are averaged over seeds
+    # folders that train.py wrote, or Hugging Face checkpoints; runs NAME-SEED, trained with that
+    # seed, are averaged
     models: list[str]
     only: tuple[str, ...] = ()      # some of the probes: depth_score,heatmap,norms; (): all
     examples: str = 'val'           # what effects are measured on: val, or a primitive's prompts
     count: int = 20                 # how many examples (the papers: 20)
-    length: int | None = None       # tokens of each; None: whole validation rows, 32 of a primitive
+    length: int | None = None       # tokens of each; None: whole validation rows, whole prompts
     tasks: str = 'toy_assign/3'     # primitives to score too, with their depth
     n: int = 100                    # examples of each task
     data: str | None = None         # a dataset; None: what the run was trained on
@@ -105,7 +107,11 @@ class Subject:
         if beside(self.path).exists() and not steps and not changed:
             return load_lens(beside(self.path), self.model)
         # rows that neither the model was trained on nor the probes look at
-        unseen = After(self.val, max(8, self.args.batches))
+        looked_at = max(self.rows_looked_at(), self.args.batches, min(8, len(self.val) // 2))
+        if looked_at >= len(self.val):
+            raise NotHere(f'its validation data have {len(self.val)} batches, and the probes look '
+                          f'at {looked_at}: none is left to train a lens on')
+        unseen = After(self.val, looked_at)
         lens = train_lens(self.model, unseen, steps or 250, self.args.lens_lr, progress=True)
         if not all(p.isfinite().all() for p in lens.parameters()):
             raise Refused(f'the lens is not finite after {steps or 250} steps: lower '
@@ -113,6 +119,10 @@ class Subject:
         if steps and not changed:
             save_lens(lens, self.model, beside(self.path))
         return lens
+
+    def rows_looked_at(self):
+        "How many batches of the validation data the examples take."
+        return -(-self.args.count // self.val.batch_size) if self.args.examples == 'val' else 0
 
     @functools.cached_property
     def layer_effects(self):
@@ -138,19 +148,26 @@ def examples(subject, source, count, length):
     "(n, T) tokens: validation rows ('val'), or a primitive's prompts ('toy_assign/3')."
     if source == 'val':
         val = subject.val
-        steps = range(min(len(val), -(-count // val.batch_size)))
+        steps = range(min(len(val), subject.rows_looked_at()))
         rows = torch.cat([val.batch(step)[0] for step in steps])
         if length and rows.shape[1] < length:
             raise Refused(f'the rows of the validation data have {rows.shape[1]} tokens, '
                           f'--length={length} were asked for')
         return rows[:count, :length]        # whole rows: the toy's deepest questions stand late
-    length = min(length or 32, subject.model.config.context)
-    rows = [in_vocabulary(subject.tokenizer.encode(example.prompt), subject.model)
-            for example in parse_tasks(source, count)[source]]
-    rows = [row[:length] for row in rows if len(row) >= length]
+    # as the model reads a question: from the start of a document, up to where the answer comes
+    rows = [encode(subject.tokenizer, example.prompt, subject.model)
+            for example in parse_tasks(source, 10 * count)[source]]
+    sizes = [len(row) for row in rows if len(row) <= subject.model.config.context]
+    if not sizes:
+        raise Refused(f'{source} has prompts of {min(map(len, rows))} tokens or more, but the '
+                      f'context is {subject.model.config.context}')
+    if length:
+        rows = [row[:length] for row in rows if len(row) >= length]
+    else:           # rows of a batch are equally long: those of the length that most prompts have
+        rows = [row for row in rows if len(row) == statistics.mode(sizes)]
     if not rows:
         raise Refused(f'{source} has no prompt of {length} tokens or more: lower --length')
-    return torch.tensor(rows)
+    return torch.tensor(rows[:count])
 
 
 # --------------------------------------------------------------------------------------- the probes
@@ -307,7 +324,7 @@ def draw(name, rows, folder):
     if name == 'depth_score':
         labels = {row['run']: f'{row["run"]}: {row["score"]:.2f}'
                   for row in over_seeds(rows, [], [])}
-    values = p.only or [key for key in rows[0] if key not in ('run', p.x, p.panel)]
+    values = p.only or [key for key in rows[0] if key not in ('run', 'group', p.x, p.panel)]
     show(path, draw_curves, rows, p.x, p.panel, values, labels, p.title)
 
 
@@ -352,18 +369,20 @@ def make(args):
     if way.dials:
         raise Refused(f'{way}: the probes look at each layer as it is, so they take --loop and '
                       '--r, and no window')
+    paths = run_names(args.models)
+    groups = groups_of(paths)
     folder = args.out
     folder.mkdir(parents=True, exist_ok=True)
     rows = {name: [] for name in names}
     notes = []
     try:
-        for run, path in tqdm(run_names(args.models).items(), desc='models', unit='model'):
+        for run, path in tqdm(paths.items(), desc='models', unit='model'):
             state = load(path)
             model = build_model(state, path).to(pick_device(args.device)).eval()
             if args.carry_scales and model.config.ln_scaling:
                 model = fold_scales(model)
             with way.apply(model):
-                notes += look(run, Subject(path, args, state, model), rows)
+                notes += look(run, groups[run], Subject(path, args, state, model), rows)
     # show what has been measured, even if a later model fails
     finally:
         drawn = [name for name in names if rows[name]]
@@ -377,7 +396,7 @@ def make(args):
     print(f'page: {folder / "index.html"}')
 
 
-def look(run, subject, rows):
+def look(run, group, subject, rows):
     "Add the rows of every probe; the notes of what was looked at."
     n, T = subject.tokens.shape
     notes = [f'{describe(run, subject)}; looked at with {n} examples of {T} tokens '
@@ -385,7 +404,8 @@ def look(run, subject, rows):
              f'{"every position" if T <= 32 else "16 drawn positions"}']
     for name in rows:
         try:
-            rows[name] += [dict(run=run, **row) for row in PROBES[name].measure(subject)]
+            rows[name] += [dict(run=run, group=group, **row)
+                           for row in PROBES[name].measure(subject)]
         except NotHere as error:
             notes.append(f'{run} is not in {name}: {error}')
     return notes

@@ -50,7 +50,8 @@ from nanodepth.wrapper import SOLVERS
 @dataclass(kw_only=True)
 class Options(Ways, Asked):
     WORDS = ['models']
-    # folders that train.py wrote, or Hugging Face checkpoints; NAME-SEED are averaged over seeds
+    # folders that train.py wrote, or Hugging Face checkpoints; runs NAME-SEED, trained with that
+    # seed, are averaged
     models: list[str]
     blocks: tuple[int, ...] = ()    # instead of other ways: every block of so many layers ...
     times: tuple[int, ...] = (2,)   # ... run so many times
@@ -289,9 +290,10 @@ def judge(search, group, screened):
     print(summary(group, gains, ' and '.join(ranked)))
     changes = [[screened[name][way][kind].changes for name in names for kind in ranked]
                for way in gains]
-    print(luck(changes, all(units[kind] == 'share' for kind in ranked)) + columns(lines))
+    percent = all(units[kind] == 'share' for kind in ranked)
+    print(luck(changes, percent, len(ranked)) + columns(lines))
     parts[0] = {name: screened[name] | parts[0][name] for name in names}
-    return [dict(run=name, part=PARTS[part], way=way,
+    return [dict(run=name, group=group, part=PARTS[part], way=way,
                  **{kind: each.mean for kind, each in measures.items()})
             for part in (0, 1) for name in names for way, measures in parts[part][name].items()]
 
@@ -316,19 +318,23 @@ def summary(group, gains, score):
     return text
 
 
-def luck(changes, percent, draws=1000):
+def luck(changes, percent, measures=1, draws=1000):
     """What the best of as many tries gains where there is nothing to find: in each draw, plain and
-    changed are exchanged for half of the questions, the same ones in every way. `changes`: of each
-    way, a list for each model and measure."""
+    changed are exchanged for half of the questions, the same ones in every way and in every model,
+    because what is hard about a question is so for all of them. `changes`: of each way, a list for
+    each model, and in it for each of the measures."""
     changes = [lists for lists in changes if np.isfinite(np.concatenate(lists)).all()]
     if not changes or not all(map(all, changes)):       # a perplexity is no mean of questions
         return ''
     rng = np.random.default_rng(0)
     totals = np.zeros((1 + draws, len(changes)))        # the first draw exchanges nothing
-    for lists in map(np.array, zip(*changes)):                          # (ways, questions)
-        signs = rng.choice((-1, 1), (1 + draws, lists.shape[1]))
-        signs[0] = 1
-        totals += signs @ lists.T / lists.shape[1] / len(changes[0])
+    signs = {}
+    for i, lists in enumerate(map(np.array, zip(*changes))):            # (ways, questions)
+        asked = i % measures, lists.shape[1]
+        if asked not in signs:
+            signs[asked] = rng.choice((-1, 1), (1 + draws, lists.shape[1]))
+            signs[asked][0] = 1
+        totals += signs[asked] @ lists.T / lists.shape[1] / len(changes[0])
     best, *by_chance = totals.max(1)
     say = lambda value: number(value, percent=percent)
     return (f'the best of {len(changes)} gains {say(best)}; with shuffled answers it would gain '

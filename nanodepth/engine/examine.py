@@ -11,16 +11,20 @@ Usage:
     plain, other = examined.scores(Way()), examined.scores(Way(window='mid4', K=3))
     change = compared(plain['loss'], other['loss'])         # its mean, error and p
 """
+import contextlib
+import functools
 import hashlib
 import inspect
 import json
 from dataclasses import dataclass, fields
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 
+from nanodepth import ROOT
 from nanodepth.common.errors import Refused, check_choice, say
 from nanodepth.common.files import find
 from nanodepth.data.primitives import TASKS, TOY_TASKS, few_shot, task_and_depth
@@ -35,6 +39,7 @@ from nanodepth.engine.ways import Way, depth_in
 from nanodepth.engine.world import pick_device
 from nanodepth.model import LM
 from nanodepth.report.tables import mean
+from nanodepth.wrapper import SOLVERS
 
 
 @dataclass(kw_only=True)
@@ -189,10 +194,10 @@ class Examined:
             state = self.like.state if self.like and self.asked.data else self.state
             val = open_data(self.path, self.state | dict(config=state.get('config')), self.answer,
                             self.asked.data)
-            if val.sets[0].context > self.answer.config.context:
+            row = len(val.starts) + val.sets[0].context
+            if row > self.answer.config.context:
                 raise Refused(f'{self.path} reads {self.answer.config.context} tokens, but the '
-                              f'rows of the first model have {val.sets[0].context}: name this '
-                              'one first')
+                              f'rows of the first model have {row}: name this one first')
         if val is None and not questions:
             return None
         scorer = Scorer(tokenizer, questions, val, self.asked.batches,
@@ -257,8 +262,7 @@ class Examined:
                                            for part in scorer.val.marked_batch(step)))
         asked = {each.name: getattr(self.asked, each.name) for each in fields(Asked)
                  if each.name not in ('tasks', 'data', 'device', 'batch_size')}
-        code = [inspect.getsource(MEASURES[name]) for name in self.asked.measures]
-        digest.update(json.dumps([asked, self.tasks, code], default=str).encode())
+        digest.update(json.dumps([asked, self.tasks, code_that_runs()], default=str).encode())
         return digest.hexdigest()[:24]
 
     def scores(self, way, part=0):
@@ -276,6 +280,33 @@ class Examined:
         if self.harness:
             scores |= self.harness.scores(way, part)
         return scores
+
+
+@functools.cache
+def written_code():
+    "A hash of all our code and tasks, and the versions of the packages that it calls."
+    package = Path(__file__).resolve().parents[1]
+    digest = hashlib.sha256()
+    for path in sorted([*package.rglob('*.py'), *ROOT.glob('*.py'),
+                        *(ROOT / 'data/evals').rglob('*.*')]):
+        digest.update(path.read_bytes())
+    for name in ('torch', 'transformers', 'tokenizers', 'lm_eval'):
+        with contextlib.suppress(PackageNotFoundError):
+            digest.update(f'{name} {version(name)}'.encode())
+    return digest.hexdigest()
+
+
+def code_that_runs():
+    """What makes a number, so that none outlives its code: all that is written here, and solvers
+    and measures that a script of the user's has put into the tables."""
+    added = [*SOLVERS.values(), *MEASURES.values()]
+    texts = []
+    for function in added:
+        try:
+            texts.append(inspect.getsource(function))
+        except (OSError, TypeError):        # typed in: it is known to this process alone
+            texts.append(repr(function))
+    return [written_code(), texts]
 
 
 def is_there(data):

@@ -9,6 +9,7 @@ Usage:
     score(answer_of(model))
     start, length, times = repeated_block([0, 1, 2, 1, 2, 3], 4)
 """
+import inspect
 import math
 from types import SimpleNamespace
 
@@ -67,10 +68,49 @@ class Hooked:
         context = getattr(about, 'max_position_embeddings', None) or math.inf
         self.config = SimpleNamespace(vocab_size=about.vocab_size, context=context)
         self.parameters = model.parameters
+        self.slices = 'logits_to_keep' in inspect.signature(model.forward).parameters
+        self.shares_prompts = self.has_plain_cache()
 
     @torch.no_grad()
     def __call__(self, tokens):
         return self.model(tokens, use_cache=False).logits
+
+    @torch.no_grad()
+    def last_logits(self, tokens, n):
+        "(B, n, V): the head, where the family can be asked so, reads the last n positions alone."
+        keep = dict(logits_to_keep=n) if self.slices else {}
+        return self.model(tokens, use_cache=False, **keep).logits[:, -n:]
+
+    @torch.no_grad()
+    def logits_at(self, tokens, start, end):
+        "(B, end - start, V) at some positions in the middle."
+        if not self.slices:
+            return self(tokens)[:, start:end]
+        keep = torch.arange(start, end, device=tokens.device)
+        return self.model(tokens, use_cache=False, logits_to_keep=keep).logits
+
+    @torch.no_grad()
+    def has_plain_cache(self):
+        "Is the KV cache a list of keys and values? Then its rows can be repeated for each option."
+        plain = ('DynamicLayer', 'DynamicSlidingWindowLayer')
+        token = torch.zeros(1, 1, dtype=torch.long, device=next(self.parameters()).device)
+        cache = getattr(self.model(token, use_cache=True), 'past_key_values', None)
+        return (self.slices and type(cache).__name__ == 'DynamicCache'
+                and all(type(layer).__name__ in plain for layer in cache.layers))
+
+    @torch.no_grad()
+    def shared(self, prompt, options):
+        "As measure.shared."
+        B, O, W = options.shape
+        read = self.model(prompt, use_cache=True, logits_to_keep=1)
+        first = read.logits[:, None].expand(B, O, 1, -1)
+        if W == 1:
+            return first
+        cache = read.past_key_values
+        cache.batch_repeat_interleave(O)
+        rest = self.model(options[..., :-1].flatten(0, 1), past_key_values=cache, use_cache=True,
+                          logits_to_keep=W - 1).logits                          # (B O, W - 1, V)
+        return torch.cat((first, rest.unflatten(0, (B, O))), dim=2)
 
 
 def repeated_block(order, n):

@@ -18,11 +18,13 @@ import torch
 
 from nanodepth.common.errors import Refused
 from nanodepth.data.primitives import continuation, few_shot, task_and_depth
-from nanodepth.data.tokenizer import refuse_another_tokenizer, start_of_document
+from nanodepth.data.tokenizer import (get_tokenizer, refuse_another_tokenizer,
+                                      start_of_document)
 from nanodepth.data.tokens import Loader, measure
-from nanodepth.engine.checkpoint import describe
+from nanodepth.engine.checkpoint import describe, is_hugging_face
 from nanodepth.model import LM
 from nanodepth.report.tables import mean, p_value, standard_error
+from nanodepth.variants.hosts import is_looped
 
 
 class Score(NamedTuple):
@@ -57,6 +59,8 @@ def error_of(values):
 
 def of_answers(accuracy, right, chance=None):
     "The Score of questions that are answered right or wrong."
+    if not math.isfinite(accuracy):
+        return Score('share', math.nan, None, [None] * len(right), chance)
     right = list(map(int, right))
     return Score('share', accuracy, error_of(right), right, chance)
 
@@ -127,59 +131,102 @@ def lengths(model, tokenizer, examples):
     return [(len(p), max(map(len, o))) for p, o in zip(prompts, options)]
 
 
-SPREAD = 4          # tokens by which the prompts of a batch may differ
+# Logits are the largest tensors here, so a forward makes at most so many numbers of them, of which
+# three copies exist for a moment: less than 1 GiB.
+LOGITS_AT_ONCE = 2 ** 26
+TOKENS_AT_ONCE = 2 ** 15
 
 
 @torch.no_grad()
 def log_likelihoods(model_like, tokenizer, examples, *, batch=64, share=True):
     """[(options,) of each example]: log-likelihoods of the options after the prompt. `model_like`
-    maps tokens (B, T) to logits (B, T, V). One of our models reads each prompt once, and its
-    options share the cache (share=False: they don't). Examples with prompts of similar length
-    make a batch."""
+    maps tokens (B, T) to logits (B, T, V). Rows of one batch have one length, so that what a
+    question scores does not depend on the questions beside it. A model that keeps a plain KV cache
+    reads each prompt once, for all of its options (share=False: with each of them)."""
     prompts, options = encoded(model_like, tokenizer, examples)
-    context = getattr(getattr(model_like, 'config', None), 'context', math.inf)
+    config = getattr(model_like, 'config', None)
+    context = getattr(config, 'context', math.inf)
     longest = max(len(p) + max(map(len, o)) for p, o in zip(prompts, options))
     if longest > context:
         raise Refused(f'a prompt with its answer has {longest} tokens, but the context is '
                       f'{context}')
     device = next((p.device for p in getattr(model_like, 'parameters', list)()), 'cpu')
-    values = [None] * len(examples)
-    parts = []
-    for i in sorted(range(len(examples)), key=lambda i: (len(options[i]), len(prompts[i]))):
-        first = parts[-1][0] if parts else i
-        if (not parts or len(parts[-1]) == batch or len(options[i]) != len(options[first])
-                or len(prompts[i]) - len(prompts[first]) > SPREAD):
-            parts.append([])
-        parts[-1].append(i)
-    for part in parts:
-        # the rest of a longer prompt is read with each option
-        n = len(prompts[part[0]])
-        rows = [[prompts[i][n:] + option for option in options[i]] for i in part]
-        shape = len(rows), len(rows[0]), max(len(row) for each in rows for row in each)
-        tokens = torch.zeros(shape, dtype=torch.long)                               # (B, O, W)
-        counts = torch.zeros(shape, dtype=torch.bool)
-        for b, i in enumerate(part):
-            for o, row in enumerate(rows[b]):
-                tokens[b, o, :len(row)] = torch.tensor(row)
-                counts[b, o, len(prompts[i]) - n:len(row)] = True
-        tokens, counts = tokens.to(device), counts.to(device)
-        prompt = torch.tensor([prompts[i][:n] for i in part], device=device)        # (B, T)
-        ours = isinstance(model_like, LM) and not model_like.recurs
-        after = shared if share and ours else separate
-        logits = after(model_like, prompt, tokens)
-        chances = logits.float().log_softmax(-1).gather(-1, tokens[..., None])[..., 0]  # (B, O, W)
-        for i, value in zip(part, chances.masked_fill(~counts, 0).cpu().double().sum(-1)):
-            values[i] = value
+    width = getattr(config, 'vocab_size', 1)
+    read = by_prompts if share and shares_prompts(model_like) else by_rows
+    values = [torch.zeros(len(o), dtype=torch.float64) for o in options]
+    read(model_like, prompts, options, values, batch, width, device)
     return values
 
 
-def separate(model_like, prompt, options):
-    "Logits (B, O, W, V) at the options' tokens: every option with the whole prompt before it."
-    B, O, W = options.shape
-    if W == 1:          # the prompt alone says how likely each is
-        return model_like(prompt)[:, None, -1:].expand(B, O, 1, -1)
-    rows = torch.cat((prompt[:, None].expand(B, O, -1), options[..., :-1]), dim=-1)
-    return model_like(rows.flatten(0, 1))[:, -W:].unflatten(0, (B, O))          # (B O, T + W - 1)
+def in_batches(lengths, batch, size):
+    """Lists of indices with one and the same length; `size(length)` is how many logits one row of
+    that length makes."""
+    batches = []
+    for i in sorted(range(len(lengths)), key=lambda i: lengths[i]):
+        first = batches[-1][0] if batches else None
+        most = max(1, min(batch, LOGITS_AT_ONCE // size(lengths[i]),
+                          TOKENS_AT_ONCE // sum(lengths[i])))
+        if first is None or lengths[first] != lengths[i] or len(batches[-1]) == most:
+            batches.append([])
+        batches[-1].append(i)
+    return batches
+
+
+def by_rows(model, prompts, options, values, batch, width, device):
+    """Every option is read behind its whole prompt in one forward, as lm-eval does. Options of one
+    token have the same tokens before them, so one row serves them all."""
+    rows = {}           # {tokens before the last: [(example, option)]}
+    for i, (prompt, each) in enumerate(zip(prompts, options)):
+        for o, option in enumerate(each):
+            key = (*prompt, *option[:-1]), len(prompt)
+            rows.setdefault(key, []).append((i, o))
+    keys = list(rows)
+    lengths = [(len(tokens), len(tokens) - n + 1) for tokens, n in keys]
+    for part in in_batches(lengths, batch, lambda length: length[1] * width):
+        read = torch.tensor([keys[k][0] for k in part], device=device)
+        n = lengths[part[0]][1]                     # logits that are needed of each row
+        chances = last_logits(model, read, n).float().log_softmax(-1)           # (B, n, V)
+        for k, row in zip(part, chances):
+            for i, o in rows[keys[k]]:
+                option = torch.tensor(options[i][o], device=device)[:, None]
+                values[i][o] = row.gather(-1, option).double().sum().cpu()
+
+
+def by_prompts(model, prompts, options, values, batch, width, device):
+    "Each prompt is read once, and its options go on from its KV cache."
+    lengths = [(len(prompt), len(each)) for prompt, each in zip(prompts, options)]
+    longest = max(len(option) for each in options for option in each)
+    for part in in_batches(lengths, batch, lambda length: length[1] * longest * width):
+        O, W = lengths[part[0]][1], max(len(option) for i in part for option in options[i])
+        tokens = torch.zeros(len(part), O, W, dtype=torch.long)
+        counts = torch.zeros(len(part), O, W, dtype=torch.bool)
+        for b, i in enumerate(part):
+            for o, option in enumerate(options[i]):
+                tokens[b, o, :len(option)] = torch.tensor(option)
+                counts[b, o, :len(option)] = True
+        tokens, counts = tokens.to(device), counts.to(device)
+        prompt = torch.tensor([prompts[i] for i in part], device=device)        # (B, T)
+        logits = shared(model, prompt, tokens).float()
+        chances = logits.log_softmax(-1).gather(-1, tokens[..., None])[..., 0]  # (B, O, W)
+        for i, value in zip(part, chances.masked_fill(~counts, 0).cpu().double().sum(-1)):
+            values[i] = value
+
+
+def last_logits(model, tokens, n):
+    "Logits (B, n, V) at the last n positions, and no others where the model can be asked so."
+    if isinstance(model, LM):
+        return model.head(model.norm(model.hidden(tokens)[:, -n:]))
+    if hasattr(model, 'last_logits'):
+        return model.last_logits(tokens, n)
+    return model(tokens)[:, -n:]
+
+
+def shares_prompts(model):
+    """May options go on from the cache of their prompt? Not where that is another computation than
+    reading both at once: a looped window shows later tokens one version of its keys."""
+    if isinstance(model, LM):
+        return not model.recurs and not is_looped(model)
+    return getattr(model, 'shares_prompts', False) and not is_looped(model.model)
 
 
 class Branched:
@@ -199,8 +246,11 @@ class Branched:
 
 
 def shared(model, prompt, options):
-    "The same, with each prompt read once: its cache is handed to all of its options."
+    """Logits (B, O, W, V) at the options' tokens. Each prompt is read once, and its cache is handed
+    to all of its options."""
     B, O, W = options.shape
+    if not isinstance(model, LM):
+        return model.shared(prompt, options)
     cache = model.new_cache()
     first = model.head(model.norm(model.hidden(prompt, cache=cache)[:, -1:]))        # (B, 1, V)
     first = first[:, None].expand(B, O, 1, -1)
@@ -232,27 +282,37 @@ def parse_tasks(text, n):
             for name, (task, depth) in asked.items()}
 
 
+def starts_of(path):
+    """The tokens that a checkpoint wants before each row of data. Others' checkpoints, if their
+    tokenizer begins a text with tokens of its own, were trained with them at every text: without
+    them Gemma is lost. Ours are trained on windows out of the middle, and read windows here too."""
+    return getattr(get_tokenizer(path), 'starts', []) if is_hugging_face(path) else []
+
+
 def open_data(path, state, model, data, seed=0):
     "The validation rows of `data`, else of what the run was trained on."
     c = state.get('config') or {}
+    starts = starts_of(path)
     data, weights = (data, None) if data else (c.get('data'), c.get('data_weights'))
     if not data:
         raise Refused(f'{path} does not say what it was trained on: give --data, a dataset for '
                       'its tokenizer')
-    context = c.get('context', min(model.config.context, 512))
+    context = c.get('context', min(model.config.context - len(starts), 512))
     loader = Loader(data, c.get('batch_size', 4), context, split='val', weights=weights, seed=seed,
-                    vocab_size=model.config.vocab_size)
+                    vocab_size=model.config.vocab_size, starts=starts)
     refuse_another_tokenizer(path, loader, state.get('tokenizer'))
     return loader
 
 
 class After:
-    "The batches of a Loader's first epoch behind the first n, or the first half, over and over."
+    "The batches of a Loader's first epoch after the first n, over and over."
 
     def __init__(self, loader, n):
+        if n >= len(loader):
+            raise Refused(f'the data have {len(loader)} batches: none comes after the first {n}')
         self.loader = loader
-        self.first = min(n, len(loader) // 2)
-        self.n = len(loader) - self.first
+        self.first = n
+        self.n = len(loader) - n
 
     def batch(self, step):
         return self.loader.batch(self.first + step % self.n)

@@ -1,6 +1,6 @@
 """Several runs side by side: means over their seeds, and when each skill appeared.
 
-The idea: runs that are called NAME-SEED are one group. A row of the table is a group, at the last
+The idea: runs that are called NAME-SEED, and were trained with that seed, are one group. A row of the table is a group, at the last
 step that all of its seeds have measured.
 
 Usage:

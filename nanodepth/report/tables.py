@@ -1,21 +1,21 @@
 """Rows of numbers: averaged over seeds, in columns on the screen, as a CSV file.
 
-The idea: no number of one seed is a result. A row is one measurement: a run, the settings it was
-measured at, and numbers; runs named NAME-SEED are averaged, and the standard error stands beside
-the mean.
+The idea: no number of one seed is a result. A row is one measurement: a run, its group of seeds,
+the settings it was measured at, and numbers. The rows of a group are averaged, and the standard
+error stands beside the mean.
 
 Usage:
-    rows = [dict(run='lidas-0', r=2, loss=0.71), dict(run='lidas-1', r=2, loss=0.69)]
+    rows = [dict(run='lidas-0', group='lidas', r=2, loss=0.71),
+            dict(run='lidas-1', group='lidas', r=2, loss=0.69)]
     over_seeds(rows, ['r'], ['loss'])   # [{'run': 'lidas', 'r': 2, 'loss': 0.7, 'loss se': 0.01}]
 """
 import csv
 import io
 import math
-import re
 from pathlib import Path
 
 from nanodepth.common.errors import check_choice
-from nanodepth.common.files import reading, replace
+from nanodepth.common.files import read_json, reading, replace
 
 
 def mean(values):
@@ -33,13 +33,23 @@ def run_names(paths):
     return dict(zip(names if len(set(names)) == len(names) else map(str, paths), paths))
 
 
-def by_seed(names):
-    """{group: [names]}: lidas-0, lidas-1 and lidas-2 are one run over three seeds; 1e-3 is a
-    number."""
-    stem = {name: re.sub(r'(?<!\de)-\d+$', '', name) for name in names}
-    seeds = [stem[name] for name in names if stem[name] != name]
+def seed_of(folder):
+    "The seed that a run was trained with, as its run.json says; None: it does not say."
+    path = Path(folder) / 'run.json'
+    return (read_json(path).get('config') or {}).get('seed') if path.exists() else None
+
+
+def by_seed(paths):
+    """{group: [names]} of {name: folder}: lidas-0, lidas-1 and lidas-2 are one run over three seeds
+    if they were trained with the seeds 0, 1 and 2. In base_1-2-1 the last number is no seed."""
+    stem = {}
+    for name, path in paths.items():
+        before, dash, number = name.rpartition('-')
+        is_seed = dash and number.isdecimal() and seed_of(path) == int(number)
+        stem[name] = before if is_seed else name
+    seeds = [stem[name] for name in paths if stem[name] != name]
     groups = {}
-    for name in names:
+    for name in paths:
         group = name
         if stem[name] != name and seeds.count(stem[name]) > 1:
             group = stem[name] + '-*' if stem[name] in stem else stem[name]
@@ -47,14 +57,21 @@ def by_seed(names):
     return groups
 
 
+def groups_of(paths):
+    "{name: its group of seeds} of {name: folder}, which each row takes along."
+    return {name: group for group, names in by_seed(paths).items() for name in names}
+
+
 def where(rows, **values):
     return [row for row in rows if all(row.get(key) == value for key, value in values.items())]
 
 
 def grouped(rows):
-    "{group of seeds: its rows}."
-    groups = by_seed(dict.fromkeys(row['run'] for row in rows))
-    return {group: [row for row in rows if row['run'] in names] for group, names in groups.items()}
+    "{group of seeds: its rows}: a row says its group, or it is a run by itself."
+    groups = {}
+    for row in rows:
+        groups.setdefault(row.get('group', row['run']), []).append(row)
+    return groups
 
 
 def over_seeds(rows, settings, kinds):

@@ -71,10 +71,15 @@ def measured(config, cost, seed, folder):
 
 
 def verdict(name, entry, record, flops):
-    "What is to be said of a config, beside the record that stood before."
+    """What is to be said of a config, beside the record that stood before. The seeds 0 to 7 decide;
+    others can only confirm what those have said."""
     summary = (f'{name}: {entry.flops:.4g} FLOPs, loss on text {mean(entry.text.a):.3f} (below '
                f'{TEXT:.2f}: p = {entry.p_text:.2g}), depth 3 {mean(entry.right.a):.1%} (above '
                f'{RIGHT:.0%}: p = {entry.p_right:.2g}); ')
+    if first := entry.first_seed:
+        meets = 'both thresholds' if entry.meets else 'not both thresholds, which refutes it'
+        return (f'{summary}on the seeds {first} to {first + SEEDS - 1} it meets {meets}; '
+                f'who holds the record is decided on the seeds 0 to {SEEDS - 1}')
     if not entry.meets:
         return f'{summary}it does not meet both thresholds'
     if record is None or entry.flops < flops:

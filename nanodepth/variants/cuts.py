@@ -9,7 +9,7 @@ Here: the paper trains each selection of its search; `screen` only looks at the 
 
 Usage:
     prelude, core, coda = by_influence(model, (4, 8, 4), tokens)
-    loss, (prelude, core, coda) = screen(model, (4, 8, 4), tokens)[0]       # the lowest
+    loss, (prelude, core, coda) = screen(model, (4, 8, 4), tokens, targets)[0]      # the lowest
 """
 import torch
 import torch.nn as nn
@@ -44,8 +44,9 @@ def selections(n_layer, sizes):
 
 
 @torch.no_grad()
-def screen(parent, sizes, tokens):
-    "[(loss, (prelude, core, coda))] of every selection, each kept layer once, best first."
-    tried = [(parent(tokens[:, :-1], tokens[:, 1:], order=sum(parts, [])).item(), parts)
+def screen(parent, sizes, tokens, targets):
+    """[(loss, (prelude, core, coda))] of every selection, each kept layer once, best first. The
+    targets say which tokens count: the loss is the one that training would have."""
+    tried = [(parent(tokens, targets, order=sum(parts, [])).item(), parts)
              for parts in selections(len(parent.layers), sizes)]
     return sorted(tried, key=lambda row: row[0])

@@ -94,10 +94,15 @@ def pick_window(window, depth):
     return tuple(window)
 
 
+def is_looped(model):
+    "Does the wrapper loop layers of this model now?"
+    return any(isinstance(vars(module).get(name), Entry)
+               for module in model.modules() for name in FORWARDS)
+
+
 def check_host(model, layers, window, cache):
     "What cannot be looped is refused before anything is touched."
-    if any(isinstance(vars(module).get(name), Entry)
-           for module in layers.modules() for name in FORWARDS):
+    if is_looped(layers):
         raise Refused('this model is looped already: unpatch it first')
     if isinstance(model, LM):
         return
