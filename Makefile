@@ -3,7 +3,7 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 
-.PHONY: all setup data lidas baseline test families readme demo browser diagrams bench gpu clean
+.PHONY: all setup data lidas baseline test families readme demo browser bench gpu clean
 
 all: lidas                      # set up, grow the toy model, leave a picture and a sample of its text: 3 to 6 minutes
 
@@ -23,16 +23,6 @@ lidas baseline: data/toy/train.json     # a grown model, an ordinary one: out/li
 	$(PY) train.py config/$@.py
 	$(PY) -m nanodepth sample out/$@
 
-# ---- the study that docs/RESULTS.md judges: a seed is trained, measured and written to docs/results, then committed
-
-seed-%: data/chains/train.json .venv/tests      # make seed-3: its jobs add up to 90 minutes of one core; a stopped one goes on
-	$(PY) -m nanodepth study $*
-	$(PY) -m nanodepth results
-page-%: data/toy/train.json data/toy_deep/train.json .venv/tests     # make page-4: a seed of the README's models, 70 minutes of one core
-	$(PY) -m nanodepth study $* --job=page
-	$(PY) -m nanodepth results
-data/chains/train.json: data/toy/prepare.py | .venv/ready
-	$(PY) data/toy/prepare.py --depths=5 --values=3 --out=data/chains
 data/toy_deep/train.json: data/toy/prepare.py | .venv/ready
 	$(PY) data/toy/prepare.py --depths=6 --out=data/toy_deep
 
@@ -45,8 +35,6 @@ demo: data/toy_deep/train.json data/toy/train.json      # docs/demo.html: LIDAS 
 	test -f out/demo/cut/ckpt.pt || $(PY) -m nanodepth cut out/demo/baseline 2-2-2 --out=out/demo/cut
 	$(PY) train.py config/retrofit.py --init_from=out/demo/cut --out_dir=out/demo/retrofit
 	$(PY) -m nanodepth play out/demo/lidas out/demo/loop out/demo/retrofit --out=docs/demo.html --open=false
-diagrams: .venv/ready           # the diagrams of README and course, from the real orders and solvers: docs/assets, seconds
-	$(PY) -m nanodepth results --diagrams
 bench: .venv/tests              # speed and memory against transformers, a plain GPT and arithmetic: out/bench.md, 10 minutes
 	$(PY) -m nanodepth bench --out=out/bench.md
 gpu: .venv/tests                # the same on a GPU, at 360M, eager and compiled: docs/gpu.md

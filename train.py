@@ -29,7 +29,7 @@ from nanodepth.common.options import check_bounds, given, only_fields, read
 from nanodepth.data.tokens import Loader, draw, make_toy_data, measure
 from nanodepth.engine import checkpoint
 from nanodepth.engine.optimizers import OPTIMIZERS, load_optimizers, make_optimizers
-from nanodepth.engine.plan import Plan, Start, model_config, refuse_removed, refuse_void
+from nanodepth.engine.plan import Plan, Start, model_config, refuse_void
 from nanodepth.engine.world import Stop, World
 from nanodepth.grow import GROWTH, untie
 from nanodepth.model import LM, ModelConfig
@@ -339,7 +339,6 @@ def resume(c, world, data):
     if not state.get('optimizers') or 'start' not in state:
         raise Refused(f'{out} holds weights without their optimizers, so it cannot be resumed: '
                       f'start another --out_dir from it, with --init_from={out}')
-    refuse_removed(state['config'], out)
     old = Config(**only_fields(Config, state['config']))
     plan = Plan(c, Start(**only_fields(Start, state['start'])))
     plan.refuse_other_run(old, state, data, MODEL_SETTINGS if c.init_from else set())

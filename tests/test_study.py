@@ -1,9 +1,8 @@
-"""The evidence: verdicts by hand, a seed of the study and of the record in small, their tables.
+"""The evidence: verdicts by hand, the tables, and the record in small.
 
 Promised: Student's t, Holm's correction and each verdict as in any textbook; tables that are made
-from rows and from nothing else; a job that trains each run, measures each way, goes on where it
-stopped and does nothing twice; partners of equal FLOPs; the record's rule, one-sided and on eight
-seeds; and that docs/RESULTS.md is what docs/results says.
+from rows and from nothing else; the record's rule, one-sided and on eight seeds; and that the pages
+are what docs/results says.
 """
 import math
 import re
@@ -13,20 +12,14 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 from conftest import ROOT, planned_flops, write_noise
 
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.common.errors import Refused
-from nanodepth.engine import words
-from nanodepth.engine.checkpoint import load_model
-from nanodepth.loop import parse_loop, running
-from nanodepth.report.tables import where
-from nanodepth.study import jobs as study, record, results
+from nanodepth.report.tables import read_rows, where
+from nanodepth.study import record, results
 from nanodepth.study.claims import Contrast, holm, one_sided, t_quantile, verdict, verdicts
-from nanodepth.study.records import judged, standing, table
-from nanodepth.study.results import read_rows
-from nanodepth.variants.exit import Exit
+from nanodepth.study.record import judged, standing, table
 
 
 @pytest.mark.parametrize('share, df, t', [      # the tables in any textbook
@@ -88,40 +81,22 @@ b = {run = 'baseline', way = 'ordinary'}
 direction = 1
 primary = true
 
-[[numbers]]
-name = 'models'
-table = 'depth'
-where = {way = 'ordinary'}
-rows = ['run']
-columns = ['text', 'depth 4 right']
-
-[[models]]
-name = 'ways'
-of = 'trunk'
-table = 'depth'
-all_columns = {measure = 'depth 4'}
-lines = [{is = 'LIDAS', rows = {run = 'lidas', way = 'ordinary'}}]
-columns = [
-    {is = 'as it is', measure = 'depth 4 right', round = true}, {is = 'nats'},
-    {is = 'no such', rows = {way = 'x'}, none = 'none'},
-    {is = 'looped', rows = {way = 'looped'}, less = {way = 'ordinary'}},
-    {is = 'text', measure = 'text', share_of = {run = 'baseline'}}]
-
 [[written]]
 name = 'words'
 table = 'depth'
 head = ['idea', 'seen']
 lines = [['growing', "by {claim = 'above'} nats: {verdict = 'above'}"],
-    ['looping', "{run = 'lidas', way = 'looped', measure = 'depth 4 right'}%"]]
+    ['looping', "{run = 'lidas', way = 'looped', measure = 'depth 4 right'}%"],
+    ['cells', """{run = 'lidas', way = 'ordinary', measure = 'depth 4 right', round = true}, \\
+      {run = 'lidas', way = 'looped', measure = 'depth 4', less = {way = 'ordinary'}}, \\
+      {run = 'lidas', way = 'ordinary', measure = 'text', share_of = {run = 'baseline'}}"""]]
 '''
 FRAME = '''Before
 <!-- table growing -->
 stale
 <!-- end -->
 between
-<!-- table models --><!-- end -->
 <!-- table words --><!-- end -->
-<!-- table ways --><!-- end -->
 | [`train.py`](train.py) | 0 | the loop |
 '''
 
@@ -134,7 +109,7 @@ def folder(tmp_path):
             for seed in range(5) for run, value in (('lidas', -0.5), ('baseline', -1.0 - seed / 50))
             for way in ('ordinary', 'looped')]
     rows.append(rows[0] | dict(seed=5))         # of a sixth seed there is no other row
-    study.write_rows(tmp_path / 'depth.csv', rows)
+    record.write_rows(tmp_path / 'depth.csv', rows)
     (tmp_path / 'claims.toml').write_text(CLAIM)
     (tmp_path / 'R.md').write_text(FRAME)
     return tmp_path
@@ -145,8 +120,7 @@ def tables(folder, *more):
     return (folder / 'R.md').read_text()
 
 
-def test_tables_by_hand(folder, monkeypatch):
-    monkeypatch.setattr(results, 'show', lambda *_: None)
+def test_tables_by_hand(folder):
     text = tables(folder)
     # lidas minus baseline: 0.5 + seed / 50, mean 0.54, sd sqrt(.001), t of 4 degrees 2.776
     assert '**+0.540** ± 0.039 (right: 50% against 50%) | 5 |' in text
@@ -154,10 +128,7 @@ def test_tables_by_hand(folder, monkeypatch):
     assert '| growing | by +0.540 ± 0.039 nats: holds |\n| looping | 50.0 ± 0.0% |' in text
     lines = len((ROOT / 'train.py').read_text().splitlines())
     assert f'| [`train.py`](train.py) | {lines} | the loop |' in text
-    assert '| trunk (5 seeds) | as it is | nats | no such | looped | text |' in text
-    # -0.5 + seed / 10: mean -0.3, sd sqrt(.025)
-    assert '| LIDAS | 50 | -0.300 ± 0.196 | none | +1.000 ± 0.000 | 50% |' in text
-    assert '| lidas | 6 | 2.017 ± 0.017 | 50.0 ± 0.0 |' in text
+    assert '| cells | 50, +1.000 ± 0.000, 50% |' in text
     assert text.startswith('Before\n<!-- table growing -->') and 'stale' not in text
     assert tables(folder, '--check') == text            # made again, it is the same
     (folder / 'R.md').write_text(text.replace('+0.540', '+0.640'))
@@ -166,7 +137,7 @@ def test_tables_by_hand(folder, monkeypatch):
 
 
 def test_a_difference_of_differences(folder):
-    rows = results.read_rows(folder / 'depth.csv')
+    rows = read_rows(folder / 'depth.csv')
     claim = dict(measure='depth 4', unit='answers', a=dict(run='lidas', way='looped'),
                  less_a=dict(run='lidas', way='ordinary'), b=dict(run='baseline', way='looped'),
                  less_b=dict(run='baseline', way='ordinary'))
@@ -176,10 +147,10 @@ def test_a_difference_of_differences(folder):
 
 
 def test_rows_that_cannot_be_judged_are_refused(folder):
-    rows = results.read_rows(folder / 'depth.csv')
+    rows = read_rows(folder / 'depth.csv')
     with pytest.raises(Refused, match='several rows of one seed'):
         results.values_of(rows, dict(run='lidas'), 'depth 4')
-    primary = CLAIM.split('[[numbers]]')[0]
+    primary = CLAIM.split('[[written]]')[0]
     (folder / 'claims.toml').write_text(primary * 6)
     with pytest.raises(Refused, match='six|6 primary claims'):
         results.all_tables(results.read_claims(folder / 'claims.toml'), folder)
@@ -190,133 +161,8 @@ def test_the_papers_of_this_repo_say_what_its_rows_say():
     nanodepth('results', ['--check'])
 
 
-@pytest.fixture
-def small(tmp_path, monkeypatch):
-    "A study of tiny models on random bytes, and the commands that it ran."
-    write_noise(tmp_path / 'data', ['text', 'copy'], 2000)
-    shape = ['--n_embd=16', '--n_head=2', '--head_dim=8', '--warmup_steps=1', '--batch_size=4',
-             '--eval_batches=1', '--eval_every=100', '--device=cpu']
-    seen = []
-
-    def ran(argv, **_):
-        name, *argv = argv[3:]
-        seen.append(name)
-        if name != 'train':
-            nanodepth(name, argv)
-        else:
-            new = not any('init_from' in arg for arg in argv)
-            data = [f'--data={tmp_path}/data']
-            argv = [a for a in argv if not a.startswith(('--steps', '--decay', '--warm', '--data=d'
-                                                         ))]
-            size = [arg for arg in shape if new or not arg.startswith(('--n_', '--head_dim'))]
-            nanodepth('train', [*argv, *size, *data, f'--steps={4 if new else 2}',
-                                f'--decay_steps={0 if new else 1}'])
-        return subprocess.CompletedProcess(argv, 0)
-    for name, value in dict(DATA=f'{tmp_path}/data', QUESTIONS=4, BATCHES=4).items():
-        monkeypatch.setattr(study, name, value)
-    monkeypatch.setattr(study.chains, '__defaults__', ((0, 1), None))
-    monkeypatch.setattr(study, 'EXIT_DEPTHS', (1,))
-    monkeypatch.setattr(study, 'EXIT_QUESTIONS', 2)
-    monkeypatch.setattr(study, 'MOST_R', 3)
-    monkeypatch.setattr(study, 'EXITS', {'latent': (0.02, 0.4), 'sure': (0.3,), 'fixed r': (1, 3)})
-    monkeypatch.setattr(study, 'PARTNERS', dict(half=(5, 108)))
-    monkeypatch.setattr(study.subprocess, 'run', ran)
-    monkeypatch.setattr(words, 'report', lambda *_: None)
-    monkeypatch.chdir(ROOT)
-    return seen
-
-
-def test_a_seed_in_small(small, tmp_path, capsys):
-    "Each run trains, each way is measured, a second call has nothing to do, a seed is replaced."
-    one = study.job('baseline', 0, tmp_path / 'study')
-    study.finish(one)
-    assert len(small) == 6
-    one.train()
-    assert len(small) == 6 and one.finished()
-    rows = study.read_rows(one.file('depth'))
-    assert {row['way'] for row in rows} == {'ordinary', 'more FLOPs', 'repeated', 'window, T = 1',
-                                            'window, T = 2', 'looped', 'recurrent'}
-    assert len({(row['way'], row['added']) for row in rows}) == len(rows) == 19
-    trunk, plain = (load_model(one.root / name) for name in ('trunk', 'cut'))
-    tokens = torch.arange(97, 120)[None]
-    plain.mean = 1          # the recurrent cool-down begins as its trunk
-    assert torch.allclose(trunk(tokens), plain(tokens), atol=1e-6)
-    exits = {(row['by'], row['at']): {key: float(v) for key, v in row.items() if key not in
-                                      ('by', 'run')} for row in study.read_rows(one.file('exits'))}
-    assert exits['fixed r', '3']['layers'] == 3 + 3 * 4 + 3
-    assert 0 < exits['latent', '0.4']['recurrences'] <= exits['latent', '0.02']['recurrences'] <= 3
-    sure = exits['sure', '0.3']
-    assert sure['layers'] == pytest.approx(3 + 7 * sure['recurrences'], rel=1e-4)
-
-    partner = study.job('half', 0, tmp_path / 'study')
-    study.finish(partner)
-    assert len(study.read_rows(partner.file('depth'))) == 1
-    assert len(load_model(partner.root / 'ordinary').layers) == 5
-    for before in (0, 20):
-        study.collect(0, tmp_path / 'study', tmp_path)
-        assert f'depth.csv: 20 rows of seed 0, {before} as they stood' in capsys.readouterr().out
-    assert len(study.read_rows(tmp_path / 'depth.csv')) == len(rows) + 1
-
-
-@pytest.mark.parametrize('loop', ['1-2x3-1', '4x2'])
-@torch.no_grad()
-def test_a_loop_whose_tokens_may_stop_is_the_loop(tiny, loop):
-    lm, tokens = tiny(n_layer=4, context=16), torch.arange(12)[None]
-    with running(lm, parse_loop(loop)):
-        wanted, one = lm(tokens), study.Loop(lm)
-    assert one.order == parse_loop(loop)
-    assert torch.equal(one(tokens), wanted) and torch.equal(one(tokens, exit=Exit(0)), wanted)
-    early = Exit(1e9)           # every token stops behind its first run
-    with running(lm, [0, 1, 2, 3]):
-        assert torch.equal(one(tokens, exit=early), lm(tokens)) and early.used < early.full
-
-
-def test_a_loop_of_two_blocks_is_refused(tiny):
-    with running(tiny(n_layer=4), parse_loop('2x2-2x2')) as lm, pytest.raises(
-            Refused, match='2x2-2x2 is not one block repeated'):
-        study.Loop(lm)
-
-
-def test_equal_flops_are_equal():
-    "Of the partners: LIDAS's FLOPs, and those of a loop of half the layers run twice."
-    def flops(config, *more):
-        return planned_flops(f'config/{config}.py', '--vocab_size=257', *more)
-    layers, steps = study.PARTNERS['baseline_less']
-    assert flops('chains_baseline', f'--steps={steps}') == pytest.approx(flops('chains_lidas'),
-                                                                         rel=0.002)
-    layers, steps = study.PARTNERS['half_longer']
-    assert flops('chains_baseline', f'--n_layer={layers}', f'--steps={steps}') == pytest.approx(
-        flops('chains_loop_5x2'), rel=0.002)
-
-
-def test_the_readmes_models_in_small(small, tmp_path, monkeypatch, capsys):
-    "A seed of them: trained by their configs, the retrofit from its cut, all asked the same."
-    monkeypatch.setattr(study, 'TOY', f'{tmp_path}/data')
-    monkeypatch.setattr(study, 'TOY_DEEP', f'{tmp_path}/data')
-    names = ('baseline', 'lidas', 'loop_1_2x3_1', 'retrofit', 'retrofit_dense')
-    few = {name: study.PAGE[name] for name in names} | dict(lidas=['config/baseline.py'])
-    monkeypatch.setattr(study, 'PAGE', few)         # (four steps are too few to grow in)
-    one = study.job('page', 0, tmp_path / 'study')
-    assert [name for name, _ in one.runs()] == [
-        'baseline', 'lidas', 'loop_1_2x3_1', 'cut', 'retrofit', 'retrofit_dense']
-    study.finish(one)
-    rows = {(row['run'], row['way']): row for row in study.read_rows(one.file('page'))}
-    assert len(rows) == 3 + 3 + 8 + 6 + 1
-    [[first, *others]], _ = results.logs_of(results.read_rows(one.file('curves'))).values()
-    assert first['step'] == 0 and others and set(first['kinds']) == {'copy'}
-    assert rows['loop_1_2x3_1', 'as trained']['layers'] == '4'
-    assert rows['lidas', 'as trained']['layers'] == '8'
-    plain = rows['baseline', 'as trained']
-    assert {way for run, way in rows if run == 'baseline'} == {
-        'as trained', 'two layers again', 'naive, K = 4', 'euler, K = 4', 'rk, K = 4', 'rk, K = 3'}
-    deep = [rows['retrofit', f'r = {r}']['depth 3'] for r in (1, 16)]
-    assert deep[0] != deep[1]           # the same model, asked with other recurrences
-    assert {'depth 5 right', 'copy', 'flops'} <= plain.keys()
-    capsys.readouterr()
-
-
 def test_the_readmes_losses_are_those_that_training_printed():
-    page, curves = (results.read_rows(ROOT / f'docs/results/{name}.csv')
+    page, curves = (read_rows(ROOT / f'docs/results/{name}.csv')
                     for name in ('page', 'curves'))
     ends = {(row['seed'], row['run']): row['loss'] for row in curves if row['loss'] != ''}
     assert len(ends) == 2 * len({row['seed'] for row in page}) > 0
@@ -368,12 +214,9 @@ def test_the_fewest_flops_of_those_that_meet_both_hold_it():
 def record_in_small(tmp_path, monkeypatch):
     "Two seeds of tiny models, on text without anything to learn."
     write_noise(tmp_path / 'data', ['text', 'copy'])
-    for name, value in dict(TOY=f'{tmp_path}/data', SEEDS=2, QUESTIONS=4).items():
+    for name, value in dict(TOY=f'{tmp_path}/data', SEEDS=2, QUESTIONS=4, BATCHES=2).items():
         monkeypatch.setattr(record, name, value)
-    monkeypatch.setattr(study, 'BATCHES', 2)
     (tmp_path / 'results').mkdir()
-    (tmp_path / 'results/claims.toml').write_text('')
-    (tmp_path / 'RECORDS.md').write_text('before\n<!-- table records -->\n<!-- end -->\n')
     (tmp_path / 'mine.py').write_text(f'''data = {f"{tmp_path}/data"!r}
 n_layer, n_embd, n_head, head_dim = 2, 16, 2, 8
 steps, warmup_steps, decay_steps, batch_size, eval_batches, device = 4, 1, 1, 4, 1, 'cpu'
@@ -402,8 +245,7 @@ def test_a_config_in_small(record_in_small, tmp_path, capsys):
     assert [row['seed'] for row in mine] == [0, 1]
     assert mine[0]['flops'] == planned_flops(tmp_path / 'mine.py') * 4 * 64
     assert 2 < mine[0]['text'] < 8 and mine[0]['text'] != mine[1]['text']
-    page = (tmp_path / 'RECORDS.md').read_text()
-    assert page.startswith('before\n') and 'mine.py' in page and '| open |' in page
+    assert 'mine.py' in record.table(mine)[2] and 'not good enough' in record.table(mine)[2]
     nanodepth('record', argv)          # it goes on where it stopped, and changes nothing
     assert read_rows(tmp_path / 'results/records.csv') == mine and len(record_in_small) == 4
     nanodepth('record', [*argv, '--first_seed=2'])     # others stand beside them
@@ -411,7 +253,7 @@ def test_a_config_in_small(record_in_small, tmp_path, capsys):
     assert both[:2] == mine and [row['seed'] for row in both[2:]] == [2, 3]
     # another has the record with fewer FLOPs
     best = entries('config/best.py', 10.0, np.linspace(2.1, 2.11, 8), np.linspace(0.98, 0.99, 8))
-    study.write_rows(tmp_path / 'results/records.csv', best)
+    record.write_rows(tmp_path / 'results/records.csv', best)
     nanodepth('record', argv)
     assert 'so the record stays where it is' in capsys.readouterr().out
     assert len(read_rows(tmp_path / 'results/records.csv')) == 10

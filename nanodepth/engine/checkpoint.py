@@ -28,7 +28,6 @@ from nanodepth.model import LM, ModelConfig
 from nanodepth.variants.key_offset import offset_keys
 
 FILE = 'ckpt.pt'
-LAST_AT = '74a8d06'     # the last commit with what was tried, measured and taken out again
 
 
 @dataclass
@@ -159,9 +158,6 @@ def build_model(state, path):
 
 
 def model_of(state, path):
-    if state['kind'] == 'relaxed':
-        raise Refused(f'{path} is a relaxed loop, whose layers differ by matrices of low rank: '
-                      f'git checkout {LAST_AT} has the code that runs it')
     if state['kind'] not in ('lm', 'recurrent'):
         raise Refused(f'{path} holds a model of the kind {state["kind"]!r}; known are lm and '
                       'recurrent')
@@ -171,8 +167,7 @@ def model_of(state, path):
     else:
         from nanodepth.retrofit import Recurrent
         model = Recurrent(config, **only_fields(Recurrence, state['recurrent']))
-    # recurrent models once kept the names of their layers behind 'lm.'
-    weights = {name.removeprefix('lm.'): t for name, t in state['model'].items()}
+    weights = state['model']
     offset_keys(model, int(weights.get('layers.0.attn.key_offset', 0)))
     model.load_state_dict(weights)
     return model

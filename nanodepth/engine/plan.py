@@ -19,7 +19,6 @@ from dataclasses import dataclass, fields
 from typing import Literal, NamedTuple
 
 from nanodepth.common.errors import Refused
-from nanodepth.engine.checkpoint import LAST_AT
 from nanodepth.grow import GROWTH, growth_plan
 from nanodepth.model import ModelConfig
 from nanodepth.variants.key_offset import offset_keys
@@ -202,17 +201,6 @@ def refuse_void(config, given):
         for name in names:
             if is_missing and name in given:
                 raise Refused(f'--{name} has no effect without {needed}: leave it out')
-
-
-# What there was once, and the value at which it did nothing. These runs cannot go on.
-REMOVED = dict(loop_mean=None, relax_rank=0, recurrence_fixed=False)
-
-
-def refuse_removed(settings, folder):
-    for name, off in REMOVED.items():
-        if settings.get(name, off) != off:
-            raise Refused(f'{folder} holds a run with {name}={settings[name]}, a setting that is '
-                          f'gone: git checkout {LAST_AT} has the code that goes on with it')
 
 
 # What a resumed run may change, for it changes only speed, rounding, and what is measured or kept.

@@ -48,17 +48,15 @@ def figure(rows, columns, size, maps=False, **shared):
     return fig, axes
 
 
-def curve(ax, rows, x, y, colour, label, factor=1, shade=True, by=None, **style):
-    """The mean of the rows at each x (of its seeds), or at each value of `by`, and a shade from the
-    lowest to the highest."""
+def curve(ax, rows, x, y, colour, label, factor=1, **style):
+    "The mean of the rows at each x (of its seeds), and a shade from the lowest to the highest."
     rows = [row for row in rows if y in row]
-    by = by or x
-    points = [where(rows, **{by: at}) for at in sorted({row[by] for row in rows})]
-    xs = [mean([row[x] for row in seeds]) for seeds in points]
+    xs = sorted({row[x] for row in rows})
+    points = [where(rows, **{x: at}) for at in xs]
     values = [[factor * row[y] for row in seeds] for seeds in points]
     ax.plot(xs, list(map(mean, values)), color=colour, label=label,
             **dict(marker='o', ms=3) | style)
-    if shade and any(len(seeds) > 1 for seeds in values):
+    if any(len(seeds) > 1 for seeds in values):
         ax.fill_between(xs, list(map(min, values)), list(map(max, values)), color=colour,
                         alpha=0.15, lw=0)
 
@@ -276,76 +274,6 @@ def draw_sweep(rows, units):
         fig.colorbar(image, ax=panels, pad=0.01)
     for ax in axes[-1]:
         ax.set_xlabel('window', fontsize=8)
-    return fig
-
-
-def draw_ways(rows, kinds, chance):
-    """rows: {seed, run, way, added, kind: a share, or the loss on text}. A row of panels a kind, a
-    column a model, a line a way of adding depth."""
-    models = list(dict.fromkeys(row['run'] for row in rows))
-    ways = [way for way in dict.fromkeys(row['way'] for row in rows) if way != 'ordinary']
-    fig, axes = figure(len(kinds), len(models), (1 + 2.7 * len(models), 0.8 + 2.6 * len(kinds)),
-                       sharey='row')
-    for y, (line, kind) in enumerate(zip(axes, kinds), 1):
-        for x, (ax, model) in enumerate(zip(line, models)):
-            plain = where(rows, run=model, way='ordinary')
-            factor = 1 if kind == 'text' else 100
-            ax.axhline(factor * mean([row[kind] for row in plain]), color='black', ls=':',
-                       label='as trained')
-            if kind != 'text':
-                ax.axhline(100 * chance, color='grey', ls='-', lw=0.8, label='chance')
-            for colour, way in zip(COLOURS, ways):
-                curve(ax, where(rows, run=model, way=way), 'added', kind, colour, way, factor,
-                      lw=2)
-            says = 'loss on text' if kind == 'text' else f'{kind}, %'
-            ax.set(title=model if y == 1 else '', ylabel='' if x else says,
-                   xlabel='layers added per token' if y == len(kinds) else '')
-    legend_below(fig, axes[0][0], fontsize=9)
-    return fig
-
-
-def draw_exits(rows, kind, chance):
-    """rows: {seed, run, by, at, layers, recurrences, kind: a share}. Above, answers against layers
-    run a token, a line a rule; below, how many recurrences it takes until states stand still."""
-    models = list(dict.fromkeys(row['run'] for row in rows))
-    fig, axes = figure(2, len(models), (1 + 3.2 * len(models), 5.6), sharey='row', sharex='row')
-    for x, (above, below, model) in enumerate(zip(*axes, models)):
-        above.axhline(100 * chance, color='grey', lw=0.8, label='chance')
-        for colour, by in zip(COLOURS, dict.fromkeys(row['by'] for row in rows)):
-            by_rows = where(rows, run=model, by=by)
-            curve(above, by_rows, 'layers', kind, colour, by, 100, by='at', lw=2)
-            if by == 'latent':
-                curve(below, by_rows, 'at', 'recurrences', colour, by, lw=2)
-        above.set(title=model, xlabel='layers run per token', ylabel='' if x else f'{kind}, %')
-        below.set(xscale='log', xlabel='its state moves by less than this share',
-                  ylabel='' if x else 'recurrences until then')
-        ticks = sorted({row['at'] for row in where(rows, by='latent')})
-        below.set_xticks(ticks, [f'{at:g}' for at in ticks])
-        below.minorticks_off()
-    legend_below(fig, axes[0][0])
-    return fig
-
-
-def draw_records(entries, others, threshold):
-    """FLOPs of each config, and what its seeds answer at depth 3: hollow for the others, which
-    confirm it. Both are study/records.py's {config: Entry}."""
-    fig, [[left, right]] = figure(1, 2, (9, 1.2 + 0.38 * len(entries)), sharey=True)
-    names = []
-    for y, (config, entry) in enumerate(entries.items()):
-        names.append(config.rpartition('/')[2].removesuffix('.py'))
-        flops = entry.flops / 1e12
-        colour = COLOURS[0] if entry.meets else COLOURS[-1]
-        left.barh(y, flops, 0.6, color=colour)
-        left.text(flops + 0.15, y, f'{flops:.2f}', va='center')
-        for of, face, up in (entries, colour, 0.12), (others, 'none', -0.12):
-            shares = of[config].right.a if config in of else []
-            right.plot([100 * v for v in shares], [y + up] * len(shares), 'o', ms=5,
-                       color=colour, markerfacecolor=face)
-    right.axvline(100 * threshold, color=COLOURS[1], lw=1)
-    left.set_yticks(range(len(names)), names)       # upwards: the most FLOPs stand at the top
-    left.margins(x=0.15)
-    left.set(title='10^12 training FLOPs (grey: not accepted)')
-    right.set(title='depth 3 right, % (hollow: seeds 8 to 15)')
     return fig
 
 

@@ -161,6 +161,18 @@ def read_csv(path):
         return rows
 
 
+def read_rows(path):
+    "The rows of a CSV file, numbers as numbers; none, if there is no such file yet."
+    def value(text):
+        try:
+            return float(text)
+        except ValueError:
+            return text
+    if not path.exists():
+        return []
+    return [{key: value(text) for key, text in row.items()} for row in read_csv(path)]
+
+
 def beside(path, ending):
     "A picture's path with another ending. T1.0 and T1.5 are two names that have none yet."
     known = path.suffix in ('.png', '.pdf', '.svg', '.csv')

@@ -31,12 +31,6 @@ def t_quantile(share, df):
     return float(stats.t.ppf((1 + share) / 2, df))
 
 
-def one_more(values, share=0.95):
-    "Where one more seed is expected: the middle, and how far from it a share of all may lie."
-    n = len(values)
-    return mean(values), t_quantile(share, n - 1) * standard_error(values) * math.sqrt(n + 1)
-
-
 class Contrast:
     "The mean of a minus b over seeds: both in the same order, so their differences are one sample."
 

@@ -129,22 +129,12 @@ def check_host(model, layers, window, cache):
 
 # --------------------------------------------------------------------------------------- one layer
 
-FORWARDS = ('forward', '_old_forward')      # the second: accelerate wrapped ours
+FORWARDS = ('forward', '_old_forward')      # the second: accelerate has put its own before ours
 
 
 class Entry:
-    """Replaces a layer's forward: an object, so that it can be copied and pickled. accelerate moves
-    tensors in a forward of its own, and keeps the one before as _old_forward. So there are four
-    cases, by what stands in the layer when it is called:
-
-    forward       _old_forward  when                                what runs the layer itself
-    this          nothing       there is no accelerate              the class's forward
-    this          this          accelerate was there before us      accelerate's (`before`), which
-                                                                    comes back here (`inside`) and
-                                                                    finds what it kept (`kept`)
-    this          nothing       ... and has been removed since      what it kept (`kept`)
-    accelerate's  this          accelerate came after us            the class's forward
-    """
+    """Stands in a layer's forward: an object, so that it can be copied and pickled. What stood there
+    before, if anything did (accelerate's, which moves tensors), is what runs the layer."""
 
     def __init__(self, layer, index, pinned=False):
         self.layer = layer
@@ -153,32 +143,22 @@ class Entry:
         self.window = range(0)
         self.index = index          # None: a layer of ours, which is told its depth
         self.before = vars(layer).get('forward')
-        self.inside = False
-        self.kept = vars(layer).get('_old_forward')
         self.names, self.cache_name, self.mask_name = arguments(layer)
 
     def enter(self):
         self.layer.forward = self
-        if self.kept:
-            self.layer._old_forward = self
 
     def leave(self, module, name):
         "`module` is the layer, or its copy."
-        if name == 'forward' and not (self.before and '_old_forward' in vars(module)):
+        if name == 'forward' and not self.before:
             del module.forward
         else:
             own = types.MethodType(type(module).forward, module)
-            setattr(module, name, self.before if name == 'forward' else self.kept or own)
+            setattr(module, name, self.before or own)
 
     def forward(self, x, kwargs):
-        hooked = '_old_forward' in vars(self.layer)
-        own = ((self.before if hooked else self.kept)
-               or functools.partial(type(self.layer).forward, self.layer))
-        self.inside = True
-        try:
-            answer = own(x, **kwargs)
-        finally:
-            self.inside = False
+        own = self.before or functools.partial(type(self.layer).forward, self.layer)
+        answer = own(x, **kwargs)
         # some layers give (stream, attention maps, ...)
         stream = answer[0] if isinstance(answer, tuple) and answer else answer
         if not isinstance(stream, torch.Tensor):
@@ -192,8 +172,6 @@ class Entry:
                           'has noted: turn one of them off')
 
     def __call__(self, *args, **kwargs):
-        if self.inside and self.kept:
-            return self.kept(*args, **kwargs)
         kwargs.update(zip(self.names, args))
         x = kwargs.pop(self.names[0])
         d = kwargs['depth'] if self.index is None else self.index
