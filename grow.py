@@ -24,10 +24,8 @@ import math
 import torch
 
 from nanodepth.common.errors import Refused
+from nanodepth.loop import repeat_block
 from nanodepth.model import LM, check_order
-
-if __name__ == 'grow':
-    raise ImportError('write `from nanodepth.grow import ...`: this would be a second copy')
 
 # -------------------------------------------------------------------------------- operators: orders
 
@@ -37,29 +35,22 @@ def midas(n_layer, block):
         raise Refused(f'midas copies whole blocks: {n_layer} layers are not whole blocks of '
                       f'{block}')
     middle = math.ceil(n_layer // block / 2) - 1        # of two, the earlier one
-    return repeat_slice(n_layer, middle * block, block)
+    return repeat_block(range(n_layer), middle * block, block)
 
 
 def lidas(n_layer, block):
     "Repeat the `block` layers around the middle, whatever the block boundaries."
-    return repeat_slice(n_layer, n_layer // 2 - block // 2, block)
+    return repeat_block(range(n_layer), n_layer // 2 - block // 2, block)
 
 
 def stack(n_layer, block):
     "Repeat the last block: gradual stacking, an older method."
-    return repeat_slice(n_layer, n_layer - block, block)
+    return repeat_block(range(n_layer), n_layer - block, block)
 
 
 def double(n_layer, block=None):
     "Repeat the whole model."
-    return repeat_slice(n_layer, 0, n_layer)
-
-
-def repeat_slice(n_layer, first, block):
-    "All the layers in order, with the block that starts at `first` run a second time."
-    if not 0 < block <= n_layer:
-        raise Refused(f'a block of {block} cannot be taken from {n_layer} layers')
-    return [*range(first + block), *range(first, n_layer)]
+    return repeat_block(range(n_layer), 0, n_layer)
 
 
 GROWTH = {'midas': midas, 'lidas': lidas, 'stack': stack, 'double': double}

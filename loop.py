@@ -25,9 +25,6 @@ import re
 from nanodepth.common.errors import Refused
 from nanodepth.model import check_order
 
-if __name__ == 'loop':
-    raise ImportError('write `from nanodepth.loop import ...`: this would be a second copy')
-
 
 def parse_loop(text):
     """'4-4x4-4' to an order: segments joined by '-', each SIZE layers, or SIZExTIMES for a block
@@ -90,17 +87,22 @@ def name_of(order):
         return ' '.join(map(str, order))
 
 
-def repeat_block(order, start, length, times):
-    "The order with the `length` positions from `start` on run `times` times in all."
+def cut_out(order, start, length):
+    "An order in three parts: the `length` positions from `start` on, and those before and after."
     order = list(order)
     if not (0 <= start and 1 <= length and start + length <= len(order)):
-        raise Refused(f'a block of {length} from position {start} on does not lie within an '
+        raise Refused(f'a block of {length} layers from position {start} on does not lie within an '
                       f'order of {len(order)} positions')
+    return order[:start], order[start:start + length], order[start + length:]
+
+
+def repeat_block(order, start, length, times=2):
+    "The order with the `length` positions from `start` on run `times` times in all."
     if times < 1:
         raise Refused(f'times={times}: a block runs at least once (to leave it out, take it out '
                       'of the order)')
-    block = order[start:start + length]
-    return order[:start] + block * times + order[start + length:]
+    before, block, after = cut_out(order, start, length)
+    return before + block * times + after
 
 
 @contextlib.contextmanager

@@ -27,9 +27,6 @@ import torch.nn.functional as F
 from nanodepth.common.errors import Refused
 from nanodepth.common.losses import mean_loss
 
-if __name__ == 'model':
-    raise ImportError('write `from nanodepth.model import ...`: this would be a second copy')
-
 
 @dataclass
 class ModelConfig:

@@ -17,17 +17,13 @@ Usage:
     python probe.py out/baseline out/lidas out/loop_2x4   # pictures: out/probe/index.html
 """
 import contextlib
-import functools
 import itertools
 
 import torch
 
 from nanodepth.common.errors import Refused, check_choice
-from nanodepth.loop import repeat_block, running
+from nanodepth.loop import cut_out, running
 from nanodepth.model import check_order
-
-if __name__ == 'probe':
-    raise ImportError('write `from nanodepth.probe import ...`: this would be a second copy')
 
 # ----------------------------------------------------------------------- the idea, one t at a time
 
@@ -252,15 +248,6 @@ def block_similarity(model, block=1):
     return flat @ flat.T
 
 
-def cut_out(order, start, length):
-    "An order in three parts: the `length` positions from `start` on, and those before and after."
-    order = list(order)
-    if not (0 <= start and 1 <= length and start + length <= len(order)):
-        raise Refused(f'{length} layers from position {start} on do not lie within an order of '
-                      f'{len(order)} positions')
-    return order[:start], order[start:start + length], order[start + length:]
-
-
 def swap_blocks(order, start, length):
     "Swap the `length` layers from `start` on with as many after them."
     before, both, after = cut_out(order, start, 2 * length)
@@ -289,12 +276,6 @@ def order_sweep(model, score, change, lengths, progress=iter):
         with running(model, new):
             rows.append(dict(size=length, start=start) | score(model))
     return rows
-
-
-def repeat_sweep(model, score, lengths=(1, 2, 4), times=2, **options):
-    "order_sweep with every block run several times."
-    repeat = functools.partial(repeat_block, times=times)
-    return order_sweep(model, score, repeat, lengths, **options)
 
 
 if __name__ == '__main__':

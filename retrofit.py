@@ -37,12 +37,9 @@ import torch
 import torch.nn as nn
 
 from nanodepth.common.errors import Refused, check_choice
-from nanodepth.data.tokens import draw
 from nanodepth.grow import untie
 from nanodepth.model import LM, KVCache, check_order
-
-if __name__ == 'retrofit':
-    raise ImportError('write `from nanodepth.retrofit import ...`: this would be a second copy')
+from nanodepth.text.loader import draw
 
 AUTHORS_STD = 0.0087039     # sqrt(2 / (5 * 5280)): their first model's width, kept at any other
 

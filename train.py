@@ -23,20 +23,18 @@ from typing import Literal
 
 import torch
 
-from nanodepth.common.errors import Refused
+from nanodepth.common.errors import Refused, refusals
 from nanodepth.common.files import claim, new_model, write_json
 from nanodepth.common.options import check_bounds, given, only_fields, read
-from nanodepth.data.tokens import Loader, draw, make_toy_data, measure
 from nanodepth.engine import checkpoint
 from nanodepth.engine.optimizers import OPTIMIZERS, load_optimizers, make_optimizers
 from nanodepth.engine.plan import Plan, Start, model_config, refuse_void
-from nanodepth.engine.world import Stop, World
+from nanodepth.engine.processes import Stop, World
+from nanodepth.engine.scoring import measure
 from nanodepth.grow import GROWTH, untie
 from nanodepth.model import LM, ModelConfig
 from nanodepth.report.logs import Log
-
-if __name__ == 'train':
-    raise ImportError('write `from nanodepth.train import ...`: this would be a second copy')
+from nanodepth.text.loader import Loader, draw, make_toy_data
 
 
 @dataclass
@@ -219,7 +217,7 @@ def train(config):
 
 def keep_stage(c, world, model, so_far):
     if c.keep_stages and world.first:
-        from nanodepth.data.tokenizer import keep_tokenizer
+        from nanodepth.text.tokenizer import keep_tokenizer
         folder = f'{c.out_dir}/stage_{len(model.layers)}'
         checkpoint.save(folder, **checkpoint.describe(model), config=asdict(c), **so_far)
         keep_tokenizer(c.out_dir, folder)
@@ -295,7 +293,7 @@ def open_data(c, world):
         raise Refused(f'data was made with the tokenizer {first!r}, but cooldown_data with '
                       f'{others[0]!r}')
     if first != 'bytes':        # it stands in files, or on a network
-        from nanodepth.data.tokenizer import refuse_unknown
+        from nanodepth.text.tokenizer import refuse_unknown
         refuse_unknown(first, world.say)
     val = Loader(c.data, weights=c.data_weights, split='val', seed=0, **shared)
     if c.eval_batches > len(val):
@@ -324,7 +322,7 @@ def begin(c, world, data):
     if model.config.context < c.context:
         raise Refused(f'context={c.context}, the length of a training row, is more than '
                       f'{c.init_from} reads: {model.config.context} tokens')
-    from nanodepth.data.tokenizer import refuse_another_tokenizer
+    from nanodepth.text.tokenizer import refuse_another_tokenizer
     refuse_another_tokenizer(c.init_from, data['data'])
     so_far['inherited_flops'] = parent.get('flops', 0) + parent.get('inherited_flops', 0)
     return model, plan, so_far, []
@@ -370,7 +368,7 @@ def open_log(c, world, loader, val, model, step, resumes):
     world.first_does(lambda: checkpoint.move_aside(Path(c.out_dir), resumes, world.say))
     if world.first:
         if loader.tokenizer != 'bytes':
-            from nanodepth.data.tokenizer import copy_tokenizer
+            from nanodepth.text.tokenizer import copy_tokenizer
             with contextlib.suppress(Refused):  # no network: refuse_unknown has said so
                 copy_tokenizer(loader.tokenizer, c.out_dir)
         write_json(Path(c.out_dir) / 'run.json', dict(
@@ -425,5 +423,5 @@ def main(argv=None):
 
 
 if __name__ == '__main__':
-    from nanodepth.__main__ import main as nanodepth
-    nanodepth('train')
+    with refusals('train'):
+        main()

@@ -7,7 +7,7 @@ it; the rest makes it work with other people's models and with a KV cache.
 
 Paper: "Training-Free Looped Transformers", sections 2 and 3, appendices D and P (which settings).
 Here: the model's own pass through the window is the first evaluation; the others run after the
-window's last layer (variants/window.py).
+window's last layer (looping/window.py).
 
 Usage:
     with looped(model, window=(3, 5), method='rk', K=3, beta=0.5) as m: m.generate(tokens, 20)
@@ -20,16 +20,12 @@ from typing import NamedTuple
 import torch
 
 from nanodepth.common.errors import Refused, check_choice
-from nanodepth.model import LM
-from nanodepth.variants.caches import check_cache
-from nanodepth.variants.hosts import (FORWARDS, Entry, Pin, check_host, depth_of, pick_window,
+from nanodepth.looping.caches import check_cache
+from nanodepth.looping.layers import (FORWARDS, Entry, Pin, check_host, depth_of, pick_window,
                                       pinned_routers)
-from nanodepth.variants.solvers import (MORE, bind, by_tableau, check_K, check_share, lerp,
-                                        step_length)
-from nanodepth.variants.window import How, Loop
-
-if __name__ == 'wrapper':
-    raise ImportError('write `from nanodepth.wrapper import ...`: this would be a second copy')
+from nanodepth.looping.solvers import (MORE, bind, by_tableau, check_K, check_share, lerp,
+                                       step_length)
+from nanodepth.looping.window import How, Loop
 
 # ------------------------------------------------------------------------- the idea, in ten lines
 
@@ -117,6 +113,7 @@ class Handle(NamedTuple):
     model: object
     window: tuple
     evaluations: int
+    added: int              # layers that run more for each token
 
     def unpatch(self):
         unpatch(self.model)
@@ -132,12 +129,12 @@ def patch(model, window=None, method='rk', K=3, beta=None, cache=None, decode='f
     beta    depends on the method: for rk, how far the result goes back towards the plain output
             (0.5); for heavy_ball the momentum; for anderson the mixing towards the newest image
     T       for rk, euler and the tableaux: the time at which the K steps end (1)
-    cache   what later tokens see of a looped layer (variants/caches.py)
+    cache   what later tokens see of a looped layer (looping/caches.py)
     decode  'full' loops at each new token; 'bypass' loops only while a prompt is read; a number
             loops at so many new tokens
     mode    the window as one 'block', or 'layer' by layer
-    pin     keep the experts of the first evaluation (variants/hosts.py)
-    others  a method's own options (variants/solvers.py)"""
+    pin     keep the experts of the first evaluation (looping/layers.py)
+    others  a method's own options (looping/solvers.py)"""
     layers, order = depth_of(model)
     a, b = pick_window(window, len(order))
     solver, evaluations = pick_solver(method, K, beta, **options)
@@ -150,7 +147,7 @@ def patch(model, window=None, method='rk', K=3, beta=None, cache=None, decode='f
     pin, routers = pinned_routers(looped_layers, pin, frozen=method == LAYERWISE)
     # From here on nothing can fail.
     loop = Loop((a, b), How(solver, evaluations, mode, cache, decode, len(order)))
-    entries = {i: Entry(layer, None if isinstance(model, LM) else i, bool(pin))
+    entries = {i: Entry(layer, None if hasattr(model, 'recurs') else i, bool(pin))
                for i, layer in looped_layers.items()}
     for d in range(a, b + 1):
         entry = entries[order[d]]
@@ -160,7 +157,8 @@ def patch(model, window=None, method='rk', K=3, beta=None, cache=None, decode='f
             router.register_forward_hook(Pin(loop, pin))
     for entry in entries.values():
         entry.enter()
-    return Handle(model, (a, b), evaluations)
+    once_more = cache == 'last' or (mode, cache) == ('layer', 'first')      # for the cache alone
+    return Handle(model, (a, b), evaluations, (b - a + 1) * (evaluations - 1 + once_more))
 
 
 def unpatch(model):

@@ -20,10 +20,10 @@ import torch  # noqa: E402
 from conftest import save_run  # noqa: E402
 
 from nanodepth.commands import play  # noqa: E402
-from nanodepth.data.primitives import few_shot  # noqa: E402
-from nanodepth.data.tokenizer import get_tokenizer  # noqa: E402
-from nanodepth.engine.measure import encode, score  # noqa: E402
-from nanodepth.engine.ways import Way  # noqa: E402
+from nanodepth.text.primitives import few_shot  # noqa: E402
+from nanodepth.text.tokenizer import get_tokenizer  # noqa: E402
+from nanodepth.engine.scoring import encode, score  # noqa: E402
+from nanodepth.engine.way import Way  # noqa: E402
 from nanodepth.grow import lidas, untie  # noqa: E402
 from nanodepth.model import LM, ModelConfig  # noqa: E402
 from nanodepth.retrofit import surgery  # noqa: E402

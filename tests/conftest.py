@@ -27,7 +27,7 @@ import torch  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 
 from nanodepth.__main__ import main as nanodepth  # noqa: E402
-from nanodepth.data.tokens import write_dataset  # noqa: E402
+from nanodepth.text.loader import write_dataset  # noqa: E402
 from nanodepth.engine import checkpoint, words  # noqa: E402
 from nanodepth.engine.cost import planned  # noqa: E402
 from nanodepth.model import LM, ModelConfig  # noqa: E402

@@ -29,13 +29,13 @@ from conftest import BEGUN, ROOT
 
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.common.errors import Refused, refusals
-from nanodepth.data import corpus, tokenizer as tokenizer_file
-from nanodepth.data.corpus import number
-from nanodepth.data.primitives import TASKS, TOY_TASKS, Example, few_shot, write_examples
-from nanodepth.data.sources import archived, chat
-from nanodepth.data.tokenizer import LONGEST, encode_document, get_tokenizer
-from nanodepth.data.tokens import (Dataset, Loader, answers, draw, evaluate, measure, permute,
-                                   write_dataset)
+from nanodepth.engine.scoring import answers, evaluate, measure
+from nanodepth.text import corpus, tokenizer as tokenizer_file
+from nanodepth.text.corpus import number
+from nanodepth.text.loader import Dataset, Loader, draw, permute, write_dataset
+from nanodepth.text.primitives import TASKS, TOY_TASKS, Example, few_shot, write_examples
+from nanodepth.text.sources import archived, chat
+from nanodepth.text.tokenizer import LONGEST, encode_document, get_tokenizer
 
 # ------------------------------------------------------------------ tokenizers
 

@@ -17,9 +17,9 @@ from conftest import ROOT
 from nanodepth.__main__ import COMMANDS, main
 from nanodepth.retrofit import surgery
 
-ROOMS = ('common', 'report', 'data', 'variants', 'engine', 'commands', 'study')
+ROOMS = ('common', 'report', 'text', 'looping', 'variants', 'engine', 'commands', 'study')
 IDEAS = ('model', 'grow', 'loop', 'retrofit', 'wrapper', 'probe', 'train')
-FLOORS = [['common'], ['report'], ['data'], ['model'], ['variants'],
+FLOORS = [['common'], ['report'], ['text'], ['model'], ['variants', 'looping'],
           ['grow', 'loop', 'retrofit', 'wrapper'], ['probe', 'engine'],
           ['train'], ['commands', 'study'], ['__main__']]
 FLOOR = {room: i for i, rooms in enumerate(FLOORS) for room in rooms}
@@ -48,7 +48,7 @@ def imports(path):
 
 
 def test_imports_go_down():
-    scripts = {f'nanodepth.data.{path.parent.name}': path for path in ROOT.glob('data/*/*.py')}
+    scripts = {f'nanodepth.text.{path.parent.name}': path for path in ROOT.glob('data/*/*.py')}
     for name, path in (FILES | scripts).items():
         for other in imports(path):
             assert floor(other) <= floor(name), f'{name} imports {other}, which stands above it'
@@ -82,7 +82,7 @@ PAGES = README + (ROOT / 'docs/COURSE.md').read_text()
 
 def test_usage_examples_run(data):
     for module, before in (('nanodepth.model', 'tokens = targets = torch.randint(257, (2, 8))\n'),
-                           ('nanodepth.data.tokens', '')):
+                           ('nanodepth.text.loader', '')):
         doc = FILES[module].read_text().split('"""')[1]
         code = re.sub('^    ', '', doc.split('Usage:\n')[1], flags=re.M).replace("'data/toy'",
                 repr(str(data)))

@@ -8,13 +8,13 @@ import shutil
 import pytest
 import torch
 from conftest import ROOT, refused, save_run
-from nanodepth.grow import double, lidas, untie
-from nanodepth.retrofit import surgery
-
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.commands import play
-from nanodepth.data.primitives import few_shot
 from nanodepth.engine.checkpoint import load_model
+from nanodepth.grow import double, lidas, untie
+from nanodepth.retrofit import surgery
+from nanodepth.text.primitives import few_shot
+
 
 
 @pytest.fixture

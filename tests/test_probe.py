@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from nanodepth import probe
-from nanodepth.commands.probe import permute_block
-from nanodepth.data.tokens import Loader
+from nanodepth.loop import repeat_block
 from nanodepth.model import LM, ModelConfig
 from nanodepth.probe import block_similarity, depth_score, future_effects, residual_norms
+from nanodepth.text.loader import Loader
 from nanodepth.variants import lens as lens_file
-from nanodepth.variants.lens import TunedLens, exit_at, load_lens, quality, save_lens, train_lens
+from nanodepth.variants.lens import TunedLens, exit_at, quality, train_lens
 
 
 @pytest.fixture(autouse=True)
@@ -250,21 +250,14 @@ def test_recurrent_and_looped_models_by_unrolled_depth(tiny):
     (probe.skip_blocks, 2, 3, [0, 1, 5]),
     (probe.reverse_block, 1, 4, [0, 4, 3, 2, 1, 5]),
     (probe.reverse_block, 0, 1, [0, 1, 2, 3, 4, 5]),
-    (probe.repeat_block, 1, 2, [0, 1, 2, 1, 2, 3, 4, 5])])
+    (repeat_block, 1, 2, [0, 1, 2, 1, 2, 3, 4, 5])])
 def test_orders(change, start, length, expected):
     order = list(range(6))
-    assert (change(order, start, length, *[2] * (change is probe.repeat_block)) == expected
-            and order == list(range(6)))
-    assert (sorted(permute_block(order, 1, 4)) == order and permute_block(order, 1,
-            4)[::5] == [0, 5])
+    assert change(order, start, length) == expected and order == list(range(6))
 
 
 def test_sweeps_over_orders(tiny):
     model, look = tiny(n_layer=3), lambda model: dict(order=tuple(model.order))
-    rows = probe.repeat_sweep(model, look, lengths=(1, 2), times=3)
-    assert {(row['size'], row['start']): row['order'] for row in rows} == {
-        (0, 0): (0, 1, 2), (1, 0): (0, 0, 0, 1, 2), (1, 1): (0, 1, 1, 1, 2),
-        (1, 2): (0, 1, 2, 2, 2), (2, 0): (0, 1, 0, 1, 0, 1, 2), (2, 1): (0, 1, 2, 1, 2, 1, 2)}
     rows = probe.order_sweep(model, look, probe.skip_blocks, (1, 3))
     assert [row['order'] for row in rows] == [(0, 1, 2), (1, 2), (0, 2), (0, 1)]
     assert model.order == [0, 1, 2]
@@ -276,7 +269,7 @@ def test_sweeps_over_orders(tiny):
     (lambda m: future_effects(m, tokens(), part='att'),
      "part='att' is not one of layer, attn, mlp"),
     (lambda m: probe.swap_blocks(range(6), 3, 2),
-     '4 layers from position 3 on do not lie within an order of 6'),
+     '4 layers from position 3 on does not lie within an order of 6'),
     (lambda m: probe.skip_blocks(range(6), -1, 2), 'position -1'),
     (lambda m: block_similarity(m, 3), '4 layers do not divide into blocks of 3')])
 def test_what_is_refused(tiny, call, message):
@@ -348,26 +341,3 @@ def test_one_depth_at_a_time_is_all_at_once(looped_model, loader):
         optimizer.step()
     for a, b in zip(mine.parameters(), lens.parameters()):
         assert torch.allclose(a, b, atol=1e-5) and a.abs().sum() > 0
-
-
-def test_the_command_trains_on_rows_that_the_model_has_not_seen(loader):
-    from nanodepth.engine.measure import After
-    rows = After(loader, 8)
-    seen = {tuple(loader.batch(step)[0][0].tolist()) for step in range(rows.first)}
-    mine = [tuple(rows.batch(step)[0][0].tolist()) for step in range(3 * rows.n)]
-    assert rows.first >= 1 and not seen & set(mine) and mine[0] == mine[rows.n]
-
-
-def test_a_saved_lens_belongs_to_its_model(looped_model, loader, tiny, tmp_path):
-    lens, t = train_lens(looped_model, loader, 3), loader.batch(0)[0]
-    save_lens(lens, looped_model, tmp_path / 'lens.pt')
-    assert torch.equal(quality(looped_model, load_lens(tmp_path / 'lens.pt', looped_model), t)[0],
-                       quality(looped_model, lens, t)[0])
-    for other in (tiny(seed=1, vocab_size=257, n_layer=4, order=[0, 1, 2, 1, 3]),
-                  tiny(vocab_size=257, n_layer=4)):
-        with pytest.raises(ValueError, match='lens.pt is the lens of another model'):
-            load_lens(tmp_path / 'lens.pt', other)
-    (tmp_path / 'bad.pt').write_bytes(b'nothing')
-    for name, message in {'bad.pt': 'bad.pt is damaged, or not', 'none.pt': 'no lens at'}.items():
-        with pytest.raises(ValueError, match=message):
-            load_lens(tmp_path / name, looped_model)

@@ -11,9 +11,9 @@ from conftest import refused, save_run
 from nanodepth import probe
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.commands import probe as page
-from nanodepth.data.tokens import Loader
 from nanodepth.engine import checkpoint
 from nanodepth.report.tables import read_csv
+from nanodepth.text.loader import Loader
 
 FEW = ['--count=4', '--length=10', '--n=6', '--batches=1', '--lens_steps=3', '--tasks=toy_assign/1',
        '--device=cpu']
@@ -32,7 +32,7 @@ def runs(tmp_path, tiny, data):
     cut = surgery(model, '1-2-1', mean=2)
     save_run(tmp_path / 'cut', cut, data)
     save_hf(model, tmp_path / 'hf')
-    from nanodepth.data.tokenizer import write_tokenizer
+    from nanodepth.text.tokenizer import write_tokenizer
     write_tokenizer('bytes', tmp_path / 'hf', 64)
     return {name: str(tmp_path / name) for name in ('plain', 'loop', 'cut', 'hf')}
 
@@ -47,7 +47,7 @@ def test_one_command_one_page(runs, data, tmp_path, capsys):
                 and p.title.replace("'", '&#x27;') in html)
         rows = read_csv(out / f'{name}.csv')
         assert {row['run'] for row in rows} == ({'plain', 'loop'} if name in ('swap', 'skip',
-                'reverse', 'permute') else {'plain', 'loop', 'cut'})
+                'reverse') else {'plain', 'loop', 'cut'})
     assert (
         'loop: 4 layers deep, 2 of their own (2x2); depths that share weights: 0 = 2, 1 = 3' in html
         and 'cut is not in swap' in html)
@@ -70,26 +70,6 @@ def test_a_hugging_face_folder_and_other_examples(runs, data, tmp_path, capsys, 
                           (['--length=40'], 'have 16 tokens, --length=40')):
         assert message in refused(capsys, 'probe', runs['plain'], *FEW, '--only=norms',
                                   f'--out={tmp_path / "p"}', *args)
-
-
-def test_a_lens_of_another_model_is_refused(runs, tmp_path, capsys, tiny, data):
-    def early_exit(*more):
-        nanodepth('probe', [runs['plain'], '--only=early_exit', f'--out={tmp_path / "p"}', *few,
-                            *more])
-    few = [arg for arg in FEW if 'lens_steps' not in arg]
-    early_exit('--lens_steps=2')                # it is kept, and used from now on
-    early_exit()
-    before = (tmp_path / 'p' / 'early_exit.csv').read_text()
-    # another lens, other numbers
-    early_exit('--lens_steps=20', '--lens_lr=0.01')
-    kept = (tmp_path / 'plain/lens.pt').read_bytes()
-    early_exit('--lens_steps=2', '--loop=4x2')      # the lens of a way is not the model's
-    assert (tmp_path / 'plain/lens.pt').read_bytes() == kept
-    early_exit()
-    assert (tmp_path / 'p' / 'early_exit.csv').read_text() != before
-    save_run(tmp_path / 'plain', tiny(3, vocab_size=257, n_layer=4, context=64), data)
-    assert 'is the lens of another model' in refused(
-        capsys, 'probe', runs['plain'], '--only=early_exit', f'--out={tmp_path / "p"}', *few)
 
 
 def test_moved_layers_keep_their_scales_if_asked(tiny):

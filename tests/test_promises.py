@@ -18,18 +18,16 @@ from nanodepth import probe, train as training
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.commands import evaluate as evaluate_command, probe as probe_command, sweep
 from nanodepth.common import options
-from nanodepth.data import tokens as data_tokens
-from nanodepth.data.primitives import Example, few_shot
-from nanodepth.data.tokenizer import get_tokenizer, write_tokenizer
-from nanodepth.data.tokens import Dataset, Loader, begin_dataset, measure, write_dataset
-from nanodepth.engine import checkpoint, measure as scoring
-from nanodepth.engine.examine import Asked, Examined
-from nanodepth.engine.foreign import Hooked
-from nanodepth.engine.measure import log_likelihoods, of_answers
-from nanodepth.engine.ways import Way
+from nanodepth.engine import checkpoint, scoring
+from nanodepth.engine.hf import Hooked
+from nanodepth.engine.scoring import Asked, Subject, log_likelihoods, measure
+from nanodepth.engine.way import Way
 from nanodepth.report.tables import read_csv
 from nanodepth.retrofit import Recurrent
-from nanodepth.study import record, records
+from nanodepth.study import record
+from nanodepth.text.loader import Dataset, Loader, begin_dataset, write_dataset
+from nanodepth.text.primitives import Example, few_shot
+from nanodepth.text.tokenizer import get_tokenizer, write_tokenizer
 from nanodepth.variants.cuts import screen
 from nanodepth.wrapper import SOLVERS, looped
 
@@ -91,8 +89,7 @@ def test_no_forward_makes_more_logits_than_fit(gemma, tmp_path, monkeypatch):
     plain = [v.tolist() for v in log_likelihoods(answer, BYTES, EXAMPLES)]
     loss = measure(answer, val, 2)[0]
     hook = gemma[1].lm_head.register_forward_hook(lambda *parts: made.append(parts[-1].numel()))
-    for module in (scoring, data_tokens):
-        monkeypatch.setattr(module, 'LOGITS_AT_ONCE', 6 * 257)
+    monkeypatch.setattr(scoring, 'LOGITS_AT_ONCE', 6 * 257)
     for got, wanted in zip(log_likelihoods(answer, BYTES, EXAMPLES), plain):
         assert got.tolist() == pytest.approx(wanted, abs=1e-5)
     assert measure(answer, val, 2)[0] == pytest.approx(loss, rel=1e-6)
@@ -104,7 +101,7 @@ def test_no_forward_makes_more_logits_than_fit(gemma, tmp_path, monkeypatch):
 def test_rows_of_others_begin_as_a_text_does(gemma, tmp_path):
     "The tokens that begin a text count in no loss, and a row that has them keeps its length."
     write_noise(tmp_path / 'noise', [])
-    examined = Examined(gemma[0], Asked(data=str(tmp_path / 'noise'), batches=2, device='cpu'))
+    subject = Subject(gemma[0], Asked(data=str(tmp_path / 'noise'), batches=2, device='cpu'))
     plain = Loader(tmp_path / 'noise', 4, 511, split='val')
     losses = []
     for step in range(2):
@@ -112,7 +109,7 @@ def test_rows_of_others_begin_as_a_text_does(gemma, tmp_path):
         with torch.no_grad():
             logits = gemma[1](torch.cat((torch.full((len(tokens), 1), 256), tokens), 1)).logits
         losses.append(torch.nn.functional.cross_entropy(logits[:, 1:].transpose(1, 2), targets))
-    assert examined.scores(Way())['loss'].mean == pytest.approx(np.mean(losses), rel=1e-5)
+    assert subject.scores(Way())['loss'].mean == pytest.approx(np.mean(losses), rel=1e-5)
     write_dataset(tmp_path / 'own', 'val', 'bytes', [256, 1, 2, 3, 4, 5, 6, 7, 8])
     tokens, targets, _ = Loader(tmp_path / 'own', 2, 4, split='val', starts=[256]).marked_batch(0)
     assert {(*t, *y) for t, y in zip(tokens.tolist(), targets.tolist())} == {
@@ -145,13 +142,13 @@ def test_no_note_outlives_the_code_that_made_it(tiny, tmp_path, monkeypatch):
     monkeypatch.setitem(SOLVERS, 'naive', lambda g, x, K: g(x) * 0)
     nanodepth('evaluate', line)
     assert read_csv(tmp_path / 'e.csv')[1]['mean'] != before[1]['mean']
-    mark = Examined(run, Asked(tasks='toy_copy', device='cpu')).mark
+    mark = Subject(run, Asked(tasks='toy_copy', device='cpu')).mark
     first = mark()
     real = Path.read_bytes
-    changed = ROOT / 'nanodepth/variants/solvers.py'
+    changed = ROOT / 'nanodepth/looping/solvers.py'
     monkeypatch.setattr(Path, 'read_bytes',
                         lambda path: real(path) + b'#' * path.samefile(changed))
-    importlib.import_module('nanodepth.engine.examine').written_code.cache_clear()
+    scoring.written_code.cache_clear()
     assert mark() != first
 
 
@@ -182,9 +179,8 @@ def test_what_is_not_a_number_is_no_accuracy(tiny, data):
 
     def broken(tokens):
         return model(tokens) * math.nan
-    singly = {}
-    _, kinds = measure(broken, val, 2, singly=singly)
-    score = of_answers(kinds['fifth']['accuracy'], singly['fifth'])
+    assert math.isnan(measure(broken, val, 2)[1]['fifth']['accuracy'])
+    score = scoring.data_scores(broken, val, 2)['fifth']
     assert math.isnan(score.mean) and score.error is None and {*score.answers} == {None}
 
 
@@ -199,7 +195,7 @@ def test_effective_parameters_count_what_the_wrapper_runs(tiny):
 def test_other_seeds_confirm_or_refute_and_take_no_record():
     rows = [dict(config='mine', seed=float(seed), flops=1e12, text=2.1 + .001 * seed,
                  **{'depth 3 right': .99 + .0001 * seed}) for seed in range(8, 16)]
-    said = record.verdict('mine', records.judged(rows, 8)['mine'], 'other', 2e12)
+    said = record.verdict('mine', record.judged(rows, 8)['mine'], 'other', 2e12)
     assert 'on the seeds 8 to 15 it meets both' in said and 'takes the record' not in said
 
 
@@ -208,9 +204,9 @@ def test_a_lens_is_trained_on_rows_that_no_probe_looks_at(data, tiny, tmp_path, 
     run = save_run(tmp_path / 'run', tiny(vocab_size=257, context=16), data)
     trained = []
     real = probe_command.train_lens
-    monkeypatch.setattr(probe_command, 'train_lens', lambda model, rows, *more, **how: (
-        trained.extend(rows.batch(step)[0] for step in range(2 * rows.n)),
-        real(model, rows, 1))[1])
+    monkeypatch.setattr(probe_command, 'train_lens', lambda model, rows, *_, batches, **how: (
+        trained.extend(rows.batch(step)[0] for step in batches),
+        real(model, rows, 1, batches=batches))[1])
     looked = []
     monkeypatch.setattr(probe_command, 'quality', lambda model, lens, tokens: (
         looked.append(tokens), (torch.zeros(4), torch.zeros(4)))[1])
@@ -264,7 +260,7 @@ def test_every_prepare_forgets_both_splits_before_it_writes_one(script, tmp_path
             *(['--documents=50', '--text=0'] if script == 'toy' else [])]
     main(line)
     names = main.__globals__ if script != 'sft' else vars(
-        importlib.import_module('nanodepth.data.primitives'))
+        importlib.import_module('nanodepth.text.primitives'))
 
     def killed(*_, **__):
         raise KeyboardInterrupt
@@ -295,7 +291,7 @@ def test_a_slip_in_a_share_or_a_size_is_a_line(setting, limit, capsys):
 def test_every_number_in_a_config_or_an_option_has_its_bounds():
     free = {'seed', 'grow_alpha', 'alpha', 'alphas', 'weights', 'data_weights', 'tol'}
     modules = [f'nanodepth.commands.{path.stem}' for path in (ROOT / 'nanodepth/commands').glob(
-        '*.py')] + ['nanodepth.train', 'nanodepth.engine.cost', 'nanodepth.data.corpus',
+        '*.py')] + ['nanodepth.train', 'nanodepth.engine.cost', 'nanodepth.text.corpus',
                     'nanodepth.study.record']
     found = [vars(importlib.import_module(name)) for name in modules]
     found += [runpy.run_path(str(path)) for path in (ROOT / 'data').glob('*/prepare.py')]

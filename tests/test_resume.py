@@ -27,14 +27,14 @@ from nanodepth import train as train_file
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.common import files
 from nanodepth.common.errors import Refused
-from nanodepth.data.tokenizer import as_tokenizers, get_tokenizer
-from nanodepth.data.tokens import Dataset, draw, write_dataset
-from nanodepth.engine import checkpoint, world
+from nanodepth.engine import checkpoint, processes as world
 from nanodepth.engine.checkpoint import load_model
 from nanodepth.engine.plan import Start
 from nanodepth.model import LM, ModelConfig
 from nanodepth.report.logs import Log, read_lines
 from nanodepth.retrofit import surgery
+from nanodepth.text.loader import Dataset, draw, write_dataset
+from nanodepth.text.tokenizer import as_tokenizers, get_tokenizer
 from nanodepth.train import Config, read_config, train
 from nanodepth.variants.key_offset import offset_of
 
@@ -352,7 +352,7 @@ def test_data_that_is_made_again_and_killed_is_no_dataset(tmp_path, monkeypatch)
     def killed(path, raw):
         real(path, raw)
         raise KeyboardInterrupt
-    monkeypatch.setattr('nanodepth.data.tokens.replace', killed)
+    monkeypatch.setattr('nanodepth.text.loader.replace', killed)
     with pytest.raises(KeyboardInterrupt):
         write_dataset(tmp_path, 'train', 'bytes', [2] * 40)
     with pytest.raises(Refused, match='there is no dataset'):

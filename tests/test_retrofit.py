@@ -15,13 +15,13 @@ from conftest import flags, log_of, ranks, refused, save_run
 
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.common.errors import Refused
-from nanodepth.data.tokenizer import get_tokenizer
 from nanodepth.engine.checkpoint import build_model, describe, load, load_model, save
 from nanodepth.grow import untie
 from nanodepth.loop import running
 from nanodepth.model import LM, ModelConfig, rotate
 from nanodepth.probe import residual_norms
 from nanodepth.retrofit import Recurrent, cut, recurrence_curriculum, sample_recurrence, surgery
+from nanodepth.text.tokenizer import get_tokenizer
 from nanodepth.train import Config, train
 from nanodepth.variants.cuts import block_influence, by_influence, selections
 from nanodepth.variants.exit import Exit

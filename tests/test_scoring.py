@@ -24,17 +24,18 @@ from nanodepth.commands import sweep
 from nanodepth.common.errors import Refused
 from nanodepth.common.files import Notes
 from nanodepth.common.options import read
-from nanodepth.data.primitives import TASKS, TOY_TASKS, Example, few_shot, task_and_depth
-from nanodepth.data.tokenizer import get_tokenizer, write_tokenizer
-from nanodepth.data.tokens import Loader, measure as tokens_measure
-from nanodepth.engine import checkpoint, harness, measure
-from nanodepth.engine.examine import Asked, Examined, split_tasks
-from nanodepth.engine.foreign import is_foreign, open_any, repeated_block
-from nanodepth.engine.measure import Answers, Score, ask, interval, log_likelihoods, score
-from nanodepth.engine.ways import Way, Ways, read_ways
+from nanodepth.engine import checkpoint, lm_eval_scores as harness, scoring as measure
+from nanodepth.engine.checkpoint import open_any
+from nanodepth.engine.hf import is_foreign, repeated_block
+from nanodepth.engine.scoring import (Asked, Score, Subject, ask, interval, log_likelihoods,
+                                      measure as tokens_measure, parse_tasks, score)
+from nanodepth.engine.way import Way, Ways, read_ways
 from nanodepth.loop import parse_loop
 from nanodepth.report.tables import read_csv
 from nanodepth.retrofit import surgery
+from nanodepth.text.loader import Loader
+from nanodepth.text.primitives import TASKS, TOY_TASKS, Example, few_shot
+from nanodepth.text.tokenizer import get_tokenizer, write_tokenizer
 from nanodepth.wrapper import looped
 
 lm_eval = pytest.importorskip('lm_eval')
@@ -164,14 +165,15 @@ def test_a_model_that_knows_is_right(task):
     assert accuracy == 1 and 0.9 < low < 1 and high == pytest.approx(1)
     # one answer of a thousand that would be right is not known to be
     answers = ask(lambda tokens: oracle(tokens).fill_(math.nan), BYTES, examples[:2])
-    assert math.isnan(answers.accuracy) and answers.n == 2
+    assert math.isnan(answers.mean) and len(answers.answers) == 2
 
 
 def test_answers_by_hand(monkeypatch):
     values = [torch.tensor([-1.0, -2.0]).double(), torch.tensor([-3.0, -5.0]).double()]
-    monkeypatch.setattr('nanodepth.engine.measure.log_likelihoods', lambda *_: values)
+    monkeypatch.setattr('nanodepth.engine.scoring.log_likelihoods', lambda *_: values)
     first, second = Example('', ('a', 'b'), 0), Example('', ('a', 'b'), 1)
-    assert ask(None, None, [first, second]) == Answers(1, 2, -3.0, [True, False])
+    assert ask(None, None, [first, second]) == Score(
+        'share', 0.5, 0.5, [1, 0], 0.5)
 
 
 LOOPED = dict(order=[0, 1, 1, 2, 3, 2], n_kv_head=2, ln_scaling=True)
@@ -325,19 +327,19 @@ def test_chat_templates_are_those_of_the_checkpoint(run):
         "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}{% "
         "if add_generation_prompt %}<assistant>{% endif %}")
     (run[1] / 'tokenizer_config.json').write_text(json.dumps(about))
-    plain, chat = (Examined(run[1], Asked(tasks='primitive_toy_copy', limit=20, chat=on,
+    plain, chat = (Subject(run[1], Asked(tasks='primitive_toy_copy', limit=20, chat=on,
                                           device='cpu')).scores(Way()) for on in (False, True))
     assert plain['primitive_toy_copy acc'].mean != chat['primitive_toy_copy acc'].mean
     with pytest.raises(ValueError, match='tokenizer.chat_template is not set'):
-        Examined(run[0], Asked(tasks='primitive_toy_copy', limit=2, chat=True,
+        Subject(run[0], Asked(tasks='primitive_toy_copy', limit=2, chat=True,
                                device='cpu')).scores(Way())
 
 
 def test_tasks_that_are_kept_score_as_fresh_ones(run):
-    examined = harness.Harness(run[1], [['primitive_toy_copy']], Asked(limit=5), 'cpu')
-    first = examined.scores(Way())
-    kept, = examined.keep.values()
-    assert examined.scores(Way()) == first and [*examined.keep.values()] == [kept]
+    subject = harness.Harness(run[1], [['primitive_toy_copy']], Asked(limit=5), 'cpu')
+    first = subject.scores(Way())
+    kept, = subject.keep.values()
+    assert subject.scores(Way()) == first and [*subject.keep.values()] == [kept]
     assert harness.Harness(run[1], [['primitive_toy_copy']], Asked(limit=5),
                            'cpu').scores(Way()) == first
 
@@ -418,7 +420,8 @@ def test_the_command(run, tmp_path, capsys):
     right = {}
     for way in (Way(), Way(window='1-2', method='naive', K=3)):
         with way.apply(model):
-            right[str(way)] = torch.tensor(ask(model, BYTES, examples).each, dtype=torch.float64)
+            right[str(way)] = torch.tensor(ask(model, BYTES, examples).answers,
+                                            dtype=torch.float64)
     plain, looped = right.values()
     row = rows['ours', [*right][1], 'toy_assign/1']
     assert float(row['mean']) == looped.mean() and float(row['change']) == pytest.approx(
@@ -430,14 +433,14 @@ def test_the_command(run, tmp_path, capsys):
 def test_a_stopped_evaluation_goes_on_and_another_model_is_measured_anew(run, tmp_path, tiny,
                                                                         monkeypatch, capsys):
     measured = []
-    real = Examined.scores
+    real = Subject.scores
 
     def counted(self, way, part=0):
         if len(measured) == 2:
             raise KeyboardInterrupt
         measured.append(str(way))
         return real(self, way, part)
-    monkeypatch.setattr(Examined, 'scores', counted)
+    monkeypatch.setattr(Subject, 'scores', counted)
     line = [str(run[0]), '--tasks=toy_copy', '--n=8', '--loop=1-1x2-1,1-1x3-1', '--device=cpu',
             f'--out={tmp_path / "e.csv"}']
     with pytest.raises(SystemExit):
@@ -461,7 +464,7 @@ def test_a_stopped_evaluation_goes_on_and_another_model_is_measured_anew(run, tm
 def test_what_changes_a_score_changes_its_note(run, tmp_path, data, tiny):
     "The tokenizer, a chat template, the data's marks, the model's order, all that is asked for."
     def mark(**asked):
-        return Examined(run[1], Asked(**dict(data=str(data), device='cpu') | asked)).mark()
+        return Subject(run[1], Asked(**dict(data=str(data), device='cpu') | asked)).mark()
     marks = [mark(), mark(batches=3), mark(tasks='toy_copy', n=5), mark(tasks='toy_copy', n=6),
              mark(tasks='toy_copy', n=5, seed=1), mark(tasks='toy_copy', n=5, shots=(1,))]
     about = json.loads((run[1] / 'tokenizer_config.json').read_text())
@@ -472,7 +475,7 @@ def test_what_changes_a_score_changes_its_note(run, tmp_path, data, tiny):
     marks.append(mark())
     for fields in ({}, dict(order=[0, 1, 1, 2, 3]), dict(ln_scaling=True)):     # the same weights
         save_run(tmp_path / 'x', tiny(vocab_size=257, context=96, **fields))
-        marks.append(Examined(tmp_path / 'x', Asked(tasks='toy_copy', device='cpu')).mark())
+        marks.append(Subject(tmp_path / 'x', Asked(tasks='toy_copy', device='cpu')).mark())
     assert len({*marks}) == len(marks) and mark() in marks
 
 
@@ -480,11 +483,11 @@ def test_all_models_get_rows_of_one_size(run, tmp_path, tiny, data):
     for name, size in dict(a=16, b=32).items():
         save_run(tmp_path / name, tiny(vocab_size=257, context=96),
                  config=dict(data=str(data), batch_size=size // 4, context=size))
-    own = [Examined(tmp_path / name, Asked(device='cpu')).data() for name in 'ab']
+    own = [Subject(tmp_path / name, Asked(device='cpu')).data() for name in 'ab']
     assert own[0] != own[1]                 # which evaluate refuses to compare
-    first = Examined(tmp_path / 'a', Asked(data=str(data), device='cpu'))
+    first = Subject(tmp_path / 'a', Asked(data=str(data), device='cpu'))
     for path in (tmp_path / 'b', run[1]):
-        other = Examined(path, Asked(data=str(data), device='cpu'), like=first)
+        other = Subject(path, Asked(data=str(data), device='cpu'), like=first)
         assert other.data() == first.data() == f'4 rows of 16 tokens a batch, 100% {data}'
 
 
@@ -560,7 +563,7 @@ def test_a_group_and_a_perplexity_have_no_error_of_their_change(run, manager, tm
 
 @pytest.mark.parametrize('args, message', [
     (['--tasks=primitive_toy_copi'], "did you mean 'primitive_toy_copy'?"),
-    (['--tasks=toy_copy', '--measures=los'], "did you mean 'loss'?"),
+    (['--tasks=toy_copy', '--measures=los'], 'measures=los must be a list'),
     (['--tasks=toy_copy', '--limit=3'], "--limit is for lm-eval's tasks"),
     (['--tasks=primitive_toy_copy', '--shots=5'], '--shots is for our own tasks'),
     (['--tasks=looped,knowledge'], 'stands in two of looped, knowledge'),
@@ -641,14 +644,12 @@ def test_lm_eval_takes_any_family(theirs, tmp_path, capsys):
 
 
 def test_names_of_tasks():
-    assert task_and_depth('toy_assign/3') == ('toy_assign', 3) == task_and_depth(
-        'primitive_toy_assign_d3')
-    assert task_and_depth('primitive_copy_words') == ('copy_words', 0)
-    assert split_tasks('toy_assign/0-2,arc_easy,assign_math,primitive_copy_words,toy') == (
-        ['toy_assign/0', 'toy_assign/1', 'toy_assign/2', 'assign_math', 'toy_copy', 'toy_assign/0',
-         'toy_assign/1', 'toy_assign/2'], ['arc_easy', 'primitive_copy_words'])
+    ours, theirs = parse_tasks('toy_assign/0-2,arc_easy,assign_math,primitive_copy_words,toy')
+    assert ours == {f'toy_assign/{depth}': ('toy_assign', depth) for depth in range(3)} | dict(
+        assign_math=('assign_math', 0), toy_copy=('toy_copy', 0))
+    assert theirs == ['arc_easy', 'primitive_copy_words']
     with pytest.raises(Refused, match='the depth must be a whole number'):
-        split_tasks('toy_assign/2-x')
+        parse_tasks('toy_assign/2-x')
 
 
 def test_which_block_an_order_repeats():
@@ -656,7 +657,7 @@ def test_which_block_an_order_repeats():
         a, block, times = repeated_block(parse_loop(text), 6)
         order = [*range(a), *[*range(a, a + block)] * times, *range(a + block, 6)]
         assert order == parse_loop(text)
-    with pytest.raises(Refused, match='export FOLDER OUT'):
+    with pytest.raises(Refused, match="mergekit's passthrough"):
         repeated_block([0, 2, 1, 3, 4, 5], 6)
 
 
@@ -694,7 +695,7 @@ def test_cells_are_what_they_say_and_judged_on_other_data(runs, tmp_path, capsys
         examples = few_shot('toy_assign', 8, shots=0, depth=1, seed=first // 2)
         answers = ask(model, BYTES, examples)
         assert {kind: score.mean for kind, score in plain[part].items()} == {
-            'loss': loss, 'fifth': kinds['fifth']['accuracy'], 'toy_assign/1': answers.accuracy}
+            'loss': loss, 'fifth': kinds['fifth']['accuracy'], 'toy_assign/1': answers.mean}
     assert plain['screen']['loss'].mean != plain['judge']['loss'].mean
     way = '--window=1-2 --method=naive --K=2'
     cell = next(entry['found'] for entry in cells(out) if entry['of']['way'] == way)
@@ -731,19 +732,6 @@ def test_one_batch_is_too_few_for_two_parts(runs, capsys):
     checkpoint.save(runs[0], **state)
     assert 'fill one batch, of 40 rows of 16 tokens' in refused(capsys, 'sweep', runs[0],
                                                                 '--device=cpu')
-
-
-def test_by_token_tells_the_caches_apart(runs, tmp_path, capsys):
-    out = tmp_path / 'sweep.png'
-    nanodepth('sweep', [runs[0], '--window=1-2', '--method=naive', '--K=3',
-                             '--cache=first,exact', '--measures=loss,by_token', '--batches=2',
-                             '--device=cpu', f'--out={out}'])
-    found = {entry['of']['way'].partition('--cache=')[2]: entry['found'] for entry in cells(out)
-             if entry['of']['part'] == 'screen'}
-    gap = {cache: abs(f['loss of it token by token'].mean - f['loss of the 2nd half'].mean)
-           for cache, f in found.items()}
-    assert gap['exact'] < 1e-5 and gap['first'] > 1e-3
-    capsys.readouterr()
 
 
 def test_a_sweep_by_benchmarks_screens_and_judges_by_other_documents(run, tmp_path, capsys,
@@ -806,18 +794,18 @@ def test_what_a_sweep_refuses(runs, tmp_path, capsys, args, message):
                               '--device=cpu', f'--out={tmp_path / "s.png"}', *args)
 
 
-def test_windows_and_cells():
+def test_windows_and_cells(tiny):
     assert sweep.windows_of(('all2', 'mid2', '0-0'), 4) == ['0-1', '1-2', '2-3', '0-0']
     assert len(sweep.windows_of(['all'], 4)) == 10 and sweep.windows_of(['all'], 4)[-1] == '0-3'
     asked = read(sweep.Options, [
         'run', '--window=1-2', '--method=rk,naive,aitken', '--K=2,3', '--beta=0.3,0.5',
         '--cache=first,last'])
-    ways, impossible = sweep.ways_of(asked, [0, 1, 2, 3])
+    ways, impossible = sweep.ways_of(asked, tiny())
     # beta is for rk alone
     assert (len(ways) == 2 * (2 * 2 + 2 + 1) and len(impossible) == 1
             and 'aitken with K = 3' in impossible[0])
     asked = read(sweep.Options, ['run', '--blocks=2,3', '--times=4'])
-    ways, _ = sweep.ways_of(asked, [0, 1, 0, 1])        # of a looped model, its own order's
+    ways, _ = sweep.ways_of(asked, tiny(order=[0, 1, 0, 1]))     # of a looped model, its own order's
     assert [(way.loop, window, row) for way, window, row in ways] == [
         ([0, 1] * 4 + [0, 1], '0-1', '4 times'), ([0] + [1, 0] * 4 + [1], '1-2', '4 times'),
         ([0, 1] + [0, 1] * 4, '2-3', '4 times'), ([0, 1, 0] * 4 + [1], '0-2', '4 times'),

@@ -19,7 +19,12 @@ from conftest import ROOT
 import nanodepth
 from nanodepth import looped
 from nanodepth.common import files
-from nanodepth.data import tokens
+from nanodepth.engine import checkpoint
+from nanodepth.engine.scoring import log_likelihoods
+from nanodepth.engine.way import Way
+from nanodepth.text import loader as tokens
+from nanodepth.text.primitives import Example
+from nanodepth.text.tokenizer import get_tokenizer
 
 IDEAS = 'model', 'grow', 'loop', 'retrofit', 'wrapper', 'probe', 'train'
 THEIRS = ('model.py', 'train.py', 'loop.py', 'common.py', 'data/__init__.py', 'tools/__init__.py',
@@ -145,11 +150,26 @@ def test_toy_data_is_made_below_the_current_folder(tmp_path, monkeypatch):
     assert begun == [[sys.executable, str(script)]]
 
 
-@pytest.mark.parametrize('name', IDEAS)
-def test_a_bare_import_makes_no_second_class(name):
-    "In a clone the seven can be found by their bare names too."
-    with pytest.raises(ImportError, match=f'write `from nanodepth.{name} import ...`'):
-        importlib.import_module(name)
+def test_a_bare_import_is_as_good(tmp_path):
+    """In a clone a reader types `from model import LM`. That is another class of the same name, so
+    no code of ours may ask for the class."""
+    bare = {name: importlib.import_module(name) for name in IDEAS}
+    torch.manual_seed(0)
+    model = bare['model'].LM(bare['model'].ModelConfig(n_layer=4, n_embd=32, n_head=2)).eval()
+    tokens = torch.randint(0, 257, (2, 12))
+    plain = model(tokens)
+    with bare['wrapper'].looped(model, (1, 2), 'naive', 2):
+        twice = model(tokens)
+        assert log_likelihoods(model, get_tokenizer('bytes'), [Example('ab', ['c', 'de'], 0)])
+    with Way(loop='1-2x2-1').apply(model):
+        assert torch.equal(model(tokens), twice) and not torch.equal(twice, plain)
+    assert Way(window='1-2', K=3).cost(bare['grow'].untie(model, [0, 1, 2, 3])) == 8
+    cut = bare['retrofit'].surgery(model, '1-2-1')
+    for each, name in ((model, 'lm'), (cut, 'recurrent')):
+        checkpoint.save(tmp_path / name, **checkpoint.describe(each))
+        opened = checkpoint.load_model(tmp_path / name)
+        assert torch.equal(opened(tokens), each(tokens))
+    assert bare['probe'].depth_score(model, tokens)[1].shape == (4,)
 
 
 def test_the_five_names_and_no_other():

@@ -14,10 +14,10 @@ import torch
 
 from nanodepth.grow import untie
 from nanodepth.loop import repeat_block
+from nanodepth.looping.caches import CACHES
+from nanodepth.looping.layers import pick_window
 from nanodepth.model import KVCache
 from nanodepth.retrofit import surgery
-from nanodepth.variants.caches import CACHES
-from nanodepth.variants.hosts import pick_window
 from nanodepth.wrapper import LAYERWISE, SOLVERS, looped, looped_by_hand, patch, pick_solver
 
 WINDOW = (2, 4)

@@ -8,7 +8,7 @@ from pathlib import Path
 from datasets import Dataset
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))    # a clone needs no install
-from nanodepth.data.primitives import few_shot  # noqa: E402
+from nanodepth.text.primitives import few_shot  # noqa: E402
 
 
 def primitive(task, depth=0, shots=5, n=1000, **_):

@@ -16,8 +16,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))    # a clone needs no install
 from nanodepth import ROOT  # noqa: E402
 from nanodepth.common.errors import refusals  # noqa: E402
-from nanodepth.data.corpus import prepare  # noqa: E402
-from nanodepth.data.sources import Source  # noqa: E402
+from nanodepth.text.corpus import prepare  # noqa: E402
+from nanodepth.text.sources import Source  # noqa: E402
 
 NEMOTRON = Source('nemotron_cc_math', 1.0, 'nvidia/Nemotron-CC-Math-v1', '4plus/*.parquet',
                   known_as='nemotroncc')

@@ -14,7 +14,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))    # a clone needs no install
 from nanodepth.common.errors import refusals  # noqa: E402
 from nanodepth.common.options import read  # noqa: E402
-from nanodepth.data.primitives import write_examples  # noqa: E402
+from nanodepth.text.primitives import write_examples  # noqa: E402
 
 
 @dataclass

@@ -23,9 +23,9 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))    # a clone needs no install
 from nanodepth.common.errors import Refused, refusals, refusing  # noqa: E402
 from nanodepth.common.options import read  # noqa: E402
-from nanodepth.data.sources import chat, column, kind_of, texts  # noqa: E402
-from nanodepth.data.tokenizer import get_tokenizer, start_of_document  # noqa: E402
-from nanodepth.data.tokens import begin_dataset, write_dataset  # noqa: E402
+from nanodepth.text.sources import chat, column, kind_of, texts  # noqa: E402
+from nanodepth.text.tokenizer import get_tokenizer, start_of_document  # noqa: E402
+from nanodepth.text.loader import begin_dataset, write_dataset  # noqa: E402
 
 MANY = 1000         # documents, from which on one of a hundred is enough to validate with
 

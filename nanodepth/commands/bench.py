@@ -30,14 +30,14 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from nanodepth.common import losses
-from nanodepth.common.columns import columns
 from nanodepth.common.errors import check_choice
 from nanodepth.common.files import replace
 from nanodepth.common.options import read
 from nanodepth.engine import cost
 from nanodepth.engine.optimizers import make_optimizers
-from nanodepth.engine.world import peak_flops, pick_device
+from nanodepth.engine.processes import peak_flops, pick_device
 from nanodepth.model import LM, ModelConfig
+from nanodepth.report.tables import columns
 from nanodepth.train import Config
 
 SHAPES = {

@@ -15,18 +15,18 @@ from typing import Literal
 import torch
 import torch.nn as nn
 
-from nanodepth.common.columns import columns
 from nanodepth.common.errors import Refused, refusing
 from nanodepth.common.files import new_model
 from nanodepth.common.options import read
-from nanodepth.data.tokenizer import keep_tokenizer, refuse_another_tokenizer
-from nanodepth.data.tokens import Loader, draw
 from nanodepth.engine.checkpoint import build_model, describe, load, save
 from nanodepth.engine.hf import fold_scales
-from nanodepth.engine.measure import starts_of
+from nanodepth.engine.scoring import starts_of
 from nanodepth.grow import untie
 from nanodepth.model import LM
+from nanodepth.report.tables import columns
 from nanodepth.retrofit import cut, surgery
+from nanodepth.text.loader import Loader, draw
+from nanodepth.text.tokenizer import keep_tokenizer, refuse_another_tokenizer
 from nanodepth.variants.cuts import by_influence, screen
 from nanodepth.variants.key_offset import offset_keys, offset_of
 

@@ -4,8 +4,8 @@ The idea: a row is a model in a way of running, a column is a measure. The first
 is the model as it is. The others show how they differ from it, on the same questions. After a
 change stands its error, with each question against itself, and p: the probability of so uneven a
 split if up were as likely as down. Runs called NAME-SEED that were trained with that seed are
-averaged, and then the errors are those over seeds. Below a looped model stands how it differs from the ordinary ones with as many
-parameters, or with as much compute.
+averaged, and then the errors are those over seeds. Below a looped model stands how it differs from
+the ordinary ones with as many parameters, or with as much compute.
 
 Papers: "Training-Free Looped Transformers", section 3 (--recipe), "From Growing to Looping",
 section 3, "Retrofitted Recurrence", section 4 (--r). The papers print no errors of differences;
@@ -24,18 +24,15 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from nanodepth.common.columns import columns
 from nanodepth.common.errors import Refused
 from nanodepth.common.files import Notes
 from nanodepth.common.options import read
-from nanodepth.engine.examine import Asked, Examined
-from nanodepth.engine.measure import Score, compared, interval
-from nanodepth.engine.ways import Way, Ways, layers_and_order, read_ways
+from nanodepth.engine.scoring import Asked, Subject, compared, interval
+from nanodepth.engine.way import Way, Ways, layers_and_order, read_ways
 from nanodepth.loop import name_of
-from nanodepth.model import LM
 from nanodepth.report.plot import PICTURES, draw_scores, draw_tradeoffs, show
-from nanodepth.report.tables import (beside, change_in_words, groups_of, number, over_seeds,
-                                     pick_shown, run_names, where, write_csv)
+from nanodepth.report.tables import (Score, beside, change_in_words, columns, groups_of, number,
+                                     over_seeds, pick_shown, run_names, where, write_csv)
 
 RECIPE = dict(window=('mid4',), method=('rk',), K=(6,), decode=('bypass',))
 
@@ -54,7 +51,7 @@ class Options(Ways, Asked):
 
 def facts(state, model):
     "What a checkpoint is and what it cost. A forward pass costs a third of a training step."
-    ours = isinstance(model, LM)
+    ours = hasattr(model, 'recurs')
     layers, order = layers_and_order(model)
     how = dict(backprop_depth=model.mean) if getattr(model, 'recurs', False) else {}
     return dict(loop=name_of(order), unique=len(layers), depth=len(order),
@@ -65,27 +62,25 @@ def facts(state, model):
 
 def effective_params(model, way):
     "The parameters of the layers, counted as often as they run. Others' layers may differ."
-    if not isinstance(model, LM):
+    if not hasattr(model, 'recurs'):
         return math.nan
-    with way.apply(model):
-        a_layer = sum(p.numel() for p in model.layers[0].parameters())
-        return way.cost(model) * a_layer
+    return way.cost(model) * sum(p.numel() for p in model.layers[0].parameters())
 
 
-def measured(name, group, examined, ways, notes):
+def measured(name, group, subject, ways, notes):
     "[a row for each way and measure]. What `notes` have is not measured again."
-    about = facts(examined.state, examined.model)
-    mark = examined.mark()
+    about = facts(subject.state, subject.model)
+    mark = subject.mark()
     rows = []
     plain = None
     for way in tqdm(ways, name, unit='way', leave=False):
-        found = notes.get(dict(model=mark, way=str(way)), functools.partial(examined.scores, way))
+        found = notes.get(dict(model=mark, way=str(way)), functools.partial(subject.scores, way))
         scores = {measure: Score(*values) for measure, values in found.items()}
         plain = plain or scores
-        effective = effective_params(examined.model, way)
+        effective = effective_params(subject.model, way)
         for measure, score in scores.items():
             change = compared(plain[measure], score)
-            row = dict(run=name, group=group, way=str(way), layers=way.cost(examined.model),
+            row = dict(run=name, group=group, way=str(way), layers=way.cost(subject.model),
                        effective_params=effective, measure=measure, kind=score.kind,
                        mean=score.mean, error=score.error, n=len(score.answers) or None,
                        chance=score.chance, change=change.mean, change_error=change.error,
@@ -205,14 +200,15 @@ def main(argv=None):
     data = {}
     first = None
     for name, path in tqdm(paths.items(), 'models', unit='model', leave=False):
-        examined = Examined(path, options, like=first)
-        first = first or examined
+        subject = Subject(path, options, like=first)
+        first = first or subject
         # beside a recurrent model, an ordinary one is a row to compare with
-        its_ways = ways[:1] if options.r and len(paths) > 1 and not recurs(examined) else ways
-        examined.check(its_ways)
-        data[name] = examined.data()
+        recurs = getattr(subject.model, 'recurs', False)
+        its_ways = ways[:1] if options.r and len(paths) > 1 and not recurs else ways
+        subject.check(its_ways)
+        data[name] = subject.data()
         refuse_other_data(data)
-        rows += measured(name, groups[name], examined, its_ways, notes)
+        rows += measured(name, groups[name], subject, its_ways, notes)
     if options.r and not any('--r=' in row['way'] for row in rows):
         raise Refused(f'--r={options.r} is for models with a recurrent core, and none of these has '
                       'one')
@@ -220,10 +216,6 @@ def main(argv=None):
     write_csv(rows, out)
     if out.suffix in PICTURES:
         draw(rows, options, out)
-
-
-def recurs(examined):
-    return getattr(examined.model, 'recurs', False)
 
 
 def refuse_other_data(data):

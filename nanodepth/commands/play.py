@@ -22,12 +22,12 @@ import torch
 from nanodepth.common.errors import Refused, check_choice
 from nanodepth.common.files import replace
 from nanodepth.common.options import read
-from nanodepth.data.tokenizer import get_tokenizer, readable, start_of_document
 from nanodepth.engine.checkpoint import build_model, exists, load, load_model
-from nanodepth.engine.measure import parse_tasks
+from nanodepth.engine.scoring import parse_tasks, questions_of
 from nanodepth.grow import GROWTH
+from nanodepth.looping.layers import MIDDLE
 from nanodepth.report.tables import run_names
-from nanodepth.variants.hosts import MIDDLE
+from nanodepth.text.tokenizer import get_tokenizer, readable, start_of_document
 from nanodepth.variants.key_offset import offset_of
 
 FOLDER = Path(__file__).parent
@@ -124,7 +124,7 @@ def pack(model):
 def questions():
     "{'toy_assign/3': [{prompt, options, answer}]}"
     return {name: [asdict(example) for example in examples]
-            for name, examples in parse_tasks(TASKS, QUESTIONS).items()}
+            for name, examples in questions_of(parse_tasks(TASKS)[0], QUESTIONS).items()}
 
 
 def show_token(tokenizer, token):

@@ -1,4 +1,4 @@
-"""One run: its curves. Several: their curves side by side, and a table.
+"""One run: its curves. Several: their curves side by side, and their numbers.
 
 Usage:
     nanodepth plot out/baseline                     # out/baseline/loss.png
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from nanodepth.common.options import read
 from nanodepth.report.plot import draw_runs, show
-from nanodepth.report.runs import kinds_of, print_table, read_groups, table
+from nanodepth.report.runs import kinds_of, measured, read_groups
 from nanodepth.report.tables import pick_shown, write_csv
 
 
@@ -27,12 +27,11 @@ def main(argv=None):
     options = read(Options, argv, __doc__)
     groups = read_groups(options.runs)
     alone = len(options.runs) == 1
-    rows = [] if alone else table(groups)       # first: it may refuse
     out = options.out or Path(options.runs[0]) / ('loss.png' if alone else 'compare.png')
     kinds = ['loss', *(kind for kind in kinds_of(groups) if kind != 'text')]
     show(out, draw_runs, groups, pick_shown('show', options.show, kinds))
     if alone:
         print(f'numbers: {options.runs[0]}/log.jsonl')
     else:
-        print_table(rows)
-        write_csv(rows, out)
+        write_csv([dict(run=name) | row for name, group in groups.items()
+                   for row in measured(group)], out)

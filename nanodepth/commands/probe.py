@@ -26,20 +26,21 @@ import torch
 from tqdm import tqdm
 
 from nanodepth import probe
-from nanodepth.common.columns import columns
 from nanodepth.common.errors import Refused, check_choice
 from nanodepth.common.files import replace
 from nanodepth.common.options import read
-from nanodepth.data.tokenizer import get_tokenizer
 from nanodepth.engine.checkpoint import build_model, load
 from nanodepth.engine.hf import fold_scales
-from nanodepth.engine.measure import After, Scorer, encode, open_data, parse_tasks
-from nanodepth.engine.ways import Ways, read_way
-from nanodepth.engine.world import pick_device
+from nanodepth.engine.processes import pick_device
+from nanodepth.engine.scoring import (all_scores, encode, measure, open_data, parse_tasks,
+                                      questions_of)
+from nanodepth.engine.way import Ways, read_way
 from nanodepth.loop import name_of
 from nanodepth.report.plot import draw_curves, draw_maps, show
-from nanodepth.report.tables import groups_of, number, over_seeds, run_names, write_csv
-from nanodepth.variants.lens import beside, exit_at, load_lens, quality, save_lens, train_lens
+from nanodepth.report.tables import columns, groups_of, number, over_seeds, run_names, write_csv
+from nanodepth.text.primitives import TASKS, TOY_TASKS
+from nanodepth.text.tokenizer import get_tokenizer
+from nanodepth.variants.lens import exit_at, quality, train_lens
 
 
 @dataclass(kw_only=True)
@@ -59,9 +60,7 @@ class Options(Ways):
     block: int = 2                  # layers of a block, for block_similarity
     # of LN-scaled models: a layer that is moved keeps its scale; else it gets its new depth's
     carry_scales: bool = False
-    # a tuned lens is trained for so many steps, and kept beside the checkpoint as lens.pt; None:
-    # the one that lies there is used, or one of 250 steps that is not kept
-    lens_steps: int | None = None
+    lens_steps: int = 250           # of training a tuned lens
     lens_lr: float = 1e-3           # Adam's rate for it
     device: str = 'auto'            # auto: cuda, else mps, else cpu
     out: Path = Path('out/probe')   # the folder of the page
@@ -84,7 +83,7 @@ class Subject:
     def __init__(self, path, args, state, model):
         self.path, self.args, self.state, self.model = path, args, state, model
         self.tokenizer = get_tokenizer(path)
-        self.tasks = parse_tasks(args.tasks, args.n)
+        self.questions = questions_of(only_ours(args.tasks), args.n)
         if self.model.recurs:
             self.model.fresh = False        # else each forward begins with noise of its own
         self.order = self.model.order
@@ -96,28 +95,18 @@ class Subject:
         return open_data(self.path, self.state, self.model, self.args.data, seed=1)
 
     @functools.cached_property
-    def scorer(self):
-        return Scorer(self.tokenizer, self.tasks, self.val, self.args.batches)
-
-    @functools.cached_property
     def lens(self):
-        "The lens beside the checkpoint, if there is one; else one that is trained now."
-        steps = self.args.lens_steps
-        changed = bool(self.args.loop or self.args.r)       # the lens of a way is not the model's
-        if beside(self.path).exists() and not steps and not changed:
-            return load_lens(beside(self.path), self.model)
-        # rows that neither the model was trained on nor the probes look at
+        "A tuned lens, of rows that neither the model was trained on nor the probes look at."
         looked_at = max(self.rows_looked_at(), self.args.batches, min(8, len(self.val) // 2))
         if looked_at >= len(self.val):
             raise NotHere(f'its validation data have {len(self.val)} batches, and the probes look '
                           f'at {looked_at}: none is left to train a lens on')
-        unseen = After(self.val, looked_at)
-        lens = train_lens(self.model, unseen, steps or 250, self.args.lens_lr, progress=True)
+        batches = range(looked_at, len(self.val))
+        lens = train_lens(self.model, self.val, self.args.lens_steps, self.args.lens_lr,
+                          progress=True, batches=batches)
         if not all(p.isfinite().all() for p in lens.parameters()):
-            raise Refused(f'the lens is not finite after {steps or 250} steps: lower '
+            raise Refused(f'the lens is not finite after {self.args.lens_steps} steps: lower '
                           f'--lens_lr={self.args.lens_lr:g}')
-        if steps and not changed:
-            save_lens(lens, self.model, beside(self.path))
         return lens
 
     def rows_looked_at(self):
@@ -138,10 +127,17 @@ class Subject:
 
     def score(self, answer):
         "{'loss', the accuracy on each task} of a callable tokens -> logits."
-        scores = dict(loss=self.scorer.on_data(answer)[0])
-        for name, answers in self.scorer.answers(answer).items():
-            scores[name] = answers.accuracy
-        return scores
+        loss = measure(answer, self.val, self.args.batches)[0]
+        return dict(loss=loss) | {name: each.mean for name, each in all_scores(
+            answer, self.tokenizer, self.questions).items()}
+
+
+def only_ours(text):
+    "What parse_tasks says of our tasks, if there are no others."
+    ours, theirs = parse_tasks(text)
+    for name in theirs:
+        check_choice('task', name, [*TASKS, *TOY_TASKS])
+    return ours
 
 
 def examples(subject, source, count, length):
@@ -156,7 +152,7 @@ def examples(subject, source, count, length):
         return rows[:count, :length]        # whole rows: the toy's deepest questions stand late
     # as the model reads a question: from the start of a document, up to where the answer comes
     rows = [encode(subject.tokenizer, example.prompt, subject.model)
-            for example in parse_tasks(source, 10 * count)[source]]
+            for example in questions_of(only_ours(source), 10 * count)[source]]
     sizes = [len(row) for row in rows if len(row) <= subject.model.config.context]
     if not sizes:
         raise Refused(f'{source} has prompts of {min(map(len, rows))} tokens or more, but the '
@@ -226,13 +222,6 @@ def rearranged(change, *sizes):
     return measure
 
 
-def permute_block(order, start, length, seed=0):
-    "The `length` layers from `start` on in a random order."
-    turns = torch.randperm(length, generator=torch.Generator().manual_seed(seed)).tolist()
-    before, block, after = probe.cut_out(order, start, length)
-    return before + [block[i] for i in turns] + after
-
-
 def early_exit(c):
     rows = []
     for name, lens in (('logit lens', None), ('tuned lens', c.lens)):
@@ -291,10 +280,6 @@ PROBES = dict(
         rearranged(probe.reverse_block, 2, 4, 8), 'Blocks run backwards',
         'The layers from a position on run in reverse. Worst where a reversal straddles two '
         'blocks: layers of a block have roles that follow each other.', 'start', 'size'),
-    permute=Probe(
-        rearranged(permute_block, 4, 8), 'Blocks in a random order',
-        'The layers from a position on run in a random order (the same for every model).',
-        'start', 'size'),
     similarity=Probe(
         similarity, 'Are layers copies of each other?',
         'Cosines between the MLP weights of two layers. Lines beside the diagonal are the traces '

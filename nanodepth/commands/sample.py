@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import torch
 
 from nanodepth.common.options import read
-from nanodepth.data.tokenizer import get_tokenizer, readable
-from nanodepth.data.tokens import draw
 from nanodepth.engine.checkpoint import load_model
-from nanodepth.engine.measure import encode
-from nanodepth.engine.ways import Ways, read_way
-from nanodepth.engine.world import pick_device
+from nanodepth.engine.processes import pick_device
+from nanodepth.engine.scoring import encode
+from nanodepth.engine.way import Ways, read_way
+from nanodepth.text.loader import draw
+from nanodepth.text.tokenizer import get_tokenizer, readable
 
 
 @dataclass(kw_only=True)

@@ -31,19 +31,17 @@ from typing import NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-from nanodepth.common.columns import columns
 from nanodepth.common.errors import Refused, check_choice
 from nanodepth.common.files import Notes
 from nanodepth.common.options import read
-from nanodepth.engine.examine import Asked, Examined, split_tasks
-from nanodepth.engine.harness import SHARES
-from nanodepth.engine.measure import Score, compared
-from nanodepth.engine.ways import Way, Ways, layers_and_order, read_ways
+from nanodepth.engine.lm_eval_scores import SHARES
+from nanodepth.engine.scoring import Asked, Subject, compared, parse_tasks
+from nanodepth.engine.way import Way, Ways, depth_in, layers_and_order, read_ways
 from nanodepth.loop import repeat_block
+from nanodepth.looping.layers import pick_window
 from nanodepth.report.plot import draw_sweep, show
-from nanodepth.report.tables import (beside, by_seed, change_in_words, mean, number, pick_shown,
-                                     run_names, standard_error, write_csv)
-from nanodepth.variants.hosts import pick_window
+from nanodepth.report.tables import (Score, beside, by_seed, change_in_words, columns, mean, number,
+                                     pick_shown, run_names, standard_error, write_csv)
 from nanodepth.wrapper import SOLVERS
 
 
@@ -81,8 +79,9 @@ def windows_of(parts, depth):
     return list(dict.fromkeys(chosen))
 
 
-def ways_of(options, order):
+def ways_of(options, model):
     "([(a way, its window in the picture, its row there)], [those that cannot run])."
+    _, order = layers_and_order(model)
     depth = len(order)
     if options.blocks:
         if max(options.blocks) > depth:
@@ -93,26 +92,32 @@ def ways_of(options, order):
                  f'{times} times') for window, times in blocks], []
     if options.loop or options.r:
         return [(way, str(way), '') for way in read_ways(options)], []
-    possible, impossible = {}, {}
     windows = windows_of(options.window or ('all4',), depth)
     dials = vars(options) | dict(window=tuple(windows), method=options.method or ('rk',),
                                  K=options.K or (2, 3))
+    possible, impossible = {}, {}
     for way in read_ways(Ways(**{name: dials[name] for name in vars(Ways())})):
-        takes = inspect.signature(SOLVERS[way.dials['method']]).parameters \
-            if way.dials['method'] in SOLVERS else ()
-        if len(options.method) > 1:         # an option that is another method's
-            way = Way(**{name: value for name, value in way.dials.items()
-                         if name not in ('beta', 'T') or name in takes})
+        way = without_others_options(way, options.method)
         try:
-            way.added(depth)
+            way.cost(model)
         except Refused as error:
-            if not takes:
+            if way.dials['method'] not in SOLVERS:
                 raise
             impossible[f'{way.dials["method"]} with K = {way.dials["K"]} ({error})'] = True
             continue
         window, _, rest = str(way).partition(' ')
         possible.setdefault(str(way), (way, window.partition('=')[2], rest))
     return list(possible.values()), list(impossible)
+
+
+def without_others_options(way, methods):
+    "Of several methods, each takes the options that it has."
+    method = way.dials['method']
+    if len(methods) < 2 or method not in SOLVERS:
+        return way
+    takes = inspect.signature(SOLVERS[method]).parameters
+    return Way(**{name: value for name, value in way.dials.items()
+                  if name not in ('beta', 'T') or name in takes})
 
 
 def start_and_length(window):
@@ -155,26 +160,26 @@ class Search:
         if name not in self.opened:
             self.opened.clear()         # free the last one before the next comes
             tasks = [self.options.tasks, self.options.judge_tasks or self.options.tasks]
-            self.opened[name] = Examined(self.paths[name], self.options, tasks)
+            self.opened[name] = Subject(self.paths[name], self.options, tasks)
         return self.opened[name]
 
     @functools.cache
     def about(self, name):
         "The Grid of a model: with it, what is noted can be read without opening the model again."
-        examined = self.open(name)
-        model = examined.model
-        _, order = layers_and_order(model)
-        ways, impossible = ways_of(self.options, order)
+        subject = self.open(name)
+        model = subject.model
+        depth = depth_in(model)
+        ways, impossible = ways_of(self.options, model)
         if not ways:
             raise Refused(f'nothing can be run: {"; ".join(impossible)}')
         places = {str(way): (window, row) for way, window, row in ways}
         ways = {str(way): way for way, _, _ in ways}
-        examined.check(ways.values())
+        subject.check(ways.values())
         recipe = None
         if not (self.options.blocks or self.options.loop or self.options.r):
-            recipe = Way(window='{}-{}'.format(*pick_window(None, len(order))), method='rk', K=3)
+            recipe = Way(window='{}-{}'.format(*pick_window(None, depth)), method='rk', K=3)
         layers = {str(way): way.cost(model) for way in (*ways.values(), recipe) if way}
-        return Grid(examined.mark(), len(order), ways, places, layers, recipe, impossible)
+        return Grid(subject.mark(), depth, ways, places, layers, recipe, impossible)
 
     def of(self, name, part, ways):
         "{way: {measure: Gain}}"
@@ -240,7 +245,7 @@ def kinds_in(runs):
 def main_kinds(kinds, tasks):
     """What the ways are ranked by if nothing else is asked for: the shares of right answers of the
     tasks asked for (of a benchmark its first), or else the loss."""
-    ours, theirs = split_tasks(tasks)
+    ours, theirs = parse_tasks(tasks)
     chosen = [kind for kind in kinds if kind.partition(', ')[0] in ours]
     benchmarks = [kind for kind in kinds if theirs and ' ' in kind and kind not in chosen
                   and not kind.startswith(('loss', 'depth '))]

@@ -117,7 +117,7 @@ def new_model(folder, option='choose another folder'):
     if any((folder / name).exists() for name in ('config.json', 'ckpt.pt')):
         raise Refused(f'{folder} holds a checkpoint already: {option}')
     with claim(folder):
-        yield
+        yield folder
 
 
 def on_hub(name):

@@ -22,9 +22,12 @@ from pathlib import Path
 import torch
 
 from nanodepth.common.errors import Refused
-from nanodepth.common.files import aside, fresh, on_hub, read_json, reading
+from nanodepth.common.files import aside, fresh, reading
 from nanodepth.common.options import only_fields
+from nanodepth.engine.hf import family_of, is_foreign, is_hugging_face, load_hf, open_theirs
+from nanodepth.engine.hf_recurrent import FAMILY, load_raven
 from nanodepth.model import LM, ModelConfig
+from nanodepth.text.tokenizer import local_folder
 from nanodepth.variants.key_offset import offset_keys
 
 FILE = 'ckpt.pt'
@@ -62,11 +65,6 @@ def save(folder, **state):
 
 def exists(folder):
     return (Path(folder) / FILE).exists()
-
-
-def is_hugging_face(folder):
-    "Is this a Hugging Face folder and no run of ours, or a name on the hub?"
-    return (Path(folder) / 'config.json').exists() and not exists(folder) or on_hub(folder)
 
 
 def move_aside(folder, resumes, say):
@@ -109,7 +107,6 @@ def load(folder, checked=False):
     `folder` may name the file itself, or a Hugging Face checkpoint. `checked`: another process
     has looked at the checksums."""
     if is_hugging_face(Path(folder)):
-        refuse_looped(folder)
         return dict(kind='hf', folder=str(folder))
     path = file_of(folder)
     if not checked:
@@ -124,15 +121,6 @@ def load(folder, checked=False):
                           f'{"".join(named[:1])[:200]}'.strip()) from error
 
 
-def refuse_looped(folder):
-    "A folder that `export --window` wrote is a plain model to all but its own code."
-    config = Path(folder) / 'config.json'
-    if config.exists() and (settings := read_json(config).get('nanodepth')):
-        raise Refused(f"{folder} loops its layers by code of its own ({settings}), which "
-                      "transformers and lm-eval's hf run with trust_remote_code=True; here, loop "
-                      'the checkpoint that it was made from (nanodepth evaluate --window=...)')
-
-
 def refuse_not_finite(model, path):
     "A weight that is not a number would still give ordinary scores: chance."
     for name, t in model.state_dict().items():
@@ -145,11 +133,22 @@ def load_model(path, device='cpu'):
     return build_model(load(path), path).to(device).eval()
 
 
+def open_any(path, device='cpu'):
+    "(what its file says, the model) of any path: ours, or transformers' own of another family."
+    state = load(path)
+    if is_foreign(path):
+        model = open_theirs(path)
+        refuse_not_finite(model, path)
+    else:
+        model = build_model(state, path)
+    return state, model.to(device).eval()
+
+
 def build_model(state, path):
     "The model that a loaded state describes, with its weights."
     if state.get('kind') == 'hf':
-        from nanodepth.engine.raven import open_hf  # needs safetensors, an optional package
-        model = open_hf(state['folder'])
+        opens = load_raven if family_of(path) == FAMILY else load_hf
+        model = opens(local_folder(path))
     else:
         with reading(path):
             model = model_of(state, path)

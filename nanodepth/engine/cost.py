@@ -25,16 +25,16 @@ from typing import Literal
 import torch
 from tqdm import tqdm
 
-from nanodepth.common.columns import columns
 from nanodepth.common.errors import Refused
 from nanodepth.common.losses import in_pieces, piece_on
 from nanodepth.common.options import read
-from nanodepth.data.tokenizer import get_tokenizer
-from nanodepth.data.tokens import Dataset, Loader, how_to_prepare, make_toy_data, mixture
 from nanodepth.engine import checkpoint
 from nanodepth.engine.plan import Plan, Start, model_config
-from nanodepth.engine.world import PEAK_FLOPS
+from nanodepth.engine.processes import PEAK_FLOPS
 from nanodepth.model import LM
+from nanodepth.report.tables import columns
+from nanodepth.text.loader import Dataset, Loader, how_to_prepare, make_toy_data, mixture
+from nanodepth.text.tokenizer import get_tokenizer
 
 
 def training_flops(config, plan, steps, tokens_per_step):

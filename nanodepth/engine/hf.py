@@ -1,31 +1,37 @@
-"""Hugging Face checkpoints in and out: a folder of config.json, weights and tokenizer becomes an
-`LM`, and an `LM` such a folder.
+"""Hugging Face checkpoints: in, as a model of ours where it can be one, else as transformers' own;
+and out.
 
 The idea: Llama and Qwen 3, which are all that the papers use, are our model under longer names:
 opening one takes a table of names and a list of what this model lacks, refused before anything is
-loaded. On export, an order becomes plain depth, and LN-scaling is multiplied into the norms.
+loaded. Of any other family transformers' model is opened; it is scored as a function from tokens to
+logits, and a block of its layers is run several times by the wrapper, where our own models take
+another order (engine/way.py). On export an order becomes plain depth, and LN-scaling is multiplied
+into the norms.
 
-Here: weights are mapped from the file, so a model takes no more memory than its file, and bfloat16
-stays bfloat16. Needs `safetensors`; a name on the hub needs `huggingface_hub` and a network too.
+Here: config.json is read by transformers, weights from safetensors only, in the type in which they
+are stored. A name on the hub needs `huggingface_hub` and a network too.
 
 Usage:
     model = load_hf('SmolLM-360M')              # or load_model, which opens our own checkpoints too
     save_hf(model, 'out/hf', tokenizer='out/lidas')
-    # the same from the shell; with one folder it says what is in it
-    nanodepth export out/lidas out/lidas_hf
+    score(answer_of(open_theirs('gemma-3-1b-pt')))
 """
+import contextlib
+import inspect
+import math
 import os
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 
 from nanodepth.common.errors import Refused, refusing
-from nanodepth.common.files import new_model, read_json, reading, replace, replacing, write_json
-from nanodepth.common.options import only_fields
-from nanodepth.data.tokenizer import get_tokenizer, local_folder, write_tokenizer
+from nanodepth.common.files import (new_model, on_hub, read_json, reading, replace, replacing,
+                                    write_json)
 from nanodepth.grow import untie
+from nanodepth.loop import repeat_block
 from nanodepth.model import LM, ModelConfig, rope_tables
+from nanodepth.text.tokenizer import get_tokenizer, local_folder, write_tokenizer
 from nanodepth.variants.key_offset import refuse_offset
 
 # -------------------------------------------------------------------------------------------- names
@@ -38,6 +44,12 @@ LAYER = {
 }
 OUTSIDE = {'embed.weight': 'model.embed_tokens.weight', 'norm.weight': 'model.norm.weight',
            'head.weight': 'lm_head.weight'}
+OURS = dict(vocab_size='vocab_size', n_embd='hidden_size', ffn_dim='intermediate_size',
+            n_layer='num_hidden_layers', n_head='num_attention_heads',
+            n_kv_head='num_key_value_heads', head_dim='head_dim',
+            context='max_position_embeddings', norm_eps='rms_norm_eps',
+            tie_embeddings='tie_word_embeddings')
+ROPE_LLAMA3 = 'factor', 'low_freq_factor', 'high_freq_factor', 'original_max_position_embeddings'
 
 
 def their_name(ours):
@@ -50,78 +62,67 @@ def their_name(ours):
 
 # -------------------------------------------------------------------------------------- config.json
 
-@dataclass
-class Theirs:
-    "What a config.json says, as far as it concerns our model; or what it may not say."
-    model_type: str
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int | None = None
-    head_dim: int | None = None
-    max_position_embeddings: int = 2048
-    rms_norm_eps: float = 1e-6
-    rope_theta: float = 10_000.0
-    rope_scaling: dict | None = None
-    rope_parameters: dict | None = None
-    tie_word_embeddings: bool = False
-    attention_bias: bool | None = False
-    mlp_bias: bool | None = False
-    use_sliding_window: bool | None = False
-    layer_types: list[str] | None = None
-    hidden_act: str | None = 'silu'
-    quantization_config: dict | None = None
-    partial_rotary_factor: float | None = None
+@contextlib.contextmanager
+def using_transformers(folder):
+    "The package, to open a folder with in here: what goes wrong is a line."
+    with refusing(ImportError, why=lambda error: f'{folder}: this needs transformers ({error})'):
+        import transformers
+    with refusing(Exception, why=lambda error: f'{folder}: transformers does not open it: '
+                  f'{type(error).__name__}: {(str(error).splitlines() or [""])[0]}'):
+        yield transformers
 
 
-OURS = dict(vocab_size='vocab_size', n_embd='hidden_size', ffn_dim='intermediate_size',
-            n_layer='num_hidden_layers', n_head='num_attention_heads',
-            n_kv_head='num_key_value_heads', head_dim='head_dim',
-            context='max_position_embeddings', norm_eps='rms_norm_eps',
-            tie_embeddings='tie_word_embeddings')
-ROPE_LLAMA3 = 'factor', 'low_freq_factor', 'high_freq_factor', 'original_max_position_embeddings'
+def is_hugging_face(folder):
+    "Is this a Hugging Face folder and no run of ours, or a name on the hub?"
+    path = Path(folder)
+    is_theirs = (path / 'config.json').exists() and not (path / 'ckpt.pt').exists()
+    return is_theirs or on_hub(folder)
 
 
-def llama3(scaling, path):
+def family_of(path):
+    "What a Hugging Face checkpoint calls its kind of model, or None."
+    config = local_folder(path) / 'config.json'
+    return read_json(config).get('model_type') if config.exists() else None
+
+
+def llama3(rope, path):
     "Llama 3's scaling of the rotary frequencies, by its four numbers."
     with reading(path):
-        return {name: scaling[name] for name in ROPE_LLAMA3}
+        return {name: rope[name] for name in ROPE_LLAMA3}
 
 
-def model_config(path):
-    "A config.json as our ModelConfig, or an error that names what this model does not have."
+def model_config(folder):
+    "A folder's config.json as our ModelConfig, or an error that names what this model lacks."
+    path = folder / 'config.json'
     if not path.exists():
-        raise Refused(f'{path.parent} has no config.json: it is no Hugging Face checkpoint')
-    with reading(path):
-        c = Theirs(**only_fields(Theirs, read_json(path)))
-    # where a config has both, as one that a user extended, transformers goes by rope_scaling
-    older = c.rope_scaling or {}
-    rope = {**(c.rope_parameters or {}), **older}
-    rope_kind = older.get('type') or rope.get('rope_type', rope.get('type', 'default'))
-    part = rope.get('partial_rotary_factor', c.partial_rotary_factor)
+        raise Refused(f'{folder} has no config.json: it is no Hugging Face checkpoint')
+    family = family_of(folder)
+    if family not in ('llama', 'qwen3'):
+        raise Refused(f'{path} is of the family {family!r} (known: llama, qwen3), which is not '
+                      'supported; wrapper.py loops other families too')
+    with using_transformers(folder) as package:
+        c = package.AutoConfig.from_pretrained(folder)
+    rope = c.rope_parameters or {}
+    kind = rope.get('rope_type', 'default')
+    says = lambda name: getattr(c, name, None)
     for lacks, feature in (
-            (c.model_type not in ('llama', 'qwen3'),
-             f'the family {c.model_type!r} (known: llama, qwen3)'),
-            (c.attention_bias or c.mlp_bias, 'linear layers with a bias'),
-            (c.use_sliding_window or {*(c.layer_types or ['full_attention'])} != {'full_attention'},
-             'attention over a sliding window'),
-            (c.hidden_act not in ('silu', None), f'the activation {c.hidden_act!r} (known: silu)'),
-            (c.quantization_config, 'quantized weights'),
-            (rope_kind not in ('default', 'llama3'),
-             f'rope scaling of the kind {rope_kind!r} (known: llama3)'),
-            (part not in (None, 1), 'rotary positions on a part of each head')):
+            (says('attention_bias') or says('mlp_bias'), 'linear layers with a bias'),
+            (says('use_sliding_window') or {*(says('layer_types') or ['full_attention'])}
+             != {'full_attention'}, 'attention over a sliding window'),
+            (c.hidden_act != 'silu', f'the activation {c.hidden_act!r} (known: silu)'),
+            (says('quantization_config'), 'quantized weights'),
+            (kind not in ('default', 'llama3'),
+             f'rope scaling of the kind {kind!r} (known: llama3)'),
+            (rope.get('partial_rotary_factor') not in (None, 1),
+             'rotary positions on a part of each head')):
         if lacks:
             raise Refused(f'{path} asks for {feature}, which is not supported; '
                           'wrapper.py loops other families too')
-    values = {ours: getattr(c, theirs) for ours, theirs in OURS.items()}
-    if c.model_type == 'qwen3' and c.head_dim is None:
-        values['head_dim'] = 128
-    values['rope_theta'] = rope.get('rope_theta') or c.rope_theta
-    values['rope_scaling'] = llama3(rope, path) if rope_kind == 'llama3' else None
     with reading(path):
-        return ModelConfig(**values, qk_norm=c.model_type == 'qwen3')
+        return ModelConfig(
+            **{ours: getattr(c, theirs) for ours, theirs in OURS.items()},
+            rope_theta=rope['rope_theta'], qk_norm=family == 'qwen3',
+            rope_scaling=llama3(rope, path) if kind == 'llama3' else None)
 
 
 def config_json(config, depth):
@@ -138,47 +139,37 @@ def config_json(config, depth):
 # ---------------------------------------------------------------------------------------------- in
 
 def read_tensors(folder):
-    "{their name: tensor} of a checkpoint, mapped from the files in which its index says they are."
+    "{their name: tensor} of a checkpoint, mapped from its files."
     with refusing(ImportError, why=lambda error: f'{folder}: Hugging Face checkpoints need '
                   'safetensors (pip install safetensors)'):
         from safetensors.torch import load_file
-    index = folder / 'model.safetensors.index.json'
-    if not index.exists():
-        path = folder / 'model.safetensors'
-        others = sorted(other.name for other in folder.glob('*.bin'))
-        if others and not path.exists():
-            raise Refused(f'{folder} has no {path.name}, but {others[0]}: only safetensors is read')
-        with reading(path):
-            return load_file(path)
-    with reading(index):
-        where = read_json(index)['weight_map']
+    whole = folder / 'model.safetensors'
+    files = [whole] if whole.exists() else sorted(folder.glob('model-*-of-*.safetensors'))
+    if not files:
+        raise Refused(f'{folder} has no {whole.name}, and only safetensors is read')
     tensors = {}
-    for file in sorted(set(where.values())):
-        path = folder / file
-        if not path.exists():
-            raise Refused(f'{path} is missing: {index.name} names it')
+    for path in files:
         with reading(path):
-            stored = load_file(path)
-            tensors |= {name: stored[name] for name in where if where[name] == file}
+            tensors |= load_file(path)
     return tensors
 
 
-def load_weights(model, tensors, names, folder, leave):
-    """Put a checkpoint's tensors into a model without weights. `names`: {their name: our names,
-    whose rows it holds one after the other}; `leave`: the endings of names that say nothing."""
+def load_weights(model, tensors, names, folder, leave=()):
+    """Put a checkpoint's tensors into a model without weights: every one has its place, and every
+    place its tensor. `names`: {their name: our names, whose rows it holds one after the other};
+    `leave`: the endings of names that say nothing."""
     shapes = {name: t.shape for name, t in model.state_dict().items()}
-    weights = {}
-    for name, t in tensors.items():
+    for name in tensors:
         if name not in names and not name.endswith(tuple(leave)):
             raise Refused(f'{folder}: {name} has no place in this model')
+    weights = {}
     for name, ours in names.items():
         if name not in tensors:
             raise Refused(f'{folder}: {name} is in none of its files, though config.json asks for '
                           'it')
-        rows = [shapes[each][0] for each in ours]
-        wanted = (sum(rows), *shapes[ours[0]][1:])
         t = tensors[name]
-        if t.shape != wanted:
+        rows = [shapes[each][0] for each in ours]
+        if t.shape != (wanted := (sum(rows), *shapes[ours[0]][1:])):
             raise Refused(f'{folder}: {name} has the shape {tuple(t.shape)}, but by config.json it '
                           f'is {wanted}')
         weights |= zip(ours, t.split(rows))
@@ -192,10 +183,9 @@ def load_weights(model, tensors, names, folder, leave):
 
 
 def load_hf(folder):
-    "A Hugging Face checkpoint, a folder or a name on the hub, as an LM."
+    "A Llama or Qwen 3 of Hugging Face's, a folder or a name on the hub, as an LM."
     folder = local_folder(folder)
-    config = model_config(folder / 'config.json')
-    tensors = read_tensors(folder)
+    config = model_config(folder)
     with torch.device('meta'):      # no memory, no random numbers
         model = LM(config)
     names = {their_name(ours): [ours] for ours in model.state_dict()}
@@ -203,10 +193,104 @@ def load_hf(folder):
     if config.tie_embeddings:
         names.pop('lm_head.weight')
         leave.append('lm_head.weight')
-    load_weights(model, tensors, names, folder, leave)
+    load_weights(model, read_tensors(folder), names, folder, leave)
     if config.tie_embeddings:
         model.head.weight = model.embed.weight
     return model.eval()
+
+
+def is_foreign(path):
+    "Is this a Hugging Face checkpoint that our model cannot be?"
+    if not is_hugging_face(path) or family_of(path) in (None, 'huginn_raven'):
+        return False
+    try:
+        model_config(local_folder(path))
+    except Refused:
+        return True
+    return False
+
+
+def open_theirs(path):
+    "transformers' own model of a folder."
+    with using_transformers(path) as package:
+        model, info = package.AutoModelForCausalLM.from_pretrained(
+            local_folder(path), dtype='auto', output_loading_info=True)
+    for kind in ('missing_keys', 'unexpected_keys', 'mismatched_keys'):
+        if info.get(kind):      # such weights would be random, or not those of this model
+            raise Refused(f'{path}: transformers reports {kind.replace("_", " ")}: '
+                          f'{", ".join(map(str, sorted(info[kind])[:3]))}')
+    return model
+
+
+# ------------------------------------------------------------------------- models of other families
+
+def answer_of(model):
+    "A model as the scorer wants it: one of ours is it already."
+    return model if hasattr(model, 'recurs') else Hooked(model)
+
+
+class Hooked:
+    "Another family's model as a function from tokens to logits."
+
+    def __init__(self, model):
+        self.model = model
+        about = model.config.get_text_config()
+        context = getattr(about, 'max_position_embeddings', None) or math.inf
+        self.config = SimpleNamespace(vocab_size=about.vocab_size, context=context)
+        self.parameters = model.parameters
+        self.slices = 'logits_to_keep' in inspect.signature(model.forward).parameters
+        self.shares_prompts = self.has_plain_cache()
+
+    @torch.no_grad()
+    def __call__(self, tokens):
+        return self.model(tokens, use_cache=False).logits
+
+    @torch.no_grad()
+    def last_logits(self, tokens, n):
+        "(B, n, V): the head, where the family can be asked so, reads only the last n positions."
+        keep = dict(logits_to_keep=n) if self.slices else {}
+        return self.model(tokens, use_cache=False, **keep).logits[:, -n:]
+
+    @torch.no_grad()
+    def logits_at(self, tokens, start, end):
+        "(B, end - start, V) at some positions in the middle."
+        if not self.slices:
+            return self(tokens)[:, start:end]
+        keep = torch.arange(start, end, device=tokens.device)
+        return self.model(tokens, use_cache=False, logits_to_keep=keep).logits
+
+    @torch.no_grad()
+    def has_plain_cache(self):
+        "Is the KV cache a list of keys and values? Then its rows can be repeated for each option."
+        plain = ('DynamicLayer', 'DynamicSlidingWindowLayer')
+        token = torch.zeros(1, 1, dtype=torch.long, device=next(self.parameters()).device)
+        cache = getattr(self.model(token, use_cache=True), 'past_key_values', None)
+        return (self.slices and type(cache).__name__ == 'DynamicCache'
+                and all(type(layer).__name__ in plain for layer in cache.layers))
+
+    @torch.no_grad()
+    def shared(self, prompt, options):
+        "As scoring.shared."
+        B, O, W = options.shape
+        read = self.model(prompt, use_cache=True, logits_to_keep=1)
+        first = read.logits[:, None].expand(B, O, 1, -1)
+        if W == 1:
+            return first
+        cache = read.past_key_values
+        cache.batch_repeat_interleave(O)
+        rest = self.model(options[..., :-1].flatten(0, 1), past_key_values=cache, use_cache=True,
+                          logits_to_keep=W - 1).logits                          # (B O, W - 1, V)
+        return torch.cat((first, rest.unflatten(0, (B, O))), dim=2)
+
+
+def repeated_block(order, n):
+    "(start, length, times) of the block that an order of n layers repeats."
+    repeated = [i for i in range(n) if order.count(i) > 1] or [0]
+    start, length, times = repeated[0], len(repeated), order.count(repeated[0])
+    if repeat_block([*range(n)], start, length, times) == order:
+        return start, length, times
+    raise Refused('in a model of this family one block can be repeated, as in 8-4x2-20; '
+                  "mergekit's passthrough writes a checkpoint with any other order")
 
 
 # ---------------------------------------------------------------------------------------------- out
@@ -233,28 +317,26 @@ def save_hf(model, folder, tokenizer=None):
         raise Refused('a model with a recurrent core has no family that transformers knows: '
                       'only ordinary and looped models are exported')
     refuse_offset(model)
-    model = fold_scales(model) if model.config.ln_scaling else model
-    config = model.config
-    weights = model.state_dict()
-    tensors = {their_name(name): t for name, t in weights.items() if not name.startswith('layers.')}
-    if config.tie_embeddings:
+    model = fold_scales(model) if model.config.ln_scaling else untie(model, model.order)
+    tensors = {their_name(name): t for name, t in model.state_dict().items()}
+    if model.config.tie_embeddings:
         tensors.pop('lm_head.weight')
-    for depth, i in enumerate(model.order):
-        for name, t in weights.items():
-            if name.startswith(f'layers.{i}.'):
-                tensors[their_name(name.replace(f'layers.{i}.', f'layers.{depth}.', 1))] = t
-    write_checkpoint(model, folder, tensors, config_json(config, len(model.order)), tokenizer)
+    write_checkpoint(model, folder, tensors, config_json(model.config, len(model.layers)),
+                     tokenizer)
 
 
 def write_checkpoint(model, folder, tensors, config_json, tokenizer, files=None):
     """model.safetensors, the tokenizer's files, and `config_json` with its tokens as config.json.
     `files`: {name: text} of others. Training turned a published parent into float32; this turns it
     back."""
-    folder = Path(folder)
+    with refusing(ImportError, why=lambda error: 'an export needs safetensors (pip install '
+                  'safetensors)'):
+        from safetensors import SafetensorError
+        from safetensors.torch import save_file
     dtype = model.norm.weight.dtype
     if dtype == torch.float32 and model.config.stored_as:
         dtype = getattr(torch, model.config.stored_as)
-    with new_model(folder):
+    with new_model(folder) as folder:
         config_json |= dict(torch_dtype=str(dtype).removeprefix('torch.'), bos_token_id=None,
                             eos_token_id=None)
         if tokenizer is not None:
@@ -266,20 +348,11 @@ def write_checkpoint(model, folder, tensors, config_json, tokenizer, files=None)
                 name = token.get('content') if isinstance(token, dict) else token
                 config_json[f'{key}_token_id'] = (known.encode_single_token(name)
                                                   if name in known.special_tokens_set else None)
-        write_tensors(folder, {name: t.to(dtype) for name, t in tensors.items()})
+        whole = {name: t.detach().to('cpu', dtype).contiguous() for name, t in tensors.items()}
+        with (replacing(folder / 'model.safetensors') as new,
+              refusing(SafetensorError, why=lambda error: f'{folder}: {error}')):
+            save_file(whole, new, metadata=dict(format='pt'))
+            os.chmod(new, 0o644)        # else only its owner can read it
         for name, text in (files or {}).items():
             replace(folder / name, text.encode())
         write_json(folder / 'config.json', config_json)     # last: without it, it is no checkpoint
-
-
-def write_tensors(folder, tensors):
-    "model.safetensors of a folder."
-    with refusing(ImportError, why=lambda error: 'an export needs safetensors (pip install '
-                  'safetensors)'):
-        from safetensors import SafetensorError
-        from safetensors.torch import save_file
-    with replacing(folder / 'model.safetensors') as new:
-        whole = {name: t.detach().cpu().clone().contiguous() for name, t in tensors.items()}
-        with refusing(SafetensorError, why=lambda error: f'{folder}: {error}'):
-            save_file(whole, new, metadata=dict(format='pt'))
-        os.chmod(new, 0o644)        # else only its owner can read it

@@ -13,9 +13,19 @@ import csv
 import io
 import math
 from pathlib import Path
+from typing import NamedTuple
 
 from nanodepth.common.errors import check_choice
 from nanodepth.common.files import read_json, reading, replace
+
+
+class Score(NamedTuple):
+    "How good a model is at something."
+    kind: str               # 'nats' of a loss, a 'share' of right answers, or another 'score'
+    mean: float
+    error: float | None     # its standard error, where there is one
+    answers: list           # what each question, document or batch gave
+    chance: float | None = None
 
 
 def mean(values):
@@ -25,6 +35,17 @@ def mean(values):
 def standard_error(values):
     n, middle = len(values), mean(values)
     return math.sqrt(sum((v - middle) ** 2 for v in values) / (n - 1) / n) if n > 1 else math.nan
+
+
+def error_of(values):
+    return standard_error(values) if len(values) > 1 else None
+
+
+def columns(lines):
+    "A table, for a screen or a Markdown file, of lines of cells, a heading first."
+    widths = [max(map(len, column)) for column in zip(*lines)]
+    lines = [lines[0], ['-' * width for width in widths], *lines[1:]]
+    return '\n'.join('| ' + ' | '.join(map(str.ljust, cells, widths)) + ' |' for cells in lines)
 
 
 def run_names(paths):
@@ -106,13 +127,6 @@ def number(value, error=math.nan, percent=False):
     factor, digits = (100, 1) if percent else (1, 3)
     after = '' if math.isnan(error) else f' ± {factor * error:.{digits}f}'
     return f'{factor * value:.{digits}f}{after}'
-
-
-def difference(row, other, kind):
-    "(the difference of two means, how many of its standard errors that is, or None)."
-    change = row[kind] - other[kind]
-    error = math.hypot(row[f'{kind} se'], other[f'{kind} se'])
-    return change, change / error if error > 0 else None
 
 
 def change_in_words(change, error, p, percent):

@@ -27,15 +27,15 @@ from nanodepth import ROOT
 from nanodepth.common.errors import Refused
 from nanodepth.common.files import find, replace
 from nanodepth.common.options import read
-from nanodepth.data.primitives import few_shot
-from nanodepth.data.tokenizer import get_tokenizer
-from nanodepth.data.tokens import Loader, make_toy_data, measure
 from nanodepth.engine.checkpoint import load_model
 from nanodepth.engine.cost import planned
-from nanodepth.engine.measure import ask
+from nanodepth.engine.scoring import ask, measure
 from nanodepth.report.runs import read_log
 from nanodepth.report.tables import as_csv, mean, read_rows, where
 from nanodepth.study.claims import ALPHA, Contrast, one_sided
+from nanodepth.text.loader import Loader, make_toy_data
+from nanodepth.text.primitives import few_shot
+from nanodepth.text.tokenizer import get_tokenizer
 from nanodepth.train import read_config
 
 TEXT = 2.20             # nats a byte: the loss on text must be below it
@@ -139,7 +139,7 @@ def cells(entry):
             f'{max(entry.p_text, entry.p_right):.2g}')
 
 
-# ---------------------------------------------------------------------------- training and measuring
+# --------------------------------------------------------------------------- training and measuring
 
 @dataclass
 class Options:
@@ -179,7 +179,7 @@ def measured(config, idea, cost, seed, folder):
     model = load_model(folder)
     kinds = measure(model, Loader(TOY, 32, 64, split='val', seed=0), BATCHES)[1]
     questions = few_shot('toy_assign', QUESTIONS, shots=0, depth=3, seed=7)
-    right = ask(model, get_tokenizer(folder), questions).accuracy
+    right = ask(model, get_tokenizer(folder), questions).mean
     text = kinds['text']['loss']
     minutes = read_log(folder)[-1]['seconds'] / 60
     print(f'seed {seed}: loss on text {text:.3f}, depth 3 {right:.1%}, {minutes:.1f} minutes',

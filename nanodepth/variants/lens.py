@@ -8,24 +8,18 @@ happens to be in the final language already.
 Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", section 4.1 and appendix B; "From
 Growing to Looping", appendix E (after Belrose et al.).
 Here: a translator is x + W x + b and begins at zero, as the logit lens; the last depth has none, so
-it is the model itself. Adam instead of their SGD. A lens is saved with a hash of the unembedding.
+it is the model itself. Adam instead of their SGD.
 
 Usage:
     lens = train_lens(model, loader, steps=250)
     kl, overlap = quality(model, lens, tokens)      # (D,), (D,)
-    nanodepth probe out/baseline --only=early_exit --lens_steps=250     # kept as lens.pt
+    nanodepth probe out/baseline --only=early_exit
 """
-import hashlib
-import io
-from pathlib import Path
-
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from tqdm import tqdm
 
-from nanodepth.common.errors import Refused
-from nanodepth.common.files import on_hub, reading, replace
 
 
 @torch.no_grad()
@@ -62,22 +56,14 @@ class TunedLens(nn.Module):
         return torch.stack([self.translate(depth, x) for depth, x in enumerate(streams)])
 
 
-def unembedding_hash(model):
-    "A hash of what reads the final stream: norm and unembedding."
-    read = hashlib.sha256()
-    for weight in (model.norm.weight, model.head.weight):
-        read.update(weight.detach().float().cpu().numpy().tobytes())
-    return read.hexdigest()
-
-
 def divergence(logits, final):
     "KL(final || logits read off earlier), a mean over the tokens; final: log-probabilities."
     early = logits.float().log_softmax(-1)
     return F.kl_div(early, final, log_target=True, reduction='sum') / final[..., 0].numel()
 
 
-def train_lens(model, loader, steps=250, lr=1e-3, progress=False):
-    "A lens for a model, trained on batches of a tokens.Loader."
+def train_lens(model, loader, steps=250, lr=1e-3, progress=False, batches=None):
+    "A lens for a model, trained on a Loader: on some of its batches over and over, or on all."
     device = next(model.parameters()).device
     lens = TunedLens(len(model.order), model.config.n_embd).to(device)
     steps = steps if len(lens.bias) else 0          # one layer: nothing is early
@@ -88,7 +74,8 @@ def train_lens(model, loader, steps=250, lr=1e-3, progress=False):
         p.requires_grad_(False)
     try:
         for step in tqdm(range(steps), 'lens', unit='step', leave=False, disable=not progress):
-            streams = streams_behind(model, loader.batch(step)[0].to(device))
+            tokens, _ = loader.batch(batches[step % len(batches)] if batches else step)
+            streams = streams_behind(model, tokens.to(device))
             final = model.head(model.norm(streams[-1])).float().log_softmax(-1)
             optimizer.zero_grad()
             for depth, x in enumerate(streams[:-1]):        # one at a time: all logits are too many
@@ -136,30 +123,3 @@ def exit_at(model, depth, lens=None):
         return model.head(model.norm(x if lens is None else lens.translate(depth, x)))
     answer.config, answer.parameters = model.config, model.parameters
     return answer
-
-
-def beside(path):
-    "The path of a checkpoint's lens."
-    folder = Path('out') / Path(path).name if on_hub(path) else Path(path)
-    return (folder if folder.is_dir() or on_hub(path) else folder.parent) / 'lens.pt'
-
-
-def save_lens(lens, model, path):
-    raw = io.BytesIO()
-    torch.save(dict(lens=lens.state_dict(), unembedding=unembedding_hash(model),
-                    depth=len(model.order)), raw)
-    replace(Path(path), raw.getvalue())
-
-
-def load_lens(path, model):
-    "A saved lens, or an error if it was trained for another unembedding or depth."
-    if not Path(path).exists():
-        raise Refused(f'there is no lens at {path}: train one (nanodepth probe --lens_steps=250)')
-    with reading(path, then=': train it again (nanodepth probe --lens_steps=250)'):
-        kept = torch.load(path, map_location=next(model.parameters()).device, weights_only=True)
-        if kept['unembedding'] != unembedding_hash(model) or kept['depth'] != len(model.order):
-            raise Refused(f'{path} is the lens of another model: its unembedding or its depth '
-                          'differs')
-        lens = TunedLens(len(model.order), model.config.n_embd)
-        lens.load_state_dict(kept['lens'])
-    return lens.to(next(model.parameters()).device).eval()

@@ -28,7 +28,6 @@ import torch
 import torch.nn as nn
 
 from nanodepth.common.errors import Refused, check_choice
-from nanodepth.model import LM
 
 
 def arguments(layer):
@@ -41,7 +40,7 @@ def arguments(layer):
 
 def depth_of(model):
     "(the list of a model's layers, the order in which they run)"
-    if isinstance(model, LM) and not model.recurs:
+    if getattr(model, 'recurs', None) is False:
         return model.layers, model.order
     config = getattr(model, 'config', None)
     if getattr(config, 'is_encoder_decoder', False):
@@ -104,7 +103,7 @@ def check_host(model, layers, window, cache):
     "What cannot be looped is refused before anything is touched."
     if is_looped(layers):
         raise Refused('this model is looped already: unpatch it first')
-    if isinstance(model, LM):
+    if hasattr(model, 'recurs'):
         return
     config = model.config.get_text_config()
     if getattr(config, 'num_kv_shared_layers', None):
@@ -133,8 +132,8 @@ FORWARDS = ('forward', '_old_forward')      # the second: accelerate has put its
 
 
 class Entry:
-    """Stands in a layer's forward: an object, so that it can be copied and pickled. What stood there
-    before, if anything did (accelerate's, which moves tensors), is what runs the layer."""
+    """Stands in a layer's forward: an object, so that it can be copied and pickled. What stood
+    there before, if anything did (accelerate's, which moves tensors), is what runs the layer."""
 
     def __init__(self, layer, index, pinned=False):
         self.layer = layer

@@ -15,11 +15,10 @@ import itertools
 from dataclasses import dataclass, fields
 
 from nanodepth.common.errors import Refused
-from nanodepth.engine.foreign import repeated_block
+from nanodepth.engine.hf import repeated_block
 from nanodepth.loop import fit_loop, name_of, parse_loop, running
-from nanodepth.model import LM
-from nanodepth.variants.hosts import depth_of, pick_window
-from nanodepth.wrapper import LAYERWISE, looped, pick_solver
+from nanodepth.looping.layers import depth_of
+from nanodepth.wrapper import looped, patch
 
 
 @dataclass(kw_only=True)
@@ -38,7 +37,7 @@ class Ways:
     decode: tuple[int | str, ...] = ()      # full, bypass, or how many decode steps are looped
     mode: tuple[str, ...] = ()      # the window as one block, or layer by layer (block)
     pin: tuple[str, ...] = ()       # keep the experts of the first evaluation: mixture, indices
-    # options of some methods (variants/solvers.py)
+    # options of some methods (looping/solvers.py)
     alphas: list[float] | None = None
     tol: float | None = None
     alpha: float | None = None
@@ -100,7 +99,7 @@ class Way:
                 yield model
             finally:
                 model.mean = before
-        elif self.loop and isinstance(model, LM):
+        elif self.loop and hasattr(model, 'recurs'):
             with running(model, self.order(len(model.layers))):
                 yield model
         elif self.loop:
@@ -125,19 +124,11 @@ class Way:
             return len(self.loop)
         with Way(r=self.r).apply(model):
             depth = depth_in(model)
-        return depth + self.added(depth) if self.dials else depth
-
-    def added(self, depth):
-        "How many layers the wrapper adds for each token, to a model of this depth."
-        a, b = pick_window(self.dials.get('window'), depth)
-        method = self.dials.get('method', 'rk')
-        options = {name: value for name, value in self.dials.items()
-                   if name not in ('window', 'method', 'K', 'mode', 'cache', 'decode', 'pin')}
-        evaluations = pick_solver(method, self.dials.get('K', 3), **options)[1]
-        mode = self.dials.get('mode') or ('layer' if method == LAYERWISE else 'block')
-        cache = self.dials.get('cache') or ('natural' if method == LAYERWISE else 'first')
-        chain = cache == 'last' or (mode, cache) == ('layer', 'first')
-        return (b - a + 1) * (evaluations - 1 + chain)
+        if not self.dials:
+            return depth
+        handle = patch(model, **self.dials)
+        handle.unpatch()
+        return depth + handle.added
 
     def __str__(self):
         if self.loop:
@@ -156,8 +147,8 @@ def shown(value):
 
 
 def layers_and_order(model):
-    "As hosts.depth_of gives them, of a recurrent model too."
-    return (model.layers, model.order) if isinstance(model, LM) else depth_of(model)
+    "As layers.depth_of gives them, of a recurrent model too."
+    return (model.layers, model.order) if hasattr(model, 'recurs') else depth_of(model)
 
 
 def depth_in(model):

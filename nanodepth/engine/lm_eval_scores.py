@@ -22,14 +22,12 @@ import tempfile
 
 from nanodepth import ROOT
 from nanodepth.common.errors import Refused, nearest, refusing
-from nanodepth.data.primitives import TASKS
-from nanodepth.engine.checkpoint import (is_hugging_face, load_model, refuse_looped,
-                                         refuse_not_finite)
-from nanodepth.engine.foreign import family_of, is_foreign
-from nanodepth.engine.hf import save_hf
-from nanodepth.engine.raven import FAMILY, save_raven
-from nanodepth.engine.ways import Way
-from nanodepth.engine.measure import Score
+from nanodepth.engine.checkpoint import is_hugging_face, load_model, refuse_not_finite
+from nanodepth.engine.hf import family_of, is_foreign, save_hf
+from nanodepth.engine.hf_recurrent import FAMILY, save_raven
+from nanodepth.engine.way import Way
+from nanodepth.report.tables import Score
+from nanodepth.text.primitives import TASKS
 
 EVALS = ROOT / 'data/evals'
 # The papers' benchmarks: (task, shots or None for the task's own). data/evals/README.md says of
@@ -77,22 +75,30 @@ def lm_class():
 def manager(everything):
     "lm-eval's task manager. Reading all of its tasks takes seconds, ours take none."
     from lm_eval.tasks import TaskManager
+    return TaskManager(include_path=str(EVALS), include_defaults=everything)
 
-    class Manager(TaskManager):
-        keep = {}       # what it holds is not loaded again, in any way of running
-        shots = {}      # by name; the harness takes a dict of name and shots for a new task
 
-        def load(self, tasks, *args, **kwargs):
-            key = json.dumps([tasks, self.shots], default=str)
-            if key not in self.keep:
-                loaded = super().load(tasks, *args, **kwargs)
-                for name, n in self.shots.items():
-                    group = loaded['groups'].get(name)
-                    for task in group.get_all_tasks() if group else [loaded['tasks'][name]]:
-                        task.set_config('num_fewshot', n)
-                self.keep[key] = loaded
-            return self.keep[key]
-    return Manager(include_path=str(EVALS), include_defaults=everything)
+class Kept:
+    """lm-eval's task manager for one evaluation: it gives tasks their numbers of shots ({name: n};
+    the harness takes a dict of name and shots for a new task), and `keep` holds what is loaded, so
+    that it is not loaded again, in any way of running."""
+
+    def __init__(self, manager, shots, keep):
+        self.manager, self.shots, self.keep = manager, shots, keep
+
+    def __getattr__(self, name):
+        return getattr(self.manager, name)
+
+    def load(self, tasks, *args, **kwargs):
+        key = json.dumps([tasks, self.shots], default=str)
+        if key not in self.keep:
+            loaded = self.manager.load(tasks, *args, **kwargs)
+            for name, n in self.shots.items():
+                group = loaded['groups'].get(name)
+                for task in group.get_all_tasks() if group else [loaded['tasks'][name]]:
+                    task.set_config('num_fewshot', n)
+            self.keep[key] = loaded
+        return self.keep[key]
 
 
 def evaluate(lm, tasks, keep, **options):
@@ -110,9 +116,8 @@ def evaluate(lm, tasks, keep, **options):
         if name not in known.all_tasks:
             near = nearest(name, [*LISTS, *known.all_tasks])
             raise Refused(f'there is no task {name!r}{near} Lists: {", ".join(LISTS)}')
-    known.keep = keep
-    known.shots = {name: shots for name, shots in wanted if shots is not None}
-    return simple_evaluate(lm, tasks=names, task_manager=known, **options)
+    shots = {name: n for name, n in wanted if n is not None}
+    return simple_evaluate(lm, tasks=names, task_manager=Kept(known, shots, keep), **options)
 
 
 def scores_of(results, only=None):
@@ -146,7 +151,6 @@ class Harness:
     tasks, each has every other document."""
 
     def __init__(self, path, tasks, asked, device):
-        refuse_looped(path)
         os.environ.setdefault('TOKENIZERS_PARALLELISM', 'false')
         self.path, self.tasks, self.asked, self.device = path, tasks, asked, device
         self.keep = {}

@@ -1,4 +1,4 @@
-"""Tokens -> batches: shards on disk, the loader, and validation.
+"""Tokens -> batches: shards on disk, and the loader.
 
 The idea: the loader is a pure function. Which window of the data a row of a batch holds is computed
 from (seed, step, row) alone, by a keyed permutation that needs no array. So nothing is saved: a
@@ -29,8 +29,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.distributed as dist
-import torch.nn.functional as F
 
 from nanodepth import ROOT
 from nanodepth.common.errors import Refused
@@ -84,7 +82,7 @@ def write_dataset(folder, split, tokenizer, tokens, *, mask=None, marks=None, ki
     path = folder / f'{split}.json'
     origin = origin or {}
     refuse_others(folder, origin.get('made_by'))
-    from nanodepth.data.tokenizer import get_tokenizer, token_type
+    from nanodepth.text.tokenizer import get_tokenizer, token_type
     n_vocab = get_tokenizer(tokenizer).n_vocab
     dtype = token_type(n_vocab)
     arrays = {'.bin': tokens, '.mask': mask, '.marks': marks}
@@ -392,98 +390,3 @@ def shares(weights, total):
     for i in sorted(range(len(parts)), key=lambda i: parts[i] - exact[i])[:total - sum(parts)]:
         parts[i] += 1
     return parts
-
-
-# --------------------------------------------------------------------------------------- validation
-
-def evaluate(model, loader, batches=None):
-    "The mean loss over the first batches (None: until a dataset ends), over all ranks."
-    return measure(model, loader, batches)[0]
-
-
-@torch.no_grad()
-def measure(model, loader, batches=None, pieces=1, first=0, singly=None):
-    """(loss, {kind: {'loss', 'accuracy'}}) over some batches from the `first` on, the kinds being
-    the marks that the data carries. A batch is computed in `pieces`, as in training. Instead of
-    a model, any function from tokens to logits will do. `singly`, a dict, gets the loss of each
-    batch, and of each kind a list of which answers are right."""
-    is_model = isinstance(model, torch.nn.Module)
-    was_training = is_model and model.training
-    if is_model:
-        model.eval()
-    device = next((p.device for p in getattr(model, 'parameters', list)()), 'cpu')
-    # loss, tokens, answers right, answers
-    sums = torch.zeros(1 + len(loader.kinds), 4, dtype=torch.float64)
-    steps = len(loader) if batches is None else min(batches, len(loader))
-    for step in range(first, first + steps):
-        batch = loader.marked_batch(step)
-        before = sums[0].clone()
-        for tokens, targets, marks in zip(*(t.chunk(pieces) for t in batch)):
-            counts = targets != -1
-            if is_model and not loader.kinds:       # without logits, in pieces
-                sums[0, 0] += model(tokens.to(device), targets.to(device)).item() * counts.sum()
-                sums[0, 1] += counts.sum()
-                continue
-            losses, best = losses_of(model, tokens.to(device), targets.to(device))
-            kind, right = answers(marks, best != targets, losses.isnan())
-            for k in range(len(sums)):
-                here = marks % START == k if k else counts
-                hits = right[kind == k]    # (B, T), (answers,)
-                sums[k] += torch.tensor([losses[here].double().sum(), here.sum(), hits.sum(),
-                                         len(hits)])
-                if k and singly is not None:
-                    singly.setdefault(loader.kinds[k - 1], []).extend(hits.tolist())
-        if singly is not None:
-            loss, n = (sums[0] - before)[:2].tolist()
-            singly.setdefault('loss', []).append(loss / max(n, 1))
-    if is_model:
-        model.train(was_training)
-    if loader.world_size > 1:
-        sums = sums.to(device)
-        dist.all_reduce(sums)
-    loss, n, right, total = sums.cpu().unbind(1)
-    return (loss[0] / n[0].clamp(min=1)).item(), {
-        kind: dict(loss=(loss[k] / n[k]).item(), accuracy=(right[k] / total[k]).item())
-        for k, kind in enumerate(loader.kinds, 1) if total[k]}
-
-
-LOGITS_AT_ONCE = 2 ** 26        # of which two copies exist for a moment: half a GiB
-
-
-def losses_of(model, tokens, targets):
-    """(the loss of each target, the likeliest token at its place), (B, T) each: some rows at once,
-    and of another family's model some positions at once."""
-    B, T = tokens.shape
-    width = model.config.vocab_size if hasattr(model, 'config') else 1
-    rows = max(1, LOGITS_AT_ONCE // (T * width))
-    positions = max(1, LOGITS_AT_ONCE // width) if hasattr(model, 'logits_at') else T
-    parts = []
-    for x, y in zip(tokens.split(rows), targets.split(rows)):
-        across = []
-        for start in range(0, T, positions):
-            end = min(T, start + positions)
-            logits = model(x) if end - start == T else model.logits_at(x, start, end)
-            logits = logits.float()                                 # (B, T, V)
-            losses = F.cross_entropy(logits.transpose(1, 2), y[:, start:end], ignore_index=-1,
-                                     reduction='none')
-            across.append((losses.cpu(), logits.argmax(-1).cpu()))
-        parts.append([torch.cat(part, dim=1) for part in zip(*across)])
-    return [torch.cat(part) for part in zip(*parts)]
-
-
-def answers(marks, wrong, unknown=None):
-    """Each answer's kind, and whether all of it is right (nan where a loss is not a number): marks
-    and wrong are (B, T). An answer lasts from its mark above 128 to the next beginning or 0; one
-    that began in the row before counts nowhere."""
-    begins = marks >= START
-    counter = begins.clone()
-    counter[:, 0] = True        # a row's first tokens do not belong to the row before
-    number = counter.flatten().cumsum(0).view_as(marks)        # (B, T): the answer's number
-
-    def touched(these):
-        n = torch.bincount(number[these & (marks > 0)], minlength=int(number.max()) + 1)
-        return (n > 0)[number[begins]]
-    right = ~touched(wrong)
-    if unknown is not None and unknown.any():
-        right = torch.where(touched(unknown), math.nan, right.double())
-    return marks[begins] - START, right

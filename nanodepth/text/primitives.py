@@ -14,21 +14,20 @@ depths they average, so each depth is scored alone. No value is the beginning of
 likelihood of ` 1` includes that of ` 13`. The `toy_` tasks have the form of data/toy.
 
 Usage:
-    examples = few_shot('assign_basic', 200, shots=5, depth=1)      # engine/measure.py scores them
+    examples = few_shot('assign_basic', 200, shots=5, depth=1)      # engine/scoring.py scores them
     nanodepth evaluate out/lidas --tasks=toy_assign/0-2
     python data/sft/prepare.py --tasks=toy_assign --depths=4 --n=128    # examples to fine-tune on
 """
 import math
 import random
-import re
 import string
 from dataclasses import dataclass
 
 import numpy as np
 
 from nanodepth.common.errors import Refused, check_choice
-from nanodepth.data.tokenizer import get_tokenizer, start_of_document
-from nanodepth.data.tokens import START, begin_dataset, draw, write_dataset
+from nanodepth.text.loader import START, begin_dataset, draw, write_dataset
+from nanodepth.text.tokenizer import get_tokenizer, start_of_document
 
 
 @dataclass
@@ -167,28 +166,6 @@ def few_shot(task, n, *, shots=5, depth=0, seed=0):
     return examples
 
 
-def task_and_depth(name):
-    """'toy_assign/3' as ('toy_assign', 3); the depth is 0 where none is named. lm-eval's names,
-    such as primitive_toy_assign_d3, mean the same."""
-    name = re.sub(r'^primitive_(\w+?)(?:_d(\d+))?$', r'\1/\2', name)
-    task, _, depth = name.partition('/')
-    if not (depth or '0').isdecimal() or len(depth) > 4:
-        raise Refused(f'{name}: the depth must be a whole number, as in {task}/3')
-    return task, int(depth or 0)
-
-
-def with_depths(names, depths):
-    """{'toy_assign/3': ('toy_assign', 3)}: a task that names no depth is asked at all of these,
-    copying at none."""
-    tasks = {}
-    for name in names:
-        if '/' in name or 'copy' in name:
-            tasks[name] = task_and_depth(name)
-        else:
-            tasks |= {f'{name}/{depth}': (name, depth) for depth in depths}
-    return tasks
-
-
 def continuation(tokenizer, prompt, text):
     """The tokens by which text continues a prompt. Some tokenizers put a space before any
     text, but not in the middle."""
@@ -227,7 +204,10 @@ def write_examples(folder, tokenizer_name, tasks, depths, n, *, shots=0, seed=0,
     tokenizer = get_tokenizer(tokenizer_name)
     if n < 1:
         raise Refused(f'n={n}: at least one example')
-    kinds = with_depths(tasks, depths)
+    kinds = {}          # copying has no depth
+    for task in tasks:
+        kinds |= ({task: (task, 0)} if 'copy' in task
+                  else {f'{task}/{depth}': (task, depth) for depth in depths})
     start = start_of_document(tokenizer)
     rows = dict(train=[], val=[])
     for split, total in (('train', n), ('val', n_val)):

@@ -1,7 +1,7 @@
 """One forward of a patched model: its own pass through the window, and then the other evaluations.
 
 The idea: the model calls its layers as always. Each layer of the window has an Entry
-(variants/hosts.py), which hands the call to a Loop. The Loop runs the layer, and notes the
+(looping/layers.py), which hands the call to a Loop. The Loop runs the layer, and notes the
 arguments (every layer has its own mask and rotary table). With the window's last layer that pass is
 evaluation 1. Then the solver makes the others, with the same arguments, and what it returns is what
 the model gets from that layer.
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from nanodepth.common.errors import Refused
-from nanodepth.variants.caches import Memory, ends_before, left_out, refuse_without_layers
+from nanodepth.looping.caches import Memory, ends_before, left_out, refuse_without_layers
 
 
 class How(NamedTuple):
@@ -42,7 +42,7 @@ class Loop(threading.local):
         self.k = 1              # the evaluation that runs now
         self.off = False        # this forward is left unlooped
         self.x = None           # the stream before the window
-        self.memory = None      # what handles the cache (variants/caches.py)
+        self.memory = None      # what handles the cache (looping/caches.py)
         self.rest = None        # what a layer returns beside the stream: attention maps
         self.calls = {}         # {depth: (entry, arguments)} of the model's own pass
         self.routed = {}        # {router: its answer in evaluation 1}

@@ -32,9 +32,9 @@ from tqdm import tqdm
 from nanodepth.common.errors import Refused, check_choice, refusing
 from nanodepth.common.files import claim, fresh, read_json, reading, write_json
 from nanodepth.common.options import read
-from nanodepth.data.sources import list_files, texts
-from nanodepth.data.tokenizer import encode_document, get_tokenizer, start_of_document, token_type
-from nanodepth.data.tokens import shares
+from nanodepth.text.loader import shares
+from nanodepth.text.sources import list_files, texts
+from nanodepth.text.tokenizer import encode_document, get_tokenizer, start_of_document, token_type
 
 # --------------------------------------------------------------------- a worker: a file -> a shard
 

@@ -27,7 +27,6 @@ import torch
 from nanodepth.common.errors import Refused
 from nanodepth.common.files import read_json, reading
 from nanodepth.common.options import only_fields
-from nanodepth.data.tokenizer import local_folder
 from nanodepth.engine import hf
 from nanodepth.model import ModelConfig, rope_tables, rotate
 from nanodepth.retrofit import AUTHORS_STD, Recurrent
@@ -75,15 +74,6 @@ class Theirs:
     init_values: dict = field(default_factory=dict)
     qk_norm: bool = False       # of ours
     first_state: Literal['fresh', 'table'] | None = None        # of ours; None: not said
-
-
-def open_hf(folder):
-    "Any Hugging Face folder, or a name on the hub."
-    folder = local_folder(folder)
-    path = folder / 'config.json'
-    if path.exists() and read_json(path).get('model_type') == FAMILY:
-        return load_raven(folder)
-    return hf.load_hf(folder)
 
 
 def names_of(model):

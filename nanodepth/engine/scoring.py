@@ -1,0 +1,637 @@
+"""How good is a model, run in some way? Every score is one value, wherever it comes from.
+
+The idea: a Score has a mean, its standard error, and what each question, document or batch gave. So
+two ways of running one model can be compared in pairs, question by question: they share what is
+hard about the questions, and the error of their difference is far smaller than that of a score. A
+question is scored by the log-likelihoods of its options, data by the loss. All that maps tokens to
+logits can be scored. A `Subject` is a checkpoint with all that it is asked, by us and by lm-eval
+(engine/lm_eval_scores.py).
+
+Usage:
+    accuracy, (low, high) = score(model, get_tokenizer('out/lidas'), few_shot('assign_basic', 200))
+    loss, kinds = measure(model, Loader('data/toy', 32, 64, split='val'), batches=8)
+    subject = Subject('out/lidas', Asked(tasks='toy_assign/3'))
+    plain, other = subject.scores(Way()), subject.scores(Way(window='mid4', K=3))
+    change = compared(plain['loss'], other['loss'])         # its mean, error and p
+"""
+import contextlib
+import functools
+import hashlib
+import inspect
+import json
+import math
+import re
+from dataclasses import dataclass, fields
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from nanodepth import ROOT
+from nanodepth.common.errors import Refused, say
+from nanodepth.common.files import find
+from nanodepth.engine.checkpoint import describe, is_hugging_face, open_any
+from nanodepth.engine.hf import answer_of, family_of
+from nanodepth.engine.hf_recurrent import FAMILY
+from nanodepth.engine.lm_eval_scores import Harness
+from nanodepth.engine.processes import pick_device
+from nanodepth.engine.way import Way, depth_in
+from nanodepth.looping.layers import is_looped
+from nanodepth.report.tables import Score, error_of, mean, p_value
+from nanodepth.text.loader import START, Loader
+from nanodepth.text.primitives import TASKS, TOY_TASKS, continuation, few_shot
+from nanodepth.text.tokenizer import get_tokenizer, refuse_another_tokenizer, start_of_document
+from nanodepth.wrapper import SOLVERS
+
+# ------------------------------------------------------------------------------------ scores
+
+
+class Change(NamedTuple):
+    mean: float
+    error: float | None
+    p: float | None         # of so uneven a split, if up were as likely as down
+
+
+def compared(before, after):
+    """What changes from one Score to another. Its error is that of the mean over questions, each
+    against itself."""
+    changes = [float(b) - float(a) for a, b in zip(before.answers, after.answers, strict=True)
+               if isinstance(a, (int, float)) and isinstance(b, (int, float))]
+    change = after.mean - before.mean
+    if before.kind != 'nats' and changes and abs(mean(changes) - change) > 1e-9:
+        changes = []        # not a mean over documents: a perplexity, a group of tasks
+    return Change(change, error_of(changes), p_value(changes))
+
+
+def of_answers(right, chance=None):
+    "The Score of questions that are answered right or wrong; nan if that is not known of one."
+    if any(math.isnan(each) for each in right):
+        return Score('share', math.nan, None, [None] * len(right), chance)
+    right = list(map(int, right))
+    return Score('share', sum(right) / len(right), error_of(right), right, chance)
+
+
+def interval(right, n, z=1.96):
+    "Wilson's interval: valid near 0 and 1 too, unlike ± 2 standard errors."
+    p = right / n
+    width = z * z / n
+    middle = (p + width / 2) / (1 + width)
+    half = z * math.sqrt(p * (1 - p) / n + width / n / 4) / (1 + width)
+    return middle - half, middle + half
+
+
+# ---------------------------------------------------------------------------------------- questions
+
+def score(model_like, tokenizer, examples, **options):
+    "(accuracy, its 95% interval): the option with the highest log-likelihood is the choice."
+    answers = ask(model_like, tokenizer, examples, **options)
+    return answers.mean, interval(answers.mean * len(examples), len(examples))
+
+
+def ask(model_like, tokenizer, examples, **options):
+    "The Score of a model on some questions: the likeliest option is its choice."
+    values = log_likelihoods(model_like, tokenizer, examples, **options)
+    if all(v.isfinite().all() for v in values):
+        right = [v.argmax().item() == e.answer for v, e in zip(values, examples)]
+    else:       # argmax would still choose one
+        right = [math.nan] * len(examples)
+    return of_answers(right, 1 / len(examples[0].options))
+
+
+def encode(tokenizer, text, model):
+    "A text as the model was trained on documents: its tokens, behind those that begin one."
+    return in_vocabulary([*start_of_document(tokenizer),
+                          *tokenizer.encode(text, allowed_special='all')], model)
+
+
+def in_vocabulary(ids, model):
+    "The same tokens, which must all be in the model's vocabulary."
+    size = getattr(getattr(model, 'config', None), 'vocab_size', math.inf)
+    if ids and max(ids) >= size:
+        raise Refused(f'the tokenizer gives a token {max(ids)}, but the model has a vocabulary of '
+                      f'{size}: is this the tokenizer of this model?')
+    return ids
+
+
+def encoded(model, tokenizer, examples):
+    "(the tokens of each prompt, those of each of its options)."
+    return ([encode(tokenizer, e.prompt, model) for e in examples],
+            [[in_vocabulary(continuation(tokenizer, e.prompt, o), model) for o in e.options]
+             for e in examples])
+
+
+def longest_of(prompts, options):
+    "How many tokens the longest prompt with an option has."
+    return max(len(p) + max(map(len, o)) for p, o in zip(prompts, options))
+
+
+# Logits are the largest tensors here, so a forward makes at most so many numbers of them, of which
+# three copies exist for a moment: less than 1 GiB.
+LOGITS_AT_ONCE = 2 ** 26
+TOKENS_AT_ONCE = 2 ** 15
+
+
+@torch.no_grad()
+def log_likelihoods(model_like, tokenizer, examples, *, batch=64, share=True):
+    """[(options,) of each example]: log-likelihoods of the options after the prompt. `model_like`
+    maps tokens (B, T) to logits (B, T, V). Rows of one batch have one length, so that what a
+    question scores does not depend on the questions beside it. A model that keeps a plain KV cache
+    reads each prompt once, for all of its options (share=False: with each of them)."""
+    prompts, options = encoded(model_like, tokenizer, examples)
+    config = getattr(model_like, 'config', None)
+    context = getattr(config, 'context', math.inf)
+    longest = longest_of(prompts, options)
+    if longest > context:
+        raise Refused(f'a prompt with its answer has {longest} tokens, but the context is '
+                      f'{context}')
+    width = getattr(config, 'vocab_size', 1)
+    read = by_prompts if share and shares_prompts(model_like) else by_rows
+    values = [torch.zeros(len(o), dtype=torch.float64) for o in options]
+    read(model_like, prompts, options, values, batch, width, device_of(model_like))
+    return values
+
+
+def device_of(model_like):
+    return next((p.device for p in getattr(model_like, 'parameters', list)()), 'cpu')
+
+
+def in_batches(lengths, batch, size):
+    """Lists of indices with one and the same length; `size(length)` is how many logits one row of
+    that length makes."""
+    batches = []
+    for i in sorted(range(len(lengths)), key=lambda i: lengths[i]):
+        first = batches[-1][0] if batches else None
+        most = max(1, min(batch, LOGITS_AT_ONCE // size(lengths[i]),
+                          TOKENS_AT_ONCE // sum(lengths[i])))
+        if first is None or lengths[first] != lengths[i] or len(batches[-1]) == most:
+            batches.append([])
+        batches[-1].append(i)
+    return batches
+
+
+def by_rows(model, prompts, options, values, batch, width, device):
+    """Every option is read behind its whole prompt in one forward, as lm-eval does. Options of one
+    token have the same tokens before them, so one row serves them all."""
+    rows = {}           # {tokens before the last: [(example, option)]}
+    for i, (prompt, each) in enumerate(zip(prompts, options)):
+        for o, option in enumerate(each):
+            key = (*prompt, *option[:-1]), len(prompt)
+            rows.setdefault(key, []).append((i, o))
+    keys = list(rows)
+    lengths = [(len(tokens), len(tokens) - n + 1) for tokens, n in keys]
+    for part in in_batches(lengths, batch, lambda length: length[1] * width):
+        read = torch.tensor([keys[k][0] for k in part], device=device)
+        n = lengths[part[0]][1]                     # logits that are needed of each row
+        chances = last_logits(model, read, n).float().log_softmax(-1)           # (B, n, V)
+        for k, row in zip(part, chances):
+            for i, o in rows[keys[k]]:
+                option = torch.tensor(options[i][o], device=device)[:, None]
+                values[i][o] = row.gather(-1, option).double().sum().cpu()
+
+
+def by_prompts(model, prompts, options, values, batch, width, device):
+    "Each prompt is read once, and its options go on from its KV cache."
+    lengths = [(len(prompt), len(each)) for prompt, each in zip(prompts, options)]
+    longest = max(len(option) for each in options for option in each)
+    for part in in_batches(lengths, batch, lambda length: length[1] * longest * width):
+        O, W = lengths[part[0]][1], max(len(option) for i in part for option in options[i])
+        tokens = torch.zeros(len(part), O, W, dtype=torch.long)
+        counts = torch.zeros(len(part), O, W, dtype=torch.bool)
+        for b, i in enumerate(part):
+            for o, option in enumerate(options[i]):
+                tokens[b, o, :len(option)] = torch.tensor(option)
+                counts[b, o, :len(option)] = True
+        tokens, counts = tokens.to(device), counts.to(device)
+        prompt = torch.tensor([prompts[i] for i in part], device=device)        # (B, T)
+        logits = shared(model, prompt, tokens).float()
+        chances = logits.log_softmax(-1).gather(-1, tokens[..., None])[..., 0]  # (B, O, W)
+        for i, value in zip(part, chances.masked_fill(~counts, 0).cpu().double().sum(-1)):
+            values[i] = value
+
+
+def last_logits(model, tokens, n):
+    "Logits (B, n, V) at the last n positions, and no others where the model can be asked so."
+    if hasattr(model, 'recurs'):
+        return model.head(model.norm(model.hidden(tokens)[:, -n:]))
+    if hasattr(model, 'last_logits'):
+        return model.last_logits(tokens, n)
+    return model(tokens)[:, -n:]
+
+
+def shares_prompts(model):
+    """May options go on from the cache of their prompt? Not where that is another computation than
+    reading both at once: a looped window shows later tokens one version of its keys."""
+    if hasattr(model, 'recurs'):
+        return not model.recurs and not is_looped(model)
+    return getattr(model, 'shares_prompts', False) and not is_looped(model.model)
+
+
+class Branched:
+    """A cache slot that O rows read for each row of its own: prompt and options are joined only
+    when needed."""
+
+    def __init__(self, slot, O):
+        self.slot, self.O = slot, O
+
+    def update(self, k, v):        # (B O, Hkv, W, hd) each
+        return tuple(torch.cat((old[:, None].expand(-1, self.O, -1, -1, -1),
+                                new.unflatten(0, (-1, self.O))), dim=3).flatten(0, 1)
+                     for old, new in ((self.slot.keys, k), (self.slot.values, v)))
+
+
+def shared(model, prompt, options):
+    """Logits (B, O, W, V) at the options' tokens. Each prompt is read once, and its cache is handed
+    to all of its options."""
+    B, O, W = options.shape
+    if not hasattr(model, 'recurs'):
+        return model.shared(prompt, options)
+    cache = model.new_cache()
+    first = model.head(model.norm(model.hidden(prompt, cache=cache)[:, -1:]))        # (B, 1, V)
+    first = first[:, None].expand(B, O, 1, -1)
+    if W == 1:
+        return first
+    cache.layers = [Branched(slot, O) for slot in cache.layers]
+    rest = model(options[..., :-1].flatten(0, 1), cache=cache)                     # (B O, W - 1, V)
+    return torch.cat((first, rest.unflatten(0, (B, O))), dim=2)
+
+
+# --------------------------------------------------------------------------------------------- data
+
+def evaluate(model, loader, batches=None):
+    "The mean loss over the first batches (None: until a dataset ends), over all ranks."
+    return measure(model, loader, batches)[0]
+
+
+def measure(model, loader, batches=None, pieces=1, first=0):
+    """(loss, {kind: {'loss', 'accuracy'}}) over some batches from the `first` on, the kinds being
+    the marks that the data carries. A batch is computed in `pieces`, as in training. Instead of
+    a model, any function from tokens to logits will do."""
+    sums = torch.zeros(1 + len(loader.kinds), 4, dtype=torch.float64)
+    for of_batch, _ in measured(model, loader, batches, pieces, first):
+        sums += of_batch
+    if loader.world_size > 1:
+        sums = sums.to(device_of(model))
+        dist.all_reduce(sums)
+    loss, n, right, total = sums.cpu().unbind(1)
+    return (loss[0] / n[0].clamp(min=1)).item(), {
+        kind: dict(loss=(loss[k] / n[k]).item(), accuracy=(right[k] / total[k]).item())
+        for k, kind in enumerate(loader.kinds, 1) if total[k]}
+
+
+def data_scores(model, loader, batches=None, pieces=1, first=0):
+    "{'loss', and the kinds of answers that the data mark: a Score of each}."
+    of_batches, right = [], {}
+    for sums, answers_of in measured(model, loader, batches, pieces, first):
+        of_batches.append(sums[0, :2])
+        for kind, each in answers_of.items():
+            right.setdefault(kind, []).extend(each)
+    total, n = sum(of_batches)
+    losses = [(loss / n.clamp(min=1)).item() for loss, n in of_batches]
+    loss = (total / n.clamp(min=1)).item()
+    return dict(loss=Score('nats', loss, error_of(losses), losses)) | {
+        kind: of_answers(each) for kind, each in right.items() if each and kind != 'text'}
+
+
+@torch.no_grad()
+def measured(model, loader, batches, pieces, first):
+    """Of each batch: the sums of (loss, tokens, answers right, answers) over all tokens and then
+    over each kind, and {kind: which answers are right}."""
+    is_model = isinstance(model, torch.nn.Module)
+    was_training = is_model and model.training
+    if is_model:
+        model.eval()
+    device = device_of(model)
+    steps = len(loader) if batches is None else min(batches, len(loader))
+    for step in range(first, first + steps):
+        sums = torch.zeros(1 + len(loader.kinds), 4, dtype=torch.float64)
+        right_of = {kind: [] for kind in loader.kinds}
+        for tokens, targets, marks in zip(*(t.chunk(pieces) for t in loader.marked_batch(step))):
+            counts = targets != -1
+            if is_model and not loader.kinds:       # without logits, in pieces
+                sums[0, 0] += model(tokens.to(device), targets.to(device)).item() * counts.sum()
+                sums[0, 1] += counts.sum()
+                continue
+            losses, best = losses_of(model, tokens.to(device), targets.to(device))
+            kind_of, right = answers(marks, best != targets, losses.isnan())
+            sums[0, :2] += torch.stack([losses[counts].double().sum(), counts.sum()])
+            for k, kind in enumerate(loader.kinds, 1):
+                here = marks % START == k
+                hits = right[kind_of == k]          # (B, T), (answers,)
+                sums[k] += torch.tensor([losses[here].double().sum(), here.sum(), hits.sum(),
+                                         len(hits)])
+                right_of[kind] += hits.tolist()
+        yield sums, right_of
+    if is_model:
+        model.train(was_training)
+
+
+def losses_of(model, tokens, targets):
+    """(the loss of each target, the likeliest token at its place), (B, T) each: some rows at once,
+    and of another family's model some positions at once."""
+    B, T = tokens.shape
+    width = model.config.vocab_size if hasattr(model, 'config') else 1
+    rows = max(1, LOGITS_AT_ONCE // (T * width))
+    positions = max(1, LOGITS_AT_ONCE // width) if hasattr(model, 'logits_at') else T
+    parts = []
+    for x, y in zip(tokens.split(rows), targets.split(rows)):
+        across = []
+        for start in range(0, T, positions):
+            end = min(T, start + positions)
+            logits = model(x) if end - start == T else model.logits_at(x, start, end)
+            logits = logits.float()                                 # (B, T, V)
+            losses = F.cross_entropy(logits.transpose(1, 2), y[:, start:end], ignore_index=-1,
+                                     reduction='none')
+            across.append((losses.cpu(), logits.argmax(-1).cpu()))
+        parts.append([torch.cat(part, dim=1) for part in zip(*across)])
+    return [torch.cat(part) for part in zip(*parts)]
+
+
+def answers(marks, wrong, unknown=None):
+    """Each answer's kind, and whether all of it is right (nan where a loss is not a number): marks
+    and wrong are (B, T). An answer lasts from its mark above 128 to the next beginning or 0; one
+    that began in the row before counts nowhere."""
+    begins = marks >= START
+    counter = begins.clone()
+    counter[:, 0] = True        # a row's first tokens do not belong to the row before
+    number = counter.flatten().cumsum(0).view_as(marks)        # (B, T): the answer's number
+
+    def touched(these):
+        n = torch.bincount(number[these & (marks > 0)], minlength=int(number.max()) + 1)
+        return (n > 0)[number[begins]]
+    right = ~touched(wrong)
+    if unknown is not None and unknown.any():
+        right = torch.where(touched(unknown), math.nan, right.double())
+    return marks[begins] - START, right
+
+
+def starts_of(path):
+    """The tokens that a checkpoint wants before each row of data. Others' checkpoints, if their
+    tokenizer begins a text with tokens of its own, were trained with them at every text: without
+    them Gemma is lost. Ours are trained on windows out of the middle, and read windows here too."""
+    return getattr(get_tokenizer(path), 'starts', []) if is_hugging_face(path) else []
+
+
+def open_data(path, state, model, data, seed=0):
+    "The validation rows of `data`, else of what the run was trained on."
+    c = state.get('config') or {}
+    starts = starts_of(path)
+    data, weights = (data, None) if data else (c.get('data'), c.get('data_weights'))
+    if not data:
+        raise Refused(f'{path} does not say what it was trained on: give --data, a dataset for '
+                      'its tokenizer')
+    context = c.get('context', min(model.config.context - len(starts), 512))
+    loader = Loader(data, c.get('batch_size', 4), context, split='val', weights=weights, seed=seed,
+                    vocab_size=model.config.vocab_size, starts=starts)
+    refuse_another_tokenizer(path, loader, state.get('tokenizer'))
+    return loader
+
+
+# --------------------------------------------------------------------------------------- the tasks
+
+GROUPS = dict(toy='toy_copy,toy_assign/0-2', papers=','.join(
+    task if 'copy' in task else f'{task}/0-2' for task in TASKS))
+
+
+def parse_tasks(text):
+    """({'toy_assign/3': ('toy_assign', 3)} of our tasks, a name for each depth; what is left for
+    lm-eval). 'assign_math/0-5' is six tasks; the depth is 0 where none is named."""
+    ours, theirs = {}, []
+    names = ','.join(GROUPS.get(part, part) for part in text.split(','))
+    for name in filter(None, names.split(',')):
+        task, slash, depths = name.partition('/')
+        if task not in (*TASKS, *TOY_TASKS):
+            theirs.append(name)
+            continue
+        match = re.fullmatch(r'(\d{1,4})(?:-(\d{1,4}))?', depths or '0')
+        if not match or slash and not depths:
+            raise Refused(f'{name}: the depth must be a whole number, as in {task}/3')
+        first = int(match[1])
+        for depth in range(first, int(match[2] or first) + 1):
+            ours[f'{task}/{depth}' if slash else task] = task, depth
+    return ours, theirs
+
+
+def questions_of(tasks, n, shots=(0,), seed=0):
+    "{name: [Example]} of our tasks, as parse_tasks has them, for each number of shots."
+    return {name if len(shots) == 1 else f'{name}, {some} shots':
+            few_shot(task, n, shots=some, depth=depth, seed=seed)
+            for name, (task, depth) in tasks.items() for some in shots}
+
+
+def all_scores(answer, tokenizer, questions, val=None, **batches):
+    "{name: Score} of all that our own code asks: the loss on data, and questions."
+    scores = data_scores(answer, val, **batches) if val is not None else {}
+    return scores | {name: ask(answer, tokenizer, examples) for name, examples in questions.items()}
+
+
+# ------------------------------------------------------------------------------------ a checkpoint
+
+@dataclass(kw_only=True)
+class Asked:
+    "What is measured."
+    # primitives with their depths (toy_assign/3, assign_math/0-5, toy, papers); any other name is
+    # a task or a list of lm-eval's (engine/lm_eval_scores.py)
+    tasks: str = ''
+    measures: tuple[Literal['loss'], ...] = ('loss',)   # on data; --measures= leaves it out
+    data: str | None = None     # a dataset; None: what the run was trained on
+    batches: int = 8            # batches of validation data for each measurement
+    n: int = 200                # examples of each primitive
+    shots: tuple[int, ...] = (0,)       # answered examples before each; several are several scores
+    seed: int = 0               # of their draws
+    limit: int | None = None    # documents of each task of lm-eval: to try, not to report
+    chat: bool = False          # lm-eval with the chat template of the checkpoint
+    batch_size: str = '8'       # texts that lm-eval reads at once
+    max_length: int | None = None       # tokens of a prompt and its answer; None: the context
+    dtype: Literal['auto', 'float32', 'bfloat16', 'float16'] = 'auto'   # of lm-eval's weights
+    device: str = 'auto'        # auto: cuda, else mps, else cpu
+
+
+class Part(NamedTuple):
+    "What our own code asks: some questions, and batches of validation data from the first on."
+    questions: dict
+    val: Loader | None
+    batches: dict           # of data_scores
+
+
+class Subject:
+    """A checkpoint, and all that it is asked. Several `tasks` are several parts: whatever is asked
+    in one is not asked in another."""
+
+    def __init__(self, path, asked=None, tasks=None, like=None):
+        "With --data, the rows are those of `like`, another Subject: one size for all models."
+        asked = asked or Asked()
+        self.path, self.asked, self.like = path, asked, like
+        ours, theirs = zip(*map(parse_tasks, tasks or [asked.tasks]))
+        self.tasks = ours, theirs
+        device = pick_device(asked.device)
+        self.harness = Harness(path, theirs, asked, device) if any(theirs) else None
+        for name in ('limit', 'chat', 'max_length', 'dtype'):
+            if not self.harness and getattr(asked, name) != getattr(Asked, name):
+                raise Refused(f"--{name} is for lm-eval's tasks, and none is asked for")
+        if any(theirs) and not any(ours) and asked.shots != Asked.shots:
+            raise Refused("--shots is for our own tasks: lm-eval's have numbers of their own")
+        # what lm-eval alone looks at is in memory once
+        self.is_lm_evals = bool(self.harness and is_hugging_face(path) and not any(ours)
+                                and not asked.data and family_of(path) != FAMILY)
+        if self.is_lm_evals:
+            self.state, self.model = {}, self.harness.lm(Way()).model
+            self.parts = [None] * len(ours)
+        else:
+            self.state, self.model = open_any(path, device)
+            self.answer = answer_of(self.model)
+            if getattr(self.model, 'recurs', False):
+                self.model.fresh = False        # else each forward begins with noise of its own
+            self.tokenizer = get_tokenizer(path)
+            self.parts = [self.part(tasks, i, len(ours)) for i, tasks in enumerate(ours)]
+        if not self.harness and not any(self.parts):
+            raise Refused(f'{path} does not say what it was trained on: give --data, a dataset for '
+                          'its tokenizer, or --tasks (such as toy_assign/3 or arc_easy)')
+
+    def part(self, tasks, i, parts):
+        "What our own code asks in this part, or None."
+        config = self.state.get('config') or {}
+        questions = questions_of(tasks, self.asked.n, self.asked.shots, self.asked.seed + i)
+        questions = {name: examples for name, examples in questions.items()
+                     if self.fits(name, examples)}
+        data = self.asked.data or config.get('data')
+        if data and not self.asked.data and (questions or self.harness) and not is_there(data):
+            if i == 0:
+                say(f'{self.path}: what it was trained on ({data}) is not here, so its loss is '
+                    'left out')
+            data = None
+        val = self.rows() if data and self.asked.measures else None
+        if val is None and not questions:
+            return None
+        batches = dict(batches=self.asked.batches, pieces=config.get('grad_accum', 1))
+        if val is not None and parts > 1:
+            batches |= self.share(val, i, parts)
+        return Part(questions, val, batches)
+
+    def rows(self):
+        "The validation data."
+        state = self.like.state if self.like and self.asked.data else self.state
+        val = open_data(self.path, self.state | dict(config=state.get('config')), self.answer,
+                        self.asked.data)
+        row = len(val.starts) + val.sets[0].context
+        if row > self.answer.config.context:
+            raise Refused(f'{self.path} reads {self.answer.config.context} tokens, but the rows of '
+                          f'the first model have {row}: name this one first')
+        return val
+
+    def fits(self, name, examples):
+        "Are some questions short enough for the model? If not, it is said."
+        context = self.answer.config.context
+        longest = longest_of(*encoded(self.answer, self.tokenizer, examples))
+        if longest > context:
+            say(f'{name} is left out: with its answer it has {longest} tokens, but the context of '
+                f'{self.path} is {context}')
+        return longest <= context
+
+    def share(self, val, part, parts):
+        "How many batches of the validation data a part has, and the first of them."
+        batches = self.asked.batches
+        if len(val) < parts:
+            raise Refused(f'the validation data of {self.path} fill one batch, of '
+                          f'{val.batch_size} rows of {val.sets[0].context} tokens: a sweep '
+                          'screens on one and judges on another, so give more text')
+        if len(val) < parts * batches:
+            batches = len(val) // parts
+            if part == 0:
+                say(f'the validation data have {len(val)} batches: screened on {batches} of them, '
+                    'judged on others')
+        return dict(batches=batches, first=part * batches)
+
+    def data(self):
+        "What the loss is measured on, in words."
+        val = self.parts[0] and self.parts[0].val
+        if not val:
+            return 'no data'
+        folders = ', '.join(f'{share / sum(val.quota):.0%} {each.folder}'
+                            for each, share in zip(val.sets, val.quota))
+        return f'{val.batch_size} rows of {val.sets[0].context} tokens a batch, {folders}'
+
+    def check(self, ways):
+        "Refuse what this model cannot do, before an hour is spent."
+        for way in ways:
+            if way.loop and self.is_lm_evals and self.harness.exported(way) is way:
+                way.order(depth_in(self.model))         # it will be exported in that order
+                continue
+            with way.apply(self.model):
+                pass
+
+    def mark(self):
+        "What tells the model and all that it is asked from others."
+        digest = hashlib.sha256(fingerprint(self.model).encode())
+        for path in sorted(Path(self.path).glob('*token*.json')) + [
+                Path(self.path) / 'chat_template.jinja']:
+            digest.update(path.read_bytes() if path.exists() else b'')
+        for part in filter(None, self.parts):
+            if part.val is not None:
+                digest.update(json.dumps(part.val.kinds).encode())
+                first = part.batches.get('first', 0)
+                for step in range(first, first + min(part.batches['batches'], len(part.val))):
+                    digest.update(b''.join(t.numpy().tobytes()
+                                           for t in part.val.marked_batch(step)))
+        asked = {each.name: getattr(self.asked, each.name) for each in fields(Asked)
+                 if each.name not in ('tasks', 'data', 'device', 'batch_size')}
+        digest.update(json.dumps([asked, self.tasks, code_that_runs()], default=str).encode())
+        return digest.hexdigest()[:24]
+
+    def scores(self, way, part=0):
+        "{name: Score} of the model, run in a way."
+        scores = {}
+        if self.parts[part]:
+            questions, val, batches = self.parts[part]
+            with way.apply(self.model):
+                scores = all_scores(self.answer, self.tokenizer, questions, val, **batches)
+        return scores | (self.harness.scores(way, part) if self.harness else {})
+
+
+def is_there(data):
+    "Are the validation rows of a folder, or of a list of them, on this disk?"
+    folders = [data] if isinstance(data, str) else data or []
+    return bool(folders) and all(any((find(folder) / name).exists() for name in
+                                     ('val.json', 'mixture.json')) for folder in folders)
+
+
+# ------------------------------------------------------------------------------ what makes a number
+
+def fingerprint(model):
+    "A hash of all that a model computes with: settings and every weight."
+    state = (describe(model) if hasattr(model, 'recurs')
+             else dict(config=model.config.to_dict()))
+    state.pop('model', None)
+    digest = hashlib.sha256(json.dumps(state, sort_keys=True, default=str).encode())
+    for name, t in model.state_dict().items():
+        digest.update(name.encode())
+        digest.update(t.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+@functools.cache
+def written_code():
+    "A hash of all our code and tasks, and the versions of the packages that it calls."
+    package = Path(__file__).resolve().parents[1]
+    digest = hashlib.sha256()
+    for path in sorted([*package.rglob('*.py'), *ROOT.glob('*.py'),
+                        *(ROOT / 'data/evals').rglob('*.*')]):
+        digest.update(path.read_bytes())
+    for name in ('torch', 'transformers', 'tokenizers', 'lm_eval'):
+        with contextlib.suppress(PackageNotFoundError):
+            digest.update(f'{name} {version(name)}'.encode())
+    return digest.hexdigest()
+
+
+def code_that_runs():
+    """What makes a number, so that none outlives its code: all that is written here, and solvers
+    that a script of the user's has put into the table."""
+    texts = []
+    for function in SOLVERS.values():
+        try:
+            texts.append(inspect.getsource(function))
+        except (OSError, TypeError):        # typed in: it is known to this process alone
+            texts.append(repr(function))
+    return [written_code(), texts]
