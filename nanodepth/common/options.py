@@ -174,42 +174,43 @@ def fit(value, kind, is_text):
         choices = [choice for choice in choices if choice in (*lists, types.NoneType)]
     narrow = [Literal, types.NoneType]          # before str, which would take any word
     for choice in sorted(choices, key=lambda c: (typing.get_origin(c) or c) not in narrow):
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, KeyError):
             return fit_one(value, choice, is_text)
     raise ValueError
+
+
+def whole(value):
+    "A whole number, of a text too; 1e4 is one."
+    with contextlib.suppress(ValueError):
+        return int(str(value))          # not by way of a float, which has 53 bits
+    number = float(value)
+    if not number.is_integer():
+        raise ValueError
+    return int(number)
+
+
+FROM_TEXT = {       # type: converter
+    int: whole, float: float, str: str, Path: Path,
+    bool: lambda text: {'true': True, 'false': False}[text.lower()],
+    types.NoneType: lambda text: {'none': None}[text.lower()]}
+FROM_CONFIG = FROM_TEXT | {bool: bool, types.NoneType: lambda none: none}
+MAY_BE = {int: (int, float), float: (int, float), Path: (str, type(Path()))}
 
 
 def fit_one(value, kind, is_text):
     origin = typing.get_origin(kind) or kind
     inside = typing.get_args(kind)
     if origin is Literal:
-        for word in inside:
-            if value == word or is_text and value == str(word):
-                return word
-    elif origin in (list, tuple):
+        texts = list(map(str, inside)) if is_text else list(inside)
+        return inside[texts.index(value)]
+    if origin in (list, tuple):
         items = [part for part in value.split(',') if part] if isinstance(value, str) else value
         if isinstance(items, (list, tuple)):
             return origin(fit(item, inside[0], is_text) for item in items)
-    elif origin is types.NoneType:
-        if value is None or is_text and value.lower() == 'none':
-            return None
-    elif origin is bool:
-        if isinstance(value, bool):
-            return value
-        if is_text and value.lower() in ('true', 'false'):
-            return value.lower() == 'true'
-    elif origin in (int, float):
-        if is_text:
-            try:
-                value = int(value)
-            except ValueError:
-                value = float(value)        # 1e4 is a whole number
-        if origin is float and type(value) in (int, float):
-            return float(value)
-        if type(value) is int or type(value) is float and value.is_integer():
-            return int(value)
-    elif isinstance(value, (str, Path)) and origin is Path or isinstance(value, origin):
-        return origin(value)
+    elif is_text:
+        return FROM_TEXT[origin](value)
+    elif type(value) in MAY_BE.get(origin, (origin,)):        # true is no 1
+        return FROM_CONFIG[origin](value)
     raise ValueError
 
 
