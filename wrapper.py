@@ -154,7 +154,7 @@ def patch(model, window=None, method='rk', K=3, beta=None, cache=None, decode='f
         entry.loops[d] = loop
         entry.window = range(a, b + 1)
         for router in routers[order[d]]:
-            router.register_forward_hook(Pin(loop, pin))
+            router.register_forward_hook(Pin(loop))
     for entry in entries.values():
         entry.enter()
     once_more = cache == 'last' or (mode, cache) == ('layer', 'first')      # for the cache alone

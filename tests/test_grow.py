@@ -6,12 +6,14 @@ optimizer state and shares nothing; the papers' stages and Table 7 to the last d
 """
 import copy
 
+import dataclasses
+
 import pytest
 import torch
 from conftest import ROOT
 
 from nanodepth.__main__ import main as nanodepth
-from nanodepth.engine.cost import training_flops
+from nanodepth.engine.cost import at_full_depth, planned
 from nanodepth.engine.optimizers import make_optimizers
 from nanodepth.engine.plan import Plan
 from nanodepth.grow import (GROWTH, double, growth_plan, lidas, midas, prop_schedule, stack, untie,
@@ -161,9 +163,11 @@ def test_table_7_to_the_last_digit(size, operator):
     assert prop_schedule(170_000, len(lengths)) == lengths
     plan = growth_plan(operator, config.n_layer, 4, 170_000)
     assert [first for first, _ in plan] == [sum(lengths[:i]) for i in range(len(lengths))]
-    assert round(training_flops(config, plan, 200_000, tokens) / 1e15, 3) == grown
-    assert round(training_flops(config, [(0, config.n_layer)], 200_000, tokens) / 1e15,
-                 3) == standard
+    run = Config(grow=operator, grow_block=4, vocab_size=49152, context=2048, steps=200_000,
+                 decay_steps=30_000, batch_size=tokens // 2048, head_dim=None, tie_embeddings=True,
+                 **shape)
+    assert round(planned(run) / 1e15, 3) == grown
+    assert round(at_full_depth(run) / 1e15, 3) == standard
 
 
 def test_schedules_by_hand():
@@ -191,11 +195,7 @@ def test_the_command_prints_and_draws(tmp_path, capsys, pictures):
 def test_the_isoflops_baseline_costs_what_lidas_costs():
     runs = {name: read_config([str(ROOT / f'config/{name}.py')])
             for name in ('lidas', 'baseline', 'baseline_isoflops')}
-    shape = ModelConfig(vocab_size=257,
-                        **{name: getattr(runs['lidas'], name) for name in ('n_layer', 'n_embd',
-            'n_head', 'head_dim', 'context', 'tie_embeddings')})
-    cost = {name: training_flops(shape, Plan(c).stages, c.steps, c.batch_size * c.context)
-            for name, c in runs.items()}
+    cost = {name: planned(dataclasses.replace(c, vocab_size=257)) for name, c in runs.items()}
     a_step = cost['baseline'] / runs['baseline'].steps
     assert abs(cost['baseline_isoflops'] - cost['lidas']) <= a_step / 2
     a, b = runs['baseline'], runs['baseline_isoflops']

@@ -9,10 +9,11 @@ from typing import Literal
 
 from nanodepth.common.errors import Refused
 from nanodepth.common.options import read
-from nanodepth.engine.cost import training_flops
-from nanodepth.grow import GROWTH, growth_plan
-from nanodepth.model import ModelConfig
+from nanodepth.engine.cost import at_full_depth, planned
+from nanodepth.engine.plan import Plan
+from nanodepth.grow import GROWTH
 from nanodepth.report.plot import draw_origins, show
+from nanodepth.train import Config
 
 
 @dataclass
@@ -35,29 +36,27 @@ SHAPE = 'n_embd', 'n_head', 'n_kv_head', 'ffn_dim', 'vocab_size', 'context'
 
 def main(argv=None):
     options = read(Options, argv, __doc__)
-    if len(options.shape) != len(SHAPE) or min(options.shape) < 1:
-        raise Refused(f'--shape={",".join(map(str, options.shape))} must be {len(SHAPE)} numbers '
-                      'from 1 on: width,heads,kv heads,ffn,vocabulary,context')
-    config = ModelConfig(n_layer=options.n_layer, **dict(zip(SHAPE, options.shape)))
-    plans = {}              # {the stages: the operators that have them}
+    if len(options.shape) != len(SHAPE):
+        raise Refused(f'--shape={",".join(map(str, options.shape))} must be {len(SHAPE)} numbers: '
+                      'width,heads,kv heads,ffn,vocabulary,context')
+    shape = dict(zip(SHAPE, options.shape))
+    configs = {name: Config(
+        grow=name, grow_block=options.block, grow_alpha=options.alpha, n_layer=options.n_layer,
+        head_dim=None, batch_size=max(1, options.tokens // shape['context']), steps=options.steps,
+        decay_steps=options.decay_steps, warmup_steps=0, **shape) for name in options.operators}
     pictures = {}           # {operator: the order of each growth}
-    for name in options.operators:
-        plan = growth_plan(name, options.n_layer, options.block,
-                           options.steps - options.decay_steps, options.alpha)
-        plans.setdefault(tuple(plan), []).append(name)
-        pictures[name] = [GROWTH[name](depth, options.block) for _, depth in plan[:-1]]
-    for name, orders in pictures.items():
+    for name, config in configs.items():
+        stages = Plan(config).stages
+        pictures[name] = [GROWTH[name](depth, options.block) for _, depth in stages[:-1]]
         print(f'{name}: for each layer of a stage, the layer of the stage before that it '
               'copies')
-        for order in orders:
+        for order in pictures[name]:
             print(f'  {len(set(order)):3} -> {len(order):3}: {" ".join(map(str, order))}')
-    for plan, of in plans.items():
-        print(f'stages of {", ".join(of)}: '
-              + ', '.join(f'{depth} layers from step {first:,}' for first, depth in plan))
-        grown, full = (training_flops(config, p, options.steps, options.tokens)
-                       for p in (plan, [(0, options.n_layer)]))
+        print('stages: ' + ', '.join(f'{depth} layers from step {first:,}'
+                                     for first, depth in stages))
+        grown, full = planned(config), at_full_depth(config)
         print(f'training: {grown / 1e15:,.3f} petaFLOPs grown, {full / 1e15:,.3f} at full depth '
               f'throughout: {1 - grown / full:.1%} saved')
-    if max(map(len, plans)) == 1:
+    if not any(pictures.values()):
         return print('one block is the whole model: nothing grows')
     show(options.out, draw_origins, pictures)

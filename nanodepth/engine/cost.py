@@ -37,16 +37,6 @@ from nanodepth.text.loader import Dataset, Loader, how_to_prepare, make_toy_data
 from nanodepth.text.tokenizer import get_tokenizer
 
 
-def training_flops(config, plan, steps, tokens_per_step):
-    """What a plan costs in all: the ledger of model.flops_per_token, stage by stage. An ordinary
-    run is [(0, n_layer)]."""
-    with torch.device('meta'):      # one layer: all are alike, and the order says how many run
-        model = LM(dataclasses.replace(config, n_layer=1, order=None))
-    ends = [*(first for first, _ in plan[1:]), steps]
-    return tokens_per_step * sum((end - first) * model.flops_per_token(range(depth))
-                                 for (first, depth), end in zip(plan, ends))
-
-
 # ------------------------------------------------------------------------------------------- memory
 
 def kept_by_a_layer(c, width, device='cpu'):
@@ -139,6 +129,11 @@ def planned(config):
     return a_token * config.batch_size * config.context
 
 
+def at_full_depth(config):
+    "The same, if all layers were there from the first step on: what growing is compared with."
+    return planned(dataclasses.replace(config, grow=None))
+
+
 def gigabytes(n):
     return f'{n / 1e9:,.2f} GB'
 
@@ -227,10 +222,7 @@ def show(config, gpus, gpu, mfu):
           f'{config.batch_size:,} x {config.context:,} = {a_step:,} tokens, '
           f'{config.steps * a_step / 1e9:,.2f}B in all')
     if config.grow:
-        decay = config.steps - config.decay_steps
-        a_token = model.flops_per_token(range(config.n_layer))
-        # the decay is the same
-        full = decay * a_step * a_token + (cost if config.decay_steps else 0)
+        full = at_full_depth(config)
         print(f'with {config.n_layer} layers from the first step on it would be '
               f'{full / 1e15:,.3f}: growing saves {1 - total / full:.1%}')
     listed = ', '.join(f'{name} {gigabytes(n)}' for name, n in parts.items())

@@ -36,7 +36,7 @@ class Ways:
     cache: tuple[str, ...] = ()     # what later tokens see of looped layers (first)
     decode: tuple[int | str, ...] = ()      # full, bypass, or how many decode steps are looped
     mode: tuple[str, ...] = ()      # the window as one block, or layer by layer (block)
-    pin: tuple[str, ...] = ()       # keep the experts of the first evaluation: mixture, indices
+    pin: tuple[str, ...] = ()       # mixture: keep the experts of the first evaluation
     # options of some methods (looping/solvers.py)
     alphas: list[float] | None = None
     tol: float | None = None

@@ -5,25 +5,21 @@ Usage:
     report(config, model, flops)
 """
 import ast
+import dataclasses
 from pathlib import Path
 
 from nanodepth import ROOT
+from nanodepth.engine.cost import at_full_depth
 from nanodepth.report.plot import draw_runs, show
 from nanodepth.report.runs import read_log
 
 
 def report(config, model, flops):
     "Draw and print what a finished run leaves."
-    c = config
     out = Path(config.out_dir)
     saving = ''
-    # beside a run with all layers from the first step on, and the same cool-down
-    if c.grow:
-        # FLOPs per token, with each layer once; and in the order that the model ended with
-        deep = model.flops_per_token(range(c.n_layer), context=c.context)
-        cooldown = model.flops_per_token(context=c.context)
-        growing_steps = c.steps - c.decay_steps
-        full = c.batch_size * c.context * (growing_steps * deep + c.decay_steps * cooldown)
+    if config.grow:
+        full = at_full_depth(dataclasses.replace(config, vocab_size=model.config.vocab_size))
         saving = f', {1 - flops / full:.1%} less than at full depth throughout'
     print(f'{flops:.3e} training FLOPs{saving}')
     show(out / 'loss.png', draw_runs, {out.name: [read_log(out)]})

@@ -17,7 +17,6 @@ Usage:
     layers, order = depth_of(model)
     a, b = pick_window('mid4', len(order))          # also '3-5', (3, 5), 0.5
     with looped(model, pin='mixture'): ...          # the first evaluation's experts and weights
-    with looped(model, pin='indices'): ...          # its experts, each evaluation's own weights
 """
 import functools
 import inspect
@@ -185,62 +184,30 @@ class Entry:
 # ------------------------------------------------------------------------------------------ experts
 
 class Pin:
-    """A hook on a router: later evaluations get the first one's answer ('mixture'), or its experts
-    with weights of their own ('indices')."""
+    "A hook on a router: later evaluations get the first one's answer, experts and weights."
 
-    def __init__(self, loop, how):
-        self.loop, self.how = loop, how
+    def __init__(self, loop):
+        self.loop = loop
 
     def __call__(self, router, args, output):
         if self.loop.k == 1:
             self.loop.routed[router] = output       # forgotten when the window is through
-        kept = self.loop.routed[router]
-        if self.how == 'mixture':
-            return kept
-        return output[0], weigh(router, output[0], kept[2]), kept[2]
+        return self.loop.routed[router]
 
 
-def weigh(router, logits, indices):
-    """The weights that a router gives to chosen experts, by what it has: a correction of sigmoids,
-    a norm, a scale."""
-    scores = (logits.float().sigmoid() if hasattr(router, 'e_score_correction_bias')
-              else logits.float().softmax(-1))
-    weights = scores.gather(-1, indices)
-    # DeepSeek-V2's has the latter, and no norm
-    if getattr(router, 'norm_topk_prob', not hasattr(router, 'topk_method')):
-        weights = weights / weights.sum(-1, keepdim=True)
-    return (weights * getattr(router, 'routed_scaling_factor', 1.0)).to(logits.dtype)
-
-
-def routers_of(layer, pin='mixture'):
-    """The routers of a layer, which stand beside its experts as `gate` or `router`; 'indices' needs
-    one whose weights we can make."""
+def routers_of(layer):
+    "The routers of a layer, which stand beside its experts as `gate` or `router`."
     beside = [getattr(m, name, None) for m in layer.modules() if hasattr(m, 'experts')
               for name in ('gate', 'router')]
-    routers = [m for m in beside if isinstance(m, nn.Module)]
-    for router in routers if pin == 'indices' else []:
-        seeded = torch.Generator().manual_seed(0)
-        try:
-            with torch.no_grad():
-                x = torch.randn(8, router.weight.shape[-1], generator=seeded).to(router.weight)
-                logits, weights, indices = router(x)
-                ours = weigh(router, logits, indices).float()
-            known = torch.allclose(ours, weights.float(), atol=1e-2)
-        # it wants other arguments, gives another answer, or lies on another machine
-        except (AttributeError, TypeError, ValueError, RuntimeError):
-            known = False
-        if not known:
-            raise Refused(f"pin='indices': how {type(router).__name__} weighs its experts is not "
-                          "known here; pin='mixture' keeps its weights")
-    return routers
+    return [m for m in beside if isinstance(m, nn.Module)]
 
 
 def pinned_routers(layers, pin, frozen=False):
     """(the pin, {layer: its routers}) of {layer: module}; none without a pin. frozen: pinned where
     there is a router, though nobody has said so."""
-    check_choice('pin', pin, (None, 'mixture', 'indices'))
+    check_choice('pin', pin, (None, 'mixture'))
     pin = pin or ('mixture' if frozen and any(map(routers_of, layers.values())) else None)
-    routers = {i: routers_of(layer, pin) if pin else [] for i, layer in layers.items()}
+    routers = {i: routers_of(layer) if pin else [] for i, layer in layers.items()}
     if pin and not any(routers.values()):
         raise Refused(f'pin={pin!r}: the layers {min(layers)} to {max(layers)} have no router '
                       'beside experts (a `gate` or `router`)')
