@@ -27,7 +27,7 @@ from tqdm import tqdm
 from nanodepth.common.errors import Refused
 from nanodepth.common.files import Notes
 from nanodepth.common.options import read
-from nanodepth.engine.scoring import Asked, Subject, compared, interval
+from nanodepth.engine.scoring import Asked, Subject, compared, interval, parse_tasks
 from nanodepth.engine.way import Way, Ways, layers_and_order, read_ways
 from nanodepth.loop import name_of
 from nanodepth.report.plot import PICTURES, draw_scores, draw_tradeoffs, show
@@ -161,27 +161,29 @@ def print_tables(rows):
     print(columns(table))
 
 
-def draw(rows, options, out):
+def draw(rows, ways, options, out):
     "The picture: curves over what the ways differ in, or models against what they cost."
     kinds = pick_shown('show', options.show, dict.fromkeys(row['measure'] for row in rows))
     rows = [row for row in rows if row['measure'] in kinds]
-    if {row['way'] for row in rows} == {str(Way())} and len(options.shots) == 1:
+    if len(ways) == 1 and len(options.shots) == 1:
         return show(out, draw_tradeoffs, over_seeds(rows, ['measure'], ['mean']), kinds)
-    numbers = {name: getattr(options, name) for name in ('shots', 'r', 'K', 'T', 'beta')}
-    x = next((name for name, values in numbers.items() if len(values) > 1), None)
-    ways = list(dict.fromkeys(row['way'] for row in rows))
+    x = next((name for name in ('shots', 'r', 'K', 'T', 'beta')
+              if len(getattr(options, name)) > 1), None)
+    by_shots = {f'{task}, {n} shots': (task, n) for task in parse_tasks(options.tasks)[0]
+                for n in options.shots}
     for row in rows:
+        way = ways[row['way']]
         plain = row['way'] == str(Way())
         row |= dict(line='' if plain else row['way'], x=None)
         if x is None:
-            row |= dict(line='', x=ways.index(row['way']))
+            row |= dict(line='', x=list(ways).index(row['way']))
         elif x == 'shots':
-            row['measure'], _, shots = row['measure'].partition(', ')
-            row['x'] = int(shots.split()[0])
+            row['measure'], row['x'] = by_shots[row['measure']]
+        elif x == 'r' and not plain:
+            row |= dict(line='', x=way.r)
         elif not plain:
-            before, _, value = row['way'].partition(f'--{x}=')
-            value, _, after = value.partition(' ')
-            row |= dict(line=f'{before}{after}'.strip(), x=float(value))
+            others = {name: value for name, value in way.dials.items() if name != x}
+            row |= dict(line=str(Way(**others)), x=way.dials[x])
     show(out, draw_scores, rows, x)
 
 
@@ -215,7 +217,7 @@ def main(argv=None):
     print_tables(over_seeds(rows, ['way', 'measure'], ['mean', 'change']))
     write_csv(rows, out)
     if out.suffix in PICTURES:
-        draw(rows, options, out)
+        draw(rows, {str(way): way for way in ways}, options, out)
 
 
 def refuse_other_data(data):

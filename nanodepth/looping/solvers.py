@@ -210,27 +210,32 @@ MORE = {f.__name__: f for f in (midpoint, heun, rk4, layer_anchored_frozen, heav
 def bind(name, solver, K, beta=None, **options):
     "(solver(g, x) with its K and options, how often it evaluates g at most), or one line why not."
     takes = list(inspect.signature(solver).parameters)[3:]
-    options |= {} if beta is None else dict(beta=beta)
+    if beta is not None:
+        options['beta'] = check_share(beta)
     for option in options:
         if option not in takes:
             raise Refused(f'the method {name!r} has no option {option!r}; it takes: '
                           f'{", ".join(takes) or "none"}')
-    check_K(K)
-    if beta is not None:
-        check_share(beta)
+    if not (options.get('tol') or 0) >= 0:
+        raise Refused(f'tol={options["tol"]}: a share of the state\'s length, from 0 on')
     options = {option: list(value) if isinstance(value, (tuple, range)) else value
                for option, value in options.items()}
-    evaluations = []
-
-    def g(x):
-        evaluations.append(x)
-        return x + 1
-    try:        # once on a single number: this counts the evaluations and finds bad options
-        solver(g, torch.zeros(1, 1, 1), K,
-               **{option: value for option, value in options.items() if option != 'tol'})
-        if not (options.get('tol') or 0) >= 0:
-            raise TypeError
+    try:
+        evaluations = count_evaluations(solver, check_K(K), options)
     except (TypeError, RuntimeError):
         given = ', '.join(f'{option}={value!r}' for option, value in options.items())
         raise Refused(f'the options of {name!r} are not of its kind: {given}') from None
-    return functools.partial(solver, K=K, **options), len(evaluations)
+    return functools.partial(solver, K=K, **options), evaluations
+
+
+def count_evaluations(solver, K, options):
+    """How often a solver evaluates g, by running it once on a single number: of a solver that
+    somebody has added, nothing else says it. Without the tolerance, which could end it sooner."""
+    evaluated = []
+
+    def g(x):
+        evaluated.append(x)
+        return x + 1
+    solver(g, torch.zeros(1, 1, 1), K,
+           **{option: value for option, value in options.items() if option != 'tol'})
+    return len(evaluated)
