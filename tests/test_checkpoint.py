@@ -130,8 +130,3 @@ def test_a_model_that_is_not_finite_is_refused_by_whoever_reads_it(tiny, tmp_pat
                            export=[tmp_path / 'hf'], cut=['0-1-1'], sweep=['--tasks=toy_copy'],
                            probe=['--only=norms']).items():
         assert 'holds numbers that are not finite' in refused(capsys, name, path, *more), name
-
-
-# ------------------------------------------------------------- files that an older version wrote
-
-STORED = Path(__file__).parent / 'stored'
