@@ -381,8 +381,7 @@ def open_log(c, world, loader, val, model, step, resumes):
               f'depth {len(model.order)}, {model.flops_per_token(context=c.context):,} FLOPs per '
               f'token\n{c.steps:,} steps of {c.batch_size} x {c.context} = '
               f'{c.batch_size * c.context:,} tokens' + (f', from step {step:,} on' if step else ''))
-    log = Log(Path(c.out_dir) / 'log.jsonl', step or -1, c.steps, silent=not world.first,
-              say=world.say)
+    log = Log(Path(c.out_dir) / 'log.jsonl', step or -1, c.steps, silent=not world.first)
     if step == 0:
         log.write(step=0, tokens=0, flops=0, seconds=0, n_layer=len(model.layers),
                   depth=len(model.order), **validate(c, world, model, val))

@@ -109,7 +109,7 @@ def test_shards(tmp_path):
     (tmp_path / 'x' / 'model-00002-of-00003.safetensors').unlink(missing_ok=True)
     gone = sorted((tmp_path / 'x').glob('model-*.safetensors'))[-1]
     gone.unlink()
-    with pytest.raises(Refused, match='is in none of its files'):
+    with pytest.raises(Refused, match='transformers does not open it'):
         load_hf(tmp_path / 'x')
 
 
@@ -222,8 +222,9 @@ def broken(folder, **changes):
     (dict(rope_parameters=dict(rope_type='yarn', factor=2.0)), "rope scaling of the kind 'yarn'"),
     (dict(rope_parameters=None, rope_scaling=dict(type='linear', factor=2)),
      "rope scaling of the kind 'linear'"),
-    (dict(num_hidden_layers=4), 'layers.3.input_layernorm.weight is in none of its files'),
-    (dict(head_dim=16), r'q_proj.weight has the shape \(32, 32\), but by config.json it is')])
+    (dict(num_hidden_layers=4), 'missing keys: model.layers.3.input_layernorm.weight'),
+    (dict(num_hidden_layers=2), 'unexpected keys: model.layers.2.input_layernorm.weight'),
+    (dict(head_dim=16), 'does not open it: RuntimeError: You set `ignore_mismatched_sizes`')])
 def test_a_config_that_would_be_read_wrongly_is_refused(tmp_path, changes, message):
     theirs(tmp_path / 'x')
     broken(tmp_path / 'x', **changes)
@@ -241,28 +242,21 @@ def test_broken_files_are_named(tmp_path):
     theirs(tmp_path / 'x')
     path = tmp_path / 'x' / 'model.safetensors'
     good = path.read_bytes()
-    damaged = 'model.safetensors is damaged, or not what it should be'
-    for raw, message in ((good[:-100], damaged), (b'', damaged), (good + b'more', damaged),
-                         ((2 ** 60).to_bytes(8, 'little') + good[8:], damaged),
-                         (good.replace(b'"F32"', b'"I32"'), 'must be of one type, float32'),
-                         (good.replace(b'[67,32]', b'[67,31]', 1), damaged)):
+    for raw in (good[:-100], b'', good.replace(b'[67,32]', b'[67,31]', 1)):
         path.write_bytes(raw)
-        with pytest.raises(Refused, match=message):
+        with pytest.raises(Refused, match='transformers does not open it: SafetensorError'):
             load_hf(tmp_path / 'x')
     path.write_bytes(good)
-    layer = 'model.layers.1'
     for change, message in (
-            (lambda t: t.pop('model.norm.weight'), 'model.norm.weight is in none of its files'),
-            (lambda t: t.update({f'{layer}.self_attn.q_proj.bias': torch.ones(32)}),
-             'q_proj.bias has no place in this model'),
-            (lambda t: t.update({f'{layer}.mlp.up_proj.weight': torch.ones(48, 32).half()}),
-             'of one type, .* not float16 and float32')):
+            (lambda t: t.pop('model.norm.weight'), 'missing keys: model.norm.weight'),
+            (lambda t: t.update({'model.layers.1.self_attn.q_proj.bias': torch.ones(32)}),
+             'unexpected keys: model.layers.1.self_attn.q_proj.bias')):
         rewrite(path, change)
         with pytest.raises(Refused, match=message):
             load_hf(tmp_path / 'x')
         path.write_bytes(good)
     path.rename(tmp_path / 'x' / 'pytorch_model.bin')
-    with pytest.raises(Refused, match='only safetensors is read'):
+    with pytest.raises(Refused, match='no file named model.safetensors'):
         load_hf(tmp_path / 'x')
 
 

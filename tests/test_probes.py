@@ -42,9 +42,9 @@ def test_one_command_one_page(runs, data, tmp_path, capsys):
     nanodepth('probe', [runs['plain'], runs['loop'], runs['cut'], f'--out={out}', *FEW])
     said = capsys.readouterr().out
     html = (out / 'index.html').read_text()
-    for name, p in page.PROBES.items():
+    for name in page.PROBES:
         assert ((out / f'{name}.png').exists() and f'src="{name}.png"' in html
-                and p.title.replace("'", '&#x27;') in html)
+                and page.TEXTS[name]['title'].replace("'", '&#x27;') in html)
         rows = read_csv(out / f'{name}.csv')
         assert {row['run'] for row in rows} == ({'plain', 'loop'} if name in ('swap', 'skip',
                 'reverse') else {'plain', 'loop', 'cut'})

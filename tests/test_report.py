@@ -11,7 +11,7 @@ import pytest
 from conftest import refused
 
 from nanodepth.__main__ import main as nanodepth
-from nanodepth.report import plot, runs as report_runs, tables
+from nanodepth.report import logs as report_runs, plot, tables
 from nanodepth.report.tables import p_value
 from nanodepth.train import train
 

@@ -3,8 +3,8 @@
 The idea: seconds say little on another machine, ratios do. Ours and its peers take turns, so that
 what else the machine does disturbs both; the median counts, with the middle half of the turns
 beside it. The peers are transformers' Llama, which is ours weight for weight, and a plain GPT of
-nanoGPT's form. Each benchmark runs in a process of its own. On a GPU steps are compiled too, and
-their note says how much of the GPU's arithmetic they use (MFU).
+torch's own layers. Each benchmark runs in a process of its own. On a GPU steps are compiled too,
+and their note says how much of the GPU's arithmetic they use (MFU).
 
 Usage:
     nanodepth bench --out=docs/bench.md       # all of them, on what there is: 10 minutes
@@ -24,6 +24,7 @@ from statistics import median, quantiles
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from tqdm import tqdm
 
 from nanodepth.common import losses
 from nanodepth.common.errors import check_choice
@@ -37,7 +38,6 @@ from nanodepth.report.tables import columns
 SHAPES = {
     'tiny': dict(vocab_size=257, n_layer=4, n_embd=32, n_head=2, ffn_dim=96, context=48),
     'toy': dict(vocab_size=257, n_layer=8, n_embd=128, n_head=4, ffn_dim=352, context=64),
-    '30m': dict(vocab_size=49152, n_layer=8, n_embd=512, n_head=8, ffn_dim=1408, context=512),
     '125m': dict(vocab_size=49152, n_layer=12, n_embd=768, n_head=12, ffn_dim=2048, context=512),
     '360m': dict(vocab_size=49152, n_layer=32, n_embd=960, n_head=15, n_kv_head=5, ffn_dim=2560,
                  context=2048)}
@@ -45,33 +45,17 @@ SHAPES = {
 
 # -------------------------------------------------------------------------------------------- peers
 
-class PlainBlock(nn.Module):
-    def __init__(self, C, n_head):
-        super().__init__()
-        self.n_head = n_head
-        self.ln1 = nn.LayerNorm(C, bias=False)
-        self.ln2 = nn.LayerNorm(C, bias=False)
-        self.qkv = nn.Linear(C, 3 * C, bias=False)
-        self.o = nn.Linear(C, C, bias=False)
-        # as many weights as ours, which have 8/3 of the width three times
-        self.up = nn.Linear(C, 4 * C, bias=False)
-        self.down = nn.Linear(4 * C, C, bias=False)
-
-    def forward(self, x):
-        B, T, C = x.shape
-        q, k, v = (t.view(B, T, self.n_head, -1).transpose(1, 2)
-                   for t in self.qkv(self.ln1(x)).split(C, dim=2))
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)             # (B, H, T, hd)
-        x = x + self.o(y.transpose(1, 2).reshape(B, T, C))
-        return x + self.down(F.gelu(self.up(self.ln2(x))))                      # (B, T, C)
-
-
 class PlainGPT(nn.Module):
+    "torch's own layers, learned positions: as many weights as ours."
+
     def __init__(self, vocab_size, n_layer, n_embd, n_head, context, **_):
         super().__init__()
         self.tokens = nn.Embedding(vocab_size, n_embd)
         self.places = nn.Embedding(context, n_embd)
-        self.layers = nn.ModuleList(PlainBlock(n_embd, n_head) for _ in range(n_layer))
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(n_embd, n_head, 4 * n_embd, dropout=0, activation='gelu',
+                                       batch_first=True, norm_first=True, bias=False)
+            for _ in range(n_layer))
         self.norm = nn.LayerNorm(n_embd, bias=False)
         self.head = nn.Linear(n_embd, vocab_size, bias=False)
         self.head.weight = self.tokens.weight
@@ -80,18 +64,16 @@ class PlainGPT(nn.Module):
                 nn.init.normal_(p, std=0.02)
 
     def forward(self, tokens, targets):
-        x = self.tokens(tokens) + self.places.weight[:tokens.shape[1]]
+        T = tokens.shape[1]
+        mask = nn.Transformer.generate_square_subsequent_mask(T, tokens.device)
+        x = self.tokens(tokens) + self.places.weight[:T]                        # (B, T, C)
         for layer in self.layers:
-            x = layer(x)
+            x = layer(x, mask, is_causal=True)
         return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), targets.flatten())
 
 
 def ours(shape):
     return LM(ModelConfig(**shape))
-
-
-def plain(shape):
-    return PlainGPT(**shape)
 
 
 def transformers(shape):
@@ -104,7 +86,7 @@ def transformers(shape):
         tie_word_embeddings=True, bos_token_id=None, eos_token_id=None))
 
 
-MODELS = dict(ours=ours, transformers=transformers, plain=plain)
+MODELS = dict(ours=ours, transformers=transformers, plain=lambda shape: PlainGPT(**shape))
 
 
 def loss_of(model, tokens):
@@ -139,7 +121,7 @@ def race(what, device, turns, tokens, calls, note=lambda seconds: ''):
         if peer != 'ours':
             ratios = [a / b for a, b in zip(theirs, seconds['ours'])]
             low, middle, high = quantiles(ratios, n=4)
-            yield (f'{what}, {peer}', middle, f'{low:.3f} to {high:.3f}',
+            yield (f'{what}, {peer}', f'{middle:.3f}', f'{low:.3f} to {high:.3f}',
                    f'ours {mine:.4g} s, {peer} {median(theirs):.4g} s; '
                    f'{tokens / mine:,.0f} tokens a second{note(mine)}')
 
@@ -186,7 +168,7 @@ def training(device, tiny):
 
 def memory(device, tiny):
     "The peak of a training step, and what --dry_run predicts."
-    sizes = [('360m', 8)] if device.type == 'cuda' else [('30m', 4), ('125m', 4)]
+    sizes = [('360m', 8)] if device.type == 'cuda' else [('125m', 4)]
     for name, batch in [('toy', 4)] if tiny else sizes:
         with torch.device('meta'):
             model = ours(SHAPES[name])
@@ -195,7 +177,7 @@ def memory(device, tiny):
         peaks = {who: apart(peak_of, name, batch, who, device) for who in MODELS}
         mine = max(1, peaks.pop('ours'))
         for peer, theirs in (peaks | dict(predicted=sum(wanted.values()))).items():
-            yield (f'{name}: peak memory, {peer}', theirs / mine, '',
+            yield (f'{name}: peak memory, {peer}', f'{theirs / mine:.3f}', '',
                    f'ours {mine / 1e9:.2f} GB, {peer} {theirs / 1e9:.2f} GB')
 
 
@@ -214,12 +196,9 @@ def peak_of(name, batch, who, device):
 def most_memory(device):
     if device.type == 'cuda':
         return torch.cuda.max_memory_allocated()
-    try:            # Linux hands ru_maxrss on from process to process, but not this
-        lines = open('/proc/self/status').readlines()
-        return next(int(line.split()[1]) for line in lines if line.startswith('VmHWM')) * 1024
-    except OSError:
-        import resource
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss       # bytes on a Mac
+    # Linux alone; its ru_maxrss would count what the parent process had
+    [line] = [line for line in open('/proc/self/status') if line.startswith('VmHWM')]
+    return int(line.split()[1]) * 1024
 
 
 @torch.no_grad()
@@ -241,7 +220,7 @@ def generating(device, tiny):
 BENCHMARKS = {f.__name__: f for f in (training, memory, generating)}
 
 
-# ------------------------------------------------------------------------------------------ the rest
+# ----------------------------------------------------------------------------------------- the rest
 
 def apart(call, *args):
     "call(*args) in a new process."
@@ -268,27 +247,27 @@ class Options:
     out: Path | None = None     # write the table there too, such as docs/bench.md
 
 
+def machine(device):
+    if device.type == 'cuda':
+        return torch.cuda.get_device_name(device)
+    info = Path('/proc/cpuinfo')
+    names = re.findall(r'model name\s*: (.*)', info.read_text()) if info.exists() else []
+    return (f'{names[0] if names else platform.machine()} '
+            f'({torch.backends.cpu.get_cpu_capability()}), {torch.get_num_threads()} threads')
+
+
 def main(argv=None):
     options = read(Options, argv, __doc__)
     for name in options.names:
         check_choice('benchmark', name, BENCHMARKS)
-    device = pick_device(options.device)
-    info = Path('/proc/cpuinfo')
-    names = re.findall(r'model name\s*: (.*)', info.read_text()) if info.exists() else []
-    machine = (f'{names[0] if names else platform.machine()} '
-               f'({torch.backends.cpu.get_cpu_capability()}), {torch.get_num_threads()} threads')
-    if device.type == 'cuda':
-        machine = torch.cuda.get_device_name(device)
-    setting = f'{machine}, torch {torch.__version__}, Python {platform.python_version()}'
-    print(setting)
+    setting = (f'{machine(pick_device(options.device))}, torch {torch.__version__}, '
+               f'Python {platform.python_version()}')
     table = [['what, against what', 'ratio', 'half of the turns', 'medians']]
-    for name in options.names or BENCHMARKS:
-        for row, middle, half, note in apart(rows_of, name, options.device, options.tiny):
-            print(f'{name:12} {middle:6.3f}  {row}: {note}', flush=True)
-            table.append([row, f'{middle:.3f}', half, note])
+    for name in tqdm(options.names or BENCHMARKS, unit='benchmark'):
+        table += apart(rows_of, name, options.device, options.tiny)
+    text = (f'# Speed\n\n`nanodepth bench` on {setting}, {time.strftime("%Y-%m-%d")}.\n'
+            'The ratio is what the peer takes of our time (or memory), turn by turn: above 1, '
+            f'we need less.\n\n{columns(table)}\n')
+    print(text)
     if options.out:
-        text = (f'# Speed\n\n`nanodepth bench` on {setting}, {time.strftime("%Y-%m-%d")}.\n'
-                'The ratio is what the peer takes of our time (or memory), turn by turn: above 1, '
-                f'we need less.\n\n{columns(table)}\n')
         replace(options.out, text.encode())
-        print(options.out)

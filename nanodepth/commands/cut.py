@@ -19,7 +19,6 @@ from nanodepth.common.errors import Refused, refusing
 from nanodepth.common.files import new_model
 from nanodepth.common.options import read
 from nanodepth.engine.checkpoint import build_model, describe, load, save
-from nanodepth.engine.hf import fold_scales
 from nanodepth.engine.scoring import starts_of
 from nanodepth.grow import untie
 from nanodepth.model import LM
@@ -51,8 +50,6 @@ class Options:
     search: bool = False        # print the loss of every selection on --data, before any training
     data: str | None = None     # a dataset
     untie_head: bool = False    # give a tied unembedding weights of its own
-    # of an LN-scaled parent: kept layers keep their scales; else they get their new depths'
-    carry_scales: bool = False
     scratch: bool = False       # random weights: recurrence from scratch
     dense: bool = False         # write the kept layers as an ordinary model: the pruned partner
     seed: int = 0               # of every draw
@@ -118,8 +115,6 @@ def open_parent(options, state):
     parent = build_model(state, options.run).eval()
     if parent.recurs:
         raise Refused(f'{options.run} has a recurrent core already: cut an ordinary model')
-    if options.carry_scales and parent.config.ln_scaling:
-        parent = fold_scales(parent)
     return with_a_head(parent) if options.untie_head else parent
 
 

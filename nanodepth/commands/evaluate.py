@@ -30,7 +30,7 @@ from nanodepth.common.options import read
 from nanodepth.engine.scoring import Asked, Subject, compared, interval, parse_tasks
 from nanodepth.engine.way import Way, Ways, layers_and_order, read_ways
 from nanodepth.loop import name_of
-from nanodepth.report.plot import PICTURES, draw_scores, draw_tradeoffs, show
+from nanodepth.report.plot import PICTURES, draw_scores, show
 from nanodepth.report.tables import (Score, beside, change_in_words, columns, groups_of, number,
                                      over_seeds, pick_shown, run_names, where, write_csv)
 
@@ -162,11 +162,9 @@ def print_tables(rows):
 
 
 def draw(rows, ways, options, out):
-    "The picture: curves over what the ways differ in, or models against what they cost."
+    "The picture: curves over what the ways differ in, or the ways beside each other."
     kinds = pick_shown('show', options.show, dict.fromkeys(row['measure'] for row in rows))
     rows = [row for row in rows if row['measure'] in kinds]
-    if len(ways) == 1 and len(options.shots) == 1:
-        return show(out, draw_tradeoffs, over_seeds(rows, ['measure'], ['mean']), kinds)
     x = next((name for name in ('shots', 'r', 'K', 'T', 'beta')
               if len(getattr(options, name)) > 1), None)
     by_shots = {f'{task}, {n} shots': (task, n) for task in parse_tasks(options.tasks)[0]

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nanodepth.common.options import read
-from nanodepth.report.plot import draw_runs, show
-from nanodepth.report.runs import kinds_of, measured, read_groups
+from nanodepth.report.plot import draw_run, draw_runs, show
+from nanodepth.report.logs import kinds_of, measured, read_groups
 from nanodepth.report.tables import pick_shown, write_csv
 
 
@@ -26,12 +26,13 @@ class Options:
 def main(argv=None):
     options = read(Options, argv, __doc__)
     groups = read_groups(options.runs)
-    alone = len(options.runs) == 1
-    out = options.out or Path(options.runs[0]) / ('loss.png' if alone else 'compare.png')
+    first = Path(options.runs[0])
+    if len(options.runs) == 1:
+        [(name, [log])] = groups.items()
+        show(options.out or first / 'loss.png', draw_run, name, log)
+        return print(f'numbers: {first}/log.jsonl')
     kinds = ['loss', *(kind for kind in kinds_of(groups) if kind != 'text')]
+    out = options.out or first / 'compare.png'
     show(out, draw_runs, groups, pick_shown('show', options.show, kinds))
-    if alone:
-        print(f'numbers: {options.runs[0]}/log.jsonl')
-    else:
-        write_csv([dict(run=name) | row for name, group in groups.items()
-                   for row in measured(group)], out)
+    write_csv([dict(run=name) | row for name, group in groups.items() for row in measured(group)],
+              out)

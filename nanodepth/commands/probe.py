@@ -18,6 +18,7 @@ import functools
 import html
 import itertools
 import statistics
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable, NamedTuple
@@ -30,7 +31,6 @@ from nanodepth.common.errors import Refused, check_choice
 from nanodepth.common.files import replace
 from nanodepth.common.options import read
 from nanodepth.engine.checkpoint import build_model, load
-from nanodepth.engine.hf import fold_scales
 from nanodepth.engine.processes import pick_device
 from nanodepth.engine.scoring import (all_scores, encode, measure, open_data, parse_tasks,
                                       questions_of)
@@ -58,8 +58,6 @@ class Options(Ways):
     data: str | None = None         # a dataset; None: what the run was trained on
     batches: int = 2                # batches of validation data for each measurement
     block: int = 2                  # layers of a block, for block_similarity
-    # of LN-scaled models: a layer that is moved keeps its scale; else it gets its new depth's
-    carry_scales: bool = False
     lens_steps: int = 250           # of training a tuned lens
     lens_lr: float = 1e-3           # Adam's rate for it
     device: str = 'auto'            # auto: cuda, else mps, else cpu
@@ -233,8 +231,6 @@ def early_exit(c):
 
 class Probe(NamedTuple):
     measure: Callable
-    title: str
-    reads: str              # how to read it
     x: str = None           # of curves; what tells their panels apart is `panel`, if anything does
     panel: str = None
     only: tuple = ()        # the columns that are drawn; all others if empty
@@ -242,59 +238,21 @@ class Probe(NamedTuple):
 
 
 EFFECTS = 'erased', 'observed', 'change', 'setting'
-
+COSINES = 'layer', 'other', 'cosine', None
 PROBES = dict(
-    depth_score=Probe(
-        depth_score, 'Which layers matter for later tokens?',
-        'A layer is erased for the tokens up to t; the height is how far the output at later '
-        'tokens moves. Work in the right half is work that deep layers do; the depth score (in the '
-        'legend) is its mean depth. The last layer is always at zero: no later layer carries '
-        'its result to another token.', 'depth', only=('change',)),
-    heatmap=Probe(
-        functools.partial(heatmap, part='layer'), 'Which layer depends on which?',
-        'Row: the layer erased; column: the layer observed; colour: how much its update changes, '
-        'relative to itself (1: as much as its own length). Propagated: the change runs on through '
-        'all layers between; local: only this one layer sees the other missing. A bright column is '
-        'a layer that gathers from all before it.', maps=EFFECTS),
-    heatmap_attn=Probe(
-        functools.partial(heatmap, part='attn'),
-        'The same with only the attention of a layer erased', 'As above.', maps=EFFECTS),
-    heatmap_mlp=Probe(
-        functools.partial(heatmap, part='mlp'),
-        'The same with only the MLP of a layer erased', 'As above.', maps=EFFECTS),
-    norms=Probe(
-        norms, 'How much does each layer add?',
-        "The stream's length; the length of what a layer or sublayer adds, as a share of the "
-        'stream; and its cosine with the stream (above 0: it strengthens what is there; below: it '
-        'erases). A pattern that repeats with the block is what growing and looping leave.',
-        'depth'),
-    swap=Probe(
-        rearranged(probe.swap_blocks, 1, 2, 4, 8), 'Blocks change places',
-        'The layers from a position on change places with as many behind them. Dotted: the model '
-        'as it is. Where a curve stays near it, the order does not matter.', 'start', 'size'),
-    skip=Probe(
-        rearranged(probe.skip_blocks, 1, 2, 4, 8), 'Blocks are left out',
-        'The layers from a position on do not run. Where a curve stays near the dotted line (the '
-        'model as it is), they are not needed.', 'start', 'size'),
-    reverse=Probe(
-        rearranged(probe.reverse_block, 2, 4, 8), 'Blocks run backwards',
-        'The layers from a position on run in reverse. Worst where a reversal straddles two '
-        'blocks: layers of a block have roles that follow each other.', 'start', 'size'),
-    similarity=Probe(
-        similarity, 'Are layers copies of each other?',
-        'Cosines between the MLP weights of two layers. Lines beside the diagonal are the traces '
-        'of growing: layers that once were one. A looped model has its unique layers only.',
-        maps=('layer', 'other', 'cosine', None)),
-    block_similarity=Probe(
-        functools.partial(similarity, blocks=True), 'Are blocks copies of each other?',
-        'The same for whole blocks of layers (--block), each as one long vector.',
-        maps=('layer', 'other', 'cosine', None)),
-    early_exit=Probe(
-        early_exit, 'What is known behind each layer?',
-        'The answer if the model stopped there: directly (logit lens), or through a trained '
-        'translator (tuned lens). KL and overlap (of the five likeliest tokens) compare with the '
-        'final answer. A curve that rises to the end: the last layers are needed.',
-        'depth', 'lens'))
+    depth_score=Probe(depth_score, 'depth', only=('change',)),
+    heatmap=Probe(functools.partial(heatmap, part='layer'), maps=EFFECTS),
+    heatmap_attn=Probe(functools.partial(heatmap, part='attn'), maps=EFFECTS),
+    heatmap_mlp=Probe(functools.partial(heatmap, part='mlp'), maps=EFFECTS),
+    norms=Probe(norms, 'depth'),
+    swap=Probe(rearranged(probe.swap_blocks, 1, 2, 4, 8), 'start', 'size'),
+    skip=Probe(rearranged(probe.skip_blocks, 1, 2, 4, 8), 'start', 'size'),
+    reverse=Probe(rearranged(probe.reverse_block, 2, 4, 8), 'start', 'size'),
+    similarity=Probe(similarity, maps=COSINES),
+    block_similarity=Probe(functools.partial(similarity, blocks=True), maps=COSINES),
+    early_exit=Probe(early_exit, 'depth', 'lens'))
+# {probe: its title, and how to read it}
+TEXTS = tomllib.loads(Path(__file__).with_name('probe.toml').read_text(encoding='utf-8'))
 
 
 # ------------------------------------------------------------------------------------------ showing
@@ -303,14 +261,15 @@ def draw(name, rows, folder):
     "The picture of a probe."
     p = PROBES[name]
     path = folder / f'{name}.png'
+    title = TEXTS[name]['title']
     if p.maps:
-        return show(path, draw_maps, rows, *p.maps, p.title)
+        return show(path, draw_maps, rows, *p.maps, title)
     labels = {}
     if name == 'depth_score':
         labels = {row['run']: f'{row["run"]}: {row["score"]:.2f}'
                   for row in over_seeds(rows, [], [])}
     values = p.only or [key for key in rows[0] if key not in ('run', 'group', p.x, p.panel)]
-    show(path, draw_curves, rows, p.x, p.panel, values, labels, p.title)
+    show(path, draw_curves, rows, p.x, p.panel, values, labels, title)
 
 
 STYLE = ('body{font-family:sans-serif;max-width:70em;margin:2em auto;line-height:1.5}'
@@ -321,7 +280,7 @@ HEAD = 'Which layers do they use?'
 def write_index(folder, names, notes):
     parts = []
     for name in names:
-        title, reads = html.escape(PROBES[name].title), html.escape(PROBES[name].reads)
+        title, reads = (html.escape(TEXTS[name][key]) for key in ('title', 'reads'))
         parts.append(f'<h2>{title}</h2><p>{reads}</p><img src="{name}.png" alt="{title}">'
                      f'<p><a href="{name}.csv">the numbers</a></p>')
     lines = ''.join(f'<li>{html.escape(line)}</li>' for line in notes)
@@ -364,8 +323,6 @@ def make(args):
         for run, path in tqdm(paths.items(), desc='models', unit='model'):
             state = load(path)
             model = build_model(state, path).to(pick_device(args.device)).eval()
-            if args.carry_scales and model.config.ln_scaling:
-                model = fold_scales(model)
             with way.apply(model):
                 notes += look(run, groups[run], Subject(path, args, state, model), rows)
     # show what has been measured, even if a later model fails

@@ -20,7 +20,6 @@ Usage:
     nanodepth sweep out/lidas out/baseline --blocks=1,2,4 --times=2
     nanodepth sweep SmolLM-360M --K=2,3 --tasks=arc_easy --limit=200
 """
-import functools
 import inspect
 import itertools
 import math
@@ -40,17 +39,15 @@ from nanodepth.engine.way import Way, Ways, depth_in, layers_and_order, read_way
 from nanodepth.loop import repeat_block
 from nanodepth.looping.layers import pick_window
 from nanodepth.report.plot import draw_sweep, show
-from nanodepth.report.tables import (Score, beside, by_seed, change_in_words, columns, mean, number,
-                                     pick_shown, run_names, standard_error, write_csv)
+from nanodepth.report.tables import (Score, beside, change_in_words, columns, mean, number,
+                                     pick_shown, run_names, write_csv)
 from nanodepth.wrapper import SOLVERS
 
 
 @dataclass(kw_only=True)
 class Options(Ways, Asked):
     WORDS = ['models']
-    # folders that train.py wrote, or Hugging Face checkpoints; runs NAME-SEED, trained with that
-    # seed, are averaged
-    models: list[str]
+    models: list[str]           # folders that train.py wrote, or Hugging Face checkpoints
     blocks: tuple[int, ...] = ()    # instead of other ways: every block of so many layers ...
     times: tuple[int, ...] = (2,)   # ... run so many times
     judge_tasks: str | None = None  # tasks to judge by; None: questions that were not screened
@@ -147,99 +144,18 @@ def gain(measure, plain, score):
     return Gain(score.kind, sign * change.mean, change.error, change.p, changes)
 
 
-class Search:
-    "The models of a sweep. `of(name, part, ways)` measures what is not on disk."
+def gains_of(subject, notes, part, ways):
+    "{way: {measure: Gain}} in a part of the questions. What is noted is not measured again."
+    mark = subject.mark()
 
-    def __init__(self, options):
-        self.options = options
-        self.paths = run_names(options.models)
-        self.notes = Notes(beside(options.out, '.jsonl'))
-        self.opened = {}            # one at a time
-
-    def open(self, name):
-        if name not in self.opened:
-            self.opened.clear()         # free the last one before the next comes
-            tasks = [self.options.tasks, self.options.judge_tasks or self.options.tasks]
-            self.opened[name] = Subject(self.paths[name], self.options, tasks)
-        return self.opened[name]
-
-    @functools.cache
-    def about(self, name):
-        "The Grid of a model: with it, what is noted can be read without opening the model again."
-        subject = self.open(name)
-        model = subject.model
-        depth = depth_in(model)
-        ways, impossible = ways_of(self.options, model)
-        if not ways:
-            raise Refused(f'nothing can be run: {"; ".join(impossible)}')
-        places = {str(way): (window, row) for way, window, row in ways}
-        ways = {str(way): way for way, _, _ in ways}
-        subject.check(ways.values())
-        recipe = None
-        if not (self.options.blocks or self.options.loop or self.options.r):
-            recipe = Way(window='{}-{}'.format(*pick_window(None, depth)), method='rk', K=3)
-        layers = {str(way): way.cost(model) for way in (*ways.values(), recipe) if way}
-        return Grid(subject.mark(), depth, ways, places, layers, recipe, impossible)
-
-    def of(self, name, part, ways):
-        "{way: {measure: Gain}}"
-        plain = self.scores(name, part, Way())
-        bar = tqdm(ways, f'{PARTS[part]} {name}', unit='way', leave=False)
-        return {str(way): {measure: gain(measure, plain[measure], score) for measure, score
-                           in self.scores(name, part, way).items()} for way in bar}
-
-    def scores(self, name, part, way):
-        "{measure: Score}: as noted, or measured now."
-        note = dict(model=self.about(name).mark, part=PARTS[part], way=str(way))
-        found = self.notes.get(note, lambda: self.open(name).scores(way, part))
-        return {kind: Score(*values) for kind, values in found.items()}
-
-
-class Grid(NamedTuple):
-    mark: str               # of the model and all that it is asked
-    depth: int
-    ways: dict              # {as a user types it: the way}
-    places: dict            # {the same: (its window in the picture, its row)}
-    layers: dict            # {the same: how many run for each token}, the recipe's too
-    recipe: Way | None
-    impossible: list
-
-
-def main(argv=None):
-    options = read(Options, argv, __doc__)
-    if options.judge_tasks and not options.tasks:
-        raise Refused('--judge_tasks is what the best are judged by: give --tasks, too, to screen '
-                      'by')
-    search = Search(options)
-    groups = by_seed(search.paths)
-    for names in groups.values():
-        depths = {name: search.about(name).depth for name in names}
-        if len({*depths.values()}) > 1:
-            raise Refused(f'these are not seeds of one run, their depths differ: {depths}')
-    screened = {name: search.of(name, 0, search.about(name).ways.values())
-                for name in search.paths}
-    for name, gains in screened.items():
-        for kind in options.score:
-            check_choice(f'{name}: --score', kind, kinds_in([gains]))
-    units = kinds_in(screened.values())
-    shown = pick_shown('show', options.show, units)
-    rows = []
-    for group, names in groups.items():
-        rows += judge(search, group, {name: screened[name] for name in names})
-    grids = {name: search.about(name) for name in search.paths}
-    for what in dict.fromkeys(what for grid in grids.values() for what in grid.impossible):
-        print(f'left out: {what}')
-    write_csv(rows, options.out)
-    show(options.out, draw_sweep, [
-        row | dict(zip(('window', 'setting'), grids[row['run']].places[row['way']])) for row in rows
-        if row['part'] == 'screen' and row['way'] in grids[row['run']].places],
-        {measure: units[measure] for measure in shown})
-
-
-def kinds_in(runs):
-    "{measure: its unit} of several {way: {measure: Gain}}."
-    return {measure: gain.kind for ways in runs for gains in ways.values()
-            for measure, gain in gains.items()}
+    def scores(way):
+        note = dict(model=mark, part=PARTS[part], way=str(way))
+        found = notes.get(note, lambda: subject.scores(way, part))
+        return {measure: Score(*values) for measure, values in found.items()}
+    plain = scores(Way())
+    bar = tqdm(ways, f'{PARTS[part]} {subject.path}', unit='way', leave=False)
+    return {str(way): {measure: gain(measure, plain[measure], score)
+                       for measure, score in scores(way).items()} for way in bar}
 
 
 def main_kinds(kinds, tasks):
@@ -260,86 +176,90 @@ def main_kinds(kinds, tasks):
     return chosen + list(first.values()) or [kind for kind in kinds if kind == 'loss'] or kinds[:1]
 
 
-def judge(search, group, screened):
-    """Judge the best ways, by the mean gain of one model's seeds, and the recipe. Prints a table;
-    returns the rows of all that was measured."""
-    options = search.options
-    names = list(screened)
-    grid = search.about(names[0])
-    units = kinds_in(screened.values())
+def kinds_in(gains):
+    "{measure: its unit} of {way: {measure: Gain}}."
+    return {measure: gain.kind for measures in gains.values() for measure, gain in measures.items()}
+
+
+def search(name, path, options, notes):
+    """Screen all ways, judge the best and the recipe, print a table. (The rows of what was
+    measured, {measure: its unit})."""
+    subject = Subject(path, options, [options.tasks, options.judge_tasks or options.tasks])
+    ways, impossible = ways_of(options, subject.model)
+    if not ways:
+        raise Refused(f'nothing can be run: {"; ".join(impossible)}')
+    for left_out in impossible:
+        print(f'left out: {left_out}')
+    of = {str(way): way for way, _, _ in ways}
+    subject.check(of.values())
+    screened = gains_of(subject, notes, 0, of.values())
+    units = kinds_in(screened)
+    for kind in options.score:
+        check_choice(f'{name}: --score', kind, units)
     ranked = options.score or main_kinds(units, options.tasks)
-    gains = {way: [mean([screened[name][way][kind].mean for kind in ranked]) for name in names]
-             for way in grid.ways}
-    # what diverged comes last
-    best = sorted(gains, key=lambda way: (math.isnan(mean(gains[way])), -mean(gains[way])))
-    chosen = {way: grid.ways[way] for way in best[:options.best]}
-    if grid.recipe:
-        chosen.setdefault(str(grid.recipe), grid.recipe)
-    parts = [{}, {}]
-    for name in names:          # each model is opened once
-        for part in (0, 1):
-            parts[part][name] = search.of(name, part, chosen.values())
-    shown = []
-    for part in (0, 1):
-        there = kinds_in(parts[part].values())
-        wanted = {*ranked, *(kind for kind, unit in there.items() if unit == 'nats')}
-        if part and options.judge_tasks:
-            wanted |= {*main_kinds(there, options.judge_tasks)}
-        shown += [(part, kind) for kind in there if kind in wanted or not wanted & {*there}]
-    lines = [['way', 'layers run', *(f'{PARTS[part]}: gain in {kind}' for part, kind in shown)]]
+    totals = {way: mean([gains[kind].mean for kind in ranked]) for way, gains in screened.items()}
+    best = sorted(totals, key=lambda way: (math.isnan(totals[way]), -totals[way]))
+    chosen = {way: of[way] for way in best[:options.best]}      # what diverged is not among them
+    recipe = Way(window='{}-{}'.format(*pick_window(None, depth_in(subject.model))), method='rk',
+                 K=3)
+    if not (options.blocks or options.loop or options.r):
+        chosen.setdefault(str(recipe), recipe)
+    screened |= gains_of(subject, notes, 0, chosen.values())
+    judged = gains_of(subject, notes, 1, chosen.values())
+
+    print(f'\n{name}: {len(ways)} ways searched, {sum(v > 0 for v in totals.values())} with a gain '
+          f'in {" and ".join(ranked)}')
+    changes = [[screened[way][kind].changes for kind in ranked] for way in of]
+    print(luck(changes, all(units[kind] == 'share' for kind in ranked)), end='')
+    wanted = {*ranked}
+    if options.judge_tasks:
+        wanted |= {*main_kinds(kinds_in(judged), options.judge_tasks)}
+    shown = [(part, gains, kind) for part, gains in zip(PARTS, (screened, judged))
+             for kind, unit in kinds_in(gains).items() if kind in wanted or unit == 'nats']
+    lines = [['way', 'layers run', *(f'{part}: gain in {kind}' for part, _, kind in shown)]]
     for way in chosen:
-        is_recipe = way == str(grid.recipe)
-        lines.append([way + (' (the recipe)' if is_recipe else ''), str(grid.layers[way])])
-        for part, kind in shown:
-            lines[-1].append(over_runs([parts[part][name][way][kind] for name in names]))
-    print(summary(group, gains, ' and '.join(ranked)))
-    changes = [[screened[name][way][kind].changes for name in names for kind in ranked]
-               for way in gains]
-    percent = all(units[kind] == 'share' for kind in ranked)
-    print(luck(changes, percent, len(ranked)) + columns(lines))
-    parts[0] = {name: screened[name] | parts[0][name] for name in names}
-    return [dict(run=name, group=group, part=PARTS[part], way=way,
-                 **{kind: each.mean for kind, each in measures.items()})
-            for part in (0, 1) for name in names for way, measures in parts[part][name].items()]
+        cells = [change_in_words(*gains[way][kind][1:4], gains[way][kind].kind == 'share')
+                 for _, gains, kind in shown]
+        lines.append([way + (' (the recipe)' if way == str(recipe) else ''),
+                      str(chosen[way].cost(subject.model)), *cells])
+    print(columns(lines))
+    places = {str(way): dict(window=window, setting=row) for way, window, row in ways}
+    rows = [dict(run=name, part=part, way=way, **places.get(way, {}),
+                 **{kind: each.mean for kind, each in gains.items()})
+            for part, of_part in zip(PARTS, (screened, judged)) for way, gains in of_part.items()]
+    return rows, units
 
 
-def over_runs(gains):
-    "The mean gain of some seeds with its error; of one, with the error of its questions, and p."
-    percent = gains[0].kind == 'share'
-    if len(gains) == 1:
-        return change_in_words(*gains[0][1:4], percent)
-    means = [each.mean for each in gains]
-    return change_in_words(mean(means), standard_error(means), None, percent)
+def main(argv=None):
+    options = read(Options, argv, __doc__)
+    if options.judge_tasks and not options.tasks:
+        raise Refused('--judge_tasks is what the best are judged by: give --tasks, too, to screen '
+                      'by')
+    notes = Notes(beside(options.out, '.jsonl'))
+    rows, units = [], {}
+    for name, path in run_names(options.models).items():
+        of_model, its_units = search(name, path, options, notes)
+        rows += of_model
+        units |= its_units
+    write_csv(rows, options.out)
+    drawn = [row for row in rows if row['part'] == 'screen' and 'window' in row]
+    show(options.out, draw_sweep, drawn,
+         {measure: units[measure] for measure in pick_shown('show', options.show, units)})
 
 
-def summary(group, gains, score):
-    "How many were searched, and how many gained."
-    positive = [values for values in gains.values() if mean(values) > 0]
-    text = f'\n{group}: {len(gains)} ways searched, {len(positive)} with a gain in {score}'
-    seeds = len(next(iter(gains.values())))
-    if seeds > 1:
-        sure = sum(mean(values) > 2 * standard_error(values) for values in positive)
-        text += f', {sure} of them by more than two standard errors over {seeds} seeds'
-    return text
-
-
-def luck(changes, percent, measures=1, draws=1000):
+def luck(changes, percent, draws=1000):
     """What the best of as many tries gains where there is nothing to find: in each draw, plain and
-    changed are exchanged for half of the questions, the same ones in every way and in every model,
-    because what is hard about a question is so for all of them. `changes`: of each way, a list for
-    each model, and in it for each of the measures."""
+    changed are exchanged for half of the questions, the same ones in every way, because what is
+    hard about a question is so for all of them. `changes`: of each way, a list for each measure."""
     changes = [lists for lists in changes if np.isfinite(np.concatenate(lists)).all()]
     if not changes or not all(map(all, changes)):       # a perplexity is no mean of questions
         return ''
     rng = np.random.default_rng(0)
     totals = np.zeros((1 + draws, len(changes)))        # the first draw exchanges nothing
-    signs = {}
-    for i, lists in enumerate(map(np.array, zip(*changes))):            # (ways, questions)
-        asked = i % measures, lists.shape[1]
-        if asked not in signs:
-            signs[asked] = rng.choice((-1, 1), (1 + draws, lists.shape[1]))
-            signs[asked][0] = 1
-        totals += signs[asked] @ lists.T / lists.shape[1] / len(changes[0])
+    for lists in map(np.array, zip(*changes)):                              # (ways, questions)
+        signs = rng.choice((-1, 1), (1 + draws, lists.shape[1]))
+        signs[0] = 1
+        totals += signs @ lists.T / lists.shape[1] / len(changes[0])
     best, *by_chance = totals.max(1)
     say = lambda value: number(value, percent=percent)
     return (f'the best of {len(changes)} gains {say(best)}; with shuffled answers it would gain '

@@ -70,16 +70,14 @@ def read(cls, argv, about=None):
 
 def given(cls, argv):
     "{name: value} of what config files and then the command line say."
+    kinds = typing.get_type_hints(cls)
     words = getattr(cls, 'WORDS', None)
     plain = [arg for arg in argv if not arg.startswith('-')]
     values = {}
-    if words is None:
-        for path in plain:
-            values |= fitted(cls, run_file(path), f'{path}: ')
-    else:
-        values |= fitted(cls, take_words(cls, words, plain), '', is_text=True)
-    types_of = typing.get_type_hints(cls)
-    options = types_of.keys() - set(words or ())
+    for path in plain if words is None else ():
+        values |= fitted(kinds, run_file(path), f'{path}: ')
+    values |= fitted(kinds, take_words(kinds, words or (), plain if words else []), '')
+    options = kinds.keys() - set(words or ())
     for arg in argv:
         if not arg.startswith('-'):
             continue
@@ -87,44 +85,39 @@ def given(cls, argv):
         if name not in options:
             raise Refused(f'there is no option --{name.lstrip("-")}{nearest(name, options)} '
                           '(--help lists all)')
-        if not equals and types_of[name] is not bool:
+        if not equals and kinds[name] is not bool:
             raise Refused(f'{arg}: write --{name}=VALUE')
-        values |= fitted(cls, {name: text if equals else 'true'}, '--', is_text=True)
+        values |= fitted(kinds, {name: text if equals else 'true'}, '--')
     return values
 
 
-def take_words(cls, words, plain):
+def take_words(kinds, words, plain):
     "{name: word} of the words without dashes; a field that is a list takes all that are left."
     values = {}
     left = list(plain)
-    for each in dataclasses.fields(cls):
-        if each.name not in words:
-            continue
-        if not left:
-            break
-        if typing.get_origin(each.type) is list:
-            values[each.name] = left
+    for name in words:
+        if left and typing.get_origin(kinds[name]) is list:
+            values[name] = left
             left = []
-        else:
-            values[each.name] = left.pop(0)
+        elif left:
+            values[name] = left.pop(0)
     if left:
         raise Refused(f'{left[0]}: one argument too many')
     return values
 
 
-def fitted(cls, values, where, is_text=False):
-    "The values, each of its field's type and not too small. `where`: how a message begins."
-    types_of = typing.get_type_hints(cls)
+def fitted(kinds, values, where):
+    "The values, each of its field's type and within its bounds. `where`: how a message begins."
     result = {}
     for name, value in values.items():
-        if name not in types_of:
-            raise Refused(f'{where}there is no setting {name}{nearest(name, types_of)}')
+        if name not in kinds:
+            raise Refused(f'{where}there is no setting {name}{nearest(name, kinds)}')
         try:
-            result[name] = fit(value, types_of[name], is_text)
+            result[name] = fit(as_text(value), kinds[name])
         except ValueError:
-            words = [word for choice in choices_of(types_of[name])
+            words = [word for choice in choices_of(kinds[name])
                      if typing.get_origin(choice) is Literal for word in typing.get_args(choice)]
-            raise Refused(f'{where}{name}={value} must be {in_words(types_of[name])}'
+            raise Refused(f'{where}{name}={value} must be {in_words(kinds[name])}'
                           f'{nearest(value, words)}') from None
     check_bounds(result, where)
     return result
@@ -133,17 +126,19 @@ def fitted(cls, values, where, is_text=False):
 def check_bounds(values, where=''):
     "Refuse numbers outside what their names allow, infinite ones, and what is not a number."
     for name, value in values.items():
+        least, (low, high) = AT_LEAST.get(name), SHARES.get(name, (-math.inf, math.inf))
         for number in value if isinstance(value, (tuple, list)) else [value]:
             if type(number) not in (int, float):
                 continue
             if not math.isfinite(number):
                 raise Refused(f'{where}{name}={number} must be finite')
-            if number < AT_LEAST.get(name, -math.inf):
-                raise Refused(f'{where}{name}={number} must be at least {AT_LEAST[name]}')
-            low, high = SHARES.get(name, (-math.inf, math.inf))
+            if least is not None and number < least:
+                raise Refused(f'{where}{name}={number} must be at least {least}')
             if not low <= number <= high:
                 raise Refused(f'{where}{name}={number} must be from {low} to {high}')
 
+
+# ---------------------------------------------------------------------------------- text to values
 
 def choices_of(kind):
     "The types that a field may have: of int | None, both."
@@ -158,32 +153,37 @@ def in_words(kind):
         origin = typing.get_origin(choice) or choice
         if origin is Literal:
             names += map(str, typing.get_args(choice))
-        elif origin in (list, tuple):
-            names.append('a list')
         else:
-            names.append(IN_WORDS.get(origin, str(choice)))
+            names.append('a list' if origin in (list, tuple) else IN_WORDS.get(origin, str(choice)))
     return ' or '.join(names)
 
 
-def fit(value, kind, is_text):
-    """The value as one of a field's types, or a ValueError. What comes from a command line is text:
-    there 600 stands for a number, none for None, and a comma for a list."""
+def as_text(value):
+    "A value of a config file as it would stand on a command line; a list as a list of such texts."
+    if isinstance(value, (list, tuple)):
+        return [as_text(item) for item in value]
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+
+
+def fit(text, kind):
+    """A text as one of a field's types, or a ValueError: 600 stands for a number, none for None,
+    and a comma for a list."""
     choices = choices_of(kind)
     lists = [choice for choice in choices if typing.get_origin(choice) in (list, tuple)]
-    if is_text and lists and (',' in value or str not in choices):
+    if lists and (',' in text or str not in choices):
         choices = [choice for choice in choices if choice in (*lists, types.NoneType)]
     narrow = [Literal, types.NoneType]          # before str, which would take any word
     for choice in sorted(choices, key=lambda c: (typing.get_origin(c) or c) not in narrow):
         with contextlib.suppress(ValueError, KeyError):
-            return fit_one(value, choice, is_text)
+            return fit_one(text, choice)
     raise ValueError
 
 
-def whole(value):
-    "A whole number, of a text too; 1e4 is one."
+def whole(text):
+    "A whole number; 1e4 is one."
     with contextlib.suppress(ValueError):
-        return int(str(value))          # not by way of a float, which has 53 bits
-    number = float(value)
+        return int(text)                # not by way of a float, which has 53 bits
+    number = float(text)
     if not number.is_integer():
         raise ValueError
     return int(number)
@@ -193,25 +193,19 @@ FROM_TEXT = {       # type: converter
     int: whole, float: float, str: str, Path: Path,
     bool: lambda text: {'true': True, 'false': False}[text.lower()],
     types.NoneType: lambda text: {'none': None}[text.lower()]}
-FROM_CONFIG = FROM_TEXT | {bool: bool, types.NoneType: lambda none: none}
-MAY_BE = {int: (int, float), float: (int, float), Path: (str, type(Path()))}
 
 
-def fit_one(value, kind, is_text):
+def fit_one(text, kind):
     origin = typing.get_origin(kind) or kind
     inside = typing.get_args(kind)
-    if origin is Literal:
-        texts = list(map(str, inside)) if is_text else list(inside)
-        return inside[texts.index(value)]
     if origin in (list, tuple):
-        items = [part for part in value.split(',') if part] if isinstance(value, str) else value
-        if isinstance(items, (list, tuple)):
-            return origin(fit(item, inside[0], is_text) for item in items)
-    elif is_text:
-        return FROM_TEXT[origin](value)
-    elif type(value) in MAY_BE.get(origin, (origin,)):        # true is no 1
-        return FROM_CONFIG[origin](value)
-    raise ValueError
+        items = text if isinstance(text, list) else [part for part in text.split(',') if part]
+        return origin(fit(item, inside[0]) for item in items)
+    if isinstance(text, list):
+        raise ValueError
+    if origin is Literal:
+        return inside[list(map(str, inside)).index(text)]
+    return FROM_TEXT[origin](text)
 
 
 def run_file(path):

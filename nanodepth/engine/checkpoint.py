@@ -24,7 +24,7 @@ import torch
 from nanodepth.common.errors import Refused
 from nanodepth.common.files import aside, fresh, reading
 from nanodepth.common.options import only_fields
-from nanodepth.engine.hf import family_of, is_foreign, is_hugging_face, load_hf, open_theirs
+from nanodepth.engine.hf import family_of, is_hugging_face, load_hf
 from nanodepth.engine.hf_recurrent import FAMILY, load_raven
 from nanodepth.model import LM, ModelConfig
 from nanodepth.text.tokenizer import local_folder
@@ -136,22 +136,18 @@ def load_model(path, device='cpu'):
 def open_any(path, device='cpu'):
     "(what its file says, the model) of any path: ours, or transformers' own of another family."
     state = load(path)
-    if is_foreign(path):
-        model = open_theirs(path)
-        refuse_not_finite(model, path)
-    else:
-        model = build_model(state, path)
-    return state, model.to(device).eval()
+    return state, build_model(state, path, others=True).to(device).eval()
 
 
-def build_model(state, path):
+def build_model(state, path, others=False):
     "The model that a loaded state describes, with its weights."
-    if state.get('kind') == 'hf':
-        opens = load_raven if family_of(path) == FAMILY else load_hf
-        model = opens(local_folder(path))
-    else:
+    if state.get('kind') != 'hf':
         with reading(path):
             model = model_of(state, path)
+    elif family_of(path) == FAMILY:
+        model = load_raven(local_folder(path))
+    else:
+        model = load_hf(path, others)
     refuse_not_finite(model, path)
     return model
 

@@ -1,15 +1,15 @@
 """Hugging Face checkpoints: in, as a model of ours where it can be one, else as transformers' own;
 and out.
 
-The idea: Llama and Qwen 3, which are all that the papers use, are our model under longer names:
-opening one takes a table of names and a list of what this model lacks, refused before anything is
-loaded. Of any other family transformers' model is opened; it is scored as a function from tokens to
-logits, and a block of its layers is run several times by the wrapper, where our own models take
-another order (engine/way.py). On export an order becomes plain depth, and LN-scaling is multiplied
-into the norms.
+The idea: transformers opens the folder. Llama and Qwen 3, which are all that the papers use, are
+our model under longer names, so what is left is a table of names, and a list of what this model
+lacks. Any other family's model is scored as a function from tokens to logits, and a block of its
+layers is run several times by the wrapper, where our own models take another order
+(engine/way.py). On export an order becomes plain depth, and LN-scaling is multiplied into the
+norms.
 
-Here: config.json is read by transformers, weights from safetensors only, in the type in which they
-are stored. A name on the hub needs `huggingface_hub` and a network too.
+Here: weights are read from safetensors only, in the type in which they are stored. A name on the
+hub needs `huggingface_hub` and a network too.
 
 Usage:
     model = load_hf('SmolLM-360M')              # or load_model, which opens our own checkpoints too
@@ -85,26 +85,19 @@ def family_of(path):
     return read_json(config).get('model_type') if config.exists() else None
 
 
-def llama3(rope, path):
-    "Llama 3's scaling of the rotary frequencies, by its four numbers."
-    with reading(path):
-        return {name: rope[name] for name in ROPE_LLAMA3}
+def config_of(path):
+    "A folder's config.json, as transformers has it."
+    with using_transformers(path) as package:
+        return package.AutoConfig.from_pretrained(local_folder(path))
 
 
-def model_config(folder):
-    "A folder's config.json as our ModelConfig, or an error that names what this model lacks."
-    path = folder / 'config.json'
-    if not path.exists():
-        raise Refused(f'{folder} has no config.json: it is no Hugging Face checkpoint')
-    family = family_of(folder)
-    if family not in ('llama', 'qwen3'):
-        raise Refused(f'{path} is of the family {family!r} (known: llama, qwen3), which is not '
-                      'supported; wrapper.py loops other families too')
-    with using_transformers(folder) as package:
-        c = package.AutoConfig.from_pretrained(folder)
+def lacking(c):
+    "What a config asks for that our model does not have, in words; None: nothing."
+    says = lambda name: getattr(c, name, None)
+    if c.model_type not in ('llama', 'qwen3'):
+        return f'the family {c.model_type!r} (known: llama, qwen3)'
     rope = c.rope_parameters or {}
     kind = rope.get('rope_type', 'default')
-    says = lambda name: getattr(c, name, None)
     for lacks, feature in (
             (says('attention_bias') or says('mlp_bias'), 'linear layers with a bias'),
             (says('use_sliding_window') or {*(says('layer_types') or ['full_attention'])}
@@ -116,13 +109,22 @@ def model_config(folder):
             (rope.get('partial_rotary_factor') not in (None, 1),
              'rotary positions on a part of each head')):
         if lacks:
-            raise Refused(f'{path} asks for {feature}, which is not supported; '
-                          'wrapper.py loops other families too')
-    with reading(path):
-        return ModelConfig(
-            **{ours: getattr(c, theirs) for ours, theirs in OURS.items()},
-            rope_theta=rope['rope_theta'], qk_norm=family == 'qwen3',
-            rope_scaling=llama3(rope, path) if kind == 'llama3' else None)
+            return feature
+    return None
+
+
+def llama3(rope):
+    "Llama 3's scaling of the rotary frequencies, by its four numbers."
+    return {name: rope[name] for name in ROPE_LLAMA3}
+
+
+def model_config(c):
+    "transformers' config of a Llama or Qwen 3 as our ModelConfig."
+    rope = c.rope_parameters
+    return ModelConfig(
+        **{ours: getattr(c, theirs) for ours, theirs in OURS.items()},
+        rope_theta=rope['rope_theta'], qk_norm=c.model_type == 'qwen3',
+        rope_scaling=llama3(rope) if rope.get('rope_type') == 'llama3' else None)
 
 
 def config_json(config, depth):
@@ -138,88 +140,47 @@ def config_json(config, depth):
 
 # ---------------------------------------------------------------------------------------------- in
 
-def read_tensors(folder):
-    "{their name: tensor} of a checkpoint, mapped from its files."
-    with refusing(ImportError, why=lambda error: f'{folder}: Hugging Face checkpoints need '
-                  'safetensors (pip install safetensors)'):
-        from safetensors.torch import load_file
-    whole = folder / 'model.safetensors'
-    files = [whole] if whole.exists() else sorted(folder.glob('model-*-of-*.safetensors'))
-    if not files:
-        raise Refused(f'{folder} has no {whole.name}, and only safetensors is read')
-    tensors = {}
-    for path in files:
-        with reading(path):
-            tensors |= load_file(path)
-    return tensors
+def open_theirs(path, config=None):
+    "transformers' own model of a folder, its weights in the type in which they are stored."
+    with using_transformers(path) as package:
+        config = config or config_of(path)
+        config.dtype = None         # what it says of the weights may not be true
+        model, report = package.AutoModelForCausalLM.from_pretrained(
+            local_folder(path), config=config, dtype='auto', use_safetensors=True,
+            output_loading_info=True)
+    for kind in ('missing_keys', 'unexpected_keys', 'mismatched_keys'):
+        if report.get(kind):        # such weights would be random, or not those of this model
+            raise Refused(f'{path}: transformers reports {kind.replace("_", " ")}: '
+                          f'{", ".join(map(str, sorted(report[kind])[:3]))}')
+    return model
 
 
-def load_weights(model, tensors, names, folder, leave=()):
-    """Put a checkpoint's tensors into a model without weights: every one has its place, and every
-    place its tensor. `names`: {their name: our names, whose rows it holds one after the other};
-    `leave`: the endings of names that say nothing."""
-    shapes = {name: t.shape for name, t in model.state_dict().items()}
-    for name in tensors:
-        if name not in names and not name.endswith(tuple(leave)):
-            raise Refused(f'{folder}: {name} has no place in this model')
-    weights = {}
-    for name, ours in names.items():
-        if name not in tensors:
-            raise Refused(f'{folder}: {name} is in none of its files, though config.json asks for '
-                          'it')
-        t = tensors[name]
-        rows = [shapes[each][0] for each in ours]
-        if t.shape != (wanted := (sum(rows), *shapes[ours[0]][1:])):
-            raise Refused(f'{folder}: {name} has the shape {tuple(t.shape)}, but by config.json it '
-                          f'is {wanted}')
-        weights |= zip(ours, t.split(rows))
-    kinds = {str(t.dtype).removeprefix('torch.') for t in weights.values()}
-    if len(kinds) > 1 or not kinds <= {'float64', 'float32', 'float16', 'bfloat16'}:
-        raise Refused(f'{folder}: its weights must be of one type, float32, float16 or bfloat16, '
-                      f'not {" and ".join(sorted(kinds))}')
-    model.load_state_dict(weights, strict=False, assign=True)
+def load_hf(path, others=False):
+    """A Hugging Face checkpoint, a folder or a name on the hub: a Llama or Qwen 3 as an LM. With
+    `others`, of any other family the model of transformers."""
+    config = config_of(path)
+    if feature := lacking(config):
+        if others:
+            return open_theirs(path)
+        raise Refused(f'{path} asks for {feature}, which is not supported; wrapper.py loops other '
+                      'families too')
+    with reading(path), torch.device('meta'):       # no memory, no random numbers
+        model = LM(model_config(config))
+    theirs = open_theirs(path, config)
+    tensors = theirs.state_dict()
+    model.load_state_dict({ours: tensors[their_name(ours)] for ours in model.state_dict()},
+                          assign=True)
     model.cos, model.sin = rope_tables(model.config)
-    model.config.stored_as = kinds.pop()
-
-
-def load_hf(folder):
-    "A Llama or Qwen 3 of Hugging Face's, a folder or a name on the hub, as an LM."
-    folder = local_folder(folder)
-    config = model_config(folder)
-    with torch.device('meta'):      # no memory, no random numbers
-        model = LM(config)
-    names = {their_name(ours): [ours] for ours in model.state_dict()}
-    leave = ['rotary_emb.inv_freq']
-    if config.tie_embeddings:
-        names.pop('lm_head.weight')
-        leave.append('lm_head.weight')
-    load_weights(model, read_tensors(folder), names, folder, leave)
-    if config.tie_embeddings:
+    if model.config.tie_embeddings:
         model.head.weight = model.embed.weight
+    model.config.stored_as = str(theirs.dtype).removeprefix('torch.')
     return model.eval()
 
 
 def is_foreign(path):
     "Is this a Hugging Face checkpoint that our model cannot be?"
-    if not is_hugging_face(path) or family_of(path) in (None, 'huginn_raven'):
-        return False
-    try:
-        model_config(local_folder(path))
-    except Refused:
-        return True
-    return False
-
-
-def open_theirs(path):
-    "transformers' own model of a folder."
-    with using_transformers(path) as package:
-        model, info = package.AutoModelForCausalLM.from_pretrained(
-            local_folder(path), dtype='auto', output_loading_info=True)
-    for kind in ('missing_keys', 'unexpected_keys', 'mismatched_keys'):
-        if info.get(kind):      # such weights would be random, or not those of this model
-            raise Refused(f'{path}: transformers reports {kind.replace("_", " ")}: '
-                          f'{", ".join(map(str, sorted(info[kind])[:3]))}')
-    return model
+    return (is_hugging_face(path) and family_of(path) not in (None, 'huginn_raven')
+            and bool(lacking(config_of(path))))
 
 
 # ------------------------------------------------------------------------- models of other families

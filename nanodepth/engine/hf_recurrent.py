@@ -18,15 +18,13 @@ Usage:
 """
 import inspect
 import math
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from types import SimpleNamespace
 
 import torch
 
-from nanodepth.common.errors import Refused
+from nanodepth.common.errors import Refused, refusing
 from nanodepth.common.files import read_json, reading
-from nanodepth.common.options import only_fields
 from nanodepth.engine import hf
 from nanodepth.model import ModelConfig, rope_tables, rotate
 from nanodepth.retrofit import AUTHORS_STD, Recurrent
@@ -48,34 +46,6 @@ OLMO = {'attn.q_norm.weight': "OLMo's norms of q and k, and behind the sublayers
 CODE = 'modeling_recurrent'
 
 
-@dataclass
-class Theirs:
-    "What their config.json says, as far as it concerns our model."
-    n_embd: int
-    n_heads: int
-    intermediate_size: int
-    n_layers_in_prelude: int
-    n_layers_in_recurrent_block: int
-    n_layers_in_coda: int
-    mean_recurrence: int
-    norm_eps: float
-    injection_type: str
-    num_key_value_heads: int | None = None
-    head_dim: int | None = None
-    vocab_size: int | None = None
-    padded_vocab_size: int | None = None
-    block_size: int | None = None
-    max_position_embeddings: int | None = None
-    rope_base: float = 50_000.0
-    rope_theta: float | None = None
-    rope_scaling: dict | None = None
-    mean_backprop_depth: int = 8
-    test_time_noise: float | None = 0.0
-    init_values: dict = field(default_factory=dict)
-    qk_norm: bool = False       # of ours
-    first_state: Literal['fresh', 'table'] | None = None        # of ours; None: not said
-
-
 def names_of(model):
     "{their name: our names}."
     names = {f'{theirs}.weight': [f'{ours}.weight'] for theirs, ours in OUTSIDE.items()}
@@ -89,35 +59,67 @@ def names_of(model):
     return names
 
 
+# what a config.json of theirs leaves out stands for these
+DEFAULTS = dict(
+    num_key_value_heads=None, head_dim=None, vocab_size=None, padded_vocab_size=None,
+    block_size=None, max_position_embeddings=None, rope_base=50_000.0, rope_theta=None,
+    rope_scaling=None, mean_backprop_depth=8, test_time_noise=0.0, init_values={},
+    qk_norm=False, first_state=None)        # the last two are ours
+
+
 def load_raven(folder):
     "Their folder as a Recurrent."
     path = folder / 'config.json'
+    c = SimpleNamespace(**DEFAULTS | read_json(path))
+    tensors = read_tensors(folder)
     with reading(path):
-        c = Theirs(**only_fields(Theirs, read_json(path)))
-    tensors = hf.read_tensors(folder)
-    refuse_foreign(c, tensors, path)
-    sizes = {part: getattr(c, theirs) for part, theirs in PARTS.items()}
-    with reading(path):
+        refuse_foreign(c, tensors, path)
+        sizes = {part: getattr(c, theirs) for part, theirs in PARTS.items()}
         config = ModelConfig(
             vocab_size=c.padded_vocab_size or c.vocab_size, n_layer=sum(sizes.values()),
             n_embd=c.n_embd, n_head=c.n_heads, n_kv_head=c.num_key_value_heads,
             head_dim=c.head_dim if c.first_state else None, qk_norm=c.qk_norm,
             ffn_dim=c.intermediate_size, context=c.max_position_embeddings or c.block_size,
             norm_eps=c.norm_eps, rope_theta=c.rope_theta or c.rope_base, tie_embeddings=False,
-            rope_scaling=hf.llama3(c.rope_scaling, path) if c.rope_scaling else None)
-    std = c.init_values.get('std', AUTHORS_STD)
-    parts, first = {}, 0
-    for part, n in sizes.items():
-        parts[part] = list(range(first, first + n))
-        first += n
-
-    cut = c.init_values.get('cut', True)
-    with torch.device('meta'):
-        model = Recurrent(config, **parts, inject='authors', start='authors' if cut else 'normal',
-                          state_std=std, fresh=c.first_state == 'fresh', mean=c.mean_recurrence,
-                          backprop_depth=c.mean_backprop_depth)
-    hf.load_weights(model, tensors, names_of(model), folder, ['freqs_cis'])
+            rope_scaling=hf.llama3(c.rope_scaling) if c.rope_scaling else None)
+        parts, first = {}, 0
+        for part, n in sizes.items():
+            parts[part] = list(range(first, first + n))
+            first += n
+        cut = c.init_values.get('cut', True)
+        with torch.device('meta'):      # no memory, no random numbers
+            model = Recurrent(config, **parts, inject='authors',
+                              start='authors' if cut else 'normal', mean=c.mean_recurrence,
+                              state_std=c.init_values.get('std', AUTHORS_STD),
+                              fresh=c.first_state == 'fresh', backprop_depth=c.mean_backprop_depth)
+    tensors.pop('freqs_cis', None)
+    weights = {}
+    shapes = {name: t.shape for name, t in model.state_dict().items()}
+    for theirs, ours in names_of(model).items():
+        if theirs not in tensors:
+            raise Refused(f'{folder}: {theirs} is in none of its files')
+        with reading(folder):       # one matrix of theirs holds the rows of several of ours
+            rows = tensors.pop(theirs).split([shapes[name][0] for name in ours])
+        weights |= zip(ours, rows)
+    if tensors:
+        raise Refused(f'{folder}: {min(tensors)} has no place in this model')
+    with reading(folder):
+        model.load_state_dict(weights, assign=True)
+    model.cos, model.sin = rope_tables(config)
+    config.stored_as = str(model.norm.weight.dtype).removeprefix('torch.')
     return model.eval()
+
+
+def read_tensors(folder):
+    "{their name: tensor} of a checkpoint, mapped from its files."
+    with refusing(ImportError, why=lambda error: f'{folder}: this needs safetensors (pip install '
+                  'safetensors)'):
+        from safetensors.torch import load_file
+    tensors = {}
+    for path in sorted(folder.glob('model*.safetensors')):
+        with reading(path):
+            tensors |= load_file(path)
+    return tensors
 
 
 def refuse_foreign(c, tensors, path):

@@ -19,6 +19,7 @@ import functools
 import json
 import os
 import tempfile
+import tomllib
 
 from nanodepth import ROOT
 from nanodepth.common.errors import Refused, nearest, refusing
@@ -27,28 +28,11 @@ from nanodepth.engine.hf import family_of, is_foreign, save_hf
 from nanodepth.engine.hf_recurrent import FAMILY, save_raven
 from nanodepth.engine.way import Way
 from nanodepth.report.tables import Score
-from nanodepth.text.primitives import TASKS
 
 EVALS = ROOT / 'data/evals'
-# The papers' benchmarks: (task, shots or None for the task's own). data/evals/README.md says of
-# each whether it is the harness's or ours, and which are not here.
-LISTS = {
-    'closed': [(task, 0) for task in ('triviaqa', 'nq_open', 'webqs')],
-    'open': [(task, 0) for task in ('tydiqa_goldp_en', 'squadv2', 'drop', 'coqa')],
-    'language': [('lambada_openai', 0), ('hellaswag', 0)],
-    'math': [('svamp', 5), ('asdiv', 5)],
-    'primitives': [(f'primitive_{task}', None) for task in TASKS],
-    'retrofit': [(task, 0) for task in ('arc_easy', 'arc_challenge', 'hellaswag', 'winogrande',
-                                        'mmlu', 'piqa', 'openbookqa')] + [('gsm8k', 1)],
-    'recurrent': [('gsm8k_cot_sean', 1), ('minerva_math', 1)],      # with --max_length=1024
-    'looped': [(task, 0) for task in (
-        'arc_easy', 'arc_challenge', 'hellaswag', 'piqa', 'winogrande', 'lambada_openai', 'sciq',
-        'openbookqa', 'commonsense_qa', 'truthfulqa_mc1', 'mmlu_elementary_mathematics',
-        'mmlu_high_school_mathematics', 'mmlu_high_school_physics', 'mmlu_college_mathematics',
-        'mmlu_formal_logic', 'mmlu_abstract_algebra')],
-    'knowledge': [('mmlu_pro', None), ('gpqa_main_zeroshot', None), ('commonsense_qa', 7),
-                  ('arc_challenge', 25), ('mmlu', 0), ('openbookqa', 0)],
-}
+# {name of a list: [(task, shots or None for the task's own)]}
+LISTS = {name: [(task, *shots, None)[:2] for task, *shots in tasks] for name, tasks in
+         tomllib.loads((EVALS / 'lists.toml').read_text(encoding='utf-8')).items()}
 LISTS['depth'] = [task for name in ('closed', 'open', 'language', 'math', 'primitives')
                   for task in LISTS[name]]
 # metrics from 0 to 1, of which more is better

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from nanodepth import ROOT
 from nanodepth.engine.cost import at_full_depth
-from nanodepth.report.plot import draw_runs, show
-from nanodepth.report.runs import read_log
+from nanodepth.report.plot import draw_run, show
+from nanodepth.report.logs import read_log
 
 
 def report(config, model, flops):
@@ -22,7 +22,7 @@ def report(config, model, flops):
         full = at_full_depth(dataclasses.replace(config, vocab_size=model.config.vocab_size))
         saving = f', {1 - flops / full:.1%} less than at full depth throughout'
     print(f'{flops:.3e} training FLOPs{saving}')
-    show(out / 'loss.png', draw_runs, {out.name: [read_log(out)]})
+    show(out / 'loss.png', draw_run, out.name, read_log(out))
     print(f'numbers: {out}/log.jsonl')
     print(f'checkpoint, log and picture are in {out}; nanodepth sample {out} writes text')
 

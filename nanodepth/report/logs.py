@@ -1,44 +1,38 @@
-"""The log of a run.
+"""The logs of runs: written by training, read by every later table and picture.
 
-The idea: a run writes a JSON line for each measurement; every later table (runs.py) and picture
-(plot.py) is made from these lines.
+The idea: a run writes a JSON line for each measurement. Runs that are called NAME-SEED, and were
+trained with that seed, are one group.
 
 Usage:
     log = Log('out/lidas/log.jsonl', keep_up_to=-1, steps=600)
     log.write(step=10, loss=3.2)
-    lines = read_lines('out/lidas/log.jsonl')
+    groups = read_groups(['out/lidas-0', 'out/lidas-1', 'out/baseline'])    # {name: [log per seed]}
 """
 import json
+import math
 import os
+from pathlib import Path
 
 from tqdm import tqdm
 
-from nanodepth.common.files import aside, replace
+from nanodepth.common.errors import Refused
+from nanodepth.common.files import replace
+from nanodepth.report.tables import by_seed, run_names
 
 
 class Log:
     """log.jsonl, a line for each logged step, and the progress bar. A run that resumes drops the
     lines after its step first: it will write them again, so that a log has neither gaps nor doubles
-    wherever the run was cut off. What cannot be read before that is kept beside it, and said."""
+    wherever the run was cut off."""
 
-    def __init__(self, path, keep_up_to, steps=None, silent=False, say=print):
+    def __init__(self, path, keep_up_to, steps=None, silent=False):
         self.file, self.shown = None, {}
         self.bar = tqdm(total=steps, initial=max(0, keep_up_to), disable=silent or steps is None,
                         unit='step', dynamic_ncols=True)
-        if silent:
-            return
-        lines, bad = sort_lines(path)
-        kept = [line for line in lines if line['step'] <= keep_up_to]
-        if bad and (len(bad) > 1 or len(kept) == len(lines)):      # not just the line cut off
-            other = aside(path, '.unreadable')
-            replace(other, path.read_bytes())
-            say(f'{path} has {len(bad)} lines that cannot be read, the first at line {bad[0]}: '
-                f'left out, and the file as it was kept as {other}')
-        if keep_up_to > 0 and not kept:
-            say(f'{path} has no line up to step {keep_up_to}, where this run goes on: what it had '
-                'logged is lost')
-        replace(path, ''.join(json.dumps(line) + '\n' for line in kept).encode())
-        self.file = open(path, 'a')
+        if not silent:
+            kept = [line for line in read_lines(path) if line['step'] <= keep_up_to]
+            replace(path, ''.join(json.dumps(line) + '\n' for line in kept).encode())
+            self.file = open(path, 'a')
 
     def write(self, **line):
         if self.file:
@@ -74,18 +68,55 @@ class Log:
 def read_lines(path):
     """The lines of a log that are a step's. A run at work, or one that was cut off, may have half a
     line at the end."""
-    return sort_lines(path)[0]
-
-
-def sort_lines(path):
-    "(the lines of a log that are a step's, the numbers of those that are not)."
-    lines, bad = [], []
-    raw_lines = path.read_bytes().splitlines() if path.exists() else []
-    for place, raw in enumerate(raw_lines, 1):
+    lines = []
+    for raw in path.read_bytes().splitlines() if path.exists() else []:
         try:
             line = json.loads(raw)
             line['step'], line['flops']
             lines.append(line)
         except (ValueError, KeyError, TypeError):
-            bad.append(place)
-    return lines, bad
+            continue
+    return lines
+
+
+def read_log(folder):
+    "A run's log as a list of dicts, in the order of the steps."
+    path = Path(folder) / 'log.jsonl'
+    if not path.exists():
+        raise Refused(f'there is no {path}: is {folder} the folder of a run?')
+    return read_lines(path)
+
+
+def read_groups(folders):
+    paths = run_names(folders)
+    return {group: [read_log(paths[name]) for name in names]
+            for group, names in by_seed(paths).items()}
+
+
+def growths(log):
+    """The lines of a log at which the model is deeper than on the line before: it has grown, or
+    begun to loop."""
+    deep = [line.get('depth', line.get('n_layer', 0)) for line in log]
+    return [line for line, before, now in zip(log[1:], deep, deep[1:]) if now > before]
+
+
+def kinds_of(groups):
+    "The kinds of answers in {name: [one log per seed]}."
+    lines = [line for group in groups.values() for log in group for line in log]
+    return list(dict.fromkeys(kind for line in lines for kind in line.get('kinds', {})))
+
+
+def measured(group):
+    """A row for each seed and each step that all seeds have measured: the losses, and the accuracy
+    on each kind of answer."""
+    seen = [{line['step']: line for line in log if 'val_loss' in line} for log in group]
+    rows = []
+    for step in sorted(set(seen[0]).intersection(*seen)):
+        for seed, lines in enumerate(seen):
+            line = lines[step]
+            kinds = {kind: result.get('loss' if kind == 'text' else 'accuracy', math.nan)
+                     for kind, result in line.get('kinds', {}).items()}
+            rows.append(dict(seed=seed, step=step, flops=seen[0][step]['flops'],
+                             layers=line.get('n_layer', 0), minutes=line.get('seconds', 0) / 60,
+                             loss=line['val_loss'], **kinds))
+    return rows

@@ -12,7 +12,7 @@ import os
 import re
 
 from nanodepth.common.files import fresh
-from nanodepth.report.runs import growths, kinds_of, measured
+from nanodepth.report.logs import growths, kinds_of, measured
 from nanodepth.report.tables import beside, grouped, in_percent, mean, where
 
 COLOURS = ['#3b6fb6', '#d1495b', '#2e8b57', '#e08e1b', '#7b5aa6', '#4f4f4f', '#17a2b8', '#c45ab3',
@@ -93,53 +93,60 @@ def heat(ax, cells, down, across, title, **style):
 
 # -------------------------------------------------------------------------------- training, growing
 
-def draw_runs(groups, only=None):
-    """groups: {name: [one log per seed]}. One run: its losses beside its kinds of answers, against
-    steps. Several runs: a row for the validation loss, and one for each kind, or for those in
-    `only`, against steps and against FLOPs, because a step costs more in a deeper model. Dotted
-    lines show where a model grew."""
-    logs = [log for group in groups.values() for log in group]
-    kinds = kinds_of(groups)
-    alone = len(logs) == 1
-    skills = [kind for kind in kinds if kind != 'text']
+def draw_run(name, log):
+    "One run against its steps: its losses, and beside them its kinds of answers."
+    rows = measured([log])
+    kinds = kinds_of({name: [log]})
     losses = dict(loss='validation')
     if 'text' in kinds:
         losses['text'] = 'validation, text only'
-    panels = [list(losses), skills] if alone else [[kind] for kind in ('loss', *skills)
-                                                   if only is None or kind in only]
-    panels = list(filter(None, panels))
-    against = dict(step='steps') if alone else dict(step='steps', flops='training FLOPs')
-    if alone:
-        fig, axes = figure(1, len(panels), (11, 4.6))
-        axes = axes.T               # a row for each panel, as below
-    else:
-        fig, axes = figure(len(panels), 2, (11, 1 + 2.3 * len(panels)), sharex='col', sharey='row')
-    for row, shown in zip(axes, panels):
-        for ax, x in zip(row, against):
-            if alone and shown[0] == 'loss':
-                trained = [line for line in logs[0] if 'loss' in line]
-                ax.plot([line[x] for line in trained], [line['loss'] for line in trained],
-                        color='#bbbbbb', lw=1, label='training')
-            lines = zip(COLOURS * 9, itertools.product(groups, shown))
-            for colour, (name, kind) in lines:
-                curve(ax, measured(groups[name]), x, kind, colour,
-                      losses.get(kind, kind) if alone else name, scale(kind), lw=2,
-                      marker='' if kind in losses else 'o')
-                for line in growths(groups[name][0]) if kind == shown[0] else ():
-                    ax.axvline(line[x], color='#888888' if alone else colour, ls=':', lw=1.3,
-                               zorder=0)
-                    if alone:
-                        ax.text(line[x], 1, f' {line.get("depth", line["n_layer"])} layers',
-                                color='#666666', fontsize=8, va='bottom', ha='center',
-                                transform=ax.get_xaxis_transform())
-            if alone or shown is panels[-1]:
-                ax.set_xlabel(against[x])
-        row[0].set_ylabel('loss (nats per token)' if shown[0] == 'loss' else
-                          'answers right (%)' if alone else f'{shown[0]}: answers right (%)')
+    skills = [kind for kind in kinds if kind != 'text']
+    fig, axes = figure(1, 1 + bool(skills), (11, 4.6))
+    trained = [line for line in log if 'loss' in line]
+    axes[0][0].plot([line['step'] for line in trained], [line['loss'] for line in trained],
+                    color='#bbbbbb', lw=1, label='training')
+    for ax, shown in zip(axes[0], (list(losses), skills)):
+        for colour, kind in zip(COLOURS * 9, shown):
+            curve(ax, rows, 'step', kind, colour, losses.get(kind, kind), scale(kind), lw=2,
+                  marker='' if kind in losses else 'o')
+        for line in growths(log):
+            ax.axvline(line['step'], color='#888888', ls=':', lw=1.3, zorder=0)
+            ax.text(line['step'], 1, f' {line.get("depth", line["n_layer"])} layers',
+                    color='#666666', fontsize=8, va='bottom', ha='center',
+                    transform=ax.get_xaxis_transform())
+        ax.set_xlabel('steps')
+        ax.legend(frameon=False, fontsize=9)
+    axes[0][0].set_ylabel('loss (nats per token)')
+    if skills:
+        axes[0][1].set_ylabel('answers right (%)')
+        axes[0][1].set_ylim(-3, 103)
+    fig.suptitle(name)
+    return fig
+
+
+def draw_runs(groups, only=None):
+    """groups: {name: [one log per seed]}. A row for the validation loss, and one for each kind of
+    answers, or for those in `only`: against steps, and against FLOPs, because a step costs more in
+    a deeper model. Dotted lines show where a model grew."""
+    shown = [kind for kind in ('loss', *kinds_of(groups)) if kind != 'text'
+             and (only is None or kind in only)]
+    fig, axes = figure(len(shown), 2, (11, 1 + 2.3 * len(shown)), sharex='col', sharey='row')
+    for row, kind in zip(axes, shown):
+        for ax, x in zip(row, ('step', 'flops')):
+            for colour, (name, logs) in zip(COLOURS * 9, groups.items()):
+                curve(ax, measured(logs), x, kind, colour, name, scale(kind), lw=2,
+                      marker='' if kind == 'loss' else 'o')
+                for line in growths(logs[0]):
+                    ax.axvline(line[x], color=colour, ls=':', lw=1.3, zorder=0)
         row[0].legend(frameon=False, fontsize=9)
-        if shown[0] != 'loss':
+        row[0].set_ylabel('loss (nats per token)' if kind == 'loss'
+                          else f'{kind}: answers right (%)')
+        if kind != 'loss':
             row[0].set_ylim(-3, 103)
-    fig.suptitle(', '.join(groups) + (f' ({len(logs)} runs)' if len(logs) > len(groups) else ''))
+    for ax, label in zip(axes[-1], ('steps', 'training FLOPs')):
+        ax.set_xlabel(label)
+    fig.suptitle(', '.join(f'{name} ({len(logs)} seeds)' if len(logs) > 1 else name
+                           for name, logs in groups.items()))
     return fig
 
 
@@ -172,30 +179,6 @@ def draw_origins(pictures):
 
 
 # ----------------------------------------------------------------------------- looping, recurrences
-
-def draw_tradeoffs(rows, kinds):
-    """rows: {run, measure, kind, mean, params, inference_flops, training_flops}, seeds averaged.
-    The mean share of right answers (else the loss) against each cost."""
-    shares = [row for row in rows if row['kind'] == 'share']
-    fig, axes = figure(1, 3, (13, 4), sharey=True)
-    labels = dict(params='unique parameters', inference_flops='inference FLOPs per token',
-                  training_flops='training FLOPs')
-    runs = dict.fromkeys(row['run'] for row in rows)
-    for ax, (key, label) in zip(axes[0], labels.items()):
-        for colour, run in zip(COLOURS * 9, runs):
-            of_run = where(shares or rows, run=run)
-            if not of_run:
-                continue
-            y = mean([row['mean'] for row in of_run]) * (100 if shares else 1)
-            ax.scatter(of_run[0][key], y, color=colour, s=70, label=run,
-                       marker='s' if of_run[0]['unique'] < of_run[0]['depth'] else 'o')
-        ax.set_xlabel(label)
-        ax.set_xlim(0)
-    axes[0][0].set_ylabel('answers right, mean of the measures (%)' if shares else kinds[0])
-    axes[0][2].legend(frameon=False, fontsize=9, loc='center left', bbox_to_anchor=(1, 0.5),
-                      title='square: looped')
-    return fig
-
 
 def draw_scores(rows, x):
     """rows: {run, line, way, measure, kind, mean, chance, x}. A panel for each measure, a line for

@@ -115,7 +115,7 @@ def unit_of(name):
     "'nats' of a loss, a 'share' from 0 to 1, or a 'score' of another kind, as of lm-eval."
     if name == 'text' or name.startswith('loss'):
         return 'nats'
-    return 'score' if name.endswith(' is better)') else 'share'         # as lm_eval_scores.py names them
+    return 'score' if name.endswith(' is better)') else 'share'       # as lm_eval_scores names them
 
 
 def in_percent(name):

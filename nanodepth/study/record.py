@@ -30,7 +30,7 @@ from nanodepth.common.options import read
 from nanodepth.engine.checkpoint import load_model
 from nanodepth.engine.cost import planned
 from nanodepth.engine.scoring import ask, measure
-from nanodepth.report.runs import read_log
+from nanodepth.report.logs import read_log
 from nanodepth.report.tables import as_csv, mean, read_rows, where
 from nanodepth.study.claims import ALPHA, Contrast, one_sided
 from nanodepth.text.loader import Loader, make_toy_data
