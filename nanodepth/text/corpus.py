@@ -20,7 +20,6 @@ Usage:
 import hashlib
 import multiprocessing
 import os
-import shutil
 import threading
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -30,11 +29,11 @@ import numpy as np
 from tqdm import tqdm
 
 from nanodepth.common.errors import Refused, check_choice, refusing
-from nanodepth.common.files import claim, fresh, read_json, reading, write_json
+from nanodepth.common.files import claim, fresh, read_json, reading, replace, write_json
 from nanodepth.common.options import read
 from nanodepth.text.loader import shares
 from nanodepth.text.sources import list_files, texts
-from nanodepth.text.tokenizer import encode_document, get_tokenizer, start_of_document, token_type
+from nanodepth.text.tokenizer import get_tokenizer, start_of_document, token_type
 
 # --------------------------------------------------------------------- a worker: a file -> a shard
 
@@ -68,7 +67,7 @@ def tokenise(folder, i, path, read, tokenizer, every):
                 continue
             # half a pair of surrogates is no character
             text = text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')
-            tokens = np.array([*start, *encode_document(tokenizer, text)], dtype)
+            tokens = np.array([*start, *tokenizer.encode_ordinary(text)], dtype)
             split = 'val' if for_validation(text, every) else 'train'
             raw = tokens.tobytes()
             files[split].write(raw)
@@ -125,20 +124,15 @@ def read_files(folder, plan, budget, options, pool, bar):
 def begun(source, folder, options):
     "The settings and files a folder was begun with: it can only go on with the same."
     path = folder / 'plan.json'
-    where = options.source
-    plan = read_json(path) if path.exists() else None
-    now = dict(repo=str(where or source.repo), read=source.read, tokenizer=options.tokenizer,
-               val_every=options.val_every)
-    if where or not plan:
-        now['files'] = [list(file) for file in list_files(source, where)]
-    if not plan:
-        write_json(path, now)
-        return now
+    now = dict(repo=str(options.source or source.repo), read=source.read,
+               tokenizer=options.tokenizer, val_every=options.val_every)
+    if not path.exists():
+        write_json(path, now | dict(files=[list(f) for f in list_files(source, options.source)]))
+    plan = read_json(path)
     for name, value in now.items():
         if plan.get(name) != value:
-            change = ('other files' if name == 'files'
-                      else f'{name}={plan.get(name)}, and now it is {value!r}')
-            raise Refused(f'{folder} was begun with {change}: choose another --out, or remove it')
+            raise Refused(f'{folder} was begun with {name}={plan.get(name)}, and now it is '
+                          f'{value!r}: choose another --out, or remove it')
     return plan
 
 
@@ -149,12 +143,10 @@ def make(source, folder, budget, options, pool, bar):
     plan = begun(source, folder, options)
     path = folder / 'train.json'
     if path.exists():
-        with reading(path, then=f': remove {folder}'):
-            description = read_json(path)
-            there = all((folder / shard['file']).exists() for shard in description['shards'])
-            exhausted = description['origin']['files'] == len(plan['files'])
-            if there and (exhausted or description['tokens'] >= budget):
-                return description
+        made = read_json(path)
+        if made['tokens'] >= budget and all((folder / shard['file']).exists()
+                                            for shard in made['shards']):
+            return made
         path.unlink()       # no dataset until it has more tokens
     records = read_files(folder, plan, budget, options, pool, bar)
     shards = {split: [record[split] for record in records if record[split]['tokens']]
@@ -169,23 +161,19 @@ def make(source, folder, budget, options, pool, bar):
     origin = dict(made_by='corpus.py', source=plan['repo'], files=len(records),
                   documents=documents, left_out=sum(record['left_out'] for record in records))
     for split, chosen in shards.items():
-        description = dict(tokenizer=options.tokenizer, n_vocab=n_vocab, dtype=token_type(n_vocab),
-                           tokens=sum(shard['tokens'] for shard in chosen), row=None, kinds=[],
-                           shards=chosen, origin=origin)
-        write_json(folder / f'{split}.json', description)
-    return description
+        made = dict(tokenizer=options.tokenizer, n_vocab=n_vocab, dtype=token_type(n_vocab),
+                    tokens=sum(shard['tokens'] for shard in chosen), row=None, kinds=[],
+                    shards=chosen, origin=origin)
+        write_json(folder / f'{split}.json', made)
+    return made
 
 
 def joined(folder, shards):
     "Small shards as a single one: a window of text lies within a shard, and theirs are short."
-    digest = hashlib.sha256()
-    with fresh(folder / 'val.bin') as file:
-        for shard in shards:
-            raw = (folder / shard['file']).read_bytes()
-            file.write(raw)
-            digest.update(raw)
+    raw = b''.join((folder / shard['file']).read_bytes() for shard in shards)
+    replace(folder / 'val.bin', raw)
     return dict(file='val.bin', tokens=sum(shard['tokens'] for shard in shards),
-                sha256={'.bin': digest.hexdigest()})
+                sha256={'.bin': hashlib.sha256(raw).hexdigest()})
 
 
 # -------------------------------------------------------------------------------------- the mixture
@@ -205,52 +193,37 @@ class Options:
     mixture: str | None = None          # which data, where there are several mixtures
     tokenizer: str = 'HuggingFaceTB/cosmo2-tokenizer'       # what the model reads
     # a folder with a folder of parquet or JSON Lines files for each source; None: the hub
-    source: str | None = None
+    source: Path | None = None
     workers: int = os.cpu_count()       # they do not change the result
     val_every: int = 200                # one document of so many is for validation
     out: Path | None = None             # the folder to write; None: data/ and its name
 
 
-def read_options(mixtures, docstring, argv, out):
-    options = read(Options, argv, docstring)
-    if len(mixtures) == 1:
-        options.mixture = options.mixture or next(iter(mixtures))
-    check_choice('mixture', options.mixture, mixtures)
-    if options.source is not None:
-        options.source = Path(options.source).resolve()
-        if not options.source.is_dir():
-            raise Refused(f'--source={options.source} is no folder')
-    options.tokens = number(options.tokens)
-    options.out = options.out or (out / options.mixture if len(mixtures) > 1 else out)
-    return options
-
-
 def prepare(mixtures, docstring, argv=None, out=None):
     "The command of a data/NAME/prepare.py: `mixtures` is {name: [Source]}."
-    options = read_options(mixtures, docstring, argv, out)
-    out = options.out
-    sources = mixtures[options.mixture]
-    with claim(out):
-        budgets = shares([s.share for s in sources], options.tokens)
-        width = np.dtype(token_type(get_tokenizer(options.tokenizer).n_vocab)).itemsize
-        need = options.tokens * width - sum(p.stat().st_size for p in out.rglob('*.bin'))
-        if need > (free := shutil.disk_usage(out).free):
-            raise Refused(f'{out} would need {need / 1e9:,.1f} GB more, but {free / 1e9:,.1f} GB '
-                          'are free')
-        spawn = multiprocessing.get_context('spawn')
-        with (tqdm(total=options.tokens, unit='token', unit_scale=True) as bar,
-              ProcessPoolExecutor(options.workers, spawn, end_with_parent) as pool):
-            done = 0
-            for source, budget in zip(sources, budgets):
-                bar.set_description(source.name)
-                made = make(source, out / source.name, budget, options, pool, bar)
-                done += budget
-                bar.update(done - bar.n)
-                n, origin = made['tokens'], made['origin']
-                repeats = (f' of {budget:,}: all there are, so they are read {budget / n:.1f} times'
-                           if n < budget else '')
-                bar.write(f'{out / source.name}: {n:,} tokens{repeats}; {origin["documents"]:,} '
-                          f'documents, {origin["left_out"]:,} empty or left out')
-            write_json(out / 'mixture.json', {s.name: s.share for s in sources})
-    print(f'{out}: {options.tokens:,} tokens in the mixture; train.py --data={out} '
-          '--dry_run looks at it')
+    options = read(Options, argv, docstring)
+    name = next(iter(mixtures)) if len(mixtures) == 1 else options.mixture
+    check_choice('mixture', name, mixtures)
+    if options.source is not None:
+        options.source = options.source.resolve()
+        if not options.source.is_dir():
+            raise Refused(f'--source={options.source} is no folder')
+    out = options.out or (out / name if len(mixtures) > 1 else out)
+    tokens = number(options.tokens)
+    budgets = shares([source.share for source in mixtures[name]], tokens)
+    spawn = multiprocessing.get_context('spawn')
+    with (claim(out), tqdm(total=tokens, unit='token', unit_scale=True) as bar,
+          ProcessPoolExecutor(options.workers, spawn, end_with_parent) as pool):
+        done = 0
+        for source, budget in zip(mixtures[name], budgets):
+            bar.set_description(source.name)
+            made = make(source, out / source.name, budget, options, pool, bar)
+            done += budget
+            bar.update(done - bar.n)
+            n, origin = made['tokens'], made['origin']
+            repeats = (f' of {budget:,}: all there are, so they are read {budget / n:.1f} times'
+                       if n < budget else '')
+            bar.write(f'{out / source.name}: {n:,} tokens{repeats}; {origin["documents"]:,} '
+                      f'documents, {origin["left_out"]:,} empty or left out')
+        write_json(out / 'mixture.json', {each.name: each.share for each in mixtures[name]})
+    print(f'{out}: {tokens:,} tokens in the mixture; train.py --data={out} --dry_run looks at it')

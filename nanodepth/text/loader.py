@@ -157,7 +157,6 @@ class Dataset:
             self.kinds = description['kinds']       # what the marks 1, 2, ... are called
             self.origin = description['origin']     # what made it, of what
             shards = description['shards']
-        self.refuse_another_making()
         self.checksums = [shard['sha256'] for shard in shards]
         context = (self.row or 2) - 1 if context is None else context
         if self.row is not None and self.row > context + 1:
@@ -165,7 +164,7 @@ class Dataset:
                           f'{context}')
         self.context = context
         if len(shards) > 100:
-            more_files()
+            ask_for_open_files()
         self.shards = [{ending: self._map(shard, ending) for ending in shard['sha256']}
                        for shard in shards]
         self.ends = np.cumsum([(shard['tokens'] - 1) // context if self.row is None
@@ -174,15 +173,6 @@ class Dataset:
         if self.windows == 0:
             raise Refused(f'{path}: {self.tokens} tokens are not one window of '
                           f'{context + 1}: it needs more text, or longer documents')
-
-    def refuse_another_making(self):
-        "Both splits are read by one model, so they have one tokenizer."
-        for split in SPLITS:
-            path = self.folder / f'{split}.json'
-            if path.exists() and (other := read_json(path).get('tokenizer')) != self.tokenizer:
-                raise Refused(f'{self.folder}: {self.split}.json was made with the tokenizer '
-                              f'{self.tokenizer!r}, {split}.json with {other!r}; '
-                              f'{how_to_prepare(self.folder)}')
 
     def _map(self, shard, ending):
         path = (self.folder / shard['file']).with_suffix(ending)
@@ -221,14 +211,12 @@ class Dataset:
         return tokens, targets, marks[1:]
 
 
-def more_files():
-    "A mapped shard keeps a file open, and 1,024 are the usual limit: ask for as many as possible."
-    try:
+def ask_for_open_files():
+    "A mapped shard keeps a file open, and 1,024 are the usual limit (Windows has none)."
+    with contextlib.suppress(ImportError):
         import resource
-    except ImportError:         # Windows has no such limit
-        return
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def make_toy_data(folders, say=print):

@@ -13,14 +13,13 @@ Usage:
     assert enc.decode(enc.encode('depth')) == 'depth'
     print(enc.n_vocab)                          # 257: the bytes and an end-of-text token
 """
-import re
 import shutil
 from pathlib import Path
 
 import tiktoken
 
 from nanodepth.common.errors import Refused, nearest, refusing
-from nanodepth.common.files import on_hub, read_json, reading, replace, write_json
+from nanodepth.common.files import on_hub, read_json, reading
 
 END_OF_TEXT = '<|endoftext|>'
 ODD = """Text -> tokens: bytes, words (12 of 345), [lists] and `code` that don't
@@ -185,28 +184,6 @@ def start_of_document(tokenizer):
     return [tokenizer.encode_single_token(END_OF_TEXT)] if known else []
 
 
-# characters; on some millions of blanks in a row tiktoken's regular expression runs out of stack
-LONGEST = 100_000
-BETWEEN_WORDS = re.compile(r'(?<=\S)(?= \w)|(?<=\S\n)(?=\S)')
-
-
-def encode_document(tokenizer, text):
-    """Encode text, special tokens as ordinary text. A long document is encoded in pieces, cut where
-    every such tokenizer cuts: before a space or after a line break between two words. So its tokens
-    are the same, if it has such places."""
-    if len(text) <= LONGEST or not isinstance(tokenizer, tiktoken.Encoding):
-        return tokenizer.encode_ordinary(text)
-    tokens, start = [], 0
-    while start < len(text):
-        end = start + LONGEST
-        if end < len(text):
-            cuts = [cut.start() for cut in BETWEEN_WORDS.finditer(text, end - 1000, end)]
-            end = cuts[-1] if cuts else end
-        tokens += tokenizer.encode_ordinary(text[start:end])
-        start = end
-    return tokens
-
-
 def readable(tokenizer, tokens):
     "Tokens as text; a model may have more ids than its tokenizer, as padding."
     return tokenizer.decode([token for token in tokens if token < tokenizer.n_vocab])
@@ -240,12 +217,12 @@ def keep_tokenizer(source, folder):
 def write_tokenizer(name, folder, context):
     """The tokenizer of that name as files that transformers opens: its own, if it has them, or an
     Encoding written as one."""
-    config_file = Path(folder) / 'tokenizer_config.json'
-    if not copy_tokenizer(name, folder):
-        made = as_tokenizers(get_tokenizer(name), name)
-        replace(Path(folder) / 'tokenizer.json', made.to_str().encode())
-    if not config_file.exists():
-        end = END_OF_TEXT if END_OF_TEXT in get_tokenizer(name).special_tokens_set else None
-        write_json(config_file, dict(
-            tokenizer_class='PreTrainedTokenizerFast', bos_token=end, eos_token=end,
-            model_max_length=context, clean_up_tokenization_spaces=False))
+    has_files = copy_tokenizer(name, folder)
+    if has_files and (Path(folder) / 'tokenizer_config.json').exists():
+        return
+    from transformers import PreTrainedTokenizerFast
+    made = (dict(tokenizer_file=str(tokenizer_file(name))) if has_files
+            else dict(tokenizer_object=as_tokenizers(get_tokenizer(name), name)))
+    end = END_OF_TEXT if END_OF_TEXT in get_tokenizer(name).special_tokens_set else None
+    PreTrainedTokenizerFast(**made, bos_token=end, eos_token=end, model_max_length=context,
+                            clean_up_tokenization_spaces=False).save_pretrained(folder)
