@@ -22,7 +22,8 @@ from conftest import save_run  # noqa: E402
 from nanodepth.commands import play  # noqa: E402
 from nanodepth.text.primitives import few_shot  # noqa: E402
 from nanodepth.text.tokenizer import get_tokenizer  # noqa: E402
-from nanodepth.engine.scoring import encode, score  # noqa: E402
+from nanodepth.engine.likelihoods import encode  # noqa: E402
+from nanodepth.engine.scoring import score  # noqa: E402
 from nanodepth.engine.way import Way  # noqa: E402
 from nanodepth.grow import lidas, untie  # noqa: E402
 from nanodepth.model import LM, ModelConfig  # noqa: E402

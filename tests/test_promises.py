@@ -18,7 +18,7 @@ from nanodepth import probe, train as training
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.commands import evaluate as evaluate_command, probe as probe_command, sweep
 from nanodepth.common import options
-from nanodepth.engine import checkpoint, scoring
+from nanodepth.engine import checkpoint, likelihoods, scoring
 from nanodepth.engine.hf import Hooked
 from nanodepth.engine.scoring import Asked, Subject, log_likelihoods, measure
 from nanodepth.engine.way import Way
@@ -89,7 +89,8 @@ def test_no_forward_makes_more_logits_than_fit(gemma, tmp_path, monkeypatch):
     plain = [v.tolist() for v in log_likelihoods(answer, BYTES, EXAMPLES)]
     loss = measure(answer, val, 2)[0]
     hook = gemma[1].lm_head.register_forward_hook(lambda *parts: made.append(parts[-1].numel()))
-    monkeypatch.setattr(scoring, 'LOGITS_AT_ONCE', 6 * 257)
+    for module in (scoring, likelihoods):
+        monkeypatch.setattr(module, 'LOGITS_AT_ONCE', 6 * 257)
     for got, wanted in zip(log_likelihoods(answer, BYTES, EXAMPLES), plain):
         assert got.tolist() == pytest.approx(wanted, abs=1e-5)
     assert measure(answer, val, 2)[0] == pytest.approx(loss, rel=1e-6)
@@ -235,11 +236,6 @@ def test_a_dataset_made_again_and_stopped_between_its_splits_is_none(tmp_path, m
     write_dataset(tmp_path / 'd', 'train', 'bytes', range(200))     # ... and killed
     with pytest.raises(ValueError, match='there is no dataset'):
         Loader(tmp_path / 'd', 2, 16, split='val')
-    write_dataset(tmp_path / 'd', 'val', 'bytes', range(200))
-    path = tmp_path / 'd/train.json'
-    path.write_text(path.read_text().replace('"bytes"', '"gpt2"'))
-    with pytest.raises(ValueError, match="made with the tokenizer 'bytes', train.json with 'gpt2'"):
-        Dataset(tmp_path / 'd', 'val', 16)
 
 
 @pytest.mark.parametrize('script', ['text', 'toy', 'sft'])

@@ -236,11 +236,10 @@ def scored(model, manager, tasks, **options):
                                    **options)
 
 
-def opened(path, **how):
-    "lm-eval's model of a checkpoint that runs in some way."
-    batch_size = how.pop('batch_size', '8')
-    found = harness.Harness(path, [[]], Asked(batch_size=batch_size), 'cpu')
-    return found.lm(found.exported(Way(**how)))
+def opened(path, max_length=None):
+    "(a checkpoint's model, and the same as lm-eval asks it)."
+    subject = Subject(path, Asked(tasks='primitive_toy_copy', device='cpu', max_length=max_length))
+    return subject.model, subject.harness.lm
 
 
 LOCAL = ['local_choice', 'local_text', 'local_rolling']
@@ -251,8 +250,7 @@ def test_an_export_scores_as_lm_evals_own_model(run, manager):
     ours, theirs = run
     expected = scored(HFLM(str(theirs), device='cpu', batch_size=4), manager, LOCAL)
     for path in run:            # our checkpoint with its loop, and the folder it was exported to
-        lm = opened(path, batch_size='5')
-        results = scored(lm, manager, LOCAL)
+        results = scored(opened(path)[1], manager, LOCAL)
         for task in LOCAL:
             for a, b in zip(results['samples'][task], expected['samples'][task]):
                 assert a['doc'] == b['doc']
@@ -261,6 +259,7 @@ def test_an_export_scores_as_lm_evals_own_model(run, manager):
                 elif task == 'local_choice':
                     assert [r[0][0] for r in a['resps']] == pytest.approx(
                         [r[0][0] for r in b['resps']], rel=1e-4)
+                    assert [r[0][1] for r in a['resps']] == [r[0][1] for r in b['resps']]
                 else:
                     assert a['resps'][0] == pytest.approx(b['resps'][0], rel=1e-4)
 
@@ -276,8 +275,9 @@ def test_an_export_scores_as_our_own_scorer(run, tmp_path, manager, kind, how):
         model.config.order = None
         path = tmp_path / 'cut'
         save_run(path, surgery(model, '1-1-1', mean=2))
-    results = scored(opened(path, **how), manager, ['local_choice'])
-    model = checkpoint.load_model(path)
+    model, lm = opened(path)
+    with Way(**how).apply(model):
+        results = scored(lm, manager, ['local_choice'])
     docs = [sample['doc'] for sample in results['samples']['local_choice']]
     examples = [Example(doc['q'], doc['options'], doc['gold']) for doc in docs
                 if len(doc['q']) < 80]
@@ -290,15 +290,15 @@ def test_an_export_scores_as_our_own_scorer(run, tmp_path, manager, kind, how):
 
 
 def test_scores_that_are_not_numbers_are_refused(run, manager):
-    lm = opened(run[0])
-    lm.model.lm_head.register_forward_hook(lambda module, x, y: y * float('nan'))
+    model, lm = opened(run[0])
+    model.head.register_forward_hook(lambda module, x, y: y * float('nan'))
     with pytest.raises(Refused, match='logits that are not numbers'):
         scored(lm, manager, ['local_choice'])
 
 
 def test_the_primitives_score_as_primitives_py_does(run, manager):
     ours, _ = run
-    results = scored(opened(ours), manager,
+    results = scored(opened(ours)[1], manager,
                      ['primitive_toy_assign_d1', 'primitive_toy_copy'], limit=200)['results']
     model = checkpoint.load_model(ours)
     for task, name, depth in (('primitive_toy_assign_d1', 'toy_assign', 1),
@@ -330,18 +330,18 @@ def test_chat_templates_are_those_of_the_checkpoint(run):
     plain, chat = (Subject(run[1], Asked(tasks='primitive_toy_copy', limit=20, chat=on,
                                           device='cpu')).scores(Way()) for on in (False, True))
     assert plain['primitive_toy_copy acc'].mean != chat['primitive_toy_copy acc'].mean
-    with pytest.raises(ValueError, match='tokenizer.chat_template is not set'):
+    with pytest.raises(ValueError, match="has no tokenizer of transformers'"):
         Subject(run[0], Asked(tasks='primitive_toy_copy', limit=2, chat=True,
                                device='cpu')).scores(Way())
 
 
 def test_tasks_that_are_kept_score_as_fresh_ones(run):
-    subject = harness.Harness(run[1], [['primitive_toy_copy']], Asked(limit=5), 'cpu')
+    asked = Asked(tasks='primitive_toy_copy', limit=5, device='cpu')
+    subject = Subject(run[1], asked)
     first = subject.scores(Way())
-    kept, = subject.keep.values()
-    assert subject.scores(Way()) == first and [*subject.keep.values()] == [kept]
-    assert harness.Harness(run[1], [['primitive_toy_copy']], Asked(limit=5),
-                           'cpu').scores(Way()) == first
+    kept, = subject.harness.keep.values()
+    assert subject.scores(Way()) == first and [*subject.harness.keep.values()] == [kept]
+    assert Subject(run[1], asked).scores(Way()) == first
 
 
 def test_the_authors_form_of_gsm8k(tmp_path):

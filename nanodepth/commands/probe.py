@@ -31,8 +31,9 @@ from nanodepth.common.errors import Refused, check_choice
 from nanodepth.common.files import replace
 from nanodepth.common.options import read
 from nanodepth.engine.checkpoint import build_model, load
+from nanodepth.engine.likelihoods import encode
 from nanodepth.engine.processes import pick_device
-from nanodepth.engine.scoring import (all_scores, encode, measure, open_data, parse_tasks,
+from nanodepth.engine.scoring import (all_scores, measure, open_data, parse_tasks,
                                       questions_of)
 from nanodepth.engine.way import Ways, read_way
 from nanodepth.loop import name_of

@@ -12,7 +12,7 @@ import torch
 from nanodepth.common.options import read
 from nanodepth.engine.checkpoint import load_model
 from nanodepth.engine.processes import pick_device
-from nanodepth.engine.scoring import encode
+from nanodepth.engine.likelihoods import encode
 from nanodepth.engine.way import Ways, read_way
 from nanodepth.text.loader import draw
 from nanodepth.text.tokenizer import get_tokenizer, readable

@@ -31,7 +31,7 @@ from nanodepth.common.files import (new_model, on_hub, read_json, reading, repla
 from nanodepth.grow import untie
 from nanodepth.loop import repeat_block
 from nanodepth.model import LM, ModelConfig, rope_tables
-from nanodepth.text.tokenizer import get_tokenizer, local_folder, write_tokenizer
+from nanodepth.text.tokenizer import get_tokenizer, local_folder, marks_of, write_tokenizer
 from nanodepth.variants.key_offset import refuse_offset
 
 # -------------------------------------------------------------------------------------------- names
@@ -220,6 +220,14 @@ class Hooked:
         keep = torch.arange(start, end, device=tokens.device)
         return self.model(tokens, use_cache=False, logits_to_keep=keep).logits
 
+    def continued(self, tokens, most, is_done):
+        "As scoring.continued."
+        read = torch.tensor([tokens], device=self.model.device)
+        stop = lambda ids, _: torch.tensor([is_done(ids[0, len(tokens):].tolist())])
+        ids = self.model.generate(read, attention_mask=torch.ones_like(read), do_sample=False,
+                                  max_new_tokens=most, stopping_criteria=[stop])
+        return ids[0, len(tokens):].tolist()
+
     @torch.no_grad()
     def has_plain_cache(self):
         "Is the KV cache a list of keys and values? Then its rows can be repeated for each option."
@@ -302,13 +310,8 @@ def write_checkpoint(model, folder, tensors, config_json, tokenizer, files=None)
                             eos_token_id=None)
         if tokenizer is not None:
             write_tokenizer(tokenizer, folder, model.config.context)
-            known = get_tokenizer(tokenizer)
-            tokenizer_config = read_json(folder / 'tokenizer_config.json')
-            for key in ('bos', 'eos'):
-                token = tokenizer_config.get(f'{key}_token')
-                name = token.get('content') if isinstance(token, dict) else token
-                config_json[f'{key}_token_id'] = (known.encode_single_token(name)
-                                                  if name in known.special_tokens_set else None)
+            begin, end = marks_of(folder, get_tokenizer(folder))
+            config_json |= dict(bos_token_id=begin, eos_token_id=end)
         whole = {name: t.detach().to('cpu', dtype).contiguous() for name, t in tensors.items()}
         with (replacing(folder / 'model.safetensors') as new,
               refusing(SafetensorError, why=lambda error: f'{folder}: {error}')):

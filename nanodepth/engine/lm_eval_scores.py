@@ -1,33 +1,32 @@
-"""lm-eval over any checkpoint: ours, in any way of running, or a Hugging Face folder.
+"""lm-eval over any model, in any way of running: its tasks, asked by our own scorer.
 
-The idea: the language model evaluation harness knows thousands of tasks, and its `hf` reads what
-transformers reads. So a run of ours is exported to a temporary folder, in its way, and gets the
-scores that everybody else reports. The wrapper loops the model that lm-eval has opened.
+The idea: the language model evaluation harness knows thousands of tasks, and asks a model for three
+things: the log-likelihood of a continuation, that of a whole text, and a greedy answer up to a stop
+sign. engine/likelihoods.py gives these, so every checkpoint gets the scores
+that everybody else reports, and the questions of a prompt read it once.
 
-Paper: all four use the harness. LISTS holds their benchmarks by name: "From Growing to Looping",
-section 3.2 (22 of them), "Retrofitted Recurrence", section 4 (GSM8K with one shot, read leniently),
-the training-free wrapper's section 3.1.
+Paper: all four use the harness. LISTS (data/evals/lists.toml) holds their benchmarks by name: "From
+Growing to Looping", section 3.2 (22 of them), "Retrofitted Recurrence", section 4 (GSM8K with one
+shot, read leniently), the training-free wrapper's section 3.1.
 Here: what the harness does not have comes from data/evals/, the primitives (as primitive_*) from
-data/primitives.py. Documents begin with what a tokenizer.json puts first; an export's puts an end
-of text there, as in training.
+text/primitives.py. Documents begin with what a tokenizer.json puts first, and those of our own
+models with an end of text, as in training. The tests hold all scores to those of its own `hf`.
 
 Usage:
-    harness = Harness('SmolLM-360M', [['arc_easy']], asked, 'cpu')
-    harness.scores(Way(window='mid4'))          # {'arc_easy acc': Score, ...}
+    harness = Harness(subject, [['arc_easy']])  # engine/scoring.py makes it
+    harness.scores()                    # {'arc_easy acc': Score, ...}, of the model as it runs now
 """
 import functools
 import json
-import os
-import tempfile
 import tomllib
+
+from tqdm import tqdm
 
 from nanodepth import ROOT
 from nanodepth.common.errors import Refused, nearest, refusing
-from nanodepth.engine.checkpoint import is_hugging_face, load_model, refuse_not_finite
-from nanodepth.engine.hf import family_of, is_foreign, save_hf
-from nanodepth.engine.hf_recurrent import FAMILY, save_raven
-from nanodepth.engine.way import Way
+from nanodepth.engine.likelihoods import continued, likelihoods
 from nanodepth.report.tables import Score
+from nanodepth.text.tokenizer import local_folder, marks_of, start_of_document
 
 EVALS = ROOT / 'data/evals'
 # {name of a list: [(task, shots or None for the task's own)]}
@@ -41,18 +40,95 @@ SHARES = ('acc', 'acc_norm', 'exact_match', 'em', 'f1', 'mc1', 'mc2')
 
 @functools.cache
 def lm_class():
-    "lm-eval's `hf`, which takes nan for a score: one that does not. (lm-eval is no core package.)"
-    with refusing(ImportError, why=lambda error: f'this needs lm-eval (pip install "lm-eval[hf]"): '
+    "The class of lm-eval's models, for ours. (lm-eval is no core package.)"
+    with refusing(ImportError, why=lambda error: f'this needs lm-eval (pip install lm-eval): '
                   f'{error}'):
-        from lm_eval.models.huggingface import HFLM
+        from lm_eval import utils
+        from lm_eval.api.model import TemplateLM
 
-    class NoNaN(HFLM):
-        def _model_call(self, *args, **kwargs):
-            logits = super()._model_call(*args, **kwargs)
-            if logits.isnan().any():
-                raise Refused('the model gives logits that are not numbers: it has no score')
-            return logits
-    return NoNaN
+    class Asked(TemplateLM):
+        def __init__(self, answer, tokenizer, path, max_length=None, chat=False):
+            super().__init__()
+            self.answer, self.words, self.path = answer, tokenizer, path
+            self.max_length = min(max_length or answer.config.context, answer.config.context)
+            self.starts = getattr(tokenizer, 'starts', None)
+            if self.starts is None:         # a tokenizer of tiktoken's
+                self.starts = start_of_document(tokenizer)
+            self.begin, self.end = marks_of(path, tokenizer)
+            if chat:
+                from transformers import AutoTokenizer
+                with refusing(ValueError, why=lambda error: f'{path} has no tokenizer of '
+                              f"transformers' ({error})"):
+                    self.tokenizer = AutoTokenizer.from_pretrained(local_folder(path))
+                if not self.tokenizer.chat_template:
+                    raise Refused(f'{path} has no chat template: leave --chat out')
+
+        eot_token_id = property(lambda self: self.end)
+        prefix_token_id = property(lambda self: self.end if self.begin is None else self.begin)
+        tokenizer_name = property(lambda self: str(self.path))
+
+        def tok_encode(self, string, add_special_tokens=None, **_):
+            ids = self.words.encode(string, allowed_special='all')
+            n = len(self.starts)
+            if add_special_tokens is False or ids[:n] == self.starts:
+                return ids
+            return [*self.starts, *ids]
+
+        def apply_chat_template(self, chat_history, add_generation_prompt=True):
+            return self.tokenizer.apply_chat_template(
+                chat_history, tokenize=False, add_generation_prompt=add_generation_prompt,
+                continue_final_message=not add_generation_prompt)
+
+        def _loglikelihood_tokens(self, requests, **_):
+            asked = {}          # {prompt: [(the number of the request, its continuation)]}
+            for i, (_, prompt, text) in enumerate(requests):
+                most = max(1, self.max_length + 1 - len(text))
+                asked.setdefault(tuple(prompt[-most:]), []).append((i, text))
+            found = likelihoods(self.answer, [list(prompt) for prompt in asked],
+                                        [[text for _, text in texts] for texts in asked.values()])
+            answers = [None] * len(requests)
+            for texts, (values, greedy) in zip(asked.values(), found):
+                if values.isnan().any():
+                    raise Refused('the model gives logits that are not numbers: it has no score')
+                for (i, _), value, is_greedy in zip(texts, values.tolist(), greedy.tolist()):
+                    answers[i] = value, is_greedy
+            return answers
+
+        def loglikelihood_rolling(self, requests, **_):
+            totals = []
+            for request in requests:
+                windows = map(utils.make_disjoint_window, utils.get_rolling_token_windows(
+                    token_list=self.tok_encode(*request.args), prefix_token=self.prefix_token_id,
+                    max_seq_len=self.max_length, context_len=1))
+                answers = self._loglikelihood_tokens([(None, *window) for window in windows])
+                totals.append(sum(value for value, _ in answers))
+            return totals
+
+        def generate_until(self, requests, **_):
+            return [self.generated(*request.args)
+                    for request in tqdm(requests, 'answers', unit='answer', leave=False)]
+
+        def generated(self, prompt, how):
+            "The greedy continuation, up to the first of the stop signs."
+            if how.get('do_sample') or how.get('temperature'):
+                raise Refused(f'a task asks for sampled text ({how}), and only the likeliest is '
+                              'given here')
+            until = how.get('until') or []
+            signs = [until] if isinstance(until, str) else list(until)
+            most = min(how.get('max_gen_toks', 256), self.max_length - 1)
+            read = self.tok_encode(prompt)[-(self.max_length - most):]
+
+            def is_done(tokens):
+                text = self.words.decode(tokens)
+                return self.end in tokens or any(sign in text for sign in signs)
+            tokens = continued(self.answer, read, most, is_done)
+            if self.end in tokens:
+                tokens = tokens[:tokens.index(self.end)]
+            text = self.words.decode(tokens)
+            for sign in filter(None, signs):
+                text = text.partition(sign)[0]
+            return text
+    return Asked
 
 
 @functools.cache
@@ -131,65 +207,30 @@ def scores_of(results, only=None):
 
 
 class Harness:
-    """lm-eval's tasks for one checkpoint: a list of names for each part. Of two parts with equal
-    tasks, each has every other document."""
+    """lm-eval's tasks for a Subject: a list of names for each part. Of two parts with equal tasks,
+    each has every other document."""
 
-    def __init__(self, path, tasks, asked, device):
-        os.environ.setdefault('TOKENIZERS_PARALLELISM', 'false')
-        self.path, self.tasks, self.asked, self.device = path, tasks, asked, device
-        self.keep = {}
-        self.opened = None          # (a way, lm-eval's model in it): one at a time
+    def __init__(self, subject, tasks):
+        asked = subject.asked
+        self.tasks, self.asked, self.keep = tasks, asked, {}
+        self.lm = lm_class()(subject.answer, subject.tokenizer, subject.path, asked.max_length,
+                             asked.chat)
         self.samples = self.apart() if len(tasks) > 1 else [None]
 
-    def exported(self, way):
-        """The way in which the checkpoint is written for lm-eval. What transformers opens as it is,
-        and what the wrapper does, needs none."""
-        moves = way.loop is not None or way.r is not None
-        return way if moves and not is_foreign(self.path) else Way()
-
-    def lm(self, way):
-        "lm-eval's model of the checkpoint, exported in this way."
-        if not self.opened or self.opened[0] != str(way):
-            self.opened = None      # free the last one before the next comes
-            self.opened = str(way), self.open(way)
-        return self.opened[1]
-
-    def open(self, way):
-        options = dict(device=str(self.device), batch_size=self.asked.batch_size,
-                       dtype=self.asked.dtype, max_length=self.asked.max_length)
-        plain = str(way) == str(Way())
-        if plain and is_hugging_face(self.path) and family_of(self.path) != FAMILY:
-            lm = lm_class()(str(self.path), **options)
-        else:
-            with tempfile.TemporaryDirectory() as folder, way.apply(load_model(self.path)) as model:
-                save = save_raven if model.recurs else save_hf
-                save(model, f'{folder}/export', tokenizer=self.path)
-                lm = lm_class()(f'{folder}/export', trust_remote_code=model.recurs, **options)
-        refuse_not_finite(lm.model, self.path)
-        return lm
-
-    def scores(self, way, part=0):
+    def scores(self, part=0):
         "{name: Score} of a part's tasks."
         if not self.tasks[part]:
             return {}
-        written = self.exported(way)
-        lm = self.lm(written)
-        with (Way() if written is way else way).apply(lm.model):
-            results = self.results(lm, part)
-        return scores_of(results, self.samples[part])
-
-    def results(self, lm, part):
-        if self.samples and self.samples[part]:
+        options = dict(limit=self.asked.limit)
+        if self.samples[part]:
             options = dict(samples=self.samples[part], bootstrap_iters=0)
-        else:
-            options = dict(limit=self.asked.limit)
-        return evaluate(lm, self.tasks[part], self.keep, log_samples=True,
-                        apply_chat_template=self.asked.chat, **options)
+        results = evaluate(self.lm, self.tasks[part], self.keep, log_samples=True,
+                           apply_chat_template=self.asked.chat, **options)
+        return scores_of(results, self.samples[part])
 
     def apart(self):
         "[{task: which documents}] of each part."
-        lm = self.lm(Way())
-        counts = [evaluate(lm, names, self.keep, limit=1)['n-samples'] if names else {}
+        counts = [evaluate(self.lm, names, self.keep, limit=1)['n-samples'] if names else {}
                   for names in self.tasks]
         differ = not set.intersection(*map(set, counts))
         samples = []

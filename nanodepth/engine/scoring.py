@@ -34,16 +34,15 @@ from nanodepth import ROOT
 from nanodepth.common.errors import Refused, say
 from nanodepth.common.files import find
 from nanodepth.engine.checkpoint import describe, is_hugging_face, open_any
-from nanodepth.engine.hf import answer_of, family_of
-from nanodepth.engine.hf_recurrent import FAMILY
+from nanodepth.engine.hf import answer_of
+from nanodepth.engine.likelihoods import (LOGITS_AT_ONCE, device_of, encoded, log_likelihoods,
+                                          longest_of)
 from nanodepth.engine.lm_eval_scores import Harness
 from nanodepth.engine.processes import pick_device
-from nanodepth.engine.way import Way, depth_in
-from nanodepth.looping.layers import is_looped
 from nanodepth.report.tables import Score, error_of, mean, p_value
 from nanodepth.text.loader import START, Loader
-from nanodepth.text.primitives import TASKS, TOY_TASKS, continuation, few_shot
-from nanodepth.text.tokenizer import get_tokenizer, refuse_another_tokenizer, start_of_document
+from nanodepth.text.primitives import TASKS, TOY_TASKS, few_shot
+from nanodepth.text.tokenizer import get_tokenizer, refuse_another_tokenizer
 from nanodepth.wrapper import SOLVERS
 
 # ------------------------------------------------------------------------------------ scores
@@ -99,163 +98,6 @@ def ask(model_like, tokenizer, examples, **options):
     else:       # argmax would still choose one
         right = [math.nan] * len(examples)
     return of_answers(right, 1 / len(examples[0].options))
-
-
-def encode(tokenizer, text, model):
-    "A text as the model was trained on documents: its tokens, behind those that begin one."
-    return in_vocabulary([*start_of_document(tokenizer),
-                          *tokenizer.encode(text, allowed_special='all')], model)
-
-
-def in_vocabulary(ids, model):
-    "The same tokens, which must all be in the model's vocabulary."
-    size = getattr(getattr(model, 'config', None), 'vocab_size', math.inf)
-    if ids and max(ids) >= size:
-        raise Refused(f'the tokenizer gives a token {max(ids)}, but the model has a vocabulary of '
-                      f'{size}: is this the tokenizer of this model?')
-    return ids
-
-
-def encoded(model, tokenizer, examples):
-    "(the tokens of each prompt, those of each of its options)."
-    return ([encode(tokenizer, e.prompt, model) for e in examples],
-            [[in_vocabulary(continuation(tokenizer, e.prompt, o), model) for o in e.options]
-             for e in examples])
-
-
-def longest_of(prompts, options):
-    "How many tokens the longest prompt with an option has."
-    return max(len(p) + max(map(len, o)) for p, o in zip(prompts, options))
-
-
-# Logits are the largest tensors here, so a forward makes at most so many numbers of them, of which
-# three copies exist for a moment: less than 1 GiB.
-LOGITS_AT_ONCE = 2 ** 26
-TOKENS_AT_ONCE = 2 ** 15
-
-
-@torch.no_grad()
-def log_likelihoods(model_like, tokenizer, examples, *, batch=64, share=True):
-    """[(options,) of each example]: log-likelihoods of the options after the prompt. `model_like`
-    maps tokens (B, T) to logits (B, T, V). Rows of one batch have one length, so that what a
-    question scores does not depend on the questions beside it. A model that keeps a plain KV cache
-    reads each prompt once, for all of its options (share=False: with each of them)."""
-    prompts, options = encoded(model_like, tokenizer, examples)
-    config = getattr(model_like, 'config', None)
-    context = getattr(config, 'context', math.inf)
-    longest = longest_of(prompts, options)
-    if longest > context:
-        raise Refused(f'a prompt with its answer has {longest} tokens, but the context is '
-                      f'{context}')
-    width = getattr(config, 'vocab_size', 1)
-    read = by_prompts if share and shares_prompts(model_like) else by_rows
-    values = [torch.zeros(len(o), dtype=torch.float64) for o in options]
-    read(model_like, prompts, options, values, batch, width, device_of(model_like))
-    return values
-
-
-def device_of(model_like):
-    return next((p.device for p in getattr(model_like, 'parameters', list)()), 'cpu')
-
-
-def in_batches(lengths, batch, size):
-    """Lists of indices with one and the same length; `size(length)` is how many logits one row of
-    that length makes."""
-    batches = []
-    for i in sorted(range(len(lengths)), key=lambda i: lengths[i]):
-        first = batches[-1][0] if batches else None
-        most = max(1, min(batch, LOGITS_AT_ONCE // size(lengths[i]),
-                          TOKENS_AT_ONCE // sum(lengths[i])))
-        if first is None or lengths[first] != lengths[i] or len(batches[-1]) == most:
-            batches.append([])
-        batches[-1].append(i)
-    return batches
-
-
-def by_rows(model, prompts, options, values, batch, width, device):
-    """Every option is read behind its whole prompt in one forward, as lm-eval does. Options of one
-    token have the same tokens before them, so one row serves them all."""
-    rows = {}           # {tokens before the last: [(example, option)]}
-    for i, (prompt, each) in enumerate(zip(prompts, options)):
-        for o, option in enumerate(each):
-            key = (*prompt, *option[:-1]), len(prompt)
-            rows.setdefault(key, []).append((i, o))
-    keys = list(rows)
-    lengths = [(len(tokens), len(tokens) - n + 1) for tokens, n in keys]
-    for part in in_batches(lengths, batch, lambda length: length[1] * width):
-        read = torch.tensor([keys[k][0] for k in part], device=device)
-        n = lengths[part[0]][1]                     # logits that are needed of each row
-        chances = last_logits(model, read, n).float().log_softmax(-1)           # (B, n, V)
-        for k, row in zip(part, chances):
-            for i, o in rows[keys[k]]:
-                option = torch.tensor(options[i][o], device=device)[:, None]
-                values[i][o] = row.gather(-1, option).double().sum().cpu()
-
-
-def by_prompts(model, prompts, options, values, batch, width, device):
-    "Each prompt is read once, and its options go on from its KV cache."
-    lengths = [(len(prompt), len(each)) for prompt, each in zip(prompts, options)]
-    longest = max(len(option) for each in options for option in each)
-    for part in in_batches(lengths, batch, lambda length: length[1] * longest * width):
-        O, W = lengths[part[0]][1], max(len(option) for i in part for option in options[i])
-        tokens = torch.zeros(len(part), O, W, dtype=torch.long)
-        counts = torch.zeros(len(part), O, W, dtype=torch.bool)
-        for b, i in enumerate(part):
-            for o, option in enumerate(options[i]):
-                tokens[b, o, :len(option)] = torch.tensor(option)
-                counts[b, o, :len(option)] = True
-        tokens, counts = tokens.to(device), counts.to(device)
-        prompt = torch.tensor([prompts[i] for i in part], device=device)        # (B, T)
-        logits = shared(model, prompt, tokens).float()
-        chances = logits.log_softmax(-1).gather(-1, tokens[..., None])[..., 0]  # (B, O, W)
-        for i, value in zip(part, chances.masked_fill(~counts, 0).cpu().double().sum(-1)):
-            values[i] = value
-
-
-def last_logits(model, tokens, n):
-    "Logits (B, n, V) at the last n positions, and no others where the model can be asked so."
-    if hasattr(model, 'recurs'):
-        return model.head(model.norm(model.hidden(tokens)[:, -n:]))
-    if hasattr(model, 'last_logits'):
-        return model.last_logits(tokens, n)
-    return model(tokens)[:, -n:]
-
-
-def shares_prompts(model):
-    """May options go on from the cache of their prompt? Not where that is another computation than
-    reading both at once: a looped window shows later tokens one version of its keys."""
-    if hasattr(model, 'recurs'):
-        return not model.recurs and not is_looped(model)
-    return getattr(model, 'shares_prompts', False) and not is_looped(model.model)
-
-
-class Branched:
-    """A cache slot that O rows read for each row of its own: prompt and options are joined only
-    when needed."""
-
-    def __init__(self, slot, O):
-        self.slot, self.O = slot, O
-
-    def update(self, k, v):        # (B O, Hkv, W, hd) each
-        return tuple(torch.cat((old[:, None].expand(-1, self.O, -1, -1, -1),
-                                new.unflatten(0, (-1, self.O))), dim=3).flatten(0, 1)
-                     for old, new in ((self.slot.keys, k), (self.slot.values, v)))
-
-
-def shared(model, prompt, options):
-    """Logits (B, O, W, V) at the options' tokens. Each prompt is read once, and its cache is handed
-    to all of its options."""
-    B, O, W = options.shape
-    if not hasattr(model, 'recurs'):
-        return model.shared(prompt, options)
-    cache = model.new_cache()
-    first = model.head(model.norm(model.hidden(prompt, cache=cache)[:, -1:]))        # (B, 1, V)
-    first = first[:, None].expand(B, O, 1, -1)
-    if W == 1:
-        return first
-    cache.layers = [Branched(slot, O) for slot in cache.layers]
-    rest = model(options[..., :-1].flatten(0, 1), cache=cache)                     # (B O, W - 1, V)
-    return torch.cat((first, rest.unflatten(0, (B, O))), dim=2)
 
 
 # --------------------------------------------------------------------------------------------- data
@@ -443,9 +285,7 @@ class Asked:
     seed: int = 0               # of their draws
     limit: int | None = None    # documents of each task of lm-eval: to try, not to report
     chat: bool = False          # lm-eval with the chat template of the checkpoint
-    batch_size: str = '8'       # texts that lm-eval reads at once
     max_length: int | None = None       # tokens of a prompt and its answer; None: the context
-    dtype: Literal['auto', 'float32', 'bfloat16', 'float16'] = 'auto'   # of lm-eval's weights
     device: str = 'auto'        # auto: cuda, else mps, else cpu
 
 
@@ -466,26 +306,18 @@ class Subject:
         self.path, self.asked, self.like = path, asked, like
         ours, theirs = zip(*map(parse_tasks, tasks or [asked.tasks]))
         self.tasks = ours, theirs
-        device = pick_device(asked.device)
-        self.harness = Harness(path, theirs, asked, device) if any(theirs) else None
-        for name in ('limit', 'chat', 'max_length', 'dtype'):
-            if not self.harness and getattr(asked, name) != getattr(Asked, name):
+        for name in ('limit', 'chat', 'max_length'):
+            if not any(theirs) and getattr(asked, name) != getattr(Asked, name):
                 raise Refused(f"--{name} is for lm-eval's tasks, and none is asked for")
         if any(theirs) and not any(ours) and asked.shots != Asked.shots:
             raise Refused("--shots is for our own tasks: lm-eval's have numbers of their own")
-        # what lm-eval alone looks at is in memory once
-        self.is_lm_evals = bool(self.harness and is_hugging_face(path) and not any(ours)
-                                and not asked.data and family_of(path) != FAMILY)
-        if self.is_lm_evals:
-            self.state, self.model = {}, self.harness.lm(Way()).model
-            self.parts = [None] * len(ours)
-        else:
-            self.state, self.model = open_any(path, device)
-            self.answer = answer_of(self.model)
-            if getattr(self.model, 'recurs', False):
-                self.model.fresh = False        # else each forward begins with noise of its own
-            self.tokenizer = get_tokenizer(path)
-            self.parts = [self.part(tasks, i, len(ours)) for i, tasks in enumerate(ours)]
+        self.state, self.model = open_any(path, pick_device(asked.device))
+        self.answer = answer_of(self.model)
+        if getattr(self.model, 'recurs', False):
+            self.model.fresh = False        # else each forward begins with noise of its own
+        self.tokenizer = get_tokenizer(path)
+        self.harness = Harness(self, theirs) if any(theirs) else None
+        self.parts = [self.part(tasks, i, len(ours)) for i, tasks in enumerate(ours)]
         if not self.harness and not any(self.parts):
             raise Refused(f'{path} does not say what it was trained on: give --data, a dataset for '
                           'its tokenizer, or --tasks (such as toy_assign/3 or arc_easy)')
@@ -556,9 +388,6 @@ class Subject:
     def check(self, ways):
         "Refuse what this model cannot do, before an hour is spent."
         for way in ways:
-            if way.loop and self.is_lm_evals and self.harness.exported(way) is way:
-                way.order(depth_in(self.model))         # it will be exported in that order
-                continue
             with way.apply(self.model):
                 pass
 
@@ -576,18 +405,19 @@ class Subject:
                     digest.update(b''.join(t.numpy().tobytes()
                                            for t in part.val.marked_batch(step)))
         asked = {each.name: getattr(self.asked, each.name) for each in fields(Asked)
-                 if each.name not in ('tasks', 'data', 'device', 'batch_size')}
+                 if each.name not in ('tasks', 'data', 'device')}
         digest.update(json.dumps([asked, self.tasks, code_that_runs()], default=str).encode())
         return digest.hexdigest()[:24]
 
     def scores(self, way, part=0):
         "{name: Score} of the model, run in a way."
-        scores = {}
-        if self.parts[part]:
-            questions, val, batches = self.parts[part]
-            with way.apply(self.model):
-                scores = all_scores(self.answer, self.tokenizer, questions, val, **batches)
-        return scores | (self.harness.scores(way, part) if self.harness else {})
+        with way.apply(self.model):
+            scores = self.harness.scores(part) if self.harness else {}
+            if self.parts[part]:
+                questions, val, batches = self.parts[part]
+                ours = all_scores(self.answer, self.tokenizer, questions, val, **batches)
+                scores = ours | scores
+            return scores
 
 
 def is_there(data):

@@ -184,6 +184,23 @@ def start_of_document(tokenizer):
     return [tokenizer.encode_single_token(END_OF_TEXT)] if known else []
 
 
+def marks_of(name, tokenizer):
+    "The tokens by which a text begins and ends, as far as there are such."
+    file = tokenizer_file(name)
+    if not file:
+        token = tokenizer._special_tokens.get(END_OF_TEXT)
+        return token, token
+    path = file.with_name('tokenizer_config.json')
+    config = read_json(path) if path.exists() else {}
+    tokens = []
+    for mark in ('bos_token', 'eos_token'):
+        token = config.get(mark)
+        token = token.get('content') if isinstance(token, dict) else token
+        tokens.append(tokenizer.encode_single_token(token)
+                      if token in tokenizer.special_tokens_set else None)
+    return tokens
+
+
 def readable(tokenizer, tokens):
     "Tokens as text; a model may have more ids than its tokenizer, as padding."
     return tokenizer.decode([token for token in tokens if token < tokenizer.n_vocab])

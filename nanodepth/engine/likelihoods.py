@@ -1,0 +1,199 @@
+"""How likely each continuation of a prompt is to a model, and which is the likeliest.
+
+The idea: all that maps tokens to logits can be asked, ours or not, in any way of running. The
+logits are the largest tensors here, so only those are made that are needed, of a few rows at once;
+and options of one prompt go on from its KV cache, so that it is read once.
+
+Usage:
+    values = log_likelihoods(model, get_tokenizer('out/lidas'), few_shot('assign_basic', 200))
+    tokens = continued(model, [12, 7, 99], most=20, is_done=lambda new: 0 in new)
+"""
+import math
+
+import torch
+
+from nanodepth.common.errors import Refused
+from nanodepth.looping.layers import is_looped
+from nanodepth.text.primitives import continuation
+from nanodepth.text.tokenizer import start_of_document
+
+
+def encode(tokenizer, text, model):
+    "A text as the model was trained on documents: its tokens, behind those that begin one."
+    return in_vocabulary([*start_of_document(tokenizer),
+                          *tokenizer.encode(text, allowed_special='all')], model)
+
+
+def in_vocabulary(ids, model):
+    "The same tokens, which must all be in the model's vocabulary."
+    size = getattr(getattr(model, 'config', None), 'vocab_size', math.inf)
+    if ids and max(ids) >= size:
+        raise Refused(f'the tokenizer gives a token {max(ids)}, but the model has a vocabulary of '
+                      f'{size}: is this the tokenizer of this model?')
+    return ids
+
+
+def encoded(model, tokenizer, examples):
+    "(the tokens of each prompt, those of each of its options)."
+    return ([encode(tokenizer, e.prompt, model) for e in examples],
+            [[in_vocabulary(continuation(tokenizer, e.prompt, o), model) for o in e.options]
+             for e in examples])
+
+
+def longest_of(prompts, options):
+    "How many tokens the longest prompt with an option has."
+    return max(len(p) + max(map(len, o)) for p, o in zip(prompts, options))
+
+
+# Logits are the largest tensors here, so a forward makes at most so many numbers of them, of which
+# three copies exist for a moment: less than 1 GiB.
+LOGITS_AT_ONCE = 2 ** 26
+TOKENS_AT_ONCE = 2 ** 15
+
+
+def log_likelihoods(model_like, tokenizer, examples, *, batch=64, share=True):
+    """[(options,) of each example]: log-likelihoods of the options after the prompt. `model_like`
+    maps tokens (B, T) to logits (B, T, V)."""
+    prompts, options = encoded(model_like, tokenizer, examples)
+    context = getattr(getattr(model_like, 'config', None), 'context', math.inf)
+    longest = longest_of(prompts, options)
+    if longest > context:
+        raise Refused(f'a prompt with its answer has {longest} tokens, but the context is '
+                      f'{context}')
+    return [values for values, _ in likelihoods(model_like, prompts, options, batch, share)]
+
+
+@torch.no_grad()
+def likelihoods(model_like, prompts, options, batch=64, share=True):
+    """[((options,) log-likelihoods, whether each option is what the model would say)] of each
+    prompt, all as tokens. Rows of one batch have one length, so that what a question scores does
+    not depend on the questions beside it. A model that keeps a plain KV cache reads each prompt
+    once, for all of its options (share=False: with each of them)."""
+    width = getattr(getattr(model_like, 'config', None), 'vocab_size', 1)
+    read = by_prompts if share and shares_prompts(model_like) else by_rows
+    found = [(torch.zeros(len(o), dtype=torch.float64), torch.zeros(len(o), dtype=torch.bool))
+             for o in options]
+    read(model_like, prompts, options, found, batch, width, device_of(model_like))
+    return found
+
+
+def device_of(model_like):
+    return next((p.device for p in getattr(model_like, 'parameters', list)()), 'cpu')
+
+
+def in_batches(lengths, batch, size):
+    """Lists of indices with one and the same length; `size(length)` is how many logits one row of
+    that length makes."""
+    batches = []
+    for i in sorted(range(len(lengths)), key=lambda i: lengths[i]):
+        first = batches[-1][0] if batches else None
+        most = max(1, min(batch, LOGITS_AT_ONCE // size(lengths[i]),
+                          TOKENS_AT_ONCE // sum(lengths[i])))
+        if first is None or lengths[first] != lengths[i] or len(batches[-1]) == most:
+            batches.append([])
+        batches[-1].append(i)
+    return batches
+
+
+def by_rows(model, prompts, options, found, batch, width, device):
+    """Every option is read behind its whole prompt in one forward, as lm-eval does. Options of one
+    token have the same tokens before them, so one row serves them all."""
+    rows = {}           # {tokens before the last: [(example, option)]}
+    for i, (prompt, each) in enumerate(zip(prompts, options)):
+        for o, option in enumerate(each):
+            key = (*prompt, *option[:-1]), len(prompt)
+            rows.setdefault(key, []).append((i, o))
+    keys = list(rows)
+    lengths = [(len(tokens), len(tokens) - n + 1) for tokens, n in keys]
+    for part in in_batches(lengths, batch, lambda length: length[1] * width):
+        read = torch.tensor([keys[k][0] for k in part], device=device)
+        n = lengths[part[0]][1]                     # logits that are needed of each row
+        chances = last_logits(model, read, n).float().log_softmax(-1)           # (B, n, V)
+        for k, row in zip(part, chances):
+            for i, o in rows[keys[k]]:
+                option = torch.tensor(options[i][o], device=device)
+                values, greedy = found[i]
+                values[o] = row.gather(-1, option[:, None]).double().sum().cpu()
+                greedy[o] = (row.argmax(-1) == option).all().cpu()
+
+
+def by_prompts(model, prompts, options, found, batch, width, device):
+    "Each prompt is read once, and its options go on from its KV cache."
+    lengths = [(len(prompt), len(each)) for prompt, each in zip(prompts, options)]
+    longest = max(len(option) for each in options for option in each)
+    for part in in_batches(lengths, batch, lambda length: length[1] * longest * width):
+        O, W = lengths[part[0]][1], max(len(option) for i in part for option in options[i])
+        tokens = torch.zeros(len(part), O, W, dtype=torch.long)
+        counts = torch.zeros(len(part), O, W, dtype=torch.bool)
+        for b, i in enumerate(part):
+            for o, option in enumerate(options[i]):
+                tokens[b, o, :len(option)] = torch.tensor(option)
+                counts[b, o, :len(option)] = True
+        tokens, counts = tokens.to(device), counts.to(device)
+        prompt = torch.tensor([prompts[i] for i in part], device=device)        # (B, T)
+        chances = shared(model, prompt, tokens).float().log_softmax(-1)         # (B, O, W, V)
+        likeliest = (chances.argmax(-1) == tokens) | ~counts                    # (B, O, W)
+        chances = chances.gather(-1, tokens[..., None])[..., 0].masked_fill(~counts, 0)
+        for b, i in enumerate(part):
+            found[i] = chances[b].cpu().double().sum(-1), likeliest[b].all(-1).cpu()
+
+
+@torch.no_grad()
+def continued(model, tokens, most, is_done):
+    "Up to `most` likeliest tokens after some, until is_done(those): a list."
+    if not hasattr(model, 'recurs'):
+        return model.continued(tokens, most, is_done)
+    cache = model.new_cache()
+    fresh = torch.tensor([tokens], device=device_of(model))
+    new = []
+    while len(new) < most and not is_done(new):
+        x = model.hidden(fresh, cache=cache)[:, -1:]
+        fresh = model.head(model.norm(x)).argmax(-1)
+        new.append(fresh.item())
+    return new
+
+
+def last_logits(model, tokens, n):
+    "Logits (B, n, V) at the last n positions, and no others where the model can be asked so."
+    if hasattr(model, 'recurs'):
+        return model.head(model.norm(model.hidden(tokens)[:, -n:]))
+    if hasattr(model, 'last_logits'):
+        return model.last_logits(tokens, n)
+    return model(tokens)[:, -n:]
+
+
+def shares_prompts(model):
+    """May options go on from the cache of their prompt? Not where that is another computation than
+    reading both at once: a looped window shows later tokens one version of its keys."""
+    if hasattr(model, 'recurs'):
+        return not model.recurs and not is_looped(model)
+    return getattr(model, 'shares_prompts', False) and not is_looped(model.model)
+
+
+class Branched:
+    """A cache slot that O rows read for each row of its own: prompt and options are joined only
+    when needed."""
+
+    def __init__(self, slot, O):
+        self.slot, self.O = slot, O
+
+    def update(self, k, v):        # (B O, Hkv, W, hd) each
+        return tuple(torch.cat((old[:, None].expand(-1, self.O, -1, -1, -1),
+                                new.unflatten(0, (-1, self.O))), dim=3).flatten(0, 1)
+                     for old, new in ((self.slot.keys, k), (self.slot.values, v)))
+
+
+def shared(model, prompt, options):
+    """Logits (B, O, W, V) at the options' tokens. Each prompt is read once, and its cache is handed
+    to all of its options."""
+    B, O, W = options.shape
+    if not hasattr(model, 'recurs'):
+        return model.shared(prompt, options)
+    cache = model.new_cache()
+    first = model.head(model.norm(model.hidden(prompt, cache=cache)[:, -1:]))        # (B, 1, V)
+    first = first[:, None].expand(B, O, 1, -1)
+    if W == 1:
+        return first
+    cache.layers = [Branched(slot, O) for slot in cache.layers]
+    rest = model(options[..., :-1].flatten(0, 1), cache=cache)                     # (B O, W - 1, V)
+    return torch.cat((first, rest.unflatten(0, (B, O))), dim=2)
