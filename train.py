@@ -17,23 +17,25 @@ import contextlib
 import math
 import sys
 import time
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Literal
 
 import torch
 
+from nanodepth import ROOT
 from nanodepth.common.errors import Refused, refusals
 from nanodepth.common.files import claim, new_model, write_json
-from nanodepth.common.options import check_bounds, given, only_fields, read
-from nanodepth.engine import checkpoint
+from nanodepth.common.options import check_bounds, docstring_of, given, only_fields, read
+from nanodepth.engine import checkpoint, cost
 from nanodepth.engine.optimizers import OPTIMIZERS, load_optimizers, make_optimizers
 from nanodepth.engine.plan import Plan, Start, model_config, refuse_void
 from nanodepth.engine.processes import Stop, World
 from nanodepth.engine.scoring import measure
 from nanodepth.grow import GROWTH, untie
 from nanodepth.model import LM, ModelConfig
-from nanodepth.report.logs import Log
+from nanodepth.report.logs import Log, read_log
+from nanodepth.report.plot import draw_run, show
 from nanodepth.text.loader import Loader, draw, make_toy_data
 
 
@@ -210,9 +212,21 @@ def train(config):
                       + ('' if c.resume else ', without --resume=false'))
             return asked
         if world.first:
-            from nanodepth.engine.words import report
             report(c, model, so_far['flops'])
         return 0
+
+
+def report(c, model, flops):
+    "Draw and print what a finished run leaves."
+    out = Path(c.out_dir)
+    saving = ''
+    if c.grow:
+        full = cost.at_full_depth(replace(c, vocab_size=model.config.vocab_size))
+        saving = f', {1 - flops / full:.1%} less than at full depth throughout'
+    print(f'{flops:.3e} training FLOPs{saving}')
+    show(out / 'loss.png', draw_run, out.name, read_log(out))
+    print(f'numbers: {out}/log.jsonl\ncheckpoint, log and picture are in {out}; nanodepth sample '
+          f'{out} writes text')
 
 
 def keep_stage(c, world, model, so_far):
@@ -292,9 +306,6 @@ def open_data(c, world):
     if others and others[0] != first:
         raise Refused(f'data was made with the tokenizer {first!r}, but cooldown_data with '
                       f'{others[0]!r}')
-    if first != 'bytes':        # it stands in files, or on a network
-        from nanodepth.text.tokenizer import refuse_unknown
-        refuse_unknown(first, world.say)
     val = Loader(c.data, weights=c.data_weights, split='val', seed=0, **shared)
     if c.eval_batches > len(val):
         world.say(f'eval_batches={c.eval_batches}, but the validation data has only {len(val)} '
@@ -369,8 +380,10 @@ def open_log(c, world, loader, val, model, step, resumes):
     if world.first:
         if loader.tokenizer != 'bytes':
             from nanodepth.text.tokenizer import copy_tokenizer
-            with contextlib.suppress(Refused):  # no network: refuse_unknown has said so
+            try:
                 copy_tokenizer(loader.tokenizer, c.out_dir)
+            except Refused as error:        # there may be no network now
+                world.say(f'the tokenizer is not at hand: {error}')
         write_json(Path(c.out_dir) / 'run.json', dict(
             tokenizer=loader.tokenizer, config=asdict(c), torch=torch.__version__,
             data=[each.origin for each in loader.sets]))
@@ -407,14 +420,13 @@ def read_config(argv):
 def main(argv=None):
     argv = sys.argv[1:] if argv is None else argv
     if not argv:
-        from nanodepth.engine.words import list_configs
         print(USAGE + '      (--help lists the settings)')
-        list_configs()
+        for path in sorted((ROOT / 'config').glob('[!_]*.py')):
+            print(f'  {f"config/{path.name}":44}{docstring_of(path).partition(chr(10))[0]}')
         raise SystemExit(2)
     if {'-h', '--help'} & set(argv):
         read(Config, argv, f'{USAGE}\n\n{__doc__ or ""}')
     if any(arg.partition('=')[0] == '--dry_run' for arg in argv):
-        from nanodepth.engine import cost
         return cost.main(argv, read_config)
     stopped = train(read_config(argv))
     if stopped:         # make or a scheduler must not take the run for finished

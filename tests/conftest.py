@@ -28,9 +28,10 @@ from matplotlib.figure import Figure  # noqa: E402
 
 from nanodepth.__main__ import main as nanodepth  # noqa: E402
 from nanodepth.text.loader import write_dataset  # noqa: E402
-from nanodepth.engine import checkpoint, words  # noqa: E402
+from nanodepth.engine import checkpoint  # noqa: E402
 from nanodepth.engine.cost import planned  # noqa: E402
 from nanodepth.model import LM, ModelConfig  # noqa: E402
+from nanodepth import train as training  # noqa: E402
 from nanodepth.train import Config, read_config  # noqa: E402
 from nanodepth.variants.key_offset import offset_keys  # noqa: E402
 
@@ -47,7 +48,7 @@ def pytest_collection_finish():
 @pytest.fixture(autouse=True)
 def no_pictures(request, monkeypatch):
     if 'pictures' not in request.fixturenames:
-        monkeypatch.setattr(words, 'show', lambda *_: None)
+        monkeypatch.setattr(training, 'show', lambda *_: None)
         monkeypatch.setattr(Figure, 'savefig', lambda self, file, **_: file.write(b'not rendered'))
 
 
@@ -70,7 +71,7 @@ def rank_of(rank, ranks, port, said, argv, before):
                       LOCAL_WORLD_SIZE=str(ranks), MASTER_ADDR='127.0.0.1',
                       MASTER_PORT=str(port))
     torch.set_num_threads(1)
-    words.show = lambda *_: None
+    training.show = lambda *_: None
     if before:
         before()
     nanodepth('train', argv)

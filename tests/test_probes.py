@@ -49,7 +49,7 @@ def test_one_command_one_page(runs, data, tmp_path, capsys):
         assert {row['run'] for row in rows} == ({'plain', 'loop'} if name in ('swap', 'skip',
                 'reverse') else {'plain', 'loop', 'cut'})
     assert (
-        'loop: 4 layers deep, 2 of their own (2x2); depths that share weights: 0 = 2, 1 = 3' in html
+        'loop: 4 layers deep, 2 of their own (2x2); looked at with' in html
         and 'cut is not in swap' in html)
     assert 'cut: 6 layers deep' in said and '| plain | ' in said and 'every position' in html
     score = {row['run']: float(row['score']) for row in read_csv(out / 'depth_score.csv')}

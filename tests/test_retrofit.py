@@ -105,9 +105,9 @@ def test_the_authors_start(tiny, tokens):
 
 
 def test_a_tied_head_can_be_freed(tiny, tokens):
-    from nanodepth.commands.cut import with_a_head
+    from nanodepth.commands.cut import with_weights_of
     tied = tiny(n_layer=2, tie_embeddings=True)
-    free = with_a_head(tied)
+    free = with_weights_of(tied, tied.state_dict(), tie_embeddings=False)
     assert torch.equal(free(tokens), tied(tokens)) and not free.config.tie_embeddings
     assert free.num_params() == tied.num_params() + tied.embed.weight.numel()
     free.embed.weight.data.zero_()

@@ -26,7 +26,7 @@ from nanodepth.common.files import Notes
 from nanodepth.common.options import read
 from nanodepth.engine import checkpoint, lm_eval_scores as harness, scoring as measure
 from nanodepth.engine.checkpoint import open_any
-from nanodepth.engine.hf import is_foreign, repeated_block
+from nanodepth.engine.hf import repeated_block
 from nanodepth.engine.scoring import (Asked, Score, Subject, ask, interval, log_likelihoods,
                                       measure as tokens_measure, parse_tasks, score)
 from nanodepth.engine.way import Way, Ways, read_ways
@@ -603,7 +603,6 @@ def theirs(tmp_path_factory):
 
 def test_a_foreign_model_is_an_answer(theirs):
     path, model = theirs
-    assert is_foreign(path)
     state, opened = open_any(path)
     assert type(opened) is type(model) and state['kind'] == 'hf'
     assert torch.equal(logits(opened), logits(model))

@@ -24,7 +24,6 @@ chain only the first question, which always asks for one of its last names. Late
 
     python data/toy/prepare.py          # seconds, no network: writes data/toy
     python data/toy/prepare.py --depths=6 --out=data/toy_deep       # depth 0 to 5
-    python data/toy/prepare.py --depths=5 --values=3 --out=data/chains      # the study's, 0 to 4
 """
 import ast
 import platform
@@ -46,8 +45,8 @@ from nanodepth.text.loader import begin_dataset, draw, write_dataset  # noqa: E4
 
 SIZE = 64        # tokens of a document, with the end-of-text token before it
 DEPTHS = 4                                              # 0, 1, 2, 3
-# marks 1, 2, ...; with four values depth 5 takes 24 letters, with three depth 7 does
-KINDS = ['text', 'copy', *(f'depth {d}' for d in range(8))]
+# marks 1, 2, ...; with four values depth 5 takes 24 letters
+KINDS = ['text', 'copy', *(f'depth {d}' for d in range(6))]
 COPIES = 0.25        # of the documents of primitives; the rest are chains
 VALUES = 4          # names that get a value, and names at every depth
 
@@ -60,12 +59,12 @@ def copy(rng):
         yield period[i % len(period)], known, 'copy' if known else None
 
 
-def chains(rng, depths, values):
+def chains(rng, depths):
     """Pieces of a document that assigns values to names, hands them on, and asks: first for one of
     the last, then for any."""
     depth = rng.randrange(depths)
-    names = rng.sample(string.ascii_lowercase, (depth + 1) * values)
-    statements, last = chain(rng, names, rng.sample(string.digits, values), depth)
+    names = rng.sample(string.ascii_lowercase, (depth + 1) * VALUES)
+    statements, last = chain(rng, names, rng.sample(string.digits, VALUES), depth)
     asked = {}                          # what every name comes to
     for name, given in statements:
         asked[name] = asked.get(given, given)
@@ -78,9 +77,9 @@ def chains(rng, depths, values):
         yield asked[name], True, f'depth {depth}' if i == 0 else None
 
 
-def document(rng, depths=DEPTHS, values=VALUES):
+def document(rng, depths=DEPTHS):
     "One document as (tokens, mask, marks), SIZE of each."
-    pieces = copy(rng) if rng.random() < COPIES else chains(rng, depths, values)
+    pieces = copy(rng) if rng.random() < COPIES else chains(rng, depths)
     return marked(pieces, KINDS, SIZE)
 
 
@@ -110,17 +109,14 @@ class Options:
     documents: int = 100_000                # documents of primitives to train on
     text: float = 0.1                       # share of text in the training windows
     depths: int = DEPTHS      # how many: depth 0, 1, ...
-    values: int = VALUES      # names at every depth
     out: Path = Path('data/toy')        # the folder to write
 
 
 def main(argv=None):
     args = read(Options, argv, __doc__)
-    if args.depths < 1:
-        raise Refused(f'--depths={args.depths}: at least one, which is depth 0')
-    if args.depths * args.values > 26:
-        raise Refused(f'--depths={args.depths} times --values={args.values} are more names than '
-                      'there are letters')
+    if not 1 <= args.depths <= 26 // VALUES:
+        raise Refused(f'--depths={args.depths} must be from 1, which is depth 0, to {26 // VALUES}: '
+                      'there are no more letters for names')
     print('reading the standard library ...', flush=True)
     files = list(library())
     random.Random(draw(0, 'toy files')).shuffle(files)
@@ -131,7 +127,7 @@ def main(argv=None):
         rng = random.Random(draw(0, f'toy {split}'))
         documents = []
         while len(documents) < n:
-            example = document(rng, args.depths, args.values)
+            example = document(rng, args.depths)
             # validation comes first: training gets none of its documents
             if tuple(example[0]) not in held_out:
                 documents.append(example)

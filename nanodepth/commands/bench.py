@@ -72,13 +72,8 @@ class PlainGPT(nn.Module):
         return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), targets.flatten())
 
 
-def ours(shape):
-    return LM(ModelConfig(**shape))
-
-
-def transformers(shape):
+def transformers(s):
     from transformers import LlamaConfig, LlamaForCausalLM
-    s = shape
     return LlamaForCausalLM(LlamaConfig(
         vocab_size=s['vocab_size'], num_hidden_layers=s['n_layer'], hidden_size=s['n_embd'],
         num_attention_heads=s['n_head'], num_key_value_heads=s.get('n_kv_head'),
@@ -86,16 +81,11 @@ def transformers(shape):
         tie_word_embeddings=True, bos_token_id=None, eos_token_id=None))
 
 
-MODELS = dict(ours=ours, transformers=transformers, plain=lambda shape: PlainGPT(**shape))
+MODELS = dict(ours=lambda shape: LM(ModelConfig(**shape)), transformers=transformers,
+              plain=lambda shape: PlainGPT(**shape))
 
 
-def loss_of(model, tokens):
-    if hasattr(model, 'generation_config'):         # transformers'
-        return model(input_ids=tokens, labels=tokens, use_cache=False).loss
-    return model(tokens, tokens)
-
-
-def random_tokens(shape, batch, device='cpu'):
+def random_tokens(shape, batch, device):
     return torch.randint(shape['vocab_size'], (batch, shape['context']), device=device)
 
 
@@ -134,7 +124,8 @@ def training_step(model, tokens):
 
     def step():
         with torch.autocast(tokens.device.type, torch.bfloat16, enabled=on_gpu):
-            loss = loss_of(model, tokens)
+            loss = (model(input_ids=tokens, labels=tokens, use_cache=False).loss
+                    if hasattr(model, 'generation_config') else model(tokens, tokens))
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -149,7 +140,7 @@ def training(device, tiny):
     for name, batch, turns in [('tiny', 2, 2)] if tiny else sizes:
         tokens = random_tokens(SHAPES[name], batch, device)
         with torch.device('meta'):
-            flops = ours(SHAPES[name]).flops_per_token() * tokens.numel()
+            flops = MODELS['ours'](SHAPES[name]).flops_per_token() * tokens.numel()
         peak = peak_flops(device)
         for form in ('eager', 'compiled') if device.type == 'cuda' else ('eager',):
             calls = {}
@@ -171,7 +162,7 @@ def memory(device, tiny):
     sizes = [('360m', 8)] if device.type == 'cuda' else [('125m', 4)]
     for name, batch in [('toy', 4)] if tiny else sizes:
         with torch.device('meta'):
-            model = ours(SHAPES[name])
+            model = MODELS['ours'](SHAPES[name])
         wanted = cost.memory(model, batch * model.config.context, depth=model.config.n_layer,
                              device=device.type, width=2 if device.type == 'cuda' else 4)
         peaks = {who: apart(peak_of, name, batch, who, device) for who in MODELS}
@@ -207,7 +198,8 @@ def generating(device, tiny):
     n = 32
     sizes = ['360m'] if device.type == 'cuda' else ['toy', '125m']
     for name in ['tiny'] if tiny else sizes:
-        model, peer = (make(SHAPES[name]).eval().to(device) for make in (ours, transformers))
+        model, peer = (MODELS[who](SHAPES[name]).eval().to(device)
+                       for who in ('ours', 'transformers'))
         if device.type == 'cuda':
             model, peer = model.bfloat16(), peer.bfloat16()
         prompt = random_tokens(SHAPES[name] | dict(context=16), 1, device)
@@ -238,6 +230,12 @@ def rows_of(name, device, tiny):
     return list(BENCHMARKS[name](device, tiny))
 
 
+def processor():
+    info = Path('/proc/cpuinfo')
+    names = re.findall(r'model name\s*: (.*)', info.read_text()) if info.exists() else []
+    return names[0] if names else platform.machine()
+
+
 @dataclass
 class Options:
     WORDS = ['names']
@@ -247,21 +245,15 @@ class Options:
     out: Path | None = None     # write the table there too, such as docs/bench.md
 
 
-def machine(device):
-    if device.type == 'cuda':
-        return torch.cuda.get_device_name(device)
-    info = Path('/proc/cpuinfo')
-    names = re.findall(r'model name\s*: (.*)', info.read_text()) if info.exists() else []
-    return (f'{names[0] if names else platform.machine()} '
-            f'({torch.backends.cpu.get_cpu_capability()}), {torch.get_num_threads()} threads')
-
-
 def main(argv=None):
     options = read(Options, argv, __doc__)
     for name in options.names:
         check_choice('benchmark', name, BENCHMARKS)
-    setting = (f'{machine(pick_device(options.device))}, torch {torch.__version__}, '
-               f'Python {platform.python_version()}')
+    device = pick_device(options.device)
+    machine = (torch.cuda.get_device_name(device) if device.type == 'cuda' else
+               f'{processor()} ({torch.backends.cpu.get_cpu_capability()}), '
+               f'{torch.get_num_threads()} threads')
+    setting = f'{machine}, torch {torch.__version__}, Python {platform.python_version()}'
     table = [['what, against what', 'ratio', 'half of the turns', 'medians']]
     for name in tqdm(options.names or BENCHMARKS, unit='benchmark'):
         table += apart(rows_of, name, options.device, options.tiny)

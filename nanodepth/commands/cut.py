@@ -29,8 +29,6 @@ from nanodepth.text.tokenizer import keep_tokenizer, refuse_another_tokenizer
 from nanodepth.variants.cuts import by_influence, screen
 from nanodepth.variants.key_offset import offset_keys, offset_of
 
-# ------------------------------------------------------------------------------------------ surgery
-
 @dataclass
 class Options:
     WORDS = ['run', 'shape']
@@ -70,88 +68,27 @@ def scalable_start(model):
         nn.init.normal_(model.embed.weight)          # as LM's own start has it
 
 
-def with_a_head(lm):
-    "The model with the unembedding as a matrix of its own, which begins as the embedding."
-    free = type(lm)(dataclasses.replace(lm.config, tie_embeddings=False)).to(lm.norm.weight.dtype)
-    offset_keys(free, offset_of(lm))
-    free.load_state_dict(lm.state_dict())
-    return free
-
-
-def operate(options):
-    "Write the cut checkpoint, and print its parts."
-    target = options.out or Path('out') / f'{Path(options.run).name}_{options.shape}'
-    with new_model(target, 'choose another --out'):
-        state = load(options.run)
-        parent = open_parent(options, state)
-        parts = choose_layers(options, parent)
-        torch.manual_seed(draw(options.seed, 'retrofit'))
-        how = {name: getattr(options, name)
-               for name in ('inject', 'start', 'fresh', 'mean', 'backprop_depth')}
-        model = surgery(parent.float(), parts, **how)
-        if options.scratch:
-            scalable_start(model)
-        say(model, parent, parts, options.dense)
-        keep_tokenizer(options.run, target)
-        cost = 0 if options.scratch else state.get('flops', 0) + state.get('inherited_flops', 0)
-        save(target, **describe(without_recurrence(model) if options.dense else model),
-             optimizers=[], step=0, flops=0, inherited_flops=cost, config={})
-    now = 'the kept layers, each once' if options.dense else (
-        f'python train.py config/retrofit.py --init_from={target} --recurrence={options.mean} '
-        '--data=... trains it')
-    print(f'{target}: {now}')
-
-
-def without_recurrence(model):
-    "The same layers as an ordinary model, which runs each once."
-    plain = LM(model.config)
+def with_weights_of(model, weights, **changes):
+    "An ordinary model of a model's layers, each once, with some settings changed."
+    plain = LM(dataclasses.replace(model.config, **changes)).to(model.norm.weight.dtype)
     offset_keys(plain, offset_of(model))
-    plain.load_state_dict({name: t for name, t in model.state_dict().items()
-                           if not name.startswith('adapter.')})
+    plain.load_state_dict(weights)
     return plain
 
 
-def open_parent(options, state):
+def open_parent(options):
+    "(the state, the model) to be cut."
+    state = load(options.run)
     parent = build_model(state, options.run).eval()
     if parent.recurs:
         raise Refused(f'{options.run} has a recurrent core already: cut an ordinary model')
-    return with_a_head(parent) if options.untie_head else parent
+    if options.untie_head:      # it begins as the embedding
+        parent = with_weights_of(parent, parent.state_dict(), tie_embeddings=False)
+    return state, parent
 
 
-def choose_layers(options, parent):
-    "(prelude, core, coda), as lists of the parent's layers."
-    parts = cut(options.shape, len(parent.layers))
-    sizes = [len(part) for part in parts]
-    if options.select == 'influence':
-        return by_influence(parent, sizes, sample(options, parent)[0])
-    if options.layers:
-        parts = [list_of_layers(part) for part in options.layers.split('/')]
-        if [len(part) for part in parts] != sizes:
-            raise Refused(f'--layers={options.layers} does not name {options.shape} layers')
-    return parts
-
-
-def search(options):
-    "Print the loss of every selection."
-    parent = open_parent(options, load(options.run))
-    sizes = [len(part) for part in cut(options.shape, len(parent.layers))]
-    screened = screen(parent, sizes, *sample(options, parent, 32))
-    print(columns([['loss', 'prelude', 'core', 'coda'],
-                   *([f'{loss:.3f}', *map(listed, parts)] for loss, parts in screened)]))
-
-
-def list_of_layers(text):
-    "'16,17' as [16, 17]."
-    with refusing(ValueError, why=lambda error: f'--layers: {error}'):
-        return [int(number) for number in text.split(',') if number]
-
-
-def listed(layers):
-    return ' '.join(map(str, layers))
-
-
-def sample(options, model, n=8):
-    "Some validation rows: tokens and targets, (n, T) each."
+def sample(options, model, n):
+    "n validation rows: tokens and targets, (n, T) each."
     c = model.config
     starts = starts_of(options.run)
     loader = Loader(options.data, n, min(c.context - len(starts), 512), split='val',
@@ -160,8 +97,59 @@ def sample(options, model, n=8):
     return loader.batch(0)
 
 
-def say(model, parent, parts, dense):
-    "Print the parts of the model and, if it will recur, what a recurrence costs."
+def choose_layers(options, parent):
+    "(prelude, core, coda), as lists of the parent's layers."
+    parts = cut(options.shape, len(parent.layers))
+    sizes = [len(part) for part in parts]
+    if options.select == 'influence':
+        return by_influence(parent, sizes, sample(options, parent, 8)[0])
+    if options.layers:
+        with refusing(ValueError, why=lambda error: f'--layers: {error}'):
+            parts = [[int(number) for number in part.split(',') if number]
+                     for part in options.layers.split('/')]
+        if [len(part) for part in parts] != sizes:
+            raise Refused(f'--layers={options.layers} does not name {options.shape} layers')
+    return parts
+
+
+def listed(layers):
+    return ' '.join(map(str, layers))
+
+
+def search(options):
+    "Print the loss of every selection."
+    _, parent = open_parent(options)
+    sizes = [len(part) for part in cut(options.shape, len(parent.layers))]
+    screened = screen(parent, sizes, *sample(options, parent, 32))
+    print(columns([['loss', 'prelude', 'core', 'coda'],
+                   *([f'{loss:.3f}', *map(listed, parts)] for loss, parts in screened)]))
+
+
+def operate(options, target):
+    "Write the cut checkpoint, and print its parts."
+    state, parent = open_parent(options)
+    parts = choose_layers(options, parent)
+    torch.manual_seed(draw(options.seed, 'retrofit'))
+    how = {name: getattr(options, name)
+           for name in ('inject', 'start', 'fresh', 'mean', 'backprop_depth')}
+    model = surgery(parent.float(), parts, **how)
+    if options.scratch:
+        scalable_start(model)
+    print_parts(model, parent, parts, options.dense)
+    if options.dense:
+        model = with_weights_of(model, {name: t for name, t in model.state_dict().items()
+                                        if not name.startswith('adapter.')})
+    cost = 0 if options.scratch else state.get('flops', 0) + state.get('inherited_flops', 0)
+    keep_tokenizer(options.run, target)
+    save(target, **describe(model), optimizers=[], step=0, flops=0, inherited_flops=cost, config={})
+    now = 'the kept layers, each once' if options.dense else (
+        f'python train.py config/retrofit.py --init_from={target} --recurrence={options.mean} '
+        '--data=... trains it')
+    print(f'{target}: {now}')
+
+
+def print_parts(model, parent, parts, dense):
+    "The parts of the model and, if it will recur, what a recurrence costs."
     kept = sum(model.parts())
     body = sum(p.numel() for p in parent.layers.parameters())
     dropped = sorted({*range(len(parent.layers))}.difference(*parts))
@@ -169,8 +157,7 @@ def say(model, parent, parts, dense):
             ('dropped', dropped, body - kept)]
     cost = ''
     if not dense:
-        adapter = 0 if model.adapter is None else model.adapter.weight.numel()
-        rows.append(('adapter', [], adapter))
+        rows.append(('adapter', [], 0 if model.adapter is None else model.adapter.weight.numel()))
         flops = model.flops_paper()
         cost = (f'; {model.effective_params(model.mean):,} effective at r = {model.mean}; '
                 f"{flops:,} training FLOPs a token by the paper's count, {flops / (6 * body):.2f} "
@@ -180,36 +167,31 @@ def say(model, parent, parts, dense):
     print(f'{kept:,} parameters in layers, {kept / body:.1%} of the parent{cost}')
 
 
-def cut_ties(options):
+def cut_ties(options, target):
     "A looped run as an ordinary checkpoint of its unrolled depth, to go on from with init_from."
-    source = options.run
-    target = options.out or Path('out') / f'{Path(source).name}_untied'
-    state = load(source)
+    state = load(options.run)
+    model = build_model(state, options.run)
     if state['kind'] != 'lm':
-        raise Refused(f'{source} is a checkpoint of the kind {state["kind"]!r}, but only a run '
-                      'of ours can be looped')
-    model = build_model(state, source)
+        raise Refused(f'{options.run} is a checkpoint of the kind {state["kind"]!r}, but only a '
+                      'run of ours can be looped')
     free = untie(model, model.order)
-    with new_model(target, 'choose another --out'):
-        keep_tokenizer(source, target)
-        save(target, **{**state, **describe(free), 'optimizers': []})
-    print(f'{target}: {len(free.layers)} layers of their own, where {source} runs '
-          f'{state["model_config"]["n_layer"]}')
+    keep_tokenizer(options.run, target)
+    save(target, **{**state, **describe(free), 'optimizers': []})
+    print(f'{target}: {len(free.layers)} layers of their own, where {options.run} runs '
+          f'{len(model.layers)}')
 
 
 def main(argv=None):
     options = read(Options, argv, __doc__)
     if options.untie == bool(options.shape):
         raise Refused('give a shape, such as 2-4-2, or --untie')
-    if options.untie:
-        return cut_ties(options)
     measures = options.search or options.select == 'influence'
-    if measures and not options.data:
-        raise Refused('--select=influence and --search need --data, a dataset to measure on')
-    if options.data and not measures:
-        raise Refused('--data is what --select=influence and --search measure on: this cut needs '
-                      'none')
-    if measures and options.layers:
-        raise Refused('--layers names the layers that --select=influence or --search would choose: '
-                      'give one')
-    search(options) if options.search else operate(options)
+    if measures != bool(options.data) or measures and options.layers:
+        raise Refused('--select=influence and --search need --data, a dataset to measure on, and '
+                      'no --layers; nothing else needs --data')
+    if options.search:
+        return search(options)
+    made = options.shape or 'untied'
+    target = options.out or Path('out') / f'{Path(options.run).name}_{made}'
+    with new_model(target, 'choose another --out'):
+        (cut_ties if options.untie else operate)(options, target)

@@ -100,13 +100,8 @@ class Subject:
         if looked_at >= len(self.val):
             raise NotHere(f'its validation data have {len(self.val)} batches, and the probes look '
                           f'at {looked_at}: none is left to train a lens on')
-        batches = range(looked_at, len(self.val))
-        lens = train_lens(self.model, self.val, self.args.lens_steps, self.args.lens_lr,
-                          progress=True, batches=batches)
-        if not all(p.isfinite().all() for p in lens.parameters()):
-            raise Refused(f'the lens is not finite after {self.args.lens_steps} steps: lower '
-                          f'--lens_lr={self.args.lens_lr:g}')
-        return lens
+        return train_lens(self.model, self.val, self.args.lens_steps, self.args.lens_lr,
+                          progress=True, batches=range(looked_at, len(self.val)))
 
     def rows_looked_at(self):
         "How many batches of the validation data the examples take."
@@ -290,16 +285,6 @@ def write_index(folder, names, notes):
         f'<h1>{HEAD}</h1><ul>{lines}</ul>{"".join(parts)}').encode())
 
 
-def describe(name, subject):
-    order = subject.order
-    shared = {}
-    for d, i in enumerate(order):
-        shared.setdefault(i, []).append(d)
-    ties = [' = '.join(map(str, ds)) for ds in shared.values() if len(ds) > 1]
-    return f'{name}: {len(order)} layers deep, {len(shared)} of their own ({name_of(order)})' + (
-        f'; depths that share weights: {", ".join(ties)}' if ties else '')
-
-
 def chosen(only):
     for part in only:
         check_choice('--only', part, PROBES)
@@ -342,7 +327,8 @@ def make(args):
 def look(run, group, subject, rows):
     "Add the rows of every probe; the notes of what was looked at."
     n, T = subject.tokens.shape
-    notes = [f'{describe(run, subject)}; looked at with {n} examples of {T} tokens '
+    notes = [f'{run}: {len(subject.order)} layers deep, {len({*subject.order})} of their own '
+             f'({name_of(subject.order)}); looked at with {n} examples of {T} tokens '
              f'({subject.args.examples}), t at '
              f'{"every position" if T <= 32 else "16 drawn positions"}']
     for name in rows:

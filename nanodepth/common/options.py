@@ -16,6 +16,7 @@ Usage:
         untie: bool = False                     # --untie, or --untie=true
     options = read(Options, ['out/lidas', '--tokens=8'], __doc__)
 """
+import ast
 import contextlib
 import dataclasses
 import inspect
@@ -46,7 +47,7 @@ AT_LEAST = dict(
     r=1, times=1, blocks=1, K=1, T=0, m=1, n=1, batches=1, limit=1, shots=0, max_length=2, length=2,
     count=1, best=1, lens_steps=1, lens_lr=0, tokens=1, temperature=0, top_k=1,
     # data and machines
-    documents=1, depths=0, values=1, val_every=2, workers=1, gpus=1, jobs=1, first_seed=0)
+    documents=1, depths=0, val_every=2, workers=1, gpus=1, jobs=1, first_seed=0)
 SHARES = dict(
     curriculum=(0, 1), backprop_curriculum=(0, 1), lr_floor=(0, 1), beta=(0, 1), beta2=(0, 0.9999),
     mfu=(0.001, 1), text=(0, 0.99))
@@ -218,6 +219,11 @@ def run_file(path):
     names = runpy.run_path(str(file))
     return {name: value for name, value in names.items()
             if not name.startswith('_') and not isinstance(value, types.ModuleType)}
+
+
+def docstring_of(path):
+    "What a config says of itself."
+    return ast.get_docstring(ast.parse(Path(path).read_text(encoding='utf-8'))) or ''
 
 
 def only_fields(cls, values):

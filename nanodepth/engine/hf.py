@@ -177,12 +177,6 @@ def load_hf(path, others=False):
     return model.eval()
 
 
-def is_foreign(path):
-    "Is this a Hugging Face checkpoint that our model cannot be?"
-    return (is_hugging_face(path) and family_of(path) not in (None, 'huginn_raven')
-            and bool(lacking(config_of(path))))
-
-
 # ------------------------------------------------------------------------- models of other families
 
 def answer_of(model):

@@ -397,16 +397,11 @@ class Subject:
         for path in sorted(Path(self.path).glob('*token*.json')) + [
                 Path(self.path) / 'chat_template.jinja']:
             digest.update(path.read_bytes() if path.exists() else b'')
-        for part in filter(None, self.parts):
-            if part.val is not None:
-                digest.update(json.dumps(part.val.kinds).encode())
-                first = part.batches.get('first', 0)
-                for step in range(first, first + min(part.batches['batches'], len(part.val))):
-                    digest.update(b''.join(t.numpy().tobytes()
-                                           for t in part.val.marked_batch(step)))
+        data = [(val.checksums(), val.shares(), val.kinds, val.batch_size, val.sets[0].context,
+                 batches) for _, val, batches in filter(None, self.parts) if val]
         asked = {each.name: getattr(self.asked, each.name) for each in fields(Asked)
                  if each.name not in ('tasks', 'data', 'device')}
-        digest.update(json.dumps([asked, self.tasks, code_that_runs()], default=str).encode())
+        digest.update(json.dumps([asked, self.tasks, data, code_that_runs()], default=str).encode())
         return digest.hexdigest()[:24]
 
     def scores(self, way, part=0):

@@ -14,7 +14,6 @@ Usage:
     entries = accepted(rows)        # {config: Entry}, those that other seeds refute do not meet
     standing(entries)               # the name of the config that holds the record, or None
 """
-import ast
 import os
 import subprocess
 import sys
@@ -26,7 +25,7 @@ from typing import NamedTuple
 from nanodepth import ROOT
 from nanodepth.common.errors import Refused
 from nanodepth.common.files import find, replace
-from nanodepth.common.options import read
+from nanodepth.common.options import docstring_of, read
 from nanodepth.engine.checkpoint import load_model
 from nanodepth.engine.cost import planned
 from nanodepth.engine.scoring import ask, measure
@@ -202,7 +201,7 @@ def main(argv=None):
     make_toy_data([TOY])
     cost = planned(config)
     name = os.path.relpath(path, ROOT)
-    idea = (ast.get_docstring(ast.parse(path.read_text(encoding='utf-8'))) or '').partition('.')[0]
+    idea = docstring_of(path).partition('.')[0]
     file = args.rows / 'records.csv'
     seeds = range(args.first_seed, args.first_seed + SEEDS)
     before = read_rows(file)

@@ -68,9 +68,6 @@ def permute(i, n, key):
 # --------------------------------------------------------------------------------- datasets on disk
 
 SPLITS = 'train', 'val'
-# What rows of numbers have beside the kinds of answers (report/).
-TAKEN = {'loss', 'val_loss', 'step', 'steps', 'tokens', 'flops', 'seconds', 'minutes', 'seed',
-         'seeds', 'run', 'layers', 'lr'}
 
 
 def write_dataset(folder, split, tokenizer, tokens, *, mask=None, marks=None, kinds=None, row=None,
@@ -92,7 +89,6 @@ def write_dataset(folder, split, tokenizer, tokens, *, mask=None, marks=None, ki
     shard = dict(file=f'{split}_000.bin', sha256=sums, tokens=len(tokens))
     description = dict(tokenizer=tokenizer, n_vocab=n_vocab, dtype=dtype, tokens=len(tokens),
                        row=row, kinds=kinds or [], shards=[shard], origin=origin)
-    check_description(description, path)
     with claim(folder):
         path.unlink(missing_ok=True)            # else it would vouch for half of the new files
         for ending, data in raw.items():
@@ -115,25 +111,10 @@ def refuse_others(folder, maker):
     if (folder / 'ckpt.pt').exists():
         raise Refused(f'{folder} holds a run: choose another folder for a dataset')
     for split in SPLITS:
-        before = made_by(folder / f'{split}.json')
+        path = folder / f'{split}.json'
+        before = read_json(path)['origin'].get('made_by') if path.exists() else None
         if maker and before and before != maker:
             raise Refused(f'{folder} holds a dataset that {before} made: choose another folder')
-
-
-def check_description(description, path):
-    "Refuse a split that holds nothing, or kinds that a table could not tell from its columns."
-    for kind in description['kinds']:
-        if kind in TAKEN:
-            raise Refused(f'{path}: a kind of answer cannot be called {kind!r}: tables and '
-                          'pictures have a column of that name')
-    if not description['shards'] or not all(shard['tokens'] for shard in description['shards']):
-        raise Refused(f'{path} names no tokens: it needs more text')
-
-
-def made_by(path):
-    "What wrote a dataset, or None where there is none that can be read."
-    with contextlib.suppress(Refused):
-        return read_json(path).get('origin', {}).get('made_by') if path.exists() else None
 
 
 class Dataset:
@@ -148,7 +129,6 @@ class Dataset:
                           f'{how_to_prepare(folder)}')
         with reading(path, then=f'; {how_to_prepare(folder)}'):
             description = read_json(path)
-            check_description(description, path)
             self.tokenizer = description['tokenizer']
             self.n_vocab = description['n_vocab']
             self.dtype = description['dtype']

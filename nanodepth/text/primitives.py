@@ -136,11 +136,8 @@ TASKS = {
 TOY_TASKS = {
     'toy_copy': toy_copy,
     'toy_assign': toy_assign,
-    # with three names at every depth, as in the study's mix
-    'toy_chains': lambda rng, depth: toy_assign(rng, depth, n=3),
     # with a sign between name and value, which the toy's mix lacks: to fine-tune on
     'toy_code': lambda rng, depth: toy_assign(rng, depth, statement='{}={}'),
-    'toy_chains_code': lambda rng, depth: toy_assign(rng, depth, n=3, statement='{}={}'),
 }
 
 

@@ -153,17 +153,6 @@ def local_folder(name):
     return Path(name) if Path(name).is_dir() else from_hub(name)
 
 
-def refuse_unknown(name, say):
-    "Refuse a tokenizer that nothing here can open. A network may be missing only for now."
-    if on_hub(name):
-        try:
-            from_hub(name)
-        except Refused as error:
-            say(f'the tokenizer is not at hand: {error}')
-    elif isinstance(behind(name), Path) or name not in tiktoken.list_encoding_names():
-        get_tokenizer(name)
-
-
 def refuse_another_tokenizer(path, loader, own=None):
     """Data of another tokenizer is refused, also where its ids happen to fit. Names say little: a
     folder may have moved, or be a copy in another form. `own`: the run's name."""

@@ -21,7 +21,6 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 
-
 @torch.no_grad()
 def streams_behind(model, tokens):
     """The stream after each layer: (D, B, T, C). Norm and head make it the answer after d + 1
@@ -96,17 +95,12 @@ def quality(model, lens, tokens, k=5):
     """(KL to the final distribution, overlap of the k likeliest tokens with the final ones), (D,)
     each. lens=None: the logit lens."""
     streams = streams_behind(model, tokens)
-    read = lambda x: model.head(model.norm(x))
-    logits = read(streams[-1])
-    return compare_exits(map(read, streams if lens is None else lens(streams)), logits, k)
-
-
-def compare_exits(exits, logits, k=5):
-    "The same of logits that were read off earlier, one (B, T, V) for each depth."
+    logits = model.head(model.norm(streams[-1]))
     final = logits.float().log_softmax(-1)
     best = logits.topk(k).indices[..., None, :]
     divergences, overlaps = [], []
-    for early in exits:
+    for stream in streams if lens is None else lens(streams):
+        early = model.head(model.norm(stream))
         likeliest = early.topk(k).indices[..., None]                            # (B, T, k, 1)
         overlaps.append((likeliest == best).any(-1).float().mean())
         divergences.append(divergence(early, final))
