@@ -59,32 +59,13 @@ def test_one_command_one_page(runs, data, tmp_path, capsys):
                                            rel=1e-5)
 
 
-def test_a_hugging_face_folder_and_other_examples(runs, data, tmp_path, capsys, pictures):
-    for source in ('toy_assign/1', 'val'):
-        nanodepth('probe', [runs['hf'], f'--data={data}', f'--examples={source}',
-                            '--only=norms,skip', f'--out={tmp_path / source[:3]}', *FEW])
-        assert 'hf: 4 layers deep' in capsys.readouterr().out
-        for name in ('norms', 'skip'):
-            assert (tmp_path / source[:3] / f'{name}.png').stat().st_size > 5000
+def test_a_hugging_face_folder(runs, data, tmp_path, capsys, pictures):
+    nanodepth('probe', [runs['hf'], f'--data={data}', '--only=norms,skip', f'--out={tmp_path}/h',
+                        *FEW])
+    assert 'hf: 4 layers deep' in capsys.readouterr().out
+    for name in ('norms', 'skip'):
+        assert (tmp_path / f'h/{name}.png').stat().st_size > 5000
     for args, message in ((['--only=depth_scor'], "did you mean 'depth_score'?"),
                           (['--length=40'], 'have 16 tokens, --length=40')):
         assert message in refused(capsys, 'probe', runs['plain'], *FEW, '--only=norms',
                                   f'--out={tmp_path / "p"}', *args)
-
-
-def test_moved_layers_keep_their_scales_if_asked(tiny):
-    "Folded into the norms, the scale goes where the layer goes; unmoved, nothing changes."
-    tokens = torch.randint(50, (2, 12), generator=torch.Generator().manual_seed(0))
-    from nanodepth.probe import swap_blocks
-
-    from nanodepth.engine.hf import fold_scales
-    model = tiny(ln_scaling=True)
-    folded = fold_scales(model)
-    assert not folded.config.ln_scaling and model.config.ln_scaling
-    assert torch.allclose(folded(tokens), model(tokens), atol=1e-5)
-    swapped = swap_blocks(model.order, 0, 1)
-    x = folded.embed(tokens)
-    for i in swapped:           # by hand: layer i with the scale that it was trained with
-        x = model.run(x, [i], depth=i)
-    assert torch.allclose(folded(tokens, order=swapped), model.head(model.norm(x)), atol=1e-5)
-    assert not torch.allclose(folded(tokens, order=swapped), model(tokens, order=swapped))

@@ -124,16 +124,6 @@ def family_of_ours():
     return LM(ModelConfig(n_layer=2, n_embd=16, n_head=2, context=32))
 
 
-def test_a_probe_reads_whole_prompts_from_the_start_of_a_document(tiny, tmp_path):
-    run = save_run(tmp_path / 'run', tiny(vocab_size=257, context=64))
-    nanodepth('probe', [run, '--only=depth_score', '--examples=toy_assign/3', '--count=4',
-                        f'--out={tmp_path / "p"}', '--device=cpu'])
-    prompts = [[256, *e.prompt.encode()] for e in few_shot('toy_assign', 4, shots=0, depth=3)]
-    score, _ = probe.depth_score(checkpoint.load_model(run), torch.tensor(prompts))
-    rows = read_csv(tmp_path / 'p/depth_score.csv')
-    assert float(rows[0]['score']) == pytest.approx(score, rel=1e-5)
-
-
 def test_no_note_outlives_the_code_that_made_it(tiny, tmp_path, monkeypatch):
     run = save_run(tmp_path / 'run', tiny(vocab_size=257, context=64))
     line = [run, '--tasks=toy_copy', '--n=20', '--window=1-2', '--method=naive', '--K=2',
@@ -181,13 +171,6 @@ def test_effective_parameters_count_what_the_wrapper_runs(tiny):
     for way, runs in ((Way(), 4), (Way(window='1-2', method='naive', K=3), 8),
                       (Way(loop='1-2x2-1'), 6)):
         assert evaluate_command.effective_params(model, way) == runs * layer
-
-
-def test_other_seeds_confirm_or_refute_and_take_no_record():
-    rows = [dict(config='mine', seed=float(seed), flops=1e12, text=2.1 + .001 * seed,
-                 **{'depth 3 right': .99 + .0001 * seed}) for seed in range(8, 16)]
-    said = record.verdict('mine', record.judged(rows, 8)['mine'], 'other', 2e12)
-    assert 'on the seeds 8 to 15 it meets both' in said and 'takes the record' not in said
 
 
 def test_a_lens_is_trained_on_rows_that_no_probe_looks_at(data, tiny, tmp_path, monkeypatch):

@@ -197,7 +197,6 @@ def main(argv=None):
     out = options.out or Path('out/evals') / f'{Path(options.models[0]).name}.csv'
     notes = Notes(beside(out, '.jsonl'))
     rows = []
-    data = {}
     first = None
     for name, path in tqdm(paths.items(), 'models', unit='model', leave=False):
         subject = Subject(path, options, like=first)
@@ -206,8 +205,10 @@ def main(argv=None):
         recurs = getattr(subject.model, 'recurs', False)
         its_ways = ways[:1] if options.r and len(paths) > 1 and not recurs else ways
         subject.check(its_ways)
-        data[name] = subject.data()
-        refuse_other_data(data)
+        if subject.data() != first.data():      # the same questions, or there is no comparing
+            raise Refused(f'{first.path} is measured on {first.data()}, and {path} on '
+                          f'{subject.data()}: give --data, so that both answer the same, or leave '
+                          'the loss out by --measures=')
         rows += measured(name, groups[name], subject, its_ways, notes)
     if options.r and not any('--r=' in row['way'] for row in rows):
         raise Refused(f'--r={options.r} is for models with a recurrent core, and none of these has '
@@ -218,11 +219,3 @@ def main(argv=None):
         draw(rows, {str(way): way for way in ways}, options, out)
 
 
-def refuse_other_data(data):
-    "Only answers to the same questions can be compared."
-    (first, its_data), *others = data.items()
-    for name, folders in others:
-        if folders != its_data:
-            raise Refused(f'{first} is measured on {its_data}, and {name} on {folders}: give '
-                          '--data, so that both answer the same, or leave the loss out by '
-                          '--measures=')

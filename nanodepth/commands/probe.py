@@ -17,7 +17,6 @@ Usage:
 import functools
 import html
 import itertools
-import statistics
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +30,6 @@ from nanodepth.common.errors import Refused, check_choice
 from nanodepth.common.files import replace
 from nanodepth.common.options import read
 from nanodepth.engine.checkpoint import build_model, load
-from nanodepth.engine.likelihoods import encode
 from nanodepth.engine.processes import pick_device
 from nanodepth.engine.scoring import (all_scores, measure, open_data, parse_tasks,
                                       questions_of)
@@ -51,9 +49,9 @@ class Options(Ways):
     # seed, are averaged
     models: list[str]
     only: tuple[str, ...] = ()      # some of the probes: depth_score,heatmap,norms; (): all
-    examples: str = 'val'           # what effects are measured on: val, or a primitive's prompts
-    count: int = 20                 # how many examples (the papers: 20)
-    length: int | None = None       # tokens of each; None: whole validation rows, whole prompts
+    # how many validation rows are looked at (the papers: 20 examples)
+    count: int = 20
+    length: int | None = None       # tokens of each; None: whole rows
     tasks: str = 'toy_assign/3'     # primitives to score too, with their depth
     n: int = 100                    # examples of each task
     data: str | None = None         # a dataset; None: what the run was trained on
@@ -82,12 +80,15 @@ class Subject:
     def __init__(self, path, args, state, model):
         self.path, self.args, self.state, self.model = path, args, state, model
         self.tokenizer = get_tokenizer(path)
-        self.questions = questions_of(only_ours(args.tasks), args.n)
+        ours, theirs = parse_tasks(args.tasks)
+        for name in theirs:
+            check_choice('task', name, [*TASKS, *TOY_TASKS])
+        self.questions = questions_of(ours, args.n)
         if self.model.recurs:
             self.model.fresh = False        # else each forward begins with noise of its own
         self.order = self.model.order
         self.device = next(self.model.parameters()).device
-        self.tokens = examples(self, args.examples, args.count, args.length).to(self.device)
+        self.tokens = examples(self.val, args.count, args.length).to(self.device)
 
     @functools.cached_property
     def val(self):
@@ -96,16 +97,13 @@ class Subject:
     @functools.cached_property
     def lens(self):
         "A tuned lens, of rows that neither the model was trained on nor the probes look at."
-        looked_at = max(self.rows_looked_at(), self.args.batches, min(8, len(self.val) // 2))
+        looked_at = max(-(-self.args.count // self.val.batch_size), self.args.batches,
+                        min(8, len(self.val) // 2))
         if looked_at >= len(self.val):
             raise NotHere(f'its validation data have {len(self.val)} batches, and the probes look '
                           f'at {looked_at}: none is left to train a lens on')
         return train_lens(self.model, self.val, self.args.lens_steps, self.args.lens_lr,
                           progress=True, batches=range(looked_at, len(self.val)))
-
-    def rows_looked_at(self):
-        "How many batches of the validation data the examples take."
-        return -(-self.args.count // self.val.batch_size) if self.args.examples == 'val' else 0
 
     @functools.cached_property
     def layer_effects(self):
@@ -126,38 +124,14 @@ class Subject:
             answer, self.tokenizer, self.questions).items()}
 
 
-def only_ours(text):
-    "What parse_tasks says of our tasks, if there are no others."
-    ours, theirs = parse_tasks(text)
-    for name in theirs:
-        check_choice('task', name, [*TASKS, *TOY_TASKS])
-    return ours
-
-
-def examples(subject, source, count, length):
-    "(n, T) tokens: validation rows ('val'), or a primitive's prompts ('toy_assign/3')."
-    if source == 'val':
-        val = subject.val
-        steps = range(min(len(val), subject.rows_looked_at()))
-        rows = torch.cat([val.batch(step)[0] for step in steps])
-        if length and rows.shape[1] < length:
-            raise Refused(f'the rows of the validation data have {rows.shape[1]} tokens, '
-                          f'--length={length} were asked for')
-        return rows[:count, :length]        # whole rows: the toy's deepest questions stand late
-    # as the model reads a question: from the start of a document, up to where the answer comes
-    rows = [encode(subject.tokenizer, example.prompt, subject.model)
-            for example in questions_of(only_ours(source), 10 * count)[source]]
-    sizes = [len(row) for row in rows if len(row) <= subject.model.config.context]
-    if not sizes:
-        raise Refused(f'{source} has prompts of {min(map(len, rows))} tokens or more, but the '
-                      f'context is {subject.model.config.context}')
-    if length:
-        rows = [row[:length] for row in rows if len(row) >= length]
-    else:           # rows of a batch are equally long: those of the length that most prompts have
-        rows = [row for row in rows if len(row) == statistics.mode(sizes)]
-    if not rows:
-        raise Refused(f'{source} has no prompt of {length} tokens or more: lower --length')
-    return torch.tensor(rows[:count])
+def examples(val, count, length):
+    "(n, T) validation rows, or the first tokens of them."
+    batches = range(min(len(val), -(-count // val.batch_size)))
+    rows = torch.cat([val.batch(step)[0] for step in batches])
+    if length and rows.shape[1] < length:
+        raise Refused(f'the rows of the validation data have {rows.shape[1]} tokens, '
+                      f'--length={length} were asked for')
+    return rows[:count, :length]
 
 
 # --------------------------------------------------------------------------------------- the probes
@@ -328,8 +302,7 @@ def look(run, group, subject, rows):
     "Add the rows of every probe; the notes of what was looked at."
     n, T = subject.tokens.shape
     notes = [f'{run}: {len(subject.order)} layers deep, {len({*subject.order})} of their own '
-             f'({name_of(subject.order)}); looked at with {n} examples of {T} tokens '
-             f'({subject.args.examples}), t at '
+             f'({name_of(subject.order)}); looked at with {n} rows of {T} tokens, t at '
              f'{"every position" if T <= 32 else "16 drawn positions"}']
     for name in rows:
         try:

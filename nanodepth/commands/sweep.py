@@ -16,12 +16,11 @@ Paper: "Training-Free Looped Transformers", section 3 and appendices M (which wi
 any, because the authors found that held-out loss and accuracy go against each other.
 
 Usage:
-    nanodepth sweep out/toys/baseline-* --window=all2,all4 --method=naive,rk --K=2,3
+    nanodepth sweep out/baseline --window=all2,all4 --method=naive,rk --K=2,3
     nanodepth sweep out/lidas out/baseline --blocks=1,2,4 --times=2
     nanodepth sweep SmolLM-360M --K=2,3 --tasks=arc_easy --limit=200
 """
 import inspect
-import itertools
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,10 +82,9 @@ def ways_of(options, model):
     if options.blocks:
         if max(options.blocks) > depth:
             raise Refused(f'--blocks={max(options.blocks)}: the model is {depth} layers deep')
-        windows = windows_of([f'all{size}' for size in options.blocks], depth)
-        blocks = itertools.product(windows, options.times)
-        return [(Way(loop=repeat_block(order, *start_and_length(window), times)), window,
-                 f'{times} times') for window, times in blocks], []
+        return [(Way(loop=repeat_block(order, start, size, times)), f'{start}-{start + size - 1}',
+                 f'{times} times') for size in options.blocks for start in range(depth - size + 1)
+                for times in options.times], []
     if options.loop or options.r:
         return [(way, str(way), '') for way in read_ways(options)], []
     windows = windows_of(options.window or ('all4',), depth)
@@ -115,11 +113,6 @@ def without_others_options(way, methods):
     takes = inspect.signature(SOLVERS[method]).parameters
     return Way(**{name: value for name, value in way.dials.items()
                   if name not in ('beta', 'T') or name in takes})
-
-
-def start_and_length(window):
-    a, b = map(int, window.split('-'))
-    return a, b - a + 1
 
 
 # ---------------------------------------------------------------------------- screening and judging

@@ -16,7 +16,6 @@ import os
 import pickle
 import shutil
 import zipfile
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -33,18 +32,9 @@ from nanodepth.variants.key_offset import offset_keys
 FILE = 'ckpt.pt'
 
 
-@dataclass
-class Recurrence:
-    "What a Recurrent is made with beside its LM."
-    prelude: list[int]
-    core: list[int]
-    coda: list[int]
-    inject: str
-    start: str
-    fresh: bool
-    state_std: float
-    mean: int
-    backprop_depth: int
+# what a Recurrent is made with beside its LM
+RECURRENCE = ('prelude', 'core', 'coda', 'inject', 'start', 'fresh', 'state_std', 'mean',
+              'backprop_depth')
 
 
 def save(folder, **state):
@@ -161,7 +151,7 @@ def model_of(state, path):
         model = LM(config)
     else:
         from nanodepth.retrofit import Recurrent
-        model = Recurrent(config, **only_fields(Recurrence, state['recurrent']))
+        model = Recurrent(config, **state['recurrent'])
     weights = state['model']
     offset_keys(model, int(weights.get('layers.0.attn.key_offset', 0)))
     model.load_state_dict(weights)
@@ -173,5 +163,5 @@ def describe(model):
     state = dict(model=model.state_dict(), model_config=dataclasses.asdict(model.config))
     if model.recurs:
         return state | dict(kind='recurrent', recurrent={
-            field.name: getattr(model, field.name) for field in dataclasses.fields(Recurrence)})
+            name: getattr(model, name) for name in RECURRENCE})
     return state | dict(kind='lm')

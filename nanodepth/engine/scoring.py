@@ -339,7 +339,13 @@ class Subject:
             return None
         batches = dict(batches=self.asked.batches, pieces=config.get('grad_accum', 1))
         if val is not None and parts > 1:
-            batches |= self.share(val, i, parts)
+            each = min(self.asked.batches, len(val) // parts)
+            if not each:
+                raise Refused(f'the validation data of {self.path} fill one batch: a sweep screens '
+                              'on one and judges on another, so give more text')
+            if i == 0 and each < self.asked.batches:
+                say(f'the validation data have {len(val)} batches: screened on {each} of them')
+            batches |= dict(batches=each, first=i * each)
         return Part(questions, val, batches)
 
     def rows(self):
@@ -361,20 +367,6 @@ class Subject:
             say(f'{name} is left out: with its answer it has {longest} tokens, but the context of '
                 f'{self.path} is {context}')
         return longest <= context
-
-    def share(self, val, part, parts):
-        "How many batches of the validation data a part has, and the first of them."
-        batches = self.asked.batches
-        if len(val) < parts:
-            raise Refused(f'the validation data of {self.path} fill one batch, of '
-                          f'{val.batch_size} rows of {val.sets[0].context} tokens: a sweep '
-                          'screens on one and judges on another, so give more text')
-        if len(val) < parts * batches:
-            batches = len(val) // parts
-            if part == 0:
-                say(f'the validation data have {len(val)} batches: screened on {batches} of them, '
-                    'judged on others')
-        return dict(batches=batches, first=part * batches)
 
     def data(self):
         "What the loss is measured on, in words."

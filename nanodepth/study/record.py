@@ -88,25 +88,6 @@ def standing(entries):
     return next((config for config, entry in entries.items() if entry.meets), None)
 
 
-def verdict(name, entry, record, flops):
-    """What is to be said of a config, beside the record that stood before. The seeds 0 to 7 decide;
-    others can only confirm what those have said."""
-    summary = (f'{name}: {entry.flops:.4g} FLOPs, loss on text {mean(entry.text.a):.3f} (below '
-               f'{TEXT:.2f}: p = {entry.p_text:.2g}), depth 3 {mean(entry.right.a):.1%} (above '
-               f'{RIGHT:.0%}: p = {entry.p_right:.2g}); ')
-    if first := entry.first_seed:
-        meets = 'both thresholds' if entry.meets else 'not both thresholds, which refutes it'
-        return (f'{summary}on the seeds {first} to {first + SEEDS - 1} it meets {meets}; '
-                f'who holds the record is decided on the seeds 0 to {SEEDS - 1}')
-    if not entry.meets:
-        return f'{summary}it does not meet both thresholds'
-    if record is None or entry.flops < flops:
-        from_whom = f' from {record} ({flops:.4g})' if record else ''
-        return f'{summary}it takes the record{from_whom}'
-    return (f'{summary}it meets both thresholds, but {record} has the record with '
-            f'{flops:.4g} FLOPs')
-
-
 def table(rows):
     "Markdown: a line for each config, the most FLOPs first, so that it reads as a story."
     entries = accepted(rows)
@@ -187,13 +168,6 @@ def measured(config, idea, cost, seed, folder):
         'depth 3 right': right}
 
 
-def write_rows(path, rows):
-    "CSV. Six digits are what a table needs, and a seed that is repeated has the same ones."
-    short = [{key: f'{v:.6g}' if isinstance(v, float) else v for key, v in row.items()}
-             for row in rows]
-    replace(path, as_csv(short, lineterminator='\n'))
-
-
 def main(argv=None):
     args = read(Options, argv, __doc__)
     path = find(args.config)
@@ -208,14 +182,21 @@ def main(argv=None):
     kept = [row for row in before if row['config'] != name or row['seed'] not in seeds]
     entries = accepted([row for row in before if row['config'] != name])
     record = standing(entries)
-    flops = entries[record].flops if record else 0
-    if record and cost >= flops:
-        print(f'{name} takes {cost:.4g} FLOPs and {record} {flops:.4g}, so the record stays where '
-              'it is; whether it learns the toy is measured all the same')
+    if record and cost >= entries[record].flops:
+        print(f'{name} takes {cost:.4g} FLOPs and {record} {entries[record].flops:.4g}, so the '
+              'record stays where it is; whether it learns the toy is measured all the same')
     folders = [args.out / path.stem / str(seed) for seed in seeds]
     with ThreadPoolExecutor(args.jobs) as pool:
         ended = pool.map(lambda seed, folder: trained(seed, path, folder), seeds, folders)
         rows = [measured(name, idea, cost, seed, folder) for seed, folder in zip(seeds, ended)]
-    write_rows(file, [row | dict(flops=int(row['flops'])) for row in kept] + rows)
-    print(verdict(name, judged(rows, args.first_seed)[name], record, flops))
-    print(f'numbers: {file}; nanodepth results puts them into docs/RECORDS.md')
+    kept = [row | dict(flops=int(row['flops'])) for row in kept]
+    # six digits are what a table needs, and a seed that is repeated has the same ones
+    short = [{key: f'{v:.6g}' if isinstance(v, float) else v for key, v in row.items()}
+             for row in kept + rows]
+    replace(file, as_csv(short, lineterminator='\n'))
+    entry = judged(rows, args.first_seed)[name]
+    print(f'{name}: {entry.flops:.4g} FLOPs, loss on text {mean(entry.text.a):.3f} (below '
+          f'{TEXT:.2f}: p = {entry.p_text:.2g}), depth 3 {mean(entry.right.a):.1%} (above '
+          f'{RIGHT:.0%}: p = {entry.p_right:.2g})')
+    print(f'the record: {standing(accepted(read_rows(file)))}\n'
+          f'numbers: {file}; nanodepth results puts them into docs/RECORDS.md')

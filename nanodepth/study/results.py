@@ -216,17 +216,10 @@ def main(argv=None):
         with reading(folder):
             before = file.read_text(encoding='utf-8')
         after = made(before, tables)
-        if args.check:
-            differs(file, before, after)
-        else:
+        if not args.check:
             replace(file, after.encode())
+        elif before != after:
+            differ = [line for line in after.splitlines() if line not in before.splitlines()]
+            raise Refused(f'{file} has other lines than its rows: nanodepth results writes them, '
+                          f'such as {differ[:1]}')
         print(f'{file} says what the rows say')
-
-
-def differs(file, before, after):
-    "Refuse a text whose tables are not those of the rows."
-    for a, b in zip(before.splitlines(), after.splitlines()):
-        if a != b:
-            raise Refused(f'{file} says {a!r}, but the rows say {b!r}')
-    if before != after:
-        raise Refused(f'{file} has other lines than its rows: nanodepth results')
