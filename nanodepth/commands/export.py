@@ -4,16 +4,21 @@ what it is.
 Usage:
     nanodepth export out/lidas                # says what is in it
     nanodepth export out/lidas out/lidas_hf   # for transformers
+    nanodepth export MODEL.gguf out/model     # of llama.cpp, for every other command
     nanodepth export SmolLM-360M out/deeper --loop=8-4x2-20   # layers 8 to 11 twice
 """
 from dataclasses import dataclass
+from typing import Literal
+
+import torch
 
 from nanodepth.common.errors import Refused
 from nanodepth.common.options import read
 from nanodepth.engine.checkpoint import load_model
+from nanodepth.engine.gguf import write_gguf
 from nanodepth.engine.hf import save_hf
 from nanodepth.engine.hf_recurrent import save_raven
-from nanodepth.engine.way import Ways, read_way
+from nanodepth.engine.way import Way, Ways, read_way
 
 
 @dataclass(kw_only=True)
@@ -21,6 +26,7 @@ class Options(Ways):
     WORDS = ['run', 'target']
     run: str                                # a folder that train.py wrote, or a Hugging Face one
     target: str | None = None               # the folder to write
+    dtype: Literal['float32', 'bfloat16'] | None = None     # of the weights; None: as they are
     # of a recurrent model, which is written in the format of its authors: another first state in
     # each forward from now on
     fresh: bool = False
@@ -29,11 +35,26 @@ class Options(Ways):
 def main(argv=None):
     options = read(Options, argv, __doc__)
     way = read_way(options)
+    if options.run.endswith('.gguf'):
+        return export_gguf(options, way)
     if way.dials:
         raise Refused(f'{way}: a folder holds layers and their order, and no code that loops a '
                       'window: from nanodepth import looped')
-    with way.apply(load_model(options.run)) as model:
+    model = load_model(options.run)
+    if options.dtype:
+        model.to(getattr(torch, options.dtype)).config.stored_as = options.dtype
+    with way.apply(model):
         export(options, model)
+
+
+def export_gguf(options, way):
+    "The file as a folder; in other orders that folder can be exported again."
+    if not options.target or str(way) != str(Way()):
+        raise Refused(f'{options.run}: a GGUF file is first written as it is: nanodepth export '
+                      f'{options.run} FOLDER')
+    model = write_gguf(options.run, options.target, getattr(torch, options.dtype or 'float32'))
+    print(f'{options.target}: {model.num_parameters():,} parameters, '
+          f'{str(model.dtype)[6:]}, with the tokenizer of the file; every command opens it')
 
 
 def export(options, model):

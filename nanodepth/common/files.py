@@ -120,6 +120,12 @@ def new_model(folder, option='choose another folder'):
         yield folder
 
 
+def refuse_gguf(path):
+    if str(path).endswith('.gguf'):
+        raise Refused(f'{path} is a GGUF file: nanodepth export {path} FOLDER writes it as a '
+                      'folder, which every command opens')
+
+
 def on_hub(name):
     "Is this owner/name, as on the Hugging Face hub, and nothing on this disk?"
     return re.fullmatch(r'\w[\w.-]*/[\w.-]+', str(name)) is not None and not Path(name).exists()

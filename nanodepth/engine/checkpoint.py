@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 from nanodepth.common.errors import Refused
-from nanodepth.common.files import aside, fresh, reading
+from nanodepth.common.files import aside, fresh, reading, refuse_gguf
 from nanodepth.common.options import only_fields
 from nanodepth.engine.hf import family_of, is_hugging_face, load_hf
 from nanodepth.engine.hf_recurrent import FAMILY, load_raven
@@ -96,6 +96,7 @@ def load(folder, checked=False):
     """The state that `save` was given, mapped from its file: what nobody reads takes no memory.
     `folder` may name the file itself, or a Hugging Face checkpoint. `checked`: another process
     has looked at the checksums."""
+    refuse_gguf(folder)
     if is_hugging_face(Path(folder)):
         return dict(kind='hf', folder=str(folder))
     path = file_of(folder)

@@ -145,14 +145,20 @@ def open_theirs(path, config=None):
     with using_transformers(path) as package:
         config = config or config_of(path)
         config.dtype = None         # what it says of the weights may not be true
+        package.utils.logging.disable_progress_bar()
         model, report = package.AutoModelForCausalLM.from_pretrained(
             local_folder(path), config=config, dtype='auto', use_safetensors=True,
             output_loading_info=True)
+    refuse_reported(path, report)
+    return model
+
+
+def refuse_reported(path, report):
+    "Weights that transformers could not place would be random, or not those of this model."
     for kind in ('missing_keys', 'unexpected_keys', 'mismatched_keys'):
-        if report.get(kind):        # such weights would be random, or not those of this model
+        if report.get(kind):
             raise Refused(f'{path}: transformers reports {kind.replace("_", " ")}: '
                           f'{", ".join(map(str, sorted(report[kind])[:3]))}')
-    return model
 
 
 def load_hf(path, others=False):

@@ -175,6 +175,8 @@ def evaluate(lm, tasks, keep, **options):
     for name in names:
         if name not in known.all_tasks:
             near = nearest(name, [*LISTS, *known.all_tasks])
+            if name.startswith('questions_'):
+                near = f': python {EVALS / "questions/prepare.py"} makes it (or make smollm2).'
             raise Refused(f'there is no task {name!r}{near} Lists: {", ".join(LISTS)}')
     shots = {name: n for name, n in wanted if n is not None}
     return simple_evaluate(lm, tasks=names, task_manager=Kept(known, shots, keep), **options)

@@ -19,7 +19,7 @@ from pathlib import Path
 import tiktoken
 
 from nanodepth.common.errors import Refused, nearest, refusing
-from nanodepth.common.files import on_hub, read_json, reading
+from nanodepth.common.files import on_hub, read_json, reading, refuse_gguf
 
 END_OF_TEXT = '<|endoftext|>'
 ODD = """Text -> tokens: bytes, words (12 of 345), [lists] and `code` that don't
@@ -34,6 +34,7 @@ def token_type(n_vocab):
 def behind(name):
     """What a name stands for in the end: the path of a tokenizer.json (itself, its folder's, that
     of a run's tokenizer), else a name."""
+    refuse_gguf(name)
     path = Path(name)
     path = path.parent if path.suffix == '.pt' else path
     if name == 'bytes':

