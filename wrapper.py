@@ -23,8 +23,8 @@ from nanodepth.common.errors import Refused, check_choice
 from nanodepth.looping.caches import check_cache
 from nanodepth.looping.layers import (FORWARDS, Entry, Pin, check_host, depth_of, pick_window,
                                       pinned_routers)
-from nanodepth.looping.solvers import (MORE, bind, by_tableau, check_K, check_share, lerp,
-                                       step_length)
+from nanodepth.looping.solvers import (MORE, PER_TOKEN, bind, by_tableau, check_K, check_share,
+                                       lerp, step_length)
 from nanodepth.looping.window import How, Loop
 
 # ------------------------------------------------------------------------- the idea, in ten lines
@@ -146,7 +146,8 @@ def patch(model, window=None, method='rk', K=3, beta=None, cache=None, decode='f
     check_host(model, layers, order[a:b + 1], cache)
     pin, routers = pinned_routers(looped_layers, pin, frozen=method == LAYERWISE)
     # From here on nothing can fail.
-    loop = Loop((a, b), How(solver, evaluations, mode, cache, decode, len(order)))
+    loop = Loop((a, b), How(solver, evaluations, mode, cache, decode, len(order),
+                            method not in PER_TOKEN))
     entries = {i: Entry(layer, None if hasattr(model, 'recurs') else i, bool(pin))
                for i, layer in looped_layers.items()}
     for d in range(a, b + 1):

@@ -1,12 +1,12 @@
 """Run what README, COURSE and CHECKPOINT tell people to type, as it is written, in a new clone.
 
-Lines whose comment names a network or GPUs are left out; of `make` only the training is run;
-SmolLM-360M is a small random model of 32 layers, notes/ holds texts of this repo. Prints what each
-line took beside what the text says.
+Lines whose comment names a network, GPUs or a file of yours are left out; of `make` only the
+training is run; out/smollm2 and the questions are those of `make smollm2`, notes/ holds texts of
+this repo. Prints what each line took beside what the text says.
 
 Usage:
     python tests/readme.py              # make readme: half an hour
-    python tests/readme.py 'SmolLM|out/cut'   # only the lines that match
+    python tests/readme.py 'smollm2|out/cut'   # only the lines that match
 """
 import os
 import re
@@ -35,16 +35,7 @@ def lines(text):
 
 def left_out(line, comment):
     return (line.startswith(('make ', 'pip', 'source', 'python3 -m venv', '.venv'))
-            or '(a network)' in comment or comment.startswith('GPUs'))
-
-
-def checkpoint(folder):
-    "A small random model in Hugging Face's form, which reads bytes."
-    sys.path.insert(0, str(ROOT))
-    from nanodepth.engine.hf import save_hf
-    from nanodepth.model import LM, ModelConfig
-    shape = ModelConfig(vocab_size=257, context=1024, n_layer=32, n_embd=32, n_head=4, head_dim=8)
-    save_hf(LM(shape), folder, tokenizer='bytes')
+            or '(a network)' in comment or comment.startswith(('GPUs', 'a GGUF file of yours')))
 
 
 def run(line, folder):
@@ -63,8 +54,10 @@ def main():
     only = ''.join(sys.argv[1:])
     folder, failed = Path(tempfile.mkdtemp()) / 'clone', 0
     subprocess.run(['git', 'clone', '-q', ROOT, folder], check=True)
-    checkpoint(folder / 'SmolLM-360M')
-    (folder / 'HuggingFaceTB').symlink_to('.')      # HuggingFaceTB/SmolLM-360M is the same folder
+    (folder / 'out').mkdir()
+    (folder / 'out/smollm2').symlink_to(ROOT / 'out/smollm2')
+    shutil.copytree(ROOT / 'data/evals/questions', folder / 'data/evals/questions',
+                    dirs_exist_ok=True)
     (folder / 'notes').mkdir()
     for path in ROOT.glob('docs/*.md'):
         shutil.copy(path, folder / 'notes' / f'{path.stem}.txt')

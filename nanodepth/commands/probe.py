@@ -20,7 +20,7 @@ import itertools
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable, NamedTuple
+from typing import Callable, Literal, NamedTuple
 
 import torch
 from tqdm import tqdm
@@ -29,7 +29,7 @@ from nanodepth import probe
 from nanodepth.common.errors import Refused, check_choice
 from nanodepth.common.files import replace
 from nanodepth.common.options import read
-from nanodepth.engine.checkpoint import build_model, load
+from nanodepth.engine.checkpoint import open_any
 from nanodepth.engine.processes import pick_device
 from nanodepth.engine.scoring import (all_scores, measure, open_data, parse_tasks,
                                       questions_of)
@@ -60,6 +60,7 @@ class Options(Ways):
     lens_steps: int = 250           # of training a tuned lens
     lens_lr: float = 1e-3           # Adam's rate for it
     device: str = 'auto'            # auto: cuda, else mps, else cpu
+    dtype: Literal['auto', 'float32', 'bfloat16'] = 'auto'      # auto: as evaluate has it
     out: Path = Path('out/probe')   # the folder of the page
 
 
@@ -281,8 +282,7 @@ def make(args):
     notes = []
     try:
         for run, path in tqdm(paths.items(), desc='models', unit='model'):
-            state = load(path)
-            model = build_model(state, path).to(pick_device(args.device)).eval()
+            state, model = open_any(path, pick_device(args.device), args.dtype, others=False)
             with way.apply(model):
                 notes += look(run, groups[run], Subject(path, args, state, model), rows)
     # show what has been measured, even if a later model fails

@@ -6,11 +6,12 @@ Usage:
     nanodepth sample out/baseline --loop=3-2x2-3  # with its middle layers run twice
 """
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
 from nanodepth.common.options import read
-from nanodepth.engine.checkpoint import load_model
+from nanodepth.engine.checkpoint import open_any
 from nanodepth.engine.processes import pick_device
 from nanodepth.engine.likelihoods import encode
 from nanodepth.engine.way import Ways, read_way
@@ -28,6 +29,7 @@ class Options(Ways):
     top_k: int | None = None            # draw among the likeliest so many
     seed: int = 0                       # of every draw
     device: str = 'auto'                # auto: cuda, else mps, else cpu
+    dtype: Literal['auto', 'float32', 'bfloat16'] = 'auto'      # auto: as evaluate has it
 
 
 # How many tokens at most: after an answer comes a question, which no toy model learns to ask.
@@ -38,7 +40,7 @@ TOY_PROMPTS = {'JicDqySofUzgJicDqySofUzg': 24, 'w7j6z1q3?z': 1, 'w7j6z1q3bwdzejh
 def main(argv=None):
     options = read(Options, argv, __doc__)
     device = pick_device(options.device)
-    model = load_model(options.run, device)
+    _, model = open_any(options.run, device, options.dtype, others=False)
     tokenizer = get_tokenizer(options.run)
     with read_way(options).apply(model):
         write(model, tokenizer, options, device)

@@ -20,11 +20,12 @@ from pathlib import Path
 
 import torch
 
-from nanodepth.common.errors import Refused
+from nanodepth.common.errors import Refused, say
 from nanodepth.common.files import aside, fresh, reading, refuse_gguf
 from nanodepth.common.options import only_fields
 from nanodepth.engine.hf import family_of, is_hugging_face, load_hf
 from nanodepth.engine.hf_recurrent import FAMILY, load_raven
+from nanodepth.engine.processes import compute_in
 from nanodepth.model import LM, ModelConfig
 from nanodepth.text.tokenizer import local_folder
 from nanodepth.variants.key_offset import offset_keys
@@ -124,10 +125,13 @@ def load_model(path, device='cpu'):
     return build_model(load(path), path).to(device).eval()
 
 
-def open_any(path, device='cpu'):
-    "(what its file says, the model) of any path: ours, or transformers' own of another family."
+def open_any(path, device='cpu', dtype='auto', others=True):
+    """(what its file says, the model, ready to run) of any path: ours or, with `others`,
+    transformers' own of another family. `dtype`: as compute_in has it."""
     state = load(path)
-    return state, build_model(state, path, others=True).to(device).eval()
+    model = build_model(state, path, others)
+    return state, compute_in(model, dtype, torch.device(device),
+                             lambda text: say(f'{path}: {text}'))
 
 
 def build_model(state, path, others=False):

@@ -32,7 +32,7 @@ def kind_of_tokens(path):
     return field and field.contents()
 
 
-def open_gguf(path, dtype=torch.float32):
+def open_gguf(path):
     "(transformers' model of the file, its tokenizer)."
     path = Path(path)
     kind = kind_of_tokens(path)
@@ -40,7 +40,7 @@ def open_gguf(path, dtype=torch.float32):
         source = dict(pretrained_model_name_or_path=path.parent, gguf_file=path.name)
         tokenizer = package.AutoTokenizer.from_pretrained(**source)
         model, report = package.AutoModelForCausalLM.from_pretrained(
-            **source, dtype=dtype, output_loading_info=True)
+            **source, dtype=torch.float32, output_loading_info=True)
     refuse_reported(path, report)
     from tokenizers import pre_tokenizers
     inner = tokenizer.backend_tokenizer
@@ -55,18 +55,20 @@ def open_gguf(path, dtype=torch.float32):
 
 
 def write_gguf(path, folder, dtype=torch.float32):
-    "The file as a Hugging Face folder. Returns transformers' model."
+    "The file as a Hugging Face folder. Returns the model in it."
     with new_model(folder):
-        model, tokenizer = open_gguf(path, dtype)
+        model, tokenizer = open_gguf(path)
         del model.config.quantization_config        # as it was in the file, but not here
         model.config._name_or_path = Path(path).stem
         with torch.device('meta'):      # the loaded one cannot be saved: it remembers its file
             plain = type(model)(model.config)
-        plain.load_state_dict(model.state_dict(), assign=True)
+        plain.load_state_dict({name: t.to(dtype) for name, t in model.state_dict().items()},
+                              assign=True)
+        plain.config.dtype = dtype
         plain.generation_config = model.generation_config
         tokenizer.model_max_length = model.config.max_position_embeddings
         tokenizer.save_pretrained(folder)
         plain.save_pretrained(folder)
         for path in Path(folder).glob('*.safetensors'):
             path.chmod(0o644)           # else only its owner can read it
-    return model
+    return plain

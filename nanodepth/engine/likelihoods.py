@@ -11,9 +11,10 @@ Usage:
 import math
 
 import torch
+from tqdm import tqdm
 
 from nanodepth.common.errors import Refused
-from nanodepth.looping.layers import is_looped
+from nanodepth.looping.layers import is_looped, mixes_tokens
 from nanodepth.text.primitives import continuation
 from nanodepth.text.tokenizer import start_of_document
 
@@ -66,76 +67,114 @@ def log_likelihoods(model_like, tokenizer, examples, *, batch=64, share=True):
 @torch.no_grad()
 def likelihoods(model_like, prompts, options, batch=64, share=True):
     """[((options,) log-likelihoods, whether each option is what the model would say)] of each
-    prompt, all as tokens. Rows of one batch have one length, so that what a question scores does
-    not depend on the questions beside it. A model that keeps a plain KV cache reads each prompt
-    once, for all of its options (share=False: with each of them)."""
-    width = getattr(getattr(model_like, 'config', None), 'vocab_size', 1)
-    read = by_prompts if share and shares_prompts(model_like) else by_rows
+    prompt, all as tokens. A batch has rows of nearly one length, filled up behind their ends, where
+    no earlier token looks. So what a question scores does not depend on the questions beside it. A
+    model that keeps a plain KV cache reads each prompt once, for all of its options (share=False:
+    with each of them)."""
     found = [(torch.zeros(len(o), dtype=torch.float64), torch.zeros(len(o), dtype=torch.bool))
              for o in options]
-    read(model_like, prompts, options, found, batch, width, device_of(model_like))
+    shares = share and shares_prompts(model_like)
+    by_prompt = [i for i, each in enumerate(options) if shares and max(map(len, each)) > 1]
+    one_by_one = sorted({*range(len(options))}.difference(by_prompt))
+    total = sum(len(prompt) for prompt in prompts)
+    with tqdm(total=total, unit='token', unit_scale=True, leave=False, delay=2) as bar:
+        read_prompts(model_like, prompts, options, found, by_prompt, batch, bar)
+        read_rows(model_like, prompts, options, found, one_by_one, batch, bar)
     return found
+
+
+def width_of(model_like):
+    return getattr(getattr(model_like, 'config', None), 'vocab_size', 1)
 
 
 def device_of(model_like):
     return next((p.device for p in getattr(model_like, 'parameters', list)()), 'cpu')
 
 
-def in_batches(lengths, batch, size):
-    """Lists of indices with one and the same length; `size(length)` is how many logits one row of
-    that length makes."""
+def in_batches(lengths, alike, at_once):
+    """Lists of indices, in each of which no length is much above the smallest, or all are equal if
+    `alike`. `at_once(shortest, longest)`: how many rows fit in one."""
     batches = []
     for i in sorted(range(len(lengths)), key=lambda i: lengths[i]):
-        first = batches[-1][0] if batches else None
-        most = max(1, min(batch, LOGITS_AT_ONCE // size(lengths[i]),
-                          TOKENS_AT_ONCE // sum(lengths[i])))
-        if first is None or lengths[first] != lengths[i] or len(batches[-1]) == most:
+        first = lengths[batches[-1][0]] if batches else math.inf
+        longest = first if alike else first * 9 // 8 + 2
+        if not (first <= lengths[i] <= longest and len(batches[-1]) < at_once(first, lengths[i])):
             batches.append([])
         batches[-1].append(i)
     return batches
 
 
-def by_rows(model, prompts, options, found, batch, width, device):
+def filled(rows, device):
+    "Rows of tokens as one tensor, with zeros behind the shorter ones."
+    longest = max(map(len, rows))
+    return torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], device=device)
+
+
+def read_rows(model, prompts, options, found, which, batch, bar):
     """Every option is read behind its whole prompt in one forward, as lm-eval does. Options of one
     token have the same tokens before them, so one row serves them all."""
-    rows = {}           # {tokens before the last: [(example, option)]}
-    for i, (prompt, each) in enumerate(zip(prompts, options)):
-        for o, option in enumerate(each):
-            key = (*prompt, *option[:-1]), len(prompt)
+    rows = {}           # {(tokens before an option's last, tokens of the prompt): [(i, option)]}
+    for i in which:
+        for o, option in enumerate(options[i]):
+            key = (*prompts[i], *option[:-1]), len(prompts[i])
             rows.setdefault(key, []).append((i, o))
     keys = list(rows)
-    lengths = [(len(tokens), len(tokens) - n + 1) for tokens, n in keys]
-    for part in in_batches(lengths, batch, lambda length: length[1] * width):
-        read = torch.tensor([keys[k][0] for k in part], device=device)
-        n = lengths[part[0]][1]                     # logits that are needed of each row
-        chances = last_logits(model, read, n).float().log_softmax(-1)           # (B, n, V)
+    width = width_of(model)
+    needs = max((len(tokens) - n + 1 for tokens, n in keys), default=1)
+
+    def at_once(shortest, longest):
+        logits = (longest - shortest + needs) * width
+        return max(1, min(batch, LOGITS_AT_ONCE // logits, TOKENS_AT_ONCE // longest))
+    for part in in_batches([len(tokens) for tokens, _ in keys], not fills_up(model), at_once):
+        read = filled([keys[k][0] for k in part], device_of(model))
+        first = min(keys[k][1] for k in part) - 1           # the first position that predicts
+        chances = last_logits(model, read, read.shape[1] - first).float().log_softmax(-1)
         for k, row in zip(part, chances):
+            tokens, n = keys[k]
+            row = row[n - 1 - first:len(tokens) - first]
             for i, o in rows[keys[k]]:
-                option = torch.tensor(options[i][o], device=device)
+                option = torch.tensor(options[i][o], device=row.device)
                 values, greedy = found[i]
                 values[o] = row.gather(-1, option[:, None]).double().sum().cpu()
                 greedy[o] = (row.argmax(-1) == option).all().cpu()
+        bar.update(sum(keys[k][1] for k in part))
 
 
-def by_prompts(model, prompts, options, found, batch, width, device):
-    "Each prompt is read once, and its options go on from its KV cache."
-    lengths = [(len(prompt), len(each)) for prompt, each in zip(prompts, options)]
-    longest = max(len(option) for each in options for option in each)
-    for part in in_batches(lengths, batch, lambda length: length[1] * longest * width):
-        O, W = lengths[part[0]][1], max(len(option) for i in part for option in options[i])
-        tokens = torch.zeros(len(part), O, W, dtype=torch.long)
-        counts = torch.zeros(len(part), O, W, dtype=torch.bool)
-        for b, i in enumerate(part):
-            for o, option in enumerate(options[i]):
-                tokens[b, o, :len(option)] = torch.tensor(option)
-                counts[b, o, :len(option)] = True
-        tokens, counts = tokens.to(device), counts.to(device)
-        prompt = torch.tensor([prompts[i] for i in part], device=device)        # (B, T)
-        chances = shared(model, prompt, tokens).float().log_softmax(-1)         # (B, O, W, V)
-        likeliest = (chances.argmax(-1) == tokens) | ~counts                    # (B, O, W)
-        chances = chances.gather(-1, tokens[..., None])[..., 0].masked_fill(~counts, 0)
-        for b, i in enumerate(part):
-            found[i] = chances[b].cpu().double().sum(-1), likeliest[b].all(-1).cpu()
+def read_prompts(model, prompts, options, found, which, batch, bar):
+    """Each prompt is read once, and its options go on from its KV cache. Of the longer prompts of a
+    batch the last tokens are read with each option."""
+    width = width_of(model)
+    longest = max((len(option) for i in which for option in options[i]), default=1)
+
+    def at_once(first, last):
+        logits = last[1] * (longest + last[0] - first[0]) * width
+        return max(1, min(batch, LOGITS_AT_ONCE // logits, TOKENS_AT_ONCE // sum(last)))
+    of_options = {}
+    for i in which:
+        of_options.setdefault(len(options[i]), []).append(i)
+    for O, same in of_options.items():
+        lengths = [len(prompts[i]) for i in same]
+        for part in in_batches(lengths, not fills_up(model),
+                               lambda first, last: at_once((first, O), (last, O))):
+            part = [same[k] for k in part]
+            shared_by_all = min(len(prompts[i]) for i in part)
+            rests = [prompts[i][shared_by_all:] for i in part]
+            W = max(len(rest) + len(o) for rest, i in zip(rests, part) for o in options[i])
+            tokens = torch.zeros(len(part), O, W, dtype=torch.long)
+            counts = torch.zeros(len(part), O, W, dtype=torch.bool)
+            for b, (rest, i) in enumerate(zip(rests, part)):
+                for o, option in enumerate(options[i]):
+                    end = len(rest) + len(option)
+                    tokens[b, o, :end] = torch.tensor([*rest, *option])
+                    counts[b, o, len(rest):end] = True
+            tokens, counts = tokens.to(device_of(model)), counts.to(device_of(model))
+            prompt = filled([prompts[i][:shared_by_all] for i in part], device_of(model))
+            chances = shared(model, prompt, tokens).float().log_softmax(-1)         # (B, O, W, V)
+            likeliest = (chances.argmax(-1) == tokens) | ~counts                    # (B, O, W)
+            chances = chances.gather(-1, tokens[..., None])[..., 0].masked_fill(~counts, 0)
+            for b, i in enumerate(part):
+                found[i] = chances[b].cpu().double().sum(-1), likeliest[b].all(-1).cpu()
+            bar.update(sum(len(prompts[i]) for i in part))
 
 
 @torch.no_grad()
@@ -160,6 +199,11 @@ def last_logits(model, tokens, n):
     if hasattr(model, 'last_logits'):
         return model.last_logits(tokens, n)
     return model(tokens)[:, -n:]
+
+
+def fills_up(model):
+    "May a row be filled up behind its end? Not where a solver looks at all tokens of a row."
+    return not mixes_tokens(model if hasattr(model, 'recurs') else getattr(model, 'model', None))
 
 
 def shares_prompts(model):

@@ -74,6 +74,9 @@ def lm_class():
                 return ids
             return [*self.starts, *ids]
 
+        def loglikelihood(self, requests, disable_tqdm=True):
+            return super().loglikelihood(requests, disable_tqdm=True)
+
         def apply_chat_template(self, chat_history, add_generation_prompt=True):
             return self.tokenizer.apply_chat_template(
                 chat_history, tokenize=False, add_generation_prompt=add_generation_prompt,
@@ -164,7 +167,9 @@ class Kept:
 def evaluate(lm, tasks, keep, **options):
     """lm-eval's results for a model that it knows: a dict. `tasks` are names of tasks and of lists;
     those that the dict `keep` holds are not loaded again."""
+    import lm_eval.api.task
     from lm_eval import simple_evaluate
+    lm_eval.api.task.tqdm = functools.partial(tqdm, disable=True)       # ours says what is left
     wanted = dict.fromkeys(task for name in tasks for task in LISTS.get(name, [(name, None)]))
     names = [name for name, _ in wanted]
     twice = [name for name in names if names.count(name) > 1]

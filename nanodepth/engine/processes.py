@@ -47,6 +47,28 @@ def pick_device(name='auto', local_rank=0):
     return device
 
 
+def fast_in_bfloat16(device):
+    "Does the device multiply faster in bfloat16? Older ones only emulate it."
+    if device.type == 'cuda':
+        return torch.cuda.get_device_capability(device) >= (8, 0)
+    return device.type == 'cpu' and (torch.cpu._is_amx_tile_supported()
+                                     or torch.cpu._is_avx512_bf16_supported())
+
+
+def compute_in(model, dtype, device, say=lambda text: None):
+    """The model with weights of the type that is asked for, or by itself: a checkpoint that was
+    published in 16 bits computes in bfloat16 where the device is fast at it, else in float32. All
+    others stay as they are. Tables of positions keep their precision."""
+    stored = next(model.parameters()).dtype
+    wanted = None if dtype == 'auto' else getattr(torch, dtype)
+    if dtype == 'auto' and stored in (torch.bfloat16, torch.float16):
+        wanted = torch.bfloat16 if fast_in_bfloat16(device) else torch.float32
+        say(f'computed in {str(wanted)[6:]} (--dtype says otherwise)')
+    for p in model.parameters() if wanted else ():
+        p.data = p.data.to(wanted)
+    return model.to(device).eval()
+
+
 def peak_flops(device):
     "A GPU's FLOPs per second, or None if it is not in the table."
     name = torch.cuda.get_device_name(device) if device.type == 'cuda' else ''
@@ -138,9 +160,7 @@ class World:
 
     def precision(self, dtype):
         "The context in which a model runs: in bfloat16 where the device can, or as asked."
-        # older GPUs only emulate it
-        able = self.cuda and torch.cuda.get_device_capability(self.device) >= (8, 0)
-        if dtype == 'bfloat16' or dtype == 'auto' and able:
+        if dtype == 'bfloat16' or dtype == 'auto' and self.cuda and fast_in_bfloat16(self.device):
             return torch.autocast(self.device.type, torch.bfloat16)
         return contextlib.nullcontext()
 

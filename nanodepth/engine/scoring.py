@@ -33,6 +33,7 @@ import torch.nn.functional as F
 from nanodepth import ROOT
 from nanodepth.common.errors import Refused, say
 from nanodepth.common.files import find
+from nanodepth.common.losses import mean_loss
 from nanodepth.engine.checkpoint import describe, is_hugging_face, open_any
 from nanodepth.engine.hf import answer_of
 from nanodepth.engine.likelihoods import (LOGITS_AT_ONCE, device_of, encoded, log_likelihoods,
@@ -112,7 +113,7 @@ def measure(model, loader, batches=None, pieces=1, first=0):
     the marks that the data carries. A batch is computed in `pieces`, as in training. Instead of
     a model, any function from tokens to logits will do."""
     sums = torch.zeros(1 + len(loader.kinds), 4, dtype=torch.float64)
-    for of_batch, _ in measured(model, loader, batches, pieces, first):
+    for of_batch, *_ in measured(model, loader, batches, pieces, first):
         sums += of_batch
     if loader.world_size > 1:
         sums = sums.to(device_of(model))
@@ -125,13 +126,13 @@ def measure(model, loader, batches=None, pieces=1, first=0):
 
 def data_scores(model, loader, batches=None, pieces=1, first=0):
     "{'loss', and the kinds of answers that the data mark: a Score of each}."
-    of_batches, right = [], {}
-    for sums, answers_of in measured(model, loader, batches, pieces, first):
-        of_batches.append(sums[0, :2])
+    of_rows, right = [], {}
+    for _, rows, answers_of in measured(model, loader, batches, pieces, first):
+        of_rows += rows
         for kind, each in answers_of.items():
             right.setdefault(kind, []).extend(each)
-    total, n = sum(of_batches)
-    losses = [(loss / n.clamp(min=1)).item() for loss, n in of_batches]
+    total, n = sum(of_rows)
+    losses = [(loss / n).item() for loss, n in of_rows if n]
     loss = (total / n.clamp(min=1)).item()
     return dict(loss=Score('nats', loss, error_of(losses), losses)) | {
         kind: of_answers(each) for kind, each in right.items() if each and kind != 'text'}
@@ -140,7 +141,7 @@ def data_scores(model, loader, batches=None, pieces=1, first=0):
 @torch.no_grad()
 def measured(model, loader, batches, pieces, first):
     """Of each batch: the sums of (loss, tokens, answers right, answers) over all tokens and then
-    over each kind, and {kind: which answers are right}."""
+    over each kind, [(loss, tokens) of each row], and {kind: which answers are right}."""
     is_model = isinstance(model, torch.nn.Module)
     was_training = is_model and model.training
     if is_model:
@@ -149,23 +150,29 @@ def measured(model, loader, batches, pieces, first):
     steps = len(loader) if batches is None else min(batches, len(loader))
     for step in range(first, first + steps):
         sums = torch.zeros(1 + len(loader.kinds), 4, dtype=torch.float64)
+        rows = []
         right_of = {kind: [] for kind in loader.kinds}
         for tokens, targets, marks in zip(*(t.chunk(pieces) for t in loader.marked_batch(step))):
             counts = targets != -1
             if is_model and not loader.kinds:       # without logits, in pieces
-                sums[0, 0] += model(tokens.to(device), targets.to(device)).item() * counts.sum()
-                sums[0, 1] += counts.sum()
+                x = model.norm(model.hidden(tokens.to(device)))
+                means = [mean_loss(row[None], model.head.weight, right[None])
+                         for row, right in zip(x, targets.to(device))]
+                n = counts.sum(1)
+                rows += torch.stack([torch.stack(means).cpu().double() * n, n.double()], dim=1)
                 continue
             losses, best = losses_of(model, tokens.to(device), targets.to(device))
             kind_of, right = answers(marks, best != targets, losses.isnan())
-            sums[0, :2] += torch.stack([losses[counts].double().sum(), counts.sum()])
+            rows += torch.stack([losses.double().where(counts, 0).sum(1), counts.sum(1).double()],
+                                dim=1)
             for k, kind in enumerate(loader.kinds, 1):
                 here = marks % START == k
                 hits = right[kind_of == k]          # (B, T), (answers,)
                 sums[k] += torch.tensor([losses[here].double().sum(), here.sum(), hits.sum(),
                                          len(hits)])
                 right_of[kind] += hits.tolist()
-        yield sums, right_of
+        sums[0, :2] = sum(rows)
+        yield sums, rows, right_of
     if is_model:
         model.train(was_training)
 
@@ -287,6 +294,8 @@ class Asked:
     chat: bool = False          # lm-eval with the chat template of the checkpoint
     max_length: int | None = None       # tokens of a prompt and its answer; None: the context
     device: str = 'auto'        # auto: cuda, else mps, else cpu
+    # auto: bfloat16 for what was published in 16 bits, where the device is fast at it
+    dtype: Literal['auto', 'float32', 'bfloat16'] = 'auto'
 
 
 class Part(NamedTuple):
@@ -311,7 +320,7 @@ class Subject:
                 raise Refused(f"--{name} is for lm-eval's tasks, and none is asked for")
         if any(theirs) and not any(ours) and asked.shots != Asked.shots:
             raise Refused("--shots is for our own tasks: lm-eval's have numbers of their own")
-        self.state, self.model = open_any(path, pick_device(asked.device))
+        self.state, self.model = open_any(path, pick_device(asked.device), asked.dtype)
         self.answer = answer_of(self.model)
         if getattr(self.model, 'recurs', False):
             self.model.fresh = False        # else each forward begins with noise of its own

@@ -98,6 +98,14 @@ def is_looped(model):
                for module in model.modules() for name in FORWARDS)
 
 
+def mixes_tokens(model):
+    "Is it looped by a solver by which a token's state depends on the others of its row?"
+    entries = [vars(module).get(name) for module in getattr(model, 'modules', list)()
+               for name in FORWARDS]
+    return any(loop.how.mixes_tokens for entry in entries if isinstance(entry, Entry)
+               for loop in entry.loops.values())
+
+
 def check_host(model, layers, window, cache):
     "What cannot be looped is refused before anything is touched."
     if is_looped(layers):

@@ -7,7 +7,7 @@ evaluation 1. Then the solver makes the others, with the same arguments, and wha
 the model gets from that layer.
 
 Usage:
-    loop = Loop((3, 5), How(solver, 3, 'block', 'first', 'full', 8))    # wrapper.patch makes it
+    loop = Loop((3, 5), How(solver, 3, 'block', 'first', 'full', 8, False))     # wrapper.patch makes it
     x = loop.arrive(entry, 5, x, kwargs)                                # an Entry calls it
 """
 import itertools
@@ -26,6 +26,7 @@ class How(NamedTuple):
     cache: str
     decode: str | int
     depth: int              # of the whole model
+    mixes_tokens: bool      # the solver looks at all tokens of a row
 
 
 class Loop(threading.local):

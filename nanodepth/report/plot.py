@@ -13,7 +13,7 @@ import re
 
 from nanodepth.common.files import fresh
 from nanodepth.report.logs import growths, kinds_of, measured
-from nanodepth.report.tables import beside, grouped, in_percent, mean, where
+from nanodepth.report.tables import beside, grouped, in_percent, mean, standard_error, where
 
 COLOURS = ['#3b6fb6', '#d1495b', '#2e8b57', '#e08e1b', '#7b5aa6', '#4f4f4f', '#17a2b8', '#c45ab3',
            '#8c6d31', '#9aa0a6']
@@ -327,4 +327,43 @@ def draw_maps(rows, down, right, value, panel, title):
         # its point says that the diagonal lies beyond the scale
         fig.colorbar(image, ax=line, pad=0.01, label=value, extend='max' if signed else 'neither')
     fig.suptitle(title, fontsize=11)
+    return fig
+
+
+def draw_atlas(name, losses, probes):
+    """losses: {(kind, layer): the loss of each row}; probes: {name: rows} of probe.py, as far as
+    there are such. Panels below each other, over the layers: what the loss gains or loses, what a
+    layer does to the stream and to later tokens, and what can be read off behind it."""
+    plain = losses['as it is', '']
+    panels = [('loss without the layer, minus the loss as it is', ['without']),
+              ('loss with the layer twice, or in two half steps', ['twice', 'by rk']),
+              *((title, probe) for title, probe in (
+                  ('share of the stream that the layer adds', ('norms', 'layer share', None)),
+                  ('cosine of what it adds with the stream', ('norms', 'layer cosine', None)),
+                  ("later tokens' output without it at earlier ones",
+                   ('depth_score', 'change', None)),
+                  ('nats from the answer, read off behind it', ('early_exit', 'KL', 'lens')))
+                if probe[0] in probes)]
+    fig, axes = figure(len(panels), 1, (9, 1.9 * len(panels)), sharex=True)
+    for ax, (title, what) in zip(axes[:, 0], panels):
+        if isinstance(what, list):
+            for colour, kind in zip(COLOURS, what):
+                changes = {layer: [b - a for a, b in zip(plain, rows)]
+                           for (of, layer), rows in losses.items()
+                           if of == kind and isinstance(layer, int)}
+                ax.errorbar(list(changes), [mean(each) for each in changes.values()],
+                            [2 * standard_error(each) for each in changes.values()],
+                            fmt='o', ms=4, color=colour, label=kind)
+            ax.axhline(0, color='#888888', lw=0.8)
+            ax.set_yscale('symlog', linthresh=0.1)
+        else:
+            probe, value, panel = what
+            for colour, part in zip(COLOURS, dict.fromkeys(row.get(panel) for row in probes[probe])):
+                curve(ax, [row for row in probes[probe] if row.get(panel) == part], 'depth', value,
+                      colour, part)
+        ax.set_title(title, fontsize=9, loc='left')
+        if len(ax.get_legend_handles_labels()[0]) > 1:
+            ax.legend(frameon=False, fontsize=8)
+    axes[-1, 0].set_xlabel('layer, from the embedding (left) to the head (right)')
+    fig.suptitle(name)
     return fig

@@ -20,6 +20,8 @@ import torch.nn as nn
 import torch.nn.functional as F
 from tqdm import tqdm
 
+from nanodepth.common.losses import LARGE_VOCABULARY
+
 
 @torch.no_grad()
 def streams_behind(model, tokens):
@@ -33,6 +35,9 @@ def streams_behind(model, tokens):
         return update
     model.hidden(tokens, tap=tap)
     return torch.stack(streams)
+
+
+POSITIONS = 256     # of a step: the logits of a large vocabulary at all depths cost the most
 
 
 class TunedLens(nn.Module):
@@ -75,6 +80,10 @@ def train_lens(model, loader, steps=250, lr=1e-3, progress=False, batches=None):
         for step in tqdm(range(steps), 'lens', unit='step', leave=False, disable=not progress):
             tokens, _ = loader.batch(batches[step % len(batches)] if batches else step)
             streams = streams_behind(model, tokens.to(device))
+            if model.config.vocab_size >= LARGE_VOCABULARY:
+                drawn = torch.Generator().manual_seed(step)
+                some = torch.randperm(tokens.numel(), generator=drawn)[:POSITIONS].to(device)
+                streams = streams.flatten(1, 2)[:, some]
             final = model.head(model.norm(streams[-1])).float().log_softmax(-1)
             optimizer.zero_grad()
             for depth, x in enumerate(streams[:-1]):        # one at a time: all logits are too many

@@ -1,0 +1,97 @@
+"""What the layers of a published model do for its loss and its answers: each left out, run twice,
+or looped in two half steps; and so each block of two and four.
+
+The idea: every change is a way of running the model, and every way reads the same rows of text, so
+each row is its own control. docs/ATLAS.md shows what came out; docs/results/claims.toml says which
+sentences were to be judged, before anything was measured. What was measured is on disk and is not
+measured again.
+
+Usage:
+    nanodepth atlas out/smollm2 --data=data/pydoc       # goes on where it stopped: make atlas
+    nanodepth atlas out/smollm2 --tasks=questions_piqa --measures=      # the named ways' answers
+"""
+from dataclasses import dataclass
+from pathlib import Path
+
+from tqdm import tqdm
+
+from nanodepth import ROOT
+from nanodepth.common.files import Notes, replace
+from nanodepth.common.options import read
+from nanodepth.engine.scoring import Asked, Subject
+from nanodepth.engine.way import Way, depth_in
+from nanodepth.loop import repeat_block
+from nanodepth.report.plot import draw_atlas, show
+from nanodepth.report.tables import as_csv, mean, read_rows
+
+# layers that are judged together: of each row, the mean over them
+GROUPS = {'1 to 9': range(1, 10), '10 to 19': range(10, 20), '20 to 28': range(20, 29),
+          '8 to 11': range(8, 12), '4 to 25, but 8 to 11': [*range(4, 8), *range(12, 26)]}
+# the ways that are asked questions: what was named before anything was measured
+ASKED = {'as it is': Way(), 'mid4, K = 2': Way(window='mid4', method='rk', K=2),
+         'mid4, K = 6': Way(window='mid4', method='rk', K=6),
+         '4-7, K = 2': Way(window='4-7', method='rk', K=2),
+         '8 to 11 twice': Way(loop=repeat_block(range(30), 8, 4)),
+         '14 to 15 twice': Way(loop=repeat_block(range(30), 14, 2))}
+
+
+@dataclass(kw_only=True)
+class Options(Asked):
+    WORDS = ['model']
+    model: str                  # a Hugging Face folder, or a run
+    probes: Path = Path('out/atlas/probe')      # where probe.py has left its numbers
+    out: Path = Path('out/atlas')               # where what was measured is kept
+    rows: Path = ROOT / 'docs/results'          # where atlas.csv is written
+
+
+def ways_of(depth):
+    """[(kind, first layer, Way)]: each layer left out; each block of one, two or four layers run
+    twice in a row, and looped in two half steps."""
+    every = [*range(depth)]
+    ways = [('as it is', '', Way())]
+    ways += [('without', i, Way(loop=every[:i] + every[i + 1:])) for i in every]
+    for size in (1, 2, 4):
+        mark = f'{size} ' if size > 1 else ''
+        for i in range(depth - size + 1):
+            ways += [(f'{mark}twice', i, Way(loop=repeat_block(every, i, size))),
+                     (f'{mark}by rk', i, Way(window=f'{i}-{i + size - 1}', method='rk', K=2))]
+    return ways
+
+
+def main(argv=None):
+    options = read(Options, argv, __doc__)
+    if options.tasks:
+        return answers(options)
+    subject = Subject(options.model, options)
+    notes = Notes(options.out / 'layers.jsonl')
+    name, mark = Path(options.model).name, subject.mark()
+    losses = {}             # {(kind, layer): the loss of each row}
+    for kind, layer, way in tqdm(ways_of(depth_in(subject.model)), 'ways', unit='way'):
+        found = notes.get(dict(model=mark, way=str(way)), lambda: subject.scores(way))
+        losses[kind, layer] = found['loss'][3]
+    for group, layers in GROUPS.items():
+        for kind in ('without', 'twice', 'by rk', '4 twice', '4 by rk'):
+            some = [losses[kind, i] for i in layers if (kind, i) in losses]
+            losses[kind, group] = list(map(mean, zip(*some)))
+    rows = [dict(seed=row, run=name, way=kind, layer=layer, text=f'{loss:.6g}')
+            for (kind, layer), of_rows in losses.items() for row, loss in enumerate(of_rows)]
+    file = options.rows / 'atlas.csv'
+    replace(file, as_csv(rows, lineterminator='\n'))
+    print(f'numbers: {file}')
+    probes = {path.stem: read_rows(path) for path in options.probes.glob('*.csv')}
+    show(options.out / 'atlas.png', draw_atlas, name, losses, probes)
+
+
+def answers(options):
+    "A row for each question and each of the named ways: whether it was answered right."
+    subject = Subject(options.model, options)
+    notes = Notes(options.out / 'answers.jsonl')
+    mark = subject.mark()
+    file = options.rows / 'atlas_answers.csv'
+    rows = [row for row in read_rows(file) if not row['task'].startswith(options.tasks)]
+    for name, way in tqdm(ASKED.items(), 'ways', unit='way'):
+        found = notes.get(dict(model=mark, way=str(way)), lambda: subject.scores(way))
+        rows += [dict(seed=i, task=task, way=name, right=int(right))
+                 for task, score in found.items() for i, right in enumerate(score[3])]
+    replace(file, as_csv(rows, lineterminator='\n'))
+    print(f'numbers: {file}')

@@ -1,0 +1,141 @@
+"""The claims for a checkpoint, on a published one: `make real`, about ten minutes, not in make test.
+
+`make smollm2` leaves SmolLM2-135M-Instruct in out/smollm2. Its weights have four bits each, which
+may cost a point of a score.
+"""
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+from conftest import ROOT
+
+from nanodepth.__main__ import main as nanodepth
+from nanodepth.engine.checkpoint import load_model
+from nanodepth.engine.hf import save_hf
+from nanodepth.engine.likelihoods import likelihoods
+from nanodepth.engine.scoring import Asked, Subject
+from nanodepth.engine.way import Way
+from nanodepth.text.tokenizer import get_tokenizer
+from nanodepth.wrapper import looped, looped_by_hand, patch
+
+PATH = str(ROOT / 'out/smollm2')
+TEXT = ('The capital of France is Paris. In 1984,  12 x 7 is 84;\n\n    def f(x):\n\treturn x[1:20]  '
+        '# naïve ½ 東京\n')
+
+
+@pytest.fixture(scope='module')
+def ours():
+    return load_model(PATH).float()
+
+
+@pytest.fixture(scope='module')
+def theirs():
+    from transformers import AutoModelForCausalLM
+    return AutoModelForCausalLM.from_pretrained(PATH, dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope='module')
+def tokens():
+    return torch.tensor([get_tokenizer(PATH).encode(TEXT)])
+
+
+@torch.no_grad()
+def test_logits_and_greedy_text_are_those_of_transformers(ours, theirs, tokens):
+    assert (ours(tokens) - theirs(tokens).logits).abs().max() < 1e-3
+    prompt = tokens[:, :5]
+    text = theirs.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=40,
+                           min_new_tokens=40, do_sample=False)
+    assert torch.equal(ours.generate(prompt, 40, temperature=0), text)
+    assert get_tokenizer(PATH).decode(text[0, 5:8].tolist()).startswith(' Paris')
+
+
+@torch.no_grad()
+@pytest.mark.parametrize('name', ['ours', 'theirs'])
+def test_the_wrapper_leaves_no_trace(name, request, tokens):
+    model = request.getfixturevalue(name)
+    logits = lambda: getattr(out := model(tokens), 'logits', out)
+    plain = logits()
+    for method in ('naive', 'euler', 'rk'):
+        with looped(model, 'mid4', method, K=1):
+            assert torch.equal(logits(), plain)
+    handle = patch(model, (4, 7), 'rk', K=3)
+    assert not torch.allclose(logits(), plain, atol=1e-3)
+    handle.unpatch()
+    assert torch.equal(logits(), plain)
+
+
+@torch.no_grad()
+def test_windows_and_orders_equal_a_run_by_hand(ours, theirs, tokens):
+    by_hand = looped_by_hand(ours, tokens, 4, 7, K=3)
+    for model in (ours, theirs):
+        with looped(model, (4, 7), 'rk', K=3):
+            out = model(tokens)
+            assert (getattr(out, 'logits', out) - by_hand).abs().max() < 2e-3
+    x = ours.embed(tokens)
+    rope = ours.cos[:tokens.shape[1], None], ours.sin[:tokens.shape[1], None]
+    for i in [*range(12), *range(8, 12), *range(12, 30)]:        # layers 8 to 11 a second time
+        x = ours.layers[i](x, rope)
+    repeated = ours.head(ours.norm(x))
+    with Way(loop='8-4x2-18').apply(ours):
+        assert torch.equal(ours(tokens), repeated)
+    with Way(loop='8-4x2-18').apply(theirs):
+        assert (theirs(tokens, use_cache=False).logits - repeated).abs().max() < 2e-3
+
+
+@torch.no_grad()
+def test_an_export_in_another_order_is_that_order(ours, tokens, tmp_path):
+    from transformers import AutoModelForCausalLM
+    with Way(loop='8-4x2-18').apply(ours):
+        save_hf(ours, tmp_path / 'deeper', tokenizer=PATH)
+        wanted = ours(tokens)
+    deeper = AutoModelForCausalLM.from_pretrained(tmp_path / 'deeper', dtype=torch.float32)
+    assert deeper.config.num_hidden_layers == 34
+    bits = load_model(tmp_path / 'deeper')      # as published: in 16 bits
+    assert bits.embed.weight.dtype == torch.bfloat16
+    assert (deeper(tokens).logits - wanted).abs().max() < 1e-3
+    assert get_tokenizer(tmp_path / 'deeper').encode(TEXT) == tokens[0].tolist()
+
+
+def test_batches_give_each_question_its_own_score(ours):
+    "Together and one by one, with options that share their prompt or not."
+    encode = get_tokenizer(PATH).encode
+    prompts = [encode(text) for text in ('Question: 1 + 1?\nAnswer:', 'The sun is', 'A dog',
+                                         'Question: the capital of Italy?\nAnswer:', TEXT)]
+    options = [[encode(' ' + o) for o in each] for each in (
+        ['2', '11'], ['a star', 'made of cheese and ham'], ['barks', 'is a bird of prey'],
+        ['Rome', 'Paris in France'], ['ok', 'no way'])]
+    together = likelihoods(ours, prompts, options)
+    for i, (prompt, each) in enumerate(zip(prompts, options)):
+        for share in (True, False):
+            [(alone, _)] = likelihoods(ours, [prompt], [each], share=share)
+            assert together[i][0].tolist() == pytest.approx(alone.tolist(), abs=1e-3)
+
+
+# by lm-eval, from model cards of others; ours may lie two standard errors away
+@pytest.mark.parametrize('measure, published', [('questions_piqa acc_norm', 0.669)])
+def test_scores_are_those_that_others_publish(measure, published):
+    subject = Subject(PATH, Asked(tasks=measure.split()[0], device='cpu'))
+    score = subject.scores(Way())[measure]
+    assert abs(score.mean - published) < 2 * score.error, score[:3]
+
+
+def test_a_cut_trains_and_is_exported(tmp_path):
+    nanodepth('cut', [PATH, '8-10-8', f'--out={tmp_path}/cut'])
+    text = tmp_path / 'text.txt'
+    text.write_text((ROOT / 'README.md').read_text() + (ROOT / 'docs/COURSE.md').read_text())
+    subprocess.run([sys.executable, str(ROOT / 'data/text/prepare.py'), str(text),
+                    f'--tokenizer={PATH}', f'--out={tmp_path}/data'], check=True)
+    nanodepth('train', [f'--init_from={tmp_path}/cut', f'--data={tmp_path}/data', '--context=64',
+                        '--batch_size=2', '--steps=1', '--warmup_steps=0', '--decay_steps=0',
+                        '--optimizer=adamw', '--lr=1e-5', '--eval_batches=1',
+                        f'--out_dir={tmp_path}/run'])
+    losses = [json.loads(line)['val_loss'] for line in (tmp_path / 'run/log.jsonl').open()]
+    assert len(losses) == 2 and all(math.isfinite(loss) and loss < 9 for loss in losses)
+    nanodepth('export', [f'{tmp_path}/run', f'{tmp_path}/raven'])
+    before, after = (load_model(f'{tmp_path}/{name}') for name in ('run', 'raven'))
+    tokens = torch.randint(49152, (1, 12))
+    with torch.no_grad():
+        assert torch.allclose(before(tokens, r=3), after(tokens, r=3), atol=1e-4)
