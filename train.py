@@ -44,7 +44,8 @@ class Config:
     out_dir: str = 'out/run'            # where the run is kept
     seed: int = 0                       # of every random draw
     device: str = 'auto'                # auto: cuda, else mps, else cpu
-    dtype: Literal['auto', 'float32', 'bfloat16'] = 'auto'      # auto: bfloat16 on cuda
+    # auto: bfloat16 on cuda, and for what was published in 16 bits where the CPU is fast at it
+    dtype: Literal['auto', 'float32', 'bfloat16'] = 'auto'
     compile: bool | Literal['auto'] = 'auto'    # auto: on for cuda
     resume: bool = True                 # false: move the run in out_dir aside and start over
     # the model
@@ -127,6 +128,7 @@ def train(config):
         data, val = open_data(c, world)
         resumes = c.resume and checkpoint.exists(out)
         model, plan, so_far, states = resume(c, world, data) if resumes else begin(c, world, data)
+        world.suit(model, c.dtype)
         model.to(world.device, torch.float32).train()       # Hugging Face's may be bfloat16
         optimizers = make_optimizers(model, c)
         load_optimizers(optimizers, states, out)
@@ -389,7 +391,7 @@ def open_log(c, world, loader, val, model, step, resumes):
             data=[each.origin for each in loader.sets]))
     layers = sum(p.numel() for p in model.layers.parameters())
     many = f' x {world.size}' if world.size > 1 else ''
-    world.say(f'device {world.device}{many}, compile {"on" if world.compiles else "off"}; '
+    world.say(f'device {world.device}{many}{world.precision_in_words}, compile {"on" if world.compiles else "off"}; '
               f'{model.num_params():,} parameters ({layers:,} in {len(model.layers)} layers), '
               f'depth {len(model.order)}, {model.flops_per_token(context=c.context):,} FLOPs per '
               f'token\n{c.steps:,} steps of {c.batch_size} x {c.context} = '

@@ -16,6 +16,7 @@ from nanodepth.__main__ import main as nanodepth
 from nanodepth.engine.checkpoint import load_model
 from nanodepth.engine.hf import save_hf
 from nanodepth.engine.likelihoods import likelihoods
+from nanodepth.engine.lm_eval_scores import evaluate, scores_of
 from nanodepth.engine.scoring import Asked, Subject
 from nanodepth.engine.way import Way
 from nanodepth.text.tokenizer import get_tokenizer
@@ -46,8 +47,9 @@ def tokens():
 def test_logits_and_greedy_text_are_those_of_transformers(ours, theirs, tokens):
     assert (ours(tokens) - theirs(tokens).logits).abs().max() < 1e-3
     prompt = tokens[:, :5]
+    theirs.generation_config.eos_token_id = None        # ours goes on behind the end of a text
     text = theirs.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=40,
-                           min_new_tokens=40, do_sample=False)
+                           do_sample=False)
     assert torch.equal(ours.generate(prompt, 40, temperature=0), text)
     assert get_tokenizer(PATH).decode(text[0, 5:8].tolist()).startswith(' Paris')
 
@@ -114,12 +116,15 @@ def test_batches_give_each_question_its_own_score(ours):
             assert together[i][0].tolist() == pytest.approx(alone.tolist(), abs=1e-3)
 
 
-# by lm-eval, from model cards of others; ours may lie two standard errors away
-@pytest.mark.parametrize('measure, published', [('questions_piqa acc_norm', 0.669)])
-def test_scores_are_those_that_others_publish(measure, published):
-    subject = Subject(PATH, Asked(tasks=measure.split()[0], device='cpu'))
-    score = subject.scores(Way())[measure]
-    assert abs(score.mean - published) < 2 * score.error, score[:3]
+@pytest.mark.parametrize('task', ['questions_piqa', 'questions_openbookqa', 'questions_mmlu'])
+def test_answers_are_those_of_lm_evals_own_model(task):
+    "Question by question: where two options are as likely to a rounding error, one may differ."
+    from lm_eval.models.huggingface import HFLM
+    subject = Subject(PATH, Asked(tasks=task, limit=100, device='cpu', dtype='float32'))
+    theirs = HFLM(PATH, dtype='float32', batch_size=16, device='cpu')
+    wanted = scores_of(evaluate(theirs, [task], {}, limit=100, log_samples=True))
+    for measure, score in subject.scores(Way()).items():
+        assert sum(a != b for a, b in zip(score.answers, wanted[measure].answers)) <= 1, measure
 
 
 def test_a_cut_trains_and_is_exported(tmp_path):
@@ -136,6 +141,7 @@ def test_a_cut_trains_and_is_exported(tmp_path):
     assert len(losses) == 2 and all(math.isfinite(loss) and loss < 9 for loss in losses)
     nanodepth('export', [f'{tmp_path}/run', f'{tmp_path}/raven'])
     before, after = (load_model(f'{tmp_path}/{name}') for name in ('run', 'raven'))
-    tokens = torch.randint(49152, (1, 12))
-    with torch.no_grad():
-        assert torch.allclose(before(tokens, r=3), after(tokens, r=3), atol=1e-4)
+    wanted = {name: t.bfloat16() for name, t in before.state_dict().items()}    # as published
+    for name, t in after.state_dict().items():
+        assert torch.equal(t, wanted[name]), name
+    assert after.mean == before.mean and after.core == before.core

@@ -74,7 +74,8 @@ def likelihoods(model_like, prompts, options, batch=64, share=True):
     found = [(torch.zeros(len(o), dtype=torch.float64), torch.zeros(len(o), dtype=torch.bool))
              for o in options]
     shares = share and shares_prompts(model_like)
-    by_prompt = [i for i, each in enumerate(options) if shares and max(map(len, each)) > 1]
+    by_prompt = [i for i, each in enumerate(options)
+                 if shares and saved(len(prompts[i]), list(map(len, each))) > 1.5]
     one_by_one = sorted({*range(len(options))}.difference(by_prompt))
     total = sum(len(prompt) for prompt in prompts)
     with tqdm(total=total, unit='token', unit_scale=True, leave=False, delay=2) as bar:
@@ -91,14 +92,20 @@ def device_of(model_like):
     return next((p.device for p in getattr(model_like, 'parameters', list)()), 'cpu')
 
 
-def in_batches(lengths, alike, at_once):
+def saved(prompt, options):
+    "How many times fewer tokens are read if options of these lengths share their prompt."
+    apart = {prompt + n for n in options} if max(options) == 1 else [prompt + n for n in options]
+    return sum(apart) / (prompt + len(options) * max(options))
+
+
+def in_batches(lengths, alike, fits):
     """Lists of indices, in each of which no length is much above the smallest, or all are equal if
-    `alike`. `at_once(shortest, longest)`: how many rows fit in one."""
+    `alike`. `fits(indices)`: are they not too many for one forward?"""
     batches = []
     for i in sorted(range(len(lengths)), key=lambda i: lengths[i]):
         first = lengths[batches[-1][0]] if batches else math.inf
         longest = first if alike else first * 9 // 8 + 2
-        if not (first <= lengths[i] <= longest and len(batches[-1]) < at_once(first, lengths[i])):
+        if not (first <= lengths[i] <= longest and fits([*batches[-1], i])):
             batches.append([])
         batches[-1].append(i)
     return batches
@@ -119,19 +126,22 @@ def read_rows(model, prompts, options, found, which, batch, bar):
             key = (*prompts[i], *option[:-1]), len(prompts[i])
             rows.setdefault(key, []).append((i, o))
     keys = list(rows)
-    width = width_of(model)
-    needs = max((len(tokens) - n + 1 for tokens, n in keys), default=1)
+    lengths = [len(tokens) for tokens, _ in keys]
 
-    def at_once(shortest, longest):
-        logits = (longest - shortest + needs) * width
-        return max(1, min(batch, LOGITS_AT_ONCE // logits, TOKENS_AT_ONCE // longest))
-    for part in in_batches([len(tokens) for tokens, _ in keys], not fills_up(model), at_once):
+    def fits(part):
+        longest = max(lengths[k] for k in part)
+        needed = [lengths[k] - keys[k][1] + 1 for k in part]
+        logits = sum(needed) if hasattr(model, 'recurs') else len(part) * (
+            longest - min(keys[k][1] for k in part) + 1)
+        return (len(part) <= batch and len(part) * longest <= TOKENS_AT_ONCE
+                and logits * width_of(model) <= LOGITS_AT_ONCE)
+    for part in in_batches(lengths, not fills_up(model), fits):
         read = filled([keys[k][0] for k in part], device_of(model))
-        first = min(keys[k][1] for k in part) - 1           # the first position that predicts
-        chances = last_logits(model, read, read.shape[1] - first).float().log_softmax(-1)
-        for k, row in zip(part, chances):
-            tokens, n = keys[k]
-            row = row[n - 1 - first:len(tokens) - first]
+        predict = torch.zeros_like(read, dtype=torch.bool)          # whose next token is asked for
+        for mask, k in zip(predict, part):
+            mask[keys[k][1] - 1:lengths[k]] = True
+        chances = picked_logits(model, read, predict).float().log_softmax(-1)       # (.., V)
+        for k, row in zip(part, chances.split(predict.sum(1).tolist())):
             for i, o in rows[keys[k]]:
                 option = torch.tensor(options[i][o], device=row.device)
                 values, greedy = found[i]
@@ -143,19 +153,19 @@ def read_rows(model, prompts, options, found, which, batch, bar):
 def read_prompts(model, prompts, options, found, which, batch, bar):
     """Each prompt is read once, and its options go on from its KV cache. Of the longer prompts of a
     batch the last tokens are read with each option."""
-    width = width_of(model)
-    longest = max((len(option) for i in which for option in options[i]), default=1)
-
-    def at_once(first, last):
-        logits = last[1] * (longest + last[0] - first[0]) * width
-        return max(1, min(batch, LOGITS_AT_ONCE // logits, TOKENS_AT_ONCE // sum(last)))
     of_options = {}
     for i in which:
         of_options.setdefault(len(options[i]), []).append(i)
     for O, same in of_options.items():
         lengths = [len(prompts[i]) for i in same]
-        for part in in_batches(lengths, not fills_up(model),
-                               lambda first, last: at_once((first, O), (last, O))):
+
+        def fits(part):
+            some = [lengths[k] for k in part]
+            longest = max(len(option) for k in part for option in options[same[k]])
+            read = len(part) * O * (longest + max(some) - min(some))
+            return (len(part) <= batch and len(part) * max(some) + read <= TOKENS_AT_ONCE
+                    and read * width_of(model) <= LOGITS_AT_ONCE)
+        for part in in_batches(lengths, not fills_up(model), fits):
             part = [same[k] for k in part]
             shared_by_all = min(len(prompts[i]) for i in part)
             rests = [prompts[i][shared_by_all:] for i in part]
@@ -169,11 +179,13 @@ def read_prompts(model, prompts, options, found, which, batch, bar):
                     counts[b, o, len(rest):end] = True
             tokens, counts = tokens.to(device_of(model)), counts.to(device_of(model))
             prompt = filled([prompts[i][:shared_by_all] for i in part], device_of(model))
-            chances = shared(model, prompt, tokens).float().log_softmax(-1)         # (B, O, W, V)
-            likeliest = (chances.argmax(-1) == tokens) | ~counts                    # (B, O, W)
-            chances = chances.gather(-1, tokens[..., None])[..., 0].masked_fill(~counts, 0)
+            chances = shared(model, prompt, tokens, counts).float().log_softmax(-1)     # (.., V)
+            values = torch.zeros(tokens.shape, dtype=torch.float64, device=tokens.device)
+            values[counts] = chances.gather(-1, tokens[counts][:, None])[:, 0].double()
+            likeliest = ~counts                                                     # (B, O, W)
+            likeliest[counts] = chances.argmax(-1) == tokens[counts]
             for b, i in enumerate(part):
-                found[i] = chances[b].cpu().double().sum(-1), likeliest[b].all(-1).cpu()
+                found[i] = values[b].sum(-1).cpu(), likeliest[b].all(-1).cpu()
             bar.update(sum(len(prompts[i]) for i in part))
 
 
@@ -192,13 +204,14 @@ def continued(model, tokens, most, is_done):
     return new
 
 
-def last_logits(model, tokens, n):
-    "Logits (B, n, V) at the last n positions, and no others where the model can be asked so."
+def picked_logits(model, tokens, mask):
+    "Logits (.., V) where the mask (B, T) says, and few others where the model can be asked so."
     if hasattr(model, 'recurs'):
-        return model.head(model.norm(model.hidden(tokens)[:, -n:]))
-    if hasattr(model, 'last_logits'):
-        return model.last_logits(tokens, n)
-    return model(tokens)[:, -n:]
+        return model.head(model.norm(model.hidden(tokens)[mask]))
+    if not hasattr(model, 'last_logits'):
+        return model(tokens)[mask]
+    n = tokens.shape[1] - int(mask.any(0).nonzero()[0])
+    return model.last_logits(tokens, n)[mask[:, -n:]]
 
 
 def fills_up(model):
@@ -227,17 +240,16 @@ class Branched:
                      for old, new in ((self.slot.keys, k), (self.slot.values, v)))
 
 
-def shared(model, prompt, options):
-    """Logits (B, O, W, V) at the options' tokens. Each prompt is read once, and its cache is handed
-    to all of its options."""
+def shared(model, prompt, options, counts):
+    """Logits (.., V) of those of the options' tokens (B, O, W) that count. Each prompt is read
+    once, and its cache is handed to all of its options."""
     B, O, W = options.shape
     if not hasattr(model, 'recurs'):
-        return model.shared(prompt, options)
+        return model.shared(prompt, options)[counts]
     cache = model.new_cache()
-    first = model.head(model.norm(model.hidden(prompt, cache=cache)[:, -1:]))        # (B, 1, V)
-    first = first[:, None].expand(B, O, 1, -1)
-    if W == 1:
-        return first
-    cache.layers = [Branched(slot, O) for slot in cache.layers]
-    rest = model(options[..., :-1].flatten(0, 1), cache=cache)                     # (B O, W - 1, V)
-    return torch.cat((first, rest.unflatten(0, (B, O))), dim=2)
+    x = model.hidden(prompt, cache=cache)[:, None, -1:].expand(B, O, 1, -1)         # (B, O, 1, C)
+    if W > 1:
+        cache.layers = [Branched(slot, O) for slot in cache.layers]
+        rest = model.hidden(options[..., :-1].flatten(0, 1), cache=cache)           # (B O, W - 1, C)
+        x = torch.cat((x, rest.unflatten(0, (B, O))), dim=2)
+    return model.head(model.norm(x[counts]))

@@ -164,6 +164,17 @@ class World:
             return torch.autocast(self.device.type, torch.bfloat16)
         return contextlib.nullcontext()
 
+    def suit(self, model, dtype):
+        "A model that was published in 16 bits is trained in bfloat16 where a CPU is fast at it."
+        if (dtype == 'auto' and model.config.stored_as in ('bfloat16', 'float16')
+                and fast_in_bfloat16(self.device)):
+            self.autocast = self.precision('bfloat16')
+
+    @property
+    def precision_in_words(self):
+        half = isinstance(self.autocast, torch.autocast)
+        return ' in bfloat16' if half and not self.cuda else ''
+
     def to_device(self, t):
         "A tensor on its way to the device, without waiting for it."
         return t.pin_memory().to(self.device, non_blocking=True) if self.cuda else t.to(self.device)

@@ -1,0 +1,128 @@
+"""Real questions: rows of the package become what lm-eval's own tasks read, with their prompts; a
+checkpoint of 16 bits computes in what the device is fast at; the loss has a unit for each row."""
+import json
+import runpy
+
+import pytest
+import torch
+from conftest import ROOT, refused, save_run, write_noise
+
+from nanodepth.__main__ import main as nanodepth
+from nanodepth.engine import lm_eval_scores, processes
+from nanodepth.engine.hf import save_hf
+from nanodepth.engine.scoring import Asked, Subject, measure
+from nanodepth.engine.way import Way
+from nanodepth.study.atlas import ways_of
+from nanodepth.text.loader import Loader
+
+pytest.importorskip('lm_eval')
+LINES = {
+    'PIQA/validation': [dict(question='ice box ', options='A. cools \nB. burns', answer='A. cools ')],
+    'CommonsenseQA/validation': [dict(question='Where?', options='\nA. a\nB. b\nC. c\nD. d\nE. e',
+                                      answer='E. e'), dict(question='Where?', options='\nA. a?',
+                                                           answer='A. a')],
+    'OpenBookQA/test': [dict(question='Fog is ', options='A. wet\nB. dry\nC. hot\nD. red',
+                             answer='B. dry')],
+    'BoolQ/dev': [dict(question='is it', passage='It is.', answer='True')],
+    'SIQA/test': [dict(passage='P.', question='Q?', options='A. a\nB. b\nC. c', answer='C. c')],
+    'MMLU/test': [dict(question='1 + 1', options='A. 1\nB. 2\nC. 3\nD. 4', answer='B. 2')],
+    'LogiQA/test': [dict(passage='P.', question='Q?\n', options='A. a\nB. b\nC. c\nD. d',
+                         answer='D. d')],
+    'ASDiv/test': [dict(passage='Two and two.', question='How many?', answer='4 apples')],
+    'NQ-open/test': [dict(question='who', answer=['me', 'I'])]}
+# the prompt, and the right continuation, as lm-eval's own task of that name has them
+WANTED = dict(
+    piqa=('Question: ice box\nAnswer:', 'cools '), boolq=('It is.\nQuestion: is it?\nAnswer:', 'yes'),
+    commonsense_qa=('Question: Where?\nA. a\nB. b\nC. c\nD. d\nE. e\nAnswer:', 'E'),
+    openbookqa=('Fog is', 'dry'), social_iqa=('Q: P. Q?\nA:', 'c'),
+    mmlu=('1 + 1\nA. 1\nB. 2\nC. 3\nD. 4\nAnswer:', 'B'),
+    logiqa=('Passage: P.\nQuestion: Q?\nChoices:\nA. a\nB. b\nC. c\nD. d\nAnswer:', 'd'),
+    asdiv=('Two and two.\nQuestion:How many?\nAnswer:', '4'), nq_open=('Q: who?\nA:', None))
+
+
+def test_rows_become_the_tasks_of_lm_eval(tmp_path, capsys):
+    from lm_eval.tasks import TaskManager
+    for name, rows in LINES.items():
+        path = tmp_path / f'data/{name}.jsonl'
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text('\n'.join(map(json.dumps, rows)))
+    prepare = runpy.run_path(str(ROOT / 'data/evals/questions/prepare.py'))
+    prepare['main']([f'--source={tmp_path}/data', f'--out={tmp_path}/tasks'])
+    manager = TaskManager(include_path=str(tmp_path / 'tasks'), include_defaults=False)
+    for name, (prompt, answer) in WANTED.items():
+        [task] = manager.load([f'questions_{name}'])['tasks'].values()
+        [doc] = list(task.validation_docs())
+        assert task.doc_to_text(doc) == prompt, name
+        target = task.doc_to_target(doc)
+        if answer and name != 'asdiv':
+            choices = task.doc_to_choice(doc)
+            target = choices[target] if isinstance(target, int) else target
+        assert answer is None or target == answer, name
+    assert 'commonsense_qa.jsonl' in {path.name for path in (tmp_path / 'tasks').iterdir()}
+
+
+def test_a_question_that_is_not_there_names_the_command(tiny, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(lm_eval_scores, 'EVALS', tmp_path)
+    lm_eval_scores.manager.cache_clear()
+    run = save_run(tmp_path / 'run', tiny(vocab_size=257, context=64))
+    assert 'questions/prepare.py makes it' in refused(
+        capsys, 'evaluate', run, '--tasks=questions_piqa', '--device=cpu')
+    lm_eval_scores.manager.cache_clear()
+
+
+@pytest.mark.parametrize('fast', [True, False])
+def test_what_was_published_in_16_bits_computes_in_what_is_fast(fast, tiny, tmp_path, monkeypatch,
+                                                                capsys):
+    monkeypatch.setattr(processes, 'fast_in_bfloat16', lambda device: fast)
+    model = tiny(vocab_size=257, context=64)
+    save_run(tmp_path / 'run', model)
+    save_hf(model.bfloat16(), tmp_path / 'hf', tokenizer=str(tmp_path / 'run'))
+    asked = dict(tasks='toy_copy', n=4, device='cpu')
+    own = Subject(tmp_path / 'hf', Asked(**asked)).model
+    assert own.embed.weight.dtype == (torch.bfloat16 if fast else torch.float32)
+    assert own.cos.dtype == torch.float32           # positions keep their precision
+    assert f'computed in {"bfloat16" if fast else "float32"}' in capsys.readouterr().err
+    for path, dtype, wanted in (('hf', 'float32', torch.float32), ('run', 'auto', torch.float32),
+                                ('run', 'bfloat16', torch.bfloat16)):
+        got = Subject(tmp_path / path, Asked(**asked, dtype=dtype)).model
+        assert got.embed.weight.dtype == wanted and capsys.readouterr().err == ''
+
+
+@pytest.mark.parametrize('kinds', [[], ['text']])
+def test_rows_are_the_units_of_a_loss(kinds, tiny, tmp_path):
+    write_noise(tmp_path / 'noise', kinds)
+    run = save_run(tmp_path / 'run', tiny(vocab_size=257, context=64), tmp_path / 'noise')
+    subject = Subject(run, Asked(batches=3, device='cpu'))
+    score = subject.scores(Way())['loss']
+    val = Loader(tmp_path / 'noise', 4, 16, split='val', seed=0)
+    by_hand = []
+    for step in range(3):
+        for tokens, targets in zip(*val.batch(step)):
+            with torch.no_grad():
+                by_hand.append(subject.model(tokens[None], targets[None]).item())
+    assert score.answers == pytest.approx(by_hand, rel=1e-5) and len(by_hand) == 12
+    assert score.mean == pytest.approx(sum(by_hand) / 12, rel=1e-5)
+    assert measure(subject.model, val, 3)[0] == pytest.approx(score.mean, rel=1e-6)
+
+
+def test_the_atlas_has_every_layer_and_every_block():
+    ways = {(kind, i): way for kind, i, way in ways_of(6)}
+    assert len(ways) == 1 + 6 + 2 * (6 + 5 + 3)
+    assert ways['without', 2].loop == [0, 1, 3, 4, 5]
+    assert ways['4 twice', 1].loop == [0, 1, 2, 3, 4, 1, 2, 3, 4, 5]
+    assert str(ways['2 by rk', 4]) == '--window=4-5 --method=rk --K=2'
+
+
+def test_the_atlas_writes_a_row_for_each_row_of_text(tiny, tmp_path, capsys):
+    write_noise(tmp_path / 'noise', [])
+    run = save_run(tmp_path / 'run', tiny(vocab_size=257, context=64, n_layer=4),
+                   tmp_path / 'noise')
+    line = [run, '--batches=1', '--device=cpu', f'--out={tmp_path}/o', f'--rows={tmp_path}']
+    nanodepth('atlas', line)
+    first = (tmp_path / 'atlas.csv').read_text()
+    lines = first.splitlines()
+    ways = 1 + 4 + 2 * (4 + 3 + 1)
+    assert len([row for row in lines if ' to ' not in row]) == 1 + 4 * ways
+    assert '0,run,without,1 to 9' in first
+    nanodepth('atlas', line)            # from what is on disk
+    assert (tmp_path / 'atlas.csv').read_text() == first
