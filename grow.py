@@ -59,7 +59,8 @@ GROWTH = {'midas': midas, 'lidas': lidas, 'stack': stack, 'double': double}
 # ------------------------------------------------------------------------------- the growing itself
 
 def untie_by_hand(model, order):
-    "The idea, without the optimizer's state: each entry of the order gets a copy of its layer."
+    """The idea, without the optimizer's state: each entry of the order gets a copy of its layer. (One
+    deepcopy for the last three keeps a tied head tied.)"""
     new = LM(dataclasses.replace(model.config, n_layer=len(order), order=None))
     new.layers = torch.nn.ModuleList(copy.deepcopy(model.layers[i]) for i in order)
     new.embed, new.norm, new.head = copy.deepcopy((model.embed, model.norm, model.head))
@@ -73,11 +74,8 @@ def untie(model, order, optimizer=None):
     it then holds the new model's parameters, each with a copy of its source's state, so that
     training goes on smoothly. Embedding, norm and head are copied once."""
     order = check_order(order, len(model.layers))
-    with torch.device('meta'):      # no weights yet: all will be copies
-        new = LM(dataclasses.replace(model.config, n_layer=len(order), order=None))
-    new.layers = torch.nn.ModuleList(copy.deepcopy(model.layers[i]) for i in order)
-    # one deepcopy for the three keeps a tied head tied
-    new.embed, new.norm, new.head = copy.deepcopy((model.embed, model.norm, model.head))
+    with torch.device('meta'):      # no random weights: all will be copies
+        new = untie_by_hand(model, order)
     new.cos, new.sin = model.cos.clone(), model.sin.clone()
     new.train(model.training)
 
@@ -110,7 +108,7 @@ def hand_over(optimizers, copies, new):
 # ------------------------------------------------------------------------------------- the schedule
 
 def prop_schedule(steps, n_stages, alpha=1.0):
-    """PROP-alpha: stage i gets a share i^alpha of the steps, rounded down, the last one the rest.
+    """PROP-alpha: stage i gets steps in proportion to i^alpha, rounded down, the last one the rest.
     Below 0 the shallow stages are the longest."""
     weights = [i ** alpha for i in range(1, n_stages + 1)]
     lengths = [int(steps * w / sum(weights)) for w in weights]

@@ -8,7 +8,7 @@ growing is untied looping, and looping is tied growing.
 Paper: "From Growing to Looping", section 3.1 (the notation), 4.2 (repeating a middle block that was
 never trained to loop), 5.2 (recurrence added in the cool-down), Table 1 and Figure 1 (what it is
 worth at equal parameters and equal compute).
-Here: the number counts all runs, so that `8-4x2-12` runs layers 8 to 11 once more than usual.
+Here: the number behind the x counts all runs, so that `8-4x2-12` runs layers 8 to 11 once more than usual.
 
 Compare each run with two partners: as many unique layers run once (equal parameters), and as many
 layers in all, none shared (equal compute at inference).
@@ -24,6 +24,24 @@ import re
 
 from nanodepth.common.errors import Refused
 from nanodepth.model import check_order
+
+
+def repeat_block(order, start, length, times=2):
+    "The order with the `length` positions from `start` on run `times` times in all."
+    if times < 1:
+        raise Refused(f'times={times}: a block runs at least once (to leave it out, take it out '
+                      'of the order)')
+    before, block, after = cut_out(order, start, length)
+    return before + block * times + after
+
+
+def cut_out(order, start, length):
+    "An order in three parts: the `length` positions from `start` on, and those before and after."
+    order = list(order)
+    if not (0 <= start and 1 <= length and start + length <= len(order)):
+        raise Refused(f'a block of {length} layers from position {start} on does not lie within an '
+                      f'order of {len(order)} positions')
+    return order[:start], order[start:start + length], order[start + length:]
 
 
 def parse_loop(text):
@@ -85,24 +103,6 @@ def name_of(order):
         return format_loop(order)
     except Refused:
         return ' '.join(map(str, order))
-
-
-def cut_out(order, start, length):
-    "An order in three parts: the `length` positions from `start` on, and those before and after."
-    order = list(order)
-    if not (0 <= start and 1 <= length and start + length <= len(order)):
-        raise Refused(f'a block of {length} layers from position {start} on does not lie within an '
-                      f'order of {len(order)} positions')
-    return order[:start], order[start:start + length], order[start + length:]
-
-
-def repeat_block(order, start, length, times=2):
-    "The order with the `length` positions from `start` on run `times` times in all."
-    if times < 1:
-        raise Refused(f'times={times}: a block runs at least once (to leave it out, take it out '
-                      'of the order)')
-    before, block, after = cut_out(order, start, length)
-    return before + block * times + after
 
 
 @contextlib.contextmanager

@@ -44,6 +44,14 @@ from nanodepth.text.loader import draw
 AUTHORS_STD = 0.0087039     # sqrt(2 / (5 * 5280)): their first model's width, kept at any other
 
 
+def recurrent_by_hand(model, tokens, r, s):
+    "The idea, of a first state s (B, T, C): logits of a Recurrent whose core runs r times."
+    e = model.run(model.embed(tokens), model.prelude)
+    for _ in range(r):
+        s = model.run(model.adapter(torch.cat((s, e), dim=-1)), model.core)
+    return model.head(model.norm(model.run(s, model.coda)))
+
+
 class Recurrent(LM):
     """An LM whose layers run as prelude, r times core, coda: three lists of its layers. `mean` is
     the r that runs when none is given. The first state comes from the caller's generator, or from

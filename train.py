@@ -142,6 +142,7 @@ def train(config):
         batch = fetch(c, world, plan, data, step)
         stop = at_the_end.enter_context(Stop())
         while step < c.steps:
+            # what this step does: lr_fraction, n_layer, order, batch, r, ... (engine/plan.py: Step)
             now = plan.at(step)
             news = {}       # what the log will say of this step beside its loss
 

@@ -119,6 +119,9 @@ class Handle(NamedTuple):
         unpatch(self.model)
 
 
+# An Entry takes the place of a layer's forward. It hands each call to the window's Loop, which runs
+# the layer and notes its arguments; in the call of the last layer the solver makes the other passes.
+
 LAYERWISE = 'layer_anchored_frozen'     # the method that goes layer by layer unasked
 
 

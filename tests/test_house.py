@@ -145,15 +145,6 @@ def test_the_hello_of_the_readme_says_what_it_says():
     assert said.getvalue() == 'True\n' and '# True: growing is untied looping' in hello
 
 
-def test_the_sketch_of_a_recurrent_model_is_the_model(tiny):
-    sketch = next(block for block in EXCERPTS if block.startswith('# the idea'))
-    for how in (dict(), dict(inject='linear', start='zero')):
-        scope = dict(torch=torch, model=surgery(tiny(n_layer=6), '1-2-2', **how), r=3,
-                     tokens=torch.arange(24).view(2, 12))
-        exec(sketch, scope)
-        assert torch.equal(scope['logits'], scope['model'](scope['tokens'], r=3))
-
-
 def test_links_and_pictures_resolve():
     for path in (ROOT / 'README.md', *ROOT.glob('docs/*.md')):
         text = re.sub(r'<img src="([^"]+)"[^>]*alt="([^"]+)">', r'![\2](\1)', path.read_text())

@@ -20,7 +20,8 @@ from nanodepth.grow import untie
 from nanodepth.loop import running
 from nanodepth.model import LM, ModelConfig, rotate
 from nanodepth.probe import residual_norms
-from nanodepth.retrofit import Recurrent, cut, recurrence_curriculum, sample_recurrence, surgery
+from nanodepth.retrofit import (Recurrent, cut, recurrence_curriculum, recurrent_by_hand,
+                                sample_recurrence, surgery)
 from nanodepth.text.tokenizer import get_tokenizer
 from nanodepth.train import Config, train
 from nanodepth.variants.cuts import block_influence, by_influence, selections
@@ -102,6 +103,13 @@ def test_the_authors_start(tiny, tokens):
     assert torch.equal(first, model(tokens))
     fresh = surgery(tiny(n_layer=6), '2-2-2', inject='authors', start='authors', fresh=True)
     assert not torch.equal(fresh(tokens), fresh(tokens))
+
+
+def test_the_idea_by_hand(tiny, tokens):
+    model = surgery(tiny(n_layer=6), '2-2-2', inject='linear')
+    e = model.run(model.embed(tokens), model.prelude)
+    by_hand = recurrent_by_hand(model, tokens, 3, model.first_state(e, 0, None))
+    assert torch.allclose(by_hand, model(tokens, r=3), atol=1e-5)
 
 
 def test_a_tied_head_can_be_freed(tiny, tokens):

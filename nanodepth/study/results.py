@@ -25,7 +25,7 @@ from nanodepth.study.claims import MARGINS, Contrast, verdicts
 
 UNITS = dict(flops=(1e-12, 1), parameters=(1e-6, 2))        # a factor, and digits behind the point
 SHARES = 'copy', 'overlap', 'screened', 'change'         # in %, and all that ends with `right`
-TEXTS = ('README.md', 'docs/COURSE.md', 'docs/RESULTS.md', 'docs/RECORDS.md')
+TEXTS = 'README.md', 'docs/COURSE.md', 'docs/RESULTS.md', 'docs/RECORDS.md', 'docs/ATLAS.md'
 HOLE = re.compile(r'\{(?:[^{}]|\{[^{}]*\})*\}')
 
 
