@@ -3,7 +3,7 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 
-.PHONY: all setup data lidas baseline smollm2 real test families readme demo browser bench gpu clean
+.PHONY: all setup data lidas baseline smollm2 atlas real test families readme demo browser bench gpu clean
 
 all: lidas                      # set up, grow the toy model, leave a picture and a sample of its text: 3 to 6 minutes
 
@@ -54,6 +54,13 @@ data/pydoc/train.json: out/smollm2/config.json     # Python's language reference
 	mkdir -p out/atlas
 	$(PY) -c "import pydoc_data.topics as t; print(*t.topics.values(), sep='\n\n')" > out/atlas/pydoc.txt
 	$(PY) data/text/prepare.py out/atlas/pydoc.txt --tokenizer=out/smollm2 --out=data/pydoc
+
+atlas: data/pydoc/train.json data/evals/questions/piqa.jsonl      # docs/ATLAS.md: what that model's layers do, and whether repeating them helps; an evening, goes on where it stopped
+	$(PY) probe.py out/smollm2 --data=data/pydoc --only=depth_score,norms,early_exit --count=4 --length=64 --lens_steps=100 --batches=1 --tasks= --out=out/atlas/probe
+	$(PY) -m nanodepth atlas out/smollm2 --data=data/pydoc --batches=4
+	for task in piqa openbookqa commonsense_qa; do $(PY) -m nanodepth atlas out/smollm2 --tasks=questions_$$task --measures=; done
+	$(PY) -m nanodepth sweep out/smollm2 --blocks=1,2,4 --tasks=questions_openbookqa --limit=200 --measures= --out=out/atlas/blocks.png
+	$(PY) -m nanodepth results
 
 # ---- the tests
 

@@ -59,8 +59,8 @@ GROWTH = {'midas': midas, 'lidas': lidas, 'stack': stack, 'double': double}
 # ------------------------------------------------------------------------------- the growing itself
 
 def untie_by_hand(model, order):
-    """The idea, without the optimizer's state: each entry of the order gets a copy of its layer. (One
-    deepcopy for the last three keeps a tied head tied.)"""
+    """The idea, without the optimizer's state: each entry of the order gets a copy of its layer.
+    (One deepcopy for the last three keeps a tied head tied.)"""
     new = LM(dataclasses.replace(model.config, n_layer=len(order), order=None))
     new.layers = torch.nn.ModuleList(copy.deepcopy(model.layers[i]) for i in order)
     new.embed, new.norm, new.head = copy.deepcopy((model.embed, model.norm, model.head))

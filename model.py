@@ -150,14 +150,16 @@ class Attention(nn.Module):
             causal = S == T
             if 1 < T < S:       # SDPA's is_causal aligns the mask at the top left
                 mask = torch.ones(T, S, dtype=torch.bool, device=x.device).tril(S - T)
-        grouped = self.n_head != self.n_kv_head
-        if grouped and q.is_cuda and q.dtype == torch.float32:
-            # No GPU kernel takes grouped heads in float32: (T, T) scores would be held in memory.
-            k, v = (t.repeat_interleave(self.n_head // self.n_kv_head, dim=1) for t in (k, v))
-            grouped = False
+        if q.is_cuda and q.dtype == torch.float32:
+            k, v = self.ungrouped(k, v)
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal,
-                                           enable_gqa=grouped)
+                                           enable_gqa=k.shape[1] < self.n_head)
         return self.o(y.transpose(1, 2).reshape(B, T, -1))                      # (B, T, C)
+
+
+    def ungrouped(self, k, v):
+        "No GPU kernel takes grouped heads in float32: (T, T) scores would be held in memory."
+        return (t.repeat_interleave(self.n_head // self.n_kv_head, dim=1) for t in (k, v))
 
 
 class MLP(nn.Module):
@@ -240,13 +242,17 @@ class LM(nn.Module):
         if end > self.config.context:
             raise Refused(f'{end} tokens are more than the context of {self.config.context}')
         rope = self.cos[start:end, None], self.sin[start:end, None]             # (T, 1, hd/2) each
-        scales = [None] * len(order)
-        if self.config.ln_scaling:
-            depths = torch.arange(depth + 1, depth + len(order) + 1, device=x.device)
-            scales = depths.rsqrt().to(x.dtype).unbind()
+        scales = self.scales(x, depth, len(order))
         for d, (i, scale) in enumerate(zip(order, scales), depth):
             x = self.layers[i](x, rope, scale, d, cache, tap)
         return x                                                                # (B, T, C)
+
+    def scales(self, x, depth, n):
+        "LN-scaling's factor at n positions of the order, if the config asks for it."
+        if not self.config.ln_scaling:
+            return [None] * n
+        depths = torch.arange(depth + 1, depth + n + 1, device=x.device)
+        return depths.rsqrt().to(x.dtype).unbind()
 
     def hidden(self, tokens, *, order=None, cache=None, tap=None):
         "The residual stream before the final norm: (B, T) -> (B, T, C)."

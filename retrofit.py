@@ -9,21 +9,12 @@ recurrences, that number sets the compute at test time.
 Paper: "Teaching Pretrained Language Models to Think Deeper with Retrofitted Recurrence", section 3
 (the model, surgery, the count of FLOPs), 4.2 (the curriculum), appendix B, C.1 (which layers, the
 additive adapter), E (the cuts).
-Differs: the paper prints no numbers for the start, but the authors' code does. These are the
-options of `surgery`, each with our default first:
-    inject  identity  the adapter begins as the projection on e: with no layer dropped, the model
-                      is its parent, at any r (but LN-scaling sees the depth)
-            authors   as torch starts a Linear
-            linear    normal, std sqrt(2 / (5 width))
-            add       s + e, without an adapter
-    start   normal    the first state's std is sqrt(2 / (5 width))
-            authors   normal, std 0.0087 at any width, cut at 3 sigma
-            zero
-    fresh   False     one table of states, so that cached, batched and plain forwards agree
-            True      drawn anew in every forward, as the authors do
-In training, r is 1 + Poisson(rate), with a log-normal rate of mean `mean`: so it is one more in the
-mean than the `mean` runs of a plain forward, as in the authors' code. We draw it once per step. The
-authors draw it once per micro-batch, so their grad_accum changes results.
+Differs: the paper prints no numbers for the start, but the authors' code does. With our defaults
+the adapter begins as the projection on e, and the first state is noise that is fixed for each
+position; variants/starts.py has theirs, and others.
+In training, r is 1 + Poisson(rate), and the rate is log-normal with the mean `mean`, as in the
+authors' code. We draw r once per step. The authors draw it once per micro-batch, so their
+grad_accum changes results.
 
 Usage:
     python retrofit.py out/baseline 2-2-2                   # what was kept, what was dropped
@@ -34,14 +25,12 @@ Usage:
 import math
 
 import torch
-import torch.nn as nn
 
 from nanodepth.common.errors import Refused, check_choice
 from nanodepth.grow import untie
 from nanodepth.model import LM, KVCache, check_order
 from nanodepth.text.loader import draw
-
-AUTHORS_STD = 0.0087039     # sqrt(2 / (5 * 5280)): their first model's width, kept at any other
+from nanodepth.variants.starts import AUTHORS_STD, Starts
 
 
 def recurrent_by_hand(model, tokens, r, s):
@@ -52,7 +41,7 @@ def recurrent_by_hand(model, tokens, r, s):
     return model.head(model.norm(model.run(s, model.coda)))
 
 
-class Recurrent(LM):
+class Recurrent(Starts, LM):
     """An LM whose layers run as prelude, r times core, coda: three lists of its layers. `mean` is
     the r that runs when none is given. The first state comes from the caller's generator, or from
     one for each sequence; without, it is a fixed draw for each position, so that a token's state
@@ -81,19 +70,6 @@ class Recurrent(LM):
         self.table = None               # the first states of a text's positions
         self.adapter = self.make_adapter()
 
-    def make_adapter(self):
-        "What mixes (state, prelude's output): (B, T, 2 C) to (B, T, C). None: they are added."
-        if self.inject == 'add':
-            return None
-        C = self.config.n_embd
-        adapter = nn.Linear(2 * C, C, bias=False)       # `authors`: as torch begins it
-        with torch.no_grad():
-            if self.inject == 'linear':
-                nn.init.normal_(adapter.weight, std=self.std)
-            elif self.inject == 'identity':             # (s, e) to e
-                adapter.weight.copy_(torch.cat((torch.zeros(C, C), torch.eye(C)), dim=1))
-        return adapter.to(self.embed.weight)            # on the layers' device, in their dtype
-
     @property
     def order(self):
         return self.unrolled(self.mean)
@@ -104,42 +80,6 @@ class Recurrent(LM):
     def new_cache(self, r=None, exit=None):
         "An empty cache: a slot for each position of the unrolled order, whatever `exit` is."
         return KVCache(len(self.unrolled(self.mean if r is None else r)))
-
-    # -------------------------------------------------------------------------- the first state
-
-    def first_state(self, e, position, generator):
-        if self.start == 'zero':
-            return torch.zeros_like(e)
-        if generator is None and self.fresh:
-            self.forwards += 1
-            generator = torch.Generator().manual_seed(draw(0, 'first state', self.forwards))
-        if generator is None:
-            end = position + e.shape[1]
-            if self.table is None or len(self.table) < end:
-                with torch.inference_mode(False):   # else nothing could be trained with it later
-                    self.table = self.make_table(end, e.shape[-1])
-            if self.table.device != e.device:       # once, and not in every forward
-                self.table = self.table.to(e.device)
-            s = self.table[position:end]                                        # (T, C)
-        elif isinstance(generator, torch.Generator):
-            s = self.noise(e.shape, generator)                                  # (B, T, C)
-        else:       # one for each sequence
-            s = torch.stack([self.noise(e.shape[1:], g) for g in generator])
-        return (s.to(e) * self.state_std).expand_as(e)
-
-    def make_table(self, end, width):
-        """The first states of the positions before `end`, and some more: the whole context would be
-        too much. They are drawn 64 at a time, because randn of another size may begin otherwise."""
-        n = min(self.config.context, max(64, 2 ** math.ceil(math.log2(end))))
-        seeded = torch.Generator().manual_seed(0)
-        return torch.cat([self.noise((min(64, n - first), width), seeded)
-                          for first in range(0, n, 64)])
-
-    def noise(self, shape, generator):
-        if self.start == 'authors':
-            x = torch.empty(shape, device=generator.device)
-            return nn.init.trunc_normal_(x, a=-3, b=3, generator=generator)
-        return torch.randn(shape, generator=generator, device=generator.device)
 
     # ------------------------------------------------------------------------------- one forward
 
@@ -169,10 +109,7 @@ class Recurrent(LM):
         e = self.run(self.embed(tokens), self.prelude, cache=cache, tap=tap)    # (B, T, C)
         s = self.first_state(e, position, generator)
         for i in range(r):
-            if i == first_learned:      # autocast would reuse weights that it cast without a graph
-                torch.clear_autocast_cache()
-            # truncated back-propagation
-            with torch.set_grad_enabled(torch.is_grad_enabled() and i >= first_learned):
+            with learning(i, first_learned):
                 if exit is None:
                     s = self.recur(s, e, i, cache, tap)
                 else:
@@ -215,6 +152,13 @@ class Recurrent(LM):
         mean = self.mean if mean is None else mean
         learned = min(mean, self.backprop_depth)
         return 6 * (prelude + coda + learned * core) + 2 * (mean - learned) * core
+
+
+def learning(i, first_learned):
+    "Truncated back-propagation: a context in which recurrence i keeps a graph, or none."
+    if i == first_learned:      # autocast would reuse weights that it cast without a graph
+        torch.clear_autocast_cache()
+    return torch.set_grad_enabled(torch.is_grad_enabled() and i >= first_learned)
 
 
 # ------------------------------------------------------------------------------------------ surgery

@@ -37,30 +37,36 @@ from nanodepth.model import LM, ModelConfig
 from nanodepth.report.logs import Log, read_log
 from nanodepth.report.plot import draw_run, show
 from nanodepth.text.loader import Loader, draw, make_toy_data
+from nanodepth.text.tokenizer import copy_tokenizer, keep_tokenizer, refuse_another_tokenizer
 
 
 @dataclass
 class Config:
+    # what is trained, on what, and where it is kept
     out_dir: str = 'out/run'            # where the run is kept
     seed: int = 0                       # of every random draw
-    device: str = 'auto'                # auto: cuda, else mps, else cpu
-    # auto: bfloat16 on cuda, and for what was published in 16 bits where the CPU is fast at it
-    dtype: Literal['auto', 'float32', 'bfloat16'] = 'auto'
-    compile: bool | Literal['auto'] = 'auto'    # auto: on for cuda
-    resume: bool = True                 # false: move the run in out_dir aside and start over
-    # the model
     init_from: str | None = None        # a checkpoint, which decides n_layer to vocab_size
+    data: str | list[str] = 'data/toy'          # a folder, or a list of them
+    context: int = 64                   # tokens of a training row
+    batch_size: int = 32                # rows of a step, over all processes
+    # the model
     n_layer: int = 8
     n_embd: int = 128
     n_head: int = 4
     n_kv_head: int | None = None
     head_dim: int | None = 64           # None: n_embd / n_head
     ffn_dim: int | None = None
-    rope_theta: float = 10_000.0
     tie_embeddings: bool = False        # the papers tie; a toy learns three times as fast untied
-    ln_scaling: bool = False
-    key_offset: int = 0                 # so many key heads find a token by the one before
-    vocab_size: int | None = None       # None: as many as the data's tokenizer has
+    # the schedule: linear warm-up, constant, decay
+    steps: int = 600
+    warmup_steps: int = 50
+    decay_steps: int = 120              # the last steps: growing is over, the cool-down begins
+    lr: float = 4e-3
+    # the optimizer: 'muon' for the layers' matrices and AdamW for the rest, or one for everything
+    optimizer: Literal[OPTIMIZERS] = 'muon'
+    adamw_lr: float | None = None       # with muon, the peak rate of the rest; None: lr
+    weight_decay: float = 0.01
+    grad_clip: float = 1.0
     # growing: n_layer is the depth at the end
     grow: Literal[tuple(GROWTH)] | None = None  # an operator of grow.py; None: full depth at once
     grow_block: int = 2                 # the layers to begin with, and those that a growth adds
@@ -73,37 +79,34 @@ class Config:
     recurrence: int | None = None       # it runs 1 + a random number of times, of this mean
     backprop_depth: int | None = None   # at most so many last runs get gradients, and <= the mean
     curriculum: float = 0.25            # over this part of the steps the mean rises from 1
-    curriculum_shape: Literal['linear', '1-sqrt'] = 'linear'
-    backprop_curriculum: float = 0.0    # over this part of the steps backprop_depth rises from 1
-    # the data
-    data: str | list[str] = 'data/toy'          # a folder, or a list of them
-    data_weights: list[float] | None = None     # their shares of the rows; None: equal
-    context: int = 64                   # tokens of a training row
-    batch_size: int = 32                # rows of a step, over all processes
-    grad_accum: int = 1                 # a process computes its rows in this many pieces
-    # the schedule: linear warm-up, constant, decay
-    steps: int = 600
-    warmup_steps: int = 50
-    decay_steps: int = 120              # the last steps: growing is over, the cool-down begins
-    lr: float = 4e-3
-    lr_shape: Literal['1-sqrt', 'cosine'] = '1-sqrt'            # the form in which the rate falls
-    lr_decay_steps: int | None = None   # it falls over this many last steps; None: decay_steps
-    lr_floor: float = 0.0               # it ends at this share of lr
-    # the optimizer: 'muon' for the layers' matrices and AdamW for the rest, or one for everything
-    optimizer: Literal[OPTIMIZERS] = 'muon'
-    adamw_lr: float | None = None       # with muon, the peak rate of the rest; None: lr
-    # muon's steps are as large as AdamW's, or as the first Muon's
-    muon_scaling: Literal['match_rms_adamw', 'original'] = 'match_rms_adamw'
-    weight_decay: float = 0.01
-    star_decay: float = 1e-4            # of adamw_star: a step's at the peak, not times lr
-    beta2: float = 0.95
-    grad_clip: float = 1.0
     # what is measured and kept
     eval_every: int = 25
     eval_batches: int = 12              # batches of validation data per evaluation
     log_every: int = 10
     save_every: int = 200
     keep_stages: bool = False           # keep the model before each growth, as out_dir/stage_2 ...
+    resume: bool = True                 # false: move the run in out_dir aside and start over
+    # the machine
+    device: str = 'auto'                # auto: cuda, else mps, else cpu
+    # auto: bfloat16 on cuda, and for what was published in 16 bits where the CPU is fast at it
+    dtype: Literal['auto', 'float32', 'bfloat16'] = 'auto'
+    compile: bool | Literal['auto'] = 'auto'    # auto: on for cuda
+    grad_accum: int = 1                 # a process computes its rows in this many pieces
+    # rarely changed
+    data_weights: list[float] | None = None     # their shares of the rows; None: equal
+    vocab_size: int | None = None       # None: as many as the data's tokenizer has
+    rope_theta: float = 10_000.0
+    ln_scaling: bool = False
+    key_offset: int = 0                 # so many key heads find a token by the one before
+    lr_shape: Literal['1-sqrt', 'cosine'] = '1-sqrt'            # the form in which the rate falls
+    lr_decay_steps: int | None = None   # it falls over this many last steps; None: decay_steps
+    lr_floor: float = 0.0               # it ends at this share of lr
+    # muon's steps are as large as AdamW's, or as the first Muon's
+    muon_scaling: Literal['match_rms_adamw', 'original'] = 'match_rms_adamw'
+    star_decay: float = 1e-4            # of adamw_star: a step's at the peak, not times lr
+    beta2: float = 0.95
+    curriculum_shape: Literal['linear', '1-sqrt'] = 'linear'
+    backprop_curriculum: float = 0.0    # over this part of the steps backprop_depth rises from 1
 
     def __post_init__(self):
         check_bounds(vars(self))
@@ -148,8 +151,7 @@ def train(config):
 
             # ---- does the model change? It grows, or begins to run its layers in another order.
             grows = now.n_layer > len(model.layers)
-            reorders = now.order is not None and now.order != model.order
-            if grows or reorders:
+            if grows or now.order not in (None, model.order):
                 before = validate(c, world, model, val)['val_loss']
                 if grows:
                     keep_stage(c, world, model, so_far)
@@ -161,13 +163,10 @@ def train(config):
                 after = validate(c, world, model, val)['val_loss']
                 news['grown' if grows else 'looped'] = dict(before=before, after=after)
 
-            # ---- forward and backward; then the next batch, while the GPU is at work
+            # ---- forward, backward and update; the next batch comes while the GPU is at work
             began = time.perf_counter()
             loss = backward(c, world, wrapped, batch, step, now.how)
-            # the optimizers' order: a sum in another one has another last bit
-            norm = torch.nn.utils.clip_grad_norm_(
-                [p for o in optimizers for group in o.param_groups for p in group['params']],
-                c.grad_clip or math.inf)
+            norm = clip(optimizers, c.grad_clip)
             batch = fetch(c, world, plan, data, step + 1)
             loss, norm = world.sum_over_ranks(loss), norm.item()    # here it waits for the GPU
             if not math.isfinite(loss + norm):
@@ -175,15 +174,9 @@ def train(config):
                 if not news and all(p.isfinite().all() for p in model.parameters()):
                     save(c, world, model, optimizers, plan, data, so_far, log)
                 refuse_step(c, step, loss, norm)
-
-            # ---- the update
-            for optimizer in optimizers:
-                for group in optimizer.param_groups:
-                    group['lr'] = group['peak'] * now.lr_fraction
-                optimizer.step()
-                # DDP keeps gradients in buckets of its own: there they become 0, else None
-                optimizer.zero_grad(set_to_none=world.size == 1)
+            update(optimizers, now.lr_fraction, world.size == 1)
             step += 1
+
             # the number of a signal that one of the processes got, or 0: all stop together
             asked = int(world.max_over_ranks(stop.asked))
             seconds_taken = time.perf_counter() - began
@@ -234,7 +227,6 @@ def report(c, model, flops):
 
 def keep_stage(c, world, model, so_far):
     if c.keep_stages and world.first:
-        from nanodepth.text.tokenizer import keep_tokenizer
         folder = f'{c.out_dir}/stage_{len(model.layers)}'
         checkpoint.save(folder, **checkpoint.describe(model), config=asdict(c), **so_far)
         keep_tokenizer(c.out_dir, folder)
@@ -272,6 +264,22 @@ def backward(c, world, model, batch, step, how):
             (share * world.size).backward()
         loss += share.detach()
     return loss
+
+
+def clip(optimizers, most):
+    """Scale the gradients down to a norm of `most`, and return what it was. In the optimizers'
+    order: a sum in another one has another last bit."""
+    params = [p for o in optimizers for group in o.param_groups for p in group['params']]
+    return torch.nn.utils.clip_grad_norm_(params, most or math.inf)
+
+
+def update(optimizers, lr_fraction, alone):
+    "A step of each optimizer. DDP keeps gradients in buckets of its own: there they become 0."
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group['lr'] = group['peak'] * lr_fraction
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=alone)
 
 
 def refuse_step(c, step, loss, norm):
@@ -336,7 +344,6 @@ def begin(c, world, data):
     if model.config.context < c.context:
         raise Refused(f'context={c.context}, the length of a training row, is more than '
                       f'{c.init_from} reads: {model.config.context} tokens')
-    from nanodepth.text.tokenizer import refuse_another_tokenizer
     refuse_another_tokenizer(c.init_from, data['data'])
     so_far['inherited_flops'] = parent.get('flops', 0) + parent.get('inherited_flops', 0)
     return model, plan, so_far, []
@@ -382,7 +389,6 @@ def open_log(c, world, loader, val, model, step, resumes):
     world.first_does(lambda: checkpoint.move_aside(Path(c.out_dir), resumes, world.say))
     if world.first:
         if loader.tokenizer != 'bytes':
-            from nanodepth.text.tokenizer import copy_tokenizer
             try:
                 copy_tokenizer(loader.tokenizer, c.out_dir)
             except Refused as error:        # there may be no network now
@@ -392,7 +398,8 @@ def open_log(c, world, loader, val, model, step, resumes):
             data=[each.origin for each in loader.sets]))
     layers = sum(p.numel() for p in model.layers.parameters())
     many = f' x {world.size}' if world.size > 1 else ''
-    world.say(f'device {world.device}{many}{world.precision_in_words}, compile {"on" if world.compiles else "off"}; '
+    world.say(f'device {world.device}{many}{world.precision_in_words}, compile '
+              f'{"on" if world.compiles else "off"}; '
               f'{model.num_params():,} parameters ({layers:,} in {len(model.layers)} layers), '
               f'depth {len(model.order)}, {model.flops_per_token(context=c.context):,} FLOPs per '
               f'token\n{c.steps:,} steps of {c.batch_size} x {c.context} = '

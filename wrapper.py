@@ -17,14 +17,12 @@ Usage:
 import contextlib
 from typing import NamedTuple
 
-import torch
-
 from nanodepth.common.errors import Refused, check_choice
 from nanodepth.looping.caches import check_cache
 from nanodepth.looping.layers import (FORWARDS, Entry, Pin, check_host, depth_of, pick_window,
                                       pinned_routers)
 from nanodepth.looping.solvers import (MORE, PER_TOKEN, bind, by_tableau, check_K, check_share,
-                                       lerp, step_length)
+                                       euler, lerp, step_length)
 from nanodepth.looping.window import How, Loop
 
 # ------------------------------------------------------------------------- the idea, in ten lines
@@ -43,36 +41,12 @@ def looped_by_hand(model, tokens, a, b, K, beta=0.5):
     return model.head(model.norm(x))
 
 
-# --------------------------------------------------------------- three ways to run a window K times
+# ------------------------------------------------------------------ ways to run a window K times
 
 def naive(g, x, K):
     "The window K times: Euler with steps of length 1, to time K."
     for _ in range(check_K(K)):
         x = g(x)
-    return x
-
-
-def euler(g, x, K, alphas=None, tol=None, T=1):
-    """K steps of length T/K (Eq. 10), or of the lengths `alphas` (a number: all alike). With `tol`,
-    a token whose state has moved by less than this share of its norm stays where it is, and when
-    all do, no more evaluations are made."""
-    check_K(K)
-    if alphas is not None and T != 1:
-        raise Refused(f'T={T} has no effect beside alphas: these lengths say where the steps end')
-    if not isinstance(alphas, (list, tuple)):
-        alphas = [step_length(T, K) if alphas is None else alphas] * K
-    if len(alphas) != K:
-        raise Refused(f'alphas={alphas}: K={K} steps need {K} lengths')
-    moving = None
-    for alpha in alphas:
-        y = g(x)
-        new = lerp(x, y, alpha)
-        if tol is not None:
-            new = new if moving is None else torch.where(moving, new, x)
-            moving = (new - x).norm(dim=-1, keepdim=True) > tol * x.norm(dim=-1, keepdim=True)
-        x = new
-        if tol is not None and not moving.any():
-            break
     return x
 
 
@@ -119,8 +93,8 @@ class Handle(NamedTuple):
         unpatch(self.model)
 
 
-# An Entry takes the place of a layer's forward. It hands each call to the window's Loop, which runs
-# the layer and notes its arguments; in the call of the last layer the solver makes the other passes.
+# An Entry takes the place of a layer's forward. It hands each call to the window's Loop, which
+# runs the layer and notes its arguments; in the last layer's call the solver makes the others.
 
 LAYERWISE = 'layer_anchored_frozen'     # the method that goes layer by layer unasked
 

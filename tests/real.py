@@ -1,4 +1,4 @@
-"""The claims for a checkpoint, on a published one: `make real`, about ten minutes, not in make test.
+"""The claims for a checkpoint, on a published one: `make real`, ten minutes, not in make test.
 
 `make smollm2` leaves SmolLM2-135M-Instruct in out/smollm2. Its weights have four bits each, which
 may cost a point of a score.
@@ -23,8 +23,8 @@ from nanodepth.text.tokenizer import get_tokenizer
 from nanodepth.wrapper import looped, looped_by_hand, patch
 
 PATH = str(ROOT / 'out/smollm2')
-TEXT = ('The capital of France is Paris. In 1984,  12 x 7 is 84;\n\n    def f(x):\n\treturn x[1:20]  '
-        '# naïve ½ 東京\n')
+TEXT = ('The capital of France is Paris. In 1984,  12 x 7 is 84;\n\n    def f(x):\n\treturn '
+        'x[1:20]  # naïve ½ 東京\n')
 
 
 @pytest.fixture(scope='module')

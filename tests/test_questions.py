@@ -17,7 +17,8 @@ from nanodepth.text.loader import Loader
 
 pytest.importorskip('lm_eval')
 LINES = {
-    'PIQA/validation': [dict(question='ice box ', options='A. cools \nB. burns', answer='A. cools ')],
+    'PIQA/validation': [dict(question='ice box ', options='A. cools \nB. burns',
+                             answer='A. cools ')],
     'CommonsenseQA/validation': [dict(question='Where?', options='\nA. a\nB. b\nC. c\nD. d\nE. e',
                                       answer='E. e'), dict(question='Where?', options='\nA. a?',
                                                            answer='A. a')],
@@ -32,7 +33,8 @@ LINES = {
     'NQ-open/test': [dict(question='who', answer=['me', 'I'])]}
 # the prompt, and the right continuation, as lm-eval's own task of that name has them
 WANTED = dict(
-    piqa=('Question: ice box\nAnswer:', 'cools '), boolq=('It is.\nQuestion: is it?\nAnswer:', 'yes'),
+    piqa=('Question: ice box\nAnswer:', 'cools '),
+    boolq=('It is.\nQuestion: is it?\nAnswer:', 'yes'),
     commonsense_qa=('Question: Where?\nA. a\nB. b\nC. c\nD. d\nE. e\nAnswer:', 'E'),
     openbookqa=('Fog is', 'dry'), social_iqa=('Q: P. Q?\nA:', 'c'),
     mmlu=('1 + 1\nA. 1\nB. 2\nC. 3\nD. 4\nAnswer:', 'B'),

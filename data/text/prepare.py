@@ -10,7 +10,7 @@ Everything is held in memory until it is written, so this is for up to some hund
 does: the tags of user and assistant are removed, and examples that a reasoning model wrote are left
 out: those with a thinking block, or whose other columns name such a model.
 
-    python data/text/prepare.py notes --tokenizer=SmolLM-360M --out=data/notes
+    python data/text/prepare.py notes --tokenizer=out/smollm2 --out=data/notes
     python data/text/prepare.py sft.jsonl --chat --tokenizer=out/tinyllama_4-8-4 --out=data/sft_math
 """
 import sys

@@ -115,8 +115,8 @@ class Options:
 def main(argv=None):
     args = read(Options, argv, __doc__)
     if not 1 <= args.depths <= 26 // VALUES:
-        raise Refused(f'--depths={args.depths} must be from 1, which is depth 0, to {26 // VALUES}: '
-                      'there are no more letters for names')
+        raise Refused(f'--depths={args.depths} must be from 1, which is depth 0, to '
+                      f'{26 // VALUES}: there are no more letters for names')
     print('reading the standard library ...', flush=True)
     files = list(library())
     random.Random(draw(0, 'toy files')).shuffle(files)

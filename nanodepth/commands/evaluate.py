@@ -15,7 +15,7 @@ Usage:
     nanodepth evaluate out/lidas out/baseline --tasks=toy_assign/0-4
     nanodepth evaluate out/lidas --window=mid4 --K=2,3,6 --out=out/steps.png
     nanodepth evaluate out/retrofit --r=1,2,4,8 --out=out/r.png
-    nanodepth evaluate SmolLM-360M --tasks=arc_easy,hellaswag --loop=8-4x2-20
+    nanodepth evaluate out/smollm2 --tasks=questions_piqa --loop=8-4x2-18
 """
 import functools
 import math

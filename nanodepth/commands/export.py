@@ -5,7 +5,7 @@ Usage:
     nanodepth export out/lidas                # says what is in it
     nanodepth export out/lidas out/lidas_hf   # for transformers
     nanodepth export MODEL.gguf out/model     # of llama.cpp, for every other command
-    nanodepth export SmolLM-360M out/deeper --loop=8-4x2-20   # layers 8 to 11 twice
+    nanodepth export out/smollm2 out/deeper --loop=8-4x2-18   # layers 8 to 11 twice
 """
 from dataclasses import dataclass
 from typing import Literal

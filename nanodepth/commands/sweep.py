@@ -18,7 +18,7 @@ any, because the authors found that held-out loss and accuracy go against each o
 Usage:
     nanodepth sweep out/baseline --window=all2,all4 --method=naive,rk --K=2,3
     nanodepth sweep out/lidas out/baseline --blocks=1,2,4 --times=2
-    nanodepth sweep SmolLM-360M --K=2,3 --tasks=arc_easy --limit=200
+    nanodepth sweep out/smollm2 --K=2,3 --tasks=questions_piqa --limit=200
 """
 import inspect
 import math

@@ -8,6 +8,7 @@ Usage:
     with reading(path): ...                 # what goes wrong in here is the file's fault: one line
 """
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -62,12 +63,10 @@ def replace(path, raw):
         file.write(raw)
 
 
-def aside(path, mark='.'):
+def aside(path):
     "Where the old can be kept beside the new: the first of PATH.1, PATH.2, ... that is free."
-    i = 1
-    while path.with_name(f'{path.name}{mark}{i}').exists():
-        i += 1
-    return path.with_name(f'{path.name}{mark}{i}')
+    names = (path.with_name(f'{path.name}.{i}') for i in itertools.count(1))
+    return next(free for free in names if not free.exists())
 
 
 @contextlib.contextmanager

@@ -16,20 +16,21 @@ from pathlib import Path
 import torch
 
 from nanodepth.common.errors import Refused, refusing
-from nanodepth.common.files import new_model
+from nanodepth.common.files import new_model, reading
 from nanodepth.engine.hf import refuse_reported, using_transformers
 
 # kinds that split every digit off, by their names in llama.cpp
 SPLIT_DIGITS = 'smollm', 'starcoder', 'refact', 'command-r', 'codeshell', 'exaone', 'minerva-7b'
-AS_GPT2 = 'default', 'gpt-2', 'olmo', 'mpt', 'phi-2'        # kinds that split as GPT-2 does
+AS_GPT2 = 'gpt-2', 'olmo', 'mpt', 'phi-2'       # kinds that split as GPT-2 does
 
 
 def kind_of_tokens(path):
     "What the file calls its way to split a text into words; None: it does not say."
     with refusing(ImportError, why=lambda error: f'{path}: this needs gguf (pip install gguf)'):
         from gguf import GGUFReader
-    field = GGUFReader(path).fields.get('tokenizer.ggml.pre')
-    return field and field.contents()
+    with reading(path):
+        field = GGUFReader(path).fields.get('tokenizer.ggml.pre')
+        return field and field.contents()
 
 
 def open_gguf(path):
@@ -48,7 +49,7 @@ def open_gguf(path):
     if kind in SPLIT_DIGITS:
         digits = pre_tokenizers.Digits(individual_digits=True)
         inner.pre_tokenizer = pre_tokenizers.Sequence([digits, plain])
-    elif kind not in (None, *AS_GPT2) and repr(inner.pre_tokenizer) == repr(plain):
+    elif kind not in AS_GPT2 and repr(inner.pre_tokenizer) == repr(plain):
         raise Refused(f'{path}: its tokenizer is of the kind {kind!r}, which nothing here knows, '
                       'so its tokens would be wrong without a word: take the original checkpoint')
     return model, tokenizer

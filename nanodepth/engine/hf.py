@@ -12,7 +12,7 @@ Here: weights are read from safetensors only, in the type in which they are stor
 hub needs `huggingface_hub` and a network too.
 
 Usage:
-    model = load_hf('SmolLM-360M')              # or load_model, which opens our own checkpoints too
+    model = load_hf('out/smollm2')              # or load_model, which opens our own checkpoints too
     save_hf(model, 'out/hf', tokenizer='out/lidas')
     score(answer_of(open_theirs('gemma-3-1b-pt')))
 """

@@ -27,8 +27,9 @@ from nanodepth.common.errors import Refused, refusing
 from nanodepth.common.files import read_json, reading
 from nanodepth.engine import hf
 from nanodepth.model import ModelConfig, rope_tables, rotate
-from nanodepth.retrofit import AUTHORS_STD, Recurrent
+from nanodepth.retrofit import Recurrent
 from nanodepth.variants.key_offset import refuse_offset
+from nanodepth.variants.starts import AUTHORS_STD
 
 FAMILY = 'huginn_raven'
 LAYER = {           # theirs: ours, whose rows it holds one after the other

@@ -250,6 +250,6 @@ def shared(model, prompt, options, counts):
     x = model.hidden(prompt, cache=cache)[:, None, -1:].expand(B, O, 1, -1)         # (B, O, 1, C)
     if W > 1:
         cache.layers = [Branched(slot, O) for slot in cache.layers]
-        rest = model.hidden(options[..., :-1].flatten(0, 1), cache=cache)           # (B O, W - 1, C)
+        rest = model.hidden(options[..., :-1].flatten(0, 1), cache=cache)       # (B O, W - 1, C)
         x = torch.cat((x, rest.unflatten(0, (B, O))), dim=2)
     return model.head(model.norm(x[counts]))

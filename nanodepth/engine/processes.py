@@ -125,18 +125,16 @@ class World:
         if self.first:
             print(text, flush=True)
 
-    def sum_over_ranks(self, number):
-        "The sum of every process's number, as a float."
-        return float(number) if self.size == 1 else self.all_reduce(number, dist.ReduceOp.SUM)
-
-    def max_over_ranks(self, number):
-        "The largest of every process's numbers, as a float."
-        return float(number) if self.size == 1 else self.all_reduce(number, dist.ReduceOp.MAX)
-
-    def all_reduce(self, number, how):
+    def sum_over_ranks(self, number, how=dist.ReduceOp.SUM):
+        "The sum of every process's number (or by MAX the largest), as a float."
+        if self.size == 1:
+            return float(number)
         total = torch.tensor(float(number), dtype=torch.float64, device=self.device)
         dist.all_reduce(total, op=how)
         return total.item()
+
+    def max_over_ranks(self, number):
+        return self.sum_over_ranks(number, dist.ReduceOp.MAX)
 
     def first_does(self, work):
         """Rank 0 does something that all depend on; if it fails, all fail, each with its

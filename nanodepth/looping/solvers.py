@@ -88,6 +88,30 @@ def by_tableau(g, x, K, a, b, T=1):
     return x
 
 
+def euler(g, x, K, alphas=None, tol=None, T=1):
+    """K steps of length T/K (Eq. 10), or of the lengths `alphas` (a number: all alike). With `tol`,
+    a token whose state has moved by less than this share of its norm stays where it is, and when
+    all do, no more evaluations are made."""
+    check_K(K)
+    if alphas is not None and T != 1:
+        raise Refused(f'T={T} has no effect beside alphas: these lengths say where the steps end')
+    if not isinstance(alphas, (list, tuple)):
+        alphas = [step_length(T, K) if alphas is None else alphas] * K
+    if len(alphas) != K:
+        raise Refused(f'alphas={alphas}: K={K} steps need {K} lengths')
+    moving = None
+    for alpha in alphas:
+        y = g(x)
+        new = lerp(x, y, alpha)
+        if tol is not None:
+            new = new if moving is None else torch.where(moving, new, x)
+            moving = (new - x).norm(dim=-1, keepdim=True) > tol * x.norm(dim=-1, keepdim=True)
+        x = new
+        if tol is not None and not moving.any():
+            break
+    return x
+
+
 def midpoint(g, x, K, T=1):
     return by_tableau(g, x, K, [[], [1 / 2]], [0, 1], T)
 

@@ -7,7 +7,7 @@ evaluation 1. Then the solver makes the others, with the same arguments, and wha
 the model gets from that layer.
 
 Usage:
-    loop = Loop((3, 5), How(solver, 3, 'block', 'first', 'full', 8, False))     # wrapper.patch makes it
+    loop = Loop((3, 5), How(solver, 3, 'block', 'first', 'full', 8, False))     # in wrapper.patch
     x = loop.arrive(entry, 5, x, kwargs)                                # an Entry calls it
 """
 import itertools

