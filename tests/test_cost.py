@@ -120,8 +120,8 @@ def test_the_retrofits_partner_has_its_flops(tmp_path, data):
 def here(monkeypatch):
     "Benchmarks in this process, two turns each; compiling and peaks of processes take too long."
     race = bench.race
-    monkeypatch.setattr(bench, 'race', lambda what, device, turns, *more: race(what, device, 2,
-                                                                               *more))
+    monkeypatch.setattr(bench, 'race', lambda what, device, turns, *more, **named: race(
+        what, device, 2, *more, **named))
     monkeypatch.setattr(bench, 'apart', lambda call, *args: call(*args))
 
 

@@ -118,7 +118,7 @@ def race(what, device, turns, tokens, calls, unit='tokens', note=lambda seconds:
             low, middle, high = quantiles(ratios, n=4)
             yield (f'{what}, {peer}', f'{middle:.3f}', f'{low:.3f} to {high:.3f}',
                    f'ours {mine:.4g} s, {peer} {median(theirs):.4g} s; '
-                   f'{tokens / mine:,.1f} {unit} a second{note(mine)}')
+                   f'{tokens / mine:,.{0 if unit == "tokens" else 1}f} {unit} a second{note(mine)}')
 
 
 def training_step(model, tokens):

@@ -337,6 +337,8 @@ def draw_atlas(name, losses, probes):
     plain = losses['as it is', '']
     panels = [('loss without the layer, minus the loss as it is', ['without']),
               ('loss with the layer twice, or in two half steps', ['twice', 'by rk']),
+              ('loss with four layers from here on twice, or in two half steps',
+               ['4 twice', '4 by rk']),
               *((title, probe) for title, probe in (
                   ('share of the stream that the layer adds', ('norms', 'layer share', None)),
                   ('cosine of what it adds with the stream', ('norms', 'layer cosine', None)),
@@ -356,6 +358,7 @@ def draw_atlas(name, losses, probes):
                             fmt='o', ms=4, color=colour, label=kind)
             ax.axhline(0, color='#888888', lw=0.8)
             ax.set_yscale('symlog', linthresh=0.1)
+            ax.margins(y=0.15)
         else:
             probe, value, panel = what
             parts = dict.fromkeys(row.get(panel) for row in probes[probe])

@@ -1,5 +1,5 @@
 """What the layers of a published model do for its loss and its answers: each left out, run twice,
-or looped in two half steps; and so each block of two and four.
+or looped in two half steps; and so each block of four.
 
 The idea: every change is a way of running the model, and every way reads the same rows of text, so
 each row is its own control. docs/ATLAS.md shows what came out; docs/results/claims.toml says which
@@ -22,7 +22,7 @@ from nanodepth.engine.scoring import Asked, Subject
 from nanodepth.engine.way import Way, depth_in
 from nanodepth.loop import repeat_block
 from nanodepth.report.plot import draw_atlas, show
-from nanodepth.report.tables import as_csv, mean, read_rows
+from nanodepth.report.tables import as_csv, mean, read_csv, read_rows
 
 # layers that are judged together: of each row, the mean over them
 GROUPS = {'1 to 9': range(1, 10), '10 to 19': range(10, 20), '20 to 28': range(20, 29),
@@ -45,12 +45,12 @@ class Options(Asked):
 
 
 def ways_of(depth):
-    """[(kind, first layer, Way)]: each layer left out; each block of one, two or four layers run
-    twice in a row, and looped in two half steps."""
+    """[(kind, first layer, Way)]: each layer left out; each layer, and each block of four, run
+    twice in a row and looped in two half steps."""
     every = [*range(depth)]
     ways = [('as it is', '', Way())]
     ways += [('without', i, Way(loop=every[:i] + every[i + 1:])) for i in every]
-    for size in (1, 2, 4):
+    for size in (1, 4):
         mark = f'{size} ' if size > 1 else ''
         for i in range(depth - size + 1):
             ways += [(f'{mark}twice', i, Way(loop=repeat_block(every, i, size))),
@@ -88,7 +88,8 @@ def answers(options):
     notes = Notes(options.out / 'answers.jsonl')
     mark = subject.mark()
     file = options.rows / 'atlas_answers.csv'
-    rows = [row for row in read_rows(file) if not row['task'].startswith(options.tasks)]
+    rows = [row for row in (read_csv(file) if file.exists() else [])
+            if not row['task'].startswith(options.tasks)]
     for name, way in tqdm(ASKED.items(), 'ways', unit='way'):
         found = notes.get(dict(model=mark, way=str(way)), lambda: subject.scores(way))
         rows += [dict(seed=i, task=task, way=name, right=int(right))

@@ -74,7 +74,8 @@ def contrast(claim, rows):
 def name_of_side(side):
     "'lidas', or 'lidas repeated +4'."
     before = dict(added='+', layer='layer ')
-    return ' '.join(f'{before.get(key, "")}{v}' for key, v in side.items() if v != 'ordinary')
+    return ' '.join(f'{before.get(key, "")}{v}' for key, v in side.items()
+                    if v != 'ordinary' and key != 'task')
 
 
 def difference(claim, c, mark=''):
