@@ -55,11 +55,10 @@ data/pydoc/train.json: out/smollm2/config.json     # Python's language reference
 	$(PY) -c "import pydoc_data.topics as t; print(*t.topics.values(), sep='\n\n')" > out/atlas/pydoc.txt
 	$(PY) data/text/prepare.py out/atlas/pydoc.txt --tokenizer=out/smollm2 --out=data/pydoc
 
-atlas: smollm2                  # docs/ATLAS.md: what that model's layers do, and whether repeating them helps; an evening, goes on where it stopped
-	$(PY) probe.py out/smollm2 --data=data/pydoc --only=depth_score,norms,early_exit --count=4 --length=64 --lens_steps=100 --batches=1 --tasks= --out=out/atlas/probe
+atlas: smollm2                  # docs/ATLAS.md: what that model's layers do, and whether repeating them helps; an hour, goes on where it stopped
+	$(PY) probe.py out/smollm2 --data=data/pydoc --only=depth_score,norms --count=4 --length=64 --batches=1 --tasks= --out=out/atlas/probe
 	$(PY) -m nanodepth atlas out/smollm2 --data=data/pydoc --batches=4
 	for task in piqa openbookqa commonsense_qa; do $(PY) -m nanodepth atlas out/smollm2 --tasks=questions_$$task --measures= --limit=600; done
-	$(PY) -m nanodepth sweep out/smollm2 --blocks=1,2,4 --tasks=questions_openbookqa --limit=200 --measures= --out=out/atlas/blocks.png
 	$(PY) -m nanodepth results
 
 # ---- the tests

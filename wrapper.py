@@ -21,7 +21,7 @@ from nanodepth.common.errors import Refused, check_choice
 from nanodepth.looping.caches import check_cache
 from nanodepth.looping.layers import (FORWARDS, Entry, Pin, check_host, depth_of, pick_window,
                                       pinned_routers)
-from nanodepth.looping.solvers import (MORE, PER_TOKEN, bind, by_tableau, check_K, check_share,
+from nanodepth.looping.solvers import (MORE, bind, by_tableau, check_K, check_share,
                                        euler, lerp, step_length)
 from nanodepth.looping.window import How, Loop
 
@@ -73,6 +73,8 @@ def butcher(g, x, K, a=None, b=None, beta=None, T=1):
 
 
 SOLVERS = dict(naive=naive, euler=euler, rk=rk, butcher=butcher, **MORE)
+# by these a token's state depends on no later one; of a solver that you add, nobody knows
+PER_TOKEN = {*SOLVERS} - {'anderson'}
 
 
 def pick_solver(method, K, beta=None, **options):

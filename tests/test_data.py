@@ -201,6 +201,8 @@ def test_bad_data_is_named(tmp_path):
     (folder / 'train_000.bin').write_bytes((folder / 'train_000.bin').read_bytes()[:-4])
     with pytest.raises(Refused, match='has 996 bytes, but train.json says 1,000'):
         Loader(folder, 4, 8)
+    with pytest.raises(Refused, match='a kind of answer cannot be called'):    # a column of results
+        write_dataset(tmp_path, 'val', 'bytes', [1] * 40, marks=[0] * 40, kinds=['flops'])
 
 
 def test_a_dry_run_checks_the_checksums(data, capsys):

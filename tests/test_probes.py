@@ -69,3 +69,21 @@ def test_a_hugging_face_folder(runs, data, tmp_path, capsys, pictures):
                           (['--length=40'], 'have 16 tokens, --length=40')):
         assert message in refused(capsys, 'probe', runs['plain'], *FEW, '--only=norms',
                                   f'--out={tmp_path / "p"}', *args)
+
+
+def test_moved_layers_keep_their_scales_if_asked(tiny):
+    "Folded into the norms, the scale goes where the layer goes; unmoved, nothing changes."
+    tokens = torch.randint(50, (2, 12), generator=torch.Generator().manual_seed(0))
+    from nanodepth.probe import swap_blocks
+
+    from nanodepth.engine.hf import fold_scales
+    model = tiny(ln_scaling=True)
+    folded = fold_scales(model)
+    assert not folded.config.ln_scaling and model.config.ln_scaling
+    assert torch.allclose(folded(tokens), model(tokens), atol=1e-5)
+    swapped = swap_blocks(model.order, 0, 1)
+    x = folded.embed(tokens)
+    for i in swapped:           # by hand: layer i with the scale that it was trained with
+        x = model.run(x, [i], depth=i)
+    assert torch.allclose(folded(tokens, order=swapped), model.head(model.norm(x)), atol=1e-5)
+    assert not torch.allclose(folded(tokens, order=swapped), model(tokens, order=swapped))

@@ -730,7 +730,8 @@ def test_one_batch_is_too_few_for_two_parts(runs, capsys):
     state = checkpoint.load(runs[0])
     state['config']['batch_size'] = 40
     checkpoint.save(runs[0], **state)
-    assert 'fill one batch' in refused(capsys, 'sweep', runs[0], '--device=cpu')
+    assert 'fill one batch, of 40 rows of 16 tokens' in refused(capsys, 'sweep', runs[0],
+                                                                '--device=cpu')
 
 
 def test_a_sweep_by_benchmarks_screens_and_judges_by_other_documents(run, tmp_path, capsys,

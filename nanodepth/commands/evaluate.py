@@ -17,7 +17,6 @@ Usage:
     nanodepth evaluate out/retrofit --r=1,2,4,8 --out=out/r.png
     nanodepth evaluate out/smollm2 --tasks=questions_piqa --loop=8-4x2-18
 """
-import functools
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +30,7 @@ from nanodepth.engine.scoring import Asked, Subject, compared, interval, parse_t
 from nanodepth.engine.way import Way, Ways, layers_and_order, read_ways
 from nanodepth.loop import name_of
 from nanodepth.report.plot import PICTURES, draw_scores, show
-from nanodepth.report.tables import (Score, beside, change_in_words, columns, groups_of, number,
+from nanodepth.report.tables import (beside, change_in_words, columns, groups_of, number,
                                      over_seeds, pick_shown, run_names, where, write_csv)
 
 RECIPE = dict(window=('mid4',), method=('rk',), K=(6,), decode=('bypass',))
@@ -70,13 +69,10 @@ def effective_params(model, way):
 def measured(name, group, subject, ways, notes):
     "[a row for each way and measure]. What `notes` have is not measured again."
     about = facts(subject.state, subject.model)
-    mark = subject.mark()
+    found = subject.noted(ways, notes)
     rows = []
-    plain = None
-    for way in tqdm(ways, name, unit='way', leave=False):
-        found = notes.get(dict(model=mark, way=str(way)), functools.partial(subject.scores, way))
-        scores = {measure: Score(*values) for measure, values in found.items()}
-        plain = plain or scores
+    for way in ways:
+        scores, plain = found[str(way)], found[str(ways[0])]
         effective = effective_params(subject.model, way)
         for measure, score in scores.items():
             change = compared(plain[measure], score)

@@ -103,8 +103,12 @@ class Subject:
         if looked_at >= len(self.val):
             raise NotHere(f'its validation data have {len(self.val)} batches, and the probes look '
                           f'at {looked_at}: none is left to train a lens on')
-        return train_lens(self.model, self.val, self.args.lens_steps, self.args.lens_lr,
+        lens = train_lens(self.model, self.val, self.args.lens_steps, self.args.lens_lr,
                           progress=True, batches=range(looked_at, len(self.val)))
+        if not all(p.isfinite().all() for p in lens.parameters()):
+            raise Refused(f'the lens is not finite after {self.args.lens_steps} steps: lower '
+                          f'--lens_lr={self.args.lens_lr:g}')
+        return lens
 
     @functools.cached_property
     def layer_effects(self):

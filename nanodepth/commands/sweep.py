@@ -27,18 +27,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from tqdm import tqdm
 
 from nanodepth.common.errors import Refused, check_choice
 from nanodepth.common.files import Notes
 from nanodepth.common.options import read
 from nanodepth.engine.lm_eval_scores import SHARES
-from nanodepth.engine.scoring import Asked, Subject, compared, parse_tasks
+from nanodepth.engine.scoring import PARTS, Asked, Subject, compared, parse_tasks
 from nanodepth.engine.way import Way, Ways, depth_in, layers_and_order, read_ways
 from nanodepth.loop import repeat_block
 from nanodepth.looping.layers import pick_window
 from nanodepth.report.plot import draw_sweep, show
-from nanodepth.report.tables import (Score, beside, change_in_words, columns, mean, number,
+from nanodepth.report.tables import (beside, change_in_words, columns, mean, number,
                                      pick_shown, run_names, write_csv)
 from nanodepth.wrapper import SOLVERS
 
@@ -117,9 +116,6 @@ def without_others_options(way, methods):
 
 # ---------------------------------------------------------------------------- screening and judging
 
-PARTS = 'screen', 'judge'
-
-
 class Gain(NamedTuple):
     "A change for the better."
     kind: str               # of the Score
@@ -139,16 +135,9 @@ def gain(measure, plain, score):
 
 def gains_of(subject, notes, part, ways):
     "{way: {measure: Gain}} in a part of the questions. What is noted is not measured again."
-    mark = subject.mark()
-
-    def scores(way):
-        note = dict(model=mark, part=PARTS[part], way=str(way))
-        found = notes.get(note, lambda: subject.scores(way, part))
-        return {measure: Score(*values) for measure, values in found.items()}
-    plain = scores(Way())
-    bar = tqdm(ways, f'{PARTS[part]} {subject.path}', unit='way', leave=False)
-    return {str(way): {measure: gain(measure, plain[measure], score)
-                       for measure, score in scores(way).items()} for way in bar}
+    plain, *found = subject.noted([Way(), *ways], notes, part).items()
+    return {way: {measure: gain(measure, plain[1][measure], score)
+                  for measure, score in scores.items()} for way, scores in found}
 
 
 def main_kinds(kinds, tasks):

@@ -60,7 +60,6 @@ def write_gguf(path, folder, dtype=torch.float32):
     with new_model(folder):
         model, tokenizer = open_gguf(path)
         del model.config.quantization_config        # as it was in the file, but not here
-        model.config._name_or_path = Path(path).stem
         with torch.device('meta'):      # the loaded one cannot be saved: it remembers its file
             plain = type(model)(model.config)
         plain.load_state_dict({name: t.to(dtype) for name, t in model.state_dict().items()},

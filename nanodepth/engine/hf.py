@@ -221,7 +221,7 @@ class Hooked:
         return self.model(tokens, use_cache=False, logits_to_keep=keep).logits
 
     def continued(self, tokens, most, is_done):
-        "As scoring.continued."
+        "As likelihoods.continued."
         read = torch.tensor([tokens], device=self.model.device)
         stop = lambda ids, _: torch.tensor([is_done(ids[0, len(tokens):].tolist())])
         ids = self.model.generate(read, attention_mask=torch.ones_like(read), do_sample=False,
@@ -239,7 +239,7 @@ class Hooked:
 
     @torch.no_grad()
     def shared(self, prompt, options):
-        "As scoring.shared."
+        "As likelihoods.shared, at all tokens."
         B, O, W = options.shape
         read = self.model(prompt, use_cache=True, logits_to_keep=1)
         first = read.logits[:, None].expand(B, O, 1, -1)

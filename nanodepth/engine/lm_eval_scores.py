@@ -2,8 +2,8 @@
 
 The idea: the language model evaluation harness knows thousands of tasks, and asks a model for three
 things: the log-likelihood of a continuation, that of a whole text, and a greedy answer up to a stop
-sign. engine/likelihoods.py gives these, so every checkpoint gets the scores
-that everybody else reports, and the questions of a prompt read it once.
+sign. lm_eval_model.py gives these, so every checkpoint gets the scores that everybody else reports,
+and the questions of a prompt read it once.
 
 Paper: all four use the harness. LISTS (data/evals/lists.toml) holds their benchmarks by name: "From
 Growing to Looping", section 3.2 (22 of them), "Retrofitted Recurrence", section 4 (GSM8K with one
@@ -24,9 +24,7 @@ from tqdm import tqdm
 
 from nanodepth import ROOT
 from nanodepth.common.errors import Refused, nearest, refusing
-from nanodepth.engine.likelihoods import continued, likelihoods
 from nanodepth.report.tables import Score
-from nanodepth.text.tokenizer import local_folder, marks_of, start_of_document
 
 EVALS = ROOT / 'data/evals'
 # {name of a list: [(task, shots or None for the task's own)]}
@@ -36,102 +34,6 @@ LISTS['depth'] = [task for name in ('closed', 'open', 'language', 'math', 'primi
                   for task in LISTS[name]]
 # metrics from 0 to 1, of which more is better
 SHARES = ('acc', 'acc_norm', 'exact_match', 'em', 'f1', 'mc1', 'mc2')
-
-
-@functools.cache
-def lm_class():
-    "The class of lm-eval's models, for ours. (lm-eval is no core package.)"
-    with refusing(ImportError, why=lambda error: f'this needs lm-eval (pip install lm-eval): '
-                  f'{error}'):
-        from lm_eval import utils
-        from lm_eval.api.model import TemplateLM
-
-    class Asked(TemplateLM):
-        def __init__(self, answer, tokenizer, path, max_length=None, chat=False):
-            super().__init__()
-            self.answer, self.words, self.path = answer, tokenizer, path
-            self.max_length = min(max_length or answer.config.context, answer.config.context)
-            self.starts = getattr(tokenizer, 'starts', None)
-            if self.starts is None:         # a tokenizer of tiktoken's
-                self.starts = start_of_document(tokenizer)
-            self.begin, self.end = marks_of(path, tokenizer)
-            if chat:
-                from transformers import AutoTokenizer
-                with refusing(ValueError, why=lambda error: f'{path} has no tokenizer of '
-                              f"transformers' ({error})"):
-                    self.tokenizer = AutoTokenizer.from_pretrained(local_folder(path))
-                if not self.tokenizer.chat_template:
-                    raise Refused(f'{path} has no chat template: leave --chat out')
-
-        eot_token_id = property(lambda self: self.end)
-        prefix_token_id = property(lambda self: self.end if self.begin is None else self.begin)
-        tokenizer_name = property(lambda self: str(self.path))
-
-        def tok_encode(self, string, add_special_tokens=None, **_):
-            ids = self.words.encode(string, allowed_special='all')
-            n = len(self.starts)
-            if add_special_tokens is False or ids[:n] == self.starts:
-                return ids
-            return [*self.starts, *ids]
-
-        def loglikelihood(self, requests, disable_tqdm=True):
-            return super().loglikelihood(requests, disable_tqdm=True)
-
-        def apply_chat_template(self, chat_history, add_generation_prompt=True):
-            return self.tokenizer.apply_chat_template(
-                chat_history, tokenize=False, add_generation_prompt=add_generation_prompt,
-                continue_final_message=not add_generation_prompt)
-
-        def _loglikelihood_tokens(self, requests, **_):
-            asked = {}          # {prompt: [(the number of the request, its continuation)]}
-            for i, (_, prompt, text) in enumerate(requests):
-                most = max(1, self.max_length + 1 - len(text))
-                asked.setdefault(tuple(prompt[-most:]), []).append((i, text))
-            found = likelihoods(self.answer, [list(prompt) for prompt in asked],
-                                        [[text for _, text in texts] for texts in asked.values()])
-            answers = [None] * len(requests)
-            for texts, (values, greedy) in zip(asked.values(), found):
-                if values.isnan().any():
-                    raise Refused('the model gives logits that are not numbers: it has no score')
-                for (i, _), value, is_greedy in zip(texts, values.tolist(), greedy.tolist()):
-                    answers[i] = value, is_greedy
-            return answers
-
-        def loglikelihood_rolling(self, requests, **_):
-            totals = []
-            for request in requests:
-                windows = map(utils.make_disjoint_window, utils.get_rolling_token_windows(
-                    token_list=self.tok_encode(*request.args), prefix_token=self.prefix_token_id,
-                    max_seq_len=self.max_length, context_len=1))
-                answers = self._loglikelihood_tokens([(None, *window) for window in windows])
-                totals.append(sum(value for value, _ in answers))
-            return totals
-
-        def generate_until(self, requests, **_):
-            return [self.generated(*request.args)
-                    for request in tqdm(requests, 'answers', unit='answer', leave=False)]
-
-        def generated(self, prompt, how):
-            "The greedy continuation, up to the first of the stop signs."
-            if how.get('do_sample') or how.get('temperature'):
-                raise Refused(f'a task asks for sampled text ({how}), and only the likeliest is '
-                              'given here')
-            until = how.get('until') or []
-            signs = [until] if isinstance(until, str) else list(until)
-            most = min(how.get('max_gen_toks', 256), self.max_length - 1)
-            read = self.tok_encode(prompt)[-(self.max_length - most):]
-
-            def is_done(tokens):
-                text = self.words.decode(tokens)
-                return self.end in tokens or any(sign in text for sign in signs)
-            tokens = continued(self.answer, read, most, is_done)
-            if self.end in tokens:
-                tokens = tokens[:tokens.index(self.end)]
-            text = self.words.decode(tokens)
-            for sign in filter(None, signs):
-                text = text.partition(sign)[0]
-            return text
-    return Asked
 
 
 @functools.cache
@@ -220,8 +122,11 @@ class Harness:
     def __init__(self, subject, tasks):
         asked = subject.asked
         self.tasks, self.asked, self.keep = tasks, asked, {}
-        self.lm = lm_class()(subject.answer, subject.tokenizer, subject.path, asked.max_length,
-                             asked.chat)
+        with refusing(ImportError, why=lambda error: f'this needs lm-eval (pip install lm-eval): '
+                      f'{error}'):
+            from nanodepth.engine.lm_eval_model import Asked
+        self.lm = Asked(subject.answer, subject.tokenizer, subject.path, asked.max_length,
+                        asked.chat)
         self.samples = self.apart() if len(tasks) > 1 else [None]
 
     def scores(self, part=0):

@@ -29,6 +29,7 @@ from typing import Literal, NamedTuple
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from tqdm import tqdm
 
 from nanodepth import ROOT
 from nanodepth.common.errors import Refused, say
@@ -305,6 +306,9 @@ class Asked:
     dtype: Literal['auto', 'float32', 'bfloat16'] = 'auto'
 
 
+PARTS = 'screen', 'judge'       # of a sweep; whoever has one part has the first
+
+
 class Part(NamedTuple):
     "What our own code asks: some questions, and batches of validation data from the first on."
     questions: dict
@@ -357,8 +361,9 @@ class Subject:
         if val is not None and parts > 1:
             each = min(self.asked.batches, len(val) // parts)
             if not each:
-                raise Refused(f'the validation data of {self.path} fill one batch: a sweep screens '
-                              'on one and judges on another, so give more text')
+                raise Refused(f'the validation data of {self.path} fill one batch, of '
+                              f'{val.batch_size} rows of {val.sets[0].context} tokens: a sweep '
+                              'screens on one and judges on another, so give more text')
             if i == 0 and each < self.asked.batches:
                 say(f'the validation data have {len(val)} batches: screened on {each} of them')
             batches |= dict(batches=each, first=i * each)
@@ -421,6 +426,17 @@ class Subject:
                 ours = all_scores(self.answer, self.tokenizer, questions, val, **batches)
                 scores = ours | scores
             return scores
+
+
+    def noted(self, ways, notes, part=0):
+        "{way: {name: Score}} of the model in some ways. What `notes` have is not measured again."
+        mark = self.mark()
+        found = {}
+        for way in tqdm(ways, f'{self.path}, ways', unit='way', leave=False):
+            of = dict(model=mark, part=PARTS[part], way=str(way))
+            values = notes.get(of, functools.partial(self.scores, way, part))
+            found[str(way)] = {name: Score(*each) for name, each in values.items()}
+        return found
 
 
 def is_there(data):

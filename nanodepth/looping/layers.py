@@ -92,17 +92,19 @@ def pick_window(window, depth):
     return tuple(window)
 
 
+def entries_of(model):
+    "What stands in the forwards of the layers that the wrapper loops now."
+    forwards = [vars(module).get(name) for module in model.modules() for name in FORWARDS]
+    return [entry for entry in forwards if isinstance(entry, Entry)]
+
+
 def is_looped(model):
-    "Does the wrapper loop layers of this model now?"
-    return any(isinstance(vars(module).get(name), Entry)
-               for module in model.modules() for name in FORWARDS)
+    return bool(entries_of(model))
 
 
 def mixes_tokens(model):
     "Is it looped by a solver by which a token's state depends on the others of its row?"
-    entries = [vars(module).get(name) for module in getattr(model, 'modules', list)()
-               for name in FORWARDS]
-    return any(loop.how.mixes_tokens for entry in entries if isinstance(entry, Entry)
+    return any(loop.how.mixes_tokens for entry in entries_of(model)
                for loop in entry.loops.values())
 
 

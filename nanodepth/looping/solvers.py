@@ -227,8 +227,6 @@ def poly_blend(g, x, K, weights=None):
     return total.type_as(x)
 
 
-PER_TOKEN = ('naive', 'euler', 'rk', 'butcher', 'midpoint', 'heun', 'rk4', 'layer_anchored_frozen',
-             'heavy_ball', 'aitken', 'norm_stab', 'poly_blend')
 MORE = {f.__name__: f for f in (midpoint, heun, rk4, layer_anchored_frozen, heavy_ball, anderson,
                                 aitken, norm_stab, poly_blend)}
 

@@ -13,8 +13,6 @@ Usage:
 from dataclasses import dataclass
 from pathlib import Path
 
-from tqdm import tqdm
-
 from nanodepth import ROOT
 from nanodepth.common.files import Notes, replace
 from nanodepth.common.options import read
@@ -60,15 +58,14 @@ def ways_of(depth):
 
 def main(argv=None):
     options = read(Options, argv, __doc__)
-    if options.tasks:
-        return answers(options)
     subject = Subject(options.model, options)
-    notes = Notes(options.out / 'layers.jsonl')
-    name, mark = Path(options.model).name, subject.mark()
-    losses = {}             # {(kind, layer): the loss of each row}
-    for kind, layer, way in tqdm(ways_of(depth_in(subject.model)), 'ways', unit='way'):
-        found = notes.get(dict(model=mark, way=str(way)), lambda: subject.scores(way))
-        losses[kind, layer] = found['loss'][3]
+    notes = Notes(options.out / 'atlas.jsonl')
+    if options.tasks:
+        return answers(options, subject.noted(ASKED.values(), notes))
+    ways = ways_of(depth_in(subject.model))
+    found = subject.noted([way for _, _, way in ways], notes)
+    losses = {(kind, layer): found[str(way)]['loss'].answers for kind, layer, way in ways}
+    name = Path(options.model).name
     for group, layers in GROUPS.items():
         for kind in ('without', 'twice', 'by rk', '4 twice', '4 by rk'):
             some = [losses[kind, i] for i in layers if (kind, i) in losses]
@@ -82,17 +79,12 @@ def main(argv=None):
     show(options.out / 'atlas.png', draw_atlas, name, losses, probes)
 
 
-def answers(options):
+def answers(options, found):
     "A row for each question and each of the named ways: whether it was answered right."
-    subject = Subject(options.model, options)
-    notes = Notes(options.out / 'answers.jsonl')
-    mark = subject.mark()
     file = options.rows / 'atlas_answers.csv'
     rows = [row for row in (read_csv(file) if file.exists() else [])
             if not row['task'].startswith(options.tasks)]
-    for name, way in tqdm(ASKED.items(), 'ways', unit='way'):
-        found = notes.get(dict(model=mark, way=str(way)), lambda: subject.scores(way))
-        rows += [dict(seed=i, task=task, way=name, right=int(right))
-                 for task, score in found.items() for i, right in enumerate(score[3])]
+    rows += [dict(seed=i, task=task, way=name, right=int(right)) for name, way in ASKED.items()
+             for task, score in found[str(way)].items() for i, right in enumerate(score.answers)]
     replace(file, as_csv(rows, lineterminator='\n'))
     print(f'numbers: {file}')

@@ -55,7 +55,6 @@ class Entry(NamedTuple):
     p_text: float
     p_right: float
     meets: bool         # both thresholds, on all seeds
-    first_seed: int
 
 
 def judged(rows, first_seed=0):
@@ -69,8 +68,7 @@ def judged(rows, first_seed=0):
         p_text = one_sided(text, -1)
         p_right = one_sided(right, 1)
         meets = len(seeds) >= SEEDS and max(p_text, p_right) < ALPHA
-        entries[config] = Entry(seeds[0]['flops'], len(seeds), text, right, p_text, p_right, meets,
-                                first_seed)
+        entries[config] = Entry(seeds[0]['flops'], len(seeds), text, right, p_text, p_right, meets)
     return dict(sorted(entries.items(), key=lambda item: item[1].flops))
 
 

@@ -10,6 +10,7 @@ Usage:
     nanodepth results             # seconds
     nanodepth results --check     # exit 2 if a table says anything else
 """
+import itertools
 import re
 import tomllib
 from dataclasses import dataclass, field
@@ -220,7 +221,7 @@ def main(argv=None):
         if not args.check:
             replace(file, after.encode())
         elif before != after:
-            differ = [line for line in after.splitlines() if line not in before.splitlines()]
-            raise Refused(f'{file} has other lines than its rows: nanodepth results writes them, '
-                          f'such as {differ[:1]}')
+            pairs = itertools.zip_longest(before.splitlines(), after.splitlines())
+            a, b = next(pair for pair in pairs if pair[0] != pair[1])
+            raise Refused(f'{file} says {a!r}, but the rows say {b!r}')
         print(f'{file} says what the rows say')

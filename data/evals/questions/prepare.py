@@ -5,7 +5,7 @@ JSON lines. Here they get back the columns that lm-eval's own tasks read, and a 
 includes lm-eval's: so prompts, choices and metrics are those by which everybody reports.
 
     questions_piqa             1,500 of 1,838    questions_social_iqa   1,954, all
-    questions_commonsense_qa   1,221, all        questions_boolq        3,270, all
+    questions_commonsense_qa   1,217 of 1,221    questions_boolq        3,270, all
     questions_openbookqa         500, all        questions_logiqa       1,000
     questions_mmlu             2,850 of 14,042, all subjects together: no line names the subject
     questions_asdiv            2,305, all        questions_nq_open      1,769 of 3,610, written out
@@ -28,7 +28,7 @@ from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))    # a clone needs no install
 from nanodepth.common.errors import Refused, refusals  # noqa: E402
-from nanodepth.common.files import replace, write_json  # noqa: E402
+from nanodepth.common.files import replace  # noqa: E402
 from nanodepth.common.options import read  # noqa: E402
 
 LETTERS = 'ABCDE'
