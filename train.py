@@ -67,7 +67,7 @@ class Config:
     adamw_lr: float | None = None       # with muon, the peak rate of the rest; None: lr
     weight_decay: float = 0.01
     grad_clip: float = 1.0
-    # growing: n_layer is the depth at the end
+    # growing: n_layer is the depth at the end; what init_from gives grows once, by grow_block
     grow: Literal[tuple(GROWTH)] | None = None  # an operator of grow.py; None: full depth at once
     grow_block: int = 2                 # the layers to begin with, and those that a growth adds
     grow_alpha: float = 1.0             # PROP-alpha: stage i gets a share i^alpha of the steps
@@ -110,9 +110,6 @@ class Config:
 
     def __post_init__(self):
         check_bounds(vars(self))
-        if self.init_from and self.grow:
-            raise Refused(f'grow={self.grow!r} begins with a new model of grow_block='
-                          f'{self.grow_block} layers, not with init_from')
         if not self.init_from:      # with it, the plan needs the checkpoint
             Plan(self)              # it refuses settings that exclude each other
 
@@ -216,7 +213,7 @@ def report(c, model, flops):
     "Draw and print what a finished run leaves."
     out = Path(c.out_dir)
     saving = ''
-    if c.grow:
+    if c.grow and not c.init_from:
         full = cost.at_full_depth(replace(c, vocab_size=model.config.vocab_size))
         saving = f', {1 - flops / full:.1%} less than at full depth throughout'
     print(f'{flops:.3e} training FLOPs{saving}')

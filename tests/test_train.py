@@ -25,7 +25,7 @@ from nanodepth.engine.optimizers import Muon, make_optimizers, orthogonal
 from nanodepth.engine.plan import MAY_DIFFER, MAY_DIFFER_AHEAD, Plan, Start
 from nanodepth.engine.processes import World
 from nanodepth.engine.scoring import evaluate
-from nanodepth.grow import GROWTH, prop_schedule
+from nanodepth.grow import GROWTH, prop_schedule, untie
 from nanodepth.loop import parse_loop
 from nanodepth.model import LM, ModelConfig
 from nanodepth.retrofit import recurrence_curriculum, sample_recurrence
@@ -215,6 +215,24 @@ def test_start_from_a_checkpoint(config):
     assert checkpoint.load_model(config('shorter').out_dir).config.context == 16
 
 
+def test_a_checkpoint_grows_once(config):
+    first = config('first', n_layer=4)
+    train(first)
+    # 10 steps before the decay, a third of them shallow; with a rate of zero nothing else moves
+    c = config('deeper', init_from=first.out_dir, grow='lidas', grow_block=2, steps=14,
+               decay_steps=4, warmup_steps=0, lr=0.0, weight_decay=0.0)
+    plan = Plan(c, Start('lm', 4))
+    assert plan.stages == [(0, 4), (3, 6)]
+    train(c)
+    expected = untie(checkpoint.load_model(first.out_dir), [0, 1, 2, 1, 2, 3]).state_dict()
+    assert same(weights_of(c), expected)
+    assert [line['n_layer'] for line in log_of(c) if 'grown' in line] == [6]
+    looped = config('looped', n_layer=2, loop='2x2')
+    train(looped)
+    with pytest.raises(Refused, match='loops its layers, and what grows runs each of its own'):
+        train(config('no', init_from=looped.out_dir, grow='lidas', grow_block=1))
+
+
 def test_bfloat16_autocast_trains(config):
     c = config(dtype='bfloat16', steps=15)
     train(c)
@@ -367,7 +385,6 @@ def test_config_files(tmp_path):
      'midas from 3 layers does not reach n_layer=8, but 3, 6, 9'),
     (dict(grow='lidas', grow_block=0), 'grow_block=0 must be at least 1'),
     (dict(key_offset=-1), 'key_offset=-1 must be at least 0'),
-    (dict(grow='lidas', init_from='x'), "grow='lidas' begins with a new model"),
     (dict(grow='lidas', grow_block=1, n_layer=8, steps=25, warmup_steps=0, decay_steps=5),
      '20 steps before the decay are too few for 8 stages'),
     (dict(loop='2x'), "loop: the loop '2x' has a segment '2x'"),

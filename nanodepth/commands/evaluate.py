@@ -69,6 +69,7 @@ def effective_params(model, way):
 def measured(name, group, subject, ways, notes):
     "[a row for each way and measure]. What `notes` have is not measured again."
     about = facts(subject.state, subject.model)
+    seed = (subject.state.get('config') or {}).get('seed', 0)
     found = subject.noted(ways, notes)
     rows = []
     for way in ways:
@@ -76,7 +77,7 @@ def measured(name, group, subject, ways, notes):
         effective = effective_params(subject.model, way)
         for measure, score in scores.items():
             change = compared(plain[measure], score)
-            row = dict(run=name, group=group, way=str(way), layers=way.cost(subject.model),
+            row = dict(run=name, group=group, seed=seed, way=str(way), layers=way.cost(subject.model),
                        effective_params=effective, measure=measure, kind=score.kind,
                        mean=score.mean, error=score.error, n=len(score.answers) or None,
                        chance=score.chance, change=change.mean, change_error=change.error,

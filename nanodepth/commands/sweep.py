@@ -29,7 +29,7 @@ from typing import NamedTuple
 import numpy as np
 
 from nanodepth.common.errors import Refused, check_choice
-from nanodepth.common.files import Notes
+from nanodepth.common.files import Notes, replace
 from nanodepth.common.options import read
 from nanodepth.engine.lm_eval_scores import SHARES
 from nanodepth.engine.scoring import PARTS, Asked, Subject, compared, parse_tasks
@@ -37,7 +37,7 @@ from nanodepth.engine.way import Way, Ways, depth_in, layers_and_order, read_way
 from nanodepth.loop import repeat_block
 from nanodepth.looping.layers import pick_window
 from nanodepth.report.plot import draw_sweep, show
-from nanodepth.report.tables import (beside, change_in_words, columns, mean, number,
+from nanodepth.report.tables import (as_csv, beside, change_in_words, columns, mean, number,
                                      pick_shown, run_names, write_csv)
 from nanodepth.wrapper import SOLVERS
 
@@ -55,6 +55,7 @@ class Options(Ways, Asked):
     show: tuple[str, ...] = ()  # what the picture shows; (): all
     # beside the picture: .csv, and .jsonl with all that was measured
     out: Path = Path('out/sweep.png')
+    answers: Path | None = None     # CSV: what each judged question gave, plainly and in the best
 
 
 # ------------------------------------------------------------------------------------ the many ways
@@ -188,6 +189,14 @@ def search(name, path, options, notes):
         chosen.setdefault(str(recipe), recipe)
     screened |= gains_of(subject, notes, 0, chosen.values())
     judged = gains_of(subject, notes, 1, chosen.values())
+    if options.answers:
+        named = {'as it is': Way(), 'the best': of[best[0]]} | (
+            {'the recipe': recipe} if str(recipe) in chosen else {})
+        found = subject.noted(named.values(), notes, 1)
+        replace(options.answers, as_csv(
+            [dict(seed=i, run=name, measure=measure, way=way, value=float(value))
+             for way, run in named.items() for measure, score in found[str(run)].items()
+             for i, value in enumerate(score.answers)], lineterminator='\n'))
 
     print(f'\n{name}: {len(ways)} ways searched, {sum(v > 0 for v in totals.values())} with a gain '
           f'in {" and ".join(ranked)}')

@@ -31,6 +31,7 @@ from nanodepth.common.options import read
 from nanodepth.engine import checkpoint
 from nanodepth.engine.plan import Plan, Start, model_config
 from nanodepth.engine.processes import PEAK_FLOPS
+from nanodepth.grow import untie
 from nanodepth.model import LM
 from nanodepth.report.tables import columns
 from nanodepth.text.loader import Dataset, Loader, how_to_prepare, make_toy_data, mixture
@@ -103,7 +104,9 @@ def models(config):
         plan = Plan(config)
 
     def model_of(now):
-        return parent if config.init_from else empty(config, now.n_layer)
+        if not config.init_from:
+            return empty(config, now.n_layer)
+        return parent if now.n_layer == len(parent.layers) else untie(parent, now.origin)
     return plan, model_of
 
 
@@ -221,7 +224,7 @@ def show(config, gpus, gpu, mfu):
     print(f'in all {total / 1e15:,.3f} petaFLOPs; {config.steps:,} steps of '
           f'{config.batch_size:,} x {config.context:,} = {a_step:,} tokens, '
           f'{config.steps * a_step / 1e9:,.2f}B in all')
-    if config.grow:
+    if config.grow and not config.init_from:
         full = at_full_depth(config)
         print(f'with {config.n_layer} layers from the first step on it would be '
               f'{full / 1e15:,.3f}: growing saves {1 - total / full:.1%}')

@@ -19,7 +19,7 @@ from dataclasses import dataclass, fields
 from typing import Literal, NamedTuple
 
 from nanodepth.common.errors import Refused
-from nanodepth.grow import GROWTH, growth_plan
+from nanodepth.grow import GROWTH, growth_plan, prop_schedule
 from nanodepth.model import ModelConfig
 from nanodepth.variants.key_offset import offset_keys
 
@@ -67,7 +67,11 @@ class Plan:
         self.refuse_what_excludes()
         # [(first step, layers)] of each stage
         self.stages = [(0, self.start.n_layer if c.init_from else c.n_layer)]
-        if c.grow:
+        if c.grow and c.init_from:      # a parent grows once
+            deeper = len(GROWTH[c.grow](self.start.n_layer, c.grow_block))
+            first, _ = prop_schedule(self.cooldown_start, 2, c.grow_alpha)
+            self.stages.append((first, deeper))
+        elif c.grow:
             self.stages = growth_plan(c.grow, c.n_layer, c.grow_block, self.cooldown_start,
                                       c.grow_alpha)
         self.main_order = self.order_of('loop') or self.start.order     # None: each layer once
@@ -90,6 +94,8 @@ class Plan:
                  'model that grows may loop in its cool-down'),
                 (recurs and (c.loop or c.cooldown_loop), f'{c.init_from} has a recurrent core, '
                  'which loops by itself: leave loop and cooldown_loop out'),
+                (c.init_from and c.grow and (recurs or self.start.order), f'grow={c.grow!r}: '
+                 f'{c.init_from} loops its layers, and what grows runs each of its own once'),
                 (not recurs and (c.recurrence or c.backprop_depth),
                  f'recurrence={c.recurrence} and backprop_depth={c.backprop_depth} are for a model '
                  f'with a recurrent core: {no_core}')):

@@ -83,7 +83,7 @@ def answers(options, found):
     "A row for each question and each of the named ways: whether it was answered right."
     file = options.rows / 'atlas_answers.csv'
     rows = [row for row in (read_csv(file) if file.exists() else [])
-            if not row['task'].startswith(options.tasks)]
+            if row['task'] not in found[str(Way())]]
     rows += [dict(seed=i, task=task, way=name, right=int(right)) for name, way in ASKED.items()
              for task, score in found[str(way)].items() for i, right in enumerate(score.answers)]
     replace(file, as_csv(rows, lineterminator='\n'))

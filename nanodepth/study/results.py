@@ -27,6 +27,7 @@ from nanodepth.study.claims import MARGINS, Contrast, verdicts
 UNITS = dict(flops=(1e-12, 1), parameters=(1e-6, 2))        # a factor, and digits behind the point
 SHARES = 'copy', 'overlap', 'screened', 'change'         # in %, and all that ends with `right`
 TEXTS = 'README.md', 'docs/COURSE.md', 'docs/RESULTS.md', 'docs/RECORDS.md', 'docs/ATLAS.md'
+SHARED = 'task', 'measure', 'group'
 HOLE = re.compile(r'\{(?:[^{}]|\{[^{}]*\})*\}')
 
 
@@ -72,11 +73,11 @@ def contrast(claim, rows):
 
 # -------------------------------------------------------------------------------- a table of claims
 
-def name_of_side(side):
-    "'lidas', or 'lidas repeated +4'."
+def name_of_side(side, other):
+    "'lidas', or 'lidas repeated +4': without the task that both sides share."
     before = dict(added='+', layer='layer ')
     return ' '.join(f'{before.get(key, "")}{v}' for key, v in side.items()
-                    if v != 'ordinary' and key != 'task')
+                    if v != 'ordinary' and (key not in SHARED or v != other[key]))
 
 
 def difference(claim, c, mark=''):
@@ -92,7 +93,7 @@ def ours(claim, c, rows):
         return 'not measured yet'
     digits = 1 if claim['unit'] == 'points' else 3
     of = 'gain of ' if 'less_a' in claim else ''
-    a, b = (name_of_side(claim[side]) for side in 'ab')
+    a, b = (name_of_side(claim[side], claim[other]) for side, other in ('ab', 'ba'))
     text = (f'{of}{a} {mean(c.a):.{digits}f}, {of}{b} {mean(c.b):.{digits}f}: '
             f'{difference(claim, c, "**")}')
     if beside := claim.get('beside'):
