@@ -17,23 +17,3 @@
   }
   return bad;
 }
-// ---- a worker of the test's own, which also says its logits
-async ([name, body]) => {
-  if (!window.tested) {
-    window.tested = new Worker(URL.createObjectURL(new Blob([read('worker') + `
-      ANSWERS.logits = ({model, how, prompts}) => prompts.map(prompt => {
-        const stream = open(model).hidden(encode(prompt), checked(open(model), how).how);
-        return [...open(model).head(stream.slice(-open(model).n_embd))];
-      });`])));
-    window.tested.postMessage({name: 'begin', body: about});
-    for (const model of Object.keys(about.models)) {
-      const raw = Uint8Array.from(atob(read('weights of ' + model)), c => c.charCodeAt(0)).buffer;
-      window.tested.postMessage({name: 'weights', body: {model, raw}});
-      await new Promise(done => window.tested.onmessage = done);
-    }
-  }
-  window.tested.postMessage({name, body});
-  const {data} = await new Promise(done => window.tested.onmessage = done);
-  if (data.error) throw Error(data.error);
-  return data.answer;
-}

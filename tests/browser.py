@@ -1,13 +1,16 @@
-"""The page of `nanodepth play` in a real browser: its six steps by mouse and by keys alone, its
-contrasts, and its logits against PyTorch's.
+"""The pages of `nanodepth play` in a real browser: their steps by mouse and by keys alone, their
+contrasts, their logits against PyTorch's, and a checkpoint's tokens against transformers'.
 
 Needs Chromium on the path and playwright (`make browser` installs the latter). Given runs it shows
-those, else small random models; the pictures are for eyes: out/play/*.png.
+those, else small random models; then the published model of `make smollm2`, if it is there. The
+pictures are for eyes: out/play/*.png.
 
 Usage:
-    python tests/browser.py                 # with random models: three minutes
+    python tests/browser.py                 # with random models: ten minutes
     python tests/browser.py out/lidas out/loop_1_2x3_1 out/retrofit
 """
+import json
+import math
 import shutil
 import sys
 import tempfile
@@ -17,11 +20,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch  # noqa: E402
-from conftest import save_run  # noqa: E402
+from conftest import ROOT, save_run  # noqa: E402
 
 from nanodepth.commands import play  # noqa: E402
 from nanodepth.text.primitives import few_shot  # noqa: E402
-from nanodepth.text.tokenizer import get_tokenizer  # noqa: E402
+from nanodepth.text.tokenizer import get_tokenizer, start_of_document  # noqa: E402
 from nanodepth.engine.likelihoods import encode  # noqa: E402
 from nanodepth.engine.scoring import score  # noqa: E402
 from nanodepth.engine.way import Way  # noqa: E402
@@ -32,8 +35,26 @@ from nanodepth.retrofit import surgery  # noqa: E402
 ANSWERED = "document.querySelector('#verdict').textContent"
 COUNTED = "document.body.dataset.counted === String(number)"
 
-CONTRAST, ASK = Path(__file__).with_suffix('.js').read_text().split('// ----')
-ASK = ASK.partition('\n')[2]
+CONTRAST = Path(__file__).with_suffix('.js').read_text()
+# what the worker answers beside: of each prompt the likeliest token and a thousand logits or fewer
+MORE_ANSWERS = """const ANSWERS = {
+  logits({model: name, how, prompts}) {
+    const model = open(name), C = model.n_embd;
+    return prompts.map(prompt => {
+      const logits = model.head(model.hidden(tokenizer.encode(prompt), checked(model, how).how).slice(-C));
+      const each = Math.ceil(logits.length / 1024);
+      return [logits.indexOf(logits.reduce((a, b) => Math.max(a, b))), [...logits.filter((_, i) => i % each === 0)]];
+    });
+  },
+  tokens({texts}) { return texts.map(text => tokenizer.encode(text)); },"""
+ASK = '([name, body]) => post(name, body)'
+PUBLISHED = ROOT / 'out/smollm2'
+
+
+def with_more_answers(file):
+    text = file.read_text(encoding='utf-8')
+    assert text.count('const ANSWERS = {') == 1
+    file.write_text(text.replace('const ANSWERS = {', MORE_ANSWERS), encoding='utf-8')
 
 
 def random_models(folder):
@@ -143,6 +164,24 @@ def free_play(page, file):
     assert tiles.count() == n + 2 and page.inner_text('#verdict') == seen
 
 
+def compare(page, run, model, ways, texts, most):
+    "Of each text in each way: the logits that the page and PyTorch give, and the likeliest token."
+    tokenizer = get_tokenizer(run)
+    furthest = 0
+    for way in ways:
+        how = dict(wrap=way.dials) if way.dials else dict(r=way.r) if way.r else (
+            dict(order=way.loop) if way.loop else {})
+        found = page.evaluate(ASK, ['logits', dict(model=Path(run).name, how=how, prompts=texts)])
+        with way.apply(model), torch.no_grad():
+            for text, (likeliest, logits) in zip(texts, found):
+                wanted = model(torch.tensor([encode(tokenizer, text, model)]))[0, -1]
+                some = wanted[::math.ceil(len(wanted) / 1024)]
+                far = (torch.tensor(logits) - some).abs().max().item()
+                furthest = max(furthest, far)
+                assert far < most and likeliest == wanted.argmax(), (way, text, far)
+    return furthest
+
+
 def parity(page, runs, prompts=200):
     "200 prompts in ten ways of each kind of model: logits, likeliest tokens, right answers."
     furthest = 0
@@ -157,22 +196,103 @@ def parity(page, runs, prompts=200):
             Way(window='mid2', K=3), Way(window='0-1', method='naive', K=2),
             Way(window='mid2', method='euler', K=4, T=2), Way(window='1-1', K=2, beta=0.25),
             Way(window='mid2', method='rk', K=2, T=1.5)]
-        for way in ways:
-            how = dict(wrap=way.dials) if way.dials else dict(r=way.r) if way.r else (
-                dict(order=way.loop) if way.loop else {})
-            found = page.evaluate(ASK, ['logits', dict(model=name, how=how, prompts=texts)])
-            with way.apply(model), torch.no_grad():
-                for text, logits in zip(texts, torch.tensor(found)):
-                    wanted = model(torch.tensor([encode(tokenizer, text, model)]))[0, -1]
-                    far = (logits - wanted).abs().max().item()
-                    furthest = max(furthest, far)
-                    assert far < 1e-4 and logits.argmax() == wanted.argmax(), (way, text, far)
+        furthest = max(furthest, compare(page, run, model, ways, texts, 1e-4))
         right = sum(page.evaluate(ASK, ['measure', dict(model=name, how={}, task='toy_assign/3',
                                                         first=i, last=i + 25)])['right']
                     for i in range(0, 100, 25))
         wanted = score(model, tokenizer, few_shot('toy_assign', 100, shots=0, depth=3))[0]
         assert right == round(100 * wanted), (run, right, wanted)
     return furthest
+
+
+# ------------------------------------------------------------------------------ a published model
+
+SCRIPTS = ['Zwölf Boxkämpfer jagen Viktor quer über den Sylter Deich', 'Съешь же ещё этих мягких булок',
+           'Ξεσκεπάζω την ψυχοφθόρα βδελυγμία', 'いろはにほへと ちりぬるを 日本語', '他們為什麼不說中文',
+           'صِف خَلقَ خَودٍ كَمِثلِ الشَمسِ', 'ऋषियों को सताने वाले दुष्ट', '키스의 고유조건은 입술끼리']
+
+
+def walk_published(page, file, out, by_keys=False):
+    "Through its steps. Returns the seconds until it is open, until a prompt of 20 tokens is answered, and tokens a second."
+    errors = []
+    page.on('pageerror', lambda error: errors.append(str(error)))
+
+    def wait(kind='counted'):
+        page.wait_for_function(f'document.body.dataset.{kind} === String(number)', timeout=120_000)
+
+    began = time.monotonic()
+    page.goto(file.as_uri(), timeout=120_000)
+    page.wait_for_function("document.body.dataset.answered", timeout=120_000)
+    times = [time.monotonic() - began]
+    wait()
+    steps = page.locator('#steps button').count()
+    tiles = page.locator('#tiles button')
+    depth = tiles.count()
+    layers = []
+    for k, again in [(1, 0), (2, 0), (3, 0), (3, 1), (4, 0), (4, 1), (5, 0)][:2 * steps - 3]:
+        if not again:
+            press(page, f'#steps button:nth-child({k})', by_keys)
+        press(page, '#scene', by_keys)
+        wait()
+        layers.append(tiles.count())
+        assert not page.inner_text('#error') and 'sure' in page.inner_text('#verdict')
+        assert 'the likeliest from layer' in page.inner_text('#appears')
+        assert page.locator('#behind tr').count() == 1 + (layers[-1] + 4 * (k == 4) * again)
+        bad = page.evaluate(CONTRAST)
+        assert not bad, f'step {k}: contrast below 4.5: {bad}'
+        page.evaluate('scrollTo(0, 0)')
+        if out:
+            page.screenshot(path=f'{out}-{k}{"b" * again}.png', full_page=True)
+    assert layers[:6] == [depth, depth, depth - 1, depth - 1, depth + 4, depth]
+    page.fill('#prompt', 'When the sun had set behind the hills, the old man took his dog and walked slowly along the')
+    page.wait_for_timeout(500)
+    began = time.monotonic()
+    wait('answered')
+    times.append(time.monotonic() - began)
+    wait()
+    body = dict(model=file.stem, how={}, prompt='Once upon a time')
+    page.evaluate(ASK, ['next', body])
+    began = time.monotonic()
+    for _ in range(16):
+        page.evaluate(ASK, ['write', body])
+    times.append(16 / (time.monotonic() - began))
+    if not by_keys:             # a tile is dragged, and the link brings it back
+        before = tiles.count()
+        tiles.nth(3).drag_to(tiles.nth(0))
+        wait()
+        assert tiles.nth(0).inner_text() == '3' and tiles.count() == before
+        link = page.url
+        page.goto('about:blank')
+        page.goto(link, timeout=120_000)
+        wait()
+        assert tiles.nth(0).inner_text() == '3' and 'sun had set' in page.input_value('#prompt')
+    assert not errors, errors
+    return times
+
+
+def parity_published(page, run):
+    "Logits of 50 prompts in six ways, and the tokens of 200 texts."
+    from transformers import AutoTokenizer
+    model = play.round_weights(play.load_model(run)).float()
+    n = len(model.layers)
+    plain = [*range(n)]
+    ways = [Way(), Way(loop=plain[:-5] + plain[-4:]), Way(loop=plain[:14] + plain[10:]),
+            Way(window='mid4', K=2), Way(window='4-7', method='naive', K=2),
+            Way(window='mid2', method='euler', K=3)]
+    rows = (ROOT / 'data/evals/questions/piqa.jsonl').read_text().splitlines()[:50]
+    prompts = [json.loads(row)['goal'] for row in rows]
+    furthest = compare(page, run, model, ways, prompts, 1e-3)
+    code = Path(play.__file__).read_text(encoding='utf-8').split('\n')
+    texts = [*(text for text in SCRIPTS for text in (text, f'  {text}\n\n{text[::-1]} 3.14159')),
+             *(f'{i} {10 ** i}{" " * i}{i}\t\r\n \u00a0\u3000x' for i in range(20)),
+             *('\n'.join(code[i:i + 3]) for i in range(0, 300, 2)), "I'll can't <|im_start|>user 👩‍👩‍👧 ½ Ⅷ ٣",
+             *prompts][:200]
+    theirs = AutoTokenizer.from_pretrained(run)
+    begin = start_of_document(get_tokenizer(run))       # what our commands put before a text
+    found = page.evaluate(ASK, ['tokens', dict(model=Path(run).name, texts=texts)])
+    for text, tokens in zip(texts, found, strict=True):
+        assert tokens == begin + theirs(text)['input_ids'], text
+    return furthest, len(texts)
 
 
 def main():
@@ -183,6 +303,7 @@ def main():
         runs = sys.argv[1:] or random_models(Path(folder))
         file = Path(folder) / 'page.html'
         play.main([*runs, f'--out={file}', '--open=false'])
+        with_more_answers(file)
         browser = p.chromium.launch(executable_path=shutil.which('chromium'),
                                     args=['--no-sandbox'])
         open_page = lambda width, scheme: browser.new_context(
@@ -196,6 +317,22 @@ def main():
         page = open_page(1280, 'light')
         page.goto(file.as_uri())
         print(f'six steps by keys alone; logits differ by at most {parity(page, runs):.1e}')
+        if not PUBLISHED.exists():
+            return print('the published model is not there: make smollm2')
+        file = Path(folder) / 'smollm2.html'
+        play.main([str(PUBLISHED), f'--out={file}', '--open=false'])
+        with_more_answers(file)
+        for width, scheme in ((390, 'dark'), (820, 'light'), (1280, 'light')):
+            page = open_page(width, scheme)
+            first, answer, speed = walk_published(page, file, out / f'smollm2-{width}')
+            print(f'{width} pixels, {scheme}: a published model; open after {first:.1f} s, a prompt '
+                  f'of 20 tokens is answered in {answer:.1f} s, {speed:.1f} tokens a second')
+            page.context.close()
+        page = open_page(1280, 'dark')
+        walk_published(page, file, None, by_keys=True)
+        furthest, texts = parity_published(page, str(PUBLISHED))
+        print(f'by keys alone; logits differ by at most {furthest:.1e}, tokens of {texts} texts '
+              'are equal')
         browser.close()
 
 
