@@ -175,10 +175,10 @@ class MLP(nn.Module):
 
 class Block(nn.Module):
     """One layer: the residual stream in, the residual stream out. It knows neither its index nor
-    the depth of the model. What varies with the position in the order is passed in: `depth` picks
-    the cache slot, `scale` is LN-scaling's factor (a tensor: one compiled Block serves all depths),
-    and `tap(depth, part, x, update)` returns what a part ('attn' or 'mlp') adds to x instead of
-    `update`."""
+    the depth of the model. What varies with its position in the order is passed in: `position`
+    picks the cache slot, `scale` is LN-scaling's factor (a tensor: one compiled Block serves all
+    positions), and `tap(position, part, x, update)` returns what a part ('attn' or 'mlp') adds to x
+    instead of `update`."""
 
     def __init__(self, config):
         super().__init__()
@@ -187,19 +187,19 @@ class Block(nn.Module):
         self.mlp_norm = nn.RMSNorm(config.n_embd, config.norm_eps)
         self.mlp = MLP(config)
 
-    def __call__(self, x, rope, scale=None, depth=0, cache=None, tap=None):
+    def __call__(self, x, rope, scale=None, position=0, cache=None, tap=None):
         # _call_impl runs it without compiling: a cache or a tap would compile it again and again.
         trains = self.training and cache is None and tap is None
         call = super().__call__ if trains else self._call_impl
-        return call(x, rope, scale, depth, cache, tap)
+        return call(x, rope, scale, position, cache, tap)
 
-    def forward(self, x, rope, scale=None, depth=0, cache=None, tap=None):
+    def forward(self, x, rope, scale=None, position=0, cache=None, tap=None):
         h = self.attn_norm(x) if scale is None else self.attn_norm(x) * scale
-        update = self.attn(h, rope, None if cache is None else cache.layers[depth])
-        x = x + (update if tap is None else tap(depth, 'attn', x, update))
+        update = self.attn(h, rope, None if cache is None else cache.layers[position])
+        x = x + (update if tap is None else tap(position, 'attn', x, update))
         h = self.mlp_norm(x) if scale is None else self.mlp_norm(x) * scale
         update = self.mlp(h)
-        return x + (update if tap is None else tap(depth, 'mlp', x, update))    # (B, T, C)
+        return x + (update if tap is None else tap(position, 'mlp', x, update))    # (B, T, C)
 
 
 class LM(nn.Module):
@@ -233,8 +233,8 @@ class LM(nn.Module):
         return list(self.config.order or range(len(self.layers)))
 
     def run(self, x, order, *, depth=0, cache=None, tap=None):
-        """Run a segment of layers on the residual stream x (B, T, C). Its first layer stands at
-        unrolled position `depth`, so that run(run(x, a), b, depth=len(a)) is run(x, a + b)."""
+        """Run a segment of layers on the residual stream x (B, T, C). `depth` is the position of its
+        first layer in the order, so that run(run(x, a), b, depth=len(a)) is run(x, a + b)."""
         # a segment may be empty, a model may not
         order = check_order(order, len(self.layers)) if len(order) else []
         start = 0 if cache is None else cache.position
@@ -243,16 +243,16 @@ class LM(nn.Module):
             raise Refused(f'{end} tokens are more than the context of {self.config.context}')
         rope = self.cos[start:end, None], self.sin[start:end, None]             # (T, 1, hd/2) each
         scales = self.scales(x, depth, len(order))
-        for d, (i, scale) in enumerate(zip(order, scales), depth):
-            x = self.layers[i](x, rope, scale, d, cache, tap)
+        for position, (i, scale) in enumerate(zip(order, scales), depth):
+            x = self.layers[i](x, rope, scale, position, cache, tap)
         return x                                                                # (B, T, C)
 
     def scales(self, x, depth, n):
         "LN-scaling's factor at n positions of the order, if the config asks for it."
         if not self.config.ln_scaling:
             return [None] * n
-        depths = torch.arange(depth + 1, depth + n + 1, device=x.device)
-        return depths.rsqrt().to(x.dtype).unbind()
+        positions = torch.arange(depth + 1, depth + n + 1, device=x.device)
+        return positions.rsqrt().to(x.dtype).unbind()
 
     def hidden(self, tokens, *, order=None, cache=None, tap=None):
         "The residual stream before the final norm: (B, T) -> (B, T, C)."

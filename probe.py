@@ -30,15 +30,15 @@ from nanodepth.model import check_order
 
 @torch.no_grad()
 def depth_score_by_hand(model, tokens, boundaries):
-    """(the mean depth, weighted by how far the output at later tokens moves without a layer; these
-    weights (D,)). `depth_score` below gives the same, with many runs in one batch."""
+    """(the mean position, weighted by how far the output at later tokens moves without a layer;
+    these weights (D,)). `depth_score` below gives the same from passes that begin at the layer."""
     plain = model(tokens).softmax(-1)                                               # (B, T, V)
     weights = []
     for erased in range(len(model.order)):
         largest = torch.zeros(len(tokens), device=tokens.device)
         for t in boundaries:
-            def without(depth, part, x, update):        # part: 'attn' or 'mlp'
-                if depth == erased:
+            def without(position, part, x, update):     # part: 'attn' or 'mlp'
+                if position == erased:
                     update = update.clone()
                     update[:, :t + 1] = 0           # the tokens up to t do without this layer
                 return update
@@ -53,14 +53,14 @@ def depth_score_by_hand(model, tokens, boundaries):
 PARTS = ('layer', 'attn', 'mlp')
 
 
-def watch(change=lambda depth, part, update: update):
-    """(tap, updates): a tap that puts every sublayer's update through `change`, and a dict that a
-    forward pass with this tap fills, {depth: the update of the whole layer}."""
+def watch(change=None):
+    """(tap, updates): a tap that goes through another one, `change`, and a dict that a forward pass
+    with it fills, {position: the update of the whole layer}."""
     updates = {}
 
-    def tap(depth, part, x, update):
-        update = change(depth, part, update)
-        updates[depth] = updates[depth] + update if depth in updates else update
+    def tap(position, part, x, update):
+        update = change(position, part, x, update) if change else update
+        updates[position] = updates[position] + update if position in updates else update
         return update
     return tap, updates
 
@@ -76,7 +76,7 @@ def record(model, tokens, order=None):
                       'too: set model.fresh = False')
     kept = dict(input=[], attn=[], mlp=[])
 
-    def tap(depth, part, x, update):
+    def tap(position, part, x, update):
         if part == 'attn':
             kept['input'].append(x)
         kept[part].append(update)
@@ -98,78 +98,64 @@ def pick_boundaries(T, boundaries=None):
     return boundaries
 
 
-TOKENS_AT_ONCE = 2 ** 15
-PROBABILITIES_AT_ONCE = 2 ** 27
-
-
 class Erasure:
     """A model's pass over tokens (B, T), and how it changes when one layer's contribution is
-    missing at the tokens up to t, for several t at once (future=False: at all tokens)."""
+    missing at the tokens up to a boundary t (future=False: at all tokens)."""
 
     def __init__(self, model, tokens, part='layer', future=True, boundaries=None, order=None):
         check_choice('part', part, PARTS)
-        self.model, self.tokens, self.part = model, tokens, part
+        self.model, self.tokens, self.part, self.future = model, tokens, part, future
         self.order = model.order if order is None else list(order)
-        B, T = tokens.shape
         self.plain = record(model, tokens, order)
         self.updates = self.plain['attn'] + self.plain['mlp']                   # (D, B, T, C)
         self.sizes = self.updates.norm(dim=-1).clamp(min=torch.finfo(self.updates.dtype).tiny)
-        ts = torch.tensor(pick_boundaries(T, boundaries) if future else [T - 1])[:, None]
-        # (boundaries, T): where the layer is erased, and where its effect is looked at
-        self.gone = (torch.arange(T) <= ts).to(tokens.device)
-        self.seen = ~self.gone if future else self.gone
-        # slices of n boundaries, as many as fit at once
-        n = max(1, min(TOKENS_AT_ONCE // (B * T),
-                       PROBABILITIES_AT_ONCE // (T * model.config.vocab_size)))
-        self.slices = [slice(i, i + n) for i in range(0, len(self.gone), n)]
+        last = tokens.shape[1] - 1
+        self.boundaries = pick_boundaries(last + 1, boundaries) if future else [last]
 
     def zeros(self, n):
         return torch.zeros(len(self.order), n, device=self.tokens.device)
 
+    def later(self, t):
+        "Where the effect of an erasure up to t is looked at."
+        return slice(t + 1 if self.future else 0, None)
+
     def runs(self, progress=iter):
-        """(layer s, a slice of the boundaries, the last stream, {depth: update}) of each pass that
-        lacks layer s. note_effects and note_output take these four."""
+        "(layer s, boundary t, the last stream, {position: update}) of each pass that lacks s up to t."
         for s in progress(range(len(self.order))):
-            for ts in self.slices:
-                yield s, ts, *self.without(s, self.gone[ts][:, None, :, None])
+            for t in self.boundaries:
+                yield s, t, *self.without(s, t)
 
     @torch.no_grad()
-    def without(self, s, erase):
-        n = len(erase)
-        B, T = self.tokens.shape
-
-        def change(depth, which, update):
-            if depth == s and self.part in ('layer', which):
-                update = update.view(n, B, T, -1).masked_fill(erase, 0).flatten(0, 1)
+    def without(self, s, t):
+        def erase(position, part, x, update):
+            if position == s and self.part in ('layer', part):
+                update = update.clone()
+                update[:, :t + 1] = 0
             return update
-        tap, updates = watch(change)
+        tap, updates = watch(erase)
         if self.model.recurs:
-            x = self.model.hidden(self.tokens.repeat(n, 1), tap=tap)
-        else:           # nothing before the layer changes
-            x = self.plain['input'][s].repeat(n, 1, 1)
-            x = self.model.run(x, self.order[s:], depth=s, tap=tap)
-        return x.view(n, B, T, -1), {d: u.view(n, B, T, -1) for d, u in updates.items()}
+            return self.model.hidden(self.tokens, tap=tap), updates
+        # nothing before the layer changes
+        return self.model.run(self.plain['input'][s], self.order[s:], depth=s, tap=tap), updates
 
-    def moved(self, update, d, ts):
-        "The largest relative change of layer d's update (n, B, T, C), at the tokens looked at."
-        change = (update - self.updates[d]).norm(dim=-1) / self.sizes[d]    # (n, B, T)
-        return change.masked_fill(~self.seen[ts][:, None], 0).max()
+    def moved(self, update, d, t):
+        "The largest relative change of layer d's update (B, T, C)."
+        change = (update - self.updates[d]).norm(dim=-1) / self.sizes[d]                # (B, T)
+        return change[:, self.later(t)].max()
 
-    def note_effects(self, matrix, s, ts, x, updates):
+    def note_effects(self, matrix, s, t, updates):
         for d in range(s + 1, len(self.order)):
-            matrix[s, d] = torch.maximum(matrix[s, d], self.moved(updates[d], d, ts))
+            matrix[s, d] = torch.maximum(matrix[s, d], self.moved(updates[d], d, t))
 
     @torch.no_grad()
-    def note_output(self, outputs, s, ts, x, updates):
-        "The largest L2 change of the output distribution of each example, some examples at once."
+    def note_output(self, outputs, s, t, x):
+        "The largest L2 change of the output distribution of each example."
         def probabilities(x):
-            return self.model.head(self.model.norm(x)).float().softmax(-1)              # (.., V)
-        n, B, T, _ = x.shape
-        V = self.model.config.vocab_size
-        for some in torch.arange(B).split(max(1, PROBABILITIES_AT_ONCE // (n * T * V))):
-            change = probabilities(x[:, some]) - probabilities(self.plain['out'][some])
-            change = change.norm(dim=-1).masked_fill(~self.seen[ts][:, None], 0)        # (n, b, T)
-            outputs[s, some] = torch.maximum(outputs[s, some], change.amax(dim=(0, 2)))
+            return self.model.head(self.model.norm(x)).float().softmax(-1)              # (T, V)
+        for b, (now, plain) in enumerate(zip(x, self.plain['out'])):    # one at a time: V is large
+            later = self.later(t)
+            change = (probabilities(now[later]) - probabilities(plain[later])).norm(dim=-1)
+            outputs[s, b] = torch.maximum(outputs[s, b], change.max())
 
 
 @torch.no_grad()
@@ -182,14 +168,13 @@ def local_effects(erasure, progress=iter):
     contribution = e.updates if e.part == 'layer' else e.plain[e.part]        # (D, B, T, C)
     matrix = e.zeros(D)
     for s in progress(range(D)):
-        for ts in e.slices:
-            missing = contribution[s].masked_fill(~e.gone[ts][:, None, :, None], 0)
+        for t in e.boundaries:
             for d in range(s + 1, D):
-                x = e.plain['input'][d] - missing                             # (n, B, T, C)
+                x = e.plain['input'][d].clone()                               # (B, T, C)
+                x[:, :t + 1] -= contribution[s][:, :t + 1]
                 tap, updates = watch()
-                e.model.run(x.flatten(0, 1), [e.order[d]], depth=d, tap=tap)
-                moved = e.moved(updates[d].view(x.shape), d, ts)
-                matrix[s, d] = torch.maximum(matrix[s, d], moved)
+                e.model.run(x, [e.order[d]], depth=d, tap=tap)
+                matrix[s, d] = torch.maximum(matrix[s, d], e.moved(updates[d], d, t))
     return matrix
 
 
@@ -201,25 +186,25 @@ def future_effects(model, tokens, *, part='layer', propagate=True, future=True, 
     if not propagate:
         return local_effects(erasure, progress)
     matrix = erasure.zeros(len(erasure.order))
-    for run in erasure.runs(progress):
-        erasure.note_effects(matrix, *run)
+    for s, t, _, updates in erasure.runs(progress):
+        erasure.note_effects(matrix, s, t, updates)
     return matrix
 
 
 def depth_score(model, tokens, *, boundaries=None, order=None, progress=iter):
-    """(the mean depth, from 0 on, weighted by how much a layer's contribution to earlier tokens
+    """(the mean position, from 0 on, weighted by how much a layer's contribution to earlier tokens
     matters for the output at later ones; those weights (D,))."""
     erasure = Erasure(model, tokens, boundaries=boundaries, order=order)
     outputs = erasure.zeros(len(tokens))
-    for run in erasure.runs(progress):
-        erasure.note_output(outputs, *run)
+    for s, t, x, _ in erasure.runs(progress):
+        erasure.note_output(outputs, s, t, x)
     return score_of(outputs.mean(1)), outputs.mean(1)
 
 
 def score_of(per_layer):
     total = per_layer.sum()
-    depths = torch.arange(len(per_layer), device=per_layer.device)
-    return (depths * per_layer).sum().item() / total.item() if total > 0 else 0.0
+    positions = torch.arange(len(per_layer), device=per_layer.device)
+    return (positions * per_layer).sum().item() / total.item() if total > 0 else 0.0
 
 
 @torch.no_grad()

@@ -31,6 +31,28 @@ def run(tiny, tmp_path):
     return tmp_path / 'run'
 
 
+@pytest.fixture
+def checkpoint(tmp_path):
+    "A small Qwen 3 with a tokenizer that was trained on a few words."
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.Digits(individual_digits=True),
+        pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    tokenizer.train_from_iterator(['the depth of the deep'] * 9, trainers.BpeTrainer(
+        vocab_size=280, special_tokens=['<|endoftext|>'], show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    folder = tmp_path / 'checkpoint'
+    torch.manual_seed(0)
+    Qwen3ForCausalLM(Qwen3Config(
+        vocab_size=tokenizer.get_vocab_size(), hidden_size=32, num_hidden_layers=3,
+        num_attention_heads=2, num_key_value_heads=1, head_dim=16, intermediate_size=48,
+        max_position_embeddings=64, tie_word_embeddings=True)).save_pretrained(folder)
+    tokenizer.save(str(folder / 'tokenizer.json'))
+    return folder
+
+
 def test_stages_that_double_and_a_stage_that_is_missing(tiny, tmp_path):
     models = [tiny(vocab_size=257, n_layer=1, context=64)]
     models += [untie(models[0], double(1, 1))]
@@ -64,16 +86,17 @@ def test_the_page_holds_the_rounded_models_and_their_questions(run, tiny, tmp_pa
     assert (about['models']['core']['r'], about['models']['core']['parts']) == (
         3, [[0], [1, 2], [3]])
     for name, path in {'run': run, 'run, 2 layers': run / 'stage_2', 'core': core}.items():
-        raw = bytearray(base64.b64decode(inside(text, f'weights of {name}')))
+        raw = bytearray(base64.b64decode(inside(text, f'weights of {name} 0')))
         plain = play.tensors_of(load_model(path))
         rounded = play.tensors_of(play.round_weights(load_model(path)))
         assert about['tensors'][name].keys() == plain.keys()
         for key, place in about['tensors'][name].items():
-            n = place['rows'] * place['columns']
-            numbers = torch.frombuffer(raw, dtype=torch.int8, count=n, offset=place['at'])
+            width = -(-place['columns'] // 16) * 16         # rows are filled up
+            numbers = torch.frombuffer(raw, dtype=torch.int8, count=place['rows'] * width,
+                                       offset=place['at']).view(-1, width)[:, :place['columns']]
             scale = torch.frombuffer(raw, dtype=torch.float32, count=place['rows'],
                                      offset=place['scales'])[:, None]
-            found = (numbers.view(place['rows'], -1) * scale).view_as(plain[key])
+            found = (numbers * scale).view_as(plain[key])
             assert torch.allclose(found, rounded[key], atol=1e-7), key
             assert torch.allclose(found, plain[key], atol=scale.max().item() / 2 + 1e-7)
     for q, example in zip(about['questions']['toy_assign/3'],
@@ -83,10 +106,41 @@ def test_the_page_holds_the_rounded_models_and_their_questions(run, tiny, tmp_pa
 
 def test_the_page_in_docs_has_todays_code():
     page = (ROOT / 'docs/demo.html').read_text(encoding='utf-8')
-    html = (play.FOLDER / 'play.html').read_text(encoding='utf-8')
-    worker = (play.FOLDER / 'play.js').read_text(encoding='utf-8')
-    for part in (*html.split('<script>\n', 1), play.inside('text/plain', 'worker', worker)):
+    html, style, board, worker = ((play.FOLDER / name).read_text(encoding='utf-8') for name in
+                                  ('play.html', 'play.css', 'board.js', 'play.js'))
+    head, script = html.split('<script>\n', 1)
+    for part in (*head.split('</style>'), style, board, script,
+                 play.inside('text/plain', 'worker', worker)):
         assert part in page
+
+
+def test_the_page_of_a_checkpoint(checkpoint, tmp_path, capsys):
+    "All that play.js needs: weights in parts, one for a tied head; the tokenizer; no questions."
+    out = tmp_path / 'page.html'
+    nanodepth('play', [str(checkpoint), f'--out={out}', '--open=false'])
+    text = out.read_text()
+    about = json.loads(inside(text, 'about'))
+    [(name, places)] = about['tensors'].items()
+    assert name == checkpoint.name and places['head.weight'] == places['embed.weight']
+    assert 'layers.0.attn.q_norm.weight' in places and about['models'][name]['config']['qk_norm']
+    assert len(base64.b64decode(inside(text, f'weights of {name} 0'))) == about['bytes']
+    spec = json.loads((checkpoint / 'tokenizer.json').read_text())
+    assert [' '.join(pair) for pair in spec['model']['merges']] == about['merges']
+    assert all(about['vocab'][i] == token for token, i in spec['model']['vocab'].items())
+    assert about['added'] == {'<|endoftext|>': about['start'][0]} and len(about['splits']) == 2
+
+
+@pytest.mark.parametrize('change, said', [
+    (lambda spec: spec['model'].update(byte_fallback=True), 'no byte-level BPE'),
+    (lambda spec: spec.update(normalizer=dict(type='Lowercase')), 'no byte-level BPE'),
+    (lambda spec: spec.update(pre_tokenizer=dict(type='Whitespace')), 'no byte-level BPE')])
+def test_a_tokenizer_that_the_page_does_not_have_is_refused(checkpoint, tmp_path, capsys, change,
+                                                            said):
+    file = checkpoint / 'tokenizer.json'
+    spec = json.loads(file.read_text())
+    change(spec)
+    file.write_text(json.dumps(spec))
+    assert said in refused(capsys, 'play', checkpoint, f'--out={tmp_path / "x.html"}')
 
 
 def test_what_a_browser_does_not_carry_is_refused(run, tiny, tmp_path, capsys, monkeypatch):

@@ -95,16 +95,6 @@ def test_effects_and_score_against_the_slow_form(tiny, shape, part):
                                           / per_layer.sum().item(), rel=1e-5)
 
 
-def test_rows_in_pieces_give_the_same(tiny, monkeypatch):
-    model, t = tiny(n_layer=3), tokens()
-    both = lambda: (future_effects(model, t), depth_score(model, t)[1])
-    whole = both()
-    monkeypatch.setattr(probe, 'TOKENS_AT_ONCE', 60)
-    monkeypatch.setattr(probe, 'PROBABILITIES_AT_ONCE', 2 * 9 * 50 * 2)
-    for a, b in zip(whole, both()):
-        assert torch.allclose(a, b, atol=1e-6)
-
-
 def hand_built():
     """Layer 0 only has an MLP, layer 1 only attention that looks at all tokens alike and copies
     what it sees: its update at p is the mean of rms(x_j), j <= p."""

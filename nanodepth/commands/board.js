@@ -33,7 +33,7 @@ function post(name, body, worker = workers[0]) {        // a model is decoded wh
 }
 
 // ---- how the model runs, in the tiles and in words
-const PALETTE = ['#e69f00', '#56b4e9', '#009e73', '#f0e442', '#cc79a7', '#d55e00', '#9aa7b5', '#7fb3d5'];
+const PALETTE = ['#e69f00', '#56b4e9', '#009e73', '#f0e442', '#cc79a7', '#d55e00', '#9aa7b5', '#a594f9'];
 const core = () => Boolean(model().parts);              // a recurrent one: its order is not free
 const same = (a, b) => a.length === b.length && a.every((v, k) => v === b[k]);
 function notation(list) {                       // 3-2x2-3, or the layers by number

@@ -117,9 +117,10 @@ class Subject:
         erasure = probe.Erasure(self.model, self.tokens)
         matrix = erasure.zeros(len(self.order))
         outputs = erasure.zeros(len(self.tokens))
-        for run in erasure.runs(layer_by_layer('future tokens, propagated, layer')):
-            erasure.note_effects(matrix, *run)
-            erasure.note_output(outputs, *run)
+        runs = erasure.runs(layer_by_layer('future tokens, propagated, layer'))
+        for s, t, x, updates in runs:
+            erasure.note_effects(matrix, s, t, updates)
+            erasure.note_output(outputs, s, t, x)
         return matrix, outputs
 
     def score(self, answer):
