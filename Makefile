@@ -3,7 +3,8 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 
-.PHONY: all setup data lidas baseline smollm2 atlas real test families readme demo browser bench gpu clean
+SHELL := /bin/bash
+.PHONY: all setup data lidas baseline smollm2 atlas layers answers search runs real test families readme demo browser bench gpu clean
 
 all: lidas                      # set up, grow the toy model, leave a picture and a sample of its text: 3 to 6 minutes
 
@@ -55,11 +56,30 @@ data/pydoc/train.json: out/smollm2/config.json     # Python's language reference
 	$(PY) -c "import pydoc_data.topics as t; print(*t.topics.values(), sep='\n\n')" > out/atlas/pydoc.txt
 	$(PY) data/text/prepare.py out/atlas/pydoc.txt --tokenizer=out/smollm2 --out=data/pydoc
 
-atlas: smollm2                  # docs/ATLAS.md: what that model's layers do, and whether repeating them helps; an hour, goes on where it stopped
-	$(PY) probe.py out/smollm2 --data=data/pydoc --only=depth_score,norms --count=4 --length=64 --batches=1 --tasks= --out=out/atlas/probe
-	$(PY) -m nanodepth atlas out/smollm2 --data=data/pydoc --batches=4
-	for task in piqa openbookqa commonsense_qa; do $(PY) -m nanodepth atlas out/smollm2 --tasks=questions_$$task --measures= --limit=600; done
+atlas: layers answers search runs       # docs/ATLAS.md, an evening: four parts, each goes on where it stopped
 	$(PY) -m nanodepth results
+layers: smollm2 lidas baseline  # its first part: what each layer does, beside the toys'; an hour
+	$(PY) probe.py out/smollm2 --data=data/pydoc --only=depth_score,norms,early_exit --count=4 --length=64 --batches=1 --tasks= --lens_steps=30 --out=out/atlas/probe
+	$(PY) probe.py out/lidas out/baseline --only=depth_score,norms,early_exit --tasks= --out=out/atlas/probe_toys
+	$(PY) -m nanodepth atlas out/smollm2 out/lidas out/baseline --data=data/pydoc --batches=4
+answers: smollm2                # its second: the named ways, asked, and primitives after examples; an hour
+	for task in piqa openbookqa commonsense_qa; do $(PY) -m nanodepth atlas out/smollm2 --tasks=questions_$$task --measures= --limit=600; done
+	$(PY) -m nanodepth atlas out/smollm2 --tasks=assign_math/0-1 --shots=0,5 --n=60 --measures=
+search: smollm2                 # its third: every block run twice, every window of four; an hour
+	$(PY) -m nanodepth sweep out/smollm2 --blocks=1,2,4 --tasks=questions_piqa --limit=200 --data=data/pydoc --batches=2 --out=out/atlas/blocks.png --answers=docs/results/atlas_blocks.csv
+	$(PY) -m nanodepth sweep out/smollm2 --window=all4 --method=rk --K=2,3 --tasks=questions_piqa --limit=100 --data=data/pydoc --batches=2 --out=out/atlas/windows.png --answers=docs/results/atlas_windows.csv
+# its fourth: three seeds of a retrofit and of growing, and of what they are compared with at equal FLOPs; an hour
+SHORT = config/retrofit.py --data=data/pydoc --optimizer=adamw --batch_size=2 --context=256 --warmup_steps=5 --eval_batches=8 --eval_every=1000
+PARENT = $(SHORT) --init_from=out/smollm2 --recurrence=none --lr=1e-4
+runs: smollm2
+	test -f out/cut/ckpt.pt || $(PY) -m nanodepth cut out/smollm2 8-10-8 --out=out/cut
+	set -e; for seed in 0 1 2; do \
+	  $(PY) train.py $(SHORT) --init_from=out/cut --recurrence=4 --lr=3e-4 --steps=24 --decay_steps=10 --seed=$$seed --out_dir=out/atlas/runs/retrofit-$$seed; \
+	  $(PY) train.py $(PARENT) --steps=$$((40 + seed / 2)) --decay_steps=10 --seed=$$seed --out_dir=out/atlas/runs/further-$$seed; \
+	  for grow in lidas midas; do $(PY) train.py $(PARENT) --grow=$$grow --grow_block=5 --steps=18 --decay_steps=6 --seed=$$seed --out_dir=out/atlas/runs/$${grow}_35-$$seed; done; \
+	  $(PY) train.py $(PARENT) --steps=20 --decay_steps=6 --seed=$$seed --out_dir=out/atlas/runs/trained_on-$$seed; done
+	$(PY) -m nanodepth evaluate out/atlas/runs/{retrofit,further,lidas_35,midas_35,trained_on}-{0,1,2} out/smollm2 --r=1,2,4,16 --data=data/pydoc --batches=2 --tasks=questions_piqa --limit=100 --out=out/atlas/runs.csv
+	cp out/atlas/runs.csv docs/results/atlas_runs.csv
 
 # ---- the tests
 
@@ -75,7 +95,7 @@ real: smollm2                   # the published model against transformers, doub
 	OMP_NUM_THREADS=2 $(PY) -m pytest -q tests/real.py
 readme: smollm2                 # every command of README, COURSE and CHECKPOINT in a fresh clone: half an hour
 	$(PY) tests/readme.py
-browser: .venv/tests            # the page of `play` in headless Chromium, which must be on the path, by its six steps: out/play/*.png
+browser: smollm2                # both pages of `play` in headless Chromium, which must be on the path, by their steps: out/play/*.png, ten minutes
 	$(PY) -m pip install --quiet --disable-pip-version-check playwright==1.65.2
 	$(PY) tests/browser.py
 

@@ -210,7 +210,7 @@ def score_of(per_layer):
 @torch.no_grad()
 def residual_norms(model, tokens, *, order=None):
     """{name: (D,)}, means over tokens: the stream's norm; the share of it that the layer and each
-    sublayer add, and their cosine with it."""
+    sublayer add, and their cosine with it; by how many degrees the layer turns it."""
     kept = record(model, tokens, order)
     x, attn, mlp = kept['input'], kept['attn'], kept['mlp']
     norms = dict(stream=x.norm(dim=-1).mean(dim=(1, 2)))
@@ -219,6 +219,8 @@ def residual_norms(model, tokens, *, order=None):
         share = update.norm(dim=-1) / stream.norm(dim=-1).clamp(min=1e-12)  # (D, B, T)
         norms[f'{name} share'] = share.mean(dim=(1, 2))
         norms[f'{name} cosine'] = torch.cosine_similarity(update, stream, dim=-1).mean(dim=(1, 2))
+    turned = torch.cosine_similarity(x.float(), (x + attn + mlp).float(), dim=-1)
+    norms['layer angle'] = turned.clamp(-1, 1).arccos().rad2deg().mean(dim=(1, 2))
     return norms
 
 

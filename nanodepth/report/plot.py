@@ -330,11 +330,11 @@ def draw_maps(rows, down, right, value, panel, title):
     return fig
 
 
-def draw_atlas(name, losses, probes):
-    """losses: {(kind, layer): the loss of each row}; probes: {name: rows} of probe.py, as far as
-    there are such. Panels below each other, over the layers: what the loss gains or loses, what a
-    layer does to the stream and to later tokens, and what can be read off behind it."""
-    plain = losses['as it is', '']
+def draw_atlas(models, probes):
+    """models: {name: {(kind, layer): the loss of each row}}, a column each; probes: {name: rows} of
+    probe.py, as far as there are such. Panels below each other, over the layers: what the loss
+    gains or loses, what a layer does to the stream and to later tokens, and what can be read off
+    behind it."""
     panels = [('loss without the layer, minus the loss as it is', ['without']),
               ('loss with the layer twice, or in two half steps', ['twice', 'by rk']),
               ('loss with four layers from here on twice, or in two half steps',
@@ -342,12 +342,17 @@ def draw_atlas(name, losses, probes):
               *((title, probe) for title, probe in (
                   ('share of the stream that the layer adds', ('norms', 'layer share', None)),
                   ('cosine of what it adds with the stream', ('norms', 'layer cosine', None)),
+                  ('by how many degrees it turns the stream', ('norms', 'layer angle', None)),
                   ("later tokens' output without it at earlier ones",
                    ('depth_score', 'change', None)),
                   ('nats from the answer, read off behind it', ('early_exit', 'KL', 'lens')))
                 if probe[0] in probes)]
-    fig, axes = figure(len(panels), 1, (9, 1.9 * len(panels)), sharex=True)
-    for ax, (title, what) in zip(axes[:, 0], panels):
+    widths = [2 + max(i for _, i in losses if isinstance(i, int)) / 4 for losses in models.values()]
+    fig, axes = figure(len(panels), len(models), (sum(widths), 1.9 * len(panels)), sharex='col',
+                       width_ratios=widths)
+    for (row, (title, what)), (column, (name, losses)) in itertools.product(
+            enumerate(panels), enumerate(models.items())):
+        ax, plain = axes[row, column], losses['as it is', '']
         if isinstance(what, list):
             for colour, kind in zip(COLOURS, what):
                 changes = {layer: [b - a for a, b in zip(plain, rows)]
@@ -361,13 +366,14 @@ def draw_atlas(name, losses, probes):
             ax.margins(y=0.15)
         else:
             probe, value, panel = what
-            parts = dict.fromkeys(row.get(panel) for row in probes[probe])
-            for colour, part in zip(COLOURS, parts):
-                curve(ax, [row for row in probes[probe] if row.get(panel) == part], 'depth', value,
+            of_model = where(probes[probe], run=name)
+            for colour, part in zip(COLOURS, dict.fromkeys(each.get(panel) for each in of_model)):
+                curve(ax, [each for each in of_model if each.get(panel) == part], 'depth', value,
                       colour, part)
-        ax.set_title(title, fontsize=9, loc='left')
+        ax.set_title(title if not column else '', fontsize=9, loc='left')
+        if not row:
+            ax.text(1, 1.03, name, transform=ax.transAxes, ha='right', weight='bold')
         if len(ax.get_legend_handles_labels()[0]) > 1:
             ax.legend(frameon=False, fontsize=8)
     axes[-1, 0].set_xlabel('layer, from the embedding (left) to the head (right)')
-    fig.suptitle(name)
     return fig

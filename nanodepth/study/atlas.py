@@ -7,20 +7,22 @@ sentences were to be judged, before anything was measured. What was measured is 
 measured again.
 
 Usage:
-    nanodepth atlas out/smollm2 --data=data/pydoc       # goes on where it stopped: make atlas
+    nanodepth atlas out/smollm2 out/lidas --data=data/pydoc     # goes on where it stopped
     nanodepth atlas out/smollm2 --tasks=questions_piqa --measures=      # the named ways' answers
 """
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nanodepth import ROOT
-from nanodepth.common.files import Notes, replace
+from nanodepth.common.files import Notes
+from nanodepth.common.files import replace as write
 from nanodepth.common.options import read
+from nanodepth.engine.checkpoint import is_hugging_face
 from nanodepth.engine.scoring import Asked, Subject
 from nanodepth.engine.way import Way, depth_in
 from nanodepth.loop import repeat_block
 from nanodepth.report.plot import draw_atlas, show
-from nanodepth.report.tables import as_csv, mean, read_csv, read_rows
+from nanodepth.report.tables import as_csv, mean, read_csv, read_rows, run_names
 
 # layers that are judged together: of each row, the mean over them
 GROUPS = {'1 to 9': range(1, 10), '10 to 19': range(10, 20), '20 to 28': range(20, 29),
@@ -35,9 +37,10 @@ ASKED = {'as it is': Way(), 'mid4, K = 2': Way(window='mid4', method='rk', K=2),
 
 @dataclass(kw_only=True)
 class Options(Asked):
-    WORDS = ['model']
-    model: str                  # a Hugging Face folder, or a run
-    probes: Path = Path('out/atlas/probe')      # where probe.py has left its numbers
+    WORDS = ['models']
+    models: list[str]           # a Hugging Face folder; others, such as toys, are drawn beside it
+    # folders in which probe.py has left its numbers
+    probes: tuple[str, ...] = ('out/atlas/probe', 'out/atlas/probe_toys')
     out: Path = Path('out/atlas')               # where what was measured is kept
     rows: Path = ROOT / 'docs/results'          # where atlas.csv is written
 
@@ -58,14 +61,31 @@ def ways_of(depth):
 
 def main(argv=None):
     options = read(Options, argv, __doc__)
-    subject = Subject(options.model, options)
     notes = Notes(options.out / 'atlas.jsonl')
     if options.tasks:
+        subject = Subject(options.models[0], options)
         return answers(options, subject.noted(ASKED.values(), notes))
+    models = {name: losses_of(path, options, notes)
+              for name, path in run_names(options.models).items()}
+    write_rows(*next(iter(models.items())), options)
+    probes = {}
+    for path in (path for folder in options.probes for path in Path(folder).glob('*.csv')):
+        probes.setdefault(path.stem, []).extend(read_rows(path))
+    show(options.out / 'atlas.png', draw_atlas, models, probes)
+
+
+def losses_of(path, options, notes):
+    "{(kind, first layer): the loss of each row}. A run of ours is measured on data of its own."
+    own = not is_hugging_face(path)
+    subject = Subject(path, replace(options, data=None) if own else options)
     ways = ways_of(depth_in(subject.model))
     found = subject.noted([way for _, _, way in ways], notes)
-    losses = {(kind, layer): found[str(way)]['loss'].answers for kind, layer, way in ways}
-    name = Path(options.model).name
+    return {(kind, layer): found[str(way)]['loss'].answers for kind, layer, way in ways}
+
+
+def write_rows(name, losses, options):
+    "The rows of atlas.csv: of each row of text the loss in every way, and its mean over groups."
+    losses = dict(losses)
     for group, layers in GROUPS.items():
         for kind in ('without', 'twice', 'by rk', '4 twice', '4 by rk'):
             some = [losses[kind, i] for i in layers if (kind, i) in losses]
@@ -73,10 +93,8 @@ def main(argv=None):
     rows = [dict(seed=row, run=name, way=kind, layer=layer, text=f'{loss:.6g}')
             for (kind, layer), of_rows in losses.items() for row, loss in enumerate(of_rows)]
     file = options.rows / 'atlas.csv'
-    replace(file, as_csv(rows, lineterminator='\n'))
+    write(file, as_csv(rows, lineterminator='\n'))
     print(f'numbers: {file}')
-    probes = {path.stem: read_rows(path) for path in options.probes.glob('*.csv')}
-    show(options.out / 'atlas.png', draw_atlas, name, losses, probes)
 
 
 def answers(options, found):
@@ -86,5 +104,5 @@ def answers(options, found):
             if row['task'] not in found[str(Way())]]
     rows += [dict(seed=i, task=task, way=name, right=int(right)) for name, way in ASKED.items()
              for task, score in found[str(way)].items() for i, right in enumerate(score.answers)]
-    replace(file, as_csv(rows, lineterminator='\n'))
+    write(file, as_csv(rows, lineterminator='\n'))
     print(f'numbers: {file}')
