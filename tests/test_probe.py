@@ -159,8 +159,9 @@ def test_what_is_not_a_number_shows(tiny):
 def test_nothing_before_an_intervention_changes(tiny):
     model, t = tiny(n_layer=3), tokens()
     was = probe.record(model, t)
-    tap, found = probe.watch(lambda depth, part, update: update * (torch.arange(9) > 4)[:, None]
-                             if depth == 1 else update)
+    late = (torch.arange(9) > 4)[:, None]
+    tap, found = probe.watch(lambda position, part, x, update: update * late if position == 1
+                             else update)
     model.hidden(t, tap=tap)
     updates = was['attn'] + was['mlp']
     assert torch.equal(found[0], updates[0]) and torch.equal(found[1][:, 5:], updates[1][:, 5:])

@@ -12,6 +12,7 @@ from nanodepth.engine import lm_eval_scores, processes
 from nanodepth.engine.hf import save_hf
 from nanodepth.engine.scoring import Asked, Subject, measure
 from nanodepth.engine.way import Way
+from nanodepth.report.plot import draw_atlas
 from nanodepth.study.atlas import ways_of
 from nanodepth.text.loader import Loader
 
@@ -126,5 +127,19 @@ def test_the_atlas_writes_a_row_for_each_row_of_text(tiny, tmp_path, capsys):
     ways = 1 + 4 + 2 * (4 + 1)
     assert len([row for row in lines if ' to ' not in row]) == 1 + 4 * ways
     assert '0,run,without,1 to 9' in first
-    nanodepth('atlas', line)            # from what is on disk
+    other = save_run(tmp_path / 'other', tiny(vocab_size=257, context=64, n_layer=2),
+                     tmp_path / 'noise')
+    nanodepth('atlas', [run, other, *line[1:]])     # from what is on disk; the other is drawn
     assert (tmp_path / 'atlas.csv').read_text() == first
+
+
+def test_the_atlas_draws_models_beside_each_other(tmp_path, pictures):
+    losses = {('as it is', ''): [1, 2]} | {(kind, i): [1.5, 2.25] for i in range(3)
+                                           for kind in ('without', 'twice', 'by rk')}
+    norms = [{'run': name, 'depth': i, 'layer share': 0.1 * i} for name in 'ab' for i in range(3)]
+    fig = draw_atlas(dict(a=losses, b=losses), dict(norms=norms))
+    by_title = {axes.get_title(loc='left'): axes for axes in fig.axes}
+    [bars] = by_title['loss without the layer, minus the loss as it is'].containers
+    assert bars.lines[0].get_ydata() == pytest.approx([0.375] * 3)
+    share = by_title['share of the stream that the layer adds']
+    assert len(share.lines) == 1 and share.lines[0].get_ydata() == pytest.approx([0, 0.1, 0.2])

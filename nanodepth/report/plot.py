@@ -373,7 +373,7 @@ def draw_atlas(models, probes):
         ax.set_title(title if not column else '', fontsize=9, loc='left')
         if not row:
             ax.text(1, 1.03, name, transform=ax.transAxes, ha='right', weight='bold')
-        if len(ax.get_legend_handles_labels()[0]) > 1:
+        if not column and len(ax.get_legend_handles_labels()[0]) > 1:
             ax.legend(frameon=False, fontsize=8)
     axes[-1, 0].set_xlabel('layer, from the embedding (left) to the head (right)')
     return fig
