@@ -233,8 +233,8 @@ class LM(nn.Module):
         return list(self.config.order or range(len(self.layers)))
 
     def run(self, x, order, *, depth=0, cache=None, tap=None):
-        """Run a segment of layers on the residual stream x (B, T, C). `depth` is the position of its
-        first layer in the order, so that run(run(x, a), b, depth=len(a)) is run(x, a + b)."""
+        """Run a segment of layers on the residual stream x (B, T, C). `depth` is the position of
+        its first layer in the order, so that run(run(x, a), b, depth=len(a)) is run(x, a + b)."""
         # a segment may be empty, a model may not
         order = check_order(order, len(self.layers)) if len(order) else []
         start = 0 if cache is None else cache.position

@@ -120,7 +120,7 @@ class Erasure:
         return slice(t + 1 if self.future else 0, None)
 
     def runs(self, progress=iter):
-        "(layer s, boundary t, the last stream, {position: update}) of each pass that lacks s up to t."
+        "(layer s, t, the last stream, {position: update}) of each pass that lacks s up to t."
         for s in progress(range(len(self.order))):
             for t in self.boundaries:
                 yield s, t, *self.without(s, t)

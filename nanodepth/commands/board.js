@@ -1,7 +1,7 @@
 const $ = id => document.getElementById(id), read = id => $(id).textContent;
 const make = (tag, fields = {}, ...inside) => { const e = Object.assign(document.createElement(tag), fields); e.append(...inside); return e; };
 const about = JSON.parse(read('about')), quiet = matchMedia('(prefers-reduced-motion: reduce)');
-let how = {}, chosen = new Set(), focus = 0, past = [], number = 0, dragged;      // `number` counts what was asked, so that late answers are known
+let how = {}, chosen = new Set(), focus = 0, past = [], number = 0, now = 0, dragged;      // `number` counts what was asked, so that late answers are known
 
 // ---- the workers: the first looks at the prompt; the others, if there are any, count right answers
 const source = URL.createObjectURL(new Blob([read('worker')])), waiting = new Map(), given = new Set();
@@ -134,3 +134,26 @@ $('tiles').onkeydown = event => {
   event.preventDefault(); $('tiles').children[focus]?.focus();
 };
 
+
+// ---- the walk, whose steps are a page's own, and what else both pages have
+function step() {
+  const [title, story, label, , line] = STEPS[now];
+  $('steps').replaceChildren(...STEPS.map(([title], k) => {
+    const button = make('button', {textContent: `${k + 1} ${title}`, onclick: () => { now = k; step(); $('steps').children[k].focus(); toLink(); }});
+    if (k === now) button.setAttribute('aria-current', 'step');
+    return button;
+  }));
+  $('name').textContent = `${now + 1}. ${title}`; $('story').textContent = story; $('scene').textContent = label();
+  $('code').textContent = python();
+  if (line) $('python').textContent = line();
+}
+$('scene').onclick = () => STEPS[now][3]();
+for (const [id, act] of Object.entries({left: () => move(-1), right: () => move(1), repeat, out: leaveOut, undo, plain: () => asItWas()})) $(id).onclick = act;
+$('text').onchange = async () => {
+  const mine = ++number;
+  try {
+    const found = await post('order', {model: current(), text: $('text').value});
+    if (mine === number) change(found.order);
+  } catch (error) { fail(error.message); }
+};
+for (const id of ['window', 'method', 'K', 'T', 'beta', 'wrapped']) $(id).onchange = () => { draw(); refresh(); };

@@ -242,7 +242,8 @@ def assembled(page, about, weights):
     html, style, board, worker = ((FOLDER / name).read_text(encoding='utf-8') for name in
                                   (page, 'play.css', 'board.js', 'play.js'))
     places = itertools.accumulate(map(len, weights.values()), initial=0)
-    about |= dict(begins=dict(zip(weights, places)), bytes=sum(map(len, weights.values())), part=PART)
+    about |= dict(begins=dict(zip(weights, places)), part=PART,
+                  bytes=sum(map(len, weights.values())))
     parts = [inside('text/plain', f'weights of {name} {at}',
                     base64.b64encode(raw[at:at + PART]).decode())
              for name, raw in weights.items() for at in range(0, len(raw), PART)]
@@ -268,17 +269,16 @@ class Options:
 
 def main(argv=None):
     options = read(Options, argv, __doc__)
-    published = len(options.runs) == 1 and get_tokenizer(options.runs[0]).name != 'bytes'
-    if published:
+    if len(options.runs) == 1 and get_tokenizer(options.runs[0]).name != 'bytes':
         text = page_of_checkpoint(options.runs[0]).encode()
     else:
         asked = questions()
         check_choice('task', options.task, asked)
         text = page(options.runs, options.task, asked).encode()
-    if not published and len(text) > MOST:
-        raise Refused(f'the page would have {len(text) / 2 ** 20:.1f} MB, and {MOST / 2 ** 20:.0f} '
-                      'MB are the most, because it is for toys: give fewer runs, or try nanodepth '
-                      'evaluate or sweep instead')
+        if len(text) > MOST:
+            raise Refused(f'the page would have {len(text) / 2 ** 20:.1f} MB, and '
+                          f'{MOST / 2 ** 20:.0f} MB are the most, because it is for toys: give '
+                          'fewer runs, or try nanodepth evaluate or sweep instead')
     replace(options.out, text)
     print(f'{options.out}: {len(text) / 2 ** 20:.1f} MB, for any browser', flush=True)
     if options.open:

@@ -166,7 +166,7 @@ def kinds_in(gains):
 
 def search(name, path, options, notes):
     """Screen all ways, judge the best and the recipe, print a table. (The rows of what was
-    measured, {measure: its unit})."""
+    measured, {measure: its unit}, the rows of --answers)."""
     subject = Subject(path, options, [options.tasks, options.judge_tasks or options.tasks])
     ways, impossible = ways_of(options, subject.model)
     if not ways:
@@ -189,14 +189,14 @@ def search(name, path, options, notes):
         chosen.setdefault(str(recipe), recipe)
     screened |= gains_of(subject, notes, 0, chosen.values())
     judged = gains_of(subject, notes, 1, chosen.values())
+    answers = []
     if options.answers:
         named = {'as it is': Way(), 'the best': of[best[0]]} | (
             {'the recipe': recipe} if str(recipe) in chosen else {})
         found = subject.noted(named.values(), notes, 1)
-        replace(options.answers, as_csv(
-            [dict(seed=i, run=name, measure=measure, way=way, value=float(value))
-             for way, run in named.items() for measure, score in found[str(run)].items()
-             for i, value in enumerate(score.answers)], lineterminator='\n'))
+        answers = [dict(seed=i, run=name, measure=measure, way=way, value=float(value))
+                   for way, run in named.items() for measure, score in found[str(run)].items()
+                   for i, value in enumerate(score.answers)]
 
     print(f'\n{name}: {len(ways)} ways searched, {sum(v > 0 for v in totals.values())} with a gain '
           f'in {" and ".join(ranked)}')
@@ -218,7 +218,7 @@ def search(name, path, options, notes):
     rows = [dict(run=name, part=part, way=way, **places.get(way, {}),
                  **{kind: each.mean for kind, each in gains.items()})
             for part, of_part in zip(PARTS, (screened, judged)) for way, gains in of_part.items()]
-    return rows, units
+    return rows, units, answers
 
 
 def main(argv=None):
@@ -227,11 +227,14 @@ def main(argv=None):
         raise Refused('--judge_tasks is what the best are judged by: give --tasks, too, to screen '
                       'by')
     notes = Notes(beside(options.out, '.jsonl'))
-    rows, units = [], {}
+    rows, units, answers = [], {}, []
     for name, path in run_names(options.models).items():
-        of_model, its_units = search(name, path, options, notes)
+        of_model, its_units, its_answers = search(name, path, options, notes)
         rows += of_model
         units |= its_units
+        answers += its_answers
+    if options.answers:
+        replace(options.answers, as_csv(answers, lineterminator='\n'))
     write_csv(rows, options.out)
     drawn = [row for row in rows if row['part'] == 'screen' and 'window' in row]
     show(options.out, draw_sweep, drawn,

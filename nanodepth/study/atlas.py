@@ -10,12 +10,12 @@ Usage:
     nanodepth atlas out/smollm2 out/lidas --data=data/pydoc     # goes on where it stopped
     nanodepth atlas out/smollm2 --tasks=questions_piqa --measures=      # the named ways' answers
 """
-from dataclasses import dataclass, replace
+import dataclasses
+from dataclasses import dataclass
 from pathlib import Path
 
 from nanodepth import ROOT
-from nanodepth.common.files import Notes
-from nanodepth.common.files import replace as write
+from nanodepth.common.files import Notes, replace
 from nanodepth.common.options import read
 from nanodepth.engine.checkpoint import is_hugging_face
 from nanodepth.engine.scoring import Asked, Subject
@@ -77,7 +77,7 @@ def main(argv=None):
 def losses_of(path, options, notes):
     "{(kind, first layer): the loss of each row}. A run of ours is measured on data of its own."
     own = not is_hugging_face(path)
-    subject = Subject(path, replace(options, data=None) if own else options)
+    subject = Subject(path, dataclasses.replace(options, data=None) if own else options)
     ways = ways_of(depth_in(subject.model))
     found = subject.noted([way for _, _, way in ways], notes)
     return {(kind, layer): found[str(way)]['loss'].answers for kind, layer, way in ways}
@@ -93,7 +93,7 @@ def write_rows(name, losses, options):
     rows = [dict(seed=row, run=name, way=kind, layer=layer, text=f'{loss:.6g}')
             for (kind, layer), of_rows in losses.items() for row, loss in enumerate(of_rows)]
     file = options.rows / 'atlas.csv'
-    write(file, as_csv(rows, lineterminator='\n'))
+    replace(file, as_csv(rows, lineterminator='\n'))
     print(f'numbers: {file}')
 
 
@@ -104,5 +104,5 @@ def answers(options, found):
             if row['task'] not in found[str(Way())]]
     rows += [dict(seed=i, task=task, way=name, right=int(right)) for name, way in ASKED.items()
              for task, score in found[str(way)].items() for i, right in enumerate(score.answers)]
-    write(file, as_csv(rows, lineterminator='\n'))
+    replace(file, as_csv(rows, lineterminator='\n'))
     print(f'numbers: {file}')
