@@ -784,6 +784,15 @@ def test_what_diverged_is_not_the_best(runs, tmp_path, capsys, monkeypatch):
     assert '| nan' not in capsys.readouterr().out
 
 
+def test_the_judged_answers_of_every_model_are_kept(runs, tmp_path, capsys):
+    file = tmp_path / 'answers.csv'
+    nanodepth('sweep', [*runs[:2], '--window=all2', '--method=rk', '--K=2', '--batches=1', '--best=1',
+                        '--device=cpu', f'--out={tmp_path / "s.png"}', f'--answers={file}'])
+    rows = read_csv(file)
+    assert {row['way'] for row in rows} == {'as it is', 'the best', 'the recipe'}
+    assert {row['run'] for row in rows} == {Path(run).name for run in runs[:2]}
+
+
 @pytest.mark.parametrize('args, message', [
     (['--score=los'], "did you mean 'loss'?"), (['--window=all9'], 'write all1 to all4'),
     (['--method=aitken', '--K=3'], 'nothing can be run: aitken with K = 3'),
