@@ -28,7 +28,6 @@ from nanodepth.study import record
 from nanodepth.text.loader import Dataset, Loader, begin_dataset, write_dataset
 from nanodepth.text.primitives import Example, few_shot
 from nanodepth.text.tokenizer import get_tokenizer, write_tokenizer
-from nanodepth.variants.cuts import screen
 from nanodepth.wrapper import SOLVERS, looped
 
 BYTES = get_tokenizer('bytes')
@@ -141,17 +140,6 @@ def test_no_note_outlives_the_code_that_made_it(tiny, tmp_path, monkeypatch):
                         lambda path: real(path) + b'#' * path.samefile(changed))
     scoring.written_code.cache_clear()
     assert mark() != first
-
-
-def test_a_search_for_a_cut_counts_what_training_counts(tiny):
-    model = tiny(context=16)
-    tokens = torch.randint(0, 50, (4, 16))
-    targets = torch.where(torch.rand(4, 16) < 0.3, torch.randint(0, 50, (4, 16)), -1)
-    for loss, (prelude, core, coda) in screen(model, (1, 1, 1), tokens, targets):
-        with torch.no_grad():
-            logits = model(tokens, order=prelude + core + coda)[targets != -1]
-        wanted = torch.nn.functional.cross_entropy(logits, targets[targets != -1])
-        assert loss == pytest.approx(wanted.item(), rel=1e-5)
 
 
 def test_what_is_not_a_number_is_no_accuracy(tiny, data):

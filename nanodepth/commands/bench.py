@@ -9,7 +9,6 @@ and their note says how much of the GPU's arithmetic they use (MFU).
 Usage:
     nanodepth bench --out=docs/bench.md       # all of them, on what there is: 10 minutes
     nanodepth bench training memory           # some of them
-    nanodepth bench out/smollm2               # a checkpoint's scores, text and training step
 """
 import gc
 import platform
@@ -17,7 +16,6 @@ import re
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median, quantiles
@@ -32,11 +30,8 @@ from nanodepth.common.errors import check_choice
 from nanodepth.common.files import replace
 from nanodepth.common.options import read
 from nanodepth.engine import cost
-from nanodepth.engine.checkpoint import load_model
-from nanodepth.engine.lm_eval_scores import evaluate
-from nanodepth.engine.processes import compute_in, peak_flops, pick_device
-from nanodepth.engine.scoring import Asked, Subject
-from nanodepth.engine.way import Way
+from nanodepth.engine.hf import config_json
+from nanodepth.engine.processes import peak_flops, pick_device
 from nanodepth.model import LM, ModelConfig
 from nanodepth.report.tables import columns
 
@@ -77,13 +72,10 @@ class PlainGPT(nn.Module):
         return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), targets.flatten())
 
 
-def transformers(s):
+def transformers(shape):
     from transformers import LlamaConfig, LlamaForCausalLM
-    return LlamaForCausalLM(LlamaConfig(
-        vocab_size=s['vocab_size'], num_hidden_layers=s['n_layer'], hidden_size=s['n_embd'],
-        num_attention_heads=s['n_head'], num_key_value_heads=s.get('n_kv_head'),
-        intermediate_size=s['ffn_dim'], max_position_embeddings=s['context'],
-        tie_word_embeddings=True, bos_token_id=None, eos_token_id=None))
+    theirs = config_json(ModelConfig(**shape), shape['n_layer'])
+    return LlamaForCausalLM(LlamaConfig(**theirs, bos_token_id=None, eos_token_id=None))
 
 
 MODELS = dict(ours=lambda shape: LM(ModelConfig(**shape)), transformers=transformers,
@@ -106,7 +98,7 @@ def clock(device, call):
     return time.perf_counter() - began
 
 
-def race(what, device, turns, tokens, calls, unit='tokens', note=lambda seconds: ''):
+def race(what, device, turns, tokens, calls, note=lambda seconds: ''):
     """A row for each peer, (what, the peer's time over ours, its middle half, note). The calls take
     turns, the first turn not counted; each works on so many tokens."""
     rounds = [[clock(device, call) for call in calls.values()] for _ in range(turns + 1)]
@@ -118,7 +110,7 @@ def race(what, device, turns, tokens, calls, unit='tokens', note=lambda seconds:
             low, middle, high = quantiles(ratios, n=4)
             yield (f'{what}, {peer}', f'{middle:.3f}', f'{low:.3f} to {high:.3f}',
                    f'ours {mine:.4g} s, {peer} {median(theirs):.4g} s; '
-                   f'{tokens / mine:,.{0 if unit == "tokens" else 1}f} {unit} a second{note(mine)}')
+                   f'{tokens / mine:,.0f} tokens a second{note(mine)}')
 
 
 def training_step(model, tokens):
@@ -207,54 +199,12 @@ def generating(device, tiny):
                        for who in ('ours', 'transformers'))
         if device.type == 'cuda':
             model, peer = model.bfloat16(), peer.bfloat16()
-        yield from race_of_texts(f'{name}: {n} new tokens', device, model, peer, n, 9)
-
-
-def race_of_texts(what, device, model, peer, n, turns):
-    prompt = random_tokens(dict(vocab_size=model.config.vocab_size, context=16), 1, device)
-    theirs = partial(peer.generate, prompt, attention_mask=torch.ones_like(prompt),
-                     max_new_tokens=n, min_new_tokens=n, do_sample=False, pad_token_id=0)
-    return race(what, device, turns, n, {
-        'ours': partial(model.generate, prompt, n, temperature=0), 'transformers': theirs})
-
-
-def published(device, path):
-    """A checkpoint: its scores beside those of lm-eval's own `hf` on the same hundred questions,
-    bfloat16 beside float32, its text and a training step beside transformers."""
-    from lm_eval.models.huggingface import HFLM
-    from transformers import AutoModelForCausalLM
-    for task in ('questions_piqa', 'questions_social_iqa', 'questions_mmlu'):
-        ours, fast = (Subject(path, Asked(tasks=task, limit=100, device=device.type, dtype=dtype))
-                      for dtype in ('float32', 'bfloat16'))
-        theirs = HFLM(path, dtype='float32', batch_size=16, device=device.type)
-        yield from race(f'100 of {task}, float32', device, 2, 100, {
-            'ours': partial(ours.scores, Way()), 'bfloat16': partial(fast.scores, Way()),
-            "lm-eval's hf": partial(evaluate, theirs, [task], {}, limit=100)}, 'questions')
-        peaks = {who: apart(peak_of_scoring, path, task, who, device) for who in ('ours', 'hf')}
-        yield (f"100 of {task}: peak memory, lm-eval's hf", f'{peaks["hf"] / peaks["ours"]:.3f}',
-               '', f'ours {peaks["ours"] / 1e9:.2f} GB, hf {peaks["hf"] / 1e9:.2f} GB')
-    for dtype in (torch.float32, torch.bfloat16):
-        model = compute_in(load_model(path), str(dtype)[6:], device)
-        peer = AutoModelForCausalLM.from_pretrained(path, dtype=dtype).to(device)
-        yield from race_of_texts(f'{str(dtype)[6:]}: 64 new tokens', device, model, peer, 64, 5)
-    shape = vars(model.config) | dict(context=512)
-    tokens = random_tokens(shape, 2, device)
-    yield from race('a training step, 2 x 512', device, 3, tokens.numel(), dict(
-        ours=training_step(load_model(path).float(), tokens),
-        transformers=training_step(peer.float(), tokens)))
-
-
-def peak_of_scoring(path, task, who, device):
-    "Bytes that scoring takes at most, above what Python and its packages take."
-    from lm_eval.models.huggingface import HFLM
-    before = most_memory(device)
-    if who == 'ours':
-        Subject(path, Asked(tasks=task, limit=100, device=device.type,
-                            dtype='float32')).scores(Way())
-    else:
-        evaluate(HFLM(path, dtype='float32', batch_size=16, device=device.type), [task], {},
-                 limit=100)
-    return most_memory(device) - before
+        prompt = random_tokens(SHAPES[name] | dict(context=16), 1, device)
+        theirs = dict(attention_mask=torch.ones_like(prompt), max_new_tokens=n, min_new_tokens=n,
+                      do_sample=False, pad_token_id=0)
+        yield from race(f'{name}: {n} new tokens', device, 9, n, dict(
+            ours=lambda: model.generate(prompt, n, temperature=0),
+            transformers=lambda: peer.generate(prompt, **theirs)))
 
 
 BENCHMARKS = {f.__name__: f for f in (training, memory, generating)}
@@ -275,7 +225,7 @@ def rows_of(name, device, tiny):
         torch.set_float32_matmul_precision('high')
         # as train.py has it; a growing cache is another matter (processes.pick_device)
         torch.backends.cuda.enable_cudnn_sdp(name == 'training')
-    return list(BENCHMARKS[name](device, tiny) if name in BENCHMARKS else published(device, name))
+    return list(BENCHMARKS[name](device, tiny))
 
 
 def processor():
@@ -287,8 +237,7 @@ def processor():
 @dataclass
 class Options:
     WORDS = ['names']
-    # training, memory, generating, or the folder of a checkpoint; none: the first three
-    names: list[str] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)      # training, memory, generating; none: all
     device: str = 'auto'        # auto: cuda, else mps, else cpu
     tiny: bool = False          # a small model, to see that everything works
     out: Path | None = None     # write the table there too, such as docs/bench.md
@@ -297,8 +246,7 @@ class Options:
 def main(argv=None):
     options = read(Options, argv, __doc__)
     for name in options.names:
-        if not Path(name).is_dir():
-            check_choice('benchmark', name, BENCHMARKS)
+        check_choice('benchmark', name, BENCHMARKS)
     device = pick_device(options.device)
     machine = (torch.cuda.get_device_name(device) if device.type == 'cuda' else
                f'{processor()} ({torch.backends.cpu.get_cpu_capability()}), '

@@ -19,14 +19,14 @@ from nanodepth.common.errors import Refused, refusing
 from nanodepth.common.files import new_model
 from nanodepth.common.options import read
 from nanodepth.engine.checkpoint import build_model, describe, load, save
-from nanodepth.engine.scoring import starts_of
+from nanodepth.engine.scoring import open_data
 from nanodepth.grow import untie
 from nanodepth.model import LM
 from nanodepth.report.tables import columns
 from nanodepth.retrofit import cut, surgery
-from nanodepth.text.loader import Loader, draw
-from nanodepth.text.tokenizer import keep_tokenizer, refuse_another_tokenizer
-from nanodepth.variants.cuts import by_influence, screen
+from nanodepth.text.loader import draw
+from nanodepth.text.tokenizer import keep_tokenizer
+from nanodepth.variants.cuts import by_influence
 from nanodepth.variants.key_offset import offset_keys, offset_of
 
 @dataclass
@@ -45,7 +45,6 @@ class Options:
     layers: str = ''            # explicit lists, such as 0,1/16,17,18,19/20,21
     # late: by the shape; influence: ShortGPT's, on --data
     select: Literal['late', 'influence'] = 'late'
-    search: bool = False        # print the loss of every selection on --data, before any training
     data: str | None = None     # a dataset
     untie_head: bool = False    # give a tied unembedding weights of its own
     scratch: bool = False       # random weights: recurrence from scratch
@@ -87,22 +86,13 @@ def open_parent(options):
     return state, parent
 
 
-def sample(options, model, n):
-    "n validation rows: tokens and targets, (n, T) each."
-    c = model.config
-    starts = starts_of(options.run)
-    loader = Loader(options.data, n, min(c.context - len(starts), 512), split='val',
-                    vocab_size=c.vocab_size, starts=starts)
-    refuse_another_tokenizer(options.run, loader)
-    return loader.batch(0)
-
-
 def choose_layers(options, parent):
     "(prelude, core, coda), as lists of the parent's layers."
     parts = cut(options.shape, len(parent.layers))
     sizes = [len(part) for part in parts]
     if options.select == 'influence':
-        return by_influence(parent, sizes, sample(options, parent, 8)[0])
+        rows = open_data(options.run, {}, parent, options.data)
+        return by_influence(parent, sizes, torch.cat([rows.batch(i)[0] for i in range(2)]))
     if options.layers:
         with refusing(ValueError, why=lambda error: f'--layers: {error}'):
             parts = [[int(number) for number in part.split(',') if number]
@@ -114,15 +104,6 @@ def choose_layers(options, parent):
 
 def listed(layers):
     return ' '.join(map(str, layers))
-
-
-def search(options):
-    "Print the loss of every selection."
-    _, parent = open_parent(options)
-    sizes = [len(part) for part in cut(options.shape, len(parent.layers))]
-    screened = screen(parent, sizes, *sample(options, parent, 32))
-    print(columns([['loss', 'prelude', 'core', 'coda'],
-                   *([f'{loss:.3f}', *map(listed, parts)] for loss, parts in screened)]))
 
 
 def operate(options, target):
@@ -185,12 +166,10 @@ def main(argv=None):
     options = read(Options, argv, __doc__)
     if options.untie == bool(options.shape):
         raise Refused('give a shape, such as 2-4-2, or --untie')
-    measures = options.search or options.select == 'influence'
+    measures = options.select == 'influence'
     if measures != bool(options.data) or measures and options.layers:
-        raise Refused('--select=influence and --search need --data, a dataset to measure on, and '
-                      'no --layers; nothing else needs --data')
-    if options.search:
-        return search(options)
+        raise Refused('--select=influence needs --data, a dataset to measure on, and no --layers; '
+                      'nothing else needs --data')
     made = options.shape or 'untied'
     target = options.out or Path('out') / f'{Path(options.run).name}_{made}'
     with new_model(target, 'choose another --out'):
