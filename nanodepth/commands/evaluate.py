@@ -78,10 +78,10 @@ def measured(name, group, subject, ways, notes):
         for measure, score in scores.items():
             change = compared(plain[measure], score)
             row = dict(run=name, group=group, seed=seed, way=str(way),
-                       layers=way.cost(subject.model), effective_params=effective, measure=measure, kind=score.kind,
-                       mean=score.mean, error=score.error, n=len(score.answers) or None,
-                       chance=score.chance, change=change.mean, change_error=change.error,
-                       p=change.p) | about
+                       layers=way.cost(subject.model), effective_params=effective,
+                       measure=measure, kind=score.kind, mean=score.mean, error=score.error,
+                       n=len(score.answers) or None, chance=score.chance, change=change.mean,
+                       change_error=change.error, p=change.p) | about
             if score.kind == 'share' and score.answers and {*score.answers} <= {0, 1}:
                 row['low'], row['high'] = interval(sum(score.answers), len(score.answers))
             rows.append(row)

@@ -37,8 +37,8 @@ from nanodepth.engine.way import Way, Ways, depth_in, layers_and_order, read_way
 from nanodepth.loop import repeat_block
 from nanodepth.looping.layers import pick_window
 from nanodepth.report.plot import draw_sweep, show
-from nanodepth.report.tables import (as_csv, beside, change_in_words, columns, mean, number,
-                                     pick_shown, run_names, write_csv)
+from nanodepth.report.tables import (answer_rows, as_csv, beside, change_in_words, columns, mean,
+                                     number, pick_shown, run_names, write_csv)
 from nanodepth.wrapper import SOLVERS
 
 
@@ -194,9 +194,7 @@ def search(name, path, options, notes):
         named = {'as it is': Way(), 'the best': of[best[0]]} | (
             {'the recipe': recipe} if str(recipe) in chosen else {})
         found = subject.noted(named.values(), notes, 1)
-        answers = [dict(seed=i, run=name, measure=measure, way=way, value=float(value))
-                   for way, run in named.items() for measure, score in found[str(run)].items()
-                   for i, value in enumerate(score.answers)]
+        answers = answer_rows(name, {said: found[str(way)] for said, way in named.items()})
 
     print(f'\n{name}: {len(ways)} ways searched, {sum(v > 0 for v in totals.values())} with a gain '
           f'in {" and ".join(ranked)}')

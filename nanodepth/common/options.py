@@ -190,7 +190,7 @@ def whole(text):
     return int(number)
 
 
-FROM_TEXT = {       # type: converter
+FROM_TEXT = {       # {type: its converter}
     int: whole, float: float, str: str, Path: Path,
     bool: lambda text: {'true': True, 'false': False}[text.lower()],
     types.NoneType: lambda text: {'none': None}[text.lower()]}

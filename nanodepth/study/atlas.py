@@ -22,7 +22,7 @@ from nanodepth.engine.scoring import Asked, Subject
 from nanodepth.engine.way import Way, depth_in
 from nanodepth.loop import repeat_block
 from nanodepth.report.plot import draw_atlas, show
-from nanodepth.report.tables import as_csv, mean, read_csv, read_rows, run_names
+from nanodepth.report.tables import answer_rows, as_csv, mean, read_csv, read_rows, run_names
 
 # layers that are judged together: of each row, the mean over them
 GROUPS = {'1 to 9': range(1, 10), '10 to 19': range(10, 20), '20 to 28': range(20, 29),
@@ -101,8 +101,8 @@ def answers(options, found):
     "A row for each question and each of the named ways: whether it was answered right."
     file = options.rows / 'atlas_answers.csv'
     rows = [row for row in (read_csv(file) if file.exists() else [])
-            if row['task'] not in found[str(Way())]]
-    rows += [dict(seed=i, task=task, way=name, right=int(right)) for name, way in ASKED.items()
-             for task, score in found[str(way)].items() for i, right in enumerate(score.answers)]
+            if row['measure'] not in found[str(Way())]]
+    rows += answer_rows(Path(options.models[0]).name,
+                        {said: found[str(way)] for said, way in ASKED.items()})
     replace(file, as_csv(rows, lineterminator='\n'))
     print(f'numbers: {file}')
