@@ -3,6 +3,7 @@
 `make smollm2` leaves SmolLM2-135M-Instruct in out/smollm2. Its weights have four bits each, which
 may cost a point of a score.
 """
+import itertools
 import json
 import math
 import subprocess
@@ -19,7 +20,9 @@ from nanodepth.engine.likelihoods import likelihoods
 from nanodepth.engine.lm_eval_scores import evaluate, scores_of
 from nanodepth.engine.scoring import Asked, Subject
 from nanodepth.engine.way import Way
+from nanodepth.probe import depth_score, residual_norms
 from nanodepth.text.tokenizer import get_tokenizer
+from nanodepth.variants.lens import quality
 from nanodepth.wrapper import looped, looped_by_hand, patch
 
 PATH = str(ROOT / 'out/smollm2')
@@ -99,6 +102,38 @@ def test_an_export_in_another_order_is_that_order(ours, tokens, tmp_path):
     assert bits.embed.weight.dtype == torch.bfloat16
     assert (deeper(tokens).logits - wanted).abs().max() < 1e-3
     assert get_tokenizer(tmp_path / 'deeper').encode(TEXT) == tokens[0].tolist()
+
+
+@torch.no_grad()
+def test_probes_are_those_of_hooks_on_transformers_layers(ours, theirs, tokens):
+    "The depth score's weights, how far a layer turns the stream, and what the logit lens reads."
+    tokens, boundaries = tokens[:, :16], (3, 9)
+    read = lambda model: model(tokens).logits.softmax(-1)
+    plain = read(theirs)
+    _, weights = depth_score(ours, tokens, boundaries=boundaries)
+    for erased in (0, 11, 12, 29):
+        largest = 0.0
+        for t in boundaries:
+            def without(layer, given, out):
+                return torch.cat((given[0][:, :t + 1], out[:, t + 1:]), dim=1)
+            hook = theirs.model.layers[erased].register_forward_hook(without)
+            moved = (read(theirs) - plain).norm(dim=-1)[:, t + 1:].max().item()
+            hook.remove()
+            largest = max(largest, moved)
+        assert weights[erased].item() == pytest.approx(largest, rel=1e-3, abs=1e-5)
+
+    states = theirs(tokens, output_hidden_states=True).hidden_states[:-1]       # the last is normed
+    norms = residual_norms(ours, tokens)
+    kl, _ = quality(ours, None, tokens)
+    for d, (x, y) in enumerate(itertools.pairwise(states)):
+        lengths = x.norm(dim=-1) * y.norm(dim=-1)
+        turned = torch.rad2deg(torch.acos((x * y).sum(-1) / lengths)).mean()
+        assert norms['layer angle'][d].item() == pytest.approx(turned.item(), rel=1e-2)
+        share = ((y - x).norm(dim=-1) / x.norm(dim=-1)).mean()
+        assert norms['layer share'][d].item() == pytest.approx(share.item(), rel=1e-3)
+        early = theirs.lm_head(theirs.model.norm(y)).log_softmax(-1)
+        wanted = (plain * (plain.log() - early)).sum(-1).mean()
+        assert kl[d].item() == pytest.approx(wanted.item(), rel=1e-3)
 
 
 def test_batches_give_each_question_its_own_score(ours):

@@ -12,6 +12,8 @@ from nanodepth import probe
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.commands import probe as page
 from nanodepth.engine import checkpoint
+from nanodepth.engine.hf import save_hf
+from nanodepth.engine.scoring import open_data
 from nanodepth.report.tables import read_csv
 from nanodepth.text.loader import Loader
 
@@ -23,8 +25,6 @@ FEW = ['--count=4', '--length=10', '--n=6', '--batches=1', '--lens_steps=3', '--
 def runs(tmp_path, tiny, data):
     "An ordinary model, a looped one, a retrofitted one, a Hugging Face folder."
     from nanodepth.retrofit import surgery
-
-    from nanodepth.engine.hf import save_hf
     model = tiny(vocab_size=257, n_layer=4, context=64)
     save_run(tmp_path / 'plain', model, data)
     save_run(tmp_path / 'loop', tiny(vocab_size=257, n_layer=2, context=64, order=[0, 1, 0, 1]),
@@ -69,6 +69,19 @@ def test_a_hugging_face_folder(runs, data, tmp_path, capsys, pictures):
                           (['--length=40'], 'have 16 tokens, --length=40')):
         assert message in refused(capsys, 'probe', runs['plain'], *FEW, '--only=norms',
                                   f'--out={tmp_path / "p"}', *args)
+
+
+def test_a_model_of_16_bits_is_probed_in_float32(runs, data, tmp_path):
+    "Else the largest change would be one of rounding."
+    folder = tmp_path / 'half'
+    save_hf(checkpoint.load_model(runs['hf']).bfloat16(), folder, tokenizer=runs['hf'])
+    nanodepth('probe', [str(folder), f'--data={data}', '--only=depth_score', f'--out={tmp_path}/h',
+                        *FEW])
+    model = checkpoint.load_model(folder).float()
+    tokens = open_data(folder, {}, model, str(data), seed=1).batch(0)[0][:4, :10]
+    _, weights = probe.depth_score(model, tokens)
+    found = [float(row['change']) for row in read_csv(tmp_path / 'h/depth_score.csv')]
+    assert found == pytest.approx(weights.tolist(), rel=1e-5)
 
 
 def test_moved_layers_keep_their_scales_if_asked(tiny):

@@ -60,7 +60,8 @@ class Options(Ways):
     lens_steps: int = 250           # of training a tuned lens
     lens_lr: float = 1e-3           # Adam's rate for it
     device: str = 'auto'            # auto: cuda, else mps, else cpu
-    dtype: Literal['auto', 'float32', 'bfloat16'] = 'auto'      # auto: as evaluate has it
+    # auto: as evaluate has it, but the largest of many changes would then hold rounding errors too
+    dtype: Literal['auto', 'float32', 'bfloat16'] = 'float32'
     out: Path = Path('out/probe')   # the folder of the page
 
 
