@@ -20,6 +20,7 @@ from nanodepth.commands import evaluate as evaluate_command, probe as probe_comm
 from nanodepth.common import options
 from nanodepth.engine import checkpoint, likelihoods, scoring
 from nanodepth.engine.hf import Hooked
+from nanodepth.engine.likelihoods import shares_prompts
 from nanodepth.engine.scoring import Asked, Subject, log_likelihoods, measure
 from nanodepth.engine.way import Way
 from nanodepth.report.tables import read_csv
@@ -74,9 +75,13 @@ def gemma(tmp_path_factory):
 def test_options_share_their_prompts_cache_in_other_families(gemma):
     model = Hooked(gemma[1])
     assert model.shares_prompts
-    for share in (True, False):
-        for example, got in zip(EXAMPLES, log_likelihoods(model, BYTES, EXAMPLES, share=share)):
-            assert got.tolist() == pytest.approx(by_hand(model, example), abs=2e-5)
+    for way in (Way(), Way(window='1-2', method='rk', K=3), Way(loop='1-2x2-3')):
+        with way.apply(gemma[1]):
+            assert shares_prompts(model)
+            for share in (True, False):
+                values = log_likelihoods(model, BYTES, EXAMPLES, share=share)
+                for example, got in zip(EXAMPLES, values):
+                    assert got.tolist() == pytest.approx(by_hand(model, example), abs=2e-5)
 
 
 def test_no_forward_makes_more_logits_than_fit(gemma, tmp_path, monkeypatch):

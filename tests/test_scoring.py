@@ -24,13 +24,15 @@ from nanodepth.commands import sweep
 from nanodepth.common.errors import Refused
 from nanodepth.common.files import Notes
 from nanodepth.common.options import read
-from nanodepth.engine import checkpoint, lm_eval_scores as harness, scoring as measure
+from nanodepth.engine import (checkpoint, likelihoods, lm_eval_scores as harness,
+                              scoring as measure)
 from nanodepth.engine.checkpoint import open_any
 from nanodepth.engine.hf import repeated_block
 from nanodepth.engine.scoring import (Asked, Score, Subject, ask, interval, log_likelihoods,
                                       measure as tokens_measure, parse_tasks, score)
 from nanodepth.engine.way import Way, Ways, read_ways
 from nanodepth.loop import parse_loop
+from nanodepth.looping.layers import loops_of
 from nanodepth.report.tables import read_csv
 from nanodepth.retrofit import surgery
 from nanodepth.text.loader import Loader
@@ -199,13 +201,26 @@ def test_the_shared_cache_changes_nothing(tiny, fields, task, shots):
                                              for i, t in enumerate(answer)), abs=1e-5))
 
 
-def test_the_shared_cache_of_a_looped_model_that_keeps_all(tiny):
-    model = tiny(vocab_size=257, context=512, std=0.3)
+@pytest.mark.parametrize('how, shared', [
+    (dict(method='naive', cache='last'), True), (dict(method='rk', decode='bypass'), True),
+    (dict(method='layer_anchored_frozen'), True), (dict(method='euler', tol=0.1), False),
+    (dict(method='anderson'), False)])
+def test_options_share_the_prompt_of_a_looped_model(tiny, monkeypatch, how, shared):
+    "Whatever the wrapper keeps in its cache: here it keeps all, and afterwards as it was told."
+    model = tiny(vocab_size=257, context=512, std=0.3).double()
     examples = few_shot('copy_words', 4, shots=1)
-    with looped(model, (1, 2), 'rk', 2, cache='exact'):
+    prompts = []
+    read = likelihoods.read_prompts
+    monkeypatch.setattr(likelihoods, 'read_prompts', lambda *args: prompts.extend(args[4]) or
+                        read(*args))
+    with looped(model, (1, 2), **how):
+        [loop] = loops_of(model)
+        before = loop.how
         one, two = (log_likelihoods(model, BYTES, examples, share=share) for share in (True, False))
+        assert loop.how == before
     for a, b in zip(one, two):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+    assert bool(prompts) == shared
 
 
 def test_an_interval_by_hand():

@@ -8,13 +8,14 @@ Usage:
     values = log_likelihoods(model, get_tokenizer('out/lidas'), few_shot('assign_basic', 200))
     tokens = continued(model, [12, 7, 99], most=20, is_done=lambda new: 0 in new)
 """
+import contextlib
 import math
 
 import torch
 from tqdm import tqdm
 
 from nanodepth.common.errors import Refused
-from nanodepth.looping.layers import is_looped, mixes_tokens
+from nanodepth.looping.layers import could_keep_all, keeping_all, mixes_tokens
 from nanodepth.text.primitives import continuation
 from nanodepth.text.tokenizer import start_of_document
 
@@ -78,7 +79,9 @@ def likelihoods(model_like, prompts, options, batch=64, share=True):
                  if shares and saves(len(prompts[i]), list(map(len, each)))]
     one_by_one = sorted({*range(len(options))}.difference(by_prompt))
     total = sum(len(prompt) for prompt in prompts)
-    with tqdm(total=total, unit='token', unit_scale=True, leave=False, delay=2) as bar:
+    inner = model_like if hasattr(model_like, 'recurs') else getattr(model_like, 'model', None)
+    with (tqdm(total=total, unit='token', unit_scale=True, leave=False, delay=2) as bar,
+          keeping_all(inner) if inner is not None else contextlib.nullcontext()):
         read_prompts(model_like, prompts, options, found, by_prompt, batch, bar)
         read_rows(model_like, prompts, options, found, one_by_one, batch, bar)
     return found
@@ -223,10 +226,10 @@ def fills_up(model):
 
 def shares_prompts(model):
     """May options go on from the cache of their prompt? Not where that is another computation than
-    reading both at once: a looped window shows later tokens one version of its keys."""
+    reading both at once, as with a solver that looks at all tokens of a row."""
     if hasattr(model, 'recurs'):
-        return not model.recurs and not is_looped(model)
-    return getattr(model, 'shares_prompts', False) and not is_looped(model.model)
+        return not model.recurs and could_keep_all(model)
+    return getattr(model, 'shares_prompts', False) and could_keep_all(model.model)
 
 
 class Branched:
@@ -235,6 +238,7 @@ class Branched:
 
     def __init__(self, slot, O):
         self.slot, self.O = slot, O
+        self.get_seq_length = slot.get_seq_length
 
     def update(self, k, v):        # (B O, Hkv, W, hd) each
         return tuple(torch.cat((old[:, None].expand(-1, self.O, -1, -1, -1),

@@ -18,6 +18,7 @@ Usage:
     a, b = pick_window('mid4', len(order))          # also '3-5', (3, 5), 0.5
     with looped(model, pin='mixture'): ...          # the first evaluation's experts and weights
 """
+import contextlib
 import functools
 import inspect
 import re
@@ -102,10 +103,34 @@ def is_looped(model):
     return bool(entries_of(model))
 
 
+def loops_of(model):
+    "The Loop of each window."
+    return {loop for entry in entries_of(model) for loop in entry.loops.values()}
+
+
 def mixes_tokens(model):
     "Is it looped by a solver by which a token's state depends on the others of its row?"
-    return any(loop.how.mixes_tokens for entry in entries_of(model)
-               for loop in entry.loops.values())
+    return any(loop.how.mixes_tokens for loop in loops_of(model))
+
+
+def could_keep_all(model):
+    "Does a solver evaluate each token by itself, and all equally often? Then `keeping_all` holds."
+    return not any(loop.how.mixes_tokens or loop.how.solver.keywords.get('tol') is not None
+                   for loop in loops_of(model))
+
+
+@contextlib.contextmanager
+def keeping_all(model):
+    """A text may be read in pieces in here, as if it were read at once, whatever the wrapper was
+    told of the cache: it keeps all versions of a looped layer's keys and values (cache='exact')."""
+    before = {loop: loop.how for loop in loops_of(model)}
+    for loop, how in before.items():
+        loop.how = how._replace(cache='exact', decode='full')
+    try:
+        yield
+    finally:
+        for loop, how in before.items():
+            loop.how = how
 
 
 def check_host(model, layers, window, cache):
