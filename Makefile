@@ -61,13 +61,13 @@ atlas: layers answers search runs       # docs/ATLAS.md, an evening: four parts,
 layers: smollm2 lidas baseline  # its first part: what each layer does, beside the toys'; an hour
 	$(PY) probe.py out/smollm2 --data=data/pydoc --only=depth_score,norms,early_exit --count=4 --length=64 --batches=1 --tasks= --lens_steps=30 --out=out/atlas/probe
 	$(PY) probe.py out/lidas out/baseline --only=depth_score,norms,early_exit --tasks= --out=out/atlas/probe_toys
-	$(PY) -m nanodepth atlas out/smollm2 out/lidas out/baseline --data=data/pydoc --batches=4
+	$(PY) -m nanodepth atlas out/smollm2 out/lidas out/baseline --data=data/pydoc --batches=4 --dtype=float32
 answers: smollm2                # its second: the named ways, asked, and primitives after examples; an hour
-	for task in piqa openbookqa commonsense_qa; do $(PY) -m nanodepth atlas out/smollm2 --tasks=questions_$$task --measures= --limit=600; done
-	$(PY) -m nanodepth atlas out/smollm2 --tasks=assign_math/1 --shots=0,5 --n=25 --measures=
+	for task in piqa openbookqa commonsense_qa; do $(PY) -m nanodepth atlas out/smollm2 --tasks=questions_$$task --measures= --limit=600 --dtype=float32; done
+	$(PY) -m nanodepth atlas out/smollm2 --tasks=assign_math/1 --shots=0,5 --n=100 --measures= --dtype=float32
 search: smollm2                 # its third: every block run twice, every window of four; an hour
-	$(PY) -m nanodepth sweep out/smollm2 --blocks=1,2,4 --tasks=questions_piqa --limit=200 --data=data/pydoc --batches=2 --out=out/atlas/blocks.png --answers=docs/results/atlas_blocks.csv
-	$(PY) -m nanodepth sweep out/smollm2 --window=all4 --method=rk --K=2 --tasks=questions_piqa --limit=60 --data=data/pydoc --batches=1 --best=2 --out=out/atlas/windows.png --answers=docs/results/atlas_windows.csv
+	$(PY) -m nanodepth sweep out/smollm2 --blocks=1,2,4 --tasks=questions_piqa --limit=200 --data=data/pydoc --batches=2 --dtype=float32 --out=out/atlas/blocks.png --answers=docs/results/atlas_blocks.csv
+	$(PY) -m nanodepth sweep out/smollm2 --window=all4 --method=rk --K=2,3 --mode=block,layer --tasks=questions_piqa --limit=60 --data=data/pydoc --batches=1 --best=2 --dtype=float32 --out=out/atlas/windows.png --answers=docs/results/atlas_windows.csv
 # its fourth: three seeds of a retrofit and of growing, and of what they are compared with at equal FLOPs; an hour
 SHORT = config/retrofit.py --data=data/pydoc --optimizer=adamw --batch_size=2 --context=256 --warmup_steps=5 --eval_batches=8 --eval_every=1000
 PARENT = $(SHORT) --init_from=out/smollm2 --recurrence=none --lr=1e-4
@@ -78,7 +78,7 @@ runs: smollm2
 	  $(PY) train.py $(PARENT) --steps=$$((40 + seed / 2)) --decay_steps=10 --seed=$$seed --out_dir=out/atlas/runs/further-$$seed; \
 	  for grow in lidas midas; do $(PY) train.py $(PARENT) --grow=$$grow --grow_block=5 --steps=18 --decay_steps=6 --seed=$$seed --out_dir=out/atlas/runs/$${grow}_35-$$seed; done; \
 	  $(PY) train.py $(PARENT) --steps=20 --decay_steps=6 --seed=$$seed --out_dir=out/atlas/runs/trained_on-$$seed; done
-	$(PY) -m nanodepth evaluate out/atlas/runs/{retrofit,further,lidas_35,midas_35,trained_on}-{0,1,2} out/smollm2 --r=1,2,4,16 --data=data/pydoc --batches=2 --tasks=questions_piqa --limit=100 --out=out/atlas/runs.csv
+	$(PY) -m nanodepth evaluate out/atlas/runs/{retrofit,further,lidas_35,midas_35,trained_on}-{0,1,2} out/smollm2 --r=1,2,4,8,16 --data=data/pydoc --batches=2 --tasks=questions_piqa --limit=100 --dtype=float32 --out=out/atlas/runs.csv
 	cp out/atlas/runs.csv docs/results/atlas_runs.csv
 
 # ---- the tests
