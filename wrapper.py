@@ -73,7 +73,7 @@ def butcher(g, x, K, a=None, b=None, beta=None, T=1):
 
 
 SOLVERS = dict(naive=naive, euler=euler, rk=rk, butcher=butcher, **MORE)
-# by these a token's state depends on no later one; of a solver that you add, nobody knows
+# by these a token's state depends on no other of its row (nobody knows it of one put in later)
 PER_TOKEN = {*SOLVERS} - {'anderson'}
 
 
