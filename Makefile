@@ -65,7 +65,7 @@ layers: smollm2 lidas baseline  # its first part: what each layer does, beside t
 answers: smollm2                # its second: the named ways, asked, and primitives after examples; an hour
 	for task in piqa openbookqa commonsense_qa; do $(PY) -m nanodepth atlas out/smollm2 --tasks=questions_$$task --measures= --limit=600 --dtype=float32; done
 	$(PY) -m nanodepth atlas out/smollm2 --tasks=assign_math/1 --shots=0,5 --n=100 --measures= --dtype=float32
-search: smollm2                 # its third: every block run twice, every window of four; an hour
+search: smollm2                 # its third: every block run twice, every window of four; an hour and a half
 	$(PY) -m nanodepth sweep out/smollm2 --blocks=1,2,4 --tasks=questions_piqa --limit=200 --data=data/pydoc --batches=2 --dtype=float32 --out=out/atlas/blocks.png --answers=docs/results/atlas_blocks.csv
 	$(PY) -m nanodepth sweep out/smollm2 --window=all4 --method=rk --K=2,3 --mode=block,layer --tasks=questions_piqa --limit=60 --data=data/pydoc --batches=1 --best=2 --dtype=float32 --out=out/atlas/windows.png --answers=docs/results/atlas_windows.csv
 # its fourth: three seeds of a retrofit and of growing, and of what they are compared with at equal FLOPs; an hour
