@@ -67,7 +67,7 @@ answers: smollm2                # its second: the named ways, asked, and primiti
 	$(PY) -m nanodepth atlas out/smollm2 --tasks=assign_math/1 --shots=0,5 --n=100 --measures= --dtype=float32
 search: smollm2                 # its third: every block run twice, every window of four; an hour and a half
 	$(PY) -m nanodepth sweep out/smollm2 --blocks=1,2,4 --tasks=questions_piqa --limit=200 --data=data/pydoc --batches=2 --dtype=float32 --out=out/atlas/blocks.png --answers=docs/results/atlas_blocks.csv
-	$(PY) -m nanodepth sweep out/smollm2 --window=all4 --method=rk --K=2,3 --mode=block,layer --tasks=questions_piqa --limit=60 --data=data/pydoc --batches=1 --best=2 --dtype=float32 --out=out/atlas/windows.png --answers=docs/results/atlas_windows.csv
+	$(PY) -m nanodepth sweep out/smollm2 --window=all4 --method=rk --K=2,3 --mode=block,layer --tasks=questions_piqa --limit=60 --measures= --best=2 --dtype=float32 --out=out/atlas/windows.png --answers=docs/results/atlas_windows.csv
 # its fourth: three seeds of a retrofit and of growing, and of what they are compared with at equal FLOPs; an hour
 SHORT = config/retrofit.py --data=data/pydoc --optimizer=adamw --batch_size=2 --context=256 --warmup_steps=5 --eval_batches=8 --eval_every=1000
 PARENT = $(SHORT) --init_from=out/smollm2 --recurrence=none --lr=1e-4
