@@ -6,7 +6,7 @@ PY := .venv/bin/python
 SHELL := /bin/bash
 .PHONY: all setup data lidas baseline smollm2 atlas layers answers search runs real test families readme demo browser bench gpu clean
 
-all: lidas                      # set up, grow the toy model, leave a picture and a sample of its text: 3 to 6 minutes
+all: lidas                      # set up, grow the toy model, leave a picture and a sample of its text: 3 to 7 minutes
 
 setup: .venv/ready              # the virtual environment with the pinned packages, and the command nanodepth: 1 to 3 minutes
 .venv/ready: requirements.txt pyproject.toml

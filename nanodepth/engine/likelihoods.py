@@ -8,7 +8,6 @@ Usage:
     values = log_likelihoods(model, get_tokenizer('out/lidas'), few_shot('assign_basic', 200))
     tokens = continued(model, [12, 7, 99], most=20, is_done=lambda new: 0 in new)
 """
-import contextlib
 import math
 
 import torch
@@ -79,16 +78,21 @@ def likelihoods(model_like, prompts, options, batch=64, share=True):
                  if shares and saves(len(prompts[i]), list(map(len, each)))]
     one_by_one = sorted({*range(len(options))}.difference(by_prompt))
     total = sum(len(prompt) for prompt in prompts)
-    inner = model_like if hasattr(model_like, 'recurs') else getattr(model_like, 'model', None)
-    with (tqdm(total=total, unit='token', unit_scale=True, leave=False, delay=2) as bar,
-          keeping_all(inner) if inner is not None else contextlib.nullcontext()):
-        read_prompts(model_like, prompts, options, found, by_prompt, batch, bar)
+    with tqdm(total=total, unit='token', unit_scale=True, leave=False, delay=2) as bar:
+        if by_prompt:
+            with keeping_all(module_of(model_like)):
+                read_prompts(model_like, prompts, options, found, by_prompt, batch, bar)
         read_rows(model_like, prompts, options, found, one_by_one, batch, bar)
     return found
 
 
 def width_of(model_like):
     return getattr(getattr(model_like, 'config', None), 'vocab_size', 1)
+
+
+def module_of(model_like):
+    "The model that the wrapper may have looped; None of a function that is no model."
+    return model_like if hasattr(model_like, 'recurs') else getattr(model_like, 'model', None)
 
 
 def device_of(model_like):
@@ -220,16 +224,16 @@ def picked_logits(model, tokens, mask):
 
 def fills_up(model):
     "May a row be filled up behind its end? Not where a solver looks at all tokens of a row."
-    inner = model if hasattr(model, 'recurs') else getattr(model, 'model', None)
-    return inner is None or not mixes_tokens(inner)
+    module = module_of(model)
+    return module is None or not mixes_tokens(module)
 
 
 def shares_prompts(model):
     """May options go on from the cache of their prompt? Not where that is another computation than
     reading both at once, as with a solver that looks at all tokens of a row."""
-    if hasattr(model, 'recurs'):
-        return not model.recurs and could_keep_all(model)
-    return getattr(model, 'shares_prompts', False) and could_keep_all(model.model)
+    plain_cache = (not model.recurs if hasattr(model, 'recurs')
+                   else getattr(model, 'shares_prompts', False))
+    return plain_cache and could_keep_all(module_of(model))
 
 
 class Branched:

@@ -115,8 +115,8 @@ def mixes_tokens(model):
 
 def could_keep_all(model):
     "Does a solver evaluate each token by itself, and all equally often? Then `keeping_all` holds."
-    return not any(loop.how.mixes_tokens or loop.how.solver.keywords.get('tol') is not None
-                   for loop in loops_of(model))
+    return not mixes_tokens(model) and all(loop.how.solver.keywords.get('tol') is None
+                                           for loop in loops_of(model))
 
 
 @contextlib.contextmanager
