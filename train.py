@@ -97,7 +97,6 @@ class Config:
     vocab_size: int | None = None       # None: as many as the data's tokenizer has
     rope_theta: float = 10_000.0
     ln_scaling: bool = False
-    key_offset: int = 0                 # so many key heads find a token by the one before
     lr_shape: Literal['1-sqrt', 'cosine'] = '1-sqrt'            # the form in which the rate falls
     lr_decay_steps: int | None = None   # it falls over this many last steps; None: decay_steps
     lr_floor: float = 0.0               # it ends at this share of lr
@@ -114,7 +113,7 @@ class Config:
             Plan(self)              # it refuses settings that exclude each other
 
 
-MODEL_SETTINGS = {field.name for field in fields(ModelConfig)} - {'context'} | {'key_offset'}
+MODEL_SETTINGS = {field.name for field in fields(ModelConfig)} - {'context'}
 
 
 # --------------------------------------------------------------------------------------- the loop

@@ -26,7 +26,6 @@ COMMANDS = {        # name: (module, and its function if that is not main; what 
     'cut': ('commands.cut', 'another model of a trained one: recurrent, or with untied layers'),
     'sweep': ('commands.sweep', 'try many ways of running, judge the best on other data'),
     'probe': ('commands.probe', 'which layers models use: a page of pictures'),
-    'record': ('study.record', 'train a config on eight seeds, judge it against the record'),
     'atlas': ('study.atlas', 'what each layer of a published model does for its loss'),
     'results': ('study.results', 'the tables of docs/RESULTS.md, from the rows of seeds'),
     'bench': ('commands.bench', 'speed and memory, each compared with a peer'),

@@ -33,7 +33,6 @@ from nanodepth.engine.cost import planned  # noqa: E402
 from nanodepth.model import LM, ModelConfig  # noqa: E402
 from nanodepth import train as training  # noqa: E402
 from nanodepth.train import Config, read_config  # noqa: E402
-from nanodepth.variants.key_offset import offset_keys  # noqa: E402
 
 torch.set_num_threads(1)
 
@@ -99,7 +98,7 @@ def ranks(argv, n=2, before=None):
 @pytest.fixture
 def tiny():
     "tiny(**fields) -> an LM with weights large enough that every layer matters."
-    def make(seed=0, std=0.2, key_offset=0, **fields):
+    def make(seed=0, std=0.2, **fields):
         torch.manual_seed(seed)
         fields = dict(vocab_size=50, n_layer=4, n_embd=32, n_head=4, context=32) | fields
         model = LM(ModelConfig(**fields))
@@ -108,7 +107,6 @@ def tiny():
                 torch.nn.init.normal_(p, std=std)
             else:
                 torch.nn.init.uniform_(p, 0.5, 1.5)
-        offset_keys(model, key_offset)
         return model.eval()
     return make
 

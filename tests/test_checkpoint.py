@@ -39,7 +39,7 @@ def test_what_is_saved_comes_back(tmp_path):
 
 def test_load_model(tmp_path, tiny):
     from dataclasses import asdict
-    model = tiny(n_kv_head=2, ln_scaling=True, order=[0, 1, 2, 1, 3], key_offset=1)
+    model = tiny(n_kv_head=2, ln_scaling=True, order=[0, 1, 2, 1, 3])
     save(tmp_path, kind='lm', model=model.state_dict(), model_config=asdict(model.config))
     back = load_model(tmp_path)
     tokens = torch.randint(50, (2, 9))

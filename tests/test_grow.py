@@ -63,7 +63,7 @@ ORDERS = [[0, 1, 2, 3], [0, 1, 2, 3, 2, 3], lidas(4, 2), midas(4, 2), double(4),
 
 
 @pytest.mark.parametrize('order', ORDERS, ids=str)
-@pytest.mark.parametrize('fields', [dict(key_offset=2),
+@pytest.mark.parametrize('fields', [dict(),
                                     dict(tie_embeddings=False, ln_scaling=True, n_kv_head=2)],
                          ids=['tied', 'untied'])
 def test_growing_is_untied_looping(tiny, order, fields):

@@ -54,8 +54,6 @@ def slow_forward(model, tokens):
             if c.qk_norm:
                 q, k = norm(q, w['attn.q_norm.weight']), norm(k, w['attn.k_norm.weight'])
             q, k = (torch.stack([turn(row, t) for t, row in enumerate(m)]) for m in (q, k))
-            if head // group < w.get('attn.key_offset', 0):     # the key of the token before
-                k = torch.stack([torch.zeros_like(k[0]), *k[:-1]])
             out = []
             for t in range(len(tokens)):
                 weights = torch.softmax(k[:t + 1] @ q[t] / math.sqrt(hd), 0)
@@ -70,7 +68,7 @@ def slow_forward(model, tokens):
 
 
 @pytest.mark.parametrize('fields', [{}, dict(n_kv_head=2), dict(n_kv_head=1, tie_embeddings=False),
-                                    dict(ln_scaling=True), dict(key_offset=1, n_kv_head=2),
+                                    dict(ln_scaling=True),
                                     dict(order=[0, 1, 2, 1, 2, 3], ln_scaling=True),
                                     dict(qk_norm=True, head_dim=12)],
                          ids=str)
@@ -182,7 +180,7 @@ def test_bad_configs():
 # ------------------------------------------------------------------ cache and generation
 
 @pytest.mark.parametrize('order', [None, [0, 1, 2, 3, 1, 2, 3], [2], [3, 0, 0, 0, 1]], ids=str)
-@pytest.mark.parametrize('fields', [{}, dict(ln_scaling=True), dict(key_offset=1)], ids=str)
+@pytest.mark.parametrize('fields', [{}, dict(ln_scaling=True)], ids=str)
 def test_cached_logits_and_generation_equal_uncached(tiny, order, fields):
     model = tiny(n_kv_head=2, **fields)
     tokens = tokens_of(model)

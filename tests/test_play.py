@@ -147,8 +147,6 @@ def test_what_a_browser_does_not_carry_is_refused(run, tiny, tmp_path, capsys, m
     scaled = save_run(tmp_path / 'scaled', tiny(vocab_size=257, ln_scaling=True))
     line = [f'--out={tmp_path / "x.html"}', '--open=false']
     assert 'ln_scaling' in refused(capsys, 'play', scaled, *line)
-    offset = save_run(tmp_path / 'offset', tiny(vocab_size=257, key_offset=1))
-    assert 'key_offset' in refused(capsys, 'play', offset, *line)
     assert "task='copy_words' is not one of" in refused(capsys, 'play', run, '--task=copy_words',
                                                         *line)
     monkeypatch.setattr(play, 'LARGEST', 1000)

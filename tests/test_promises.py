@@ -25,7 +25,6 @@ from nanodepth.engine.scoring import Asked, Subject, log_likelihoods, measure
 from nanodepth.engine.way import Way
 from nanodepth.report.tables import read_csv
 from nanodepth.retrofit import Recurrent
-from nanodepth.study import record
 from nanodepth.text.loader import Dataset, Loader, begin_dataset, write_dataset
 from nanodepth.text.primitives import Example, few_shot
 from nanodepth.text.tokenizer import get_tokenizer, write_tokenizer
@@ -253,8 +252,7 @@ def test_a_slip_in_a_share_or_a_size_is_a_line(setting, limit, capsys):
 def test_every_number_in_a_config_or_an_option_has_its_bounds():
     free = {'seed', 'grow_alpha', 'alpha', 'alphas', 'weights', 'data_weights', 'tol'}
     modules = [f'nanodepth.commands.{path.stem}' for path in (ROOT / 'nanodepth/commands').glob(
-        '*.py')] + ['nanodepth.train', 'nanodepth.engine.cost', 'nanodepth.text.corpus',
-                    'nanodepth.study.record']
+        '*.py')] + ['nanodepth.train', 'nanodepth.engine.cost', 'nanodepth.text.corpus']
     found = [vars(importlib.import_module(name)) for name in modules]
     found += [runpy.run_path(str(path)) for path in (ROOT / 'data').glob('*/prepare.py')]
     for names in found:

@@ -26,7 +26,6 @@ from nanodepth.text.tokenizer import get_tokenizer
 from nanodepth.train import Config, train
 from nanodepth.variants.cuts import block_influence, by_influence
 from nanodepth.variants.exit import Exit
-from nanodepth.variants.key_offset import offset_of
 
 TINYLLAMA = dict(vocab_size=32000, n_layer=22, n_embd=2048, n_head=32, n_kv_head=4, ffn_dim=5632,
                  context=1024, tie_embeddings=False)
@@ -527,7 +526,7 @@ def kept(folder, parent):
 
 
 def test_the_command(tiny, data, tmp_path, capsys):
-    base, parent = tmp_path / 'base', tiny(vocab_size=257, n_layer=6, context=16, key_offset=1)
+    base, parent = tmp_path / 'base', tiny(vocab_size=257, n_layer=6, context=16)
     save_run(base, parent, data, flops=7)
     for name, more, layers in (
             ('untied', ['--untie_head'], [0, 1, 3, 4, 5]),
@@ -535,7 +534,6 @@ def test_the_command(tiny, data, tmp_path, capsys):
             ('dense', ['--dense'], [0, 1, 3, 4, 5])):
         nanodepth('cut', [str(base), '2-2-1', f'--out={tmp_path / name}', *more])
         assert kept(tmp_path / name, parent) == layers, name
-        assert offset_of(load_model(tmp_path / name)) == 1
         assert load(tmp_path / name)['inherited_flops'] == 7
     assert isinstance(load_model(tmp_path / 'dense'), LM)
     nanodepth('cut', [str(base), '2-2-1', '--scratch', f'--out={tmp_path / "scratch"}'])

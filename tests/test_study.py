@@ -1,25 +1,19 @@
-"""The evidence: verdicts by hand, the tables, and the record in small.
+"""The evidence: verdicts by hand, and the tables.
 
 Promised: Student's t, Holm's correction and each verdict as in any textbook; tables that are made
-from rows and from nothing else; the record's rule, one-sided and on eight seeds; and that the pages
-are what docs/results says.
+from rows and from nothing else; and that the pages are what docs/results says.
 """
 import math
 import re
-import subprocess
-from contextlib import nullcontext
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
-from conftest import ROOT, planned_flops, write_noise
+from conftest import ROOT
 
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.common.errors import Refused
 from nanodepth.report.tables import as_csv, read_rows, where
-from nanodepth.study import record, results
-from nanodepth.study.claims import Contrast, holm, one_sided, t_quantile, verdict, verdicts
-from nanodepth.study.record import judged, standing, table
+from nanodepth.study import results
+from nanodepth.study.claims import Contrast, holm, t_quantile, verdict, verdicts
 
 
 @pytest.mark.parametrize('share, df, t', [      # the tables in any textbook
@@ -169,97 +163,3 @@ def test_the_readmes_losses_are_those_that_training_printed():
     for (seed, run), loss in ends.items():      # the last ones
         [row] = where(page, seed=seed, run=run, way='as trained')
         assert row['loss'] == pytest.approx(loss, rel=1e-5)
-
-
-def entries(config, flops, texts, rights):
-    return [dict(config=config, seed=seed, flops=flops, minutes=2.0, text=text,
-                 **{'depth 3 right': right})
-            for seed, (text, right) in enumerate(zip(texts, rights))]
-
-
-def test_one_sided():
-    # mean 1, standard error 1/2 with three degrees: t = 2, both sides 0.1393
-    c = Contrast([1 - 3 ** .5 / 2, 1 - 3 ** .5 / 2, 1 + 3 ** .5 / 2, 1 + 3 ** .5 / 2], [0] * 4)
-    assert one_sided(c, 1) == pytest.approx(0.0697, abs=1e-4)
-    assert one_sided(c, -1) == pytest.approx(1 - 0.0697, abs=1e-4)
-    assert one_sided(Contrast([2, 2], [1, 1]), 1) == 0 and one_sided(Contrast([1], [0]), 1) == 0.5
-
-
-def test_the_fewest_flops_of_those_that_meet_both_hold_it():
-    spread = np.linspace(-0.02, 0.02, 8)
-    good = 2.15 + spread, 0.98 + spread / 2
-    found = [*entries('dear', 9.0, *good), *entries('cheap', 7.0, *good),
-               *entries('text_too_high', 5.0, 2.195 + spread, good[1]),    # below, but not surely
-               *entries('too_shallow', 4.0, good[0], 0.94 + spread / 2),
-               *entries('few_seeds', 3.0, good[0][:7], good[1][:7])]
-    said = judged(found)
-    assert [*said] == ['few_seeds', 'too_shallow', 'text_too_high', 'cheap', 'dear']
-    assert [name for name, entry in said.items() if entry.meets] == ['cheap', 'dear']
-    assert standing(said) == 'cheap' and standing(judged([])) is None
-    assert 0.05 < said['text_too_high'].p_text < 0.5 and said['too_shallow'].p_right > 0.5
-    lines = table(found)
-    # the dearest stands first
-    assert sum('**the record**' in line for line in lines) == 1 and '**the record**' in lines[3]
-    assert '| 22% |' in lines[3] and 'open' in lines[6] and 'not good enough' in lines[5]
-    again = [row | dict(seed=row['seed'] + 8, text=2.0) for row in found]
-    assert judged(found + again)['dear'].p_text == said['dear'].p_text
-    assert '| 2.000 |' in table(found + again)[2]
-    refuted = table(found + [row | {'depth 3 right': 0.5} for row in again])
-    assert 'not confirmed' in refuted[3] and not any('the record' in line for line in refuted)
-    meets = [entry.meets for entry in judged(found + again).values()]
-    assert meets == [False, False, False, True, True]
-
-
-@pytest.fixture
-def record_in_small(tmp_path, monkeypatch):
-    "Two seeds of tiny models, on text without anything to learn."
-    write_noise(tmp_path / 'data', ['text', 'copy'])
-    for name, value in dict(TOY=f'{tmp_path}/data', SEEDS=2, QUESTIONS=4, BATCHES=2).items():
-        monkeypatch.setattr(record, name, value)
-    (tmp_path / 'results').mkdir()
-    (tmp_path / 'mine.py').write_text(f'''data = {f"{tmp_path}/data"!r}
-n_layer, n_embd, n_head, head_dim = 2, 16, 2, 8
-steps, warmup_steps, decay_steps, batch_size, eval_batches, device = 4, 1, 1, 4, 1, 'cpu'
-''')
-    seen = []
-
-    def ran(argv, **_):
-        seen.append(argv)
-        nanodepth('train', argv[4:])
-        return subprocess.CompletedProcess(argv, 0)
-    monkeypatch.setattr(subprocess, 'run', ran)
-    # no threads: a training wants to hear signals
-    monkeypatch.setattr(record, 'ThreadPoolExecutor',
-                        lambda jobs: nullcontext(SimpleNamespace(map=map)))
-    monkeypatch.chdir(ROOT)
-    return seen
-
-
-def test_a_config_in_small(record_in_small, tmp_path, capsys):
-    argv = [str(tmp_path / 'mine.py'), f'--rows={tmp_path}/results', f'--out={tmp_path}/runs',
-            '--jobs=1']
-    nanodepth('record', argv)
-    said = capsys.readouterr().out
-    assert 'the record: None' in said and 'seed 1: loss on text' in said
-    mine = read_rows(tmp_path / 'results/records.csv')
-    assert [row['seed'] for row in mine] == [0, 1]
-    assert mine[0]['flops'] == planned_flops(tmp_path / 'mine.py') * 4 * 64
-    assert 2 < mine[0]['text'] < 8 and mine[0]['text'] != mine[1]['text']
-    assert 'mine.py' in record.table(mine)[2] and 'not good enough' in record.table(mine)[2]
-    nanodepth('record', argv)          # it goes on where it stopped, and changes nothing
-    assert read_rows(tmp_path / 'results/records.csv') == mine and len(record_in_small) == 4
-    nanodepth('record', [*argv, '--first_seed=2'])     # others stand beside them
-    both = read_rows(tmp_path / 'results/records.csv')
-    assert both[:2] == mine and [row['seed'] for row in both[2:]] == [2, 3]
-    # another has the record with fewer FLOPs
-    best = entries('config/best.py', 10.0, np.linspace(2.1, 2.11, 8), np.linspace(0.98, 0.99, 8))
-    (tmp_path / 'results/records.csv').write_bytes(as_csv(best))
-    nanodepth('record', argv)
-    assert 'so the record stays where it is' in capsys.readouterr().out
-    assert len(read_rows(tmp_path / 'results/records.csv')) == 10
-
-
-def test_other_data_is_refused(tmp_path):
-    (tmp_path / 'mine.py').write_text("init_from = 'out/lidas'\n")
-    with pytest.raises(Refused, match='must learn from data/toy alone'):
-        record.main([str(tmp_path / 'mine.py')])

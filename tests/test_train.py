@@ -384,7 +384,6 @@ def test_config_files(tmp_path):
     (dict(grow='midas', grow_block=3, n_layer=8),
      'midas from 3 layers does not reach n_layer=8, but 3, 6, 9'),
     (dict(grow='lidas', grow_block=0), 'grow_block=0 must be at least 1'),
-    (dict(key_offset=-1), 'key_offset=-1 must be at least 0'),
     (dict(grow='lidas', grow_block=1, n_layer=8, steps=25, warmup_steps=0, decay_steps=5),
      '20 steps before the decay are too few for 8 stages'),
     (dict(loop='2x'), "loop: the loop '2x' has a segment '2x'"),

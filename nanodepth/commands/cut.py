@@ -27,7 +27,6 @@ from nanodepth.retrofit import cut, surgery
 from nanodepth.text.loader import draw
 from nanodepth.text.tokenizer import keep_tokenizer
 from nanodepth.variants.cuts import by_influence
-from nanodepth.variants.key_offset import offset_keys, offset_of
 
 @dataclass
 class Options:
@@ -70,7 +69,6 @@ def scalable_start(model):
 def with_weights_of(model, weights, **changes):
     "An ordinary model of a model's layers, each once, with some settings changed."
     plain = LM(dataclasses.replace(model.config, **changes)).to(model.norm.weight.dtype)
-    offset_keys(plain, offset_of(model))
     plain.load_state_dict(weights)
     return plain
 

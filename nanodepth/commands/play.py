@@ -33,7 +33,6 @@ from nanodepth.looping.layers import MIDDLE
 from nanodepth.report.tables import run_names
 from nanodepth.text.tokenizer import (get_tokenizer, readable, start_of_document,
                                       tokenizer_file)
-from nanodepth.variants.key_offset import offset_of
 
 FOLDER = Path(__file__).parent
 MIDDLE_PLACES = {f'{depth},{n}': a for (depth, n), a in MIDDLE.items()}
@@ -77,7 +76,7 @@ def refuse(model, run, largest):
     "A model that a browser cannot carry, or play.js cannot run."
     c = model.config
     for has, feature in ((model.num_params() > largest, f'more than {largest:,} parameters'),
-                         (c.ln_scaling, 'ln_scaling'), (offset_of(model), 'key_offset'),
+                         (c.ln_scaling, 'ln_scaling'),
                          (c.rope_scaling, 'scaled rotary positions')):
         if has:
             raise Refused(f'{run} has {feature}, which the page in a browser does not carry: try '

@@ -38,7 +38,7 @@ from nanodepth.common.files import find
 AT_LEAST = dict(
     # a model
     n_layer=1, n_embd=1, n_head=1, n_kv_head=1, head_dim=2, ffn_dim=1, vocab_size=1, context=1,
-    rope_theta=1, key_offset=0, grow_block=1, shape=1, block=1,
+    rope_theta=1, grow_block=1, shape=1, block=1,
     # training
     steps=1, warmup_steps=0, decay_steps=0, lr_decay_steps=0, batch_size=1, grad_accum=1, lr=0,
     adamw_lr=0, weight_decay=0, star_decay=0, grad_clip=0, recurrence=1, backprop_depth=1, mean=1,
@@ -47,7 +47,7 @@ AT_LEAST = dict(
     r=1, times=1, blocks=1, K=1, T=0, m=1, n=1, batches=1, limit=1, shots=0, max_length=2, length=2,
     count=1, best=1, lens_steps=1, lens_lr=0, tokens=1, temperature=0, top_k=1,
     # data and machines
-    documents=1, depths=0, val_every=2, workers=1, gpus=1, jobs=1, first_seed=0)
+    documents=1, depths=0, val_every=2, workers=1, gpus=1)
 SHARES = dict(
     curriculum=(0, 1), backprop_curriculum=(0, 1), lr_floor=(0, 1), beta=(0, 1), beta2=(0, 0.9999),
     mfu=(0.001, 1), text=(0, 0.99))

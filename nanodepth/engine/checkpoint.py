@@ -28,7 +28,6 @@ from nanodepth.engine.hf_recurrent import FAMILY, load_raven
 from nanodepth.engine.processes import compute_in
 from nanodepth.model import LM, ModelConfig
 from nanodepth.text.tokenizer import local_folder
-from nanodepth.variants.key_offset import offset_keys
 
 FILE = 'ckpt.pt'
 
@@ -157,9 +156,7 @@ def model_of(state, path):
     else:
         from nanodepth.retrofit import Recurrent
         model = Recurrent(config, **state['recurrent'])
-    weights = state['model']
-    offset_keys(model, int(weights.get('layers.0.attn.key_offset', 0)))
-    model.load_state_dict(weights)
+    model.load_state_dict(state['model'])
     return model
 
 

@@ -32,7 +32,6 @@ from nanodepth.grow import untie
 from nanodepth.loop import repeat_block
 from nanodepth.model import LM, ModelConfig, rope_tables
 from nanodepth.text.tokenizer import get_tokenizer, local_folder, marks_of, write_tokenizer
-from nanodepth.variants.key_offset import refuse_offset
 
 # -------------------------------------------------------------------------------------------- names
 
@@ -285,7 +284,6 @@ def save_hf(model, folder, tokenizer=None):
     if model.recurs:
         raise Refused('a model with a recurrent core has no family that transformers knows: '
                       'only ordinary and looped models are exported')
-    refuse_offset(model)
     model = fold_scales(model) if model.config.ln_scaling else untie(model, model.order)
     tensors = {their_name(name): t for name, t in model.state_dict().items()}
     if model.config.tie_embeddings:

@@ -28,7 +28,6 @@ from nanodepth.common.files import read_json, reading
 from nanodepth.engine import hf
 from nanodepth.model import ModelConfig, rope_tables, rotate
 from nanodepth.retrofit import Recurrent
-from nanodepth.variants.key_offset import refuse_offset
 from nanodepth.variants.starts import AUTHORS_STD
 
 FAMILY = 'huginn_raven'
@@ -148,7 +147,6 @@ def save_raven(model, folder, tokenizer=None):
     width = model.config.n_embd
     if c.ln_scaling:
         raise Refused("LN-scaling: the authors' format cannot hold that")
-    refuse_offset(model)
     ours = {'norms of q and k': c.qk_norm, f'head_dim={c.head_dim}': c.head_dim * c.n_head != width,
             'a fixed table of first states (--fresh draws new ones)':
                 not (model.fresh or model.start == 'zero')}

@@ -21,7 +21,6 @@ from typing import Literal, NamedTuple
 from nanodepth.common.errors import Refused
 from nanodepth.grow import GROWTH, growth_plan, prop_schedule
 from nanodepth.model import ModelConfig
-from nanodepth.variants.key_offset import offset_keys
 
 
 @dataclass
@@ -147,8 +146,6 @@ class Plan:
             model.mean, model.backprop_depth = self.mean, self.backprop_depth
         elif self.main_order:
             model.config.order = self.main_order
-        if not self.config.init_from:       # a parent keeps its own
-            offset_keys(model, self.config.key_offset)
 
     def at(self, step):
         "What this step does."

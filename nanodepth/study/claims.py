@@ -70,12 +70,6 @@ class Contrast:
         return (self.half(1 - ALPHA) + self.half(2 * POWER - 1)) if self.known else math.inf
 
 
-def one_sided(contrast, direction):
-    "The p value of: the mean is above zero (direction 1), or below it (-1)."
-    half = contrast.p / 2
-    return half if contrast.mean * direction > 0 else 1 - half
-
-
 def holm(ps):
     "The p values, corrected for being many: the smallest times n, the next times n - 1, ..."
     adjusted = [None] * len(ps)

@@ -21,12 +21,11 @@ from nanodepth.common.errors import Refused, check_choice, nearest
 from nanodepth.common.files import reading, replace
 from nanodepth.common.options import read
 from nanodepth.report.tables import mean, read_rows, where
-from nanodepth.study import record
 from nanodepth.study.claims import MARGINS, Contrast, verdicts
 
 UNITS = dict(flops=(1e-12, 1), parameters=(1e-6, 2))        # a factor, and digits behind the point
 SHARES = 'copy', 'overlap', 'screened', 'change'         # in %, and all that ends with `right`
-TEXTS = 'README.md', 'docs/COURSE.md', 'docs/RESULTS.md', 'docs/RECORDS.md', 'docs/ATLAS.md'
+TEXTS = 'README.md', 'docs/COURSE.md', 'docs/RESULTS.md', 'docs/ATLAS.md'
 SHARED = 'task', 'measure', 'group'
 HOLE = re.compile(r'\{(?:[^{}]|\{[^{}]*\})*\}')
 
@@ -169,8 +168,7 @@ def all_tables(spec, folder):
     claims, written = spec.get('claim', []), spec.get('written', [])
     rows = {name: read_rows(folder / f'{name}.csv')
             for name in dict.fromkeys(each['table'] for each in claims + written)}
-    tables = dict(records=record.table(read_rows(folder / 'records.csv')))
-    named = {}
+    tables, named = {}, {}
     for section in dict.fromkeys(claim['section'] for claim in claims):
         outcomes = judged([claim for claim in claims if claim['section'] == section], rows)
         named |= {outcome[0].get('name'): outcome for outcome in outcomes}
