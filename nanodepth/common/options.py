@@ -38,7 +38,7 @@ from nanodepth.common.files import find
 AT_LEAST = dict(
     # a model
     n_layer=1, n_embd=1, n_head=1, n_kv_head=1, head_dim=2, ffn_dim=1, vocab_size=1, context=1,
-    rope_theta=1, grow_block=1, shape=1, block=1,
+    rope_theta=1, grow_block=1, block=1,
     # training
     steps=1, warmup_steps=0, decay_steps=0, lr_decay_steps=0, batch_size=1, grad_accum=1, lr=0,
     adamw_lr=0, weight_decay=0, star_decay=0, grad_clip=0, recurrence=1, backprop_depth=1, mean=1,

@@ -150,34 +150,6 @@ def draw_runs(groups, only=None):
     return fig
 
 
-def draw_origins(pictures):
-    """pictures: {operator: [the order of each growth]}. One row per growth, one cell per layer;
-    number and colour say which layer of the stage before it copies; a frame marks new layers."""
-    deepest = max(len(order) for orders in pictures.values() for order in orders)
-    stages = max(map(len, pictures.values()))
-    fig, axes = figure(len(pictures), 1,
-                       (1.5 + 0.3 * deepest, (1.1 + 0.3 * stages) * len(pictures)), maps=True)
-    for ax, (name, orders) in zip(axes[:, 0], pictures.items()):
-        cells = {(y, x): source / (max(order) or 1) for y, order in enumerate(orders)
-                 for x, source in enumerate(order)}
-        heat(ax, cells, range(len(orders)), range(deepest), name, cmap='viridis', vmin=-0.1,
-             vmax=1.3, aspect='auto')
-        ax.set_facecolor('white')
-        for y, x in cells:
-            source = orders[y][x]
-            new = orders[y][x] in orders[y][:x]
-            ax.text(x, y, source, ha='center', va='center', fontsize=8, color='white',
-                    weight='bold' if new else 'normal')
-            if new:
-                ax.add_patch(ax.patch.__class__((x - 0.46, y - 0.44), 0.92, 0.88, fill=False,
-                                                edgecolor='#d1495b', lw=1.8))
-        ax.set_yticks(range(len(orders)), [f'{max(order) + 1} to {len(order)}' for order in orders])
-        ax.set(xticks=[], ylabel='layers')
-        ax.spines[:].set_visible(False)
-    axes[-1, 0].set_xlabel('layer, from the embedding (left) to the head (right); framed: new')
-    return fig
-
-
 # ----------------------------------------------------------------------------- looping, recurrences
 
 def draw_scores(rows, x):
