@@ -35,7 +35,7 @@ from nanodepth.engine.scoring import measure
 from nanodepth.grow import GROWTH, untie
 from nanodepth.model import LM, ModelConfig
 from nanodepth.report.logs import Log, read_log
-from nanodepth.report.plot import draw_run, show
+from nanodepth.report.plot import draw_runs, show
 from nanodepth.text.loader import Loader, draw, make_toy_data
 from nanodepth.text.tokenizer import copy_tokenizer, keep_tokenizer, refuse_another_tokenizer
 
@@ -216,7 +216,7 @@ def report(c, model, flops):
         full = cost.at_full_depth(replace(c, vocab_size=model.config.vocab_size))
         saving = f', {1 - flops / full:.1%} less than at full depth throughout'
     print(f'{flops:.3e} training FLOPs{saving}')
-    show(out / 'loss.png', draw_run, out.name, read_log(out))
+    show(out / 'loss.png', draw_runs, {out.name: [read_log(out)]})
     print(f'numbers: {out}/log.jsonl\ncheckpoint, log and picture are in {out}; nanodepth sample '
           f'{out} writes text')
 

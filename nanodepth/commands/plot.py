@@ -1,7 +1,7 @@
-"""One run: its curves. Several: their curves side by side, and their numbers.
+"""The curves of runs, side by side, and their numbers.
 
 Usage:
-    nanodepth plot out/baseline                     # out/baseline/loss.png
+    nanodepth plot out/baseline                     # out/baseline/loss.png, .csv
     nanodepth plot out/baseline out/lidas           # both: out/baseline/compare.png, .csv
     nanodepth plot out/toys/* --out=out/toys.png    # NAME-0, NAME-1: seeds, averaged
     nanodepth plot out/toys/* "--show=loss,depth 3"
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nanodepth.common.options import read
-from nanodepth.report.plot import draw_run, draw_runs, show
+from nanodepth.report.plot import draw_runs, show
 from nanodepth.report.logs import kinds_of, measured, read_groups
 from nanodepth.report.tables import pick_shown, write_csv
 
@@ -26,13 +26,9 @@ class Options:
 def main(argv=None):
     options = read(Options, argv, __doc__)
     groups = read_groups(options.runs)
-    first = Path(options.runs[0])
-    if len(options.runs) == 1:
-        [(name, [log])] = groups.items()
-        show(options.out or first / 'loss.png', draw_run, name, log)
-        return print(f'numbers: {first}/log.jsonl')
     kinds = ['loss', *(kind for kind in kinds_of(groups) if kind != 'text')]
-    out = options.out or first / 'compare.png'
+    out = options.out or Path(options.runs[0]) / (
+        'compare.png' if len(options.runs) > 1 else 'loss.png')
     show(out, draw_runs, groups, pick_shown('show', options.show, kinds))
     write_csv([dict(run=name) | row for name, group in groups.items() for row in measured(group)],
               out)

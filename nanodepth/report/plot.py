@@ -93,46 +93,20 @@ def heat(ax, cells, down, across, title, **style):
 
 # -------------------------------------------------------------------------------- training, growing
 
-def draw_run(name, log):
-    "One run against its steps: its losses, and beside them its kinds of answers."
-    rows = measured([log])
-    kinds = kinds_of({name: [log]})
-    losses = dict(loss='validation')
-    if 'text' in kinds:
-        losses['text'] = 'validation, text only'
-    skills = [kind for kind in kinds if kind != 'text']
-    fig, axes = figure(1, 1 + bool(skills), (11, 4.6))
-    trained = [line for line in log if 'loss' in line]
-    axes[0][0].plot([line['step'] for line in trained], [line['loss'] for line in trained],
-                    color='#bbbbbb', lw=1, label='training')
-    for ax, shown in zip(axes[0], (list(losses), skills)):
-        for colour, kind in zip(COLOURS * 9, shown):
-            curve(ax, rows, 'step', kind, colour, losses.get(kind, kind), scale(kind), lw=2,
-                  marker='' if kind in losses else 'o')
-        for line in growths(log):
-            ax.axvline(line['step'], color='#888888', ls=':', lw=1.3, zorder=0)
-            ax.text(line['step'], 1, f' {line.get("depth", line["n_layer"])} layers',
-                    color='#666666', fontsize=8, va='bottom', ha='center',
-                    transform=ax.get_xaxis_transform())
-        ax.set_xlabel('steps')
-        ax.legend(frameon=False, fontsize=9)
-    axes[0][0].set_ylabel('loss (nats per token)')
-    if skills:
-        axes[0][1].set_ylabel('answers right (%)')
-        axes[0][1].set_ylim(-3, 103)
-    fig.suptitle(name)
-    return fig
-
-
 def draw_runs(groups, only=None):
     """groups: {name: [one log per seed]}. A row for the validation loss, and one for each kind of
     answers, or for those in `only`: against steps, and against FLOPs, because a step costs more in
-    a deeper model. Dotted lines show where a model grew."""
+    a deeper model. Dotted lines show where a model grew; grey is what one run lost in training."""
     shown = [kind for kind in ('loss', *kinds_of(groups)) if kind != 'text'
              and (only is None or kind in only)]
     fig, axes = figure(len(shown), 2, (11, 1 + 2.3 * len(shown)), sharex='col', sharey='row')
     for row, kind in zip(axes, shown):
         for ax, x in zip(row, ('step', 'flops')):
+            if kind == 'loss' and [*map(len, groups.values())] == [1]:
+                [[log]] = groups.values()
+                trained = [line for line in log if 'loss' in line]
+                ax.plot([line[x] for line in trained], [line['loss'] for line in trained],
+                        color='#bbbbbb', lw=1, label='training')
             for colour, (name, logs) in zip(COLOURS * 9, groups.items()):
                 curve(ax, measured(logs), x, kind, colour, name, scale(kind), lw=2,
                       marker='' if kind == 'loss' else 'o')
