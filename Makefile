@@ -36,7 +36,7 @@ demo: data/toy_deep/train.json data/toy/train.json      # docs/demo.html: LIDAS 
 	test -f out/demo/cut/ckpt.pt || $(PY) -m nanodepth cut out/demo/baseline 2-2-2 --out=out/demo/cut
 	$(PY) train.py config/retrofit.py --init_from=out/demo/cut --out_dir=out/demo/retrofit
 	$(PY) -m nanodepth play out/demo/lidas out/demo/loop out/demo/retrofit --out=docs/demo.html --open=false
-bench: .venv/tests              # speed and memory against transformers, a plain GPT and arithmetic: out/bench.md, 10 minutes
+bench: .venv/tests              # speed and memory beside transformers' Llama: out/bench.md, 5 minutes
 	$(PY) -m nanodepth bench --out=out/bench.md
 gpu: .venv/tests                # the same on a GPU, at 360M, eager and compiled: docs/gpu.md
 	$(PY) -m nanodepth bench --device=cuda --out=docs/gpu.md

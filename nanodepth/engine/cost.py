@@ -7,7 +7,7 @@ state (16 bytes a parameter with AdamW), and what the forward keeps for the back
 
 Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", Table 7: the totals of
 config/smollm_*.py come out to the last digit.
-Here: compiled Blocks and fragmentation are not counted; bench.py `memory` compares it with measured
+Here: compiled Blocks and fragmentation are not counted; docs/bench.md compares it with measured
 peaks.
 
 Usage:
