@@ -277,7 +277,7 @@ class LM(nn.Module):
                  **how):
         """Continue tokens (B, T) by max_new_tokens. Temperature 0 takes the likeliest token. Past
         the context the window slides: each new token is drawn from the last `context` ones, as if
-        none came before. `how`: order, or a core's r and exit."""
+        none came before. `how`: order, or a core's r."""
         context = self.config.context
         cache = None
         with torch.inference_mode():        # faster than no_grad: these never get a gradient

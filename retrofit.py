@@ -77,8 +77,8 @@ class Recurrent(Starts, LM):
     def unrolled(self, r):
         return self.prelude + self.core * r + self.coda
 
-    def new_cache(self, r=None, exit=None):
-        "An empty cache: a slot for each position of the unrolled order, whatever `exit` is."
+    def new_cache(self, r=None):
+        "An empty cache: a slot for each position of the unrolled order."
         return KVCache(len(self.unrolled(self.mean if r is None else r)))
 
     # ------------------------------------------------------------------------------- one forward
@@ -89,18 +89,14 @@ class Recurrent(Starts, LM):
         return self.run(mixed.to(e.dtype), self.core, cache=cache, tap=tap,
                         depth=len(self.prelude) + i * len(self.core))           # (B, T, C)
 
-    def hidden(self, tokens, *, r=None, cache=None, generator=None, backprop_depth=None, exit=None,
-               tap=None):
-        """The residual stream before the final norm. `exit` is an Exit: then a token may stop
-        earlier than after r recurrences, and a tap does not reach the core."""
+    def hidden(self, tokens, *, r=None, cache=None, generator=None, backprop_depth=None, tap=None):
+        "The residual stream before the final norm."
         r = self.mean if r is None else r
         if r < 1:
             raise Refused(f'r={r} is too small: the core must run at least once (try r=1)')
         if backprop_depth is None:
             backprop_depth = self.backprop_depth
         first_learned = r - backprop_depth      # the runs before keep no graph
-        if cache is None and exit is not None:
-            cache = self.new_cache(r)           # it keeps the keys of tokens that have stopped
         if cache is not None:       # with another r, the coda would read the core's keys
             if getattr(cache, 'r', r) != r:
                 raise Refused(f'r={r}, but this cache holds keys of r={cache.r}: go on with that')
@@ -110,10 +106,7 @@ class Recurrent(Starts, LM):
         s = self.first_state(e, position, generator)
         for i in range(r):
             with learning(i, first_learned):
-                if exit is None:
-                    s = self.recur(s, e, i, cache, tap)
-                else:
-                    s = exit.step(self, s, e, i, r, cache)
+                s = self.recur(s, e, i, cache, tap)
         x = self.run(s, self.coda, cache=cache, tap=tap,
                      depth=len(self.prelude) + r * len(self.core))
         if cache is not None:

@@ -2,7 +2,7 @@
 
 Promised: the papers' cuts and costs to the last digit; the parent as the off value, bit by bit; the
 gradients of a detached reference, whatever r; a first state that depends on the place alone; cached
-generation; early exits by a slow form of one token at a time; r drawn as the authors draw it; and a
+generation; r drawn as the authors draw it; and a
 training in the curriculum that pieces and ranks don't change.
 """
 import dataclasses
@@ -18,14 +18,13 @@ from nanodepth.common.errors import Refused
 from nanodepth.engine.checkpoint import build_model, describe, load, load_model, save
 from nanodepth.grow import untie
 from nanodepth.loop import running
-from nanodepth.model import LM, ModelConfig, rotate
+from nanodepth.model import LM, ModelConfig
 from nanodepth.probe import residual_norms
 from nanodepth.retrofit import (Recurrent, cut, recurrence_curriculum, recurrent_by_hand,
                                 sample_recurrence, surgery)
 from nanodepth.text.tokenizer import get_tokenizer
 from nanodepth.train import Config, train
 from nanodepth.variants.cuts import block_influence, by_influence
-from nanodepth.variants.exit import Exit
 
 TINYLLAMA = dict(vocab_size=32000, n_layer=22, n_embd=2048, n_head=32, n_kv_head=4, ffn_dim=5632,
                  context=1024, tie_embeddings=False)
@@ -277,7 +276,7 @@ def test_the_first_states_of_a_long_context_are_made_as_they_are_read(tiny):
     assert torch.equal(long.table, whole.table)
 
 
-# ------------------------------------------------------------------ cache, exit
+# ------------------------------------------------------------------ cache
 
 @pytest.mark.parametrize('inject, start', [('linear', 'normal'), ('add', 'zero')])
 def test_cached_generation_is_uncached_generation(tiny, tokens, inject, start):
@@ -289,103 +288,6 @@ def test_cached_generation_is_uncached_generation(tiny, tokens, inject, start):
     assert not torch.equal(found, model.generate(tokens, 8, r=1, temperature=0))
     with pytest.raises(ValueError, match='r=0 is too small: the core must run at least once'):
         model(tokens, r=0)
-
-
-@pytest.mark.parametrize('by', ['latent', 'kl', 'sure'])
-def test_a_threshold_of_zero_is_fixed_r(tiny, tokens, by):
-    model = surgery(tiny(n_layer=6), '2-2-2', inject='linear')
-    stop = Exit(0.0, by)
-    with torch.no_grad():
-        assert torch.equal(model(tokens, r=5, exit=stop), model(tokens, r=5))
-    assert stop.used == stop.full == 5 * tokens.numel()
-    assert torch.equal(model.generate(tokens, 6, r=4, temperature=0, exit=Exit(0.0, by)),
-                       model.generate(tokens, 6, r=4, temperature=0))
-
-
-def by_hand(model, tokens, r, threshold):
-    """Each token on its own, one recurrence after the other, with keys and values in a table
-    [recurrence][layer][token]."""
-    lm, B, T = model, *tokens.shape
-    e = lm.run(lm.embed(tokens), model.prelude)
-    s, done, count = model.first_state(e, 0, None).clone(), torch.zeros(B, T,
-            dtype=torch.bool), torch.zeros(B, T)
-    table = {}
-    for k in range(r):
-        x = model.adapter(torch.cat((s, e), -1))
-        for d, i in enumerate(model.core):
-            layer = lm.layers[i]
-            h = layer.attn_norm(x)
-            keys = layer.attn.k(h).view(B, T, -1, lm.config.head_dim).transpose(1, 2)
-            keys, values = rotate(keys, (lm.cos[:T], lm.sin[:T])), layer.attn.v(h).view(B, T, -1,
-                    lm.config.head_dim).transpose(1, 2)
-            for b in range(B):
-                for t in range(T):
-                    old = table.get((k - 1, d, b, t))
-                    table[k, d, b, t] = old if done[b, t] else (keys[b, :, t], values[b, :, t])
-            ks, vs = (
-                torch.stack([torch.stack([table[k, d, b, t][which] for t in range(T)], 1)
-                             for b in range(B)]) for which in (0, 1))
-            q = rotate(layer.attn.q(h).view(B, T, -1, lm.config.head_dim).transpose(1, 2),
-                       (lm.cos[:T], lm.sin[:T]))
-            scores = (q @ ks.transpose(-1, -2) / math.sqrt(lm.config.head_dim)).masked_fill(
-                torch.ones(T, T).triu(1).bool(), -math.inf)
-            x = x + layer.attn.o((scores.softmax(-1) @ vs).transpose(1, 2).reshape(B, T, -1))
-            x = x + layer.mlp(layer.mlp_norm(x))
-        count += ~done
-        new = torch.where(done[..., None], s, x)
-        done = done | ((new - s).norm(dim=-1) / s.norm(dim=-1) < threshold)
-        s = new
-    return lm.head(lm.norm(lm.run(s, model.coda))), count
-
-
-@torch.no_grad()
-def test_exit_by_hand(tiny, tokens):
-    model = surgery(tiny(n_layer=6), '2-2-2', inject='linear')
-    model.adapter.weight.normal_(std=0.1)
-    moves, change = [], Exit.change
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Exit, 'change', lambda self, *a: moves.append(change(self, *a))
-                        or moves[-1])
-        model(tokens, r=6, exit=Exit(0.0))
-    # some tokens stop, some do not
-    threshold = torch.stack(moves[1:]).flatten().quantile(0.3).item()
-    stop = Exit(threshold)
-    found = model(tokens, r=6, exit=stop)
-    expected, count = by_hand(model, tokens, 6, threshold)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-    assert stop.used == count.sum() and 0.2 < stop.used / stop.full < 0.95
-    assert not torch.allclose(found, model(tokens, r=6), atol=1e-3)
-    # token by token with a cache: the same tokens stop at the same places
-    cache, parts, again = model.new_cache(6), [], Exit(threshold)
-    for t in range(tokens.shape[1]):
-        parts.append(model(tokens[:, t:t + 1], r=6, cache=cache, exit=again))
-    torch.testing.assert_close(torch.cat(parts, 1), found, rtol=1e-4, atol=1e-4)
-    assert again.used == stop.used and {slot.keys.shape[2] for slot in cache.layers} == {12}
-    early = Exit(1e9)
-    assert model(tokens, r=6, exit=early).isfinite().all() and early.used * 6 == early.full
-    kl = Exit(1e9, by='kl')
-    model(tokens, r=6, exit=kl)
-    assert kl.used * 3 == kl.full           # after two there is something to compare
-    # a map that has long settled: rounding must not look like movement
-    model.adapter.weight.normal_(std=0.01)
-    kl = Exit(0.0, by='kl')
-    assert torch.equal(model(tokens, r=24, exit=kl), model(tokens, r=24)) and kl.used == kl.full
-
-
-@torch.no_grad()
-def test_a_token_that_is_sure_stops(tiny):
-    "Tokens on their own: each is answered as by the first r at which it is sure enough."
-    model = surgery(tiny(n_layer=6, std=0.5), '2-2-2', inject='linear')
-    model.adapter.weight.normal_(std=0.1)
-    alone = torch.arange(40)[:, None]                                           # (B, 1)
-    fixed = torch.stack([model(alone, r=r) for r in range(1, 7)])               # (r, B, 1, V)
-    lacks = 1 - fixed.softmax(-1).max(-1).values[..., 0]                        # (r, B)
-    threshold = lacks.flatten().quantile(0.15).item()
-    first = [next((r for r in range(5) if lacks[r, b] < threshold), 5) for b in range(40)]
-    stop = Exit(threshold, by='sure')
-    found = model(alone, r=6, exit=stop)
-    torch.testing.assert_close(found, fixed[first, range(40)], rtol=1e-4, atol=1e-4)
-    assert stop.used == sum(first) + 40 and 2 < len(set(first))
 
 
 @pytest.mark.parametrize('mean, variance, median', [(4, 8.544, 4), (8, 26.178, 8), (16, 88.711, 15),
