@@ -5,27 +5,14 @@ python data/smollm/prepare.py --tokens=419B. Then: torchrun --standalone --nproc
 config/smollm_1b7_baseline.py; what it costs: --dry_run. Not run here. The paper ends at a held-out
 loss of 1.96 ("From Growing to Looping", Table 1).
 """
+from nanodepth.config.smollm_360m_baseline import *  # noqa: F403
+
 out_dir = 'out/smollm_1b7_baseline'
-data = 'data/smollm'
-n_layer = 24                 # the shape: Table 2
+n_layer = 24                # the shape: Table 2
 n_embd = 2048
 n_head = 32
 n_kv_head = 32
-head_dim = 64
 ffn_dim = 8192
-vocab_size = 49_152         # cosmo2
-rope_theta = 10_000.0
-tie_embeddings = True
-context = 2048
-batch_size = 1024            # 2^21 tokens a step
-grad_accum = 32              # 4 sequences at once on each of 8 GPUs
-steps = 200_000             # 170,000 with the rate constant, 30,000 of decay: appendix A
-warmup_steps = 2_000
-decay_steps = 30_000
-optimizer = 'adamw'         # its betas are not given: ours are 0.9 and 0.95
+batch_size = 1024           # 2^21 tokens a step
+grad_accum = 32             # 4 sequences at once on each of 8 GPUs
 lr = 5e-4
-weight_decay = 0.01
-grad_clip = 1.0
-eval_every = 1_000
-eval_batches = 20
-save_every = 1_000
