@@ -579,7 +579,7 @@ def test_a_group_and_a_perplexity_have_no_error_of_their_change(run, manager, tm
 
 @pytest.mark.parametrize('args, message', [
     (['--tasks=primitive_toy_copi'], "did you mean 'primitive_toy_copy'?"),
-    (['--tasks=toy_copy', '--measures=los'], 'measures=los must be a list'),
+    (['--tasks=toy_copy', '--measures=los'], 'measures=los must be tuple'),
     (['--tasks=toy_copy', '--limit=3'], "--limit is for lm-eval's tasks"),
     (['--tasks=primitive_toy_copy', '--shots=5'], '--shots is for our own tasks'),
     (['--tasks=looped,knowledge'], 'stands in two of looped, knowledge'),

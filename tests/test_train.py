@@ -343,7 +343,7 @@ def test_world_alone():
 @pytest.mark.parametrize('args, message', [
     (['--stepz=5'], "there is no option --stepz; did you mean 'steps'?"),
     (['--optimizer=moun'], "did you mean 'muon'?"),
-    (['--steps=1.5'], '--steps=1.5 must be a whole number'),
+    (['--steps=1.5'], '--steps=1.5 must be int'),
     (['--lr=nan'], '--lr=nan must be finite'),
     (['--data_weights=1,inf'], '--data_weights=inf must be finite'),
     (['--steps=100'], 'do not fit into steps=100'),

@@ -51,8 +51,6 @@ AT_LEAST = dict(
 SHARES = dict(
     curriculum=(0, 1), backprop_curriculum=(0, 1), lr_floor=(0, 1), beta=(0, 1), beta2=(0, 0.9999),
     mfu=(0.001, 1), text=(0, 0.99))
-IN_WORDS = {int: 'a whole number', float: 'a number', bool: 'true or false', str: 'text',
-            Path: 'a path', types.NoneType: 'none'}
 
 
 def read(cls, argv, about=None):
@@ -118,7 +116,8 @@ def fitted(kinds, values, where):
         except ValueError:
             words = [word for choice in choices_of(kinds[name])
                      if typing.get_origin(choice) is Literal for word in typing.get_args(choice)]
-            raise Refused(f'{where}{name}={value} must be {in_words(kinds[name])}'
+            kind = inspect.formatannotation(kinds[name])
+            raise Refused(f'{where}{name}={value} must be {kind}'
                           f'{nearest(value, words)}') from None
     check_bounds(result, where)
     return result
@@ -145,18 +144,6 @@ def choices_of(kind):
     "The types that a field may have: of int | None, both."
     is_union = typing.get_origin(kind) in (types.UnionType, typing.Union)
     return typing.get_args(kind) if is_union else (kind,)
-
-
-def in_words(kind):
-    "A field's type, as a message calls it."
-    names = []
-    for choice in choices_of(kind):
-        origin = typing.get_origin(choice) or choice
-        if origin is Literal:
-            names += map(str, typing.get_args(choice))
-        else:
-            names.append('a list' if origin in (list, tuple) else IN_WORDS.get(origin, str(choice)))
-    return ' or '.join(names)
 
 
 def as_text(value):
