@@ -10,7 +10,7 @@ Differs: the defaults are the toy's, with Muon for the layers' matrices and Adam
 
 Usage:
     python train.py config/baseline.py --steps=600      # minutes; any setting by --name=value
-    python train.py config/smollm_360m_lidas.py --dry_run       # FLOPs, memory, hours
+    python train.py config/smollm_360m_lidas.py --dry_run       # FLOPs, hours
     torchrun --standalone --nproc_per_node=8 train.py config/smollm_360m_lidas.py
 """
 import contextlib

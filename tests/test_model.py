@@ -358,7 +358,7 @@ def test_the_loss_in_pieces_is_the_whole_one(monkeypatch, piece):
     calls, real = [], F.linear_cross_entropy
     monkeypatch.setattr(F, 'linear_cross_entropy', lambda *a, **k: calls.append(k) or real(*a, **k))
     monkeypatch.setattr(losses, 'LARGE_VOCABULARY', 40)
-    monkeypatch.setitem(losses.PIECES, 'cpu', piece)
+    monkeypatch.setattr(losses, 'PIECE_ON_CPU', piece)
     alike(gradients(lambda x, w: losses.mean_loss(x, w, y), x, w), plain)
     assert calls[0]['options'].batch_chunk_size == piece and calls[0]['reduction'] == 'sum'
     found = losses.mean_loss(x.bfloat16(), w.bfloat16(), y)      # summed in float32, token by token

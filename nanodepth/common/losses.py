@@ -18,18 +18,8 @@ from torch.utils.checkpoint import checkpoint
 
 # From this size of vocabulary on the loss is computed in pieces.
 LARGE_VOCABULARY = 16_384
-# tokens of a piece; on a CPU torch itself would choose a dozen, five times as slow
-PIECES = dict(cpu=512)
-PIECE = 4096                # ... on anything else
-
-
-def in_pieces(vocabulary, device='cpu'):
-    return vocabulary >= LARGE_VOCABULARY and (
-        device == 'cuda' or hasattr(nn, 'LinearCrossEntropyOptions'))
-
-
-def piece_on(device):
-    return PIECES.get(device, PIECE)
+PIECE = 4096                # tokens of a piece
+PIECE_ON_CPU = 512          # torch itself would choose a dozen, five times as slow
 
 
 def loss_of_a_piece(x, weight, targets, ignore_index):
@@ -62,7 +52,7 @@ def mean_loss(x, weight, targets, ignore_index=-1):
     x = x.flatten(0, -2)                # (B*T, C)
     targets = targets.flatten()         # (B*T,)
     options = dict(ignore_index=ignore_index, reduction='sum')
-    if len(weight) < LARGE_VOCABULARY or not in_pieces(len(weight), x.device.type):
+    if len(weight) < LARGE_VOCABULARY or not (x.is_cuda or hasattr(nn, 'LinearCrossEntropyOptions')):
         loss = F.cross_entropy(F.linear(x, weight).float(), targets, **options)
     elif x.is_cuda:
         loss = loss_by_recomputing(x, weight, targets, ignore_index)
@@ -72,6 +62,6 @@ def mean_loss(x, weight, targets, ignore_index=-1):
         if x.dtype != torch.float32:
             # torch would sum in bfloat16 and lose half of it: we sum below
             options['reduction'] = 'none'
-        pieces = nn.LinearCrossEntropyOptions(batch_chunk_size=piece_on(x.device.type))
+        pieces = nn.LinearCrossEntropyOptions(batch_chunk_size=PIECE_ON_CPU)
         loss = F.linear_cross_entropy(x, weight, targets, options=pieces, **options)
     return loss.float().sum() / (targets != ignore_index).sum().clamp(min=1)

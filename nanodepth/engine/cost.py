@@ -1,14 +1,11 @@
-"""What a run will cost, before it starts: stages, parameters, FLOPs, memory and hours of so many
-GPUs.
+"""What a run will cost, before it starts: stages, parameters, FLOPs, and hours of so many GPUs.
 
 The idea: everything a run does follows from its settings, so its cost can be added up without
-running it. FLOPs are the ledger's, stage by stage. Memory is weights, gradients, the optimizer's
-state (16 bytes a parameter with AdamW), and what the forward keeps for the backward.
+running it. FLOPs are the ledger's, stage by stage. What it takes of memory its first step shows:
+--grad_accum divides what a step keeps for its backward.
 
 Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", Table 7: the totals of
 config/smollm_*.py come out to the last digit.
-Here: compiled Blocks and fragmentation are not counted; docs/bench.md compares it with measured
-peaks.
 
 Usage:
     python train.py config/smollm_360m_lidas.py --dry_run  # 8 GPUs, H100, at 40% of their peak
@@ -26,7 +23,6 @@ import torch
 from tqdm import tqdm
 
 from nanodepth.common.errors import Refused
-from nanodepth.common.losses import in_pieces, piece_on
 from nanodepth.common.options import read
 from nanodepth.engine import checkpoint
 from nanodepth.engine.plan import Plan, Start, model_config
@@ -36,47 +32,6 @@ from nanodepth.model import LM
 from nanodepth.report.tables import columns
 from nanodepth.text.loader import Dataset, Loader, how_to_prepare, make_toy_data, mixture
 from nanodepth.text.tokenizer import get_tokenizer
-
-
-# ------------------------------------------------------------------------------------------- memory
-
-def kept_by_a_layer(c, width, device='cpu'):
-    """Bytes that a Block keeps of one token for its backward; `width`: bytes of a number in a
-    matrix product, 2 or 4. The residual stream has 4."""
-    H = c.n_head * c.head_dim
-    Hkv = c.n_kv_head * c.head_dim
-    attention = c.n_embd + 2 * H + 2 * Hkv          # input, q, k, v, output
-    mlp = c.n_embd + 4 * c.ffn_dim        # its input, gate, up, silu(gate), and their product
-    # input and 1/rms; on a CPU, not one kernel, x/rms too
-    norms = 2 * (4 * c.n_embd + 4) * (2 if device == 'cpu' else 1)
-    return norms + width * (attention + mlp) + 4 * c.n_head         # the softmax's sums
-
-
-def kept_by_the_loss(c, tokens, width, device):
-    """Bytes at the end: the final norm's input and output, then the logits in pieces and the
-    head's gradient, or all of them, in float32 too."""
-    norm = tokens * (4 + width) * c.n_embd
-    if not in_pieces(c.vocab_size, device):
-        return norm + tokens * 3 * 4 * c.vocab_size     # in the backward: it, and two gradients
-    piece = min(piece_on(device), tokens)
-    return norm + width * c.n_embd * (tokens + c.vocab_size) + piece * 2 * 4 * c.vocab_size
-
-
-def memory(model, tokens, *, depth, optimizer='adamw', width=4, device='cpu', ranks=1):
-    """{part: bytes} of a process that works on `tokens` at once through `depth` layers, at its
-    peak."""
-    c = model.config
-    n = model.num_params()
-    layers = sum(p.numel() for p in model.layers.parameters())
-    state = 8 * n if optimizer != 'muon' else 4 * layers + 8 * (n - layers)
-    amounts = dict(weights=4 * n, gradients=4 * n, optimizer=state)
-    if ranks > 1:
-        amounts['ranks'] = 4 * n              # DDP's own copy of the gradients
-    if width < 4:
-        amounts['casts'] = width * n          # autocast's copies of the weights
-    amounts['activations'] = tokens * depth * kept_by_a_layer(c, width, device)
-    amounts['loss'] = kept_by_the_loss(c, tokens, width, device)
-    return amounts
 
 
 # ------------------------------------------------------------------------------------------- stages
@@ -137,10 +92,6 @@ def at_full_depth(config):
     return planned(dataclasses.replace(config, grow=None))
 
 
-def gigabytes(n):
-    return f'{n / 1e9:,.2f} GB'
-
-
 def stretches(plan):
     """[(first step, end)] of steps alike except the rate: the stages, and the decay where it
     loops or ends the growing."""
@@ -199,27 +150,19 @@ def show(config, gpus, gpu, mfu):
     if left or each % config.grad_accum:
         raise Refused(f'batch_size={config.batch_size} on gpus={gpus} does not divide into '
                       f'grad_accum={config.grad_accum} pieces: choose other --gpus')
-    at_once = each // config.grad_accum
     a_step = config.batch_size * config.context
-    width = 4 if config.dtype == 'float32' else 2
-    table = [['steps', 'layers', 'depth', 'parameters', 'GFLOPs a token', 'petaFLOPs', 'a GPU']]
+    table = [['steps', 'layers', 'depth', 'parameters', 'GFLOPs a token', 'petaFLOPs']]
     total = 0
-    parts = {}
     plan, model_of = models(config)
     for first, end in stretches(plan):
         now = plan.at(end - 1)
         model = model_of(now)
         order = now.order or model.order            # the latter: a recurrent core's own
         cost = counted(plan, model, first, end) * a_step
-        deepest = len(order) if now.order else (
-            len(model.prelude) + len(model.coda) + now.backprop_depth * len(model.core))
-        needed = memory(model, at_once * config.context, depth=deepest, optimizer=config.optimizer,
-                        width=width, device='cuda', ranks=gpus)
         table.append([f'{first:,} to {end:,}', str(len(model.layers)), str(len(order)),
                       f'{model.num_params():,}', f'{cost / (end - first) / a_step / 1e9:.3f}',
-                      f'{cost / 1e15:,.3f}', gigabytes(sum(needed.values()))])
+                      f'{cost / 1e15:,.3f}'])
         total += cost
-        parts = max(parts, needed, key=lambda parts: sum(parts.values()))
     print(columns(table))
     print(f'in all {total / 1e15:,.3f} petaFLOPs; {config.steps:,} steps of '
           f'{config.batch_size:,} x {config.context:,} = {a_step:,} tokens, '
@@ -228,9 +171,6 @@ def show(config, gpus, gpu, mfu):
         full = at_full_depth(config)
         print(f'with {config.n_layer} layers from the first step on it would be '
               f'{full / 1e15:,.3f}: growing saves {1 - total / full:.1%}')
-    listed = ', '.join(f'{name} {gigabytes(n)}' for name, n in parts.items())
-    print(f'memory of a GPU: {gigabytes(sum(parts.values()))} = {listed}, for {at_once} x '
-          f'{config.context:,} tokens at once on each of {gpus}')
     seconds = total / (gpus * PEAK_FLOPS[gpu] * mfu)
     print(f'time: {seconds / 3600:,.1f} hours on {gpus} {gpu} at {mfu:.0%} of '
           f'{PEAK_FLOPS[gpu] / 1e12:,.0f} TFLOP/s, '
