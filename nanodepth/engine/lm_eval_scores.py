@@ -17,7 +17,6 @@ Usage:
     harness.scores()                    # {'arc_easy acc': Score, ...}, of the model as it runs now
 """
 import functools
-import json
 import tomllib
 
 from tqdm import tqdm
@@ -43,27 +42,14 @@ def manager(everything):
     return TaskManager(include_path=str(EVALS), include_defaults=everything)
 
 
-class Kept:
-    """lm-eval's task manager for one evaluation: it gives tasks their numbers of shots ({name: n};
-    the harness takes a dict of name and shots for a new task), and `keep` holds what is loaded, so
-    that it is not loaded again, in any way of running."""
-
-    def __init__(self, manager, shots, keep):
-        self.manager, self.shots, self.keep = manager, shots, keep
-
-    def __getattr__(self, name):
-        return getattr(self.manager, name)
-
-    def load(self, tasks, *args, **kwargs):
-        key = json.dumps([tasks, self.shots], default=str)
-        if key not in self.keep:
-            loaded = self.manager.load(tasks, *args, **kwargs)
-            for name, n in self.shots.items():
-                group = loaded['groups'].get(name)
-                for task in group.get_all_tasks() if group else [loaded['tasks'][name]]:
-                    task.set_config('num_fewshot', n)
-            self.keep[key] = loaded
-        return self.keep[key]
+def loaded(manager, name, shots):
+    """The group of that name, or its tasks. With `shots`, which the harness takes for a task only
+    where it makes a new one of it."""
+    found = manager.load([name])
+    group = found['groups'].get(name)
+    for task in () if shots is None else found['tasks'].values():
+        task.set_config('num_fewshot', shots)
+    return [group] if group else [*found['tasks'].values()]
 
 
 def evaluate(lm, tasks, keep, **options):
@@ -85,8 +71,9 @@ def evaluate(lm, tasks, keep, **options):
             if name.startswith('questions_'):
                 near = f': python {EVALS / "questions/prepare.py"} makes it (or make smollm2).'
             raise Refused(f'there is no task {name!r}{near} Lists: {", ".join(LISTS)}')
-    shots = {name: n for name, n in wanted if n is not None}
-    return simple_evaluate(lm, tasks=names, task_manager=Kept(known, shots, keep), **options)
+    if (key := tuple(wanted)) not in keep:
+        keep[key] = [each for name, shots in wanted for each in loaded(known, name, shots)]
+    return simple_evaluate(lm, tasks=keep[key], task_manager=known, **options)
 
 
 def scores_of(results, only=None):
