@@ -571,7 +571,7 @@ def test_one_file_is_cut_and_a_folder_is_read(tmp_path):
 
 ODD = ['', None, '<|endoftext|> is text here', 'ä東🙂\u200d\x00\ufeff e\u0301 \U000e0041',
        ' ' * 110_000, '\u2028\r\n\t', 'a' * 110_000]
-SOURCES = {'fineweb-edu-dedup': 5, 'cosmopedia-v2': 2, 'python-edu': 2, 'open-web-math': 2}
+SOURCES = dict(fineweb_edu=5, cosmopedia=2, python_edu=2, open_web_math=2)
 
 
 def write(path, texts):
@@ -653,9 +653,9 @@ def test_shares_are_exact_and_every_document_is_there_once(source, made):
         assert sum(sizes[:-1]) < round(500_000 * share) <= sum(sizes)
     # What is read back, split at the documents' beginnings, is a subset of the source's texts, each
     # once, in one split.
-    texts = [t for p in (source / 'open-web-math').glob('*.parquet')
+    texts = [t for p in (source / 'open_web_math').glob('*.parquet')
              for t in pyarrow.parquet.read_table(p)['text'].to_pylist()]
-    texts += [json.loads(line)['text'] for p in (source / 'open-web-math').glob('*.jsonl')
+    texts += [json.loads(line)['text'] for p in (source / 'open_web_math').glob('*.jsonl')
               for line in p.read_text().splitlines()]
     known = {t.encode() for t in texts if t}
     found = {}
@@ -710,12 +710,12 @@ def test_a_mixture_that_cannot_be_made_is_one_line(source, made, tmp_path):
         *command(source, made), '--val_every=7')
     prepare([*command(source, made), '--tokens=1K'])        # it has them already
     assert contents(made) == before
-    (tmp_path / 'bad/fineweb').mkdir(parents=True)
-    (tmp_path / 'bad/fineweb/a.jsonl').write_text('{"words": "x"}\n')
+    (tmp_path / 'bad/fineweb_edu').mkdir(parents=True)
+    (tmp_path / 'bad/fineweb_edu/a.jsonl').write_text('{"words": "x"}\n')
     assert "a.jsonl: no text in the column 'text'" in refused('--tokens=1K',
                                                               f'--source={tmp_path}/bad')
-    (tmp_path / 'bad/fineweb/a.jsonl').unlink()
-    (tmp_path / 'bad/fineweb/b.parquet').write_bytes(b'PAR1 no more')
+    (tmp_path / 'bad/fineweb_edu/a.jsonl').unlink()
+    (tmp_path / 'bad/fineweb_edu/b.parquet').write_bytes(b'PAR1 no more')
     assert 'b.parquet, after row 0:' in refused('--tokens=1K', f'--source={tmp_path}/bad',
                                                 f'--out={tmp_path}/s')
 

@@ -19,16 +19,12 @@ from nanodepth.common.errors import refusals  # noqa: E402
 from nanodepth.text.corpus import prepare  # noqa: E402
 from nanodepth.text.sources import Source  # noqa: E402
 
-NEMOTRON = Source('nemotron_cc_math', 1.0, 'nvidia/Nemotron-CC-Math-v1', '4plus/*.parquet',
-                  known_as='nemotroncc')
+NEMOTRON = Source('nemotron_cc_math', 1.0, 'nvidia/Nemotron-CC-Math-v1', '4plus/*.parquet')
 FINEMATH = Source('finemath', 1.0, 'HuggingFaceTB/finemath', 'finemath-4plus/*.parquet')
-FINEWEB = Source('fineweb_edu', 1.0, 'HuggingFaceTB/smollm-corpus', 'fineweb-edu-dedup/*.parquet',
-                 known_as='fineweb')
+FINEWEB = Source('fineweb_edu', 1.0, 'HuggingFaceTB/smollm-corpus', 'fineweb-edu-dedup/*.parquet')
 SFT = 'nvidia/Nemotron-Pretraining-SFT-v1'
-SFT_MATH = Source('nemotron_sft_math', 1.0, SFT, '*M[Aa][Tt][Hh]/*.parquet', read='chat',
-                  known_as='sftv1math')
-SFT_GENERAL = Source('nemotron_sft_general', 1.0, SFT, '*General/*.parquet', read='chat',
-                     known_as='sftv1general')
+SFT_MATH = Source('nemotron_sft_math', 1.0, SFT, '*M[Aa][Tt][Hh]/*.parquet', read='chat')
+SFT_GENERAL = Source('nemotron_sft_general', 1.0, SFT, '*General/*.parquet', read='chat')
 
 
 def cooldown(math, share=0.2):

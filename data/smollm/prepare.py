@@ -18,13 +18,11 @@ from nanodepth.text.corpus import prepare  # noqa: E402
 from nanodepth.text.sources import Source  # noqa: E402
 
 SMOLLM = [
-    Source('fineweb_edu', 0.70, 'HuggingFaceTB/smollm-corpus', 'fineweb-edu-dedup/*.parquet',
-           known_as='fineweb'),
+    Source('fineweb_edu', 0.70, 'HuggingFaceTB/smollm-corpus', 'fineweb-edu-dedup/*.parquet'),
     Source('cosmopedia', 0.15, 'HuggingFaceTB/smollm-corpus', 'cosmopedia-v2/*.parquet'),
     Source('python_edu', 0.09, 'HuggingFaceTB/smollm-corpus', 'python-edu/*.parquet',
-           read='archived', known_as='python'),
-    Source('open_web_math', 0.06, 'open-web-math/open-web-math', 'data/*.parquet',
-           known_as='openwebmath'),
+           read='archived'),
+    Source('open_web_math', 0.06, 'open-web-math/open-web-math', 'data/*.parquet'),
 ]
 
 if __name__ == '__main__':

@@ -192,7 +192,7 @@ class Options:
     tokens: str                         # to train on, over all sources: 10B, 500M
     mixture: str | None = None          # which data, where there are several mixtures
     tokenizer: str = 'HuggingFaceTB/cosmo2-tokenizer'       # what the model reads
-    # a folder with a folder of parquet or JSON Lines files for each source; None: the hub
+    # a folder with one of parquet or JSON Lines files for each source, by its name; None: the hub
     source: Path | None = None
     workers: int = os.cpu_count()       # they do not change the result
     val_every: int = 200                # one document of so many is for validation

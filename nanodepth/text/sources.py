@@ -38,7 +38,6 @@ class Source:
     repo: str               # a dataset on the hub
     files: str              # which of its files: a pattern
     read: str = 'text'      # how a row becomes a text: a key of READ
-    known_as: str = ''      # what a local folder's name has in it, if not the name
 
 
 # ------------------------------------------------------------------------------------ rows -> texts
@@ -144,20 +143,12 @@ def list_files(source, where):
         if not listed:
             raise Refused(f'{source.repo} has no file {source.files} any more')
     else:
-        wanted = source.known_as or source.name
-        there = sorted(Path(where).iterdir())
-        tops = [p for p in there if simple(wanted) in simple(p.name)]
-        paths = [p for top in tops for p in (top, *top.rglob('*')) if kind_of(p) and p.is_file()]
-        listed = {str(p.relative_to(where)): (str(p), p.stat().st_size) for p in paths}
+        folder = Path(where) / source.name
+        listed = {str(p.relative_to(where)): (str(p), p.stat().st_size)
+                  for p in folder.rglob('*') if kind_of(p) and p.is_file()}
         if not listed:
-            raise Refused(f'{where} has no parquet or JSON Lines file in a folder (or by a name) '
-                          f'with {wanted!r} in it, but '
-                          f'{", ".join(p.name for p in there[:8]) or "nothing"}')
+            raise Refused(f'there is no parquet or JSON Lines file in {folder}')
 
     def digest(name):
         return hashlib.blake2b(name.encode()).hexdigest()
     return [listed[name] for name in sorted(listed, key=digest)]
-
-
-def simple(name):
-    return re.sub(r'[^a-z0-9]', '', name.lower())
