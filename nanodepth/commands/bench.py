@@ -1,5 +1,5 @@
-"""How fast is our model, and how much memory does it take, beside transformers' Llama, which is ours
-weight for weight?
+"""How fast is our model, and how much memory does it take, beside transformers' Llama, which is
+ours weight for weight?
 
 The idea: seconds say little on another machine, ratios do. Both take turns, so that what else the
 machine does disturbs both; the median counts, and the first turn does not. On a GPU a training step
@@ -35,8 +35,9 @@ def both(shape, device):
     "{'ours', 'transformers': a model of this shape}."
     from transformers import LlamaConfig, LlamaForCausalLM
     config = ModelConfig(**shape)
-    theirs = LlamaConfig(**config_json(config, config.n_layer), bos_token_id=None, eos_token_id=None)
-    return dict(ours=LM(config).to(device), transformers=LlamaForCausalLM(theirs).to(device))
+    theirs = LlamaForCausalLM(LlamaConfig(**config_json(config, config.n_layer),
+                                          bos_token_id=None, eos_token_id=None))
+    return dict(ours=LM(config).to(device), transformers=theirs.to(device))
 
 
 def race(what, device, turns, tokens, calls, flops=0):

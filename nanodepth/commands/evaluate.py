@@ -66,11 +66,11 @@ def effective_params(model, way):
     return way.cost(model) * sum(p.numel() for p in model.layers[0].parameters())
 
 
-def measured(name, group, subject, ways, notes):
-    "[a row for each way and measure]. What `notes` have is not measured again."
+def measured(name, group, subject, ways, notes, part=0):
+    "[a row for each way and measure]; the first way is the plain one."
     about = facts(subject.state, subject.model)
     seed = (subject.state.get('config') or {}).get('seed', 0)
-    found = subject.noted(ways, notes)
+    found = subject.noted(ways, notes, part)
     rows = []
     for way in ways:
         scores, plain = found[str(way)], found[str(ways[0])]

@@ -21,13 +21,14 @@ Usage:
     nanodepth sweep out/smollm2 --K=2,3 --tasks=questions_piqa --limit=200
 """
 import inspect
+import itertools
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
+from nanodepth.commands.evaluate import measured, print_tables
 from nanodepth.common.errors import Refused, check_choice
 from nanodepth.common.files import Notes, replace
 from nanodepth.common.options import read
@@ -37,8 +38,8 @@ from nanodepth.engine.way import Way, Ways, depth_in, layers_and_order, read_way
 from nanodepth.loop import repeat_block
 from nanodepth.looping.layers import pick_window
 from nanodepth.report.plot import draw_sweep, show
-from nanodepth.report.tables import (answer_rows, as_csv, beside, change_in_words, columns, mean,
-                                     number, pick_shown, run_names, write_csv)
+from nanodepth.report.tables import (answer_rows, as_csv, beside, mean, number, over_seeds,
+                                     pick_shown, run_names, where, write_csv)
 from nanodepth.wrapper import SOLVERS
 
 
@@ -117,106 +118,92 @@ def without_others_options(way, methods):
 
 # ---------------------------------------------------------------------------- screening and judging
 
-class Gain(NamedTuple):
-    "A change for the better."
-    kind: str               # of the Score
-    mean: float
-    error: float | None
-    p: float | None
-    changes: list           # of each question; [] where they are no mean
+def better(measure, kind):
+    "-1 where less is better."
+    return -1 if kind == 'nats' or measure.endswith('(less is better)') else 1
 
 
-def gain(measure, plain, score):
-    sign = -1 if score.kind == 'nats' or measure.endswith('(less is better)') else 1
-    change = compared(plain, score)
-    changes = [sign * (b - a) for a, b in zip(plain.answers, score.answers)] \
-        if change.error is not None else []
-    return Gain(score.kind, sign * change.mean, change.error, change.p, changes)
+def gain(row):
+    "A change for the better, of a row of evaluate's."
+    return better(row['measure'], row['kind']) * row['change']
 
 
-def gains_of(subject, notes, part, ways):
-    "{way: {measure: Gain}} in a part of the questions. What is noted is not measured again."
-    plain, *found = subject.noted([Way(), *ways], notes, part).items()
-    return {way: {measure: gain(measure, plain[1][measure], score)
-                  for measure, score in scores.items()} for way, scores in found}
+def gains_of(measure, plain, score):
+    "The same of each question; [] where a score is no mean over them, as a perplexity."
+    if compared(plain, score).error is None:
+        return []
+    sign = better(measure, score.kind)
+    return [sign * (b - a) for a, b in zip(plain.answers, score.answers)]
 
 
-def main_kinds(kinds, tasks):
-    """What the ways are ranked by if nothing else is asked for: the shares of right answers of the
-    tasks asked for (of a benchmark its first), or else the loss."""
-    ours, theirs = parse_tasks(tasks)
-    chosen = [kind for kind in kinds if kind.partition(', ')[0] in ours]
-    benchmarks = [kind for kind in kinds if theirs and ' ' in kind and kind not in chosen
-                  and not kind.startswith(('loss', 'depth '))]
+def ranked_by(options, rows):
+    """What the ways are ranked by: --score; else one share of right answers for each task (of a
+    benchmark the first that SHARES names); without tasks the loss."""
+    units = {row['measure']: row['kind'] for row in rows}
+    for measure in options.score:
+        check_choice(f'{rows[0]["run"]}: --score', measure, units)
+    if options.score:
+        return list(options.score)
+    ours, theirs = parse_tasks(options.tasks)
+    if not ours and not theirs:
+        return [*units][:1]
+    ranked = [measure for measure in units if measure.partition(', ')[0] in ours]
     first = {}
     for metric in SHARES:
-        for kind in benchmarks:
-            if kind.partition(' (')[0].rpartition(' ')[2] == metric:
-                first.setdefault(kind.partition(' ')[0], kind)
-    if {kind.partition(' ')[0] for kind in benchmarks} - first.keys():
-        raise Refused('these metrics cannot be averaged: choose one of them by --score: '
-                      f'{", ".join(kinds)}')
-    return chosen + list(first.values()) or [kind for kind in kinds if kind == 'loss'] or kinds[:1]
-
-
-def kinds_in(gains):
-    "{measure: its unit} of {way: {measure: Gain}}."
-    return {measure: gain.kind for measures in gains.values() for measure, gain in measures.items()}
+        for measure in units:
+            task, _, name = measure.partition(' (')[0].rpartition(' ')
+            if name == metric:
+                first.setdefault(task, measure)
+    for measure, kind in units.items():
+        if kind == 'score' and measure.partition(' ')[0] not in first:
+            raise Refused(f'{measure} is no share of right answers: choose what to rank by with '
+                          f'--score: {", ".join(units)}')
+    return ranked + list(first.values())
 
 
 def search(name, path, options, notes):
-    """Screen all ways, judge the best and the recipe, print a table. (The rows of what was
-    measured, {measure: its unit}, the rows of --answers)."""
+    """Screen all ways, judge the best and the recipe, print both: (the rows of what was measured,
+    those of the picture, those of --answers)."""
     subject = Subject(path, options, [options.tasks, options.judge_tasks or options.tasks])
-    ways, impossible = ways_of(options, subject.model)
-    if not ways:
+    places, impossible = ways_of(options, subject.model)
+    if not places:
         raise Refused(f'nothing can be run: {"; ".join(impossible)}')
     for left_out in impossible:
         print(f'left out: {left_out}')
-    of = {str(way): way for way, _, _ in ways}
-    subject.check(of.values())
-    screened = gains_of(subject, notes, 0, of.values())
-    units = kinds_in(screened)
-    for kind in options.score:
-        check_choice(f'{name}: --score', kind, units)
-    ranked = options.score or main_kinds(units, options.tasks)
-    totals = {way: mean([gains[kind].mean for kind in ranked]) for way, gains in screened.items()}
-    best = sorted(totals, key=lambda way: (math.isnan(totals[way]), -totals[way]))
-    chosen = {way: of[way] for way in best[:options.best]}      # what diverged is not among them
+    ways = {str(way): way for way, _, _ in places}
+    subject.check(ways.values())
+    screened = measured(name, name, subject, [Way(), *ways.values()], notes)
+    ranked = ranked_by(options, screened)
+    gains = {way: mean([gain(row) for row in where(screened, way=way) if row['measure'] in ranked])
+             for way in ways}
+    best = sorted(gains, key=lambda way: (math.isnan(gains[way]), -gains[way]))[:options.best]
+    chosen = {way: ways[way] for way in best}       # what diverged is not among them
     recipe = Way(window='{}-{}'.format(*pick_window(None, depth_in(subject.model))), method='rk',
                  K=3)
     if not (options.blocks or options.loop or options.r):
         chosen.setdefault(str(recipe), recipe)
-    screened |= gains_of(subject, notes, 0, chosen.values())
-    judged = gains_of(subject, notes, 1, chosen.values())
+    judged = measured(name, name, subject, [Way(), *chosen.values()], notes, part=1)
+    print(f'\n{name}: {len(ways)} ways searched, {sum(v > 0 for v in gains.values())} with a gain '
+          f'in {" and ".join(ranked)}')
+    plain, *found = subject.noted([Way(), *ways.values()], notes).values()
+    print(luck([[gains_of(m, plain[m], scores[m]) for m in ranked] for scores in found],
+               all(plain[m].kind == 'share' for m in ranked)), end='')
+    for part, rows in zip(PARTS, (screened, judged)):
+        print(f'\n{part}:')
+        print_tables(over_seeds([row for row in rows if row['way'] in (str(Way()), *chosen)],
+                                ['way', 'measure'], ['mean', 'change']))
     answers = []
     if options.answers:
-        named = {'as it is': Way(), 'the best': of[best[0]]} | (
+        named = {'as it is': Way(), 'the best': ways[best[0]]} | (
             {'the recipe': recipe} if str(recipe) in chosen else {})
         found = subject.noted(named.values(), notes, 1)
         answers = answer_rows(name, {said: found[str(way)] for said, way in named.items()})
-
-    print(f'\n{name}: {len(ways)} ways searched, {sum(v > 0 for v in totals.values())} with a gain '
-          f'in {" and ".join(ranked)}')
-    changes = [[screened[way][kind].changes for kind in ranked] for way in of]
-    print(luck(changes, all(units[kind] == 'share' for kind in ranked)), end='')
-    wanted = {*ranked}
-    if options.judge_tasks:
-        wanted |= {*main_kinds(kinds_in(judged), options.judge_tasks)}
-    shown = [(part, gains, kind) for part, gains in zip(PARTS, (screened, judged))
-             for kind, unit in kinds_in(gains).items() if kind in wanted or unit == 'nats']
-    lines = [['way', 'layers run', *(f'{part}: gain in {kind}' for part, _, kind in shown)]]
-    for way in chosen:
-        cells = [change_in_words(*gains[way][kind][1:4], gains[way][kind].kind == 'share')
-                 for _, gains, kind in shown]
-        lines.append([way + (' (the recipe)' if way == str(recipe) else ''),
-                      str(chosen[way].cost(subject.model)), *cells])
-    print(columns(lines))
-    places = {str(way): dict(window=window, setting=row) for way, window, row in ways}
-    rows = [dict(run=name, part=part, way=way, **places.get(way, {}),
-                 **{kind: each.mean for kind, each in gains.items()})
-            for part, of_part in zip(PARTS, (screened, judged)) for way, gains in of_part.items()]
-    return rows, units, answers
+    drawn = [dict(run=name, window=window, setting=row) | {
+        each['measure']: gain(each) for each in where(screened, way=str(way))}
+        for way, window, row in places]
+    rows = [dict(part=part) | row for part, of_part in zip(PARTS, (screened, judged))
+            for row in of_part]
+    return rows, drawn, answers
 
 
 def main(argv=None):
@@ -225,16 +212,12 @@ def main(argv=None):
         raise Refused('--judge_tasks is what the best are judged by: give --tasks, too, to screen '
                       'by')
     notes = Notes(beside(options.out, '.jsonl'))
-    rows, units, answers = [], {}, []
-    for name, path in run_names(options.models).items():
-        of_model, its_units, its_answers = search(name, path, options, notes)
-        rows += of_model
-        units |= its_units
-        answers += its_answers
+    each = [search(name, path, options, notes) for name, path in run_names(options.models).items()]
+    rows, drawn, answers = (list(itertools.chain(*parts)) for parts in zip(*each))
     if options.answers:
         replace(options.answers, as_csv(answers, lineterminator='\n'))
     write_csv(rows, options.out)
-    drawn = [row for row in rows if row['part'] == 'screen' and 'window' in row]
+    units = {row['measure']: row['kind'] for row in rows if row['part'] == 'screen'}
     show(options.out, draw_sweep, drawn,
          {measure: units[measure] for measure in pick_shown('show', options.show, units)})
 

@@ -52,7 +52,8 @@ def mean_loss(x, weight, targets, ignore_index=-1):
     x = x.flatten(0, -2)                # (B*T, C)
     targets = targets.flatten()         # (B*T,)
     options = dict(ignore_index=ignore_index, reduction='sum')
-    if len(weight) < LARGE_VOCABULARY or not (x.is_cuda or hasattr(nn, 'LinearCrossEntropyOptions')):
+    can = x.is_cuda or hasattr(nn, 'LinearCrossEntropyOptions')
+    if len(weight) < LARGE_VOCABULARY or not can:
         loss = F.cross_entropy(F.linear(x, weight).float(), targets, **options)
     elif x.is_cuda:
         loss = loss_by_recomputing(x, weight, targets, ignore_index)
