@@ -34,7 +34,6 @@ from tqdm import tqdm
 from nanodepth import ROOT
 from nanodepth.common.errors import Refused, say
 from nanodepth.common.files import find
-from nanodepth.common.losses import mean_loss
 from nanodepth.engine.checkpoint import describe, is_hugging_face, open_any
 from nanodepth.engine.hf import answer_of
 from nanodepth.engine.likelihoods import (LOGITS_AT_ONCE, device_of, encoded, log_likelihoods,
@@ -155,12 +154,6 @@ def measured(model, loader, batches, pieces, first):
         right_of = {kind: [] for kind in loader.kinds}
         for tokens, targets, marks in zip(*(t.chunk(pieces) for t in loader.marked_batch(step))):
             counts = targets != -1
-            if is_model and not loader.kinds:       # without logits, in pieces
-                x = model.norm(model.hidden(tokens.to(device)))
-                means = [loss_of_row(model, *row) for row in zip(x, targets.to(device))]
-                n = counts.sum(1)
-                rows += torch.stack([torch.stack(means).cpu().double() * n, n.double()], dim=1)
-                continue
             losses, best = losses_of(model, tokens.to(device), targets.to(device))
             kind_of, right = answers(marks, best != targets, losses.isnan())
             rows += torch.stack([losses.double().where(counts, 0).sum(1), counts.sum(1).double()],
@@ -177,33 +170,35 @@ def measured(model, loader, batches, pieces, first):
         model.train(was_training)
 
 
-def loss_of_row(model, x, targets):
-    "The mean loss of a row that is read (T, C). In bfloat16 all its logits at once are faster."
-    if x.dtype == torch.float32:
-        return mean_loss(x[None], model.head.weight, targets[None])
-    n = (targets != -1).sum().clamp(min=1)
-    return F.cross_entropy(model.head(x).float(), targets, ignore_index=-1, reduction='sum') / n
-
-
 def losses_of(model, tokens, targets):
     """(the loss of each target, the likeliest token at its place), (B, T) each: some rows at once,
-    and of another family's model some positions at once."""
-    B, T = tokens.shape
+    and of a row some positions."""
+    T = tokens.shape[1]
     width = model.config.vocab_size if hasattr(model, 'config') else 1
     rows = max(1, LOGITS_AT_ONCE // (T * width))
-    positions = max(1, LOGITS_AT_ONCE // width) if hasattr(model, 'logits_at') else T
     parts = []
     for x, y in zip(tokens.split(rows), targets.split(rows)):
-        across = []
-        for start in range(0, T, positions):
-            end = min(T, start + positions)
-            logits = model(x) if end - start == T else model.logits_at(x, start, end)
-            logits = logits.float()                                 # (B, T, V)
-            losses = F.cross_entropy(logits.transpose(1, 2), y[:, start:end], ignore_index=-1,
-                                     reduction='none')
+        across, start = [], 0
+        for logits in logits_of(model, x, max(1, LOGITS_AT_ONCE // width)):     # (B, n, V)
+            end = start + logits.shape[1]
+            losses = F.cross_entropy(logits.float().transpose(1, 2), y[:, start:end],
+                                     ignore_index=-1, reduction='none')
             across.append((losses.cpu(), logits.argmax(-1).cpu()))
+            start = end
         parts.append([torch.cat(part, dim=1) for part in zip(*across)])
     return [torch.cat(part) for part in zip(*parts)]
+
+
+def logits_of(model, tokens, most):
+    "The logits of some rows, at most so many positions at a time where the model can be asked so."
+    T = tokens.shape[1]
+    if hasattr(model, 'hidden'):
+        yield from map(model.head, model.norm(model.hidden(tokens)).split(most, dim=1))
+    elif hasattr(model, 'logits_at') and T > most:
+        for start in range(0, T, most):
+            yield model.logits_at(tokens, start, min(T, start + most))
+    else:
+        yield model(tokens)
 
 
 def answers(marks, wrong, unknown=None):
