@@ -16,7 +16,7 @@ from nanodepth.engine import cost
 from nanodepth.engine.checkpoint import describe, save
 from nanodepth.model import LM, ModelConfig
 from nanodepth.retrofit import recurrence_curriculum, sample_recurrence, surgery
-from nanodepth.train import Config, read_config
+from nanodepth.train import read_config
 
 
 def dry(capsys, *argv):

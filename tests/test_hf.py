@@ -11,7 +11,6 @@ import os
 import random
 
 import pytest
-import test_data
 import tiktoken
 import tokenizers
 import torch

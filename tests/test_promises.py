@@ -1,12 +1,10 @@
 """Numbers that were once wrong without a word: a test for each promise that they are right now."""
-import dataclasses
 import importlib
 import json
 import math
 import runpy
 import typing
 import weakref
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,21 +12,19 @@ import torch
 
 from conftest import ROOT, flags, ranks, refused, save_run, write_noise
 from families import tiny as family
-from nanodepth import probe, train as training
+from nanodepth import train as training
 from nanodepth.__main__ import main as nanodepth
-from nanodepth.commands import evaluate as evaluate_command, probe as probe_command, sweep
+from nanodepth.commands import evaluate as evaluate_command, probe as probe_command
 from nanodepth.common import options
-from nanodepth.engine import checkpoint, likelihoods, scoring
+from nanodepth.engine import likelihoods, scoring
 from nanodepth.engine.hf import Hooked
 from nanodepth.engine.likelihoods import shares_prompts
 from nanodepth.engine.scoring import Asked, Subject, log_likelihoods, measure
 from nanodepth.engine.way import Way
-from nanodepth.report.tables import read_csv
-from nanodepth.retrofit import Recurrent
-from nanodepth.text.loader import Dataset, Loader, begin_dataset, write_dataset
-from nanodepth.text.primitives import Example, few_shot
+from nanodepth.text.loader import Loader, begin_dataset, write_dataset
+from nanodepth.text.primitives import Example
 from nanodepth.text.tokenizer import get_tokenizer, write_tokenizer
-from nanodepth.wrapper import SOLVERS, looped
+from nanodepth.wrapper import looped
 
 BYTES = get_tokenizer('bytes')
 EXAMPLES = [Example(prompt, options, 0) for prompt, options in (
@@ -308,26 +304,3 @@ def watch_growths(refuse=False):
 
 def refuse_leftovers():
     watch_growths(refuse=True)
-
-
-def test_one_process_checks_a_checkpoint_and_loading_maps_it(config, monkeypatch, tmp_path):
-    c = config(steps=4, decay_steps=1)
-    training.train(c)
-    checked, how = [], []
-    monkeypatch.setattr(checkpoint, 'check', lambda folder: checked.append(folder))
-    real = torch.load
-    monkeypatch.setattr(torch, 'load', lambda *a, **k: (how.append(k), real(*a, **k))[1])
-    training.train(dataclasses.replace(c, steps=6))
-    assert len(checked) == 1 and how[0]['mmap']
-    checkpoint.load(c.out_dir, checked=True)
-    assert len(checked) == 1
-
-
-def test_a_first_state_lies_on_its_device_once(tiny):
-    model = Recurrent(tiny().config, [0], [1, 2], [3], mean=2)
-    model.first_state(torch.zeros(1, 4, 32), 0, None)
-    before = model.table
-    model.first_state(torch.zeros(1, 4, 32), 2, None)
-    assert model.table is before
-    model.first_state(torch.zeros(1, 4, 32, device='meta'), 0, None)
-    assert model.table.device.type == 'meta'

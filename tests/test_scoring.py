@@ -24,7 +24,7 @@ from nanodepth.commands import sweep
 from nanodepth.common.errors import Refused
 from nanodepth.common.files import Notes
 from nanodepth.common.options import read
-from nanodepth.engine import (checkpoint, likelihoods, lm_eval_scores as harness,
+from nanodepth.engine import (checkpoint, lm_eval_scores as harness,
                               scoring as measure)
 from nanodepth.engine.checkpoint import open_any
 from nanodepth.engine.hf import repeated_block
@@ -32,7 +32,6 @@ from nanodepth.engine.scoring import (Asked, Score, Subject, ask, interval, log_
                                       measure as tokens_measure, parse_tasks, score)
 from nanodepth.engine.way import Way, Ways, read_ways
 from nanodepth.loop import parse_loop
-from nanodepth.looping.layers import loops_of
 from nanodepth.report.tables import read_csv
 from nanodepth.retrofit import surgery
 from nanodepth.text.loader import Loader
@@ -201,28 +200,6 @@ def test_the_shared_cache_changes_nothing(tiny, fields, task, shots):
                                              for i, t in enumerate(answer)), abs=1e-5))
 
 
-@pytest.mark.parametrize('how, shared', [
-    (dict(method='naive', cache='last'), True), (dict(method='rk', decode='bypass'), True),
-    (dict(method='layer_anchored_frozen'), True), (dict(method='euler', tol=0.1), False),
-    (dict(method='anderson'), False)])
-def test_options_share_the_prompt_of_a_looped_model(tiny, monkeypatch, how, shared):
-    "Whatever the wrapper keeps in its cache: here it keeps all, and afterwards as it was told."
-    model = tiny(vocab_size=257, context=512, std=0.3).double()
-    examples = few_shot('copy_words', 4, shots=1)
-    prompts = []
-    read = likelihoods.read_prompts
-    monkeypatch.setattr(likelihoods, 'read_prompts', lambda *args: prompts.extend(args[4]) or
-                        read(*args))
-    with looped(model, (1, 2), **how):
-        [loop] = loops_of(model)
-        before = loop.how
-        one, two = (log_likelihoods(model, BYTES, examples, share=share) for share in (True, False))
-        assert loop.how == before
-    for a, b in zip(one, two):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
-    assert bool(prompts) == shared
-
-
 def test_an_interval_by_hand():
     low, high = interval(5, 10)
     assert (low, high) == pytest.approx((0.2366, 0.7634), abs=1e-4)      # Wilson's, from a table
@@ -309,18 +286,6 @@ def test_scores_that_are_not_numbers_are_refused(run, manager):
     model.head.register_forward_hook(lambda module, x, y: y * float('nan'))
     with pytest.raises(Refused, match='logits that are not numbers'):
         scored(lm, manager, ['local_choice'])
-
-
-def test_the_primitives_score_as_primitives_py_does(run, manager):
-    ours, _ = run
-    results = scored(opened(ours)[1], manager,
-                     ['primitive_toy_assign_d1', 'primitive_toy_copy'], limit=200)['results']
-    model = checkpoint.load_model(ours)
-    for task, name, depth in (('primitive_toy_assign_d1', 'toy_assign', 1),
-                              ('primitive_toy_copy', 'toy_copy', 0)):
-        examples = few_shot(name, 200, shots=0, depth=depth)
-        accuracy, _ = score(model, BYTES, examples)
-        assert results[task]['acc,none'] == accuracy and 0.05 < accuracy < 0.95
 
 
 def test_every_task_of_the_lists_is_there_and_the_papers_primitives_have_five_shots():

@@ -7,7 +7,7 @@ split if up were as likely as down. Runs called NAME-SEED that were trained with
 averaged, and then the errors are those over seeds. Below a looped model stands how it differs from
 the ordinary ones with as many parameters, or with as much compute.
 
-Papers: "Training-Free Looped Transformers", section 3 (--recipe), "From Growing to Looping",
+Papers: "Training-Free Looped Transformers", section 3, "From Growing to Looping",
 section 3, "Retrofitted Recurrence", section 4 (--r). The papers print no errors of differences;
 some of their gains of one or two points would lie within them.
 
@@ -33,8 +33,6 @@ from nanodepth.report.plot import PICTURES, draw_scores, show
 from nanodepth.report.tables import (beside, change_in_words, columns, groups_of, number,
                                      over_seeds, pick_shown, run_names, where, write_csv)
 
-RECIPE = dict(window=('mid4',), method=('rk',), K=(6,), decode=('bypass',))
-
 
 @dataclass(kw_only=True)
 class Options(Ways, Asked):
@@ -42,7 +40,6 @@ class Options(Ways, Asked):
     # folders that train.py wrote, or Hugging Face checkpoints; runs NAME-SEED, trained with that
     # seed, are averaged
     models: list[str]
-    recipe: bool = False        # the wrapper as its authors run it, on their 16 tasks
     show: tuple[str, ...] = ()  # what the picture shows, such as loss,toy_assign/3; (): all
     # the numbers as CSV; .png is drawn, with the CSV beside it; None: out/evals/NAME.csv
     out: Path | None = None
@@ -184,10 +181,6 @@ def draw(rows, ways, options, out):
 
 def main(argv=None):
     options = read(Options, argv, __doc__)
-    if options.recipe:          # what is given beside it counts
-        for name, value in RECIPE.items():
-            setattr(options, name, getattr(options, name) or value)
-        options.tasks = options.tasks or ('' if options.data else 'looped')
     ways = [Way(), *read_ways(options)]
     paths = run_names(options.models)
     groups = groups_of(paths)
