@@ -11,6 +11,7 @@ import os
 import random
 
 import pytest
+import test_data
 import tiktoken
 import tokenizers
 import torch
