@@ -25,7 +25,7 @@ import torch
 
 from nanodepth.common.errors import Refused
 from nanodepth.loop import repeat_block
-from nanodepth.model import LM, check_order
+from nanodepth.model import check_order
 
 # -------------------------------------------------------------------------------- operators: orders
 
@@ -48,8 +48,8 @@ def stack(n_layer, block):
     return repeat_block(range(n_layer), n_layer - block, block)
 
 
-def double(n_layer, block=None):
-    "Repeat the whole model."
+def double(n_layer, block):
+    "Repeat the whole model, whatever the block."
     return repeat_block(range(n_layer), 0, n_layer)
 
 
@@ -58,51 +58,40 @@ GROWTH = {'midas': midas, 'lidas': lidas, 'stack': stack, 'double': double}
 
 # ------------------------------------------------------------------------------- the growing itself
 
-def untie_by_hand(model, order):
-    """The idea, without the optimizer's state: each entry of the order gets a copy of its layer.
-    (One deepcopy for the last three keeps a tied head tied.)"""
-    new = LM(dataclasses.replace(model.config, n_layer=len(order), order=None))
-    new.layers = torch.nn.ModuleList(copy.deepcopy(model.layers[i]) for i in order)
-    new.embed, new.norm, new.head = copy.deepcopy((model.embed, model.norm, model.head))
-    return new
-
-
 def untie(model, order, optimizer=None):
     """A new model whose layer i is its own copy of layer order[i]: it computes what
     model(order=order) does. untie(model, [0, 1, 0, 1]) makes four layers of two: 0 and 2 begin as
-    the old layer 0, 1 and 3 as the old layer 1. `optimizer` (one or a list) is rewritten in place:
-    it then holds the new model's parameters, each with a copy of its source's state, so that
-    training goes on smoothly. Embedding, norm and head are copied once."""
+    the old layer 0, 1 and 3 as the old layer 1. `optimizer` (one or a list) becomes the new
+    model's: each new parameter gets a copy of its source's state, so that training goes on
+    smoothly."""
     order = check_order(order, len(model.layers))
-    with torch.device('meta'):      # no random weights: all will be copies
-        new = untie_by_hand(model, order)
-    new.cos, new.sin = model.cos.clone(), model.sin.clone()
-    new.train(model.training)
-
-    copies = {}                 # old parameter -> its new copies, in the order of the layers
-    for i, layer in zip(order, new.layers):
-        for old, fresh in zip(model.layers[i].parameters(), layer.parameters()):
-            copies.setdefault(old, []).append(fresh)
-    for name in ('embed', 'norm', 'head'):
-        copies[getattr(model, name).weight] = [getattr(new, name).weight]
+    new = copy.deepcopy(model)
+    new.layers = torch.nn.ModuleList(copy.deepcopy(model.layers[i]) for i in order)
+    new.config = dataclasses.replace(model.config, n_layer=len(order), order=None)
     if optimizer is not None:
+        copies = {}             # old parameter -> its new copies, in the order of the layers
+        for i, layer in zip(order, new.layers):
+            for old, fresh in zip(model.layers[i].parameters(), layer.parameters()):
+                copies.setdefault(old, []).append(fresh)
+        for name in ('embed', 'norm', 'head'):
+            copies[getattr(model, name).weight] = [getattr(new, name).weight]
         hand_over(optimizer if isinstance(optimizer, (list, tuple)) else [optimizer], copies, new)
     return new
 
 
 def hand_over(optimizers, copies, new):
     "Make an old model's optimizers those of a new one. copies: {old parameter: its new copies}."
+    # in a group, parameters stand as in the model: a checkpoint numbers their states so
+    place = {p: i for i, p in enumerate(new.parameters())}
     for opt in optimizers:
         for group in opt.param_groups:
-            held = {fresh for old in group['params'] for fresh in copies.get(old, [])}
-            # in the model's order: a checkpoint's states have only numbers, counted in this order
-            group['params'] = [p for p in new.parameters() if p in held]
+            fresh = [p for old in group['params'] for p in copies.get(old, [])]
+            group['params'] = sorted(fresh, key=place.get)
         for old in list(opt.state):
             state = opt.state.pop(old)
             # a layer that the order leaves out loses its state
-            for fresh in copies.get(old, []):
-                opt.state[fresh] = {k: v.clone() if torch.is_tensor(v) else copy.deepcopy(v)
-                                    for k, v in state.items()}
+            for p in copies.get(old, []):
+                opt.state[p] = copy.deepcopy(state)
 
 
 # ------------------------------------------------------------------------------------- the schedule
@@ -116,21 +105,20 @@ def prop_schedule(steps, n_stages, alpha=1.0):
     return lengths
 
 
-def growth_plan(grow, n_layer, block, steps, alpha=1.0):
-    """[(first step, layers)] of every stage, from one block up to n_layer, by the operator's name.
-    `steps` is the constant phase, warm-up included: the model has its full depth when the decay
-    begins."""
-    depths = [block]
-    operator = GROWTH[grow]
-    while 0 < depths[-1] < n_layer:
-        depths.append(len(operator(depths[-1], block)))
+def growth_plan(grow, n_layer, block, constant_steps, alpha=1.0, begin=None):
+    """[(first step, layers)] of every stage, by the operator's name: from one block, or from
+    `begin` layers, up to n_layer. The model has its full depth when the constant phase (warm-up
+    included) ends and the decay begins."""
+    depths = [begin or block]
+    while depths[-1] < n_layer:
+        depths.append(len(GROWTH[grow](depths[-1], block)))
     if depths[-1] != n_layer:
-        raise Refused(f'{grow} from {block} layers does not reach n_layer={n_layer}, but '
+        raise Refused(f'{grow} from {depths[0]} layers does not reach n_layer={n_layer}, but '
                       f'{", ".join(map(str, depths))}')
-    lengths = prop_schedule(steps, len(depths), alpha)
+    lengths = prop_schedule(constant_steps, len(depths), alpha)
     if min(lengths) < 1:
-        raise Refused(f'{steps} steps before the decay are too few for {len(depths)} stages of '
-                      f'{depths} layers')
+        raise Refused(f'{constant_steps} steps before the decay are too few for {len(depths)} '
+                      f'stages of {depths} layers')
     return [(sum(lengths[:i]), depth) for i, depth in enumerate(depths)]
 
 

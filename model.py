@@ -18,7 +18,6 @@ Usage:
 """
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 import torch.nn as nn
@@ -45,8 +44,6 @@ class ModelConfig:
     rope_scaling: dict | None = None    # Llama 3's way to stretch a short context
     qk_norm: bool = False               # Qwen 3's RMSNorm on each head's queries and keys
     head_dim: int | None = None         # None: n_embd / n_head
-    # for engine/hf.py: how a parent's weights were stored, and an export's are; None: as they are
-    stored_as: Literal['float32', 'bfloat16', 'float16', 'float64'] | None = None
 
     def __post_init__(self):
         if self.head_dim is None:
@@ -75,28 +72,6 @@ def check_order(order, n_layer):
     return order
 
 
-class KVCache:
-    """Keys and values of the tokens seen so far: one slot for each position of the *order*, not
-    for each module, since a layer that runs twice sees two different streams. `position` counts the
-    tokens; the caller of `run` advances it once per forward, so it does not depend on which layers
-    run."""
-
-    class Slot:
-        keys = values = None                                                    # (B, Hkv, S, hd)
-
-        def update(self, k, v):
-            self.keys = k if self.keys is None else torch.cat((self.keys, k), dim=2)
-            self.values = v if self.values is None else torch.cat((self.values, v), dim=2)
-            return self.keys, self.values
-
-        def get_seq_length(self):        # named as in transformers' caches
-            return 0 if self.keys is None else self.keys.shape[2]
-
-    def __init__(self, depth):
-        self.layers = [KVCache.Slot() for _ in range(depth)]
-        self.position = 0
-
-
 def rope_tables(config):
     "cos and sin of every position's angles, (T, hd/2) each."
     # The operations in the order of Hugging Face's transformers: one unit in the last place of a
@@ -120,6 +95,19 @@ def rotate(x, rope):
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).type_as(x)
 
 
+def attend(q, k, v):
+    "Causal attention of the last T of S positions: q (B, H, T, hd), k and v (B, Hkv, S, hd)."
+    T, S = q.shape[2], k.shape[2]
+    mask = None
+    if 1 < T < S:       # is_causal would align the mask at the top left
+        mask = torch.ones(T, S, dtype=torch.bool, device=q.device).tril(S - T)
+    group = q.shape[1] // k.shape[1]
+    if group > 1 and q.is_cuda and q.dtype == torch.float32:    # no kernel takes groups there
+        k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=S == T,
+                                          enable_gqa=k.shape[1] < q.shape[1])
+
+
 class Attention(nn.Module):
     def __init__(self, config):
         super().__init__()
@@ -139,27 +127,13 @@ class Attention(nn.Module):
         v = self.v(x).view(B, T, self.n_kv_head, -1)
         if self.q_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        # In this layout a GPU's kernel gives its result back, so that the reshape below is free.
         q, k = rotate(q, rope), rotate(k, rope)
+        # SDPA returns its result as q lies in memory, so the reshape below copies nothing.
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))                        # (B, H, T, hd)
-        mask = None
-        causal = True
         if slot is not None:
             k, v = slot.update(k, v)                                            # (B, Hkv, S, hd)
-            S = k.shape[2]
-            causal = S == T
-            if 1 < T < S:       # SDPA's is_causal aligns the mask at the top left
-                mask = torch.ones(T, S, dtype=torch.bool, device=x.device).tril(S - T)
-        if q.is_cuda and q.dtype == torch.float32:
-            k, v = self.ungrouped(k, v)
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal,
-                                           enable_gqa=k.shape[1] < self.n_head)
+        y = attend(q, k, v)                                                     # (B, H, T, hd)
         return self.o(y.transpose(1, 2).reshape(B, T, -1))                      # (B, T, C)
-
-
-    def ungrouped(self, k, v):
-        "No GPU kernel takes grouped heads in float32: (T, T) scores would be held in memory."
-        return (t.repeat_interleave(self.n_head // self.n_kv_head, dim=1) for t in (k, v))
 
 
 class MLP(nn.Module):
@@ -175,10 +149,12 @@ class MLP(nn.Module):
 
 class Block(nn.Module):
     """One layer: the residual stream in, the residual stream out. It knows neither its index nor
-    the depth of the model. What varies with its position in the order is passed in: `position`
-    picks the cache slot, `scale` is LN-scaling's factor (a tensor: one compiled Block serves all
-    positions), and `tap(position, part, x, update)` returns what a part ('attn' or 'mlp') adds to x
-    instead of `update`."""
+    the depth of the model, so what depends on its place in the order is passed in:
+
+    depth   its position in the order, which picks the slot of the cache
+    scale   LN-scaling's factor: a tensor, so that one compiled Block serves all positions
+    tap     tap(depth, part, x, update) returns what a part ('attn' or 'mlp') adds to the stream x
+            instead of `update`"""
 
     def __init__(self, config):
         super().__init__()
@@ -187,23 +163,38 @@ class Block(nn.Module):
         self.mlp_norm = nn.RMSNorm(config.n_embd, config.norm_eps)
         self.mlp = MLP(config)
 
-    def __call__(self, x, rope, scale=None, position=0, cache=None, tap=None):
-        # _call_impl runs it without compiling: a cache or a tap would compile it again and again.
-        trains = self.training and cache is None and tap is None
-        call = super().__call__ if trains else self._call_impl
-        return call(x, rope, scale, position, cache, tap)
-
-    def forward(self, x, rope, scale=None, position=0, cache=None, tap=None):
+    def forward(self, x, rope, scale=None, depth=0, cache=None, tap=None):
         h = self.attn_norm(x) if scale is None else self.attn_norm(x) * scale
-        update = self.attn(h, rope, None if cache is None else cache.layers[position])
-        x = x + (update if tap is None else tap(position, 'attn', x, update))
+        update = self.attn(h, rope, None if cache is None else cache.layers[depth])
+        x = x + (update if tap is None else tap(depth, 'attn', x, update))
         h = self.mlp_norm(x) if scale is None else self.mlp_norm(x) * scale
         update = self.mlp(h)
-        return x + (update if tap is None else tap(position, 'mlp', x, update))    # (B, T, C)
+        return x + (update if tap is None else tap(depth, 'mlp', x, update))    # (B, T, C)
+
+
+class KVCache:
+    """Keys and values of the tokens seen so far: one slot for each position of the *order*, not
+    for each module, since a layer that runs twice sees two different streams. `hidden` counts the
+    tokens in `seen` once per forward, whichever layers run."""
+
+    class Slot:
+        keys = values = None                                                    # (B, Hkv, S, hd)
+
+        def update(self, k, v):
+            self.keys = k if self.keys is None else torch.cat((self.keys, k), dim=2)
+            self.values = v if self.values is None else torch.cat((self.values, v), dim=2)
+            return self.keys, self.values
+
+        def get_seq_length(self):       # as transformers' caches have it: wrapper.py asks both
+            return 0 if self.keys is None else self.keys.shape[2]
+
+    def __init__(self, depth):
+        self.layers = [KVCache.Slot() for _ in range(depth)]
+        self.seen = 0
 
 
 class LM(nn.Module):
-    recurs = False          # retrofit.py's Recurrent runs its layers in another way
+    recurs = False          # True of retrofit.py's Recurrent, which takes r and no order
 
     def __init__(self, config):
         super().__init__()
@@ -234,62 +225,64 @@ class LM(nn.Module):
 
     def run(self, x, order, *, depth=0, cache=None, tap=None):
         """Run a segment of layers on the residual stream x (B, T, C). `depth` is the position of
-        its first layer in the order, so that run(run(x, a), b, depth=len(a)) is run(x, a + b)."""
-        # a segment may be empty, a model may not
-        order = check_order(order, len(self.layers)) if len(order) else []
-        start = 0 if cache is None else cache.position
-        end = start + x.shape[1]
+        its first layer in the whole order, so that run(run(x, a), b, depth=len(a)) is
+        run(x, a + b)."""
+        if len(order):          # a segment of no layers changes nothing
+            order = check_order(order, len(self.layers))
+        seen = 0 if cache is None else cache.seen
+        end = seen + x.shape[1]
         if end > self.config.context:
             raise Refused(f'{end} tokens are more than the context of {self.config.context}')
-        rope = self.cos[start:end, None], self.sin[start:end, None]             # (T, 1, hd/2) each
-        scales = self.scales(x, depth, len(order))
-        for position, (i, scale) in enumerate(zip(order, scales), depth):
-            x = self.layers[i](x, rope, scale, position, cache, tap)
+        rope = self.cos[seen:end, None], self.sin[seen:end, None]               # (T, 1, hd/2) each
+        scales = None
+        if self.config.ln_scaling:
+            places = torch.arange(depth + 1, depth + len(order) + 1, device=x.device)
+            scales = places.rsqrt().to(x.dtype)
+        # A cache or a tap would compile a Block again and again: then it runs as it is written.
+        compiled = self.training and cache is None and tap is None
+        for place, i in enumerate(order):
+            block = self.layers[i] if compiled else self.layers[i]._call_impl
+            scale = None if scales is None else scales[place]
+            x = block(x, rope, scale, depth + place, cache, tap)
         return x                                                                # (B, T, C)
-
-    def scales(self, x, depth, n):
-        "LN-scaling's factor at n positions of the order, if the config asks for it."
-        if not self.config.ln_scaling:
-            return [None] * n
-        positions = torch.arange(depth + 1, depth + n + 1, device=x.device)
-        return positions.rsqrt().to(x.dtype).unbind()
 
     def hidden(self, tokens, *, order=None, cache=None, tap=None):
         "The residual stream before the final norm: (B, T) -> (B, T, C)."
         order = self.order if order is None else check_order(order, len(self.layers))
         x = self.run(self.embed(tokens), order, cache=cache, tap=tap)
         if cache is not None:
-            cache.position += tokens.shape[1]
+            cache.seen += tokens.shape[1]
         return x
 
     def forward(self, tokens, targets=None, *, ignore_index=-1, **how):
-        """Logits (B, T, V), or with targets (B, T) the mean loss over those that count. `how`: what
-        `hidden` takes."""
+        """Logits (B, T, V), or with targets (B, T) the mean loss over those that count. `how` is
+        handed to `hidden`: order, cache and tap."""
         x = self.norm(self.hidden(tokens, **how))                               # (B, T, C)
         if targets is None:
             return self.head(x)
+        # F.cross_entropy of the logits, which are made in pieces where the vocabulary is large
         return mean_loss(x, self.head.weight, targets, ignore_index)
 
     def new_cache(self, order=None):
         return KVCache(len(self.order if order is None else order))
 
+    @torch.no_grad()
     def generate(self, tokens, max_new_tokens, *, temperature=1.0, top_k=None, generator=None,
                  **how):
         """Continue tokens (B, T) by max_new_tokens. Temperature 0 takes the likeliest token. Past
         the context the window slides: each new token is drawn from the last `context` ones, as if
-        none came before. `how`: order, or a core's r."""
+        none came before. `how` is handed to `hidden`: an order (of a Recurrent, r)."""
         context = self.config.context
         cache = None
-        with torch.inference_mode():        # faster than no_grad: these never get a gradient
-            for _ in range(max_new_tokens):
-                if cache is None or cache.position == context:  # full: all positions change
-                    cache = self.new_cache(**how)
-                    fresh = tokens[:, -context:]
-                x = self.hidden(fresh, cache=cache, **how)[:, -1:]
-                logits = self.head(self.norm(x))[:, -1].float()                 # (B, V)
-                fresh = pick_token(logits, temperature, top_k, generator)       # (B, 1)
-                tokens = torch.cat((tokens, fresh), dim=1)
-        return tokens.clone()               # an ordinary tensor again: one may train on it
+        for _ in range(max_new_tokens):
+            if cache is None or cache.seen == context:      # full: all positions change
+                cache = self.new_cache(**how)
+                fresh = tokens[:, -context:]
+            x = self.hidden(fresh, cache=cache, **how)[:, -1:]
+            logits = self.head(self.norm(x))[:, -1].float()                     # (B, V)
+            fresh = pick_token(logits, temperature, top_k, generator)           # (B, 1)
+            tokens = torch.cat((tokens, fresh), dim=1)
+        return tokens
 
     def num_params(self):
         return sum(p.numel() for p in self.parameters())        # a tied head counts once

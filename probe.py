@@ -36,8 +36,8 @@ def depth_score_by_hand(model, tokens, boundaries):
     for erased in range(len(model.order)):
         largest = torch.zeros(len(tokens), device=tokens.device)
         for t in boundaries:
-            def without(position, part, x, update):     # part: 'attn' or 'mlp'
-                if position == erased:
+            def without(depth, part, x, update):        # part: 'attn' or 'mlp'
+                if depth == erased:
                     update = update.clone()
                     update[:, :t + 1] = 0           # the tokens up to t do without this layer
                 return update
@@ -47,21 +47,6 @@ def depth_score_by_hand(model, tokens, boundaries):
             largest = torch.maximum(largest, moved[:, t + 1:].amax(dim=1))
         weights.append(largest.mean())
     return score_of(torch.stack(weights)), torch.stack(weights)
-
-
-PARTS = ('layer', 'attn', 'mlp')
-
-
-def watch(change=None):
-    """(tap, updates): a tap that goes through another one, `change`, and a dict that a forward pass
-    with it fills, {position: the update of the whole layer}."""
-    updates = {}
-
-    def tap(position, part, x, update):
-        update = change(position, part, x, update) if change else update
-        updates[position] = updates[position] + update if position in updates else update
-        return update
-    return tap, updates
 
 
 @torch.no_grad()
@@ -75,7 +60,7 @@ def record(model, tokens, order=None):
                       'too: set model.fresh = False')
     kept = dict(input=[], attn=[], mlp=[])
 
-    def tap(position, part, x, update):
+    def tap(depth, part, x, update):
         if part == 'attn':
             kept['input'].append(x)
         kept[part].append(update)
@@ -97,107 +82,102 @@ def pick_boundaries(T, boundaries=None):
     return boundaries
 
 
-class Erasure:
-    """A model's pass over tokens (B, T), and how it changes when one layer's contribution is
-    missing at the tokens up to a boundary t (future=False: at all tokens)."""
+# ------------------------------------------- the same for all layers, from passes that begin there
 
-    def __init__(self, model, tokens, part='layer', future=True, boundaries=None, order=None):
-        check_choice('part', part, PARTS)
-        self.model, self.tokens, self.part, self.future = model, tokens, part, future
-        self.order = model.order if order is None else list(order)
-        self.plain = record(model, tokens, order)
-        self.updates = self.plain['attn'] + self.plain['mlp']                   # (D, B, T, C)
-        self.sizes = self.updates.norm(dim=-1).clamp(min=torch.finfo(self.updates.dtype).tiny)
-        last = tokens.shape[1] - 1
-        self.boundaries = pick_boundaries(last + 1, boundaries) if future else [last]
-
-    def zeros(self, n):
-        return torch.zeros(len(self.order), n, device=self.tokens.device)
-
-    def later(self, t):
-        "Where the effect of an erasure up to t is looked at."
-        return slice(t + 1 if self.future else 0, None)
-
-    def runs(self, progress=iter):
-        "(layer s, t, the last stream, {position: update}) of each pass that lacks s up to t."
-        for s in progress(range(len(self.order))):
-            for t in self.boundaries:
-                yield s, t, *self.without(s, t)
-
-    @torch.no_grad()
-    def without(self, s, t):
-        def erase(position, part, x, update):
-            if position == s and self.part in ('layer', part):
-                update = update.clone()
-                update[:, :t + 1] = 0
-            return update
-        tap, updates = watch(erase)
-        if self.model.recurs:
-            return self.model.hidden(self.tokens, tap=tap), updates
-        # nothing before the layer changes
-        return self.model.run(self.plain['input'][s], self.order[s:], depth=s, tap=tap), updates
-
-    def moved(self, update, d, t):
-        "The largest relative change of layer d's update (B, T, C)."
-        change = (update - self.updates[d]).norm(dim=-1) / self.sizes[d]                # (B, T)
-        return change[:, self.later(t)].max()
-
-    def note_effects(self, matrix, s, t, updates):
-        for d in range(s + 1, len(self.order)):
-            matrix[s, d] = torch.maximum(matrix[s, d], self.moved(updates[d], d, t))
-
-    @torch.no_grad()
-    def note_output(self, outputs, s, t, x):
-        "The largest L2 change of the output distribution of each example."
-        def probabilities(x):
-            return self.model.head(self.model.norm(x)).float().softmax(-1)              # (T, V)
-        for b, (now, plain) in enumerate(zip(x, self.plain['out'])):    # one at a time: V is large
-            later = self.later(t)
-            change = (probabilities(now[later]) - probabilities(plain[later])).norm(dim=-1)
-            outputs[s, b] = torch.maximum(outputs[s, b], change.max())
+PARTS = ('layer', 'attn', 'mlp')
 
 
 @torch.no_grad()
-def local_effects(erasure, progress=iter):
-    "(D, D): the contribution is missing only from the observed layer's own input."
-    e, D = erasure, len(erasure.order)
-    if e.model.recurs:
+def effects(model, tokens, *, part='layer', future=True, boundaries=None, order=None, output=False,
+            progress=iter):
+    """What moves when a layer's contribution is missing at the tokens up to t (future=False: at all
+    tokens): (later layers' updates (D, D) [erased, observed], relative to their size; with
+    `output`, the output distribution of each example (D, B)). Of each the largest change over all
+    t and all later tokens (future=False: all tokens)."""
+    check_choice('part', part, PARTS)
+    plain = record(model, tokens, order)
+    order = model.order if order is None else list(order)
+    (B, T), D = tokens.shape, len(order)
+    updates, sizes = updates_of(plain)                              # (D, B, T, C), (D, B, T)
+    on_layers = torch.zeros(D, D, device=tokens.device)
+    on_output = torch.zeros(D, B, device=tokens.device)
+    for s in progress(range(D)):
+        for t in pick_boundaries(T, boundaries) if future else [T - 1]:
+            later = slice(t + 1 if future else 0, None)
+            now = {}            # {depth: its update in the pass that lacks s}
+
+            def without(depth, name, x, update):
+                if depth == s and part in ('layer', name):
+                    update = update.clone()
+                    update[:, :t + 1] = 0
+                now[depth] = now[depth] + update if depth in now else update
+                return update
+            if model.recurs:
+                x = model.hidden(tokens, tap=without)
+            else:               # nothing before the layer changes
+                x = model.run(plain['input'][s], order[s:], depth=s, tap=without)
+            for d in range(s + 1, D):
+                moved = (now[d] - updates[d]).norm(dim=-1) / sizes[d]           # (B, T)
+                on_layers[s, d] = torch.maximum(on_layers[s, d], moved[:, later].max())
+            for b in range(B) if output else ():        # one at a time: the vocabulary is large
+                moved = (probabilities(model, x[b, later])
+                         - probabilities(model, plain['out'][b, later])).norm(dim=-1)
+                on_output[s, b] = torch.maximum(on_output[s, b], moved.max())
+    return on_layers, on_output
+
+
+def updates_of(plain):
+    "What whole layers add in a recorded pass (D, B, T, C), and the sizes of it (D, B, T)."
+    updates = plain['attn'] + plain['mlp']
+    return updates, updates.norm(dim=-1).clamp(min=torch.finfo(updates.dtype).tiny)
+
+
+def probabilities(model, x):
+    return model.head(model.norm(x)).float().softmax(-1)
+
+
+@torch.no_grad()
+def local_effects(model, tokens, *, part='layer', future=True, boundaries=None, order=None,
+                  progress=iter):
+    "`effects` on layers, if the contribution is missing only from the observed layer's own input."
+    if model.recurs:
         raise Refused('local effects take a contribution out of a later input: behind an adapter '
                       'there is none to take; use propagate=True')
-    contribution = e.updates if e.part == 'layer' else e.plain[e.part]        # (D, B, T, C)
-    matrix = e.zeros(D)
+    check_choice('part', part, PARTS)
+    plain = record(model, tokens, order)
+    order = model.order if order is None else list(order)
+    D, T = len(order), tokens.shape[1]
+    updates, sizes = updates_of(plain)
+    contribution = updates if part == 'layer' else plain[part]                  # (D, B, T, C)
+    matrix = torch.zeros(D, D, device=tokens.device)
     for s in progress(range(D)):
-        for t in e.boundaries:
+        for t in pick_boundaries(T, boundaries) if future else [T - 1]:
             for d in range(s + 1, D):
-                x = e.plain['input'][d].clone()                               # (B, T, C)
+                x = plain['input'][d].clone()                                   # (B, T, C)
                 x[:, :t + 1] -= contribution[s][:, :t + 1]
-                tap, updates = watch()
-                e.model.run(x, [e.order[d]], depth=d, tap=tap)
-                matrix[s, d] = torch.maximum(matrix[s, d], e.moved(updates[d], d, t))
+                now = []        # what attention adds, and what the MLP does
+
+                def watch(depth, name, x, update):
+                    now.append(update)
+                    return update
+                model.run(x, [order[d]], depth=d, tap=watch)
+                moved = (sum(now) - updates[d]).norm(dim=-1) / sizes[d]         # (B, T)
+                later = slice(t + 1 if future else 0, None)
+                matrix[s, d] = torch.maximum(matrix[s, d], moved[:, later].max())
     return matrix
 
 
-def future_effects(model, tokens, *, part='layer', propagate=True, future=True, boundaries=None,
-                   order=None, progress=iter):
+def future_effects(model, tokens, *, propagate=True, **how):
     """(D, D) [erased, observed]: the largest relative change of a later layer's update, at later
     tokens (future=False: at all tokens, and then it is erased at all of them too)."""
-    erasure = Erasure(model, tokens, part, future, boundaries, order)
-    if not propagate:
-        return local_effects(erasure, progress)
-    matrix = erasure.zeros(len(erasure.order))
-    for s, t, _, updates in erasure.runs(progress):
-        erasure.note_effects(matrix, s, t, updates)
-    return matrix
+    return effects(model, tokens, **how)[0] if propagate else local_effects(model, tokens, **how)
 
 
-def depth_score(model, tokens, *, boundaries=None, order=None, progress=iter):
+def depth_score(model, tokens, **how):
     """(the mean position, from 0 on, weighted by how much a layer's contribution to earlier tokens
     matters for the output at later ones; those weights (D,))."""
-    erasure = Erasure(model, tokens, boundaries=boundaries, order=order)
-    outputs = erasure.zeros(len(tokens))
-    for s, t, x, _ in erasure.runs(progress):
-        erasure.note_output(outputs, s, t, x)
-    return score_of(outputs.mean(1)), outputs.mean(1)
+    weights = effects(model, tokens, output=True, **how)[1].mean(1)
+    return score_of(weights), weights
 
 
 def score_of(per_layer):

@@ -30,7 +30,7 @@ from nanodepth.common.errors import Refused, check_choice
 from nanodepth.grow import untie
 from nanodepth.model import LM, KVCache, check_order
 from nanodepth.text.loader import draw
-from nanodepth.variants.starts import AUTHORS_STD, Starts
+from nanodepth.variants.starts import Starts
 
 
 def recurrent_by_hand(model, tokens, r, s):
@@ -41,34 +41,60 @@ def recurrent_by_hand(model, tokens, r, s):
     return model.head(model.norm(model.run(s, model.coda)))
 
 
+# ------------------------------------------------------------------------------------------ surgery
+
+def cut(shape, n_layer):
+    "'4-8-4' as three lists of layers."
+    try:
+        prelude, core, coda = map(int, shape.split('-'))
+    except ValueError:
+        raise Refused(f'the shape {shape!r} is not three numbers of layers, such as '
+                      '4-8-4') from None
+    needed = prelude + core + coda
+    if min(prelude, coda) < 0 or core < 1 or needed > n_layer:
+        raise Refused(f'the shape {shape!r} needs {needed} layers and a core of at least one, '
+                      f'but the model has {n_layer}')
+    end = n_layer - coda        # of the core
+    return [*range(prelude)], [*range(end - core, end)], [*range(end, n_layer)]
+
+
+def surgery(model, shape, **options):
+    """Make a Recurrent model from copies of the layers that are kept. `shape` is '4-8-4' (the
+    first four layers, the last four, and the eight before those), or the three lists of layers."""
+    parts = (cut(shape, len(model.layers)) if isinstance(shape, str)
+             else [list(part) for part in shape])
+    kept = check_order([i for part in parts for i in part], len(model.layers))
+    if len(set(kept)) != len(kept):
+        raise Refused(f'the layers {sorted({i for i in kept if kept.count(i) > 1})} stand in '
+                      f'more than one place of {parts}')
+    if model.order != list(range(len(model.layers))):
+        raise Refused('this model has an order of its own: untie it first, and then cut it')
+    copies = untie(model, kept)
+    p, q = len(parts[0]), len(parts[0] + parts[1])      # in the copies, the core is p, ..., q - 1
+    with torch.device('meta'):      # no weights yet: all will be the copies
+        new = Recurrent(copies.config, range(p), range(p, q), range(q, len(kept)), **options)
+    for name in ('embed', 'layers', 'norm', 'head', 'cos', 'sin'):
+        setattr(new, name, getattr(copies, name))
+    new.adapter = new.make_adapter()
+    return new.train(model.training)
+
+
+# -------------------------------------------------------------------------------------- the model
+
 class Recurrent(Starts, LM):
     """An LM whose layers run as prelude, r times core, coda: three lists of its layers. `mean` is
-    the r that runs when none is given. The first state comes from the caller's generator, or from
-    one for each sequence; without, it is a fixed draw for each position, so that a token's state
-    does not depend on what it is computed together with (`fresh`: another draw in each forward)."""
+    the r that runs when none is given. The adapter and the first state are those of
+    variants/starts.py, which `begins` are handed to."""
     recurs = True
 
-    def __init__(self, config, prelude, core, coda, *, inject='identity', start='normal',
-                 fresh=False, state_std=None, mean=4, backprop_depth=8):
+    def __init__(self, config, prelude, core, coda, *, mean=4, backprop_depth=8, **begins):
         super().__init__(config)
-        check_choice('inject', inject, ('identity', 'linear', 'authors', 'add'))
-        check_choice('start', start, ('normal', 'authors', 'zero'))
         if not core:
             raise Refused('the core has no layers: there is nothing to repeat')
         check_order([*prelude, *core, *coda], config.n_layer)
-        self.prelude = list(prelude)
-        self.core = list(core)
-        self.coda = list(coda)
-        self.inject = inject
-        self.start = start
-        self.fresh = fresh
-        self.forwards = 0
+        self.prelude, self.core, self.coda = list(prelude), list(core), list(coda)
         self.mean, self.backprop_depth = mean, backprop_depth
-        self.std = math.sqrt(2 / (5 * config.n_embd))
-        by_start = AUTHORS_STD if start == 'authors' else self.std
-        self.state_std = by_start if state_std is None else state_std
-        self.table = None               # the first states of a text's positions
-        self.adapter = self.make_adapter()
+        self.begin(**begins)            # makes self.adapter: variants/starts.py
 
     @property
     def order(self):
@@ -81,6 +107,12 @@ class Recurrent(Starts, LM):
         "An empty cache: a slot for each position of the unrolled order."
         return KVCache(len(self.unrolled(self.mean if r is None else r)))
 
+    def check_cache(self, cache, r):
+        "With another r than before, the coda would read the core's keys."
+        if cache is not None and len(cache.layers) != len(self.unrolled(r)):
+            had = (len(cache.layers) - len(self.unrolled(0))) // len(self.core)
+            raise Refused(f'r={r}, but this cache holds keys of r={had}: go on with that')
+
     # ------------------------------------------------------------------------------- one forward
 
     def recur(self, s, e, i, cache, tap=None):
@@ -92,25 +124,20 @@ class Recurrent(Starts, LM):
     def hidden(self, tokens, *, r=None, cache=None, generator=None, backprop_depth=None, tap=None):
         "The residual stream before the final norm."
         r = self.mean if r is None else r
+        learned = self.backprop_depth if backprop_depth is None else backprop_depth
         if r < 1:
             raise Refused(f'r={r} is too small: the core must run at least once (try r=1)')
-        if backprop_depth is None:
-            backprop_depth = self.backprop_depth
-        first_learned = r - backprop_depth      # the runs before keep no graph
-        if cache is not None:       # with another r, the coda would read the core's keys
-            if getattr(cache, 'r', r) != r:
-                raise Refused(f'r={r}, but this cache holds keys of r={cache.r}: go on with that')
-            cache.r = r
-        position = 0 if cache is None else cache.position
+        self.check_cache(cache, r)
+        seen = 0 if cache is None else cache.seen
         e = self.run(self.embed(tokens), self.prelude, cache=cache, tap=tap)    # (B, T, C)
-        s = self.first_state(e, position, generator)
+        s = self.first_state(e, seen, generator)
         for i in range(r):
-            with learning(i, first_learned):
+            with learning(i, r - learned):      # only the last ones keep a graph
                 s = self.recur(s, e, i, cache, tap)
         x = self.run(s, self.coda, cache=cache, tap=tap,
                      depth=len(self.prelude) + r * len(self.core))
         if cache is not None:
-            cache.position += tokens.shape[1]
+            cache.seen += tokens.shape[1]
         return x
 
     # ------------------------------------------------------------------------------- what it costs
@@ -148,59 +175,28 @@ class Recurrent(Starts, LM):
 
 
 def learning(i, first_learned):
-    "Truncated back-propagation: a context in which recurrence i keeps a graph, or none."
+    "Truncated back-propagation: a context in which recurrence i keeps a graph, or none before."
     if i == first_learned:      # autocast would reuse weights that it cast without a graph
         torch.clear_autocast_cache()
     return torch.set_grad_enabled(torch.is_grad_enabled() and i >= first_learned)
 
 
-# ------------------------------------------------------------------------------------------ surgery
-
-def cut(shape, n_layer):
-    "'4-8-4' as three lists of layers."
-    try:
-        prelude, core, coda = map(int, shape.split('-'))
-    except ValueError:
-        raise Refused(f'the shape {shape!r} is not three numbers of layers, such as '
-                      '4-8-4') from None
-    needed = prelude + core + coda
-    if min(prelude, coda) < 0 or core < 1 or needed > n_layer:
-        raise Refused(f'the shape {shape!r} needs {needed} layers and a core of at least one, '
-                      f'but the model has {n_layer}')
-    end = n_layer - coda        # of the core
-    return [*range(prelude)], [*range(end - core, end)], [*range(end, n_layer)]
-
-
-def surgery(model, shape, **options):
-    """Make a Recurrent model from copies of the layers that are kept. `shape` is '4-8-4' (the
-    first four layers, the last four, and the eight before those), or the three lists of layers."""
-    parts = (cut(shape, len(model.layers)) if isinstance(shape, str)
-             else [list(part) for part in shape])
-    kept = check_order([i for part in parts for i in part], len(model.layers))
-    if len(set(kept)) != len(kept):
-        raise Refused(f'the layers {sorted({i for i in kept if kept.count(i) > 1})} stand in '
-                      f'more than one place of {parts}')
-    if model.order != list(range(len(model.layers))):
-        raise Refused('this model has an order of its own: untie it first, and then cut it')
-    copies = untie(model, kept)
-    p, q = len(parts[0]), len(parts[0] + parts[1])      # in the copies, the core is p, ..., q - 1
-    with torch.device('meta'):      # no weights yet: all will be the copies
-        new = Recurrent(copies.config, range(p), range(p, q), range(q, len(kept)), **options)
-    for name, module in copies.named_children():
-        setattr(new, name, module)
-    new.cos, new.sin = copies.cos, copies.sin
-    new.adapter = new.make_adapter()
-    return new.train(model.training)
-
-
 # ---------------------------------------------------------------------------------------- how often
 
 def sample_recurrence(mean, step, seed):
-    """r of a training step, the same on every rank: 1 + Poisson(exp(tau)), tau normal with std 1/2
-    such that E[exp(tau)] = mean."""
+    """r of a training step, the same on every rank: 1 + Poisson(exp(tau)), where tau is normal with
+    std sigma and mean log(mean) - sigma^2 / 2, so that exp(tau) has the mean `mean`."""
     generator = torch.Generator().manual_seed(draw(seed, 'recurrence', step))
-    tau = torch.randn(1, generator=generator, dtype=torch.float64) / 2 + math.log(mean) - 1 / 8
+    sigma = 1 / 2
+    normal = torch.randn(1, generator=generator, dtype=torch.float64)
+    tau = sigma * normal + math.log(mean) - sigma ** 2 / 2
     return int(torch.poisson(tau.exp(), generator=generator).item()) + 1
+
+
+def first_noise(seed, step, rows, device):
+    "A generator for the first state of each row of a step, however rows are shared out to ranks."
+    return [torch.Generator(device).manual_seed(draw(seed, f'state of row {row}', step))
+            for row in rows]
 
 
 def recurrence_curriculum(step, steps, mean, warm_fraction, shape='linear'):
@@ -210,10 +206,10 @@ def recurrence_curriculum(step, steps, mean, warm_fraction, shape='linear'):
     warm = warm_fraction * steps
     if step + 1 >= warm:
         return mean
-    risen = (step + 1) / warm
+    risen = (step + 1) / warm           # the first step stands one stair above 0
     if shape == '1-sqrt':
         risen = 1 - math.sqrt(1 - risen)
-    return max(1, math.ceil(mean * risen - 1e-9))
+    return max(1, math.ceil(mean * risen - 1e-9))       # a rounding error is no stair
 
 
 if __name__ == '__main__':

@@ -13,6 +13,4 @@ batch_size = 512
 grad_accum = 8
 optimizer = 'adamw'
 lr = 5e-5
-lr_shape = '1-sqrt'
-lr_decay_steps = 0          # constant
-lr_floor = 0.0
+lr_shape = 'constant'

@@ -14,7 +14,6 @@ n_kv_head = 5
 head_dim = 64
 ffn_dim = 2560
 vocab_size = 49_152         # cosmo2
-rope_theta = 10_000.0
 tie_embeddings = True
 context = 2048
 batch_size = 512            # 2^20 tokens a step

@@ -12,8 +12,8 @@ if not (ROOT / 'model.py').exists():        # a clone
     ROOT = ROOT.parent
     __path__.append(str(ROOT))
 
-NAMES = dict(looped='wrapper', patch='wrapper', unpatch='wrapper', load_model='engine.checkpoint',
-             save_hf='engine.hf')
+NAMES = dict(looped='wrapper', patch='wrapper', unpatch='wrapper', load_model='models.checkpoint',
+             save_hf='models.hf')
 
 
 def __getattr__(name):

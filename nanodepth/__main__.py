@@ -16,7 +16,7 @@ import sys
 from nanodepth.common.errors import Refused, nearest, refusals
 
 COMMANDS = {        # name: (module, and its function if that is not main; what it does)
-    'train': ('train', 'train a model by a config: ordinary, grown, looped or recurrent'),
+    'train': ('commands.train', 'train a model by a config: ordinary, grown, looped or recurrent'),
     'plot': ('commands.plot', 'the pictures of runs, side by side, and a table'),
     'sample': ('commands.sample', 'generate text from a checkpoint'),
     'grow': ('commands.grow', 'which layer came from which, and what growing saves'),

@@ -28,11 +28,13 @@ from matplotlib.figure import Figure  # noqa: E402
 
 from nanodepth.__main__ import main as nanodepth  # noqa: E402
 from nanodepth.text.loader import write_dataset  # noqa: E402
-from nanodepth.engine import checkpoint  # noqa: E402
-from nanodepth.engine.cost import planned  # noqa: E402
+from nanodepth.models import checkpoint  # noqa: E402
+from nanodepth.commands.cost import planned  # noqa: E402
 from nanodepth.model import LM, ModelConfig  # noqa: E402
 from nanodepth import train as training  # noqa: E402
-from nanodepth.train import Config, read_config  # noqa: E402
+from nanodepth.commands import train as train_command  # noqa: E402
+from nanodepth.commands.train import read_config  # noqa: E402
+from nanodepth.train import Config  # noqa: E402
 
 torch.set_num_threads(1)
 
@@ -47,7 +49,7 @@ def pytest_collection_finish():
 @pytest.fixture(autouse=True)
 def no_pictures(request, monkeypatch):
     if 'pictures' not in request.fixturenames:
-        monkeypatch.setattr(training, 'show', lambda *_: None)
+        monkeypatch.setattr(train_command, 'show', lambda *_: None)
         monkeypatch.setattr(Figure, 'savefig', lambda self, file, **_: file.write(b'not rendered'))
 
 
@@ -70,7 +72,7 @@ def rank_of(rank, ranks, port, said, argv, before):
                       LOCAL_WORLD_SIZE=str(ranks), MASTER_ADDR='127.0.0.1',
                       MASTER_PORT=str(port))
     torch.set_num_threads(1)
-    training.show = lambda *_: None
+    train_command.show = lambda *_: None
     if before:
         before()
     nanodepth('train', argv)

@@ -14,12 +14,12 @@ import torch
 from conftest import ROOT
 
 from nanodepth.__main__ import main as nanodepth
-from nanodepth.engine.checkpoint import load_model
-from nanodepth.engine.hf import save_hf
-from nanodepth.engine.likelihoods import likelihoods
-from nanodepth.engine.lm_eval_scores import evaluate, scores_of
-from nanodepth.engine.scoring import Asked, Subject
-from nanodepth.engine.way import Way
+from nanodepth.models.checkpoint import load_model
+from nanodepth.models.hf import save_hf
+from nanodepth.asking.likelihoods import likelihoods
+from nanodepth.asking.lm_eval_scores import evaluate, scores_of
+from nanodepth.asking.scoring import Asked, Subject
+from nanodepth.asking.way import Way
 from nanodepth.probe import depth_score, residual_norms
 from nanodepth.text.tokenizer import get_tokenizer
 from nanodepth.variants.lens import quality

@@ -18,8 +18,8 @@ from conftest import BEGUN, refused, save_run
 
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.common.errors import Refused
-from nanodepth.engine import checkpoint
-from nanodepth.engine.checkpoint import describe, load, load_model, save
+from nanodepth.models import checkpoint
+from nanodepth.models.checkpoint import describe, load, load_model, save
 from nanodepth.text.loader import write_dataset
 from nanodepth.train import train
 

@@ -12,11 +12,12 @@ from conftest import ROOT, planned_flops
 
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.commands import bench
-from nanodepth.engine import cost
-from nanodepth.engine.checkpoint import describe, save
+from nanodepth.commands import cost
+from nanodepth.models.checkpoint import describe, save
 from nanodepth.model import LM, ModelConfig
 from nanodepth.retrofit import recurrence_curriculum, sample_recurrence, surgery
-from nanodepth.train import read_config
+from nanodepth.commands.train import read_config
+from nanodepth.train import Config
 
 
 def dry(capsys, *argv):

@@ -29,7 +29,7 @@ from conftest import BEGUN, ROOT
 
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.common.errors import Refused, refusals
-from nanodepth.engine.scoring import answers, evaluate, measure
+from nanodepth.asking.scoring import answers, evaluate, measure
 from nanodepth.text import corpus, tokenizer as tokenizer_file
 from nanodepth.text.corpus import number
 from nanodepth.text.loader import Dataset, Loader, draw, permute, write_dataset

@@ -21,7 +21,7 @@ from families import ALIBI, EAGER_ONLY, FAMILIES, MIXTURES, tiny as family
 
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.common.errors import Refused
-from nanodepth.engine.hf import save_hf
+from nanodepth.models.hf import save_hf
 from nanodepth.looping.caches import CACHES
 from nanodepth.looping.layers import Pin, depth_of, routers_of
 from nanodepth.text.tokenizer import write_tokenizer

@@ -7,8 +7,8 @@ import pytest
 import torch
 from conftest import refused
 from nanodepth.__main__ import main as nanodepth
-from nanodepth.engine.checkpoint import load_model
-from nanodepth.engine.gguf import open_gguf
+from nanodepth.models.checkpoint import load_model
+from nanodepth.models.gguf import open_gguf
 from nanodepth.text.tokenizer import get_tokenizer
 
 gguf = pytest.importorskip('gguf')

@@ -13,13 +13,14 @@ import torch
 from conftest import ROOT
 
 from nanodepth.__main__ import main as nanodepth
-from nanodepth.engine.cost import at_full_depth, planned
-from nanodepth.engine.optimizers import make_optimizers
-from nanodepth.engine.plan import Plan
+from nanodepth.commands.cost import at_full_depth, planned
+from nanodepth.running.optimizers import make_optimizers
+from nanodepth.train import Plan
 from nanodepth.grow import (GROWTH, double, growth_plan, lidas, midas, prop_schedule, stack, untie,
                             untie_by_hand)
 from nanodepth.model import LM, ModelConfig
-from nanodepth.train import Config, read_config
+from nanodepth.commands.train import read_config
+from nanodepth.train import Config
 
 
 def test_origins_of_the_papers_stages():

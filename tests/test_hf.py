@@ -18,9 +18,9 @@ import torch
 import torch.nn.functional as F
 
 from nanodepth.common.errors import Refused
-from nanodepth.engine.checkpoint import load_model
-from nanodepth.engine.hf import load_hf, save_hf
-from nanodepth.engine.hf_recurrent import save_raven
+from nanodepth.models.checkpoint import load_model
+from nanodepth.models.hf import load_hf, save_hf
+from nanodepth.models.hf_recurrent import save_raven
 from nanodepth.grow import lidas, untie
 from nanodepth.retrofit import surgery
 from nanodepth.text import primitives

@@ -14,11 +14,12 @@ from conftest import log_of, same, weights_of
 from nanodepth import train as train_file
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.common.errors import Refused
-from nanodepth.engine.checkpoint import load, load_model
+from nanodepth.models.checkpoint import load, load_model
 from nanodepth.loop import fit_loop, format_loop, parse_loop, repeat_block, running
 from nanodepth.model import LM, ModelConfig
 from nanodepth.text.loader import Loader, write_dataset
-from nanodepth.train import read_config, train
+from nanodepth.commands.train import read_config
+from nanodepth.train import train
 
 
 def test_by_hand():

@@ -10,7 +10,7 @@ import torch
 from conftest import ROOT, refused, save_run
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.commands import play
-from nanodepth.engine.checkpoint import load_model
+from nanodepth.models.checkpoint import load_model
 from nanodepth.grow import double, lidas, untie
 from nanodepth.retrofit import surgery
 from nanodepth.text.primitives import few_shot

@@ -160,8 +160,12 @@ def test_nothing_before_an_intervention_changes(tiny):
     model, t = tiny(n_layer=3), tokens()
     was = probe.record(model, t)
     late = (torch.arange(9) > 4)[:, None]
-    tap, found = probe.watch(lambda position, part, x, update: update * late if position == 1
-                             else update)
+    found = {}
+
+    def tap(position, part, x, update):
+        update = update * late if position == 1 else update
+        found[position] = found.get(position, 0) + update
+        return update
     model.hidden(t, tap=tap)
     updates = was['attn'] + was['mlp']
     assert torch.equal(found[0], updates[0]) and torch.equal(found[1][:, 5:], updates[1][:, 5:])

@@ -11,9 +11,9 @@ from conftest import refused, save_run
 from nanodepth import probe
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.commands import probe as page
-from nanodepth.engine import checkpoint
-from nanodepth.engine.hf import save_hf
-from nanodepth.engine.scoring import open_data
+from nanodepth.models import checkpoint
+from nanodepth.models.hf import save_hf
+from nanodepth.asking.scoring import open_data
 from nanodepth.report.tables import read_csv
 from nanodepth.text.loader import Loader
 
@@ -89,7 +89,7 @@ def test_moved_layers_keep_their_scales_if_asked(tiny):
     tokens = torch.randint(50, (2, 12), generator=torch.Generator().manual_seed(0))
     from nanodepth.probe import swap_blocks
 
-    from nanodepth.engine.hf import fold_scales
+    from nanodepth.models.hf import fold_scales
     model = tiny(ln_scaling=True)
     folded = fold_scales(model)
     assert not folded.config.ln_scaling and model.config.ln_scaling

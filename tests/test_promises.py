@@ -17,10 +17,10 @@ from nanodepth.__main__ import main as nanodepth
 from nanodepth.commands import evaluate as evaluate_command, probe as probe_command
 from nanodepth.common import options
 from nanodepth.engine import likelihoods, scoring
-from nanodepth.engine.hf import Hooked
-from nanodepth.engine.likelihoods import shares_prompts
-from nanodepth.engine.scoring import Asked, Subject, log_likelihoods, measure
-from nanodepth.engine.way import Way
+from nanodepth.models.hf import Hooked
+from nanodepth.asking.likelihoods import shares_prompts
+from nanodepth.asking.scoring import Asked, Subject, log_likelihoods, measure
+from nanodepth.asking.way import Way
 from nanodepth.text.loader import Loader, begin_dataset, write_dataset
 from nanodepth.text.primitives import Example
 from nanodepth.text.tokenizer import get_tokenizer, write_tokenizer
@@ -248,7 +248,7 @@ def test_a_slip_in_a_share_or_a_size_is_a_line(setting, limit, capsys):
 def test_every_number_in_a_config_or_an_option_has_its_bounds():
     free = {'seed', 'grow_alpha', 'alpha', 'alphas', 'weights', 'data_weights', 'tol'}
     modules = [f'nanodepth.commands.{path.stem}' for path in (ROOT / 'nanodepth/commands').glob(
-        '*.py')] + ['nanodepth.train', 'nanodepth.engine.cost', 'nanodepth.text.corpus']
+        '*.py')] + ['nanodepth.train', 'nanodepth.commands.cost', 'nanodepth.text.corpus']
     found = [vars(importlib.import_module(name)) for name in modules]
     found += [runpy.run_path(str(path)) for path in (ROOT / 'data').glob('*/prepare.py')]
     for names in found:

@@ -9,9 +9,9 @@ from conftest import ROOT, refused, save_run, write_noise
 
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.engine import lm_eval_scores, processes
-from nanodepth.engine.hf import save_hf
-from nanodepth.engine.scoring import Asked, Subject, measure
-from nanodepth.engine.way import Way
+from nanodepth.models.hf import save_hf
+from nanodepth.asking.scoring import Asked, Subject, measure
+from nanodepth.asking.way import Way
 from nanodepth.report.plot import draw_atlas
 from nanodepth.study.atlas import ways_of
 from nanodepth.text.loader import Loader

@@ -27,15 +27,16 @@ from nanodepth import train as train_file
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.common import files
 from nanodepth.common.errors import Refused
-from nanodepth.engine import checkpoint, processes as world
-from nanodepth.engine.checkpoint import load_model
-from nanodepth.engine.plan import Start
+from nanodepth.models import checkpoint, processes as world
+from nanodepth.models.checkpoint import load_model
+from nanodepth.running.plan import Start
 from nanodepth.model import LM, ModelConfig
 from nanodepth.report.logs import Log, read_lines
 from nanodepth.retrofit import surgery
 from nanodepth.text.loader import Dataset, draw, write_dataset
 from nanodepth.text.tokenizer import as_tokenizers, get_tokenizer
-from nanodepth.train import Config, read_config, train
+from nanodepth.commands.train import read_config
+from nanodepth.train import Config, train
 
 # ------------------------------------------------------------------------------ stopped and killed
 
@@ -158,7 +159,8 @@ def dying(*args):
         os.kill(os.getpid(), signal.SIGKILL)
     return backward(*args)
 train.backward = dying
-train.main(sys.argv[1:])
+from nanodepth.commands.train import main
+main(sys.argv[1:])
 """
 
 
@@ -356,7 +358,7 @@ def test_data_that_is_made_again_and_killed_is_no_dataset(tmp_path, monkeypatch)
 @pytest.fixture
 def parent(tmp_path, tiny):
     "A Hugging Face folder in bfloat16, with a context of 32."
-    from nanodepth.engine.hf import save_hf
+    from nanodepth.models.hf import save_hf
     save_hf(tiny(vocab_size=257, context=32).bfloat16(), tmp_path / 'hf', tokenizer='bytes')
     return tmp_path / 'hf'
 

@@ -15,7 +15,7 @@ from conftest import flags, log_of, ranks, refused, save_run
 
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.common.errors import Refused
-from nanodepth.engine.checkpoint import build_model, describe, load, load_model, save
+from nanodepth.models.checkpoint import build_model, describe, load, load_model, save
 from nanodepth.grow import untie
 from nanodepth.loop import running
 from nanodepth.model import LM, ModelConfig

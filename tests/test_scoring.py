@@ -26,11 +26,11 @@ from nanodepth.common.files import Notes
 from nanodepth.common.options import read
 from nanodepth.engine import (checkpoint, lm_eval_scores as harness,
                               scoring as measure)
-from nanodepth.engine.checkpoint import open_any
-from nanodepth.engine.hf import repeated_block
-from nanodepth.engine.scoring import (Asked, Score, Subject, ask, interval, log_likelihoods,
+from nanodepth.models.checkpoint import open_any
+from nanodepth.models.hf import repeated_block
+from nanodepth.asking.scoring import (Asked, Score, Subject, ask, interval, log_likelihoods,
                                       measure as tokens_measure, parse_tasks, score)
-from nanodepth.engine.way import Way, Ways, read_ways
+from nanodepth.asking.way import Way, Ways, read_ways
 from nanodepth.loop import parse_loop
 from nanodepth.report.tables import read_csv
 from nanodepth.retrofit import surgery
@@ -171,7 +171,7 @@ def test_a_model_that_knows_is_right(task):
 
 def test_answers_by_hand(monkeypatch):
     values = [torch.tensor([-1.0, -2.0]).double(), torch.tensor([-3.0, -5.0]).double()]
-    monkeypatch.setattr('nanodepth.engine.scoring.log_likelihoods', lambda *_: values)
+    monkeypatch.setattr('nanodepth.asking.scoring.log_likelihoods', lambda *_: values)
     first, second = Example('', ('a', 'b'), 0), Example('', ('a', 'b'), 1)
     assert ask(None, None, [first, second]) == Score(
         'share', 0.5, 0.5, [1, 0], 0.5)

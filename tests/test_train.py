@@ -19,19 +19,21 @@ from conftest import ROOT, flags, log_of, ranks, refused, same, weights_of
 from nanodepth import train as train_file
 from nanodepth.common.errors import Refused
 from nanodepth.common.files import claim
-from nanodepth.engine import checkpoint
-from nanodepth.engine.cost import stretches
-from nanodepth.engine.optimizers import Muon, make_optimizers, orthogonal
-from nanodepth.engine.plan import MAY_DIFFER, MAY_DIFFER_AHEAD, Plan, Start
-from nanodepth.engine.processes import World
-from nanodepth.engine.scoring import evaluate
+from nanodepth.models import checkpoint
+from nanodepth.commands.cost import stretches
+from nanodepth.running.optimizers import Muon, make_optimizers, orthogonal
+from nanodepth.running.plan import MAY_DIFFER, MAY_DIFFER_AHEAD, Start
+from nanodepth.train import Plan
+from nanodepth.running.processes import World
+from nanodepth.asking.scoring import evaluate
 from nanodepth.grow import GROWTH, prop_schedule, untie
 from nanodepth.loop import parse_loop
 from nanodepth.model import LM, ModelConfig
 from nanodepth.retrofit import recurrence_curriculum, sample_recurrence
 from nanodepth.text.loader import Loader, write_dataset
 from nanodepth.text.tokenizer import get_tokenizer
-from nanodepth.train import Config, read_config, train
+from nanodepth.commands.train import read_config
+from nanodepth.train import Config, train
 from nanodepth.variants.adamw_star import AdamWStar
 
 # --------------------------------------------------------------------------------------- the plan

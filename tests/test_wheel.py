@@ -19,9 +19,9 @@ from conftest import ROOT
 import nanodepth
 from nanodepth import looped
 from nanodepth.common import files
-from nanodepth.engine import checkpoint
-from nanodepth.engine.scoring import log_likelihoods
-from nanodepth.engine.way import Way
+from nanodepth.models import checkpoint
+from nanodepth.asking.scoring import log_likelihoods
+from nanodepth.asking.way import Way
 from nanodepth.text import loader as tokens
 from nanodepth.text.primitives import Example
 from nanodepth.text.tokenizer import get_tokenizer

@@ -18,8 +18,8 @@ import torch
 from nanodepth.common import losses
 from nanodepth.common.files import replace
 from nanodepth.common.options import read
-from nanodepth.engine.hf import config_json
-from nanodepth.engine.processes import peak_flops, pick_device
+from nanodepth.models.hf import config_json
+from nanodepth.running.processes import peak_flops, pick_device
 from nanodepth.model import LM, ModelConfig
 from nanodepth.report.tables import columns
 

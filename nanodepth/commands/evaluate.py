@@ -26,8 +26,8 @@ from tqdm import tqdm
 from nanodepth.common.errors import Refused
 from nanodepth.common.files import Notes
 from nanodepth.common.options import read
-from nanodepth.engine.scoring import Asked, Subject, compared, interval, parse_tasks
-from nanodepth.engine.way import Way, Ways, layers_and_order, read_ways
+from nanodepth.asking.scoring import Asked, Subject, compared, interval, parse_tasks
+from nanodepth.asking.way import Way, Ways, layers_and_order, read_ways
 from nanodepth.loop import name_of
 from nanodepth.report.plot import PICTURES, draw_scores, show
 from nanodepth.report.tables import (beside, change_in_words, columns, groups_of, number,

@@ -14,11 +14,11 @@ import torch
 
 from nanodepth.common.errors import Refused
 from nanodepth.common.options import read
-from nanodepth.engine.checkpoint import load_model
-from nanodepth.engine.gguf import write_gguf
-from nanodepth.engine.hf import save_hf
-from nanodepth.engine.hf_recurrent import save_raven
-from nanodepth.engine.way import Way, Ways, read_way
+from nanodepth.models.checkpoint import load_model
+from nanodepth.models.gguf import write_gguf
+from nanodepth.models.hf import save_hf
+from nanodepth.models.hf_recurrent import save_raven
+from nanodepth.asking.way import Way, Ways, read_way
 
 
 @dataclass(kw_only=True)
@@ -42,7 +42,7 @@ def main(argv=None):
                       'window: from nanodepth import looped')
     model = load_model(options.run)
     if options.dtype:
-        model.to(getattr(torch, options.dtype)).config.stored_as = options.dtype
+        model.to(getattr(torch, options.dtype))
     with way.apply(model):
         export(options, model)
 

@@ -26,8 +26,8 @@ import torch.nn.functional as F
 from nanodepth.common.errors import Refused, check_choice
 from nanodepth.common.files import read_json, replace
 from nanodepth.common.options import read
-from nanodepth.engine.checkpoint import build_model, exists, load, load_model
-from nanodepth.engine.scoring import parse_tasks, questions_of
+from nanodepth.models.checkpoint import build_model, exists, load, load_model
+from nanodepth.asking.scoring import parse_tasks, questions_of
 from nanodepth.grow import GROWTH
 from nanodepth.looping.layers import MIDDLE
 from nanodepth.report.tables import run_names

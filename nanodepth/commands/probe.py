@@ -29,11 +29,11 @@ from nanodepth import probe
 from nanodepth.common.errors import Refused, check_choice
 from nanodepth.common.files import replace
 from nanodepth.common.options import read
-from nanodepth.engine.checkpoint import open_any
-from nanodepth.engine.processes import pick_device
-from nanodepth.engine.scoring import (all_scores, measure, open_data, parse_tasks,
+from nanodepth.models.checkpoint import open_any
+from nanodepth.running.processes import pick_device
+from nanodepth.asking.scoring import (all_scores, measure, open_data, parse_tasks,
                                       questions_of)
-from nanodepth.engine.way import Ways, read_way
+from nanodepth.asking.way import Ways, read_way
 from nanodepth.loop import name_of
 from nanodepth.report.plot import draw_curves, draw_maps, show
 from nanodepth.report.tables import columns, groups_of, number, over_seeds, run_names, write_csv
@@ -115,14 +115,8 @@ class Subject:
     def layer_effects(self):
         """What happens at later tokens without a layer, for the heat map and for the depth score:
         (effects on later layers (D, D), on the output of each example (D, B)). They share runs."""
-        erasure = probe.Erasure(self.model, self.tokens)
-        matrix = erasure.zeros(len(self.order))
-        outputs = erasure.zeros(len(self.tokens))
-        runs = erasure.runs(layer_by_layer('future tokens, propagated, layer'))
-        for s, t, x, updates in runs:
-            erasure.note_effects(matrix, s, t, updates)
-            erasure.note_output(outputs, s, t, x)
-        return matrix, outputs
+        bar = layer_by_layer('future tokens, propagated, layer')
+        return probe.effects(self.model, self.tokens, output=True, progress=bar)
 
     def score(self, answer):
         "{'loss', the accuracy on each task} of a callable tokens -> logits."

@@ -11,10 +11,10 @@ from typing import Literal
 import torch
 
 from nanodepth.common.options import read
-from nanodepth.engine.checkpoint import open_any
-from nanodepth.engine.processes import pick_device
-from nanodepth.engine.likelihoods import encode
-from nanodepth.engine.way import Ways, read_way
+from nanodepth.models.checkpoint import open_any
+from nanodepth.running.processes import pick_device
+from nanodepth.asking.likelihoods import encode
+from nanodepth.asking.way import Ways, read_way
 from nanodepth.text.loader import draw
 from nanodepth.text.tokenizer import get_tokenizer, readable
 

@@ -32,9 +32,9 @@ from nanodepth.commands.evaluate import measured, print_tables
 from nanodepth.common.errors import Refused, check_choice
 from nanodepth.common.files import Notes, replace
 from nanodepth.common.options import read
-from nanodepth.engine.lm_eval_scores import SHARES
-from nanodepth.engine.scoring import PARTS, Asked, Subject, compared, parse_tasks
-from nanodepth.engine.way import Way, Ways, depth_in, layers_and_order, read_ways
+from nanodepth.asking.lm_eval_scores import SHARES
+from nanodepth.asking.scoring import PARTS, Asked, Subject, compared, parse_tasks
+from nanodepth.asking.way import Way, Ways, depth_in, layers_and_order, read_ways
 from nanodepth.loop import repeat_block
 from nanodepth.looping.layers import pick_window
 from nanodepth.report.plot import draw_sweep, show

@@ -38,10 +38,10 @@ from nanodepth.common.files import find
 AT_LEAST = dict(
     # a model
     n_layer=1, n_embd=1, n_head=1, n_kv_head=1, head_dim=2, ffn_dim=1, vocab_size=1, context=1,
-    rope_theta=1, grow_block=1, block=1,
+    grow_block=1, block=1,
     # training
-    steps=1, warmup_steps=0, decay_steps=0, lr_decay_steps=0, batch_size=1, grad_accum=1, lr=0,
-    adamw_lr=0, weight_decay=0, star_decay=0, grad_clip=0, recurrence=1, backprop_depth=1, mean=1,
+    steps=1, warmup_steps=0, decay_steps=0, batch_size=1, grad_accum=1, lr=0,
+    adamw_lr=0, weight_decay=0, grad_clip=0, recurrence=1, backprop_depth=1, mean=1,
     eval_every=1, eval_batches=1, log_every=1, save_every=1,
     # measuring
     r=1, times=1, blocks=1, K=1, T=0, m=1, n=1, batches=1, limit=1, shots=0, max_length=2, length=2,
@@ -49,7 +49,7 @@ AT_LEAST = dict(
     # data and machines
     documents=1, depths=0, val_every=2, workers=1, gpus=1)
 SHARES = dict(
-    curriculum=(0, 1), backprop_curriculum=(0, 1), lr_floor=(0, 1), beta=(0, 1), beta2=(0, 0.9999),
+    curriculum=(0, 1), backprop_curriculum=(0, 1), beta=(0, 1),
     mfu=(0.001, 1), text=(0, 0.99))
 
 

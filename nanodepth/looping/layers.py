@@ -207,7 +207,7 @@ class Entry:
     def __call__(self, *args, **kwargs):
         kwargs.update(zip(self.names, args))
         x = kwargs.pop(self.names[0])
-        d = kwargs['position'] if self.index is None else self.index
+        d = kwargs['depth'] if self.index is None else self.index
         if d in self.loops:
             return self.loops[d].arrive(self, d, x, kwargs)
         if d in self.window and self.index is None:

@@ -17,9 +17,9 @@ from pathlib import Path
 from nanodepth import ROOT
 from nanodepth.common.files import Notes, replace
 from nanodepth.common.options import read
-from nanodepth.engine.checkpoint import is_hugging_face
-from nanodepth.engine.scoring import Asked, Subject
-from nanodepth.engine.way import Way, depth_in
+from nanodepth.models.checkpoint import is_hugging_face
+from nanodepth.asking.scoring import Asked, Subject
+from nanodepth.asking.way import Way, depth_in
 from nanodepth.loop import repeat_block
 from nanodepth.report.plot import draw_atlas, show
 from nanodepth.report.tables import answer_rows, as_csv, mean, read_csv, read_rows, run_names

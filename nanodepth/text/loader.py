@@ -230,20 +230,14 @@ PERIOD = 1000       # a mixture's shares are exact in every thousand rows
 
 class Loader:
     """Batches of `batch_size` rows for all ranks together; this rank gets its equal part of them.
-    `data` is a folder or a list of them, `weights` their shares in rows, `starts` the tokens that
+    `data` is a folder or a list of them in equal parts, `starts` the tokens that
     are put before each row, which is a window out of the middle of a text."""
 
-    def __init__(self, data, batch_size, context, *, weights=None, split='train', seed=0, rank=0,
+    def __init__(self, data, batch_size, context, *, split='train', seed=0, rank=0,
                  world_size=1, vocab_size=None, starts=()):
         self.starts = list(starts)
         data = [data] if isinstance(data, (str, Path)) else list(data)
-        weights = [1.0] * len(data) if weights is None else list(weights)
-        if not data or len(weights) != len(data) or not all(0 < w < 1e9 for w in weights):
-            raise Refused(f'data_weights={weights} must be one positive number for each of the '
-                          f'{len(data)} datasets')
-        parts = []
-        for folder, weight in zip(data, weights):
-            parts += mixture(folder, weight)
+        parts = [part for folder in data for part in mixture(folder)]
         data, weights = zip(*parts)
         if batch_size % world_size:
             raise Refused(f'batch_size={batch_size} does not divide among {world_size} ranks')
@@ -256,8 +250,7 @@ class Loader:
         self.marks = [self.own_marks(s.kinds) for s in self.sets]
         self.quota = shares(weights, PERIOD)
         if min(self.quota) == 0:
-            raise Refused(f'data_weights={weights}: a share below 1 in {PERIOD} rows would never '
-                          'be drawn')
+            raise Refused(f'{data}: a share below 1 in {PERIOD} rows would never be drawn')
         self.batch_size, self.seed, self.rank, self.world_size = batch_size, seed, rank, world_size
         self.vocab_size = self.sets[0].n_vocab if vocab_size is None else vocab_size
         self.period = None
@@ -341,16 +334,15 @@ class Loader:
         return tokens, targets, marks
 
 
-def mixture(folder, weight=1.0):
-    """[(folder, weight)]: those that a folder's mixture.json names, with their shares of its
-    weight; else the folder itself."""
+def mixture(folder):
+    "[(folder, weight)]: those that a folder's mixture.json names, with their shares; else itself."
     folder = find(folder)
     path = folder / 'mixture.json'
     if not path.exists():
-        return [(folder, weight)]
+        return [(folder, 1.0)]
     parts = read_json(path)
     total = sum(parts.values())
-    return [(folder / name, weight * share / total) for name, share in parts.items()]
+    return [(folder / name, share / total) for name, share in parts.items()]
 
 
 def shares(weights, total):

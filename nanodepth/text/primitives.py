@@ -14,7 +14,7 @@ depths they average, so each depth is scored alone. No value is the beginning of
 likelihood of ` 1` includes that of ` 13`. The `toy_` tasks have the form of data/toy.
 
 Usage:
-    examples = few_shot('assign_basic', 200, shots=5, depth=1)      # engine/scoring.py scores them
+    examples = few_shot('assign_basic', 200, shots=5, depth=1)      # asking/scoring.py scores them
     nanodepth evaluate out/lidas --tasks=toy_assign/0-2
     python data/sft/prepare.py --tasks=toy_assign --depths=4 --n=128    # examples to fine-tune on
 """

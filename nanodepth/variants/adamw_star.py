@@ -6,12 +6,14 @@ Paper: the predecessor of "Retrofitted Recurrence" ("update clipping, no epsilon
 decoupling"). Written after the authors' code: averages that begin with the first gradient, atan2
 in epsilon's place, a tensor's step divided by the root mean square of gradient over its running
 size where that is above 1 (Wortsman et al., 2023), both of Adam's corrections on top, and a decay
-of star_decay x lr / peak lr, on norms too.
+of STAR_DECAY x lr / peak lr, on norms too.
 
 Usage:
     python train.py CONFIG --optimizer=adamw_star
 """
 import torch
+
+STAR_DECAY = 1e-4
 
 
 class AdamWStar(torch.optim.Optimizer):

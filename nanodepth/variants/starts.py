@@ -22,6 +22,7 @@ import math
 import torch
 import torch.nn as nn
 
+from nanodepth.common.errors import check_choice
 from nanodepth.text.loader import draw
 
 AUTHORS_STD = 0.0087039     # sqrt(2 / (5 * 5280)): their first model's width, kept at any other
@@ -29,6 +30,17 @@ AUTHORS_STD = 0.0087039     # sqrt(2 / (5 * 5280)): their first model's width, k
 
 class Starts:
     "What a Recurrent begins with."
+
+    def begin(self, inject='identity', start='normal', fresh=False, state_std=None):
+        check_choice('inject', inject, ('identity', 'linear', 'authors', 'add'))
+        check_choice('start', start, ('normal', 'authors', 'zero'))
+        self.inject, self.start, self.fresh = inject, start, fresh
+        self.forwards = 0               # with `fresh`, each has another draw
+        self.table = None               # the first states of a text's positions
+        self.std = math.sqrt(2 / (5 * self.config.n_embd))
+        by_start = AUTHORS_STD if start == 'authors' else self.std
+        self.state_std = by_start if state_std is None else state_std
+        self.adapter = self.make_adapter()
 
     def make_adapter(self):
         "What mixes (state, prelude's output): (B, T, 2 C) to (B, T, C). None: they are added."
@@ -43,20 +55,21 @@ class Starts:
                 adapter.weight.copy_(torch.cat((torch.zeros(C, C), torch.eye(C)), dim=1))
         return adapter.to(self.embed.weight)            # on the layers' device, in their dtype
 
-    def first_state(self, e, position, generator):
+    def first_state(self, e, seen, generator):
+        "The state (B, T, C) that the first recurrence gets, of tokens after `seen` others."
         if self.start == 'zero':
             return torch.zeros_like(e)
         if generator is None and self.fresh:
             self.forwards += 1
             generator = torch.Generator().manual_seed(draw(0, 'first state', self.forwards))
         if generator is None:
-            end = position + e.shape[1]
+            end = seen + e.shape[1]
             if self.table is None or len(self.table) < end:
                 with torch.inference_mode(False):   # else nothing could be trained with it later
                     self.table = self.make_table(end, e.shape[-1])
             if self.table.device != e.device:       # once, and not in every forward
                 self.table = self.table.to(e.device)
-            s = self.table[position:end]                                        # (T, C)
+            s = self.table[seen:end]                                        # (T, C)
         elif isinstance(generator, torch.Generator):
             s = self.noise(e.shape, generator)                                  # (B, T, C)
         else:       # one for each sequence

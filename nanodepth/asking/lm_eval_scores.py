@@ -13,7 +13,7 @@ text/primitives.py. Documents begin with what a tokenizer.json puts first, and t
 models with an end of text, as in training. The tests hold all scores to those of its own `hf`.
 
 Usage:
-    harness = Harness(subject, [['arc_easy']])  # engine/scoring.py makes it
+    harness = Harness(subject, [['arc_easy']])  # asking/scoring.py makes it
     harness.scores()                    # {'arc_easy acc': Score, ...}, of the model as it runs now
 """
 import functools
@@ -111,7 +111,7 @@ class Harness:
         self.tasks, self.asked, self.keep = tasks, asked, {}
         with refusing(ImportError, why=lambda error: f'this needs lm-eval (pip install lm-eval): '
                       f'{error}'):
-            from nanodepth.engine.lm_eval_model import Asked
+            from nanodepth.asking.lm_eval_model import Asked
         self.lm = Asked(subject.answer, subject.tokenizer, subject.path, asked.max_length,
                         asked.chat)
         self.samples = self.apart() if len(tasks) > 1 else [None]

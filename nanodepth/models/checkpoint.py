@@ -23,9 +23,9 @@ import torch
 from nanodepth.common.errors import Refused, say
 from nanodepth.common.files import aside, fresh, reading, refuse_gguf
 from nanodepth.common.options import only_fields
-from nanodepth.engine.hf import family_of, is_hugging_face, load_hf
-from nanodepth.engine.hf_recurrent import FAMILY, load_raven
-from nanodepth.engine.processes import compute_in
+from nanodepth.models.hf import family_of, is_hugging_face, load_hf
+from nanodepth.models.hf_recurrent import FAMILY, load_raven
+from nanodepth.running.processes import compute_in
 from nanodepth.model import LM, ModelConfig
 from nanodepth.text.tokenizer import local_folder
 

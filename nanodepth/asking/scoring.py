@@ -5,7 +5,7 @@ two ways of running one model can be compared in pairs, question by question: th
 hard about the questions, and the error of their difference is far smaller than that of a score. A
 question is scored by the log-likelihoods of its options, data by the loss. All that maps tokens to
 logits can be scored. A `Subject` is a checkpoint with all that it is asked, by us and by lm-eval
-(engine/lm_eval_scores.py).
+(asking/lm_eval_scores.py).
 
 Usage:
     accuracy, (low, high) = score(model, get_tokenizer('out/lidas'), few_shot('assign_basic', 200))
@@ -34,12 +34,12 @@ from tqdm import tqdm
 from nanodepth import ROOT
 from nanodepth.common.errors import Refused, say
 from nanodepth.common.files import find
-from nanodepth.engine.checkpoint import describe, is_hugging_face, open_any
-from nanodepth.engine.hf import answer_of
-from nanodepth.engine.likelihoods import (LOGITS_AT_ONCE, device_of, encoded, log_likelihoods,
+from nanodepth.models.checkpoint import describe, is_hugging_face, open_any
+from nanodepth.models.hf import answer_of
+from nanodepth.asking.likelihoods import (LOGITS_AT_ONCE, device_of, encoded, log_likelihoods,
                                           longest_of)
-from nanodepth.engine.lm_eval_scores import Harness
-from nanodepth.engine.processes import pick_device
+from nanodepth.asking.lm_eval_scores import Harness
+from nanodepth.running.processes import pick_device
 from nanodepth.report.tables import Score, error_of, mean, p_value
 from nanodepth.text.loader import START, Loader
 from nanodepth.text.primitives import TASKS, TOY_TASKS, few_shot
@@ -230,12 +230,12 @@ def open_data(path, state, model, data, seed=0):
     "The validation rows of `data`, else of what the run was trained on."
     c = state.get('config') or {}
     starts = starts_of(path)
-    data, weights = (data, None) if data else (c.get('data'), c.get('data_weights'))
+    data = data or c.get('data')
     if not data:
         raise Refused(f'{path} does not say what it was trained on: give --data, a dataset for '
                       'its tokenizer')
     context = c.get('context', min(model.config.context - len(starts), 512))
-    loader = Loader(data, c.get('batch_size', 4), context, split='val', weights=weights, seed=seed,
+    loader = Loader(data, c.get('batch_size', 4), context, split='val', seed=seed,
                     vocab_size=model.config.vocab_size, starts=starts)
     refuse_another_tokenizer(path, loader, state.get('tokenizer'))
     return loader
@@ -285,7 +285,7 @@ def all_scores(answer, tokenizer, questions, val=None, **batches):
 class Asked:
     "What is measured."
     # primitives with their depths (toy_assign/3, assign_math/0-5, toy, papers); any other name is
-    # a task or a list of lm-eval's (engine/lm_eval_scores.py)
+    # a task or a list of lm-eval's (asking/lm_eval_scores.py)
     tasks: str = ''
     measures: tuple[Literal['loss'], ...] = ('loss',)   # on data; --measures= leaves it out
     data: str | None = None     # a dataset; None: what the run was trained on

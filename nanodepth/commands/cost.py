@@ -14,27 +14,36 @@ Usage:
 import collections
 import dataclasses
 import hashlib
+import itertools
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from tqdm import tqdm
 
 from nanodepth.common.errors import Refused
 from nanodepth.common.options import read
-from nanodepth.engine import checkpoint
-from nanodepth.engine.plan import Plan, Start, model_config
-from nanodepth.engine.processes import PEAK_FLOPS
+from nanodepth.models import checkpoint
+from nanodepth.running.plan import Parent, model_config
+from nanodepth.running.processes import PEAK_FLOPS
 from nanodepth.grow import untie
 from nanodepth.model import LM
 from nanodepth.report.tables import columns
 from nanodepth.text.loader import Dataset, Loader, how_to_prepare, make_toy_data, mixture
 from nanodepth.text.tokenizer import get_tokenizer
+from nanodepth.train import Plan
 
 
-# ------------------------------------------------------------------------------------------- stages
+class Stretch(NamedTuple):
+    "Steps that run alike, but for the rate and a recurrent core's draws."
+    first: int
+    end: int
+    model: LM               # a new one has no weights
+    depth: int              # layers that run
+    flops: int              # of a token, summed over these steps
+
 
 def empty(config, n_layer):
     "The config's model without its weights."
@@ -49,58 +58,48 @@ def empty(config, n_layer):
         return LM(model_config(config, vocab_size=vocab_size, n_layer=n_layer))
 
 
-def models(config):
-    "(the plan, a function from one of its steps to that step's model: new ones have no weights)."
+def stretches(config):
+    "A run as a list of Stretch: the stages, and the decay where it loops or ends the growing."
     if config.init_from:
-        parent = checkpoint.load_model(config.init_from)
-        plan = Plan(config, Start.of(parent))
-        plan.set_up(parent)
+        saved = checkpoint.load(config.init_from)
+        parent = checkpoint.build_model(saved, config.init_from)
+        plan = Plan(config, Parent.of(parent, saved))
     else:
+        parent = None
         plan = Plan(config)
-
-    def model_of(now):
-        if not config.init_from:
-            return empty(config, now.n_layer)
-        return parent if now.n_layer == len(parent.layers) else untie(parent, now.origin)
-    return plan, model_of
-
-
-def counted(plan, model, first, end):
-    "The sum of a stretch's FLOPs per token over its steps; equal steps are computed once."
-    alike = collections.Counter()
-    for step in range(first, end):
-        now = plan.at(step)
-        alike[tuple(now.order or ()), now.r, now.backprop_depth] += 1
-    total = 0
-    context = plan.config.context
-    for (order, r, backprop_depth), n in alike.items():
-        how = dict(order=order) if r is None else dict(r=r, backprop_depth=backprop_depth)
-        total += n * model.flops_per_token(**how, context=context)
-    return total
+    edges = [first for first, _ in plan.stages]
+    if (config.cooldown_loop or config.grow) and config.decay_steps:
+        edges.append(plan.cooldown_start)
+    parts = []
+    for first, end in itertools.pairwise([*edges, config.steps]):
+        if first == end:
+            continue
+        now = plan.at(end - 1)
+        if parent is None:
+            model = empty(config, now.n_layer)
+        else:
+            model = parent if now.n_layer == len(parent.layers) else untie(parent, now.origin)
+        if model.recurs:
+            model.mean = plan.mean
+        # equal steps are computed once
+        alike = collections.Counter((tuple(step.order or ()), *step.how.items())
+                                    for step in map(plan.at, range(first, end)))
+        flops = sum(n * model.flops_per_token(**dict(how) or dict(order=order),
+                                              context=config.context)
+                    for (order, *how), n in alike.items())
+        parts.append(Stretch(first, end, model, len(now.order or model.order), flops))
+    return parts
 
 
 def planned(config):
     "The training FLOPs of a whole run."
-    plan, model_of = models(config)
-    a_token = sum(counted(plan, model_of(plan.at(end - 1)), first, end)
-                  for first, end in stretches(plan))
+    a_token = sum(part.flops for part in stretches(config))
     return a_token * config.batch_size * config.context
 
 
 def at_full_depth(config):
     "The same, if all layers were there from the first step on: what growing is compared with."
     return planned(dataclasses.replace(config, grow=None))
-
-
-def stretches(plan):
-    """[(first step, end)] of steps alike except the rate: the stages, and the decay where it
-    loops or ends the growing."""
-    c = plan.config
-    edges = [first for first, _ in plan.stages]
-    if (plan.cooldown_order or c.grow) and c.decay_steps:
-        edges.append(plan.cooldown_start)
-    edges.append(c.steps)
-    return [(first, end) for first, end in zip(edges, edges[1:]) if end > first]
 
 
 @dataclass
@@ -153,16 +152,11 @@ def show(config, gpus, gpu, mfu):
     a_step = config.batch_size * config.context
     table = [['steps', 'layers', 'depth', 'parameters', 'GFLOPs a token', 'petaFLOPs']]
     total = 0
-    plan, model_of = models(config)
-    for first, end in stretches(plan):
-        now = plan.at(end - 1)
-        model = model_of(now)
-        order = now.order or model.order            # the latter: a recurrent core's own
-        cost = counted(plan, model, first, end) * a_step
-        table.append([f'{first:,} to {end:,}', str(len(model.layers)), str(len(order)),
-                      f'{model.num_params():,}', f'{cost / (end - first) / a_step / 1e9:.3f}',
-                      f'{cost / 1e15:,.3f}'])
-        total += cost
+    for first, end, model, depth, flops in stretches(config):
+        table.append([f'{first:,} to {end:,}', str(len(model.layers)), str(depth),
+                      f'{model.num_params():,}', f'{flops / (end - first) / 1e9:.3f}',
+                      f'{flops * a_step / 1e15:,.3f}'])
+        total += flops * a_step
     print(columns(table))
     print(f'in all {total / 1e15:,.3f} petaFLOPs; {config.steps:,} steps of '
           f'{config.batch_size:,} x {config.context:,} = {a_step:,} tokens, '

@@ -93,6 +93,7 @@ class World:
             torch.cuda.set_device(self.device)
             torch.set_float32_matmul_precision('high')
             torch.backends.cuda.enable_cudnn_sdp(True)          # a training step has one shape
+        self.dtype, self.stop = dtype, None
         self.autocast = self.precision(dtype)
         wanted = compile is True or (compile == 'auto' and self.cuda)
         self.compiles = wanted and has_compiler()
@@ -110,6 +111,8 @@ class World:
         return self
 
     def __exit__(self, kind, error, trace):
+        if self.stop:
+            self.stop.__exit__()
         if self.size == 1:
             return
         if self.cuda and kind not in (None, SystemExit):
@@ -150,6 +153,14 @@ class World:
         if failed[0] is not None:
             raise Refused(failed[0])
 
+    def listen(self):
+        "From now on Ctrl-C, SIGTERM and a closed terminal only ask for a stop."
+        self.stop = Stop().__enter__()
+
+    def asked(self):
+        "The number of a signal that one of the processes got, or 0: all stop together."
+        return int(self.max_over_ranks(self.stop.asked))
+
     def wait(self):
         if self.size > 1:
             dist.barrier()
@@ -162,9 +173,9 @@ class World:
             return torch.autocast(self.device.type, torch.bfloat16)
         return contextlib.nullcontext()
 
-    def suit(self, model, dtype):
-        "A model that was published in 16 bits is trained in bfloat16 where a CPU is fast at it."
-        if (dtype == 'auto' and model.config.stored_as in ('bfloat16', 'float16')
+    def follow(self, parent):
+        "What came from weights of 16 bits is trained in bfloat16 where a CPU is fast at it."
+        if (self.dtype == 'auto' and parent and parent.stored_as in ('bfloat16', 'float16')
                 and fast_in_bfloat16(self.device)):
             self.autocast = self.precision('bfloat16')
 
@@ -172,6 +183,10 @@ class World:
     def precision_in_words(self):
         half = isinstance(self.autocast, torch.autocast)
         return ' in bfloat16' if half and not self.cuda else ''
+
+    def mfu(self, flops, seconds):
+        "The share of the GPUs' FLOPs that was used, or None where that is not known."
+        return self.peak_flops and flops / seconds / self.peak_flops
 
     def to_device(self, t):
         "A tensor on its way to the device, without waiting for it."

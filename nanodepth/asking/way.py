@@ -15,7 +15,7 @@ import itertools
 from dataclasses import dataclass, fields
 
 from nanodepth.common.errors import Refused
-from nanodepth.engine.hf import repeated_block
+from nanodepth.models.hf import repeated_block
 from nanodepth.loop import fit_loop, name_of, parse_loop, running
 from nanodepth.looping.layers import depth_of
 from nanodepth.wrapper import looped, patch

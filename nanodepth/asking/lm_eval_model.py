@@ -2,7 +2,7 @@
 one before a task of lm-eval's is asked.
 
 Usage:
-    lm = Asked(answer, tokenizer, path)         # engine/lm_eval_scores.py makes it
+    lm = Asked(answer, tokenizer, path)         # asking/lm_eval_scores.py makes it
 """
 from lm_eval import utils
 from lm_eval.api.model import TemplateLM
@@ -10,7 +10,7 @@ from tqdm import tqdm
 from transformers import AutoTokenizer
 
 from nanodepth.common.errors import Refused, refusing
-from nanodepth.engine.likelihoods import continued, likelihoods
+from nanodepth.asking.likelihoods import continued, likelihoods
 from nanodepth.text.tokenizer import local_folder, marks_of, start_of_document
 
 

@@ -9,7 +9,7 @@ Here: AdamW is torch's, and Muon computes what torch's does. But torch's works i
 everywhere, which a CPU without AMX or AVX-512 emulates at a fiftieth of its speed (docs/LOG.md).
 
 Usage:
-    # config: optimizer, lr, adamw_lr, weight_decay, beta2
+    # config: optimizer, lr, adamw_lr, weight_decay, muon_scaling
     optimizers = make_optimizers(model, config)
 """
 import math
@@ -19,7 +19,7 @@ import torch
 from nanodepth.common.errors import Refused
 from nanodepth.common.files import reading
 
-OPTIMIZERS = ('muon', 'adamw', 'adamw_star')
+BETAS = 0.9, 0.95
 
 
 def make_optimizers(model, config):
@@ -39,11 +39,11 @@ def make_optimizers(model, config):
         lr = lr if config.adamw_lr is None else config.adamw_lr
     groups = [dict(params=matrices, weight_decay=wd), dict(params=norms, weight_decay=0.0)]
     if config.optimizer == 'adamw_star':
-        from nanodepth.variants.adamw_star import AdamWStar
-        groups = [group | dict(weight_decay=config.star_decay) for group in groups]
-        optimizers.append(AdamWStar(groups, lr=lr, betas=(0.9, config.beta2)))
+        from nanodepth.variants.adamw_star import STAR_DECAY, AdamWStar
+        groups = [group | dict(weight_decay=STAR_DECAY) for group in groups]
+        optimizers.append(AdamWStar(groups, lr=lr, betas=BETAS))
     else:
-        optimizers.append(torch.optim.AdamW(groups, lr=lr, betas=(0.9, config.beta2), fused=True))
+        optimizers.append(torch.optim.AdamW(groups, lr=lr, betas=BETAS, fused=True))
     counted = sum(p.numel() for o in optimizers for g in o.param_groups for p in g['params'])
     assert counted == model.num_params(), f'{counted} parameters of {model.num_params()}'
     for optimizer in optimizers:

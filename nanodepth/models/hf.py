@@ -5,7 +5,7 @@ The idea: transformers opens the folder. Llama and Qwen 3, which are all that th
 our model under longer names, so what is left is a table of names, and a list of what this model
 lacks. Any other family's model is scored as a function from tokens to logits, and a block of its
 layers is run several times by the wrapper, where our own models take another order
-(engine/way.py). On export an order becomes plain depth, and LN-scaling is multiplied into the
+(asking/way.py). On export an order becomes plain depth, and LN-scaling is multiplied into the
 norms.
 
 Here: weights are read from safetensors only, in the type in which they are stored. A name on the
@@ -178,7 +178,6 @@ def load_hf(path, others=False):
     model.cos, model.sin = rope_tables(model.config)
     if model.config.tie_embeddings:
         model.head.weight = model.embed.weight
-    model.config.stored_as = str(theirs.dtype).removeprefix('torch.')
     return model.eval()
 
 
@@ -294,15 +293,12 @@ def save_hf(model, folder, tokenizer=None):
 
 def write_checkpoint(model, folder, tensors, config_json, tokenizer, files=None):
     """model.safetensors, the tokenizer's files, and `config_json` with its tokens as config.json.
-    `files`: {name: text} of others. Training turned a published parent into float32; this turns it
-    back."""
+    `files`: {name: text} of others. Weights keep their type."""
     with refusing(ImportError, why=lambda error: 'an export needs safetensors (pip install '
                   'safetensors)'):
         from safetensors import SafetensorError
         from safetensors.torch import save_file
     dtype = model.norm.weight.dtype
-    if dtype == torch.float32 and model.config.stored_as:
-        dtype = getattr(torch, model.config.stored_as)
     with new_model(folder) as folder:
         config_json |= dict(torch_dtype=str(dtype).removeprefix('torch.'), bos_token_id=None,
                             eos_token_id=None)

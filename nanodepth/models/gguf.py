@@ -17,7 +17,7 @@ import torch
 
 from nanodepth.common.errors import Refused, refusing
 from nanodepth.common.files import new_model, reading
-from nanodepth.engine.hf import refuse_reported, using_transformers
+from nanodepth.models.hf import refuse_reported, using_transformers
 
 # kinds that split every digit off, by their names in llama.cpp
 SPLIT_DIGITS = 'smollm', 'starcoder', 'refact', 'command-r', 'codeshell', 'exaone', 'minerva-7b'

@@ -25,7 +25,7 @@ import torch
 
 from nanodepth.common.errors import Refused, refusing
 from nanodepth.common.files import read_json, reading
-from nanodepth.engine import hf
+from nanodepth.models import hf
 from nanodepth.model import ModelConfig, rope_tables, rotate
 from nanodepth.retrofit import Recurrent
 from nanodepth.variants.starts import AUTHORS_STD
@@ -106,7 +106,6 @@ def load_raven(folder):
     with reading(folder):
         model.load_state_dict(weights, assign=True)
     model.cos, model.sin = rope_tables(config)
-    config.stored_as = str(model.norm.weight.dtype).removeprefix('torch.')
     return model.eval()
 
 

@@ -1,0 +1,109 @@
+"""What a run may not do: settings that exclude each other, or a folder, a parent or a step that
+does not fit.
+
+Usage:
+    refuse.what_excludes(config, parent=None)   # raises Refused, or returns
+"""
+from nanodepth.common.errors import Refused
+from nanodepth.common.options import only_fields
+from nanodepth.running.plan import MODEL_SETTINGS
+from nanodepth.text.tokenizer import refuse_another_tokenizer
+
+
+def what_excludes(c, parent):
+    "Settings that each may be, and not together."
+    recurs = parent and parent.mean is not None
+    no_core = 'init_from must be one'
+    if c.init_from:
+        no_core = f'{c.init_from} has none: nanodepth cut {c.init_from} 2-4-2 makes one'
+    for wrong, why in (
+            (c.warmup_steps + c.decay_steps > c.steps, f'warmup_steps={c.warmup_steps} and '
+             f'decay_steps={c.decay_steps} do not fit into steps={c.steps}'),
+            (c.decay_steps == 0 and (c.cooldown_loop or c.cooldown_data),
+             'cooldown_loop and cooldown_data begin with the decay, but decay_steps is 0'),
+            (c.grow and c.loop, f'grow={c.grow!r} and loop={c.loop!r} exclude each other: a '
+             'model that grows may loop in its cool-down'),
+            (recurs and (c.loop or c.cooldown_loop), f'{c.init_from} has a recurrent core, '
+             'which loops by itself: leave loop and cooldown_loop out'),
+            (parent and c.grow and (recurs or parent.order), f'grow={c.grow!r}: '
+             f'{c.init_from} loops its layers, and what grows runs each of its own once'),
+            (not recurs and (c.recurrence or c.backprop_depth),
+             f'recurrence={c.recurrence} and backprop_depth={c.backprop_depth} are for a model '
+             f'with a recurrent core: {no_core}')):
+        if wrong:
+            raise Refused(why)
+
+
+def what_is_void(config, given):
+    """Settings that were given on the command line and have no effect there. A config file may hold
+    what a flag beside it makes void."""
+    c = config
+    without = [
+        (not c.grow, 'grow', ('grow_block', 'grow_alpha', 'keep_stages')),
+        (c.optimizer != 'muon', 'optimizer=muon', ('adamw_lr', 'muon_scaling')),
+        (c.optimizer == 'adamw_star', 'another optimizer', ('weight_decay',)),
+        (not c.init_from, 'init_from, a model with a recurrent core',
+         ('curriculum', 'curriculum_shape', 'backprop_curriculum'))]
+    for is_missing, needed, names in without:
+        for name in names:
+            if is_missing and name in given:
+                raise Refused(f'--{name} has no effect without {needed}: leave it out')
+
+
+# What a resumed run may change, for it changes only speed, rounding, and what is measured or kept.
+MAY_DIFFER = {'out_dir', 'device', 'compile', 'grad_accum', 'resume', 'eval_every', 'eval_batches',
+              'log_every', 'save_every', 'keep_stages'}
+# What it may change too if the plan of every step taken stays the same.
+MAY_DIFFER_AHEAD = {
+    'steps', 'warmup_steps', 'decay_steps', 'lr_shape', 'n_layer', 'grow', 'grow_block',
+    'grow_alpha', 'loop', 'cooldown_loop', 'cooldown_data', 'recurrence', 'backprop_depth',
+    'curriculum', 'curriculum_shape', 'backprop_curriculum'}
+
+
+def another_run(plan, saved, data):
+    """A resume under settings that would have made another run until here. What a parent decides
+    may differ."""
+    if not saved.get('optimizers') or 'start' not in saved:
+        raise Refused(f'{plan.config.out_dir} holds weights without their optimizers, so it cannot '
+                      'be resumed: start another --out_dir from it, with --init_from='
+                      f'{plan.config.out_dir}')
+    c = plan.config
+    old = type(c)(**only_fields(type(c), saved['config']))
+    old_plan = type(plan)(old, plan.parent)
+    step = saved['step']
+    if step > old.steps:
+        raise Refused(f'{c.out_dir} is damaged: it holds step {step} of {old.steps}')
+    if step > c.steps:
+        raise Refused(f'{c.out_dir} has taken {step} steps, more than steps={c.steps}: choose '
+                      'another --out_dir')
+    taken = range(max(1, step))     # what it began with counts as taken too
+    move = 'choose another --out_dir, or move that run out of the way by --resume=false'
+    free = MAY_DIFFER | (MODEL_SETTINGS if c.init_from else set())
+    if all(plan.at(step) == old_plan.at(step) for step in taken):
+        free |= MAY_DIFFER_AHEAD
+    for name, value in vars(c).items():
+        if value != getattr(old, name) and name not in free:
+            raise Refused(f'{c.out_dir} holds a run with {name}={getattr(old, name)!r}, but '
+                          f'this config has {value!r}: {move}')
+    for name in {'data', *(plan.at(step).data for step in taken)}:
+        if saved.get(name) != data[name].checksums():
+            raise Refused(f'the data has changed since the run in {c.out_dir} began (other '
+                          f'checksums): {move}')
+        was = saved.get('shares', {}).get(name)         # older runs do not say
+        if was and was != data[name].shares():
+            raise Refused(f'the shares of the data have changed since the run in {c.out_dir} '
+                          f'began, from {was} to {data[name].shares()}: {move}')
+
+
+def unfit_parent(c, model, data):
+    "What init_from gives, if it does not read rows of this length, or of this tokenizer."
+    if model.config.context < c.context:
+        raise Refused(f'context={c.context}, the length of a training row, is more than '
+                      f'{c.init_from} reads: {model.config.context} tokens')
+    refuse_another_tokenizer(c.init_from, data['data'])
+
+
+def this_step(c, step, loss, norm):
+    raise Refused(f'step {step + 1} has loss {loss} and gradient norm {norm}, so it was not taken; '
+                  f'{c.out_dir} holds the last checkpoint, if one was saved. Try a lower --lr, a '
+                  'longer --warmup_steps, or --dtype=float32, in another --out_dir')

@@ -1,0 +1,105 @@
+"""Where a run begins and ends: its folder, its data, the checkpoint it starts from, its log.
+
+The idea: none of this is about depth, and train.py reads as one page without it.
+"""
+import contextlib
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from nanodepth.common.errors import Refused
+from nanodepth.common.files import claim, new_model, write_json
+from nanodepth.models import checkpoint
+from nanodepth.report.logs import Log, read_log
+from nanodepth.report.plot import draw_runs, show
+from nanodepth.text.loader import Loader, make_toy_data
+from nanodepth.text.tokenizer import copy_tokenizer, keep_tokenizer
+
+
+@contextlib.contextmanager
+def locked(out, world):
+    "In here nobody else writes into out_dir. Rank 0 holds it; if it cannot, all refuse."
+    def hold():
+        held.enter_context(claim(out) if checkpoint.exists(out)
+                           else new_model(out, 'choose another --out_dir'))
+    with contextlib.ExitStack() as held:
+        world.first_does(hold)
+        yield
+
+
+def open_data(c, world):
+    "({setting: Loader} of what is trained on, the validation rows: the same ones for all runs)."
+    world.first_does(lambda: make_toy_data([c.data, c.cooldown_data], world.say))
+    if c.batch_size // world.size % c.grad_accum:
+        raise Refused(f'batch_size={c.batch_size} on {world.size} processes does not divide into '
+                      f'grad_accum={c.grad_accum} pieces')
+    shared = dict(batch_size=c.batch_size, context=c.context, rank=world.rank,
+                  world_size=world.size, vocab_size=c.vocab_size)
+    data = dict(data=Loader(c.data, seed=c.seed, **shared))
+    if c.cooldown_data:
+        data['cooldown_data'] = Loader(c.cooldown_data, seed=c.seed, **shared)
+    first, *others = (loader.tokenizer for loader in data.values())
+    if others and others[0] != first:
+        raise Refused(f'data was made with the tokenizer {first!r}, but cooldown_data with '
+                      f'{others[0]!r}')
+    val = Loader(c.data, split='val', seed=0, **shared)
+    if c.eval_batches > len(val):
+        world.say(f'eval_batches={c.eval_batches}, but the validation data has only {len(val)} '
+                  'batches: all of them are used')
+    return data, val
+
+
+def read_checkpoint(folder, world):
+    "What a checkpoint's file says. Rank 0 alone reads the whole file for its checksums."
+    if not checkpoint.is_hugging_face(folder):
+        world.first_does(lambda: checkpoint.check(folder))
+    return checkpoint.load(folder, checked=True)
+
+
+def keep_stage(c, model, so_far):
+    "The model before a growth, as out_dir/stage_2 ..."
+    folder = f'{c.out_dir}/stage_{len(model.layers)}'
+    checkpoint.save(folder, **checkpoint.describe(model), config=asdict(c), **so_far)
+    keep_tokenizer(c.out_dir, folder)
+
+
+def open_log(c, world, loader, model, step, resumes):
+    """Move what must not stay in out_dir aside, write run.json, print a few words, open the
+    log."""
+    world.wait()        # now that no process can refuse any more
+    world.first_does(lambda: checkpoint.move_aside(Path(c.out_dir), resumes, world.say))
+    if world.first:
+        if loader.tokenizer != 'bytes':
+            try:
+                copy_tokenizer(loader.tokenizer, c.out_dir)
+            except Refused as error:        # there may be no network now
+                world.say(f'the tokenizer is not at hand: {error}')
+        write_json(Path(c.out_dir) / 'run.json', dict(
+            tokenizer=loader.tokenizer, config=asdict(c), torch=torch.__version__,
+            data=[each.origin for each in loader.sets]))
+    layers = sum(p.numel() for p in model.layers.parameters())
+    many = f' x {world.size}' if world.size > 1 else ''
+    world.say(f'device {world.device}{many}{world.precision_in_words}, compile '
+              f'{"on" if world.compiles else "off"}; '
+              f'{model.num_params():,} parameters ({layers:,} in {len(model.layers)} layers), '
+              f'depth {len(model.order)}, {model.flops_per_token(context=c.context):,} FLOPs per '
+              f'token\n{c.steps:,} steps of {c.batch_size} x {c.context} = '
+              f'{c.batch_size * c.context:,} tokens' + (f', from step {step:,} on' if step else ''))
+    return Log(Path(c.out_dir) / 'log.jsonl', step or -1, c.steps, silent=not world.first)
+
+
+def report(c, plan, model, flops):
+    "Draw and print what a finished run leaves."
+    out = Path(c.out_dir)
+    saving = ''
+    if c.grow and not c.init_from:      # what growing is compared with: all layers from step 0 on
+        every = [*range(len(model.layers))]
+        full = sum(steps * model.flops_per_token(order, context=c.context) for steps, order in (
+            (plan.cooldown_start, every), (c.decay_steps, plan.cooldown_order or every)))
+        saving = (f', {1 - flops / (full * c.batch_size * c.context):.1%} less than at full depth '
+                  'throughout')
+    print(f'{flops:.3e} training FLOPs{saving}')
+    show(out / 'loss.png', draw_runs, {out.name: [read_log(out)]})
+    print(f'numbers: {out}/log.jsonl\ncheckpoint, log and picture are in {out}; nanodepth sample '
+          f'{out} writes text')
