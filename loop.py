@@ -46,19 +46,21 @@ def cut_out(order, start, length):
     return order[:start], order[start:start + length], order[start + length:]
 
 
+SEGMENT = r' *[1-9]\d* *(x *[1-9]\d* *)?'
+
+
 def parse_loop(text):
     """'4-4x4-4' to an order: segments joined by '-', each SIZE layers, or SIZExTIMES for a block
     that runs TIMES times."""
+    text = text.replace('×', 'x')
+    if not re.fullmatch(f'{SEGMENT}(-{SEGMENT})*', text):
+        raise Refused(f'the loop {text!r} must be segments joined by -, as in 4-4x4-4: each is '
+                      'layers, such as 4, or layers by times, such as 4x6')
     order, unique = [], 0
-    for part in text.replace('×', 'x').split('-'):
-        match = re.fullmatch(r'\s*(\d+)\s*(?:x\s*(\d+)\s*)?', part)
-        size, times = (int(match[1]), int(match[2] or 1)) if match else (0, 0)
-        if size < 1 or times < 1:
-            raise Refused(f'the loop {text!r} has a segment {part!r}, which is neither layers, '
-                          'such as 4, nor layers by times, such as 4x6; segments are joined by '
-                          "'-', as in 4-4x4-4")
-        order += [*range(unique, unique + size)] * times
-        unique += size
+    for part in text.split('-'):
+        size, _, times = part.partition('x')
+        order += [*range(unique, unique + int(size))] * int(times or 1)
+        unique += int(size)
     return order
 
 

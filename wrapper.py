@@ -3,7 +3,7 @@
 The idea: think of a window of layers as one step in time. Running it K times goes K steps too far,
 to states that the later layers have never seen. So take K small steps instead, which end where the
 one step ended, and go a part of the way back to the plain output. `looped_by_hand` below is all of
-it; the rest makes it work with other people's models and with a KV cache.
+it, `patch_by_hand` does it to other people's models; the rest makes it work with a KV cache.
 
 Paper: "Training-Free Looped Transformers", sections 2 and 3, appendices D and P (which settings).
 Here: the model's own pass through the window is the first evaluation; the others run after the
@@ -21,16 +21,16 @@ from nanodepth.common.errors import Refused, check_choice
 from nanodepth.looping.caches import check_cache
 from nanodepth.looping.layers import (FORWARDS, Entry, Pin, check_host, depth_of, pick_window,
                                       pinned_routers)
-from nanodepth.looping.solvers import (MORE, bind, by_tableau, check_K, check_share,
-                                       euler, lerp, step_length)
+from nanodepth.looping.solvers import (MORE, bind, by_tableau, check_K, check_share, euler, lerp,
+                                       step_length)
 from nanodepth.looping.window import How, Loop
 
-# ------------------------------------------------------------------------- the idea, in ten lines
+# --------------------------------------------------------------------------- the idea, by hand
 
 def looped_by_hand(model, tokens, a, b, K, beta=0.5):
-    """Logits of a model of ours with its layers a to b looped. All that follows does the same with
-    other people's models, with other methods, and with a KV cache."""
-    g = lambda x: model.run(x, model.order[a:b + 1], depth=a)       # one pass through the window
+    "Logits of a model of ours with its layers a to b looped."
+    def g(x):                               # one pass through the window
+        return model.run(x, model.order[a:b + 1], depth=a)
     x = model.run(model.embed(tokens), model.order[:a])
     plain = g(x)
     x = x + (plain - x) / K                 # the first of K small steps reuses `plain`
@@ -41,7 +41,43 @@ def looped_by_hand(model, tokens, a, b, K, beta=0.5):
     return model.head(model.norm(x))
 
 
+def patch_by_hand(layers, a, b, solver):
+    """The same for a list of anybody's layers, without a KV cache: each layer of the window notes
+    the arguments it is called with, and in the call of the last one the solver makes the other
+    passes. Returns a function that undoes it."""
+    plain = {i: layers[i].forward for i in range(a, b + 1)}
+    calls = {}                              # {layer: the arguments beside x}
+
+    def forward_of(i):
+        def forward(x, *args, **kwargs):
+            if i == a:
+                calls['x'] = x
+            calls[i] = args, kwargs
+            y = plain[i](x, *args, **kwargs)
+            if i < b:
+                return y
+            own = [y]                       # the model's own pass is the first evaluation
+
+            def g(x):
+                if own:
+                    return own.pop()
+                for j in range(a, b + 1):
+                    args, kwargs = calls[j]
+                    x = plain[j](x, *args, **kwargs)
+                return x
+            return solver(g, calls['x'])
+        return forward
+
+    def undo():
+        for i in plain:
+            del layers[i].forward
+    for i in plain:
+        layers[i].forward = forward_of(i)
+    return undo
+
+
 # ------------------------------------------------------------------ ways to run a window K times
+# lerp(x, y, h) is x + h (y - x), rounded so that h = 1 gives y itself: K = 1 is the plain window.
 
 def naive(g, x, K):
     "The window K times: Euler with steps of length 1, to time K."
@@ -51,16 +87,14 @@ def naive(g, x, K):
 
 
 def rk(g, x, K, beta=0.5, T=1):
-    """K Euler steps of length T/K, then back towards the plain output g(x), the anchor: beta g(x) +
-    (1 - beta) (where the steps ended). All of it is one Runge-Kutta step of K stages (Eq. 13 to
-    16), hence the name."""
-    check_K(K)
-    anchor = g(x)
-    h = step_length(T, K)
-    x = lerp(x, anchor, h)                   # the first step reuses the anchor's evaluation
+    """K Euler steps of length T/K, then back towards the plain output: looped_by_hand's. All of it
+    is one Runge-Kutta step of K stages (Eq. 13 to 16), hence the name."""
+    h = step_length(T, check_K(K))
+    plain = g(x)
+    x = lerp(x, plain, h)                           # x + h (plain - x)
     for _ in range(K - 1):
-        x = lerp(x, g(x), h)
-    return lerp(x, anchor, check_share(beta))
+        x = lerp(x, g(x), h)                        # x + h (g(x) - x)
+    return lerp(x, plain, check_share(beta))        # beta plain + (1 - beta) x
 
 
 def butcher(g, x, K, a=None, b=None, beta=None, T=1):
@@ -68,12 +102,14 @@ def butcher(g, x, K, a=None, b=None, beta=None, T=1):
     if a is None and b is None:
         return rk(g, x, K, 0.5 if beta is None else beta, T)
     if beta is not None:
-        raise Refused(f'beta={beta} has no effect beside a tableau: there is no anchor')
+        raise Refused(f'beta={beta} has no effect beside a tableau: there is no plain output to go '
+                      'back to')
     return by_tableau(g, x, K, a, b, T)
 
 
 SOLVERS = dict(naive=naive, euler=euler, rk=rk, butcher=butcher, **MORE)
-# by these a token's state depends on no other of its row (nobody knows it of one put in later)
+# By these a token's state depends on no other of its row. Of a solver that a script adds to the
+# table, nothing says so.
 PER_TOKEN = {*SOLVERS} - {'anderson'}
 
 
@@ -95,10 +131,10 @@ class Handle(NamedTuple):
         unpatch(self.model)
 
 
-# An Entry takes the place of a layer's forward. It hands each call to the window's Loop, which
-# runs the layer and notes its arguments; in the last layer's call the solver makes the others.
-
-LAYERWISE = 'layer_anchored_frozen'     # the method that goes layer by layer unasked
+# What patch does if it is not told otherwise, by a method that treats each layer by itself and by
+# all others. `pin`: are experts pinned unasked?
+BY_LAYER = {'layer_anchored_frozen': dict(modes=('layer',), cache='natural', pin=True)}
+BY_BLOCK = dict(modes=('block', 'layer'), cache='first', pin=False)
 
 
 def patch(model, window=None, method='rk', K=3, beta=None, cache=None, decode='full', mode=None,
@@ -117,17 +153,23 @@ def patch(model, window=None, method='rk', K=3, beta=None, cache=None, decode='f
     layers, order = depth_of(model)
     a, b = pick_window(window, len(order))
     solver, evaluations = pick_solver(method, K, beta, **options)
-    mode = mode or ('layer' if method == LAYERWISE else 'block')
-    cache = cache or ('natural' if method == LAYERWISE else 'first')
-    check_choice('mode', mode, ('layer',) if method == LAYERWISE else ('block', 'layer'))
+    own = BY_LAYER.get(method, BY_BLOCK)
+    mode = mode or own['modes'][0]
+    cache = cache or own['cache']
+    check_choice('mode', mode, own['modes'])
     check_cache(cache, decode, options.get('tol'))
     looped_layers = {order[d]: layers[order[d]] for d in range(a, b + 1)}
     check_host(model, layers, order[a:b + 1], cache)
-    pin, routers = pinned_routers(looped_layers, pin, frozen=method == LAYERWISE)
-    # From here on nothing can fail.
-    loop = Loop((a, b), How(solver, evaluations, mode, cache, decode, len(order),
-                            method not in PER_TOKEN))
-    entries = {i: Entry(layer, None if hasattr(model, 'recurs') else i, bool(pin))
+    pin, routers = pinned_routers(looped_layers, pin, unasked=own['pin'])
+
+    # From here on nothing can fail. An Entry takes the place of each layer's forward and hands its
+    # calls to the window's Loop, which runs the layer and notes its arguments; in the last layer's
+    # call the solver makes the other evaluations: patch_by_hand, with a cache.
+    loop = Loop((a, b), How(solver=solver, evaluations=evaluations, mode=mode, cache=cache,
+                            decode=decode, depth=len(order),
+                            mixes_tokens=method not in PER_TOKEN))
+    ours = hasattr(model, 'recurs')
+    entries = {i: Entry(layer, index=None if ours else i, pinned=bool(pin))
                for i, layer in looped_layers.items()}
     for d in range(a, b + 1):
         entry = entries[order[d]]
@@ -137,8 +179,10 @@ def patch(model, window=None, method='rk', K=3, beta=None, cache=None, decode='f
             router.register_forward_hook(Pin(loop))
     for entry in entries.values():
         entry.enter()
-    once_more = cache == 'last' or (mode, cache) == ('layer', 'first')      # for the cache alone
-    return Handle(model, (a, b), evaluations, (b - a + 1) * (evaluations - 1 + once_more))
+    extra = evaluations - 1
+    if cache == 'last' or (mode, cache) == ('layer', 'first'):      # one more, for the cache alone
+        extra += 1
+    return Handle(model, (a, b), evaluations, added=extra * (b - a + 1))
 
 
 def unpatch(model):

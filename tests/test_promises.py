@@ -16,7 +16,7 @@ from nanodepth import train as training
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.commands import evaluate as evaluate_command, probe as probe_command
 from nanodepth.common import options
-from nanodepth.engine import likelihoods, scoring
+from nanodepth.asking import likelihoods, scoring
 from nanodepth.models.hf import Hooked
 from nanodepth.asking.likelihoods import shares_prompts
 from nanodepth.asking.scoring import Asked, Subject, log_likelihoods, measure

@@ -8,7 +8,8 @@ import torch
 from conftest import ROOT, refused, save_run, write_noise
 
 from nanodepth.__main__ import main as nanodepth
-from nanodepth.engine import lm_eval_scores, processes
+from nanodepth.asking import lm_eval_scores
+from nanodepth.running import processes
 from nanodepth.models.hf import save_hf
 from nanodepth.asking.scoring import Asked, Subject, measure
 from nanodepth.asking.way import Way

@@ -27,7 +27,8 @@ from nanodepth import train as train_file
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.common import files
 from nanodepth.common.errors import Refused
-from nanodepth.models import checkpoint, processes as world
+from nanodepth.models import checkpoint
+from nanodepth.running import processes as world
 from nanodepth.models.checkpoint import load_model
 from nanodepth.running.plan import Start
 from nanodepth.model import LM, ModelConfig

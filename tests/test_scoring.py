@@ -24,8 +24,8 @@ from nanodepth.commands import sweep
 from nanodepth.common.errors import Refused
 from nanodepth.common.files import Notes
 from nanodepth.common.options import read
-from nanodepth.engine import (checkpoint, lm_eval_scores as harness,
-                              scoring as measure)
+from nanodepth.asking import lm_eval_scores as harness, scoring as measure
+from nanodepth.models import checkpoint
 from nanodepth.models.checkpoint import open_any
 from nanodepth.models.hf import repeated_block
 from nanodepth.asking.scoring import (Asked, Score, Subject, ask, interval, log_likelihoods,

@@ -145,17 +145,27 @@ def read_rows(model, prompts, options, found, which, batch, bar):
                 and logits * width_of(model) <= LOGITS_AT_ONCE)
     for part in in_batches(lengths, not fills_up(model), fits):
         read = filled([keys[k][0] for k in part], device_of(model))
-        predict = torch.zeros_like(read, dtype=torch.bool)          # whose next token is asked for
-        for mask, k in zip(predict, part):
-            mask[keys[k][1] - 1:lengths[k]] = True
+        predict = spans([(keys[k][1] - 1, lengths[k]) for k in part], read)     # what comes next
         chances = picked_logits(model, read, predict).float().log_softmax(-1)       # (.., V)
         for k, row in zip(part, chances.split(predict.sum(1).tolist())):
             for i, o in rows[keys[k]]:
-                option = torch.tensor(options[i][o], device=row.device)
-                values, greedy = found[i]
-                values[o] = row.gather(-1, option[:, None]).double().sum().cpu()
-                greedy[o] = (row.argmax(-1) == option).all().cpu()
+                likelihood, greedy = found[i]
+                likelihood[o], greedy[o] = judged(row, options[i][o])
         bar.update(sum(keys[k][1] for k in part))
+
+
+def spans(bounds, like):
+    "A mask (B, T), true in each row from its first bound to before its second."
+    places = torch.arange(like.shape[1], device=like.device)
+    first, end = torch.tensor(bounds, device=like.device)[..., None].unbind(1)      # (B, 1) each
+    return (first <= places) & (places < end)
+
+
+def judged(row, option):
+    "(the log-likelihood of an option, whether it is the likeliest) by log-probabilities (n, V)."
+    option = torch.tensor(option, device=row.device)
+    return (row.gather(-1, option[:, None]).double().sum().cpu(),
+            (row.argmax(-1) == option).all().cpu())
 
 
 def read_prompts(model, prompts, options, found, which, batch, bar):
@@ -175,25 +185,18 @@ def read_prompts(model, prompts, options, found, which, batch, bar):
                     and read * width_of(model) <= LOGITS_AT_ONCE)
         for part in in_batches(lengths, not fills_up(model), fits):
             part = [same[k] for k in part]
-            shared_by_all = min(len(prompts[i]) for i in part)
-            rests = [prompts[i][shared_by_all:] for i in part]
-            W = max(len(rest) + len(o) for rest, i in zip(rests, part) for o in options[i])
-            tokens = torch.zeros(len(part), O, W, dtype=torch.long)
-            counts = torch.zeros(len(part), O, W, dtype=torch.bool)
-            for b, (rest, i) in enumerate(zip(rests, part)):
-                for o, option in enumerate(options[i]):
-                    end = len(rest) + len(option)
-                    tokens[b, o, :end] = torch.tensor([*rest, *option])
-                    counts[b, o, len(rest):end] = True
-            tokens, counts = tokens.to(device_of(model)), counts.to(device_of(model))
-            prompt = filled([prompts[i][:shared_by_all] for i in part], device_of(model))
-            chances = shared(model, prompt, tokens, counts).float().log_softmax(-1)     # (.., V)
-            values = torch.zeros(tokens.shape, dtype=torch.float64, device=tokens.device)
-            values[counts] = chances.gather(-1, tokens[counts][:, None])[:, 0].double()
-            likeliest = ~counts                                                     # (B, O, W)
-            likeliest[counts] = chances.argmax(-1) == tokens[counts]
-            for b, i in enumerate(part):
-                found[i] = values[b].sum(-1).cpu(), likeliest[b].all(-1).cpu()
+            cut = min(len(prompts[i]) for i in part)        # up to here all are read from the cache
+            asked = [(i, o) for i in part for o in range(O)]
+            suffixes = filled([[*prompts[i][cut:], *options[i][o]] for i, o in asked],
+                              device_of(model))                                 # (B O, W)
+            counts = spans([(len(prompts[i]) - cut, len(prompts[i]) - cut + len(options[i][o]))
+                            for i, o in asked], suffixes)
+            prompt = filled([prompts[i][:cut] for i in part], device_of(model))
+            chances = shared(model, prompt, suffixes.unflatten(0, (-1, O)),
+                             counts.unflatten(0, (-1, O))).float().log_softmax(-1)      # (.., V)
+            for (i, o), row in zip(asked, chances.split(counts.sum(1).tolist())):
+                likelihood, greedy = found[i]
+                likelihood[o], greedy[o] = judged(row, options[i][o])
             bar.update(sum(len(prompts[i]) for i in part))
 
 

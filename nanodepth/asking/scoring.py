@@ -273,12 +273,6 @@ def questions_of(tasks, n, shots=(0,), seed=0):
             for name, (task, depth) in tasks.items() for some in shots}
 
 
-def all_scores(answer, tokenizer, questions, val=None, **batches):
-    "{name: Score} of all that our own code asks: the loss on data, and questions."
-    scores = data_scores(answer, val, **batches) if val is not None else {}
-    return scores | {name: ask(answer, tokenizer, examples) for name, examples in questions.items()}
-
-
 # ------------------------------------------------------------------------------------ a checkpoint
 
 @dataclass(kw_only=True)
@@ -304,89 +298,80 @@ class Asked:
 PARTS = 'screen', 'judge'       # of a sweep; whoever has one part has the first
 
 
-class Part(NamedTuple):
-    "What our own code asks: some questions, and batches of validation data from the first on."
-    questions: dict
-    val: Loader | None
-    batches: dict           # of data_scores
-
-
 class Subject:
     """A checkpoint, and all that it is asked. Several `tasks` are several parts: whatever is asked
-    in one is not asked in another."""
+    in one is not asked in another. With --data, the rows are as long and as many as those of
+    `like`, another Subject."""
 
     def __init__(self, path, asked=None, tasks=None, like=None):
-        "With --data, the rows are those of `like`, another Subject: one size for all models."
-        asked = asked or Asked()
-        self.path, self.asked, self.like = path, asked, like
-        ours, theirs = zip(*map(parse_tasks, tasks or [asked.tasks]))
-        self.tasks = ours, theirs
-        for name in ('limit', 'chat', 'max_length'):
-            if not any(theirs) and getattr(asked, name) != getattr(Asked, name):
-                raise Refused(f"--{name} is for lm-eval's tasks, and none is asked for")
-        if any(theirs) and not any(ours) and asked.shots != Asked.shots:
-            raise Refused("--shots is for our own tasks: lm-eval's have numbers of their own")
+        asked = self.asked = asked or Asked()
+        self.path = path
+        parts = [parse_tasks(text) for text in tasks or [asked.tasks]]
+        ours, theirs = zip(*parts)
+        refuse_void(asked, ours, theirs)
         self.state, self.model = open_any(path, pick_device(asked.device), asked.dtype)
         self.answer = answer_of(self.model)
         if getattr(self.model, 'recurs', False):
             self.model.fresh = False        # else each forward begins with noise of its own
         self.tokenizer = get_tokenizer(path)
         self.harness = Harness(self, theirs) if any(theirs) else None
-        self.parts = [self.part(tasks, i, len(ours)) for i, tasks in enumerate(ours)]
-        if not self.harness and not any(self.parts):
+        self.questions = [self.that_fit(questions_of(tasks, asked.n, asked.shots, asked.seed + i))
+                          for i, tasks in enumerate(ours)]
+        self.val = self.open_val(like)
+        if not (self.val or self.harness or any(self.questions)):
             raise Refused(f'{path} does not say what it was trained on: give --data, a dataset for '
                           'its tokenizer, or --tasks (such as toy_assign/3 or arc_easy)')
+        self.batches = self.share_batches(len(parts))
 
-    def part(self, tasks, i, parts):
-        "What our own code asks in this part, or None."
-        config = self.state.get('config') or {}
-        questions = questions_of(tasks, self.asked.n, self.asked.shots, self.asked.seed + i)
-        questions = {name: examples for name, examples in questions.items()
-                     if self.fits(name, examples)}
-        data = self.asked.data or config.get('data')
-        if data and not self.asked.data and (questions or self.harness) and not is_there(data):
-            if i == 0:
-                say(f'{self.path}: what it was trained on ({data}) is not here, so its loss is '
-                    'left out')
-            data = None
-        val = self.rows() if data and self.asked.measures else None
-        if val is None and not questions:
+    def that_fit(self, questions):
+        "The tasks whose longest question the model can read. What is left out is said."
+        context = self.answer.config.context
+        fitting = {}
+        for name, examples in questions.items():
+            longest = longest_of(*encoded(self.answer, self.tokenizer, examples))
+            if longest <= context:
+                fitting[name] = examples
+            else:
+                say(f'{name} is left out: with its answer it has {longest} tokens, but the context '
+                    f'of {self.path} is {context}')
+        return fitting
+
+    def open_val(self, like):
+        "The validation data, or None."
+        asked, config = self.asked, self.state.get('config') or {}
+        data = asked.data or config.get('data')
+        if not data or not asked.measures:
             return None
-        batches = dict(batches=self.asked.batches, pieces=config.get('grad_accum', 1))
-        if val is not None and parts > 1:
-            each = min(self.asked.batches, len(val) // parts)
-            if not each:
-                raise Refused(f'the validation data of {self.path} fill one batch, of '
-                              f'{val.batch_size} rows of {val.sets[0].context} tokens: a sweep '
-                              'screens on one and judges on another, so give more text')
-            if i == 0 and each < self.asked.batches:
-                say(f'the validation data have {len(val)} batches: screened on {each} of them')
-            batches |= dict(batches=each, first=i * each)
-        return Part(questions, val, batches)
-
-    def rows(self):
-        "The validation data."
-        state = self.like.state if self.like and self.asked.data else self.state
+        if not asked.data and (self.harness or any(self.questions)) and not is_there(data):
+            say(f'{self.path}: what it was trained on ({data}) is not here, so its loss is left '
+                'out')
+            return None
+        state = like.state if like and asked.data else self.state
         val = open_data(self.path, self.state | dict(config=state.get('config')), self.answer,
-                        self.asked.data)
+                        asked.data)
         row = len(val.starts) + val.sets[0].context
         if row > self.answer.config.context:
             raise Refused(f'{self.path} reads {self.answer.config.context} tokens, but the rows of '
                           f'the first model have {row}: name this one first')
         return val
 
-    def fits(self, name, examples):
-        "Are some questions short enough for the model? If not, it is said."
-        context = self.answer.config.context
-        longest = longest_of(*encoded(self.answer, self.tokenizer, examples))
-        if longest > context:
-            say(f'{name} is left out: with its answer it has {longest} tokens, but the context of '
-                f'{self.path} is {context}')
-        return longest <= context
+    def share_batches(self, parts):
+        "[(how many batches of data each part reads, the first of them)]."
+        most = self.asked.batches
+        if not self.val or parts == 1:
+            return [(most, 0)] * parts
+        each = min(most, len(self.val) // parts)
+        if not each:
+            raise Refused(f'the validation data of {self.path} fill one batch, of '
+                          f'{self.val.batch_size} rows of {self.val.sets[0].context} tokens: a '
+                          'sweep screens on one and judges on another, so give more text')
+        if each < most:
+            say(f'the validation data have {len(self.val)} batches: screened on {each} of them')
+        return [(each, i * each) for i in range(parts)]
 
     def data(self):
         "What the loss is measured on, in words."
-        val = self.parts[0] and self.parts[0].val
+        val = self.val
         if not val:
             return 'no data'
         folders = ', '.join(f'{share / sum(val.quota):.0%} {each.folder}'
@@ -399,39 +384,53 @@ class Subject:
             with way.apply(self.model):
                 pass
 
+    def scores(self, way, part=0):
+        "{name: Score} of the model, run in a way."
+        with way.apply(self.model):
+            scores = {}
+            if self.val:
+                batches, first = self.batches[part]
+                pieces = (self.state.get('config') or {}).get('grad_accum', 1)
+                scores = data_scores(self.answer, self.val, batches, pieces, first)
+            for name, examples in self.questions[part].items():
+                scores[name] = ask(self.answer, self.tokenizer, examples)
+            if self.harness:
+                scores |= self.harness.scores(part)
+            return scores
+
+    def noted(self, ways, notes, part=0):
+        "{way: {name: Score}} of the model in some ways. What `notes` have is not measured again."
+        mark = self.mark()
+        scores = {}
+        for way in tqdm(ways, f'{self.path}, ways', unit='way', leave=False):
+            of = dict(model=mark, part=PARTS[part], way=str(way))
+            values = notes.get(of, functools.partial(self.scores, way, part))
+            scores[str(way)] = {name: Score(*each) for name, each in values.items()}
+        return scores
+
     def mark(self):
         "What tells the model and all that it is asked from others."
         digest = hashlib.sha256(fingerprint(self.model).encode())
         for path in sorted(Path(self.path).glob('*token*.json')) + [
                 Path(self.path) / 'chat_template.jinja']:
             digest.update(path.read_bytes() if path.exists() else b'')
-        data = [(val.checksums(), val.shares(), val.kinds, val.batch_size, val.sets[0].context,
-                 batches) for _, val, batches in filter(None, self.parts) if val]
+        data = self.val and (self.val.checksums(), self.val.shares(), self.val.kinds,
+                             self.val.batch_size, self.val.sets[0].context, self.batches)
+        tasks = self.harness and self.harness.tasks
         asked = {each.name: getattr(self.asked, each.name) for each in fields(Asked)
                  if each.name not in ('tasks', 'data', 'device')}
-        digest.update(json.dumps([asked, self.tasks, data, code_that_runs()], default=str).encode())
+        digest.update(json.dumps([asked, tasks, self.questions, data, code_that_runs()],
+                                 default=str).encode())
         return digest.hexdigest()[:24]
 
-    def scores(self, way, part=0):
-        "{name: Score} of the model, run in a way."
-        with way.apply(self.model):
-            scores = self.harness.scores(part) if self.harness else {}
-            if self.parts[part]:
-                questions, val, batches = self.parts[part]
-                ours = all_scores(self.answer, self.tokenizer, questions, val, **batches)
-                scores = ours | scores
-            return scores
 
-
-    def noted(self, ways, notes, part=0):
-        "{way: {name: Score}} of the model in some ways. What `notes` have is not measured again."
-        mark = self.mark()
-        found = {}
-        for way in tqdm(ways, f'{self.path}, ways', unit='way', leave=False):
-            of = dict(model=mark, part=PARTS[part], way=str(way))
-            values = notes.get(of, functools.partial(self.scores, way, part))
-            found[str(way)] = {name: Score(*each) for name, each in values.items()}
-        return found
+def refuse_void(asked, ours, theirs):
+    "Options that are given and have no effect on these tasks."
+    for name in ('limit', 'chat', 'max_length'):
+        if not any(theirs) and getattr(asked, name) != getattr(Asked, name):
+            raise Refused(f"--{name} is for lm-eval's tasks, and none is asked for")
+    if any(theirs) and not any(ours) and asked.shots != Asked.shots:
+        raise Refused("--shots is for our own tasks: lm-eval's have numbers of their own")
 
 
 def is_there(data):

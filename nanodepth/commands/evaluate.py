@@ -4,8 +4,7 @@ The idea: a row is a model in a way of running, a column is a measure. The first
 is the model as it is. The others show how they differ from it, on the same questions. After a
 change stands its error, with each question against itself, and p: the probability of so uneven a
 split if up were as likely as down. Runs called NAME-SEED that were trained with that seed are
-averaged, and then the errors are those over seeds. Below a looped model stands how it differs from
-the ordinary ones with as many parameters, or with as much compute.
+averaged, and then the errors are those over seeds.
 
 Papers: "Training-Free Looped Transformers", section 3, "From Growing to Looping",
 section 3, "Retrofitted Recurrence", section 4 (--r). The papers print no errors of differences;
@@ -13,20 +12,21 @@ some of their gains of one or two points would lie within them.
 
 Usage:
     nanodepth evaluate out/lidas out/baseline --tasks=toy_assign/0-4
-    nanodepth evaluate out/lidas --window=mid4 --K=2,3,6 --out=out/steps.png
-    nanodepth evaluate out/retrofit --r=1,2,4,8 --out=out/r.png
+    nanodepth evaluate out/lidas --window=mid4 --K=2,3,6 --x=K --out=out/steps.png
+    nanodepth evaluate out/retrofit --r=1,2,4,8 --x=r --out=out/r.png
     nanodepth evaluate out/smollm2 --tasks=questions_piqa --loop=8-4x2-18
 """
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from tqdm import tqdm
 
 from nanodepth.common.errors import Refused
 from nanodepth.common.files import Notes
 from nanodepth.common.options import read
-from nanodepth.asking.scoring import Asked, Subject, compared, interval, parse_tasks
+from nanodepth.asking.scoring import Asked, Subject, compared, interval
 from nanodepth.asking.way import Way, Ways, layers_and_order, read_ways
 from nanodepth.loop import name_of
 from nanodepth.report.plot import PICTURES, draw_scores, show
@@ -41,6 +41,8 @@ class Options(Ways, Asked):
     # seed, are averaged
     models: list[str]
     show: tuple[str, ...] = ()  # what the picture shows, such as loss,toy_assign/3; (): all
+    # its axis: what the ways differ in; None: they stand beside each other
+    x: Literal['r', 'K', 'T', 'beta', 'shots'] | None = None
     # the numbers as CSV; .png is drawn, with the CSV beside it; None: out/evals/NAME.csv
     out: Path | None = None
 
@@ -105,23 +107,6 @@ def error_in(row):
     return math.nan if error is None else error
 
 
-def partners(row, rows):
-    """Of a looped model: ('equal parameters', an ordinary model), ('equal compute', one that costs
-    as much to run)."""
-    ordinary = [other for other in rows if other['unique'] == other['depth']]
-    return [(kind, other) for kind, key in (('equal parameters', 'params'),
-                                            ('equal compute', 'inference_flops'))
-            for other in ordinary if row['unique'] < row['depth'] and other[key] == row[key]]
-
-
-def minus(row, other):
-    "How a score differs from a partner's, and how many of its standard errors that is."
-    change = row['mean'] - other['mean']
-    error = math.hypot(error_in(row), error_in(other))
-    return change_in_words(change, error, None, row['kind'] == 'share') + (
-        f' ({change / error:+.1f} se)' if error > 0 else '')
-
-
 def print_tables(rows):
     "What the models are, where there are several; then the scores."
     models = {row['run']: row for row in reversed(rows) if row['way'] == str(Way())}
@@ -144,44 +129,40 @@ def print_tables(rows):
         layers = next(iter(of_way.values()))['layers']
         table.append([name, way, f'{layers:.0f}',
                       *(cell(of_way[m]) if m in of_way else '' for m in heads)])
-        if way == str(Way()):
-            for kind, other in partners(models[name], models.values()):
-                theirs = {row['measure']: row for row in where(rows, run=other['run'], way=way)}
-                table.append([f'  minus {other["run"]}', kind, '',
-                              *(minus(of_way[m], theirs[m]) if m in of_way and m in theirs else ''
-                                for m in heads)])
     if len(heads) > len(table) + 3:
         table = list(zip(*table))
     print(columns(table))
 
 
-def draw(rows, ways, options, out):
-    "The picture: curves over what the ways differ in, or the ways beside each other."
-    kinds = pick_shown('show', options.show, dict.fromkeys(row['measure'] for row in rows))
-    rows = [row for row in rows if row['measure'] in kinds]
-    x = next((name for name in ('shots', 'r', 'K', 'T', 'beta')
-              if len(getattr(options, name)) > 1), None)
-    by_shots = {f'{task}, {n} shots': (task, n) for task in parse_tasks(options.tasks)[0]
-                for n in options.shots}
+def draw(rows, ways, x, out):
+    "The picture: curves over x, or the ways beside each other. ways: {in words: Way}."
+    drawn = []
     for row in rows:
         way = ways[row['way']]
         plain = row['way'] == str(Way())
-        row |= dict(line='' if plain else row['way'], x=None)
+        measure, line, at = row['measure'], '', None        # None: a level, not a point
         if x is None:
-            row |= dict(line='', x=list(ways).index(row['way']))
+            at = list(ways).index(row['way'])
         elif x == 'shots':
-            row['measure'], row['x'] = by_shots[row['measure']]
-        elif x == 'r' and not plain:
-            row |= dict(line='', x=way.r)
+            measure, comma, shots = measure.rpartition(', ')
+            if not comma:
+                continue        # what is measured without any
+            line = '' if plain else row['way']
+            at = int(shots.removesuffix(' shots'))
+        elif x == 'r':
+            at = way.r
         elif not plain:
-            others = {name: value for name, value in way.dials.items() if name != x}
-            row |= dict(line=str(Way(**others)), x=way.dials[x])
-    show(out, draw_scores, rows, x)
+            at = way.dials[x]
+            line = str(Way(**{name: value for name, value in way.dials.items() if name != x}))
+        drawn.append(row | dict(measure=measure, line=line, x=at))
+    show(out, draw_scores, drawn, x)
 
 
 def main(argv=None):
     options = read(Options, argv, __doc__)
     ways = [Way(), *read_ways(options)]
+    if options.x and len(getattr(options, options.x)) < 2:
+        raise Refused(f'--x={options.x} draws over several values: give --{options.x}=1,2,4')
     paths = run_names(options.models)
     groups = groups_of(paths)
     out = options.out or Path('out/evals') / f'{Path(options.models[0]).name}.csv'
@@ -206,6 +187,6 @@ def main(argv=None):
     print_tables(over_seeds(rows, ['way', 'measure'], ['mean', 'change']))
     write_csv(rows, out)
     if out.suffix in PICTURES:
-        draw(rows, {str(way): way for way in ways}, options, out)
-
-
+        shown = pick_shown('show', options.show, dict.fromkeys(row['measure'] for row in rows))
+        draw([row for row in rows if row['measure'] in shown], {str(way): way for way in ways},
+             options.x, out)

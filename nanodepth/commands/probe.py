@@ -29,21 +29,18 @@ from nanodepth import probe
 from nanodepth.common.errors import Refused, check_choice
 from nanodepth.common.files import replace
 from nanodepth.common.options import read
-from nanodepth.models.checkpoint import open_any
-from nanodepth.running.processes import pick_device
-from nanodepth.asking.scoring import (all_scores, measure, open_data, parse_tasks,
-                                      questions_of)
+from nanodepth.asking.likelihoods import device_of
+from nanodepth.asking.scoring import Asked, Subject, ask, measure, open_data, parse_tasks
 from nanodepth.asking.way import Ways, read_way
 from nanodepth.loop import name_of
 from nanodepth.report.plot import draw_curves, draw_maps, show
 from nanodepth.report.tables import columns, groups_of, number, over_seeds, run_names, write_csv
 from nanodepth.text.primitives import TASKS, TOY_TASKS
-from nanodepth.text.tokenizer import get_tokenizer
 from nanodepth.variants.lens import exit_at, quality, train_lens
 
 
 @dataclass(kw_only=True)
-class Options(Ways):
+class Options(Ways, Asked):
     WORDS = ['models']
     # folders that train.py wrote, or Hugging Face checkpoints; runs NAME-SEED, trained with that
     # seed, are averaged
@@ -54,12 +51,10 @@ class Options(Ways):
     length: int | None = None       # tokens of each; None: whole rows
     tasks: str = 'toy_assign/3'     # primitives to score too, with their depth
     n: int = 100                    # examples of each task
-    data: str | None = None         # a dataset; None: what the run was trained on
     batches: int = 2                # batches of validation data for each measurement
     block: int = 2                  # layers of a block, for block_similarity
     lens_steps: int = 250           # of training a tuned lens
     lens_lr: float = 1e-3           # Adam's rate for it
-    device: str = 'auto'            # auto: cuda, else mps, else cpu
     # auto: as evaluate has it, but the largest of many changes would then hold rounding errors too
     dtype: Literal['auto', 'float32', 'bfloat16'] = 'float32'
     out: Path = Path('out/probe')   # the folder of the page
@@ -76,25 +71,25 @@ class NotHere(ValueError):
     "A probe that makes no sense for this model."
 
 
-class Subject:
-    "Interventions are measured once for all probes."
+class Probed(Subject):
+    "A Subject whose interventions are measured once for all probes."
 
-    def __init__(self, path, args, state, model):
-        self.path, self.args, self.state, self.model = path, args, state, model
-        self.tokenizer = get_tokenizer(path)
-        ours, theirs = parse_tasks(args.tasks)
-        for name in theirs:
+    def __init__(self, path, args):
+        for name in parse_tasks(args.tasks)[1]:
             check_choice('task', name, [*TASKS, *TOY_TASKS])
-        self.questions = questions_of(ours, args.n)
-        if self.model.recurs:
-            self.model.fresh = False        # else each forward begins with noise of its own
-        self.order = self.model.order
-        self.device = next(self.model.parameters()).device
-        self.tokens = examples(self.val, args.count, args.length).to(self.device)
+        super().__init__(path, args)
+        if not hasattr(self.model, 'recurs'):
+            raise Refused(f'{path}: the probes look into models of ours, and what becomes ours: '
+                          'Llama and Qwen 3')
+        self.args = args
+        self.tokens = examples(self.val, args.count, args.length).to(device_of(self.model))
 
-    @functools.cached_property
-    def val(self):
-        return open_data(self.path, self.state, self.model, self.args.data, seed=1)
+    def open_val(self, like):
+        return open_data(self.path, self.state, self.model, self.asked.data, seed=1)
+
+    @property
+    def order(self):
+        return self.model.order
 
     @functools.cached_property
     def lens(self):
@@ -120,9 +115,10 @@ class Subject:
 
     def score(self, answer):
         "{'loss', the accuracy on each task} of a callable tokens -> logits."
-        loss = measure(answer, self.val, self.args.batches)[0]
-        return dict(loss=loss) | {name: each.mean for name, each in all_scores(
-            answer, self.tokenizer, self.questions).items()}
+        scores = dict(loss=measure(answer, self.val, self.args.batches)[0])
+        for name, questions in self.questions[0].items():
+            scores[name] = ask(answer, self.tokenizer, questions).mean
+        return scores
 
 
 def examples(val, count, length):
@@ -282,9 +278,9 @@ def make(args):
     notes = []
     try:
         for run, path in tqdm(paths.items(), desc='models', unit='model'):
-            state, model = open_any(path, pick_device(args.device), args.dtype, others=False)
-            with way.apply(model):
-                notes += look(run, groups[run], Subject(path, args, state, model), rows)
+            subject = Probed(path, args)
+            with way.apply(subject.model):
+                notes += look(run, groups[run], subject, rows)
     # show what has been measured, even if a later model fails
     finally:
         drawn = [name for name in names if rows[name]]

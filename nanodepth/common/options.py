@@ -112,7 +112,7 @@ def fitted(kinds, values, where):
         if name not in kinds:
             raise Refused(f'{where}there is no setting {name}{nearest(name, kinds)}')
         try:
-            result[name] = fit(as_text(value), kinds[name])
+            result[name] = fit(value, kinds[name])
         except ValueError:
             words = [word for choice in choices_of(kinds[name])
                      if typing.get_origin(choice) is Literal for word in typing.get_args(choice)]
@@ -146,25 +146,40 @@ def choices_of(kind):
     return typing.get_args(kind) if is_union else (kind,)
 
 
-def as_text(value):
-    "A value of a config file as it would stand on a command line; a list as a list of such texts."
-    if isinstance(value, (list, tuple)):
-        return [as_text(item) for item in value]
-    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
-
-
-def fit(text, kind):
-    """A text as one of a field's types, or a ValueError: 600 stands for a number, none for None,
-    and a comma for a list."""
+def fit(value, kind):
+    """A value as one of a field's types, or a ValueError. On a command line all values are texts:
+    600 stands for a number, none for None, and a comma for a list."""
     choices = choices_of(kind)
     lists = [choice for choice in choices if typing.get_origin(choice) in (list, tuple)]
-    if lists and (',' in text or str not in choices):
+    if lists and (str not in choices or not isinstance(value, str) or ',' in value):
         choices = [choice for choice in choices if choice in (*lists, types.NoneType)]
     narrow = [Literal, types.NoneType]          # before str, which would take any word
     for choice in sorted(choices, key=lambda c: (typing.get_origin(c) or c) not in narrow):
-        with contextlib.suppress(ValueError, KeyError):
-            return fit_one(text, choice)
+        with contextlib.suppress(ValueError):
+            return fit_one(value, choice)
     raise ValueError
+
+
+def fit_one(value, kind):
+    origin = typing.get_origin(kind) or kind
+    inside = typing.get_args(kind)
+    if origin in (list, tuple):
+        items = [part for part in value.split(',') if part] if isinstance(value, str) else value
+        if not isinstance(items, (list, tuple)):
+            raise ValueError
+        return origin(fit(item, inside[0]) for item in items)
+    text = str(value)
+    if kind is types.NoneType:
+        if text.lower() != 'none':
+            raise ValueError
+        return None
+    if value is None or isinstance(value, (list, tuple)):
+        raise ValueError
+    if origin is Literal:
+        return inside[list(map(str, inside)).index(text)]
+    if kind is bool:
+        return bool(['false', 'true'].index(text.lower()))
+    return whole(text) if kind is int else kind(text)
 
 
 def whole(text):
@@ -175,25 +190,6 @@ def whole(text):
     if not number.is_integer():
         raise ValueError
     return int(number)
-
-
-FROM_TEXT = {       # {type: its converter}
-    int: whole, float: float, str: str, Path: Path,
-    bool: lambda text: {'true': True, 'false': False}[text.lower()],
-    types.NoneType: lambda text: {'none': None}[text.lower()]}
-
-
-def fit_one(text, kind):
-    origin = typing.get_origin(kind) or kind
-    inside = typing.get_args(kind)
-    if origin in (list, tuple):
-        items = text if isinstance(text, list) else [part for part in text.split(',') if part]
-        return origin(fit(item, inside[0]) for item in items)
-    if isinstance(text, list):
-        raise ValueError
-    if origin is Literal:
-        return inside[list(map(str, inside)).index(text)]
-    return FROM_TEXT[origin](text)
 
 
 def run_file(path):

@@ -89,27 +89,28 @@ class Memory:
             raise Refused(f'cache={how!r} needs a KV cache that grows; with one of a fixed length '
                           'there are: first, last, last_eval')
         if how == 'exact':
-            self.provide(window)
+            self.add_slots(window)
 
-    def provide(self, window):
-        "The later evaluations' slots, behind the model's own: beam search reaches them there too."
-        cache = self.cache
-        layers = self.cache.layers
+    def add_slots(self, window):
+        "Slots for the later evaluations, behind the model's own: beam search reaches them there."
+        cache, layers = self.cache, self.cache.layers
+        kind = self.first, self.evaluations
         if not hasattr(cache, 'loop_slots'):
-            cache.loop_slots = len(layers)
-            cache.loop_kind = (self.first, self.evaluations)
-        for d in range(window[0], window[1] + 1):
-            for k in range(2, self.evaluations + 1):
-                place = self.place(d, k)
-                tokens = layers[d].get_seq_length()
-                if place == len(layers) and tokens == 0:
-                    layers.append(copy.copy(layers[d]))
-                if (place >= len(layers) or layers[place].get_seq_length() != tokens
-                        or cache.loop_kind != (self.first, self.evaluations)):
-                    raise Refused("cache='exact': this KV cache was filled with another window or "
-                                  'K, or partly without a loop; begin with an empty one')
+            cache.loop_slots, cache.loop_kind = len(layers), kind
+        # [(the real slot, where its copy for one of the later evaluations stands)]
+        places = [(layers[d], self.place(d, k)) for d in range(window[0], window[1] + 1)
+                  for k in range(2, self.evaluations + 1)]
+        for real, place in places:
+            if place == len(layers) and not real.get_seq_length():
+                layers.append(copy.copy(real))
+        if cache.loop_kind != kind or any(
+                place >= len(layers) or layers[place].get_seq_length() != real.get_seq_length()
+                for real, place in places):
+            raise Refused("cache='exact': this KV cache was filled with another window or K, or "
+                          'partly without a loop; begin with an empty one')
 
     def place(self, d, k):
+        "Where layer d's slot for evaluation k = 2, 3, ... stands."
         return self.cache.loop_slots + (d - self.first) * (self.evaluations - 1) + k - 2
 
     @contextlib.contextmanager

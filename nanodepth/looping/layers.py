@@ -237,11 +237,12 @@ def routers_of(layer):
     return [m for m in beside if isinstance(m, nn.Module)]
 
 
-def pinned_routers(layers, pin, frozen=False):
-    """(the pin, {layer: its routers}) of {layer: module}; none without a pin. frozen: pinned where
-    there is a router, though nobody has said so."""
+def pinned_routers(layers, pin, unasked=False):
+    """(the pin, {layer: its routers}) of {layer: module}; none without a pin. unasked: pinned
+    wherever there is a router."""
     check_choice('pin', pin, (None, 'mixture'))
-    pin = pin or ('mixture' if frozen and any(map(routers_of, layers.values())) else None)
+    if unasked and any(map(routers_of, layers.values())):
+        pin = 'mixture'
     routers = {i: routers_of(layer) if pin else [] for i, layer in layers.items()}
     if pin and not any(routers.values()):
         raise Refused(f'pin={pin!r}: the layers {min(layers)} to {max(layers)} have no router '

@@ -96,7 +96,8 @@ def heat(ax, cells, down, across, title, **style):
 def draw_runs(groups, only=None):
     """groups: {name: [one log per seed]}. A row for the validation loss, and one for each kind of
     answers, or for those in `only`: against steps, and against FLOPs, because a step costs more in
-    a deeper model. Dotted lines show where a model grew; grey is what one run lost in training."""
+    a deeper model. Dotted lines show where a model grew. One run has its training loss (grey) and
+    its loss on text alone, too."""
     shown = [kind for kind in ('loss', *kinds_of(groups)) if kind != 'text'
              and (only is None or kind in only)]
     fig, axes = figure(len(shown), 2, (11, 1 + 2.3 * len(shown)), sharex='col', sharey='row')
@@ -107,6 +108,9 @@ def draw_runs(groups, only=None):
                 trained = [line for line in log if 'loss' in line]
                 ax.plot([line[x] for line in trained], [line['loss'] for line in trained],
                         color='#bbbbbb', lw=1, label='training')
+                if 'text' in kinds_of(groups):
+                    curve(ax, measured([log]), x, 'text', COLOURS[1], 'validation, text only',
+                          lw=2, marker='')
             for colour, (name, logs) in zip(COLOURS * 9, groups.items()):
                 curve(ax, measured(logs), x, kind, colour, name, scale(kind), lw=2,
                       marker='' if kind == 'loss' else 'o')
@@ -168,42 +172,46 @@ def draw_scores(rows, x):
 
 def draw_sweep(rows, units):
     """rows: {run, window, setting, measure: gain}; units: {measure: 'nats', 'share' or 'score'}.
-    One row of panels for each measure, one column for each run; windows to the right, settings
-    below each other. Blue is a gain, red a loss, grey not run or not a number; the scale ends at
-    the largest gain, since a loss has no bound."""
+    A row of panels for each measure, a column for each run; windows to the right, settings below
+    each other. Blue is a gain, red a loss, grey not run or not a number. The scale ends at the
+    largest gain, since a loss has no bound."""
     groups = grouped(rows)
-    # those of equal size beside each other; other ways stand as they come
-    sizes = {w: [b - a, a] for w in dict.fromkeys(row['window'] for row in rows)
-             if re.fullmatch(r'\d+-\d+', w) for a, b in [map(int, w.split('-'))]}
-    windows = sorted(dict.fromkeys(row['window'] for row in rows), key=lambda w: sizes.get(w, []))
+    windows = sorted(dict.fromkeys(row['window'] for row in rows), key=size_and_place)
     settings = list(dict.fromkeys(row['setting'] for row in rows))
     fig, axes = figure(len(units), len(groups), (4 + (1 + 0.42 * len(windows)) * len(groups),
                                                  1 + (0.8 + 0.3 * len(settings)) * len(units)),
                        maps=True)
-    for panels, (kind, unit_here) in zip(axes, units.items()):
-        # gains below show as whole numbers
-        unit, says = dict(nats=(1000, ' in 1/1000 nats'), score=(1, ''),
-                          share=(100, ' in points'))[unit_here]
-        maps = {group: {cell: unit * gain for cell, gain
-                        in cells_of(group_rows, 'setting', 'window', kind).items()}
+    for panels, (measure, unit) in zip(axes, units.items()):
+        # gains show as numbers of few digits, and a scale of next to nothing would be noise
+        factor, says, digits, least = dict(
+            nats=(1000, ' in 1/1000 nats', '+.0f', 2), share=(100, ' in points', '+.0f', 5),
+            score=(1, '', '+.2g', 1e-6))[unit]
+        maps = {group: {at: factor * gain for at, gain
+                        in cells_of(group_rows, 'setting', 'window', measure).items()}
                 for group, group_rows in groups.items()}
-        finite = [v for cells in maps.values() for v in cells.values() if math.isfinite(v)]
-        absolute = sorted(map(abs, finite)) or [0]
-        top = max(*finite, absolute[len(absolute) // 4], {100: 5, 1000: 2, 1: 1e-6}[unit])
+        gains = [v for cells in maps.values() for v in cells.values() if math.isfinite(v)]
+        top = max([*gains, least])
         for ax, (group, cells) in zip(panels, maps.items()):
-            image = heat(ax, cells, settings, windows, f'{group}: {kind}, gain{says}', cmap='RdBu',
-                         vmin=-top, vmax=top, aspect='auto')
-            for (s, w), v in cells.items():
-                ax.text(windows.index(w), settings.index(s),
-                        f'{v:+.0f}' if unit > 1 else f'{v:+.2g}', ha='center', va='center',
-                        fontsize=6,
-                        color='white' if math.isfinite(v) and abs(v) > 0.6 * top else 'black')
+            image = heat(ax, cells, settings, windows, f'{group}: {measure}, gain{says}',
+                         cmap='RdBu', vmin=-top, vmax=top, aspect='auto')
+            for (setting, window), gain in cells.items():
+                dark = math.isfinite(gain) and abs(gain) > 0.6 * top
+                ax.text(windows.index(window), settings.index(setting), f'{gain:{digits}}',
+                        ha='center', va='center', fontsize=6, color='white' if dark else 'black')
             ax.set_xticks(range(len(windows)), windows, fontsize=7, rotation=60)
             ax.set_yticks(range(len(settings)), settings if ax is panels[0] else [], fontsize=7)
         fig.colorbar(image, ax=panels, pad=0.01)
     for ax in axes[-1]:
         ax.set_xlabel('window', fontsize=8)
     return fig
+
+
+def size_and_place(window):
+    "Windows of equal size stand beside each other; what is no window stays where it is."
+    if not re.fullmatch(r'\d+-\d+', window):
+        return 0, 0
+    a, b = map(int, window.split('-'))
+    return b - a, a
 
 
 # --------------------------------------------------------------------------------------- the probes
@@ -242,36 +250,36 @@ def draw_curves(rows, x, panel, values, labels, title):
 
 
 def draw_maps(rows, down, right, value, panel, title):
-    "A panel per run and setting (`panel`: its column, or None), one colour scale per setting."
+    """Maps of a value over two columns of the rows, `down` and `right`. A panel for each run and
+    each setting (`panel` is their column, or None), a colour scale for each setting."""
     groups = grouped(rows)
-    at = list(dict.fromkeys(row[panel] for row in rows)) if panel else [None]
-    down_, across = (len(at), len(groups)) if len(groups) > 1 else (1, len(at))
-    fig, axes = figure(down_, across, (1.4 + 3.3 * across, 0.9 + 2.7 * down_), maps=True)
-    axes = axes if len(groups) > 1 else axes.T          # one model: its settings side by side
-    signed = value == 'cosine'
-    for line, place in zip(axes, at):
-        chosen = {panel: place} if panel else {}
-        maps = {group: cells_of(where(group_rows, **chosen), down, right, value)
-                for group, group_rows in groups.items()}
-        # a layer equals itself: the diagonal must not set the scale
-        shown = [abs(v) for cells in maps.values() for (i, j), v in cells.items()
-                 if not (signed and i == j)]
-        top = max([*shown, 0.2 if signed else 1e-9])
+    settings = list(dict.fromkeys(row[panel] for row in rows)) if panel else [None]
+    # several models: one column each; of one model the settings stand side by side
+    shape = (len(settings), len(groups)) if len(groups) > 1 else (1, len(settings))
+    fig, axes = figure(*shape, (1.4 + 3.3 * shape[1], 0.9 + 2.7 * shape[0]), maps=True)
+    for line, setting in zip(axes if len(groups) > 1 else axes.T, settings):
+        maps = {group: cells_of(where(group_rows, **{panel: setting} if panel else {}), down,
+                                right, value) for group, group_rows in groups.items()}
+        values = {at: v for cells in maps.values() for at, v in cells.items()}
+        if value == 'cosine':       # a layer equals itself: the diagonal is beyond the scale
+            top = max([0.2, *(abs(v) for (i, j), v in values.items() if i != j)])
+            style = dict(cmap='RdBu_r', vmin=-top, vmax=top)
+        else:
+            style = dict(cmap='viridis', vmin=0, vmax=max([1e-9, *map(abs, values.values())]))
         for ax, (group, cells) in zip(line, maps.items()):
             if not cells:
                 ax.axis('off')          # this setting does not exist for this model
                 continue
-            layers = range(1 + int(max(max(cell) for cell in cells)))
-            image = heat(ax, cells, layers, layers, group if panel is None else f'{group}: {place}',
-                         cmap='RdBu_r' if signed else 'viridis', vmin=-top if signed else 0,
-                         vmax=top)
+            layers = range(1 + int(max(max(at) for at in cells)))
+            image = heat(ax, cells, layers, layers,
+                         group if panel is None else f'{group}: {setting}', **style)
             ax.set_facecolor('white')
             ax.set_xlabel('layer' if right == 'other' else f'{right} layer', fontsize=8)
             ax.set_ylabel('layer' if down == 'layer' else f'{down} layer', fontsize=8)
             for axis in (ax.xaxis, ax.yaxis):
                 axis.get_major_locator().set_params(integer=True)
-        # its point says that the diagonal lies beyond the scale
-        fig.colorbar(image, ax=line, pad=0.01, label=value, extend='max' if signed else 'neither')
+        fig.colorbar(image, ax=line, pad=0.01, label=value,
+                     extend='max' if value == 'cosine' else 'neither')
     fig.suptitle(title, fontsize=11)
     return fig
 

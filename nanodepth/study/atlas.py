@@ -46,63 +46,58 @@ class Options(Asked):
 
 
 def ways_of(depth):
-    """[(kind, first layer, Way)]: each layer left out; each layer, and each block of four, run
+    """{(kind, first layer): Way}: each layer left out; each layer, and each block of four, run
     twice in a row and looped in two half steps."""
     every = [*range(depth)]
-    ways = [('as it is', '', Way())]
-    ways += [('without', i, Way(loop=every[:i] + every[i + 1:])) for i in every]
-    for size in (1, 4):
-        mark = f'{size} ' if size > 1 else ''
+    ways = {('as it is', ''): Way()}
+    ways |= {('without', i): Way(loop=every[:i] + every[i + 1:]) for i in every}
+    for size, mark in ((1, ''), (4, '4 ')):
         for i in range(depth - size + 1):
-            ways += [(f'{mark}twice', i, Way(loop=repeat_block(every, i, size))),
-                     (f'{mark}by rk', i, Way(window=f'{i}-{i + size - 1}', method='rk', K=2))]
+            ways[f'{mark}twice', i] = Way(loop=repeat_block(every, i, size))
+            ways[f'{mark}by rk', i] = Way(window=f'{i}-{i + size - 1}', method='rk', K=2)
     return ways
 
 
 def main(argv=None):
     options = read(Options, argv, __doc__)
     notes = Notes(options.out / 'atlas.jsonl')
-    if options.tasks:
-        subject = Subject(options.models[0], options)
-        return answers(options, subject.noted(ASKED.values(), notes))
-    models = {name: losses_of(path, options, notes)
-              for name, path in run_names(options.models).items()}
-    write_rows(*next(iter(models.items())), options)
+    losses = {}                 # {model: {(kind, first layer): the loss of each row}}
+    for name, path in run_names(options.models).items():
+        # a run of ours is measured on data of its own
+        asked = options if is_hugging_face(path) else dataclasses.replace(options, data=None)
+        subject = Subject(path, asked)
+        if options.tasks:
+            return write_answers(name, subject.noted(ASKED.values(), notes), options)
+        ways = ways_of(depth_in(subject.model))
+        scores = subject.noted(ways.values(), notes)
+        losses[name] = {at: scores[str(way)]['loss'].answers for at, way in ways.items()}
+    write_losses(*next(iter(losses.items())), options)
     probes = {}
     for path in (path for folder in options.probes for path in Path(folder).glob('*.csv')):
         probes.setdefault(path.stem, []).extend(read_rows(path))
-    show(options.out / 'atlas.png', draw_atlas, models, probes)
+    show(options.out / 'atlas.png', draw_atlas, losses, probes)
 
 
-def losses_of(path, options, notes):
-    "{(kind, first layer): the loss of each row}. A run of ours is measured on data of its own."
-    own = not is_hugging_face(path)
-    subject = Subject(path, dataclasses.replace(options, data=None) if own else options)
-    ways = ways_of(depth_in(subject.model))
-    found = subject.noted([way for _, _, way in ways], notes)
-    return {(kind, layer): found[str(way)]['loss'].answers for kind, layer, way in ways}
-
-
-def write_rows(name, losses, options):
+def write_losses(name, losses, options):
     "The rows of atlas.csv: of each row of text the loss in every way, and its mean over groups."
     losses = dict(losses)
     for group, layers in GROUPS.items():
         for kind in ('without', 'twice', 'by rk', '4 twice', '4 by rk'):
             some = [losses[kind, i] for i in layers if (kind, i) in losses]
             losses[kind, group] = list(map(mean, zip(*some)))
-    rows = [dict(seed=row, run=name, way=kind, layer=layer, text=f'{loss:.6g}')
-            for (kind, layer), of_rows in losses.items() for row, loss in enumerate(of_rows)]
-    file = options.rows / 'atlas.csv'
-    replace(file, as_csv(rows, lineterminator='\n'))
-    print(f'numbers: {file}')
+    write(options.rows / 'atlas.csv',
+          [dict(seed=row, run=name, way=kind, layer=layer, text=f'{loss:.6g}')
+           for (kind, layer), of_rows in losses.items() for row, loss in enumerate(of_rows)])
 
 
-def answers(options, found):
+def write_answers(name, scores, options):
     "A row for each question and each of the named ways: whether it was answered right."
     file = options.rows / 'atlas_answers.csv'
-    rows = [row for row in (read_csv(file) if file.exists() else [])
-            if row['measure'] not in found[str(Way())]]
-    rows += answer_rows(Path(options.models[0]).name,
-                        {said: found[str(way)] for said, way in ASKED.items()})
+    others = [row for row in (read_csv(file) if file.exists() else [])
+              if row['measure'] not in scores[str(Way())]]
+    write(file, others + answer_rows(name, {said: scores[str(way)] for said, way in ASKED.items()}))
+
+
+def write(file, rows):
     replace(file, as_csv(rows, lineterminator='\n'))
     print(f'numbers: {file}')
