@@ -48,7 +48,7 @@ def stack(n_layer, block):
     return repeat_block(range(n_layer), n_layer - block, block)
 
 
-def double(n_layer, block):
+def double(n_layer, block=None):
     "Repeat the whole model, whatever the block."
     return repeat_block(range(n_layer), 0, n_layer)
 

@@ -95,16 +95,12 @@ def rotate(x, rope):
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).type_as(x)
 
 
-def attend(q, k, v):
-    "Causal attention of the last T of S positions: q (B, H, T, hd), k and v (B, Hkv, S, hd)."
-    T, S = q.shape[2], k.shape[2]
-    mask = None
-    if 1 < T < S:       # is_causal would align the mask at the top left
-        mask = torch.ones(T, S, dtype=torch.bool, device=q.device).tril(S - T)
+def attend(q, k, v, mask, causal):
+    "Attention of q (B, H, T, hd) over k and v (B, Hkv, S, hd)."
     group = q.shape[1] // k.shape[1]
     if group > 1 and q.is_cuda and q.dtype == torch.float32:    # no kernel takes groups there
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=S == T,
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal,
                                           enable_gqa=k.shape[1] < q.shape[1])
 
 
@@ -130,9 +126,14 @@ class Attention(nn.Module):
         q, k = rotate(q, rope), rotate(k, rope)
         # SDPA returns its result as q lies in memory, so the reshape below copies nothing.
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))                        # (B, H, T, hd)
+        mask, causal = None, True
         if slot is not None:
             k, v = slot.update(k, v)                                            # (B, Hkv, S, hd)
-        y = attend(q, k, v)                                                     # (B, H, T, hd)
+            S = k.shape[2]
+            causal = S == T
+            if 1 < T < S:       # is_causal would align the mask at the top left
+                mask = torch.ones(T, S, dtype=torch.bool, device=x.device).tril(S - T)
+        y = attend(q, k, v, mask, causal)                                       # (B, H, T, hd)
         return self.o(y.transpose(1, 2).reshape(B, T, -1))                      # (B, T, C)
 
 
@@ -236,14 +237,14 @@ class LM(nn.Module):
         rope = self.cos[seen:end, None], self.sin[seen:end, None]               # (T, 1, hd/2) each
         scales = None
         if self.config.ln_scaling:
-            places = torch.arange(depth + 1, depth + len(order) + 1, device=x.device)
-            scales = places.rsqrt().to(x.dtype)
+            numbers = torch.arange(depth + 1, depth + len(order) + 1, device=x.device)
+            scales = numbers.rsqrt().to(x.dtype)
         # A cache or a tap would compile a Block again and again: then it runs as it is written.
         compiled = self.training and cache is None and tap is None
-        for place, i in enumerate(order):
+        for d, i in enumerate(order, depth):
             block = self.layers[i] if compiled else self.layers[i]._call_impl
-            scale = None if scales is None else scales[place]
-            x = block(x, rope, scale, depth + place, cache, tap)
+            scale = None if scales is None else scales[d - depth]
+            x = block(x, rope, scale, d, cache, tap)
         return x                                                                # (B, T, C)
 
     def hidden(self, tokens, *, order=None, cache=None, tap=None):

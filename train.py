@@ -188,7 +188,7 @@ def train(c):
         if resumes:
             saved = read_checkpoint(c.out_dir, world)
             plan = Plan(c, Parent.of_saved(saved))
-            refuse.another_run(plan, saved, data)
+            refuse.another_run(plan, saved, data | dict(val=val))
             model = checkpoint.build_model(saved, c.out_dir)
             totals = {name: saved.get(name, 0) for name in totals}
             states = saved.pop('optimizers')
@@ -228,7 +228,8 @@ def train(c):
                     # with these, data that has changed is refused
                     tokenizer=data['data'].tokenizer,
                     shares={name: loader.shares() for name, loader in data.items()},
-                    **{name: loader.checksums() for name, loader in data.items()})
+                    **{name: loader.checksums() for name, loader in data.items()},
+                    val=val.checksums())
             world.wait()
 
         def validate():

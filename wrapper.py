@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 from nanodepth.common.errors import Refused, check_choice
 from nanodepth.looping.caches import check_cache
-from nanodepth.looping.layers import (FORWARDS, Entry, Pin, check_host, depth_of, pick_window,
-                                      pinned_routers)
+from nanodepth.looping.layers import (FORWARDS, Entry, Guard, Pin, check_host, depth_of,
+                                      pick_window, pinned_routers)
 from nanodepth.looping.solvers import (MORE, bind, by_tableau, check_K, check_share, euler, lerp,
                                        step_length)
 from nanodepth.looping.window import How, Loop
@@ -179,6 +179,8 @@ def patch(model, window=None, method='rk', K=3, beta=None, cache=None, decode='f
             router.register_forward_hook(Pin(loop))
     for entry in entries.values():
         entry.enter()
+    if ours:
+        model.hidden = Guard(model, range(a, b + 1), order)
     extra = evaluations - 1
     if cache == 'last' or (mode, cache) == ('layer', 'first'):      # one more, for the cache alone
         extra += 1
@@ -188,6 +190,8 @@ def patch(model, window=None, method='rk', K=3, beta=None, cache=None, decode='f
 def unpatch(model):
     "Restore a patched model, or a copy of one, to the last bit."
     for module in model.modules():
+        if isinstance(vars(module).get('hidden'), Guard):
+            del module.hidden
         for name in FORWARDS:
             if isinstance(entry := vars(module).get(name), Entry):
                 entry.leave(module, name)

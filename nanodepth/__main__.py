@@ -11,7 +11,9 @@ Usage:
     python probe.py out/lidas           # an idea is a script, here of nanodepth probe
 """
 import importlib
+import os
 import sys
+import tempfile
 
 from nanodepth.common.errors import Refused, nearest, refusals
 
@@ -19,7 +21,7 @@ COMMANDS = {        # name: (module, and its function if that is not main; what 
     'train': ('commands.train', 'train a model by a config: ordinary, grown, looped or recurrent'),
     'plot': ('commands.plot', 'the pictures of runs, side by side, and a table'),
     'sample': ('commands.sample', 'generate text from a checkpoint'),
-    'grow': ('commands.grow', 'which layer came from which, and what growing saves'),
+    'grow': ('commands.grow', 'which layer came from which'),
     'play': ('commands.play', 'a page on which you move layers and see what it does'),
     'export': ('commands.export', 'a checkpoint as a Hugging Face folder'),
     'evaluate': ('commands.evaluate', 'how good models are, run in these ways'),
@@ -32,8 +34,36 @@ COMMANDS = {        # name: (module, and its function if that is not main; what 
 }
 
 
+def share_the_machine():
+    """Begin again with threads that wait passively, if other work is going on. OpenMP's threads spin
+    at each of thousands of barriers: two commands that do so slow each other down fifty times,
+    while a passive one alone takes a fifth more. The library asks once, when torch is loaded."""
+    if 'OMP_WAIT_POLICY' in os.environ or 'GOMP_SPINCOUNT' in os.environ or os.name != 'posix':
+        return
+    if os.environ.get('OMP_NUM_THREADS') == '1':
+        return                  # nothing to wait for
+    busy = int(os.environ.get('WORLD_SIZE', 1)) > 1
+    if hasattr(os, 'getloadavg'):
+        busy = busy or os.getloadavg()[0] > os.cpu_count() / 2
+    if not busy:
+        import fcntl            # the first of several that begin together holds this until it ends
+        name = f'nanodepth-{os.getuid()}.lock'
+        handle = os.open(os.path.join(tempfile.gettempdir(), name), os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            busy = True
+    if busy:
+        os.environ['OMP_WAIT_POLICY'] = 'PASSIVE'
+        os.execv(sys.executable, sys.orig_argv)
+
+
 def main(name=None, argv=None):
-    argv = sys.argv[1:] if argv is None else argv
+    if argv is None:            # a command line, and not a call from Python
+        argv = sys.argv[1:]
+        share_the_machine()
+        for stream in (sys.stdout, sys.stderr):         # a terminal may lack a ±
+            stream.reconfigure(errors='replace')
     if name is None:
         if not argv or argv[0] in ('-h', '--help'):
             lines = [f'  {name:12}{about}' for name, (_, about) in COMMANDS.items()]

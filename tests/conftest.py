@@ -24,15 +24,17 @@ ROOT = Path(__file__).resolve().parents[1]
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
+from families import tiny as family  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 
 from nanodepth.__main__ import main as nanodepth  # noqa: E402
 from nanodepth.text.loader import write_dataset  # noqa: E402
+from nanodepth.text.tokenizer import write_tokenizer  # noqa: E402
 from nanodepth.models import checkpoint  # noqa: E402
 from nanodepth.commands.cost import planned  # noqa: E402
 from nanodepth.model import LM, ModelConfig  # noqa: E402
 from nanodepth import train as training  # noqa: E402
-from nanodepth.commands import train as train_command  # noqa: E402
+from nanodepth.running import run as running  # noqa: E402
 from nanodepth.commands.train import read_config  # noqa: E402
 from nanodepth.train import Config  # noqa: E402
 
@@ -49,7 +51,7 @@ def pytest_collection_finish():
 @pytest.fixture(autouse=True)
 def no_pictures(request, monkeypatch):
     if 'pictures' not in request.fixturenames:
-        monkeypatch.setattr(train_command, 'show', lambda *_: None)
+        monkeypatch.setattr(running, 'show', lambda *_: None)
         monkeypatch.setattr(Figure, 'savefig', lambda self, file, **_: file.write(b'not rendered'))
 
 
@@ -72,7 +74,7 @@ def rank_of(rank, ranks, port, said, argv, before):
                       LOCAL_WORLD_SIZE=str(ranks), MASTER_ADDR='127.0.0.1',
                       MASTER_PORT=str(port))
     torch.set_num_threads(1)
-    train_command.show = lambda *_: None
+    running.show = lambda *_: None
     if before:
         before()
     nanodepth('train', argv)
@@ -122,6 +124,29 @@ def data(tmp_path):
         marks = np.where(np.arange(n) % 5 == 0, 129, 0)
         write_dataset(tmp_path / 'data', split, 'bytes', tokens, marks=marks, kinds=['fifth'])
     return tmp_path / 'data'
+
+
+def byte_level_bpe(texts, size, specials, digits=True):
+    "A tokenizer with some merges: SmolLM's kind, which splits digits off, or GPT-2's."
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers as pre, trainers
+    made, words = Tokenizer(models.BPE()), pre.ByteLevel(add_prefix_space=False)
+    single = pre.Digits(individual_digits=True)
+    made.pre_tokenizer = pre.Sequence([single, words]) if digits else words
+    made.decoder = decoders.ByteLevel()
+    made.train_from_iterator(texts, trainers.BpeTrainer(
+        vocab_size=size, special_tokens=specials, show_progress=False,
+        initial_alphabet=pre.ByteLevel.alphabet()))
+    return made
+
+
+@pytest.fixture(scope='session')
+def gemma(tmp_path_factory):
+    "(its folder, the model): a small Gemma 3 with windows of 8 tokens, which begins a text."
+    folder = tmp_path_factory.mktemp('gemma')
+    model = family('gemma3_text', vocab_size=257, max_position_embeddings=512, sliding_window=8)
+    model.save_pretrained(folder)
+    write_tokenizer('bytes', folder, 512)
+    return str(folder), model
 
 
 @pytest.fixture

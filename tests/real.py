@@ -4,26 +4,20 @@
 may cost a point of a score.
 """
 import itertools
-import json
-import math
-import subprocess
-import sys
 
 import pytest
 import torch
 from conftest import ROOT
 
-from nanodepth.__main__ import main as nanodepth
 from nanodepth.models.checkpoint import load_model
 from nanodepth.models.hf import save_hf
-from nanodepth.asking.likelihoods import likelihoods
 from nanodepth.asking.lm_eval_scores import evaluate, scores_of
 from nanodepth.asking.scoring import Asked, Subject
 from nanodepth.asking.way import Way
 from nanodepth.probe import depth_score, residual_norms
 from nanodepth.text.tokenizer import get_tokenizer
 from nanodepth.variants.lens import quality
-from nanodepth.wrapper import looped, looped_by_hand, patch
+from nanodepth.wrapper import looped, looped_by_hand
 
 PATH = str(ROOT / 'out/smollm2')
 TEXT = ('The capital of France is Paris. In 1984,  12 x 7 is 84;\n\n    def f(x):\n\treturn '
@@ -55,21 +49,6 @@ def test_logits_and_greedy_text_are_those_of_transformers(ours, theirs, tokens):
                            do_sample=False)
     assert torch.equal(ours.generate(prompt, 40, temperature=0), text)
     assert get_tokenizer(PATH).decode(text[0, 5:8].tolist()).startswith(' Paris')
-
-
-@torch.no_grad()
-@pytest.mark.parametrize('name', ['ours', 'theirs'])
-def test_the_wrapper_leaves_no_trace(name, request, tokens):
-    model = request.getfixturevalue(name)
-    logits = lambda: getattr(out := model(tokens), 'logits', out)
-    plain = logits()
-    for method in ('naive', 'euler', 'rk'):
-        with looped(model, 'mid4', method, K=1):
-            assert torch.equal(logits(), plain)
-    handle = patch(model, (4, 7), 'rk', K=3)
-    assert not torch.allclose(logits(), plain, atol=1e-3)
-    handle.unpatch()
-    assert torch.equal(logits(), plain)
 
 
 @torch.no_grad()
@@ -136,21 +115,6 @@ def test_probes_are_those_of_hooks_on_transformers_layers(ours, theirs, tokens):
         assert kl[d].item() == pytest.approx(wanted.item(), rel=1e-3)
 
 
-def test_batches_give_each_question_its_own_score(ours):
-    "Together and one by one, with options that share their prompt or not."
-    encode = get_tokenizer(PATH).encode
-    prompts = [encode(text) for text in ('Question: 1 + 1?\nAnswer:', 'The sun is', 'A dog',
-                                         'Question: the capital of Italy?\nAnswer:', TEXT)]
-    options = [[encode(' ' + o) for o in each] for each in (
-        ['2', '11'], ['a star', 'made of cheese and ham'], ['barks', 'is a bird of prey'],
-        ['Rome', 'Paris in France'], ['ok', 'no way'])]
-    together = likelihoods(ours, prompts, options)
-    for i, (prompt, each) in enumerate(zip(prompts, options)):
-        for share in (True, False):
-            [(alone, _)] = likelihoods(ours, [prompt], [each], share=share)
-            assert together[i][0].tolist() == pytest.approx(alone.tolist(), abs=1e-3)
-
-
 @pytest.mark.parametrize('task', ['questions_piqa', 'questions_openbookqa', 'questions_mmlu'])
 def test_answers_are_those_of_lm_evals_own_model(task):
     "Question by question: where two options are as likely to a rounding error, one may differ."
@@ -160,23 +124,3 @@ def test_answers_are_those_of_lm_evals_own_model(task):
     wanted = scores_of(evaluate(theirs, [task], {}, limit=100, log_samples=True))
     for measure, score in subject.scores(Way()).items():
         assert sum(a != b for a, b in zip(score.answers, wanted[measure].answers)) <= 1, measure
-
-
-def test_a_cut_trains_and_is_exported(tmp_path):
-    nanodepth('cut', [PATH, '8-10-8', f'--out={tmp_path}/cut'])
-    text = tmp_path / 'text.txt'
-    text.write_text((ROOT / 'README.md').read_text() + (ROOT / 'docs/COURSE.md').read_text())
-    subprocess.run([sys.executable, str(ROOT / 'data/text/prepare.py'), str(text),
-                    f'--tokenizer={PATH}', f'--out={tmp_path}/data'], check=True)
-    nanodepth('train', [f'--init_from={tmp_path}/cut', f'--data={tmp_path}/data', '--context=64',
-                        '--batch_size=2', '--steps=1', '--warmup_steps=0', '--decay_steps=0',
-                        '--optimizer=adamw', '--lr=1e-5', '--eval_batches=1',
-                        f'--out_dir={tmp_path}/run'])
-    losses = [json.loads(line)['val_loss'] for line in (tmp_path / 'run/log.jsonl').open()]
-    assert len(losses) == 2 and all(math.isfinite(loss) and loss < 9 for loss in losses)
-    nanodepth('export', [f'{tmp_path}/run', f'{tmp_path}/raven'])
-    before, after = (load_model(f'{tmp_path}/{name}') for name in ('run', 'raven'))
-    wanted = {name: t.bfloat16() for name, t in before.state_dict().items()}    # as published
-    for name, t in after.state_dict().items():
-        assert torch.equal(t, wanted[name]), name
-    assert after.mean == before.mean and after.core == before.core

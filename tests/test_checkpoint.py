@@ -2,26 +2,22 @@
 
 Promised: every field and bit comes back; damage of any byte is noticed; code in a file does not
 run; a kill or a full disk in the middle of a write leaves the last good file; numbers that are not
-finite are read by nobody; a run that an older version began goes on.
+finite are read by nobody.
 """
 import math
 import os
 import pickle
-import shutil
 import time
-from pathlib import Path
+from dataclasses import asdict
 
-import numpy as np
 import pytest
 import torch
-from conftest import BEGUN, refused, save_run
+from conftest import BEGUN, save_run
 
-from nanodepth.__main__ import main as nanodepth
 from nanodepth.common.errors import Refused
 from nanodepth.models import checkpoint
 from nanodepth.models.checkpoint import describe, load, load_model, save
-from nanodepth.text.loader import write_dataset
-from nanodepth.train import train
+from nanodepth.retrofit import surgery
 
 
 def test_what_is_saved_comes_back(tmp_path):
@@ -38,33 +34,28 @@ def test_what_is_saved_comes_back(tmp_path):
 
 
 def test_load_model(tmp_path, tiny):
-    from dataclasses import asdict
     model = tiny(n_kv_head=2, ln_scaling=True, order=[0, 1, 2, 1, 3])
     save(tmp_path, kind='lm', model=model.state_dict(), model_config=asdict(model.config))
     back = load_model(tmp_path)
     tokens = torch.randint(50, (2, 9))
     assert torch.equal(back(tokens), model(tokens)) and not back.training
     assert back.head.weight is back.embed.weight
+    core = surgery(tiny(n_layer=6), ([0, 2], [3], [5, 4]), inject='add', start='zero', mean=3)
+    save(tmp_path / 'core', **describe(core))
+    assert torch.equal(load_model(tmp_path / 'core')(tokens), core(tokens))
 
 
-def test_broken_checkpoints_are_refused_in_one_line(tmp_path):
+def test_broken_checkpoints_are_refused(tmp_path):
     save(tmp_path, weights=torch.randn(1000), step=1)
     path = tmp_path / checkpoint.FILE
     good = path.read_bytes()
-
-    def refused(raw, message):
+    at = good.index(load(tmp_path)['weights'].numpy().tobytes()) + 50
+    flipped = good[:at] + bytes([good[at] ^ 1]) + good[at + 1:]
+    for raw, message in ((b'', 'is damaged'), (good[:-1], 'is damaged'),
+                         (flipped, 'the checksum of .* is wrong')):
         path.write_bytes(raw)
-        with pytest.raises(Refused, match=message) as error:
+        with pytest.raises(Refused, match=message):
             load(tmp_path)
-        assert '\n' not in str(error.value)
-
-    for cut in (0, 1, 100, len(good) // 2, len(good) - 1):
-        refused(good[:cut], 'is damaged, or not what it should be .BadZipFile')
-    refused(b'not a checkpoint at all' * 50, 'is damaged, or not what it should be')
-    at = (good.index(torch.load(path, weights_only=True)['weights'].numpy().tobytes())
-          if path.write_bytes(good) else 0)
-    refused(good[:at + 50] + bytes([good[at + 50] ^ 1]) + good[at + 51:],
-            'the checksum of .* is wrong')
     with pytest.raises(Refused, match='there is no checkpoint at .*nowhere'):
         load(tmp_path / 'nowhere')
 
@@ -75,9 +66,8 @@ def test_code_in_a_checkpoint_does_not_run(tmp_path):
             return os.mkdir, (str(tmp_path / 'it ran'),)
 
     torch.save(dict(model=Code()), tmp_path / checkpoint.FILE)
-    with pytest.raises(Refused, match='more than tensors and plain values') as error:
+    with pytest.raises(Refused, match='more than tensors and plain values'):
         load(tmp_path)
-    assert '\n' not in str(error.value)
     (tmp_path / checkpoint.FILE).write_bytes(pickle.dumps(Code()))
     with pytest.raises(Refused, match='is damaged, or not what it should be'):
         load_model(tmp_path)
@@ -122,11 +112,9 @@ def test_a_failed_write_keeps_the_old_one(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize('value', [math.nan, math.inf])
-def test_a_model_that_is_not_finite_is_refused_by_whoever_reads_it(tiny, tmp_path, capsys, value):
+def test_a_model_that_is_not_finite_is_opened_by_nobody(tiny, tmp_path, value):
     model = tiny(vocab_size=257, n_layer=2)
     model.layers[1].mlp.up.weight.data[3, 2] = value
     path = save_run(tmp_path / 'run', model)
-    for name, more in dict(evaluate=['--tasks=toy_copy', '--n=2', '--device=cpu'], sample=[],
-                           export=[tmp_path / 'hf'], cut=['0-1-1'], sweep=['--tasks=toy_copy'],
-                           probe=['--only=norms']).items():
-        assert 'holds numbers that are not finite' in refused(capsys, name, path, *more), name
+    with pytest.raises(Refused, match='up.weight holds numbers that are not finite'):
+        load_model(path)

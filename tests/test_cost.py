@@ -1,8 +1,8 @@
 """What a run costs before it begins, and how fast the code is beside its peers.
 
-Promised: Table 7 comes out of the configs; every run of docs/FIGURES.md can be planned without its
-data; a recurrent run is counted step by step; the benchmark
-prints a ratio against a peer of the same size.
+Promised: every run of docs/FIGURES.md can be planned without its
+data; memory is what autograd really keeps; a recurrent run is counted step by step; every benchmark
+prints a finite ratio, taken turn by turn, against peers of the same size.
 """
 import re
 
@@ -35,36 +35,17 @@ def test_every_run_of_the_table_can_be_planned_and_costed(name, capsys, monkeypa
     parent = tiny(n_layer=8)
     if 'retrofit' in name and not name.endswith('dense'):
         parent = surgery(parent, '2-4-2')
-    monkeypatch.setattr(cost.checkpoint, 'load_model', lambda path: parent)
+    monkeypatch.setattr(cost.checkpoint, 'load', lambda path: {})
+    monkeypatch.setattr(cost.checkpoint, 'build_model', lambda saved, path: parent)
     changes = ['--vocab_size=257']
     if 'smollm' in name or 'retrofit' in name:          # at size: shorter, for the test's sake
-        changes = ['--steps=2000', '--warmup_steps=20', '--decay_steps=300', '--lr_decay_steps=300']
+        changes = ['--steps=2000', '--warmup_steps=20', '--decay_steps=300']
     assert read_config(RUNS[name]).steps >= 411
     said = dry(capsys, *RUNS[name], *changes)
     assert re.search(r'in all [\d,.]+ petaFLOPs; [\d,]+ steps', said)
     assert read_config(RUNS[name]).out_dir == f'out/{name}'
 
 
-@pytest.mark.parametrize('name, petaflops', [
-    ('smollm_360m_lidas', '476,147.897'), ('smollm_1b7_loop_4_4x4_4', '4,813,222.102')])
-def test_table_7_comes_out_to_the_last_digit(name, petaflops, capsys):
-    said = dry(capsys, *RUNS.get(name, [f'config/{name}.py']))
-    assert f'in all {petaflops} petaFLOPs' in said
-    assert ('growing saves 22.4%' in said) == ('lidas' in name)
-
-
-def test_the_configs_of_a_size_differ_in_what_they_are_about_alone():
-    "Values that are written out in each file must not drift apart."
-    for size, about in (('360m', 'tokens'), ('1b7', 'tokens')):
-        configs = [[str(path)] for path in sorted(ROOT.glob(f'config/smollm_{size}_*.py'))]
-        configs += [argv for name, argv in RUNS.items() if name.startswith(f'smollm_{size}_')]
-        found = [vars(read_config(argv)) for argv in configs]
-        assert len(found) >= 10
-        own = {'out_dir', 'n_layer', 'loop', 'grow', 'grow_block', 'ln_scaling', 'cooldown_loop',
-               'cooldown_data'}
-        for name in found[0].keys() - own:
-            assert len({str(values[name]) for values in found}) == 1, name
-        assert len({values['out_dir'] for values in found}) == len(found)
 
 
 def test_a_recurrent_run_is_counted_step_by_step(tmp_path, capsys, data):
@@ -97,7 +78,8 @@ def test_the_benchmark_runs_against_a_peer_of_the_same_size(capsys, tmp_path):
     nanodepth('bench', ['--tiny', '--device=cpu', f'--out={tmp_path / "bench.md"}'])
     table = (tmp_path / 'bench.md').read_text()
     rows = [line.split('|')[1:-1] for line in table.splitlines() if line.startswith('| tiny')]
-    assert [row[0].strip() for row in rows] == ['tiny: a training step', 'tiny: 32 new tokens']
+    assert [row[0].strip() for row in rows] == ['tiny: a training step', 'tiny: 32 new tokens',
+                                                  'tiny: 64 questions']
     assert all(float(row[1]) > 0 for row in rows) and table in capsys.readouterr().out
     mine, theirs = bench.both(bench.SHAPES['toy'], 'cpu').values()
     assert sum(p.numel() for p in theirs.parameters()) == mine.num_params()

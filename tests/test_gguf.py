@@ -1,18 +1,22 @@
 """A GGUF file as a checkpoint: ours is transformers' model of the same file, its tokens are those
 of the original tokenizer, and every other command says what to do with such a file."""
+import dataclasses
 import json
 
 import numpy as np
 import pytest
 import torch
-from conftest import refused
+from conftest import byte_level_bpe, refused
+
 from nanodepth.__main__ import main as nanodepth
+from nanodepth.common.errors import Refused
+from nanodepth.model import LM, ModelConfig, rope_tables
+from nanodepth.models import gguf as gguf_file
 from nanodepth.models.checkpoint import load_model
 from nanodepth.models.gguf import open_gguf
 from nanodepth.text.tokenizer import get_tokenizer
 
 gguf = pytest.importorskip('gguf')
-tokenizers = pytest.importorskip('tokenizers')
 
 LAYERS, WIDTH, HEADS, KV, FFN = 2, 32, 4, 2, 48
 TEXTS = ['in  1984,   12 x  7²', 'def f(x):\n    return  x[10:20]\t# 3', '  9', 'naïve ½ 東 12']
@@ -20,47 +24,35 @@ TEXTS = ['in  1984,   12 x  7²', 'def f(x):\n    return  x[10:20]\t# 3', '  9',
 
 @pytest.fixture(scope='module')
 def original():
-    "A byte-level tokenizer that splits digits off, as SmolLM's does, with some merges."
-    pre = tokenizers.pre_tokenizers
-    made = tokenizers.Tokenizer(tokenizers.models.BPE())
-    made.pre_tokenizer = pre.Sequence([pre.Digits(individual_digits=True),
-                                       pre.ByteLevel(add_prefix_space=False)])
-    made.decoder = tokenizers.decoders.ByteLevel()
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=300, initial_alphabet=pre.ByteLevel.alphabet(), show_progress=False,
-        special_tokens=['<|endoftext|>', '<|im_start|>', '<|im_end|>'])
-    made.train_from_iterator(['    return x  in  the  def f(x) 1 2 3 naïve'] * 9, trainer)
-    return made
+    return byte_level_bpe(['    return x  in  the  def f(x) 1 2 3 naïve'] * 9, 300,
+                          ['<|endoftext|>', '<|im_start|>', '<|im_end|>'])
+
+
+LLAMA3 = dict(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+              original_max_position_embeddings=32)
 
 
 @pytest.fixture(params=['smollm'])
 def path(request, original, tmp_path):
-    "A tiny Llama as a GGUF file, its first matrices in 4 bits, q and k permuted as llama.cpp does."
+    """A tiny Llama as a GGUF file, its first matrices in 4 bits, q and k permuted as llama.cpp
+    does. With the parameter 'llama3' its positions are scaled in that way, with 'linear' in
+    another."""
+    kind = request.param if request.param not in ('llama3', 'linear') else 'smollm'
     model = json.loads(original.to_str())['model']
     tokens = sorted(model['vocab'], key=model['vocab'].get)
     rng = np.random.default_rng(0)
     head = WIDTH // HEADS
     path = tmp_path / 'tiny.gguf'
     w = gguf.GGUFWriter(path, 'llama')
-    w.add_block_count(LAYERS)
-    w.add_context_length(64)
-    w.add_embedding_length(WIDTH)
-    w.add_feed_forward_length(FFN)
-    w.add_head_count(HEADS)
-    w.add_head_count_kv(KV)
-    w.add_rope_freq_base(10_000.0)
-    w.add_rope_dimension_count(head)
-    w.add_layer_norm_rms_eps(1e-5)
-    w.add_vocab_size(len(tokens))
-    w.add_tokenizer_model('gpt2')
-    w.add_tokenizer_pre(request.param)
-    w.add_token_list(tokens)
-    w.add_token_types([3] * 3 + [1] * (len(tokens) - 3))
-    w.add_token_merges([merge if isinstance(merge, str) else ' '.join(merge)
-                        for merge in model['merges']])
-    w.add_bos_token_id(1)
-    w.add_eos_token_id(2)
-    w.add_add_bos_token(False)
+    for name, value in dict(
+            block_count=LAYERS, context_length=64, embedding_length=WIDTH, feed_forward_length=FFN,
+            head_count=HEADS, head_count_kv=KV, rope_freq_base=10_000.0, rope_dimension_count=head,
+            layer_norm_rms_eps=1e-5, vocab_size=len(tokens), tokenizer_model='gpt2',
+            tokenizer_pre=kind, token_list=tokens,
+            token_types=[3] * 3 + [1] * (len(tokens) - 3),
+            token_merges=list(map(' '.join, model['merges'])), bos_token_id=1, eos_token_id=2,
+            add_bos_token=False).items():
+        getattr(w, f'add_{name}')(value)
 
     def add(name, *shape, ones=False):
         t = rng.normal(0, 0.3, shape).astype(np.float32) + ones
@@ -68,6 +60,14 @@ def path(request, original, tmp_path):
             kind = gguf.GGMLQuantizationType.Q4_1
             return w.add_tensor(name, gguf.quants.quantize(t, kind), raw_dtype=kind)
         w.add_tensor(name, t)
+    if request.param == 'llama3':
+        plain, slowed = (rope_tables(ModelConfig(n_embd=WIDTH, n_head=HEADS, context=2,
+                                                 rope_scaling=scaling))[1][1].arcsin().double()
+                         for scaling in (None, LLAMA3))
+        w.add_tensor('rope_freqs.weight', (plain / slowed).float().numpy())
+    if request.param == 'linear':
+        w.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        w.add_rope_scaling_factor(4.0)
     add('token_embd.weight', len(tokens), WIDTH)
     add('output_norm.weight', WIDTH, ones=True)
     for i in range(LAYERS):
@@ -84,11 +84,12 @@ def path(request, original, tmp_path):
     return path
 
 
-def test_a_gguf_file_becomes_a_folder(path, original, tmp_path, capsys):
+def test_a_gguf_file_becomes_a_folder(path, original, tmp_path):
     theirs, _ = open_gguf(path)
     folder = tmp_path / 'out'
+    with pytest.raises(Refused, match=f'nanodepth export {path} FOLDER'):
+        load_model(path)
     nanodepth('export', [str(path), str(folder)])
-    assert 'every command opens it' in capsys.readouterr().out
     ours = load_model(folder)
     tokens = torch.randint(len(original.get_vocab()), (2, 20))
     with torch.no_grad():
@@ -109,16 +110,38 @@ def test_a_gguf_file_becomes_a_folder(path, original, tmp_path, capsys):
     assert torch.equal(half.embed.weight, ours.embed.weight.bfloat16())
 
 
+@pytest.mark.parametrize('path', ['llama3'], indirect=True)
+def test_llama_3s_rotary_scaling_is_found_again(path, tmp_path):
+    "The file has what it does to each frequency, and not the four numbers."
+    nanodepth('export', [str(path), str(tmp_path / 'out')])
+    model = load_model(tmp_path / 'out')
+    assert model.config.rope_scaling == LLAMA3
+    right = LM(dataclasses.replace(model.config, rope_scaling=LLAMA3))
+    right.load_state_dict(model.state_dict())
+    tokens = torch.arange(60)[None]
+    assert torch.equal(right(tokens), model(tokens))
+
+
+@pytest.mark.parametrize('path', ['linear'], indirect=True)
+def test_another_scaling_of_positions_is_refused(path, tmp_path, capsys):
+    assert 'its rotary positions are scaled (linear)' in refused(
+        capsys, 'export', path, tmp_path / 'out')
+    assert not (tmp_path / 'out').exists()
+
+
+def test_an_export_that_is_killed_can_be_repeated(path, tmp_path, monkeypatch):
+    def killed(old, new):
+        raise KeyboardInterrupt
+    monkeypatch.setattr(gguf_file.os, 'replace', killed)
+    with pytest.raises(SystemExit):
+        nanodepth('export', [str(path), str(tmp_path / 'out')])
+    monkeypatch.undo()
+    nanodepth('export', [str(path), str(tmp_path / 'out')])
+    load_model(tmp_path / 'out')
+
+
 @pytest.mark.parametrize('path', ['a-new-kind'], indirect=True)
 def test_a_tokenizer_of_an_unknown_kind_is_refused(path, tmp_path, capsys):
     assert "kind 'a-new-kind', which nothing here knows" in refused(
         capsys, 'export', path, tmp_path / 'out')
     assert not (tmp_path / 'out/config.json').exists()
-
-
-def test_other_commands_name_the_command(tmp_path, capsys):
-    file = tmp_path / 'x.gguf'
-    file.write_bytes(b'GGUF')
-    for argv in (['evaluate', file], ['sample', file], ['cut', file, '1-1-1'], ['export', file],
-                 ['sweep', file], ['probe', file]):
-        assert f'nanodepth export {file} FOLDER' in refused(capsys, *argv)

@@ -1,7 +1,7 @@
 """model.py: one Transformer that runs its layers in any order.
 
-Promised: the whole forward against a slow form, a head and a token at a time; causality; any order
-by hand, in segments, through a cache and in generation; the loss over the targets that count,
+Promised: the whole forward against a slow form, a head and a token at a time; any order
+in segments, through a cache and in generation; the loss over the targets that count,
 whole, in pieces and in bfloat16; the papers' sizes and costs; and one graph, whatever the order.
 """
 import copy
@@ -11,7 +11,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from nanodepth import model as model_file
 from nanodepth.common import losses
 from nanodepth.model import LM, KVCache, ModelConfig
 
@@ -79,38 +78,6 @@ def test_forward_equals_the_slow_form(tiny, fields):
                                atol=1e-6)
 
 
-def test_llama3_rope_scaling_by_hand():
-    """Short waves keep their frequency, long ones are slowed by the factor, and those between are
-    interpolated."""
-    scaling = dict(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
-                   original_max_position_embeddings=64)
-    plain, scaled = (model_file.rope_tables(ModelConfig(n_embd=64, n_head=2, context=2,
-                                                        rope_theta=500.0, rope_scaling=s))
-                     for s in (None, scaling))
-    for i in range(16):
-        f = 500.0 ** (-2 * i / 32)
-        wave = 2 * math.pi / f
-        if wave < 64 / 4:
-            want = f
-        elif wave > 64 / 1:
-            want = f / 8
-        else:
-            smooth = (64 / wave - 1) / (4 - 1)
-            want = (1 - smooth) * f / 8 + smooth * f
-        assert scaled[1][1, i].item() == pytest.approx(math.sin(want), rel=1e-5)
-    assert not torch.equal(plain[0], scaled[0])
-
-
-def test_causality(tiny):
-    model = tiny()
-    tokens = tokens_of(model)
-    changed = tokens.clone()
-    changed[:, 6:] = (changed[:, 6:] + 1) % 50
-    a, b = model(tokens), model(changed)
-    assert torch.equal(a[:, :6], b[:, :6])
-    assert not torch.allclose(a[:, 6], b[:, 6])
-
-
 # ------------------------------------------------------------------ orders and segments
 
 def test_identity_order_is_the_plain_model(tiny):
@@ -134,31 +101,6 @@ def test_two_segments_are_one(tiny, ln_scaling):
         assert not torch.allclose(model.run(model.run(x, order[:3]), order[3:]), whole)
 
 
-def test_tap_sees_every_update_and_may_change_it(tiny):
-    model = tiny(order=[0, 1, 1, 2])
-    tokens = tokens_of(model)
-    seen = {}
-
-    def watch(depth, part, x, update):
-        seen[depth, part] = (x, update)
-        return update
-
-    assert torch.equal(model(tokens, tap=watch), model(tokens))
-    assert list(seen) == [(d, part) for d in range(4) for part in ('attn', 'mlp')]
-    total = model.embed(tokens) + sum(update for _, update in seen.values())
-    torch.testing.assert_close(total, model.hidden(tokens), rtol=1e-5, atol=1e-5)
-
-    erased = model(tokens, tap=lambda depth, part, x, update: update * (depth != 2))
-    torch.testing.assert_close(erased, model(tokens, order=[0, 1, 2]))
-
-
-def test_nothing_depends_on_the_total_depth(tiny):
-    shallow, deep = tiny(n_layer=2, ln_scaling=True), tiny(n_layer=6, ln_scaling=True)
-    deep.load_state_dict(shallow.state_dict(), strict=False)
-    x = torch.randn(1, 5, 32)
-    assert torch.equal(shallow.run(x, [0, 1]), deep.run(x, [0, 1]))
-
-
 @pytest.mark.parametrize('order, message', [
     ([], 'order is empty'), ([0, 4], 'names layer 4, but the layers are 0 to 3'),
     ([-1], 'names layer -1')])
@@ -168,13 +110,6 @@ def test_bad_orders(tiny, order, message):
         model(tokens_of(model), order=order)
     with pytest.raises(ValueError, match=message):
         ModelConfig(n_layer=4, order=order)
-
-
-def test_bad_configs():
-    for fields, message in ((dict(n_embd=30), 'n_embd=30 does not divide into n_head=4'),
-                            (dict(n_kv_head=3), 'n_head=4 is not a multiple of n_kv_head=3')):
-        with pytest.raises(ValueError, match=message):
-            ModelConfig(**fields)
 
 
 # ------------------------------------------------------------------ cache and generation
@@ -189,7 +124,7 @@ def test_cached_logits_and_generation_equal_uncached(tiny, order, fields):
     for piece in tokens.split([3, 1, 4, 1, 1], dim=1):
         steps.append(model(piece, order=order, cache=cache))
     torch.testing.assert_close(torch.cat(steps, 1), whole, rtol=1e-4, atol=1e-4)
-    assert cache.position == 10 and len(cache.layers) == depth
+    assert cache.seen == 10 and len(cache.layers) == depth
     assert all(slot.keys.shape == (2, 2, 10, 8) for slot in cache.layers)
 
     slow = tokens
@@ -200,16 +135,11 @@ def test_cached_logits_and_generation_equal_uncached(tiny, order, fields):
 
 def test_generation_past_the_context_sees_the_last_tokens(tiny):
     model = tiny(context=12)
-    slow = tokens_of(model, T=20)
-    prompt = slow
-    for _ in range(9):
-        slow = torch.cat((slow, model(slow[:, -12:])[:, -1:].argmax(-1)), 1)
-    assert torch.equal(model.generate(prompt, 9, temperature=0), slow)
-    short = prompt[:, :5]
-    slow = short
-    for _ in range(15):
-        slow = torch.cat((slow, model(slow[:, -12:])[:, -1:].argmax(-1)), 1)
-    assert torch.equal(model.generate(short, 15, temperature=0), slow)
+    for length, new in ((20, 9), (5, 15)):
+        slow = prompt = tokens_of(model, T=length)
+        for _ in range(new):
+            slow = torch.cat((slow, model(slow[:, -12:])[:, -1:].argmax(-1)), 1)
+        assert torch.equal(model.generate(prompt, new, temperature=0), slow)
 
 
 def test_sampling_is_seeded_and_top_k_limits_it(tiny):
@@ -226,36 +156,17 @@ def test_sampling_is_seeded_and_top_k_limits_it(tiny):
 
 # ------------------------------------------------------------------ loss, counts
 
-@pytest.mark.parametrize('large', [False, True])
-def test_loss_is_the_mean_over_the_targets_that_count(tiny, monkeypatch, large):
-    if large:
-        monkeypatch.setattr(losses, 'LARGE_VOCABULARY', 10)
+def test_loss_is_the_mean_over_the_targets_that_count(tiny):
     model = tiny()
     tokens, targets = tokens_of(model), tokens_of(model, seed=1)
     targets[0, :7] = -1
     logits = model(tokens)
-    by_hand = [-math.log(logits.detach()[b, t].double().softmax(0)[targets[b, t]]) for b in range(2)
-               for t in range(10)
-               if targets[b, t] != -1]
+    by_hand = [-math.log(logits.detach()[b, t].double().softmax(0)[targets[b, t]])
+               for b in range(2) for t in range(10) if targets[b, t] != -1]
     assert model(tokens, targets).item() == pytest.approx(sum(by_hand) / len(by_hand), rel=1e-5)
-    loss = model(tokens, targets)
-    loss.backward()
-    chunked = [p.grad.clone() for p in model.parameters()]
-    model.zero_grad()
-    F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), ignore_index=-1).backward()
-    for a, p in zip(chunked, model.parameters()):
-        torch.testing.assert_close(a, p.grad, rtol=1e-4, atol=1e-6)
-
-
-def test_loss_of_no_targets_is_zero_and_another_ignore_index_works(tiny):
-    model = tiny()
-    tokens = tokens_of(model)
+    others = torch.where(targets == -1, -100, targets)
+    assert model(tokens, others, ignore_index=-100) == model(tokens, targets)
     assert model(tokens, torch.full_like(tokens, -1)).item() == 0.0
-    targets = tokens.clone()
-    targets[:, ::2] = -100
-    torch.testing.assert_close(model(tokens, targets, ignore_index=-100),
-                               F.cross_entropy(model(tokens)[:, 1::2].flatten(0, 1),
-                                               tokens[:, 1::2].flatten()))
 
 
 def test_counts_by_hand(tiny):
@@ -266,12 +177,6 @@ def test_counts_by_hand(tiny):
     for order in ([0, 1, 2, 3], [0, 1, 0, 1, 0, 1], [2]):
         want = 6 * (50 * 32 + len(order) * layer) + 12 * len(order) * 32 * 32
         assert tied.flops_per_token(order) == untied.flops_per_token(order) == want
-
-
-def test_a_deep_copy_keeps_its_tie(tiny):
-    model = tiny()
-    other = copy.deepcopy(model)
-    assert other.head.weight is other.embed.weight and other.head.weight is not model.head.weight
 
 
 # ------------------------------------------------------------------ compile

@@ -127,49 +127,21 @@ def test_a_model_whose_effects_are_known():
     assert score == 0.0 and per_layer[0] > 0 and per_layer[1] == 0
 
 
-def test_what_does_nothing_scores_nothing_and_work_is_where_it_is(tiny):
-    model, t = tiny(n_layer=5), tokens()
-    for layer in (model.layers[1], model.layers[4]):
+def test_what_does_nothing_scores_nothing(tiny):
+    model, t = tiny(n_layer=4), tokens()
+    for layer in (model.layers[1], model.layers[3]):
         layer.attn.o.weight.zero_(), layer.mlp.down.weight.zero_()
-    _, per_layer = depth_score(model, t)
-    assert per_layer[1] == per_layer[4] == 0 and per_layer[0] > 0 and per_layer[2] > 0
-    # nothing behind it carries its result on
-    assert per_layer[3] == 0
-    for options in (dict(), dict(propagate=False), dict(future=False), dict(part='attn'),
-                    dict(part='mlp', propagate=False, future=False)):
-        matrix = future_effects(model, t, **options)
+    # behind layer 2 nothing carries its result on
+    assert (depth_score(model, t)[1] > 0).tolist() == [True, False, False, False]
+    for propagate in (True, False):
+        matrix = future_effects(model, t, propagate=propagate)
         assert matrix[1].abs().max() == 0 and matrix[0, 2] > 0 and not matrix.isnan().any()
-        assert torch.equal(matrix, matrix.triu(1))
-    for layer in list(model.layers)[1:]:
-        layer.attn.o.weight.zero_(), layer.mlp.down.weight.zero_()
-    assert depth_score(model, t)[0] == 0.0
-    model = tiny(n_layer=4)
-    for i in (0, 1):
-        model.layers[i].attn.o.weight.zero_(), model.layers[i].mlp.down.weight.zero_()
-    # of layers 2 and 3, the last moves nothing
-    assert depth_score(model, t)[0] == 2.0
 
 
 def test_what_is_not_a_number_shows(tiny):
     model, t = tiny(n_layer=3), tokens()
     model.layers[1].mlp.down.weight[0, 0] = torch.nan
     assert future_effects(model, t)[0, 1].isnan() and depth_score(model, t)[1].isnan().any()
-
-
-def test_nothing_before_an_intervention_changes(tiny):
-    model, t = tiny(n_layer=3), tokens()
-    was = probe.record(model, t)
-    late = (torch.arange(9) > 4)[:, None]
-    found = {}
-
-    def tap(position, part, x, update):
-        update = update * late if position == 1 else update
-        found[position] = found.get(position, 0) + update
-        return update
-    model.hidden(t, tap=tap)
-    updates = was['attn'] + was['mlp']
-    assert torch.equal(found[0], updates[0]) and torch.equal(found[1][:, 5:], updates[1][:, 5:])
-    assert not torch.equal(found[2][:, 5:], updates[2][:, 5:]) and found[1][:, :5].abs().max() == 0
 
 
 def test_a_probe_leaves_the_model_as_it_was(tiny):
@@ -227,10 +199,6 @@ def test_recurrent_and_looped_models_by_unrolled_depth(tiny):
     change = (by_hand - model(t).softmax(-1)).norm(dim=-1)[:, 3:].amax(1).mean()
     assert depth_score(model, t, boundaries=[2])[1][3].item() == pytest.approx(change.item(),
             abs=1e-5)
-    with pytest.raises(ValueError, match='take no other'):
-        depth_score(model, t, order=[0, 1])
-    with pytest.raises(ValueError, match='take no other'):
-        residual_norms(model, t, order=[0, 1])
     # r = 1, the adapter as it begins: the parent
     once = surgery(parent, '1-3-0', mean=1)
     with pytest.raises(ValueError, match='behind an adapter there is none to take'):
@@ -260,12 +228,8 @@ def test_sweeps_over_orders(tiny):
 
 @pytest.mark.parametrize('call, message', [
     (lambda m: depth_score(m, tokens(), boundaries=[8]), r'boundaries=\[8\].*0 to 7 of 9 tokens'),
-    (lambda m: depth_score(m, tokens(), boundaries=[]), r'boundaries=\[\]'),
-    (lambda m: future_effects(m, tokens(), part='att'),
-     "part='att' is not one of layer, attn, mlp"),
     (lambda m: probe.swap_blocks(range(6), 3, 2),
      '4 layers from position 3 on does not lie within an order of 6'),
-    (lambda m: probe.skip_blocks(range(6), -1, 2), 'position -1'),
     (lambda m: block_similarity(m, 3), '4 layers do not divide into blocks of 3')])
 def test_what_is_refused(tiny, call, message):
     with pytest.raises(ValueError, match=message):
@@ -310,18 +274,9 @@ def test_divergence_and_overlap_by_hand(looped_model, loader):
     assert overlap[1].item() == pytest.approx(sum(shared) / len(shared), abs=1e-6)
 
 
-def test_it_learns_and_leaves_the_model_alone(looped_model, loader):
-    before, t = copy.deepcopy(looped_model.state_dict()), loader.batch(50)[0]
-    short, long = (train_lens(looped_model, loader, steps, lr=1e-2) for steps in (5, 60))
-    plain, a, b = (quality(looped_model, lens, t)[0][:-1] for lens in (None, short, long))
-    assert (a < plain).all() and (b < a).all() and b.mean() < 0.7 * plain.mean()
-    after = looped_model.state_dict()
-    assert all(torch.equal(x, y) for x, y in zip(before.values(), after.values()))
-    assert all(p.requires_grad and p.grad is None for p in looped_model.parameters())
-
-
 def test_one_depth_at_a_time_is_all_at_once(looped_model, loader):
-    "Against the sum of all depths' divergences in one backward pass."
+    "Against the sum of all depths' divergences in one backward pass; the model stays as it is."
+    before = copy.deepcopy(looped_model.state_dict())
     mine, lens = train_lens(looped_model, loader, 3, lr=1e-2), TunedLens(5, 32)
     optimizer = torch.optim.Adam(lens.parameters(), lr=1e-2)
     for step in range(3):
@@ -336,3 +291,4 @@ def test_one_depth_at_a_time_is_all_at_once(looped_model, loader):
         optimizer.step()
     for a, b in zip(mine.parameters(), lens.parameters()):
         assert torch.allclose(a, b, atol=1e-5) and a.abs().sum() > 0
+    assert all(torch.equal(before[name], t) for name, t in looped_model.state_dict().items())

@@ -3,18 +3,18 @@
 Promised: one command, one page, with a picture and a table of each probe for each kind of model;
 a lens is kept and never used for another model or another way; moved layers keep their scales.
 """
-
 import pytest
 import torch
-from conftest import refused, save_run
+from conftest import save_run
 
 from nanodepth import probe
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.commands import probe as page
 from nanodepth.models import checkpoint
-from nanodepth.models.hf import save_hf
+from nanodepth.models.hf import fold_scales, save_hf
 from nanodepth.asking.scoring import open_data
 from nanodepth.report.tables import read_csv
+from nanodepth.retrofit import surgery
 from nanodepth.text.loader import Loader
 
 FEW = ['--count=4', '--length=10', '--n=6', '--batches=1', '--lens_steps=3', '--tasks=toy_assign/1',
@@ -24,16 +24,12 @@ FEW = ['--count=4', '--length=10', '--n=6', '--batches=1', '--lens_steps=3', '--
 @pytest.fixture
 def runs(tmp_path, tiny, data):
     "An ordinary model, a looped one, a retrofitted one, a Hugging Face folder."
-    from nanodepth.retrofit import surgery
     model = tiny(vocab_size=257, n_layer=4, context=64)
     save_run(tmp_path / 'plain', model, data)
     save_run(tmp_path / 'loop', tiny(vocab_size=257, n_layer=2, context=64, order=[0, 1, 0, 1]),
               data)
-    cut = surgery(model, '1-2-1', mean=2)
-    save_run(tmp_path / 'cut', cut, data)
-    save_hf(model, tmp_path / 'hf')
-    from nanodepth.text.tokenizer import write_tokenizer
-    write_tokenizer('bytes', tmp_path / 'hf', 64)
+    save_run(tmp_path / 'cut', surgery(model, '1-2-1', mean=2), data)
+    save_hf(model, tmp_path / 'hf', tokenizer='bytes')
     return {name: str(tmp_path / name) for name in ('plain', 'loop', 'cut', 'hf')}
 
 
@@ -59,18 +55,6 @@ def test_one_command_one_page(runs, data, tmp_path, capsys):
                                            rel=1e-5)
 
 
-def test_a_hugging_face_folder(runs, data, tmp_path, capsys, pictures):
-    nanodepth('probe', [runs['hf'], f'--data={data}', '--only=norms,skip', f'--out={tmp_path}/h',
-                        *FEW])
-    assert 'hf: 4 layers deep' in capsys.readouterr().out
-    for name in ('norms', 'skip'):
-        assert (tmp_path / f'h/{name}.png').stat().st_size > 5000
-    for args, message in ((['--only=depth_scor'], "did you mean 'depth_score'?"),
-                          (['--length=40'], 'have 16 tokens, --length=40')):
-        assert message in refused(capsys, 'probe', runs['plain'], *FEW, '--only=norms',
-                                  f'--out={tmp_path / "p"}', *args)
-
-
 def test_a_model_of_16_bits_is_probed_in_float32(runs, data, tmp_path):
     "Else the largest change would be one of rounding."
     folder = tmp_path / 'half'
@@ -87,14 +71,11 @@ def test_a_model_of_16_bits_is_probed_in_float32(runs, data, tmp_path):
 def test_moved_layers_keep_their_scales_if_asked(tiny):
     "Folded into the norms, the scale goes where the layer goes; unmoved, nothing changes."
     tokens = torch.randint(50, (2, 12), generator=torch.Generator().manual_seed(0))
-    from nanodepth.probe import swap_blocks
-
-    from nanodepth.models.hf import fold_scales
     model = tiny(ln_scaling=True)
     folded = fold_scales(model)
     assert not folded.config.ln_scaling and model.config.ln_scaling
     assert torch.allclose(folded(tokens), model(tokens), atol=1e-5)
-    swapped = swap_blocks(model.order, 0, 1)
+    swapped = probe.swap_blocks(model.order, 0, 1)
     x = folded.embed(tokens)
     for i in swapped:           # by hand: layer i with the scale that it was trained with
         x = model.run(x, [i], depth=i)

@@ -5,10 +5,9 @@ import runpy
 
 import pytest
 import torch
-from conftest import ROOT, refused, save_run, write_noise
+from conftest import ROOT, save_run, write_noise
 
 from nanodepth.__main__ import main as nanodepth
-from nanodepth.asking import lm_eval_scores
 from nanodepth.running import processes
 from nanodepth.models.hf import save_hf
 from nanodepth.asking.scoring import Asked, Subject, measure
@@ -55,7 +54,7 @@ def test_rows_become_the_tasks_of_lm_eval(tmp_path, capsys):
     manager = TaskManager(include_path=str(tmp_path / 'tasks'), include_defaults=False)
     for name, (prompt, answer) in WANTED.items():
         [task] = manager.load([f'questions_{name}'])['tasks'].values()
-        [doc] = list(task.validation_docs())
+        [doc] = list(task.test_docs())
         assert task.doc_to_text(doc) == prompt, name
         target = task.doc_to_target(doc)
         if answer and name != 'asdiv':
@@ -63,15 +62,6 @@ def test_rows_become_the_tasks_of_lm_eval(tmp_path, capsys):
             target = choices[target] if isinstance(target, int) else target
         assert answer is None or target == answer, name
     assert 'commonsense_qa.jsonl' in {path.name for path in (tmp_path / 'tasks').iterdir()}
-
-
-def test_a_question_that_is_not_there_names_the_command(tiny, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(lm_eval_scores, 'EVALS', tmp_path)
-    lm_eval_scores.manager.cache_clear()
-    run = save_run(tmp_path / 'run', tiny(vocab_size=257, context=64))
-    assert 'questions/prepare.py makes it' in refused(
-        capsys, 'evaluate', run, '--tasks=questions_piqa', '--device=cpu')
-    lm_eval_scores.manager.cache_clear()
 
 
 @pytest.mark.parametrize('fast', [True, False])
@@ -110,7 +100,7 @@ def test_rows_are_the_units_of_a_loss(kinds, tiny, tmp_path):
 
 
 def test_the_atlas_has_every_layer_and_every_block():
-    ways = {(kind, i): way for kind, i, way in ways_of(6)}
+    ways = ways_of(6)
     assert len(ways) == 1 + 6 + 2 * (6 + 3)
     assert ways['without', 2].loop == [0, 1, 3, 4, 5]
     assert ways['4 twice', 1].loop == [0, 1, 2, 3, 4, 1, 2, 3, 4, 5]

@@ -4,7 +4,6 @@ Promised: sampling is seeded and loops; a run and several have a picture; the ta
 errors over the seeds; paired tests against every sign tried one by one.
 """
 import json
-import sys
 from itertools import product
 
 import pytest
@@ -109,8 +108,3 @@ def test_the_paired_tests_by_every_sign():
                  for signs in product((1, -1), repeat=len(sizes))]
         wanted = sum(abs(s - middle) >= far for s in every) / len(every)
         assert p_value(changes) == pytest.approx(wanted)
-
-
-def test_without_scipy_a_loss_has_no_p_and_answers_have_one(monkeypatch):
-    monkeypatch.setitem(sys.modules, 'scipy', None)
-    assert p_value([0.1, 0.2]) is None and p_value([1, 1, -1, 1]) == 0.625

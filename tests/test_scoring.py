@@ -22,11 +22,10 @@ from families import tiny as family
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.commands import sweep
 from nanodepth.common.errors import Refused
-from nanodepth.common.files import Notes
 from nanodepth.common.options import read
-from nanodepth.asking import lm_eval_scores as harness, scoring as measure
+from nanodepth.asking import likelihoods, lm_eval_scores as harness, scoring as measure
+from nanodepth.looping.layers import loops_of
 from nanodepth.models import checkpoint
-from nanodepth.models.checkpoint import open_any
 from nanodepth.models.hf import repeated_block
 from nanodepth.asking.scoring import (Asked, Score, Subject, ask, interval, log_likelihoods,
                                       measure as tokens_measure, parse_tasks, score)
@@ -36,7 +35,7 @@ from nanodepth.report.tables import read_csv
 from nanodepth.retrofit import surgery
 from nanodepth.text.loader import Loader
 from nanodepth.text.primitives import TASKS, TOY_TASKS, Example, few_shot
-from nanodepth.text.tokenizer import get_tokenizer, write_tokenizer
+from nanodepth.text.tokenizer import get_tokenizer
 from nanodepth.wrapper import looped
 
 lm_eval = pytest.importorskip('lm_eval')
@@ -69,26 +68,16 @@ def test_each_kind_of_model_runs_in_its_ways_and_is_restored(tiny):
             inside = logits(model)
         assert torch.equal(inside, by_hand()) and torch.equal(logits(model), before), str(way)
         assert way.cost(model) == cost, str(way)
+    for model, way, words in ((ours, Way(r=2), 'r=2 is for models with a recurrent core'),
+                              (core, Way(loop='2x2'), '--loop=2x2 is for ordinary models'),
+                              (ours, Way(loop='3x2'), 'has 3 unique layers, but the model has 4')):
+        with pytest.raises(Refused, match=words), way.apply(model):
+            pass
 
 
 def naive(model, window, K):
     with looped(model, window, 'naive', K):
         return logits(model)
-
-
-def test_costs_are_counted_evaluations(tiny):
-    "How often the layers really run, for every method."
-    model = tiny(n_layer=4)
-    runs = []
-    for layer in model.layers:
-        layer.attn.register_forward_pre_hook(lambda *_: runs.append(1))
-    for dials in (dict(window='1-2'), dict(window='0-2', method='heun', K=2), dict(K=5, T=2.0),
-                  dict(window='1-2', method='rk4', K=1),
-                  dict(window='2-3', method='anderson', K=4)):
-        runs.clear()
-        with Way(**dials).apply(model):
-            logits(model)
-        assert len(runs) == Way(**dials).cost(model), dials
 
 
 def test_options_become_ways_as_users_type_them():
@@ -100,52 +89,14 @@ def test_options_become_ways_as_users_type_them():
         '--window=mid4 --K=2 --T=1.5', '--window=0.5 --K=2 --T=1.5']
     assert given('--method=euler', '--alphas=0.5,0.25', '--K=2') == [
         '--method=euler --K=2 --alphas=0.5,0.25']
-    assert len({*given('--beta=0.1234567,0.1234568')}) == 2        # two ways have two names
     for text in given('--window=mid4', '--decode=bypass,3', '--beta=0.3'):
         assert given(*text.split()) == [text]
     assert str(Way()) == 'as it is' and str(Way(loop=[0, 1, 0, 1])) == '--loop=2x2'
     with pytest.raises(Refused, match='--loop and --r are different ways'):
         given('--loop=2x2', '--r=2')
-    with pytest.raises(Refused, match="a segment '2y'"):
-        given('--loop=2y')
-    with pytest.raises(Refused, match='r=0 is too small'):
-        Way(r=0)
-
-
-@pytest.mark.parametrize('command', ['sample', 'evaluate', 'export', 'probe'])
-def test_every_command_refuses_in_the_same_words(command, tiny, data, tmp_path, capsys):
-    plain = tiny(vocab_size=257, n_layer=4, context=64)
-    for name, model in dict(run=plain, cut=surgery(plain, '1-2-1')).items():
-        save_run(tmp_path / name, model, data)
-    line = dict(sample=['--device=cpu'], export=[tmp_path / 'out'],
-                evaluate=['--tasks=toy_copy', '--n=4', '--device=cpu',
-                          f'--out={tmp_path / "e.csv"}'],
-                probe=['--only=norms', '--length=8', '--device=cpu', f'--out={tmp_path / "p"}']
-                )[command]
-    for run, options, words in (
-            ('run', ['--r=2'], 'r=2 is for models with a recurrent core'),
-            ('cut', ['--loop=2x2'], '--loop=2x2 is for ordinary models'),
-            ('run', ['--loop=3x2'], "the loop '3x2' has 3 unique layers, but the model has 4"),
-            ('run', ['--loop=4x2', '--window=1-2'], '--loop and the wrapper are different ways')):
-        assert words in refused(capsys, command, tmp_path / run, *line, *options)
-    if command != 'evaluate':
-        assert 'this takes one way of running' in refused(capsys, command, tmp_path / 'run', *line,
-                                                          '--loop=4x2,4x3')
 
 
 # ----------------------------------------------------------------------------------- our own scorer
-
-@pytest.mark.parametrize('task', EVERY)
-def test_a_random_scorer_is_at_chance(task):
-    examples = few_shot(task, 1000, shots=0, depth=1)
-    rng = torch.Generator().manual_seed(0)
-
-    def guess(tokens):
-        return torch.randn(*tokens.shape, 257, generator=rng)
-    accuracy, _ = score(guess, BYTES, [Example('x', e.options, e.answer) for e in examples],
-                        batch=1000)
-    chance = 1 / len(examples[0].options)
-    assert abs(accuracy - chance) < 5 * math.sqrt(chance * (1 - chance) / 1000)
 
 
 @pytest.mark.parametrize('task', EVERY)
@@ -167,6 +118,8 @@ def test_a_model_that_knows_is_right(task):
     # one answer of a thousand that would be right is not known to be
     answers = ask(lambda tokens: oracle(tokens).fill_(math.nan), BYTES, examples[:2])
     assert math.isnan(answers.mean) and len(answers.answers) == 2
+    places = [e.answer for e in examples]       # who does not know is at chance
+    assert max(map(places.count, places)) < 3 * 100 / len(examples[0].options)
 
 
 def test_answers_by_hand(monkeypatch):
@@ -177,38 +130,32 @@ def test_answers_by_hand(monkeypatch):
         'share', 0.5, 0.5, [1, 0], 0.5)
 
 
-LOOPED = dict(order=[0, 1, 1, 2, 3, 2], n_kv_head=2, ln_scaling=True)
-
-
-@pytest.mark.parametrize('task, shots, fields', [
-    ('assign_basic', 2, LOOPED), ('copy_words', 1, {}), ('toy_assign', 0, LOOPED)])
-def test_the_shared_cache_changes_nothing(tiny, fields, task, shots):
-    model = tiny(vocab_size=257, context=512, std=0.3, **fields).double()
-    examples = few_shot(task, 6, shots=shots, depth=1 if 'assign' in task else 0)
-    one, two, slow = (log_likelihoods(model, BYTES, examples, **o)
-                      for o in ({}, dict(share=False, batch=3), {}))
-    for e, a, b, c in zip(examples, one, two, slow):
+@pytest.mark.parametrize('how, shared', [
+    (dict(method='naive', cache='last'), True), (dict(method='rk', decode='bypass'), True),
+    (dict(method='layer_anchored_frozen'), True), (dict(method='euler', tol=0.1), False),
+    (dict(method='anderson'), False)])
+def test_options_share_the_prompt_of_a_looped_model(tiny, monkeypatch, how, shared):
+    "Whatever the wrapper keeps in its cache: here it keeps all, and afterwards as it was told."
+    model = tiny(vocab_size=257, context=512, std=0.3).double()
+    examples = few_shot('copy_words', 4, shots=1)
+    prompts = []
+    read = likelihoods.read_prompts
+    monkeypatch.setattr(likelihoods, 'read_prompts', lambda *args: prompts.extend(args[4]) or
+                        read(*args))
+    with looped(model, (1, 2), **how):
+        [loop] = loops_of(model)
+        before = loop.how
+        one, two = (log_likelihoods(model, BYTES, examples, share=share) for share in (True, False))
+        assert loop.how == before
+    for a, b in zip(one, two):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
-        assert len(a) == len(e.options)
-    with torch.no_grad():       # the slow second form: one option at a time
-        for e, a in zip(examples[:3], one):
-            for option, value in zip(e.options, a):
-                prompt, answer = [256, *BYTES.encode(e.prompt)], BYTES.encode(option)
-                logp = model(torch.tensor([prompt + answer])).float().log_softmax(-1)[0]
-                assert (value.item()
-                        == pytest.approx(sum(logp[len(prompt) + i - 1, t].item()
-                                             for i, t in enumerate(answer)), abs=1e-5))
+    assert bool(prompts) == shared
 
 
 def test_an_interval_by_hand():
     low, high = interval(5, 10)
     assert (low, high) == pytest.approx((0.2366, 0.7634), abs=1e-4)      # Wilson's, from a table
     assert interval(0, 10)[0] == pytest.approx(0) and interval(10, 10)[1] == pytest.approx(1)
-
-
-def test_too_long_is_said(tiny):
-    with pytest.raises(ValueError, match='has 90 tokens, but the context is 32'):
-        score(tiny(vocab_size=257), BYTES, [Example('x' * 87, ['12', '13'], 0)])
 
 
 # ------------------------------------------------------------------------------------------ lm-eval
@@ -256,29 +203,22 @@ def test_an_export_scores_as_lm_evals_own_model(run, manager):
                     assert a['resps'][0] == pytest.approx(b['resps'][0], rel=1e-4)
 
 
-@pytest.mark.parametrize('kind, how', [
-    ('looped', dict()), ('looped', dict(loop='1-1x3-1')), ('recurrent', dict()),
-    ('recurrent', dict(r=3))])
-def test_an_export_scores_as_our_own_scorer(run, tmp_path, manager, kind, how):
-    "Ordinary, in another order, and with a core that runs more or less often."
+@pytest.mark.parametrize('kind, way', [('looped', Way(loop='1-1x3-1')), ('recurrent', Way(r=3))])
+def test_an_export_scores_as_our_own_scorer(run, tmp_path, manager, kind, way):
     path = run[0]
     if kind == 'recurrent':
         model = checkpoint.load_model(path)
         model.config.order = None
-        path = tmp_path / 'cut'
-        save_run(path, surgery(model, '1-1-1', mean=2))
+        path = save_run(tmp_path / 'cut', surgery(model, '1-1-1', mean=2))
     model, lm = opened(path)
-    with Way(**how).apply(model):
-        results = scored(lm, manager, ['local_choice'])
-    docs = [sample['doc'] for sample in results['samples']['local_choice']]
-    examples = [Example(doc['q'], doc['options'], doc['gold']) for doc in docs
-                if len(doc['q']) < 80]
-    with Way(**how).apply(model):
-        values = iter(log_likelihoods(model, BYTES, examples))
-    for sample in results['samples']['local_choice']:
-        if len(sample['doc']['q']) < 80:            # what is longer is cut by lm-eval
-            theirs = [answer[0][0] for answer in sample['resps']]
-            assert theirs == pytest.approx(next(values).tolist(), rel=1e-4)
+    with way.apply(model):
+        samples = scored(lm, manager, ['local_choice'])['samples']['local_choice']
+        samples = [s for s in samples if len(s['doc']['q']) < 80]   # what is longer, lm-eval cuts
+        values = log_likelihoods(model, BYTES, [
+            Example(s['doc']['q'], s['doc']['options'], s['doc']['gold']) for s in samples])
+    for sample, wanted in zip(samples, values, strict=True):
+        found = [answer[0][0] for answer in sample['resps']]
+        assert found == pytest.approx(wanted.tolist(), rel=1e-4)
 
 
 def test_scores_that_are_not_numbers_are_refused(run, manager):
@@ -311,9 +251,6 @@ def test_chat_templates_are_those_of_the_checkpoint(run):
     plain, chat = (Subject(run[1], Asked(tasks='primitive_toy_copy', limit=20, chat=on,
                                           device='cpu')).scores(Way()) for on in (False, True))
     assert plain['primitive_toy_copy acc'].mean != chat['primitive_toy_copy acc'].mean
-    with pytest.raises(ValueError, match="has no tokenizer of transformers'"):
-        Subject(run[0], Asked(tasks='primitive_toy_copy', limit=2, chat=True,
-                               device='cpu')).scores(Way())
 
 
 def test_tasks_that_are_kept_score_as_fresh_ones(run):
@@ -472,16 +409,7 @@ def test_all_models_get_rows_of_one_size(run, tmp_path, tiny, data):
         assert other.data() == first.data() == f'4 rows of 16 tokens a batch, 100% {data}'
 
 
-def test_two_at_once_do_not_disturb_each_others_notes(tmp_path):
-    one, two = Notes(tmp_path / 'n.jsonl'), Notes(tmp_path / 'n.jsonl')
-    for i in range(20):
-        one.get(dict(i=i), lambda: ['a' * 20_000])
-        two.get(dict(i=-i - 1), lambda: ['b'])
-    assert len(Notes(tmp_path / 'n.jsonl').known) == 40
-
-
-def test_seeds_are_averaged_and_a_looped_model_stands_beside_its_partners(tmp_path, tiny, data,
-                                                                          capsys):
+def test_seeds_are_averaged(tmp_path, tiny, data, capsys):
     shapes = {'looped-0': dict(order=[0, 1, 0, 1], n_layer=2), 'small': dict(n_layer=2),
               'looped-1': dict(order=[0, 1, 0, 1], n_layer=2), 'deep': dict(n_layer=4)}
     for seed, (name, fields) in enumerate(shapes.items()):
@@ -493,9 +421,6 @@ def test_seeds_are_averaged_and_a_looped_model_stands_beside_its_partners(tmp_pa
     rows = {(row['run'], row['measure']): float(row['mean']) for row in rows_in(tmp_path / 'e.csv')}
     seeds = torch.tensor([rows['looped-0', 'loss'], rows['looped-1', 'loss']], dtype=torch.float64)
     assert f'| {seeds.mean():.3f} ± {seeds.std() / 2 ** 0.5:.3f} ' in said
-    change = seeds.mean() - rows['small', 'loss']
-    assert re.search(rf'minus small +\| equal parameters +\| +\| {change:+.3f}', said)
-    assert re.search(r'minus deep +\| equal compute', said)
     val = Loader(str(data), 4, 16, split='val')
     model = checkpoint.load_model(tmp_path / 'deep')
     assert rows['deep', 'loss'] == tokens_measure(model, val, 2)[0]
@@ -544,9 +469,7 @@ def test_a_group_and_a_perplexity_have_no_error_of_their_change(run, manager, tm
 
 @pytest.mark.parametrize('args, message', [
     (['--tasks=primitive_toy_copi'], "did you mean 'primitive_toy_copy'?"),
-    (['--tasks=toy_copy', '--measures=los'], 'measures=los must be tuple'),
     (['--tasks=toy_copy', '--limit=3'], "--limit is for lm-eval's tasks"),
-    (['--tasks=primitive_toy_copy', '--shots=5'], '--shots is for our own tasks'),
     (['--tasks=looped,knowledge'], 'stands in two of looped, knowledge'),
     ([], 'does not say what it was trained on'),
     (['--tasks=arc_easy'], "Couldn't reach 'allenai/ai2_arc'")])
@@ -564,35 +487,13 @@ def test_runs_that_were_asked_other_things_are_not_compared(tiny, tmp_path, caps
         model.norm.weight.data += 0.1           # two models
         write_noise(tmp_path / f'data_{name}', ['text', f'kind {name}'])
         save_run(tmp_path / name, model, f'{tmp_path}/data_{name}')
-    both = [tmp_path / 'a', tmp_path / 'b', '--batches=1', '--device=cpu',
-            f'--out={tmp_path}/x.png']
-    assert 'so that both answer the same' in refused(capsys, 'evaluate', *both)
-    error = refused(capsys, 'sweep', *both, '--window=1-2', '--method=rk', '--K=2',
-                    '--score=kind a')
-    assert "b: --score='kind a' is not one of loss, kind b; did you mean 'kind b'?" in error
+    assert 'so that both answer the same' in refused(
+        capsys, 'evaluate', tmp_path / 'a', tmp_path / 'b', '--batches=1', '--device=cpu',
+        f'--out={tmp_path}/x.png')
 
 
-@pytest.fixture(scope='module')
-def theirs(tmp_path_factory):
-    "A small Gemma 3 that reads bytes, and its folder."
-    folder = tmp_path_factory.mktemp('gemma')
-    model = family('gemma3_text', vocab_size=257, max_position_embeddings=512)
-    model.save_pretrained(folder)
-    write_tokenizer('bytes', folder, 512)
-    return str(folder), model
-
-
-def test_a_foreign_model_is_an_answer(theirs):
-    path, model = theirs
-    state, opened = open_any(path)
-    assert type(opened) is type(model) and state['kind'] == 'hf'
-    assert torch.equal(logits(opened), logits(model))
-    with Way(loop='2-2x3-2').apply(opened), looped(model, (2, 3), 'naive', 3):
-        assert torch.equal(logits(opened), logits(model))
-
-
-def test_it_is_evaluated_and_swept_by_the_loss_on_text(theirs, tmp_path):
-    path, model = theirs
+def test_another_family_is_evaluated_and_swept_by_the_loss_on_text(gemma, tmp_path):
+    path, model = gemma
     write_noise(tmp_path / 'noise', ['text'])
     val = Loader(str(tmp_path / 'noise'), 4, 511, split='val', seed=0, starts=[256])
 
@@ -613,14 +514,11 @@ def test_it_is_evaluated_and_swept_by_the_loss_on_text(theirs, tmp_path):
         assert float(row['change']) == pytest.approx(looped_loss - plain, rel=1e-3, abs=1e-6)
 
 
-def test_lm_eval_takes_any_family(theirs, tmp_path, capsys):
-    path, model = theirs
+def test_lm_eval_takes_any_family(gemma, tmp_path):
+    path, _ = gemma
     nanodepth('evaluate', [path, '--tasks=primitive_toy_assign_d1', '--limit=12', '--device=cpu',
                            '--loop=2-2x2-2', f'--out={tmp_path / "e.csv"}'])
     assert [row['way'] for row in read_csv(tmp_path / 'e.csv')] == ['as it is', '--loop=2-2x2-2']
-    assert 'one block can be repeated' in refused(
-        capsys, 'evaluate', path, '--tasks=primitive_toy_assign_d1', '--loop=1x2-2x2-1x2-2',
-        '--device=cpu')
 
 
 def test_names_of_tasks():
@@ -706,14 +604,6 @@ def test_luck_is_what_the_best_of_as_many_tries_finds():
     assert diverged == said                     # what diverged is no try
 
 
-def test_one_batch_is_too_few_for_two_parts(runs, capsys):
-    state = checkpoint.load(runs[0])
-    state['config']['batch_size'] = 40
-    checkpoint.save(runs[0], **state)
-    assert 'fill one batch, of 40 rows of 16 tokens' in refused(capsys, 'sweep', runs[0],
-                                                                '--device=cpu')
-
-
 def test_a_sweep_by_benchmarks_screens_and_judges_by_other_documents(run, tmp_path, capsys,
                                                                      monkeypatch):
     "Halves of one task's, or the first ones of two tasks'."
@@ -770,10 +660,7 @@ def test_the_judged_answers_of_every_model_are_kept(runs, tmp_path, capsys):
 
 
 @pytest.mark.parametrize('args, message', [
-    (['--score=los'], "did you mean 'loss'?"), (['--window=all9'], 'write all1 to all4'),
-    (['--method=aitken', '--K=3'], 'nothing can be run: aitken with K = 3'),
-    (['--judge_tasks=toy_copy'], '--judge_tasks is what the best are judged by'),
-    (['--blocks=5'], '--blocks=5: the model is 4 layers deep')])
+    (['--score=los'], "did you mean 'loss'?"), (['--window=all9'], 'write all1 to all4')])
 def test_what_a_sweep_refuses(runs, tmp_path, capsys, args, message):
     assert message in refused(capsys, 'sweep', runs[0], '--window=1-2', '--method=rk', '--K=2',
                               '--device=cpu', f'--out={tmp_path / "s.png"}', *args)
@@ -791,8 +678,5 @@ def test_windows_and_cells(tiny):
             and 'aitken with K = 3' in impossible[0])
     asked = read(sweep.Options, ['run', '--blocks=2,3', '--times=4'])
     ways, _ = sweep.ways_of(asked, tiny(order=[0, 1, 0, 1]))     # of a looped model, its own order's
-    assert [(way.loop, window, row) for way, window, row in ways] == [
-        ([0, 1] * 4 + [0, 1], '0-1', '4 times'), ([0] + [1, 0] * 4 + [1], '1-2', '4 times'),
-        ([0, 1] + [0, 1] * 4, '2-3', '4 times'), ([0, 1, 0] * 4 + [1], '0-2', '4 times'),
-        ([0] + [1, 0, 1] * 4, '1-3', '4 times')]
-    assert read(sweep.Options, ['run', '--cache=first,none']).cache == ('first', 'none')
+    assert [(way.loop, window) for way, window, _ in ways][1::2] == [
+        ([0] + [1, 0] * 4 + [1], '1-2'), ([0, 1, 0] * 4 + [1], '0-2')]

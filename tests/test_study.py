@@ -140,14 +140,10 @@ def test_a_difference_of_differences(folder):
     assert found.a == pytest.approx([1] * 5)
 
 
-def test_rows_that_cannot_be_judged_are_refused(folder):
+def test_several_rows_of_one_seed_are_refused(folder):
     rows = read_rows(folder / 'depth.csv')
     with pytest.raises(Refused, match='several rows of one seed'):
         results.values_of(rows, dict(run='lidas'), 'depth 4')
-    primary = CLAIM.split('[[written]]')[0]
-    (folder / 'claims.toml').write_text(primary * 6)
-    with pytest.raises(Refused, match='six|6 primary claims'):
-        results.all_tables(results.read_claims(folder / 'claims.toml'), folder)
 
 
 def test_the_papers_of_this_repo_say_what_its_rows_say():

@@ -1,7 +1,7 @@
 """One name, `nanodepth`, lives beside anyone's files: installed from a wheel, and from a clone.
 
-Each is installed by pip into an environment of its own, which borrows the packages of this one. A
-folder of somebody else has files of all the names that ours once hid or were hidden by.
+The wheel is installed by pip into an environment of its own, which borrows the packages of this
+one. A folder of somebody else has files of all the names that ours once hid or were hidden by.
 """
 import importlib
 import os
@@ -16,7 +16,6 @@ import pytest
 import torch
 from conftest import ROOT
 
-import nanodepth
 from nanodepth import looped
 from nanodepth.common import files
 from nanodepth.models import checkpoint
@@ -28,7 +27,7 @@ from nanodepth.text.tokenizer import get_tokenizer
 
 IDEAS = 'model', 'grow', 'loop', 'retrofit', 'wrapper', 'probe', 'train'
 THEIRS = ('model.py', 'train.py', 'loop.py', 'common.py', 'data/__init__.py', 'tools/__init__.py',
-          'engine/__init__.py', 'config/__init__.py')
+          'models/__init__.py', 'config/__init__.py')
 SMALL = ['--context=16', '--n_embd=32', '--n_head=2', '--head_dim=none', '--steps=20',
          '--warmup_steps=2', '--decay_steps=4', '--eval_batches=1', '--batch_size=4',
          '--device=cpu']
@@ -36,8 +35,8 @@ BESIDE = """
 import sys
 import nanodepth
 assert 'torch' not in sys.modules
-import model, train, loop, common, data, tools, engine, config
-assert {model.mine, train.mine, loop.mine, common.mine, data.mine, tools.mine, engine.mine} == {1}
+import model, train, loop, common, data, tools, models, config
+assert {model.mine, train.mine, loop.mine, common.mine, data.mine, tools.mine, models.mine} == {1}
 """
 USE = """
 import torch
@@ -51,8 +50,9 @@ print(nanodepth.__file__)
 
 
 def python(folder, *argv, environment=None):
-    "Python there: the environment's own, or this one."
+    "Python there: the environment's own, or this one, with the clone on its path."
     env = {name: value for name, value in os.environ.items() if name != 'PYTHONPATH'}
+    env |= {} if environment else dict(PYTHONPATH=str(ROOT))
     return subprocess.run([environment / 'bin/python' if environment else sys.executable, *argv],
                           cwd=folder, env=env, capture_output=True, text=True, timeout=120)
 
@@ -80,16 +80,16 @@ def theirs(tmp_path):
     return tmp_path
 
 
-def install(home, *what):
-    "An environment with this installed by pip: its folder of packages."
+def install(home, wheel):
+    "An environment with the wheel installed by pip: its folder of packages."
     venv.create(home)
     site = Path(sysconfig.get_path('purelib', vars=dict(base=str(home))))
     (site / 'borrowed.pth').write_text(sysconfig.get_path('purelib'))
     pip = python(home, '-m', 'pip', 'install', '-q', '--no-deps', '--no-build-isolation',
-                 '--no-index', '--ignore-installed', *what, environment=home)
+                 '--no-index', '--ignore-installed', wheel, environment=home)
     assert pip.returncode == 0, pip.stderr
     new = {path.name for path in site.iterdir()} - {'borrowed.pth', '__pycache__'}
-    assert new <= {'nanodepth', '_nanodepth.pth', 'nanodepth-0.1.0.dist-info'}, new
+    assert new <= {'nanodepth', 'nanodepth-0.1.0.dist-info'}, new
     return site
 
 
@@ -115,14 +115,9 @@ def test_a_wheel_works_beside_files_of_the_same_names(wheel, theirs, data, tmp_p
     assert (theirs / 'out/lidas/ckpt.pt').exists() and (theirs / 'out/lidas/loss.png').exists()
 
 
-def test_so_does_a_clone(theirs, tmp_path):
-    install(tmp_path / 'environment', '-e', ROOT)
-    assert used(tmp_path / 'environment', theirs, BESIDE + """
-from nanodepth import load_model, looped
-from nanodepth.__main__ import main
-main('grow', ['8', '--block=2'])
-print(nanodepth.__file__)
-""") == ROOT / 'nanodepth'
+def test_so_does_a_clone(theirs):
+    code = BESIDE + 'from nanodepth import load_model, looped\nprint(nanodepth.__file__)'
+    assert used(None, theirs, code) == ROOT / 'nanodepth'
 
 
 def test_a_wheel_is_complete_and_holds_no_data(wheel):
@@ -170,9 +165,3 @@ def test_a_bare_import_is_as_good(tmp_path):
         opened = checkpoint.load_model(tmp_path / name)
         assert torch.equal(opened(tokens), each(tokens))
     assert bare['probe'].depth_score(model, tokens)[1].shape == (4,)
-
-
-def test_the_five_names_and_no_other():
-    assert nanodepth.looped is looped and callable(nanodepth.save_hf)
-    with pytest.raises(ImportError, match="cannot import name 'loop_it'"):
-        from nanodepth import loop_it  # noqa: F401

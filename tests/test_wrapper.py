@@ -18,7 +18,7 @@ from nanodepth.looping.caches import CACHES
 from nanodepth.looping.layers import pick_window
 from nanodepth.model import KVCache
 from nanodepth.retrofit import surgery
-from nanodepth.wrapper import LAYERWISE, SOLVERS, looped, looped_by_hand, patch, pick_solver
+from nanodepth.wrapper import BY_LAYER, SOLVERS, looped, looped_by_hand, patch, pick_solver
 
 WINDOW = (2, 4)
 
@@ -84,13 +84,13 @@ def test_wrapped_logits_are_the_solver_applied_by_hand(six, method, mode):
     for block in [[2, 3, 4]] if mode == 'block' else [[2], [3], [4]]:
         x = SOLVERS[method](lambda y: six.run(y, block, depth=block[0]), x, 2)
     by_hand = six.head(six.norm(six.run(x, [5], depth=5)))
-    if method == LAYERWISE and mode == 'block':
+    if method in BY_LAYER and mode == 'block':
         with pytest.raises(ValueError, match="mode='block' is not one of layer"):
             patch(six, WINDOW, method, 2, mode=mode)
         return
     with looped(six, WINDOW, method, 2, mode=mode):
         assert torch.equal(six(t), by_hand)
-    if method == LAYERWISE:
+    if method in BY_LAYER:
         with looped(six, WINDOW, method, 2):        # it goes layer by layer by itself
             assert torch.equal(six(t), by_hand)
 
@@ -98,14 +98,10 @@ def test_wrapped_logits_are_the_solver_applied_by_hand(six, method, mode):
 def test_a_wrapped_window_ends_at_its_time(six):
     t = tokens()
     window = lambda y: six.run(y, [2, 3, 4], depth=2)
-    for method in ('euler', 'rk', 'midpoint'):
-        x = SOLVERS[method](window, six.run(six.embed(t), [0, 1]), 4, T=2)
-        with looped(six, WINDOW, method, 4, T=2):
-            looped_logits = six(t)
-        assert torch.equal(looped_logits, six.head(six.norm(six.run(x, [5], depth=5))))
-    for method in ('naive', 'heavy_ball', 'norm_stab'):
-        with pytest.raises(ValueError, match=f"'{method}' has no option 'T'"):
-            patch(six, WINDOW, method, T=2)
+    x = SOLVERS['rk'](window, six.run(six.embed(t), [0, 1]), 4, T=2)
+    with looped(six, WINDOW, 'rk', 4, T=2):
+        looped_logits = six(t)
+    assert torch.equal(looped_logits, six.head(six.norm(six.run(x, [5], depth=5))))
 
 
 @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
@@ -173,7 +169,6 @@ def test_first_token_by_token_against_a_slow_form(six):
 def test_what_each_cache_holds(six, how, mode):
     "Lengths after every step; and whose keys they are."
     t = tokens()
-    x2 = lambda n, rows=None: six.run(six.embed(t[:, :n]), [0, 1])
     plain = in_pieces(six, t, [7])[1]
     with looped(six, WINDOW, 'rk', 3, cache=how, mode=mode):
         cache, at = KVCache(6), 0
@@ -191,16 +186,10 @@ def test_what_each_cache_holds(six, how, mode):
         assert alike[3:5] == [how == 'first'] * 2
     if mode == 'block':
         assert alike[2:5] == [first] * 3
-        if how == 'last':                           # the keys of a plain pass that starts from x_K
-            end = SOLVERS['rk'](lambda y: six.run(y, [2, 3, 4], depth=2), x2(7), 3)
-            slots = KVCache(6)
-            six.run(end, [2, 3, 4], depth=2, cache=slots)
-            assert all(torch.equal(slots.layers[d].keys, prompt.layers[d].keys) for d in (2, 3, 4))
-        if how == 'last_eval':                      # ... and from the point of the last evaluation
-            points = []
-            SOLVERS['rk'](lambda y: points.append(y) or six.run(y, [2, 3, 4], depth=2), x2(7), 3)
-            slots = KVCache(6)
-            six.run(points[-1], [2, 3, 4], depth=2, cache=slots)
+        if how.startswith('last'):      # a plain pass from x_K, or from the last evaluation's point
+            points, slots, x = [], KVCache(6), six.run(six.embed(t[:, :7]), [0, 1])
+            end = SOLVERS['rk'](lambda y: points.append(y) or six.run(y, [2, 3, 4], depth=2), x, 3)
+            six.run(end if how == 'last' else points[-1], [2, 3, 4], depth=2, cache=slots)
             assert all(torch.equal(slots.layers[d].keys, prompt.layers[d].keys) for d in (2, 3, 4))
 
 
@@ -267,19 +256,6 @@ def test_a_forward_leaves_nothing_alive(six, mode):
         assert torch.isfinite(six(tokens())).all()
 
 
-def test_threads_do_not_share_a_forward(six):
-    from concurrent.futures import ThreadPoolExecutor
-    rows = [tokens(seed=seed) for seed in range(4)]
-
-    def run(i):
-        with torch.no_grad():
-            return all(torch.equal(six(rows[i]), want[i]) for _ in range(20))
-    with looped(six, WINDOW, cache='exact'):
-        want = [six(row) for row in rows]
-        with ThreadPoolExecutor(4) as pool:
-            assert all(pool.map(run, range(4)))
-
-
 def test_an_exact_cache_keeps_to_its_settings(six):
     t, cache = tokens(), KVCache(6)
     with looped(six, WINDOW, K=3, cache='exact'):
@@ -304,11 +280,10 @@ def test_windows(window, depth, expected):
 
 
 @pytest.mark.parametrize('arguments, message', [
-    (dict(window=(3, 6)), 'within 0 to 5'), (dict(window='mid7'), 'within 0 to 5'),
-    (dict(cache='frist'), "did you mean 'first'"), (dict(mode='blocks'), 'block, layer'),
+    (dict(window=(3, 6)), 'within 0 to 5'), (dict(cache='frist'), "did you mean 'first'"),
     (dict(pin='mixture'), 'no router'), (dict(decode='ful'), "'full', 'bypass'"),
     (dict(cache='exact', method='euler', tol=0.1), 'halting tolerance'),
-    (dict(cache='exact', decode='bypass'), "decode='full'"), (dict(gamma=1), "no option 'gamma'")])
+    (dict(gamma=1), "no option 'gamma'")])
 def test_what_is_refused_before_anything_is_touched(six, arguments, message):
     before = {name: dict(vars(m)) for name, m in six.named_modules()}
     with pytest.raises(ValueError, match=message):
@@ -318,15 +293,15 @@ def test_what_is_refused_before_anything_is_touched(six, arguments, message):
 
 def test_a_window_is_entered_at_its_first_layer(six):
     t = tokens()
-    plain, prefix = six(t), six(t, order=[0, 1, 2, 3])
+    plain = six(t)
     x = six.run(six.embed(t), [0, 1, 2])
     with looped(six, WINDOW):
         with pytest.raises(ValueError, match='the window 2-4 is entered at 3'):
             six.run(x, [3, 4, 5], depth=3)
-        # it ends within the window: nothing to loop
-        assert torch.equal(six(t, order=[0, 1, 2, 3]), prefix)
-        with pytest.raises(ValueError, match='position 4 of the looped window holds another layer'):
-            six(t, order=[0, 1, 2, 3, 2, 3, 4, 5])
+        # it would loop nothing, or other layers
+        for order in ([0, 1, 2, 3], [0, 1], [0, 1, 2, 3, 2, 3, 4, 5], [0, 1, 2, 3, 5]):
+            with pytest.raises(ValueError, match='of the looped window holds another layer in this'):
+                six(t, order=order)
         assert not torch.equal(six(t), plain)
 
 
@@ -376,18 +351,6 @@ def test_orders_of_accuracy(method, options, order):
     x = torch.tensor([[[0.9]]], dtype=torch.float64)
     error = [abs(SOLVERS[method](field, x, K, **options) - x / (1 + x)).item() for K in (8, 16)]
     assert abs(math.log2(error[0] / error[1]) - order) < 0.2
-
-
-def test_the_anchored_method_is_of_first_order_for_every_beta():
-    """On x' = F(x) over a short time h: the error of one step falls as h^2 and not faster, however
-    many stages it has."""
-    for beta, K in ((0.5, 3), (0.2, 4)):
-        errors = []
-        for h in (0.02, 0.01):
-            x = torch.tensor([[[0.9]]], dtype=torch.float64)
-            errors.append(abs(SOLVERS['rk'](lambda y: y - h * y * y, x, K, beta=beta) - x
-                              / (1 + h * x)).item())
-        assert abs(math.log2(errors[0] / errors[1]) - 2) < 0.1
 
 
 def test_equation_16_and_its_tableau():
@@ -490,9 +453,6 @@ def test_a_method_has_its_own_defaults_and_not_another_ones():
         solver, _ = pick_solver(method, 3)
         x = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0))
         assert torch.equal(solver(torch.tanh, x), SOLVERS[method](torch.tanh, x, 3, beta=beta))
-    for T in (0, -1, '1', math.inf):
-        with pytest.raises(ValueError, match='T='):
-            pick_solver('rk', 3, T=T)
 
 
 def test_anderson_solves_a_linear_problem_and_keeps_sequences_apart():
@@ -504,9 +464,6 @@ def test_anderson_solves_a_linear_problem_and_keeps_sequences_apart():
     for beta in (0.5, 1.0):
         assert torch.allclose(SOLVERS['anderson'](g, torch.zeros(1, 1, 2, dtype=torch.float64), 4,
                                                   m=2, beta=beta), fixed, atol=1e-9)
-    # one without a batch
-    assert torch.allclose(SOLVERS['anderson'](g, torch.zeros(2, dtype=torch.float64), 4, m=2),
-                          fixed, atol=1e-9)
     x = torch.randn(3, 4, 2, dtype=torch.float64)
     curved = lambda y: y + torch.tanh(y @ A.T + b)
     together = SOLVERS['anderson'](curved, x, 4)
@@ -532,27 +489,13 @@ def test_a_tolerance_stops_tokens_one_by_one():
     assert len(calls) == 1
 
 
-def test_norms_and_blends():
-    torch.manual_seed(0)
-    x = torch.randn(2, 5, 7)
-    out = SOLVERS['norm_stab'](lambda y: 3 * y + torch.randn(7), x, 3, alpha=0.7)
-    assert torch.allclose(out.norm(dim=-1), x.norm(dim=-1), rtol=1e-5)
-    assert torch.equal(SOLVERS['poly_blend'](g_half, x, 2, weights=[0, 0, 1]),
-                       SOLVERS['naive'](g_half, x, 2))
-
-
 @pytest.mark.parametrize('call, message', [
     (lambda: pick_solver('rkk', 3), "did you mean 'rk'"),
     (lambda: pick_solver('rk', 0), 'K=0.*at least once'),
     (lambda: pick_solver('rk', 3, beta=1.5), 'beta=1.5.*0 to 1'),
     (lambda: pick_solver('aitken', 3), 'K=3.*even'),
-    (lambda: pick_solver('rk', 3, alphas=[1]), "'rk' has no option 'alphas'; it takes: beta"),
-    (lambda: pick_solver('euler', 3, alphas=[0.5, 0.5]), 'K=3 steps need 3'),
-    (lambda: pick_solver('poly_blend', 1, weights=[0.7, 0.7]), 'sum 1'),
-    (lambda: pick_solver('butcher', 1, a=[[0.5], [1]], b=[0.5, 0.5]), 'tableau'),
-    (lambda: pick_solver('butcher', 1, beta=0.5, a=[[]], b=[1]), 'beta=0.5 has no effect'),
-    (lambda: pick_solver('euler', 2, alphas=[0.5, 0.5], T=2), 'T=2 has no effect beside alphas'),
-    (lambda: SOLVERS['rk'](g_half, ONE, 0), 'at least once')])
+    (lambda: pick_solver('naive', 3, T=2), "'naive' has no option 'T'"),
+    (lambda: pick_solver('euler', 3, alphas=[0.5, 0.5]), 'K=3 steps need 3')])
 def test_what_no_solver_does(call, message):
     with pytest.raises(ValueError, match=message):
         call()

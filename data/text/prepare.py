@@ -22,6 +22,7 @@ from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))    # a clone needs no install
 from nanodepth.common.errors import Refused, refusals, refusing  # noqa: E402
+from nanodepth.common.files import claim  # noqa: E402
 from nanodepth.common.options import read  # noqa: E402
 from nanodepth.text.sources import chat, column, kind_of, texts  # noqa: E402
 from nanodepth.text.tokenizer import get_tokenizer, start_of_document  # noqa: E402
@@ -98,13 +99,14 @@ def main(argv=None):
     every = 100 if len(all_tokens) >= MANY else 10
     splits = dict(train=[t for i, t in enumerate(all_tokens) if i % every],
                   val=all_tokens[::every])
-    begin_dataset(args.out, 'data/text/prepare.py')
-    for split, documents_of in splits.items():
-        tokens = np.concatenate(documents_of)
-        write_dataset(args.out, split, args.tokenizer, tokens,
-                      origin=dict(made_by='data/text/prepare.py', documents=len(documents_of),
-                                  files=[path.name for path in files]))
-        print(f'{args.out}/{split}: {len(documents_of):,} documents, {len(tokens):,} tokens')
+    with claim(args.out):       # both splits are of one command
+        begin_dataset(args.out, 'data/text/prepare.py')
+        for split, documents_of in splits.items():
+            tokens = np.concatenate(documents_of)
+            write_dataset(args.out, split, args.tokenizer, tokens,
+                          origin=dict(made_by='data/text/prepare.py', documents=len(documents_of),
+                                      files=[path.name for path in files]))
+            print(f'{args.out}/{split}: {len(documents_of):,} documents, {len(tokens):,} tokens')
     if left_out:
         print(f'{left_out:,} documents were left out: empty, or written by a reasoning model')
 

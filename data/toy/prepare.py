@@ -39,6 +39,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))    # a clone needs no install
 from nanodepth.common.errors import Refused, refusals  # noqa: E402
+from nanodepth.common.files import claim  # noqa: E402
 from nanodepth.common.options import read  # noqa: E402
 from nanodepth.text.primitives import END_OF_TEXT, START, chain, marked, random_words  # noqa: E402
 from nanodepth.text.loader import begin_dataset, draw, write_dataset  # noqa: E402
@@ -117,6 +118,11 @@ def main(argv=None):
     if not 1 <= args.depths <= 26 // VALUES:
         raise Refused(f'--depths={args.depths} must be from 1, which is depth 0, to '
                       f'{26 // VALUES}: there are no more letters for names')
+    with claim(args.out):       # both splits are of one command
+        make(args)
+
+
+def make(args):
     print('reading the standard library ...', flush=True)
     files = list(library())
     random.Random(draw(0, 'toy files')).shuffle(files)

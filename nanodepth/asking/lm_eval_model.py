@@ -4,13 +4,17 @@ one before a task of lm-eval's is asked.
 Usage:
     lm = Asked(answer, tokenizer, path)         # asking/lm_eval_scores.py makes it
 """
+import itertools
+
 from lm_eval import utils
 from lm_eval.api.model import TemplateLM
 from tqdm import tqdm
 from transformers import AutoTokenizer
 
-from nanodepth.common.errors import Refused, refusing
+from nanodepth.common.errors import Refused, refusing, say
+from nanodepth.common.files import read_json
 from nanodepth.asking.likelihoods import continued, likelihoods
+from nanodepth.models.hf import is_hugging_face
 from nanodepth.text.tokenizer import local_folder, marks_of, start_of_document
 
 
@@ -19,16 +23,19 @@ class Asked(TemplateLM):
 
     def __init__(self, answer, tokenizer, path, max_length=None, chat=False):
         super().__init__()
+        self.has_cut = False        # has it been said that prompts are cut?
         self.answer, self.words, self.path = answer, tokenizer, path
         self.max_length = min(max_length or answer.config.context, answer.config.context)
         self.starts = getattr(tokenizer, 'starts', None)
         if self.starts is None:         # a tokenizer of tiktoken's
             self.starts = start_of_document(tokenizer)
         self.begin, self.end = marks_of(path, tokenizer)
+        self.ends = {self.end, *other_ends(path)} - {None}
         if chat:
             with refusing(ValueError, why=lambda error: f'{path} has no tokenizer of '
                           f"transformers' ({error})"):
-                self.tokenizer = AutoTokenizer.from_pretrained(local_folder(path))
+                self.tokenizer = AutoTokenizer.from_pretrained(local_folder(path),
+                                                               trust_remote_code=False)
             if not self.tokenizer.chat_template:
                 raise Refused(f'{path} has no chat template: leave --chat out')
 
@@ -81,22 +88,48 @@ class Asked(TemplateLM):
                 for request in tqdm(requests, 'answers', unit='answer', leave=False)]
 
     def generated(self, prompt, how):
-        "The greedy continuation, up to the first of the stop signs."
+        "The greedy continuation, up to the first of the stop signs or of the model's own ends."
         if how.get('do_sample') or how.get('temperature'):
             raise Refused(f'a task asks for sampled text ({how}), and only the likeliest is '
                           'given here')
         until = how.get('until') or []
         signs = [until] if isinstance(until, str) else list(until)
-        most = min(how.get('max_gen_toks', 256), self.max_length - 1)
-        read = self.tok_encode(prompt)[-(self.max_length - most):]
+        most = next((how[name] for name in MOST_TOKENS if name in how), 256)
+        if most >= self.max_length:
+            raise Refused(f'a task asks for answers of up to {most} tokens, but the context is '
+                          f'{self.max_length}: no room is left for its prompt')
+        tokens = self.tok_encode(prompt)
+        read = tokens[-(self.max_length - most):]
+        if len(read) < len(tokens) and not self.has_cut:
+            self.has_cut = True
+            say(f'{self.path}: a prompt has {len(tokens)} tokens, and its answer may have {most}, '
+                f'but the context is {self.max_length}: of such prompts the beginning is left out')
 
         def is_done(tokens):
-            text = self.words.decode(tokens)
-            return self.end in tokens or any(sign in text for sign in signs)
+            return not self.ends.isdisjoint(tokens) or any(
+                sign in self.text_of(tokens) for sign in signs)
         tokens = continued(self.answer, read, most, is_done)
-        if self.end in tokens:
-            tokens = tokens[:tokens.index(self.end)]
-        text = self.words.decode(tokens)
+        text = self.text_of(list(itertools.takewhile(lambda t: t not in self.ends, tokens)))
         for sign in filter(None, signs):
             text = text.partition(sign)[0]
         return text
+
+    def text_of(self, tokens):
+        "Tokens as text, without special ones."
+        if hasattr(self.words, 'inner'):
+            return self.words.inner.decode(tokens, skip_special_tokens=True)
+        special = {self.words.encode_single_token(t) for t in self.words.special_tokens_set}
+        return self.words.decode([token for token in tokens if token not in special])
+
+
+# lm-eval's names for the most tokens of an answer
+MOST_TOKENS = 'max_gen_toks', 'max_new_tokens', 'max_tokens', 'max_completion_tokens'
+
+
+def other_ends(path):
+    "The tokens that end a text by generation_config.json, such as a chat model's end of a turn."
+    if not is_hugging_face(path):
+        return []
+    file = local_folder(path) / 'generation_config.json'
+    ends = read_json(file).get('eos_token_id') if file.exists() else None
+    return ends if isinstance(ends, list) else [ends]

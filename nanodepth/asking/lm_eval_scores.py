@@ -52,13 +52,15 @@ def loaded(manager, name, shots):
     return [group] if group else [*found['tasks'].values()]
 
 
-def evaluate(lm, tasks, keep, **options):
+def evaluate(lm, tasks, keep, shots=None, **options):
     """lm-eval's results for a model that it knows: a dict. `tasks` are names of tasks and of lists;
-    those that the dict `keep` holds are not loaded again."""
+    those that the dict `keep` holds are not loaded again. `shots`: instead of the tasks' own."""
     import lm_eval.api.task
     from lm_eval import simple_evaluate
     lm_eval.api.task.tqdm = functools.partial(tqdm, disable=True)       # ours says what is left
     wanted = dict.fromkeys(task for name in tasks for task in LISTS.get(name, [(name, None)]))
+    if shots is not None:
+        wanted = dict.fromkeys((name, shots) for name, _ in wanted)
     names = [name for name, _ in wanted]
     twice = [name for name in names if names.count(name) > 1]
     if twice:
@@ -114,6 +116,7 @@ class Harness:
             from nanodepth.asking.lm_eval_model import Asked
         self.lm = Asked(subject.answer, subject.tokenizer, subject.path, asked.max_length,
                         asked.chat)
+        self.shots = None if asked.shots == type(asked).shots else asked.shots[0]
         self.samples = self.apart() if len(tasks) > 1 else [None]
 
     def scores(self, part=0):
@@ -123,14 +126,14 @@ class Harness:
         options = dict(limit=self.asked.limit)
         if self.samples[part]:
             options = dict(samples=self.samples[part], bootstrap_iters=0)
-        results = evaluate(self.lm, self.tasks[part], self.keep, log_samples=True,
+        results = evaluate(self.lm, self.tasks[part], self.keep, shots=self.shots, log_samples=True,
                            apply_chat_template=self.asked.chat, **options)
         return scores_of(results, self.samples[part])
 
     def apart(self):
         "[{task: which documents}] of each part."
-        counts = [evaluate(self.lm, names, self.keep, limit=1)['n-samples'] if names else {}
-                  for names in self.tasks]
+        counts = [evaluate(self.lm, names, self.keep, shots=self.shots, limit=1)['n-samples']
+                  if names else {} for names in self.tasks]
         differ = not set.intersection(*map(set, counts))
         samples = []
         for i, tasks in enumerate(counts):

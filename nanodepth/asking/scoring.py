@@ -43,7 +43,8 @@ from nanodepth.running.processes import pick_device
 from nanodepth.report.tables import Score, error_of, mean, p_value
 from nanodepth.text.loader import START, Loader
 from nanodepth.text.primitives import TASKS, TOY_TASKS, few_shot
-from nanodepth.text.tokenizer import get_tokenizer, refuse_another_tokenizer
+from nanodepth.text.tokenizer import (TOKENIZER_FILES, fingerprint as tokenizer_mark, get_tokenizer,
+                                      refuse_another_tokenizer)
 from nanodepth.wrapper import SOLVERS
 
 # ------------------------------------------------------------------------------------ scores
@@ -131,9 +132,12 @@ def data_scores(model, loader, batches=None, pieces=1, first=0):
         of_rows += rows
         for kind, each in answers_of.items():
             right.setdefault(kind, []).extend(each)
-    total, n = sum(of_rows)
-    losses = [(loss / n).item() for loss, n in of_rows if n]
-    loss = (total / n.clamp(min=1)).item()
+    sums, counts = torch.stack(of_rows).unbind(1)
+    loss = (sums.sum() / counts.sum().clamp(min=1)).item()
+    # The loss is a mean over tokens. These values of the rows have that mean, and their spread is
+    # its error, also where rows have unequal numbers of targets.
+    mean_count = counts.mean().clamp(min=1e-9)
+    losses = (sums / mean_count + loss * (1 - counts / mean_count)).tolist()
     return dict(loss=Score('nats', loss, error_of(losses), losses)) | {
         kind: of_answers(each) for kind, each in right.items() if each and kind != 'text'}
 
@@ -152,7 +156,10 @@ def measured(model, loader, batches, pieces, first):
         sums = torch.zeros(1 + len(loader.kinds), 4, dtype=torch.float64)
         rows = []
         right_of = {kind: [] for kind in loader.kinds}
-        for tokens, targets, marks in zip(*(t.chunk(pieces) for t in loader.marked_batch(step))):
+        batch = loader.marked_batch(step, again=False)
+        for tokens, targets, marks in zip(*(t.chunk(pieces) for t in batch)):
+            if not len(tokens):
+                continue
             counts = targets != -1
             losses, best = losses_of(model, tokens.to(device), targets.to(device))
             kind_of, right = answers(marks, best != targets, losses.isnan())
@@ -164,7 +171,7 @@ def measured(model, loader, batches, pieces, first):
                 sums[k] += torch.tensor([losses[here].double().sum(), here.sum(), hits.sum(),
                                          len(hits)])
                 right_of[kind] += hits.tolist()
-        sums[0, :2] = sum(rows)
+        sums[0, :2] = sum(rows, torch.zeros(2, dtype=torch.float64))
         yield sums, rows, right_of
     if is_model:
         model.train(was_training)
@@ -181,8 +188,9 @@ def losses_of(model, tokens, targets):
         across, start = [], 0
         for logits in logits_of(model, x, max(1, LOGITS_AT_ONCE // width)):     # (B, n, V)
             end = start + logits.shape[1]
-            losses = F.cross_entropy(logits.float().transpose(1, 2), y[:, start:end],
-                                     ignore_index=-1, reduction='none')
+            # flat: over transposed logits torch sums a large vocabulary less exactly
+            losses = F.cross_entropy(logits.flatten(0, 1).float(), y[:, start:end].flatten(),
+                                     ignore_index=-1, reduction='none').view(logits.shape[:2])
             across.append((losses.cpu(), logits.argmax(-1).cpu()))
             start = end
         parts.append([torch.cat(part, dim=1) for part in zip(*across)])
@@ -194,9 +202,8 @@ def logits_of(model, tokens, most):
     T = tokens.shape[1]
     if hasattr(model, 'hidden'):
         yield from map(model.head, model.norm(model.hidden(tokens)).split(most, dim=1))
-    elif hasattr(model, 'logits_at') and T > most:
-        for start in range(0, T, most):
-            yield model.logits_at(tokens, start, min(T, start + most))
+    elif hasattr(model, 'in_pieces') and T > most:
+        yield from model.in_pieces(tokens, most)
     else:
         yield model(tokens)
 
@@ -260,8 +267,10 @@ def parse_tasks(text):
         match = re.fullmatch(r'(\d{1,4})(?:-(\d{1,4}))?', depths or '0')
         if not match or slash and not depths:
             raise Refused(f'{name}: the depth must be a whole number, as in {task}/3')
-        first = int(match[1])
-        for depth in range(first, int(match[2] or first) + 1):
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first:
+            raise Refused(f'{name} names no depth: write {task}/{last}-{first}')
+        for depth in range(first, last + 1):
             ours[f'{task}/{depth}' if slash else task] = task, depth
     return ours, theirs
 
@@ -285,7 +294,8 @@ class Asked:
     data: str | None = None     # a dataset; None: what the run was trained on
     batches: int = 8            # batches of validation data for each measurement
     n: int = 200                # examples of each primitive
-    shots: tuple[int, ...] = (0,)       # answered examples before each; several are several scores
+    # answered examples before each; several are several scores; lm-eval's tasks: if one is given
+    shots: tuple[int, ...] = (0,)
     seed: int = 0               # of their draws
     limit: int | None = None    # documents of each task of lm-eval: to try, not to report
     chat: bool = False          # lm-eval with the chat template of the checkpoint
@@ -411,8 +421,10 @@ class Subject:
     def mark(self):
         "What tells the model and all that it is asked from others."
         digest = hashlib.sha256(fingerprint(self.model).encode())
-        for path in sorted(Path(self.path).glob('*token*.json')) + [
-                Path(self.path) / 'chat_template.jinja']:
+        folder = Path(self.path)
+        folder = folder.parent if folder.suffix == '.pt' else folder
+        digest.update(tokenizer_mark(self.tokenizer).encode())
+        for path in (folder / name for name in TOKENIZER_FILES):
             digest.update(path.read_bytes() if path.exists() else b'')
         data = self.val and (self.val.checksums(), self.val.shares(), self.val.kinds,
                              self.val.batch_size, self.val.sets[0].context, self.batches)
@@ -426,11 +438,13 @@ class Subject:
 
 def refuse_void(asked, ours, theirs):
     "Options that are given and have no effect on these tasks."
+    if not asked.shots:
+        raise Refused('--shots= asks nothing: give numbers of examples, such as --shots=0,5')
     for name in ('limit', 'chat', 'max_length'):
         if not any(theirs) and getattr(asked, name) != getattr(Asked, name):
             raise Refused(f"--{name} is for lm-eval's tasks, and none is asked for")
-    if any(theirs) and not any(ours) and asked.shots != Asked.shots:
-        raise Refused("--shots is for our own tasks: lm-eval's have numbers of their own")
+    if any(theirs) and len(asked.shots) > 1:
+        raise Refused(f"--shots={','.join(map(str, asked.shots))}: lm-eval's tasks take one number")
 
 
 def is_there(data):

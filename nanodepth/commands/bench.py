@@ -15,13 +15,16 @@ from statistics import median
 
 import torch
 
+from nanodepth.asking.likelihoods import log_likelihoods
 from nanodepth.common import losses
 from nanodepth.common.files import replace
 from nanodepth.common.options import read
-from nanodepth.models.hf import config_json
-from nanodepth.running.processes import peak_flops, pick_device
 from nanodepth.model import LM, ModelConfig
+from nanodepth.models.hf import answer_of, config_json
 from nanodepth.report.tables import columns
+from nanodepth.running.processes import peak_flops, pick_device
+from nanodepth.text.primitives import few_shot
+from nanodepth.text.tokenizer import get_tokenizer
 
 SHAPES = {
     'tiny': dict(vocab_size=257, n_layer=4, n_embd=32, n_head=2, ffn_dim=96, context=48),
@@ -91,16 +94,33 @@ def training(name, batch, turns, device):
         yield race(f'{name}: compiled', device, turns, tokens.numel(), steps, flops)
 
 
+def readers(name, device):
+    "(ours, transformers' Llama) to read and write with; on a GPU in bfloat16."
+    models = [model.eval() for model in both(SHAPES[name], device).values()]
+    return [model.bfloat16() for model in models] if device.type == 'cuda' else models
+
+
 @torch.no_grad()
 def generating(name, device, n=32):
     "Greedy text, with a KV cache."
-    ours, theirs = (model.eval() for model in both(SHAPES[name], device).values())
+    ours, theirs = readers(name, device)
     prompt = torch.randint(257, (1, 16), device=device)
     how = dict(attention_mask=torch.ones_like(prompt), max_new_tokens=n, min_new_tokens=n,
                do_sample=False, pad_token_id=0)
     yield race(f'{name}: {n} new tokens', device, 9, n, dict(
         ours=lambda: ours.generate(prompt, n, temperature=0),
         transformers=lambda: theirs.generate(prompt, **how)))
+
+
+def scoring(name, device, n=64):
+    "Questions as evaluate asks them: each option's likelihood after its prompt."
+    ours, theirs = readers(name, device)
+    tokenizer = get_tokenizer('bytes')
+    questions = few_shot('toy_assign', n, shots=1, depth=1)
+    tokens = sum(len(question.prompt) for question in questions)
+    yield race(f'{name}: {n} questions', device, 5, tokens, dict(
+        ours=lambda: log_likelihoods(ours, tokenizer, questions),
+        transformers=lambda: log_likelihoods(answer_of(theirs), tokenizer, questions)))
 
 
 @dataclass
@@ -118,7 +138,8 @@ def main(argv=None):
     table = [['what', 'their time / ours', 'ours, s', 'theirs, s', 'tokens a second', 'MFU',
               'GB, ours / theirs']]
     for name, batch, turns in [('tiny', 2, 2)] if options.tiny else sizes:
-        table += [*training(name, batch, turns, device), *generating(name, device)]
+        table += [*training(name, batch, turns, device), *generating(name, device),
+                  *scoring(name, device)]
     where = torch.cuda.get_device_name(device) if device.type == 'cuda' else (
         f'a CPU ({torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads)')
     text = (f'# Speed\n\n`nanodepth bench` on {where}, torch {torch.__version__}, '

@@ -117,6 +117,18 @@ function repeat() {
   change(list, places.map((_, k) => end + k));
 }
 const leaveOut = () => { const places = picked(); change(order().filter((_, at) => !places.includes(at))); };
+// ---- a link may come from anywhere: of it only what this page could have written is taken
+const linked = () => JSON.parse(decodeURIComponent(location.hash.slice(1)));
+function takeLink({prompt, how: {order: list, r, wrap} = {}, now: step}) {
+  const whole = (value, low, high) => Number.isInteger(value) && low <= value && value <= high;
+  how = {};
+  if (Array.isArray(list) && list.length && list.length <= 200 && list.every(i => whole(i, 0, model().layers - 1))) how.order = list;
+  if (whole(r, 1, 64)) how.r = r;
+  $('wrapped').checked = Boolean(wrap);
+  for (const id of ['window', 'method', 'K', 'T', 'beta']) if (wrap && id in wrap) $(id).value = wrap[id];
+  now = whole(step, 0, STEPS.length - 1) ? step : 0;
+  $('prompt').value = String(prompt ?? '');
+}
 const undo = () => { if (past.length) { let list; [list, $('wrapped').checked] = past.pop(); how = {order: list}; chosen.clear(); draw(); refresh(); } };
 function drop(from, to) {        // what is chosen, if the tile is among it, goes where another tile is
   const places = chosen.has(from) ? picked() : [from], list = order(), after = to > places.at(-1);

@@ -13,7 +13,7 @@ Usage:
 """
 import collections
 import dataclasses
-import hashlib
+import functools
 import itertools
 import json
 from dataclasses import dataclass
@@ -131,12 +131,7 @@ def check_data(folder):
             continue
         for split in ('train', 'val'):
             data = Dataset(part, split, context=None)
-            shards = tqdm(data.shards, desc=f'{part}, {split}: checking', leave=False)
-            for shard, sums in zip(shards, data.checksums):
-                for ending, want in sums.items():
-                    if hashlib.sha256(shard[ending]).hexdigest() != want:
-                        raise Refused(f'{shard[ending].filename} is not what was written (wrong '
-                                      f'checksum); {how_to_prepare(part)}')
+            data.check(functools.partial(tqdm, desc=f'{part}, {split}: checking', leave=False))
             ids = data.shards[0]['.bin'][:40].tolist()
             print(f'{part}, {split}: {data.tokens:,} tokens of {data.tokenizer!r}, checksums '
                   f'right; it begins {get_tokenizer(data.tokenizer).decode(ids)!r}, from '

@@ -30,8 +30,8 @@ from nanodepth.asking.scoring import Asked, Subject, compared, interval
 from nanodepth.asking.way import Way, Ways, layers_and_order, read_ways
 from nanodepth.loop import name_of
 from nanodepth.report.plot import PICTURES, draw_scores, show
-from nanodepth.report.tables import (beside, change_in_words, columns, groups_of, number,
-                                     over_seeds, pick_shown, run_names, where, write_csv)
+from nanodepth.report.tables import (beside, change_in_words, columns, groups_of, named_after,
+                                     number, over_seeds, pick_shown, run_names, where, write_csv)
 
 
 @dataclass(kw_only=True)
@@ -43,7 +43,7 @@ class Options(Ways, Asked):
     show: tuple[str, ...] = ()  # what the picture shows, such as loss,toy_assign/3; (): all
     # its axis: what the ways differ in; None: they stand beside each other
     x: Literal['r', 'K', 'T', 'beta', 'shots'] | None = None
-    # the numbers as CSV; .png is drawn, with the CSV beside it; None: out/evals/NAME.csv
+    # the numbers as CSV; .png is drawn, with the CSV beside it; None: out/evals/ASKED.csv
     out: Path | None = None
 
 
@@ -165,7 +165,7 @@ def main(argv=None):
         raise Refused(f'--x={options.x} draws over several values: give --{options.x}=1,2,4')
     paths = run_names(options.models)
     groups = groups_of(paths)
-    out = options.out or Path('out/evals') / f'{Path(options.models[0]).name}.csv'
+    out = options.out or Path('out/evals') / f'{named_after(options, "x")}.csv'
     notes = Notes(beside(out, '.jsonl'))
     rows = []
     first = None

@@ -14,9 +14,9 @@ import torch
 
 from nanodepth.common.errors import Refused
 from nanodepth.common.options import read
-from nanodepth.models.checkpoint import load_model
+from nanodepth.models.checkpoint import load_model, open_any
 from nanodepth.models.gguf import write_gguf
-from nanodepth.models.hf import save_hf
+from nanodepth.models.hf import answer_of, save_hf
 from nanodepth.models.hf_recurrent import save_raven
 from nanodepth.asking.way import Way, Ways, read_way
 
@@ -41,10 +41,13 @@ def main(argv=None):
         raise Refused(f'{way}: a folder holds layers and their order, and no code that loops a '
                       'window: from nanodepth import looped')
     model = load_model(options.run)
-    if options.dtype:
-        model.to(getattr(torch, options.dtype))
     with way.apply(model):
+        before = some_logits(model)
+        if options.dtype:
+            model.to(getattr(torch, options.dtype))
         export(options, model)
+    if options.target:
+        compare(before, load_model(options.target), options.target)
 
 
 def export_gguf(options, way):
@@ -52,9 +55,33 @@ def export_gguf(options, way):
     if not options.target or str(way) != str(Way()):
         raise Refused(f'{options.run}: a GGUF file is first written as it is: nanodepth export '
                       f'{options.run} FOLDER')
-    model = write_gguf(options.run, options.target, getattr(torch, options.dtype or 'float32'))
-    print(f'{options.target}: {model.num_parameters():,} parameters, '
-          f'{str(model.dtype)[6:]}, with the tokenizer of the file; every command opens it')
+    dtype = options.dtype or 'float32'
+    model = write_gguf(options.run, options.target, getattr(torch, dtype))
+    print(f'{options.target}: {model.num_parameters():,} parameters, {dtype}, with the tokenizer '
+          'of the file; every command opens it')
+    _, again = open_any(options.target, dtype=dtype)
+    compare(some_logits(model), again, options.target)
+
+
+@torch.no_grad()
+def some_logits(model):
+    "A model's logits after 16 tokens, drawn once and for all."
+    config = answer_of(model).config
+    n = min(16, config.context)
+    tokens = torch.randint(config.vocab_size, (1, n), generator=torch.Generator().manual_seed(0))
+    if not getattr(model, 'recurs', False):
+        return answer_of(model)(tokens).float()
+    drawn, model.fresh = model.fresh, False         # with fresh noise no two forwards are equal
+    logits = model(tokens).float()
+    model.fresh = drawn
+    return logits
+
+
+def compare(before, again, target):
+    "Say how far the model that was written is from the one that it was."
+    after = some_logits(again)
+    print(f'{target} was opened again: the logits of {after.shape[1]} tokens differ by at most '
+          f'{(after - before).abs().max():.2g}, and the largest is {before.abs().max():.2g}')
 
 
 def export(options, model):
@@ -69,7 +96,7 @@ def export(options, model):
         model.fresh = model.fresh or options.fresh
         ours = save_raven(model, options.target, tokenizer=options.run)
         print(f"{options.target}: in the authors' format (huginn_raven); load_model opens it, and "
-              'transformers with trust_remote_code=True')
+              'transformers with trust_remote_code=True (its tokenizer with False, too)')
         if ours:
             print(f"their own code does not know {', '.join(ours)}")
     elif options.target:

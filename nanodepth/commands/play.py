@@ -8,12 +8,13 @@ scale for each row: nearly the models that were trained (`round_weights` gives j
 commands/play.js computes their forward pass and cuts text into the checkpoint's tokens.
 
 Usage:
-    nanodepth play out/lidas                      # out/play.html, and a browser opens it
+    nanodepth play out/lidas                      # out/play_lidas.html, and a browser opens it
     python train.py config/lidas.py --keep_stages=true      # with the models of 2, 4 and 6 layers
     nanodepth play out/lidas out/retrofit --out=docs/demo.html --open=false
     nanodepth play out/smollm2 --out=out/play_smollm2.html  # a Hugging Face checkpoint: 190 MB
 """
 import base64
+import html
 import itertools
 import json
 import webbrowser
@@ -238,7 +239,7 @@ def tokenizer_of(run):
 def assembled(page, about, weights):
     """A page with what it needs inside: the style and the tiles that both pages share, the facts,
     the weights {model: bytes}, and the worker."""
-    html, style, board, worker = ((FOLDER / name).read_text(encoding='utf-8') for name in
+    page_text, style, board, worker = ((FOLDER / name).read_text(encoding='utf-8') for name in
                                   (page, 'play.css', 'board.js', 'play.js'))
     places = itertools.accumulate(map(len, weights.values()), initial=0)
     about |= dict(begins=dict(zip(weights, places)), part=PART,
@@ -246,15 +247,18 @@ def assembled(page, about, weights):
     parts = [inside('text/plain', f'weights of {name} {at}',
                     base64.b64encode(raw[at:at + PART]).decode())
              for name, raw in weights.items() for at in range(0, len(raw), PART)]
-    html = html.replace('</style>', style + '</style>', 1)
+    page_text = page_text.replace('</style>', style + '</style>', 1)
     scripts = ''.join([inside('application/json', 'about', json.dumps(about)), *parts,
                        inside('text/plain', 'worker', worker)])
-    return html.replace('<script>\n', scripts + '<script>\n' + board, 1)     # before the page's own
+    return page_text.replace('<script>\n', scripts + '<script>\n' + board, 1)     # before the page's own
 
 
 def inside(kind, name, text):
-    "A text in the page, which the browser does not run. It must not end its own tag."
-    return f'<script type="{kind}" id="{name}">' + text.replace('</', '<\\/') + '</script>\n'
+    """A text in the page, which the browser does not run. What stands in it must not end its tag:
+    in JSON no < is left, and nothing else has one that is not ours."""
+    if kind == 'application/json':
+        text = text.replace('<', '\\u003c')
+    return f'<script type="{kind}" id="{html.escape(name)}">{text}</script>\n'
 
 
 @dataclass
@@ -262,7 +266,7 @@ class Options:
     WORDS = ['runs']
     runs: list[str]                 # folders that train.py wrote, or one Hugging Face checkpoint
     task: str = 'toy_assign/3'      # the questions to begin with, with their depth
-    out: Path = Path('out/play.html')
+    out: Path | None = None         # None: out/play_NAME.html
     open: bool = True               # whether to open a browser
 
 
@@ -278,7 +282,9 @@ def main(argv=None):
             raise Refused(f'the page would have {len(text) / 2 ** 20:.1f} MB, and '
                           f'{MOST / 2 ** 20:.0f} MB are the most, because it is for toys: give '
                           'fewer runs, or try nanodepth evaluate or sweep instead')
-    replace(options.out, text)
-    print(f'{options.out}: {len(text) / 2 ** 20:.1f} MB, for any browser', flush=True)
+    names = '_'.join(Path(run).name for run in options.runs)
+    out = options.out or Path('out') / f'play_{names}.html'
+    replace(out, text)
+    print(f'{out}: {len(text) / 2 ** 20:.1f} MB, for any browser', flush=True)
     if options.open:
-        webbrowser.open(options.out.resolve().as_uri())
+        webbrowser.open(out.resolve().as_uri())

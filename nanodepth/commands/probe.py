@@ -124,7 +124,7 @@ class Probed(Subject):
 def examples(val, count, length):
     "(n, T) validation rows, or the first tokens of them."
     batches = range(min(len(val), -(-count // val.batch_size)))
-    rows = torch.cat([val.batch(step)[0] for step in batches])
+    rows = torch.cat([val.marked_batch(step, again=False)[0] for step in batches])
     if length and rows.shape[1] < length:
         raise Refused(f'the rows of the validation data have {rows.shape[1]} tokens, '
                       f'--length={length} were asked for')

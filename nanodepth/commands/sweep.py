@@ -38,8 +38,8 @@ from nanodepth.asking.way import Way, Ways, depth_in, layers_and_order, read_way
 from nanodepth.loop import repeat_block
 from nanodepth.looping.layers import pick_window
 from nanodepth.report.plot import draw_sweep, show
-from nanodepth.report.tables import (answer_rows, as_csv, beside, mean, number, over_seeds,
-                                     pick_shown, run_names, where, write_csv)
+from nanodepth.report.tables import (answer_rows, as_csv, beside, mean, named_after, number,
+                                     over_seeds, pick_shown, run_names, where, write_csv)
 from nanodepth.wrapper import SOLVERS
 
 
@@ -54,8 +54,8 @@ class Options(Ways, Asked):
     score: tuple[str, ...] = ()
     best: int = 3               # how many are judged
     show: tuple[str, ...] = ()  # what the picture shows; (): all
-    # beside the picture: .csv, and .jsonl with all that was measured
-    out: Path = Path('out/sweep.png')
+    # beside the picture: .csv, and .jsonl with all that was measured; None: out/sweeps/ASKED.png
+    out: Path | None = None
     answers: Path | None = None     # CSV: what each judged question gave, plainly and in the best
 
 
@@ -149,13 +149,13 @@ def ranked_by(options, rows):
         return [*units][:1]
     ranked = [measure for measure in units if measure.partition(', ')[0] in ours]
     first = {}
-    for metric in SHARES:
+    for metric in SHARES if theirs else ():
         for measure in units:
             task, _, name = measure.partition(' (')[0].rpartition(' ')
             if name == metric:
                 first.setdefault(task, measure)
     for measure, kind in units.items():
-        if kind == 'score' and measure.partition(' ')[0] not in first:
+        if theirs and kind == 'score' and measure.partition(' ')[0] not in first:
             raise Refused(f'{measure} is no share of right answers: choose what to rank by with '
                           f'--score: {", ".join(units)}')
     return ranked + list(first.values())
@@ -211,6 +211,8 @@ def main(argv=None):
     if options.judge_tasks and not options.tasks:
         raise Refused('--judge_tasks is what the best are judged by: give --tasks, too, to screen '
                       'by')
+    options.out = options.out or (
+        Path('out/sweeps') / f'{named_after(options, "answers", "best", "score")}.png')
     notes = Notes(beside(options.out, '.jsonl'))
     each = [search(name, path, options, notes) for name, path in run_names(options.models).items()]
     rows, drawn, answers = (list(itertools.chain(*parts)) for parts in zip(*each))
@@ -230,11 +232,13 @@ def luck(changes, percent, draws=1000):
     if not changes or not all(map(all, changes)):       # a perplexity is no mean of questions
         return ''
     rng = np.random.default_rng(0)
-    totals = np.zeros((1 + draws, len(changes)))        # the first draw exchanges nothing
+    # several measures may be of the same questions, so they share their exchanges
+    signs = rng.choice((-1, 1), (1 + draws, max(map(len, changes[0]))))
+    signs[0] = 1                                        # the first draw exchanges nothing
+    totals = np.zeros((1 + draws, len(changes)))
     for lists in map(np.array, zip(*changes)):                              # (ways, questions)
-        signs = rng.choice((-1, 1), (1 + draws, lists.shape[1]))
-        signs[0] = 1
-        totals += signs @ lists.T / lists.shape[1] / len(changes[0])
+        n = lists.shape[1]
+        totals += signs[:, :n] @ lists.T / n / len(changes[0])
     best, *by_chance = totals.max(1)
     say = lambda value: number(value, percent=percent)
     return (f'the best of {len(changes)} gains {say(best)}; with shuffled answers it would gain '

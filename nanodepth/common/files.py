@@ -82,20 +82,29 @@ def fresh(path):
 def replacing(path):
     "Where a new version of a file is written: it becomes `path` at the end, if all went well."
     path = Path(path)
+    refuse_if_lost(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(f'{path.name}.tmp')
+    new = path.with_name(f'{path.name}.{os.getpid()}.tmp')      # each writer has its own
     try:
         yield new
+        refuse_if_lost(path)
         os.replace(new, path)
     finally:
         new.unlink(missing_ok=True)
 
 
+held = {}           # {a folder that this process holds: its open lock}
+
+
 @contextlib.contextmanager
 def claim(folder):
     """Hold a folder, because two runs in one would overwrite each other. The lock goes with the
-    process that holds it; its file stays."""
-    folder = Path(folder)
+    process that holds it; its file stays, unless a refusal leaves nothing else there."""
+    folder = Path(folder).absolute()
+    if folder in held:
+        yield
+        return
+    is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / 'lock', 'a') as file:
         try:
@@ -106,7 +115,28 @@ def claim(folder):
         except BlockingIOError:
             raise Refused(f'another run is at work in {folder}; wait for it, or choose another '
                           'folder') from None
-        yield
+        for left in folder.glob('*.tmp'):       # by a writer that was killed
+            left.unlink(missing_ok=True)
+        held[folder] = file
+        try:
+            yield
+        except Refused:
+            if is_new and [path.name for path in folder.iterdir()] == ['lock']:
+                (folder / 'lock').unlink()
+                folder.rmdir()
+            raise
+        finally:
+            del held[folder]
+
+
+def refuse_if_lost(path):
+    """A folder that this process holds may have been removed or moved away, and another process be
+    at work under its name: nothing may be written there."""
+    for folder in (folder for folder in path.absolute().parents if folder in held):
+        lock = folder / 'lock'
+        if not lock.exists() or not os.path.samestat(os.fstat(held[folder].fileno()), lock.stat()):
+            raise Refused(f'{folder} was removed or moved while this command was at work in it, so '
+                          f'{path.name} is not written')
 
 
 @contextlib.contextmanager
@@ -126,8 +156,10 @@ def refuse_gguf(path):
 
 
 def on_hub(name):
-    "Is this owner/name, as on the Hugging Face hub, and nothing on this disk?"
-    return re.fullmatch(r'\w[\w.-]*/[\w.-]+', str(name)) is not None and not Path(name).exists()
+    "Is this owner/name, as on the Hugging Face hub, and no slip in the name of a folder here?"
+    path = Path(name)
+    return (re.fullmatch(r'\w[\w.-]*/[\w.-]+', str(name)) is not None and not path.exists()
+            and not path.parent.is_dir())
 
 
 class Notes:
@@ -141,9 +173,10 @@ class Notes:
         for line in lines:
             try:
                 note = json.loads(line)
-            except ValueError:          # it was being written when it was killed
+                key = json.dumps(note['of'], sort_keys=True)
+                self.known[key] = note['found']
+            except (ValueError, TypeError, KeyError):   # half a line, of a command that was killed
                 continue
-            self.known[json.dumps(note['of'], sort_keys=True)] = note['found']
 
     def get(self, of, measure):
         "What is noted of something, or what measure() says of it now."

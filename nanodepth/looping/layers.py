@@ -210,10 +210,24 @@ class Entry:
         d = kwargs['depth'] if self.index is None else self.index
         if d in self.loops:
             return self.loops[d].arrive(self, d, x, kwargs)
-        if d in self.window and self.index is None:
-            raise Refused(f'position {d} of the looped window holds another layer now: this order '
-                          'is not the one that was patched')
         return self.forward(x, kwargs)
+
+
+class Guard:
+    """Stands in `hidden` of a looped model of ours: in another order than the one that was patched
+    the window might be missed, or left before its end, and nothing would be looped."""
+
+    def __init__(self, model, window, order):
+        self.model = model
+        self.window = {d: order[d] for d in window}
+
+    def __call__(self, tokens, *, order=None, **how):
+        order = self.model.order if order is None else list(order)
+        for d, layer in self.window.items():
+            if d >= len(order) or order[d] != layer:
+                raise Refused(f'position {d} of the looped window holds another layer in this '
+                              'order: it is not the one that was patched')
+        return type(self.model).hidden(self.model, tokens, order=order, **how)
 
 
 # ------------------------------------------------------------------------------------------ experts

@@ -1,1 +1,1 @@
-"What a training run needs."
+"A path to a model and back: ours, Hugging Face's, GGUF."

@@ -20,14 +20,14 @@ from pathlib import Path
 
 import torch
 
-from nanodepth.common.errors import Refused, say
+from nanodepth.common.errors import Refused, nearest, say
 from nanodepth.common.files import aside, fresh, reading, refuse_gguf
 from nanodepth.common.options import only_fields
 from nanodepth.models.hf import family_of, is_hugging_face, load_hf
 from nanodepth.models.hf_recurrent import FAMILY, load_raven
 from nanodepth.running.processes import compute_in
 from nanodepth.model import LM, ModelConfig
-from nanodepth.text.tokenizer import local_folder
+from nanodepth.text.tokenizer import TOKENIZER_FILES, local_folder
 
 FILE = 'ckpt.pt'
 
@@ -39,7 +39,6 @@ RECURRENCE = ('prelude', 'core', 'coda', 'inject', 'start', 'fresh', 'state_std'
 
 def save(folder, **state):
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     with fresh(folder / FILE) as file:          # from its end on, and not before, it is there
         try:
             torch.save(state, file)
@@ -68,6 +67,9 @@ def move_aside(folder, resumes, say):
         for stage in folder.glob('stage_*'):
             shutil.rmtree(stage)
         say(f'--resume=false: the run that was in {folder} is now in {moved}')
+    if not resumes:         # else the tokenizer of the older run would be taken for this one's
+        for name in TOKENIZER_FILES:
+            (folder / name).unlink(missing_ok=True)
     if not exists(folder) and log.is_file() and log.stat().st_size:
         kept = aside(log)
         log.rename(kept)
@@ -80,7 +82,9 @@ def file_of(folder):
     path = Path(folder)
     path = path if path.suffix == '.pt' else path / FILE
     if not path.exists():
-        raise Refused(f'there is no checkpoint at {folder} (no {path})')
+        parent = Path(folder).parent
+        beside = [str(p) for p in parent.iterdir()] if parent.is_dir() else []
+        raise Refused(f'there is no checkpoint at {folder} (no {path}){nearest(folder, beside)}')
     return path
 
 

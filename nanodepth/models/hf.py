@@ -30,6 +30,7 @@ from nanodepth.common.files import (new_model, on_hub, read_json, reading, repla
                                     write_json)
 from nanodepth.grow import untie
 from nanodepth.loop import repeat_block
+from nanodepth.looping.layers import keeping_all
 from nanodepth.model import LM, ModelConfig, rope_tables
 from nanodepth.text.tokenizer import get_tokenizer, local_folder, marks_of, write_tokenizer
 
@@ -87,7 +88,11 @@ def family_of(path):
 def config_of(path):
     "A folder's config.json, as transformers has it."
     with using_transformers(path) as package:
-        return package.AutoConfig.from_pretrained(local_folder(path))
+        config = package.AutoConfig.from_pretrained(local_folder(path), trust_remote_code=False)
+    if getattr(config, 'is_causal', True) is False:
+        raise Refused(f'{path} attends in both directions (is_causal is false): it is no model that '
+                      'reads from left to right')
+    return config
 
 
 def lacking(c):
@@ -147,7 +152,7 @@ def open_theirs(path, config=None):
         package.utils.logging.disable_progress_bar()
         model, report = package.AutoModelForCausalLM.from_pretrained(
             local_folder(path), config=config, dtype='auto', use_safetensors=True,
-            output_loading_info=True)
+            output_loading_info=True, trust_remote_code=False)
     refuse_reported(path, report)
     return model
 
@@ -167,12 +172,15 @@ def load_hf(path, others=False):
     if feature := lacking(config):
         if others:
             return open_theirs(path)
-        raise Refused(f'{path} asks for {feature}, which is not supported; wrapper.py loops other '
-                      'families too')
-    with reading(path), torch.device('meta'):       # no memory, no random numbers
-        model = LM(model_config(config))
+        raise Refused(f'{path} asks for {feature}, which is not supported here; nanodepth evaluate and '
+                      'sweep, and wrapper.looped, work with any decoder of transformers')
     theirs = open_theirs(path, config)
     tensors = theirs.state_dict()
+    # a config may say that the head is tied, beside a head of its own
+    head, embedding = (tensors[OUTSIDE[name]] for name in ('head.weight', 'embed.weight'))
+    config.tie_word_embeddings = head is embedding or torch.equal(head, embedding)
+    with reading(path), torch.device('meta'):       # no memory, no random numbers
+        model = LM(model_config(config))
     model.load_state_dict({ours: tensors[their_name(ours)] for ours in model.state_dict()},
                           assign=True)
     model.cos, model.sin = rope_tables(model.config)
@@ -211,12 +219,17 @@ class Hooked:
         return self.model(tokens, use_cache=False, **keep).logits[:, -n:]
 
     @torch.no_grad()
-    def logits_at(self, tokens, start, end):
-        "(B, end - start, V) at some positions in the middle."
-        if not self.slices:
-            return self(tokens)[:, start:end]
-        keep = torch.arange(start, end, device=tokens.device)
-        return self.model(tokens, use_cache=False, logits_to_keep=keep).logits
+    def in_pieces(self, tokens, most):
+        "The logits (B, n, V) of at most so many positions at a time."
+        if not self.shares_prompts:
+            yield self(tokens)
+            return
+        cache = None            # each piece goes on from those before
+        with keeping_all(self.model):
+            for piece in tokens.split(most, dim=1):
+                read = self.model(piece, past_key_values=cache, use_cache=True)
+                cache = read.past_key_values
+                yield read.logits
 
     def continued(self, tokens, most, is_done):
         "As likelihoods.continued."

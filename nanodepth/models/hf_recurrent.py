@@ -114,8 +114,13 @@ def read_tensors(folder):
     with refusing(ImportError, why=lambda error: f'{folder}: this needs safetensors (pip install '
                   'safetensors)'):
         from safetensors.torch import load_file
+    index = folder / 'model.safetensors.index.json'
+    names = ['model.safetensors']       # and no other file that may lie beside it
+    if index.exists():
+        with reading(index):
+            names = sorted({Path(name).name for name in read_json(index)['weight_map'].values()})
     tensors = {}
-    for path in sorted(folder.glob('model*.safetensors')):
+    for path in (folder / name for name in names):
         with reading(path):
             tensors |= load_file(path)
     return tensors

@@ -39,6 +39,8 @@ def show(path, draw, *what):
 def figure(rows, columns, size, maps=False, **shared):
     "A matplotlib figure that needs no screen, and its axes as a grid."
     os.environ['MPLBACKEND'] = 'agg'        # whatever it says: a picture goes into a file
+    import matplotlib
+    matplotlib.rcParams['text.parse_math'] = False      # a run may be called $x$
     from matplotlib.figure import Figure
     fig = Figure(figsize=size, layout='constrained')
     axes = fig.subplots(rows, columns, squeeze=False, **shared)

@@ -10,8 +10,11 @@ Usage:
     over_seeds(rows, ['r'], ['loss'])   # [{'run': 'lidas', 'r': 2, 'loss': 0.7, 'loss se': 0.01}]
 """
 import csv
+import dataclasses
+import hashlib
 import io
 import math
+import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -196,8 +199,24 @@ def read_rows(path):
 
 def beside(path, ending):
     "A picture's path with another ending. T1.0 and T1.5 are two names that have none yet."
-    known = path.suffix in ('.png', '.pdf', '.svg', '.csv')
+    known = path.suffix in ('.png', '.pdf', '.svg', '.csv', '.html')
     return path.with_suffix(ending) if known else path.with_name(path.name + ending)
+
+
+def named_after(options, *without):
+    """The name of a file of what was asked: the models, and each option that was given. Two
+    questions have two names; a long one is cut, and a few digits tell it from others."""
+    models = [Path(model).name for model in options.models]
+    parts = [models[0] + f'+{len(models) - 1}' * (len(models) > 1)]
+    for each in dataclasses.fields(options):
+        value = getattr(options, each.name)
+        if each.name not in ('models', 'out', 'show', 'device', *without) and value != each.default:
+            value = ','.join(map(str, value)) if isinstance(value, (list, tuple)) else value
+            parts.append(f'{each.name}={value}')
+    asked = '_'.join(parts)
+    name = re.sub(r'[^\w.,=+-]+', '-', asked)
+    digits = hashlib.sha256(repr([options.models, asked]).encode()).hexdigest()[:6]
+    return name if len(name) <= 80 and len(models) == 1 else f'{name[:80]}_{digits}'
 
 
 def write_csv(rows, picture):

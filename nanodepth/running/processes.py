@@ -226,8 +226,10 @@ class Stop:
 
     def __enter__(self):
         self.asked = 0
-        hangup = [signal.SIGHUP] if hasattr(signal, 'SIGHUP') else []       # not on Windows
-        asking = signal.SIGINT, signal.SIGTERM, *hangup
+        asking = [signal.SIGINT, signal.SIGTERM]
+        # Windows has no SIGHUP, and nohup wants it to be ignored
+        if hasattr(signal, 'SIGHUP') and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+            asking.append(signal.SIGHUP)
         self.before = {number: signal.signal(number, self.ask) for number in asking}
         return self
 

@@ -85,7 +85,9 @@ def another_run(plan, saved, data):
         if value != getattr(old, name) and name not in free:
             raise Refused(f'{c.out_dir} holds a run with {name}={getattr(old, name)!r}, but '
                           f'this config has {value!r}: {move}')
-    for name in {'data', *(plan.at(step).data for step in taken)}:
+    for name in {'data', 'val', *(plan.at(step).data for step in taken)}:
+        if name == 'val' and name not in saved:         # of an older run
+            continue
         if saved.get(name) != data[name].checksums():
             raise Refused(f'the data has changed since the run in {c.out_dir} began (other '
                           f'checksums): {move}')

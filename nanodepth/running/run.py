@@ -3,6 +3,7 @@
 The idea: none of this is about depth, and train.py reads as one page without it.
 """
 import contextlib
+import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
@@ -13,8 +14,8 @@ from nanodepth.common.files import claim, new_model, write_json
 from nanodepth.models import checkpoint
 from nanodepth.report.logs import Log, read_log
 from nanodepth.report.plot import draw_runs, show
-from nanodepth.text.loader import Loader, make_toy_data
-from nanodepth.text.tokenizer import copy_tokenizer, keep_tokenizer
+from nanodepth.text.loader import Loader, make_toy_data, refuse_mixed
+from nanodepth.text.tokenizer import behind, copy_tokenizer, keep_tokenizer
 
 
 @contextlib.contextmanager
@@ -39,10 +40,7 @@ def open_data(c, world):
     data = dict(data=Loader(c.data, seed=c.seed, **shared))
     if c.cooldown_data:
         data['cooldown_data'] = Loader(c.cooldown_data, seed=c.seed, **shared)
-    first, *others = (loader.tokenizer for loader in data.values())
-    if others and others[0] != first:
-        raise Refused(f'data was made with the tokenizer {first!r}, but cooldown_data with '
-                      f'{others[0]!r}')
+    refuse_mixed([loader.sets[0] for loader in data.values()])
     val = Loader(c.data, split='val', seed=0, **shared)
     if c.eval_batches > len(val):
         world.say(f'eval_batches={c.eval_batches}, but the validation data has only {len(val)} '
@@ -68,16 +66,11 @@ def open_log(c, world, loader, model, step, resumes):
     """Move what must not stay in out_dir aside, write run.json, print a few words, open the
     log."""
     world.wait()        # now that no process can refuse any more
-    world.first_does(lambda: checkpoint.move_aside(Path(c.out_dir), resumes, world.say))
     if world.first:
-        if loader.tokenizer != 'bytes':
-            try:
-                copy_tokenizer(loader.tokenizer, c.out_dir)
-            except Refused as error:        # there may be no network now
-                world.say(f'the tokenizer is not at hand: {error}')
+        tokenizer = take_tokenizer(loader.tokenizer, c.out_dir, resumes, world.say)
         write_json(Path(c.out_dir) / 'run.json', dict(
-            tokenizer=loader.tokenizer, config=asdict(c), torch=torch.__version__,
-            data=[each.origin for each in loader.sets]))
+            tokenizer=tokenizer, fingerprint=loader.sets[0].fingerprint, config=asdict(c),
+            torch=torch.__version__, data=[each.origin for each in loader.sets]))
     layers = sum(p.numel() for p in model.layers.parameters())
     many = f' x {world.size}' if world.size > 1 else ''
     world.say(f'device {world.device}{many}{world.precision_in_words}, compile '
@@ -87,6 +80,22 @@ def open_log(c, world, loader, model, step, resumes):
               f'token\n{c.steps:,} steps of {c.batch_size} x {c.context} = '
               f'{c.batch_size * c.context:,} tokens' + (f', from step {step:,} on' if step else ''))
     return Log(Path(c.out_dir) / 'log.jsonl', step or -1, c.steps, silent=not world.first)
+
+
+def take_tokenizer(name, out, resumes, say):
+    """Move what an older run has left in out aside, and put the tokenizer's files there. Returns
+    the name by which run.json calls it, which is not that of the folder itself."""
+    with tempfile.TemporaryDirectory() as kept:     # it may be that of the older run in out
+        try:
+            has_files = copy_tokenizer(name, kept)
+            name = name if has_files else behind(name)
+        except Refused as error:                    # there may be no network now
+            say(f'the tokenizer is not at hand: {error}')
+            has_files = False
+        checkpoint.move_aside(Path(out), resumes, say)
+        if has_files:
+            copy_tokenizer(kept, out)
+    return name
 
 
 def report(c, plan, model, flops):

@@ -18,6 +18,7 @@ Usage:
     loader = Loader('data/smollm', batch_size=16, context=2048)     # reads mixture.json
 """
 import hashlib
+import itertools
 import multiprocessing
 import os
 import threading
@@ -33,7 +34,7 @@ from nanodepth.common.files import claim, fresh, read_json, reading, replace, wr
 from nanodepth.common.options import read
 from nanodepth.text.loader import shares
 from nanodepth.text.sources import list_files, texts
-from nanodepth.text.tokenizer import get_tokenizer, start_of_document, token_type
+from nanodepth.text.tokenizer import fingerprint, get_tokenizer, start_of_document, token_type
 
 # --------------------------------------------------------------------- a worker: a file -> a shard
 
@@ -84,15 +85,22 @@ def record_of(folder, i):
     return folder / f'file_{i:05d}.json'
 
 
-def is_done(folder, i):
+def is_done(folder, i, options):
     "The record of a file whose shards are there, or None."
     path = record_of(folder, i)
     if not path.exists():
         return None
     with reading(path, then=': remove it, and its file is read again'):
         record = read_json(path)
-        there = all((folder / record[split]['file']).exists() for split in ('train', 'val'))
-        return record if there else None
+        shards = [record['train'], record['val']]
+        return record if all(is_whole(folder, shard, options) for shard in shards) else None
+
+
+def is_whole(folder, shard, options):
+    "Is a shard there, with as many bytes as its tokens take?"
+    path = folder / shard['file']
+    size = np.dtype(token_type(get_tokenizer(options.tokenizer).n_vocab)).itemsize
+    return path.exists() and path.stat().st_size == size * shard['tokens']
 
 
 # --------------------------------------------------------------------- a source: files -> a dataset
@@ -100,35 +108,45 @@ def is_done(folder, i):
 def read_files(folder, plan, budget, options, pool, bar):
     """The records of the first files that have `budget` tokens to train on together. Every worker
     reads one file at a time, and the next are begun when all are done."""
-    files = plan['files']
-    records = []
+    records, tokens = [], 0
+    files = iter(enumerate(plan['files']))
+    while tokens < budget and (some := list(itertools.islice(files, options.workers))):
+        jobs = [is_done(folder, i, options) or pool.submit(
+                    tokenise, folder, i, path, plan['read'], options.tokenizer, options.val_every)
+                for i, (path, *_) in some]
+        for (i, _), job in zip(some, jobs):
+            record = job if isinstance(job, dict) else job.result()
+            if tokens < budget:
+                records.append(record)
+                tokens += record['train']['tokens']
+                bar.update(record['train']['tokens'])
+            else:               # the workers were more than the files that were still needed
+                forget(folder, i)
+    return records
 
-    def is_enough(n):
-        return sum(record['train']['tokens'] for record in records[:n]) >= budget
 
-    while len(records) < len(files) and not is_enough(len(records)):
-        jobs = [is_done(folder, i) or pool.submit(tokenise, folder, i, files[i][0], plan['read'],
-                                                  options.tokenizer, options.val_every)
-                for i in range(len(files))[len(records):len(records) + options.workers]]
-        for job in jobs:
-            records.append(job if isinstance(job, dict) else job.result())
-            bar.update(records[-1]['train']['tokens'])
-    needed = next((n for n in range(1, len(records)) if is_enough(n)), len(records))
-    for i in range(needed, len(records)):
-        record_of(folder, i).unlink()
-        for split in ('train', 'val'):
-            (folder / f'{split}_{i:05d}.bin').unlink()
-    return records[:needed]
+def forget(folder, i):
+    "Take a file's shards away, and before them the record that vouches for them."
+    record_of(folder, i).unlink()
+    for split in ('train', 'val'):
+        (folder / f'{split}_{i:05d}.bin').unlink()
 
 
 def begun(source, folder, options):
     "The settings and files a folder was begun with: it can only go on with the same."
     path = folder / 'plan.json'
     now = dict(repo=str(options.source or source.repo), read=source.read,
-               tokenizer=options.tokenizer, val_every=options.val_every)
+               tokenizer=options.tokenizer, val_every=options.val_every,
+               fingerprint=fingerprint(get_tokenizer(options.tokenizer)))
+    if options.source:          # what is on the hub is named with its commit
+        now['files'] = list_files(source, options.source)
     if not path.exists():
-        write_json(path, now | dict(files=[list(f) for f in list_files(source, options.source)]))
+        files = now.get('files') or list_files(source, None)
+        write_json(path, now | dict(files=files))
     plan = read_json(path)
+    if options.source and plan['files'] != now.pop('files'):
+        raise Refused(f'{folder} was begun with other files than {options.source} has now: choose '
+                      'another --out, or remove it')
     for name, value in now.items():
         if plan.get(name) != value:
             raise Refused(f'{folder} was begun with {name}={plan.get(name)}, and now it is '
@@ -136,18 +154,26 @@ def begun(source, folder, options):
     return plan
 
 
+def made_before(folder, budget, options):
+    "What train.json says of a dataset that is there and has tokens enough, or None."
+    path = folder / 'train.json'
+    if not path.exists():
+        return None
+    made = read_json(path)
+    whole = all(is_whole(folder, shard, options) for shard in made['shards'])
+    return made if whole and made['tokens'] >= budget else None
+
+
 def make(source, folder, budget, options, pool, bar):
     """One source's dataset of at least `budget` training tokens, or of all that it has. Returns
     what its train.json says."""
     folder.mkdir(parents=True, exist_ok=True)
+    for left in folder.glob('*.tmp'):       # by a worker that was killed
+        left.unlink()
     plan = begun(source, folder, options)
-    path = folder / 'train.json'
-    if path.exists():
-        made = read_json(path)
-        if made['tokens'] >= budget and all((folder / shard['file']).exists()
-                                            for shard in made['shards']):
-            return made
-        path.unlink()       # no dataset until it has more tokens
+    if made := made_before(folder, budget, options):
+        return made
+    (folder / 'train.json').unlink(missing_ok=True)     # no dataset until it has more tokens
     records = read_files(folder, plan, budget, options, pool, bar)
     shards = {split: [record[split] for record in records if record[split]['tokens']]
               for split in ('val', 'train')}
@@ -160,8 +186,9 @@ def make(source, folder, budget, options, pool, bar):
     n_vocab = get_tokenizer(options.tokenizer).n_vocab
     origin = dict(made_by='corpus.py', source=plan['repo'], files=len(records),
                   documents=documents, left_out=sum(record['left_out'] for record in records))
-    for split, chosen in shards.items():
-        made = dict(tokenizer=options.tokenizer, n_vocab=n_vocab, dtype=token_type(n_vocab),
+    for split, chosen in shards.items():        # train.json comes last: with it, it is a dataset
+        made = dict(tokenizer=options.tokenizer, fingerprint=plan['fingerprint'], n_vocab=n_vocab,
+                    dtype=token_type(n_vocab),
                     tokens=sum(shard['tokens'] for shard in chosen), row=None, kinds=[],
                     shards=chosen, origin=origin)
         write_json(folder / f'{split}.json', made)

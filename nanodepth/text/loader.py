@@ -84,15 +84,16 @@ def write_dataset(folder, split, tokenizer, tokens, *, mask=None, marks=None, ki
         raise Refused(f'{path}: a kind of answer cannot be called {min(taken)!r}: tables and '
                       'pictures have a column of that name')
     refuse_others(folder, origin.get('made_by'))
-    from nanodepth.text.tokenizer import get_tokenizer, token_type
-    n_vocab = get_tokenizer(tokenizer).n_vocab
+    from nanodepth.text.tokenizer import fingerprint, get_tokenizer, token_type
+    encoding = get_tokenizer(tokenizer)
+    n_vocab = encoding.n_vocab
     dtype = token_type(n_vocab)
     arrays = {'.bin': tokens, '.mask': mask, '.marks': marks}
     raw = {ending: np.asarray(array, dtype if ending == '.bin' else 'uint8').tobytes()
            for ending, array in arrays.items() if array is not None}
     sums = {ending: hashlib.sha256(data).hexdigest() for ending, data in raw.items()}
     shard = dict(file=f'{split}_000.bin', sha256=sums, tokens=len(tokens))
-    description = dict(tokenizer=tokenizer, n_vocab=n_vocab, dtype=dtype, tokens=len(tokens),
+    description = dict(tokenizer=tokenizer, fingerprint=fingerprint(encoding), n_vocab=n_vocab, dtype=dtype, tokens=len(tokens),
                        row=row, kinds=kinds or [], shards=[shard], origin=origin)
     with claim(folder):
         path.unlink(missing_ok=True)            # else it would vouch for half of the new files
@@ -121,6 +122,11 @@ def refuse_others(folder, maker):
     return paths
 
 
+# Bytes of a split up to which all of it is read for its checksums whenever it is opened. A larger
+# one is checked by train.py --dry_run.
+CHECKED = 2 ** 28
+
+
 class Dataset:
     "One split of one folder, memory-mapped. A window is `context` tokens and the one after them."
 
@@ -134,6 +140,7 @@ class Dataset:
         with reading(path, then=f'; {how_to_prepare(folder)}'):
             description = read_json(path)
             self.tokenizer = description['tokenizer']
+            self.fingerprint = description.get('fingerprint')       # older datasets have none
             self.n_vocab = description['n_vocab']
             self.dtype = description['dtype']
             self.tokens = description['tokens']
@@ -151,6 +158,8 @@ class Dataset:
             ask_for_open_files()
         self.shards = [{ending: self._map(shard, ending) for ending in shard['sha256']}
                        for shard in shards]
+        if sum(part.nbytes for shard in self.shards for part in shard.values()) <= CHECKED:
+            self.check()
         self.ends = np.cumsum([(shard['tokens'] - 1) // context if self.row is None
                                else shard['tokens'] // self.row for shard in shards])  # in windows
         self.windows = int(self.ends[-1])
@@ -169,6 +178,14 @@ class Dataset:
             raise Refused(f'{path} has {size:,} bytes, but {self.split}.json says {want:,}; '
                           f'{how_to_prepare(self.folder)}')
         return np.memmap(path, dtype, 'r')
+
+    def check(self, progress=iter):
+        "Refuse a shard that is not what was written."
+        for shard, sums in zip(progress(self.shards), self.checksums):
+            for ending, want in sums.items():
+                if hashlib.sha256(shard[ending]).hexdigest() != want:
+                    raise Refused(f'{shard[ending].filename} is not what was written (wrong '
+                                  f'checksum); {how_to_prepare(self.folder)}')
 
     def __len__(self):
         return self.windows
@@ -242,10 +259,7 @@ class Loader:
         if batch_size % world_size:
             raise Refused(f'batch_size={batch_size} does not divide among {world_size} ranks')
         self.sets = [Dataset(folder, split, context) for folder in data]
-        for other in self.sets:
-            if (theirs := other.tokenizer) != self.tokenizer:
-                raise Refused(f'{data[0]} was made with the tokenizer {self.tokenizer!r}, but '
-                              f'{other.folder} with {theirs!r}: one model reads one tokenizer')
+        refuse_mixed(self.sets)
         self.kinds = list(dict.fromkeys(kind for s in self.sets for kind in s.kinds))
         self.marks = [self.own_marks(s.kinds) for s in self.sets]
         self.quota = shares(weights, PERIOD)
@@ -303,13 +317,16 @@ class Loader:
         "(tokens, targets) of a step: (B, T) each."
         return self.marked_batch(step)[:2]
 
-    def marked_batch(self, step):
-        "The batch, and the kind of each target: (B, T) three times."
+    def marked_batch(self, step, again=True):
+        """The batch, and the kind of each target: (B, T) three times. again=False leaves out rows
+        that were there before: small data are gone through several times."""
         share = self.batch_size // self.world_size
         rows = []
         first = step * self.batch_size + self.rank * share
         for i in range(first, first + share):
-            d, _, w = self.place(i)
+            d, epoch, w = self.place(i)
+            if epoch and not again:
+                continue
             tokens, targets, marks = self.sets[d].window(w)
             top = max(tokens.max(), targets.max())
             if top >= self.vocab_size:
@@ -317,6 +334,8 @@ class Loader:
                               f'vocabulary of {self.vocab_size}; was it made with another '
                               f'tokenizer than {self.tokenizer!r}?')
             rows.append(self.begun(tokens, targets, self.marks[d][marks]))
+        if not rows:
+            return torch.zeros(3, 0, len(self.starts) + self.sets[0].context, dtype=torch.long)
         return tuple(torch.from_numpy(np.stack(part)) for part in zip(*rows))
 
     def begun(self, tokens, targets, marks):
@@ -332,6 +351,20 @@ class Loader:
         if not own:
             tokens[:n] = self.starts
         return tokens, targets, marks
+
+
+def refuse_mixed(sets):
+    "One model reads one tokenizer. Of two tokenizers that are called alike, the fingerprints tell."
+    first, *others = sets
+    for other in others:
+        if other.fingerprint and first.fingerprint:
+            alike = other.fingerprint == first.fingerprint
+        else:                       # made by an older version
+            alike = other.tokenizer == first.tokenizer
+        if not alike:
+            raise Refused(f'{first.folder} was made with the tokenizer {first.tokenizer!r}, but '
+                          f'{other.folder} with {other.tokenizer!r}, which cuts text otherwise: one '
+                          'model reads one tokenizer')
 
 
 def mixture(folder):

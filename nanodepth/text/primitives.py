@@ -26,6 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nanodepth.common.errors import Refused, check_choice
+from nanodepth.common.files import claim
 from nanodepth.text.loader import START, begin_dataset, draw, write_dataset
 from nanodepth.text.tokenizer import get_tokenizer, start_of_document
 
@@ -217,17 +218,18 @@ def write_examples(folder, tokenizer_name, tasks, depths, n, *, shots=0, seed=0,
                 rows[split].append((prompt, answer, k + 1))
     longest = max(len(prompt) + len(answer) for split in rows.values()
                   for prompt, answer, _ in split)
-    begin_dataset(folder, 'primitives.py')
-    for split, examples in rows.items():
-        tokens, mask, marks = np.zeros((3, len(examples), longest), dtype='int64')
-        for i, (prompt, answer, kind) in enumerate(examples):
-            begin = len(prompt)
-            end = len(prompt) + len(answer)
-            tokens[i, :end] = prompt + answer
-            mask[i, begin:end], marks[i, begin:end] = 1, kind
-            marks[i, begin] += START
-        write_dataset(folder, split, tokenizer_name, tokens.ravel(), mask=mask.ravel(),
-                      marks=marks.ravel() if split == 'val' else None, kinds=[*kinds], row=longest,
-                      origin=dict(made_by='primitives.py', tasks=tasks, n=len(examples),
-                                  shots=shots, seed=seed))
+    with claim(folder):         # both splits are of one command
+        begin_dataset(folder, 'primitives.py')
+        for split, examples in rows.items():
+            tokens, mask, marks = np.zeros((3, len(examples), longest), dtype='int64')
+            for i, (prompt, answer, kind) in enumerate(examples):
+                begin = len(prompt)
+                end = len(prompt) + len(answer)
+                tokens[i, :end] = prompt + answer
+                mask[i, begin:end], marks[i, begin:end] = 1, kind
+                marks[i, begin] += START
+            write_dataset(folder, split, tokenizer_name, tokens.ravel(), mask=mask.ravel(),
+                          marks=marks.ravel() if split == 'val' else None, kinds=[*kinds], row=longest,
+                          origin=dict(made_by='primitives.py', tasks=tasks, n=len(examples),
+                                      shots=shots, seed=seed))
     return longest

@@ -127,7 +127,8 @@ def texts(path, read):
 # -------------------------------------------------------------------------------------------- files
 
 def list_files(source, where):
-    "[(path, bytes)] of a source's files, in an order drawn from their names."
+    """[[path, bytes]] of a source's files, in an order drawn from their names; of files on this disk
+    also when they were last changed."""
     if where is None:
         from huggingface_hub import HfApi
         try:
@@ -138,13 +139,13 @@ def list_files(source, where):
             raise Refused(f'the Hugging Face hub did not list {source.repo} '
                           f'({type(error).__name__}): is there a network, and a login where the '
                           'dataset asks for one? --source=FOLDER reads local files') from None
-        listed = {f.path: (f'hf://datasets/{source.repo}@{commit}/{f.path}', f.size) for f in tree
+        listed = {f.path: [f'hf://datasets/{source.repo}@{commit}/{f.path}', f.size] for f in tree
                   if fnmatch.fnmatch(f.path, source.files) and hasattr(f, 'size')}
         if not listed:
             raise Refused(f'{source.repo} has no file {source.files} any more')
     else:
         folder = Path(where) / source.name
-        listed = {str(p.relative_to(where)): (str(p), p.stat().st_size)
+        listed = {str(p.relative_to(where)): [str(p), p.stat().st_size, p.stat().st_mtime_ns]
                   for p in folder.rglob('*') if kind_of(p) and p.is_file()}
         if not listed:
             raise Refused(f'there is no parquet or JSON Lines file in {folder}')

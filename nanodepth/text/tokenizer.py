@@ -13,15 +13,20 @@ Usage:
     assert enc.decode(enc.encode('depth')) == 'depth'
     print(enc.n_vocab)                          # 257: the bytes and an end-of-text token
 """
+import hashlib
+import json
 import shutil
+import string
 from pathlib import Path
 
 import tiktoken
 
-from nanodepth.common.errors import Refused, nearest, refusing
+from nanodepth.common.errors import Refused, refusing
 from nanodepth.common.files import on_hub, read_json, reading, refuse_gguf
 
 END_OF_TEXT = '<|endoftext|>'
+TOKENIZER_FILES = ('tokenizer_config.json', 'special_tokens_map.json', 'generation_config.json',
+                   'chat_template.jinja', 'tokenizer.json')
 ODD = """Text -> tokens: bytes, words (12 of 345), [lists] and `code` that don't
 	if x == 3141.59:\r\n    return 'ä東🙂'  # don't  """
 
@@ -134,9 +139,7 @@ def as_tokenizers(encoding, name):
 
 def from_hub(name):
     "The local copy of a checkpoint on the hub, fetched if need be."
-    parent = Path(name).parent
-    near = nearest(name, [str(p) for p in parent.iterdir()] if parent.is_dir() else [])
-    missing = f'there is no {name} here{near}; the Hugging Face hub'
+    missing = f'there is no {name} here; the Hugging Face hub'
     try:
         from huggingface_hub import snapshot_download
         return Path(snapshot_download(str(name),
@@ -154,16 +157,31 @@ def local_folder(name):
     return Path(name) if Path(name).is_dir() else from_hub(name)
 
 
+def fingerprint(tokenizer):
+    """What tells a tokenizer from others, whatever it is called: its size, and how it cuts some odd
+    texts. Names say little: a folder may have moved, or hold another tokenizer by now."""
+    texts = ODD, string.printable, ''.join(map(chr, range(0xa0, 0x250)))
+    ids = [tokenizer.encode(text, allowed_special='all') for text in texts]
+    return hashlib.sha256(json.dumps([tokenizer.n_vocab, ids]).encode()).hexdigest()[:16]
+
+
 def refuse_another_tokenizer(path, loader, own=None):
-    """Data of another tokenizer is refused, also where its ids happen to fit. Names say little: a
-    folder may have moved, or be a copy in another form. `own`: the run's name."""
-    name = loader.tokenizer
-    if name == own:
+    """Data of another tokenizer than a model's is refused, also where its ids happen to fit. `own`:
+    the name of the model's, by which data that an older version made is known."""
+    dataset = loader.sets[0]
+    name, theirs = dataset.tokenizer, dataset.fingerprint
+    if name == own and (theirs is None or name == 'bytes'):
         return
-    a, b = get_tokenizer(path), get_tokenizer(name)
-    if a.n_vocab != b.n_vocab or a.encode(ODD) != b.encode(ODD):
-        raise Refused(f'{loader.sets[0].folder} was made with the tokenizer {name!r}, which is not '
-                      f'that of {path}: make it with --tokenizer={path}')
+    try:
+        ours = fingerprint(get_tokenizer(path))
+        theirs = theirs or fingerprint(get_tokenizer(name))
+    except Refused:         # it is not at hand, without a network
+        if name == own:
+            return
+        raise
+    if ours != theirs:
+        raise Refused(f'{dataset.folder} was made with the tokenizer {name!r}, which is not that of '
+                      f'{path}: make it with --tokenizer={path}')
 
 
 def start_of_document(tokenizer):
@@ -202,11 +220,10 @@ def copy_tokenizer(name, folder):
     if not file:
         return False
     if file.parent.resolve() != folder.resolve():
-        for other in ('tokenizer_config.json', 'special_tokens_map.json', 'generation_config.json',
-                      'chat_template.jinja'):
+        for other in TOKENIZER_FILES:
             if (file.parent / other).exists():
                 shutil.copy(file.parent / other, folder / other)
-        shutil.copy(file, folder / 'tokenizer.json')
+        shutil.copy(file, folder / 'tokenizer.json')        # it may have had another name
     return True
 
 

@@ -36,8 +36,8 @@ def format_loop(order):
 
 
 def name_of(order):
-    "An order in the notation, or layer by layer where it has none."
+    "An order in the notation, or layer by layer where it has none; '1,' is layer 1 alone."
     try:
         return format_loop(order)
     except Refused:
-        return ' '.join(map(str, order))
+        return ' '.join(map(str, order)) + ',' * (len(order) == 1)

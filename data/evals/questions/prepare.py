@@ -111,8 +111,8 @@ dataset_kwargs:
   data_files:
     validation: {data}
 training_split: null
-validation_split: validation
-test_split: null
+validation_split: null
+test_split: validation
 fewshot_split: validation
 fewshot_config:
   sampler: default

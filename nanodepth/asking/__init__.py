@@ -1,0 +1,1 @@
+"A model to scores: ways of running it, likelihoods, data, lm-eval."

@@ -1,0 +1,1 @@
+"What surrounds a training run: its plan, its folder, its processes, its optimizers."

@@ -1,0 +1,337 @@
+"""What once went wrong without a word: a stranger's code that ran, a run, a dataset or a tokenizer
+that was taken for another, a file that was half of two. Each test failed before it was mended."""
+import builtins
+import io
+import json
+import os
+import runpy
+import shutil
+import signal
+import sys
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from conftest import ROOT, byte_level_bpe, refused, save_run, weights_of, write_noise
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from nanodepth import __main__ as entry
+from nanodepth.__main__ import main as nanodepth
+from nanodepth.asking.scoring import Asked, Subject, open_data
+from nanodepth.commands.play import inside
+from nanodepth.common import files
+from nanodepth.common.errors import Refused
+from nanodepth.common.files import Notes, claim, fresh, new_model, on_hub, replace
+from nanodepth.models import checkpoint
+from nanodepth.models.checkpoint import load_model
+from nanodepth.models.hf import save_hf
+from nanodepth.models.hf_recurrent import save_raven
+from nanodepth.retrofit import surgery
+from nanodepth.running.processes import Stop
+from nanodepth.text import corpus
+from nanodepth.text.loader import Loader, write_dataset
+from nanodepth.text.sources import Source
+from nanodepth.text.tokenizer import get_tokenizer
+from nanodepth.train import train
+
+
+def llama(folder, **config):
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=4, max_position_embeddings=64, **config))
+    for p in model.parameters():
+        if p.dim() == 2:
+            torch.nn.init.normal_(p, std=0.3)
+    model.save_pretrained(folder)
+    return model.eval()
+
+
+def edit(path, **changes):
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def bpe(folder, swapped=''):
+    "A tokenizer with as many tokens as there are bytes and a mark; some letters change places."
+    folder.mkdir(exist_ok=True)
+    made = json.loads(byte_level_bpe(['abc'] * 3, 257, ['<|endoftext|>']).to_str())
+    vocab = made['model']['vocab']
+    for a, b in zip(swapped[::2], swapped[1::2]):
+        vocab[a], vocab[b] = vocab[b], vocab[a]
+    (folder / 'tokenizer.json').write_text(json.dumps(made))
+    return str(folder)
+
+
+# ------------------------------------------------------------------------------- a stranger's code
+
+def test_no_stranger_is_asked_in(tmp_path, monkeypatch, tiny, capsys):
+    "Whoever answers y to transformers' question would run it."
+    monkeypatch.setattr(builtins, 'input', lambda *_: 'y')
+    code = f'open({str(tmp_path / "RAN")!r}, "w")\nclass X: pass\n'
+    new = tmp_path / 'new'
+    new.mkdir()
+    (new / 'evil.py').write_text(code)
+    (new / 'config.json').write_text(json.dumps(dict(
+        model_type='my_new_family', auto_map=dict(AutoConfig='evil.X'))))
+    assert 'transformers does not open it' in refused(capsys, 'evaluate', new, '--tasks=toy_copy')
+    save_hf(tiny(vocab_size=257), tmp_path / 'chat', tokenizer='bytes')
+    (tmp_path / 'chat/evil.py').write_text(code)
+    edit(tmp_path / 'chat/tokenizer_config.json', tokenizer_class='X',
+         auto_map=dict(AutoTokenizer=['evil.X', None]))
+    from nanodepth.asking.lm_eval_model import Asked as Model
+    with pytest.raises(Refused):
+        Model(load_model(tmp_path / 'chat'), get_tokenizer(str(tmp_path / 'chat')),
+              str(tmp_path / 'chat'), chat=True)
+    assert not (tmp_path / 'RAN').exists()
+
+
+# ------------------------------------------------------------------------------- folders and files
+
+def test_a_folder_that_was_moved_away_gets_nothing_more(config, tmp_path):
+    c = config()
+    with claim(c.out_dir):
+        shutil.rmtree(c.out_dir)
+        held = files.held.copy()
+        files.held.clear()                          # the second run is another process
+        train(c)
+        files.held.update(held)
+        with pytest.raises(Refused, match='was removed or moved while this command was at work'):
+            checkpoint.save(c.out_dir, step=1)
+    assert checkpoint.load(c.out_dir)['step'] == c.steps
+
+
+def test_two_writers_of_one_file_leave_one_of_two_whole_files(tmp_path):
+    path = tmp_path / 'table.csv'
+    with fresh(path) as slow:
+        slow.write(b'b' * 1000)
+        slow.flush()
+        pid, os.getpid = os.getpid, lambda: 1
+        try:
+            replace(path, b'a' * 500)               # another process, from beginning to end
+        finally:
+            os.getpid = pid
+        slow.write(b'b' * 1000)
+    assert path.read_bytes() == b'b' * 2000
+
+
+def test_a_refusal_leaves_no_folder(tmp_path):
+    with pytest.raises(Refused), new_model(tmp_path / 'a'):
+        raise Refused('no')
+    assert not (tmp_path / 'a').exists()
+
+
+def test_a_closed_terminal_does_not_stop_what_nohup_began():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Stop():
+            assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_odd_notes_are_passed_over(tmp_path):
+    path = tmp_path / 'notes.jsonl'
+    path.write_text('123\n{"of": 1}\n[]\nnull\n"a"\n{"of": "x", "found": 3}\n')
+    assert Notes(path).get('x', None) == 3
+
+
+def test_a_slip_in_a_folders_name_is_not_asked_of_the_hub(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'out').mkdir()
+    assert not on_hub('out/lidsa') and on_hub('HuggingFaceTB/SmolLM-135M')
+
+
+# -------------------------------------------------------------------------------------- tokenizers
+
+def test_a_new_run_in_an_old_folder_has_its_own_tokenizer(config, data, tmp_path):
+    name = bpe(tmp_path / 'tok')
+    for split in ('train', 'val'):
+        write_dataset(tmp_path / 'bpe', split, name, np.arange(3000) % 250)
+    train(config(data=str(tmp_path / 'bpe')))
+    assert get_tokenizer(str(tmp_path / 'run')).name == 'run'
+    train(config(resume=False))
+    assert get_tokenizer(str(tmp_path / 'run')).name == 'bytes'
+    # data that was made with the tokenizer of a run, and then trained into that run's folder
+    for split in ('train', 'val'):
+        write_dataset(tmp_path / 'own', split, str(tmp_path / 'run'), np.arange(3000) % 250)
+    train(config(data=str(tmp_path / 'own'), resume=False))
+    assert get_tokenizer(str(tmp_path / 'run')).name == 'bytes'
+    train(config(data=str(tmp_path / 'own')))
+
+
+def test_tokenizers_of_one_name_are_told_apart(config, tmp_path, tiny):
+    name = bpe(tmp_path / 'tok')
+    for folder in ('one', 'two'):
+        for split in ('train', 'val'):
+            write_dataset(tmp_path / folder, split, name, np.arange(3000) % 250)
+        name = bpe(tmp_path / 'tok', swapped='abcd')        # the same folder, and another one in it
+    bpe(tmp_path / 'tok')
+    train(config(data=str(tmp_path / 'one')))
+    run = str(tmp_path / 'run')
+    with pytest.raises(Refused, match='two was made with the tokenizer .* is not that of'):
+        open_data(run, checkpoint.load(run), load_model(run), str(tmp_path / 'two'))
+    with pytest.raises(Refused, match='which cuts text otherwise: one model reads one tokenizer'):
+        Loader([tmp_path / 'one', tmp_path / 'two'], 4, 8)
+    with pytest.raises(Refused, match='is not that of'):
+        train(config('next', init_from=run, data=str(tmp_path / 'two')))
+
+
+def test_notes_of_a_checkpoint_by_its_file_go_with_its_tokenizer(tmp_path, tiny):
+    run = save_run(tmp_path / 'run', tiny(vocab_size=257, context=64))
+    marks = []
+    for swapped in ('', 'abcd'):
+        bpe(tmp_path / 'run', swapped)
+        marks.append(Subject(f'{run}/ckpt.pt', Asked(tasks='toy_copy', measures=(), n=3)).mark())
+    assert marks[0] != marks[1]
+
+
+# -------------------------------------------------------------------------------------------- data
+
+def test_two_commands_never_write_one_dataset_together(tmp_path, monkeypatch):
+    prepare = runpy.run_path(str(ROOT / 'data/text/prepare.py'))
+    for name in ('a', 'b'):
+        (tmp_path / name).mkdir()
+        for i in range(20):
+            (tmp_path / name / f'{i}.txt').write_text(f'{i:03d}' + name * 100)
+    line = [f'--out={tmp_path / "out"}']
+    real = prepare['main'].__globals__['write_dataset']
+
+    def paused(folder, split, *args, **kwargs):
+        real(folder, split, *args, **kwargs)
+        if split == 'train':
+            held = files.held.copy()
+            files.held.clear()                      # the second command is another process
+            with pytest.raises(Refused, match='another run is at work in'):
+                prepare['main']([str(tmp_path / 'b'), *line])
+            files.held.update(held)
+    monkeypatch.setitem(prepare['main'].__globals__, 'write_dataset', paused)
+    prepare['main']([str(tmp_path / 'a'), *line])
+    assert b'b' not in (tmp_path / 'out/val_000.bin').read_bytes()
+
+
+def test_a_corpus_is_made_of_the_files_and_the_tokenizer_that_it_was_begun_with(tmp_path):
+    source = tmp_path / 'source/alpha'
+    source.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+
+    def write(name):
+        lines = [json.dumps(dict(text=''.join(rng.choice(list('abc'), 100)))) for _ in range(60)]
+        (source / f'{name}.jsonl').write_text('\n'.join(lines))
+    for i in range(3):
+        write(i)
+    bpe(tmp_path / 'tok')
+
+    def prepare(tokens):
+        corpus.prepare({'m': [Source('alpha', 1.0, 'x/y', '*')]}, None, [
+            f'--tokens={tokens}', f'--source={source.parent}', '--workers=1', '--val_every=10',
+            f'--tokenizer={tmp_path / "tok"}', f'--out={tmp_path / "out"}'])
+    prepare(1000)
+    shard = next(p for p in (tmp_path / 'out/alpha').glob('train_0*.bin') if p.stat().st_size)
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:-100])
+    prepare(1000)
+    assert shard.read_bytes() == whole
+    bpe(tmp_path / 'tok', swapped='abcd')
+    with pytest.raises(Refused, match='was begun with fingerprint='):
+        prepare(10_000)
+    bpe(tmp_path / 'tok')
+    write('new')
+    with pytest.raises(Refused, match='was begun with other files than'):
+        prepare(10_000)
+
+
+# ----------------------------------------------------------------------------------- checkpoints
+
+def test_a_folder_is_read_as_transformers_reads_it(tmp_path):
+    tokens = torch.arange(12)[None]
+    own_head = llama(tmp_path / 'own', tie_word_embeddings=False)
+    edit(tmp_path / 'own/config.json', tie_word_embeddings=True)
+    with torch.no_grad():
+        torch.testing.assert_close(load_model(tmp_path / 'own')(tokens), own_head(tokens).logits)
+    edit(tmp_path / 'own/config.json', is_causal=False)
+    with pytest.raises(Refused, match='attends in both directions'):
+        load_model(tmp_path / 'own')
+
+
+def test_a_backup_beside_the_weights_is_not_read(tmp_path, tiny):
+    from safetensors.torch import load_file, save_file
+    model = surgery(tiny(vocab_size=257), '1-2-1', mean=2)
+    save_raven(model, tmp_path / 'raven', 'bytes')
+    old = {name: t + 1 for name, t in load_file(tmp_path / 'raven/model.safetensors').items()}
+    save_file(old, tmp_path / 'raven/model_before.safetensors')
+    tokens = torch.arange(9)[None]
+    assert torch.equal(load_model(tmp_path / 'raven')(tokens), model(tokens))
+
+
+def test_an_export_keeps_what_was_trained_and_says_how_near_it_came(config, tiny, tmp_path, capsys):
+    save_hf(tiny(vocab_size=257).bfloat16(), tmp_path / 'hf', tokenizer='bytes')
+    c = config(init_from=str(tmp_path / 'hf'))
+    train(c)
+    nanodepth('export', [c.out_dir, str(tmp_path / 'out')])
+    assert capsys.readouterr().out.rstrip().splitlines()[-1].startswith(
+        f'{tmp_path / "out"} was opened again: the logits of 16 tokens differ by at most 0, and')
+    back = load_model(tmp_path / 'out').state_dict()
+    assert all(torch.equal(t, back[name]) for name, t in weights_of(c).items())
+    nanodepth('export', [c.out_dir, str(tmp_path / 'small'), '--dtype=bfloat16'])
+    said = capsys.readouterr().out.rstrip().splitlines()[-1]
+    assert float(said.partition('at most ')[2].partition(',')[0]) > 0
+
+
+# ------------------------------------------------------------------------------ pages and results
+
+def test_what_a_page_holds_cannot_end_its_tags():
+    text = inside('application/json', 'about', json.dumps('<!--<script></script>'))
+    assert text.count('<') == 2 and json.loads(text[text.index('>') + 1:text.rindex('<')]) == (
+        '<!--<script></script>')
+    assert 'weights of &quot;&gt;&lt;' in inside('text/plain', 'weights of "><', 'AA')
+
+
+def test_two_questions_have_two_files(tmp_path, tiny, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = save_run(tmp_path / 'run', tiny(vocab_size=257, context=64))
+    for task in ('toy_copy', 'toy_assign/1'):
+        nanodepth('evaluate', [run, f'--tasks={task}', '--n=3', '--device=cpu'])
+    assert len([*(tmp_path / 'out/evals').glob('run*.csv')]) == 2
+
+
+def test_a_run_may_have_any_name(tmp_path, pictures, config):
+    write_noise(tmp_path / 'noise', ['fifth'])
+    c = config('$\\frac$', data=str(tmp_path / 'noise'), steps=6, decay_steps=2)
+    train(c)
+    nanodepth('plot', [c.out_dir])
+
+
+def test_a_terminal_without_the_sign_gets_another(tmp_path, tiny, monkeypatch):
+    run = save_run(tmp_path / 'run', tiny(vocab_size=257, context=64))
+    said = io.BytesIO()
+    monkeypatch.setattr(sys, 'stdout', io.TextIOWrapper(said, encoding='ascii'))
+    monkeypatch.setattr(sys, 'stderr', io.TextIOWrapper(io.BytesIO(), encoding='ascii'))
+    monkeypatch.setattr(sys, 'argv', ['nanodepth', 'evaluate', run, '--tasks=toy_copy', '--n=3',
+                                      '--device=cpu', f'--out={tmp_path / "e.csv"}'])
+    monkeypatch.setattr(entry, 'share_the_machine', lambda: None)
+    nanodepth()
+    sys.stdout.flush()
+    assert b' ? ' in said.getvalue()
+
+
+# ----------------------------------------------------------------------------------- a busy machine
+
+@pytest.mark.parametrize('load, other, ranks, passive', [
+    (0.0, False, 1, False), (0.0, True, 1, True), (9.0, False, 1, True), (0.0, False, 2, True)])
+def test_a_command_beside_others_waits_passively(load, other, ranks, passive, monkeypatch,
+                                                 tmp_path):
+    for name in ('OMP_WAIT_POLICY', 'GOMP_SPINCOUNT', 'OMP_NUM_THREADS'):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv('WORLD_SIZE', str(ranks))
+    monkeypatch.setattr(os, 'cpu_count', lambda: 2)
+    monkeypatch.setattr(os, 'getloadavg', lambda: (load, 0, 0))
+    monkeypatch.setattr(entry.tempfile, 'gettempdir', lambda: str(tmp_path))
+    begun = []
+    monkeypatch.setattr(os, 'execv', lambda *line: begun.append(os.environ.get('OMP_WAIT_POLICY')))
+    monkeypatch.setattr(os, 'environ', dict(os.environ))
+    if other:
+        entry.share_the_machine()               # it holds the lock until this process ends
+        assert not begun
+    entry.share_the_machine()
+    assert begun == (['PASSIVE'] if passive else [])
