@@ -4,7 +4,7 @@ PYTHON ?= python3
 PY := .venv/bin/python
 
 SHELL := /bin/bash
-.PHONY: all setup data lidas baseline smollm2 atlas layers answers search runs real test families readme demo browser bench gpu clean
+.PHONY: all setup data lidas baseline smollm2 atlas layers answers search runs real test families readme demo browser llama bench gpu clean
 
 all: lidas                      # set up, grow the toy model, leave a picture and a sample of its text: 3 to 7 minutes
 
@@ -95,6 +95,11 @@ real: smollm2                   # the published model against transformers, doub
 	OMP_NUM_THREADS=2 $(PY) -m pytest -q tests/real.py
 readme: smollm2                 # every command of README, COURSE and CHECKPOINT in a fresh clone: half an hour
 	$(PY) tests/readme.py
+llama: smollm2 out/llama/node_modules   # files for llama.cpp, run by it (Linux, node on the path; 84 MB): 2 minutes
+	OMP_NUM_THREADS=2 $(PY) -m pytest -q tests/llama.py
+out/llama/node_modules:
+	mkdir -p out/llama
+	cd out/llama && npm install --silent --ignore-scripts --omit=optional node-llama-cpp@3.21.1 @node-llama-cpp/linux-x64@3.21.1
 browser: smollm2                # both pages of `play` in headless Chromium, which must be on the path, by their steps: out/play/*.png, ten minutes
 	$(PY) -m pip install --quiet --disable-pip-version-check playwright==1.65.2
 	$(PY) tests/browser.py

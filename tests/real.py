@@ -73,8 +73,10 @@ def test_windows_and_orders_equal_a_run_by_hand(ours, theirs, tokens):
 def test_an_export_in_another_order_is_that_order(ours, tokens, tmp_path):
     from transformers import AutoModelForCausalLM
     with Way(loop='8-4x2-18').apply(ours):
-        save_hf(ours, tmp_path / 'deeper', tokenizer=PATH)
         wanted = ours(tokens)
+    published = load_model(PATH)
+    with Way(loop='8-4x2-18').apply(published):
+        save_hf(published, tmp_path / 'deeper', tokenizer=PATH)
     deeper = AutoModelForCausalLM.from_pretrained(tmp_path / 'deeper', dtype=torch.float32)
     assert deeper.config.num_hidden_layers == 34
     bits = load_model(tmp_path / 'deeper')      # as published: in 16 bits

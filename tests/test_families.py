@@ -11,11 +11,15 @@ import os
 import pytest
 import torch
 import transformers
+from conftest import byte_level_bpe
 from families import ALIBI, EAGER_ONLY, FAMILIES, MIXTURES, tiny as family
 
+from nanodepth.__main__ import main as nanodepth
+from nanodepth.asking.way import Way
 from nanodepth.common.errors import Refused
 from nanodepth.looping.caches import CACHES
 from nanodepth.looping.layers import Pin, depth_of
+from nanodepth.models.orders import in_order
 from nanodepth.wrapper import looped, patch
 
 transformers.logging.set_verbosity_error()
@@ -184,6 +188,72 @@ def test_static_caches(name, form):
     with looped(model, WINDOW, cache='exact'), pytest.raises(
             ValueError, match="cache='exact' needs a KV cache that grows.*first, last, last_eval"):
         in_pieces(model, t, [7], static())
+
+
+@families
+def test_an_order_is_a_run_of_its_layers_by_hand(name, form):
+    "Layers are exchanged, left out and repeated: logits, cached text, and no trace."
+    model, t, order = family(name, form), tokens(), [0, 1, 3, 2, 3, 5]
+    layers, plain = depth_of(model)[0], model(t, use_cache=False).logits
+    noted = []
+    hooks = [layer.register_forward_pre_hook(lambda m, args, kwargs: noted.append((args, kwargs)),
+                                             with_kwargs=True) for layer in layers]
+    model(t, use_cache=False)
+    [hook.remove() for hook in hooks]
+    x = noted[0][0][0]
+    for i in order:
+        x = layers[i](x, *noted[i][0][1:], **noted[i][1])
+        x = x[0] if isinstance(x, tuple) else x
+    hook = layers[-1].register_forward_hook(
+        lambda module, args, output: (x, *output[1:]) if isinstance(output, tuple) else x)
+    by_hand = model(t, use_cache=False).logits
+    hook.remove()
+    with pytest.raises(ZeroDivisionError), in_order(model, order):
+        whole = model(t, use_cache=False).logits
+        assert torch.allclose(whole, by_hand, atol=1e-5) and not torch.allclose(whole, plain)
+        first = model(t[:, :7], use_cache=True)
+        rest = model(t[:, 7:], past_key_values=first.past_key_values, use_cache=True).logits
+        assert torch.allclose(rest, whole[:, 7:], atol=1e-4)
+        1 / 0
+    assert torch.equal(model(t, use_cache=False).logits, plain)
+
+
+def test_an_order_that_cannot_be():
+    model = family('llama')
+    with looped(model, WINDOW), pytest.raises(Refused, match='forward was replaced'), \
+            in_order(model, [0, 1]):
+        pass
+    model = family('gpt2', scale_attn_by_inverse_layer_idx=True)
+    with pytest.raises(Refused, match='depends on its place'), in_order(model, [0, 2, 1]):
+        pass
+    with pytest.raises(Refused, match='without a norm|add o_proj'), \
+            Way(loop='2-2x2-2', damp=True).apply(family('gemma2')):
+        pass
+
+
+@pytest.mark.parametrize('name', FAMILIES if ALL else ['gemma3_text', 'mistral'])
+def test_an_order_of_another_family_is_exported(name, tmp_path, capsys):
+    model, t = family(name), tokens()
+    model.save_pretrained(tmp_path / 'model')
+    byte_level_bpe(['a b c'], 97, []).save(str(tmp_path / 'model/tokenizer.json'))
+    path = str(tmp_path / 'deeper')
+    order = ['--loop=2-2x2-2', *(['--damp=0.7'] if name == 'mistral' else [])]
+    try:
+        nanodepth('export', [str(tmp_path / 'model'), path, *order])
+    except SystemExit:      # a config that cannot say where its layers of another kind are now
+        assert name in ('llama4_text', 'deepseek_v2', 'deepseek_v3')
+        assert not (tmp_path / 'deeper/config.json').exists()
+        return
+    deeper = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    way = Way(loop='2-2x2-2', damp=0.7 if name == 'mistral' else None)
+    for each in (model, deeper):        # as a folder is opened, whatever the model was made with
+        each.set_attn_implementation('eager')
+    with way.apply(model):
+        wanted = model(t, use_cache=False).logits
+    assert len(depth_of(deeper)[0]) == 8
+    assert torch.allclose(deeper(t, use_cache=False).logits, wanted, atol=1e-5)
+    with pytest.raises(SystemExit):
+        nanodepth('export', [path, path])                           # a checkpoint is never lost
 
 
 def test_a_copy_is_looped_by_itself():

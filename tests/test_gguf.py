@@ -6,14 +6,15 @@ import json
 import numpy as np
 import pytest
 import torch
-from conftest import byte_level_bpe, refused
+from conftest import byte_level_bpe, refused, save_run
 
 from nanodepth.__main__ import main as nanodepth
+from nanodepth.asking.way import Way
 from nanodepth.common.errors import Refused
 from nanodepth.model import LM, ModelConfig, rope_tables
-from nanodepth.models import gguf as gguf_file
+from nanodepth.models import hf
 from nanodepth.models.checkpoint import load_model
-from nanodepth.models.gguf import open_gguf
+from nanodepth.models.gguf import open_gguf, splits_as
 from nanodepth.text.tokenizer import get_tokenizer
 
 gguf = pytest.importorskip('gguf')
@@ -132,7 +133,7 @@ def test_another_scaling_of_positions_is_refused(path, tmp_path, capsys):
 def test_an_export_that_is_killed_can_be_repeated(path, tmp_path, monkeypatch):
     def killed(old, new):
         raise KeyboardInterrupt
-    monkeypatch.setattr(gguf_file.os, 'replace', killed)
+    monkeypatch.setattr(hf.os, 'replace', killed)
     with pytest.raises(SystemExit):
         nanodepth('export', [str(path), str(tmp_path / 'out')])
     monkeypatch.undo()
@@ -145,3 +146,75 @@ def test_a_tokenizer_of_an_unknown_kind_is_refused(path, tmp_path, capsys):
     assert "kind 'a-new-kind', which nothing here knows" in refused(
         capsys, 'export', path, tmp_path / 'out')
     assert not (tmp_path / 'out/config.json').exists()
+
+
+def folder_of(original, path, **shape):
+    "A tiny model of ours as a Hugging Face folder with the tokenizer of these tests."
+    torch.manual_seed(0)
+    config = dict(vocab_size=320, n_embd=64, n_head=4, n_kv_head=2, n_layer=3, context=64)
+    hf.save_hf(LM(ModelConfig(**config | shape)), path)
+    original.save(str(path / 'tokenizer.json'))
+    (path / 'tokenizer_config.json').write_text(json.dumps(dict(
+        tokenizer_class='PreTrainedTokenizerFast', bos_token='<|im_start|>', eos_token='<|im_end|>')))
+    (path / 'chat_template.jinja').write_text('{{ messages }}')
+    return path
+
+
+@pytest.mark.parametrize('shape', [{}, dict(qk_norm=True, head_dim=128), dict(rope_scaling=LLAMA3, head_dim=8),
+                                   dict(tie_embeddings=True)], ids=str)
+def test_a_model_becomes_a_gguf_file(original, tmp_path, shape):
+    folder, path = folder_of(original, tmp_path / 'in', **shape), tmp_path / 'out.gguf'
+    nanodepth('export', [str(folder), str(path), '--loop=1-1x2-1', '--damp'])
+    theirs, words = open_gguf(path)
+    model, tokens = load_model(folder), torch.randint(320, (2, 30))
+    with torch.no_grad(), Way(loop='1-1x2-1', damp=True).apply(model):
+        assert torch.allclose(theirs(tokens).logits, model(tokens), atol=1e-5)
+    for text in TEXTS:
+        assert words.encode(text) == original.encode(text).ids
+    reader = gguf.GGUFReader(path)
+    said = {name: field.contents() for name, field in reader.fields.items()}
+    stored = {t.name: t.data for t in reader.tensors}
+    assert (said['tokenizer.ggml.pre'], said['tokenizer.ggml.bos_token_id'],
+            said['tokenizer.chat_template']) == ('smollm', 1, '{{ messages }}')
+    assert [*said['tokenizer.ggml.token_type'][:4], said['tokenizer.ggml.tokens'][-1]] == [
+        3, 3, 3, 1, '[PAD319]']
+    q = model.layers[2].attn.q.weight.detach().numpy()      # the last of the order 0, 1, 1, 2
+    half = model.config.head_dim // 2                       # rows 0 and hd/2 are a pair to turn
+    assert np.array_equal(stored['blk.3.attn_q.weight'][1], q[1 if model.config.qk_norm else half])
+    assert np.array_equal(stored['blk.3.attn_norm.weight'],
+                          model.layers[2].attn_norm.weight.detach().numpy())
+    assert ('output.weight' in stored) is not model.config.tie_embeddings
+
+
+def test_eight_bits_and_what_no_file_can_be(original, tmp_path, capsys, tiny, data):
+    folder, path = folder_of(original, tmp_path / 'in'), tmp_path / 'small.gguf'
+    nanodepth('export', [str(folder), str(path), '--dtype=q8_0'])
+    reader = gguf.GGUFReader(path)
+    kinds = {t.name: t.tensor_type.name for t in reader.tensors}
+    assert (kinds['blk.0.ffn_up.weight'], kinds['blk.0.ffn_norm.weight']) == ('Q8_0', 'F32')
+    up = load_model(folder).layers[0].mlp.up.weight.detach().numpy()
+    read = gguf.quants.dequantize({t.name: t.data for t in reader.tensors}['blk.0.ffn_up.weight'],
+                                  gguf.GGMLQuantizationType.Q8_0)
+    # the largest of 32 numbers is 127 steps, each is rounded to a step, and
+    # the step itself to 16 bits
+    step = np.abs(up.reshape(-1, 32)).max(axis=1, keepdims=True) / 127
+    assert (np.abs((read - up).reshape(-1, 32)) <= 0.6 * step).all()
+    assert 'is there already' in refused(capsys, 'export', folder, path)
+    assert 'ends in .gguf' in refused(capsys, 'export', folder, tmp_path / 'x', '--dtype=q8_0')
+    odd = folder_of(original, tmp_path / 'odd', qk_norm=True)
+    assert 'heads of 16 channels' in refused(capsys, 'export', odd, tmp_path / 'odd.gguf')
+    save_run(tmp_path / 'run', tiny(vocab_size=257), data)
+    assert 'no merges' in refused(capsys, 'export', tmp_path / 'run', tmp_path / 'run.gguf')
+    assert not (tmp_path / 'run.gguf').exists()
+
+
+@pytest.mark.parametrize('kind, digits', [('llama-bpe', '{1,3}'), ('qwen2', '')])
+def test_how_a_tokenizer_splits_has_a_name(kind, digits):
+    pattern = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + digits
+               + r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+    split = dict(type='Split', pattern=dict(Regex=pattern))
+    level = dict(type='ByteLevel', use_regex=False)
+    assert splits_as('', dict(type='Sequence', pretokenizers=[split, level])) == kind
+    assert splits_as('', dict(level, use_regex=True)) == 'gpt-2'
+    with pytest.raises(Refused, match='no name here'):
+        splits_as('', level)

@@ -26,7 +26,6 @@ from nanodepth.common.options import read
 from nanodepth.asking import likelihoods, lm_eval_scores as harness, scoring as measure
 from nanodepth.looping.layers import loops_of
 from nanodepth.models import checkpoint
-from nanodepth.models.hf import repeated_block
 from nanodepth.asking.scoring import (Asked, Score, Subject, ask, interval, log_likelihoods,
                                       measure as tokens_measure, parse_tasks, score)
 from nanodepth.asking.way import Way, Ways, read_ways
@@ -530,13 +529,27 @@ def test_names_of_tasks():
         parse_tasks('toy_assign/2-x')
 
 
-def test_which_block_an_order_repeats():
-    for text in ('2-2x2-2', '1x4-5', '3-3x3', '6'):
-        a, block, times = repeated_block(parse_loop(text), 6)
-        order = [*range(a), *[*range(a, a + block)] * times, *range(a + block, 6)]
-        assert order == parse_loop(text)
-    with pytest.raises(Refused, match="mergekit's passthrough"):
-        repeated_block([0, 2, 1, 3, 4, 5], 6)
+def test_damped_layers_add_a_share_and_are_given_back(tiny):
+    model, tokens = tiny(n_layer=4), torch.randint(2, 50, (2, 9))
+    plain, order = model(tokens), [0, 1, 2, 1, 2, 3]
+
+    def run(**options):
+        with Way(**options).apply(model):
+            return model(tokens)
+
+    x = model.embed(tokens)                                     # by hand, half of what each half adds
+    rope = model.cos[:9, None], model.sin[:9, None]
+    for i in order:
+        layer, share = model.layers[i], 0.5 if i in (1, 2) else 1
+        x = x + share * layer.attn(layer.attn_norm(x), rope)
+        x = x + share * layer.mlp(layer.mlp_norm(x))
+    assert torch.allclose(run(loop=order, damp=True), model.head(model.norm(x)), atol=1e-5)
+    assert torch.equal(run(loop=order, damp=0.5), run(loop=order, damp=True))
+    assert torch.equal(run(loop=order, damp=1.0), run(loop=order))
+    assert torch.equal(run(loop=order, damp=0.0), run(loop=[0, 3]))
+    assert torch.equal(model(tokens), plain)
+    with pytest.raises(Refused, match='--loop=... runs more than once'):
+        Way(damp=True)
 
 
 # -------------------------------------------------------------------------------------------- sweep

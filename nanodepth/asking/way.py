@@ -15,7 +15,7 @@ import itertools
 from dataclasses import dataclass, fields
 
 from nanodepth.common.errors import Refused
-from nanodepth.models.hf import repeated_block
+from nanodepth.models.orders import damped, in_order
 from nanodepth.loop import fit_loop, name_of, parse_loop, running
 from nanodepth.looping.layers import depth_of
 from nanodepth.wrapper import looped, patch
@@ -25,6 +25,8 @@ from nanodepth.wrapper import looped, patch
 class Ways:
     "How the models run. Several values, as in --r=1,2,4, are several ways."
     loop: tuple[str, ...] = ()      # the layers in another order, such as 3-2x2-3
+    # layers that --loop runs k times add a k-th each time (--damp), or so much (--damp=0.7)
+    damp: float | bool | None = None
     r: tuple[int, ...] = ()         # how often a recurrent core runs
     # the wrapper, with any of these: which window it loops (3-5, mid4, or a fraction of the depth),
     # by which method (rk), in how many steps (3), which end at which time (1)
@@ -46,7 +48,7 @@ class Ways:
     weights: list[float] | None = None
 
 
-DIALS = [each.name for each in fields(Ways) if each.name not in ('loop', 'r')]
+DIALS = [each.name for each in fields(Ways) if each.name not in ('loop', 'damp', 'r')]
 
 
 def read_ways(options):
@@ -73,13 +75,16 @@ def read_way(options):
 
 
 class Way:
-    "loop, r, or settings of wrapper.patch; nothing: the model as it is."
+    "loop (and damp), r, or settings of wrapper.patch; nothing: the model as it is."
 
-    def __init__(self, loop=None, r=None, **dials):
+    def __init__(self, loop=None, r=None, damp=None, **dials):
         self.text = loop if isinstance(loop, str) else None
         self.loop = parse_loop(loop) if self.text else loop
         self.r = r
+        self.damp = None if damp is False else damp
         self.dials = dials
+        if self.damp is not None and not loop:
+            raise Refused('--damp is for layers that --loop=... runs more than once')
         if r is not None and r < 1:
             raise Refused(f'r={r} is too small: the core must run at least once (try r=1)')
 
@@ -99,14 +104,10 @@ class Way:
                 yield model
             finally:
                 model.mean = before
-        elif self.loop and hasattr(model, 'recurs'):
-            with running(model, self.order(len(model.layers))):
-                yield model
         elif self.loop:
-            n = len(depth_of(model)[0])
-            start, length, times = repeated_block(self.order(n), n)
-            # each run keeps keys of its own, as the layers of a deeper model would
-            with looped(model, (start, start + length - 1), 'naive', times, cache='exact'):
+            order = self.order(len(layers_and_order(model)[0]))
+            another = running if hasattr(model, 'recurs') else in_order
+            with damped(model, order, self.damp), another(model, order):
                 yield model
         elif self.dials:
             with looped(model, **self.dials):
@@ -132,7 +133,8 @@ class Way:
 
     def __str__(self):
         if self.loop:
-            return f'--loop={self.text or name_of(self.loop)}'
+            name = f'--loop={self.text or name_of(self.loop)}'
+            return name if self.damp is None else f'{name} --damp={shown(self.damp)}'
         if self.r is not None:
             return f'--r={self.r}'
         return ' '.join(f'--{name}={shown(value)}' for name, value in self.dials.items()) \

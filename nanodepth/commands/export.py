@@ -1,32 +1,37 @@
-"""Write a checkpoint as a Hugging Face folder, as it is or in another order. With one folder, print
-what it is.
+"""Write a checkpoint as a Hugging Face folder, or as a GGUF file for llama.cpp, as it is or in
+another order. With one folder, print what it is.
 
 Usage:
     nanodepth export out/lidas                # says what is in it
     nanodepth export out/lidas out/lidas_hf   # for transformers
     nanodepth export MODEL.gguf out/model     # of llama.cpp, for every other command
     nanodepth export out/smollm2 out/deeper --loop=8-4x2-18   # layers 8 to 11 twice
+    nanodepth export out/smollm2 deeper.gguf --loop=13-4x2-13 --damp --dtype=q8_0
 """
+import copy
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import torch
 
 from nanodepth.common.errors import Refused
+from nanodepth.common.files import new_model
 from nanodepth.common.options import read
 from nanodepth.models.checkpoint import load_model, open_any
-from nanodepth.models.gguf import write_gguf
-from nanodepth.models.hf import answer_of, save_hf
+from nanodepth.models.gguf import folder_of_gguf, open_gguf, write_gguf
+from nanodepth.models.hf import answer_of, save_hf, save_theirs
 from nanodepth.models.hf_recurrent import save_raven
-from nanodepth.asking.way import Way, Ways, read_way
+from nanodepth.asking.way import Way, Ways, depth_in, read_way
+from nanodepth.text.tokenizer import copy_tokenizer
 
 
 @dataclass(kw_only=True)
 class Options(Ways):
     WORDS = ['run', 'target']
     run: str                                # a folder that train.py wrote, or a Hugging Face one
-    target: str | None = None               # the folder to write
-    dtype: Literal['float32', 'bfloat16'] | None = None     # of the weights; None: as they are
+    target: str | None = None               # the folder to write, or a file.gguf
+    dtype: Literal['float32', 'bfloat16', 'q8_0'] | None = None     # of the weights; None: as they are
     # of a recurrent model, which is written in the format of its authors: another first state in
     # each forward from now on
     fresh: bool = False
@@ -35,32 +40,44 @@ class Options(Ways):
 def main(argv=None):
     options = read(Options, argv, __doc__)
     way = read_way(options)
-    if options.run.endswith('.gguf'):
-        return export_gguf(options, way)
     if way.dials:
-        raise Refused(f'{way}: a folder holds layers and their order, and no code that loops a '
-                      'window: from nanodepth import looped')
-    model = load_model(options.run)
+        raise Refused(f'{way}: a checkpoint holds layers and their order, and no code that loops a '
+                      'window: from nanodepth import looped; --loop=... --damp comes near it')
+    if options.dtype == 'q8_0' and not is_gguf(options.target):
+        raise Refused(f'{options.target}: eight bits are for a file that ends in .gguf')
+    if is_gguf(options.run):
+        return folder_of_file(options, way)
+    model = load_model(options.run, others=True)
     with way.apply(model):
-        before = some_logits(model)
-        if options.dtype:
+        describe(options, model)
+        # a file is read back as 32 bits
+        before = some_logits(copy.deepcopy(model).float() if is_gguf(options.target) else model)
+        if options.dtype in ('float32', 'bfloat16'):
             model.to(getattr(torch, options.dtype))
-        export(options, model)
+        if options.target:
+            (export_file if is_gguf(options.target) else export if hasattr(model, 'recurs')
+             else export_theirs)(options, model)
     if options.target:
-        compare(before, load_model(options.target), options.target)
+        again = (open_gguf(options.target)[0] if is_gguf(options.target)
+                 else load_model(options.target, others=True))
+        compare(before, again, options.target, options.dtype)
 
 
-def export_gguf(options, way):
-    "The file as a folder; in other orders that folder can be exported again."
-    if not options.target or str(way) != str(Way()):
+def is_gguf(path):
+    return str(path).endswith('.gguf')
+
+
+def folder_of_file(options, way):
+    "A GGUF file as a folder; in other orders that folder can be exported again."
+    if not options.target or is_gguf(options.target) or str(way) != str(Way()):
         raise Refused(f'{options.run}: a GGUF file is first written as it is: nanodepth export '
                       f'{options.run} FOLDER')
     dtype = options.dtype or 'float32'
-    model = write_gguf(options.run, options.target, getattr(torch, dtype))
+    model = folder_of_gguf(options.run, options.target, getattr(torch, dtype))
     print(f'{options.target}: {model.num_parameters():,} parameters, {dtype}, with the tokenizer '
           'of the file; every command opens it')
     _, again = open_any(options.target, dtype=dtype)
-    compare(some_logits(model), again, options.target)
+    compare(some_logits(model), again, options.target, dtype)
 
 
 @torch.no_grad()
@@ -77,29 +94,62 @@ def some_logits(model):
     return logits
 
 
-def compare(before, again, target):
-    "Say how far the model that was written is from the one that it was."
+def compare(before, again, target, dtype=None):
+    """Say how far the model that was written is from the one that it was. In the same type it must
+    be that model, or nothing is left of it."""
     after = some_logits(again)
+    difference, largest = (after - before).abs().max(), before.abs().max()
+    if dtype is None and not difference <= 1e-3 * largest:
+        path = Path(target)
+        (path if path.is_file() else path / 'config.json').unlink()
+        raise Refused(f'{target}: opened again, it is another model (its logits differ by '
+                      f'{difference:.2g}), so it is no checkpoint now')
     print(f'{target} was opened again: the logits of {after.shape[1]} tokens differ by at most '
-          f'{(after - before).abs().max():.2g}, and the largest is {before.abs().max():.2g}')
+          f'{difference:.2g}, and the largest is {largest:.2g}')
+
+
+def describe(options, model):
+    "Print what a checkpoint is."
+    if not hasattr(model, 'recurs'):
+        print(f'{options.run}: {type(model).__name__} of transformers, '
+              f'{model.num_parameters():,} parameters, run {depth_in(model)} deep, {model.dtype}')
+        return
+    c = model.config
+    print(f'{options.run}: {model.num_params():,} parameters, {len(model.layers)} layers of width '
+          f'{c.n_embd} and {c.n_head} heads ({c.n_kv_head} of keys), run {len(model.order)} deep, '
+          f'context {c.context}, {str(model.norm.weight.dtype)[6:]}')
+    if options.fresh and not model.recurs:
+        raise Refused(f'--fresh is for a recurrent core, and {options.run} has none')
 
 
 def export(options, model):
-    c = model.config
-    deep = len(model.order)
-    print(f'{options.run}: {model.num_params():,} parameters, {len(model.layers)} layers of width '
-          f'{c.n_embd} and {c.n_head} heads ({c.n_kv_head} of keys), run {deep} deep, context '
-          f'{c.context}, {str(model.norm.weight.dtype)[6:]}')
-    if options.fresh and not model.recurs:
-        raise Refused(f'--fresh is for a recurrent core, and {options.run} has none')
-    if options.target and model.recurs:
+    "A model of ours as a folder."
+    if model.recurs:
         model.fresh = model.fresh or options.fresh
         ours = save_raven(model, options.target, tokenizer=options.run)
         print(f"{options.target}: in the authors' format (huginn_raven); load_model opens it, and "
               'transformers with trust_remote_code=True (its tokenizer with False, too)')
         if ours:
             print(f"their own code does not know {', '.join(ours)}")
-    elif options.target:
-        save_hf(model, options.target, tokenizer=options.run)
-        print(f"{options.target}: {deep} layers of their own; "
-              f"transformers.AutoModelForCausalLM.from_pretrained('{options.target}') opens it")
+        return
+    save_hf(model, options.target, tokenizer=options.run)
+    print(f"{options.target}: {len(model.order)} layers of their own; "
+          f"transformers.AutoModelForCausalLM.from_pretrained('{options.target}') opens it")
+
+
+def export_theirs(options, model):
+    "Another family's model as a folder."
+    with new_model(options.target):
+        save_theirs(model, options.target, model.dtype,
+                    lambda folder: copy_tokenizer(options.run, folder))
+    print(f'{options.target}: {depth_in(model)} layers of their own, for transformers')
+
+
+def export_file(options, model):
+    "A model as a file for llama.cpp."
+    if not hasattr(model, 'recurs'):
+        raise Refused(f'{type(model).__name__}: llama.cpp has a converter of its own for other '
+                      f'families: nanodepth export {options.run} FOLDER writes what it reads')
+    dtype = options.dtype or str(model.norm.weight.dtype)[6:]
+    write_gguf(model, options.target, dtype, options.run)
+    print(f'{options.target}: {len(model.order)} layers of their own, {dtype}, for llama.cpp')

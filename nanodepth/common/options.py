@@ -84,7 +84,7 @@ def given(cls, argv):
         if name not in options:
             raise Refused(f'there is no option --{name.lstrip("-")}{nearest(name, options)} '
                           '(--help lists all)')
-        if not equals and kinds[name] is not bool:
+        if not equals and bool not in choices_of(kinds[name]):
             raise Refused(f'{arg}: write --{name}=VALUE')
         values |= fitted(kinds, {name: text if equals else 'true'}, '--')
     return values

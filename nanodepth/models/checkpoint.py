@@ -123,9 +123,10 @@ def refuse_not_finite(model, path):
             raise Refused(f'{path}: {name} holds numbers that are not finite: it cannot be used')
 
 
-def load_model(path, device='cpu'):
-    "Any checkpoint of ours, or of Hugging Face's, as a model that is ready to run."
-    return build_model(load(path), path).to(device).eval()
+def load_model(path, device='cpu', others=False):
+    """Any checkpoint of ours, or of Hugging Face's, as a model that is ready to run. With `others`,
+    transformers' own of another family."""
+    return build_model(load(path), path, others).to(device).eval()
 
 
 def open_any(path, device='cpu', dtype='auto', others=True):

@@ -3,10 +3,9 @@ and out.
 
 The idea: transformers opens the folder. Llama and Qwen 3, which are all that the papers use, are
 our model under longer names, so what is left is a table of names, and a list of what this model
-lacks. Any other family's model is scored as a function from tokens to logits, and a block of its
-layers is run several times by the wrapper, where our own models take another order
-(asking/way.py). On export an order becomes plain depth, and LN-scaling is multiplied into the
-norms.
+lacks. Any other family's model is scored as a function from tokens to logits, and takes another
+order of its layers by models/orders.py. On export an order becomes plain depth, and LN-scaling is
+multiplied into the norms.
 
 Here: weights are read from safetensors only, in the type in which they are stored. A name on the
 hub needs `huggingface_hub` and a network too.
@@ -17,9 +16,11 @@ Usage:
     score(answer_of(open_theirs('gemma-3-1b-pt')))
 """
 import contextlib
+import copy
 import inspect
 import math
 import os
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -29,7 +30,6 @@ from nanodepth.common.errors import Refused, refusing
 from nanodepth.common.files import (new_model, on_hub, read_json, reading, replace, replacing,
                                     write_json)
 from nanodepth.grow import untie
-from nanodepth.loop import repeat_block
 from nanodepth.looping.layers import keeping_all
 from nanodepth.model import LM, ModelConfig, rope_tables
 from nanodepth.text.tokenizer import get_tokenizer, local_folder, marks_of, write_tokenizer
@@ -263,17 +263,15 @@ class Hooked:
         return torch.cat((first, rest.unflatten(0, (B, O))), dim=2)
 
 
-def repeated_block(order, n):
-    "(start, length, times) of the block that an order of n layers repeats."
-    repeated = [i for i in range(n) if order.count(i) > 1] or [0]
-    start, length, times = repeated[0], len(repeated), order.count(repeated[0])
-    if repeat_block([*range(n)], start, length, times) == order:
-        return start, length, times
-    raise Refused('in a model of this family one block can be repeated, as in 8-4x2-20; '
-                  "mergekit's passthrough writes a checkpoint with any other order")
-
-
 # ---------------------------------------------------------------------------------------------- out
+
+def plain_layers(model):
+    "A model with a layer for each place of its order, and no scales beside the weights."
+    if model.recurs:
+        raise Refused('a model with a recurrent core has no family that transformers knows: '
+                      'only ordinary and looped models are exported')
+    return fold_scales(model) if model.config.ln_scaling else untie(model, model.order)
+
 
 def fold_scales(model):
     """An LN-scaled model as an ordinary one: each layer takes its depth's scale into its norms, and
@@ -293,10 +291,7 @@ def save_hf(model, folder, tokenizer=None):
     """Write a checkpoint that transformers loads, with the same logits. The order is unrolled: a
     looped model becomes a deep one with equal layers. `tokenizer` is what get_tokenizer takes; its
     tokenizer.json is copied."""
-    if model.recurs:
-        raise Refused('a model with a recurrent core has no family that transformers knows: '
-                      'only ordinary and looped models are exported')
-    model = fold_scales(model) if model.config.ln_scaling else untie(model, model.order)
+    model = plain_layers(model)
     tensors = {their_name(name): t for name, t in model.state_dict().items()}
     if model.config.tie_embeddings:
         tensors.pop('lm_head.weight')
@@ -327,3 +322,25 @@ def write_checkpoint(model, folder, tensors, config_json, tokenizer, files=None)
         for name, text in (files or {}).items():
             replace(folder / name, text.encode())
         write_json(folder / 'config.json', config_json)     # last: without it, it is no checkpoint
+
+
+def save_theirs(model, folder, dtype, write_words):
+    """Write another family's model, with its layers as they stand now (models/orders.py), by
+    transformers' own save_pretrained. write_words: writes the tokenizer's files into a folder."""
+    config = copy.deepcopy(model.config)
+    config.dtype = dtype
+    with torch.device('meta'):
+        plain = type(model)(config)
+    with refusing(RuntimeError, why=lambda error: f'{folder}: a config of this family cannot say '
+                  f'in which layers it differs: {str(error).splitlines()[-1].strip()[:100]}'):
+        plain.load_state_dict({name: t.to(dtype, copy=True)
+                               for name, t in model.state_dict().items()}, assign=True)
+    plain.tie_weights()                     # else a tied head would be written once more
+    plain.generation_config = model.generation_config
+    with tempfile.TemporaryDirectory(dir=folder, prefix='unfinished') as unfinished:
+        write_words(unfinished)
+        plain.save_pretrained(unfinished)
+        # config.json comes last: without it, the folder is no checkpoint
+        for path in sorted(Path(unfinished).iterdir(), key=lambda p: p.name == 'config.json'):
+            path.chmod(0o644)               # else only its owner could read the weights
+            os.replace(path, Path(folder) / path.name)

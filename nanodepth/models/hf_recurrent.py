@@ -184,6 +184,6 @@ def save_raven(model, folder, tokenizer=None):
 
 def modeling_code():
     "modeling_recurrent.py with the two functions of model.py that it uses: a file by itself."
-    text = Path(__file__).with_name(f'{CODE}.py').read_text()
+    text = Path(__file__).with_name(f'{CODE}.py').read_text(encoding='utf-8')
     line = 'from nanodepth.model import rope_tables, rotate\n'
     return text.replace(line, '\n' + '\n\n'.join(map(inspect.getsource, (rope_tables, rotate))))

@@ -32,7 +32,7 @@ class Log:
         if not silent:
             kept = [line for line in read_lines(path) if line['step'] <= keep_up_to]
             replace(path, ''.join(json.dumps(line) + '\n' for line in kept).encode())
-            self.file = open(path, 'a')
+            self.file = open(path, 'a', encoding='utf-8')
 
     def write(self, **line):
         if self.file:
