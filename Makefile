@@ -61,10 +61,10 @@ atlas: layers answers search runs       # docs/ATLAS.md, an evening: four parts,
 layers: smollm2 lidas baseline  # its first part: what each layer does, beside the toys'; an hour
 	$(PY) probe.py out/smollm2 --data=data/pydoc --only=depth_score,norms,early_exit --count=4 --length=64 --batches=1 --tasks= --lens_steps=30 --out=out/atlas/probe
 	$(PY) probe.py out/lidas out/baseline --only=depth_score,norms,early_exit --tasks= --out=out/atlas/probe_toys
-	$(PY) -m nanodepth atlas out/smollm2 out/lidas out/baseline --data=data/pydoc --batches=4 --dtype=float32
+	$(PY) -m nanodepth atlas out/smollm2 out/lidas out/baseline --rows=docs/results --data=data/pydoc --batches=4 --dtype=float32
 answers: smollm2                # its second: the named ways, asked, and primitives after examples; an hour
-	for task in piqa openbookqa commonsense_qa; do $(PY) -m nanodepth atlas out/smollm2 --tasks=questions_$$task --measures= --limit=600 --dtype=float32; done
-	$(PY) -m nanodepth atlas out/smollm2 --tasks=assign_math/1 --shots=0,5 --n=100 --measures= --dtype=float32
+	for task in piqa openbookqa commonsense_qa; do $(PY) -m nanodepth atlas out/smollm2 --rows=docs/results --tasks=questions_$$task --measures= --limit=600 --dtype=float32; done
+	$(PY) -m nanodepth atlas out/smollm2 --rows=docs/results --tasks=assign_math/1 --shots=0,5 --n=100 --measures= --dtype=float32
 search: smollm2                 # its third: every block run twice, every window of four; an hour and a half
 	$(PY) -m nanodepth sweep out/smollm2 --blocks=1,2,4 --tasks=questions_piqa --limit=200 --data=data/pydoc --batches=2 --dtype=float32 --out=out/atlas/blocks.png --answers=docs/results/atlas_blocks.csv
 	$(PY) -m nanodepth sweep out/smollm2 --window=all4 --method=rk --K=2,3 --mode=block,layer --tasks=questions_piqa --limit=60 --measures= --best=2 --dtype=float32 --out=out/atlas/windows.png --answers=docs/results/atlas_windows.csv

@@ -81,7 +81,8 @@ def untie(model, order, optimizer=None):
 
 def hand_over(optimizers, copies, new):
     "Make an old model's optimizers those of a new one. copies: {old parameter: its new copies}."
-    # in a group, parameters stand as in the model: a checkpoint numbers their states so
+    # A checkpoint numbers an optimizer's states by their place in a group: so each group keeps the
+    # order that a new optimizer would have.
     place = {p: i for i, p in enumerate(new.parameters())}
     for opt in optimizers:
         for group in opt.param_groups:

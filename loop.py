@@ -24,7 +24,7 @@ import contextlib
 import re
 
 from nanodepth.common.errors import Refused
-from nanodepth.model import check_order
+from nanodepth.model import check_order     # model.py beside this file (nanodepth/__init__.py)
 from nanodepth.variants.notation import format_loop, name_of  # noqa: F401 (parse_loop's inverse)
 
 
@@ -88,4 +88,4 @@ def running(model, order):
 
 if __name__ == '__main__':
     from nanodepth.__main__ import main as nanodepth
-    nanodepth('cut')
+    nanodepth('cut')        # which makes another model of a trained one: here, by --untie

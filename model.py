@@ -239,10 +239,11 @@ class LM(nn.Module):
         if self.config.ln_scaling:
             numbers = torch.arange(depth + 1, depth + len(order) + 1, device=x.device)
             scales = numbers.rsqrt().to(x.dtype)
-        # A cache or a tap would compile a Block again and again: then it runs as it is written.
-        compiled = self.training and cache is None and tap is None
+        # train.py may have called block.compile(), which changes __call__ alone. A cache or a tap
+        # would compile a Block again and again: then _call_impl runs it as it is written.
+        may_compile = self.training and cache is None and tap is None
         for d, i in enumerate(order, depth):
-            block = self.layers[i] if compiled else self.layers[i]._call_impl
+            block = self.layers[i] if may_compile else self.layers[i]._call_impl
             scale = None if scales is None else scales[d - depth]
             x = block(x, rope, scale, d, cache, tap)
         return x                                                                # (B, T, C)

@@ -91,9 +91,9 @@ PARTS = ('layer', 'attn', 'mlp')
 def effects(model, tokens, *, part='layer', future=True, boundaries=None, order=None, output=False,
             progress=iter):
     """What moves when a layer's contribution is missing at the tokens up to t (future=False: at all
-    tokens): (later layers' updates (D, D) [erased, observed], relative to their size; with
-    `output`, the output distribution of each example (D, B)). Of each the largest change over all
-    t and all later tokens (future=False: all tokens)."""
+    tokens). Returns a pair, each the largest change over all t and all later tokens:
+    on layers (D, D) [erased, observed], of later layers' updates, relative to their size;
+    on the output (D, B), of each example's distribution (zeros without `output`)."""
     check_choice('part', part, PARTS)
     plain = record(model, tokens, order)
     order = model.order if order is None else list(order)

@@ -75,7 +75,7 @@ def surgery(model, shape, **options):
         new = Recurrent(copies.config, range(p), range(p, q), range(q, len(kept)), **options)
     for name in ('embed', 'layers', 'norm', 'head', 'cos', 'sin'):
         setattr(new, name, getattr(copies, name))
-    new.adapter = new.make_adapter()
+    new.adapter = new.make_adapter()        # the one so far has no weights either
     return new.train(model.training)
 
 
@@ -94,7 +94,9 @@ class Recurrent(Starts, LM):
         check_order([*prelude, *core, *coda], config.n_layer)
         self.prelude, self.core, self.coda = list(prelude), list(core), list(coda)
         self.mean, self.backprop_depth = mean, backprop_depth
-        self.begin(**begins)            # makes self.adapter: variants/starts.py
+        # variants/starts.py: the adapter, Linear(2C, C), which begins as (s, e) -> e; the first
+        # state, a table of normal noise with a row for each position
+        self.begin(**begins)
 
     @property
     def order(self):
@@ -194,7 +196,7 @@ def sample_recurrence(mean, step, seed):
 
 
 def first_noise(seed, step, rows, device):
-    "A generator for the first state of each row of a step, however rows are shared out to ranks."
+    "Each row's generator for its first state in a step, however rows are shared out to ranks."
     return [torch.Generator(device).manual_seed(draw(seed, f'state of row {row}', step))
             for row in rows]
 

@@ -43,7 +43,7 @@ class Config(Rare):                     # running/plan.py has what is rarely cha
     # what is trained, on what, and where it is kept
     out_dir: str = 'out/run'            # where the run is kept
     seed: int = 0                       # of every random draw
-    init_from: str | None = None        # a checkpoint, which decides n_layer to vocab_size
+    init_from: str | None = None        # a checkpoint, which decides all of "the model"
     data: str | list[str] = 'data/toy'          # a folder, or a list of them
     context: int = 64                   # tokens of a training row
     batch_size: int = 32                # rows of a step, over all processes
@@ -64,7 +64,7 @@ class Config(Rare):                     # running/plan.py has what is rarely cha
     optimizer: Literal['muon', 'adamw', 'adamw_star'] = 'muon'
     weight_decay: float = 0.01
     grad_clip: float = 1.0
-    # growing: n_layer is the depth at the end; what init_from gives grows once, by grow_block
+    # growing: n_layer is the depth at the end; a model from init_from grows once, by grow_block
     grow: Literal[tuple(GROWTH)] | None = None  # an operator of grow.py; None: full depth at once
     grow_block: int = 2                 # the layers to begin with, and those that a growth adds
     grow_alpha: float = 1.0             # PROP-alpha: stage i gets a share i^alpha of the steps
@@ -84,7 +84,7 @@ class Config(Rare):                     # running/plan.py has what is rarely cha
     resume: bool = True                 # false: move the run in out_dir aside and start over
     # the machine
     device: str = 'auto'                # auto: cuda, else mps, else cpu
-    # auto: bfloat16 on cuda, and for what was published in 16 bits where the CPU is fast at it
+    # auto: bfloat16 on cuda, and on a CPU that is fast at it if the parent's weights had 16 bits
     dtype: Literal['auto', 'float32', 'bfloat16'] = 'auto'
     compile: bool | Literal['auto'] = 'auto'    # auto: on for cuda
     grad_accum: int = 1                 # a process computes its rows in this many pieces
@@ -100,7 +100,7 @@ class Config(Rare):                     # running/plan.py has what is rarely cha
 class Step(NamedTuple):
     lr_fraction: float                  # of the peak rate
     n_layer: int
-    origin: list | None                 # the layers of the stage before that these are copies of
+    origin: list | None                 # for each layer, which layer of the stage before it copies
     order: list | None                  # in which the layers run; None: a recurrent core's own
     data: str                           # the setting that names what is read,
     batch: int                          # and which batch of it
@@ -109,7 +109,7 @@ class Step(NamedTuple):
 
     @property
     def how(self):
-        "What the model is given to run and to count this step."
+        "Arguments of the model's forward and flops_per_token. (The order is in its config.)"
         return {} if self.r is None else dict(r=self.r, backprop_depth=self.backprop_depth)
 
 
@@ -187,7 +187,7 @@ def train(c):
         resumes = c.resume and checkpoint.exists(c.out_dir)
         if resumes:
             saved = read_checkpoint(c.out_dir, world)
-            plan = Plan(c, Parent.of_saved(saved))
+            plan = Plan(c, Parent.of_saved(saved))      # as the run's own checkpoint remembers it
             refuse.another_run(plan, saved, data | dict(val=val))
             model = checkpoint.build_model(saved, c.out_dir)
             totals = {name: saved.get(name, 0) for name in totals}
@@ -207,7 +207,7 @@ def train(c):
             model.mean, model.backprop_depth = plan.mean, plan.backprop_depth
         elif not resumes:                       # a resumed model has its order from its checkpoint
             model.config.order = plan.main_order
-        world.follow(plan.parent)               # in which precision?
+        world.pick_precision(plan.parent)       # bfloat16 on a CPU, only if the parent had 16 bits
         model.to(world.device, torch.float32).train()       # Hugging Face's may be bfloat16
 
         # ---- optimizer
@@ -269,7 +269,7 @@ def train(c):
             # forward and backward; the next batch comes while the GPU is at work
             began = time.perf_counter()
             loss = backward(c, world, wrapped, batch, step, now.how)
-            # in the optimizers' order: a sum in another one has another last bit
+            # not model.parameters(): a sum in another order has another last bit
             params = [p for o in optimizers for group in o.param_groups for p in group['params']]
             norm = torch.nn.utils.clip_grad_norm_(params, c.grad_clip or math.inf)
             batch = fetch(c, world, plan, data, step + 1)

@@ -107,9 +107,8 @@ def butcher(g, x, K, a=None, b=None, beta=None, T=1):
     return by_tableau(g, x, K, a, b, T)
 
 
-SOLVERS = dict(naive=naive, euler=euler, rk=rk, butcher=butcher, **MORE)
-# By these a token's state depends on no other of its row. Of a solver that a script adds to the
-# table, nothing says so.
+SOLVERS = dict(naive=naive, euler=euler, rk=rk, butcher=butcher, **MORE)    # looping/solvers.py
+# These combine the states of each token by itself. A solver that a script adds may not.
 PER_TOKEN = {*SOLVERS} - {'anderson'}
 
 
@@ -131,8 +130,8 @@ class Handle(NamedTuple):
         unpatch(self.model)
 
 
-# What patch does if it is not told otherwise, by a method that treats each layer by itself and by
-# all others. `pin`: are experts pinned unasked?
+# What patch does if it is not told otherwise: for the methods that work layer by layer, and for all
+# others. modes: those that are allowed, the default first. pin: are experts pinned unasked?
 BY_LAYER = {'layer_anchored_frozen': dict(modes=('layer',), cache='natural', pin=True)}
 BY_BLOCK = dict(modes=('block', 'layer'), cache='first', pin=False)
 
@@ -144,7 +143,8 @@ def patch(model, window=None, method='rk', K=3, beta=None, cache=None, decode='f
     beta    depends on the method: for rk, how far the result goes back towards the plain output
             (0.5); for heavy_ball the momentum; for anderson the mixing towards the newest image
     T       for rk, euler and the tableaux: the time at which the K steps end (1)
-    cache   what later tokens see of a looped layer (looping/caches.py)
+    cache   what later tokens see of a looped layer: its 'first' or 'last' evaluation's keys, or
+            others of looping/caches.py
     decode  'full' loops at each new token; 'bypass' loops only while a prompt is read; a number
             loops at so many new tokens
     mode    the window as one 'block', or 'layer' by layer
@@ -164,7 +164,8 @@ def patch(model, window=None, method='rk', K=3, beta=None, cache=None, decode='f
 
     # From here on nothing can fail. An Entry takes the place of each layer's forward and hands its
     # calls to the window's Loop, which runs the layer and notes its arguments; in the last layer's
-    # call the solver makes the other evaluations: patch_by_hand, with a cache.
+    # call the solver makes the other evaluations: patch_by_hand, with a cache. A layer of ours may
+    # stand at several places of the order, and is told which (so it needs no index).
     loop = Loop((a, b), How(solver=solver, evaluations=evaluations, mode=mode, cache=cache,
                             decode=decode, depth=len(order),
                             mixes_tokens=method not in PER_TOKEN))
@@ -180,9 +181,9 @@ def patch(model, window=None, method='rk', K=3, beta=None, cache=None, decode='f
     for entry in entries.values():
         entry.enter()
     if ours:
-        model.hidden = Guard(model, range(a, b + 1), order)
+        model.hidden = Guard(model, range(a, b + 1), order)     # refuses any other order
     extra = evaluations - 1
-    if cache == 'last' or (mode, cache) == ('layer', 'first'):      # one more, for the cache alone
+    if cache == 'last' or (mode, cache) == ('layer', 'first'):  # one more, to fill the cache
         extra += 1
     return Handle(model, (a, b), evaluations, added=extra * (b - a + 1))
 
@@ -192,7 +193,7 @@ def unpatch(model):
     for module in model.modules():
         if isinstance(vars(module).get('hidden'), Guard):
             del module.hidden
-        for name in FORWARDS:
+        for name in FORWARDS:       # accelerate may have moved ours to _old_forward
             if isinstance(entry := vars(module).get(name), Entry):
                 entry.leave(module, name)
         for key, hook in list(module._forward_hooks.items()):

@@ -85,7 +85,7 @@ def test_runs_side_by_side_by_hand(tmp_path, capsys):
     nanodepth('plot', [*map(str, sorted(tmp_path.iterdir())), f'--out={tmp_path / "toys.png"}'])
     both, one = (plot.draw_runs(groups, only) for only in (None, ['look']))
     assert len(both.axes) == 4 and len(one.axes) == 2
-    assert one.axes[0].get_ylabel() == both.axes[2].get_ylabel() == 'look: answers right (%)'
+    assert one.axes[0].get_ylabel() == both.axes[2].get_ylabel() == 'look: % right'
     assert "--show='text' is not one of loss, look" in refused(
         capsys, 'plot', tmp_path / 'base-0', tmp_path / 'base-1', '--show=text')
     assert [line.split(',')[:2] + line.split(',')[-1:] for line in (

@@ -97,6 +97,8 @@ def test_a_stopped_run_is_no_finished_one_for_whoever_started_it(config, monkeyp
     "But a signal that comes during the last step has stopped nothing."
     c = config()
     monkeypatch.setattr(train_file, 'backward', train_file.backward)
+    if number == signal.SIGHUP:             # nohup has switched it off for the tests themselves
+        signal.signal(number, signal.SIG_DFL)
     interrupt(at, number)
     with pytest.raises(SystemExit) if status else contextlib.nullcontext() as stop:
         nanodepth('train', flags(c))

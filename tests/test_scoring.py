@@ -28,7 +28,7 @@ from nanodepth.looping.layers import loops_of
 from nanodepth.models import checkpoint
 from nanodepth.asking.scoring import (Asked, Score, Subject, ask, interval, log_likelihoods,
                                       measure as tokens_measure, parse_tasks, score)
-from nanodepth.asking.way import Way, Ways, read_ways
+from nanodepth.asking.way import Way, Ways, read_way, read_ways
 from nanodepth.loop import parse_loop
 from nanodepth.report.tables import read_csv
 from nanodepth.retrofit import surgery
@@ -548,6 +548,8 @@ def test_damped_layers_add_a_share_and_are_given_back(tiny):
     assert torch.equal(run(loop=order, damp=1.0), run(loop=order))
     assert torch.equal(run(loop=order, damp=0.0), run(loop=[0, 3]))
     assert torch.equal(model(tokens), plain)
+    way = read_way(read(Ways, ['--loop=1-2x2-1', '--damp']))
+    assert way.damp is True and str(way) == '--loop=1-2x2-1 --damp'
     with pytest.raises(Refused, match='--loop=... runs more than once'):
         Way(damp=True)
 

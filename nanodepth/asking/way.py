@@ -134,7 +134,8 @@ class Way:
     def __str__(self):
         if self.loop:
             name = f'--loop={self.text or name_of(self.loop)}'
-            return name if self.damp is None else f'{name} --damp={shown(self.damp)}'
+            much = '' if self.damp is True else f'={shown(self.damp)}'
+            return name if self.damp is None else f'{name} --damp{much}'
         if self.r is not None:
             return f'--r={self.r}'
         return ' '.join(f'--{name}={shown(value)}' for name, value in self.dials.items()) \

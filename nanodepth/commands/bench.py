@@ -2,8 +2,10 @@
 ours weight for weight?
 
 The idea: seconds say little on another machine, ratios do. Both take turns, so that what else the
-machine does disturbs both; the median counts, and the first turn does not. On a GPU a training step
-is compiled too, with the share of the GPU's arithmetic that it uses (MFU) and the peak of memory.
+machine does disturbs both; the median counts, and the first turn does not. A token of text reads
+every weight once, so its best is what a plain copy reads and writes in that time. On a GPU a
+training step is compiled too, its best is the GPU's arithmetic (MFU), and the peak of memory is
+noted.
 
 Usage:
     nanodepth bench --out=docs/bench.md       # minutes
@@ -43,8 +45,23 @@ def both(shape, device):
     return dict(ours=LM(config).to(device), transformers=theirs.to(device))
 
 
-def race(what, device, turns, tokens, calls, flops=0):
-    "A line of the table: each call's median, the ratio, and on a GPU MFU and memory of ours."
+def copied_bytes(device, n=2 ** 26):
+    "How many bytes a second a plain copy of 256 MB reads and writes: the best of ten."
+    wait, seconds = getattr(torch, device.type).synchronize, []
+    old = torch.ones(n, device=device)
+    new = torch.empty_like(old)
+    for _ in range(10):
+        wait()
+        began = time.perf_counter()
+        new.copy_(old)
+        wait()
+        seconds.append(time.perf_counter() - began)
+    return 2 * old.nbytes / min(seconds)
+
+
+def race(what, device, turns, tokens, calls, flops=0, read=0):
+    """A line of the table: each call's median, the ratio, and of ours the share of its best and the
+    memory on a GPU. read: the bytes that a call reads."""
     wait, seconds = getattr(torch, device.type).synchronize, {name: [] for name in calls}
     peaks = {}
     for _ in range(turns + 1):
@@ -58,9 +75,9 @@ def race(what, device, turns, tokens, calls, flops=0):
             seconds[name].append(time.perf_counter() - began)
             peaks[name] = torch.cuda.max_memory_allocated() if device.type == 'cuda' else 0
     mine, theirs = (median(seconds[name][1:]) for name in ('ours', 'transformers'))
-    peak = peak_flops(device)
+    peak = copied_bytes(device) if read else peak_flops(device)
     return [what, f'{theirs / mine:.3f}', f'{mine:.4g}', f'{theirs:.4g}', f'{tokens / mine:,.0f}',
-            f'{flops / mine / peak:.1%}' if peak and flops else '',
+            f'{(read or flops) / mine / peak:.1%}' if peak and (read or flops) else '',
             ' / '.join(f'{n / 1e9:.2f}' for n in peaks.values() if n)]
 
 
@@ -107,9 +124,10 @@ def generating(name, device, n=32):
     prompt = torch.randint(257, (1, 16), device=device)
     how = dict(attention_mask=torch.ones_like(prompt), max_new_tokens=n, min_new_tokens=n,
                do_sample=False, pad_token_id=0)
+    weights = sum(p.nbytes for p in ours.parameters()) - ours.embed.weight.nbytes
     yield race(f'{name}: {n} new tokens', device, 9, n, dict(
         ours=lambda: ours.generate(prompt, n, temperature=0),
-        transformers=lambda: theirs.generate(prompt, **how)))
+        transformers=lambda: theirs.generate(prompt, **how)), read=n * weights)
 
 
 def scoring(name, device, n=64):
@@ -135,7 +153,7 @@ def main(argv=None):
     device = pick_device(options.device)
     torch.set_float32_matmul_precision('high')
     sizes = [('360m', 8, 10)] if device.type == 'cuda' else [('toy', 32, 30), ('125m', 4, 3)]
-    table = [['what', 'their time / ours', 'ours, s', 'theirs, s', 'tokens a second', 'MFU',
+    table = [['what', 'their time / ours', 'ours, s', 'theirs, s', 'tokens a second', 'of its best',
               'GB, ours / theirs']]
     for name, batch, turns in [('tiny', 2, 2)] if options.tiny else sizes:
         table += [*training(name, batch, turns, device), *generating(name, device),

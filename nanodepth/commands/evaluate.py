@@ -129,6 +129,9 @@ def print_tables(rows):
         layers = next(iter(of_way.values()))['layers']
         table.append([name, way, f'{layers:.0f}',
                       *(cell(of_way[m]) if m in of_way else '' for m in heads)])
+    same = 0 if len({row['run'] for row in rows}) == 1 else 1       # one model, or one way of all
+    if len({line[same] for line in table[1:]}) == 1:
+        table = [line[:same] + line[same + 1:] for line in table]
     if len(heads) > len(table) + 3:
         table = list(zip(*table))
     print(columns(table))

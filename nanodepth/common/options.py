@@ -49,7 +49,7 @@ AT_LEAST = dict(
     # data and machines
     documents=1, depths=0, val_every=2, workers=1, gpus=1)
 SHARES = dict(
-    curriculum=(0, 1), backprop_curriculum=(0, 1), beta=(0, 1),
+    curriculum=(0, 1), backprop_curriculum=(0, 1), beta=(0, 1), damp=(0, 1),
     mfu=(0.001, 1), text=(0, 0.99))
 
 

@@ -102,10 +102,12 @@ def draw_runs(groups, only=None):
     its loss on text alone, too."""
     shown = [kind for kind in ('loss', *kinds_of(groups)) if kind != 'text'
              and (only is None or kind in only)]
-    fig, axes = figure(len(shown), 2, (11, 1 + 2.3 * len(shown)), sharex='col', sharey='row')
+    one = [*map(len, groups.values())] == [1]
+    fig, axes = figure(len(shown), 2, (11, 1 + (1.6 if one else 2.3) * len(shown)), sharex='col',
+                       sharey='row')
     for row, kind in zip(axes, shown):
         for ax, x in zip(row, ('step', 'flops')):
-            if kind == 'loss' and [*map(len, groups.values())] == [1]:
+            if kind == 'loss' and one:
                 [[log]] = groups.values()
                 trained = [line for line in log if 'loss' in line]
                 ax.plot([line[x] for line in trained], [line['loss'] for line in trained],
@@ -114,13 +116,13 @@ def draw_runs(groups, only=None):
                     curve(ax, measured([log]), x, 'text', COLOURS[1], 'validation, text only',
                           lw=2, marker='')
             for colour, (name, logs) in zip(COLOURS * 9, groups.items()):
-                curve(ax, measured(logs), x, kind, colour, name, scale(kind), lw=2,
-                      marker='' if kind == 'loss' else 'o')
+                curve(ax, measured(logs), x, kind, colour, 'validation' if one else name,
+                      scale(kind), lw=2, marker='' if kind == 'loss' else 'o')
                 for line in growths(logs[0]):
                     ax.axvline(line[x], color=colour, ls=':', lw=1.3, zorder=0)
-        row[0].legend(frameon=False, fontsize=9)
-        row[0].set_ylabel('loss (nats per token)' if kind == 'loss'
-                          else f'{kind}: answers right (%)')
+        if not one or kind == 'loss':
+            row[0].legend(frameon=False, fontsize=9)
+        row[0].set_ylabel('loss (nats per token)' if kind == 'loss' else f'{kind}: % right')
         if kind != 'loss':
             row[0].set_ylim(-3, 103)
     for ax, label in zip(axes[-1], ('steps', 'training FLOPs')):

@@ -173,7 +173,7 @@ class World:
             return torch.autocast(self.device.type, torch.bfloat16)
         return contextlib.nullcontext()
 
-    def follow(self, parent):
+    def pick_precision(self, parent):
         "What came from weights of 16 bits is trained in bfloat16 where a CPU is fast at it."
         if (self.dtype == 'auto' and parent and parent.stored_as in ('bfloat16', 'float16')
                 and fast_in_bfloat16(self.device)):

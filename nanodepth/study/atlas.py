@@ -14,7 +14,6 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
-from nanodepth import ROOT
 from nanodepth.common.files import Notes, replace
 from nanodepth.common.options import read
 from nanodepth.models.checkpoint import is_hugging_face
@@ -42,7 +41,7 @@ class Options(Asked):
     # folders in which probe.py has left its numbers
     probes: tuple[str, ...] = ('out/atlas/probe', 'out/atlas/probe_toys')
     out: Path = Path('out/atlas')               # where what was measured is kept
-    rows: Path = ROOT / 'docs/results'          # where atlas.csv is written
+    rows: Path | None = None    # where atlas.csv is written (None: there; make: docs/results)
 
 
 def ways_of(depth):
@@ -85,14 +84,14 @@ def write_losses(name, losses, options):
         for kind in ('without', 'twice', 'by rk', '4 twice', '4 by rk'):
             some = [losses[kind, i] for i in layers if (kind, i) in losses]
             losses[kind, group] = list(map(mean, zip(*some)))
-    write(options.rows / 'atlas.csv',
+    write((options.rows or options.out) / 'atlas.csv',
           [dict(seed=row, run=name, way=kind, layer=layer, text=f'{loss:.6g}')
            for (kind, layer), of_rows in losses.items() for row, loss in enumerate(of_rows)])
 
 
 def write_answers(name, scores, options):
     "A row for each question and each of the named ways: whether it was answered right."
-    file = options.rows / 'atlas_answers.csv'
+    file = (options.rows or options.out) / 'atlas_answers.csv'
     others = [row for row in (read_csv(file) if file.exists() else [])
               if row['measure'] not in scores[str(Way())]]
     write(file, others + answer_rows(name, {said: scores[str(way)] for said, way in ASKED.items()}))
