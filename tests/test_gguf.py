@@ -199,6 +199,10 @@ def test_eight_bits_and_what_no_file_can_be(original, tmp_path, capsys, tiny, da
     # the step itself to 16 bits
     step = np.abs(up.reshape(-1, 32)).max(axis=1, keepdims=True) / 127
     assert (np.abs((read - up).reshape(-1, 32)) <= 0.6 * step).all()
+    hf.save_hf(load_model(folder).half(), tmp_path / 'half', tokenizer=str(folder))
+    nanodepth('export', [str(tmp_path / 'half'), str(tmp_path / 'half.gguf')])
+    stored = {t.name: t for t in gguf.GGUFReader(tmp_path / 'half.gguf').tensors}
+    assert np.array_equal(stored['blk.0.ffn_up.weight'].data, up.astype(np.float16))
     assert 'is there already' in refused(capsys, 'export', folder, path)
     assert 'ends in .gguf' in refused(capsys, 'export', folder, tmp_path / 'x', '--dtype=q8_0')
     odd = folder_of(original, tmp_path / 'odd', qk_norm=True)

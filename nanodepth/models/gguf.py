@@ -1,5 +1,5 @@
-"""A GGUF file, as llama.cpp keeps models, written as an ordinary Hugging Face folder; and a model of
-ours written as such a file.
+"""A GGUF file, as llama.cpp keeps models, written as an ordinary Hugging Face folder; and a model
+of ours written as such a file.
 
 The idea: transformers reads the file of any family that it knows, and gives back full numbers where
 the file has four or eight bits each. What is left is to write that down, so that every command
@@ -69,8 +69,9 @@ def llama3_scaling(divisors, head_dim, theta):
     expected = np.clip((original / wave - 1) / 3, 0, 1)
     if np.abs(expected - kept).max() > 1e-3:
         return None
-    return dict(rope_type='llama3', rope_theta=theta, factor=round(float(factor), 3), low_freq_factor=1.0,
-                high_freq_factor=4.0, original_max_position_embeddings=round(original))
+    return dict(rope_type='llama3', rope_theta=theta, factor=round(float(factor), 3),
+                low_freq_factor=1.0, high_freq_factor=4.0,
+                original_max_position_embeddings=round(original))
 
 
 def scale_positions(path, model, kind, divisors):
@@ -128,8 +129,8 @@ def folder_of_gguf(path, folder, dtype=torch.float32):
 # ---------------------------------------------------------------------------------------------- out
 
 def write_gguf(model, path, dtype, tokenizer):
-    """A model of ours, in the order in which it runs, as a GGUF file. dtype: float32, bfloat16 or
-    q8_0, of the matrices; norms keep 32 bits. tokenizer: what get_tokenizer takes."""
+    """A model of ours, in the order in which it runs, as a GGUF file. dtype: float32, float16,
+    bfloat16 or q8_0, of the matrices; norms keep 32 bits. tokenizer: what get_tokenizer takes."""
     with refusing(ImportError, why=lambda error: f'{path}: this needs gguf (pip install gguf)'):
         import gguf
     if Path(path).exists():
@@ -139,7 +140,7 @@ def write_gguf(model, path, dtype, tokenizer):
     if c.qk_norm and c.head_dim != 128:
         raise Refused(f'{path}: heads of {c.head_dim} channels: transformers reads a Qwen 3 back '
                       'with 128, as all that are published have, so nothing would hold the file')
-    kind = dict(float32='F32', bfloat16='BF16', q8_0='Q8_0')[dtype]
+    kind = dict(float32='F32', float16='F16', bfloat16='BF16', q8_0='Q8_0')[dtype]
     kinds = gguf.GGMLQuantizationType
     family = 'qwen3' if c.qk_norm else 'llama'
     names = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, family.upper()), len(model.layers))
@@ -176,7 +177,8 @@ def write_gguf(model, path, dtype, tokenizer):
 def slowed_by(model):
     "By what Llama 3's scaling divides each rotary frequency."
     plain = rope_tables(replace(model.config, rope_scaling=None, context=2))
-    turn = lambda cos, sin: torch.atan2(sin[1].double(), cos[1].double())   # from 0 to 1: a frequency
+    # a frequency is the angle from position 0 to 1
+    turn = lambda cos, sin: torch.atan2(sin[1].double(), cos[1].double())
     return (turn(*plain) / turn(*rope_tables(model.config))).float().numpy()
 
 
