@@ -35,8 +35,8 @@ COMMANDS = {        # name: (module, and its function if that is not main; what 
 
 
 def share_the_machine():
-    """Begin again with threads that wait passively, if other work is going on. OpenMP's threads spin
-    at each of thousands of barriers: two commands that do so slow each other down fifty times,
+    """Begin again with threads that wait passively, if other work is going on. OpenMP's threads
+    spin at each of thousands of barriers: two commands that do so slow each other down fifty times,
     while a passive one alone takes a fifth more. The library asks once, when torch is loaded."""
     if 'OMP_WAIT_POLICY' in os.environ or 'GOMP_SPINCOUNT' in os.environ or os.name != 'posix':
         return

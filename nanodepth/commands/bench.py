@@ -45,34 +45,32 @@ def both(shape, device):
     return dict(ours=LM(config).to(device), transformers=theirs.to(device))
 
 
+def timed(call, device):
+    "The seconds of a call, to the end of what it left to the device."
+    wait = getattr(torch, device.type).synchronize
+    wait()
+    began = time.perf_counter()
+    call()
+    wait()
+    return time.perf_counter() - began
+
+
 def copied_bytes(device, n=2 ** 26):
     "How many bytes a second a plain copy of 256 MB reads and writes: the best of ten."
-    wait, seconds = getattr(torch, device.type).synchronize, []
     old = torch.ones(n, device=device)
     new = torch.empty_like(old)
-    for _ in range(10):
-        wait()
-        began = time.perf_counter()
-        new.copy_(old)
-        wait()
-        seconds.append(time.perf_counter() - began)
-    return 2 * old.nbytes / min(seconds)
+    return 2 * old.nbytes / min(timed(lambda: new.copy_(old), device) for _ in range(10))
 
 
 def race(what, device, turns, tokens, calls, flops=0, read=0):
     """A line of the table: each call's median, the ratio, and of ours the share of its best and the
     memory on a GPU. read: the bytes that a call reads."""
-    wait, seconds = getattr(torch, device.type).synchronize, {name: [] for name in calls}
-    peaks = {}
+    seconds, peaks = {name: [] for name in calls}, {}
     for _ in range(turns + 1):
         for name, call in calls.items():
             if device.type == 'cuda':
                 torch.cuda.reset_peak_memory_stats()
-            wait()
-            began = time.perf_counter()
-            call()
-            wait()
-            seconds[name].append(time.perf_counter() - began)
+            seconds[name].append(timed(call, device))
             peaks[name] = torch.cuda.max_memory_allocated() if device.type == 'cuda' else 0
     mine, theirs = (median(seconds[name][1:]) for name in ('ours', 'transformers'))
     peak = copied_bytes(device) if read else peak_flops(device)

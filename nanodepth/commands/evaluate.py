@@ -73,11 +73,11 @@ def measured(name, group, subject, ways, notes, part=0):
     rows = []
     for way in ways:
         scores, plain = found[str(way)], found[str(ways[0])]
-        effective = effective_params(subject.model, way)
+        layers, effective = way.cost(subject.model), effective_params(subject.model, way)
         for measure, score in scores.items():
             change = compared(plain[measure], score)
             row = dict(run=name, group=group, seed=seed, way=str(way),
-                       layers=way.cost(subject.model), effective_params=effective,
+                       layers=layers, effective_params=effective,
                        measure=measure, kind=score.kind, mean=score.mean, error=score.error,
                        n=len(score.answers) or None, chance=score.chance, change=change.mean,
                        change_error=change.error, p=change.p) | about

@@ -31,7 +31,8 @@ class Options(Ways):
     WORDS = ['run', 'target']
     run: str                                # a folder that train.py wrote, or a Hugging Face one
     target: str | None = None               # the folder to write, or a file.gguf
-    dtype: Literal['float32', 'bfloat16', 'q8_0'] | None = None     # of the weights; None: as they are
+    # of the weights; None: as they are
+    dtype: Literal['float32', 'bfloat16', 'q8_0'] | None = None
     # of a recurrent model, which is written in the format of its authors: another first state in
     # each forward from now on
     fresh: bool = False
@@ -48,19 +49,23 @@ def main(argv=None):
     if is_gguf(options.run):
         return folder_of_file(options, way)
     model = load_model(options.run, others=True)
+    to_file = is_gguf(options.target)
     with way.apply(model):
         describe(options, model)
+        if not options.target:
+            return
         # a file is read back as 32 bits
-        before = some_logits(copy.deepcopy(model).float() if is_gguf(options.target) else model)
+        before = some_logits(copy.deepcopy(model).float() if to_file else model)
         if options.dtype in ('float32', 'bfloat16'):
             model.to(getattr(torch, options.dtype))
-        if options.target:
-            (export_file if is_gguf(options.target) else export if hasattr(model, 'recurs')
-             else export_theirs)(options, model)
-    if options.target:
-        again = (open_gguf(options.target)[0] if is_gguf(options.target)
-                 else load_model(options.target, others=True))
-        compare(before, again, options.target, options.dtype)
+        if to_file:
+            export_file(options, model)
+        elif hasattr(model, 'recurs'):
+            export(options, model)
+        else:
+            export_theirs(options, model)
+    again = open_gguf(options.target)[0] if to_file else load_model(options.target, others=True)
+    compare(before, again, options.target, options.dtype)
 
 
 def is_gguf(path):

@@ -250,7 +250,8 @@ def assembled(page, about, weights):
     page_text = page_text.replace('</style>', style + '</style>', 1)
     scripts = ''.join([inside('application/json', 'about', json.dumps(about)), *parts,
                        inside('text/plain', 'worker', worker)])
-    return page_text.replace('<script>\n', scripts + '<script>\n' + board, 1)     # before the page's own
+    # before the page's own
+    return page_text.replace('<script>\n', scripts + '<script>\n' + board, 1)
 
 
 def inside(kind, name, text):

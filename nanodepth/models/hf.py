@@ -90,8 +90,8 @@ def config_of(path):
     with using_transformers(path) as package:
         config = package.AutoConfig.from_pretrained(local_folder(path), trust_remote_code=False)
     if getattr(config, 'is_causal', True) is False:
-        raise Refused(f'{path} attends in both directions (is_causal is false): it is no model that '
-                      'reads from left to right')
+        raise Refused(f'{path} attends in both directions (is_causal is false): it is no model '
+                      'that reads from left to right')
     return config
 
 
@@ -172,8 +172,8 @@ def load_hf(path, others=False):
     if feature := lacking(config):
         if others:
             return open_theirs(path)
-        raise Refused(f'{path} asks for {feature}, which is not supported here; nanodepth evaluate and '
-                      'sweep, and wrapper.looped, work with any decoder of transformers')
+        raise Refused(f'{path} asks for {feature}, which is not supported here; nanodepth evaluate '
+                      'and sweep, and wrapper.looped, work with any decoder of transformers')
     theirs = open_theirs(path, config)
     tensors = theirs.state_dict()
     # a config may say that the head is tied, beside a head of its own
@@ -276,8 +276,6 @@ def plain_layers(model):
 def fold_scales(model):
     """An LN-scaled model as an ordinary one: each layer takes its depth's scale into its norms, and
     keeps it wherever an order puts it."""
-    if model.recurs:
-        raise Refused('a recurrent core runs at several depths: its scales cannot become weights')
     free = untie(model, model.order)
     for depth, layer in enumerate(free.layers):
         for norm in (layer.attn_norm, layer.mlp_norm):

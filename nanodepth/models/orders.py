@@ -18,7 +18,7 @@ families that add `o_proj` and `down_proj` to the stream as they are, without a 
 
 Usage:
     with in_order(model, [0, 1, 2, 1, 2, 3]): model(tokens)     # as deep as the list is long
-    with damped(model, [0, 1, 2, 1, 2, 3], True): ...           # layers 1 and 2 add a half each time
+    with damped(model, [0, 1, 2, 1, 2, 3], True): ...           # layers 1 and 2 add half each time
 """
 import contextlib
 import copy
@@ -46,11 +46,11 @@ def in_order(model, order):
     config = model.config.get_text_config()
     for name in BY_PLACE:
         if getattr(config, name, None):
-            raise Refused(f'{type(model).__name__} has {name}={getattr(config, name)}: what a layer '
-                          'of it does depends on its place, so it takes no other order')
+            raise Refused(f'{type(model).__name__} has {name}={getattr(config, name)}: what a '
+                          'layer of it does depends on its place, so it takes no other order')
     if any('forward' in vars(module) for module in layers.modules()):
-        raise Refused("the layers' forward was replaced, by the wrapper or by accelerate (leave its "
-                      'with, or open the model without device_map)')
+        raise Refused("the layers' forward was replaced, by the wrapper or by accelerate (leave "
+                      'its with, or open the model without device_map)')
     before = dict(layers._modules)
     lists = {name: list(value) for name in EACH_LAYER if (value := getattr(config, name, None))}
     try:
@@ -80,10 +80,11 @@ def placed(module, place):
 def damped(model, order, factor):
     """Layers that the order runs more than once add `factor` times as much each time, inside a
     `with`. True: a k-th, for a layer that runs k times; None: as much as ever."""
-    layers = model.layers if hasattr(model, 'recurs') else depth_of(model)[0]
+    layers, _ = depth_of(model)
+    several = [] if factor is None else {i for i in order if order.count(i) > 1}
     before = []
     try:
-        for i in {i for i in order if order.count(i) > 1 and factor is not None}:
+        for i in several:
             for part in adds(model, layers[i]):
                 for p in part.parameters():
                     before.append((p, p.data))
@@ -102,6 +103,6 @@ def adds(model, layer):
              for half, name in (('self_attn', 'o_proj'), ('mlp', 'down_proj'))]
     norms = {name for name, _ in layer.named_children() if 'norm' in name}
     if not all(isinstance(part, nn.Linear) for part in parts) or norms - BEFORE_THE_HALVES:
-        raise Refused(f'{type(model).__name__}: damping is for layers that add o_proj and down_proj '
-                      'to the stream as they are, as those of Llama, Mistral and Qwen do')
+        raise Refused(f'{type(model).__name__}: damping is for layers that add o_proj and '
+                      'down_proj to the stream as they are, as those of Llama, Mistral and Qwen do')
     return parts

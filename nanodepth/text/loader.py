@@ -93,8 +93,9 @@ def write_dataset(folder, split, tokenizer, tokens, *, mask=None, marks=None, ki
            for ending, array in arrays.items() if array is not None}
     sums = {ending: hashlib.sha256(data).hexdigest() for ending, data in raw.items()}
     shard = dict(file=f'{split}_000.bin', sha256=sums, tokens=len(tokens))
-    description = dict(tokenizer=tokenizer, fingerprint=fingerprint(encoding), n_vocab=n_vocab, dtype=dtype, tokens=len(tokens),
-                       row=row, kinds=kinds or [], shards=[shard], origin=origin)
+    description = dict(tokenizer=tokenizer, fingerprint=fingerprint(encoding), n_vocab=n_vocab,
+                       dtype=dtype, tokens=len(tokens), row=row, kinds=kinds or [],
+                       shards=[shard], origin=origin)
     with claim(folder):
         path.unlink(missing_ok=True)            # else it would vouch for half of the new files
         for ending, data in raw.items():
@@ -363,8 +364,8 @@ def refuse_mixed(sets):
             alike = other.tokenizer == first.tokenizer
         if not alike:
             raise Refused(f'{first.folder} was made with the tokenizer {first.tokenizer!r}, but '
-                          f'{other.folder} with {other.tokenizer!r}, which cuts text otherwise: one '
-                          'model reads one tokenizer')
+                          f'{other.folder} with {other.tokenizer!r}, which cuts text otherwise: '
+                          'one model reads one tokenizer')
 
 
 def mixture(folder):

@@ -229,7 +229,8 @@ def write_examples(folder, tokenizer_name, tasks, depths, n, *, shots=0, seed=0,
                 mask[i, begin:end], marks[i, begin:end] = 1, kind
                 marks[i, begin] += START
             write_dataset(folder, split, tokenizer_name, tokens.ravel(), mask=mask.ravel(),
-                          marks=marks.ravel() if split == 'val' else None, kinds=[*kinds], row=longest,
+                          marks=marks.ravel() if split == 'val' else None, kinds=[*kinds],
+                          row=longest,
                           origin=dict(made_by='primitives.py', tasks=tasks, n=len(examples),
                                       shots=shots, seed=seed))
     return longest

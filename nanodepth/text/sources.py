@@ -127,8 +127,8 @@ def texts(path, read):
 # -------------------------------------------------------------------------------------------- files
 
 def list_files(source, where):
-    """[[path, bytes]] of a source's files, in an order drawn from their names; of files on this disk
-    also when they were last changed."""
+    """[[path, bytes]] of a source's files, in an order drawn from their names; of files on this
+    disk also when they were last changed."""
     if where is None:
         from huggingface_hub import HfApi
         try:

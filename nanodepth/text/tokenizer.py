@@ -180,8 +180,8 @@ def refuse_another_tokenizer(path, loader, own=None):
             return
         raise
     if ours != theirs:
-        raise Refused(f'{dataset.folder} was made with the tokenizer {name!r}, which is not that of '
-                      f'{path}: make it with --tokenizer={path}')
+        raise Refused(f'{dataset.folder} was made with the tokenizer {name!r}, which is not that '
+                      f'of {path}: make it with --tokenizer={path}')
 
 
 def start_of_document(tokenizer):
