@@ -23,7 +23,7 @@ from nanodepth.report.tables import mean, standard_error
 ALPHA = 0.05
 POWER = 0.8
 # what would not matter, by unit
-MARGINS = dict(text=0.02, answers=0.05, points=5.0, layers=0.25)
+MARGINS = dict(text=0.02, answers=0.05, points=5.0, layers=0.25, exponent=0.1)
 
 
 def t_quantile(share, df):
