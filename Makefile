@@ -38,8 +38,8 @@ demo: data/toy_deep/train.json data/toy/train.json      # docs/demo.html: LIDAS 
 	$(PY) -m nanodepth play out/demo/lidas out/demo/loop out/demo/retrofit --out=docs/demo.html --open=false
 bench: .venv/tests              # speed and memory beside transformers' Llama: out/bench.md, 5 minutes
 	$(PY) -m nanodepth bench --out=out/bench.md
-gpu: .venv/tests                # the same on a GPU, at 360M, eager and compiled: docs/gpu.md
-	$(PY) -m nanodepth bench --device=cuda --out=docs/gpu.md
+gpu: .venv/tests                # the same on a GPU, at 360M, eager and compiled: out/gpu.md, two minutes
+	$(PY) -m nanodepth bench --device=cuda --out=out/gpu.md
 
 # ---- a published model and real questions, from two packages that are only read
 
