@@ -4,7 +4,7 @@ PYTHON ?= python3
 PY := .venv/bin/python
 
 SHELL := /bin/bash
-.PHONY: all setup data lidas baseline smollm2 atlas layers answers search runs real test families readme demo browser llama bench gpu clean
+.PHONY: all setup data lidas baseline smollm2 atlas layers answers search runs claims real test families readme demo browser llama bench gpu clean
 
 all: lidas                      # set up, grow the toy model, leave a picture and a sample of its text: 3 to 7 minutes
 
@@ -80,6 +80,35 @@ runs: smollm2
 	  $(PY) train.py $(PARENT) --steps=20 --decay_steps=6 --seed=$$seed --out_dir=out/atlas/runs/trained_on-$$seed; done
 	$(PY) -m nanodepth evaluate out/atlas/runs/{retrofit,further,lidas_35,midas_35,trained_on}-{0,1,2} out/smollm2 --r=1,2,4,8,16 --data=data/pydoc --batches=2 --tasks=questions_piqa --limit=100 --dtype=float32 --out=out/atlas/runs.csv
 	cp out/atlas/runs.csv docs/results/atlas_runs.csv
+
+# what was claimed since (docs/ATLAS.md): goes on where it stopped. Minutes on a GPU for each line, hours on two cores
+ONE = $(PY) -m nanodepth evaluate out/smollm2 --data=data/pydoc --batches=4 --dtype=float32
+FOURS = --loop=$$($(PY) -c "print(','.join(f'{i}-4x2-{26-i}'.removeprefix('0-').removesuffix('-0') for i in range(27)))")
+HEAL = config/retrofit.py --data=data/heal --curriculum=0 --optimizer=adamw --lr_shape=constant --batch_size=16 --context=512 --warmup_steps=27 --decay_steps=0 --eval_every=100000 --save_every=100000
+claims: smollm2 data/heal/train.json
+	mkdir -p out/claims/heal out/worth
+	$(ONE) $(FOURS) --tasks=questions_piqa --out=out/claims/twice.csv
+	$(ONE) $(FOURS) --damp --tasks=questions_piqa --out=out/claims/half.csv
+	$(ONE) $(FOURS) --damp=0.70710678 --out=out/claims/root.csv
+	$(ONE) --window=$$($(PY) -c "print(','.join(f'{i}-{i+3}' for i in range(27)))") --method=rk --K=2 --mode=layer --out=out/claims/rk.csv
+	$(ONE) --loop=$$($(PY) -c "print(','.join([f'{i}-1x2-{29-i}'.removeprefix('0-').removesuffix('-0') for i in range(30)] + ['2x2-28', '1-2x2-27', '2-2x2-26']))") --tasks=questions_piqa --out=out/claims/blocks.csv
+	$(ONE) --window=5-13 --method=recirculate --K=2 --alpha=0.15 --cache=last --out=out/claims/recirculate.csv
+	$(PY) docs/results/since_parts.py 300
+	test -f out/cut/ckpt.pt || $(PY) -m nanodepth cut out/smollm2 8-10-8 --out=out/cut
+	set -e; for n in 27 81 243 675; do $(PY) train.py $(HEAL) --init_from=out/cut --recurrence=4 --lr=6e-4 --steps=$$n --out_dir=out/claims/retrofit; cp out/claims/retrofit/log.jsonl out/claims/heal/retrofit.jsonl; \
+	  $(PY) -m nanodepth evaluate out/claims/retrofit --r=1,2,4,8 --data=data/heal --batches=4 --tasks=questions_piqa --dtype=float32 --out=out/claims/heal/retrofit-$$n.csv; done
+	set -e; for n in 47 138 411 1188; do $(PY) train.py $(HEAL) --init_from=out/smollm2 --recurrence=none --lr=2e-4 --steps=$$n --out_dir=out/claims/parent; cp out/claims/parent/log.jsonl out/claims/heal/parent.jsonl; \
+	  $(PY) -m nanodepth evaluate out/claims/parent --data=data/heal --batches=4 --tasks=questions_piqa --dtype=float32 --out=out/claims/heal/parent-$$n.csv; done
+	set -e; for s in 0 1 2 3 4 5; do for u in 1 2 3 4 5 6 7 8; do for r in 1 2 4 8; do \
+	  if [ $$r = 1 ]; then loop=; elif [ $$u = 1 ] || [ $$u = 2 ] || [ $$u = 4 ]; then loop=--loop=$${u}x$$r; else continue; fi; \
+	  $(PY) train.py config/baseline.py --n_layer=$$u $$loop --seed=$$s --eval_every=600 --eval_batches=48 --dtype=float32 --out_dir=out/worth/$${u}x$$r-$$s; done; done; done
+	$(PY) docs/results/since.py
+	$(PY) -m nanodepth results
+# Python's library and reference, the kernel's documentation, and dictionaries, from Debian's packages: 27 million tokens
+data/heal/train.json: out/smollm2/config.json
+	mkdir -p out/debian && cd out/debian && apt-get download dict-gcide dict-foldoc dict-jargon fortunes python3.11-doc linux-doc-6.1 && for d in *.deb; do dpkg -x $$d .; done
+	$(PY) docs/results/heal_text.py out/debian out/debian/heal.jsonl
+	$(PY) data/text/prepare.py out/debian/heal.jsonl --tokenizer=out/smollm2 --out=data/heal
 
 # ---- the tests
 

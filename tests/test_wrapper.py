@@ -346,6 +346,7 @@ g_half = lambda x: x + F(x)
     ('norm_stab', 4, {}, 1.0),                          # the length is all there is of a number
     ('poly_blend', 2, dict(weights=[0.4, 0.2, 0.4]), 0.4 + 0.1 + 0.1),
     ('poly_blend', 2, {}, (0.5 + 0.25) / 2),
+    ('recirculate', 2, {}, 0.5),        # a number's length is its own: what comes back is the same
     ('euler', 2, dict(T=2), 0.25),                      # two steps of length 1: naive
     ('rk', 2, dict(T=2), 0.5 * 0.25 + 0.5 * 0.5),
     ('midpoint', 1, dict(T=2), 1 - 1 + 0.5),            # h = 2: x (1 - h/2 + h^2/8)
@@ -354,6 +355,13 @@ g_half = lambda x: x + F(x)
 def test_by_hand_on_a_linear_map(method, K, options, expected):
     x = SOLVERS[method](g_half, ONE, K, **options)
     assert abs(x.item() - expected) < 1e-12
+
+
+def test_recirculation_mixes_the_deep_state_at_the_shallow_length():
+    turn = lambda x: 2 * torch.stack((-x[..., 1], x[..., 0]), -1)
+    x = torch.tensor([[[3.0, 4.0]]])        # (-8, 6), as long as x (-4, 3), half of each (-0.5, 3.5)
+    assert torch.equal(SOLVERS['recirculate'](turn, x, 2, alpha=0.5), torch.tensor([[[-7.0, -1.0]]]))
+    assert torch.equal(SOLVERS['recirculate'](turn, x, 1), turn(x))
 
 
 def field(x):

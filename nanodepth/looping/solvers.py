@@ -227,8 +227,16 @@ def poly_blend(g, x, K, weights=None):
     return total.type_as(x)
 
 
+def recirculate(g, x, K=2, alpha=0.15):
+    """The state behind the window, at the length of the one before it, is mixed into that one by
+    the share alpha, and the window runs again (arXiv 2608.17981); K - 1 times."""
+    for _ in range(check_K(K) - 1):
+        x = lerp(x, with_norm(g(x), norms(x)), alpha)
+    return g(x)
+
+
 MORE = {f.__name__: f for f in (midpoint, heun, rk4, layer_anchored_frozen, heavy_ball, anderson,
-                                aitken, norm_stab, poly_blend)}
+                                aitken, norm_stab, poly_blend, recirculate)}
 
 
 def bind(name, solver, K, beta=None, **options):
