@@ -43,6 +43,6 @@ with torch.no_grad():
         if p.dim() == 2:
             p.mul_(0.9)
     found = {'attention twice': {m: np.mean([e[m] for e in each], 0).tolist() for m in MEASURES},
-             'weights at 0.9': asked('weights at 0.9'), 'plain, 600': plain}
+             'weights at 0.9': asked('weights at 0.9'), 'plain, parts': plain}
     found |= {f'attention of {i} twice': e for i, e in enumerate(each)}
 Path('out/claims/parts.json').write_text(json.dumps(found))
