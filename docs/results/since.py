@@ -135,7 +135,7 @@ def healing():
         axis.set_xscale('log')
         axis.set_xlabel('training FLOPs')
         axis.set_title(title, loc='left')
-    axes[0].legend(frameon=False, loc='center right')
+    axes[0].legend(frameon=False, loc='upper right')
     figure.tight_layout()
     figure.savefig(DOCS / 'assets/healing.png', dpi=150)
 
