@@ -81,7 +81,7 @@ runs: smollm2
 	$(PY) -m nanodepth evaluate out/atlas/runs/{retrofit,further,lidas_35,midas_35,trained_on}-{0,1,2} out/smollm2 --r=1,2,4,8,16 --data=data/pydoc --batches=2 --tasks=questions_piqa --limit=100 --dtype=float32 --out=out/atlas/runs.csv
 	cp out/atlas/runs.csv docs/results/atlas_runs.csv
 
-# what was claimed since (docs/ATLAS.md): goes on where it stopped. Minutes on a GPU for each line, hours on two cores
+# what was claimed since (docs/ATLAS.md): goes on where it stopped. An hour on a GPU, days on two cores
 ONE = $(PY) -m nanodepth evaluate out/smollm2 --data=data/pydoc --batches=4 --dtype=float32
 FOURS = --loop=$$($(PY) -c "print(','.join(f'{i}-4x2-{26-i}'.removeprefix('0-').removesuffix('-0') for i in range(27)))")
 HEAL = config/retrofit.py --data=data/heal --curriculum=0 --optimizer=adamw --lr_shape=constant --batch_size=16 --context=512 --warmup_steps=27 --decay_steps=0 --eval_every=100000 --save_every=100000
@@ -95,9 +95,9 @@ claims: smollm2 data/heal/train.json
 	$(ONE) --window=5-13 --method=recirculate --K=2 --alpha=0.15 --cache=last --out=out/claims/recirculate.csv
 	$(PY) docs/results/since_parts.py 300
 	test -f out/cut/ckpt.pt || $(PY) -m nanodepth cut out/smollm2 8-10-8 --out=out/cut
-	set -e; for n in 27 81 243 675; do $(PY) train.py $(HEAL) --init_from=out/cut --recurrence=4 --lr=6e-4 --steps=$$n --out_dir=out/claims/retrofit; cp out/claims/retrofit/log.jsonl out/claims/heal/retrofit.jsonl; \
+	set -e; for n in 27 81 243 675; do test -f out/claims/heal/retrofit-$$n.csv && continue; $(PY) train.py $(HEAL) --init_from=out/cut --recurrence=4 --lr=6e-4 --steps=$$n --out_dir=out/claims/retrofit; cp out/claims/retrofit/log.jsonl out/claims/heal/retrofit.jsonl; \
 	  $(PY) -m nanodepth evaluate out/claims/retrofit --r=1,2,4,8 --data=data/heal --batches=4 --tasks=questions_piqa --dtype=float32 --out=out/claims/heal/retrofit-$$n.csv; done
-	set -e; for n in 47 138 411 1188; do $(PY) train.py $(HEAL) --init_from=out/smollm2 --recurrence=none --lr=2e-4 --steps=$$n --out_dir=out/claims/parent; cp out/claims/parent/log.jsonl out/claims/heal/parent.jsonl; \
+	set -e; for n in 47 138 411 1188; do test -f out/claims/heal/parent-$$n.csv && continue; $(PY) train.py $(HEAL) --init_from=out/smollm2 --recurrence=none --lr=2e-4 --steps=$$n --out_dir=out/claims/parent; cp out/claims/parent/log.jsonl out/claims/heal/parent.jsonl; \
 	  $(PY) -m nanodepth evaluate out/claims/parent --data=data/heal --batches=4 --tasks=questions_piqa --dtype=float32 --out=out/claims/heal/parent-$$n.csv; done
 	set -e; for s in 0 1 2 3 4 5; do for u in 1 2 3 4 5 6 7 8; do for r in 1 2 4 8; do \
 	  if [ $$r = 1 ]; then loop=; elif [ $$u = 1 ] || [ $$u = 2 ] || [ $$u = 4 ]; then loop=--loop=$${u}x$$r; else continue; fi; \

@@ -32,9 +32,9 @@ def notes(name):
     return found
 
 
-def rows(run, way, measure, values):
+def rows(run, way, measure, values, first=0):
     return [dict(seed=i, run=run, measure=measure, way=way, value=f'{value:.6g}')
-            for i, value in enumerate(values)]
+            for i, value in enumerate(values, first)]
 
 
 def copies():
@@ -42,14 +42,12 @@ def copies():
     twice, half, root, rk = map(notes, ('twice', 'half', 'root', 'rk'))
     yield from rows('smollm2', PLAIN, 'loss', twice[PLAIN]['loss'])
     yield from rows('smollm2', PLAIN, ACC, twice[PLAIN][ACC])
-    for name, found, keep in (('4 twice', twice, '--loop'), ('4 at 0.71', root, '--loop'),
-                              ('4 at 0.5', half, '--loop'),
-                              ('4 by rk, layer by layer', rk, 'mode=layer')):
-        for measure in ('loss', ACC):
-            some = [scores[measure] for way, scores in found.items()
-                    if keep in way and measure in scores]
-            if len(some) == 27:         # every window
-                yield from rows('smollm2', name, measure, np.mean(some, 0))
+    for name, found, mark, measure in (
+            ('4 twice', twice, '--loop', 'loss'), ('4 at 0.71', root, '--loop', 'loss'),
+            ('4 at 0.5', half, '--loop', 'loss'), ('4 at 0.5', half, '--loop', ACC),
+            ('4 by rk, layer by layer', rk, 'mode=layer', 'loss')):
+        some = [scores[measure] for way, scores in found.items() if mark in way]
+        yield from rows('smollm2', name, measure, np.mean(some, 0))
 
 
 def recirculated():
@@ -67,8 +65,7 @@ def best_of_many():
     figure, axis = plt.subplots(figsize=(7, 4))
     for n in SIZES:
         best = changes[:, :n].mean(1).argmax()
-        yield from rows('smollm2', f'best of {n}', ACC, (plain + changes[best])[n:])
-        yield from rows('smollm2', f'plain, best of {n}', ACC, plain[n:])
+        yield from rows('smollm2', f'best of {n}', ACC, (plain + changes[best])[n:], first=n)
         won, fresh, luck = [], [], []
         for _ in range(2000):           # other questions, and the same with answers exchanged
             order = rng.permutation(changes.shape[1])
@@ -77,11 +74,11 @@ def best_of_many():
             won.append(seen[first].mean())
             fresh.append(rest[first].mean())
             luck.append((seen * rng.choice((-1, 1), n)).mean(1).max())
-        for values, color, name in ((luck, '#9aa5b1', 'the same, answers exchanged: luck alone'),
-                                    (won, '#d1495b', 'the best, where it was chosen'),
-                                    (fresh, '#1f5fa8', 'the same block, on all other questions')):
+        for values, shift, color, name in (
+                (luck, 0.9, '#9aa5b1', 'the same, answers exchanged: luck alone'),
+                (won, 1, '#d1495b', 'the best, where it was chosen'),
+                (fresh, 1.1, '#1f5fa8', 'the same block, on all other questions')):
             low, mid, high = 100 * np.quantile(values, (0.05, 0.5, 0.95))
-            shift = dict(zip(('#9aa5b1', '#d1495b', '#1f5fa8'), (0.9, 1, 1.1)))[color]
             axis.errorbar(n * shift, mid, [[mid - low], [high - mid]], fmt='o', color=color,
                           capsize=3, label=name if n == SIZES[0] else None)
             print(f'best of {len(changes)} on {n}: {name} {mid:+.1f} ({low:+.1f} to {high:+.1f})')
@@ -114,13 +111,12 @@ def healing():
     (DOCS / 'results/healing.csv').write_bytes(as_csv(table, lineterminator='\n'))
     end = {kind: max(tokens for k, tokens, _ in points if k == kind)
            for kind in ('retrofit', 'parent')}
-    for r in (1, 4, 8):
-        for measure, values in points['retrofit', end['retrofit'], f'--r={r}'].items():
-            if measure in ('loss', ACC):
-                yield from rows('retrofit', f'r = {r}, at the end', measure, values)
-    for measure, values in points['parent', end['parent'], PLAIN].items():
-        if measure in ('loss', ACC):
-            yield from rows('parent', 'at the end', measure, values)
+    for measure in ('loss', ACC):
+        for r in (1, 4, 8):
+            yield from rows('retrofit', f'r = {r}, at the end', measure,
+                            points['retrofit', end['retrofit'], f'--r={r}'][measure])
+        yield from rows('parent', 'at the end', measure,
+                        points['parent', end['parent'], PLAIN][measure])
     figure, axes = plt.subplots(1, 2, figsize=(9, 4))
     lines = [('retrofit', f'--r={r}', f'r = {r}', color, style) for r, color, style in
              ((1, '#9aa5b1', 'o-'), (2, '#7fb2e5', 's-'), (4, '#1f5fa8', '^-'),
@@ -171,10 +167,10 @@ def worth():
 
 
 def parts():
-    if (OUT / 'parts.json').exists():
-        for way, scores in json.loads((OUT / 'parts.json').read_text()).items():
-            for measure, values in scores.items():
-                yield from rows('smollm2', way, measure, values)
+    found = json.loads((OUT / 'parts.json').read_text())
+    for way in ('attention twice', 'weights at 0.9'):
+        for measure, values in found[way].items():
+            yield from rows('smollm2', way, measure, values)
 
 
 all_rows = [*copies(), *recirculated(), *parts(), *best_of_many(), *healing(), *worth()]
