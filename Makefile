@@ -4,7 +4,7 @@ PYTHON ?= python3
 PY := .venv/bin/python
 
 SHELL := /bin/bash
-.PHONY: all setup data lidas baseline smollm2 atlas layers answers search runs claims real test families readme demo browser llama bench gpu clean
+.PHONY: all setup data lidas baseline smollm2 atlas layers answers search runs claims real test families readme demo site browser llama bench gpu clean
 
 all: lidas                      # set up, grow the toy model, leave a picture and a sample of its text: 3 to 7 minutes
 
@@ -36,6 +36,9 @@ demo: data/toy_deep/train.json data/toy/train.json      # docs/demo.html: LIDAS 
 	test -f out/demo/cut/ckpt.pt || $(PY) -m nanodepth cut out/demo/baseline 2-2-2 --out=out/demo/cut
 	$(PY) train.py config/retrofit.py --init_from=out/demo/cut --out_dir=out/demo/retrofit
 	$(PY) -m nanodepth play out/demo/lidas out/demo/loop out/demo/retrofit --out=docs/demo.html --open=false
+site: smollm2                   # out/site, for any web server: the published model's page, and the toys' as toys.html; a minute
+	$(PY) -m nanodepth play out/smollm2 --site=out/site --home=$(HOME_URL) --url=$(SITE_URL)
+	cp docs/demo.html out/site/toys.html
 bench: .venv/tests              # speed and memory beside transformers' Llama: out/bench.md, 5 minutes
 	$(PY) -m nanodepth bench --out=out/bench.md
 gpu: .venv/tests                # the same on a GPU, at 360M, eager and compiled: out/gpu.md, two minutes

@@ -4,6 +4,7 @@ import base64
 import json
 import re
 import shutil
+import struct
 
 import pytest
 import torch
@@ -61,6 +62,68 @@ def inside(text, name):
     return re.search(rf'<script type="[^"]*" id="{name}">(.*?)</script>', text, re.S)[1]
 
 
+def unpacked(raw, place, row, column):
+    "One weight of a page, by GGUF's own description of its blocks of 32."
+    at, blocks = place['at'], -(-place['columns'] // 32)
+    if place['bits'] == 32:
+        return struct.unpack_from('<f', raw, at + 4 * column)[0]
+    block, j = row * blocks + column // 32, column % 32
+    [scale] = struct.unpack_from('<e', raw, place['scales'] + 2 * block)
+    if place['bits'] == 8:
+        return scale * struct.unpack_from('<b', raw, at + 32 * block + j)[0]
+    [minimum] = struct.unpack_from('<e', raw, place['minima'] + 2 * block)
+    byte = raw[at + 16 * block + j % 16]
+    return scale * (byte % 16 if j < 16 else byte // 16) + minimum
+
+
+def assert_holds(raw, places, model, small):
+    "Some weights of each tensor are those of the rounded model, and near those of the model."
+    plain = play.tensors_of(model)
+    plain = {key: t.detach().clone() for key, t in plain.items()}
+    rounded = play.tensors_of(play.round_weights(model, small))
+    assert places.keys() == plain.keys()
+    for key, place in places.items():
+        t, near = [tensors[key].detach().view(place['rows'], -1) for tensors in (rounded, plain)]
+        steps = 255 if place['bits'] == 8 else 15
+        most = 0 if place['bits'] == 32 else 0.51 * (near.max() - near.min()).item() / steps
+        for row in {0, place['rows'] // 2, place['rows'] - 1}:
+            for column in {0, 17 % place['columns'], place['columns'] - 1}:
+                found = unpacked(raw, place, row, column)
+                assert found == pytest.approx(t[row, column].item(), abs=1e-6), key
+                assert abs(found - near[row, column].item()) <= 2 * most + 1e-6, key
+
+
+def test_a_checkpoint_that_came_from_four_bits_gets_them_back():
+    "Weights of a Q4_1 file in bfloat16, as `export` writes them: the same 16 numbers a block."
+    rng = torch.Generator().manual_seed(0)
+    numbers = torch.randint(0, 16, (5, 4, 32), generator=rng)
+    numbers[..., 0], numbers[..., 1] = 0, 15                # the ends of each block's range
+    scales = torch.rand(5, 4, 1, generator=rng).half() / 50
+    minima = -8 * scales + torch.rand(5, 4, 1, generator=rng).half() / 100
+    weights = (numbers * scales.float() + minima.float()).bfloat16().flatten(1)
+    assert torch.equal(play.rounded(weights, 4)[0].long(), numbers)
+
+
+def test_the_map_of_a_prompt_is_that_of_models_with_these_layers(tiny):
+    "Each cell by a model of its own, whose layers were copied into the new order."
+    torch.manual_seed(0)
+    model = tiny(n_layer=4)
+    for p in model.parameters():
+        p.data += 0.3 * torch.randn_like(p)
+    tokens = torch.randint(0, model.config.vocab_size, (1, 6))
+    wanted, plain, without, twice = play.scan(model, tokens)
+
+    def share(order):
+        with torch.no_grad():
+            return untie(model, order)(tokens)[0, -1].softmax(-1)[wanted].item()
+    assert wanted == model(tokens)[0, -1].argmax() and plain == pytest.approx(share([0, 1, 2, 3]))
+    assert without == pytest.approx([share(order) for order in (
+        [1, 2, 3], [0, 2, 3], [0, 1, 3], [0, 1, 2])])
+    assert len(twice) == 10 and twice[1, 2] == pytest.approx(share([0, 1, 2, 1, 2, 3]))
+    assert twice[3, 3] == pytest.approx(share([0, 1, 2, 3, 3]))
+    assert play.scan(model, tokens, wanted=2)[0] == 2
+
+
 def test_the_page_holds_the_rounded_models_and_their_questions(run, tiny, tmp_path):
     "A run with its stages, and a recurrent one with the first states of its positions."
     core = save_run(tmp_path / 'core', surgery(tiny(vocab_size=257, n_layer=4, context=64), '1-2-1',
@@ -75,19 +138,8 @@ def test_the_page_holds_the_rounded_models_and_their_questions(run, tiny, tmp_pa
     assert (about['models']['core']['r'], about['models']['core']['parts']) == (
         3, [[0], [1, 2], [3]])
     for name, path in {'run': run, 'run, 2 layers': run / 'stage_2', 'core': core}.items():
-        raw = bytearray(base64.b64decode(inside(text, f'weights of {name} 0')))
-        plain = play.tensors_of(load_model(path))
-        rounded = play.tensors_of(play.round_weights(load_model(path)))
-        assert about['tensors'][name].keys() == plain.keys()
-        for key, place in about['tensors'][name].items():
-            width = -(-place['columns'] // 16) * 16         # rows are filled up
-            numbers = torch.frombuffer(raw, dtype=torch.int8, count=place['rows'] * width,
-                                       offset=place['at']).view(-1, width)[:, :place['columns']]
-            scale = torch.frombuffer(raw, dtype=torch.float32, count=place['rows'],
-                                     offset=place['scales'])[:, None]
-            found = (numbers * scale).view_as(plain[key])
-            assert torch.allclose(found, rounded[key], atol=1e-7), key
-            assert torch.allclose(found, plain[key], atol=scale.max().item() / 2 + 1e-7)
+        raw = base64.b64decode(inside(text, f'weights of {name} 0'))
+        assert_holds(raw, about['tensors'][name], load_model(path), small=False)
     for q, example in zip(about['questions']['toy_assign/3'],
                           few_shot('toy_assign', 100, shots=0, depth=3), strict=True):
         assert q == vars(example)
@@ -112,11 +164,31 @@ def test_the_page_of_a_checkpoint(checkpoint, tmp_path, capsys):
     [(name, places)] = about['tensors'].items()
     assert name == checkpoint.name and places['head.weight'] == places['embed.weight']
     assert 'layers.0.attn.q_norm.weight' in places and about['models'][name]['config']['qk_norm']
-    assert len(base64.b64decode(inside(text, f'weights of {name} 0'))) == about['bytes']
+    raw = base64.b64decode(inside(text, f'weights of {name} 0'))
+    assert len(raw) == about['bytes']
+    assert {place['bits'] for place in places.values()} == {4, 8, 32}
+    assert_holds(raw, places, load_model(checkpoint), small=True)
+    assert about['agreed'][0] <= about['agreed'][1]
     spec = json.loads((checkpoint / 'tokenizer.json').read_text())
     assert [' '.join(pair) for pair in spec['model']['merges']] == about['merges']
     assert all(about['vocab'][i] == token for token, i in spec['model']['vocab'].items())
     assert about['added'] == {'<|endoftext|>': about['start'][0]} and len(about['splits']) == 2
+
+
+def test_a_site_has_its_weights_beside_the_page(checkpoint, tmp_path, monkeypatch):
+    monkeypatch.setattr(play, 'PART', 5000)
+    nanodepth('play', [str(checkpoint), f'--out={tmp_path / "one.html"}', '--open=false'])
+    whole = (tmp_path / 'one.html').read_text()
+    nanodepth('play', [str(checkpoint), f'--site={tmp_path / "site"}', '--home=https://h.example/x',
+                       '--url=https://u.example'])
+    text = (tmp_path / 'site/index.html').read_text()
+    about = json.loads(inside(text, 'about'))
+    assert len(about['files']) > 2 and 'weights of' not in text.partition('<script>\n')[0]
+    assert b''.join((tmp_path / 'site' / file).read_bytes() for file in about['files']) == b''.join(
+        base64.b64decode(inside(whole, f'weights of {checkpoint.name} {at}'))
+        for at in range(0, about['bytes'], 5000))
+    assert '<meta property="og:image" content="https://u.example/preview.png">' in text
+    assert about['home'] == 'https://h.example/x' and (tmp_path / 'site/preview.png').exists()
 
 
 def test_a_tokenizer_that_the_page_does_not_have_is_refused(checkpoint, tmp_path, capsys):

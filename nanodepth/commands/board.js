@@ -1,12 +1,13 @@
 const $ = id => document.getElementById(id), read = id => $(id).textContent;
 const make = (tag, fields = {}, ...inside) => { const e = Object.assign(document.createElement(tag), fields); e.append(...inside); return e; };
 const about = JSON.parse(read('about')), quiet = matchMedia('(prefers-reduced-motion: reduce)');
-let how = {}, chosen = new Set(), focus = 0, past = [], number = 0, now = 0, dragged;      // `number` counts what was asked, so that late answers are known
+let how = {}, chosen = new Set(), focus = 0, past = [], latest, number = 0, now = 0, dragged;      // `number` counts what was asked, so that late answers are known
 
 // ---- the workers: the first looks at the prompt; the others, if there are any, count right answers
-const source = URL.createObjectURL(new Blob([read('worker')])), waiting = new Map(), given = new Set();
+const source = URL.createObjectURL(new Blob([read('worker')])), waiting = new Map(), loads = {};
 let asked = 0;
-const workers = Array.from({length: about.questions ? Math.max(1, Math.min(4, navigator.hardwareConcurrency || 2)) : 1}, () => {
+const cores = Math.max(1, Math.min(4, navigator.hardwareConcurrency || 2)), workers = [];
+function hire() {
   const worker = new Worker(source);
   worker.onmessage = ({data: {id, answer, error}}) => {
     const {done, failed} = waiting.get(id);
@@ -14,22 +15,34 @@ const workers = Array.from({length: about.questions ? Math.max(1, Math.min(4, na
     if (error === undefined) done(answer); else failed(Error(error));
   };
   worker.postMessage({name: 'begin', body: about});
+  workers.push(worker);
   return worker;
-});
+}
+for (let k = 0; k < (about.questions ? cores : 1); k++) hire();
 function tell(worker, name, body, ...moved) {
   worker.postMessage({id: ++asked, name, body}, moved);
   return new Promise((done, failed) => waiting.set(asked, {done, failed}));
 }
-function post(name, body, worker = workers[0]) {        // a model is decoded when it is first needed, part by part
-  const key = `${workers.indexOf(worker)} ${body.model}`;
-  for (let at = 0, part; !given.has(key) && (part = $(`weights of ${body.model} ${at}`)); at += about.part) {
-    const text = atob(part.textContent), bytes = new Uint8Array(text.length);
-    for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);
-    tell(worker, 'weights', {model: body.model, at, raw: bytes.buffer}, bytes.buffer);
-    if (workers.length === 1) part.remove();
-  }
-  given.add(key);
+async function post(name, body, worker = workers[0]) {          // a model is read when it is first needed
+  await (loads[body.model] ??= load(body.model));
   return tell(worker, name, body);
+}
+async function load(name) {             // its weights, part by part, from this page or from beside it
+  for (let at = 0; at < about.lengths[name]; at += about.part) {
+    const part = $(`weights of ${name} ${at}`), raw = part ? part.textContent : await fetched(about.files[at / about.part]);
+    await Promise.all(workers.map(worker => tell(worker, 'weights', {model: name, at, raw})));
+    part?.remove();
+    if ($('loading')) $('loading').value = (at + about.part) / about.lengths[name];
+  }
+  if ($('loading')) $('loading').hidden = true;
+}
+async function fetched(file) {          // kept in the browser's cache: the name says what is in it
+  const store = await globalThis.caches?.open('nanodepth').catch(() => undefined), kept = await store?.match(file);
+  if (kept) return kept.arrayBuffer();
+  const answer = await fetch(file);
+  if (!answer.ok) throw Error(`${file} is not there (${answer.status}): it belongs beside this page`);
+  await store?.put(file, answer.clone()).catch(() => undefined);       // where there is no room, it is fetched again
+  return answer.arrayBuffer();
 }
 
 // ---- how the model runs, in the tiles and in words
@@ -51,7 +64,7 @@ function state() {
   if (core()) return how.r && how.r !== model().r ? {r: how.r} : {};
   const found = how.order && !same(how.order, model().order) ? {order: how.order} : {}, wrap = {};
   for (const id of ['window', 'method']) wrap[id] = $(id).value;
-  for (const id of ['K', 'T', 'beta']) if ($(id).value !== '') wrap[id] = Number($(id).value);
+  for (const id of ['K', 'T', 'beta']) if ($(id).value !== '' && !$(id).disabled) wrap[id] = Number($(id).value);
   return $('wrapped').checked ? {...found, wrap} : found;
 }
 function looping(at) {          // how often the wrapper runs the layer at a place
@@ -62,34 +75,46 @@ function looping(at) {          // how often the wrapper runs the layer at a pla
 const loopText = ({method, K}) => `where the tiles marked × ${K} run as one block, ${K} times by ${method === 'naive' ? 'a full step' : `a step of 1/${K}`}`;
 const wrapText = ({window, method, K, T, beta}) => `looped(model, '${window}', '${method}', K=${K}${T ? `, T=${T}` : ''}${beta !== undefined ? `, beta=${beta}` : ''})`;
 function python() {
-  const {order: list, wrap, r} = state(), call = r ? `model(tokens, r=${r})` : list ? `model(tokens, order=[${list.join(', ')}])` : 'model(tokens)';
-  return `model = load_model('${model().run}')\n` + (wrap ? `with ${wrapText(wrap)}:\n    ` : '') + call;
+  const {order: list, wrap, r} = state(), both = list && wrap, call = r ? `model(tokens, r=${r})` : list && !wrap ? `model(tokens, order=[${list.join(', ')}])` : 'model(tokens)';
+  return `from nanodepth import load_model${wrap ? ', looped' : ''}\n${both ? 'from nanodepth.loop import running\n' : ''}\nmodel = load_model('${model().run}')\n` +
+    (wrap ? `with ${both ? `running(model, [${list.join(', ')}]), ` : ''}${wrapText(wrap)}:\n    ` : '') + call;
+}
+function tile(at) {
+  const one = make('button');
+  one.onclick = event => {
+    if (event.shiftKey) for (let k = Math.min(at, focus); k <= Math.max(at, focus); k++) chosen.add(k);
+    else chosen.has(at) ? chosen.delete(at) : chosen.add(at);
+    focus = at; draw();
+  };
+  one.ondragstart = () => { dragged = at; };
+  one.ondragover = event => event.preventDefault();
+  one.ondrop = event => { event.preventDefault(); drop(dragged, at); };
+  return one;
 }
 function tiles(from) {          // `from` says where each comes from, if they shall be seen to move
   const list = order(), before = from && !quiet.matches ? [...$('tiles').children].map(tile => tile.getBoundingClientRect()) : null;
-  $('tiles').replaceChildren(...list.map((i, at) => {
-    const tile = make('button', {textContent: i, tabIndex: at === focus ? 0 : -1});
-    tile.style.background = colour(i); tile.style.color = '#000';
-    for (const text of [...extra(i), ...(looping(at) > 1 ? [`× ${looping(at)}`] : [])]) tile.append(make('small', {textContent: text}));
-    tile.setAttribute('aria-pressed', chosen.has(at));
-    tile.setAttribute('aria-label', `layer ${i}, place ${at + 1} of ${list.length}${looping(at) > 1 ? `, ${looping(at)} times` : ''}`);
-    tile.onclick = event => {
-      if (event.shiftKey) for (let k = Math.min(at, focus); k <= Math.max(at, focus); k++) chosen.add(k);
-      else chosen.has(at) ? chosen.delete(at) : chosen.add(at);
-      focus = at; draw(); $('tiles').children[at].focus();
-    };
-    tile.draggable = !core();
-    tile.ondragstart = () => { dragged = at; };
-    tile.ondragover = event => event.preventDefault();
-    tile.ondrop = event => { event.preventDefault(); drop(dragged, at); };
-    return tile;
-  }));
+  $('T').disabled = $('method').value === 'naive'; $('beta').disabled = $('method').value !== 'rk';
+  const box = $('tiles');               // a tile stays where it is pressed: only what it says is changed
+  while (box.children.length > list.length) box.lastChild.remove();
+  while (box.children.length < list.length) box.append(tile(box.children.length));
+  list.forEach((i, at) => {
+    const one = box.children[at], times = looping(at);
+    one.tabIndex = at === focus ? 0 : -1; one.draggable = !core();
+    one.style.background = colour(i); one.style.color = '#000';
+    one.replaceChildren(String(i), ...[...extra(i), ...(times > 1 ? [`× ${times}`] : [])].map(textContent => make('small', {textContent})));
+    one.setAttribute('aria-pressed', chosen.has(at));
+    one.setAttribute('aria-label', `layer ${i}, place ${at + 1} of ${list.length}${times > 1 ? `, ${times} times` : ''}`);
+  });
   if (before) [...$('tiles').children].forEach((tile, at) => {
     const start = before[from[at]], end = tile.getBoundingClientRect();
     if (start) tile.animate([{transform: `translate(${start.x - end.x}px, ${start.y - end.y}px)`}, {transform: 'none'}], {duration: 700, easing: 'ease-in-out'});
   });
 }
 const fail = text => { $('error').textContent = text; };
+function failed(error) {        // no old answers beside it
+  for (const id of ['verdict', 'cost', 'next', 'after', 'appears', 'behind', 'stairs']) $(id)?.replaceChildren();
+  fail(error.message);
+}
 function bars(id, rows) {
   $(id).replaceChildren(...rows.flatMap(([text, p, right]) => {
     const bar = make('i', {className: right ? 'right' : ''});
@@ -100,7 +125,7 @@ function bars(id, rows) {
 // ---- changes
 function change(next, keep = [], wrapped = $('wrapped').checked) {
   if (!next.length) return fail('the order is empty: it must name at least one layer');
-  past.push([how.order, $('wrapped').checked]); how = {order: next}; $('wrapped').checked = wrapped; chosen = new Set(keep);
+  remember(); how = {order: next}; $('wrapped').checked = wrapped; chosen = new Set(keep);
   focus = Math.min(keep[0] ?? focus, next.length - 1);
   draw(); refresh();
 }
@@ -125,11 +150,22 @@ function takeLink({prompt, how: {order: list, r, wrap} = {}, now: step}) {
   if (Array.isArray(list) && list.length && list.length <= 200 && list.every(i => whole(i, 0, model().layers - 1))) how.order = list;
   if (whole(r, 1, 64)) how.r = r;
   $('wrapped').checked = Boolean(wrap);
-  for (const id of ['window', 'method', 'K', 'T', 'beta']) if (wrap && id in wrap) $(id).value = wrap[id];
+  for (const id of DIALS) if (wrap && id in wrap) $(id).value = wrap[id];
   now = whole(step, 0, STEPS.length - 1) ? step : 0;
   $('prompt').value = String(prompt ?? '');
 }
-const undo = () => { if (past.length) { let list; [list, $('wrapped').checked] = past.pop(); how = {order: list}; chosen.clear(); draw(); refresh(); } };
+// ---- what Undo goes back to: the order, the wrapper, and on the page with a free prompt that
+const DIALS = ['window', 'method', 'K', 'T', 'beta'];
+const snapshot = () => ({how: {...how}, wrapped: $('wrapped').checked, dials: DIALS.map(id => $(id).value), prompt: about.questions ? null : $('prompt').value});
+const remember = () => past.push(latest);
+function undo() {
+  if (!past.length) return;
+  const was = past.pop();
+  how = was.how; $('wrapped').checked = was.wrapped; chosen.clear();
+  DIALS.forEach((id, k) => { $(id).value = was.dials[k]; });
+  if (was.prompt !== null) $('prompt').value = was.prompt;
+  draw(); refresh();
+}
 function drop(from, to) {        // what is chosen, if the tile is among it, goes where another tile is
   const places = chosen.has(from) ? picked() : [from], list = order(), after = to > places.at(-1);
   if (places.includes(to)) return;
@@ -146,15 +182,13 @@ $('tiles').onkeydown = event => {
   event.preventDefault(); $('tiles').children[focus]?.focus();
 };
 
-
 // ---- the walk, whose steps are a page's own, and what else both pages have
 function step() {
   const [title, story, label, , line] = STEPS[now];
-  $('steps').replaceChildren(...STEPS.map(([title], k) => {
-    const button = make('button', {textContent: `${k + 1} ${title}`, onclick: () => { now = k; step(); $('steps').children[k].focus(); toLink(); }});
-    if (k === now) button.setAttribute('aria-current', 'step');
-    return button;
-  }));
+  if (!$('steps').children.length) $('steps').append(...STEPS.map(([title], k) => make('button', {textContent: `${k + 1} ${title}`, onclick: () => { now = k; step(); toLink(); }})));
+  [...$('steps').children].forEach((button, k) => button.setAttribute('aria-current', k === now ? 'step' : 'false'));
+  latest = snapshot();
+  $('undo').ariaDisabled = String(!past.length);                // not `disabled`, which would lose the focus
   $('name').textContent = `${now + 1}. ${title}`; $('story').textContent = story; $('scene').textContent = label();
   $('code').textContent = python();
   if (line) $('python').textContent = line();
@@ -168,4 +202,8 @@ $('text').onchange = async () => {
     if (mine === number) change(found.order);
   } catch (error) { fail(error.message); }
 };
-for (const id of ['window', 'method', 'K', 'T', 'beta', 'wrapped']) $(id).onchange = () => { draw(); refresh(); };
+for (const id of [...DIALS, 'wrapped']) $(id).onchange = () => {        // who turns a dial wants the wrapper
+  if (id !== 'wrapped') $('wrapped').checked = true;
+  if ($('K').value === '') $('K').value = $('K').defaultValue;
+  remember(); draw(); refresh();
+};

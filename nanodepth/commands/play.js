@@ -1,84 +1,116 @@
 // What the page asks, answered: model.py, retrofit.py and wrapper.py in plain JavaScript, in a worker.
-// `nanodepth play RUN` puts it into the page, beside the weights. A sequence is a Float32Array
-// of T rows; there is no batch.
+// A sequence is a Float32Array of T rows; only the map of a prompt has several, one after the other.
 
 // ---- a multiplication by a matrix, which is nearly all the work: WebAssembly takes four numbers at once
 
-const SCRATCH = 1 << 20;                // numbers for what goes in, and as many for what comes out
-let memory, kernels = {};
+const SCRATCH = 1 << 20, BLOCK = 32;    // numbers for what goes in, and as many for what comes out; weights that share a scale
+let memory, kernels = {}, free;
 
-function prepare(bytes) {               // room for all weights, of one byte each
-  memory = new WebAssembly.Memory({initial: Math.ceil((bytes + 8 * SCRATCH) / 65536) + 1});
+function prepare({bytes, scales}) {     // room for what goes in and comes out, for the weights, and for their scales as floats
+  free = 9 * SCRATCH + bytes;
+  memory = new WebAssembly.Memory({initial: Math.ceil((free + 4 * scales) / 65536) + 1});
   try {
-    for (const n of [1, 4])
-      kernels[n] = new WebAssembly.Instance(new WebAssembly.Module(kernel(n)), {m: {m: memory}}).exports.f;
+    for (const bits of [4, 8]) for (const n of [1, 4])
+      kernels[`${bits} ${n}`] = new WebAssembly.Instance(new WebAssembly.Module(kernel(bits, n)), {m: {m: memory}}).exports.f;
   } catch { kernels = {}; }             // a browser without vectors: `linear` does it by itself
 }
 
-// The program f(W, x, y, I, O): y[k, o] = sum over i of W[o, i] x[k, i], for n tokens k at once. W, x
-// and y are places in memory. W has 8-bit numbers; sixteen are widened at a time, so 16 divides I.
-// With four tokens each has a sum, with one each four numbers have: no sum waits for the one before.
-function kernel(n) {
+// The program f(W, S, M, B, x, y, I, O): y[k, o] = sum over i of weight[o, i] x[k, i], for n tokens k
+// at once. A weight is a number of W times its block's scale in S; with four bits its block's minimum
+// in M is added, so M times the block's sum of x, which is in B. All are places in memory. With four
+// tokens each has a sum, with one token four numbers have one each: no sum waits for the one before.
+function kernel(bits, n) {
   const leb = n => n < 128 ? [n] : [n & 127 | 128, ...leb(n >>> 7)], simd = (code, ...rest) => [0xfd, ...leb(code), ...rest];
   const get = i => [0x20, i], set = i => [0x21, i], int = n => [0x41, n & 127 | 128, n >> 7], add = 0x6a, mul = 0x6c;
-  const plus = (i, ...by) => [...get(i), ...by, add, ...set(i)], load = offset => simd(0, 4, offset), zero = simd(12, ...Array(16).fill(0));
-  const [W, x, y, I, O, o, w, end, out] = Array(9).keys(), tokens = [9, 10, 11, 12].slice(0, n), sums = [13, 14, 15, 16], v = 17, four = 18;
+  const plus = (i, ...by) => [...get(i), ...by, add, ...set(i)], load = offset => simd(0, 4, offset), float = offset => [0x2a, 2, offset];
+  const [W, S, M, B, x, y, I, O, o, w, s, m, b, end, out] = Array(15).keys(), tokens = [15, 16, 17, 18].slice(0, n);
+  const sums = [19, 20, 21, 22], parts = [23, 24, 25, 26], v = 27, half = 28, four = 29, totals = [30, 31, 32, 33];
+  const times = simd(0xe6), sum = simd(0xe4), zero = simd(12, ...Array(16).fill(0)), fifteen = simd(12, ...Array(16).fill(15));
   const loop = (begin, body, step, limit) =>        // do body, step while begin < limit
     [0x03, 0x40, ...body, ...step, ...get(begin), ...get(limit), 0x49, 0x0d, 0, 0x0b];
-  const eight = offset => [...get(w), ...simd(1, 3, offset), ...set(v)];                // to 16 bits each
-  const widened = half => [...get(v), ...simd(0xa7 + half), ...simd(0xfa), ...set(four)]; // low or high four, to floats
-  const part = j => [...(j % 2 ? [] : eight(4 * j)), ...widened(j % 2), ...tokens.flatMap((token, k) => {
-    const sum = sums[n > 1 ? k : j];
-    return [...get(sum), ...get(four), ...get(token), ...load(16 * j), ...simd(0xe6), ...simd(0xe4), ...set(sum)];
+  const sixteen = second => [...get(w), ...load(0), ...(second ? [...int(4), ...simd(0x6d)] : [...fifteen, ...simd(0x4e)]), ...set(half)];
+  const eight = j => bits === 8 ? [...get(w), ...simd(1, 3, 4 * j), ...set(v)]          // the next eight, to 16 bits each
+    : [...(j % 4 ? [] : sixteen(j)), ...get(half), ...simd(0x89 + j % 4 / 2), ...set(v)];
+  const widened = j => [...(j % 2 ? [] : eight(j)), ...get(v), ...simd(0xa7 + j % 2), ...simd(0xfa), ...set(four)];     // four of them, to floats
+  const part = j => [...widened(j), ...tokens.flatMap((token, k) => {
+    const of = parts[n > 1 ? k : j % 4];
+    return [...get(of), ...get(four), ...get(token), ...load(16 * j), ...times, ...sum, ...set(of)];
   })];
-  const inner = loop(w, [0, 1, 2, 3].flatMap(part), [...plus(w, ...int(16)), ...tokens.flatMap(token => plus(token, ...int(64)))], end);
-  const total = s => [0, 1, 2, 3].flatMap(k => [...get(s), ...simd(0x1f, k), ...(k ? [0x92] : [])]);
-  const totals = n > 1 ? sums.map(total) : [sums.flatMap((s, j) => [...total(s), ...(j ? [0x92] : [])])];
-  const row = [...get(W), ...get(o), ...get(I), mul, add, ...set(w), ...get(w), ...get(I), add, ...set(end),
-    ...tokens.flatMap((token, k) => [...get(x), ...get(I), ...int(4 * k), mul, add, ...set(token)]),
-    ...sums.flatMap(s => [...zero, ...set(s)]), ...inner, ...get(y), ...get(o), ...int(4), mul, add, ...set(out),
-    ...totals.flatMap(sum => [...get(out), ...sum, 0x38, 2, 0, ...plus(out, ...get(O), ...int(4), mul)])];
-  const body = [...loop(o, row, plus(o, ...int(1)), O), 0x0b];
-  const section = (id, bytes) => [id, ...leb(bytes.length), ...bytes], code = [2, 8, 0x7f, 6, 0x7b, ...body];
-  return new Uint8Array([0, 97, 115, 109, 1, 0, 0, 0, ...section(1, [1, 0x60, 5, ...Array(5).fill(0x7f), 0]),
+  const found = k => n > 1 ? get(parts[k]) : [...get(parts[0]), ...parts.slice(1).flatMap(p => [...get(p), ...sum])];
+  const block = [...parts.flatMap(p => [...zero, ...set(p)]), ...[0, 1, 2, 3, 4, 5, 6, 7].flatMap(part), ...tokens.flatMap((_, k) => [
+    ...get(sums[k]), ...found(k), ...get(s), ...float(0), ...simd(0x13), ...times, ...sum, ...set(sums[k]),
+    ...(bits === 8 ? [] : [...get(totals[k]), ...get(m), ...float(0), ...get(b), ...float(4 * k), 0x94, 0x92, ...set(totals[k])])])];
+  const next = [...plus(w, ...int(4 * bits)), ...plus(s, ...int(4)), ...plus(m, ...int(4)), ...plus(b, ...int(4 * n)), ...tokens.flatMap(token => plus(token, ...int(128)))];
+  const total = k => [...get(totals[k]), ...[0, 1, 2, 3].flatMap(lane => [...get(sums[k]), ...simd(0x1f, lane), 0x92])];
+  const row = [...get(w), ...get(I), ...(bits === 8 ? [] : [...int(1), 0x76]), add, ...set(end), ...get(B), ...set(b),
+    ...tokens.flatMap((token, k) => [...get(x), ...get(I), ...int(4 * k), mul, add, ...set(token), ...zero, ...set(sums[k]), 0x43, 0, 0, 0, 0, ...set(totals[k])]),
+    ...loop(w, block, next, end), ...get(y), ...get(o), ...int(4), mul, add, ...set(out),
+    ...tokens.flatMap((_, k) => [...get(out), ...total(k), 0x38, 2, 0, ...plus(out, ...get(O), ...int(4), mul)])];
+  const body = [...[[W, w], [S, s], [M, m]].flatMap(([from, to]) => [...get(from), ...set(to)]), ...loop(o, row, plus(o, ...int(1)), O), 0x0b];
+  const section = (id, bytes) => [id, ...leb(bytes.length), ...bytes], code = [3, 11, 0x7f, 11, 0x7b, 4, 0x7d, ...body];
+  return new Uint8Array([0, 97, 115, 109, 1, 0, 0, 0, ...section(1, [1, 0x60, 8, ...Array(8).fill(0x7f), 0]),
     ...section(2, [1, 1, 109, 1, 109, 2, 0, 1]), ...section(3, [1, 0]), ...section(7, [1, 1, 102, 0, 0]),
     ...section(10, [1, ...leb(code.length), ...code])]);
 }
 
-// A tensor: rows of signed 8-bit numbers, each row times a scale, filled up to a multiple of 16.
+const HALF = Float32Array.from({length: 65536}, (_, h) => {     // what 16 bits mean
+  const e = h >> 10 & 31, part = (h & 1023) / 1024;
+  return (h >> 15 ? -1 : 1) * (e ? 2 ** (e - 15) * (1 + part) : 2 ** -14 * part);
+});
+function widenedHalves(place, length) {
+  const floats = new Float32Array(memory.buffer, free, length), halves = new Uint16Array(memory.buffer, place, length);
+  for (let i = 0; i < length; i++) floats[i] = HALF[halves[i]];
+  free += 4 * length;
+  return floats;
+}
+
+// A tensor: rows of blocks of 32 numbers, each block with a scale, and with a minimum if it has four bits.
 class Tensor {
-  constructor({rows, columns, at, scales}, begin) {
-    this.columns = columns; this.width = 16 * Math.ceil(columns / 16); this.rows = rows;
-    this.numbers = new Int8Array(memory.buffer, begin + at, rows * this.width);
-    this.scales = new Float32Array(memory.buffer, begin + scales, rows);
+  constructor({rows, columns, bits, at, scales, minima}, begin) {
+    const blocks = Math.ceil(columns / BLOCK);
+    Object.assign(this, {rows, columns, bits, blocks, width: BLOCK * blocks});
+    if (bits === 32) { this.floats = new Float32Array(memory.buffer, begin + at, columns); return; }
+    this.numbers = new (bits === 8 ? Int8Array : Uint8Array)(memory.buffer, begin + at, rows * this.width * bits / 8);
+    this.scales = widenedHalves(begin + scales, rows * blocks);
+    if (bits === 4) this.minima = widenedHalves(begin + minima, rows * blocks);
   }
-  row(i) { return Float32Array.from(this.numbers.subarray(i * this.width, i * this.width + this.columns), v => v * this.scales[i]); }
+  row(i) {
+    if (this.bits === 32) return this.floats;
+    return Float32Array.from({length: this.columns}, (_, c) => {
+      const block = i * this.blocks + (c >> 5), j = c & 31;
+      if (this.bits === 8) return this.numbers[BLOCK * block + j] * this.scales[block];
+      return (this.numbers[BLOCK / 2 * block + j % 16] >> (j < 16 ? 0 : 4) & 15) * this.scales[block] + this.minima[block];
+    });
+  }
 }
 
 function linear(W, x, T) {                                      // (T, columns) -> (T, rows)
-  const {width: I, columns, rows: O} = W, y = new Float32Array(T * O);
+  const {width: I, columns, rows: O, bits, blocks} = W, y = new Float32Array(T * O);
   for (let t = 0, n; t < T; t += n) {
-    n = kernels[4] && T - t >= 4 ? 4 : 1;
-    const from = new Float32Array(memory.buffer, 0, n * I), to = new Float32Array(memory.buffer, 4 * SCRATCH, n * O);
+    n = kernels['4 4'] && T - t >= 4 ? 4 : 1;
+    const from = new Float32Array(memory.buffer, 0, n * I), sums = new Float32Array(memory.buffer, 8 * SCRATCH, n * blocks), to = new Float32Array(memory.buffer, 4 * SCRATCH, n * O);
     from.fill(0);
     for (let k = 0; k < n; k++) from.set(x.subarray((t + k) * columns, (t + k + 1) * columns), k * I);
-    if (kernels[n]) kernels[n](W.numbers.byteOffset, 0, 4 * SCRATCH, I, O);
-    else for (let o = 0; o < O; o++) {
-      let sum = 0;
-      for (let i = 0; i < columns; i++) sum += W.numbers[o * I + i] * from[i];
-      to[o] = sum;
-    }
-    for (let k = 0, at = t * O; k < n; k++) for (let o = 0; o < O; o++) y[at++] = to[k * O + o] * W.scales[o];
+    if (kernels['4 4']) {
+      for (let k = 0; k < n; k++) for (let b = 0; b < blocks; b++) {
+        let sum = 0;
+        for (let i = k * I + BLOCK * b, end = i + BLOCK; i < end; i++) sum += from[i];
+        sums[b * n + k] = sum;
+      }
+      kernels[`${bits} ${n}`](W.numbers.byteOffset, W.scales.byteOffset, W.minima?.byteOffset || 0, 8 * SCRATCH, 0, 4 * SCRATCH, I, O);
+    } else for (let o = 0; o < O; o++) to[o] = W.row(o).reduce((sum, v, i) => sum + v * from[i], 0);
+    for (let k = 0; k < n; k++) y.set(to.subarray(k * O, (k + 1) * O), (t + k) * O);
   }
   return y;
 }
 
 // ---- the model, as in model.py and retrofit.py
 
-function add(x, y) {
-  const z = new Float32Array(x.length);
-  for (let i = 0; i < x.length; i++) z[i] = x[i] + y[i];
-  return z;
+const add = (x, y) => x.map((v, i) => v + y[i]);
+function joined(parts) {
+  const all = new Float32Array(parts.reduce((sum, part) => sum + part.length, 0));
+  parts.reduce((at, part) => { all.set(part, at); return at + part.length; }, 0);
+  return all;
 }
 const lerp = (x, y, share) => x.map((v, i) => v + share * (y[i] - v));
 
@@ -118,29 +150,30 @@ class LM {
 
   rotate(x, heads, T, start) {          // turn each pair of channels by its position's angle
     const hd = this.head_dim, half = hd / 2;
-    for (let t = 0; t < T; t++) for (let h = 0; h < heads; h++) for (let i = 0; i < half; i++) {
-      const cos = this.cos[(start + t) * half + i], sin = this.sin[(start + t) * half + i];
+    for (let t = 0; t < x.length / heads / hd; t++) for (let h = 0; h < heads; h++) for (let i = 0; i < half; i++) {
+      const cos = this.cos[(start + t % T) * half + i], sin = this.sin[(start + t % T) * half + i];
       const at = (t * heads + h) * hd + i, a = x[at], b = x[at + half];
       x[at] = a * cos - b * sin; x[at + half] = b * cos + a * sin;
     }
     return x;
   }
 
+  // of sequences of T tokens each, one after the other; only a single one goes on from a cache
   attention(name, x, T, slot, start, keep) {
-    const {n_head: H, n_kv_head: G, head_dim: hd} = this, S = start + T;
+    const {n_head: H, n_kv_head: G, head_dim: hd} = this, N = x.length / this.n_embd;
     const normed = (part, x) => this.qk_norm ? this.norm(`${name}.${part}_norm`, x) : x;        // Qwen 3's
-    const q = this.rotate(normed('q', linear(this.weight(`${name}.q`), x, T)), H, T, start);
-    const k = this.rotate(normed('k', linear(this.weight(`${name}.k`), x, T)), G, T, start);
-    const v = linear(this.weight(`${name}.v`), x, T);
+    const q = this.rotate(normed('q', linear(this.weight(`${name}.q`), x, N)), H, T, start);
+    const k = this.rotate(normed('k', linear(this.weight(`${name}.k`), x, N)), G, T, start);
+    const v = linear(this.weight(`${name}.v`), x, N);
     const join = (old, fresh) => {      // the tokens before these, and these
-      const all = new Float32Array(S * G * hd), before = start * G * hd;
+      const all = new Float32Array((start + N) * G * hd), before = start * G * hd;
       all.set(old.subarray(0, before)); all.set(fresh, before);
       return all;
     };
-    const keys = join(slot.keys, k), values = join(slot.values, v), y = new Float32Array(T * H * hd);
+    const keys = join(slot.keys, k), values = join(slot.values, v), y = new Float32Array(N * H * hd);
     if (keep) Object.assign(slot, {keys, values});
-    for (let t = 0; t < T; t++) for (let h = 0; h < H; h++) {
-      const at = (t * H + h) * hd, g = Math.floor(h * G / H) * hd, seen = start + t + 1;
+    for (let t = 0; t < N; t++) for (let h = 0; h < H; h++) {
+      const at = (t * H + h) * hd, g = (t - t % T) * G * hd + Math.floor(h * G / H) * hd, seen = start + t % T + 1;
       const scores = new Float32Array(seen);
       for (let s = 0; s < seen; s++) {
         let sum = 0;
@@ -151,10 +184,11 @@ class LM {
       for (let s = 0; s < seen; s++)
         for (let i = 0, from = s * G * hd + g; i < hd; i++) y[at + i] += shares[s] * values[from + i];
     }
-    return linear(this.weight(`${name}.o`), y, T);
+    return linear(this.weight(`${name}.o`), y, N);
   }
 
-  mlp(name, x, T) {
+  mlp(name, x) {
+    const T = x.length / this.n_embd;
     const gate = linear(this.weight(`${name}.gate`), x, T), up = linear(this.weight(`${name}.up`), x, T);
     for (let i = 0; i < gate.length; i++) gate[i] = gate[i] / (1 + Math.exp(-gate[i])) * up[i];
     return linear(this.weight(`${name}.down`), gate, T);
@@ -162,21 +196,20 @@ class LM {
 
   // Run layers on the stream; the first stands at position `depth` of the order. Without `keep` the
   // cache is only read, as later evaluations of a looped window do.
-  run(x, order, depth, cache, tap, keep = true) {
-    const T = x.length / this.n_embd;
+  run(x, order, depth, cache, tap, keep = true, T = x.length / this.n_embd) {
     order.forEach((i, k) => {
       const slot = cache.slots[depth + k] ??= {keys: NONE, values: NONE}, layer = `layers.${i}`;
       x = add(x, this.attention(`${layer}.attn`, this.norm(`${layer}.attn_norm`, x), T, slot, cache.position, keep));
-      x = add(x, this.mlp(`${layer}.mlp`, this.norm(`${layer}.mlp_norm`, x), T));
+      x = add(x, this.mlp(`${layer}.mlp`, this.norm(`${layer}.mlp_norm`, x)));
       tap?.(i, x);
     });
     return x;
   }
 
+  embed(tokens) { return joined(tokens.map(token => this.weight('embed').row(token))); }
+
   hidden(tokens, {order = this.order, wrap, r = this.r, cache = newCache(), tap} = {}) {
-    const C = this.n_embd, table = this.weight('embed');
-    let x = new Float32Array(tokens.length * C);
-    tokens.forEach((token, t) => x.set(table.row(token), t * C));
+    let x = this.embed(tokens);
     if (this.parts) x = this.recur(x, r, cache, tap);
     else {
       const [a, b] = wrap ? wrap.window : [order.length, order.length];
@@ -281,9 +314,14 @@ class Merging {
   }
   decode(tokens) {
     const bytes = tokens.flatMap(i => this.names.has(i) ? [...new TextEncoder().encode(this.names.get(i))] : [...this.vocab[i] ?? ''].map(letter => this.bytes.get(letter)));
-    return new TextDecoder().decode(new Uint8Array(bytes));
+    return new Uint8Array(bytes);
   }
-  shown(i) { return this.decode([i]); }
+  text(tokens) { return new TextDecoder().decode(this.decode(tokens)).replace(/\ufffd+$/, ''); }      // without half a character at its end
+  shown(i) {
+    const bytes = this.decode([i]);
+    try { return new TextDecoder('utf-8', {fatal: true}).decode(bytes); }
+    catch { return `<${[...bytes].map(b => b.toString(16).toUpperCase()).join(' ')}>`; }        // a part of a character
+  }
 }
 
 function pieces(text, cut) {            // what matches and what lies between, in order
@@ -350,7 +388,8 @@ function look(model, given, tokens) {
 
 function tokensOf(model, prompt) {
   const tokens = tokenizer.encode(prompt), most = Math.min(model.context, MOST_TOKENS);
-  if (!prompt || tokens.length > most) throw Error(`the prompt has ${tokens.length} tokens, 2 to ${most} fit`);
+  if (!prompt) throw Error('the prompt is empty: type what the model shall read');
+  if (tokens.length > most) throw Error(`the prompt has ${tokens.length} tokens, and at most ${most} fit`);
   return tokens;
 }
 
@@ -366,14 +405,20 @@ function reading({model: name, how: given, prompt}) {
 }
 
 const ANSWERS = {
-  weights({model, at, raw}) { new Uint8Array(memory.buffer).set(new Uint8Array(raw), begin(model) + at); },
+  weights({model, at, raw}) {                   // a part of them: bytes, or their letters in the page
+    const text = typeof raw === 'string' ? atob(raw) : '', bytes = text ? new Uint8Array(memory.buffer, begin(model) + at, text.length) : 0;
+    for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);
+    if (!text) new Uint8Array(memory.buffer).set(new Uint8Array(raw), begin(model) + at);
+  },
+  copied({model}) { return memory.buffer.slice(begin(model), begin(model) + about.lengths[model]); },      // for another worker
   order({model, text}) {                        // a notation, or layers by number
     const n = open(model).n_layer, order = [];
     let unique = 0;
     if (/[, ]/.test(text.trim())) order.push(...text.split(/[, ]+/).filter(Boolean).map(Number));
     else for (const part of text.replaceAll('×', 'x').split('-')) {
       const [, size, times] = /^(\d+)(?:x(\d+))?$/.exec(part) || [];
-      if (!Number(size) || times === '0' || size * (times || 1) > MOST)
+      if (size * (times || 1) > MOST) throw Error(`an order has at most ${MOST} layers, and '${part}' has ${size * (times || 1)}`);
+      if (!Number(size) || times === '0')
         throw Error(`the loop '${text}' has a segment '${part}', which is neither layers, such as 4, nor layers by times, such as 4x6`);
       for (let t = 0; t < (times || 1); t++) for (let i = 0; i < size; i++) order.push(unique + i);
       unique += Number(size);
@@ -411,7 +456,27 @@ const ANSWERS = {
       tokens.push(token);
       found.after.stream = model.hidden([token], {...how, cache});
     }
-    return tokenizer.decode(tokens);
+    return tokenizer.text(tokens);
+  },
+  // Blocks of `size` layers run twice, beginning with layer `first` and the three after it; a block of
+  // -1 layers leaves out the one before. The layers up to a block's end are read once. From there the
+  // stream goes on with the block's first layer: the four streams go on together. Of each: where, the
+  // wanted token's share, and what it says.
+  scan({model: name, prompt, token, size, first}) {
+    const {model, tokens, streams} = reading({model: name, how: {}, prompt}), T = tokens.length, C = model.n_embd, starts = [];
+    let x = NONE;
+    for (let layer = first; layer <= model.n_layer; layer++) {
+      const end = layer + size - 1;             // the layer whose output is the block's
+      if (layer < first + 4 && end < model.n_layer && layer + size > -1) { starts.push(layer); x = joined([x, end < 0 ? model.embed(tokens) : streams[end].x]); }
+      if (layer < model.n_layer && x.length) x = model.run(x, [layer], 0, newCache(), undefined, false, T);
+    }
+    const ends = joined(starts.map((_, k) => x.subarray(((k + 1) * T - 1) * C, (k + 1) * T * C))), V = model.vocab_size, logits = model.head(ends);
+    return starts.map((start, k) => { const p = softmax(logits.subarray(k * V, (k + 1) * V)), best = p.indexOf(p.reduce((a, b) => Math.max(a, b))); return [start, p[token], tokenizer.shown(best)]; });
+  },
+  wanted({model: name, prompt, text}) {         // the first token of a text behind the prompt
+    const before = tokensOf(open(name), prompt), token = tokenizer.encode(prompt + text)[before.length];
+    if (token === undefined) throw Error(`${JSON.stringify(text)} adds no token to the prompt`);
+    return {token, text: tokenizer.shown(token)};
   },
   measure({model: name, how, task, first, last}) {      // some of the questions
     const model = open(name), {how: way} = checked(model, how), asked = about.questions[task].slice(first, last);
@@ -433,7 +498,7 @@ function chosen(model, how, {prompt, options}) {
   return values.indexOf(Math.max(...values));
 }
 
-const begin = name => 8 * SCRATCH + about.begins[name];     // where the bytes of a model stand in memory
+const begin = name => 9 * SCRATCH + about.begins[name];     // where the bytes of a model stand in memory
 
 function open(name) {           // a model, when it is first asked
   return opened[name] ??= new LM(about.models[name], Object.fromEntries(
@@ -442,7 +507,7 @@ function open(name) {           // a model, when it is first asked
 
 onmessage = ({data: {id, name, body}}) => {
   try {
-    if (name === 'begin') { about = body; prepare(about.bytes); tokenizer = about.merges ? new Merging(about) : new Bytes(about); }
+    if (name === 'begin') { about = body; prepare(about); tokenizer = about.merges ? new Merging(about) : new Bytes(about); }
     else postMessage({id, answer: ANSWERS[name](body)});
   } catch (error) { postMessage({id, error: error.message}); }
 };

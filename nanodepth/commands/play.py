@@ -3,38 +3,48 @@
 The idea: an order is a list, so it can be taken into the hands: layers are moved, repeated and left
 out, a window is looped, a core runs more often; beside it stands what the model says. The page is
 one file that holds the models and needs neither Python nor a server: toys and what they answer, or
-one published model that reads whatever is typed. Their weights are kept as 8-bit numbers with a
-scale for each row: nearly the models that were trained (`round_weights` gives just those).
-commands/play.js computes their forward pass and cuts text into the checkpoint's tokens.
+one published model that reads whatever is typed. Their weights are rounded in blocks of 32, as
+GGUF files have them (`round_weights` gives just those models): a checkpoint that came from 4-bit
+blocks gets its own back. commands/play.js computes their forward pass and cuts text into tokens.
 
 Usage:
     nanodepth play out/lidas                      # out/play_lidas.html, and a browser opens it
     python train.py config/lidas.py --keep_stages=true      # with the models of 2, 4 and 6 layers
     nanodepth play out/lidas out/retrofit --out=docs/demo.html --open=false
-    nanodepth play out/smollm2 --out=out/play_smollm2.html  # a Hugging Face checkpoint: 190 MB
+    nanodepth play out/smollm2 --out=out/play_smollm2.html  # a Hugging Face checkpoint: 124 MB
+    nanodepth play out/smollm2 --site=site                  # the same for a server
+    nanodepth play out/smollm2 --scan='The capital of France is'    # out/scan_smollm2.png
 """
 import base64
+import copy
+import hashlib
 import html
 import itertools
 import json
+import math
 import webbrowser
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from pydoc_data.topics import topics
 
 import torch
 import torch.nn.functional as F
+from tqdm import tqdm
 
 from nanodepth.common.errors import Refused, check_choice
 from nanodepth.common.files import read_json, replace
 from nanodepth.common.options import read
 from nanodepth.models.checkpoint import build_model, exists, load, load_model
+from nanodepth.asking.likelihoods import encode
 from nanodepth.asking.scoring import parse_tasks, questions_of
 from nanodepth.grow import GROWTH
 from nanodepth.looping.layers import MIDDLE
+from nanodepth.report.plot import figure, show
 from nanodepth.report.tables import run_names
 from nanodepth.text.tokenizer import (get_tokenizer, readable, start_of_document,
                                       tokenizer_file)
 
+PREVIEW = 'The capital of France is'
 FOLDER = Path(__file__).parent
 MIDDLE_PLACES = {f'{depth},{n}': a for (depth, n), a in MIDDLE.items()}
 # how GPT-2 and whoever says "ByteLevel" cuts a text
@@ -44,7 +54,8 @@ QUESTIONS = 100                         # of each task
 LARGEST = 20_000_000                    # parameters of a toy that a browser should carry,
 LARGEST_CHECKPOINT = 200_000_000        # and of a published model
 MOST = 12 * 2 ** 20                     # bytes of a page of toys
-PART = 24 * 2 ** 20                     # bytes of weights that the page decodes at once
+PART = 6 * 2 ** 20                      # bytes of weights that the page decodes at once
+BLOCK = 32                              # weights that share a scale
 LONGEST = 512                           # tokens that the page lets a model read and write
 SHAPE = ('n_layer', 'n_embd', 'n_head', 'n_kv_head', 'head_dim', 'vocab_size', 'context',
          'rope_theta', 'norm_eps', 'qk_norm')
@@ -95,29 +106,53 @@ def tensors_of(model):
     return tensors
 
 
-def rounded(t):
-    "(8-bit numbers, a scale for each row): their product is nearly the tensor, as a matrix."
-    t = t.detach().float()
-    rows = t.flatten(1) if t.dim() > 1 else t[None]
-    scale = (rows.abs().amax(dim=1, keepdim=True) / 127).clamp(min=1e-12)
-    return (rows / scale).round().to(torch.int8), scale
+def rounded(t, bits):
+    """(whole numbers, scales, minima) of a matrix, in blocks of 32 of a row, as GGUF's Q8_0 and
+    Q4_1 have them: a weight is nearly number * scale + minimum, with no minimum in 8 bits."""
+    blocks = F.pad(t.detach().float(), (0, -t.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
+    if bits == 8:
+        minima, most, least = None, 127, -127
+        span = blocks.abs().amax(-1)
+        shifted = blocks
+    else:
+        minima, most, least = blocks.amin(-1).half(), 15, 0
+        span = blocks.amax(-1) - blocks.amin(-1)
+        shifted = blocks - minima[..., None].float()
+    scales = (span / most).clamp(min=2 ** -24).half()
+    return (shifted / scales[..., None].float()).round().clamp(least, most), scales, minima
 
 
-def round_weights(model):
-    "The model, changed to what the page has: the tests compare the two."
+def bits_of(key, t, small):
+    "Vectors stay as they are; of a published model the layers' matrices take four bits."
+    if t.dim() == 1:
+        return 32
+    return 4 if small and key.startswith('layers.') else 8
+
+
+def widened(t, bits):
+    "A tensor as the page has it."
+    if bits == 32:
+        return t.detach().float()
+    numbers, scales, minima = rounded(t, bits)
+    blocks = numbers * scales[..., None].float()
+    if minima is not None:
+        blocks += minima[..., None].float()
+    return blocks.flatten(1)[:, :t.shape[1]]
+
+
+def round_weights(model, small=False):
+    "The model, changed to what the page has."
     states = tensors_of(model).get('first_states')
-    for p in model.parameters():
-        numbers, scale = rounded(p)
-        p.data = (numbers * scale).view_as(p)
+    for key, p in model.named_parameters():
+        p.data = widened(p, bits_of(key, p, small))
     if states is not None and model.state_std:
-        numbers, scale = rounded(states)
-        model.table = numbers * scale / model.state_std
+        model.table = widened(states, 8) / model.state_std
     return model
 
 
-def pack(model):
-    """(bytes, {tensor: its size, and where its numbers and scales begin}). play.js takes sixteen
-    numbers of a row at a time, so rows are filled up with zeros. A tied head is the embedding."""
+def pack(model, small=False):
+    """(bytes, {tensor: its size, its bits, and where its numbers, scales and minima begin}). A
+    tied head is the embedding."""
     raw, places = bytearray(), {}
 
     def add(part):
@@ -129,12 +164,27 @@ def pack(model):
         if key == 'head.weight' and model.head.weight is model.embed.weight:
             places[key] = places['embed.weight']
             continue
-        numbers, scale = rounded(t)
-        columns = numbers.shape[1]
-        places[key] = dict(rows=len(numbers), columns=columns, scales=add(scale),
-                           at=add(F.pad(numbers, (0, -columns % 16))))
+        bits = bits_of(key, t, small)
+        place = dict(rows=t.shape[0] if t.dim() > 1 else 1, columns=t.shape[-1], bits=bits)
+        if bits == 32:
+            place['at'] = add(t.detach().float())
+        else:
+            numbers, scales, minima = rounded(t, bits)
+            place['scales'] = add(scales)
+            if bits == 8:
+                place['at'] = add(numbers.to(torch.int8))
+            else:               # a byte has one number of the block's first half, one of its second
+                first, second = numbers.to(torch.uint8).chunk(2, dim=-1)
+                place |= dict(minima=add(minima), at=add(first + 16 * second))
+        places[key] = place
     raw.extend(bytes(-len(raw) % 16))
     return bytes(raw), places
+
+
+def scales_of(places):
+    "How many scales and minima play.js widens to floats."
+    return sum(place['rows'] * math.ceil(place['columns'] / BLOCK) * (1 + ('minima' in place))
+               for place in places.values() if 'scales' in place)
 
 
 def questions():
@@ -188,16 +238,79 @@ def page(runs, task, asked):
     return assembled('play.html', about, weights)
 
 
-def page_of_checkpoint(run):
-    "The page of one published model, as text."
-    model = load_model(run).eval()
+def page_of_checkpoint(run, site=None, home=None):
+    "The page of one published model, as text; of a site the weights are put beside it."
+    model = load_model(run).float().eval()
     refuse(model, run, LARGEST_CHECKPOINT)
     model.config.context = min(model.config.context, LONGEST)
-    raw, places = pack(model)
+    raw, places = pack(model, small=True)
     name = Path(run).name
     about = dict(models={name: described(run, model)}, tensors={name: places}, middle=MIDDLE_PLACES,
-                 name=name, **tokenizer_of(run))
-    return assembled('play_checkpoint.html', about, {name: raw})
+                 name=name, home=home, agreed=agreed(model, run), **tokenizer_of(run),
+                 rounding='4 bits in the layers and 8 in the embedding, in blocks of 32')
+    if site:
+        mark = hashlib.sha256(raw).hexdigest()[:12]
+        parts = [raw[at:at + PART] for at in range(0, len(raw), PART)]
+        about['files'] = [f'weights_{mark}_{k}.bin' for k in range(len(parts))]
+        for file, part in zip(about['files'], parts):
+            replace(site / file, part)
+    return assembled('play_checkpoint.html', about, {name: raw}, within=not site)
+
+
+@torch.no_grad()
+def agreed(model, run):
+    """(how often the rounded model's first token is the model's own, of how many beginnings): 16
+    tokens of each topic of Python's language reference, which is on every machine."""
+    texts = [encode(get_tokenizer(run), text, model) for text in topics.values()]
+    tokens = torch.tensor([text[:16] for text in texts if len(text) >= 16][:100])
+    said = model(tokens)[:, -1].argmax(-1)
+    rounded = round_weights(copy.deepcopy(model), small=True)
+    return (rounded(tokens)[:, -1].argmax(-1) == said).sum().item(), len(tokens)
+
+
+# ------------------------------------------------------------------- the map of a prompt, by Python
+
+@torch.no_grad()
+def scan(model, tokens, wanted=None):
+    """(the wanted token, its share in the model as it is, without each layer, and {(i, j): with
+    the layers i to j twice}). None: the model's own likeliest token."""
+    layers = [*range(len(model.layers))]
+    share = lambda order: model(tokens, order=order)[0, -1].float().softmax(-1)
+    plain = share(layers)
+    wanted = plain.argmax().item() if wanted is None else wanted
+    without = [share(layers[:i] + layers[i + 1:])[wanted].item() for i in layers]
+    blocks = [(i, j) for i in layers for j in layers[i:]]
+    twice = {(i, j): share(layers[:j + 1] + layers[i:])[wanted].item()
+             for i, j in tqdm(blocks, desc='blocks run twice', disable=None)}
+    return wanted, plain[wanted].item(), without, twice
+
+
+def draw_scan(title, plain, without, twice):
+    "A line without each layer, and below it the map: first layer by last layer."
+    from matplotlib.colors import LinearSegmentedColormap, TwoSlopeNorm
+    n = len(without)
+    fig, axes = figure(2, 1, (7, 7.4), maps=True, height_ratios=[1, n], sharex=True)
+    cells = torch.full((n, n), math.nan)
+    for (i, j), share in twice.items():
+        cells[i, j] = share
+    look = dict(cmap=LinearSegmentedColormap.from_list('', ['#8c510a', '#f5f5f5', '#01665e']),
+                norm=TwoSlopeNorm(vmin=0, vcenter=min(max(plain, 0.01), 0.99), vmax=1),
+                aspect='auto')
+    (above,), (below,) = axes
+    above.imshow([without], **look)
+    above.set(title=title, yticks=[0], yticklabels=['left out'])
+    image = below.imshow(cells, **look)
+    below.set(xlabel='last layer of the block that runs twice', ylabel='its first layer')
+    fig.colorbar(image, ax=axes, label=f'share of the wanted token (unchanged: {plain:.0%})')
+    return fig
+
+
+def scan_picture(run, text, out):
+    "The map of a prompt as a picture."
+    model, tokenizer = load_model(run).float().eval(), get_tokenizer(run)
+    wanted, *shares = scan(model, torch.tensor([encode(tokenizer, text, model)]))
+    title = f'{Path(run).name} behind {text!r}: the share of {show_token(tokenizer, wanted)!r}'
+    show(out, draw_scan, title, *shares)
 
 
 def tokenizer_of(run):
@@ -236,18 +349,20 @@ def tokenizer_of(run):
                 start=start_of_document(get_tokenizer(run)))
 
 
-def assembled(page, about, weights):
+def assembled(page, about, weights, within=True):
     """A page with what it needs inside: the style and the tiles that both pages share, the facts,
-    the weights {model: bytes}, and the worker."""
+    the weights {model: bytes} if they are to stand within it, and the worker."""
     page_text, style, board, worker = ((FOLDER / name).read_text(encoding='utf-8') for name in
                                   (page, 'play.css', 'board.js', 'play.js'))
     places = itertools.accumulate(map(len, weights.values()), initial=0)
     about |= dict(begins=dict(zip(weights, places)), part=PART,
-                  bytes=sum(map(len, weights.values())))
+                  lengths={name: len(raw) for name, raw in weights.items()},
+                  bytes=sum(map(len, weights.values())),
+                  scales=sum(map(scales_of, about['tensors'].values())))
     parts = [inside('text/plain', f'weights of {name} {at}',
                     base64.b64encode(raw[at:at + PART]).decode())
-             for name, raw in weights.items() for at in range(0, len(raw), PART)]
-    page_text = page_text.replace('</style>', style + '</style>', 1)
+             for name, raw in weights.items() for at in range(0, within * len(raw), PART)]
+    page_text = page_text.replace('<style>\n', '<style>\n' + style, 1)    # a page's own rules win
     scripts = ''.join([inside('application/json', 'about', json.dumps(about)), *parts,
                        inside('text/plain', 'worker', worker)])
     # before the page's own
@@ -262,19 +377,49 @@ def inside(kind, name, text):
     return f'<script type="{kind}" id="{html.escape(name)}">{text}</script>\n'
 
 
+def write_site(options):
+    "index.html, the weights beside it, and preview.png: any server can give them out as they are."
+    run, site = options.runs[0], options.site
+    if len(options.runs) > 1 or get_tokenizer(run).name == 'bytes':
+        raise Refused('--site is for one published model: the page of toys is a single small file')
+    site.mkdir(parents=True, exist_ok=True)
+    text = page_of_checkpoint(run, site, options.home)
+    scan_picture(run, PREVIEW, site / 'preview.png')
+    where = f'{options.url.rstrip("/")}/' if options.url else ''
+    shown = dict(title=f'{Path(run).name}: a published model under your fingers', type='website',
+                 image=f'{where}preview.png')
+    preview = ''.join(f'<meta property="og:{name}" content="{html.escape(value)}">\n'
+                      for name, value in shown.items())
+    replace(site / 'index.html', text.replace('<title>', preview + '<title>', 1).encode())
+    print(f'{site}: try it with python -m http.server --directory={site}', flush=True)
+
+
 @dataclass
 class Options:
     WORDS = ['runs']
     runs: list[str]                 # folders that train.py wrote, or one Hugging Face checkpoint
     task: str = 'toy_assign/3'      # the questions to begin with, with their depth
-    out: Path | None = None         # None: out/play_NAME.html
+    out: Path | None = None         # None: out/play_NAME.html; of a scan out/scan_NAME.png
     open: bool = True               # whether to open a browser
+    # a prompt: only a picture, of what it is answered without each layer and with each block twice
+    scan: str | None = None
+    # a folder for a server: index.html, the weights in parts beside it, and a preview
+    site: Path | None = None
+    url: str | None = None          # where that folder will stand, for the preview that chats show
+    home: str | None = None         # the address of your repository, for a link to it
 
 
 def main(argv=None):
     options = read(Options, argv, __doc__)
+    names = '_'.join(Path(run).name for run in options.runs)
+    if options.scan is not None:
+        for run in options.runs:
+            scan_picture(run, options.scan, options.out or Path(f'out/scan_{Path(run).name}.png'))
+        return
+    if options.site:
+        return write_site(options)
     if len(options.runs) == 1 and get_tokenizer(options.runs[0]).name != 'bytes':
-        text = page_of_checkpoint(options.runs[0]).encode()
+        text = page_of_checkpoint(options.runs[0], home=options.home).encode()
     else:
         asked = questions()
         check_choice('task', options.task, asked)
@@ -283,7 +428,6 @@ def main(argv=None):
             raise Refused(f'the page would have {len(text) / 2 ** 20:.1f} MB, and '
                           f'{MOST / 2 ** 20:.0f} MB are the most, because it is for toys: give '
                           'fewer runs, or try nanodepth evaluate or sweep instead')
-    names = '_'.join(Path(run).name for run in options.runs)
     out = options.out or Path('out') / f'play_{names}.html'
     replace(out, text)
     print(f'{out}: {len(text) / 2 ** 20:.1f} MB, for any browser', flush=True)
