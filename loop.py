@@ -8,11 +8,10 @@ growing is untied looping, and looping is tied growing.
 Paper: "From Growing to Looping", section 3.1 (the notation), 4.2 (repeating a middle block that was
 never trained to loop), 5.2 (recurrence added in the cool-down), Table 1 and Figure 1 (what it is
 worth at equal parameters and equal compute).
-Here: the number after the x counts all runs, so that `8-4x2-12` runs layers 8 to 11 once more
-than usual.
-
 Compare each run with two partners: as many unique layers run once (equal parameters), and as many
 layers in all, none shared (equal compute at inference).
+Here: the number after the x counts all runs, so that `8-4x2-12` runs layers 8 to 11 once more
+than usual.
 
 Usage:
     order = parse_loop('4-4x4-4')                       # 12 unique layers, 24 deep
@@ -25,7 +24,6 @@ import re
 
 from nanodepth.common.errors import Refused
 from nanodepth.model import check_order     # model.py beside this file (nanodepth/__init__.py)
-from nanodepth.variants.notation import format_loop, name_of  # noqa: F401 (parse_loop's inverse)
 
 
 def repeat_block(order, start, length, times=2):
@@ -71,6 +69,42 @@ def fit_loop(text, n_layer):
         raise Refused(f'the loop {text!r} has {max(order) + 1} unique layers, but the model has '
                       f'{n_layer}')
     return order
+
+
+def format_loop(order):
+    """An order in the notation: the inverse of parse_loop, with neighbouring plain segments joined.
+    [0, 1, 2, 1, 2, 3]: 0 to 2 are new, then it jumps back to 1. So 1 and 2 repeat: '1-2x2-1'."""
+    order, parts = list(order), []
+    done = at = 0       # layers below `done` are written down
+    while at < len(order):
+        seen = done     # the new layers are done, ..., seen - 1
+        while at < len(order) and order[at] == seen:
+            seen, at = seen + 1, at + 1
+        back_to = order[at] if at < len(order) else seen
+        block = [*range(back_to, seen)]
+        times = 1
+        while block and order[at:at + len(block)] == block:
+            times, at = times + 1, at + len(block)
+        back_into_what_is_written = back_to < done
+        back_for_a_part_only = back_to < seen and times == 1
+        ahead = back_to >= seen and at < len(order)
+        if back_into_what_is_written or back_for_a_part_only or ahead:
+            raise Refused(f'the order {order} is not a loop of blocks in the order of their '
+                          'layers, so it has no notation')
+        if back_to > done:
+            parts.append(str(back_to - done))
+        if seen > back_to:
+            parts.append(f'{seen - back_to}x{times}')
+        done = seen
+    return '-'.join(parts)
+
+
+def name_of(order):
+    "An order in the notation, or layer by layer where it has none; '1,' is layer 1 alone."
+    try:
+        return format_loop(order)
+    except Refused:
+        return ' '.join(map(str, order)) + ',' * (len(order) == 1)
 
 
 @contextlib.contextmanager

@@ -123,17 +123,13 @@ def pick_solver(method, K, beta=None, **options):
 class Handle(NamedTuple):
     model: object
     window: tuple
-    evaluations: int
     added: int              # layers that run more for each token
 
     def unpatch(self):
         unpatch(self.model)
 
 
-# What patch does if it is not told otherwise: for the methods that work layer by layer, and for all
-# others. modes: those that are allowed, the default first. pin: are experts pinned unasked?
-BY_LAYER = {'layer_anchored_frozen': dict(modes=('layer',), cache='natural', pin=True)}
-BY_BLOCK = dict(modes=('block', 'layer'), cache='first', pin=False)
+BY_LAYER = {'layer_anchored_frozen'}        # methods that work layer by layer, and pin experts
 
 
 def patch(model, window=None, method='rk', K=3, beta=None, cache=None, decode='full', mode=None,
@@ -153,14 +149,14 @@ def patch(model, window=None, method='rk', K=3, beta=None, cache=None, decode='f
     layers, order = depth_of(model)
     a, b = pick_window(window, len(order))
     solver, evaluations = pick_solver(method, K, beta, **options)
-    own = BY_LAYER.get(method, BY_BLOCK)
-    mode = mode or own['modes'][0]
-    cache = cache or own['cache']
-    check_choice('mode', mode, own['modes'])
+    modes = ['layer'] if method in BY_LAYER else ['block', 'layer']
+    mode = mode or modes[0]
+    cache = cache or ('natural' if method in BY_LAYER else 'first')
+    check_choice('mode', mode, modes)
     check_cache(cache, decode, options.get('tol'))
     looped_layers = {order[d]: layers[order[d]] for d in range(a, b + 1)}
     check_host(model, layers, order[a:b + 1], cache)
-    pin, routers = pinned_routers(looped_layers, pin, unasked=own['pin'])
+    routers = pinned_routers(looped_layers, pin, unasked=method in BY_LAYER)
 
     # From here on nothing can fail. An Entry takes the place of each layer's forward and hands its
     # calls to the window's Loop, which runs the layer and notes its arguments; in the last layer's
@@ -170,12 +166,10 @@ def patch(model, window=None, method='rk', K=3, beta=None, cache=None, decode='f
                             decode=decode, depth=len(order),
                             mixes_tokens=method not in PER_TOKEN))
     ours = hasattr(model, 'recurs')
-    entries = {i: Entry(layer, index=None if ours else i, pinned=bool(pin))
-               for i, layer in looped_layers.items()}
+    entries = {i: Entry(layer, index=None if ours else i) for i, layer in looped_layers.items()}
     for d in range(a, b + 1):
         entry = entries[order[d]]
         entry.loops[d] = loop
-        entry.window = range(a, b + 1)
         for router in routers[order[d]]:
             router.register_forward_hook(Pin(loop))
     for entry in entries.values():
@@ -185,7 +179,7 @@ def patch(model, window=None, method='rk', K=3, beta=None, cache=None, decode='f
     extra = evaluations - 1
     if cache == 'last' or (mode, cache) == ('layer', 'first'):  # one more, to fill the cache
         extra += 1
-    return Handle(model, (a, b), evaluations, added=extra * (b - a + 1))
+    return Handle(model, (a, b), added=extra * (b - a + 1))
 
 
 def unpatch(model):

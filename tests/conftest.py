@@ -33,7 +33,6 @@ from nanodepth.text.tokenizer import write_tokenizer  # noqa: E402
 from nanodepth.models import checkpoint  # noqa: E402
 from nanodepth.commands.cost import planned  # noqa: E402
 from nanodepth.model import LM, ModelConfig  # noqa: E402
-from nanodepth import train as training  # noqa: E402
 from nanodepth.running import run as running  # noqa: E402
 from nanodepth.commands.train import read_config  # noqa: E402
 from nanodepth.train import Config  # noqa: E402
@@ -221,6 +220,13 @@ def log_of(config):
 
 def weights_of(config):
     return checkpoint.load(config.out_dir)['model']
+
+
+def logits(model, tokens):
+    "Ours or transformers'."
+    with torch.no_grad():
+        out = model(tokens)
+    return getattr(out, 'logits', out)
 
 
 def same(a, b):

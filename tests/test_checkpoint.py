@@ -111,10 +111,9 @@ def test_a_failed_write_keeps_the_old_one(tmp_path, monkeypatch):
     assert load(tmp_path) == dict(step=1)
 
 
-@pytest.mark.parametrize('value', [math.nan, math.inf])
-def test_a_model_that_is_not_finite_is_opened_by_nobody(tiny, tmp_path, value):
+def test_a_model_that_is_not_finite_is_opened_by_nobody(tiny, tmp_path):
     model = tiny(vocab_size=257, n_layer=2)
-    model.layers[1].mlp.up.weight.data[3, 2] = value
+    model.layers[1].mlp.up.weight.data[3, 2] = math.inf
     path = save_run(tmp_path / 'run', model)
     with pytest.raises(Refused, match='up.weight holds numbers that are not finite'):
         load_model(path)

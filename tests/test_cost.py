@@ -17,7 +17,6 @@ from nanodepth.models.checkpoint import describe, save
 from nanodepth.model import LM, ModelConfig
 from nanodepth.retrofit import recurrence_curriculum, sample_recurrence, surgery
 from nanodepth.commands.train import read_config
-from nanodepth.train import Config
 
 
 def dry(capsys, *argv):
@@ -44,8 +43,6 @@ def test_every_run_of_the_table_can_be_planned_and_costed(name, capsys, monkeypa
     said = dry(capsys, *RUNS[name], *changes)
     assert re.search(r'in all [\d,.]+ petaFLOPs; [\d,]+ steps', said)
     assert read_config(RUNS[name]).out_dir == f'out/{name}'
-
-
 
 
 def test_a_recurrent_run_is_counted_step_by_step(tmp_path, capsys, data):

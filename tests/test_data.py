@@ -16,7 +16,6 @@ import runpy
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -30,7 +29,7 @@ from nanodepth.asking.scoring import answers, evaluate, measure
 from nanodepth.text import corpus, tokenizer as tokenizer_file
 from nanodepth.text.corpus import number
 from nanodepth.text.loader import Dataset, Loader, draw, permute, write_dataset
-from nanodepth.text.primitives import TASKS, TOY_TASKS, Example, few_shot, write_examples
+from nanodepth.text.primitives import TASKS, TOY_TASKS, Example, few_shot
 from nanodepth.text.tokenizer import get_tokenizer
 
 # ------------------------------------------------------------------ tokenizers
@@ -59,17 +58,14 @@ def test_bytes():
     assert enc.encode('a<|endoftext|>', allowed_special='all') == [97, 256]
 
 
-def test_a_tokenizer_json_encodes_like_the_reference(tmp_path):
-    own = Path(__file__).read_text(encoding='utf-8')
-    reference = byte_level_bpe([own, *TEXTS * 3], 700, ['<|endoftext|>', '<pad>'], digits=False)
-    reference.save(str(tmp_path / 'tokenizer.json'))
+def test_a_tokenizer_json_under_tiktokens_names(tmp_path):
+    made = byte_level_bpe(TEXTS, 700, ['<|endoftext|>', '<pad>'], digits=False)
+    made.save(str(tmp_path / 'tokenizer.json'))
     enc = get_tokenizer(tmp_path)
-    assert enc.n_vocab == reference.get_vocab_size()
-    assert enc.encode_single_token('<|endoftext|>') == 0
-    for text in [*TEXTS, *random_texts(), own]:
-        want = reference.encode(text).ids
-        assert enc.encode(text, allowed_special='all') == want, repr(text)
-        assert enc.decode(want) == text
+    assert enc.n_vocab == made.get_vocab_size() and enc.encode_single_token('<|endoftext|>') == 0
+    for text in TEXTS:
+        assert enc.encode(text, allowed_special='all') == made.encode(text).ids
+        assert enc.decode(enc.encode(text)) == text
     # named in a document, a special token is plain text
     assert 0 not in enc.encode_ordinary('x<|endoftext|>')
 
@@ -87,9 +83,7 @@ def test_permute_is_a_permutation_and_the_key_matters(n):
 
 def test_draws_are_what_they_were():
     "A gold value: another platform or version must see the same data in the same order."
-    assert (draw(0, 'epoch of dataset 0', 3)
-            == int.from_bytes(hashlib.blake2b(b'0 epoch of dataset 0 3', digest_size=8).digest(),
-                              'big') >> 1)
+    assert draw(0, 'epoch of dataset 0', 3) == 8554754645012042060
     assert [permute(i, 10, 12345) for i in range(10)] == GOLD_PLACES
 
 
@@ -180,12 +174,6 @@ def test_bad_data_is_named(tmp_path):
     with pytest.raises(Refused, match='token id .* in window .* past the vocabulary of 100'):
         loader = Loader(folder, 4, 8, vocab_size=100)
         [loader.batch(i) for i in range(15)]
-    other = make(tmp_path / 'f', 500)
-    meta = json.loads((other / 'train.json').read_text())
-    (other / 'train.json').write_text(json.dumps(
-        meta | dict(tokenizer='gpt2', fingerprint='other')))
-    with pytest.raises(Refused, match="'bytes', but .*'gpt2', which cuts text otherwise: one model"):
-        Loader([folder, other], 4, 8)
     (folder / 'train_000.bin').write_bytes((folder / 'train_000.bin').read_bytes()[:-4])
     with pytest.raises(Refused, match='has 996 bytes, but train.json says 1,000'):
         Loader(folder, 4, 8)
@@ -299,7 +287,7 @@ def test_the_papers_form_by_hand():
 @pytest.mark.parametrize('task', ASSIGN)
 @pytest.mark.parametrize('depth', [0, 1, 2, 4, 5, 6])
 def test_depth_d_takes_d_plus_1_looks_and_no_fewer(task, depth):
-    if task in ('toy_assign', 'toy_code') and depth == 6:
+    if task == 'toy_assign' and depth == 6:
         with pytest.raises(ValueError, match='letters for depth 5 at most'):
             few_shot(task, 1, shots=0, depth=6)
         return
@@ -337,7 +325,7 @@ def test_no_place_gives_the_value_away():
 
 
 def test_shots_are_fresh_and_the_question_stays():
-    sizes = dict(toy_copy=8, toy_assign=4, toy_code=4, copy_random=10, copy_words=10)
+    sizes = dict(toy_copy=8, toy_assign=4, copy_random=10, copy_words=10)
     for task in EVERY:
         none, one, two = (few_shot(task, 5, shots=k, seed=3) for k in (0, 1, 2))
         for a, b, c in zip(none, one, two):
@@ -345,6 +333,7 @@ def test_shots_are_fresh_and_the_question_stays():
             first, second = c.prompt[:-len(b.prompt)], b.prompt[:-len(a.prompt)]
             assert first and second and first != second and a.prompt not in (first, second)
             assert len({*a.options}) == len(a.options) == sizes.get(task, 5)
+            assert not any(x != y and y.startswith(x) for x in a.options for y in a.options)
             assert (sorted(a.options) == sorted(c.options) and a.options[a.answer]
                     == c.options[c.answer])
         assert len({e.prompt for e in few_shot(task, 50, shots=1)}) == 50
@@ -358,24 +347,6 @@ def test_a_seed_is_an_example_on_every_platform():
 
 
 GOLD_ASSIGN = Example('e5v7f1i3wiofyvpe?w3h7g2b5j4whqbsjmg?m', ['4', '5', '2', '7'], 2)
-
-
-def test_written_examples_have_their_loss_on_the_answer_alone(tmp_path):
-    write_examples(tmp_path, 'bytes', ['assign_code', 'toy_assign'], [1, 2], 10, n_val=8)
-    data = Dataset(tmp_path, 'train', None)
-    assert len(data) == 10
-    seen = []
-    for i in range(10):
-        tokens, targets, _ = data.window(i)
-        answer = BYTES.decode([t for t in targets if t >= 0])
-        prompt = BYTES.decode([t for t in tokens.tolist() if t not in (0, 256)])
-        assert re.fullmatch(r' ?\d+', answer) and answer.strip() in prompt and tokens[0] == 256
-        seen.append(prompt)
-    assert len(set(seen)) == 10 and sum(s.startswith('The following') for s in seen) == 5
-    val = Dataset(tmp_path, 'val', None)
-    assert val.kinds == ['assign_code/1', 'assign_code/2', 'toy_assign/1', 'toy_assign/2']
-    assert not {tuple(val.window(i)[0]) for i in range(8)} & {tuple(data.window(i)[0])
-            for i in range(10)}
 
 
 # ---------------------------------------------------------------------------- the toy data and text
@@ -607,7 +578,7 @@ def test_neither_processes_nor_being_killed_change_a_byte(source, made, tmp_path
     killed, after = (BEGUN.Process(target=prepare_by_processes, args=(command(source, tmp_path),))
                      for _ in range(2))
     killed.start()
-    while len([*tmp_path.rglob('file_*.json')]) < 3:
+    while len([*tmp_path.rglob('train_0*.bin')]) < 3:
         assert killed.is_alive()
         time.sleep(0.001)
     killed.kill()
@@ -630,13 +601,19 @@ def test_after_a_full_disk_and_without_a_shard_it_goes_on_to_some_tokens_and_to_
         meta = json.loads((tmp_path / 'cosmopedia/train.json').read_text())
         assert 0.15 * number(tokens) <= meta['tokens'] == sum(s['tokens'] for s in meta['shards'])
         (tmp_path / 'fineweb_edu/train_00000.bin').unlink()
+    shard = tmp_path / 'fineweb_edu/train_00001.bin'
+    shard.write_bytes(shard.read_bytes()[:-100])
     prepare(command(source, tmp_path))
     assert contents(tmp_path) == contents(made)
 
 
-def test_a_mixture_that_is_there_is_left_as_it_is(source, made):
+def test_a_mixture_that_is_there_is_left_as_it_is(source, made, tmp_path):
     before = contents(made)
-    with pytest.raises(Refused, match='was begun with val_every=50, and now it is 7'):
+    (tmp_path / 'fineweb_edu').mkdir()
+    write(tmp_path / 'fineweb_edu/train.jsonl', ['other'])
+    with pytest.raises(Refused, match='was begun with repo='):
+        prepare(command(tmp_path, made))
+    with pytest.raises(Refused, match='was begun with val_every=50, not 7'):
         prepare([*command(source, made), '--val_every=7'])
     prepare([*command(source, made), '--tokens=1K'])        # it has them already
     assert contents(made) == before

@@ -1,25 +1,24 @@
 """A GGUF file as a checkpoint: ours is transformers' model of the same file, its tokens are those
 of the original tokenizer, and every other command says what to do with such a file."""
-import dataclasses
 import json
 
 import numpy as np
 import pytest
 import torch
 from conftest import byte_level_bpe, refused, save_run
+from families import LLAMA3
 
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.asking.way import Way
 from nanodepth.common.errors import Refused
-from nanodepth.model import LM, ModelConfig, rope_tables
+from nanodepth.model import LM, ModelConfig
 from nanodepth.models import hf
 from nanodepth.models.checkpoint import load_model
-from nanodepth.models.gguf import open_gguf, splits_as
+from nanodepth.models.gguf import open_gguf, splits_as, write_gguf
 from nanodepth.text.tokenizer import get_tokenizer
 
 gguf = pytest.importorskip('gguf')
 
-LAYERS, WIDTH, HEADS, KV, FFN = 2, 32, 4, 2, 48
 TEXTS = ['in  1984,   12 x  7²', 'def f(x):\n    return  x[10:20]\t# 3', '  9', 'naïve ½ 東 12']
 
 
@@ -27,125 +26,6 @@ TEXTS = ['in  1984,   12 x  7²', 'def f(x):\n    return  x[10:20]\t# 3', '  9',
 def original():
     return byte_level_bpe(['    return x  in  the  def f(x) 1 2 3 naïve'] * 9, 300,
                           ['<|endoftext|>', '<|im_start|>', '<|im_end|>'])
-
-
-LLAMA3 = dict(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
-              original_max_position_embeddings=32)
-
-
-@pytest.fixture(params=['smollm'])
-def path(request, original, tmp_path):
-    """A tiny Llama as a GGUF file, its first matrices in 4 bits, q and k permuted as llama.cpp
-    does. With the parameter 'llama3' its positions are scaled in that way, with 'linear' in
-    another."""
-    kind = request.param if request.param not in ('llama3', 'linear') else 'smollm'
-    model = json.loads(original.to_str())['model']
-    tokens = sorted(model['vocab'], key=model['vocab'].get)
-    rng = np.random.default_rng(0)
-    head = WIDTH // HEADS
-    path = tmp_path / 'tiny.gguf'
-    w = gguf.GGUFWriter(path, 'llama')
-    for name, value in dict(
-            block_count=LAYERS, context_length=64, embedding_length=WIDTH, feed_forward_length=FFN,
-            head_count=HEADS, head_count_kv=KV, rope_freq_base=10_000.0, rope_dimension_count=head,
-            layer_norm_rms_eps=1e-5, vocab_size=len(tokens), tokenizer_model='gpt2',
-            tokenizer_pre=kind, token_list=tokens,
-            token_types=[3] * 3 + [1] * (len(tokens) - 3),
-            token_merges=list(map(' '.join, model['merges'])), bos_token_id=1, eos_token_id=2,
-            add_bos_token=False).items():
-        getattr(w, f'add_{name}')(value)
-
-    def add(name, *shape, ones=False):
-        t = rng.normal(0, 0.3, shape).astype(np.float32) + ones
-        if name.endswith('ffn_gate.weight'):
-            kind = gguf.GGMLQuantizationType.Q4_1
-            return w.add_tensor(name, gguf.quants.quantize(t, kind), raw_dtype=kind)
-        w.add_tensor(name, t)
-    if request.param == 'llama3':
-        plain, slowed = (rope_tables(ModelConfig(n_embd=WIDTH, n_head=HEADS, context=2,
-                                                 rope_scaling=scaling))[1][1].arcsin().double()
-                         for scaling in (None, LLAMA3))
-        w.add_tensor('rope_freqs.weight', (plain / slowed).float().numpy())
-    if request.param == 'linear':
-        w.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
-        w.add_rope_scaling_factor(4.0)
-    add('token_embd.weight', len(tokens), WIDTH)
-    add('output_norm.weight', WIDTH, ones=True)
-    for i in range(LAYERS):
-        for name, rows in dict(attn_q=WIDTH, attn_k=KV * head, attn_v=KV * head,
-                               attn_output=WIDTH, ffn_gate=FFN, ffn_up=FFN).items():
-            add(f'blk.{i}.{name}.weight', rows, WIDTH)
-        add(f'blk.{i}.ffn_down.weight', WIDTH, FFN)
-        for name in ('attn_norm', 'ffn_norm'):
-            add(f'blk.{i}.{name}.weight', WIDTH, ones=True)
-    w.write_header_to_file()
-    w.write_kv_data_to_file()
-    w.write_tensors_to_file()
-    w.close()
-    return path
-
-
-def test_a_gguf_file_becomes_a_folder(path, original, tmp_path):
-    theirs, _ = open_gguf(path)
-    folder = tmp_path / 'out'
-    with pytest.raises(Refused, match=f'nanodepth export {path} FOLDER'):
-        load_model(path)
-    nanodepth('export', [str(path), str(folder)])
-    ours = load_model(folder)
-    tokens = torch.randint(len(original.get_vocab()), (2, 20))
-    with torch.no_grad():
-        assert torch.allclose(ours(tokens), theirs(tokens).logits, atol=1e-5)
-    # by hand: q's rows as llama.cpp has them are halves of each head, one row of each in turn
-    reader = gguf.GGUFReader(path)
-    stored = {t.name: t for t in reader.tensors}['blk.1.attn_q.weight'].data
-    unmixed = stored.reshape(HEADS, WIDTH // HEADS // 2, 2, WIDTH).swapaxes(1, 2)
-    assert np.array_equal(ours.layers[1].attn.q.weight.detach().numpy(),
-                          unmixed.reshape(WIDTH, WIDTH))
-    made = get_tokenizer(folder)
-    for text in TEXTS:
-        assert made.encode(text) == original.encode(text).ids and made.decode(
-            made.encode(text)) == text
-    nanodepth('export', [str(path), str(tmp_path / 'half'), '--dtype=bfloat16'])
-    half = load_model(tmp_path / 'half')
-    assert half.embed.weight.dtype == torch.bfloat16
-    assert torch.equal(half.embed.weight, ours.embed.weight.bfloat16())
-
-
-@pytest.mark.parametrize('path', ['llama3'], indirect=True)
-def test_llama_3s_rotary_scaling_is_found_again(path, tmp_path):
-    "The file has what it does to each frequency, and not the four numbers."
-    nanodepth('export', [str(path), str(tmp_path / 'out')])
-    model = load_model(tmp_path / 'out')
-    assert model.config.rope_scaling == LLAMA3
-    right = LM(dataclasses.replace(model.config, rope_scaling=LLAMA3))
-    right.load_state_dict(model.state_dict())
-    tokens = torch.arange(60)[None]
-    assert torch.equal(right(tokens), model(tokens))
-
-
-@pytest.mark.parametrize('path', ['linear'], indirect=True)
-def test_another_scaling_of_positions_is_refused(path, tmp_path, capsys):
-    assert 'its rotary positions are scaled (linear)' in refused(
-        capsys, 'export', path, tmp_path / 'out')
-    assert not (tmp_path / 'out').exists()
-
-
-def test_an_export_that_is_killed_can_be_repeated(path, tmp_path, monkeypatch):
-    def killed(old, new):
-        raise KeyboardInterrupt
-    monkeypatch.setattr(hf.os, 'replace', killed)
-    with pytest.raises(SystemExit):
-        nanodepth('export', [str(path), str(tmp_path / 'out')])
-    monkeypatch.undo()
-    nanodepth('export', [str(path), str(tmp_path / 'out')])
-    load_model(tmp_path / 'out')
-
-
-@pytest.mark.parametrize('path', ['a-new-kind'], indirect=True)
-def test_a_tokenizer_of_an_unknown_kind_is_refused(path, tmp_path, capsys):
-    assert "kind 'a-new-kind', which nothing here knows" in refused(
-        capsys, 'export', path, tmp_path / 'out')
-    assert not (tmp_path / 'out/config.json').exists()
 
 
 def folder_of(original, path, **shape):
@@ -160,6 +40,60 @@ def folder_of(original, path, **shape):
     return path
 
 
+@pytest.fixture
+def path(original, tmp_path):
+    "A tiny Llama as a file in eight bits, as export writes one (by hand further below)."
+    file = tmp_path / 'tiny.gguf'
+    write_gguf(load_model(folder_of(original, tmp_path / 'in')), file, 'q8_0', str(tmp_path / 'in'))
+    return file
+
+
+def test_a_gguf_file_becomes_a_folder(path, original, tmp_path):
+    theirs, _ = open_gguf(path)
+    folder = tmp_path / 'out'
+    with pytest.raises(Refused, match=f'nanodepth export {path} FOLDER'):
+        load_model(path)
+    nanodepth('export', [str(path), str(folder)])
+    ours = load_model(folder)
+    tokens = torch.randint(320, (2, 20))
+    with torch.no_grad():
+        assert torch.allclose(ours(tokens), theirs(tokens).logits, atol=1e-5)
+    made = get_tokenizer(folder)
+    for text in TEXTS:
+        assert made.encode(text) == original.encode(text).ids and made.decode(
+            made.encode(text)) == text
+    nanodepth('export', [str(path), str(tmp_path / 'half'), '--dtype=bfloat16'])
+    half = load_model(tmp_path / 'half')
+    assert half.embed.weight.dtype == torch.bfloat16
+    assert torch.equal(half.embed.weight, ours.embed.weight.bfloat16())
+
+
+def test_an_export_that_is_killed_can_be_repeated(path, tmp_path, monkeypatch):
+    def killed(old, new):
+        raise KeyboardInterrupt
+    monkeypatch.setattr(hf.os, 'replace', killed)
+    with pytest.raises(SystemExit):
+        nanodepth('export', [str(path), str(tmp_path / 'out')])
+    monkeypatch.undo()
+    nanodepth('export', [str(path), str(tmp_path / 'out')])
+    load_model(tmp_path / 'out')
+
+
+@pytest.mark.parametrize('kind, scaling, message', [
+    ('a-new-kind', 'NONE', "kind 'a-new-kind', which nothing here knows"),
+    ('smollm', 'LINEAR', 'its rotary positions are scaled (linear)')])
+def test_what_would_be_read_wrongly_is_refused(original, tmp_path, capsys, monkeypatch, kind,
+                                               scaling, message):
+    def as_others_write(writer, _):
+        writer.add_string('tokenizer.ggml.pre', kind)
+        writer.add_rope_scaling_type(gguf.RopeScalingType[scaling])
+    monkeypatch.setattr(gguf.GGUFWriter, 'add_tokenizer_pre', as_others_write)
+    model = load_model(folder_of(original, tmp_path / 'in'))
+    write_gguf(model, tmp_path / 'x.gguf', 'float32', str(tmp_path / 'in'))
+    assert message in refused(capsys, 'export', tmp_path / 'x.gguf', tmp_path / 'out')
+    assert not (tmp_path / 'out').exists()
+
+
 @pytest.mark.parametrize('shape', [{}, dict(qk_norm=True, head_dim=128), dict(rope_scaling=LLAMA3, head_dim=8),
                                    dict(tie_embeddings=True)], ids=str)
 def test_a_model_becomes_a_gguf_file(original, tmp_path, shape):
@@ -169,6 +103,8 @@ def test_a_model_becomes_a_gguf_file(original, tmp_path, shape):
     model, tokens = load_model(folder), torch.randint(320, (2, 30))
     with torch.no_grad(), Way(loop='1-1x2-1', damp=True).apply(model):
         assert torch.allclose(theirs(tokens).logits, model(tokens), atol=1e-5)
+    if model.config.rope_scaling:           # the file has what they do to each frequency
+        assert LLAMA3.items() <= theirs.config.rope_parameters.items()
     for text in TEXTS:
         assert words.encode(text) == original.encode(text).ids
     reader = gguf.GGUFReader(path)

@@ -69,6 +69,12 @@ def test_the_ideas_and_the_door_are_scripts_and_nothing_else_is():
                         and path.parent in (ROOT, PACKAGE)), name
 
 
+def test_no_code_asks_for_a_class_of_ours():
+    "In a clone `from model import LM` makes a second class of that name."
+    for name, path in FILES.items():
+        assert not re.search(r'isinstance\([^()]*\b(LM|Recurrent|Block)\b', path.read_text()), name
+
+
 README = (ROOT / 'README.md').read_text()
 PAGES = README + (ROOT / 'docs/COURSE.md').read_text()
 

@@ -1,18 +1,16 @@
 """The page of `nanodepth probe`: every probe over several kinds of models.
 
 Promised: one command, one page, with a picture and a table of each probe for each kind of model;
-a lens is kept and never used for another model or another way; moved layers keep their scales.
+a lens is kept and never used for another model or another way.
 """
 import pytest
-import torch
 from conftest import save_run
 
 from nanodepth import probe
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.commands import probe as page
 from nanodepth.models import checkpoint
-from nanodepth.models.hf import fold_scales, save_hf
-from nanodepth.asking.scoring import open_data
+from nanodepth.models.hf import save_hf
 from nanodepth.report.tables import read_csv
 from nanodepth.retrofit import surgery
 from nanodepth.text.loader import Loader
@@ -48,36 +46,9 @@ def test_one_command_one_page(runs, data, tmp_path, capsys):
         'loop: 4 layers deep, 2 of their own (2x2); looked at with' in html
         and 'cut is not in swap' in html)
     assert 'cut: 6 layers deep' in said and '| plain | ' in said and 'every position' in html
+    assert page.Options(models=[]).dtype == 'float32'       # whatever the weights were published in
     score = {row['run']: float(row['score']) for row in read_csv(out / 'depth_score.csv')}
     model = checkpoint.load_model(runs['plain'])
     val = Loader(str(data), 4, 16, split='val', seed=1)
     assert score['plain'] == pytest.approx(probe.depth_score(model, val.batch(0)[0][:4, :10])[0],
                                            rel=1e-5)
-
-
-def test_a_model_of_16_bits_is_probed_in_float32(runs, data, tmp_path):
-    "Else the largest change would be one of rounding."
-    folder = tmp_path / 'half'
-    save_hf(checkpoint.load_model(runs['hf']).bfloat16(), folder, tokenizer=runs['hf'])
-    nanodepth('probe', [str(folder), f'--data={data}', '--only=depth_score', f'--out={tmp_path}/h',
-                        *FEW])
-    model = checkpoint.load_model(folder).float()
-    tokens = open_data(folder, {}, model, str(data), seed=1).batch(0)[0][:4, :10]
-    _, weights = probe.depth_score(model, tokens)
-    found = [float(row['change']) for row in read_csv(tmp_path / 'h/depth_score.csv')]
-    assert found == pytest.approx(weights.tolist(), rel=1e-5)
-
-
-def test_moved_layers_keep_their_scales_if_asked(tiny):
-    "Folded into the norms, the scale goes where the layer goes; unmoved, nothing changes."
-    tokens = torch.randint(50, (2, 12), generator=torch.Generator().manual_seed(0))
-    model = tiny(ln_scaling=True)
-    folded = fold_scales(model)
-    assert not folded.config.ln_scaling and model.config.ln_scaling
-    assert torch.allclose(folded(tokens), model(tokens), atol=1e-5)
-    swapped = probe.swap_blocks(model.order, 0, 1)
-    x = folded.embed(tokens)
-    for i in swapped:           # by hand: layer i with the scale that it was trained with
-        x = model.run(x, [i], depth=i)
-    assert torch.allclose(folded(tokens, order=swapped), model.head(model.norm(x)), atol=1e-5)
-    assert not torch.allclose(folded(tokens, order=swapped), model(tokens, order=swapped))

@@ -13,24 +13,24 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import ROOT, byte_level_bpe, flags, ranks, refused, save_run, write_noise
-from nanodepth import probe, train as training
+from conftest import ROOT, byte_level_bpe, flags, ranks, save_run, write_noise
+from nanodepth import train as training
 from nanodepth.__main__ import main as nanodepth
-from nanodepth.commands import evaluate as evaluate_command, probe as probe_command, sweep
+from nanodepth.commands import probe as probe_command, sweep
 from nanodepth.common import options
 from nanodepth.common.errors import Refused
+from nanodepth.looping.layers import loop_of
 from nanodepth.model import LM, ModelConfig
 from nanodepth.asking import likelihoods, scoring
 from nanodepth.models import checkpoint
 from nanodepth.models.hf import Hooked, save_hf
-from nanodepth.variants.notation import name_of
+from nanodepth.loop import name_of
 from nanodepth.asking.likelihoods import shares_prompts
 from nanodepth.asking.scoring import Asked, Subject, log_likelihoods, measure
 from nanodepth.asking.way import Way
-from nanodepth.report.tables import read_csv
-from nanodepth.retrofit import Recurrent
-from nanodepth.text.loader import Dataset, Loader, write_dataset
-from nanodepth.text.primitives import Example, few_shot
+from nanodepth.retrofit import surgery
+from nanodepth.text.loader import Loader, write_dataset
+from nanodepth.text.primitives import Example
 from nanodepth.text.tokenizer import get_tokenizer
 from nanodepth.wrapper import SOLVERS
 
@@ -72,10 +72,14 @@ def test_a_question_has_one_score_whatever_stands_beside_it(tiny, way, shares):
     model = tiny(vocab_size=257, context=64, n_kv_head=2, ln_scaling=True)
     with way.apply(model):
         assert shares_prompts(model) == shares
+        loop = loop_of(model)
+        told = loop and loop.how
         assert_one_score(model)
+        assert told == (loop and loop.how)                  # it kept all while it was asked
 
 
-def test_and_so_it_has_in_other_families(gemma):
+def test_and_so_it_has_in_a_recurrent_model_and_in_other_families(gemma, tiny):
+    assert_one_score(surgery(tiny(vocab_size=257, context=64), '1-2-1', inject='linear'))
     for way in (Way(), Way(window='1-2', method='rk', K=3), Way(loop='1-2x2-3')):
         with way.apply(gemma[1]):
             assert shares_prompts(Hooked(gemma[1]))
@@ -145,14 +149,6 @@ def test_what_is_not_a_number_is_no_accuracy(tiny, data):
     assert math.isnan(score.mean) and score.error is None and {*score.answers} == {None}
 
 
-def test_effective_parameters_count_what_the_wrapper_runs(tiny):
-    model = tiny(n_layer=4)
-    layer = sum(p.numel() for p in model.layers[0].parameters())
-    for way, runs in ((Way(), 4), (Way(window='1-2', method='naive', K=3), 8),
-                      (Way(loop='1-2x2-1'), 6)):
-        assert evaluate_command.effective_params(model, way) == runs * layer
-
-
 def test_a_lens_is_trained_on_rows_that_no_probe_looks_at(data, tiny, tmp_path, monkeypatch):
     "12 batches of 4: 40 examples take 10 of them."
     run = save_run(tmp_path / 'run', tiny(vocab_size=257, context=16), data)
@@ -191,7 +187,7 @@ def test_marks_go_by_name_where_datasets_number_them_otherwise(tmp_path, tiny):
         assert counted == wanted and all(counted.values())
 
 
-@pytest.mark.parametrize('script', ['text', 'toy', 'sft'])
+@pytest.mark.parametrize('script', ['text', 'toy'])
 def test_every_prepare_forgets_both_splits_before_it_writes_one(script, tmp_path, monkeypatch):
     (tmp_path / 't.txt').write_text('\n\n'.join(f'paragraph {i} ' * 40 for i in range(60)))
     main = runpy.run_path(str(ROOT / f'data/{script}/prepare.py'))['main']
@@ -199,12 +195,10 @@ def test_every_prepare_forgets_both_splits_before_it_writes_one(script, tmp_path
             *(['--documents=50', '--text=0'] if script == 'toy' else [])]
     monkeypatch.setitem(main.__globals__, 'library', lambda: iter([('a.py', b'x' * 99)] * 20))
     main(line)
-    names = main.__globals__ if script != 'sft' else vars(
-        importlib.import_module('nanodepth.text.primitives'))
 
     def killed(*_, **__):
         raise KeyboardInterrupt
-    monkeypatch.setitem(names, 'write_dataset', killed)
+    monkeypatch.setitem(main.__globals__, 'write_dataset', killed)
     with pytest.raises(KeyboardInterrupt):
         main(line)
     assert not [*(tmp_path / 'd').glob('*.json')]
@@ -273,16 +267,6 @@ def test_one_process_checks_a_checkpoint_and_loading_maps_it(config, monkeypatch
     assert len(checked) == 1 and how[0]['mmap']
     checkpoint.load(c.out_dir, checked=True)
     assert len(checked) == 1
-
-
-def test_a_first_state_lies_on_its_device_once(tiny):
-    model = Recurrent(tiny().config, [0], [1, 2], [3], mean=2)
-    model.first_state(torch.zeros(1, 4, 32), 0, None)
-    before = model.table
-    model.first_state(torch.zeros(1, 4, 32), 2, None)
-    assert model.table is before
-    model.first_state(torch.zeros(1, 4, 32, device='meta'), 0, None)
-    assert model.table.device.type == 'meta'
 
 
 # --------------------------------------------------------------------------------- the third hunt
@@ -361,48 +345,15 @@ def test_several_measures_of_the_same_questions_are_no_more_luck():
     assert one == eight
 
 
-def test_no_question_stands_among_its_own_examples(tmp_path):
-    from lm_eval.tasks import TaskManager
-    prepare = runpy.run_path(str(ROOT / 'data/evals/questions/prepare.py'))
-    rows = [dict(goal=f'goal {i}.', sol1=f'one {i}', sol2=f'two {i}', label=i % 2)
-            for i in range(40)]
-    (tmp_path / 'piqa.jsonl').write_text('\n'.join(map(json.dumps, rows)))
-    piqa = prepare['package_of']('lm_eval', '') / 'tasks/piqa/piqa.yaml'
-    (tmp_path / 'questions_piqa.yaml').write_text(
-        prepare['TASK'].format(theirs=piqa, name='piqa', data=tmp_path / 'piqa.jsonl'))
-    task = TaskManager(include_path=str(tmp_path), include_defaults=False).load(
-        ['questions_piqa'])['tasks']['questions_piqa']
-    task.set_config('num_fewshot', 10)
-    task.set_fewshot_seed(1234)
-    task.build_all_requests(rank=0, world_size=1)
-    for question in task.instances:
-        assert question.args[0].count(question.doc['goal']) == 1
-
-
 def test_every_order_has_a_name_of_its_own():
     orders = [list(o) for n in (1, 2, 3) for o in itertools.product(range(4), repeat=n)]
     assert len({*map(name_of, orders)}) == len(orders)
 
 
-@pytest.mark.parametrize('option', ['--tasks=toy_assign/3-1', '--shots='])
-def test_what_asks_nothing_is_refused(option, tiny, tmp_path, capsys):
-    run = save_run(tmp_path / 'run', tiny(vocab_size=257, context=64))
-    assert 'toy_assign/1-3' in (said := refused(capsys, 'evaluate', run, option)) or (
-        'asks nothing' in said)
-
-
-def test_a_large_vocabulary_is_summed_exactly_and_read_once(gemma, monkeypatch):
+def test_a_large_vocabulary_is_summed_exactly():
     torch.manual_seed(0)
     logits = 30 + 0.01 * torch.randn(1, 4, 200_000)
     targets = torch.arange(4)[None]
     losses, _ = scoring.losses_of(lambda tokens: logits, targets, targets)
     exact = -logits.double().log_softmax(-1).gather(-1, targets[..., None])[..., 0]
     torch.testing.assert_close(losses.double(), exact, rtol=0, atol=2e-6)
-    model, tokens = Hooked(gemma[1]), torch.arange(20)[None]
-    read = []
-    handle = gemma[1].model.layers[0].register_forward_hook(
-        lambda layer, args, out: read.append(args[0].shape[1]))
-    pieces = torch.cat([*model.in_pieces(tokens, 6)], dim=1)
-    handle.remove()
-    assert sum(read) == 20
-    torch.testing.assert_close(pieces, model(tokens), rtol=1e-4, atol=1e-4)

@@ -18,8 +18,8 @@ from nanodepth.text.loader import Loader
 
 pytest.importorskip('lm_eval')
 LINES = {
-    'PIQA/validation': [dict(question='ice box ', options='A. cools \nB. burns',
-                             answer='A. cools ')],
+    'PIQA/validation': [dict(question=question, options='A. cools \nB. burns',
+                             answer='A. cools ') for question in ('ice box ', *'abcdefghijkl')],
     'CommonsenseQA/validation': [dict(question='Where?', options='\nA. a\nB. b\nC. c\nD. d\nE. e',
                                       answer='E. e'), dict(question='Where?', options='\nA. a?',
                                                            answer='A. a')],
@@ -54,14 +54,20 @@ def test_rows_become_the_tasks_of_lm_eval(tmp_path, capsys):
     manager = TaskManager(include_path=str(tmp_path / 'tasks'), include_defaults=False)
     for name, (prompt, answer) in WANTED.items():
         [task] = manager.load([f'questions_{name}'])['tasks'].values()
-        [doc] = list(task.test_docs())
+        doc, *others = task.test_docs()
+        assert len(others) == (12 if name == 'piqa' else 0)
         assert task.doc_to_text(doc) == prompt, name
         target = task.doc_to_target(doc)
         if answer and name != 'asdiv':
             choices = task.doc_to_choice(doc)
             target = choices[target] if isinstance(target, int) else target
         assert answer is None or target == answer, name
-    assert 'commonsense_qa.jsonl' in {path.name for path in (tmp_path / 'tasks').iterdir()}
+    task = manager.load(['questions_piqa'])['tasks']['questions_piqa']
+    task.set_config('num_fewshot', 10)
+    task.set_fewshot_seed(1234)
+    task.build_all_requests(rank=0, world_size=1)
+    for question in task.instances:             # none stands among its own examples
+        assert question.args[0].count(f'Question: {question.doc["goal"]}\n') == 1
 
 
 @pytest.mark.parametrize('fast', [True, False])

@@ -16,12 +16,11 @@ from conftest import flags, log_of, ranks, refused, save_run
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.models.checkpoint import load, load_model
 from nanodepth.grow import untie
-from nanodepth.model import LM, ModelConfig, rotate
+from nanodepth.model import LM, ModelConfig
 from nanodepth.retrofit import (Recurrent, cut, recurrence_curriculum, recurrent_by_hand,
                                 sample_recurrence, surgery)
 from nanodepth.text.tokenizer import get_tokenizer
 from nanodepth.train import Config, train
-from nanodepth.variants.cuts import block_influence, by_influence
 
 TINYLLAMA = dict(vocab_size=32000, n_layer=22, n_embd=2048, n_head=32, n_kv_head=4, ffn_dim=5632,
                  context=1024, tie_embeddings=False)
@@ -107,14 +106,15 @@ def test_the_idea_by_hand(tiny, tokens):
     assert torch.allclose(by_hand, model(tokens, r=3), atol=1e-5)
 
 
-def test_a_tied_head_can_be_freed(tiny, tokens):
-    from nanodepth.commands.cut import with_weights_of
-    tied = tiny(n_layer=2, tie_embeddings=True)
-    free = with_weights_of(tied, tied.state_dict(), tie_embeddings=False)
-    assert torch.equal(free(tokens), tied(tokens)) and not free.config.tie_embeddings
+def test_a_tied_head_can_be_freed(tiny, tokens, tmp_path):
+    "And a dense cut is the kept layers, each once."
+    tied = tiny(n_layer=3, tie_embeddings=True, vocab_size=257)
+    run, out = save_run(tmp_path / 'tied', tied), tmp_path / 'free'
+    nanodepth('cut', [run, '1-1-1', '--layers=0/2/1', '--untie_head', '--dense', f'--out={out}'])
+    free = load_model(out)
+    assert torch.equal(free(tokens), tied(tokens, order=[0, 2, 1]))
+    assert not free.config.tie_embeddings
     assert free.num_params() == tied.num_params() + tied.embed.weight.numel()
-    free.embed.weight.data.zero_()
-    assert free.head.weight.abs().sum() > 0
 
 
 def test_our_ledger(tiny):
@@ -159,24 +159,16 @@ def test_with_one_recurrence_and_an_identity_start_it_is_its_parent(tiny, tokens
             if not fields.get('ln_scaling') else True)
 
 
-def slowly(model, tokens, r, most, generator=None):
-    "The paper's equations, layer by layer."
-    lm, p, c = model, model.prelude, model.core
-    e = lm.embed(tokens)
-    for d, i in enumerate(p):
-        e = lm.run(e, [i], depth=d)
-    s = model.first_state(e, 0, generator)
+def slowly(model, tokens, r, most):
+    "The paper's equations: the last stream, normed. Only the last recurrences are learned from."
+    e = model.run(model.embed(tokens), model.prelude)
+    s = model.first_state(e, 0, None)
     for k in range(r):
         x = model.adapter(torch.cat((s, e), -1)) if model.adapter is not None else s + e
-        for d, i in enumerate(c):
-            x = lm.run(x, [i], depth=len(p) + k * len(c) + d)
-        s = x
-        # what comes before leaves no trace, neither in the state nor through e
-        if k < r - most:
+        s = model.run(x, model.core)
+        if k < r - most:        # neither through the state nor through e
             s = s.detach()
-    for d, i in enumerate(model.coda):
-        s = lm.run(s, [i], depth=len(p) + r * len(c) + d)
-    return lm.norm(s)
+    return model.norm(model.run(s, model.coda))
 
 
 @pytest.mark.parametrize('inject', ['linear', 'add'])
@@ -292,20 +284,6 @@ def test_the_curriculum():
             and slow[3124] == 32)
     assert {recurrence_curriculum(t, 100, 7, 0) for t in range(100)} == {7}
 
-
-def test_block_influence(tiny, tokens):
-    model = tiny(n_layer=6)
-    for name in ('attn.o', 'mlp.down'):
-        model.layers[2].get_submodule(name).weight.data.zero_()          # a layer that does nothing
-        model.layers[4].get_submodule(name).weight.data.mul_(0.01)
-    found = block_influence(model, tokens)
-    states = [model.embed(tokens)]
-    model(tokens, tap=lambda depth, part, x, update: states.append(x + update) or update)
-    slow = ([1 - torch.nn.functional.cosine_similarity(states[2 * d], states[2 * d + 2],
-                                                       dim=-1).mean().item() for d in range(6)])
-    assert (found == pytest.approx(slow, abs=1e-5) and found[2] == pytest.approx(0, abs=1e-6)
-            and min(found) == found[2])
-    assert by_influence(model, (1, 2, 1), tokens) == ([0], [1, 3], [5])
 
 
 # ---------------------------------------------------------------------------------------- training

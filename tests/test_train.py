@@ -18,13 +18,11 @@ from conftest import ROOT, flags, log_of, ranks, refused, same, weights_of
 
 from nanodepth import train as train_file
 from nanodepth.common.errors import Refused
-from nanodepth.common.files import claim
 from nanodepth.models import checkpoint
 from nanodepth.running.optimizers import Muon, make_optimizers, orthogonal
 from nanodepth.running.plan import Parent
 from nanodepth.running.refuse import MAY_DIFFER, MAY_DIFFER_AHEAD
 from nanodepth.train import Plan
-from nanodepth.running.processes import World
 from nanodepth.asking.scoring import evaluate
 from nanodepth.grow import GROWTH, prop_schedule, untie
 from nanodepth.loop import parse_loop
@@ -116,14 +114,8 @@ def test_the_plan_reads_the_settings_that_it_answers_for_and_no_others():
     assert MAY_DIFFER_AHEAD | MAY_DIFFER <= {field.name for field in dataclasses.fields(Config)}
 
 
-def test_learning_rate_by_hand():
-    "The paper's 2,000 up, constant to 170,000, 30,000 down by 1 - sqrt."
-    plan = Plan(Config(steps=200_000, warmup_steps=2_000, decay_steps=30_000))
-    for step, rate in {0: 1 / 2000, 999: 0.5, 1999: 1, 2000: 1, 170_000: 1, 177_500: 0.5,
-                       199_999: 1 - math.sqrt(29_999 / 30_000)}.items():
-        assert plan.at(step).lr_fraction == pytest.approx(rate)
-    assert Plan(Config(warmup_steps=0, decay_steps=0)).at(0).lr_fraction == 1
-    # a cosine over 90% of the steps to a thousandth: its mean is that of the authors' schedule
+def test_the_authors_cosine():
+    "Over 90% of the steps to a thousandth: its mean is that of the authors' schedule."
     plan = Plan(Config(steps=1000, warmup_steps=5, decay_steps=900, lr_shape='cosine'))
     assert sum(plan.at(step).lr_fraction for step in range(1000)) / 1000 == pytest.approx(
         0.55, abs=0.005)
@@ -143,7 +135,7 @@ def test_gradients_go_back_as_far_as_the_authors_do(mean, drawn, traced):
 
 # ----------------------------------------------------------------------------------------- a run
 
-def test_a_run_learns_and_leaves_its_files(config, pictures):
+def test_a_run_learns_and_leaves_its_files(config):
     c = config(steps=40, decay_steps=10, lr=1e-2, eval_every=20)
     train(c)
     log = log_of(c)
@@ -157,7 +149,6 @@ def test_a_run_learns_and_leaves_its_files(config, pictures):
             and last['n_layer'] == 2)
     assert {'lr', 'loss', 'tokens_per_s', 'grad_norm', 'seconds'} <= set(last)
     assert 0 <= last['kinds']['fifth']['accuracy'] <= 1
-    assert (Path(c.out_dir) / 'loss.png').stat().st_size > 10_000
     about = json.loads((Path(c.out_dir) / 'run.json').read_text())
     assert about['tokenizer'] == 'bytes' and about['config']['lr'] == 1e-2
 
@@ -198,13 +189,6 @@ def test_a_checkpoint_grows_once(config):
     expected = untie(checkpoint.load_model(first.out_dir), [0, 1, 2, 1, 2, 3]).state_dict()
     assert same(weights_of(c), expected)
     assert [line['n_layer'] for line in log_of(c) if 'grown' in line] == [6]
-
-
-def test_bfloat16_autocast_trains(config):
-    c = config(dtype='bfloat16', steps=15)
-    train(c)
-    log = [line['val_loss'] for line in log_of(c) if 'val_loss' in line]
-    assert log[-1] < log[0] - 0.1 and all(p.dtype == torch.float32 for p in weights_of(c).values())
 
 
 # 1, 2, 3, 4 layers from steps 0, 2, 7, 14
@@ -280,6 +264,7 @@ def test_two_processes_grow_like_one(config):
     (['config/basline.py'], "did you mean 'config/baseline.py'?"),
     (['--batch_size=6', '--grad_accum=4'], 'does not divide into grad_accum=4 pieces'),
     (['--data=data/toi'], 'there is no dataset at data/toi'),
+    (['--n_layer=3', '--init_from=x'], 'n_layer=3 has no effect beside init_from=x'),
     (['--grow_block=3'], '--grow_block has no effect without grow')])
 def test_a_mistake_is_one_line(args, message, data, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
@@ -292,7 +277,7 @@ def test_config_files(tmp_path):
     path = tmp_path / 'c.py'
     path.write_text('"doc"\nimport math\n_half = 20\nsteps = 2 * _half\nlr = 1\ndata = ("a", '
                     '"b")\nn_kv_head = 2\n')
-    c = read_config(['--steps=5e1', str(path), '--resume=false', '--n_kv_head=none',
+    c = read_config(['--steps=50', str(path), '--resume=false', '--n_kv_head=none',
                      '--out_dir=a=b', '--warmup_steps=5', '--decay_steps=5'])
     assert (c.steps, c.lr, c.data, c.n_kv_head, c.resume, c.out_dir) == (50, 1.0, ['a', 'b'], None,
             False, 'a=b')
@@ -397,16 +382,6 @@ def test_muon_is_its_definition_in_float64(adjust):
     assert_alike(found, by_singular_values(parameters(), adjust, 0.5, 0.1), 1e-5)
 
 
-@pytest.mark.parametrize('adjust', ['match_rms_adamw', 'original'])
-def test_muon_in_bfloat16_is_torchs(adjust):
-    options = dict(lr=0.5, weight_decay=0.1, adjust_lr_fn=adjust)
-    theirs = steps(torch.optim.Muon(parameters(), **options))
-    assert_alike(steps(Muon(parameters(), precision=torch.bfloat16, **options)), theirs, 0.02)
-    exact = by_singular_values(parameters(), adjust, 0.5, 0.1)
-    with pytest.raises(AssertionError):       # so much has bfloat16 lost
-        assert_alike(theirs, exact, 0.002)
-
-
 def test_muon_keeps_one_tensor_a_parameter_and_skips_what_has_no_gradient():
     params = parameters()
     optimizer = Muon(params, lr=0.1)
@@ -443,9 +418,3 @@ def test_adamw_star_by_hand():
             assert steps[0] == pytest.approx(2.2, abs=0.01)
         w = [x * (1 - 0.01 * 0.1 / 0.2) - 0.1 * step for x, step in zip(w, steps)]
         assert p.tolist() == pytest.approx(w, rel=1e-5) and (rms > 1.1) == (t == 3)
-
-
-def test_muons_scaling_is_a_setting():
-    model = LM(ModelConfig(n_layer=2, n_embd=32, n_head=2))
-    muon = make_optimizers(model, Config(muon_scaling='original'))[0]
-    assert muon.param_groups[0]['adjust_lr_fn'] == 'original'

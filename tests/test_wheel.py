@@ -3,7 +3,6 @@
 The wheel is installed by pip into an environment of its own, which borrows the packages of this
 one. A folder of somebody else has files of all the names that ours once hid or were hidden by.
 """
-import importlib
 import os
 import subprocess
 import sys
@@ -15,15 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import ROOT
+from families import tiny as family
 
 from nanodepth import looped
-from nanodepth.common import files
-from nanodepth.models import checkpoint
-from nanodepth.asking.scoring import log_likelihoods
-from nanodepth.asking.way import Way
-from nanodepth.text import loader as tokens
-from nanodepth.text.primitives import Example
-from nanodepth.text.tokenizer import get_tokenizer
 
 IDEAS = 'model', 'grow', 'loop', 'retrofit', 'wrapper', 'probe', 'train'
 THEIRS = ('model.py', 'train.py', 'loop.py', 'common.py', 'data/__init__.py', 'tools/__init__.py',
@@ -69,14 +62,10 @@ def wheel(tmp_path_factory):
 @pytest.fixture
 def theirs(tmp_path):
     "A project of somebody else, with a tiny Llama in it."
-    from transformers import LlamaConfig, LlamaForCausalLM
     for name in THEIRS:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text('mine = 1\n')
-    torch.manual_seed(0)
-    LlamaForCausalLM(LlamaConfig(
-        vocab_size=60, hidden_size=32, intermediate_size=64, num_hidden_layers=4,
-        num_attention_heads=4, initializer_range=0.3)).save_pretrained(tmp_path / 'llama')
+    family('llama').save_pretrained(tmp_path / 'llama')
     return tmp_path
 
 
@@ -131,37 +120,3 @@ def test_a_wheel_is_complete_and_holds_no_data(wheel):
     for path in (ROOT / 'nanodepth').rglob('*.*'):
         assert path.suffix == '.pyc' or str(path.relative_to(ROOT)) in names
     assert not [name for name in names if name.endswith(('.bin', '.mask', '.marks', 'train.json'))]
-
-
-def test_toy_data_is_made_below_the_current_folder(tmp_path, monkeypatch):
-    "And not in the package, which an installed copy has in a folder of Python's."
-    begun = []
-    monkeypatch.setattr(tokens.subprocess, 'run', lambda argv, check: begun.append(argv))
-    for module in (files, tokens):
-        monkeypatch.setattr(module, 'ROOT', tmp_path / 'installed')
-    monkeypatch.chdir(tmp_path)
-    tokens.make_toy_data([['data/toy'], 'data/other', None], lambda text: None)
-    script = tmp_path / 'installed/data/toy/prepare.py'
-    assert begun == [[sys.executable, str(script)]]
-
-
-def test_a_bare_import_is_as_good(tmp_path):
-    """In a clone a reader types `from model import LM`. That is another class of the same name, so
-    no code of ours may ask for the class."""
-    bare = {name: importlib.import_module(name) for name in IDEAS}
-    torch.manual_seed(0)
-    model = bare['model'].LM(bare['model'].ModelConfig(n_layer=4, n_embd=32, n_head=2)).eval()
-    tokens = torch.randint(0, 257, (2, 12))
-    plain = model(tokens)
-    with bare['wrapper'].looped(model, (1, 2), 'naive', 2):
-        twice = model(tokens)
-        assert log_likelihoods(model, get_tokenizer('bytes'), [Example('ab', ['c', 'de'], 0)])
-    with Way(loop='1-2x2-1').apply(model):
-        assert torch.equal(model(tokens), twice) and not torch.equal(twice, plain)
-    assert Way(window='1-2', K=3).cost(bare['grow'].untie(model, [0, 1, 2, 3])) == 8
-    cut = bare['retrofit'].surgery(model, '1-2-1')
-    for each, name in ((model, 'lm'), (cut, 'recurrent')):
-        checkpoint.save(tmp_path / name, **checkpoint.describe(each))
-        opened = checkpoint.load_model(tmp_path / name)
-        assert torch.equal(opened(tokens), each(tokens))
-    assert bare['probe'].depth_score(model, tokens)[1].shape == (4,)

@@ -34,18 +34,6 @@ def in_vocabulary(ids, model):
     return ids
 
 
-def encoded(model, tokenizer, examples):
-    "(the tokens of each prompt, those of each of its options)."
-    return ([encode(tokenizer, e.prompt, model) for e in examples],
-            [[in_vocabulary(continuation(tokenizer, e.prompt, o), model) for o in e.options]
-             for e in examples])
-
-
-def longest_of(prompts, options):
-    "How many tokens the longest prompt with an option has."
-    return max(len(p) + max(map(len, o)) for p, o in zip(prompts, options))
-
-
 # Logits are the largest tensors here, so a forward makes at most so many numbers of them, of which
 # three copies exist for a moment: less than 1 GiB.
 LOGITS_AT_ONCE = 2 ** 26
@@ -55,9 +43,11 @@ TOKENS_AT_ONCE = 2 ** 15
 def log_likelihoods(model_like, tokenizer, examples, *, batch=64, share=True):
     """[(options,) of each example]: log-likelihoods of the options after the prompt. `model_like`
     maps tokens (B, T) to logits (B, T, V)."""
-    prompts, options = encoded(model_like, tokenizer, examples)
+    prompts = [encode(tokenizer, e.prompt, model_like) for e in examples]
+    options = [[in_vocabulary(continuation(tokenizer, e.prompt, o), model_like) for o in e.options]
+               for e in examples]
     context = getattr(getattr(model_like, 'config', None), 'context', math.inf)
-    longest = longest_of(prompts, options)
+    longest = max(len(p) + max(map(len, o)) for p, o in zip(prompts, options))
     if longest > context:
         raise Refused(f'a prompt with its answer has {longest} tokens, but the context is '
                       f'{context}')

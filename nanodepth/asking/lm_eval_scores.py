@@ -22,7 +22,7 @@ import tomllib
 from tqdm import tqdm
 
 from nanodepth import ROOT
-from nanodepth.common.errors import Refused, nearest, refusing
+from nanodepth.common.errors import Refused, nearest
 from nanodepth.report.tables import Score
 
 EVALS = ROOT / 'data/evals'
@@ -105,43 +105,31 @@ def scores_of(results, only=None):
 
 
 class Harness:
-    """lm-eval's tasks for a Subject: a list of names for each part. Of two parts with equal tasks,
-    each has every other document."""
+    "lm-eval's tasks for a Subject. Of several parts, each has other documents."
 
-    def __init__(self, subject, tasks):
+    def __init__(self, subject, tasks, parts=1):
         asked = subject.asked
         self.tasks, self.asked, self.keep = tasks, asked, {}
-        with refusing(ImportError, why=lambda error: f'this needs lm-eval (pip install lm-eval): '
-                      f'{error}'):
-            from nanodepth.asking.lm_eval_model import Asked
+        from nanodepth.asking.lm_eval_model import Asked
         self.lm = Asked(subject.answer, subject.tokenizer, subject.path, asked.max_length,
                         asked.chat)
         self.shots = None if asked.shots == type(asked).shots else asked.shots[0]
-        self.samples = self.apart() if len(tasks) > 1 else [None]
+        self.samples = self.apart(parts) if parts > 1 else [None]
 
     def scores(self, part=0):
-        "{name: Score} of a part's tasks."
-        if not self.tasks[part]:
-            return {}
+        "{name: Score} of a part."
         options = dict(limit=self.asked.limit)
         if self.samples[part]:
             options = dict(samples=self.samples[part], bootstrap_iters=0)
-        results = evaluate(self.lm, self.tasks[part], self.keep, shots=self.shots, log_samples=True,
+        results = evaluate(self.lm, self.tasks, self.keep, shots=self.shots, log_samples=True,
                            apply_chat_template=self.asked.chat, **options)
         return scores_of(results, self.samples[part])
 
-    def apart(self):
+    def apart(self, parts):
         "[{task: which documents}] of each part."
-        counts = [evaluate(self.lm, names, self.keep, shots=self.shots, limit=1)['n-samples']
-                  if names else {} for names in self.tasks]
-        differ = not set.intersection(*map(set, counts))
-        samples = []
-        for i, tasks in enumerate(counts):
-            samples.append({})
-            for task, n in tasks.items():
-                documents = range(n['original']) if differ else range(i, n['original'], len(counts))
-                samples[i][task] = list(documents)[:self.asked.limit]
-                if not documents:
-                    raise Refused(f'{task} has {n["original"]} documents: too few for a part to '
-                                  'screen by and one to judge by')
-        return samples
+        counts = evaluate(self.lm, self.tasks, self.keep, shots=self.shots, limit=1)['n-samples']
+        for task, n in counts.items():
+            if n['original'] < parts:
+                raise Refused(f'{task} has {n["original"]} documents: too few for {parts} parts')
+        return [{task: list(range(i, n['original'], parts))[:self.asked.limit]
+                 for task, n in counts.items()} for i in range(parts)]

@@ -36,8 +36,7 @@ from nanodepth.common.errors import Refused, say
 from nanodepth.common.files import find
 from nanodepth.models.checkpoint import describe, is_hugging_face, open_any
 from nanodepth.models.hf import answer_of
-from nanodepth.asking.likelihoods import (LOGITS_AT_ONCE, device_of, encoded, log_likelihoods,
-                                          longest_of)
+from nanodepth.asking.likelihoods import LOGITS_AT_ONCE, device_of, log_likelihoods
 from nanodepth.asking.lm_eval_scores import Harness
 from nanodepth.running.processes import pick_device
 from nanodepth.report.tables import Score, error_of, mean, p_value
@@ -244,7 +243,7 @@ def open_data(path, state, model, data, seed=0):
     context = c.get('context', min(model.config.context - len(starts), 512))
     loader = Loader(data, c.get('batch_size', 4), context, split='val', seed=seed,
                     vocab_size=model.config.vocab_size, starts=starts)
-    refuse_another_tokenizer(path, loader, state.get('tokenizer'))
+    refuse_another_tokenizer(path, loader)
     return loader
 
 
@@ -309,42 +308,27 @@ PARTS = 'screen', 'judge'       # of a sweep; whoever has one part has the first
 
 
 class Subject:
-    """A checkpoint, and all that it is asked. Several `tasks` are several parts: whatever is asked
-    in one is not asked in another. With --data, the rows are as long and as many as those of
-    `like`, another Subject."""
+    """A checkpoint, and all that it is asked. What is asked in one of several parts is not asked in
+    another. With --data, the rows are as long and as many as those of `like`, another Subject."""
 
-    def __init__(self, path, asked=None, tasks=None, like=None):
+    def __init__(self, path, asked=None, parts=1, like=None):
         asked = self.asked = asked or Asked()
         self.path = path
-        parts = [parse_tasks(text) for text in tasks or [asked.tasks]]
-        ours, theirs = zip(*parts)
-        refuse_void(asked, ours, theirs)
+        ours, theirs = parse_tasks(asked.tasks)
+        refuse_void(asked, theirs)
         self.state, self.model = open_any(path, pick_device(asked.device), asked.dtype)
         self.answer = answer_of(self.model)
         if getattr(self.model, 'recurs', False):
             self.model.fresh = False        # else each forward begins with noise of its own
         self.tokenizer = get_tokenizer(path)
-        self.harness = Harness(self, theirs) if any(theirs) else None
-        self.questions = [self.that_fit(questions_of(tasks, asked.n, asked.shots, asked.seed + i))
-                          for i, tasks in enumerate(ours)]
+        self.harness = Harness(self, theirs, parts) if theirs else None
+        self.questions = [questions_of(ours, asked.n, asked.shots, asked.seed + i)
+                          for i in range(parts)]
         self.val = self.open_val(like)
         if not (self.val or self.harness or any(self.questions)):
             raise Refused(f'{path} does not say what it was trained on: give --data, a dataset for '
                           'its tokenizer, or --tasks (such as toy_assign/3 or arc_easy)')
-        self.batches = self.share_batches(len(parts))
-
-    def that_fit(self, questions):
-        "The tasks whose longest question the model can read. What is left out is said."
-        context = self.answer.config.context
-        fitting = {}
-        for name, examples in questions.items():
-            longest = longest_of(*encoded(self.answer, self.tokenizer, examples))
-            if longest <= context:
-                fitting[name] = examples
-            else:
-                say(f'{name} is left out: with its answer it has {longest} tokens, but the context '
-                    f'of {self.path} is {context}')
-        return fitting
+        self.batches = self.share_batches(parts)
 
     def open_val(self, like):
         "The validation data, or None."
@@ -436,14 +420,14 @@ class Subject:
         return digest.hexdigest()[:24]
 
 
-def refuse_void(asked, ours, theirs):
+def refuse_void(asked, theirs):
     "Options that are given and have no effect on these tasks."
     if not asked.shots:
         raise Refused('--shots= asks nothing: give numbers of examples, such as --shots=0,5')
     for name in ('limit', 'chat', 'max_length'):
-        if not any(theirs) and getattr(asked, name) != getattr(Asked, name):
+        if not theirs and getattr(asked, name) != getattr(Asked, name):
             raise Refused(f"--{name} is for lm-eval's tasks, and none is asked for")
-    if any(theirs) and len(asked.shots) > 1:
+    if theirs and len(asked.shots) > 1:
         raise Refused(f"--shots={','.join(map(str, asked.shots))}: lm-eval's tasks take one number")
 
 

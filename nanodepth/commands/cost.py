@@ -18,13 +18,12 @@ import itertools
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from tqdm import tqdm
 
 from nanodepth.common.errors import Refused
-from nanodepth.common.options import read
 from nanodepth.models import checkpoint
 from nanodepth.running.plan import Parent, model_config
 from nanodepth.running.processes import PEAK_FLOPS
@@ -33,16 +32,15 @@ from nanodepth.model import LM
 from nanodepth.report.tables import columns
 from nanodepth.text.loader import Dataset, Loader, how_to_prepare, make_toy_data, mixture
 from nanodepth.text.tokenizer import get_tokenizer
-from nanodepth.train import Plan
+from nanodepth.train import Config, Plan
 
 
-class Stretch(NamedTuple):
-    "Steps that run alike, but for the rate and a recurrent core's draws."
-    first: int
-    end: int
-    model: LM               # a new one has no weights
-    depth: int              # layers that run
-    flops: int              # of a token, summed over these steps
+@dataclass
+class DryRun(Config):
+    dry_run: bool = True            # print what a run will cost, and end
+    gpus: int = 8
+    gpu: Literal[tuple(PEAK_FLOPS)] = 'H100'
+    mfu: float = 0.4        # the share of its peak FLOPs that a run uses
 
 
 def empty(config, n_layer):
@@ -59,65 +57,41 @@ def empty(config, n_layer):
 
 
 def stretches(config):
-    "A run as a list of Stretch: the stages, and the decay where it loops or ends the growing."
+    """A run as a list of its stretches, steps of one order: [(how many steps, the model, the layers
+    that run, the FLOPs of a token summed over these steps)]."""
+    parent, plan = None, None
     if config.init_from:
         saved = checkpoint.load(config.init_from)
         parent = checkpoint.build_model(saved, config.init_from)
         plan = Plan(config, Parent.of(parent, saved))
-    else:
-        parent = None
-        plan = Plan(config)
-    edges = [first for first, _ in plan.stages]
-    if (config.cooldown_loop or config.grow) and config.decay_steps:
-        edges.append(plan.cooldown_start)
-    parts = []
-    for first, end in itertools.pairwise([*edges, config.steps]):
-        if first == end:
-            continue
-        now = plan.at(end - 1)
+    plan = plan or Plan(config)
+    found = []
+    for (n_layer, order), steps in itertools.groupby(
+            map(plan.at, range(config.steps)), key=lambda now: (now.n_layer, now.order)):
+        steps = list(steps)
         if parent is None:
-            model = empty(config, now.n_layer)
+            model = empty(config, n_layer)
         else:
-            model = parent if now.n_layer == len(parent.layers) else untie(parent, now.origin)
+            model = parent if n_layer == len(parent.layers) else untie(parent, steps[0].origin)
         if model.recurs:
             model.mean = plan.mean
-        # equal steps are computed once
-        alike = collections.Counter((tuple(step.order or ()), *step.how.items())
-                                    for step in map(plan.at, range(first, end)))
+        # a recurrent core's equal draws are computed once
+        alike = collections.Counter(tuple(step.how.items()) for step in steps)
         flops = sum(n * model.flops_per_token(**dict(how) or dict(order=order),
-                                              context=config.context)
-                    for (order, *how), n in alike.items())
-        parts.append(Stretch(first, end, model, len(now.order or model.order), flops))
-    return parts
+                                              context=config.context) for how, n in alike.items())
+        found.append((len(steps), model, len(order or model.order), flops))
+    return found
 
 
 def planned(config):
     "The training FLOPs of a whole run."
-    a_token = sum(part.flops for part in stretches(config))
-    return a_token * config.batch_size * config.context
-
-
-def at_full_depth(config):
-    "The same, if all layers were there from the first step on: what growing is compared with."
-    return planned(dataclasses.replace(config, grow=None))
-
-
-@dataclass
-class Options:
-    dry_run: bool = False           # print what a run will cost, and end
-    gpus: int = 8
-    gpu: Literal[tuple(PEAK_FLOPS)] = 'H100'
-    mfu: float = 0.4        # the share of its peak FLOPs that a run uses
+    return sum(flops for *_, flops in stretches(config)) * config.batch_size * config.context
 
 
 def main(argv, read_config):
     "The command train.py CONFIG --dry_run."
-    own_options = [f'--{name}' for name in vars(Options())]
-    options = read(Options, [arg for arg in argv if arg.partition('=')[0] in own_options])
-    if not options.dry_run:
-        raise Refused('--dry_run=false: leave it out to train')
-    config = read_config([arg for arg in argv if arg.partition('=')[0] not in own_options])
-    show(config, options.gpus, options.gpu, options.mfu)
+    config = read_config(argv, DryRun)
+    show(config)
     for data in (config.data, config.cooldown_data):
         for folder in [data] if isinstance(data, str) else data or []:
             check_data(folder)
@@ -138,30 +112,29 @@ def check_data(folder):
                   f'{json.dumps(data.origin)}')
 
 
-def show(config, gpus, gpu, mfu):
+def show(config):
     "Print the cost."
-    each, left = divmod(config.batch_size, gpus)
+    each, left = divmod(config.batch_size, config.gpus)
     if left or each % config.grad_accum:
-        raise Refused(f'batch_size={config.batch_size} on gpus={gpus} does not divide into '
+        raise Refused(f'batch_size={config.batch_size} on gpus={config.gpus} does not divide into '
                       f'grad_accum={config.grad_accum} pieces: choose other --gpus')
     a_step = config.batch_size * config.context
     table = [['steps', 'layers', 'depth', 'parameters', 'GFLOPs a token', 'petaFLOPs']]
-    total = 0
-    for first, end, model, depth, flops in stretches(config):
-        table.append([f'{first:,} to {end:,}', str(len(model.layers)), str(depth),
-                      f'{model.num_params():,}', f'{flops / (end - first) / 1e9:.3f}',
+    total = first = 0
+    for n, model, depth, flops in stretches(config):
+        table.append([f'{first:,} to {first + n:,}', str(len(model.layers)), str(depth),
+                      f'{model.num_params():,}', f'{flops / n / 1e9:.3f}',
                       f'{flops * a_step / 1e15:,.3f}'])
+        first += n
         total += flops * a_step
     print(columns(table))
     print(f'in all {total / 1e15:,.3f} petaFLOPs; {config.steps:,} steps of '
           f'{config.batch_size:,} x {config.context:,} = {a_step:,} tokens, '
           f'{config.steps * a_step / 1e9:,.2f}B in all')
     if config.grow and not config.init_from:
-        full = at_full_depth(config)
+        full = planned(dataclasses.replace(config, grow=None))
         print(f'with {config.n_layer} layers from the first step on it would be '
               f'{full / 1e15:,.3f}: growing saves {1 - total / full:.1%}')
-    seconds = total / (gpus * PEAK_FLOPS[gpu] * mfu)
-    print(f'time: {seconds / 3600:,.1f} hours on {gpus} {gpu} at {mfu:.0%} of '
-          f'{PEAK_FLOPS[gpu] / 1e12:,.0f} TFLOP/s, '
-          f'{a_step * config.steps / seconds:,.0f} tokens a second, '
-          f'{total / (PEAK_FLOPS[gpu] * mfu) / 3600:,.0f} GPU hours')
+    peak = PEAK_FLOPS[config.gpu] * config.mfu
+    print(f'time: {total / (config.gpus * peak) / 3600:,.1f} hours on {config.gpus} {config.gpu} '
+          f'at {config.mfu:.0%} of their peak, {total / peak / 3600:,.0f} GPU hours')

@@ -3,10 +3,8 @@ coda; or of a looped one an ordinary one, whose layers have weights of their own
 
 Usage:
     nanodepth cut out/baseline 2-4-2                    # out/baseline_2-4-2
-    nanodepth cut TinyLlama 4-8-4 --select=influence --data=data/mytext
     nanodepth cut out/loop_2x4 --untie          # out/loop_2x4_untied, to train on from there
 """
-import dataclasses
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,15 +17,13 @@ from nanodepth.common.errors import Refused, refusing
 from nanodepth.common.files import new_model
 from nanodepth.common.options import read
 from nanodepth.models.checkpoint import build_model, describe, load, save
-from nanodepth.asking.scoring import open_data
 from nanodepth.grow import untie
-from nanodepth.model import LM
 from nanodepth.report.tables import columns
 from nanodepth.retrofit import cut, surgery
 from nanodepth.running.plan import Parent
 from nanodepth.text.loader import draw
 from nanodepth.text.tokenizer import keep_tokenizer
-from nanodepth.variants.cuts import by_influence
+
 
 @dataclass
 class Options:
@@ -43,9 +39,6 @@ class Options:
     mean: int = 4               # recurrences
     backprop_depth: int = 8     # gradients go back through the last so many
     layers: str = ''            # explicit lists, such as 0,1/16,17,18,19/20,21
-    # late: by the shape; influence: ShortGPT's, on --data
-    select: Literal['late', 'influence'] = 'late'
-    data: str | None = None     # a dataset
     untie_head: bool = False    # give a tied unembedding weights of its own
     scratch: bool = False       # random weights: recurrence from scratch
     dense: bool = False         # write the kept layers as an ordinary model: the pruned partner
@@ -67,13 +60,6 @@ def scalable_start(model):
         nn.init.normal_(model.embed.weight)          # as LM's own start has it
 
 
-def with_weights_of(model, weights, **changes):
-    "An ordinary model of a model's layers, each once, with some settings changed."
-    plain = LM(dataclasses.replace(model.config, **changes)).to(model.norm.weight.dtype)
-    plain.load_state_dict(weights)
-    return plain
-
-
 def open_parent(options):
     "(the state, the model) to be cut."
     state = load(options.run)
@@ -81,28 +67,22 @@ def open_parent(options):
     if parent.recurs:
         raise Refused(f'{options.run} has a recurrent core already: cut an ordinary model')
     if options.untie_head:      # it begins as the embedding
-        parent = with_weights_of(parent, parent.state_dict(), tie_embeddings=False)
+        parent.head.weight = nn.Parameter(parent.head.weight.detach().clone())
+        parent.config.tie_embeddings = False
     return state, parent
 
 
 def choose_layers(options, parent):
     "(prelude, core, coda), as lists of the parent's layers."
     parts = cut(options.shape, len(parent.layers))
-    sizes = [len(part) for part in parts]
-    if options.select == 'influence':
-        rows = open_data(options.run, {}, parent, options.data)
-        return by_influence(parent, sizes, torch.cat([rows.batch(i)[0] for i in range(2)]))
     if options.layers:
+        sizes = [len(part) for part in parts]
         with refusing(ValueError, why=lambda error: f'--layers: {error}'):
             parts = [[int(number) for number in part.split(',') if number]
                      for part in options.layers.split('/')]
         if [len(part) for part in parts] != sizes:
             raise Refused(f'--layers={options.layers} does not name {options.shape} layers')
     return parts
-
-
-def listed(layers):
-    return ' '.join(map(str, layers))
 
 
 def operate(options, target):
@@ -118,8 +98,7 @@ def operate(options, target):
         scalable_start(model)
     print_parts(model, parent, parts, options.dense)
     if options.dense:
-        model = with_weights_of(model, {name: t for name, t in model.state_dict().items()
-                                        if not name.startswith('adapter.')})
+        model = untie(parent, sum(parts, []))
     cost = 0 if options.scratch else state.get('flops', 0) + state.get('inherited_flops', 0)
     keep_tokenizer(options.run, target)
     save(target, **describe(model), optimizers=[], step=0, flops=0, inherited_flops=cost, config={},
@@ -145,7 +124,7 @@ def print_parts(model, parent, parts, dense):
                 f"{flops:,} training FLOPs a token by the paper's count, {flops / (6 * body):.2f} "
                 "times the parent's")
     print(columns([['part', 'layers of the parent', 'parameters'],
-                   *([name, listed(layers), f'{n:,}'] for name, layers, n in rows)]))
+                   *([name, ' '.join(map(str, layers)), f'{n:,}'] for name, layers, n in rows)]))
     print(f'{kept:,} parameters in layers, {kept / body:.1%} of the parent{cost}')
 
 
@@ -167,10 +146,8 @@ def main(argv=None):
     options = read(Options, argv, __doc__)
     if options.untie == bool(options.shape):
         raise Refused('give a shape, such as 2-4-2, or --untie')
-    measures = options.select == 'influence'
-    if measures != bool(options.data) or measures and options.layers:
-        raise Refused('--select=influence needs --data, a dataset to measure on, and no --layers; '
-                      'nothing else needs --data')
+    if options.dense and options.scratch:
+        raise Refused('--dense keeps weights, --scratch none: train.py makes a new ordinary model')
     made = options.shape or 'untied'
     target = options.out or Path('out') / f'{Path(options.run).name}_{made}'
     with new_model(target, 'choose another --out'):

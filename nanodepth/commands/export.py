@@ -9,6 +9,7 @@ Usage:
     nanodepth export out/smollm2 deeper.gguf --loop=13-4x2-13 --damp --dtype=q8_0
 """
 import copy
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -18,11 +19,11 @@ import torch
 from nanodepth.common.errors import Refused
 from nanodepth.common.files import new_model
 from nanodepth.common.options import read
-from nanodepth.models.checkpoint import load_model, open_any
-from nanodepth.models.gguf import folder_of_gguf, open_gguf, write_gguf
+from nanodepth.models.checkpoint import load_model
+from nanodepth.models.gguf import open_gguf, write_gguf
 from nanodepth.models.hf import answer_of, save_hf, save_theirs
 from nanodepth.models.hf_recurrent import save_raven
-from nanodepth.asking.way import Way, Ways, depth_in, read_way
+from nanodepth.asking.way import Ways, depth_in, read_way
 from nanodepth.text.tokenizer import copy_tokenizer
 
 
@@ -47,8 +48,11 @@ def main(argv=None):
     if options.dtype == 'q8_0' and not is_gguf(options.target):
         raise Refused(f'{options.target}: eight bits are for a file that ends in .gguf')
     if is_gguf(options.run):
-        return folder_of_file(options, way)
-    model = load_model(options.run, others=True)
+        model, words = open_gguf(options.run)
+        write_words = words.save_pretrained
+    else:
+        model = load_model(options.run, others=True)
+        write_words = functools.partial(copy_tokenizer, options.run)
     to_file = is_gguf(options.target)
     with way.apply(model):
         describe(options, model)
@@ -63,26 +67,13 @@ def main(argv=None):
         elif hasattr(model, 'recurs'):
             export(options, model)
         else:
-            export_theirs(options, model)
+            export_theirs(options, model, write_words)
     again = open_gguf(options.target)[0] if to_file else load_model(options.target, others=True)
     compare(before, again, options.target, options.dtype)
 
 
 def is_gguf(path):
     return str(path).endswith('.gguf')
-
-
-def folder_of_file(options, way):
-    "A GGUF file as a folder; in other orders that folder can be exported again."
-    if not options.target or is_gguf(options.target) or str(way) != str(Way()):
-        raise Refused(f'{options.run}: a GGUF file is first written as it is: nanodepth export '
-                      f'{options.run} FOLDER')
-    dtype = options.dtype or 'float32'
-    model = folder_of_gguf(options.run, options.target, getattr(torch, dtype))
-    print(f'{options.target}: {model.num_parameters():,} parameters, {dtype}, with the tokenizer '
-          'of the file; every command opens it')
-    _, again = open_any(options.target, dtype=dtype)
-    compare(some_logits(model), again, options.target, dtype)
 
 
 @torch.no_grad()
@@ -142,11 +133,10 @@ def export(options, model):
           f"transformers.AutoModelForCausalLM.from_pretrained('{options.target}') opens it")
 
 
-def export_theirs(options, model):
-    "Another family's model as a folder."
+def export_theirs(options, model, write_words):
+    "Another family's model, or a file's, as a folder."
     with new_model(options.target):
-        save_theirs(model, options.target, model.dtype,
-                    lambda folder: copy_tokenizer(options.run, folder))
+        save_theirs(model, options.target, model.dtype, write_words)
     print(f'{options.target}: {depth_in(model)} layers of their own, for transformers')
 
 

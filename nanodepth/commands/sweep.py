@@ -20,27 +20,26 @@ Usage:
     nanodepth sweep out/lidas out/baseline --blocks=1,2,4 --times=2
     nanodepth sweep out/smollm2 --K=2,3 --tasks=questions_piqa --limit=200
 """
-import inspect
 import itertools
 import math
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace as changed
 from pathlib import Path
 
 import numpy as np
 
 from nanodepth.commands.evaluate import measured, print_tables
-from nanodepth.common.errors import Refused, check_choice
+from nanodepth.common.errors import Refused
 from nanodepth.common.files import Notes, replace
 from nanodepth.common.options import read
 from nanodepth.asking.lm_eval_scores import SHARES
-from nanodepth.asking.scoring import PARTS, Asked, Subject, compared, parse_tasks
+from nanodepth.asking.scoring import PARTS, Asked, Subject, compared
 from nanodepth.asking.way import Way, Ways, depth_in, layers_and_order, read_ways
 from nanodepth.loop import repeat_block
 from nanodepth.looping.layers import pick_window
 from nanodepth.report.plot import draw_sweep, show
 from nanodepth.report.tables import (answer_rows, as_csv, beside, mean, named_after, number,
                                      over_seeds, pick_shown, run_names, where, write_csv)
-from nanodepth.wrapper import SOLVERS
 
 
 @dataclass(kw_only=True)
@@ -49,9 +48,6 @@ class Options(Ways, Asked):
     models: list[str]           # folders that train.py wrote, or Hugging Face checkpoints
     blocks: tuple[int, ...] = ()    # instead of other ways: every block of so many layers ...
     times: tuple[int, ...] = (2,)   # ... run so many times
-    judge_tasks: str | None = None  # tasks to judge by; None: questions that were not screened
-    # what the best are chosen by; (): the mean share of right answers over the tasks, or the loss
-    score: tuple[str, ...] = ()
     best: int = 3               # how many are judged
     show: tuple[str, ...] = ()  # what the picture shows; (): all
     # beside the picture: .csv, and .jsonl with all that was measured; None: out/sweeps/ASKED.png
@@ -62,58 +58,31 @@ class Options(Ways, Asked):
 # ------------------------------------------------------------------------------------ the many ways
 
 def windows_of(parts, depth):
-    "('all4', 'mid2', '3-5') to ['0-3', '1-4', ...]; 'all': of every size."
-    sizes = {f'all{n}': [n] for n in range(1, depth + 1)} | {'all': range(1, depth + 1)}
+    "('all4', 'mid2', '3-5') to ['0-3', '1-4', ...]."
     chosen = []
     for part in parts:
-        if part in sizes:
-            chosen += [f'{a}-{a + n - 1}' for n in sizes[part] for a in range(depth - n + 1)]
-        elif part.startswith('all'):
-            raise Refused(f'--window={part}: write all1 to all{depth}, every window of so many '
-                          'layers, or all')
+        every = re.fullmatch(r'all([1-9]\d*)', part)
+        if every and (n := int(every[1])) <= depth:
+            chosen += [f'{a}-{a + n - 1}' for a in range(depth - n + 1)]
         else:
             chosen.append('{}-{}'.format(*pick_window(part, depth)))
-    return list(dict.fromkeys(chosen))
+    return tuple(dict.fromkeys(chosen))
 
 
 def ways_of(options, model):
-    "([(a way, its window in the picture, its row there)], [those that cannot run])."
+    "[(a way, its window in the picture, its row there)]."
     _, order = layers_and_order(model)
     depth = len(order)
     if options.blocks:
-        if max(options.blocks) > depth:
-            raise Refused(f'--blocks={max(options.blocks)}: the model is {depth} layers deep')
         return [(Way(loop=repeat_block(order, start, size, times)), f'{start}-{start + size - 1}',
                  f'{times} times') for size in options.blocks for start in range(depth - size + 1)
-                for times in options.times], []
+                for times in options.times]
     if options.loop or options.r:
-        return [(way, str(way), '') for way in read_ways(options)], []
-    windows = windows_of(options.window or ('all4',), depth)
-    dials = vars(options) | dict(window=tuple(windows), method=options.method or ('rk',),
-                                 K=options.K or (2, 3))
-    possible, impossible = {}, {}
-    for way in read_ways(Ways(**{name: dials[name] for name in vars(Ways())})):
-        way = without_others_options(way, options.method)
-        try:
-            way.cost(model)
-        except Refused as error:
-            if way.dials['method'] not in SOLVERS:
-                raise
-            impossible[f'{way.dials["method"]} with K = {way.dials["K"]} ({error})'] = True
-            continue
-        window, _, rest = str(way).partition(' ')
-        possible.setdefault(str(way), (way, window.partition('=')[2], rest))
-    return list(possible.values()), list(impossible)
-
-
-def without_others_options(way, methods):
-    "Of several methods, each takes the options that it has."
-    method = way.dials['method']
-    if len(methods) < 2 or method not in SOLVERS:
-        return way
-    takes = inspect.signature(SOLVERS[method]).parameters
-    return Way(**{name: value for name, value in way.dials.items()
-                  if name not in ('beta', 'T') or name in takes})
+        return [(way, str(way), '') for way in read_ways(options)]
+    ways = read_ways(changed(options, window=windows_of(options.window or ('all4',), depth),
+                             method=options.method or ('rk',), K=options.K or (2, 3)))
+    parts = [str(way).partition(' ') for way in ways]
+    return [(way, window.partition('=')[2], rest) for way, (window, _, rest) in zip(ways, parts)]
 
 
 # ---------------------------------------------------------------------------- screening and judging
@@ -136,44 +105,29 @@ def gains_of(measure, plain, score):
     return [sign * (b - a) for a, b in zip(plain.answers, score.answers)]
 
 
-def ranked_by(options, rows):
-    """What the ways are ranked by: --score; else one share of right answers for each task (of a
-    benchmark the first that SHARES names); without tasks the loss."""
-    units = {row['measure']: row['kind'] for row in rows}
-    for measure in options.score:
-        check_choice(f'{rows[0]["run"]}: --score', measure, units)
-    if options.score:
-        return list(options.score)
-    ours, theirs = parse_tasks(options.tasks)
-    if not ours and not theirs:
-        return [*units][:1]
-    ranked = [measure for measure in units if measure.partition(', ')[0] in ours]
+def ranked_by(subject, rows):
+    """What the ways are ranked by: a share of right answers for each task (of a benchmark its
+    first), without tasks the loss."""
+    of_data = ['loss', *(subject.val.kinds if subject.val else ())]
     first = {}
-    for metric in SHARES if theirs else ():
-        for measure in units:
-            task, _, name = measure.partition(' (')[0].rpartition(' ')
-            if name == metric:
-                first.setdefault(task, measure)
-    for measure, kind in units.items():
-        if theirs and kind == 'score' and measure.partition(' ')[0] not in first:
-            raise Refused(f'{measure} is no share of right answers: choose what to rank by with '
-                          f'--score: {", ".join(units)}')
-    return ranked + list(first.values())
+    for row in rows:
+        task, _, metric = row['measure'].rpartition(' ')
+        if row['kind'] == 'share' and row['measure'] not in of_data:
+            first.setdefault(task if metric in SHARES else row['measure'], row['measure'])
+    return list(first.values()) or [rows[0]['measure']]
 
 
 def search(name, path, options, notes):
     """Screen all ways, judge the best and the recipe, print both: (the rows of what was measured,
     those of the picture, those of --answers)."""
-    subject = Subject(path, options, [options.tasks, options.judge_tasks or options.tasks])
-    places, impossible = ways_of(options, subject.model)
+    subject = Subject(path, options, parts=2)
+    places = ways_of(options, subject.model)
     if not places:
-        raise Refused(f'nothing can be run: {"; ".join(impossible)}')
-    for left_out in impossible:
-        print(f'left out: {left_out}')
+        raise Refused(f'{path}: the model is too shallow for such blocks or windows')
     ways = {str(way): way for way, _, _ in places}
     subject.check(ways.values())
     screened = measured(name, name, subject, [Way(), *ways.values()], notes)
-    ranked = ranked_by(options, screened)
+    ranked = ranked_by(subject, screened)
     gains = {way: mean([gain(row) for row in where(screened, way=way) if row['measure'] in ranked])
              for way in ways}
     best = sorted(gains, key=lambda way: (math.isnan(gains[way]), -gains[way]))[:options.best]
@@ -208,11 +162,8 @@ def search(name, path, options, notes):
 
 def main(argv=None):
     options = read(Options, argv, __doc__)
-    if options.judge_tasks and not options.tasks:
-        raise Refused('--judge_tasks is what the best are judged by: give --tasks, too, to screen '
-                      'by')
     options.out = options.out or (
-        Path('out/sweeps') / f'{named_after(options, "answers", "best", "score")}.png')
+        Path('out/sweeps') / f'{named_after(options, "answers", "best")}.png')
     notes = Notes(beside(options.out, '.jsonl'))
     each = [search(name, path, options, notes) for name, path in run_names(options.models).items()]
     rows, drawn, answers = (list(itertools.chain(*parts)) for parts in zip(*each))

@@ -12,15 +12,15 @@ from nanodepth.train import Config
 USAGE = 'usage: python train.py CONFIG [--name=value ...] [--dry_run [--gpus=8] [--mfu=0.4]]'
 
 
-def read_config(argv):
+def read_config(argv, cls=Config):
     "A config file and the settings after it. What init_from decides may not be set beside it."
-    values = given(Config, argv)
+    values = given(cls, argv)
     decided = MODEL_SETTINGS & values.keys() if values.get('init_from') else ()
     for name in sorted(decided):
         raise Refused(f'{name}={values[name]} has no effect beside init_from='
                       f'{values["init_from"]}: that checkpoint decides the shape of the model, so '
                       f'leave {name} out')
-    config = Config(**values)
+    config = cls(**values)
     refuse.what_is_void(config, [arg.removeprefix('--').partition('=')[0] for arg in argv])
     return config
 

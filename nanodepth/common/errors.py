@@ -75,6 +75,9 @@ def refusals(name):
         where = f' ({error.filename})' if error.filename else ''
         say(f'{name}: {error.strerror or error}{where}')
         raise SystemExit(2) from None
+    except ModuleNotFoundError as error:        # a package that only some commands need
+        say(f"{name}: {error} (pip install '.[hf,plot]' in the clone)")
+        raise SystemExit(2) from None
     except KeyboardInterrupt:
         say(f'{name}: stopped')
         raise SystemExit(128 + 2) from None

@@ -179,17 +179,7 @@ def fit_one(value, kind):
         return inside[list(map(str, inside)).index(text)]
     if kind is bool:
         return bool(['false', 'true'].index(text.lower()))
-    return whole(text) if kind is int else kind(text)
-
-
-def whole(text):
-    "A whole number; 1e4 is one."
-    with contextlib.suppress(ValueError):
-        return int(text)                # not by way of a float, which has 53 bits
-    number = float(text)
-    if not number.is_integer():
-        raise ValueError
-    return int(number)
+    return kind(text)
 
 
 def run_file(path):

@@ -73,69 +73,65 @@ MIDDLE = {(36, 4): 15}
 def pick_window(window, depth):
     """(a, b) of a window: (3, 5) or '3-5', 'mid4' (also None), or 0.5, the four layers whose
     centre is nearest to that fraction of the depth."""
-    given = window
-    window = f'mid{min(4, depth)}' if window is None else window
-    if isinstance(window, str):
-        if re.fullmatch(r'\d+-\d+', window):
-            window = tuple(int(part) for part in window.split('-'))
-        elif re.fullmatch(r'\d+\.\d*|\.\d+', window):
-            window = float(window)
-        elif re.fullmatch(r'mid\d+', window) and 1 <= (n := int(window[3:])) <= depth:
-            a = MIDDLE.get((depth, n), depth // 2 - n // 2)
-            window = a, a + n - 1
-    if isinstance(window, float) and 0 <= window <= 1 and depth >= 4:
-        a = min(range(depth - 3), key=lambda a: abs(a + 1.5 - window * depth))     # Figure 6
-        window = a, a + 3
-    if not (isinstance(window, (tuple, list)) and len(window) == 2
-            and all(isinstance(i, int) for i in window) and 0 <= window[0] <= window[1] < depth):
-        raise Refused(f"window={given!r}: give (first, last) or 'first-last' within 0 to "
+    text = f'mid{min(4, depth)}' if window is None else str(window)
+    if isinstance(window, (tuple, list)):
+        text = '-'.join(map(str, window))
+    a, b = 0, -1
+    if match := re.fullmatch(r'(\d+)-(\d+)', text):
+        a, b = map(int, match.groups())
+    elif match := re.fullmatch(r'mid(\d+)', text):
+        n = int(match[1])
+        a = MIDDLE.get((depth, n), depth // 2 - n // 2)
+        b = a + n - 1
+    elif depth >= 4 and re.fullmatch(r'[01]?\.\d*', text):         # Figure 6
+        a = min(range(depth - 3), key=lambda a: abs(a + 1.5 - float(text) * depth))
+        b = a + 3
+    if not 0 <= a <= b < depth:
+        raise Refused(f"window={window!r}: give (first, last) or 'first-last' within 0 to "
                       f"{depth - 1}, 'mid4' for the middle four, or a fraction of the depth")
-    return tuple(window)
+    return a, b
 
 
-def entries_of(model):
-    "What stands in the forwards of the layers that the wrapper loops now."
-    forwards = [vars(module).get(name) for module in model.modules() for name in FORWARDS]
-    return [entry for entry in forwards if isinstance(entry, Entry)]
-
-
-def is_looped(model):
-    return bool(entries_of(model))
-
-
-def loops_of(model):
-    "The Loop of each window."
-    return {loop for entry in entries_of(model) for loop in entry.loops.values()}
+def loop_of(model):
+    "The Loop of a looped model, or None."
+    for module in model.modules():
+        for name in FORWARDS:
+            if isinstance(entry := vars(module).get(name), Entry):
+                return next(iter(entry.loops.values()))
+    return None
 
 
 def mixes_tokens(model):
     "Is it looped by a solver by which a token's state depends on the others of its row?"
-    return any(loop.how.mixes_tokens for loop in loops_of(model))
+    loop = loop_of(model)
+    return loop is not None and loop.how.mixes_tokens
 
 
 def could_keep_all(model):
     "Does a solver evaluate each token by itself, and all equally often? Then `keeping_all` holds."
-    return not mixes_tokens(model) and all(loop.how.solver.keywords.get('tol') is None
-                                           for loop in loops_of(model))
+    loop = loop_of(model)
+    return loop is None or not (loop.how.mixes_tokens or 'tol' in loop.how.solver.keywords)
 
 
 @contextlib.contextmanager
 def keeping_all(model):
     """A text may be read in pieces in here, as if it were read at once, whatever the wrapper was
     told of the cache: it keeps all versions of a looped layer's keys and values (cache='exact')."""
-    before = {loop: loop.how for loop in loops_of(model)}
-    for loop, how in before.items():
-        loop.how = how._replace(cache='exact', decode='full')
+    loop = loop_of(model)
+    if loop is None:
+        yield
+        return
+    before = loop.how
+    loop.how = before._replace(cache='exact', decode='full')
     try:
         yield
     finally:
-        for loop, how in before.items():
-            loop.how = how
+        loop.how = before
 
 
 def check_host(model, layers, window, cache):
     "What cannot be looped is refused before anything is touched."
-    if is_looped(layers):
+    if loop_of(layers) is not None:
         raise Refused('this model is looped already: unpatch it first')
     if hasattr(model, 'recurs'):
         return
@@ -169,11 +165,9 @@ class Entry:
     """Stands in a layer's forward: an object, so that it can be copied and pickled. What stood
     there before, if anything did (accelerate's, which moves tensors), is what runs the layer."""
 
-    def __init__(self, layer, index, pinned=False):
+    def __init__(self, layer, index):
         self.layer = layer
-        self.pinned = pinned
         self.loops = {}
-        self.window = range(0)
         self.index = index          # None: a layer of ours, which is told its depth
         self.before = vars(layer).get('forward')
         self.names, self.cache_name, self.mask_name = arguments(layer)
@@ -198,11 +192,6 @@ class Entry:
             raise Refused(f'{type(self.layer).__name__} returns a {type(answer).__name__}: only '
                           'layers that map a stream to a stream can be looped')
         return answer
-
-    def refuse_checkpointing(self):
-        if self.layer.training and getattr(self.layer, 'gradient_checkpointing', False):
-            raise Refused('gradient checkpointing runs a layer again on its own, without what pin '
-                          'has noted: turn one of them off')
 
     def __call__(self, *args, **kwargs):
         kwargs.update(zip(self.names, args))
@@ -252,8 +241,8 @@ def routers_of(layer):
 
 
 def pinned_routers(layers, pin, unasked=False):
-    """(the pin, {layer: its routers}) of {layer: module}; none without a pin. unasked: pinned
-    wherever there is a router."""
+    """{layer: its routers} of {layer: module}; none without a pin. unasked: pinned wherever there
+    is a router."""
     check_choice('pin', pin, (None, 'mixture'))
     if unasked and any(map(routers_of, layers.values())):
         pin = 'mixture'
@@ -261,4 +250,4 @@ def pinned_routers(layers, pin, unasked=False):
     if pin and not any(routers.values()):
         raise Refused(f'pin={pin!r}: the layers {min(layers)} to {max(layers)} have no router '
                       'beside experts (a `gate` or `router`)')
-    return pin, routers
+    return routers

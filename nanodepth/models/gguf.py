@@ -24,11 +24,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from nanodepth.common.errors import Refused, refusing
-from nanodepth.common.files import new_model, reading, replacing
+from nanodepth.common.errors import Refused
+from nanodepth.common.files import reading, replacing
 from nanodepth.model import rope_tables
-from nanodepth.models.hf import (plain_layers, refuse_reported, save_theirs, their_name,
-                                 using_transformers)
+from nanodepth.models.hf import (plain_layers, refuse_reported, their_name, using_transformers)
 from nanodepth.text.tokenizer import write_tokenizer
 
 # kinds that split every digit off, by their names in llama.cpp
@@ -39,8 +38,7 @@ AS_GPT2 = 'gpt-2', 'olmo', 'mpt', 'phi-2'       # kinds that split as GPT-2 does
 def header_of(path):
     """(the file's name for its way to split a text into words, its kind of rotary scaling, by what
     it divides the rotary frequencies): None where it does not say."""
-    with refusing(ImportError, why=lambda error: f'{path}: this needs gguf (pip install gguf)'):
-        from gguf import GGUFReader
+    from gguf import GGUFReader
     with reading(path):
         reader = GGUFReader(path)
         said = {name: field.contents() for name, field in reader.fields.items()
@@ -113,17 +111,9 @@ def open_gguf(path):
     elif kind not in AS_GPT2 and repr(inner.pre_tokenizer) == repr(plain):
         raise Refused(f'{path}: its tokenizer is of the kind {kind!r}, which nothing here knows, '
                       'so its tokens would be wrong without a word: take the original checkpoint')
+    del model.config.quantization_config        # as it was in the file, but not here
+    tokenizer.model_max_length = model.config.max_position_embeddings
     return model, tokenizer
-
-
-def folder_of_gguf(path, folder, dtype=torch.float32):
-    "The file as a Hugging Face folder. Returns transformers' model of the file."
-    with new_model(folder):
-        model, tokenizer = open_gguf(path)
-        del model.config.quantization_config        # as it was in the file, but not here
-        tokenizer.model_max_length = model.config.max_position_embeddings
-        save_theirs(model, folder, dtype, tokenizer.save_pretrained)
-    return model
 
 
 # ---------------------------------------------------------------------------------------------- out
@@ -131,8 +121,7 @@ def folder_of_gguf(path, folder, dtype=torch.float32):
 def write_gguf(model, path, dtype, tokenizer):
     """A model of ours, in the order in which it runs, as a GGUF file. dtype: float32, float16,
     bfloat16 or q8_0, of the matrices; norms keep 32 bits. tokenizer: what get_tokenizer takes."""
-    with refusing(ImportError, why=lambda error: f'{path}: this needs gguf (pip install gguf)'):
-        import gguf
+    import gguf
     if Path(path).exists():
         raise Refused(f'{path} is there already: choose another name')
     model = plain_layers(model)

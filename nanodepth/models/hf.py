@@ -65,8 +65,7 @@ def their_name(ours):
 @contextlib.contextmanager
 def using_transformers(folder):
     "The package, to open a folder with in here: what goes wrong is a line."
-    with refusing(ImportError, why=lambda error: f'{folder}: this needs transformers ({error})'):
-        import transformers
+    import transformers
     with refusing(Exception, why=lambda error: f'{folder}: transformers does not open it: '
                   f'{type(error).__name__}: {(str(error).splitlines() or [""])[0]}'):
         yield transformers
@@ -300,10 +299,8 @@ def save_hf(model, folder, tokenizer=None):
 def write_checkpoint(model, folder, tensors, config_json, tokenizer, files=None):
     """model.safetensors, the tokenizer's files, and `config_json` with its tokens as config.json.
     `files`: {name: text} of others. Weights keep their type."""
-    with refusing(ImportError, why=lambda error: 'an export needs safetensors (pip install '
-                  'safetensors)'):
-        from safetensors import SafetensorError
-        from safetensors.torch import save_file
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
     dtype = model.norm.weight.dtype
     with new_model(folder) as folder:
         config_json |= dict(torch_dtype=str(dtype).removeprefix('torch.'), bos_token_id=None,

@@ -23,7 +23,7 @@ from types import SimpleNamespace
 
 import torch
 
-from nanodepth.common.errors import Refused, refusing
+from nanodepth.common.errors import Refused
 from nanodepth.common.files import read_json, reading
 from nanodepth.models import hf
 from nanodepth.model import ModelConfig, rope_tables, rotate
@@ -82,28 +82,24 @@ def load_raven(folder):
             ffn_dim=c.intermediate_size, context=c.max_position_embeddings or c.block_size,
             norm_eps=c.norm_eps, rope_theta=c.rope_theta or c.rope_base, tie_embeddings=False,
             rope_scaling=hf.llama3(c.rope_scaling) if c.rope_scaling else None)
-        parts, first = {}, 0
-        for part, n in sizes.items():
-            parts[part] = list(range(first, first + n))
-            first += n
+        p, q = sizes['prelude'], sizes['prelude'] + sizes['core']
         cut = c.init_values.get('cut', True)
         with torch.device('meta'):      # no memory, no random numbers
-            model = Recurrent(config, **parts, inject='authors',
-                              start='authors' if cut else 'normal', mean=c.mean_recurrence,
+            model = Recurrent(config, range(p), range(p, q), range(q, config.n_layer),
+                              inject='authors', start='authors' if cut else 'normal',
+                              mean=c.mean_recurrence, fresh=c.first_state == 'fresh',
                               state_std=c.init_values.get('std', AUTHORS_STD),
-                              fresh=c.first_state == 'fresh', backprop_depth=c.mean_backprop_depth)
-    tensors.pop('freqs_cis', None)
-    weights = {}
+                              backprop_depth=c.mean_backprop_depth)
     shapes = {name: t.shape for name, t in model.state_dict().items()}
-    for theirs, ours in names_of(model).items():
-        if theirs not in tensors:
-            raise Refused(f'{folder}: {theirs} is in none of its files')
-        with reading(folder):       # one matrix of theirs holds the rows of several of ours
-            rows = tensors.pop(theirs).split([shapes[name][0] for name in ours])
-        weights |= zip(ours, rows)
-    if tensors:
-        raise Refused(f'{folder}: {min(tensors)} has no place in this model')
     with reading(folder):
+        tensors.pop('freqs_cis', None)
+        weights = {}
+        for theirs, ours in names_of(model).items():
+            # one matrix of theirs holds the rows of several of ours
+            rows = tensors.pop(theirs).split([shapes[name][0] for name in ours])
+            weights |= zip(ours, rows)
+        if tensors:
+            raise Refused(f'{folder}: {min(tensors)} has no place in this model')
         model.load_state_dict(weights, assign=True)
     model.cos, model.sin = rope_tables(config)
     return model.eval()
@@ -111,9 +107,7 @@ def load_raven(folder):
 
 def read_tensors(folder):
     "{their name: tensor} of a checkpoint, mapped from its files."
-    with refusing(ImportError, why=lambda error: f'{folder}: this needs safetensors (pip install '
-                  'safetensors)'):
-        from safetensors.torch import load_file
+    from safetensors.torch import load_file
     index = folder / 'model.safetensors.index.json'
     names = ['model.safetensors']       # and no other file that may lie beside it
     if index.exists():

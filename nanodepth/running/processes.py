@@ -5,7 +5,6 @@ starts the processes of a run and says which of them each is; without it a run i
 
 Usage:
     with World('auto') as world: ...            # world.device, world.rank, world.size
-    with Stop() as stop: ...                    # stop.asked: Ctrl-C or SIGTERM came
 """
 import contextlib
 import gc
@@ -93,7 +92,8 @@ class World:
             torch.cuda.set_device(self.device)
             torch.set_float32_matmul_precision('high')
             torch.backends.cuda.enable_cudnn_sdp(True)          # a training step has one shape
-        self.dtype, self.stop = dtype, None
+        self.dtype = dtype
+        self.signal, self.handlers = 0, {}
         self.autocast = self.precision(dtype)
         wanted = compile is True or (compile == 'auto' and self.cuda)
         self.compiles = wanted and has_compiler()
@@ -111,8 +111,8 @@ class World:
         return self
 
     def __exit__(self, kind, error, trace):
-        if self.stop:
-            self.stop.__exit__()
+        for number, handler in self.handlers.items():
+            signal.signal(number, handler)
         if self.size == 1:
             return
         if self.cuda and kind not in (None, SystemExit):
@@ -136,9 +136,6 @@ class World:
         dist.all_reduce(total, op=how)
         return total.item()
 
-    def max_over_ranks(self, number):
-        return self.sum_over_ranks(number, dist.ReduceOp.MAX)
-
     def first_does(self, work):
         """Rank 0 does something that all depend on; if it fails, all fail, each with its
         message."""
@@ -154,12 +151,20 @@ class World:
             raise Refused(failed[0])
 
     def listen(self):
-        "From now on Ctrl-C, SIGTERM and a closed terminal only ask for a stop."
-        self.stop = Stop().__enter__()
+        """From now on Ctrl-C, SIGTERM and a closed terminal ask for a stop after the current step.
+        A second Ctrl-C does not wait."""
+        def ask(number, frame):
+            if self.signal and number == signal.SIGINT:
+                raise KeyboardInterrupt
+            self.signal = number
+        hang_up = getattr(signal, 'SIGHUP', signal.SIGTERM)     # Windows has none
+        for number in {signal.SIGINT, signal.SIGTERM, hang_up}:
+            if signal.getsignal(number) != signal.SIG_IGN:      # nohup wants it to be ignored
+                self.handlers[number] = signal.signal(number, ask)
 
     def asked(self):
         "The number of a signal that one of the processes got, or 0: all stop together."
-        return int(self.max_over_ranks(self.stop.asked))
+        return int(self.sum_over_ranks(self.signal, dist.ReduceOp.MAX))
 
     def wait(self):
         if self.size > 1:
@@ -218,26 +223,3 @@ class World:
 
 def has_compiler():
     return any(map(shutil.which, ('c++', 'g++', 'clang++', 'cl')))
-
-
-class Stop:
-    """Ctrl-C, SIGTERM and a closed terminal ask for a stop after the current step; a second Ctrl-C
-    does not wait. `asked` is the signal's number, 0 without one."""
-
-    def __enter__(self):
-        self.asked = 0
-        asking = [signal.SIGINT, signal.SIGTERM]
-        # Windows has no SIGHUP, and nohup wants it to be ignored
-        if hasattr(signal, 'SIGHUP') and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
-            asking.append(signal.SIGHUP)
-        self.before = {number: signal.signal(number, self.ask) for number in asking}
-        return self
-
-    def ask(self, number, frame):
-        if self.asked and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        self.asked = number
-
-    def __exit__(self, *_):
-        for number, handler in self.before.items():
-            signal.signal(number, handler)

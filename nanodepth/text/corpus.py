@@ -2,7 +2,7 @@
 stopped and started at will.
 
 The idea: each file of a source becomes a shard of its own. So what is in a shard depends on its
-file alone, not on how many processes there are. A record is written when a file is done, so a
+file alone, not on how many processes there are. A shard gets its name when it is complete, so a
 restart does only the files without one. Whether a document is for validation is decided by its
 text, so that all its copies are in one split.
 
@@ -30,7 +30,7 @@ import numpy as np
 from tqdm import tqdm
 
 from nanodepth.common.errors import Refused, check_choice, refusing
-from nanodepth.common.files import claim, fresh, read_json, reading, replace, write_json
+from nanodepth.common.files import claim, fresh, read_json, replace, write_json
 from nanodepth.common.options import read
 from nanodepth.text.loader import shares
 from nanodepth.text.sources import list_files, texts
@@ -50,86 +50,41 @@ def for_validation(text, every):
 
 
 def tokenise(folder, i, path, read, tokenizer, every):
-    """Write a file's two shards, train_I.bin and val_I.bin, and then its record, which vouches for
-    them. Returns the record."""
+    "Write a file's two shards, train_I.bin and val_I.bin. Returns the tokens to train on."
+    paths = [folder / f'{split}_{i:05d}.bin' for split in ('train', 'val')]
     tokenizer = get_tokenizer(tokenizer)
-    start = start_of_document(tokenizer)
     dtype = np.dtype(token_type(tokenizer.n_vocab))
-    shards = {split: dict(file=f'{split}_{i:05d}.bin', tokens=0) for split in ('train', 'val')}
-    digests = {split: hashlib.sha256() for split in shards}
-    record = dict(documents=0, left_out=0)
-    record_of(folder, i).unlink(missing_ok=True)
-    with (fresh(folder / shards['train']['file']) as train,
-          fresh(folder / shards['val']['file']) as val):
-        files = dict(train=train, val=val)
-        for text in texts(path, read):
-            if not text:
-                record['left_out'] += 1
-                continue
-            # half a pair of surrogates is no character
-            text = text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')
-            tokens = np.array([*start, *tokenizer.encode_ordinary(text)], dtype)
-            split = 'val' if for_validation(text, every) else 'train'
-            raw = tokens.tobytes()
-            files[split].write(raw)
-            digests[split].update(raw)
-            shards[split]['tokens'] += len(tokens)
-            record['documents'] += 1
-    for split, shard in shards.items():
-        record[split] = shard | dict(sha256={'.bin': digests[split].hexdigest()})
-    write_json(record_of(folder, i), record)
-    return record
-
-
-def record_of(folder, i):
-    return folder / f'file_{i:05d}.json'
-
-
-def is_done(folder, i, options):
-    "The record of a file whose shards are there, or None."
-    path = record_of(folder, i)
-    if not path.exists():
-        return None
-    with reading(path, then=': remove it, and its file is read again'):
-        record = read_json(path)
-        shards = [record['train'], record['val']]
-        return record if all(is_whole(folder, shard, options) for shard in shards) else None
-
-
-def is_whole(folder, shard, options):
-    "Is a shard there, with as many bytes as its tokens take?"
-    path = folder / shard['file']
-    size = np.dtype(token_type(get_tokenizer(options.tokenizer).n_vocab)).itemsize
-    return path.exists() and path.stat().st_size == size * shard['tokens']
+    if not all(map(Path.exists, paths)):
+        start = start_of_document(tokenizer)
+        with fresh(paths[0]) as train, fresh(paths[1]) as val:
+            for text in filter(None, texts(path, read)):
+                # half a pair of surrogates is no character
+                text = text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')
+                tokens = np.array([*start, *tokenizer.encode_ordinary(text)], dtype)
+                (val if for_validation(text, every) else train).write(tokens.tobytes())
+    return paths[0].stat().st_size // dtype.itemsize
 
 
 # --------------------------------------------------------------------- a source: files -> a dataset
 
 def read_files(folder, plan, budget, options, pool, bar):
-    """The records of the first files that have `budget` tokens to train on together. Every worker
+    """The numbers of the first files that have `budget` tokens to train on together. Every worker
     reads one file at a time, and the next are begun when all are done."""
-    records, tokens = [], 0
+    numbers, tokens = [], 0
     files = iter(enumerate(plan['files']))
     while tokens < budget and (some := list(itertools.islice(files, options.workers))):
-        jobs = [is_done(folder, i, options) or pool.submit(
-                    tokenise, folder, i, path, plan['read'], options.tokenizer, options.val_every)
-                for i, (path, *_) in some]
+        jobs = [pool.submit(tokenise, folder, i, path, plan['read'], options.tokenizer,
+                            options.val_every) for i, (path, *_) in some]
         for (i, _), job in zip(some, jobs):
-            record = job if isinstance(job, dict) else job.result()
+            n = job.result()
             if tokens < budget:
-                records.append(record)
-                tokens += record['train']['tokens']
-                bar.update(record['train']['tokens'])
+                numbers.append(i)
+                tokens += n
+                bar.update(n)
             else:               # the workers were more than the files that were still needed
-                forget(folder, i)
-    return records
-
-
-def forget(folder, i):
-    "Take a file's shards away, and before them the record that vouches for them."
-    record_of(folder, i).unlink()
-    for split in ('train', 'val'):
-        (folder / f'{split}_{i:05d}.bin').unlink()
+                for split in ('train', 'val'):
+                    (folder / f'{split}_{i:05d}.bin').unlink()
+    return numbers
 
 
 def begun(source, folder, options):
@@ -138,30 +93,33 @@ def begun(source, folder, options):
     now = dict(repo=str(options.source or source.repo), read=source.read,
                tokenizer=options.tokenizer, val_every=options.val_every,
                fingerprint=fingerprint(get_tokenizer(options.tokenizer)))
-    if options.source:          # what is on the hub is named with its commit
+    if options.source or not path.exists():     # what is on the hub is named with its commit
         now['files'] = list_files(source, options.source)
     if not path.exists():
-        files = now.get('files') or list_files(source, None)
-        write_json(path, now | dict(files=files))
+        write_json(path, now)
     plan = read_json(path)
-    if options.source and plan['files'] != now.pop('files'):
-        raise Refused(f'{folder} was begun with other files than {options.source} has now: choose '
-                      'another --out, or remove it')
     for name, value in now.items():
         if plan.get(name) != value:
-            raise Refused(f'{folder} was begun with {name}={plan.get(name)}, and now it is '
-                          f'{value!r}: choose another --out, or remove it')
+            what = 'other files' if name == 'files' else f'{name}={plan.get(name)}, not {value!r}'
+            raise Refused(f'{folder} was begun with {what}: choose another --out, or remove it')
     return plan
 
 
-def made_before(folder, budget, options):
-    "What train.json says of a dataset that is there and has tokens enough, or None."
+def made_before(folder, budget):
+    """What train.json says of a dataset that is there and has tokens enough, or None. A shard that
+    is not as long as it says goes."""
     path = folder / 'train.json'
     if not path.exists():
         return None
     made = read_json(path)
-    whole = all(is_whole(folder, shard, options) for shard in made['shards'])
-    return made if whole and made['tokens'] >= budget else None
+    size = np.dtype(made['dtype']).itemsize
+    sizes = {folder / shard['file']: size * shard['tokens'] for shard in made['shards']}
+    damaged = [shard for shard, n in sizes.items()
+               if not shard.exists() or shard.stat().st_size != n]
+    if not damaged and made['tokens'] >= budget:
+        return made
+    for left in [path, *damaged]:           # no dataset until it has more tokens
+        left.unlink(missing_ok=True)
 
 
 def make(source, folder, budget, options, pool, bar):
@@ -171,36 +129,33 @@ def make(source, folder, budget, options, pool, bar):
     for left in folder.glob('*.tmp'):       # by a worker that was killed
         left.unlink()
     plan = begun(source, folder, options)
-    if made := made_before(folder, budget, options):
+    if made := made_before(folder, budget):
         return made
-    (folder / 'train.json').unlink(missing_ok=True)     # no dataset until it has more tokens
-    records = read_files(folder, plan, budget, options, pool, bar)
-    shards = {split: [record[split] for record in records if record[split]['tokens']]
-              for split in ('val', 'train')}
-    documents = sum(record['documents'] for record in records)
-    for split, chosen in shards.items():
-        if not chosen:
-            raise Refused(f'{folder}: of {documents} documents none is for {split}: remove it, and '
-                          f'choose another --val_every than {options.val_every}')
-    shards['val'] = [joined(folder, shards['val'])]
+    numbers = read_files(folder, plan, budget, options, pool, bar)
+    # small shards as a single one: a window of text lies within a shard, and theirs are short
+    replace(folder / 'val.bin', b''.join((folder / f'val_{i:05d}.bin').read_bytes()
+                                         for i in numbers))
     n_vocab = get_tokenizer(options.tokenizer).n_vocab
-    origin = dict(made_by='corpus.py', source=plan['repo'], files=len(records),
-                  documents=documents, left_out=sum(record['left_out'] for record in records))
-    for split, chosen in shards.items():        # train.json comes last: with it, it is a dataset
+    names = dict(val=['val.bin'], train=[f'train_{i:05d}.bin' for i in numbers])
+    for split, files in names.items():      # train.json comes last: with it, it is a dataset
+        shards = [shard_of(folder / name, np.dtype(token_type(n_vocab))) for name in files]
         made = dict(tokenizer=options.tokenizer, fingerprint=plan['fingerprint'], n_vocab=n_vocab,
-                    dtype=token_type(n_vocab),
-                    tokens=sum(shard['tokens'] for shard in chosen), row=None, kinds=[],
-                    shards=chosen, origin=origin)
+                    dtype=token_type(n_vocab), tokens=sum(shard['tokens'] for shard in shards),
+                    row=None, kinds=[], shards=[shard for shard in shards if shard['tokens']],
+                    origin=dict(made_by='corpus.py', source=plan['repo'], files=len(numbers)))
+        if not made['tokens']:
+            raise Refused(f'{folder}: no document is for {split}: remove it, and choose another '
+                          f'--val_every than {options.val_every}')
         write_json(folder / f'{split}.json', made)
     return made
 
 
-def joined(folder, shards):
-    "Small shards as a single one: a window of text lies within a shard, and theirs are short."
-    raw = b''.join((folder / shard['file']).read_bytes() for shard in shards)
-    replace(folder / 'val.bin', raw)
-    return dict(file='val.bin', tokens=sum(shard['tokens'] for shard in shards),
-                sha256={'.bin': hashlib.sha256(raw).hexdigest()})
+def shard_of(path, dtype):
+    "What a dataset says of a shard."
+    with open(path, 'rb') as file:
+        digest = hashlib.file_digest(file, 'sha256').hexdigest()
+    return dict(file=path.name, tokens=path.stat().st_size // dtype.itemsize,
+                sha256={'.bin': digest})
 
 
 # -------------------------------------------------------------------------------------- the mixture
@@ -241,16 +196,12 @@ def prepare(mixtures, docstring, argv=None, out=None):
     spawn = multiprocessing.get_context('spawn')
     with (claim(out), tqdm(total=tokens, unit='token', unit_scale=True) as bar,
           ProcessPoolExecutor(options.workers, spawn, end_with_parent) as pool):
-        done = 0
         for source, budget in zip(mixtures[name], budgets):
             bar.set_description(source.name)
             made = make(source, out / source.name, budget, options, pool, bar)
-            done += budget
-            bar.update(done - bar.n)
-            n, origin = made['tokens'], made['origin']
+            n = made['tokens']
             repeats = (f' of {budget:,}: all there are, so they are read {budget / n:.1f} times'
                        if n < budget else '')
-            bar.write(f'{out / source.name}: {n:,} tokens{repeats}; {origin["documents"]:,} '
-                      f'documents, {origin["left_out"]:,} empty or left out')
+            bar.write(f'{out / source.name}: {n:,} tokens{repeats}')
         write_json(out / 'mixture.json', {each.name: each.share for each in mixtures[name]})
     print(f'{out}: {tokens:,} tokens in the mixture; train.py --data={out} --dry_run looks at it')

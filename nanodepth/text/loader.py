@@ -67,11 +67,6 @@ def permute(i, n, key):
 
 # --------------------------------------------------------------------------------- datasets on disk
 
-# What rows of numbers have beside the kinds of answers (report/).
-TAKEN = {'loss', 'val_loss', 'step', 'steps', 'tokens', 'flops', 'seconds', 'minutes', 'seed',
-         'seeds', 'run', 'layers', 'lr'}
-
-
 def write_dataset(folder, split, tokenizer, tokens, *, mask=None, marks=None, kinds=None, row=None,
                   origin=None):
     """Write one split as a single shard. The JSON comes last, and an old one goes first: a folder
@@ -80,9 +75,6 @@ def write_dataset(folder, split, tokenizer, tokens, *, mask=None, marks=None, ki
     folder = Path(folder)
     path = folder / f'{split}.json'
     origin = origin or {}
-    if taken := TAKEN.intersection(kinds or ()):
-        raise Refused(f'{path}: a kind of answer cannot be called {min(taken)!r}: tables and '
-                      'pictures have a column of that name')
     refuse_others(folder, origin.get('made_by'))
     from nanodepth.text.tokenizer import fingerprint, get_tokenizer, token_type
     encoding = get_tokenizer(tokenizer)
@@ -141,7 +133,7 @@ class Dataset:
         with reading(path, then=f'; {how_to_prepare(folder)}'):
             description = read_json(path)
             self.tokenizer = description['tokenizer']
-            self.fingerprint = description.get('fingerprint')       # older datasets have none
+            self.fingerprint = description['fingerprint']
             self.n_vocab = description['n_vocab']
             self.dtype = description['dtype']
             self.tokens = description['tokens']
@@ -358,11 +350,7 @@ def refuse_mixed(sets):
     "One model reads one tokenizer. Of two tokenizers that are called alike, the fingerprints tell."
     first, *others = sets
     for other in others:
-        if other.fingerprint and first.fingerprint:
-            alike = other.fingerprint == first.fingerprint
-        else:                       # made by an older version
-            alike = other.tokenizer == first.tokenizer
-        if not alike:
+        if other.fingerprint != first.fingerprint:
             raise Refused(f'{first.folder} was made with the tokenizer {first.tokenizer!r}, but '
                           f'{other.folder} with {other.tokenizer!r}, which cuts text otherwise: '
                           'one model reads one tokenizer')

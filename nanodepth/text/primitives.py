@@ -7,8 +7,8 @@ measure computation over the layers, not knowledge. Answers are chosen among
 given options by log-likelihood, after some examples with answers ("shots").
 
 Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", appendix C, and "From Growing to
-Looping", appendix D.1 (the forms), section 5.1 (accuracy against shots, fine-tuning); the tasks are
-Saunshi et al.'s, 2024.
+Looping", appendix D.1 (the forms), section 5.1 (accuracy against shots); the tasks are Saunshi et
+al.'s, 2024.
 Here: the papers don't print their forms of math and code, so TEMPLATES are ours; nor say which
 depths they average, so each depth is scored alone. No value is the beginning of another: the
 likelihood of ` 1` includes that of ` 13`. The `toy_` tasks have the form of data/toy.
@@ -16,19 +16,14 @@ likelihood of ` 1` includes that of ` 13`. The `toy_` tasks have the form of dat
 Usage:
     examples = few_shot('assign_basic', 200, shots=5, depth=1)      # asking/scoring.py scores them
     nanodepth evaluate out/lidas --tasks=toy_assign/0-2
-    python data/sft/prepare.py --tasks=toy_assign --depths=4 --n=128    # examples to fine-tune on
 """
 import math
 import random
 import string
 from dataclasses import dataclass
 
-import numpy as np
-
 from nanodepth.common.errors import Refused, check_choice
-from nanodepth.common.files import claim
-from nanodepth.text.loader import START, begin_dataset, draw, write_dataset
-from nanodepth.text.tokenizer import get_tokenizer, start_of_document
+from nanodepth.text.loader import START, draw
 
 
 @dataclass
@@ -120,11 +115,11 @@ def toy_copy(rng, depth, n=8):
     return ''.join(words + words[:again]), words, words[again]
 
 
-def toy_assign(rng, depth, n=4, statement='{}{}'):
+def toy_assign(rng, depth, n=4):
     if (depth + 1) * n > 26:
         raise Refused(f'the toy has letters for depth {26 // n - 1} at most, not {depth}')
     names = rng.sample(string.ascii_lowercase, (depth + 1) * n)
-    return ask(rng, chain(rng, names, rng.sample(string.digits, n), depth), statement, '?{}')
+    return ask(rng, chain(rng, names, rng.sample(string.digits, n), depth), '{}{}', '?{}')
 
 
 TASKS = {
@@ -137,8 +132,6 @@ TASKS = {
 TOY_TASKS = {
     'toy_copy': toy_copy,
     'toy_assign': toy_assign,
-    # with a sign between name and value, which the toy's mix lacks: to fine-tune on
-    'toy_code': lambda rng, depth: toy_assign(rng, depth, statement='{}={}'),
 }
 
 
@@ -193,44 +186,3 @@ def marked(pieces, kinds, size=math.inf):
         if len(tokens) >= size:
             return tokens[:size], mask[:size], marks[:size]
     return tokens, mask, marks
-
-
-def write_examples(folder, tokenizer_name, tasks, depths, n, *, shots=0, seed=0, n_val=500):
-    """A dataset for fine-tuning: n examples in equal parts of every task and depth, one padded row
-    each, with loss on the answer alone. The validation split has other examples, and marks, so that
-    train.py says which part is learned."""
-    tokenizer = get_tokenizer(tokenizer_name)
-    if n < 1:
-        raise Refused(f'n={n}: at least one example')
-    kinds = {}          # copying has no depth
-    for task in tasks:
-        kinds |= ({task: (task, 0)} if 'copy' in task
-                  else {f'{task}/{depth}': (task, depth) for depth in depths})
-    start = start_of_document(tokenizer)
-    rows = dict(train=[], val=[])
-    for split, total in (('train', n), ('val', n_val)):
-        for k, (task, depth) in enumerate(kinds.values()):
-            count = total * (k + 1) // len(kinds) - total * k // len(kinds)
-            for e in few_shot(task, max(count, 1), shots=shots, depth=depth,
-                              seed=draw(seed, split))[:count]:
-                prompt = [*start, *tokenizer.encode(e.prompt)]
-                answer = continuation(tokenizer, e.prompt, e.options[e.answer])
-                rows[split].append((prompt, answer, k + 1))
-    longest = max(len(prompt) + len(answer) for split in rows.values()
-                  for prompt, answer, _ in split)
-    with claim(folder):         # both splits are of one command
-        begin_dataset(folder, 'primitives.py')
-        for split, examples in rows.items():
-            tokens, mask, marks = np.zeros((3, len(examples), longest), dtype='int64')
-            for i, (prompt, answer, kind) in enumerate(examples):
-                begin = len(prompt)
-                end = len(prompt) + len(answer)
-                tokens[i, :end] = prompt + answer
-                mask[i, begin:end], marks[i, begin:end] = 1, kind
-                marks[i, begin] += START
-            write_dataset(folder, split, tokenizer_name, tokens.ravel(), mask=mask.ravel(),
-                          marks=marks.ravel() if split == 'val' else None, kinds=[*kinds],
-                          row=longest,
-                          origin=dict(made_by='primitives.py', tasks=tasks, n=len(examples),
-                                      shots=shots, seed=seed))
-    return longest

@@ -70,25 +70,18 @@ def get_tokenizer(name):
         return tiktoken.Encoding('bytes', pat_str=r'[\s\S]',
                                  mergeable_ranks={bytes([i]): i for i in range(256)},
                                  special_tokens={END_OF_TEXT: 256})
-    known = tiktoken.list_encoding_names()
-    if name not in known:
-        raise Refused(f"tokenizer {name!r} is not known: allowed are 'bytes', a tokenizer.json or "
-                      f'a folder with one, and {", ".join(known)}')
-    try:
+    # unknown, or not to be downloaded
+    with refusing(ValueError, OSError, why=lambda error: f"tokenizer {name!r}: allowed are "
+                  "'bytes', a tokenizer.json or a folder with one, and what tiktoken has "
+                  f'({", ".join(tiktoken.list_encoding_names())}): {error}'):
         return tiktoken.get_encoding(name)
-    except OSError as error:        # requests' errors are OSErrors
-        raise Refused(f'tokenizer {name!r}: tiktoken could not download it '
-                      f"({type(error).__name__}); without a network use 'bytes' or a "
-                      'tokenizer.json') from None
 
 
 class FromFile:
     "A tokenizer.json under tiktoken's names."
 
     def __init__(self, path):
-        with refusing(ImportError, why=lambda error: f'{path} is read by the tokenizers package '
-                      '(pip install tokenizers)'):
-            from tokenizers import Tokenizer
+        from tokenizers import Tokenizer
         with reading(path):
             self.inner = Tokenizer.from_file(str(path))
         self.inner.no_truncation()
@@ -117,10 +110,8 @@ class FromFile:
 def as_tokenizers(encoding, name):
     """A tiktoken Encoding as a Tokenizer of the `tokenizers` package. A text begins with the end of
     the one before, as our documents do."""
-    with refusing(ImportError, why=lambda error: f'to write a tokenizer: {error} (pip install '
-                  'transformers)'):
-        from tokenizers import processors
-        from transformers.convert_slow_tokenizer import TikTokenConverter
+    from tokenizers import processors
+    from transformers.convert_slow_tokenizer import TikTokenConverter
     special = encoding._special_tokens
     converter = TikTokenConverter(pattern=encoding._pat_str,
                                   extra_special_tokens=sorted(special, key=special.get))
@@ -139,17 +130,13 @@ def as_tokenizers(encoding, name):
 
 def from_hub(name):
     "The local copy of a checkpoint on the hub, fetched if need be."
-    missing = f'there is no {name} here; the Hugging Face hub'
-    try:
+    # each version of the package has names of its own for what went wrong
+    with refusing(Exception, why=lambda error: f'there is no {name} here, and the Hugging Face hub '
+                  f'did not give it ({type(error).__name__}): on a machine without a network or '
+                  'huggingface_hub, give the folder of a download'):
         from huggingface_hub import snapshot_download
         return Path(snapshot_download(str(name),
                                       allow_patterns=['*.json', '*.safetensors', '*.jinja']))
-    except ImportError:
-        raise Refused(f'{missing} was not asked for it, because huggingface_hub is not installed '
-                      '(pip install huggingface_hub)') from None
-    except Exception as error:      # each version of the package has names of its own
-        raise Refused(f'{missing} did not give it either ({type(error).__name__}): on a machine '
-                      'without a network, give the folder of a download') from None
 
 
 def local_folder(name):
@@ -165,23 +152,12 @@ def fingerprint(tokenizer):
     return hashlib.sha256(json.dumps([tokenizer.n_vocab, ids]).encode()).hexdigest()[:16]
 
 
-def refuse_another_tokenizer(path, loader, own=None):
-    """Data of another tokenizer than a model's is refused, also where its ids happen to fit. `own`:
-    the name of the model's, by which data that an older version made is known."""
+def refuse_another_tokenizer(path, loader):
+    "Data of another tokenizer than a model's is refused, also where its ids happen to fit."
     dataset = loader.sets[0]
-    name, theirs = dataset.tokenizer, dataset.fingerprint
-    if name == own and (theirs is None or name == 'bytes'):
-        return
-    try:
-        ours = fingerprint(get_tokenizer(path))
-        theirs = theirs or fingerprint(get_tokenizer(name))
-    except Refused:         # it is not at hand, without a network
-        if name == own:
-            return
-        raise
-    if ours != theirs:
-        raise Refused(f'{dataset.folder} was made with the tokenizer {name!r}, which is not that '
-                      f'of {path}: make it with --tokenizer={path}')
+    if fingerprint(get_tokenizer(path)) != dataset.fingerprint:
+        raise Refused(f'{dataset.folder} was made with the tokenizer {dataset.tokenizer!r}, which '
+                      f'is not that of {path}: make it with --tokenizer={path}')
 
 
 def start_of_document(tokenizer):
