@@ -219,17 +219,6 @@ def test_neither_the_order_nor_growth_compiles_a_block_again(tiny, count_compile
     assert count_compiles() <= once + 1
 
 
-def test_only_training_takes_the_compiled_call(tiny, count_compiles):
-    model = tiny().train()
-    for block in model.layers:
-        block.compile(backend='aot_eager')
-    tokens = tokens_of(model)
-    model(tokens, cache=KVCache(4))
-    model(tokens, tap=lambda depth, part, x, update: update)
-    model.eval()(tokens)
-    assert count_compiles() == 0
-
-
 def test_only_an_untied_embedding_starts_large():
     for tied, std in ((True, 0.02), (False, 1.0)):
         model = LM(ModelConfig(tie_embeddings=tied))
