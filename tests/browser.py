@@ -128,7 +128,7 @@ def walk(page, file, out, by_keys):
     step(1)
     assert tiles.count() == depth + 2 and 'order=[' in python()
     step(2)
-    assert tiles.count() == depth - 1 and f'{depth - 1} layers run' in page.inner_text('#cost')
+    assert tiles.count() == depth - 1 and f'{depth - 1} layer runs' in page.inner_text('#cost')
     step(3)
     assert len(page.locator('#stairs b').all_inner_texts()) == 5
     assert all(text.endswith('%') for text in page.locator('#stairs b').all_inner_texts())
@@ -139,7 +139,7 @@ def walk(page, file, out, by_keys):
     step(5)
     assert "'naive'" in python() and tiles.count() == depth
     step(5, again=True)
-    assert "'rk'" in python() and f'{depth + 12} layers run' in page.inner_text('#cost')
+    assert "'rk'" in python() and f'{depth + 12} layer runs' in page.inner_text('#cost')
     step(6)
     assert tiles.count() == 6 and 'r=1' in python()
     step(6, again=True)

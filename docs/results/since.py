@@ -44,6 +44,7 @@ def copies():
     yield from rows('smollm2', PLAIN, ACC, twice[PLAIN][ACC])
     for name, found, mark, measure in (
             ('4 twice', twice, '--loop', 'loss'), ('4 at 0.71', root, '--loop', 'loss'),
+            ('4 at 0.71', root, '--loop', ACC),
             ('4 at 0.5', half, '--loop', 'loss'), ('4 at 0.5', half, '--loop', ACC),
             ('4 by rk, layer by layer', rk, 'mode=layer', 'loss')):
         some = [scores[measure] for way, scores in found.items() if mark in way]
@@ -173,5 +174,23 @@ def parts():
             yield from rows('smollm2', way, measure, values)
 
 
-all_rows = [*copies(), *recirculated(), *parts(), *best_of_many(), *healing(), *worth()]
+def gemma():
+    "With a first token on each row and without: as it is, and the best of the four screened rows."
+    found = {}
+    for line in (OUT / 'gemma.jsonl').open():
+        note = json.loads(line)
+        kind, first, *way = note['key']
+        found[kind, first, *way] = note['value']
+    for first, token in ((False, ''), (True, 'first token')):
+        screened = {key: np.mean(values) for key, values in found.items()
+                    if key[:2] == ('screen', first) and key[2]}
+        best = min(screened, key=screened.get)[2:]
+        for way, name in (((None, None), token or PLAIN),
+                          (best, ', '.join(filter(None, (token, 'recirculated'))))):
+            yield from rows('gemma', name, 'loss', found['test', first, *way])
+            if first:
+                yield from rows('gemma', name, ACC, found['piqa', first, *way])
+
+
+all_rows = [*copies(), *recirculated(), *gemma(), *parts(), *best_of_many(), *healing(), *worth()]
 (DOCS / 'results/since.csv').write_bytes(as_csv(all_rows, lineterminator='\n'))

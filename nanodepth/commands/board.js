@@ -72,7 +72,7 @@ function looping(at) {          // how often the wrapper runs the layer at a pla
   const n = Number(middle?.[1]), start = middle ? about.middle[`${depth},${n}`] ?? Math.floor(depth / 2) - Math.floor(n / 2) : Number(ends?.[1]), end = middle ? start + Number(middle[1]) - 1 : Number(ends?.[2]);
   return wrap && start <= at && at <= end ? wrap.K : 1;
 }
-const loopText = ({method, K}) => `where the tiles marked × ${K} run as one block, ${K} times by ${method === 'naive' ? 'a full step' : `a step of 1/${K}`}`;
+const loopText = ({method, K, T = 1}) => `the tiles marked × ${K} as one block, ${K} times by ${method === 'naive' ? 'a full step' : `a step of ${T}/${K}`}`;
 const wrapText = ({window, method, K, T, beta}) => `looped(model, '${window}', '${method}', K=${K}${T ? `, T=${T}` : ''}${beta !== undefined ? `, beta=${beta}` : ''})`;
 function python() {
   const {order: list, wrap, r} = state(), both = list && wrap, call = r ? `model(tokens, r=${r})` : list && !wrap ? `model(tokens, order=[${list.join(', ')}])` : 'model(tokens)';
@@ -110,7 +110,7 @@ function tiles(from) {          // `from` says where each comes from, if they sh
     if (start) tile.animate([{transform: `translate(${start.x - end.x}px, ${start.y - end.y}px)`}, {transform: 'none'}], {duration: 700, easing: 'ease-in-out'});
   });
 }
-const fail = text => { $('error').textContent = text; };
+const fail = (text, near = '') => { $('error').textContent = text; $('near').textContent = near; };
 function failed(error) {        // no old answers beside it
   for (const id of ['verdict', 'cost', 'next', 'after', 'appears', 'behind', 'stairs']) $(id)?.replaceChildren();
   fail(error.message);
@@ -197,10 +197,11 @@ $('scene').onclick = () => STEPS[now][3]();
 for (const [id, act] of Object.entries({left: () => move(-1), right: () => move(1), repeat, out: leaveOut, undo, plain: () => asItWas()})) $(id).onclick = act;
 $('text').onchange = async () => {
   const mine = ++number;
+  if (!$('text').value.trim()) return asItWas();
   try {
     const found = await post('order', {model: current(), text: $('text').value});
     if (mine === number) change(found.order);
-  } catch (error) { fail(error.message); }
+  } catch (error) { fail(error.message, error.message); document.body.dataset.counted = number; }
 };
 for (const id of [...DIALS, 'wrapped']) $(id).onchange = () => {        // who turns a dial wants the wrapper
   if (id !== 'wrapped') $('wrapped').checked = true;

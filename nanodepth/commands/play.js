@@ -423,7 +423,7 @@ const ANSWERS = {
       for (let t = 0; t < (times || 1); t++) for (let i = 0; i < size; i++) order.push(unique + i);
       unique += Number(size);
     }
-    if (unique && unique !== n) throw Error(`the loop '${text}' has ${unique} unique layers, but the model has ${n}`);
+    if (unique && unique !== n) throw Error(`the parts of '${text}' make ${unique} layers, but the model has ${n}`);
     return {order: checked(open(model), {order}).order};
   },
   look({model: name, how, prompt}) {

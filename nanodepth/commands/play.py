@@ -228,7 +228,8 @@ def page(runs, task, asked):
         for label, model, copies in stages:
             key = name if model is stages[-1][1] else f'{name}, {label}'
             weights[key], about['tensors'][key] = pack(model)
-            about['models'][key] = described(run, model)
+            here = run if model is stages[-1][1] else Path(run) / f'stage_{len(model.layers)}'
+            about['models'][key] = described(here, model)
             if copies:
                 kin = [kin[i] for i in copies]
                 about['models'][key] |= dict(kin=kin, copies=copies)
@@ -308,6 +309,8 @@ def draw_scan(title, plain, without, twice):
 def scan_picture(run, text, out):
     "The map of a prompt as a picture."
     model, tokenizer = load_model(run).float().eval(), get_tokenizer(run)
+    if model.recurs:
+        raise Refused(f'{run} has a recurrent core, which takes no other order of its layers')
     wanted, *shares = scan(model, torch.tensor([encode(tokenizer, text, model)]))
     title = f'{Path(run).name} behind {text!r}: the share of {show_token(tokenizer, wanted)!r}'
     show(out, draw_scan, title, *shares)
