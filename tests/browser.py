@@ -192,6 +192,10 @@ def mended(page, run, model):
     page.click('#steps button:nth-child(2)')
     counted()
     assert page.is_checked('#wrapped') and page.inner_text('#name').startswith('2.')
+    typed('#K', '2')
+    tiles.nth(1).click()
+    counted()
+    assert tiles.nth(1).get_attribute('aria-pressed') == 'true'
     code = page.inner_text('#code').replace('load_model, ', '')
     prompt = page.input_value('#prompt')
     tokens = torch.tensor([encode(get_tokenizer(run), prompt, model)])
@@ -210,7 +214,7 @@ def mended(page, run, model):
     typed('#text', f'{n}x300')
     page.keyboard.press('Enter')
     page.wait_for_function("document.querySelector('#error').textContent.includes('at most 200')")
-    for _ in range(2):          # Undo: the dial, then the order; the focus stays
+    for _ in range(3):          # Undo: the dial twice, then the order; the focus stays
         page.focus('#undo')
         page.keyboard.press('Enter')
         counted()
