@@ -92,7 +92,7 @@ claims: smollm2 out/gemma/config.json data/heal/train.json
 	mkdir -p out/claims/heal out/worth
 	$(ONE) $(FOURS) --tasks=questions_piqa --out=out/claims/twice.csv
 	$(ONE) $(FOURS) --damp --tasks=questions_piqa --out=out/claims/half.csv
-	$(ONE) $(FOURS) --damp=0.70710678 --tasks=questions_piqa --out=out/claims/root.csv
+	$(ONE) $(FOURS) --damp=0.70710678 --tasks=questions_piqa --limit=500 --out=out/claims/root.csv
 	$(ONE) --window=$$($(PY) -c "print(','.join(f'{i}-{i+3}' for i in range(27)))") --method=rk --K=2 --mode=layer --out=out/claims/rk.csv
 	$(ONE) --loop=$$($(PY) -c "print(','.join([f'{i}-1x2-{29-i}'.removeprefix('0-').removesuffix('-0') for i in range(30)] + ['2x2-28', '1-2x2-27', '2-2x2-26']))") --tasks=questions_piqa --out=out/claims/blocks.csv
 	$(ONE) --window=5-13 --method=recirculate --K=2 --alpha=0.15 --cache=last --out=out/claims/recirculate.csv

@@ -166,7 +166,8 @@ def patch(model, window=None, method='rk', K=3, beta=None, cache=None, decode='f
                             decode=decode, depth=len(order),
                             mixes_tokens=method not in PER_TOKEN))
     ours = hasattr(model, 'recurs')
-    entries = {i: Entry(layer, index=None if ours else i) for i, layer in looped_layers.items()}
+    entries = {i: Entry(layer, index=None if ours else i, pinned=any(routers.values()))
+               for i, layer in looped_layers.items()}
     for d in range(a, b + 1):
         entry = entries[order[d]]
         entry.loops[d] = loop

@@ -539,7 +539,9 @@ def test_what_ways_are_ranked_by_and_what_a_gain_is():
     of_data = dict(run='a', measure='copy', kind='share', change=1.0)
     benchmarks = [of_data | dict(measure=f'b {name}') for name in ('acc', 'acc_norm')]
     assert sweep.ranked_by(subject, [rows[0], of_data]) == ['loss']
-    assert sweep.ranked_by(subject, [*rows, of_data]) == ['toy_assign/1']
+    with pytest.raises(Refused, match='b ter .* is no share of right answers'):
+        sweep.ranked_by(subject, [*rows, of_data])
+    assert sweep.ranked_by(subject, [*rows[:2], of_data]) == ['toy_assign/1']
     assert sweep.ranked_by(subject, [*rows, *benchmarks]) == ['toy_assign/1', 'b acc']
     assert [sweep.gain(row) for row in rows] == [-1, 1, -1]
     score = lambda kind, *answers: Score(kind, sum(answers) / len(answers), None, [*answers])
@@ -563,7 +565,7 @@ def test_what_diverged_is_not_the_best_and_the_judged_answers_are_kept(runs, tmp
 def test_what_a_sweep_refuses(runs, tmp_path, capsys):
     for args, message in ((['--window=all9', '--K=2'], 'window='),
                           (['--window=1-2', '--method=aitken', '--K=3'], 'Aitken takes two'),
-                          (['--blocks=9'], 'too shallow')):
+                          (['--blocks=1,9'], '--blocks=9: the model is')):
         assert message in refused(capsys, 'sweep', runs[0], '--device=cpu',
                                   f'--out={tmp_path / "s.png"}', *args)
 

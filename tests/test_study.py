@@ -5,6 +5,8 @@ from rows and from nothing else; and that the pages are what docs/results says.
 """
 import math
 import re
+import tomllib
+from collections import Counter
 
 import pytest
 from conftest import ROOT
@@ -29,6 +31,12 @@ def test_a_contrast_by_hand():
 def test_holm_by_hand():
     assert holm([0.04, 0.01, 0.03]) == pytest.approx([0.06, 0.03, 0.06])
     assert holm([0.5, 0.9]) == [1.0, 1.0]
+
+
+def test_no_section_has_more_than_five_primary_claims():
+    "Holm's correction is over them, so each one makes the others harder to show."
+    claims = tomllib.loads((ROOT / 'docs/results/claims.toml').read_text())['claim']
+    assert max(Counter(c['section'] for c in claims if c.get('primary')).values()) <= 5
 
 
 @pytest.mark.parametrize('changes, direction, said', [

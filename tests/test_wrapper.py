@@ -288,7 +288,8 @@ def test_windows(window, depth, expected):
 
 
 @pytest.mark.parametrize('arguments, message', [
-    (dict(window=(3, 6)), 'within 0 to 5'), (dict(cache='frist'), "did you mean 'first'"),
+    (dict(window=(3, 6)), 'within 0 to 5'), (dict(window='1.7'), 'within 0 to 5'),
+    (dict(cache='frist'), "did you mean 'first'"),
     (dict(pin='mixture'), 'no router'), (dict(decode='ful'), "'full', 'bypass'"),
     (dict(cache='exact', method='euler', tol=0.1), 'halting tolerance'),
     (dict(gamma=1), "no option 'gamma'")])

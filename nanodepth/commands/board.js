@@ -194,7 +194,8 @@ function step() {
   if (line) $('python').textContent = line();
 }
 $('scene').onclick = () => STEPS[now][3]();
-for (const [id, act] of Object.entries({left: () => move(-1), right: () => move(1), repeat, out: leaveOut, undo, plain: () => asItWas()})) $(id).onclick = act;
+for (const [id, textContent, title, onclick] of [['repeat', 'Repeat', 'r', repeat], ['out', 'Leave out', 'Delete', leaveOut], ['left', 'Move left', 'Shift + left arrow', () => move(-1)],
+  ['right', 'Move right', 'Shift + right arrow', () => move(1)], ['undo', 'Undo', 'u', undo], ['plain', 'Unchanged', 'p', () => asItWas()]]) $('moves').append(make('button', {id, textContent, title, onclick}));
 $('text').onchange = async () => {
   const mine = ++number;
   if (!$('text').value.trim()) return asItWas();

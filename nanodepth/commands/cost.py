@@ -91,6 +91,8 @@ def planned(config):
 def main(argv, read_config):
     "The command train.py CONFIG --dry_run."
     config = read_config(argv, DryRun)
+    if not config.dry_run:
+        raise Refused('--dry_run=false: leave it out to train')
     show(config)
     for data in (config.data, config.cooldown_data):
         for folder in [data] if isinstance(data, str) else data or []:

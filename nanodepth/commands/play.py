@@ -25,7 +25,6 @@ import math
 import webbrowser
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from pydoc_data.topics import topics
 
 import torch
 import torch.nn.functional as F
@@ -262,7 +261,9 @@ def page_of_checkpoint(run, site=None, home=None):
 def agreed(model, run):
     """(how often the rounded model's first token is the model's own, of how many beginnings): 16
     tokens of each topic of Python's language reference, which is on every machine."""
-    texts = [encode(get_tokenizer(run), text, model) for text in topics.values()]
+    from pydoc_data.topics import topics
+    tokenizer = get_tokenizer(run)
+    texts = [encode(tokenizer, text, model) for text in topics.values()]
     tokens = torch.tensor([text[:16] for text in texts if len(text) >= 16][:100])
     said = model(tokens)[:, -1].argmax(-1)
     rounded = round_weights(copy.deepcopy(model), small=True)

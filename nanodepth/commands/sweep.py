@@ -74,6 +74,8 @@ def ways_of(options, model):
     _, order = layers_and_order(model)
     depth = len(order)
     if options.blocks:
+        if max(options.blocks) > depth:
+            raise Refused(f'--blocks={max(options.blocks)}: the model is {depth} layers deep')
         return [(Way(loop=repeat_block(order, start, size, times)), f'{start}-{start + size - 1}',
                  f'{times} times') for size in options.blocks for start in range(depth - size + 1)
                 for times in options.times]
@@ -114,6 +116,10 @@ def ranked_by(subject, rows):
         task, _, metric = row['measure'].rpartition(' ')
         if row['kind'] == 'share' and row['measure'] not in of_data:
             first.setdefault(task if metric in SHARES else row['measure'], row['measure'])
+    for row in rows:
+        if row['kind'] == 'score' and row['measure'].partition(' ')[0] not in first:
+            raise Refused(f'{row["measure"]} is no share of right answers, and nothing can be '
+                          'ranked by it: leave its task out')
     return list(first.values()) or [rows[0]['measure']]
 
 
@@ -122,8 +128,6 @@ def search(name, path, options, notes):
     those of the picture, those of --answers)."""
     subject = Subject(path, options, parts=2)
     places = ways_of(options, subject.model)
-    if not places:
-        raise Refused(f'{path}: the model is too shallow for such blocks or windows')
     ways = {str(way): way for way, _, _ in places}
     subject.check(ways.values())
     screened = measured(name, name, subject, [Way(), *ways.values()], notes)

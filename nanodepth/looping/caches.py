@@ -41,6 +41,18 @@ def check_cache(cache, decode, tol=None):
                       'and no halting tolerance')
 
 
+def refuse_without_layers(cache):
+    if cache is not None and not hasattr(cache, 'layers'):
+        raise Refused(f'a KV cache of the kind {type(cache).__name__} has no list of layers: it '
+                      'cannot be looped')
+
+
+def ends_before(cache, b):
+    """Is there no slot for layer b, nor will there be? transformers drafts tokens with the model's
+    first layers (assistant_early_exit), and then looks at them with all: a draft is not looped."""
+    return len(cache.layers) <= b and getattr(cache, 'layer_class_to_replicate', 1) is None
+
+
 def left_out(cache, a, q, decode):
     """Is a window that begins with layer a left as it is for this token? cache.prompt is how many
     tokens there were behind the last prompt (on the cache, so that texts can be continued in

@@ -73,23 +73,24 @@ MIDDLE = {(36, 4): 15}
 def pick_window(window, depth):
     """(a, b) of a window: (3, 5) or '3-5', 'mid4' (also None), or 0.5, the four layers whose
     centre is nearest to that fraction of the depth."""
-    text = f'mid{min(4, depth)}' if window is None else str(window)
-    if isinstance(window, (tuple, list)):
-        text = '-'.join(map(str, window))
-    a, b = 0, -1
-    if match := re.fullmatch(r'(\d+)-(\d+)', text):
-        a, b = map(int, match.groups())
-    elif match := re.fullmatch(r'mid(\d+)', text):
-        n = int(match[1])
-        a = MIDDLE.get((depth, n), depth // 2 - n // 2)
-        b = a + n - 1
-    elif depth >= 4 and re.fullmatch(r'[01]?\.\d*', text):         # Figure 6
-        a = min(range(depth - 3), key=lambda a: abs(a + 1.5 - float(text) * depth))
-        b = a + 3
-    if not 0 <= a <= b < depth:
-        raise Refused(f"window={window!r}: give (first, last) or 'first-last' within 0 to "
+    given = window
+    window = f'mid{min(4, depth)}' if window is None else window
+    if isinstance(window, str):
+        if re.fullmatch(r'\d+-\d+', window):
+            window = tuple(int(part) for part in window.split('-'))
+        elif re.fullmatch(r'\d+\.\d*|\.\d+', window):
+            window = float(window)
+        elif re.fullmatch(r'mid\d+', window) and 1 <= (n := int(window[3:])) <= depth:
+            a = MIDDLE.get((depth, n), depth // 2 - n // 2)
+            window = a, a + n - 1
+    if isinstance(window, float) and 0 <= window <= 1 and depth >= 4:
+        a = min(range(depth - 3), key=lambda a: abs(a + 1.5 - window * depth))     # Figure 6
+        window = a, a + 3
+    if not (isinstance(window, (tuple, list)) and len(window) == 2
+            and all(isinstance(i, int) for i in window) and 0 <= window[0] <= window[1] < depth):
+        raise Refused(f"window={given!r}: give (first, last) or 'first-last' within 0 to "
                       f"{depth - 1}, 'mid4' for the middle four, or a fraction of the depth")
-    return a, b
+    return tuple(window)
 
 
 def loop_of(model):
@@ -110,7 +111,8 @@ def mixes_tokens(model):
 def could_keep_all(model):
     "Does a solver evaluate each token by itself, and all equally often? Then `keeping_all` holds."
     loop = loop_of(model)
-    return loop is None or not (loop.how.mixes_tokens or 'tol' in loop.how.solver.keywords)
+    return loop is None or not (loop.how.mixes_tokens
+                                or loop.how.solver.keywords.get('tol') is not None)
 
 
 @contextlib.contextmanager
@@ -165,8 +167,9 @@ class Entry:
     """Stands in a layer's forward: an object, so that it can be copied and pickled. What stood
     there before, if anything did (accelerate's, which moves tensors), is what runs the layer."""
 
-    def __init__(self, layer, index):
+    def __init__(self, layer, index, pinned=False):
         self.layer = layer
+        self.pinned = pinned
         self.loops = {}
         self.index = index          # None: a layer of ours, which is told its depth
         self.before = vars(layer).get('forward')
@@ -192,6 +195,11 @@ class Entry:
             raise Refused(f'{type(self.layer).__name__} returns a {type(answer).__name__}: only '
                           'layers that map a stream to a stream can be looped')
         return answer
+
+    def refuse_checkpointing(self):
+        if self.layer.training and getattr(self.layer, 'gradient_checkpointing', False):
+            raise Refused('gradient checkpointing runs a layer again on its own, without what pin '
+                          'has noted: turn one of them off')
 
     def __call__(self, *args, **kwargs):
         kwargs.update(zip(self.names, args))

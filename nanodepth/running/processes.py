@@ -157,10 +157,11 @@ class World:
             if self.signal and number == signal.SIGINT:
                 raise KeyboardInterrupt
             self.signal = number
-        hang_up = getattr(signal, 'SIGHUP', signal.SIGTERM)     # Windows has none
-        for number in {signal.SIGINT, signal.SIGTERM, hang_up}:
-            if signal.getsignal(number) != signal.SIG_IGN:      # nohup wants it to be ignored
-                self.handlers[number] = signal.signal(number, ask)
+        asking = [signal.SIGINT, signal.SIGTERM]
+        # Windows has no SIGHUP, and nohup wants it to be ignored
+        if hasattr(signal, 'SIGHUP') and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+            asking.append(signal.SIGHUP)
+        self.handlers = {number: signal.signal(number, ask) for number in asking}
 
     def asked(self):
         "The number of a signal that one of the processes got, or 0: all stop together."

@@ -71,6 +71,8 @@ def another_run(plan, saved, data):
     old = type(c)(**only_fields(type(c), saved['config']))
     old_plan = type(plan)(old, plan.parent)
     step = saved['step']
+    if step > old.steps:
+        raise Refused(f'{c.out_dir} is damaged: it holds step {step} of {old.steps}')
     if step > c.steps:
         raise Refused(f'{c.out_dir} has taken {step} steps, more than steps={c.steps}: choose '
                       'another --out_dir')
@@ -84,10 +86,12 @@ def another_run(plan, saved, data):
             raise Refused(f'{c.out_dir} holds a run with {name}={getattr(old, name)!r}, but '
                           f'this config has {value!r}: {move}')
     for name in {'data', 'val', *(plan.at(step).data for step in taken)}:
+        if name == 'val' and name not in saved:         # of an older run
+            continue
         if saved.get(name) != data[name].checksums():
             raise Refused(f'the data has changed since the run in {c.out_dir} began (other '
                           f'checksums): {move}')
-        was = saved['shares'].get(name)
+        was = saved.get('shares', {}).get(name)         # older runs do not say
         if was and was != data[name].shares():
             raise Refused(f'the shares of the data have changed since the run in {c.out_dir} '
                           f'began, from {was} to {data[name].shares()}: {move}')

@@ -67,6 +67,11 @@ def permute(i, n, key):
 
 # --------------------------------------------------------------------------------- datasets on disk
 
+# What rows of numbers have beside the kinds of answers (report/).
+TAKEN = {'loss', 'val_loss', 'step', 'steps', 'tokens', 'flops', 'seconds', 'minutes', 'seed',
+         'seeds', 'run', 'layers', 'lr'}
+
+
 def write_dataset(folder, split, tokenizer, tokens, *, mask=None, marks=None, kinds=None, row=None,
                   origin=None):
     """Write one split as a single shard. The JSON comes last, and an old one goes first: a folder
@@ -75,6 +80,9 @@ def write_dataset(folder, split, tokenizer, tokens, *, mask=None, marks=None, ki
     folder = Path(folder)
     path = folder / f'{split}.json'
     origin = origin or {}
+    if taken := TAKEN.intersection(kinds or ()):
+        raise Refused(f'{path}: a kind of answer cannot be called {min(taken)!r}: tables and '
+                      'pictures have a column of that name')
     refuse_others(folder, origin.get('made_by'))
     from nanodepth.text.tokenizer import fingerprint, get_tokenizer, token_type
     encoding = get_tokenizer(tokenizer)

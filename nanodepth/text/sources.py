@@ -14,15 +14,19 @@ Usage:
 """
 import dataclasses
 import fnmatch
-import functools
 import gzip
 import hashlib
+import http.client
 import itertools
 import re
+import time
+import urllib.error
+import urllib.request
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from nanodepth.common.errors import Refused, refusing
+from nanodepth.common.errors import Refused
 
 KINDS = {'.parquet': 'parquet', '.jsonl': 'json', '.json': 'json', '.gz': 'json', '.zst': 'json'}
 
@@ -61,27 +65,23 @@ def chat(row, name='text'):
         return ROLE_TAGS.sub('', text).strip()
 
 
-@functools.cache
-def session():
-    "What asks a server again, up to six times, if it is overloaded or the line breaks."
-    import requests
-    again = requests.packages.urllib3.Retry(6, backoff_factor=1, status_forcelist=(500, 502, 503))
-    made = requests.Session()
-    made.mount('https://', requests.adapters.HTTPAdapter(pool_maxsize=32, max_retries=again))
-    return made
-
-
 def archived(row):
     """A file whose row has its text, or else its number in Software Heritage's archive; None if it
     was taken down."""
     if row.get('text') is not None or 'blob_id' not in row:
         return column(row)
     url = f'https://softwareheritage.s3.amazonaws.com/content/{row["blob_id"]}'
-    answer = session().get(url, timeout=60)
-    if answer.status_code in (403, 404):
-        return None
-    answer.raise_for_status()
-    return gzip.decompress(answer.content).decode('utf-8', errors='ignore')
+    for attempt in itertools.count():
+        try:
+            with urllib.request.urlopen(url, timeout=60) as answer:
+                return gzip.decompress(answer.read()).decode('utf-8', errors='ignore')
+        except (OSError, EOFError, zlib.error, http.client.HTTPException) as error:
+            if isinstance(error, urllib.error.HTTPError) and error.code in (403, 404):
+                return None
+            reason = error
+        if attempt == 5:
+            raise Refused(f'Software Heritage did not give {row["blob_id"]}: {reason}')
+        time.sleep(2 ** attempt)
 
 
 READ = {'text': column, 'chat': chat, 'archived': archived}
@@ -95,10 +95,20 @@ def kind_of(path):
 def rows(path):
     "The rows of a parquet or JSON Lines file, here or on the hub, as dicts."
     from datasets import load_dataset
-    # each kind of file has errors of its own
-    with refusing(Exception, why=lambda error: f'{path}: {error.__cause__ or error}'):
-        yield from load_dataset(kind_of(path), data_files=str(path), split='train',
-                                streaming=True)
+    from datasets.utils.logging import set_verbosity_error
+    set_verbosity_error()
+    i = 0
+    try:
+        for row in load_dataset(kind_of(path), data_files=str(path), split='train',
+                                streaming=True):
+            yield row
+            i += 1
+    except Exception as error:      # each kind of file has errors of its own
+        if 'StopIteration' in repr(error):      # an empty file
+            return
+        cause = error.__cause__ or error
+        raise Refused(f'{path}, after row {i}: {type(cause).__name__}: '
+                      f'{(str(cause).splitlines() or [""])[0][:200]}') from None
 
 
 def texts(path, read):
@@ -108,7 +118,10 @@ def texts(path, read):
     with ThreadPoolExecutor(32) as threads:
         work = threads.map if read == 'archived' else map
         while batch := list(itertools.islice(some, 256)):
-            yield from work(READ.get(read, read), batch)
+            try:
+                yield from work(READ.get(read, read), batch)
+            except Refused as error:
+                raise Refused(f'{path}: {error}') from None
 
 
 # -------------------------------------------------------------------------------------------- files
@@ -118,21 +131,24 @@ def list_files(source, where):
     disk also when they were last changed."""
     if where is None:
         from huggingface_hub import HfApi
-        # each version of the package has names of its own
-        with refusing(Exception, why=lambda error: f'the Hugging Face hub did not list '
-                      f'{source.repo} ({error}): is there a network, and a login where the dataset '
-                      'asks for one? --source=FOLDER reads local files'):
+        try:
             commit = HfApi().dataset_info(source.repo).sha
             tree = list(HfApi().list_repo_tree(source.repo, repo_type='dataset', revision=commit,
                                                recursive=True))
+        except Exception as error:      # each version of the package has names of its own
+            raise Refused(f'the Hugging Face hub did not list {source.repo} '
+                          f'({type(error).__name__}): is there a network, and a login where the '
+                          'dataset asks for one? --source=FOLDER reads local files') from None
         listed = {f.path: [f'hf://datasets/{source.repo}@{commit}/{f.path}', f.size] for f in tree
                   if fnmatch.fnmatch(f.path, source.files) and hasattr(f, 'size')}
+        if not listed:
+            raise Refused(f'{source.repo} has no file {source.files} any more')
     else:
         folder = Path(where) / source.name
         listed = {str(p.relative_to(where)): [str(p), p.stat().st_size, p.stat().st_mtime_ns]
                   for p in folder.rglob('*') if kind_of(p) and p.is_file()}
-    if not listed:
-        raise Refused(f'there is no file {source.files} of {source.name} in {where or source.repo}')
+        if not listed:
+            raise Refused(f'there is no parquet or JSON Lines file in {folder}')
 
     def digest(name):
         return hashlib.blake2b(name.encode()).hexdigest()
