@@ -137,13 +137,16 @@ def healing():
     figure.savefig(DOCS / 'assets/healing.png', dpi=150)
 
 
+LOOPS = (1, 2), (1, 4), (1, 8), (2, 2), (2, 4), (4, 2)
+
+
 def exponent(losses, seed):
     """phi, where u layers run r times are as good as u r^phi: fitted to the loops of at most 8
     layer runs. What each is worth is read off the losses of 1 to 8 ordinary layers."""
     base = [losses[f'{n}x1-{seed}'] for n in range(1, 9)]
     base = np.maximum.accumulate(base[::-1])[::-1]              # so that it falls
     above = below = 0
-    for u, r in ((1, 2), (1, 4), (1, 8), (2, 2), (2, 4), (4, 2)):
+    for u, r in LOOPS:
         worth = np.exp(np.interp(-losses[f'{u}x{r}-{seed}'], -base, np.log(range(1, 9))))
         above += np.log(r) * np.log(worth / u)
         below += np.log(r) ** 2
@@ -157,14 +160,16 @@ def worth():
         text[path.parent.name] = kinds['text']['loss']
         chains[path.parent.name] = np.mean([kinds[f'depth {d}']['loss'] for d in range(4)])
     names = {name.partition('-')[0] for name in text}
-    seeds = [s for s in range(8) if all(f'{name}-{s}' in text for name in names)]
+    needed = [f'{n}x1' for n in range(1, 9)] + [f'{u}x{r}' for u, r in LOOPS]
+    seeds = [s for s in range(8) if all(f'{name}-{s}' in text for name in needed)]
     for measure, losses in (('text', text), ('chains', chains)):
         values = [exponent(losses, seed) for seed in seeds]
         print(f'exponent, {measure}:', np.round(values, 3))
         yield from rows('toy', 'measured', f'exponent, {measure}', values)
         yield from rows('toy', 'claimed', f'exponent, {measure}', [0.46] * len(seeds))
         for name in sorted(names):
-            yield from rows('toy', name, f'loss, {measure}', [losses[f'{name}-{s}'] for s in seeds])
+            yield from rows('toy', name, f'loss, {measure}', [
+                losses[f'{name}-{s}'] for s in seeds if f'{name}-{s}' in losses])
 
 
 def parts():
