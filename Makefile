@@ -103,7 +103,7 @@ claims: smollm2 out/gemma/config.json data/heal/train.json
 	  $(PY) -m nanodepth evaluate out/claims/retrofit --r=1,2,4,8 --data=data/heal --batches=4 --tasks=questions_piqa --dtype=float32 --out=out/claims/heal/retrofit-$$n.csv; done
 	set -e; for n in 47 138 411 1188; do test -f out/claims/heal/parent-$$n.csv && continue; $(PY) train.py $(HEAL) --init_from=out/smollm2 --recurrence=none --lr=2e-4 --steps=$$n --out_dir=out/claims/parent; cp out/claims/parent/log.jsonl out/claims/heal/parent.jsonl; \
 	  $(PY) -m nanodepth evaluate out/claims/parent --data=data/heal --batches=4 --tasks=questions_piqa --dtype=float32 --out=out/claims/heal/parent-$$n.csv; done
-	set -e; for s in 0 1 2 3 4 5; do for u in 1 2 3 4 5 6 7 8; do for r in 1 2 4 8; do \
+	set -e; for s in 0 1 2 3 4 5 6 7; do for u in 1 2 3 4 5 6 7 8; do for r in 1 2 4 8; do \
 	  if [ $$r = 1 ]; then loop=; elif [ $$u = 1 ] || [ $$u = 2 ] || [ $$u = 4 ]; then loop=--loop=$${u}x$$r; else continue; fi; \
 	  $(PY) train.py config/baseline.py --n_layer=$$u $$loop --seed=$$s --eval_every=600 --eval_batches=48 --dtype=float32 --out_dir=out/worth/$${u}x$$r-$$s; done; done; done
 	$(PY) docs/results/since.py
