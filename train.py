@@ -84,7 +84,7 @@ class Config(Rare):                     # running/plan.py has what is rarely cha
     resume: bool = True                 # false: move the run in out_dir aside and start over
     # the machine
     device: str = 'auto'                # auto: cuda, else mps, else cpu
-    # auto: bfloat16 on cuda, and on a CPU that is fast at it if the parent's weights had 16 bits
+    # auto: bfloat16 on cuda, float32 elsewhere
     dtype: Literal['auto', 'float32', 'bfloat16'] = 'auto'
     compile: bool | Literal['auto'] = 'auto'    # auto: on for cuda
     grad_accum: int = 1                 # a process computes its rows in this many pieces
@@ -195,7 +195,7 @@ def train(c):
         elif c.init_from:
             saved = read_checkpoint(c.init_from, world)
             model = checkpoint.build_model(saved, c.init_from)
-            plan = Plan(c, Parent.of(model, saved))
+            plan = Plan(c, Parent.of(model))
             refuse.unfit_parent(c, model, data)
             totals['inherited_flops'] = saved.get('flops', 0) + saved.get('inherited_flops', 0)
         else:
@@ -207,7 +207,6 @@ def train(c):
             model.mean, model.backprop_depth = plan.mean, plan.backprop_depth
         elif not resumes:                       # a resumed model has its order from its checkpoint
             model.config.order = plan.main_order
-        world.pick_precision(plan.parent)       # bfloat16 on a CPU, only if the parent had 16 bits
         model.to(world.device, torch.float32).train()       # Hugging Face's may be bfloat16
 
         # ---- optimizer
@@ -223,7 +222,6 @@ def train(c):
                 checkpoint.save(
                     c.out_dir, **checkpoint.describe(model), **totals, config=asdict(c),
                     start=plan.parent and asdict(plan.parent),
-                    stored_as=plan.parent.stored_as if plan.parent else 'float32',
                     optimizers=[optimizer.state_dict() for optimizer in optimizers],
                     # with these, data that has changed is refused
                     tokenizer=data['data'].tokenizer,

@@ -116,7 +116,7 @@ def test_every_copy_has_its_sources_optimizer_state_and_shares_nothing(tiny, kin
 @pytest.mark.parametrize('grows, ordinary, parameters, grown, full, lengths', [
     ('360m_lidas', '360m_baseline', 361_821_120, 476_147.897, 613_527.488,
      [4722, 9444, 14166, 18888, 23611, 28333, 33055, 37781]),
-    ('1b7_midas', '1b7_loop_4_4x4_4', 1_711_376_384, 3_736_608.182, 4_813_222.102,
+    ('1b7_midas', '1b7_baseline', 1_711_376_384, 3_736_608.182, 4_813_222.102,
      [8095, 16190, 24285, 32380, 40476, 48574])])
 def test_table_7_comes_out_of_the_configs_to_the_last_digit(grows, ordinary, parameters, grown,
                                                             full, lengths):
@@ -151,8 +151,7 @@ def test_the_command_prints_what_came_from_which(capsys):
 
 
 def test_the_isoflops_baseline_costs_what_lidas_costs():
-    runs = {name: read_config([str(ROOT / f'config/{name}.py')])
-            for name in ('lidas', 'baseline', 'baseline_isoflops')}
-    cost = {name: planned(dataclasses.replace(c, vocab_size=257)) for name, c in runs.items()}
-    a_step = cost['baseline'] / runs['baseline'].steps
-    assert abs(cost['baseline_isoflops'] - cost['lidas']) <= a_step / 2
+    lidas, baseline = (read_config([f'config/{name}.py', '--vocab_size=257'])
+                       for name in ('lidas', 'baseline'))
+    shorter = dataclasses.replace(baseline, steps=482)          # as docs/FIGURES.md says
+    assert abs(planned(shorter) - planned(lidas)) <= planned(baseline) / baseline.steps / 2

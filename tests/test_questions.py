@@ -26,21 +26,15 @@ LINES = {
     'OpenBookQA/test': [dict(question='Fog is ', options='A. wet\nB. dry\nC. hot\nD. red',
                              answer='B. dry')],
     'BoolQ/dev': [dict(question='is it', passage='It is.', answer='True')],
-    'SIQA/test': [dict(passage='P.', question='Q?', options='A. a\nB. b\nC. c', answer='C. c')],
     'MMLU/test': [dict(question='1 + 1', options='A. 1\nB. 2\nC. 3\nD. 4', answer='B. 2')],
-    'LogiQA/test': [dict(passage='P.', question='Q?\n', options='A. a\nB. b\nC. c\nD. d',
-                         answer='D. d')],
-    'ASDiv/test': [dict(passage='Two and two.', question='How many?', answer='4 apples')],
-    'NQ-open/test': [dict(question='who', answer=['me', 'I'])]}
+    'ASDiv/test': [dict(passage='Two and two.', question='How many?', answer='4 apples')]}
 # the prompt, and the right continuation, as lm-eval's own task of that name has them
 WANTED = dict(
     piqa=('Question: ice box\nAnswer:', 'cools '),
     boolq=('It is.\nQuestion: is it?\nAnswer:', 'yes'),
     commonsense_qa=('Question: Where?\nA. a\nB. b\nC. c\nD. d\nE. e\nAnswer:', 'E'),
-    openbookqa=('Fog is', 'dry'), social_iqa=('Q: P. Q?\nA:', 'c'),
-    mmlu=('1 + 1\nA. 1\nB. 2\nC. 3\nD. 4\nAnswer:', 'B'),
-    logiqa=('Passage: P.\nQuestion: Q?\nChoices:\nA. a\nB. b\nC. c\nD. d\nAnswer:', 'd'),
-    asdiv=('Two and two.\nQuestion:How many?\nAnswer:', '4'), nq_open=('Q: who?\nA:', None))
+    openbookqa=('Fog is', 'dry'), mmlu=('1 + 1\nA. 1\nB. 2\nC. 3\nD. 4\nAnswer:', 'B'),
+    asdiv=('Two and two.\nQuestion:How many?\nAnswer:', '4'))
 
 
 def test_rows_become_the_tasks_of_lm_eval(tmp_path, capsys):
@@ -58,10 +52,10 @@ def test_rows_become_the_tasks_of_lm_eval(tmp_path, capsys):
         assert len(others) == (12 if name == 'piqa' else 0)
         assert task.doc_to_text(doc) == prompt, name
         target = task.doc_to_target(doc)
-        if answer and name != 'asdiv':
+        if name != 'asdiv':
             choices = task.doc_to_choice(doc)
             target = choices[target] if isinstance(target, int) else target
-        assert answer is None or target == answer, name
+        assert target == answer, name
     task = manager.load(['questions_piqa'])['tasks']['questions_piqa']
     task.set_config('num_fewshot', 10)
     task.set_fewshot_seed(1234)
@@ -117,17 +111,16 @@ def test_the_atlas_writes_a_row_for_each_row_of_text(tiny, tmp_path, capsys):
     write_noise(tmp_path / 'noise', [])
     run = save_run(tmp_path / 'run', tiny(vocab_size=257, context=64, n_layer=4),
                    tmp_path / 'noise')
-    line = [run, '--batches=1', '--device=cpu', f'--out={tmp_path}/o', f'--rows={tmp_path}']
+    line = [run, '--batches=1', '--device=cpu', f'--out={tmp_path}']
     nanodepth('atlas', line)
     first = (tmp_path / 'atlas.csv').read_text()
     lines = first.splitlines()
     ways = 1 + 4 + 2 * (4 + 1)
-    assert len([row for row in lines if ' to ' not in row]) == 1 + 4 * ways
-    assert '0,run,without,1 to 9' in first
+    assert len(lines) == 1 + 4 * ways
     other = save_run(tmp_path / 'other', tiny(vocab_size=257, context=64, n_layer=2),
                      tmp_path / 'noise')
     nanodepth('atlas', [run, other, *line[1:]])     # from what is on disk; the other is drawn
-    assert (tmp_path / 'atlas.csv').read_text() == first
+    assert (tmp_path / 'atlas.csv').read_text().startswith(first)
 
 
 def test_the_atlas_draws_models_beside_each_other(tmp_path, pictures):

@@ -177,34 +177,17 @@ def measured(model, loader, batches, pieces, first):
 
 
 def losses_of(model, tokens, targets):
-    """(the loss of each target, the likeliest token at its place), (B, T) each: some rows at once,
-    and of a row some positions."""
-    T = tokens.shape[1]
+    "(the loss of each target, the likeliest token at its place), (B, T) each: some rows at once."
     width = model.config.vocab_size if hasattr(model, 'config') else 1
-    rows = max(1, LOGITS_AT_ONCE // (T * width))
+    rows = max(1, LOGITS_AT_ONCE // (tokens.shape[1] * width))
     parts = []
     for x, y in zip(tokens.split(rows), targets.split(rows)):
-        across, start = [], 0
-        for logits in logits_of(model, x, max(1, LOGITS_AT_ONCE // width)):     # (B, n, V)
-            end = start + logits.shape[1]
-            # flat: over transposed logits torch sums a large vocabulary less exactly
-            losses = F.cross_entropy(logits.flatten(0, 1).float(), y[:, start:end].flatten(),
-                                     ignore_index=-1, reduction='none').view(logits.shape[:2])
-            across.append((losses.cpu(), logits.argmax(-1).cpu()))
-            start = end
-        parts.append([torch.cat(part, dim=1) for part in zip(*across)])
+        logits = model(x)                                                       # (B, T, V)
+        # flat: over transposed logits torch sums a large vocabulary less exactly
+        losses = F.cross_entropy(logits.flatten(0, 1).float(), y.flatten(), ignore_index=-1,
+                                 reduction='none').view_as(y)
+        parts.append((losses.cpu(), logits.argmax(-1).cpu()))
     return [torch.cat(part) for part in zip(*parts)]
-
-
-def logits_of(model, tokens, most):
-    "The logits of some rows, at most so many positions at a time where the model can be asked so."
-    T = tokens.shape[1]
-    if hasattr(model, 'hidden'):
-        yield from map(model.head, model.norm(model.hidden(tokens)).split(most, dim=1))
-    elif hasattr(model, 'in_pieces') and T > most:
-        yield from model.in_pieces(tokens, most)
-    else:
-        yield model(tokens)
 
 
 def answers(marks, wrong, unknown=None):

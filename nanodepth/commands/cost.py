@@ -63,7 +63,7 @@ def stretches(config):
     if config.init_from:
         saved = checkpoint.load(config.init_from)
         parent = checkpoint.build_model(saved, config.init_from)
-        plan = Plan(config, Parent.of(parent, saved))
+        plan = Plan(config, Parent.of(parent))
     plan = plan or Plan(config)
     found = []
     for (n_layer, order), steps in itertools.groupby(

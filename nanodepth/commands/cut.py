@@ -20,7 +20,6 @@ from nanodepth.models.checkpoint import build_model, describe, load, save
 from nanodepth.grow import untie
 from nanodepth.report.tables import columns
 from nanodepth.retrofit import cut, surgery
-from nanodepth.running.plan import Parent
 from nanodepth.text.loader import draw
 from nanodepth.text.tokenizer import keep_tokenizer
 
@@ -92,7 +91,6 @@ def operate(options, target):
     torch.manual_seed(draw(options.seed, 'retrofit'))
     how = {name: getattr(options, name)
            for name in ('inject', 'start', 'fresh', 'mean', 'backprop_depth')}
-    stored_as = Parent.of(parent, state).stored_as
     model = surgery(parent.float(), parts, **how)
     if options.scratch:
         scalable_start(model)
@@ -101,8 +99,7 @@ def operate(options, target):
         model = untie(parent, sum(parts, []))
     cost = 0 if options.scratch else state.get('flops', 0) + state.get('inherited_flops', 0)
     keep_tokenizer(options.run, target)
-    save(target, **describe(model), optimizers=[], step=0, flops=0, inherited_flops=cost, config={},
-         stored_as=stored_as)
+    save(target, **describe(model), optimizers=[], step=0, flops=0, inherited_flops=cost, config={})
     now = 'the kept layers, each once' if options.dense else (
         f'python train.py config/retrofit.py --init_from={target} --recurrence={options.mean} '
         '--data=... trains it')

@@ -58,13 +58,6 @@ def facts(state, model):
                 training_flops=state.get('flops', math.nan) + state.get('inherited_flops', 0))
 
 
-def effective_params(model, way):
-    "The parameters of the layers, counted as often as they run. Others' layers may differ."
-    if not hasattr(model, 'recurs'):
-        return math.nan
-    return way.cost(model) * sum(p.numel() for p in model.layers[0].parameters())
-
-
 def measured(name, group, subject, ways, notes, part=0):
     "[a row for each way and measure]; the first way is the plain one."
     about = facts(subject.state, subject.model)
@@ -73,11 +66,10 @@ def measured(name, group, subject, ways, notes, part=0):
     rows = []
     for way in ways:
         scores, plain = found[str(way)], found[str(ways[0])]
-        layers, effective = way.cost(subject.model), effective_params(subject.model, way)
+        layers = way.cost(subject.model)
         for measure, score in scores.items():
             change = compared(plain[measure], score)
-            row = dict(run=name, group=group, seed=seed, way=str(way),
-                       layers=layers, effective_params=effective,
+            row = dict(run=name, group=group, seed=seed, way=str(way), layers=layers,
                        measure=measure, kind=score.kind, mean=score.mean, error=score.error,
                        n=len(score.answers) or None, chance=score.chance, change=change.mean,
                        change_error=change.error, p=change.p) | about

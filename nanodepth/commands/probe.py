@@ -72,7 +72,7 @@ class NotHere(ValueError):
 
 
 class Probed(Subject):
-    "A Subject whose interventions are measured once for all probes."
+    "A Subject, and the tokens that all probes look at."
 
     def __init__(self, path, args):
         for name in parse_tasks(args.tasks)[1]:
@@ -106,13 +106,6 @@ class Probed(Subject):
                           f'--lens_lr={self.args.lens_lr:g}')
         return lens
 
-    @functools.cached_property
-    def layer_effects(self):
-        """What happens at later tokens without a layer, for the heat map and for the depth score:
-        (effects on later layers (D, D), on the output of each example (D, B)). They share runs."""
-        bar = layer_by_layer('future tokens, propagated, layer')
-        return probe.effects(self.model, self.tokens, output=True, progress=bar)
-
     def score(self, answer):
         "{'loss', the accuracy on each task} of a callable tokens -> logits."
         scores = dict(loss=measure(answer, self.val, self.args.batches)[0])
@@ -134,8 +127,7 @@ def examples(val, count, length):
 # --------------------------------------------------------------------------------------- the probes
 
 def depth_score(c):
-    changes = c.layer_effects[1].mean(1)
-    score = probe.score_of(changes)
+    score, changes = probe.depth_score(c.model, c.tokens, progress=layer_by_layer('depth score'))
     return [dict(depth=d, change=v, share=v / max(1e-30, changes.sum().item()), score=score)
             for d, v in enumerate(changes.tolist())]
 
@@ -147,13 +139,9 @@ def heatmap(c, part):
             continue            # an adapter's output is no sum of earlier updates
         setting = (f'{"future" if future else "all"} tokens, '
                    f'{"propagated" if propagate else "local"}')
-        if part == 'layer' and future and propagate:
-            matrix = c.layer_effects[0]
-        else:
-            matrix = probe.future_effects(
-                c.model, c.tokens, part=part, propagate=propagate, future=future,
-                progress=layer_by_layer(f'{setting}, {part}'))
-        changes = matrix.tolist()
+        changes = probe.future_effects(
+            c.model, c.tokens, part=part, propagate=propagate, future=future,
+            progress=layer_by_layer(f'{setting}, {part}')).tolist()
         rows += [dict(setting=setting, erased=s, observed=d, change=changes[s][d])
                  for s in range(len(changes)) for d in range(s + 1, len(changes))]
     return rows

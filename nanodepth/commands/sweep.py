@@ -23,14 +23,14 @@ Usage:
 import itertools
 import math
 import re
-from dataclasses import dataclass, replace as changed
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from nanodepth.commands.evaluate import measured, print_tables
 from nanodepth.common.errors import Refused
-from nanodepth.common.files import Notes, replace
+from nanodepth.common.files import Notes
 from nanodepth.common.options import read
 from nanodepth.asking.lm_eval_scores import SHARES
 from nanodepth.asking.scoring import PARTS, Asked, Subject, compared
@@ -38,8 +38,8 @@ from nanodepth.asking.way import Way, Ways, depth_in, layers_and_order, read_way
 from nanodepth.loop import repeat_block
 from nanodepth.looping.layers import pick_window
 from nanodepth.report.plot import draw_sweep, show
-from nanodepth.report.tables import (answer_rows, as_csv, beside, mean, named_after, number,
-                                     over_seeds, pick_shown, run_names, where, write_csv)
+from nanodepth.report.tables import (beside, mean, named_after, number, over_seeds, pick_shown,
+                                     run_names, where, write_csv)
 
 
 @dataclass(kw_only=True)
@@ -52,7 +52,6 @@ class Options(Ways, Asked):
     show: tuple[str, ...] = ()  # what the picture shows; (): all
     # beside the picture: .csv, and .jsonl with all that was measured; None: out/sweeps/ASKED.png
     out: Path | None = None
-    answers: Path | None = None     # CSV: what each judged question gave, plainly and in the best
 
 
 # ------------------------------------------------------------------------------------ the many ways
@@ -81,7 +80,7 @@ def ways_of(options, model):
                 for times in options.times]
     if options.loop or options.r:
         return [(way, str(way), '') for way in read_ways(options)]
-    ways = read_ways(changed(options, window=windows_of(options.window or ('all4',), depth),
+    ways = read_ways(replace(options, window=windows_of(options.window or ('all4',), depth),
                              method=options.method or ('rk',), K=options.K or (2, 3)))
     parts = [str(way).partition(' ') for way in ways]
     return [(way, window.partition('=')[2], rest) for way, (window, _, rest) in zip(ways, parts)]
@@ -125,7 +124,7 @@ def ranked_by(subject, rows):
 
 def search(name, path, options, notes):
     """Screen all ways, judge the best and the recipe, print both: (the rows of what was measured,
-    those of the picture, those of --answers)."""
+    those of the picture)."""
     subject = Subject(path, options, parts=2)
     places = ways_of(options, subject.model)
     ways = {str(way): way for way, _, _ in places}
@@ -150,29 +149,20 @@ def search(name, path, options, notes):
         print(f'\n{part}:')
         print_tables(over_seeds([row for row in rows if row['way'] in (str(Way()), *chosen)],
                                 ['way', 'measure'], ['mean', 'change']))
-    answers = []
-    if options.answers:
-        named = {'as it is': Way(), 'the best': ways[best[0]]} | (
-            {'the recipe': recipe} if str(recipe) in chosen else {})
-        found = subject.noted(named.values(), notes, 1)
-        answers = answer_rows(name, {said: found[str(way)] for said, way in named.items()})
     drawn = [dict(run=name, window=window, setting=row) | {
         each['measure']: gain(each) for each in where(screened, way=str(way))}
         for way, window, row in places]
     rows = [dict(part=part) | row for part, of_part in zip(PARTS, (screened, judged))
             for row in of_part]
-    return rows, drawn, answers
+    return rows, drawn
 
 
 def main(argv=None):
     options = read(Options, argv, __doc__)
-    options.out = options.out or (
-        Path('out/sweeps') / f'{named_after(options, "answers", "best")}.png')
+    options.out = options.out or Path('out/sweeps') / f'{named_after(options, "best")}.png'
     notes = Notes(beside(options.out, '.jsonl'))
     each = [search(name, path, options, notes) for name, path in run_names(options.models).items()]
-    rows, drawn, answers = (list(itertools.chain(*parts)) for parts in zip(*each))
-    if options.answers:
-        replace(options.answers, as_csv(answers, lineterminator='\n'))
+    rows, drawn = (list(itertools.chain(*parts)) for parts in zip(*each))
     write_csv(rows, options.out)
     units = {row['measure']: row['kind'] for row in rows if row['part'] == 'screen'}
     show(options.out, draw_sweep, drawn,

@@ -18,7 +18,6 @@ Usage:
     a, b = pick_window('mid4', len(order))          # also '3-5', (3, 5), 0.5
     with looped(model, pin='mixture'): ...          # the first evaluation's experts and weights
 """
-import contextlib
 import functools
 import inspect
 import re
@@ -106,29 +105,6 @@ def mixes_tokens(model):
     "Is it looped by a solver by which a token's state depends on the others of its row?"
     loop = loop_of(model)
     return loop is not None and loop.how.mixes_tokens
-
-
-def could_keep_all(model):
-    "Does a solver evaluate each token by itself, and all equally often? Then `keeping_all` holds."
-    loop = loop_of(model)
-    return loop is None or not (loop.how.mixes_tokens
-                                or loop.how.solver.keywords.get('tol') is not None)
-
-
-@contextlib.contextmanager
-def keeping_all(model):
-    """A text may be read in pieces in here, as if it were read at once, whatever the wrapper was
-    told of the cache: it keeps all versions of a looped layer's keys and values (cache='exact')."""
-    loop = loop_of(model)
-    if loop is None:
-        yield
-        return
-    before = loop.how
-    loop.how = before._replace(cache='exact', decode='full')
-    try:
-        yield
-    finally:
-        loop.how = before
 
 
 def check_host(model, layers, window, cache):

@@ -30,7 +30,6 @@ from nanodepth.common.errors import Refused, refusing
 from nanodepth.common.files import (new_model, on_hub, read_json, reading, replace, replacing,
                                     write_json)
 from nanodepth.grow import untie
-from nanodepth.looping.layers import keeping_all
 from nanodepth.model import LM, ModelConfig, rope_tables
 from nanodepth.text.tokenizer import get_tokenizer, local_folder, marks_of, write_tokenizer
 
@@ -205,7 +204,6 @@ class Hooked:
         self.config = SimpleNamespace(vocab_size=about.vocab_size, context=context)
         self.parameters = model.parameters
         self.slices = 'logits_to_keep' in inspect.signature(model.forward).parameters
-        self.shares_prompts = self.has_plain_cache()
 
     @torch.no_grad()
     def __call__(self, tokens):
@@ -217,19 +215,6 @@ class Hooked:
         keep = dict(logits_to_keep=n) if self.slices else {}
         return self.model(tokens, use_cache=False, **keep).logits[:, -n:]
 
-    @torch.no_grad()
-    def in_pieces(self, tokens, most):
-        "The logits (B, n, V) of at most so many positions at a time."
-        if not self.shares_prompts:
-            yield self(tokens)
-            return
-        cache = None            # each piece goes on from those before
-        with keeping_all(self.model):
-            for piece in tokens.split(most, dim=1):
-                read = self.model(piece, past_key_values=cache, use_cache=True)
-                cache = read.past_key_values
-                yield read.logits
-
     def continued(self, tokens, most, is_done):
         "As likelihoods.continued."
         read = torch.tensor([tokens], device=self.model.device)
@@ -237,29 +222,6 @@ class Hooked:
         ids = self.model.generate(read, attention_mask=torch.ones_like(read), do_sample=False,
                                   max_new_tokens=most, stopping_criteria=[stop])
         return ids[0, len(tokens):].tolist()
-
-    @torch.no_grad()
-    def has_plain_cache(self):
-        "Is the KV cache a list of keys and values? Then its rows can be repeated for each option."
-        plain = ('DynamicLayer', 'DynamicSlidingWindowLayer')
-        token = torch.zeros(1, 1, dtype=torch.long, device=next(self.parameters()).device)
-        cache = getattr(self.model(token, use_cache=True), 'past_key_values', None)
-        return (self.slices and type(cache).__name__ == 'DynamicCache'
-                and all(type(layer).__name__ in plain for layer in cache.layers))
-
-    @torch.no_grad()
-    def shared(self, prompt, options):
-        "As likelihoods.shared, at all tokens."
-        B, O, W = options.shape
-        read = self.model(prompt, use_cache=True, logits_to_keep=1)
-        first = read.logits[:, None].expand(B, O, 1, -1)
-        if W == 1:
-            return first
-        cache = read.past_key_values
-        cache.batch_repeat_interleave(O)
-        rest = self.model(options[..., :-1].flatten(0, 1), past_key_values=cache, use_cache=True,
-                          logits_to_keep=W - 1).logits                          # (B O, W - 1, V)
-        return torch.cat((first, rest.unflatten(0, (B, O))), dim=2)
 
 
 # ---------------------------------------------------------------------------------------------- out

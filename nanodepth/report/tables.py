@@ -169,13 +169,6 @@ def as_csv(rows, **options):
     return file.getvalue().encode()
 
 
-def answer_rows(run, found):
-    "A row for each answer of {way: {measure: Score}}; `seed` counts the questions: they are pairs."
-    return [dict(seed=i, run=run, measure=measure, way=way, value=f'{value:g}')
-            for way, scores in found.items() for measure, score in scores.items()
-            for i, value in enumerate(score.answers)]
-
-
 def read_csv(path):
     "The rows of a CSV file, every value as the text that stands there."
     with reading(path), open(path, newline='', encoding='utf-8') as file:

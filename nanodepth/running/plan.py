@@ -2,7 +2,7 @@
 run must remember of its parent.
 
 Usage:
-    plan = Plan(config, Parent.of(model, saved))    # train.py
+    plan = Plan(config, Parent.of(model))   # train.py
 """
 from dataclasses import dataclass, fields
 from typing import Literal
@@ -32,16 +32,12 @@ class Parent:
     order: list[int] | None = None      # its own; None: each layer once
     mean: int | None = None             # of a recurrent core: the mean that it is given,
     backprop_depth: int | None = None   # and through how many of its last runs gradients go
-    stored_as: str = 'float32'          # the type in which its weights were published
 
     @classmethod
-    def of(cls, model, saved):
-        "Of a model, and of what its checkpoint's file says beside it."
-        dtype = str(model.norm.weight.dtype).removeprefix('torch.')
-        own = dict(n_layer=len(model.layers), stored_as=saved.get('stored_as', dtype))
+    def of(cls, model):
         if model.recurs:
-            return cls(**own, mean=model.mean, backprop_depth=model.backprop_depth)
-        return cls(**own, order=model.config.order)
+            return cls(len(model.layers), mean=model.mean, backprop_depth=model.backprop_depth)
+        return cls(len(model.layers), order=model.config.order)
 
     @classmethod
     def of_saved(cls, saved):

@@ -6,7 +6,6 @@ starts the processes of a run and says which of them each is; without it a run i
 Usage:
     with World('auto') as world: ...            # world.device, world.rank, world.size
 """
-import contextlib
 import gc
 import os
 import shutil
@@ -92,9 +91,10 @@ class World:
             torch.cuda.set_device(self.device)
             torch.set_float32_matmul_precision('high')
             torch.backends.cuda.enable_cudnn_sdp(True)          # a training step has one shape
-        self.dtype = dtype
         self.signal, self.handlers = 0, {}
-        self.autocast = self.precision(dtype)
+        half = dtype == 'bfloat16' or (dtype == 'auto' and self.cuda
+                                       and fast_in_bfloat16(self.device))
+        self.autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=half)
         wanted = compile is True or (compile == 'auto' and self.cuda)
         self.compiles = wanted and has_compiler()
         if wanted and not self.compiles:
@@ -172,23 +172,6 @@ class World:
             dist.barrier()
 
     # ------------------------------------------------------------------------- on its device
-
-    def precision(self, dtype):
-        "The context in which a model runs: in bfloat16 where the device can, or as asked."
-        if dtype == 'bfloat16' or dtype == 'auto' and self.cuda and fast_in_bfloat16(self.device):
-            return torch.autocast(self.device.type, torch.bfloat16)
-        return contextlib.nullcontext()
-
-    def pick_precision(self, parent):
-        "What came from weights of 16 bits is trained in bfloat16 where a CPU is fast at it."
-        if (self.dtype == 'auto' and parent and parent.stored_as in ('bfloat16', 'float16')
-                and fast_in_bfloat16(self.device)):
-            self.autocast = self.precision('bfloat16')
-
-    @property
-    def precision_in_words(self):
-        half = isinstance(self.autocast, torch.autocast)
-        return ' in bfloat16' if half and not self.cuda else ''
 
     def mfu(self, flops, seconds):
         "The share of the GPUs' FLOPs that was used, or None where that is not known."

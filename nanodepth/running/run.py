@@ -73,8 +73,7 @@ def open_log(c, world, loader, model, step, resumes):
             torch=torch.__version__, data=[each.origin for each in loader.sets]))
     layers = sum(p.numel() for p in model.layers.parameters())
     many = f' x {world.size}' if world.size > 1 else ''
-    world.say(f'device {world.device}{many}{world.precision_in_words}, compile '
-              f'{"on" if world.compiles else "off"}; '
+    world.say(f'device {world.device}{many}, compile {"on" if world.compiles else "off"}; '
               f'{model.num_params():,} parameters ({layers:,} in {len(model.layers)} layers), '
               f'depth {len(model.order)}, {model.flops_per_token(context=c.context):,} FLOPs per '
               f'token\n{c.steps:,} steps of {c.batch_size} x {c.context} = '

