@@ -17,7 +17,7 @@ import tempfile
 
 from nanodepth.common.errors import Refused, nearest, refusals
 
-COMMANDS = {        # name: (module, and its function if that is not main; what it does)
+COMMANDS = {        # name: (module, what it does)
     'train': ('commands.train', 'train a model by a config: ordinary, grown, looped or recurrent'),
     'plot': ('commands.plot', 'the pictures of runs, side by side, and a table'),
     'sample': ('commands.sample', 'generate text from a checkpoint'),
@@ -42,9 +42,8 @@ def share_the_machine():
         return
     if os.environ.get('OMP_NUM_THREADS') == '1':
         return                  # nothing to wait for
-    busy = int(os.environ.get('WORLD_SIZE', 1)) > 1
-    if hasattr(os, 'getloadavg'):
-        busy = busy or os.getloadavg()[0] > os.cpu_count() / 2
+    busy = (int(os.environ.get('WORLD_SIZE', 1)) > 1
+            or os.getloadavg()[0] > os.cpu_count() / 2)
     if not busy:
         import fcntl            # the first of several that begin together holds this until it ends
         name = f'nanodepth-{os.getuid()}.lock'
@@ -74,8 +73,7 @@ def main(name=None, argv=None):
     with refusals(name if name in COMMANDS else 'nanodepth'):
         if name not in COMMANDS:
             raise Refused(f'there is no command {name!r}{nearest(name, COMMANDS)}')
-        module, _, function = COMMANDS[name][0].partition(':')
-        getattr(importlib.import_module(f'nanodepth.{module}'), function or 'main')(argv)
+        importlib.import_module(f'nanodepth.{COMMANDS[name][0]}').main(argv)
 
 
 if __name__ == '__main__':

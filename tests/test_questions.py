@@ -5,7 +5,7 @@ import runpy
 
 import pytest
 import torch
-from conftest import ROOT, save_run, write_noise
+from conftest import ROOT, refused, save_run, write_noise
 
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.running import processes
@@ -121,6 +121,7 @@ def test_the_atlas_writes_a_row_for_each_row_of_text(tiny, tmp_path, capsys):
                      tmp_path / 'noise')
     nanodepth('atlas', [run, other, *line[1:]])     # from what is on disk; the other is drawn
     assert (tmp_path / 'atlas.csv').read_text().startswith(first)
+    assert 'leave --tasks and' in refused(capsys, 'atlas', *line, '--tasks=toy_copy')
 
 
 def test_the_atlas_draws_models_beside_each_other(tmp_path, pictures):
