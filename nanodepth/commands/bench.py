@@ -8,7 +8,7 @@ training step is compiled too, its best is the GPU's arithmetic (MFU), and the p
 noted.
 
 Usage:
-    nanodepth bench --out=docs/bench.md       # minutes
+    nanodepth bench --out=out/bench.md        # minutes
 """
 import time
 from dataclasses import dataclass
@@ -143,7 +143,7 @@ def scoring(name, device, n=64):
 class Options:
     device: str = 'auto'        # auto: cuda, else mps, else cpu
     tiny: bool = False          # a small model, to see that everything works
-    out: Path | None = None     # write the table there too, such as docs/bench.md
+    out: Path | None = None     # write the table there too, such as out/bench.md
 
 
 def main(argv=None):

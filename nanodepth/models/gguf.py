@@ -28,7 +28,7 @@ from nanodepth.common.errors import Refused
 from nanodepth.common.files import reading, replacing
 from nanodepth.model import rope_tables
 from nanodepth.models.hf import (plain_layers, refuse_reported, their_name, using_transformers)
-from nanodepth.text.tokenizer import write_tokenizer
+from nanodepth.text.tokenizer import get_tokenizer, write_tokenizer
 
 # kinds that split every digit off, by their names in llama.cpp
 SPLIT_DIGITS = 'smollm', 'starcoder', 'refact', 'command-r', 'codeshell', 'exaone', 'minerva-7b'
@@ -178,7 +178,7 @@ def add_words(file, name, config):
         write_tokenizer(name, folder, config.context)
         said = json.loads((Path(folder) / 'tokenizer.json').read_text(encoding='utf-8'))
         marks = gguf.SpecialVocab(folder, load_merges=True, n_vocab=config.vocab_size)
-        begins = adds_a_mark(Path(folder) / 'tokenizer.json')
+        begins = bool(get_tokenizer(folder).starts)
     if not said['model'].get('merges'):
         raise Refused(f'{name}: llama.cpp knows tokenizers that merge pairs, and this one has no '
                       'merges (a text in bytes, as the toy data)')
@@ -195,13 +195,6 @@ def add_words(file, name, config):
     file.add_token_types([kind_of_word(i) for i in every])
     marks.add_special_token = dict(bos=begins)
     marks.add_to_gguf(file, quiet=True)
-
-
-def adds_a_mark(tokenizer_json):
-    "Does the tokenizer put a mark before a text?"
-    from tokenizers import Tokenizer
-    made = Tokenizer.from_file(str(tokenizer_json))
-    return len(made.encode('a').ids) > len(made.encode('a', add_special_tokens=False).ids)
 
 
 def splits_as(name, splitter):
