@@ -1,8 +1,8 @@
 """Run what README, COURSE and CHECKPOINT tell people to type, as it is written, in a new clone.
 
 Lines whose comment names a network, GPUs or a file of yours are left out; of `make` only the
-training is run; out/smollm2 and the questions are those of `make smollm2`, notes/ holds texts of
-this repo. Prints what each line took beside what the text says.
+training is run; out/smollm2, data/pydoc and the questions are those of `make smollm2`, notes/ holds
+texts of this repo. Prints what each line took beside what the text says.
 
 Usage:
     python tests/readme.py              # make readme: half an hour
@@ -56,8 +56,8 @@ def main():
     subprocess.run(['git', 'clone', '-q', ROOT, folder], check=True)
     (folder / 'out').mkdir()
     (folder / 'out/smollm2').symlink_to(ROOT / 'out/smollm2')
-    shutil.copytree(ROOT / 'data/evals/questions', folder / 'data/evals/questions',
-                    dirs_exist_ok=True)
+    for made in ('data/evals/questions', 'data/pydoc'):
+        shutil.copytree(ROOT / made, folder / made, dirs_exist_ok=True)
     (folder / 'notes').mkdir()
     for path in ROOT.glob('docs/*.md'):
         shutil.copy(path, folder / 'notes' / f'{path.stem}.txt')
