@@ -1,4 +1,4 @@
-"""The claims for a checkpoint, on a published one: `make real`, ten minutes, not in make test.
+"""The claims for a checkpoint, on a published one: `make real`, three minutes, not in make test.
 
 `make smollm2` leaves SmolLM2-135M-Instruct in out/smollm2. Its weights have four bits each, which
 may cost a point of a score.
