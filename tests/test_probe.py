@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from nanodepth import probe
+from nanodepth.grow import untie
 from nanodepth.loop import repeat_block
 from nanodepth.probe import block_similarity, depth_score, future_effects, residual_norms
 from nanodepth.text.loader import Loader
@@ -89,6 +90,15 @@ def test_effects_and_score_against_the_slow_form(tiny, shape, part):
             assert torch.allclose(per_layer, moved.mean(1), atol=1e-5)
             assert score == pytest.approx((torch.arange(D) * per_layer).sum().item()
                                           / per_layer.sum().item(), rel=1e-5)
+
+
+def test_a_probe_in_another_order_is_that_of_the_untied_model(tiny):
+    model, t, order = tiny(n_layer=3, ln_scaling=True), tokens(), [0, 2, 1, 2]
+    deep = untie(model, order)
+    assert torch.equal(depth_score(model, t, order=order)[1], depth_score(deep, t)[1])
+    for propagate in (True, False):
+        assert torch.equal(future_effects(model, t, propagate=propagate, order=order),
+                           future_effects(deep, t, propagate=propagate))
 
 
 def test_what_does_nothing_scores_nothing(tiny):

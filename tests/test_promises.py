@@ -19,7 +19,6 @@ from nanodepth.__main__ import main as nanodepth
 from nanodepth.commands import probe as probe_command, sweep
 from nanodepth.common import options
 from nanodepth.common.errors import Refused
-from nanodepth.looping.layers import loop_of
 from nanodepth.model import LM, ModelConfig
 from nanodepth.asking import likelihoods, scoring
 from nanodepth.models import checkpoint
@@ -68,6 +67,14 @@ def test_a_question_has_one_score_whatever_stands_beside_it(tiny, way):
     model = tiny(vocab_size=257, context=64, n_kv_head=2, ln_scaling=True)
     with way.apply(model):
         assert_one_score(model)
+
+
+def test_an_answer_is_greedy_if_each_token_of_it_is_the_likeliest(tiny):
+    model = tiny(vocab_size=257, context=64)
+    one, two = model.generate(torch.tensor([[1, 2, 3]]), 2, temperature=0)[0, 3:].tolist()
+    [(_, greedy)] = likelihoods.likelihoods(model, [[1, 2, 3]], [
+        [[one], [one, two], [one, two - 1], [one - 1, two]]])
+    assert greedy.tolist() == [True, True, False, False]
 
 
 def test_and_so_it_has_in_a_recurrent_model_and_in_other_families(gemma, tiny):
