@@ -3,7 +3,6 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 
-SHELL := /bin/bash
 .PHONY: all setup data lidas baseline smollm2 atlas real test families readme demo site browser llama bench gpu clean
 
 all: lidas                      # set up, grow the toy model, leave a picture and a sample of its text: 3 to 7 minutes

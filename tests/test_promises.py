@@ -61,7 +61,8 @@ def assert_one_score(model):
 
 @pytest.mark.parametrize('way', [
     Way(), Way(loop=[0, 1, 1, 2, 3, 2]), Way(window='1-2', method='naive', cache='last'),
-    Way(window='1-2', K=6, decode='bypass'), Way(window='1-2', method='layer_anchored_frozen'),
+    Way(window='1-2', K=6, decode='bypass'), Way(window='1-2', decode=1),
+    Way(window='1-2', method='layer_anchored_frozen'),
     Way(window='1-2', method='euler', tol=0.1), Way(window='1-2', method='anderson')], ids=str)
 def test_a_question_has_one_score_whatever_stands_beside_it(tiny, way):
     model = tiny(vocab_size=257, context=64, n_kv_head=2, ln_scaling=True)
@@ -101,6 +102,7 @@ def test_no_forward_makes_more_logits_than_fit(gemma, tmp_path, monkeypatch):
     assert measure(answer, val, 2)[0] == pytest.approx(loss, rel=1e-6)
     assert max(made) == 32 * 257
     hook.remove()
+    assert measure(lambda tokens: gemma[1](tokens).logits, val, 2)[0] == pytest.approx(loss)
 
 
 def test_rows_of_others_begin_as_a_text_does(gemma, tiny, tmp_path):

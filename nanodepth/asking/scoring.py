@@ -36,7 +36,7 @@ from nanodepth.common.errors import Refused, say
 from nanodepth.common.files import find
 from nanodepth.models.checkpoint import describe, is_hugging_face, open_any
 from nanodepth.models.hf import answer_of
-from nanodepth.asking.likelihoods import LOGITS_AT_ONCE, device_of, log_likelihoods
+from nanodepth.asking.likelihoods import LOGITS_AT_ONCE, device_of, log_likelihoods, width_of
 from nanodepth.asking.lm_eval_scores import Harness
 from nanodepth.running.processes import pick_device
 from nanodepth.report.tables import Score, error_of, mean, p_value
@@ -178,8 +178,7 @@ def measured(model, loader, batches, pieces, first):
 
 def losses_of(model, tokens, targets):
     "(the loss of each target, the likeliest token at its place), (B, T) each: some rows at once."
-    width = model.config.vocab_size if hasattr(model, 'config') else 1
-    rows = max(1, LOGITS_AT_ONCE // (tokens.shape[1] * width))
+    rows = max(1, LOGITS_AT_ONCE // (tokens.shape[1] * width_of(model)))
     parts = []
     for x, y in zip(tokens.split(rows), targets.split(rows)):
         logits = model(x)                                                       # (B, T, V)

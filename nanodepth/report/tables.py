@@ -160,10 +160,9 @@ def p_value(changes):
     return float(stats.wilcoxon(changed).pvalue)
 
 
-def as_csv(rows, **options):
+def as_csv(rows):
     file = io.StringIO(newline='')
-    writer = csv.DictWriter(file, list(dict.fromkeys(key for row in rows for key in row)),
-                            **options)
+    writer = csv.DictWriter(file, list(dict.fromkeys(key for row in rows for key in row)))
     writer.writeheader()
     writer.writerows(rows)
     return file.getvalue().encode()
