@@ -6,7 +6,8 @@ entry gets its own copy of the weights. So growing is untied looping, and loopin
 drift apart. A step of a shallow model costs less, so growing saves compute.
 
 Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", section 3.1 (the operators), appendix A
-(the schedule: PROP-alpha), Table 7 (the compute saved); MIDAS is Saunshi et al., 2024.
+(the schedule, PROP-alpha: stage i gets a share i^alpha of the steps), Table 7 (the compute saved).
+MIDAS is Saunshi et al., 2024.
 Here: LIDAS copies the contiguous layers [L/2 - b/2, L/2 + b/2) right after themselves, as the
 paper's Figure 2 draws it; its printed formula would take b + 1 of them. PROP-alpha rounds down and
 gives the rest to the last stage: that gives Table 7 to the last digit. The paper's text gives the
@@ -19,7 +20,6 @@ Usage:
 """
 import copy
 import dataclasses
-import math
 
 import torch
 
@@ -34,7 +34,7 @@ def midas(n_layer, block):
     if n_layer % block:
         raise Refused(f'midas copies whole blocks: {n_layer} layers are not whole blocks of '
                       f'{block}')
-    middle = math.ceil(n_layer // block / 2) - 1        # of two, the earlier one
+    middle = (n_layer // block - 1) // 2        # of two, the earlier one
     return repeat_block(range(n_layer), middle * block, block)
 
 
@@ -61,38 +61,37 @@ GROWTH = {'midas': midas, 'lidas': lidas, 'stack': stack, 'double': double}
 def untie(model, order, optimizer=None):
     """A new model whose layer i is its own copy of layer order[i]: it computes what
     model(order=order) does. untie(model, [0, 1, 0, 1]) makes four layers of two: 0 and 2 begin as
-    the old layer 0, 1 and 3 as the old layer 1. `optimizer` (one or a list) becomes the new
-    model's: each new parameter gets a copy of its source's state, so that training goes on
-    smoothly."""
+    the old layer 0, 1 and 3 as the old layer 1. `optimizer` (one or a list) is changed
+    in place and becomes the new model's: each new parameter gets a copy of its source's state, so
+    that training goes on smoothly."""
     order = check_order(order, len(model.layers))
     new = copy.deepcopy(model)
     new.layers = torch.nn.ModuleList(copy.deepcopy(model.layers[i]) for i in order)
     new.config = dataclasses.replace(model.config, n_layer=len(order), order=None)
     if optimizer is not None:
-        copies = {}             # old parameter -> its new copies, in the order of the layers
-        for i, layer in zip(order, new.layers):
-            for old, fresh in zip(model.layers[i].parameters(), layer.parameters()):
-                copies.setdefault(old, []).append(fresh)
-        for name in ('embed', 'norm', 'head'):
-            copies[getattr(model, name).weight] = [getattr(new, name).weight]
-        hand_over(optimizer if isinstance(optimizer, (list, tuple)) else [optimizer], copies, new)
+        old = dict(model.named_parameters())
+        source = {}             # {new parameter: the old one that it is a copy of}
+        for name, p in new.named_parameters():
+            if name.startswith('layers.'):
+                _, i, rest = name.split('.', 2)
+                name = f'layers.{order[int(i)]}.{rest}'
+            source[p] = old[name]
+        for opt in optimizer if isinstance(optimizer, (list, tuple)) else [optimizer]:
+            hand_over(opt, source)
     return new
 
 
-def hand_over(optimizers, copies, new):
-    "Make an old model's optimizers those of a new one. copies: {old parameter: its new copies}."
-    # A checkpoint numbers an optimizer's states by their place in a group: so each group keeps the
-    # order that a new optimizer would have.
-    place = {p: i for i, p in enumerate(new.parameters())}
-    for opt in optimizers:
-        for group in opt.param_groups:
-            fresh = [p for old in group['params'] for p in copies.get(old, [])]
-            group['params'] = sorted(fresh, key=place.get)
-        for old in list(opt.state):
-            state = opt.state.pop(old)
-            # a layer that the order leaves out loses its state
-            for p in copies.get(old, []):
-                opt.state[p] = copy.deepcopy(state)
+def hand_over(optimizer, source):
+    "Make an old model's optimizer, in place, that of a new one. source: {new parameter: its old}."
+    for group in optimizer.param_groups:
+        old = set(group['params'])
+        # in the order of new.parameters(): a checkpoint numbers the states by their place in it
+        group['params'] = [p for p, of in source.items() if of in old]
+    states = dict(optimizer.state)
+    optimizer.state.clear()     # a layer that the order leaves out loses its state
+    for p, of in source.items():
+        if of in states:
+            optimizer.state[p] = copy.deepcopy(states[of])
 
 
 # ------------------------------------------------------------------------------------- the schedule

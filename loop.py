@@ -1,42 +1,40 @@
 """Run the same layers several times: fewer weights than depth.
 
-The idea: a looped model is an order with repeats, [0, 1, 2, 3] * 6 or [0..3] + [4..7] * 4 +
-[8..11]. Its weights are tied across depth, so it costs as much to run as a deep model and as little
-to store as a shallow one. `untie` from grow.py cuts the ties without changing a single logit:
-growing is untied looping, and looping is tied growing.
+The idea: a looped model is an order with repeats. In the notation here, 4x6 is four layers that run
+six times, and 4-4x4-4 is four layers, the next four run four times, and then four more. Its weights
+are tied across depth, so it costs as much to run as a deep model and as little to store as a
+shallow one. `untie` (grow.py, the next file) cuts the ties without changing a single logit: growing
+is untied looping, and looping is tied growing.
 
 Paper: "From Growing to Looping", section 3.1 (the notation), 4.2 (repeating a middle block that was
 never trained to loop), 5.2 (recurrence added in the cool-down), Table 1 and Figure 1 (what it is
 worth at equal parameters and equal compute).
-Compare each run with two partners: as many unique layers run once (equal parameters), and as many
-layers in all, none shared (equal compute at inference).
-Here: the number after the x counts all runs, so that `8-4x2-12` runs layers 8 to 11 once more
-than usual.
+Here: the number after the x counts all runs of a block, so that x2 runs it twice.
 
 Usage:
     order = parse_loop('4-4x4-4')                       # 12 unique layers, 24 deep
     order = repeat_block(model.order, 3, 2, times=2)    # positions 3 and 4 of any order twice
-    nanodepth evaluate out/loop_2x4 out/standard_2 out/baseline     # beside its partners
-    python loop.py out/loop_2x4 --untie         # layers of its own (nanodepth cut), to train on
+    python loop.py 4-4x4-4                              # the order that it means
+    nanodepth cut out/loop_2x4 --untie                  # layers of its own, to train on
 """
 import contextlib
-import re
+import sys
 
-from nanodepth.common.errors import Refused
-from nanodepth.model import check_order     # model.py beside this file (nanodepth/__init__.py)
+from nanodepth.common.errors import Refused, refusals
+from nanodepth.model import check_order     # model.py, the file before: the package finds all seven
 
 
 def repeat_block(order, start, length, times=2):
-    "The order with the `length` positions from `start` on run `times` times in all."
+    "The order in which `length` positions, from `start` on, run `times` times in all."
     if times < 1:
         raise Refused(f'times={times}: a block runs at least once (to leave it out, take it out '
                       'of the order)')
-    before, block, after = cut_out(order, start, length)
+    before, block, after = split(order, start, length)
     return before + block * times + after
 
 
-def cut_out(order, start, length):
-    "An order in three parts: the `length` positions from `start` on, and those before and after."
+def split(order, start, length):
+    "An order in three parts: `length` positions from `start` on, and those before and after."
     order = list(order)
     if not (0 <= start and 1 <= length and start + length <= len(order)):
         raise Refused(f'a block of {length} layers from position {start} on does not lie within an '
@@ -44,21 +42,21 @@ def cut_out(order, start, length):
     return order[:start], order[start:start + length], order[start + length:]
 
 
-SEGMENT = r' *[1-9]\d* *(x *[1-9]\d* *)?'
-
-
 def parse_loop(text):
     """'4-4x4-4' to an order: segments joined by '-', each SIZE layers, or SIZExTIMES for a block
     that runs TIMES times."""
-    text = text.replace('×', 'x')
-    if not re.fullmatch(f'{SEGMENT}(-{SEGMENT})*', text):
-        raise Refused(f'the loop {text!r} must be segments joined by -, as in 4-4x4-4: each is '
-                      'layers, such as 4, or layers by times, such as 4x6')
     order, unique = [], 0
-    for part in text.split('-'):
-        size, _, times = part.partition('x')
-        order += [*range(unique, unique + int(size))] * int(times or 1)
-        unique += int(size)
+    for part in text.replace('×', 'x').split('-'):
+        size, x, times = part.partition('x')
+        try:
+            size, times = int(size), int(times if x else 1)
+        except ValueError:
+            size = times = 0
+        if size < 1 or times < 1:
+            raise Refused(f'the loop {text!r} must be segments joined by -, as in 4-4x4-4: each is '
+                          'layers, such as 4, or layers by times, such as 4x6')
+        order += [*range(unique, unique + size)] * times
+        unique += size
     return order
 
 
@@ -72,44 +70,30 @@ def fit_loop(text, n_layer):
 
 
 def format_loop(order):
-    """An order in the notation: the inverse of parse_loop, with neighbouring plain segments joined.
-    [0, 1, 2, 1, 2, 3]: 0 to 2 are new, then it jumps back to 1. So 1 and 2 repeat: '1-2x2-1'."""
-    order, parts = list(order), []
-    done = at = 0       # layers below `done` are written down
+    "An order in the notation: the inverse of parse_loop, with neighbouring plain segments joined."
+    order, parts, at, new = list(order), [], 0, 0       # layers below `new` are written
     while at < len(order):
-        seen = done     # the new layers are done, ..., seen - 1
-        while at < len(order) and order[at] == seen:
-            seen, at = seen + 1, at + 1
-        back_to = order[at] if at < len(order) else seen
-        block = [*range(back_to, seen)]
-        times = 1
-        while block and order[at:at + len(block)] == block:
-            times, at = times + 1, at + len(block)
-        back_into_what_is_written = back_to < done
-        back_for_a_part_only = back_to < seen and times == 1
-        ahead = back_to >= seen and at < len(order)
-        if back_into_what_is_written or back_for_a_part_only or ahead:
+        # the block that repeats here, or one layer
+        size = next((n for n in range(1, len(order))
+                     if order[at:at + 2 * n] == [*range(new, new + n)] * 2), 1)
+        block, times = [*range(new, new + size)], 0
+        while order[at:at + size] == block:
+            at, times = at + size, times + 1
+        if not times:
             raise Refused(f'the order {order} is not a loop of blocks in the order of their '
                           'layers, so it has no notation')
-        if back_to > done:
-            parts.append(str(back_to - done))
-        if seen > back_to:
-            parts.append(f'{seen - back_to}x{times}')
-        done = seen
-    return '-'.join(parts)
-
-
-def name_of(order):
-    "An order in the notation, or layer by layer where it has none; '1,' is layer 1 alone."
-    try:
-        return format_loop(order)
-    except Refused:
-        return ' '.join(map(str, order)) + ',' * (len(order) == 1)
+        if times == 1 and parts and parts[-1][1] == 1:
+            parts[-1][0] += 1
+        else:
+            parts.append([size, times])
+        new += size
+    return '-'.join(f'{size}x{times}' if times > 1 else str(size) for size, times in parts)
 
 
 @contextlib.contextmanager
 def running(model, order):
-    "The model with another order, inside a `with`."
+    """The model with another order, inside a `with`: for what takes a model and no order, such as a
+    function that scores it."""
     if model.recurs:
         raise Refused('a recurrent core takes no other order of its layers')
     before = model.config.order
@@ -121,5 +105,8 @@ def running(model, order):
 
 
 if __name__ == '__main__':
-    from nanodepth.__main__ import main as nanodepth
-    nanodepth('cut')        # which makes another model of a trained one: here, by --untie
+    if sys.argv[1:] in ([], ['-h'], ['--help']):
+        print(__doc__)
+    else:
+        with refusals('loop'):
+            print(*parse_loop(sys.argv[1]))

@@ -6,10 +6,10 @@ looped twice, [0, 1, 3] one with layer 2 skipped. Growing, looping, pruning and 
 statements about such lists.
 
 Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", appendix A (architecture, Table 2) and
-E (LN-scaling): RMSNorm before each sublayer, rotary positions, grouped-query attention, SwiGLU,
-tied embeddings.
-Here: initial weights are normal with std 0.02 (an untied embedding: 1); the papers name none. The
-output matrices are not scaled by the depth, as others do it, because growing changes the depth.
+E (LN-scaling: what a norm returns shrinks with depth). RMSNorm before each sublayer, rotary
+positions, grouped-query attention, SwiGLU, tied embeddings.
+Here: initial weights are normal with std 0.02 (an untied embedding: 1); the papers name none. GPT-2
+divides those of the output matrices by sqrt(2 L). We do not, because growing changes L.
 
 Usage:
     model = LM(ModelConfig(vocab_size=257, n_layer=4, n_embd=64, n_head=4))
@@ -23,8 +23,8 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from nanodepth.common.errors import Refused
-from nanodepth.common.losses import mean_loss
+from nanodepth.common.errors import Refused         # a ValueError, which commands print as one line
+from nanodepth.common.losses import mean_loss       # F.cross_entropy, in pieces where it is large
 
 
 @dataclass
@@ -39,11 +39,12 @@ class ModelConfig:
     rope_theta: float = 10_000.0
     norm_eps: float = 1e-5
     tie_embeddings: bool = True         # the unembedding is the embedding
-    ln_scaling: bool = False            # the norms at depth d are scaled by 1/sqrt(d + 1)
+    head_dim: int | None = None         # None: n_embd / n_head
+    ln_scaling: bool = False            # the norms at position d are scaled by 1/sqrt(d + 1)
     order: list[int] | None = None      # which layers run; None: each once
+    # for the checkpoints of other families, which models/hf.py opens
     rope_scaling: dict | None = None    # Llama 3's way to stretch a short context
     qk_norm: bool = False               # Qwen 3's RMSNorm on each head's queries and keys
-    head_dim: int | None = None         # None: n_embd / n_head
 
     def __post_init__(self):
         if self.head_dim is None:
@@ -74,14 +75,14 @@ def check_order(order, n_layer):
 
 def rope_tables(config):
     "cos and sin of every position's angles, (T, hd/2) each."
-    # The operations in the order of Hugging Face's transformers: one unit in the last place of a
-    # frequency becomes 0.01 radian at position 100,000.
+    # In transformers' order of operations: another is 0.01 radian off at position 100,000.
     channels = torch.arange(0, config.head_dim, 2).float()
     freq = 1.0 / config.rope_theta ** (channels / config.head_dim)              # (hd/2,)
     if config.rope_scaling is not None:     # Llama 3: slow the long waves down, keep the short ones
         s = config.rope_scaling
         low, high = s['low_freq_factor'], s['high_freq_factor']
-        turns = s['original_max_position_embeddings'] / (2 * math.pi / freq)    # of each wave
+        # how often each wave turned in the context that the model was first trained on
+        turns = s['original_max_position_embeddings'] / (2 * math.pi / freq)
         keep = ((turns - low) / (high - low)).clamp(0, 1)
         freq = (1 - keep) * freq / s['factor'] + keep * freq
     angles = torch.outer(torch.arange(config.context).float(), freq)            # (T, hd/2)
@@ -95,13 +96,24 @@ def rotate(x, rope):
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).type_as(x)
 
 
-def attend(q, k, v, mask, causal):
-    "Attention of q (B, H, T, hd) over k and v (B, Hkv, S, hd)."
-    group = q.shape[1] // k.shape[1]
-    if group > 1 and q.is_cuda and q.dtype == torch.float32:    # no kernel takes groups there
-        k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal,
-                                          enable_gqa=k.shape[1] < q.shape[1])
+class KVCache:
+    """Keys and values of the tokens seen so far: one slot for each position of the *order*, not
+    for each module, since a layer that runs twice sees two different streams."""
+
+    class Slot:
+        keys = values = None                                                    # (B, Hkv, S, hd)
+
+        def update(self, k, v):
+            self.keys = k if self.keys is None else torch.cat((self.keys, k), dim=2)
+            self.values = v if self.values is None else torch.cat((self.values, v), dim=2)
+            return self.keys, self.values
+
+        def get_seq_length(self):       # what looping/caches.py asks ours and transformers'
+            return 0 if self.keys is None else self.keys.shape[2]
+
+    def __init__(self, positions):
+        self.layers = [KVCache.Slot() for _ in range(positions)]
+        self.seen = 0           # tokens so far: `hidden` counts them, once per forward
 
 
 class Attention(nn.Module):
@@ -124,16 +136,17 @@ class Attention(nn.Module):
         if self.q_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = rotate(q, rope), rotate(k, rope)
-        # SDPA returns its result as q lies in memory, so the reshape below copies nothing.
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))                        # (B, H, T, hd)
-        mask, causal = None, True
         if slot is not None:
             k, v = slot.update(k, v)                                            # (B, Hkv, S, hd)
-            S = k.shape[2]
-            causal = S == T
-            if 1 < T < S:       # is_causal would align the mask at the top left
-                mask = torch.ones(T, S, dtype=torch.bool, device=x.device).tril(S - T)
-        y = attend(q, k, v, mask, causal)                                       # (B, H, T, hd)
+        S, mask = k.shape[2], None
+        if 1 < T < S:       # the last T of S tokens: is_causal would align them with the first T
+            mask = torch.ones(T, S, dtype=torch.bool, device=x.device).tril(S - T)
+        group = self.n_head // self.n_kv_head
+        if group > 1 and q.is_cuda and q.dtype == torch.float32:    # no kernel takes groups there
+            k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+        y = F.scaled_dot_product_attention(q, k, v, mask, is_causal=slot is None or T == S,
+                                           enable_gqa=k.shape[1] < self.n_head)
         return self.o(y.transpose(1, 2).reshape(B, T, -1))                      # (B, T, C)
 
 
@@ -152,8 +165,8 @@ class Block(nn.Module):
     """One layer: the residual stream in, the residual stream out. It knows neither its index nor
     the depth of the model, so what depends on its place in the order is passed in:
 
+    scale   LN-scaling's factor: 1, or a tensor, so that one compiled Block serves all positions
     depth   its position in the order, which picks the slot of the cache
-    scale   LN-scaling's factor: a tensor, so that one compiled Block serves all positions
     tap     tap(depth, part, x, update) returns what a part ('attn' or 'mlp') adds to the stream x
             instead of `update`"""
 
@@ -164,34 +177,12 @@ class Block(nn.Module):
         self.mlp_norm = nn.RMSNorm(config.n_embd, config.norm_eps)
         self.mlp = MLP(config)
 
-    def forward(self, x, rope, scale=None, depth=0, cache=None, tap=None):
-        h = self.attn_norm(x) if scale is None else self.attn_norm(x) * scale
-        update = self.attn(h, rope, None if cache is None else cache.layers[depth])
+    def forward(self, x, rope, scale=1, depth=0, cache=None, tap=None):
+        slot = None if cache is None else cache.layers[depth]
+        update = self.attn(self.attn_norm(x) * scale, rope, slot)
         x = x + (update if tap is None else tap(depth, 'attn', x, update))
-        h = self.mlp_norm(x) if scale is None else self.mlp_norm(x) * scale
-        update = self.mlp(h)
+        update = self.mlp(self.mlp_norm(x) * scale)
         return x + (update if tap is None else tap(depth, 'mlp', x, update))    # (B, T, C)
-
-
-class KVCache:
-    """Keys and values of the tokens seen so far: one slot for each position of the *order*, not
-    for each module, since a layer that runs twice sees two different streams. `hidden` counts the
-    tokens in `seen` once per forward, whichever layers run."""
-
-    class Slot:
-        keys = values = None                                                    # (B, Hkv, S, hd)
-
-        def update(self, k, v):
-            self.keys = k if self.keys is None else torch.cat((self.keys, k), dim=2)
-            self.values = v if self.values is None else torch.cat((self.values, v), dim=2)
-            return self.keys, self.values
-
-        def get_seq_length(self):       # as transformers' caches have it: wrapper.py asks both
-            return 0 if self.keys is None else self.keys.shape[2]
-
-    def __init__(self, depth):
-        self.layers = [KVCache.Slot() for _ in range(depth)]
-        self.seen = 0
 
 
 class LM(nn.Module):
@@ -206,12 +197,13 @@ class LM(nn.Module):
         self.head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         if config.tie_embeddings:
             self.head.weight = self.embed.weight
-        for name, tensor in zip(('cos', 'sin'), rope_tables(config)):
-            self.register_buffer(name, tensor, persistent=False)
+        cos, sin = rope_tables(config)                                          # (T, hd/2) each
+        self.register_buffer('cos', cos, persistent=False)
+        self.register_buffer('sin', sin, persistent=False)
         self.apply(self._init)
         if not config.tie_embeddings:
-            # Adam moves every entry by about lr a step: at std 0.02 the tokens would change their
-            # identities every few steps, while attention still learns to match them (docs/LOG.md).
+            # At 0.02, Adam's steps rewrite a token before attention has learned to match it
+            # (docs/LOG.md).
             nn.init.normal_(self.embed.weight, std=1.0)
 
     @staticmethod
@@ -228,24 +220,17 @@ class LM(nn.Module):
         """Run a segment of layers on the residual stream x (B, T, C). `depth` is the position of
         its first layer in the whole order, so that run(run(x, a), b, depth=len(a)) is
         run(x, a + b)."""
-        if len(order):          # a segment of no layers changes nothing
-            order = check_order(order, len(self.layers))
         seen = 0 if cache is None else cache.seen
         end = seen + x.shape[1]
         if end > self.config.context:
             raise Refused(f'{end} tokens are more than the context of {self.config.context}')
         rope = self.cos[seen:end, None], self.sin[seen:end, None]               # (T, 1, hd/2) each
-        scales = None
+        scales = [1] * len(order)
         if self.config.ln_scaling:
-            numbers = torch.arange(depth + 1, depth + len(order) + 1, device=x.device)
-            scales = numbers.rsqrt().to(x.dtype)
-        # train.py may have called block.compile(), which changes __call__ alone. A cache or a tap
-        # would compile a Block again and again: then _call_impl runs it as it is written.
-        may_compile = self.training and cache is None and tap is None
-        for d, i in enumerate(order, depth):
-            block = self.layers[i] if may_compile else self.layers[i]._call_impl
-            scale = None if scales is None else scales[d - depth]
-            x = block(x, rope, scale, d, cache, tap)
+            positions = torch.arange(depth, depth + len(order), device=x.device)
+            scales = (positions + 1).rsqrt().to(x.dtype)
+        for d, (i, scale) in enumerate(zip(order, scales), depth):
+            x = self.layers[i](x, rope, scale, d, cache, tap)
         return x                                                                # (B, T, C)
 
     def hidden(self, tokens, *, order=None, cache=None, tap=None):
@@ -258,11 +243,10 @@ class LM(nn.Module):
 
     def forward(self, tokens, targets=None, *, ignore_index=-1, **how):
         """Logits (B, T, V), or with targets (B, T) the mean loss over those that count. `how` is
-        handed to `hidden`: order, cache and tap."""
+        what `hidden` takes: order, cache and tap (of retrofit.py's Recurrent: r and others)."""
         x = self.norm(self.hidden(tokens, **how))                               # (B, T, C)
         if targets is None:
             return self.head(x)
-        # F.cross_entropy of the logits, which are made in pieces where the vocabulary is large
         return mean_loss(x, self.head.weight, targets, ignore_index)
 
     def new_cache(self, order=None):
@@ -273,15 +257,15 @@ class LM(nn.Module):
                  **how):
         """Continue tokens (B, T) by max_new_tokens. Temperature 0 takes the likeliest token. Past
         the context the window slides: each new token is drawn from the last `context` ones, as if
-        none came before. `how` is handed to `hidden`: an order (of a Recurrent, r)."""
+        none came before. `how` is an order (of a Recurrent: r)."""
         context = self.config.context
         cache = None
         for _ in range(max_new_tokens):
-            if cache is None or cache.seen == context:      # full: all positions change
-                cache = self.new_cache(**how)
+            if cache is None or cache.seen == context:      # full: the window slides, and all its
+                cache = self.new_cache(**how)               # tokens are read again
                 fresh = tokens[:, -context:]
-            x = self.hidden(fresh, cache=cache, **how)[:, -1:]
-            logits = self.head(self.norm(x))[:, -1].float()                     # (B, V)
+            x = self.hidden(fresh, cache=cache, **how)[:, -1]                   # (B, C)
+            logits = self.head(self.norm(x)).float()                            # (B, V)
             fresh = pick_token(logits, temperature, top_k, generator)           # (B, 1)
             tokens = torch.cat((tokens, fresh), dim=1)
         return tokens
@@ -304,7 +288,7 @@ class LM(nn.Module):
 
 def pick_token(logits, temperature, top_k, generator):
     "The next token of each row of logits (B, V): (B, 1)."
-    if temperature < 1e-4:      # nothing but the likeliest has a chance
+    if temperature == 0:
         return logits.argmax(-1, keepdim=True)
     if top_k is not None:
         kth = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]

@@ -7,68 +7,64 @@ starts at any depth: each probe is a few lines on top of these three.
 Papers: "Do Depth-Grown Models Overcome the Curse of Depth?", section 4 and appendix B; "From
 Growing to Looping", section 4.1 and appendix E (after Csordas et al.).
 Here, where they are silent or differ: layers count from 0. A layer's contribution is removed for
-the tokens 0 to t, and the effect measured at the later ones; t is every position of up to 32
-tokens, else 16 random ones. What is observed is a whole layer's update, by its position in the
-order. Reading a stream off early, with a lens or without, stands in variants/lens.py.
+the tokens 0 to t, and the effect measured at the later ones: for every t if there are no more than
+32 tokens, else for 16 random ones. What is observed is a whole layer's update, by its position in
+the order. Reading a stream off early, with a lens or without, stands in variants/lens.py.
 
 Usage:
     score, per_layer = depth_score(model, tokens)       # where does its work reach later tokens?
     matrix = future_effects(model, tokens, part='attn', propagate=False)    # (D, D)
     python probe.py out/baseline out/lidas out/loop_2x4   # pictures: out/probe/index.html
 """
-import contextlib
 import itertools
 
 import torch
 
 from nanodepth.common.errors import Refused, check_choice
-from nanodepth.loop import cut_out, running
+from nanodepth.loop import running, split
 from nanodepth.model import check_order
 
 # ------------------------------------------------------------------ the idea: what moves without it
 
 @torch.no_grad()
-def depth_score(model, tokens, *, boundaries=None, order=None, progress=iter):
-    """(the mean position, from 0 on, weighted by how far the output at later tokens moves without a
-    layer at earlier ones; these weights (D,))."""
+def depth_score(model, tokens, *, boundaries=None, order=None):
+    """(the score, w (D,)). w[d] is how far the probabilities of later tokens move at most, when
+    layer d is erased at the tokens up to t; the score is sum d w[d] / sum w[d]."""
     plain = record(model, tokens, order)
     D, B, T, _ = plain['input'].shape
     largest = torch.zeros(D, B, device=tokens.device)
-    for erased in progress(range(D)):
+    for d in range(D):
         for t in pick_boundaries(T, boundaries):
-            def without(depth, part, x, update):        # part: 'attn' or 'mlp'
-                if depth == erased:
-                    update = update.clone()
-                    update[:, :t + 1] = 0           # the tokens up to t do without this layer
-                return update
-            stream = run_from(model, tokens, plain, erased, without)                # (B, T, C)
-            for b in range(B):                      # one at a time: the vocabulary is large
-                moved = (probabilities(model, stream[b, t + 1:])
-                         - probabilities(model, plain['out'][b, t + 1:])).norm(dim=-1)
-                largest[erased, b] = torch.maximum(largest[erased, b], moved.max())
-    weights = largest.mean(1)
-    return score_of(weights), weights
+            out = run_from(model, tokens, plain, d, erase(d, t))                # (B, T, C)
+            moved = distance(model, out[:, t + 1:], plain['out'][:, t + 1:])
+            largest[d] = torch.maximum(largest[d], moved.amax(1))
+    w = largest.mean(1)
+    positions = torch.arange(D, device=w.device)
+    return (positions * w).sum().item() / w.sum().item() if w.sum() > 0 else 0.0, w
 
 
-def probabilities(model, x):
-    return model.head(model.norm(x)).float().softmax(-1)
+def erase(position, t, part='layer'):
+    "A tap that takes away what a layer, or a part of it, adds at the tokens up to t."
+    def tap(depth, name, x, update):            # name: 'attn' or 'mlp'
+        if depth == position and part in ('layer', name):
+            update = update.clone()
+            update[:, :t + 1] = 0
+        return update
+    return tap
 
 
-def score_of(weights):
-    total = weights.sum()
-    positions = torch.arange(len(weights), device=weights.device)
-    return (positions * weights).sum().item() / total.item() if total > 0 else 0.0
+def distance(model, a, b):
+    "Of the probabilities that two last streams (B, T, C) lead to: (B, T)."
+    def probabilities(x):
+        return model.head(model.norm(x)).float().softmax(-1)
+    # a row at a time: the vocabulary may be large
+    return torch.stack([(probabilities(x) - probabilities(y)).norm(dim=-1) for x, y in zip(a, b)])
 
 
 @torch.no_grad()
 def record(model, tokens, order=None):
     """What each layer got and what its sublayers added: {'input', 'attn', 'mlp'}, (D, B, T, C)
     each, the last stream, 'out' (B, T, C), and the 'order' in which they ran."""
-    if model.recurs and order is not None:
-        raise Refused('a recurrent core runs in an order of its own: its probes take no other')
-    if model.recurs and model.fresh and model.start != 'zero':
-        raise Refused('each forward of this model begins with fresh noise, which would be measured '
-                      'too: set model.fresh = False')
     kept = dict(input=[], attn=[], mlp=[])
 
     def tap(depth, part, x, update):
@@ -76,17 +72,19 @@ def record(model, tokens, order=None):
             kept['input'].append(x)
         kept[part].append(update)
         return update
-    how = {} if order is None else dict(order=order)        # a Recurrent takes none
-    out = model.hidden(tokens, tap=tap, **how)
+    out = model.hidden(tokens, order=order, tap=tap)
     return {name: torch.stack(values) for name, values in kept.items()} | dict(
         out=out, order=model.order if order is None else list(order))
 
 
 def run_from(model, tokens, plain, depth, tap):
-    "The last stream of a pass in which nothing changes before a layer, so that it begins there."
-    if model.recurs:
-        return model.hidden(tokens, tap=tap)
-    return model.run(plain['input'][depth], plain['order'][depth:], depth=depth, tap=tap)
+    "The last stream, run again from position `depth` on: what comes before is as recorded."
+    if not model.recurs:
+        return model.run(plain['input'][depth], plain['order'][depth:], depth=depth, tap=tap)
+    if model.fresh:
+        raise Refused('each forward of this model begins with fresh noise, which would be measured '
+                      'too: set model.fresh = False')
+    return model.hidden(tokens, tap=tap)        # adapters stand between its layers: all of it
 
 
 def pick_boundaries(T, boundaries=None):
@@ -108,7 +106,7 @@ PARTS = ('layer', 'attn', 'mlp')
 
 @torch.no_grad()
 def future_effects(model, tokens, *, part='layer', propagate=True, future=True, boundaries=None,
-                   order=None, progress=iter):
+                   order=None):
     """(D, D) [erased, observed]: the largest relative change of a later layer's update, at later
     tokens (future=False: at all tokens, and then it is erased at all of them too). propagate=False:
     the contribution is missing only from the observed layer's own input."""
@@ -122,16 +120,13 @@ def future_effects(model, tokens, *, part='layer', propagate=True, future=True, 
     contribution = updates if part == 'layer' else plain[part]
     D, T = len(updates), tokens.shape[1]
     matrix = torch.zeros(D, D, device=tokens.device)
-    for s in progress(range(D)):
+    for s in range(D):
         for t in pick_boundaries(T, boundaries) if future else [T - 1]:
-            later = slice(t + 1 if future else 0, None)
             now = {}            # {depth: its update, where s is missing}
 
-            def without(depth, name, x, update):
-                if depth == s and part in ('layer', name):
-                    update = update.clone()
-                    update[:, :t + 1] = 0
-                now[depth] = now[depth] + update if depth in now else update
+            def without(depth, name, x, update, erased=erase(s, t, part)):
+                update = erased(depth, name, x, update)
+                now[depth] = now.get(depth, 0) + update
                 return update
             if propagate:
                 run_from(model, tokens, plain, s, without)
@@ -141,7 +136,8 @@ def future_effects(model, tokens, *, part='layer', propagate=True, future=True, 
                     x[:, :t + 1] -= contribution[s][:, :t + 1]
                     model.run(x, [plain['order'][d]], depth=d, tap=without)
                 moved = (now[d] - updates[d]).norm(dim=-1) / sizes[d]           # (B, T)
-                matrix[s, d] = torch.maximum(matrix[s, d], moved[:, later].max())
+                later = moved[:, t + 1:] if future else moved
+                matrix[s, d] = torch.maximum(matrix[s, d], later.max())
     return matrix
 
 
@@ -152,11 +148,14 @@ def residual_norms(model, tokens, *, order=None):
     kept = record(model, tokens, order)
     x, attn, mlp = kept['input'], kept['attn'], kept['mlp']
     norms = dict(stream=x.norm(dim=-1).mean(dim=(1, 2)))
-    adds = ('layer', attn + mlp, x), ('attn', attn, x), ('mlp', mlp, x + attn)
-    for name, update, stream in adds:
-        share = update.norm(dim=-1) / stream.norm(dim=-1).clamp(min=1e-12)  # (D, B, T)
+
+    def compare(name, update, stream):
+        share = update.norm(dim=-1) / stream.norm(dim=-1).clamp(min=1e-12)      # (D, B, T)
         norms[f'{name} share'] = share.mean(dim=(1, 2))
         norms[f'{name} cosine'] = torch.cosine_similarity(update, stream, dim=-1).mean(dim=(1, 2))
+    compare('layer', attn + mlp, x)
+    compare('attn', attn, x)
+    compare('mlp', mlp, x + attn)
     turned = torch.cosine_similarity(x.float(), (x + attn + mlp).float(), dim=-1)
     norms['layer angle'] = turned.clamp(-1, 1).arccos().rad2deg().mean(dim=(1, 2))
     return norms
@@ -176,29 +175,28 @@ def block_similarity(model, block=1):
 
 def swap_blocks(order, start, length):
     "Swap the `length` layers from `start` on with as many after them."
-    before, both, after = cut_out(order, start, 2 * length)
+    before, both, after = split(order, start, 2 * length)
     return before + both[length:] + both[:length] + after
 
 
 def skip_blocks(order, start, length):
-    before, _, after = cut_out(order, start, length)
+    before, _, after = split(order, start, length)
     return before + after
 
 
 def reverse_block(order, start, length):
-    before, block, after = cut_out(order, start, length)
+    before, block, after = split(order, start, length)
     return before + block[::-1] + after
 
 
-def order_sweep(model, score, change, lengths, progress=iter):
+def order_sweep(model, score, change, lengths):
     "[{'size', 'start', **score(model)}] with `change` made wherever it fits; size 0: unchanged."
-    todo = [(0, 0, model.order)]
+    rows = [dict(size=0, start=0) | score(model)]
     for length, start in itertools.product(lengths, range(len(model.order))):
-        with contextlib.suppress(Refused):          # it does not fit here, or leaves no layer
+        try:
             new = check_order(change(model.order, start, length), len(model.layers))
-            todo.append((length, start, new))
-    rows = []
-    for length, start, new in progress(todo):
+        except Refused:             # it does not fit here, or leaves no layer
+            continue
         with running(model, new):
             rows.append(dict(size=length, start=start) | score(model))
     return rows

@@ -12,9 +12,9 @@ additive adapter), E (the cuts).
 Differs: the paper prints no numbers for the start, but the authors' code does. With our defaults
 the adapter begins as the projection on e, and the first state is noise that is fixed for each
 position; variants/starts.py has theirs, and others.
-In training, r is 1 + Poisson(rate), and the rate is log-normal with the mean `mean`, as in the
-authors' code. We draw r once per step. The authors draw it once per micro-batch, so their
-grad_accum changes results.
+In training, r is 1 + Poisson(rate), as in the authors' code. The rate is random too, and `mean` is
+its mean, so that r averages mean + 1. We draw r once per step. The authors draw it once per
+micro-batch, so their grad_accum changes results.
 
 Usage:
     python retrofit.py out/baseline 2-2-2                   # what was kept, what was dropped
@@ -25,16 +25,18 @@ Usage:
 import math
 
 import torch
+import torch.nn as nn
 
 from nanodepth.common.errors import Refused, check_choice
 from nanodepth.grow import untie
 from nanodepth.model import LM, KVCache, check_order
 from nanodepth.text.loader import draw
-from nanodepth.variants.starts import Starts
+from nanodepth.variants import starts
 
 
 def recurrent_by_hand(model, tokens, r, s):
-    "The idea, of a first state s (B, T, C): logits of a Recurrent whose core runs r times."
+    """The idea: logits of a Recurrent whose core runs r times, from a first state s (B, T, C) on.
+    (LN-scaling would have to be told each run's position.)"""
     e = model.run(model.embed(tokens), model.prelude)
     for _ in range(r):
         s = model.run(model.adapter(torch.cat((s, e), dim=-1)), model.core)
@@ -54,8 +56,8 @@ def cut(shape, n_layer):
     if min(prelude, coda) < 0 or core < 1 or needed > n_layer:
         raise Refused(f'the shape {shape!r} needs {needed} layers and a core of at least one, '
                       f'but the model has {n_layer}')
-    end = n_layer - coda        # of the core
-    return [*range(prelude)], [*range(end - core, end)], [*range(end, n_layer)]
+    core_end = n_layer - coda
+    return [*range(prelude)], [*range(core_end - core, core_end)], [*range(core_end, n_layer)]
 
 
 def surgery(model, shape, **options):
@@ -69,34 +71,43 @@ def surgery(model, shape, **options):
                       f'more than one place of {parts}')
     if model.order != list(range(len(model.layers))):
         raise Refused('this model has an order of its own: untie it first, and then cut it')
-    copies = untie(model, kept)
-    p, q = len(parts[0]), len(parts[0] + parts[1])      # in the copies, the core is p, ..., q - 1
-    with torch.device('meta'):      # no weights yet: all will be the copies
-        new = Recurrent(copies.config, range(p), range(p, q), range(q, len(kept)), **options)
-    for name in ('embed', 'layers', 'norm', 'head', 'cos', 'sin'):
-        setattr(new, name, getattr(copies, name))
-    new.adapter = new.make_adapter()        # the one so far has no weights either
-    return new.train(model.training)
+    p, q = len(parts[0]), len(parts[0] + parts[1])      # of the copies, the core is p, ..., q - 1
+    new = untie(model, kept)
+    new.__class__ = Recurrent       # an LM already: all that it lacks is how its layers recur
+    new.recur_by(range(p), range(p, q), range(q, len(kept)), **options)
+    return new
 
 
 # -------------------------------------------------------------------------------------- the model
 
-class Recurrent(Starts, LM):
+class Recurrent(LM):
     """An LM whose layers run as prelude, r times core, coda: three lists of its layers. `mean` is
-    the r that runs when none is given. The adapter and the first state are those of
-    variants/starts.py, which `begins` are handed to."""
+    the r that runs when none is given (in training it is random: sample_recurrence), and
+    `backprop_depth` through how many of its last runs gradients go."""
     recurs = True
+    table = None            # the first states of a text's positions, made when they are needed
 
-    def __init__(self, config, prelude, core, coda, *, mean=4, backprop_depth=8, **begins):
+    def __init__(self, config, prelude, core, coda, **options):
         super().__init__(config)
+        self.recur_by(prelude, core, coda, **options)
+
+    def recur_by(self, prelude, core, coda, *, mean=4, backprop_depth=8, inject='identity',
+                 start='normal', fresh=False, state_std=None):
         if not core:
             raise Refused('the core has no layers: there is nothing to repeat')
-        check_order([*prelude, *core, *coda], config.n_layer)
+        check_order([*prelude, *core, *coda], self.config.n_layer)
         self.prelude, self.core, self.coda = list(prelude), list(core), list(coda)
         self.mean, self.backprop_depth = mean, backprop_depth
-        # variants/starts.py: the adapter, Linear(2C, C), which begins as (s, e) -> e; the first
-        # state, a table of normal noise with a row for each position
-        self.begin(**begins)
+        self.inject, self.start, self.fresh = inject, start, fresh      # variants/starts.py
+        C = self.config.n_embd
+        self.state_std = starts.std_of(start, C) if state_std is None else state_std
+        if inject == 'identity':            # (s, e) to e: with no layer dropped, it is its parent
+            self.adapter = nn.Linear(2 * C, C, bias=False)
+            self.adapter.weight.data.copy_(torch.cat((torch.zeros(C, C), torch.eye(C)), dim=1))
+        else:
+            self.adapter = starts.another_adapter(inject, C)
+        if self.adapter is not None:            # None: s + e
+            self.adapter.to(self.embed.weight)      # on the layers' device, in their dtype
 
     @property
     def order(self):
@@ -109,33 +120,48 @@ class Recurrent(Starts, LM):
         "An empty cache: a slot for each position of the unrolled order."
         return KVCache(len(self.unrolled(self.mean if r is None else r)))
 
-    def check_cache(self, cache, r):
-        "With another r than before, the coda would read the core's keys."
-        if cache is not None and len(cache.layers) != len(self.unrolled(r)):
-            had = (len(cache.layers) - len(self.unrolled(0))) // len(self.core)
-            raise Refused(f'r={r}, but this cache holds keys of r={had}: go on with that')
-
     # ------------------------------------------------------------------------------- one forward
+
+    def first_state(self, e, seen, generator):
+        """The state (B, T, C) that the first recurrence gets, of tokens after `seen` others: noise.
+        A generator for each row draws it in training. Else every position has a state of its own,
+        so that cached, batched and plain forwards agree."""
+        if generator is None and self.fresh:
+            generator = starts.next_generator(self)
+        if generator is None:
+            end = seen + e.shape[1]
+            s = starts.states_until(self, end, e.device)[seen:end]              # (T, C)
+        elif isinstance(generator, torch.Generator):
+            s = starts.noise(self.start, e.shape, generator)                    # (B, T, C)
+        else:
+            s = torch.stack([starts.noise(self.start, e.shape[1:], g) for g in generator])
+        return (s.to(e) * self.state_std).expand_as(e)
 
     def recur(self, s, e, i, cache, tap=None):
         "Recurrence i, counted from 0: adapter, then core."
-        mixed = s + e if self.adapter is None else self.adapter(torch.cat((s, e), dim=-1))
-        return self.run(mixed.to(e.dtype), self.core, cache=cache, tap=tap,
+        x = s + e if self.adapter is None else self.adapter(torch.cat((s, e), dim=-1))
+        x = x.to(e.dtype)                       # under autocast an adapter returns bfloat16
+        return self.run(x, self.core, cache=cache, tap=tap,
                         depth=len(self.prelude) + i * len(self.core))           # (B, T, C)
 
-    def hidden(self, tokens, *, r=None, cache=None, generator=None, backprop_depth=None, tap=None):
+    def hidden(self, tokens, *, order=None, r=None, cache=None, generator=None,
+               backprop_depth=None, tap=None):
         "The residual stream before the final norm."
         r = self.mean if r is None else r
-        learned = self.backprop_depth if backprop_depth is None else backprop_depth
+        with_grad = self.backprop_depth if backprop_depth is None else backprop_depth
+        if order is not None:
+            raise Refused('a recurrent core runs in an order of its own and takes no other: give r')
         if r < 1:
             raise Refused(f'r={r} is too small: the core must run at least once (try r=1)')
-        self.check_cache(cache, r)
+        if cache is not None and len(cache.layers) != len(self.unrolled(r)):
+            raise Refused(f'r={r}, but this cache holds the keys of another r: go on with that')
         seen = 0 if cache is None else cache.seen
         e = self.run(self.embed(tokens), self.prelude, cache=cache, tap=tap)    # (B, T, C)
         s = self.first_state(e, seen, generator)
         for i in range(r):
-            with learning(i, r - learned):      # only the last ones keep a graph
-                s = self.recur(s, e, i, cache, tap)
+            if i <= r - with_grad:
+                s = s.detach()          # truncated back-propagation: what came before lets go
+            s = self.recur(s, e, i, cache, tap)
         x = self.run(s, self.coda, cache=cache, tap=tap,
                      depth=len(self.prelude) + r * len(self.core))
         if cache is not None:
@@ -144,50 +170,36 @@ class Recurrent(Starts, LM):
 
     # ------------------------------------------------------------------------------- what it costs
 
-    def parts(self):
-        """Parameters of the layers of (prelude, core, coda), as the paper counts: without adapter,
-        embeddings and final norm."""
-        layer = sum(p.numel() for p in self.layers[0].parameters())
-        return tuple(len(part) * layer for part in (self.prelude, self.core, self.coda))
-
-    def effective_params(self, r):
-        prelude, core, coda = self.parts()
-        return prelude + r * core + coda
-
     def flops_per_token(self, *, r=None, backprop_depth=None, context=None):
         """Training FLOPs of one token, as LM.flops_per_token counts; a recurrence without a
         backward pass costs a third."""
         r = self.mean if r is None else r
-        learned = min(r, self.backprop_depth if backprop_depth is None else backprop_depth)
-        count = super().flops_per_token
-        head = count([], context=context)
-        once = count(self.core, context=context) - head
+        with_grad = min(r, self.backprop_depth if backprop_depth is None else backprop_depth)
+
+        def count(order):       # of an ordinary model; with no layers, of the head
+            return LM.flops_per_token(self, order, context=context)
+        once = count(self.core) - count([])
         if self.adapter is not None:
             once += 6 * self.adapter.weight.numel()
-        outside = count(self.prelude + self.coda, context=context)
-        return outside + learned * once + (r - learned) * once // 3
+        return (count(self.prelude + self.coda) + with_grad * once
+                + (r - with_grad) * once // 3)
 
     def flops_paper(self, mean=None):
-        """The paper's count: 6 for each weight with a backward pass and 2 for each without, at
-        the mean number of recurrences."""
-        prelude, core, coda = self.parts()
+        """The paper's count: 6 for each weight of a layer with a backward pass and 2 for each
+        without, at so many recurrences."""
+        layer = sum(p.numel() for p in self.layers[0].parameters())
         mean = self.mean if mean is None else mean
-        learned = min(mean, self.backprop_depth)
-        return 6 * (prelude + coda + learned * core) + 2 * (mean - learned) * core
-
-
-def learning(i, first_learned):
-    "Truncated back-propagation: a context in which recurrence i keeps a graph, or none before."
-    if i == first_learned:      # autocast would reuse weights that it cast without a graph
-        torch.clear_autocast_cache()
-    return torch.set_grad_enabled(torch.is_grad_enabled() and i >= first_learned)
+        with_grad = min(mean, self.backprop_depth)
+        learned = len(self.prelude + self.coda) + with_grad * len(self.core)
+        return layer * (6 * learned + 2 * (mean - with_grad) * len(self.core))
 
 
 # ---------------------------------------------------------------------------------------- how often
 
 def sample_recurrence(mean, step, seed):
     """r of a training step, the same on every rank: 1 + Poisson(exp(tau)), where tau is normal with
-    std sigma and mean log(mean) - sigma^2 / 2, so that exp(tau) has the mean `mean`."""
+    std sigma and mean log(mean) - sigma^2 / 2, so that exp(tau) has the mean `mean` (and r has
+    mean + 1)."""
     generator = torch.Generator().manual_seed(draw(seed, 'recurrence', step))
     sigma = 1 / 2
     normal = torch.randn(1, generator=generator, dtype=torch.float64)
@@ -195,23 +207,17 @@ def sample_recurrence(mean, step, seed):
     return int(torch.poisson(tau.exp(), generator=generator).item()) + 1
 
 
-def first_noise(seed, step, rows, device):
-    "Each row's generator for its first state in a step, however rows are shared out to ranks."
-    return [torch.Generator(device).manual_seed(draw(seed, f'state of row {row}', step))
-            for row in rows]
-
-
 def recurrence_curriculum(step, steps, mean, warm_fraction, shape='linear'):
-    """The mean for sample_recurrence at a step: a staircase from 1 to `mean` over the first part of
-    the steps, then `mean`."""
+    """What sample_recurrence gets for `mean` at a step: whole numbers that rise from 1 to `mean`
+    over the first part of the steps, and then `mean`."""
     check_choice('curriculum_shape', shape, ('linear', '1-sqrt'))
     warm = warm_fraction * steps
     if step + 1 >= warm:
         return mean
-    risen = (step + 1) / warm           # the first step stands one stair above 0
+    risen = (step + 1) / warm
     if shape == '1-sqrt':
         risen = 1 - math.sqrt(1 - risen)
-    return max(1, math.ceil(mean * risen - 1e-9))       # a rounding error is no stair
+    return max(1, math.ceil(mean * risen - 1e-9))       # 1e-9: 3.0000000001 is 3
 
 
 if __name__ == '__main__':

@@ -23,23 +23,21 @@ from typing import Literal, NamedTuple
 import torch
 
 from nanodepth.asking.scoring import measure
-from nanodepth.common.options import check_bounds
+from nanodepth.common.options import check_bounds, given
 from nanodepth.grow import GROWTH, growth_plan, untie
 from nanodepth.loop import fit_loop
 from nanodepth.model import LM
 from nanodepth.models import checkpoint
-from nanodepth.retrofit import first_noise, recurrence_curriculum, sample_recurrence
-from nanodepth.running import refuse
+from nanodepth.retrofit import recurrence_curriculum, sample_recurrence
+from nanodepth.running import refuse, run       # what is refused, and the folder of a run
 from nanodepth.running.optimizers import load_optimizers, make_optimizers
-from nanodepth.running.plan import Parent, Rare, model_config
+from nanodepth.running.plan import Parent, model_config
 from nanodepth.running.processes import World
-from nanodepth.running.run import (keep_stage, locked, open_data, open_log, read_checkpoint,
-                                   report)
-from nanodepth.text.loader import draw
+from nanodepth.text.loader import draw, row_generators
 
 
 @dataclass
-class Config(Rare):                     # running/plan.py has what is rarely changed
+class Config:
     # what is trained, on what, and where it is kept
     out_dir: str = 'out/run'            # where the run is kept
     seed: int = 0                       # of every random draw
@@ -61,11 +59,12 @@ class Config(Rare):                     # running/plan.py has what is rarely cha
     decay_steps: int = 120              # the last steps: growing is over, the cool-down begins
     lr: float = 4e-3
     # the optimizer: 'muon' for the layers' matrices and AdamW for the rest, or one for everything
-    optimizer: Literal['muon', 'adamw', 'adamw_star'] = 'muon'
+    optimizer: Literal['muon', 'adamw', 'adamw_star'] = 'muon'  # adamw_star: variants/
     weight_decay: float = 0.01
     grad_clip: float = 1.0
     # growing: n_layer is the depth at the end; a model from init_from grows once, by grow_block
-    grow: Literal[tuple(GROWTH)] | None = None  # an operator of grow.py; None: full depth at once
+    # an operator of grow.py; None: full depth at once
+    grow: Literal['midas', 'lidas', 'stack', 'double'] | None = None
     grow_block: int = 2                 # the layers to begin with, and those that a growth adds
     grow_alpha: float = 1.0             # PROP-alpha: stage i gets a share i^alpha of the steps
     # looping: n_layer counts the unique layers
@@ -73,9 +72,9 @@ class Config(Rare):                     # running/plan.py has what is rarely cha
     cooldown_loop: str | None = None    # the order from the first step of the decay on
     cooldown_data: str | list[str] | None = None        # what is read from there on; None: data
     # a recurrent core, which retrofit.py made: None is the model's own
-    recurrence: int | None = None       # it runs 1 + a random number of times, of this mean
-    backprop_depth: int | None = None   # at most so many last runs get gradients, and <= the mean
-    curriculum: float = 0.25            # over this part of the steps the mean rises from 1
+    recurrence: int | None = None       # it runs r times, at random; r averages this number + 1
+    backprop_depth: int | None = None   # at most so many last runs get gradients, and <= that
+    curriculum: float = 0.25            # over this part of the steps that number rises from 1
     # what is measured and kept
     eval_every: int = 25
     eval_batches: int = 12              # batches of validation data per evaluation
@@ -84,15 +83,23 @@ class Config(Rare):                     # running/plan.py has what is rarely cha
     resume: bool = True                 # false: move the run in out_dir aside and start over
     # the machine
     device: str = 'auto'                # auto: cuda, else mps, else cpu
-    # auto: bfloat16 on cuda, float32 elsewhere
-    dtype: Literal['auto', 'float32', 'bfloat16'] = 'auto'
+    dtype: Literal['auto', 'float32', 'bfloat16'] = 'auto'      # auto: bfloat16 on cuda
     compile: bool | Literal['auto'] = 'auto'    # auto: on for cuda
     grad_accum: int = 1                 # a process computes its rows in this many pieces
+    # what is rarely changed
+    adamw_lr: float | None = None       # with muon, the peak rate of the rest; None: lr
+    muon_scaling: Literal['match_rms_adamw', 'original'] = 'match_rms_adamw'    # of its steps
+    lr_shape: Literal['1-sqrt', 'cosine', 'constant'] = '1-sqrt'        # how the rate falls
+    curriculum_shape: Literal['linear', '1-sqrt'] = 'linear'
+    backprop_curriculum: float = 0.0    # over this part of the steps backprop_depth rises from 1
+    ln_scaling: bool = False            # the norms of the d-th layer are scaled by 1/sqrt(d)
+    vocab_size: int | None = None       # None: as many as the data's tokenizer has
+    keep_stages: bool = False           # keep the model before each growth, as out_dir/stage_2 ...
 
     def __post_init__(self):
         check_bounds(vars(self))
         if not self.init_from:      # with it, the plan needs the checkpoint
-            Plan(self)              # it refuses settings that exclude each other
+            Plan(self)              # below: it refuses settings that exclude each other
 
 
 # ----------------------------------------------------------------------------- what a step does
@@ -102,14 +109,14 @@ class Step(NamedTuple):
     n_layer: int
     origin: list | None                 # for each layer, which layer of the stage before it copies
     order: list | None                  # in which the layers run; None: a recurrent core's own
-    data: str                           # the setting that names what is read,
-    batch: int                          # and which batch of it
+    data: str                           # the loader: 'data' or 'cooldown_data'
+    batch: int                          # which of its batches
     r: int | None = None                # how often a recurrent core runs,
     backprop_depth: int | None = None   # and through how many of these gradients go back
 
     @property
-    def how(self):
-        "Arguments of the model's forward and flops_per_token. (The order is in its config.)"
+    def recurrence(self):
+        "Arguments of a recurrent model's forward and flops_per_token; {} for others."
         return {} if self.r is None else dict(r=self.r, backprop_depth=self.backprop_depth)
 
 
@@ -118,46 +125,45 @@ class Plan:
         c = self.config = config
         self.parent = parent                    # what init_from gives; None: a new model
         refuse.what_excludes(c, parent)
+        p = parent or Parent(c.n_layer)
         self.cooldown_start = c.steps - c.decay_steps   # growing is over, and the rate falls
-        n = parent.n_layer if parent else c.n_layer
-        self.stages = [(0, n)]                  # [(first step, layers)]
-        if c.grow and parent:                   # a parent grows once
-            deeper = len(GROWTH[c.grow](n, c.grow_block))
-            self.stages = growth_plan(c.grow, deeper, c.grow_block, self.cooldown_start,
-                                      c.grow_alpha, begin=n)
-        elif c.grow:
-            self.stages = growth_plan(c.grow, n, c.grow_block, self.cooldown_start, c.grow_alpha)
+        self.stages = [(0, p.n_layer)]                  # [(first step, layers)]
+        if c.grow:
+            start, end = c.grow_block, c.n_layer
+            if parent:                                  # a parent grows once
+                start, end = p.n_layer, len(GROWTH[c.grow](p.n_layer, c.grow_block))
+            self.stages = growth_plan(c.grow, end, c.grow_block, self.cooldown_start,
+                                      c.grow_alpha, begin=start)
         deepest = self.stages[-1][1]
-        self.main_order = parent and parent.order       # None: each layer once
-        if c.loop:
-            self.main_order = fit_loop(c.loop, deepest)
+        self.main_order = fit_loop(c.loop, deepest) if c.loop else p.order  # None: each layer once
         self.cooldown_order = self.main_order
         if c.cooldown_loop:
             self.cooldown_order = fit_loop(c.cooldown_loop, deepest)
         # of a recurrent core
-        self.mean = c.recurrence or (parent and parent.mean)
-        self.backprop_depth = c.backprop_depth or (parent and parent.backprop_depth)
+        self.mean = c.recurrence or p.mean
+        self.backprop_depth = c.backprop_depth or p.backprop_depth
 
     def at(self, step):
         "What this step does."
         c = self.config
         cools = step >= self.cooldown_start
-        stage = max(i for i, (first, _) in enumerate(self.stages) if first <= step)
-        n_layer = self.stages[stage][1]
-        origin = GROWTH[c.grow](self.stages[stage - 1][1], c.grow_block) if stage else None
+        depths = [n_layer for first, n_layer in self.stages if first <= step]
+        n_layer = depths[-1]
+        origin = GROWTH[c.grow](depths[-2], c.grow_block) if len(depths) > 1 else None
         order = (self.cooldown_order if cools else self.main_order) or [*range(n_layer)]
         data, batch = 'data', step
         if cools and c.cooldown_data:
             data, batch = 'cooldown_data', step - self.cooldown_start
-        rate = lr_fraction(c, step)
+        what = Step(lr_fraction=lr_fraction(c, step), n_layer=n_layer, origin=origin, order=order,
+                    data=data, batch=batch)
         if self.mean is None:
-            return Step(rate, n_layer, origin, order, data, batch)
+            return what
         # A recurrent core runs equally often on every rank. As in the authors' code, gradients go
         # back through no more of its runs than the step's mean.
         mean = recurrence_curriculum(step, c.steps, self.mean, c.curriculum, c.curriculum_shape)
         depth = recurrence_curriculum(step, c.steps, self.backprop_depth, c.backprop_curriculum)
-        return Step(rate, n_layer, origin, None, data, batch,
-                    r=sample_recurrence(mean, step, c.seed), backprop_depth=min(depth, mean))
+        return what._replace(order=None, r=sample_recurrence(mean, step, c.seed),
+                             backprop_depth=min(depth, mean))
 
 
 def lr_fraction(c, step):
@@ -173,77 +179,122 @@ def lr_fraction(c, step):
     return 1 - math.sqrt(t)
 
 
+# ------------------------------------------------------------------------------ parts of a step
+
+def get_batch(world, data, now):
+    "This process's rows of a step's batch, (B, T) each, and how many of its targets count."
+    x, y = data[now.data].batch(now.batch)
+    count = (y != -1).sum().item()      # here, where it does not wait for a GPU
+    if world.cuda:
+        x, y = (t.pin_memory().to(world.device, non_blocking=True) for t in (x, y))
+    return x.to(world.device), y.to(world.device), count
+
+
+def autocast(c, world):
+    "Matrix products in bfloat16, where that is asked for or (auto) where a GPU is fast at it."
+    half = c.dtype == 'bfloat16' or (c.dtype == 'auto' and world.has_bfloat16)
+    return torch.autocast(world.device.type, torch.bfloat16, enabled=half)
+
+
+def wrap(world, model):
+    """A model as it is trained: each Block compiled by itself, so that no growth and no order
+    compiles one again; and in DDP where there are several processes."""
+    if world.compiles:
+        for block in model.layers:
+            block.compile()
+    world.let_go()                      # of the model before it
+    return world.ddp(model) if world.size > 1 else model
+
+
+def backward(c, world, model, batch, step, recurrence):
+    """Forward and backward over this process's rows, in pieces; the sum of its losses. A loss is
+    divided by the targets of the whole batch, over all processes: a mean for each piece would give
+    the tokens of short answers more weight."""
+    tokens, targets, count = batch
+    total = max(1.0, world.sum_over_ranks(count))          # where no target counts, the loss is 0
+    loss = 0.0
+    for i, (x, y) in enumerate(zip(tokens.chunk(c.grad_accum), targets.chunk(c.grad_accum))):
+        how = recurrence
+        if how:             # each row's first state is noise, the same however rows are shared out
+            first = world.rank * len(tokens) + i * len(x)
+            how = how | dict(generator=row_generators(c.seed, step, first, len(x), world.device))
+        if world.size > 1:  # DDP adds the gradients up with the last piece, and divides by size
+            model.require_backward_grad_sync = i == c.grad_accum - 1
+        with autocast(c, world):        # the model's loss is a mean; times its targets it is a sum
+            share = model(x, y, **how) * (y != -1).sum() / total
+        (share * world.size).backward()
+        loss += share.detach()
+    return loss
+
+
 # ---------------------------------------------------------------------------------------- the loop
 
 def train(c):
     "Train to the end (returns 0) or until a signal (returns its number); a second call resumes."
-    with World(c.device, c.dtype, c.compile) as world, locked(c.out_dir, world):
+    # this is process world.rank of world.size, with its own world.device: cuda, else mps, else cpu
+    with World(c.device, c.compile) as world, run.locked(c.out_dir, world):
         # ---- data: {setting: Loader}. A batch follows from (seed, step), so no place is saved
-        data, val = open_data(c, world)
+        data, val = run.open_data(c, world)
 
         # ---- model: that of this run (resume), of a parent (init_from), or a new one
         totals = dict(step=0, tokens=0, flops=0, seconds=0.0, inherited_flops=0)
         states = []                             # the optimizers'
         resumes = c.resume and checkpoint.exists(c.out_dir)
         if resumes:
-            saved = read_checkpoint(c.out_dir, world)
+            saved = run.read_checkpoint(c.out_dir, world)
             plan = Plan(c, Parent.of_saved(saved))      # as the run's own checkpoint remembers it
             refuse.another_run(plan, saved, data | dict(val=val))
-            model = checkpoint.build_model(saved, c.out_dir)
+            model = checkpoint.build_model(saved, c.out_dir)    # with the order of its last step
             totals = {name: saved.get(name, 0) for name in totals}
             states = saved.pop('optimizers')
         elif c.init_from:
-            saved = read_checkpoint(c.init_from, world)
+            saved = run.read_checkpoint(c.init_from, world)
             model = checkpoint.build_model(saved, c.init_from)
             plan = Plan(c, Parent.of(model))
             refuse.unfit_parent(c, model, data)
+            model.config.order = plan.main_order
             totals['inherited_flops'] = saved.get('flops', 0) + saved.get('inherited_flops', 0)
         else:
             plan = Plan(c)
             torch.manual_seed(draw(c.seed, 'init'))
             model = LM(model_config(c, vocab_size=c.vocab_size or data['data'].vocab_size,
-                                    n_layer=plan.at(0).n_layer))
-        if model.recurs:
+                                    n_layer=plan.at(0).n_layer, order=plan.main_order))
+        if model.recurs:        # what it does where nothing else is said
             model.mean, model.backprop_depth = plan.mean, plan.backprop_depth
-        elif not resumes:                       # a resumed model has its order from its checkpoint
-            model.config.order = plan.main_order
         model.to(world.device, torch.float32).train()       # Hugging Face's may be bfloat16
 
-        # ---- optimizer
+        # ---- optimizers: by default Muon for the layers' matrices, and AdamW for the rest
         optimizers = make_optimizers(model, c)
         load_optimizers(optimizers, states, c.out_dir)
         saved = states = None                   # they hold the weights and states once more
-        wrapped = world.wrap(model)             # each Block compiled; with several processes, DDP
+        wrapped = wrap(world, model)            # what is trained; `model` is what is measured
+
+        # ---- what is measured, and what is kept
+        def validate():
+            "The validation loss, and the loss and accuracy on each kind of answer that data marks."
+            # by the Blocks as they are written: compiled ones would be compiled anew for its shapes
+            with autocast(c, world), torch.compiler.set_stance('force_eager'):
+                loss, kinds = measure(model, val, c.eval_batches, pieces=c.grad_accum)
+            return dict(val_loss=loss, kinds=kinds)
 
         def save():
             "All that a resumed run needs."
             log.sync()
             if world.first:
-                checkpoint.save(
-                    c.out_dir, **checkpoint.describe(model), **totals, config=asdict(c),
-                    start=plan.parent and asdict(plan.parent),
-                    optimizers=[optimizer.state_dict() for optimizer in optimizers],
-                    # with these, data that has changed is refused
-                    tokenizer=data['data'].tokenizer,
-                    shares={name: loader.shares() for name, loader in data.items()},
-                    **{name: loader.checksums() for name, loader in data.items()},
-                    val=val.checksums())
+                checkpoint.save(c.out_dir, **checkpoint.describe(model), **totals, config=asdict(c),
+                                start=plan.parent and asdict(plan.parent),
+                                optimizers=[o.state_dict() for o in optimizers],
+                                **run.marks_of(data, val))
             world.wait()
-
-        def validate():
-            "The loss on validation data, and the loss and accuracy on each kind of answer."
-            with world.autocast:
-                loss, kinds = measure(model, val, c.eval_batches, c.grad_accum)
-            return dict(val_loss=loss, kinds=kinds)
 
         # ---- the loop
         step = totals['step']
         tokens_a_step = c.batch_size * c.context
-        log = open_log(c, world, data['data'], model, step, resumes)
+        log = run.open_log(c, world, data['data'], model, step, resumes)
         if step == 0:
             log.write(step=0, tokens=0, flops=0, seconds=0, n_layer=len(model.layers),
                       depth=len(model.order), **validate())
-        batch = fetch(c, world, plan, data, step)
+        batch = get_batch(world, data, plan.at(step))
         world.listen()                  # from now on Ctrl-C and SIGTERM wait for the step's end
         while step < c.steps:
             now = plan.at(step)
@@ -251,14 +302,14 @@ def train(c):
 
             # the model grows, or begins to run its layers in another order
             grows = now.n_layer > len(model.layers)
-            if grows or now.order not in (None, model.order):
+            loops = not model.recurs and not grows and now.order != model.order
+            if grows or loops:
                 before = validate()['val_loss']
                 if grows:
-                    if c.keep_stages and world.first:
-                        keep_stage(c, model, totals)
+                    run.keep_stage(c, world, model, totals)
                     wrapped = None      # DDP and its gradients go with the old model
                     model = untie(model, now.origin, optimizers)    # the optimizers become its own
-                    wrapped = world.wrap(model)
+                    wrapped = wrap(world, model)
                 else:
                     model.config.order = now.order
                 after = validate()['val_loss']
@@ -266,11 +317,11 @@ def train(c):
 
             # forward and backward; the next batch comes while the GPU is at work
             began = time.perf_counter()
-            loss = backward(c, world, wrapped, batch, step, now.how)
-            # not model.parameters(): a sum in another order has another last bit
+            loss = backward(c, world, wrapped, batch, step, now.recurrence)
+            # in the optimizers' order, which decides the last bit of their norm
             params = [p for o in optimizers for group in o.param_groups for p in group['params']]
             norm = torch.nn.utils.clip_grad_norm_(params, c.grad_clip or math.inf)
-            batch = fetch(c, world, plan, data, step + 1)
+            batch = get_batch(world, data, plan.at(step + 1))
             loss, norm = world.sum_over_ranks(loss), norm.item()    # here it waits for the GPU
             if not math.isfinite(loss + norm):
                 # the weights are those before this step, unless they have just changed
@@ -288,12 +339,11 @@ def train(c):
             step += 1
             asked = world.asked()       # the number of a signal that some process got, or 0
 
-            # what is noted
+            # a line of log.jsonl, and of the progress bar
             took = time.perf_counter() - began
-            step_flops = tokens_a_step * model.flops_per_token(**now.how, context=c.context)
-            totals.update(step=step, tokens=step * tokens_a_step)
-            totals['flops'] += step_flops
-            totals['seconds'] += took
+            step_flops = tokens_a_step * model.flops_per_token(**now.recurrence, context=c.context)
+            totals |= dict(step=step, tokens=step * tokens_a_step,
+                           flops=totals['flops'] + step_flops, seconds=totals['seconds'] + took)
             if step % c.eval_every == 0 or step == c.steps:
                 events |= validate()
             if events or step % c.log_every == 0:
@@ -301,53 +351,33 @@ def train(c):
                           seconds=round(totals['seconds'], 1), n_layer=len(model.layers),
                           depth=len(model.order), lr=c.lr * now.lr_fraction, loss=loss,
                           grad_norm=norm, tokens_per_s=round(tokens_a_step / took),
-                          **now.how, **events)
+                          **now.recurrence, **events)
             log.show_step(tokens_a_step / took, world.mfu(step_flops, took))
 
-            # what is kept; and are we asked to stop?
+            # a checkpoint; and are we asked to stop?
             if step % c.save_every == 0 or step == c.steps or asked:
                 save()
             if asked:
                 break
         log.close()
-        if step < c.steps:
-            world.say(f'stopped at step {step} of {c.steps}, and saved: the same command resumes it'
-                      + ('' if c.resume else ', without --resume=false'))
-            return asked
-        if world.first:
-            report(c, plan, model, totals['flops'])
-        return 0
+        run.report(c, world, plan, model, totals)
+        return asked if step < c.steps else 0
 
 
-def fetch(c, world, plan, data, step):
-    "This process's part of a step's batch, and how many of its targets count."
-    now = plan.at(step)
-    tokens, targets = data[now.data].batch(now.batch)                           # (B, T) each
-    count = (targets != -1).sum().item()        # here, where it does not wait for a GPU
-    return world.to_device(tokens), world.to_device(targets), count
+def read_config(argv, cls=Config):
+    "Config files, such as config/lidas.py, and then each --name=value, as one Config."
+    values = given(cls, argv)
+    config = cls(**values)
+    refuse.what_is_void(config, values, argv)
+    return config
 
 
-def backward(c, world, model, batch, step, how):
-    """Forward and backward over this process's part of the batch, in pieces; the sum of its losses.
-    A loss is divided by the targets of the whole batch, over all processes: a mean for each piece
-    would give the tokens of short answers more weight."""
-    tokens, targets, count = batch
-    total = max(1.0, world.sum_over_ranks(count))          # where no target counts, the loss is 0
-    loss = 0.0
-    for i, (x, y) in enumerate(zip(tokens.chunk(c.grad_accum), targets.chunk(c.grad_accum))):
-        if 'r' in how:      # each row's first state is noise, the same however rows are shared out
-            first = world.rank * len(tokens) + i * len(x)
-            rows = range(first, first + len(x))
-            how = how | dict(generator=first_noise(c.seed, step, rows, world.device))
-        if world.size > 1:  # DDP adds the gradients up with the last piece, and divides by size
-            model.require_backward_grad_sync = i == c.grad_accum - 1
-        with world.autocast:        # the model's loss is a mean; times its targets it is a sum
-            share = model(x, y, **how) * (y != -1).sum() / total
-        (share * world.size).backward()
-        loss += share.detach()
-    return loss
+def main(argv):
+    stopped = train(read_config(argv))
+    if stopped:         # make or a scheduler must not take the run for finished
+        raise SystemExit(128 + stopped)
 
 
 if __name__ == '__main__':
     from nanodepth.__main__ import main as nanodepth
-    nanodepth('train')
+    nanodepth('train')      # main, in a line where it refuses; and --help and --dry_run

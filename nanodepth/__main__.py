@@ -14,7 +14,9 @@ import importlib
 import os
 import sys
 import tempfile
+from pathlib import Path
 
+import nanodepth
 from nanodepth.common.errors import Refused, nearest, refusals
 
 COMMANDS = {        # name: (module, what it does)
@@ -57,10 +59,19 @@ def share_the_machine():
         os.execv(sys.executable, sys.orig_argv)
 
 
+def not_twice(script):
+    "python train.py: nanodepth.train is the file that runs, and no second copy of it is loaded."
+    idea = Path(script.__file__).stem
+    sys.modules[f'nanodepth.{idea}'] = script
+    setattr(nanodepth, idea, script)
+
+
 def main(name=None, argv=None):
     if argv is None:            # a command line, and not a call from Python
         argv = sys.argv[1:]
         share_the_machine()
+        if name is not None:
+            not_twice(sys.modules['__main__'])
         for stream in (sys.stdout, sys.stderr):         # a terminal may lack a ±
             stream.reconfigure(errors='replace')
     if name is None:

@@ -219,6 +219,19 @@ def test_neither_the_order_nor_growth_compiles_a_block_again(tiny, count_compile
     assert count_compiles() <= once + 1
 
 
+def test_validation_runs_compiled_blocks_as_they_are_written(tiny, count_compiles):
+    "By the stance of train.py's `validate`: no cache and no length compiles anything."
+    model = tiny(n_layer=3).eval()
+    tokens = tokens_of(model)
+    plain = model(tokens), model.generate(tokens[:, :3], 6, temperature=0)
+    for block in model.layers:
+        block.compile(backend='aot_eager')
+    with torch.compiler.set_stance('force_eager'):
+        assert torch.equal(model(tokens), plain[0])
+        assert torch.equal(model.generate(tokens[:, :3], 6, temperature=0), plain[1])
+    assert count_compiles() == 0
+
+
 def test_only_an_untied_embedding_starts_large():
     for tied, std in ((True, 0.02), (False, 1.0)):
         model = LM(ModelConfig(tie_embeddings=tied))

@@ -23,9 +23,8 @@ from nanodepth.model import LM, ModelConfig
 from nanodepth.asking import likelihoods, scoring
 from nanodepth.models import checkpoint
 from nanodepth.models.hf import Hooked, save_hf
-from nanodepth.loop import name_of
 from nanodepth.asking.scoring import Asked, Subject, log_likelihoods, measure
-from nanodepth.asking.way import Way
+from nanodepth.asking.way import Way, name_of
 from nanodepth.retrofit import surgery
 from nanodepth.text.loader import Loader, write_dataset
 from nanodepth.text.primitives import Example
@@ -234,7 +233,7 @@ def test_every_number_in_a_config_or_an_option_has_its_bounds():
 
 def refuse_leftovers():
     "Of the weights before a growth none is alive when the step after it has its next batch."
-    old, untie, fetch, compile = [], training.untie, training.fetch, torch.nn.Module.compile
+    old, untie, get_batch, compile = [], training.untie, training.get_batch, torch.nn.Module.compile
 
     def noted(model, *more):
         old[:] = [weakref.ref(p) for p in model.parameters()]
@@ -244,8 +243,8 @@ def refuse_leftovers():
         if any(each() is not None for each in old):
             raise ValueError('an old weight is alive')
         old.clear()
-        return fetch(*args)
-    training.untie, training.fetch = noted, counted
+        return get_batch(*args)
+    training.untie, training.get_batch = noted, counted
     torch.nn.Module.compile = lambda block: compile(block, backend='aot_eager')     # in seconds
 
 

@@ -14,6 +14,7 @@ import torch
 from conftest import flags, log_of, ranks, refused, save_run
 
 from nanodepth.__main__ import main as nanodepth
+from nanodepth.commands.cut import effective_params, params_of
 from nanodepth.models.checkpoint import load, load_model
 from nanodepth.grow import untie
 from nanodepth.model import LM, ModelConfig
@@ -47,7 +48,7 @@ def tokens():
 ])
 def test_the_papers_cuts(fields, shape, parts, share):
     model = meta(fields, shape)
-    assert model.parts() == parts and model.adapter.weight.numel() == 8_388_608
+    assert params_of(model) == parts and model.adapter.weight.numel() == 8_388_608
     with torch.device('meta'):
         parent = LM(ModelConfig(**fields))
     whole = sum(p.numel() for p in parent.layers.parameters())
@@ -66,7 +67,7 @@ def test_the_papers_cuts(fields, shape, parts, share):
 def test_the_papers_flops(fields, shape, flops, effective):
     model = meta(fields, shape)
     assert tuple(model.flops_paper(m) for m in (4, 8, 16, 32)) == flops
-    assert tuple(model.effective_params(m) for m in (4, 8, 16, 32)) == effective
+    assert tuple(effective_params(model, m) for m in (4, 8, 16, 32)) == effective
     kept = sum(model.flops_paper(recurrence_curriculum(t, 47_684, 32, 0.25))
                for t in range(0, 47_684, 7)) / 6_812 / model.flops_paper(32)
     assert kept == pytest.approx({'4-8-4': 0.915, '4-6-4': 0.917}[shape], abs=5e-4)

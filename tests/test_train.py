@@ -9,6 +9,9 @@ it; Muon and AdamW* as their definitions, a number at a time.
 import dataclasses
 import json
 import math
+import subprocess
+import sys
+import typing
 from pathlib import Path
 
 import numpy as np
@@ -112,6 +115,11 @@ def test_the_plan_reads_the_settings_that_it_answers_for_and_no_others():
             plan.at(step)
     assert read == {*MAY_DIFFER_AHEAD, 'seed', 'init_from'}
     assert MAY_DIFFER_AHEAD | MAY_DIFFER <= {field.name for field in dataclasses.fields(Config)}
+
+
+def test_a_config_names_every_operator():
+    hint = typing.get_type_hints(Config)['grow']
+    assert {*typing.get_args(typing.get_args(hint)[0])} == {*GROWTH}
 
 
 def test_the_authors_cosine():
@@ -289,6 +297,15 @@ def test_config_files(tmp_path):
     path.write_text('grow_block = 3\noptimizer = "muon"\nadamw_lr = 0.1\n')
     c = read_config([str(path), '--optimizer=adamw', '--data=a,b'])
     assert (c.grow_block, c.optimizer, c.data) == (3, 'adamw', ['a', 'b'])
+
+
+def test_the_script_is_the_module(tmp_path):
+    "python train.py is nanodepth.train, where it reads its config, and no second copy of it."
+    path = tmp_path / 'c.py'
+    path.write_text("import sys\nimport nanodepth.train\nmain = sys.modules['__main__']\n"
+                    "raise SystemExit(7 if nanodepth.train.Config is main.Config else 8)\n")
+    ended = subprocess.run([sys.executable, 'train.py', str(path)], cwd=ROOT)
+    assert ended.returncode == 7
 
 
 @pytest.mark.parametrize('fields, message', [

@@ -17,10 +17,11 @@ from nanodepth.grow import untie
 from nanodepth.loop import repeat_block
 from nanodepth.looping.caches import CACHES
 from nanodepth.looping.layers import pick_window
+from nanodepth.looping.solvers import BY_LAYER
 from nanodepth.model import KVCache
 from nanodepth.retrofit import surgery
-from nanodepth.wrapper import (BY_LAYER, SOLVERS, looped, looped_by_hand, patch, patch_by_hand,
-                               pick_solver, rk)
+from nanodepth.wrapper import (SOLVERS, looped, looped_by_hand, patch, patch_by_hand, pick_solver,
+                               rk)
 
 WINDOW = (2, 4)
 

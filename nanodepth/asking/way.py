@@ -16,7 +16,7 @@ from dataclasses import dataclass, fields
 
 from nanodepth.common.errors import Refused
 from nanodepth.models.orders import damped, in_order
-from nanodepth.loop import fit_loop, name_of, parse_loop, running
+from nanodepth.loop import fit_loop, format_loop, parse_loop, running
 from nanodepth.looping.layers import depth_of
 from nanodepth.wrapper import looped, patch
 
@@ -140,6 +140,14 @@ class Way:
             return f'--r={self.r}'
         return ' '.join(f'--{name}={shown(value)}' for name, value in self.dials.items()) \
             or 'as it is'
+
+
+def name_of(order):
+    "An order in the notation, or layer by layer where it has none; '1,' is layer 1 alone."
+    try:
+        return format_loop(order)
+    except Refused:
+        return ' '.join(map(str, order)) + ',' * (len(order) == 1)
 
 
 def shown(value):

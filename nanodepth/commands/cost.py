@@ -32,7 +32,7 @@ from nanodepth.model import LM
 from nanodepth.report.tables import columns
 from nanodepth.text.loader import Dataset, Loader, how_to_prepare, make_toy_data, mixture
 from nanodepth.text.tokenizer import get_tokenizer
-from nanodepth.train import Config, Plan
+from nanodepth.train import Config, Plan, read_config
 
 
 @dataclass
@@ -76,7 +76,7 @@ def stretches(config):
         if model.recurs:
             model.mean = plan.mean
         # a recurrent core's equal draws are computed once
-        alike = collections.Counter(tuple(step.how.items()) for step in steps)
+        alike = collections.Counter(tuple(step.recurrence.items()) for step in steps)
         flops = sum(n * model.flops_per_token(**dict(how) or dict(order=order),
                                               context=config.context) for how, n in alike.items())
         found.append((len(steps), model, len(order or model.order), flops))
@@ -88,7 +88,7 @@ def planned(config):
     return sum(flops for *_, flops in stretches(config)) * config.batch_size * config.context
 
 
-def main(argv, read_config):
+def main(argv):
     "The command train.py CONFIG --dry_run."
     config = read_config(argv, DryRun)
     if not config.dry_run:

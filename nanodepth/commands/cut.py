@@ -22,6 +22,7 @@ from nanodepth.report.tables import columns
 from nanodepth.retrofit import cut, surgery
 from nanodepth.text.loader import draw
 from nanodepth.text.tokenizer import keep_tokenizer
+from nanodepth.variants.starts import std_of
 
 
 @dataclass
@@ -54,7 +55,7 @@ def scalable_start(model):
         else:
             outputs = name.endswith(('attn.o.weight', 'mlp.down.weight'))
             deep = math.sqrt(2 * len(model.order)) if outputs else 1
-            nn.init.normal_(p, std=model.std / deep)
+            nn.init.normal_(p, std=std_of('normal', model.config.n_embd) / deep)
     if not model.config.tie_embeddings:
         nn.init.normal_(model.embed.weight)          # as LM's own start has it
 
@@ -106,18 +107,30 @@ def operate(options, target):
     print(f'{target}: {now}')
 
 
+def params_of(model):
+    """The parameters of the layers of (prelude, core, coda), as the paper counts: without adapter,
+    embeddings and final norm."""
+    layer = sum(p.numel() for p in model.layers[0].parameters())
+    return tuple(len(part) * layer for part in (model.prelude, model.core, model.coda))
+
+
+def effective_params(model, r):
+    prelude, core, coda = params_of(model)
+    return prelude + r * core + coda
+
+
 def print_parts(model, parent, parts, dense):
     "The parts of the model and, if it will recur, what a recurrence costs."
-    kept = sum(model.parts())
+    kept = sum(params_of(model))
     body = sum(p.numel() for p in parent.layers.parameters())
     dropped = sorted({*range(len(parent.layers))}.difference(*parts))
-    rows = [*zip(('prelude', 'core', 'coda'), parts, model.parts()),
+    rows = [*zip(('prelude', 'core', 'coda'), parts, params_of(model)),
             ('dropped', dropped, body - kept)]
     cost = ''
     if not dense:
         rows.append(('adapter', [], 0 if model.adapter is None else model.adapter.weight.numel()))
         flops = model.flops_paper()
-        cost = (f'; {model.effective_params(model.mean):,} effective at r = {model.mean}; '
+        cost = (f'; {effective_params(model, model.mean):,} effective at r = {model.mean}; '
                 f"{flops:,} training FLOPs a token by the paper's count, {flops / (6 * body):.2f} "
                 "times the parent's")
     print(columns([['part', 'layers of the parent', 'parameters'],

@@ -27,8 +27,7 @@ from nanodepth.common.errors import Refused
 from nanodepth.common.files import Notes
 from nanodepth.common.options import read
 from nanodepth.asking.scoring import Asked, Subject, compared, interval
-from nanodepth.asking.way import Way, Ways, layers_and_order, read_ways
-from nanodepth.loop import name_of
+from nanodepth.asking.way import Way, Ways, layers_and_order, name_of, read_ways
 from nanodepth.report.plot import PICTURES, draw_scores, show
 from nanodepth.report.tables import (beside, change_in_words, columns, groups_of, named_after,
                                      number, over_seeds, pick_shown, run_names, where, write_csv)

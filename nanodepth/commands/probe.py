@@ -14,6 +14,7 @@ Usage:
     python probe.py out/baseline out/lidas                          # out/probe/index.html
     python probe.py out/toys/* --only=depth_score,heatmap       # the seeds of a run are averaged
 """
+import contextlib
 import functools
 import html
 import itertools
@@ -31,8 +32,7 @@ from nanodepth.common.files import replace
 from nanodepth.common.options import read
 from nanodepth.asking.likelihoods import device_of
 from nanodepth.asking.scoring import Asked, Subject, ask, measure, open_data, parse_tasks
-from nanodepth.asking.way import Ways, read_way
-from nanodepth.loop import name_of
+from nanodepth.asking.way import Ways, name_of, read_way
 from nanodepth.report.plot import draw_curves, draw_maps, show
 from nanodepth.report.tables import columns, groups_of, number, over_seeds, run_names, write_csv
 from nanodepth.text.primitives import TASKS, TOY_TASKS
@@ -62,9 +62,17 @@ class Options(Ways, Asked):
 
 # ------------------------------------------------------------------------------------- the subject
 
-def layer_by_layer(what):
-    "A bar over the layers."
-    return functools.partial(tqdm, desc=what, unit='layer', leave=False)
+@contextlib.contextmanager
+def counted(model, what):
+    "A bar of how many passes the model has made in here, which its last layer counts."
+    with tqdm(desc=what, unit='pass', leave=False) as bar:
+        def count(*_):
+            bar.update()
+        hook = model.layers[-1].register_forward_hook(count)
+        try:
+            yield
+        finally:
+            hook.remove()
 
 
 class NotHere(ValueError):
@@ -127,7 +135,8 @@ def examples(val, count, length):
 # --------------------------------------------------------------------------------------- the probes
 
 def depth_score(c):
-    score, changes = probe.depth_score(c.model, c.tokens, progress=layer_by_layer('depth score'))
+    with counted(c.model, 'depth score'):
+        score, changes = probe.depth_score(c.model, c.tokens)
     return [dict(depth=d, change=v, share=v / max(1e-30, changes.sum().item()), score=score)
             for d, v in enumerate(changes.tolist())]
 
@@ -139,9 +148,9 @@ def heatmap(c, part):
             continue            # an adapter's output is no sum of earlier updates
         setting = (f'{"future" if future else "all"} tokens, '
                    f'{"propagated" if propagate else "local"}')
-        changes = probe.future_effects(
-            c.model, c.tokens, part=part, propagate=propagate, future=future,
-            progress=layer_by_layer(f'{setting}, {part}')).tolist()
+        with counted(c.model, f'{setting}, {part}'):
+            changes = probe.future_effects(c.model, c.tokens, part=part, propagate=propagate,
+                                           future=future).tolist()
         rows += [dict(setting=setting, erased=s, observed=d, change=changes[s][d])
                  for s in range(len(changes)) for d in range(s + 1, len(changes))]
     return rows
@@ -167,8 +176,8 @@ def rearranged(change, *sizes):
     def measure(c):
         if c.model.recurs:
             raise NotHere('a recurrent core takes no other order of its layers')
-        bar = functools.partial(tqdm, desc='orders', unit='order', leave=False)
-        rows = probe.order_sweep(c.model, c.score, change, sizes, bar)
+        with counted(c.model, 'other orders'):
+            rows = probe.order_sweep(c.model, c.score, change, sizes)
         if len(rows) == 1:
             raise NotHere(f'its {len(c.model.order)} layers are too few for such blocks')
         return rows
@@ -288,7 +297,7 @@ def look(run, group, subject, rows):
     notes = [f'{run}: {len(subject.order)} layers deep, {len({*subject.order})} of their own '
              f'({name_of(subject.order)}); looked at with {n} rows of {T} tokens, t at '
              f'{"every position" if T <= 32 else "16 drawn positions"}']
-    for name in rows:
+    for name in tqdm(rows, desc=run, unit='probe', leave=False):
         try:
             rows[name] += [dict(run=run, group=group, **row)
                            for row in PROBES[name].measure(subject)]

@@ -37,6 +37,11 @@ def arguments(layer):
             pick('attention_mask', 'mask'))
 
 
+def is_ours(model):
+    "An LM or a Recurrent. (Not isinstance: in a clone `from model import LM` is a second class.)"
+    return hasattr(model, 'recurs')
+
+
 def depth_of(model):
     "(the list of a model's layers, the order in which they run)"
     if getattr(model, 'recurs', None) is False:
@@ -111,7 +116,7 @@ def check_host(model, layers, window, cache):
     "What cannot be looped is refused before anything is touched."
     if loop_of(layers) is not None:
         raise Refused('this model is looped already: unpatch it first')
-    if hasattr(model, 'recurs'):
+    if is_ours(model):
         return
     config = model.config.get_text_config()
     if getattr(config, 'num_kv_shared_layers', None):

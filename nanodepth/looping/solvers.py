@@ -1,8 +1,7 @@
 """Ways to run a piece of a network K times: the solvers.
 
-The idea: a window g of residual layers adds F(x) = g(x) - x to the stream x, which is one Euler
-step of length 1 on x' = F(x). The layers behind it were trained on where that step ends, at time 1.
-K runs of the window go on to time K; K steps of length 1/K end at time 1 too, more precisely.
+The idea: a window g is one Euler step of length 1 on x' = F(x), F(x) = g(x) - x (wrapper.py, which
+has `naive` and `rk`). Any other way to solve that equation is another way to loop.
 
 Paper: "Training-Free Looped Transformers", section 2.3 (Eq. 10 to 16, Table 1), appendix E (the
 others); the authors' code for what these leave open.
@@ -41,20 +40,16 @@ lerp = torch.lerp
 def check_K(K):
     if isinstance(K, bool) or not isinstance(K, numbers.Integral) or K < 1:
         raise Refused(f'K={K!r}: a window runs a whole number of times, at least once')
-    return int(K)
 
 
 def check_share(beta):
     if not (isinstance(beta, numbers.Real) and 0 <= beta <= 1):
         raise Refused(f'beta={beta!r}: it is a share, from 0 to 1')
-    return beta
 
 
-def step_length(T, K):
-    "Of one of K steps that end at time T."
+def check_time(T):
     if not (isinstance(T, numbers.Real) and 0 < T < 1e3):
         raise Refused(f'T={T!r}: K steps end at a time above 0, such as 1 or 2')
-    return T / K
 
 
 def wide(t):
@@ -74,12 +69,12 @@ def by_tableau(g, x, K, a, b, T=1):
     if abs(sum(b) - 1) > 1e-6:
         raise Refused(f'b={b}: the weights of the stages have the sum 1')
 
-    h = step_length(T, check_K(K))
+    h = T / K
 
     def along(row):
         return (wide(x) + sum(w * h * k for w, k in zip(row, slopes))).type_as(x)
 
-    for _ in range(check_K(K)):
+    for _ in range(K):
         slopes = []
         for row in a:
             y = along(row) if slopes else x
@@ -92,11 +87,10 @@ def euler(g, x, K, alphas=None, tol=None, T=1):
     """K steps of length T/K (Eq. 10), or of the lengths `alphas` (a number: all alike). With `tol`,
     a token whose state has moved by less than this share of its norm stays where it is, and when
     all do, no more evaluations are made."""
-    check_K(K)
     if alphas is not None and T != 1:
         raise Refused(f'T={T} has no effect beside alphas: these lengths say where the steps end')
     if not isinstance(alphas, (list, tuple)):
-        alphas = [step_length(T, K) if alphas is None else alphas] * K
+        alphas = [T / K if alphas is None else alphas] * K
     if len(alphas) != K:
         raise Refused(f'alphas={alphas}: K={K} steps need {K} lengths')
     moving = None
@@ -110,6 +104,21 @@ def euler(g, x, K, alphas=None, tol=None, T=1):
         if tol is not None and not moving.any():
             break
     return x
+
+
+def butcher(g, x, K, a=None, b=None, beta=None, T=1):
+    "K Runge-Kutta steps by a table of coefficients, a Butcher tableau (a, b); without one, rk."
+    if a is not None or b is not None:
+        if beta is not None:
+            raise Refused(f'beta={beta} has no effect beside a tableau: there is no plain output '
+                          'to go back to')
+        return by_tableau(g, x, K, a, b, T)
+    images = []
+
+    def noting(x):
+        images.append(g(x))
+        return images[-1]
+    return lerp(euler(noting, x, K, T=T), images[0], 0.5 if beta is None else beta)
 
 
 def midpoint(g, x, K, T=1):
@@ -138,16 +147,15 @@ def with_norm(x, wanted):
 def layer_anchored_frozen(g, x, K, beta=0.5, T=1):
     """rk for one layer, whose state's length goes from x's to g(x)'s along a line, but for the last
     step's."""
-    n = check_K(K)
-    h = step_length(T, K)
+    h = T / K
     anchor = g(x)
     start, end = norms(x), norms(anchor)
-    x = with_norm(lerp(x, anchor, h), start + (end - start) / n) if n > 1 else lerp(x, anchor, h)
-    for k in range(1, n):
+    x = with_norm(lerp(x, anchor, h), start + (end - start) / K) if K > 1 else lerp(x, anchor, h)
+    for k in range(1, K):
         x = lerp(x, g(x), h)
-        if k < n - 1:
-            x = with_norm(x, start + (end - start) * (k + 1) / n)
-    return lerp(x, anchor, check_share(beta))
+        if k < K - 1:
+            x = with_norm(x, start + (end - start) * (k + 1) / K)
+    return lerp(x, anchor, beta)
 
 
 # ---------------------------------------------------------------- towards a fixed point, and others
@@ -155,8 +163,8 @@ def layer_anchored_frozen(g, x, K, beta=0.5, T=1):
 def heavy_ball(g, x, K, alpha=0.5, beta=0.3):
     "Steps of length alpha, each with the share beta of the step before."
     before = x
-    for _ in range(check_K(K)):
-        x, before = lerp(x, g(x), alpha) + check_share(beta) * (x - before), x
+    for _ in range(K):
+        x, before = lerp(x, g(x), alpha) + beta * (x - before), x
     return x
 
 
@@ -164,7 +172,7 @@ def anderson(g, x, K, m=2, beta=1.0):
     """The combination of the last m + 1 states whose residuals g(x) - x cancel best, and from
     there the share beta towards its image."""
     states, images = [], []
-    for _ in range(check_K(K)):
+    for _ in range(K):
         states = [*states, x][-m - 1:]
         images = [*images, g(x)][-m - 1:]
         at, to = (wide(torch.stack(t, -1)) for t in (states, images))        # (B, ..., up to m + 1)
@@ -181,14 +189,14 @@ def anderson(g, x, K, m=2, beta=1.0):
             at, to = (t[..., -1] - (t.diff(dim=-1) * gamma).sum(-1) for t in (at, to))
         else:
             at, to = at[..., 0], to[..., 0]
-        x = lerp(at, to, check_share(beta)).type_as(x)
+        x = lerp(at, to, beta).type_as(x)
     return x
 
 
 def aitken(g, x, K, safeguard=True):
     """Of each coordinate: the limit of a geometric series through x, g(x), g(g(x)). Two evaluations
     an update. Where there is next to no curvature: the plain window."""
-    if check_K(K) % 2:
+    if K % 2:
         raise Refused(f'K={K}: Aitken takes two evaluations an update, so K must be even')
     for _ in range(K // 2):
         once = g(x)
@@ -208,14 +216,13 @@ def norm_stab(g, x, K, alpha=0.5):
     """Steps of length alpha, after each of which every token's state gets back the length that it
     came with."""
     came = norms(x)
-    for _ in range(check_K(K)):
+    for _ in range(K):
         x = with_norm(lerp(x, g(x), alpha), came)
     return x
 
 
 def poly_blend(g, x, K, weights=None):
     "A weighted sum of the naive states x_0 ... x_K; without weights: the mean of x_1 ... x_K."
-    check_K(K)
     weights = [0] + [1 / K] * K if weights is None else list(weights)
     if len(weights) != K + 1 or abs(sum(weights) - 1) > 1e-6:
         raise Refused(f'weights={weights}: K={K} needs {K + 1} of them, for x_0 to x_{K}, with the '
@@ -230,30 +237,36 @@ def poly_blend(g, x, K, weights=None):
 def recirculate(g, x, K=2, alpha=0.15):
     """The state behind the window, at the length of the one before it, is mixed into that one by
     the share alpha, and the window runs again (arXiv 2608.17981); K - 1 times."""
-    for _ in range(check_K(K) - 1):
+    for _ in range(K - 1):
         x = lerp(x, with_norm(g(x), norms(x)), alpha)
     return g(x)
 
 
-MORE = {f.__name__: f for f in (midpoint, heun, rk4, layer_anchored_frozen, heavy_ball, anderson,
-                                aitken, norm_stab, poly_blend, recirculate)}
+MORE = {f.__name__: f for f in (euler, butcher, midpoint, heun, rk4, layer_anchored_frozen,
+                                heavy_ball, anderson, aitken, norm_stab, poly_blend, recirculate)}
+# These combine the states of each token by itself. A solver that a script adds may not.
+PER_TOKEN = {'naive', 'rk', *MORE} - {'anderson'}
+BY_LAYER = {'layer_anchored_frozen'}        # these work layer by layer, and pin experts
 
 
 def bind(name, solver, K, beta=None, **options):
     "(solver(g, x) with its K and options, how often it evaluates g at most), or one line why not."
     takes = list(inspect.signature(solver).parameters)[3:]
     if beta is not None:
-        options['beta'] = check_share(beta)
+        options['beta'] = beta
     for option in options:
         if option not in takes:
             raise Refused(f'the method {name!r} has no option {option!r}; it takes: '
                           f'{", ".join(takes) or "none"}')
     if not (options.get('tol') or 0) >= 0:
         raise Refused(f'tol={options["tol"]}: a share of the state\'s length, from 0 on')
+    check_share(options.get('beta', 0))
+    check_time(options.get('T', 1))
     options = {option: list(value) if isinstance(value, (tuple, range)) else value
                for option, value in options.items()}
+    check_K(K)
     try:
-        evaluations = count_evaluations(solver, check_K(K), options)
+        evaluations = count_evaluations(solver, K, options)
     except (TypeError, RuntimeError):
         given = ', '.join(f'{option}={value!r}' for option, value in options.items())
         raise Refused(f'the options of {name!r} are not of its kind: {given}') from None

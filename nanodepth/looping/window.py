@@ -7,7 +7,7 @@ evaluation 1. Then the solver makes the others, with the same arguments, and wha
 the model gets from that layer.
 
 Usage:
-    loop = Loop((3, 5), How(solver, 3, 'block', 'first', 'full', 8, False))     # in wrapper.patch
+    loop = Loop((3, 5), How(solver, 3, 'block', 'first', 'full', 8, False))     # in patch.py
     x = loop.arrive(entry, 5, x, kwargs)                                # an Entry calls it
 """
 import itertools
@@ -108,17 +108,24 @@ class Loop(threading.local):
             return self.run_layers(a, b, x, made) if made > 1 else first
         return self.how.solver(g, x)
 
+    @property
+    def plain_again(self):
+        "Layer by layer, the first evaluations of later layers have seen looped streams."
+        return (self.how.cache, self.how.mode) == ('first', 'layer')
+
+    @property
+    def runs_once_more(self):
+        "Does the window run once more, to fill the cache?"
+        return self.plain_again or self.how.cache == 'last'
+
     def settle(self, y):
-        "What stays in the cache: 'last', and 'first' layer by layer, take one more pass for it."
+        "What stays in the cache."
         if self.memory is None:
             return
-        cache = self.how.cache
-        # layer by layer, the first evaluations of later layers have seen looped streams
-        plain_again = cache == 'first' and self.how.mode == 'layer'
-        if plain_again or cache == 'last':
-            x = self.x if plain_again else y
+        if self.runs_once_more:
+            x = self.x if self.plain_again else y
             self.run_layers(self.a, self.b, x, self.how.evaluations + 1)
-        self.memory.settle(plain_again or cache in ('last', 'last_eval'))
+        self.memory.settle(self.runs_once_more or self.how.cache == 'last_eval')
 
     def run_layers(self, a, b, x, k):
         self.k = k

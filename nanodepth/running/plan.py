@@ -1,28 +1,12 @@
-"""What train.py's plan is made of beside its page: the settings that are rarely changed, and what a
-run must remember of its parent.
+"""What train.py's plan is made of beside its page: what a run must remember of its parent.
 
 Usage:
     plan = Plan(config, Parent.of(model))   # train.py
 """
 from dataclasses import dataclass, fields
-from typing import Literal
 
 from nanodepth.common.options import only_fields
 from nanodepth.model import ModelConfig
-
-
-@dataclass
-class Rare:
-    "The settings of train.py's Config that are rarely changed."
-    adamw_lr: float | None = None       # with muon, the peak rate of the rest; None: lr
-    keep_stages: bool = False           # keep the model before each growth, as out_dir/stage_2 ...
-    vocab_size: int | None = None       # None: as many as the data's tokenizer has
-    ln_scaling: bool = False            # the norms of the d-th layer are scaled by 1/sqrt(d)
-    lr_shape: Literal['1-sqrt', 'cosine', 'constant'] = '1-sqrt'        # how the rate falls
-    # muon's steps are as large as AdamW's, or as the first Muon's
-    muon_scaling: Literal['match_rms_adamw', 'original'] = 'match_rms_adamw'
-    curriculum_shape: Literal['linear', '1-sqrt'] = 'linear'
-    backprop_curriculum: float = 0.0    # over this part of the steps backprop_depth rises from 1
 
 
 @dataclass

@@ -76,7 +76,7 @@ def peak_flops(device):
 class World:
     "Which process this is, of how many, and on which device."
 
-    def __init__(self, device='auto', dtype='auto', compile=False):
+    def __init__(self, device='auto', compile=False):
         self.rank, self.size, here = which_process()
         self.first = self.rank == 0
         together = int(os.environ.get('LOCAL_WORLD_SIZE', 1))
@@ -92,14 +92,17 @@ class World:
             torch.set_float32_matmul_precision('high')
             torch.backends.cuda.enable_cudnn_sdp(True)          # a training step has one shape
         self.signal, self.handlers = 0, {}
-        half = dtype == 'bfloat16' or (dtype == 'auto' and self.cuda
-                                       and fast_in_bfloat16(self.device))
-        self.autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=half)
+        self.has_bfloat16 = self.cuda and fast_in_bfloat16(self.device)
         wanted = compile is True or (compile == 'auto' and self.cuda)
         self.compiles = wanted and has_compiler()
         if wanted and not self.compiles:
             self.say('compile stays off: torch.compile needs a C++ compiler, and there is none '
                      'here')
+        if self.compiles:
+            # else each Block under DDP is cut at every 25 MB of weights, and keeps what crosses
+            torch._dynamo.config.optimize_ddp = False
+            if self.cuda:
+                losses.compile_piece('cuda')
         # of all GPUs together, by the table; None where they are not in it
         peak = peak_flops(self.device)
         self.peak_flops = peak and peak * self.size
@@ -177,26 +180,13 @@ class World:
         "The share of the GPUs' FLOPs that was used, or None where that is not known."
         return self.peak_flops and flops / seconds / self.peak_flops
 
-    def to_device(self, t):
-        "A tensor on its way to the device, without waiting for it."
-        return t.pin_memory().to(self.device, non_blocking=True) if self.cuda else t.to(self.device)
-
-    def wrap(self, model):
-        """A model as it is trained: each Block compiled by itself, so that no order and no growth
-        compiles one again; and in DDP where there are several processes."""
-        if self.compiles:
-            # else each Block under DDP is cut at every 25 MB of weights, and keeps what crosses
-            torch._dynamo.config.optimize_ddp = False
-            if self.cuda:
-                losses.compile_piece('cuda')
-            for block in model.layers:
-                block.compile()
-        # a compiled Block is in a circle with itself: without this the old weights would stay
+    def let_go(self):
+        "Free an old model: a compiled Block is in a circle with itself, and would stay."
         gc.collect()
         if self.cuda:
             torch.cuda.empty_cache()
-        if self.size == 1:
-            return model
+
+    def ddp(self, model):
         # Without find_unused_parameters DDP sorts its buckets anew after a process's first step: on
         # three ranks or more a resumed run would add gradients in another order. As views of the
         # buckets, gradients are there once; the buffers, rotary tables, are the same everywhere.

@@ -34,10 +34,14 @@ def what_excludes(c, parent):
             raise Refused(why)
 
 
-def what_is_void(config, given):
-    """Settings that were given on the command line and have no effect there. A config file may hold
-    what a flag beside it makes void."""
+def what_is_void(config, values, argv):
+    """Settings that were given and have no effect. A config file may hold what a flag beside it
+    makes void, but not what init_from decides."""
     c = config
+    for name in sorted(MODEL_SETTINGS & values.keys() if c.init_from else ()):
+        raise Refused(f'{name}={values[name]} has no effect beside init_from={c.init_from}: that '
+                      f'checkpoint decides the shape of the model, so leave {name} out')
+    on_the_line = [arg.removeprefix('--').partition('=')[0] for arg in argv]
     without = [
         (not c.grow, 'grow', ('grow_block', 'grow_alpha', 'keep_stages')),
         (c.optimizer != 'muon', 'optimizer=muon', ('adamw_lr', 'muon_scaling')),
@@ -46,7 +50,7 @@ def what_is_void(config, given):
          ('curriculum', 'curriculum_shape', 'backprop_curriculum'))]
     for is_missing, needed, names in without:
         for name in names:
-            if is_missing and name in given:
+            if is_missing and name in on_the_line:
                 raise Refused(f'--{name} has no effect without {needed}: leave it out')
 
 

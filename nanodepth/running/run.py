@@ -55,8 +55,18 @@ def read_checkpoint(folder, world):
     return checkpoint.load(folder, checked=True)
 
 
-def keep_stage(c, model, so_far):
-    "The model before a growth, as out_dir/stage_2 ..."
+def marks_of(data, val):
+    "By what a checkpoint knows its data again: if it has changed, a resume is refused."
+    return dict(tokenizer=data['data'].tokenizer,
+                shares={name: loader.shares() for name, loader in data.items()},
+                **{name: loader.checksums() for name, loader in data.items()},
+                val=val.checksums())
+
+
+def keep_stage(c, world, model, so_far):
+    "If keep_stages asks for it: the model before a growth, as out_dir/stage_2 ..."
+    if not (c.keep_stages and world.first):
+        return
     folder = f'{c.out_dir}/stage_{len(model.layers)}'
     checkpoint.save(folder, **checkpoint.describe(model), config=asdict(c), **so_far)
     keep_tokenizer(c.out_dir, folder)
@@ -97,9 +107,14 @@ def take_tokenizer(name, out, resumes, say):
     return name
 
 
-def report(c, plan, model, flops):
-    "Draw and print what a finished run leaves."
-    out = Path(c.out_dir)
+def report(c, world, plan, model, totals):
+    "Say that a run was stopped, or draw and print what a finished one leaves."
+    step, flops, out = totals['step'], totals['flops'], Path(c.out_dir)
+    if step < c.steps:
+        world.say(f'stopped at step {step} of {c.steps}, and saved: the same command resumes it'
+                  + ('' if c.resume else ', without --resume=false'))
+    if step < c.steps or not world.first:
+        return
     saving = ''
     if c.grow and not c.init_from:      # what growing is compared with: all layers from step 0 on
         every = [*range(len(model.layers))]

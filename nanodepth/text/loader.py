@@ -45,6 +45,13 @@ def draw(seed, purpose, step=0):
                                           digest_size=8).digest(), 'big') >> 1
 
 
+def row_generators(seed, step, first, n, device):
+    """A generator for each of n rows of a step's batch, from the `first` on: what it draws for a
+    row is the same, however the rows are shared out to processes."""
+    return [torch.Generator(device).manual_seed(draw(seed, f'state of row {row}', step))
+            for row in range(first, first + n)]
+
+
 def permute(i, n, key):
     """The place of i in the permutation of range(n) that the key picks. A Feistel network shuffles
     the next power of four; a number that lands past n walks on until it comes back inside, so this
