@@ -272,8 +272,7 @@ def train(c):
         # ---- what is measured, and what is kept
         def validate():
             "The validation loss, and the loss and accuracy on each kind of answer that data marks."
-            # by the Blocks as they are written: compiled ones would be compiled anew for its shapes
-            with autocast(c, world), torch.compiler.set_stance('force_eager'):
+            with autocast(c, world):
                 loss, kinds = measure(model, val, c.eval_batches, pieces=c.grad_accum)
             return dict(val_loss=loss, kinds=kinds)
 
@@ -351,6 +350,7 @@ def train(c):
                           seconds=round(totals['seconds'], 1), n_layer=len(model.layers),
                           depth=len(model.order), lr=c.lr * now.lr_fraction, loss=loss,
                           grad_norm=norm, tokens_per_s=round(tokens_a_step / took),
+                          passes=round(data[now.data].passes(now.batch + 1), 2),
                           **now.recurrence, **events)
             log.show_step(tokens_a_step / took, world.mfu(step_flops, took))
 
@@ -373,7 +373,9 @@ def read_config(argv, cls=Config):
 
 
 def main(argv):
-    stopped = train(read_config(argv))
+    config = read_config(argv)
+    with refuse.what_does_not_fit(config):
+        stopped = train(config)
     if stopped:         # make or a scheduler must not take the run for finished
         raise SystemExit(128 + stopped)
 

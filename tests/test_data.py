@@ -468,6 +468,9 @@ def test_one_file_is_cut(tmp_path):
     (tmp_path / 'notes.txt').write_text(text)
     text_script['main']([str(tmp_path / 'notes.txt'), f'--out={tmp_path / "notes"}'])
     both = [Dataset(tmp_path / 'notes', split, 8).tokens for split in ('train', 'val')]
+    text_script['main']([str(tmp_path / 'notes.txt'), '--tokens=20K', f'--out={tmp_path / "few"}'])
+    few = [Dataset(tmp_path / 'few', split, 8).tokens for split in ('train', 'val')]
+    assert 20_000 <= sum(few) < 23_000 < sum(both)      # to the end of a document
     assert both[1] > 1000 and sum(both) > len(text)     # a beginning for each document, too
     assert ''.join(text_script['cut'](text)).strip() == text.strip()
 

@@ -6,12 +6,15 @@ whole, in pieces and in bfloat16; the papers' sizes and costs; and one graph, wh
 """
 import copy
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+from nanodepth.asking.scoring import losses_of
 from nanodepth.common import losses
+from nanodepth.grow import untie
 from nanodepth.model import LM, KVCache, ModelConfig
 
 
@@ -219,17 +222,23 @@ def test_neither_the_order_nor_growth_compiles_a_block_again(tiny, count_compile
     assert count_compiles() <= once + 1
 
 
-def test_validation_runs_compiled_blocks_as_they_are_written(tiny, count_compiles):
-    "By the stance of train.py's `validate`: no cache and no length compiles anything."
-    model = tiny(n_layer=3).eval()
+def test_measuring_compiles_a_block_once_more_and_then_no_other(tiny, count_compiles):
+    "train.py measures by the compiled Blocks: one graph without gradients, whatever grows."
+    model = tiny(n_layer=3).train()
     tokens = tokens_of(model)
-    plain = model(tokens), model.generate(tokens[:, :3], 6, temperature=0)
-    for block in model.layers:
-        block.compile(backend='aot_eager')
-    with torch.compiler.set_stance('force_eager'):
-        assert torch.equal(model(tokens), plain[0])
-        assert torch.equal(model.generate(tokens[:, :3], 6, temperature=0), plain[1])
-    assert count_compiles() == 0
+    plain = losses_of(model, tokens, tokens)
+    graphs = []
+    for _ in range(2):
+        for block in model.layers:
+            block.compile(backend='aot_eager')
+        model(tokens, tokens).backward()
+        with torch.no_grad():
+            found = losses_of(model.eval(), tokens, tokens)
+        graphs.append(count_compiles())
+        torch.testing.assert_close(found[0], plain[0])
+        model = untie(model, [0, 1, 2, 1, 2]).train()
+        plain = losses_of(copy.deepcopy(model).requires_grad_(False), tokens, tokens)
+    assert graphs[0] == graphs[1] == 2
 
 
 def test_only_an_untied_embedding_starts_large():
@@ -273,16 +282,34 @@ def test_the_loss_in_pieces_is_the_whole_one(monkeypatch, piece):
 
 
 @pytest.mark.parametrize('piece', [3, 7, 512])
-def test_the_loss_of_a_gpu_is_the_whole_one(monkeypatch, piece):
-    "In pieces that the backward pass computes again."
+def test_the_losses_of_a_gpu_are_the_whole_ones(monkeypatch, piece):
+    "In pieces that keep their logits, or that the backward pass computes again; and one by one."
     torch.manual_seed(0)
     x, w, y = torch.randn(14, 8), torch.randn(40, 8), torch.randint(40, (14,))
     y[2:5] = -1
     plain = gradients(lambda x, w: F.cross_entropy(F.linear(x, w), y, ignore_index=-1,
                                                    reduction='sum'), x.double(), w.double())
-    monkeypatch.setattr(losses, 'PIECE', piece)
+    for name in ('PIECE', 'PIECE_KEPT'):
+        monkeypatch.setattr(losses, name, piece)
     calls = []
-    monkeypatch.setitem(losses.compiled, 'cpu', lambda *args: (
-        calls.append(len(args[0])), losses.loss_of_a_piece(*args))[1])
-    alike(gradients(lambda x, w: losses.loss_by_recomputing(x, w, y, -1), x, w), plain, 2e-6)
-    assert max(calls) <= piece and sum(calls) == 2 * 14         # forward, and once more
+    monkeypatch.setitem(losses.compiled, 'cpu', {losses.loss_of_a_piece: lambda *args: (
+        calls.append(len(args[0])), losses.loss_of_a_piece(*args))[1]})
+    for loss_of, times in ((losses.loss_by_keeping, 1), (losses.loss_by_recomputing, 2)):
+        calls.clear()
+        alike(gradients(lambda x, w: loss_of(x, w, y, -1), x, w), plain, 2e-6)
+        assert max(calls) <= piece and sum(calls) == times * 14     # forward, and once more
+    monkeypatch.setattr(losses, 'LOGITS_AT_ONCE', piece * 40)
+    each, likeliest = losses.each_loss(x.view(2, 7, 8), w, y.view(2, 7))
+    assert each.sum().item() == pytest.approx(plain[0].item()) and (each.view(14)[2:5] == 0).all()
+    assert torch.equal(likeliest.flatten(), (x @ w.T).argmax(-1))
+
+
+def test_logits_are_kept_where_a_tenth_of_the_gpu_holds_them(monkeypatch):
+    "And only compiled: as written, a piece would keep them three times in float32."
+    x, w = torch.empty(100, 8), torch.empty(50, 8)      # 10,000 bytes of logits
+    monkeypatch.setattr(torch.cuda, 'get_device_properties',
+                        lambda device: SimpleNamespace(total_memory=memory))
+    for memory, is_compiled, kept in ((100_000, True, True), (99_990, True, False),
+                                      (100_000, False, False)):
+        monkeypatch.setattr(losses, 'compiled', {'cpu': {}} if is_compiled else {})
+        assert losses.has_room(x, w) == kept

@@ -12,12 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 from conftest import ROOT, byte_level_bpe, flags, ranks, save_run, write_noise
 from nanodepth import train as training
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.commands import probe as probe_command, sweep
-from nanodepth.common import options
+from nanodepth.common import losses as losses_file, options
 from nanodepth.common.errors import Refused
 from nanodepth.model import LM, ModelConfig
 from nanodepth.asking import likelihoods, scoring
@@ -102,6 +103,26 @@ def test_no_forward_makes_more_logits_than_fit(gemma, tmp_path, monkeypatch):
     assert max(made) == 32 * 257
     hook.remove()
     assert measure(lambda tokens: gemma[1](tokens).logits, val, 2)[0] == pytest.approx(loss)
+
+
+def test_our_layers_read_all_rows_together_and_only_the_head_is_cut(tiny, tmp_path, monkeypatch):
+    write_noise(tmp_path / 'noise', [])
+    val = Loader(tmp_path / 'noise', 4, 32, split='val')
+    model = tiny(vocab_size=257)
+    with torch.no_grad():
+        tokens, targets = val.batch(0)
+        plain = F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), reduction='none')
+    heads, layers = [], []
+    monkeypatch.setattr(losses_file, 'LOGITS_AT_ONCE', 40 * 257)
+    linear = F.linear
+    monkeypatch.setattr(F, 'linear', lambda x, w, *b: (heads.append(len(x)) if len(w) == 257 else 0,
+                                                      linear(x, w, *b))[1])
+    model.layers[0].register_forward_hook(lambda layer, args, out: layers.append(len(out)))
+    found, best = scoring.losses_of(model, tokens, targets)
+    torch.testing.assert_close(found.flatten(), plain)
+    assert heads == [40, 40, 40, 8] and layers == [4]
+    monkeypatch.setattr(scoring, 'LAYERS_AT_ONCE', 64)
+    assert torch.equal(scoring.losses_of(model, tokens, targets)[1], best) and layers == [4, 2, 2]
 
 
 def test_rows_of_others_begin_as_a_text_does(gemma, tiny, tmp_path):

@@ -92,6 +92,19 @@ def test_runs_side_by_side_by_hand(tmp_path, capsys):
                                                                   ['grown', '1', '0.7']]
 
 
+def test_a_picture_begins_where_the_warm_up_ends_and_says_each_jump():
+    log = [dict(line(step, 1 + (step > 4), 0, loss), lr=min(step, 3), loss=loss) for step, loss in
+           enumerate((9.0, 8.0, 6.0, 5.0, 4.0, 3.0, 2.5))]
+    log[5]['grown'] = dict(before=3.5, after=3.75)
+    fig = plot.draw_runs(dict(one=[log]))
+    assert [text.get_text().strip() for text in fig.axes[0].texts] == ['+0.25']
+    low, high = fig.axes[0].get_ylim()
+    assert 1.8 < low < 2 and 5 < high < 5.2         # its text has 2.0, and step 3 the full rate
+    costs = plot.draw_costs(dict(a=[log, log[:-1]], b=[log]))
+    assert [ax.get_xlabel() for ax in costs.axes] == [
+        'training FLOPs', 'tokens', 'minutes in steps (of seed 0)']
+
+
 def test_the_paired_tests_by_hand():
     "Of right and wrong, every way to set the signs; of scores with grades, their ranks."
     assert p_value([1, 1, 1, 1, 1, 0, 0]) == pytest.approx(2 / 32) and p_value([0, 0]) == 1.0

@@ -435,3 +435,21 @@ def test_adamw_star_by_hand():
             assert steps[0] == pytest.approx(2.2, abs=0.01)
         w = [x * (1 - 0.01 * 0.1 / 0.2) - 0.1 * step for x, step in zip(w, steps)]
         assert p.tolist() == pytest.approx(w, rel=1e-5) and (rms > 1.1) == (t == 3)
+
+
+def test_a_step_that_no_gpu_holds_is_a_line(config, data, tmp_path, monkeypatch, capsys):
+    def too_large(*args):
+        raise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 6.00 GiB')
+    monkeypatch.setattr(train_file, 'backward', too_large)
+    said = refused(capsys, 'train', f'--data={data}', f'--out_dir={tmp_path / "run"}',
+                   '--grad_accum=2', '--device=cpu')
+    assert '--grad_accum=4' in said and '--batch_size=32' in said
+
+
+def test_a_log_says_how_often_the_data_was_read(config, data, capsys):
+    c = config(n_layer=1, steps=120, warmup_steps=2, decay_steps=4, log_every=60)
+    train(c)
+    rows = Loader(data, c.batch_size, c.context)
+    once = c.steps * c.batch_size / rows.sets[0].windows
+    assert once > 1 and f'read {once:.1f} times' in capsys.readouterr().out
+    assert [line['passes'] for line in log_of(c) if 'loss' in line][-1] == round(once, 2)

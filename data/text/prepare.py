@@ -11,8 +11,10 @@ does: the tags of user and assistant are removed, and examples that a reasoning 
 out: those with a thinking block, or whose other columns name such a model.
 
     python data/text/prepare.py notes --tokenizer=out/smollm2 --out=data/notes
+    python data/text/prepare.py FILE.parquet --tokens=70M --tokenizer=gpt2 --out=data/gpu
     python data/text/prepare.py sft.jsonl --chat --tokenizer=out/tinyllama_4-8-4 --out=data/sft_math
 """
+import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))    # a clone needs 
 from nanodepth.common.errors import Refused, refusals, refusing  # noqa: E402
 from nanodepth.common.files import claim  # noqa: E402
 from nanodepth.common.options import read  # noqa: E402
+from nanodepth.text.corpus import number  # noqa: E402
 from nanodepth.text.sources import chat, column, kind_of, texts  # noqa: E402
 from nanodepth.text.tokenizer import get_tokenizer, start_of_document  # noqa: E402
 from nanodepth.text.loader import begin_dataset, write_dataset  # noqa: E402
@@ -37,6 +40,7 @@ class Options:
     files: list[str]      # .jsonl, .parquet, anything else as plain text; or folders
     tokenizer: str = 'bytes'        # bytes, gpt2, a checkpoint, a tokenizer.json
     column: str = 'text'            # where .jsonl and .parquet have the text
+    tokens: str | None = None       # stop after so many, such as 70M; None: all of the files
     chat: bool = False              # remove role tags, leave out what reasoning models wrote
     out: Path                       # the folder to write
 
@@ -82,6 +86,7 @@ def main(argv=None):
     files = in_folders(args.files)
     tokenizer = get_tokenizer(args.tokenizer)
     start = start_of_document(tokenizer)
+    budget = number(args.tokens) if args.tokens else math.inf
     all_tokens, left_out = [], 0
     text_of = chat if args.chat else column
     all_texts = documents(files, text_of, args.column)
@@ -93,6 +98,9 @@ def main(argv=None):
             continue
         tokens = [*start, *tokenizer.encode(text, allowed_special='all')]
         all_tokens.append(np.array(tokens, dtype='uint32'))
+        budget -= len(tokens)
+        if budget <= 0:
+            break
     if len(all_tokens) < 2:
         raise Refused(f'{len(all_tokens)} documents are too few: one goes to validation, the '
                       'others to training')

@@ -14,6 +14,7 @@ import torch
 from tqdm import tqdm
 
 from nanodepth.common.errors import Refused
+from nanodepth.common.losses import LOGITS_AT_ONCE      # the largest tensors here
 from nanodepth.looping.layers import mixes_tokens
 from nanodepth.text.primitives import continuation
 from nanodepth.text.tokenizer import start_of_document
@@ -34,9 +35,6 @@ def in_vocabulary(ids, model):
     return ids
 
 
-# Logits are the largest tensors here, so a forward makes at most so many numbers of them, of which
-# three copies exist for a moment: less than 1 GiB.
-LOGITS_AT_ONCE = 2 ** 26
 TOKENS_AT_ONCE = 2 ** 15
 
 

@@ -34,9 +34,10 @@ from tqdm import tqdm
 from nanodepth import ROOT
 from nanodepth.common.errors import Refused, say
 from nanodepth.common.files import find
+from nanodepth.common.losses import LOGITS_AT_ONCE, each_loss
 from nanodepth.models.checkpoint import describe, is_hugging_face, open_any
 from nanodepth.models.hf import answer_of
-from nanodepth.asking.likelihoods import LOGITS_AT_ONCE, device_of, log_likelihoods, width_of
+from nanodepth.asking.likelihoods import device_of, log_likelihoods, width_of
 from nanodepth.asking.lm_eval_scores import Harness
 from nanodepth.running.processes import pick_device
 from nanodepth.report.tables import Score, error_of, mean, p_value
@@ -102,6 +103,9 @@ def ask(model_like, tokenizer, examples, **options):
 
 
 # --------------------------------------------------------------------------------------------- data
+
+LAYERS_AT_ONCE = 2 ** 16     # tokens: more rows of a batch than these are read one after the other
+
 
 def evaluate(model, loader, batches=None):
     "The mean loss over the first batches (None: until a dataset ends), over all ranks."
@@ -177,15 +181,22 @@ def measured(model, loader, batches, pieces, first):
 
 
 def losses_of(model, tokens, targets):
-    "(the loss of each target, the likeliest token at its place), (B, T) each: some rows at once."
-    rows = max(1, LOGITS_AT_ONCE // (tokens.shape[1] * width_of(model)))
+    """(the loss of each target, the likeliest token at its place), (B, T) each. Of ours the layers
+    read many rows together and the head makes logits in pieces; of others some rows at once."""
+    ours = hasattr(model, 'recurs')
+    rows = max(1, LAYERS_AT_ONCE // tokens.shape[1] if ours else
+               LOGITS_AT_ONCE // (tokens.shape[1] * width_of(model)))
     parts = []
     for x, y in zip(tokens.split(rows), targets.split(rows)):
-        logits = model(x)                                                       # (B, T, V)
-        # flat: over transposed logits torch sums a large vocabulary less exactly
-        losses = F.cross_entropy(logits.flatten(0, 1).float(), y.flatten(), ignore_index=-1,
-                                 reduction='none').view_as(y)
-        parts.append((losses.cpu(), logits.argmax(-1).cpu()))
+        if ours:
+            losses, best = each_loss(model.norm(model.hidden(x)), model.head.weight, y)
+        else:
+            logits = model(x)                                                   # (B, T, V)
+            # flat: over transposed logits torch sums a large vocabulary less exactly
+            losses = F.cross_entropy(logits.flatten(0, 1).float(), y.flatten(), ignore_index=-1,
+                                     reduction='none').view_as(y)
+            best = logits.argmax(-1)
+        parts.append((losses.cpu(), best.cpu()))
     return [torch.cat(part) for part in zip(*parts)]
 
 

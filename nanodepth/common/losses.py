@@ -1,15 +1,16 @@
 """The loss, in pieces where the vocabulary is large.
 
 The idea: the logits of a large vocabulary are the largest tensor of a step, and the loss needs only
-one number of each row. Computed in pieces of some hundred tokens, they never exist all at once: at
-30M parameters and 49,152 words a step takes two thirds of the time and three fifths of the memory
-(docs/bench.md).
+one number of each row. Computed in pieces, they never exist all at once: at 30M parameters and
+49,152 words a step takes two thirds of the time and three fifths of the memory (docs/bench.md).
 
 Paper: none. On a CPU torch's linear_cross_entropy does the work (2.12 and later; before that, all
-logits at once), on a GPU each piece is computed again in the backward pass.
+logits at once). On a GPU a piece's logits are kept in bfloat16 where there is room for all of them,
+and otherwise made once more in the backward pass.
 
 Usage:
-    loss = mean_loss(x, head.weight, targets)   # the mean cross-entropy of x @ weight.T
+    loss = mean_loss(x, head.weight, targets)       # the mean cross-entropy of x @ weight.T
+    losses, likeliest = each_loss(x, head.weight, targets)      # of each token, to measure with
 """
 import torch
 import torch.nn as nn
@@ -18,8 +19,10 @@ from torch.utils.checkpoint import checkpoint
 
 # From this size of vocabulary on the loss is computed in pieces.
 LARGE_VOCABULARY = 16_384
-PIECE = 4096                # tokens of a piece
+PIECE = 4096                # tokens of a piece whose logits are made once more
+PIECE_KEPT = 16_384         # tokens of a piece whose logits are kept
 PIECE_ON_CPU = 512          # torch itself would choose a dozen, five times as slow
+LOGITS_AT_ONCE = 2 ** 26    # numbers: three copies of them are less than 1 GiB
 
 
 def loss_of_a_piece(x, weight, targets, ignore_index):
@@ -27,18 +30,42 @@ def loss_of_a_piece(x, weight, targets, ignore_index):
                            reduction='sum')
 
 
-compiled = {}           # {device: loss_of_a_piece, compiled}
+def losses_of_a_piece(x, weight, targets, ignore_index):
+    logits = F.linear(x, weight)
+    return (F.cross_entropy(logits.float(), targets, ignore_index=ignore_index, reduction='none'),
+            logits.argmax(-1))
+
+
+compiled = {}           # {device: {a function of a piece: the same, compiled}}
 
 
 def compile_piece(device):
     "One pass over a piece's logits instead of a dozen: on a GPU they cost as much as five layers."
     if device not in compiled:
-        compiled[device] = torch.compile(loss_of_a_piece, dynamic=False)
+        compiled[device] = {each: torch.compile(each, dynamic=False)
+                            for each in (loss_of_a_piece, losses_of_a_piece)}
+
+
+def picked(function, x):
+    return compiled.get(x.device.type, {}).get(function, function)
+
+
+def has_room(x, weight):
+    """Would all logits, in bfloat16, fit into a tenth of the GPU? Only a compiled piece keeps no
+    more than those."""
+    tenth = torch.cuda.get_device_properties(x.device).total_memory // 10
+    return x.device.type in compiled and 2 * len(x) * len(weight) <= tenth
+
+
+def loss_by_keeping(x, weight, targets, ignore_index):
+    loss_of = picked(loss_of_a_piece, x)
+    return sum(loss_of(some, weight, right, ignore_index)
+               for some, right in zip(x.split(PIECE_KEPT), targets.split(PIECE_KEPT)))
 
 
 def loss_by_recomputing(x, weight, targets, ignore_index):
     "The backward makes a piece's logits once more: with any torch, in the precision of autocast."
-    loss_of = compiled.get(x.device.type, loss_of_a_piece)
+    loss_of = picked(loss_of_a_piece, x)
     total = 0.0
     for some, right in zip(x.split(PIECE), targets.split(PIECE)):
         total = total + checkpoint(loss_of, some, weight, right, ignore_index,
@@ -56,7 +83,8 @@ def mean_loss(x, weight, targets, ignore_index=-1):
     if len(weight) < LARGE_VOCABULARY or not can:
         loss = F.cross_entropy(F.linear(x, weight).float(), targets, **options)
     elif x.is_cuda:
-        loss = loss_by_recomputing(x, weight, targets, ignore_index)
+        loss_of = loss_by_keeping if has_room(x, weight) else loss_by_recomputing
+        loss = loss_of(x, weight, targets, ignore_index)
     else:
         if torch.is_autocast_enabled(x.device.type):        # autocast does not know this function
             x, weight = (t.to(torch.get_autocast_dtype(t.device.type)) for t in (x, weight))
@@ -66,3 +94,12 @@ def mean_loss(x, weight, targets, ignore_index=-1):
         pieces = nn.LinearCrossEntropyOptions(batch_chunk_size=PIECE_ON_CPU)
         loss = F.linear_cross_entropy(x, weight, targets, options=pieces, **options)
     return loss.float().sum() / (targets != ignore_index).sum().clamp(min=1)
+
+
+def each_loss(x, weight, targets, ignore_index=-1):
+    "(the loss of each target, the likeliest token at its place), (B, T) each, without a backward."
+    losses_of = picked(losses_of_a_piece, x)
+    size = PIECE if x.is_cuda else max(1, LOGITS_AT_ONCE // len(weight))
+    pieces = [losses_of(some, weight, right, ignore_index)
+              for some, right in zip(x.flatten(0, -2).split(size), targets.flatten().split(size))]
+    return [torch.cat(part).view_as(targets) for part in zip(*pieces)]

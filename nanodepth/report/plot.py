@@ -98,8 +98,8 @@ def heat(ax, cells, down, across, title, **style):
 def draw_runs(groups, only=None):
     """groups: {name: [one log per seed]}. A row for the validation loss, and one for each kind of
     answers, or for those in `only`: against steps, and against FLOPs, because a step costs more in
-    a deeper model. Dotted lines show where a model grew. One run has its training loss (grey) and
-    its loss on text alone, too."""
+    a deeper model. The loss begins where the warm-up ends. Dotted lines show where a model grew.
+    One run has its training loss (grey), its loss on text alone and the jump at each growth, too."""
     shown = [kind for kind in ('loss', *kinds_of(groups)) if kind != 'text'
              and (only is None or kind in only)]
     one = [*map(len, groups.values())] == [1]
@@ -120,15 +120,48 @@ def draw_runs(groups, only=None):
                       scale(kind), lw=2, marker='' if kind == 'loss' else 'o')
                 for line in growths(logs[0]):
                     ax.axvline(line[x], color=colour, ls=':', lw=1.3, zorder=0)
+                    if jump := one and kind == 'loss' and line.get('grown'):
+                        ax.text(line[x], 0.97, f'{jump["after"] - jump["before"]:+.2f} ', fontsize=8,
+                                transform=ax.get_xaxis_transform(), ha='right', va='top',
+                                rotation=90)
         if not one or kind == 'loss':
             row[0].legend(frameon=False, fontsize=9)
         row[0].set_ylabel('loss (nats per token)' if kind == 'loss' else f'{kind}: % right')
         if kind != 'loss':
             row[0].set_ylim(-3, 103)
+        elif after := [loss for group in groups.values() for log in group
+                       for loss in losses_after_warmup(log)]:
+            room = 0.03 * (max(after) - min(after))
+            row[0].set_ylim(min(after) - room, max(after) + room)
     for ax, label in zip(axes[-1], ('steps', 'training FLOPs')):
         ax.set_xlabel(label)
     fig.suptitle(', '.join(f'{name} ({len(logs)} seeds)' if len(logs) > 1 else name
                            for name, logs in groups.items()))
+    return fig
+
+
+def losses_after_warmup(log):
+    peak = max((line.get('lr', 0) for line in log), default=0)
+    first = next((line['step'] for line in log if line.get('lr', 0) == peak), 0)
+    return [value for line in log if line['step'] >= first
+            for value in (line.get('loss'), line.get('val_loss'),
+                          line.get('kinds', {}).get('text', {}).get('loss')) if value is not None]
+
+
+def draw_costs(groups):
+    "groups: {name: [one log per seed]}. The validation loss against all that it costs."
+    fig, axes = figure(1, 3, (11, 3.8), sharey=True)
+    labels = dict(flops='training FLOPs', tokens='tokens', minutes='minutes in steps (of seed 0)')
+    for colour, (name, logs) in zip(COLOURS, groups.items()):
+        rows = [row for row in measured(logs) if row['step'] > 0]
+        minutes = {row['step']: row['minutes'] for row in rows if row['seed'] == 0}
+        rows = [row | dict(minutes=minutes[row['step']]) for row in rows]
+        for ax, x in zip(axes[0], labels):
+            curve(ax, rows, x, 'loss', colour, name, lw=2)
+    for ax, label in zip(axes[0], labels.values()):
+        ax.set_xlabel(label)
+    axes[0][0].set_ylabel('validation loss (nats per token)')
+    legend_below(fig, axes[0][0], fontsize=9)
     return fig
 
 

@@ -4,7 +4,9 @@ does not fit.
 Usage:
     refuse.what_excludes(config, parent=None)   # raises Refused, or returns
 """
-from nanodepth.common.errors import Refused
+import torch
+
+from nanodepth.common.errors import Refused, refusing
 from nanodepth.common.options import only_fields
 from nanodepth.running.plan import MODEL_SETTINGS
 from nanodepth.text.tokenizer import refuse_another_tokenizer
@@ -107,6 +109,13 @@ def unfit_parent(c, model, data):
         raise Refused(f'context={c.context}, the length of a training row, is more than '
                       f'{c.init_from} reads: {model.config.context} tokens')
     refuse_another_tokenizer(c.init_from, data['data'])
+
+
+def what_does_not_fit(c):
+    "A step that a GPU has too little memory for, in a line."
+    return refusing(torch.OutOfMemoryError, why=lambda error: 'the GPU has too little memory for a '
+                    f'step: compute it in more pieces, by --grad_accum={2 * c.grad_accum} (the '
+                    f'result is the same), or in fewer rows than --batch_size={c.batch_size}')
 
 
 def this_step(c, step, loss, norm):

@@ -88,6 +88,8 @@ def open_log(c, world, loader, model, step, resumes):
               f'depth {len(model.order)}, {model.flops_per_token(context=c.context):,} FLOPs per '
               f'token\n{c.steps:,} steps of {c.batch_size} x {c.context} = '
               f'{c.batch_size * c.context:,} tokens' + (f', from step {step:,} on' if step else ''))
+    if loader.passes(c.steps) > 1:
+        world.say(f'the data has fewer tokens, so it is read {loader.passes(c.steps):.1f} times')
     return Log(Path(c.out_dir) / 'log.jsonl', step or -1, c.steps, silent=not world.first)
 
 

@@ -26,7 +26,7 @@ from nanodepth.study.claims import MARGINS, Contrast, verdicts
 UNITS = dict(flops=(1e-12, 1), parameters=(1e-6, 2))        # a factor, and digits behind the point
 SHARES = 'copy', 'overlap', 'screened', 'change'         # in %, and all that ends with `right`
 TEXTS = 'README.md', 'docs/COURSE.md', 'docs/RESULTS.md', 'docs/ATLAS.md'
-SHARED = 'task', 'measure', 'group'
+SHARED = 'task', 'measure', 'group', 'best'
 HOLE = re.compile(r'\{(?:[^{}]|\{[^{}]*\})*\}')
 
 
@@ -66,7 +66,7 @@ def name_of_side(side, other):
     "'lidas', or 'lidas repeated +4': without the task that both sides share."
     before = dict(added='+', layer='layer ')
     return ' '.join(f'{before.get(key, "")}{v}' for key, v in side.items()
-                    if v != 'ordinary' and (key not in SHARED or v != other[key]))
+                    if (key, v) != ('way', 'ordinary') and (key not in SHARED or v != other[key]))
 
 
 def difference(claim, c, mark=''):

@@ -294,6 +294,11 @@ class Loader:
         rows = min(len(s) * PERIOD // q for s, q in zip(self.sets, self.quota))
         return max(1, rows // self.batch_size)
 
+    def passes(self, batches):
+        "How often the dataset that is read most has been read after so many batches."
+        rows = batches * self.batch_size
+        return max(rows * quota / PERIOD / s.windows for s, quota in zip(self.sets, self.quota))
+
     def checksums(self):
         return [sums for dataset in self.sets for sums in dataset.checksums]
 
