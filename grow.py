@@ -105,15 +105,15 @@ def prop_schedule(steps, n_stages, alpha=1.0):
     return lengths
 
 
-def growth_plan(grow, n_layer, block, constant_steps, alpha=1.0, begin=None):
-    """[(first step, layers)] of every stage, by the operator's name: from one block, or from
-    `begin` layers, up to n_layer. The model has its full depth when the constant phase (warm-up
-    included) ends and the decay begins."""
-    depths = [begin or block]
-    while depths[-1] < n_layer:
+def growth_plan(grow, end, block, constant_steps, alpha=1.0, start=None):
+    """[(first step, layers)] of every stage, by the operator's name: from `start` layers (None: one
+    block) up to `end`. The model has its full depth when the constant phase (warm-up included) ends
+    and the decay begins."""
+    depths = [start or block]
+    while depths[-1] < end:
         depths.append(len(GROWTH[grow](depths[-1], block)))
-    if depths[-1] != n_layer:
-        raise Refused(f'{grow} from {depths[0]} layers does not reach n_layer={n_layer}, but '
+    if depths[-1] != end:
+        raise Refused(f'{grow} from {depths[0]} layers does not reach n_layer={end}, but '
                       f'{", ".join(map(str, depths))}')
     lengths = prop_schedule(constant_steps, len(depths), alpha)
     if min(lengths) < 1:

@@ -94,8 +94,6 @@ def format_loop(order):
 def running(model, order):
     """The model with another order, inside a `with`: for what takes a model and no order, such as a
     function that scores it."""
-    if model.recurs:
-        raise Refused('a recurrent core takes no other order of its layers')
     before = model.config.order
     model.config.order = check_order(order, len(model.layers))
     try:

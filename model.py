@@ -165,10 +165,10 @@ class Block(nn.Module):
     """One layer: the residual stream in, the residual stream out. It knows neither its index nor
     the depth of the model, so what depends on its place in the order is passed in:
 
-    scale   LN-scaling's factor: 1, or a tensor, so that one compiled Block serves all positions
-    depth   its position in the order, which picks the slot of the cache
-    tap     tap(depth, part, x, update) returns what a part ('attn' or 'mlp') adds to the stream x
-            instead of `update`"""
+    scale      LN-scaling's factor: 1, or a tensor, so that one compiled Block serves all positions
+    position   its place in the order, which picks the slot of the cache
+    tap        tap(position, part, x, update) returns what a part ('attn' or 'mlp') adds to the
+               stream x instead of `update`"""
 
     def __init__(self, config):
         super().__init__()
@@ -177,12 +177,12 @@ class Block(nn.Module):
         self.mlp_norm = nn.RMSNorm(config.n_embd, config.norm_eps)
         self.mlp = MLP(config)
 
-    def forward(self, x, rope, scale=1, depth=0, cache=None, tap=None):
-        slot = None if cache is None else cache.layers[depth]
+    def forward(self, x, rope, scale=1, position=0, cache=None, tap=None):
+        slot = None if cache is None else cache.layers[position]
         update = self.attn(self.attn_norm(x) * scale, rope, slot)
-        x = x + (update if tap is None else tap(depth, 'attn', x, update))
+        x = x + (update if tap is None else tap(position, 'attn', x, update))
         update = self.mlp(self.mlp_norm(x) * scale)
-        return x + (update if tap is None else tap(depth, 'mlp', x, update))    # (B, T, C)
+        return x + (update if tap is None else tap(position, 'mlp', x, update))    # (B, T, C)
 
 
 class LM(nn.Module):
@@ -216,9 +216,9 @@ class LM(nn.Module):
         "The order that runs when none is given."
         return list(self.config.order or range(len(self.layers)))
 
-    def run(self, x, order, *, depth=0, cache=None, tap=None):
-        """Run a segment of layers on the residual stream x (B, T, C). `depth` is the position of
-        its first layer in the whole order, so that run(run(x, a), b, depth=len(a)) is
+    def run(self, x, order, *, position=0, cache=None, tap=None):
+        """Run a segment of layers on the residual stream x (B, T, C). `position` is the place of
+        its first layer in the whole order, so that run(run(x, a), b, position=len(a)) is
         run(x, a + b)."""
         seen = 0 if cache is None else cache.seen
         end = seen + x.shape[1]
@@ -227,11 +227,17 @@ class LM(nn.Module):
         rope = self.cos[seen:end, None], self.sin[seen:end, None]               # (T, 1, hd/2) each
         scales = [1] * len(order)
         if self.config.ln_scaling:
-            positions = torch.arange(depth, depth + len(order), device=x.device)
+            positions = torch.arange(position, position + len(order), device=x.device)
             scales = (positions + 1).rsqrt().to(x.dtype)
-        for d, (i, scale) in enumerate(zip(order, scales), depth):
-            x = self.layers[i](x, rope, scale, d, cache, tap)
+        for place, (i, scale) in enumerate(zip(order, scales), position):
+            x = self.layers[i](x, rope, scale, place, cache, tap)
         return x                                                                # (B, T, C)
+
+    def run_from(self, inputs, position, tokens, *, order=None, tap=None):
+        """What `hidden` returns, run again from a position on. `inputs` (D, B, T, C) is what each
+        layer got before."""
+        order = self.order if order is None else order
+        return self.run(inputs[position], order[position:], position=position, tap=tap)
 
     def hidden(self, tokens, *, order=None, cache=None, tap=None):
         "The residual stream before the final norm: (B, T) -> (B, T, C)."

@@ -35,7 +35,7 @@ def depth_score(model, tokens, *, boundaries=None, order=None):
     largest = torch.zeros(D, B, device=tokens.device)
     for d in range(D):
         for t in pick_boundaries(T, boundaries):
-            out = run_from(model, tokens, plain, d, erase(d, t))                # (B, T, C)
+            out = model.run_from(plain['input'], d, tokens, order=order, tap=erase(d, t))
             moved = distance(model, out[:, t + 1:], plain['out'][:, t + 1:])
             largest[d] = torch.maximum(largest[d], moved.amax(1))
     w = largest.mean(1)
@@ -45,8 +45,8 @@ def depth_score(model, tokens, *, boundaries=None, order=None):
 
 def erase(position, t, part='layer'):
     "A tap that takes away what a layer, or a part of it, adds at the tokens up to t."
-    def tap(depth, name, x, update):            # name: 'attn' or 'mlp'
-        if depth == position and part in ('layer', name):
+    def tap(at, name, x, update):               # name: 'attn' or 'mlp'
+        if at == position and part in ('layer', name):
             update = update.clone()
             update[:, :t + 1] = 0
         return update
@@ -67,7 +67,7 @@ def record(model, tokens, order=None):
     each, the last stream, 'out' (B, T, C), and the 'order' in which they ran."""
     kept = dict(input=[], attn=[], mlp=[])
 
-    def tap(depth, part, x, update):
+    def tap(position, part, x, update):
         if part == 'attn':
             kept['input'].append(x)
         kept[part].append(update)
@@ -75,16 +75,6 @@ def record(model, tokens, order=None):
     out = model.hidden(tokens, order=order, tap=tap)
     return {name: torch.stack(values) for name, values in kept.items()} | dict(
         out=out, order=model.order if order is None else list(order))
-
-
-def run_from(model, tokens, plain, depth, tap):
-    "The last stream, run again from position `depth` on: what comes before is as recorded."
-    if not model.recurs:
-        return model.run(plain['input'][depth], plain['order'][depth:], depth=depth, tap=tap)
-    if model.fresh:
-        raise Refused('each forward of this model begins with fresh noise, which would be measured '
-                      'too: set model.fresh = False')
-    return model.hidden(tokens, tap=tap)        # adapters stand between its layers: all of it
 
 
 def pick_boundaries(T, boundaries=None):
@@ -122,19 +112,19 @@ def future_effects(model, tokens, *, part='layer', propagate=True, future=True, 
     matrix = torch.zeros(D, D, device=tokens.device)
     for s in range(D):
         for t in pick_boundaries(T, boundaries) if future else [T - 1]:
-            now = {}            # {depth: its update, where s is missing}
+            now = {}            # {position: its update, where s is missing}
 
-            def without(depth, name, x, update, erased=erase(s, t, part)):
-                update = erased(depth, name, x, update)
-                now[depth] = now.get(depth, 0) + update
+            def without(position, name, x, update, erased=erase(s, t, part)):
+                update = erased(position, name, x, update)
+                now[position] = now.get(position, 0) + update
                 return update
             if propagate:
-                run_from(model, tokens, plain, s, without)
+                model.run_from(plain['input'], s, tokens, order=order, tap=without)
             for d in range(s + 1, D):
                 if not propagate:
                     x = plain['input'][d].clone()                               # (B, T, C)
                     x[:, :t + 1] -= contribution[s][:, :t + 1]
-                    model.run(x, [plain['order'][d]], depth=d, tap=without)
+                    model.run(x, [plain['order'][d]], position=d, tap=without)
                 moved = (now[d] - updates[d]).norm(dim=-1) / sizes[d]           # (B, T)
                 later = moved[:, t + 1:] if future else moved
                 matrix[s, d] = torch.maximum(matrix[s, d], later.max())

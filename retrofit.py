@@ -12,9 +12,9 @@ additive adapter), E (the cuts).
 Differs: the paper prints no numbers for the start, but the authors' code does. With our defaults
 the adapter begins as the projection on e, and the first state is noise that is fixed for each
 position; variants/starts.py has theirs, and others.
-In training, r is 1 + Poisson(rate), as in the authors' code. The rate is random too, and `mean` is
-its mean, so that r averages mean + 1. We draw r once per step. The authors draw it once per
-micro-batch, so their grad_accum changes results.
+In training, r is 1 + Poisson(rate), as in the authors' code. The rate is random too. Its mean is
+the setting `recurrence`, so that r averages recurrence + 1. We draw r once per step. The authors
+draw it once per micro-batch, so their grad_accum changes results.
 
 Usage:
     python retrofit.py out/baseline 2-2-2                   # what was kept, what was dropped
@@ -30,7 +30,7 @@ import torch.nn as nn
 from nanodepth.common.errors import Refused, check_choice
 from nanodepth.grow import untie
 from nanodepth.model import LM, KVCache, check_order
-from nanodepth.text.loader import draw
+from nanodepth.text.loader import seed_for
 from nanodepth.variants import starts
 
 
@@ -81,9 +81,9 @@ def surgery(model, shape, **options):
 # -------------------------------------------------------------------------------------- the model
 
 class Recurrent(LM):
-    """An LM whose layers run as prelude, r times core, coda: three lists of its layers. `mean` is
-    the r that runs when none is given (in training it is random: sample_recurrence), and
-    `backprop_depth` through how many of its last runs gradients go."""
+    """An LM whose layers run as prelude, r times core, coda: three lists of its layers.
+    `recurrence` is the r that runs when none is given (in training r is random, and averages
+    recurrence + 1), and `backprop_depth` through how many of its last runs gradients go."""
     recurs = True
     table = None            # the first states of a text's positions, made when they are needed
 
@@ -91,13 +91,13 @@ class Recurrent(LM):
         super().__init__(config)
         self.recur_by(prelude, core, coda, **options)
 
-    def recur_by(self, prelude, core, coda, *, mean=4, backprop_depth=8, inject='identity',
+    def recur_by(self, prelude, core, coda, *, recurrence=4, backprop_depth=8, inject='identity',
                  start='normal', fresh=False, state_std=None):
         if not core:
             raise Refused('the core has no layers: there is nothing to repeat')
         check_order([*prelude, *core, *coda], self.config.n_layer)
         self.prelude, self.core, self.coda = list(prelude), list(core), list(coda)
-        self.mean, self.backprop_depth = mean, backprop_depth
+        self.recurrence, self.backprop_depth = recurrence, backprop_depth
         self.inject, self.start, self.fresh = inject, start, fresh      # variants/starts.py
         C = self.config.n_embd
         self.state_std = starts.std_of(start, C) if state_std is None else state_std
@@ -111,14 +111,14 @@ class Recurrent(LM):
 
     @property
     def order(self):
-        return self.unrolled(self.mean)
+        return self.unrolled(self.recurrence)
 
     def unrolled(self, r):
         return self.prelude + self.core * r + self.coda
 
     def new_cache(self, r=None):
         "An empty cache: a slot for each position of the unrolled order."
-        return KVCache(len(self.unrolled(self.mean if r is None else r)))
+        return KVCache(len(self.unrolled(self.recurrence if r is None else r)))
 
     # ------------------------------------------------------------------------------- one forward
 
@@ -142,14 +142,14 @@ class Recurrent(LM):
         x = s + e if self.adapter is None else self.adapter(torch.cat((s, e), dim=-1))
         x = x.to(e.dtype)                       # under autocast an adapter returns bfloat16
         return self.run(x, self.core, cache=cache, tap=tap,
-                        depth=len(self.prelude) + i * len(self.core))           # (B, T, C)
+                        position=len(self.prelude) + i * len(self.core))           # (B, T, C)
 
     def hidden(self, tokens, *, order=None, r=None, cache=None, generator=None,
                backprop_depth=None, tap=None):
         "The residual stream before the final norm."
-        r = self.mean if r is None else r
+        r = self.recurrence if r is None else r
         with_grad = self.backprop_depth if backprop_depth is None else backprop_depth
-        if order is not None:
+        if order is not None or self.config.order is not None:
             raise Refused('a recurrent core runs in an order of its own and takes no other: give r')
         if r < 1:
             raise Refused(f'r={r} is too small: the core must run at least once (try r=1)')
@@ -163,17 +163,24 @@ class Recurrent(LM):
                 s = s.detach()          # truncated back-propagation: what came before lets go
             s = self.recur(s, e, i, cache, tap)
         x = self.run(s, self.coda, cache=cache, tap=tap,
-                     depth=len(self.prelude) + r * len(self.core))
+                     position=len(self.prelude) + r * len(self.core))
         if cache is not None:
             cache.seen += tokens.shape[1]
         return x
+
+    def run_from(self, inputs, position, tokens, *, order=None, tap=None):
+        "All of it again, because adapters stand between its layers."
+        if self.fresh:
+            raise Refused('each forward of this model begins with fresh noise, which would be '
+                          'measured too: set model.fresh = False')
+        return self.hidden(tokens, order=order, tap=tap)
 
     # ------------------------------------------------------------------------------- what it costs
 
     def flops_per_token(self, *, r=None, backprop_depth=None, context=None):
         """Training FLOPs of one token, as LM.flops_per_token counts; a recurrence without a
         backward pass costs a third."""
-        r = self.mean if r is None else r
+        r = self.recurrence if r is None else r
         with_grad = min(r, self.backprop_depth if backprop_depth is None else backprop_depth)
 
         def count(order):       # of an ordinary model; with no layers, of the head
@@ -188,7 +195,7 @@ class Recurrent(LM):
         """The paper's count: 6 for each weight of a layer with a backward pass and 2 for each
         without, at so many recurrences."""
         layer = sum(p.numel() for p in self.layers[0].parameters())
-        mean = self.mean if mean is None else mean
+        mean = self.recurrence if mean is None else mean
         with_grad = min(mean, self.backprop_depth)
         learned = len(self.prelude + self.coda) + with_grad * len(self.core)
         return layer * (6 * learned + 2 * (mean - with_grad) * len(self.core))
@@ -200,7 +207,7 @@ def sample_recurrence(mean, step, seed):
     """r of a training step, the same on every rank: 1 + Poisson(exp(tau)), where tau is normal with
     std sigma and mean log(mean) - sigma^2 / 2, so that exp(tau) has the mean `mean` (and r has
     mean + 1)."""
-    generator = torch.Generator().manual_seed(draw(seed, 'recurrence', step))
+    generator = torch.Generator().manual_seed(seed_for(seed, 'recurrence', step))
     sigma = 1 / 2
     normal = torch.randn(1, generator=generator, dtype=torch.float64)
     tau = sigma * normal + math.log(mean) - sigma ** 2 / 2

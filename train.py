@@ -33,7 +33,7 @@ from nanodepth.running import refuse, run       # what is refused, and the folde
 from nanodepth.running.optimizers import load_optimizers, make_optimizers
 from nanodepth.running.plan import Parent, model_config
 from nanodepth.running.processes import World
-from nanodepth.text.loader import draw, row_generators
+from nanodepth.text.loader import seed_for, row_generators
 
 
 @dataclass
@@ -133,14 +133,14 @@ class Plan:
             if parent:                                  # a parent grows once
                 start, end = p.n_layer, len(GROWTH[c.grow](p.n_layer, c.grow_block))
             self.stages = growth_plan(c.grow, end, c.grow_block, self.cooldown_start,
-                                      c.grow_alpha, begin=start)
+                                      c.grow_alpha, start=start)
         deepest = self.stages[-1][1]
         self.main_order = fit_loop(c.loop, deepest) if c.loop else p.order  # None: each layer once
         self.cooldown_order = self.main_order
         if c.cooldown_loop:
             self.cooldown_order = fit_loop(c.cooldown_loop, deepest)
         # of a recurrent core
-        self.mean = c.recurrence or p.mean
+        self.recurrence = c.recurrence or p.recurrence
         self.backprop_depth = c.backprop_depth or p.backprop_depth
 
     def at(self, step):
@@ -156,14 +156,15 @@ class Plan:
             data, batch = 'cooldown_data', step - self.cooldown_start
         what = Step(lr_fraction=lr_fraction(c, step), n_layer=n_layer, origin=origin, order=order,
                     data=data, batch=batch)
-        if self.mean is None:
+        if self.recurrence is None:
             return what
         # A recurrent core runs equally often on every rank. As in the authors' code, gradients go
         # back through no more of its runs than the step's mean.
-        mean = recurrence_curriculum(step, c.steps, self.mean, c.curriculum, c.curriculum_shape)
-        depth = recurrence_curriculum(step, c.steps, self.backprop_depth, c.backprop_curriculum)
+        mean = recurrence_curriculum(step, c.steps, self.recurrence, c.curriculum,
+                                     c.curriculum_shape)
+        most = recurrence_curriculum(step, c.steps, self.backprop_depth, c.backprop_curriculum)
         return what._replace(order=None, r=sample_recurrence(mean, step, c.seed),
-                             backprop_depth=min(depth, mean))
+                             backprop_depth=min(most, mean))
 
 
 def lr_fraction(c, step):
@@ -256,11 +257,11 @@ def train(c):
             totals['inherited_flops'] = saved.get('flops', 0) + saved.get('inherited_flops', 0)
         else:
             plan = Plan(c)
-            torch.manual_seed(draw(c.seed, 'init'))
+            torch.manual_seed(seed_for(c.seed, 'init'))
             model = LM(model_config(c, vocab_size=c.vocab_size or data['data'].vocab_size,
                                     n_layer=plan.at(0).n_layer, order=plan.main_order))
         if model.recurs:        # what it does where nothing else is said
-            model.mean, model.backprop_depth = plan.mean, plan.backprop_depth
+            model.recurrence, model.backprop_depth = plan.recurrence, plan.backprop_depth
         model.to(world.device, torch.float32).train()       # Hugging Face's may be bfloat16
 
         # ---- optimizers: by default Muon for the layers' matrices, and AdamW for the rest

@@ -27,14 +27,14 @@ from nanodepth.looping.solvers import MORE, bind, lerp
 def looped_by_hand(model, tokens, a, b, K, beta=0.5):
     "Logits of a model of ours with its layers a to b looped."
     def g(x):                               # one pass through the window
-        return model.run(x, model.order[a:b + 1], depth=a)
+        return model.run(x, model.order[a:b + 1], position=a)
     x = model.run(model.embed(tokens), model.order[:a])
     plain = g(x)
     x = x + (plain - x) / K                 # the first of K small steps reuses `plain`
     for _ in range(K - 1):
         x = x + (g(x) - x) / K
     x = beta * plain + (1 - beta) * x       # a part of the way back to the plain output
-    x = model.run(x, model.order[b + 1:], depth=b + 1)
+    x = model.run(x, model.order[b + 1:], position=b + 1)
     return model.head(model.norm(x))
 
 

@@ -1,7 +1,7 @@
 """TinyLlama as a recurrent model (4,8,4): "Retrofitted Recurrence", Figure 4, Muon's run.
 
 As its authors' scripts have it. First: nanodepth cut TinyLlama-1.1B-intermediate-step-1431k-3T
-4-8-4 --inject=authors --start=authors --fresh --mean=32 --out=out/tinyllama_4-8-4, and python
+4-8-4 --inject=authors --start=authors --fresh --recurrence=32 --out=out/tinyllama_4-8-4, and python
 data/math/prepare.py retrofit_heal --tokens=26B --tokenizer=out/tinyllama_4-8-4. It is also the
 first phase, "healing", of section 4.4 (mean 32 there too, as scripted). Written for 8 GPUs
 (torchrun --standalone --nproc_per_node=8), not run here.

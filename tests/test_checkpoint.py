@@ -18,6 +18,7 @@ from nanodepth.common.errors import Refused
 from nanodepth.models import checkpoint
 from nanodepth.models.checkpoint import describe, load, load_model, save
 from nanodepth.retrofit import surgery
+from nanodepth.running.plan import Parent
 
 
 def test_what_is_saved_comes_back(tmp_path):
@@ -40,7 +41,7 @@ def test_load_model(tmp_path, tiny):
     tokens = torch.randint(50, (2, 9))
     assert torch.equal(back(tokens), model(tokens)) and not back.training
     assert back.head.weight is back.embed.weight
-    core = surgery(tiny(n_layer=6), ([0, 2], [3], [5, 4]), inject='add', start='zero', mean=3)
+    core = surgery(tiny(n_layer=6), ([0, 2], [3], [5, 4]), inject='add', start='zero', recurrence=3)
     save(tmp_path / 'core', **describe(core))
     assert torch.equal(load_model(tmp_path / 'core')(tokens), core(tokens))
 
@@ -109,6 +110,16 @@ def test_a_failed_write_keeps_the_old_one(tmp_path, monkeypatch):
     with pytest.raises(OSError, match='no space left'):
         save(tmp_path, step=2)
     assert load(tmp_path) == dict(step=1)
+
+
+def test_an_older_file_calls_a_cores_recurrence_its_mean(tiny, tmp_path):
+    core = surgery(tiny(), '1-2-1', recurrence=3)
+    state = describe(core)
+    state['recurrent']['mean'] = state['recurrent'].pop('recurrence')
+    save(tmp_path, **state, start=dict(n_layer=4, mean=5, backprop_depth=2),
+         config=dict(init_from='x'))
+    assert load_model(tmp_path).recurrence == 3
+    assert Parent.of_saved(load(tmp_path)) == Parent(4, recurrence=5, backprop_depth=2)
 
 
 def test_a_model_that_is_not_finite_is_opened_by_nobody(tiny, tmp_path):

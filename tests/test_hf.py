@@ -289,7 +289,7 @@ def raven(tmp_path):
 def test_a_folder_of_theirs_opens_and_computes_what_the_format_means(raven):
     "Against the code that we put beside an export, which has their names and fused matrices."
     model = load_model(raven)
-    assert (model.mean, model.backprop_depth, model.config.context) == (3, 8, 64)
+    assert (model.recurrence, model.backprop_depth, model.config.context) == (3, 8, 64)
     assert (model.prelude, model.core, model.coda) == ([0], [1, 2], [3])
     rotary = dict(head_dim=8, rope_theta=10_000.0, rope_scaling=None, context=64)  # not rope_base
     theirs = RavenForCausalLM(RecurrentConfig(**RAVEN, rotary=rotary)).eval()
@@ -343,7 +343,7 @@ CUTS = dict(        # a parent, how it is cut
 @pytest.mark.parametrize('name', CUTS)
 def test_transformers_opens_ours_by_the_code_in_the_folder(tiny, tmp_path, name):
     fields, how = CUTS[name]
-    model = surgery(tiny(n_layer=5, context=128, **fields), '1-2-1', mean=3, backprop_depth=5,
+    model = surgery(tiny(n_layer=5, context=128, **fields), '1-2-1', recurrence=3, backprop_depth=5,
                     **how).eval()
     for p in model.parameters():
         p.data += torch.randn_like(p) / 50
@@ -353,7 +353,7 @@ def test_transformers_opens_ours_by_the_code_in_the_folder(tiny, tmp_path, name)
     assert not {*theirs.state_dict()} ^ {*load_file(tmp_path / 'out/model.safetensors')}
     tokens = torch.randint(50, (2, 70), generator=torch.Generator().manual_seed(3))
     again = load_model(tmp_path / 'out')
-    assert (again.mean, again.backprop_depth, again.inject) == (3, 5, 'authors')
+    assert (again.recurrence, again.backprop_depth, again.inject) == (3, 5, 'authors')
     with torch.no_grad():
         for r in (1, 3, 5):
             want = model(tokens, r=r)

@@ -8,13 +8,17 @@ import ast
 import contextlib
 import io
 import re
+import runpy
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import ROOT
 
 from nanodepth.__main__ import COMMANDS, main
+from nanodepth.retrofit import recurrent_by_hand
+from nanodepth.wrapper import looped_by_hand
 
 IDEAS = ('model', 'grow', 'loop', 'retrofit', 'wrapper', 'probe', 'train')
 FLOORS = [['common'], ['report'], ['text'], ['model'], ['variants', 'looping'],
@@ -73,6 +77,31 @@ def test_no_code_asks_for_a_class_of_ours():
     "In a clone `from model import LM` makes a second class of that name."
     for name, path in FILES.items():
         assert not re.search(r'isinstance\([^()]*\b(LM|Recurrent|Block)\b', path.read_text()), name
+
+
+def test_one_file_that_can_be_copied_has_our_ideas(capsys):
+    text = (ROOT / 'docs/depth.py').read_text()
+    assert len(text.splitlines()) <= 150
+    assert {line.split()[1] for line in text.splitlines()
+            if line.startswith(('import', 'from'))} == {'copy', 'torch'}
+    one = runpy.run_path(str(ROOT / 'docs/depth.py'))
+    one['main'](steps=2)
+    said = capsys.readouterr().out
+    assert said.count(': True') == 3 and 'False' not in said and said.count('right') == 9
+    torch.manual_seed(0)
+    model, tokens = one['LM'](25, 4, 32), torch.randint(25, (2, 9))
+    core = one['Recurrent'](model, [0], [1, 2], [3])
+    torch.nn.init.normal_(core.adapter.weight)
+    like_ours = SimpleNamespace(
+        **{name: getattr(core, name) for name in ('prelude', 'core', 'coda', 'adapter')},
+        **{name: getattr(model, name) for name in ('embed', 'norm', 'head')}, order=[0, 1, 2, 3],
+        run=lambda x, order, position=0: model.run(x, order))
+    assert torch.equal(one['looped'](model, tokens, 1, 2, 3, 0.3),
+                       looped_by_hand(like_ours, tokens, 1, 2, 3, 0.3))
+    torch.manual_seed(1)
+    again = core(tokens, 3)
+    torch.manual_seed(1)
+    assert torch.equal(again, recurrent_by_hand(like_ours, tokens, 3, torch.randn(2, 9, 32)))
 
 
 README = (ROOT / 'README.md').read_text()

@@ -99,7 +99,7 @@ def test_two_segments_are_one(tiny, ln_scaling):
     whole = model.run(x, order)
     for cut in range(len(order) + 1):
         first = model.run(x, order[:cut])
-        assert torch.equal(model.run(first, order[cut:], depth=cut), whole)
+        assert torch.equal(model.run(first, order[cut:], position=cut), whole)
     if ln_scaling:
         assert not torch.allclose(model.run(model.run(x, order[:3]), order[3:]), whole)
 

@@ -157,7 +157,7 @@ def test_similarity_of_grown_layers(tiny):
 def test_recurrent_and_looped_models_by_unrolled_depth(tiny):
     from nanodepth.retrofit import surgery
     parent, t = tiny(n_layer=4), tokens()
-    model = surgery(parent, '1-2-1', mean=2, inject='linear')
+    model = surgery(parent, '1-2-1', recurrence=2, inject='linear')
     for p in model.adapter.parameters():
         torch.nn.init.normal_(p, std=0.2)
     score, per_layer = depth_score(model, t)
@@ -169,7 +169,7 @@ def test_recurrent_and_looped_models_by_unrolled_depth(tiny):
     assert depth_score(model, t, boundaries=[2])[1][3].item() == pytest.approx(change.item(),
             abs=1e-5)
     # r = 1, the adapter as it begins: the parent
-    once = surgery(parent, '1-3-0', mean=1)
+    once = surgery(parent, '1-3-0', recurrence=1)
     with pytest.raises(ValueError, match='behind an adapter there is none to take'):
         future_effects(model, t, propagate=False)
     for a, b in ((depth_score(once, t)[1], depth_score(parent, t)[1]),

@@ -26,7 +26,7 @@ def runs(tmp_path, tiny, data):
     save_run(tmp_path / 'plain', model, data)
     save_run(tmp_path / 'loop', tiny(vocab_size=257, n_layer=2, context=64, order=[0, 1, 0, 1]),
               data)
-    save_run(tmp_path / 'cut', surgery(model, '1-2-1', mean=2), data)
+    save_run(tmp_path / 'cut', surgery(model, '1-2-1', recurrence=2), data)
     save_hf(model, tmp_path / 'hf', tokenizer='bytes')
     return {name: str(tmp_path / name) for name in ('plain', 'loop', 'cut', 'hf')}
 

@@ -32,7 +32,7 @@ from nanodepth.models.checkpoint import load_model
 from nanodepth.running.plan import Parent
 from nanodepth.model import LM, ModelConfig
 from nanodepth.retrofit import surgery
-from nanodepth.text.loader import Dataset, draw, write_dataset
+from nanodepth.text.loader import Dataset, seed_for, write_dataset
 from nanodepth.text.tokenizer import get_tokenizer
 from nanodepth.train import Config, train
 
@@ -66,7 +66,7 @@ def test_stopped_or_killed_and_resumed_is_bit_equal(kind, config, tiny, tmp_path
         shutil.copytree(data, tmp_path / 'other')
         fields = fields | dict(cooldown_data=str(tmp_path / 'other'))
     if kind == 'recurrent':
-        core = surgery(tiny(vocab_size=257, n_layer=4, context=16), '1-2-1', mean=3)
+        core = surgery(tiny(vocab_size=257, n_layer=4, context=16), '1-2-1', recurrence=3)
         fields = fields | dict(init_from=save_run(tmp_path / 'cut', core))
         for name in ('n_layer', 'n_embd', 'n_head', 'head_dim'):        # the parent says them
             fields[name] = getattr(Config, name)
@@ -234,7 +234,7 @@ def test_a_batch_without_a_target_changes_nothing_and_ends_nothing(config, tmp_p
                        grad_accum=2, eval_batches=1) for name in ('one', 'two'))
     train(one)
     state = checkpoint.load(one.out_dir)
-    torch.manual_seed(draw(0, 'init'))
+    torch.manual_seed(seed_for(0, 'init'))
     start = LM(ModelConfig(**state['model_config']))
     assert same(state['model'], start.state_dict())
     assert (log_of(one)[-1]['step'], log_of(one)[-1]['val_loss']) == (one.steps, 0)

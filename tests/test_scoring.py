@@ -43,7 +43,7 @@ BYTES = get_tokenizer('bytes')
 
 def test_each_kind_of_model_runs_in_its_ways_and_is_restored(tiny):
     ours = tiny(n_layer=4)
-    core = surgery(tiny(n_layer=5), '1-2-2', mean=2, inject='linear')
+    core = surgery(tiny(n_layer=5), '1-2-2', recurrence=2, inject='linear')
     theirs = family('gemma3_text')
     for model, way, by_hand, cost in (
             (ours, Way(), lambda: logits(ours, TOKENS), 4),

@@ -69,9 +69,9 @@ def by_hand(c, parent, step):
     order = parse_loop(c.cooldown_loop) if late and c.cooldown_loop else order
     cool = late and c.cooldown_data is not None
     r = depth = None
-    if parent and parent.mean:
+    if parent and parent.recurrence:
         order = None
-        mean = recurrence_curriculum(step, c.steps, c.recurrence or parent.mean, c.curriculum,
+        mean = recurrence_curriculum(step, c.steps, c.recurrence or parent.recurrence, c.curriculum,
                                      c.curriculum_shape)
         depth = recurrence_curriculum(step, c.steps, c.backprop_depth or parent.backprop_depth,
                                       c.backprop_curriculum)
@@ -84,7 +84,7 @@ def by_hand(c, parent, step):
 def test_every_step_of_every_config(name):
     c = read_config([f'config/{name}.py'])
     recurs = name.startswith('retrofit') and 'dense' not in name
-    parent = (Parent(6, mean=4, backprop_depth=8) if recurs else
+    parent = (Parent(6, recurrence=4, backprop_depth=8) if recurs else
               Parent(8, [0, 1, 2, 2]) if c.init_from else None)
     plan, decay = Plan(c, parent), c.steps - c.decay_steps
     some = {*range(0, c.steps, max(1, c.steps // 300)), c.steps - 1}
@@ -108,7 +108,7 @@ def test_the_plan_reads_the_settings_that_it_answers_for_and_no_others():
     grown = Config(grow='lidas', cooldown_loop='3-2x2-3', cooldown_data='x')
     looped = Config(n_layer=2, loop='2x4')
     recurs = Config(init_from='x', recurrence=3)
-    core = Parent(6, mean=4, backprop_depth=8)
+    core = Parent(6, recurrence=4, backprop_depth=8)
     for c, parent in ((grown, None), (looped, None), (recurs, core)):
         plan = Plan(Watched(c), parent)
         for step in (0, 100, 599):
@@ -133,7 +133,7 @@ def test_the_authors_cosine():
 def test_gradients_go_back_as_far_as_the_authors_do(mean, drawn, traced):
     "E[r] and E[recurrences with a trace], simulated with their code."
     plan = Plan(Config(init_from='x', recurrence=mean, curriculum=0.0, steps=4000),
-                Parent(6, mean=4, backprop_depth=8))
+                Parent(6, recurrence=4, backprop_depth=8))
     steps = [plan.at(step) for step in range(4000)]
     assert {now.backprop_depth for now in steps} == {min(8, mean)}
     assert sum(now.r for now in steps) / 4000 == pytest.approx(drawn, rel=0.03)

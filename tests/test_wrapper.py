@@ -100,8 +100,8 @@ def test_wrapped_logits_are_the_solver_applied_by_hand(six, method, mode):
     t = tokens()
     x = six.run(six.embed(t), [0, 1])
     for block in [[2, 3, 4]] if mode == 'block' else [[2], [3], [4]]:
-        x = SOLVERS[method](lambda y: six.run(y, block, depth=block[0]), x, 2)
-    by_hand = six.head(six.norm(six.run(x, [5], depth=5)))
+        x = SOLVERS[method](lambda y: six.run(y, block, position=block[0]), x, 2)
+    by_hand = six.head(six.norm(six.run(x, [5], position=5)))
     if method in BY_LAYER and mode == 'block':
         with pytest.raises(ValueError, match="mode='block' is not one of layer"):
             patch(six, WINDOW, method, 2, mode=mode)
@@ -166,9 +166,9 @@ def test_first_token_by_token_against_a_slow_form(six):
     result = torch.empty_like(x)
     for at in range(8):
         def g(y):                                   # y (B, 1, C): this token's state
-            return six.run(torch.cat((x[:, :at], y), 1), [2, 3, 4], depth=2)[:, -1:]
+            return six.run(torch.cat((x[:, :at], y), 1), [2, 3, 4], position=2)[:, -1:]
         result[:, at:at + 1] = SOLVERS['rk'](g, x[:, at:at + 1], K)
-    by_hand = six.head(six.norm(six.run(result, [5], depth=5)))
+    by_hand = six.head(six.norm(six.run(result, [5], position=5)))
     with looped(six, WINDOW, 'rk', K, cache='first'):
         assert torch.allclose(in_pieces(six, t, [1] * 8)[0], by_hand, atol=2e-5)
 
@@ -197,8 +197,8 @@ def test_what_each_cache_holds(six, how, mode):
         assert alike[2:5] == [first] * 3
         if how.startswith('last'):      # a plain pass from x_K, or from the last evaluation's point
             points, slots, x = [], KVCache(6), six.run(six.embed(t[:, :7]), [0, 1])
-            end = SOLVERS['rk'](lambda y: points.append(y) or six.run(y, [2, 3, 4], depth=2), x, 3)
-            six.run(end if how == 'last' else points[-1], [2, 3, 4], depth=2, cache=slots)
+            end = SOLVERS['rk'](lambda y: points.append(y) or six.run(y, [2, 3, 4], position=2), x, 3)
+            six.run(end if how == 'last' else points[-1], [2, 3, 4], position=2, cache=slots)
             assert all(torch.equal(slots.layers[d].keys, prompt.layers[d].keys) for d in (2, 3, 4))
 
 
@@ -307,7 +307,7 @@ def test_a_window_is_entered_at_its_first_layer(six):
     x = six.run(six.embed(t), [0, 1, 2])
     with looped(six, WINDOW):
         with pytest.raises(ValueError, match='the window 2-4 is entered at 3'):
-            six.run(x, [3, 4, 5], depth=3)
+            six.run(x, [3, 4, 5], position=3)
         # it would loop nothing, or other layers
         for order in ([0, 1, 2, 3], [0, 1], [0, 1, 2, 3, 2, 3, 4, 5], [0, 1, 2, 3, 5]):
             with pytest.raises(ValueError, match='of the looped window holds another layer in this'):

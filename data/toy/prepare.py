@@ -42,7 +42,7 @@ from nanodepth.common.errors import Refused, refusals  # noqa: E402
 from nanodepth.common.files import claim  # noqa: E402
 from nanodepth.common.options import read  # noqa: E402
 from nanodepth.text.primitives import END_OF_TEXT, START, chain, marked, random_words  # noqa: E402
-from nanodepth.text.loader import begin_dataset, draw, write_dataset  # noqa: E402
+from nanodepth.text.loader import begin_dataset, seed_for, write_dataset  # noqa: E402
 
 SIZE = 64        # tokens of a document, with the end-of-text token before it
 DEPTHS = 4                                              # 0, 1, 2, 3
@@ -125,12 +125,12 @@ def main(argv=None):
 def make(args):
     print('reading the standard library ...', flush=True)
     files = list(library())
-    random.Random(draw(0, 'toy files')).shuffle(files)
+    random.Random(seed_for(0, 'toy files')).shuffle(files)
     begin_dataset(args.out, 'data/toy/prepare.py')
     held_out = set()
     cut = len(files) // 20
     for split, share, n in (('val', files[:cut], 4_000), ('train', files[cut:], args.documents)):
-        rng = random.Random(draw(0, f'toy {split}'))
+        rng = random.Random(seed_for(0, f'toy {split}'))
         documents = []
         while len(documents) < n:
             example = document(rng, args.depths)

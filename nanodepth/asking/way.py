@@ -98,12 +98,12 @@ class Way:
         if self.loop and recurs:
             raise Refused(f'{self} is for ordinary models: a recurrent core is run more often by r')
         if self.r is not None:
-            before = model.mean
-            model.mean = self.r
+            before = model.recurrence
+            model.recurrence = self.r
             try:
                 yield model
             finally:
-                model.mean = before
+                model.recurrence = before
         elif self.loop:
             order = self.order(len(layers_and_order(model)[0]))
             another = running if hasattr(model, 'recurs') else in_order

@@ -74,7 +74,7 @@ def stretches(config):
         else:
             model = parent if n_layer == len(parent.layers) else untie(parent, steps[0].origin)
         if model.recurs:
-            model.mean = plan.mean
+            model.recurrence = plan.recurrence
         # a recurrent core's equal draws are computed once
         alike = collections.Counter(tuple(step.recurrence.items()) for step in steps)
         flops = sum(n * model.flops_per_token(**dict(how) or dict(order=order),

@@ -20,7 +20,7 @@ from nanodepth.models.checkpoint import build_model, describe, load, save
 from nanodepth.grow import untie
 from nanodepth.report.tables import columns
 from nanodepth.retrofit import cut, surgery
-from nanodepth.text.loader import draw
+from nanodepth.text.loader import seed_for
 from nanodepth.text.tokenizer import keep_tokenizer
 from nanodepth.variants.starts import std_of
 
@@ -36,7 +36,7 @@ class Options:
     inject: Literal['identity', 'linear', 'authors', 'add'] = 'identity'
     start: Literal['normal', 'authors', 'zero'] = 'normal'      # the first state
     fresh: bool = False         # another first state in each forward, as the authors have it
-    mean: int = 4               # recurrences
+    recurrence: int = 4         # how often the core runs; in training r averages one more
     backprop_depth: int = 8     # gradients go back through the last so many
     layers: str = ''            # explicit lists, such as 0,1/16,17,18,19/20,21
     untie_head: bool = False    # give a tied unembedding weights of its own
@@ -89,9 +89,9 @@ def operate(options, target):
     "Write the cut checkpoint, and print its parts."
     state, parent = open_parent(options)
     parts = choose_layers(options, parent)
-    torch.manual_seed(draw(options.seed, 'retrofit'))
+    torch.manual_seed(seed_for(options.seed, 'retrofit'))
     how = {name: getattr(options, name)
-           for name in ('inject', 'start', 'fresh', 'mean', 'backprop_depth')}
+           for name in ('inject', 'start', 'fresh', 'recurrence', 'backprop_depth')}
     model = surgery(parent.float(), parts, **how)
     if options.scratch:
         scalable_start(model)
@@ -102,7 +102,8 @@ def operate(options, target):
     keep_tokenizer(options.run, target)
     save(target, **describe(model), optimizers=[], step=0, flops=0, inherited_flops=cost, config={})
     now = 'the kept layers, each once' if options.dense else (
-        f'python train.py config/retrofit.py --init_from={target} --recurrence={options.mean} '
+        f'python train.py config/retrofit.py --init_from={target} '
+        f'--recurrence={options.recurrence} '
         '--data=... trains it')
     print(f'{target}: {now}')
 
@@ -129,8 +130,8 @@ def print_parts(model, parent, parts, dense):
     cost = ''
     if not dense:
         rows.append(('adapter', [], 0 if model.adapter is None else model.adapter.weight.numel()))
-        flops = model.flops_paper()
-        cost = (f'; {effective_params(model, model.mean):,} effective at r = {model.mean}; '
+        flops, r = model.flops_paper(), model.recurrence
+        cost = (f'; {effective_params(model, r):,} effective at r = {r}; '
                 f"{flops:,} training FLOPs a token by the paper's count, {flops / (6 * body):.2f} "
                 "times the parent's")
     print(columns([['part', 'layers of the parent', 'parameters'],

@@ -50,7 +50,7 @@ def facts(state, model):
     "What a checkpoint is and what it cost. A forward pass costs a third of a training step."
     ours = hasattr(model, 'recurs')
     layers, order = layers_and_order(model)
-    how = dict(backprop_depth=model.mean) if getattr(model, 'recurs', False) else {}
+    how = dict(backprop_depth=model.recurrence) if getattr(model, 'recurs', False) else {}
     return dict(loop=name_of(order), unique=len(layers), depth=len(order),
                 params=sum(p.numel() for p in model.parameters()),
                 inference_flops=model.flops_per_token(**how) // 3 if ours else math.nan,

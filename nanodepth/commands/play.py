@@ -205,7 +205,7 @@ def described(run, model):
                  run=str(run), kin=[*range(len(model.layers))],
                  config={key: getattr(model.config, key) for key in SHAPE})
     if model.recurs:
-        about |= dict(r=model.mean, parts=[model.prelude, model.core, model.coda])
+        about |= dict(r=model.recurrence, parts=[model.prelude, model.core, model.coda])
     return about
 
 

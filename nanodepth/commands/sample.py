@@ -15,7 +15,7 @@ from nanodepth.models.checkpoint import open_any
 from nanodepth.running.processes import pick_device
 from nanodepth.asking.likelihoods import encode
 from nanodepth.asking.way import Ways, read_way
-from nanodepth.text.loader import draw
+from nanodepth.text.loader import seed_for
 from nanodepth.text.tokenizer import get_tokenizer, readable
 
 
@@ -57,7 +57,7 @@ def write(model, tokenizer, options, device):
         if len(ids) > model.config.context:
             print(f'(the prompt has {len(ids)} tokens: the model sees the last '
                   f'{model.config.context} of them)')
-        generator = torch.Generator(device).manual_seed(draw(options.seed, 'sample', i))
+        generator = torch.Generator(device).manual_seed(seed_for(options.seed, 'sample', i))
         out = model.generate(torch.tensor([ids], device=device), new, top_k=options.top_k,
                              temperature=options.temperature, generator=generator)
         goes_on = readable(tokenizer, out[0, len(ids):].tolist())

@@ -41,7 +41,7 @@ AT_LEAST = dict(
     grow_block=1, block=1,
     # training
     steps=1, warmup_steps=0, decay_steps=0, batch_size=1, grad_accum=1, lr=0,
-    adamw_lr=0, weight_decay=0, grad_clip=0, recurrence=1, backprop_depth=1, mean=1,
+    adamw_lr=0, weight_decay=0, grad_clip=0, recurrence=1, backprop_depth=1,
     eval_every=1, eval_batches=1, log_every=1, save_every=1,
     # measuring
     r=1, times=1, blocks=1, K=1, T=0, m=1, n=1, batches=1, limit=1, shots=0, max_length=2, length=2,

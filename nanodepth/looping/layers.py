@@ -152,7 +152,7 @@ class Entry:
         self.layer = layer
         self.pinned = pinned
         self.loops = {}
-        self.index = index          # None: a layer of ours, which is told its depth
+        self.index = index          # None: a layer of ours, which is told its position
         self.before = vars(layer).get('forward')
         self.names, self.cache_name, self.mask_name = arguments(layer)
 
@@ -185,7 +185,7 @@ class Entry:
     def __call__(self, *args, **kwargs):
         kwargs.update(zip(self.names, args))
         x = kwargs.pop(self.names[0])
-        d = kwargs['depth'] if self.index is None else self.index
+        d = kwargs['position'] if self.index is None else self.index
         if d in self.loops:
             return self.loops[d].arrive(self, d, x, kwargs)
         return self.forward(x, kwargs)

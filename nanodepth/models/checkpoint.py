@@ -33,7 +33,7 @@ FILE = 'ckpt.pt'
 
 
 # what a Recurrent is made with beside its LM
-RECURRENCE = ('prelude', 'core', 'coda', 'inject', 'start', 'fresh', 'state_std', 'mean',
+RECURRENCE = ('prelude', 'core', 'coda', 'inject', 'start', 'fresh', 'state_std', 'recurrence',
               'backprop_depth')
 
 
@@ -108,8 +108,12 @@ def load(folder, checked=False):
         check(folder)
     with reading(path):
         try:
-            return torch.load(path, map_location='cpu', weights_only=True,
-                              mmap=os.name == 'posix')    # Windows could not replace it then
+            state = torch.load(path, map_location='cpu', weights_only=True,
+                               mmap=os.name == 'posix')   # Windows could not replace it then
+            for part in ('recurrent', 'start'):     # older files call a core's recurrence its mean
+                if 'mean' in (state.get(part) or ()):
+                    state[part]['recurrence'] = state[part].pop('mean')
+            return state
         except pickle.UnpicklingError as error:     # it says how to load it all the same
             named = [line for line in str(error).splitlines() if 'GLOBAL' in line]
             raise Refused(f'{path} holds more than tensors and plain values, so it was not loaded. '

@@ -87,7 +87,7 @@ def load_raven(folder):
         with torch.device('meta'):      # no memory, no random numbers
             model = Recurrent(config, range(p), range(p, q), range(q, config.n_layer),
                               inject='authors', start='authors' if cut else 'normal',
-                              mean=c.mean_recurrence, fresh=c.first_state == 'fresh',
+                              recurrence=c.mean_recurrence, fresh=c.first_state == 'fresh',
                               state_std=c.init_values.get('std', AUTHORS_STD),
                               backprop_depth=c.mean_backprop_depth)
     shapes = {name: t.shape for name, t in model.state_dict().items()}
@@ -166,7 +166,7 @@ def save_raven(model, folder, tokenizer=None):
         vocab_size=c.vocab_size, padded_vocab_size=c.vocab_size, block_size=c.context,
         max_position_embeddings=c.context, norm_eps=c.norm_eps, rope_base=c.rope_theta,
         rope_theta=c.rope_theta, rope_scaling=scaling, **sizes, n_layers=sum(sizes.values()),
-        mean_recurrence=model.mean, mean_backprop_depth=model.backprop_depth,
+        mean_recurrence=model.recurrence, mean_backprop_depth=model.backprop_depth,
         injection_type='linear', bias=False, qk_bias=False, tie_embeddings=False,
         rotary=dict(head_dim=c.head_dim, rope_theta=c.rope_theta, rope_scaling=c.rope_scaling,
                     context=c.context), test_time_noise=0,

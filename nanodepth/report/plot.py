@@ -99,7 +99,7 @@ def draw_runs(groups, only=None):
     """groups: {name: [one log per seed]}. A row for the validation loss, and one for each kind of
     answers, or for those in `only`: against steps, and against FLOPs, because a step costs more in
     a deeper model. The loss begins where the warm-up ends. Dotted lines show where a model grew.
-    One run has its training loss (grey), its loss on text alone and the jump at each growth, too."""
+    One run has its training loss (grey), its loss on text alone and each growth's jump, too."""
     shown = [kind for kind in ('loss', *kinds_of(groups)) if kind != 'text'
              and (only is None or kind in only)]
     one = [*map(len, groups.values())] == [1]
@@ -121,9 +121,9 @@ def draw_runs(groups, only=None):
                 for line in growths(logs[0]):
                     ax.axvline(line[x], color=colour, ls=':', lw=1.3, zorder=0)
                     if jump := one and kind == 'loss' and line.get('grown'):
-                        ax.text(line[x], 0.97, f'{jump["after"] - jump["before"]:+.2f} ', fontsize=8,
+                        ax.text(line[x], 0.97, f'{jump["after"] - jump["before"]:+.2f} ',
                                 transform=ax.get_xaxis_transform(), ha='right', va='top',
-                                rotation=90)
+                                fontsize=8, rotation=90)
         if not one or kind == 'loss':
             row[0].legend(frameon=False, fontsize=9)
         row[0].set_ylabel('loss (nats per token)' if kind == 'loss' else f'{kind}: % right')

@@ -14,13 +14,14 @@ class Parent:
     "What init_from gives. It goes into the checkpoint, so that a resume needs no parent."
     n_layer: int
     order: list[int] | None = None      # its own; None: each layer once
-    mean: int | None = None             # of a recurrent core: the mean that it is given,
+    recurrence: int | None = None       # of a recurrent core, which averages one run more,
     backprop_depth: int | None = None   # and through how many of its last runs gradients go
 
     @classmethod
     def of(cls, model):
         if model.recurs:
-            return cls(len(model.layers), mean=model.mean, backprop_depth=model.backprop_depth)
+            return cls(len(model.layers), recurrence=model.recurrence,
+                       backprop_depth=model.backprop_depth)
         return cls(len(model.layers), order=model.config.order)
 
     @classmethod

@@ -14,7 +14,7 @@ from nanodepth.text.tokenizer import refuse_another_tokenizer
 
 def what_excludes(c, parent):
     "Settings that each may be, and not together."
-    recurs = parent and parent.mean is not None
+    recurs = parent and parent.recurrence is not None
     no_core = 'init_from must be one'
     if c.init_from:
         no_core = f'{c.init_from} has none: nanodepth cut {c.init_from} 2-4-2 makes one'

@@ -99,6 +99,8 @@ def verdict(contrast, p, margin, direction):
 
 
 def unresolved(contrast):
+    if not contrast.n:
+        return 'not measured yet'
     if not contrast.known:
         return f'not resolved ({contrast.n} seed{"s" * (contrast.n != 1)})'
     return f'not resolved ({contrast.smallest():.2g} would have shown)'

@@ -39,7 +39,7 @@ from nanodepth.common.files import claim, find, read_json, reading, replace, wri
 # state is ever saved.
 
 @functools.lru_cache
-def draw(seed, purpose, step=0):
+def seed_for(seed, purpose, step=0):
     "63 random bits."
     return int.from_bytes(hashlib.blake2b(f'{seed} {purpose} {step}'.encode(),
                                           digest_size=8).digest(), 'big') >> 1
@@ -48,7 +48,7 @@ def draw(seed, purpose, step=0):
 def row_generators(seed, step, first, n, device):
     """A generator for each of n rows of a step's batch, from the `first` on: what it draws for a
     row is the same, however the rows are shared out to processes."""
-    return [torch.Generator(device).manual_seed(draw(seed, f'state of row {row}', step))
+    return [torch.Generator(device).manual_seed(seed_for(seed, f'state of row {row}', step))
             for row in range(first, first + n)]
 
 
@@ -311,7 +311,7 @@ class Loader:
         period, slot = divmod(i, PERIOD)
         # the period's turns, and how many of the same dataset came before each
         if self.period != period:
-            key = draw(self.seed, 'mixture', period)
+            key = seed_for(self.seed, 'mixture', period)
             n = len(self.sets)
             turns = np.repeat(np.arange(n), self.quota)
             turns = turns[[permute(s, PERIOD, key) for s in range(PERIOD)]]
@@ -324,7 +324,7 @@ class Loader:
         d, before = self.turns[slot]
         n = self.sets[d].windows
         epoch, i = divmod(period * self.quota[d] + before, n)
-        return d, epoch, permute(i, n, draw(self.seed, f'epoch of dataset {d}', epoch))
+        return d, epoch, permute(i, n, seed_for(self.seed, f'epoch of dataset {d}', epoch))
 
     def batch(self, step):
         "(tokens, targets) of a step: (B, T) each."

@@ -23,7 +23,7 @@ import string
 from dataclasses import dataclass
 
 from nanodepth.common.errors import Refused, check_choice
-from nanodepth.text.loader import START, draw
+from nanodepth.text.loader import START, seed_for
 
 
 @dataclass
@@ -147,7 +147,7 @@ def few_shot(task, n, *, shots=5, depth=0, seed=0):
     examples = []
     between = '' if task in TOY_TASKS else '\n\n'
     for i in range(n):
-        rng = random.Random(draw(seed, f'{task} at depth {depth}', i))
+        rng = random.Random(seed_for(seed, f'{task} at depth {depth}', i))
         prompt, options, right = make(rng, depth)
         for _ in range(shots):
             question, _, answer = make(rng, depth)

@@ -29,7 +29,7 @@ def streams_behind(model, tokens):
     layers: the logit lens."""
     streams = []
 
-    def tap(depth, part, x, update):
+    def tap(position, part, x, update):
         if part == 'mlp':
             streams.append(x + update)
         return update
@@ -48,16 +48,16 @@ class TunedLens(nn.Module):
         self.weight = nn.Parameter(torch.zeros(depth - 1, width, width))
         self.bias = nn.Parameter(torch.zeros(depth - 1, width))
 
-    def translate(self, depth, x):
-        "The stream behind layer `depth`, (B, T, C), as the last one would say it."
-        if depth == len(self.bias):
+    def translate(self, position, x):
+        "The stream behind a position, (B, T, C), as the last one would say it."
+        if position == len(self.bias):
             return x
-        change = F.linear(x.to(self.weight.dtype), self.weight[depth], self.bias[depth])
+        change = F.linear(x.to(self.weight.dtype), self.weight[position], self.bias[position])
         return (x + change).to(x.dtype)
 
     def forward(self, streams):
         "(D, B, T, C) -> (D, B, T, C)"
-        return torch.stack([self.translate(depth, x) for depth, x in enumerate(streams)])
+        return torch.stack([self.translate(position, x) for position, x in enumerate(streams)])
 
 
 def divergence(logits, final):
@@ -86,8 +86,8 @@ def train_lens(model, loader, steps=250, lr=1e-3, progress=False, batches=None):
                 streams = streams.flatten(1, 2)[:, some]
             final = model.head(model.norm(streams[-1])).float().log_softmax(-1)
             optimizer.zero_grad()
-            for depth, x in enumerate(streams[:-1]):        # one at a time: all logits are too many
-                logits = model.head(model.norm(lens.translate(depth, x)))
+            for position, x in enumerate(streams[:-1]):     # one at a time: all logits are too many
+                logits = model.head(model.norm(lens.translate(position, x)))
                 loss = divergence(logits, final)
                 (loss / len(lens.bias)).backward()
             for group in optimizer.param_groups:
@@ -116,13 +116,13 @@ def quality(model, lens, tokens, k=5):
     return torch.stack(divergences), torch.stack(overlaps)
 
 
-def exit_at(model, depth, lens=None):
-    """A model-like callable that answers behind layer `depth`: tokens -> logits. Of an ordinary
+def exit_at(model, position, lens=None):
+    """A model-like callable that answers behind a position: tokens -> logits. Of an ordinary
     model, an early exit is a prefix of the order."""
     @torch.no_grad()
     def answer(tokens):
-        x = (model.hidden(tokens, order=model.order[:depth + 1]) if not model.recurs
-             else streams_behind(model, tokens)[depth])
-        return model.head(model.norm(x if lens is None else lens.translate(depth, x)))
+        x = (model.hidden(tokens, order=model.order[:position + 1]) if not model.recurs
+             else streams_behind(model, tokens)[position])
+        return model.head(model.norm(x if lens is None else lens.translate(position, x)))
     answer.config, answer.parameters = model.config, model.parameters
     return answer

@@ -23,7 +23,7 @@ import torch
 import torch.nn as nn
 
 from nanodepth.common.errors import check_choice
-from nanodepth.text.loader import draw
+from nanodepth.text.loader import seed_for
 
 AUTHORS_STD = 0.0087039     # sqrt(2 / (5 * 5280)): their first model's width, kept at any other
 
@@ -58,7 +58,7 @@ def noise(start, shape, generator):
 def next_generator(model):
     "With `fresh`: another one in each forward."
     model.forwards = getattr(model, 'forwards', 0) + 1
-    return torch.Generator().manual_seed(draw(0, 'first state', model.forwards))
+    return torch.Generator().manual_seed(seed_for(0, 'first state', model.forwards))
 
 
 def states_until(model, end, device):
