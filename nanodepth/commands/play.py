@@ -300,10 +300,12 @@ def draw_scan(title, plain, without, twice):
                 aspect='auto')
     (above,), (below,) = axes
     above.imshow([without], **look)
-    above.set(title=title, yticks=[0], yticklabels=['left out'])
+    above.set(title=title, yticks=[0], yticklabels=['left out:'])
     image = below.imshow(cells, **look)
     below.set(xlabel='last layer of the block that runs twice', ylabel='its first layer')
-    fig.colorbar(image, ax=axes, label=f'share of the wanted token (unchanged: {plain:.0%})')
+    bar = fig.colorbar(image, ax=axes, label='its probability; white is unchanged',
+                       ticks=[0, plain / 2, plain, (1 + plain) / 2, 1])
+    bar.ax.set_yticklabels([f'{tick:.0%}' for tick in bar.get_ticks()])
     return fig
 
 
@@ -313,7 +315,7 @@ def scan_picture(run, text, out):
     if model.recurs:
         raise Refused(f'{run} has a recurrent core, which takes no other order of its layers')
     wanted, *shares = scan(model, torch.tensor([encode(tokenizer, text, model)]))
-    title = f'{Path(run).name} behind {text!r}: the share of {show_token(tokenizer, wanted)!r}'
+    title = f'{show_token(tokenizer, wanted)!r} after {text!r} ({Path(run).name})'
     show(out, draw_scan, title, *shares)
 
 
