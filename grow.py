@@ -49,7 +49,7 @@ def stack(n_layer, block):
 
 
 def double(n_layer, block=None):
-    "Repeat the whole model, whatever the block."
+    "Repeat the whole model; the block is there so that all four are called alike."
     return repeat_block(range(n_layer), 0, n_layer)
 
 
@@ -85,7 +85,7 @@ def hand_over(optimizer, source):
     "Make an old model's optimizer, in place, that of a new one. source: {new parameter: its old}."
     for group in optimizer.param_groups:
         old = set(group['params'])
-        # in the order of new.parameters(): a checkpoint numbers the states by their place in it
+        # in the order of new.parameters(): a checkpoint knows a parameter's state by its number
         group['params'] = [p for p, of in source.items() if of in old]
     states = dict(optimizer.state)
     optimizer.state.clear()     # a layer that the order leaves out loses its state

@@ -93,7 +93,7 @@ def format_loop(order):
 @contextlib.contextmanager
 def running(model, order):
     """The model with another order, inside a `with`: for what takes a model and no order, such as a
-    function that scores it."""
+    function that scores it. A recurrent model refuses it in its forward."""
     before = model.config.order
     model.config.order = check_order(order, len(model.layers))
     try:
@@ -103,7 +103,7 @@ def running(model, order):
 
 
 if __name__ == '__main__':
-    if sys.argv[1:] in ([], ['-h'], ['--help']):
+    if len(sys.argv) != 2 or sys.argv[1] in ('-h', '--help'):
         print(__doc__)
     else:
         with refusals('loop'):

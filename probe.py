@@ -28,8 +28,9 @@ from nanodepth.model import check_order
 
 @torch.no_grad()
 def depth_score(model, tokens, *, boundaries=None, order=None):
-    """(the score, w (D,)). w[d] is how far the probabilities of later tokens move at most, when
-    layer d is erased at the tokens up to t; the score is sum d w[d] / sum w[d]."""
+    """(the score, w (D,)). w[d]: when layer d is erased at the tokens up to t, how far do the
+    probabilities of later tokens move? The largest move over t and tokens, a mean over the rows.
+    The score is sum d w[d] / sum w[d]."""
     plain = record(model, tokens, order)
     D, B, T, _ = plain['input'].shape
     largest = torch.zeros(D, B, device=tokens.device)
@@ -113,8 +114,9 @@ def future_effects(model, tokens, *, part='layer', propagate=True, future=True, 
     for s in range(D):
         for t in pick_boundaries(T, boundaries) if future else [T - 1]:
             now = {}            # {position: its update, where s is missing}
+            erased = erase(s, t, part)
 
-            def without(position, name, x, update, erased=erase(s, t, part)):
+            def without(position, name, x, update):
                 update = erased(position, name, x, update)
                 now[position] = now.get(position, 0) + update
                 return update

@@ -17,7 +17,7 @@ the setting `recurrence`, so that r averages recurrence + 1. We draw r once per 
 draw it once per micro-batch, so their grad_accum changes results.
 
 Usage:
-    python retrofit.py out/baseline 2-2-2                   # what was kept, what was dropped
+    python retrofit.py out/baseline 2-2-2       # makes out/baseline_2-2-2, says what was kept
     python data/toy/prepare.py --depths=6 --out=data/toy_deep       # deeper chains to train it on
     python train.py config/retrofit.py
     nanodepth evaluate out/retrofit --r=1,2,4,8,16          # loss and primitives against r
@@ -69,12 +69,13 @@ def surgery(model, shape, **options):
     if len(set(kept)) != len(kept):
         raise Refused(f'the layers {sorted({i for i in kept if kept.count(i) > 1})} stand in '
                       f'more than one place of {parts}')
-    if model.order != list(range(len(model.layers))):
+    if model.recurs or model.order != list(range(len(model.layers))):
         raise Refused('this model has an order of its own: untie it first, and then cut it')
-    p, q = len(parts[0]), len(parts[0] + parts[1])      # of the copies, the core is p, ..., q - 1
+    start, end = len(parts[0]), len(parts[0] + parts[1])        # of the core, among the copies
     new = untie(model, kept)
-    new.__class__ = Recurrent       # an LM already: all that it lacks is how its layers recur
-    new.recur_by(range(p), range(p, q), range(q, len(kept)), **options)
+    # an LM already: all that it lacks is how its layers recur (__init__ would draw new weights)
+    new.__class__ = Recurrent
+    new.recur_by(range(start), range(start, end), range(end, len(kept)), **options)
     return new
 
 
@@ -160,7 +161,7 @@ class Recurrent(LM):
         s = self.first_state(e, seen, generator)
         for i in range(r):
             if i <= r - with_grad:
-                s = s.detach()          # truncated back-propagation: what came before lets go
+                s = s.detach()          # truncated back-propagation: no earlier graph is kept
             s = self.recur(s, e, i, cache, tap)
         x = self.run(s, self.coda, cache=cache, tap=tap,
                      position=len(self.prelude) + r * len(self.core))

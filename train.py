@@ -66,15 +66,15 @@ class Config:
     # an operator of grow.py; None: full depth at once
     grow: Literal['midas', 'lidas', 'stack', 'double'] | None = None
     grow_block: int = 2                 # the layers to begin with, and those that a growth adds
-    grow_alpha: float = 1.0             # PROP-alpha: stage i gets a share i^alpha of the steps
+    grow_alpha: float = 1.0             # PROP-alpha: stage i gets a share i^alpha of the plateau
     # looping: n_layer counts the unique layers
     loop: str | None = None             # their order, such as 2x4 or 2-2x2-2; None: each runs once
     cooldown_loop: str | None = None    # the order from the first step of the decay on
     cooldown_data: str | list[str] | None = None        # what is read from there on; None: data
     # a recurrent core, which retrofit.py made: None is the model's own
     recurrence: int | None = None       # it runs r times, at random; r averages this number + 1
-    backprop_depth: int | None = None   # at most so many last runs get gradients, and <= that
-    curriculum: float = 0.25            # over this part of the steps that number rises from 1
+    backprop_depth: int | None = None   # at most so many last runs get gradients (<= recurrence)
+    curriculum: float = 0.25            # over this part of the steps `recurrence` rises from 1
     # what is measured and kept
     eval_every: int = 25
     eval_batches: int = 12              # batches of validation data per evaluation
@@ -83,7 +83,8 @@ class Config:
     resume: bool = True                 # false: move the run in out_dir aside and start over
     # the machine
     device: str = 'auto'                # auto: cuda, else mps, else cpu
-    dtype: Literal['auto', 'float32', 'bfloat16'] = 'auto'      # auto: bfloat16 on cuda
+    # auto: bfloat16 where a GPU is fast at it
+    dtype: Literal['auto', 'float32', 'bfloat16'] = 'auto'
     compile: bool | Literal['auto'] = 'auto'    # auto: on for cuda
     grad_accum: int = 1                 # a process computes its rows in this many pieces
     # what is rarely changed
@@ -92,9 +93,9 @@ class Config:
     lr_shape: Literal['1-sqrt', 'cosine', 'constant'] = '1-sqrt'        # how the rate falls
     curriculum_shape: Literal['linear', '1-sqrt'] = 'linear'
     backprop_curriculum: float = 0.0    # over this part of the steps backprop_depth rises from 1
-    ln_scaling: bool = False            # the norms of the d-th layer are scaled by 1/sqrt(d)
+    ln_scaling: bool = False            # norms at position d are scaled by 1/sqrt(d + 1)
     vocab_size: int | None = None       # None: as many as the data's tokenizer has
-    keep_stages: bool = False           # keep the model before each growth, as out_dir/stage_2 ...
+    keep_stages: bool = False           # keep the model before each growth: out_dir/stage_LAYERS
 
     def __post_init__(self):
         check_bounds(vars(self))
@@ -186,9 +187,9 @@ def get_batch(world, data, now):
     "This process's rows of a step's batch, (B, T) each, and how many of its targets count."
     x, y = data[now.data].batch(now.batch)
     count = (y != -1).sum().item()      # here, where it does not wait for a GPU
-    if world.cuda:
-        x, y = (t.pin_memory().to(world.device, non_blocking=True) for t in (x, y))
-    return x.to(world.device), y.to(world.device), count
+    if world.cuda:                      # pinned memory is sent while the GPU works
+        x, y = x.pin_memory(), y.pin_memory()
+    return *(t.to(world.device, non_blocking=world.cuda) for t in (x, y)), count
 
 
 def autocast(c, world):
@@ -203,7 +204,7 @@ def wrap(world, model):
     if world.compiles:
         for block in model.layers:
             block.compile()
-    world.let_go()                      # of the model before it
+    world.let_go()                      # of the memory of the model before it
     return world.ddp(model) if world.size > 1 else model
 
 
@@ -254,7 +255,8 @@ def train(c):
             plan = Plan(c, Parent.of(model))
             refuse.unfit_parent(c, model, data)
             model.config.order = plan.main_order
-            totals['inherited_flops'] = saved.get('flops', 0) + saved.get('inherited_flops', 0)
+            totals['inherited_flops'] = (saved.get('flops', math.nan)    # a published one's
+                                         + saved.get('inherited_flops', 0))
         else:
             plan = Plan(c)
             torch.manual_seed(seed_for(c.seed, 'init'))
@@ -278,7 +280,8 @@ def train(c):
             return dict(val_loss=loss, kinds=kinds)
 
         def save():
-            "All that a resumed run needs."
+            "All that a resumed run needs; weights that are not finite are not kept."
+            refuse.weights_not_finite(c, model, totals['step'])
             log.sync()
             if world.first:
                 checkpoint.save(c.out_dir, **checkpoint.describe(model), **totals, config=asdict(c),
@@ -318,7 +321,7 @@ def train(c):
             # forward and backward; the next batch comes while the GPU is at work
             began = time.perf_counter()
             loss = backward(c, world, wrapped, batch, step, now.recurrence)
-            # in the optimizers' order, which decides the last bit of their norm
+            # in the optimizers' order: a sum in another one is another in its last bit
             params = [p for o in optimizers for group in o.param_groups for p in group['params']]
             norm = torch.nn.utils.clip_grad_norm_(params, c.grad_clip or math.inf)
             batch = get_batch(world, data, plan.at(step + 1))
@@ -383,4 +386,4 @@ def main(argv):
 
 if __name__ == '__main__':
     from nanodepth.__main__ import main as nanodepth
-    nanodepth('train')      # main, in a line where it refuses; and --help and --dry_run
+    nanodepth('train')      # it calls main, and prints what was refused as one line

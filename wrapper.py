@@ -39,7 +39,7 @@ def looped_by_hand(model, tokens, a, b, K, beta=0.5):
 
 
 def patch_by_hand(layers, a, b, solver):
-    """The same for a list of anybody's layers, without a KV cache: the layers of the window hand x
+    """The same for a list of layers that map a tensor to a tensor, without a KV cache: the layers of the window hand x
     on and note what else they are called with, and the last one makes all passes. Returns a
     function that undoes it."""
     plain = {i: layers[i].forward for i in range(a, b + 1)}
@@ -100,10 +100,11 @@ def patch(model, window=None, method='rk', K=3, beta=None, cache=None, decode='f
           pin=None, **options):
     """Loop a window of a model's layers from now on; unpatch(model) undoes it.
 
-    window   (3, 5), both included, 'mid4' for the middle four (None), or where its centre lies: 0.5
-    K, beta  rk's; other methods have other options (looping/solvers.py)
+    window   (3, 5), both included; 'mid4', the middle four, if none is given; 0.5, the four centred
+             on that fraction of the depth
+    K, beta  rk's, whose beta is 0.5 if none is given; others' options are in looping/solvers.py
     cache    which pass later tokens see in the KV cache: 'first', the plain one, is the paper's
-    decode, mode and pin are for the second reading: looping/patch.py"""
+    others   rarely needed: looping/patch.py explains decode, mode and pin"""
     solver, evaluations = pick_solver(method, K, beta, **options)
     return install(model, window, method, solver, evaluations, cache, decode, mode, pin)
 

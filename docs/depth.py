@@ -29,7 +29,7 @@ class Block(nn.Module):
 def rotate(x):
     "Rotary positions: turn each pair of channels by an angle that grows with the position."
     angles = torch.outer(torch.arange(x.shape[-2]).float(), 10_000.0 ** -(torch.arange(16) / 16))
-    cos, sin, (a, b) = angles.cos(), angles.sin(), x.chunk(2, dim=-1)
+    cos, sin, (a, b) = angles.cos().to(x), angles.sin().to(x), x.chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
 
 
@@ -85,10 +85,10 @@ def looped(model, tokens, a, b, K, beta=0.5):
 
 
 def puzzles(rows, depths=(0, 3)):
-    "Twelve pairs, then eight questions from an alias depth up to another: (tokens, targets or -1)."
+    "Twelve pairs, then eight questions of alias depths from one to below another; targets or -1."
     names, values = torch.rand(rows, 20).argsort(1)[:, :12], 20 + torch.rand(rows, 4).argsort(1)
     stands_for = torch.cat((values, names[:, :8]), dim=1)       # four values, eight aliases
-    mixed = torch.rand(rows, 3, 4).argsort(2) + 4 * torch.arange(3)[:, None]    # in each four
+    mixed = torch.rand(rows, 3, 4).argsort(2) + 4 * torch.arange(3)[:, None]    # within each four
     pairs = torch.stack((names, stands_for), dim=2).take_along_dim(mixed.view(rows, 12, 1), 1)
     which = torch.randint(4 * depths[0], 4 * depths[1], (rows, 8))
     asked, answers = names.gather(1, which), values.gather(1, which % 4)
@@ -116,7 +116,7 @@ def train(model, steps, rate=2e-3, more=dict):
 
 
 def show(what, answer):
-    "Print what share of each alias depth a function from tokens to logits answers (chance: 25%)."
+    "Print the share of right answers at each alias depth (chance is 25%)."
     print(f'{what:53} right, by aliases:', end='', flush=True)
     for depth in range(3):
         tokens, targets = puzzles(128, (depth, depth + 1))
@@ -138,7 +138,7 @@ def main(steps=250):
     show('its middle run twice, untrained', lambda t: grown(t, [0, 1, 2, 1, 2, 3]))
     show('its middle in two half steps, half of the way back', lambda t: looped(grown, t, 1, 2, 2))
     one_step = looped(grown, tokens, 1, 2, K=1) - grown(tokens)
-    print('one small step is the plain model:', bool(one_step.abs().max() < 1e-4))
+    print('K = 1 is the plain model:', bool(one_step.abs().max() < 1e-4))
     core = Recurrent(copy.deepcopy(grown), [0], [1, 2], [3])
     print('untrained, a cut is its parent:', torch.equal(core(tokens, 3), grown(tokens)))
     train(core, steps // 2, 1e-3, more=lambda: dict(r=int(torch.randint(1, 5, ()))))

@@ -17,6 +17,7 @@ import tempfile
 from pathlib import Path
 
 import nanodepth
+from nanodepth import ROOT
 from nanodepth.common.errors import Refused, nearest, refusals
 
 COMMANDS = {        # name: (module, what it does)
@@ -43,6 +44,11 @@ def share_the_machine():
     while a passive one alone takes a fifth more. The library asks once, when torch is loaded."""
     if 'OMP_WAIT_POLICY' in os.environ or 'GOMP_SPINCOUNT' in os.environ or os.name != 'posix':
         return
+    # only a program of ours may begin again: a notebook would lose all that it holds
+    program = Path(sys.argv[0]).resolve()
+    ours = program.parent in (ROOT, Path(__file__).resolve().parent) or program.name == 'nanodepth'
+    if not ours or not program.is_file() or 'IPython' in sys.modules:
+        return
     if os.environ.get('OMP_NUM_THREADS') == '1':
         return                  # nothing to wait for
     busy = (int(os.environ.get('WORLD_SIZE', 1)) > 1
@@ -50,11 +56,14 @@ def share_the_machine():
     if not busy:
         import fcntl            # the first of several that begin together holds this until it ends
         name = f'nanodepth-{os.getuid()}.lock'
-        handle = os.open(os.path.join(tempfile.gettempdir(), name), os.O_RDWR | os.O_CREAT, 0o600)
         try:
+            path = os.path.join(tempfile.gettempdir(), name)
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             busy = True
+        except OSError:         # no such folder, or somebody else's file: it was only about speed
+            return
     if busy:
         os.environ['OMP_WAIT_POLICY'] = 'PASSIVE'
         os.execv(sys.executable, sys.orig_argv)
@@ -74,7 +83,8 @@ def main(name=None, argv=None):
         if name is not None:
             not_twice(sys.modules['__main__'])
         for stream in (sys.stdout, sys.stderr):         # a terminal may lack a ±
-            stream.reconfigure(errors='replace')
+            if hasattr(stream, 'reconfigure'):          # not in a notebook, or closed
+                stream.reconfigure(errors='replace')
     if name is None:
         if not argv or argv[0] in ('-h', '--help'):
             lines = [f'  {name:12}{about}' for name, (_, about) in COMMANDS.items()]

@@ -4,6 +4,7 @@ Promised: every run of docs/FIGURES.md can be planned without its
 data; memory is what autograd really keeps; a recurrent run is counted step by step; every benchmark
 prints a finite ratio, taken turn by turn, against peers of the same size.
 """
+import math
 import re
 
 import pytest
@@ -13,7 +14,8 @@ from conftest import ROOT, planned_flops
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.commands import bench
 from nanodepth.commands import cost
-from nanodepth.models.checkpoint import describe, save
+from nanodepth.models.checkpoint import describe, load, save
+from nanodepth.models.hf import save_hf
 from nanodepth.model import LM, ModelConfig
 from nanodepth.retrofit import recurrence_curriculum, sample_recurrence, surgery
 from nanodepth.commands.train import read_config
@@ -86,3 +88,23 @@ def test_the_first_turn_does_not_count_and_the_median_does(monkeypatch):
                                                           0, 5]).__next__)
     row = bench.race('x', torch.device('cpu'), 3, 10, dict(ours=int, transformers=int))
     assert row[:5] == ['x', '2.000', '2', '4', '5']
+
+
+def test_a_head_that_is_the_embedding_is_read_for_each_token(monkeypatch):
+    read = []
+    monkeypatch.setattr(bench, 'race', lambda *_, read: read_.append(read))
+    read_ = read
+    for tied in (True, False):
+        shape = dict(vocab_size=500, n_layer=2, n_embd=32, n_head=2, context=64)
+        ours = LM(ModelConfig(**shape, tie_embeddings=tied))
+        monkeypatch.setattr(bench, 'readers', lambda *_: (ours, None))
+        [*bench.generating('tiny', torch.device('cpu'), n=1)]
+        by_hand = sum(m.weight.nbytes for m in ours.modules()
+                      if isinstance(m, (torch.nn.Linear, torch.nn.RMSNorm)))
+        assert read[-1] == by_hand
+
+
+def test_what_a_published_parent_cost_is_unknown(tmp_path, tiny):
+    save_hf(tiny(vocab_size=257, n_layer=5), tmp_path / 'hf', tokenizer='bytes')
+    nanodepth('cut', [str(tmp_path / 'hf'), '1-2-1', f'--out={tmp_path / "cut"}'])
+    assert math.isnan(load(tmp_path / 'cut')['inherited_flops'])

@@ -8,6 +8,7 @@ number of processes, a kill, a full disk or a lost shard.
 """
 import hashlib
 import json
+import math
 import multiprocessing
 import random
 import re
@@ -620,3 +621,25 @@ def test_a_mixture_that_is_there_is_left_as_it_is(source, made, tmp_path):
         prepare([*command(source, made), '--val_every=7'])
     prepare([*command(source, made), '--tokens=1K'])        # it has them already
     assert contents(made) == before
+
+
+@pytest.mark.parametrize('changes, why', [
+    (dict(dtype='object'), 'no token'), (dict(dtype='float16'), 'no token'), (dict(row=1), 'row=1'),
+    (dict(n_vocab='9'), 'n_vocab'), (dict(kinds=[3]), 'kinds'), (dict(shards=[]), 'no shards'),
+    (dict(shards=[dict(file='../x.bin', tokens=1, sha256={'.bin': ''})]), 'shard'),
+    (dict(shards=[dict(file='x.bin', tokens=1, sha256={'.bin': '', '.so': ''})]), 'shard')])
+def test_what_a_dataset_says_of_itself_is_not_believed(data, changes, why):
+    "A dtype of objects would have a stranger's bytes followed as pointers."
+    path = data / 'train.json'
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    with pytest.raises(Refused, match=why):
+        Loader(data, 4, 8)
+
+
+def test_a_mixture_has_shares_and_a_list_has_folders(data):
+    for shares in ({'.': -1, 'x': 2}, {'.': math.nan}, {}):
+        (data / 'mixture.json').write_text(json.dumps(shares))
+        with pytest.raises(Refused):
+            Loader(data, 4, 8)
+    with pytest.raises(Refused, match='no folder'):
+        Loader([], 4, 8)

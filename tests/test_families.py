@@ -6,6 +6,7 @@ the library means them; pinned experts. `make test` runs six families that diffe
 `make families` (FAMILIES=all) all of them in both forms of attention.
 """
 import copy
+import functools
 import os
 
 import pytest
@@ -19,7 +20,7 @@ from nanodepth.asking.way import Way
 from nanodepth.common.errors import Refused
 from nanodepth.looping.caches import CACHES
 from nanodepth.looping.layers import Pin, depth_of
-from nanodepth.models.orders import in_order
+from nanodepth.models.orders import damped, in_order
 from nanodepth.wrapper import looped, patch
 
 transformers.logging.set_verbosity_error()
@@ -345,8 +346,42 @@ def test_a_cache_that_was_filled_before_is_counted_from_there():
     for cache in (transformers.StaticCache(config=model.config, max_cache_len=30),
                   transformers.DynamicCache(config=model.config)):
         model(t[:, :4], past_key_values=cache)
-        ran.clear()
         with looped(model, WINDOW, decode=2):
+            ran.clear()
             for i in range(4, 8):
                 model(t[:, i:i + 1], past_key_values=cache)
         assert len(ran) == 3 + 3 + 1 + 1
+
+
+class OwnWay(torch.nn.ModuleList):
+    "Layers of which a model's forward takes a slice, as its config counts them."
+    def __getitem__(self, i):
+        return [*self][:2] * 2 if isinstance(i, slice) else super().__getitem__(i)
+
+
+def test_a_model_that_goes_its_own_way_through_its_layers_is_refused():
+    "It would run as ever, and every number of an order or a window would be the plain model's."
+    model = family('llama')
+    with in_order(model, [0, 1, 2, 2, 3, 4, 5]), looped(family('llama'), (2, 3)):
+        pass
+    model.model.layers = OwnWay(model.model.layers)
+    for way in (in_order(model, [0, 1, 2, 2, 3, 4, 5]), looped(model, (2, 3))):
+        with pytest.raises(Refused, match='in a way of its own'), way:
+            pass
+
+
+def test_layers_that_scale_the_stream_are_not_damped(monkeypatch):
+    model = family('llama')
+    with damped(model, [0, 1, 1, 2], 0.5):
+        pass
+    layer = type(model.model.layers[0])
+    plain = layer.forward
+
+    @functools.wraps(plain)
+    def scaling(self, hidden_states, *args, **how):
+        return plain(self, 1.1 * hidden_states, *args, **how)
+    monkeypatch.setattr(layer, 'forward', scaling)
+    before = {name: t.clone() for name, t in model.state_dict().items()}
+    with pytest.raises(Refused, match='cannot be damped'), damped(model, [0, 1, 1, 2], 0.5):
+        pass
+    assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())

@@ -15,11 +15,12 @@ import test_data
 import tiktoken
 import tokenizers
 import torch
-from conftest import logits
+from conftest import logits, refused, save_run
 from families import LLAMA3, tiny as family
 
+from nanodepth.__main__ import main as nanodepth
 from nanodepth.common.errors import Refused
-from nanodepth.models.checkpoint import load_model
+from nanodepth.models.checkpoint import load_model, open_any
 from nanodepth.models.hf import load_hf, save_hf
 from nanodepth.models.hf_recurrent import save_raven
 from nanodepth.models.modeling_recurrent import RavenForCausalLM, RecurrentConfig
@@ -362,6 +363,14 @@ def test_transformers_opens_ours_by_the_code_in_the_folder(tiny, tmp_path, name)
             said = theirs.generate(tokens, max_new_tokens=8, do_sample=False, num_steps=r,
                                    attention_mask=torch.ones_like(tokens))
             assert torch.equal(said, model.generate(tokens, 8, temperature=0, r=r))
+        # what transformers calls its cache from 5.24 on is the cache, and nothing else is swallowed
+        for name in ('past_key_values', 'cache'):
+            cache = transformers.DynamicCache()
+            theirs(tokens[:, :9], use_cache=True, **{name: cache})
+            assert torch.allclose(theirs(tokens[:, 9:10], use_cache=True, **{name: cache}).logits,
+                                  model(tokens[:, :10])[:, 9:], atol=1e-5)
+        with pytest.raises(TypeError, match='kv_store'):
+            theirs(tokens, kv_store=cache)
         # padded on the left: the row that is not padded, and the padded one by itself
         mask = torch.ones_like(tokens)
         mask[1, :9] = 0
@@ -372,3 +381,36 @@ def test_transformers_opens_ours_by_the_code_in_the_folder(tiny, tmp_path, name)
     model.fresh = True          # a first state that is drawn comes back as one
     save_raven(model, tmp_path / 'fresh')
     assert load_model(tmp_path / 'fresh').fresh and not again.fresh
+
+
+def test_an_export_whose_text_is_another_is_none(tiny, tmp_path, capsys, monkeypatch):
+    "Its code runs in a version of transformers that nobody here has seen."
+    core = save_run(tmp_path / 'core', surgery(tiny(vocab_size=257, n_layer=5), '1-2-1',
+                                               inject='authors'))
+    nanodepth('export', [core, str(tmp_path / 'good')])
+    assert (tmp_path / 'good/config.json').exists()
+    generate = transformers.GenerationMixin.generate
+    monkeypatch.setattr(transformers.GenerationMixin, 'generate',
+                        lambda self, *args, **how: generate(self, *args, **how).flip(1))
+    assert 'writes other text' in refused(capsys, 'export', core, tmp_path / 'bad')
+    assert not (tmp_path / 'bad/config.json').exists()
+
+
+@pytest.mark.parametrize('name', ['gemma3_text', 'qwen2'])
+def test_a_widened_model_is_transformers_own_in_float32(name, tmp_path):
+    "Gemma computes a scale of its embedding in the type of the weights: 16 bits would stay in it."
+    model = family(name, hidden_size=40)
+    model.bfloat16().save_pretrained(tmp_path)
+    _, ours = open_any(tmp_path, dtype='float32')
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    tokens = torch.arange(2, 12)[None]
+    with torch.no_grad():
+        assert torch.equal(ours(tokens).logits, theirs.eval()(tokens).logits)
+
+
+def test_what_reads_ahead_is_no_model_from_left_to_right(tmp_path):
+    transformers.BertLMHeadModel(transformers.BertConfig(
+        vocab_size=97, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+        intermediate_size=48)).save_pretrained(tmp_path)
+    with pytest.raises(Refused, match='reads ahead'):
+        open_any(tmp_path)

@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import struct
+import sys
 
 import pytest
 import torch
@@ -211,3 +212,19 @@ def test_what_a_browser_does_not_carry_is_refused(run, tiny, tmp_path, capsys, m
     said = refused(capsys, 'play', run, *line)
     assert 'more than 1,000 parameters' in said and 'evaluate or sweep' in said
     assert not (tmp_path / 'x.html').exists()
+
+
+def test_the_map_of_a_looped_run_is_that_of_its_order(tiny):
+    model = tiny(n_layer=2, order=[0, 1, 0, 1])
+    tokens = torch.arange(5)[None]
+    wanted, plain, without, twice = play.scan(model, tokens)
+    with torch.no_grad():
+        assert plain == pytest.approx(model(tokens)[0, -1].softmax(-1)[wanted].item())
+        left = model(tokens, order=[0, 1, 1])[0, -1].softmax(-1)[wanted].item()
+    assert len(without) == 4 and len(twice) == 10 and without[2] == pytest.approx(left)
+
+
+def test_a_map_that_cannot_be_drawn_is_refused_at_once(run, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, 'matplotlib', None)
+    monkeypatch.setattr(play, 'scan_picture', lambda *_: pytest.fail('it was computed'))
+    assert 'matplotlib is not installed' in refused(capsys, 'play', run, '--scan=a')

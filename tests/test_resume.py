@@ -11,6 +11,7 @@ import dataclasses
 import fcntl
 import functools
 import json
+import math
 import os
 import shutil
 import signal
@@ -28,7 +29,7 @@ from nanodepth.common import files
 from nanodepth.common.errors import Refused
 from nanodepth.models import checkpoint
 from nanodepth.running import processes as world
-from nanodepth.models.checkpoint import load_model
+from nanodepth.models.checkpoint import load, load_model
 from nanodepth.running.plan import Parent
 from nanodepth.model import LM, ModelConfig
 from nanodepth.retrofit import surgery
@@ -321,3 +322,29 @@ def test_a_run_keeps_its_tokenizers_file(parent, config, tmp_path, data):
     parent.rename(tmp_path / 'moved')
     for folder in (tmp_path / 'cut', c.out_dir):
         assert get_tokenizer(folder).encode('ab') == [97, 98]
+
+
+def test_data_that_is_read_in_another_way_is_other_data(config, data):
+    "Its checksums are those of its bytes alone."
+    c = config(steps=4, warmup_steps=0, decay_steps=1)
+    train(c)
+    path = data / 'train.json'
+    path.write_text(json.dumps(json.loads(path.read_text()) | dict(row=8)))
+    with pytest.raises(Refused, match='row, dtype and kinds'):
+        train(dataclasses.replace(c, steps=5))
+
+
+def test_an_update_that_breaks_the_weights_leaves_the_last_checkpoint(config, monkeypatch):
+    c = config(steps=4, warmup_steps=0, decay_steps=1, save_every=2)
+    good = []
+
+    def break_weights(optimizer, closure=None, step=torch.optim.AdamW.step):
+        good.append(1)
+        step(optimizer)
+        if len(good) == 4:
+            optimizer.param_groups[0]['params'][0].data[0] = math.nan
+    monkeypatch.setattr(torch.optim.AdamW, 'step', break_weights)
+    with pytest.raises(Refused, match='step 4 has left weights that are not finite'):
+        train(dataclasses.replace(c, optimizer='adamw'))
+    saved = load(c.out_dir)
+    assert saved['step'] == 2 and all(t.isfinite().all() for t in saved['model'].values())

@@ -572,3 +572,75 @@ def test_windows_and_cells(tiny):
     ways = sweep.ways_of(asked, tiny(order=[0, 1, 0, 1]))        # of a looped model, its own order's
     assert [(way.loop, window) for way, window, _ in ways][1::2] == [
         ([0] + [1, 0] * 4 + [1], '1-2'), ([0, 1, 0] * 4 + [1], '0-2')]
+
+
+def test_a_way_that_is_named_twice_is_one_way():
+    "Its rows would be taken for those of two seeds."
+    assert len(read_ways(read(Ways, ['--window=mid4', '--K=2,2', '--T=1,1.0']))) == 1
+    assert len(read_ways(read(Ways, ['--loop=2x2,2x2,1-1x2']))) == 2
+
+
+def test_no_shots_are_none_and_not_as_many_as_a_task_has(tmp_path, tiny, capsys):
+    run = save_run(tmp_path / 'run', tiny(vocab_size=257, context=64))
+    for shots in (None, (0,), (3,)):
+        subject = SimpleNamespace(asked=Asked(shots=shots), answer=tiny(vocab_size=257),
+                                  tokenizer=BYTES, path=run)
+        assert harness.Harness(subject, []).shots == (shots and shots[0])
+    for task in ('primitive_copy_random', 'primitives'):
+        assert 'five examples inside its question' in refused(
+            capsys, 'evaluate', run, f'--tasks={task}', '--shots=1', '--device=cpu')
+
+
+def test_what_cannot_be_asked_is_refused_before_a_model_is_opened(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(measure, 'open_any', lambda *_: pytest.fail('a model was opened'))
+    assert 'there is no task' in refused(capsys, 'evaluate', 'x', '--tasks=primitive_copi')
+    (tmp_path / 'file').touch()
+    nanodepth_refuses = refused(capsys, 'evaluate', 'x', f'--out={tmp_path}/file/scores.csv')
+    assert 'file' in nanodepth_refuses
+    family('qwen2').save_pretrained(tmp_path / 'qwen')
+    assert 'the probes look into' in refused(capsys, 'probe', tmp_path / 'qwen', '--data=x')
+
+
+def test_a_name_that_shows_nothing_is_refused_before_the_scores(tmp_path, tiny, capsys, data,
+                                                                monkeypatch):
+    run = save_run(tmp_path / 'run', tiny(vocab_size=257), data)
+    monkeypatch.setattr(measure, 'data_scores', lambda *_: pytest.fail('it was measured'))
+    assert "--show='lose'" in refused(capsys, 'evaluate', run, '--show=lose', '--device=cpu')
+
+
+def test_a_ways_row_says_what_that_way_is_and_costs(tmp_path, tiny, data):
+    model = tiny(vocab_size=257, n_layer=4)
+    run = save_run(tmp_path / 'run', model, data)
+    rows = {}
+    for name, way in dict(loop='--loop=1-2x3-1', window='--window=1-2', layer='--window=1-2').items():
+        more = ['--K=3', '--mode=layer'] if name == 'layer' else ['--K=3'] * (name == 'window')
+        nanodepth('evaluate', [run, way, *more, '--batches=1', '--device=cpu',
+                               f'--out={tmp_path / name}.csv'])
+        rows[name] = [row for row in read_csv(tmp_path / f'{name}.csv') if row['measure'] == 'loss']
+    flops = [model.flops_per_token([0] * n) // 3 for n in (4, 8)]
+    for name, (plain, changed) in rows.items():
+        assert (plain['depth'], changed['depth']) == ('4', '8'), name
+        assert [float(row['inference_flops']) for row in (plain, changed)] == flops
+        assert changed['layers'] == '8'         # no pass that only fills a cache
+    assert rows['loop'][1]['loop'] == '1-2x3-1' and rows['window'][1]['loop'] == '4'
+
+
+def test_greedy_is_the_likeliest_token_and_ends_where_the_config_says(tmp_path, capsys):
+    "In a family of ours and in another one, whatever penalty the folder asks for."
+    from nanodepth.asking.lm_eval_model import other_ends
+    for name in ('llama', 'qwen2'):
+        model = family(name, eos_token_id=[7, 9])
+        model.generation_config.repetition_penalty = 3.0
+        model.save_pretrained(tmp_path / name)
+        _, opened = checkpoint.open_any(tmp_path / name)
+        tokens = [3, 4, 5]
+        said = measure.answer_of(opened)
+        said = said.continued if hasattr(said, 'continued') else None
+        new = (said(tokens, 6, lambda new: False) if said else
+               opened.generate(torch.tensor([tokens]), 6, temperature=0)[0, 3:].tolist())
+        for token in new:
+            with torch.no_grad():
+                assert model(torch.tensor([tokens])).logits[0, -1].argmax() == token
+            tokens.append(token)
+        (tmp_path / name / 'generation_config.json').unlink()
+        assert other_ends(str(tmp_path / name)) == [7, 9]

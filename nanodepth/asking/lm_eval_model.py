@@ -31,6 +31,10 @@ class Asked(TemplateLM):
             self.starts = start_of_document(tokenizer)
         self.begin, self.end = marks_of(path, tokenizer)
         self.ends = {self.end, *other_ends(path)} - {None}
+        asks = generation_of(path) if is_hugging_face(path) else {}
+        if asks.get('repetition_penalty') not in (None, 1) or asks.get('no_repeat_ngram_size'):
+            say(f'{path} asks for a penalty on repetition in generated text, which lm-eval\'s own '
+                'hf would obey: here the likeliest token is taken')
         if chat:
             with refusing(ValueError, why=lambda error: f'{path} has no tokenizer of '
                           f"transformers' ({error})"):
@@ -126,10 +130,14 @@ class Asked(TemplateLM):
 MOST_TOKENS = 'max_gen_toks', 'max_new_tokens', 'max_tokens', 'max_completion_tokens'
 
 
+def generation_of(path):
+    "What a folder says of generated text: as transformers, by config.json where no file is there."
+    folder = local_folder(path)
+    file = folder / 'generation_config.json'
+    return read_json(file if file.exists() else folder / 'config.json')
+
+
 def other_ends(path):
-    "The tokens that end a text by generation_config.json, such as a chat model's end of a turn."
-    if not is_hugging_face(path):
-        return []
-    file = local_folder(path) / 'generation_config.json'
-    ends = read_json(file).get('eos_token_id') if file.exists() else None
+    "The tokens that end a text by a folder's files, such as a chat model's end of a turn."
+    ends = generation_of(path).get('eos_token_id') if is_hugging_face(path) else None
     return ends if isinstance(ends, list) else [ends]

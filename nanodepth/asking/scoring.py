@@ -38,7 +38,7 @@ from nanodepth.common.losses import LOGITS_AT_ONCE, each_loss
 from nanodepth.models.checkpoint import describe, is_hugging_face, open_any
 from nanodepth.models.hf import answer_of
 from nanodepth.asking.likelihoods import device_of, log_likelihoods, width_of
-from nanodepth.asking.lm_eval_scores import Harness
+from nanodepth.asking.lm_eval_scores import Harness, check_tasks
 from nanodepth.running.processes import pick_device
 from nanodepth.report.tables import Score, error_of, mean, p_value
 from nanodepth.text.loader import START, Loader
@@ -286,8 +286,9 @@ class Asked:
     data: str | None = None     # a dataset; None: what the run was trained on
     batches: int = 8            # batches of validation data for each measurement
     n: int = 200                # examples of each primitive
-    # answered examples before each; several are several scores; lm-eval's tasks: if one is given
-    shots: tuple[int, ...] = (0,)
+    # answered examples before each; several are several scores. None: none, but as many as a task
+    # of lm-eval's says itself
+    shots: tuple[int, ...] | None = None
     seed: int = 0               # of their draws
     limit: int | None = None    # documents of each task of lm-eval: to try, not to report
     chat: bool = False          # lm-eval with the chat template of the checkpoint
@@ -309,13 +310,15 @@ class Subject:
         self.path = path
         ours, theirs = parse_tasks(asked.tasks)
         refuse_void(asked, theirs)
+        if theirs:
+            check_tasks(theirs, asked.shots and asked.shots[0])     # before a model is opened
         self.state, self.model = open_any(path, pick_device(asked.device), asked.dtype)
         self.answer = answer_of(self.model)
         if getattr(self.model, 'recurs', False):
             self.model.fresh = False        # else each forward begins with noise of its own
         self.tokenizer = get_tokenizer(path)
         self.harness = Harness(self, theirs, parts) if theirs else None
-        self.questions = [questions_of(ours, asked.n, asked.shots, asked.seed + i)
+        self.questions = [questions_of(ours, asked.n, asked.shots or (0,), asked.seed + i)
                           for i in range(parts)]
         self.val = self.open_val(like)
         if not (self.val or self.harness or any(self.questions)):
@@ -415,12 +418,12 @@ class Subject:
 
 def refuse_void(asked, theirs):
     "Options that are given and have no effect on these tasks."
-    if not asked.shots:
+    if asked.shots == ():
         raise Refused('--shots= asks nothing: give numbers of examples, such as --shots=0,5')
     for name in ('limit', 'chat', 'max_length'):
         if not theirs and getattr(asked, name) != getattr(Asked, name):
             raise Refused(f"--{name} is for lm-eval's tasks, and none is asked for")
-    if theirs and len(asked.shots) > 1:
+    if theirs and len(asked.shots or ()) > 1:
         raise Refused(f"--shots={','.join(map(str, asked.shots))}: lm-eval's tasks take one number")
 
 

@@ -62,8 +62,9 @@ def read_ways(options):
     # 'block' is one value of its tuple, [0.5, 0.3] one value of a list
     several = {name: value if isinstance(value, tuple) else [value]
                for name, value in values.items() if value not in ((), None)}
-    return [Way(**dict(zip(several, cell))) for cell in itertools.product(*several.values())
+    ways = [Way(**dict(zip(several, cell))) for cell in itertools.product(*several.values())
             if several]
+    return [*{str(way): way for way in ways}.values()]      # what is named twice is one way
 
 
 def read_way(options):
@@ -127,7 +128,8 @@ class Way:
             depth = depth_in(model)
         if not self.dials:
             return depth
-        handle = patch(model, **self.dials)
+        # scoring reads a row at once and fills no cache, so no pass is made for one
+        handle = patch(model, **self.dials | dict(cache='none'))
         handle.unpatch()
         return depth + handle.added
 

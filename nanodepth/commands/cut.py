@@ -98,7 +98,9 @@ def operate(options, target):
     print_parts(model, parent, parts, options.dense)
     if options.dense:
         model = untie(parent, sum(parts, []))
-    cost = 0 if options.scratch else state.get('flops', 0) + state.get('inherited_flops', 0)
+    # of a published checkpoint nobody knows it
+    cost = (0 if options.scratch else
+            state.get('flops', math.nan) + state.get('inherited_flops', 0))
     keep_tokenizer(options.run, target)
     save(target, **describe(model), optimizers=[], step=0, flops=0, inherited_flops=cost, config={})
     now = 'the kept layers, each once' if options.dense else (

@@ -46,26 +46,32 @@ class Options(Ways, Asked):
     out: Path | None = None
 
 
-def facts(state, model):
-    "What a checkpoint is and what it cost. A forward pass costs a third of a training step."
-    ours = hasattr(model, 'recurs')
-    layers, order = layers_and_order(model)
-    how = dict(backprop_depth=model.recurrence) if getattr(model, 'recurs', False) else {}
-    return dict(loop=name_of(order), unique=len(layers), depth=len(order),
-                params=sum(p.numel() for p in model.parameters()),
-                inference_flops=model.flops_per_token(**how) // 3 if ours else math.nan,
+def facts(state, model, way=Way(), runs=None):
+    """What a checkpoint is, in a way that runs so many layers, and what it cost. A forward pass
+    costs a third of a training step."""
+    flops = math.nan
+    with way.apply(model):
+        layers, order = layers_and_order(model)
+        if hasattr(model, 'recurs'):
+            how = dict(backprop_depth=model.recurrence) if model.recurs else {}
+            flops = model.flops_per_token(**how) // 3
+    if way.dials and hasattr(model, 'recurs'):      # a window runs layers more often, at any place
+        count = model.flops_per_token
+        flops += (runs - len(order)) * (count([0]) - count([])) // 3
+    return dict(loop=name_of(order), unique=len(layers), depth=runs or len(order),
+                params=sum(p.numel() for p in model.parameters()), inference_flops=flops,
                 training_flops=state.get('flops', math.nan) + state.get('inherited_flops', 0))
 
 
 def measured(name, group, subject, ways, notes, part=0):
     "[a row for each way and measure]; the first way is the plain one."
-    about = facts(subject.state, subject.model)
     seed = (subject.state.get('config') or {}).get('seed', 0)
     found = subject.noted(ways, notes, part)
     rows = []
     for way in ways:
         scores, plain = found[str(way)], found[str(ways[0])]
         layers = way.cost(subject.model)
+        about = facts(subject.state, subject.model, way, layers)
         for measure, score in scores.items():
             change = compared(plain[measure], score)
             row = dict(run=name, group=group, seed=seed, way=str(way), layers=layers,
@@ -166,6 +172,9 @@ def main(argv=None):
     for name, path in tqdm(paths.items(), 'models', unit='model', leave=False):
         subject = Subject(path, options, like=first)
         first = first or subject
+        if not subject.harness:     # else its measures are known when they are measured
+            known = [*(['loss', *subject.val.kinds] if subject.val else []), *subject.questions[0]]
+            pick_shown('show', options.show, known)
         # beside a recurrent model, an ordinary one is a row to compare with
         recurs = getattr(subject.model, 'recurs', False)
         its_ways = ways[:1] if options.r and len(paths) > 1 and not recurs else ways

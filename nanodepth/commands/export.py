@@ -100,8 +100,32 @@ def compare(before, again, target, dtype=None):
         (path if path.is_file() else path / 'config.json').unlink()
         raise Refused(f'{target}: opened again, it is another model (its logits differ by '
                       f'{difference:.2g}), so it is no checkpoint now')
-    print(f'{target} was opened again: the logits of {after.shape[1]} tokens differ by at most '
-          f'{difference:.2g}, and the largest is {largest:.2g}')
+    if dtype is None:
+        print(f'{target} was opened again: the logits of {after.shape[1]} tokens differ by at most '
+              f'{difference:.2g}, and the largest is {largest:.2g}')
+    else:       # another type rounds otherwise: what is said stays the same, or nearly
+        same = (after.argmax(-1) == before.argmax(-1)).float().mean()
+        print(f'{target} was opened again, in {dtype}: of {after.shape[1]} likeliest next tokens '
+              f'{same:.0%} are the same')
+
+
+@torch.no_grad()
+def compare_text(model, folder):
+    """A recurrent folder brings code of its own, and what transformers hands to it differs between
+    versions: a few of its likeliest tokens must be ours."""
+    from transformers import AutoModelForCausalLM
+    theirs = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, dtype='auto')
+    tokens = torch.randint(model.config.vocab_size, (1, 4),
+                           generator=torch.Generator().manual_seed(0))
+    some = min(8, model.config.context - 4)
+    said = theirs.generate(tokens, attention_mask=torch.ones_like(tokens), do_sample=False,
+                           max_new_tokens=some, min_new_tokens=some, pad_token_id=0)
+    ours = model.to(next(theirs.parameters()).dtype).eval().generate(tokens, some, temperature=0)
+    if not torch.equal(said, ours):
+        (Path(folder) / 'config.json').unlink()
+        raise Refused(f'{folder}: transformers writes other text with it than we do '
+                      f'({said[0, 4:].tolist()}, not {ours[0, 4:].tolist()}), so it is no '
+                      'checkpoint now: which version of transformers is this?')
 
 
 def describe(options, model):
@@ -123,6 +147,8 @@ def export(options, model):
     if model.recurs:
         model.fresh = model.fresh or options.fresh
         ours = save_raven(model, options.target, tokenizer=options.run)
+        if not model.fresh:         # with fresh noise no two texts are equal
+            compare_text(model, options.target)
         print(f"{options.target}: in the authors' format (huginn_raven); load_model opens it, and "
               'transformers with trust_remote_code=True (its tokenizer with False, too)')
         if ours:

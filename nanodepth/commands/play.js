@@ -286,7 +286,7 @@ class Merging {
     this.ranks = new Map(merges.map((pair, rank) => [pair, rank]));
     this.cuts = splits.map(text => new RegExp(text, 'gu'));
     this.special = new Map(Object.entries(added)); this.names = new Map(Object.entries(added).map(([text, i]) => [i, text]));
-    const quoted = Object.keys(added).sort((a, b) => b.length - a.length).map(text => text.replace(/[|\\{}()[\]^$+*?.\/-]/g, '\\$&'));
+    const quoted = Object.keys(added).sort((a, b) => b.length - a.length).map(text => text.replace(/[|\\{}()[\]^$+*?.\/]/g, '\\$&'));
     this.names.size && (this.marks = new RegExp(quoted.join('|'), 'gu'));
     Object.assign(this, {vocab, nfc, whole, start, words: new Map()});
   }
@@ -484,12 +484,18 @@ const ANSWERS = {
   },
 };
 
-// the likeliest option: the prompt is read once, and each option with its cache
+// The likeliest option: the prompt is read once, and each option with its cache. A cache keeps one
+// pass of a looped window, so there a longer option is read behind its prompt anew, as Python does.
 function chosen(model, how, {prompt, options}) {
-  const cache = newCache(), stream = model.hidden(tokenizer.encode(prompt), {...how, cache});
+  const cache = newCache(), before = tokenizer.encode(prompt), stream = model.hidden(before, {...how, cache});
   const first = model.head(stream.slice(-model.n_embd)), V = model.vocab_size;
   const values = options.map(text => {
     const tokens = [...new TextEncoder().encode(text)];
+    if (how.wrap && tokens.length > 1) {
+      const behind = model.hidden([...before, ...tokens.slice(0, -1)], {...how, cache: newCache()});
+      const logits = model.head(behind.slice((before.length - 1) * model.n_embd));
+      return tokens.reduce((sum, token, t) => sum + Math.log(softmax(logits.slice(t * V, (t + 1) * V))[token]), 0);
+    }
     const rest = tokens.length > 1
       ? model.head(model.hidden(tokens.slice(0, -1), {...how, cache: branch(cache)})) : [];
     const logits = [...first, ...rest];

@@ -19,6 +19,7 @@ import base64
 import copy
 import hashlib
 import html
+import importlib
 import itertools
 import json
 import math
@@ -30,7 +31,7 @@ import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
-from nanodepth.common.errors import Refused, check_choice
+from nanodepth.common.errors import Refused, check_choice, refusing
 from nanodepth.common.files import read_json, replace
 from nanodepth.common.options import read
 from nanodepth.models.checkpoint import build_model, exists, load, load_model
@@ -275,14 +276,14 @@ def agreed(model, run):
 @torch.no_grad()
 def scan(model, tokens, wanted=None):
     """(the wanted token, its share in the model as it is, without each layer, and {(i, j): with
-    the layers i to j twice}). None: the model's own likeliest token."""
-    layers = [*range(len(model.layers))]
+    the positions i to j of its order twice}). None: the model's own likeliest token."""
+    order = model.order
     share = lambda order: model(tokens, order=order)[0, -1].float().softmax(-1)
-    plain = share(layers)
+    plain = share(order)
     wanted = plain.argmax().item() if wanted is None else wanted
-    without = [share(layers[:i] + layers[i + 1:])[wanted].item() for i in layers]
-    blocks = [(i, j) for i in layers for j in layers[i:]]
-    twice = {(i, j): share(layers[:j + 1] + layers[i:])[wanted].item()
+    without = [share(order[:i] + order[i + 1:])[wanted].item() for i in range(len(order))]
+    blocks = [(i, j) for i in range(len(order)) for j in range(i, len(order))]
+    twice = {(i, j): share(order[:j + 1] + order[i:])[wanted].item()
              for i, j in tqdm(blocks, desc='blocks run twice', disable=None)}
     return wanted, plain[wanted].item(), without, twice
 
@@ -419,6 +420,9 @@ def main(argv=None):
     options = read(Options, argv, __doc__)
     names = '_'.join(Path(run).name for run in options.runs)
     if options.scan is not None:
+        with refusing(ImportError, why=lambda error: '--scan draws a picture, and matplotlib is '
+                      'not installed: pip install matplotlib'):
+            importlib.import_module('matplotlib')
         for run in options.runs:
             scan_picture(run, options.scan, options.out or Path(f'out/scan_{Path(run).name}.png'))
         return

@@ -33,6 +33,8 @@ from nanodepth.common.options import read
 from nanodepth.asking.likelihoods import device_of
 from nanodepth.asking.scoring import Asked, Subject, ask, measure, open_data, parse_tasks
 from nanodepth.asking.way import Ways, name_of, read_way
+from nanodepth.models.hf import config_of, family_of, is_hugging_face, lacking
+from nanodepth.models.hf_recurrent import FAMILY
 from nanodepth.report.plot import draw_curves, draw_maps, show
 from nanodepth.report.tables import columns, groups_of, number, over_seeds, run_names, write_csv
 from nanodepth.text.primitives import TASKS, TOY_TASKS
@@ -85,10 +87,11 @@ class Probed(Subject):
     def __init__(self, path, args):
         for name in parse_tasks(args.tasks)[1]:
             check_choice('task', name, [*TASKS, *TOY_TASKS])
-        super().__init__(path, args)
-        if not hasattr(self.model, 'recurs'):
+        is_other = is_hugging_face(path) and family_of(path) != FAMILY
+        if is_other and (lacks := lacking(config_of(path))):        # before it is opened
             raise Refused(f'{path}: the probes look into models of ours, and what becomes ours: '
-                          'Llama and Qwen 3')
+                          f'Llama and Qwen 3. This one asks for {lacks}')
+        super().__init__(path, args)
         self.args = args
         self.tokens = examples(self.val, args.count, args.length).to(device_of(self.model))
 

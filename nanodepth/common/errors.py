@@ -45,7 +45,7 @@ def refusing(*kinds, why=str):
 def which_process():
     "(its rank, how many there are, its number on this machine): torchrun says so, else 0, 1, 0."
     size = int(os.environ.get('WORLD_SIZE', 1))
-    if size == 1:
+    if size == 1 or 'RANK' not in os.environ:       # some clusters set the first of them alone
         return 0, 1, 0
     return int(os.environ['RANK']), size, int(os.environ['LOCAL_RANK'])
 

@@ -100,6 +100,8 @@ held = {}           # {a folder that this process holds: its open lock}
 def claim(folder):
     """Hold a folder, because two runs in one would overwrite each other. The lock goes with the
     process that holds it; its file stays, unless a refusal leaves nothing else there."""
+    if str(folder) in ('', '.'):        # --out= is no wish to write here
+        raise Refused('the folder to write into is empty, or ".": write its name')
     folder = Path(folder).absolute()
     if folder in held:
         yield
@@ -115,8 +117,7 @@ def claim(folder):
         except BlockingIOError:
             raise Refused(f'another run is at work in {folder}; wait for it, or choose another '
                           'folder') from None
-        for left in folder.glob('*.tmp'):       # by a writer that was killed
-            left.unlink(missing_ok=True)
+        remove_leftovers(folder)
         held[folder] = file
         try:
             yield
@@ -127,6 +128,13 @@ def claim(folder):
             raise
         finally:
             del held[folder]
+
+
+def remove_leftovers(folder):
+    "What writers left that were killed, by the names that `replacing` gives, and nobody else's."
+    for left in folder.iterdir():
+        if re.search(r'\.\d+\.tmp$', left.name) and left.is_file() and not left.is_symlink():
+            left.unlink(missing_ok=True)
 
 
 def refuse_if_lost(path):
@@ -168,6 +176,8 @@ class Notes:
 
     def __init__(self, path):
         self.path, self.known = path, {}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.open('a').close()          # what cannot be written is refused before the work
         with reading(path, then=': choose another --out'):
             lines = path.read_text(encoding='utf-8').splitlines() if path.exists() else []
         for line in lines:
@@ -183,7 +193,6 @@ class Notes:
         key = json.dumps(of, sort_keys=True)
         if key not in self.known:
             self.known[key] = measure()
-            self.path.parent.mkdir(parents=True, exist_ok=True)
             line = '\n' + json.dumps(dict(of=of, found=self.known[key])) + '\n'
             file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
             os.write(file, line.encode())           # in one piece, so that no other cuts it in two

@@ -21,7 +21,6 @@ import contextlib
 import dataclasses
 import inspect
 import math
-import runpy
 import sys
 import types
 import typing
@@ -50,7 +49,7 @@ AT_LEAST = dict(
     documents=1, depths=0, val_every=2, workers=1, gpus=1)
 SHARES = dict(
     curriculum=(0, 1), backprop_curriculum=(0, 1), beta=(0, 1), damp=(0, 1),
-    mfu=(0.001, 1), text=(0, 0.99))
+    mfu=(0.001, 1), text=(0, 0.99), grow_alpha=(-20, 20))
 
 
 def read(cls, argv, about=None):
@@ -169,6 +168,8 @@ def fit_one(value, kind):
             raise ValueError
         return origin(fit(item, inside[0]) for item in items)
     text = str(value)
+    if kind is Path and not text:       # Path('') would be the current folder
+        raise ValueError
     if kind is types.NoneType:
         if text.lower() != 'none':
             raise ValueError
@@ -189,7 +190,10 @@ def run_file(path):
         known = [f'config/{p.name}' for p in (ROOT / 'config').glob('[!_]*.py')]
         raise Refused(f'there is no config {path}{nearest(path, known)} (a setting is written '
                       '--name=value, in one word)')
-    names = runpy.run_path(str(file))
+    if file.suffix != '.py':        # a checkpoint is a zip, in which a stranger may have put code
+        raise Refused(f'{path} is no config: that is a file that ends in .py')
+    names = dict(__name__='config', __file__=str(file))
+    exec(compile(file.read_text(encoding='utf-8'), file, 'exec'), names)
     return {name: value for name, value in names.items()
             if not name.startswith('_') and not isinstance(value, types.ModuleType)}
 

@@ -139,6 +139,28 @@ def check_host(model, layers, window, cache):
                       "load the model with attn_implementation='sdpa'")
 
 
+@torch.no_grad()
+def check_calls(model, times):
+    """Refuse another family's model that goes through its layers in a way of its own, such as a
+    loop: times says how often a forward must call each module."""
+    counts = dict.fromkeys(times, 0)
+
+    def count(module, *_):
+        counts[module] += 1
+    # shallow copies of a layer, as orders.py makes them, share what is hooked
+    apart = {id(module._forward_hooks): module for module in times}.values()
+    hooks = [module.register_forward_hook(count) for module in apart]
+    try:
+        model(torch.ones(1, 2, dtype=torch.long, device=model.device), use_cache=False)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if counts != times:
+        raise Refused(f'{type(model).__name__} calls these layers {sorted(counts.values())} times '
+                      f'where {sorted(times.values())} were expected: it runs them in a way of its '
+                      'own, so nothing here can run them otherwise')
+
+
 # --------------------------------------------------------------------------------------- one layer
 
 FORWARDS = ('forward', '_old_forward')      # the second: accelerate has put its own before ours

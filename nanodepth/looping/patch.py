@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from nanodepth.common.errors import check_choice
 from nanodepth.looping.caches import check_cache
-from nanodepth.looping.layers import (FORWARDS, Entry, Guard, Pin, check_host, is_ours,
-                                      depth_of, pick_window, pinned_routers)
+from nanodepth.looping.layers import (FORWARDS, Entry, Guard, Pin, check_calls, check_host,
+                                      depth_of, is_ours, pick_window, pinned_routers)
 from nanodepth.looping.solvers import BY_LAYER, PER_TOKEN
 from nanodepth.looping.window import How, Loop
 
@@ -53,6 +53,8 @@ def install(model, window, method, solver, evaluations, cache=None, decode='full
     check_host(model, layers, order[a:b + 1], cache)
     routers = pinned_routers(in_window, pin, unasked=by_layer)
 
+    if not is_ours(model):
+        check_calls(model, dict.fromkeys(in_window.values(), 1))
     # From here on nothing can fail.
     loop = Loop((a, b), How(solver=solver, evaluations=evaluations, mode=mode, cache=cache,
                             decode=decode, depth=len(order),

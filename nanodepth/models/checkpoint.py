@@ -23,7 +23,7 @@ import torch
 from nanodepth.common.errors import Refused, nearest, say
 from nanodepth.common.files import aside, fresh, reading, refuse_gguf
 from nanodepth.common.options import only_fields
-from nanodepth.models.hf import family_of, is_hugging_face, load_hf
+from nanodepth.models.hf import family_of, is_hugging_face, load_hf, open_theirs
 from nanodepth.models.hf_recurrent import FAMILY, load_raven
 from nanodepth.running.processes import compute_in
 from nanodepth.model import LM, ModelConfig
@@ -62,14 +62,17 @@ def move_aside(folder, resumes, say):
     if exists(folder) and not resumes:
         moved = aside(folder)
         shutil.copytree(folder, moved)
-        for path in (folder / FILE, log):
+        for path in (folder / FILE, log, *(folder / name for name in TOKENIZER_FILES)):
             path.unlink(missing_ok=True)
         for stage in folder.glob('stage_*'):
             shutil.rmtree(stage)
         say(f'--resume=false: the run that was in {folder} is now in {moved}')
     if not resumes:         # else the tokenizer of the older run would be taken for this one's
-        for name in TOKENIZER_FILES:
-            (folder / name).unlink(missing_ok=True)
+        for path in (folder / name for name in TOKENIZER_FILES):
+            if path.exists():
+                say(f'{path} is kept as {path.rename(aside(path))}')
+        for stage in folder.glob('stage_*'):    # of a run that was stopped before it was saved
+            say(f'{stage} is kept as {stage.rename(aside(stage.with_name("old_" + stage.name)))}')
     if not exists(folder) and log.is_file() and log.stat().st_size:
         kept = aside(log)
         log.rename(kept)
@@ -83,7 +86,7 @@ def file_of(folder):
     path = path if path.suffix == '.pt' else path / FILE
     if not path.exists():
         parent = Path(folder).parent
-        beside = [str(p) for p in parent.iterdir()] if parent.is_dir() else []
+        beside = [str(p) for p in parent.iterdir() if p != Path(folder)] if parent.is_dir() else []
         raise Refused(f'there is no checkpoint at {folder} (no {path}){nearest(folder, beside)}')
     return path
 
@@ -110,6 +113,8 @@ def load(folder, checked=False):
         try:
             state = torch.load(path, map_location='cpu', weights_only=True,
                                mmap=os.name == 'posix')   # Windows could not replace it then
+            if not isinstance(state, dict):
+                raise Refused(f'{path} holds no model of ours')
             for part in ('recurrent', 'start'):     # older files call a core's recurrence its mean
                 if 'mean' in (state.get(part) or ()):
                     state[part]['recurrence'] = state[part].pop('mean')
@@ -138,8 +143,14 @@ def open_any(path, device='cpu', dtype='auto', others=True):
     transformers' own of another family. `dtype`: as compute_in has it."""
     state = load(path)
     model = build_model(state, path, others)
-    return state, compute_in(model, dtype, torch.device(device),
-                             lambda text: say(f'{path}: {text}'))
+    stored = next(model.parameters()).dtype
+    model = compute_in(model, dtype, torch.device(device), lambda text: say(f'{path}: {text}'))
+    now = next(model.parameters()).dtype
+    if (now != stored and not hasattr(model, 'recurs')
+            and any(buffer.dtype == stored for buffer in model.buffers())):
+        # it was computed in the type of the weights and would keep its rounding: Gemma's scale
+        model = open_theirs(path, dtype=now).to(device).eval()
+    return state, model
 
 
 def build_model(state, path, others=False):

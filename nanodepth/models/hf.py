@@ -142,16 +142,29 @@ def config_json(config, depth):
 
 # ---------------------------------------------------------------------------------------------- in
 
-def open_theirs(path, config=None):
-    "transformers' own model of a folder, its weights in the type in which they are stored."
+def open_theirs(path, config=None, dtype='auto'):
+    "transformers' own model of a folder; auto: in the type in which its weights are stored."
     with using_transformers(path) as package:
         config = config or config_of(path)
         config.dtype = None         # what it says of the weights may not be true
         package.utils.logging.disable_progress_bar()
         model, report = package.AutoModelForCausalLM.from_pretrained(
-            local_folder(path), config=config, dtype='auto', use_safetensors=True,
+            local_folder(path), config=config, dtype=dtype, use_safetensors=True,
             output_loading_info=True, trust_remote_code=False)
     refuse_reported(path, report)
+    return model
+
+
+@torch.no_grad()
+def reading_forwards(model, path):
+    "Another family's model, if no token sees those after it: BERT's do."
+    tokens = torch.arange(1, 5, device=model.device)[None]
+    changed = torch.cat((tokens[:, :3], tokens[:, :1]), dim=1)
+    model.eval()
+    a, b = (model(each, use_cache=False).logits[:, :3].float() for each in (tokens, changed))
+    if (a - b).abs().max() > 1e-3 * a.abs().max():
+        raise Refused(f'{path}: {type(model).__name__} reads ahead, because a later token changes '
+                      'what it says of earlier ones: it is no model that reads from left to right')
     return model
 
 
@@ -169,7 +182,7 @@ def load_hf(path, others=False):
     config = config_of(path)
     if feature := lacking(config):
         if others:
-            return open_theirs(path)
+            return reading_forwards(open_theirs(path), path)
         raise Refused(f'{path} asks for {feature}, which is not supported here; nanodepth evaluate '
                       'and sweep, and wrapper.looped, work with any decoder of transformers')
     theirs = open_theirs(path, config)
@@ -219,8 +232,13 @@ class Hooked:
         "As likelihoods.continued."
         read = torch.tensor([tokens], device=self.model.device)
         stop = lambda ids, _: torch.tensor([is_done(ids[0, len(tokens):].tolist())])
-        ids = self.model.generate(read, attention_mask=torch.ones_like(read), do_sample=False,
-                                  max_new_tokens=most, stopping_criteria=[stop])
+        own = self.model.generation_config      # it may ask for penalties: greedy has none
+        self.model.generation_config = type(own)(eos_token_id=own.eos_token_id, pad_token_id=0)
+        try:
+            ids = self.model.generate(read, attention_mask=torch.ones_like(read), do_sample=False,
+                                      max_new_tokens=most, stopping_criteria=[stop])
+        finally:
+            self.model.generation_config = own
         return ids[0, len(tokens):].tolist()
 
 

@@ -131,8 +131,13 @@ class RavenForCausalLM(PreTrainedModel, GenerationMixin):
     # --------------------------------------------------------------------------------- one forward
 
     def forward(self, input_ids, attention_mask=None, position_ids=None, past_key_values=None,
-                labels=None, use_cache=None, num_steps=None, logits_to_keep=0, **_):
+                labels=None, use_cache=None, num_steps=None, logits_to_keep=0, cache=None, **more):
+        asked = {name for name, value in more.items() if value is not None and value is not False}
+        if asked - {'cache_position', 'return_dict'}:       # what has no effect is not swallowed
+            raise TypeError(f'{", ".join(sorted(asked))}: this model knows no such argument')
         c, t = self.config, self.transformer
+        if cache is not None:               # its name from transformers 5.24 on
+            past_key_values = cache
         steps = num_steps or c.mean_recurrence
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache()

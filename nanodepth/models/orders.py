@@ -23,10 +23,11 @@ Usage:
 import contextlib
 import copy
 
+import torch
 import torch.nn as nn
 
 from nanodepth.common.errors import Refused
-from nanodepth.looping.layers import depth_of
+from nanodepth.looping.layers import check_calls, depth_of
 from nanodepth.model import check_order
 
 # lists that a config has, an entry for each layer
@@ -58,6 +59,7 @@ def in_order(model, order):
         config.num_hidden_layers = len(order)
         for name, value in lists.items():
             setattr(config, name, [value[i] for i in order])
+        check_calls(model, dict.fromkeys(layers, 1))
         yield model
     finally:
         layers._modules = before
@@ -86,13 +88,35 @@ def damped(model, order, factor):
     try:
         for i in several:
             for part in adds(model, layers[i]):
+                before += [(p, p.data) for p in part.parameters()]
+        if several and not hasattr(model, 'recurs'):
+            for p, data in before:
+                p.data = torch.zeros_like(data)
+            check_nothing_added(model, order, several)
+        for i in several:
+            share = 1 / order.count(i) if factor is True else factor
+            for part in adds(model, layers[i]):
                 for p in part.parameters():
-                    before.append((p, p.data))
-                    p.data = p.data * (1 / order.count(i) if factor is True else factor)
+                    p.data = dict(before)[p] * share
         yield model
     finally:
         for p, data in before:
             p.data = data
+
+
+@torch.no_grad()
+def check_nothing_added(model, order, silent):
+    """Layers that write nothing must change nothing, or damping them would change more than what
+    they add: some families scale the stream, too."""
+    tokens = torch.arange(1, 5, device=model.device)[None]
+    rest = [i for i in order if i not in silent] or [order[0]]
+    logits = []
+    for each in ([*silent, *rest], rest):
+        with in_order(model, each):
+            logits.append(model(tokens, use_cache=False).logits.float())
+    if (logits[0] - logits[1]).abs().max() > 1e-3 * logits[1].abs().max():
+        raise Refused(f'{type(model).__name__}: its layers do more to the stream than to add to '
+                      'it, so they cannot be damped')
 
 
 def adds(model, layer):

@@ -198,7 +198,9 @@ def beside(path, ending):
 def named_after(options, *without):
     """The name of a file of what was asked: the models, and each option that was given. Two
     questions have two names; a long one is cut, and a few digits tell it from others."""
-    models = [Path(model).name for model in options.models]
+    first = Path(options.models[0])
+    beside_others = first not in (Path(first.name), Path('out') / first.name)
+    models = ['-'.join(first.parts[-2:]) if beside_others else first.name, *options.models[1:]]
     parts = [models[0] + f'+{len(models) - 1}' * (len(models) > 1)]
     for each in dataclasses.fields(options):
         value = getattr(options, each.name)

@@ -97,7 +97,12 @@ def another_run(plan, saved, data):
         if saved.get(name) != data[name].checksums():
             raise Refused(f'the data has changed since the run in {c.out_dir} began (other '
                           f'checksums): {move}')
-        was = saved.get('shares', {}).get(name)         # older runs do not say
+        was = saved.get('forms', {}).get(name)          # older runs do not say
+        if was and was != data[name].forms():
+            raise Refused(f'the data is read in another way than when the run in {c.out_dir} '
+                          f'began: row, dtype and kinds were {was}, not {data[name].forms()}: '
+                          f'{move}')
+        was = saved.get('shares', {}).get(name)
         if was and was != data[name].shares():
             raise Refused(f'the shares of the data have changed since the run in {c.out_dir} '
                           f'began, from {was} to {data[name].shares()}: {move}')
@@ -116,6 +121,14 @@ def what_does_not_fit(c):
     return refusing(torch.OutOfMemoryError, why=lambda error: 'the GPU has too little memory for a '
                     f'step: compute it in more pieces, by --grad_accum={2 * c.grad_accum} (the '
                     f'result is the same), or in fewer rows than --batch_size={c.batch_size}')
+
+
+def weights_not_finite(c, model, step):
+    "An update may break weights whose loss was still a number."
+    if not all(p.isfinite().all() for p in model.parameters()):
+        raise Refused(f'step {step} has left weights that are not finite, so they are not saved; '
+                      f'{c.out_dir} holds the last checkpoint, if one was saved. Try a lower --lr '
+                      'or a longer --warmup_steps, in another --out_dir')
 
 
 def this_step(c, step, loss, norm):

@@ -59,6 +59,7 @@ def marks_of(data, val):
     "By what a checkpoint knows its data again: if it has changed, a resume is refused."
     return dict(tokenizer=data['data'].tokenizer,
                 shares={name: loader.shares() for name, loader in data.items()},
+                forms={name: loader.forms() for name, loader in data.items()},
                 **{name: loader.checksums() for name, loader in data.items()},
                 val=val.checksums())
 

@@ -30,7 +30,8 @@ import numpy as np
 from tqdm import tqdm
 
 from nanodepth.common.errors import Refused, check_choice, refusing
-from nanodepth.common.files import claim, fresh, read_json, replace, write_json
+from nanodepth.common.files import (claim, fresh, read_json, remove_leftovers, replace,
+                                    write_json)
 from nanodepth.common.options import read
 from nanodepth.text.loader import shares
 from nanodepth.text.sources import list_files, texts
@@ -126,8 +127,7 @@ def make(source, folder, budget, options, pool, bar):
     """One source's dataset of at least `budget` training tokens, or of all that it has. Returns
     what its train.json says."""
     folder.mkdir(parents=True, exist_ok=True)
-    for left in folder.glob('*.tmp'):       # by a worker that was killed
-        left.unlink()
+    remove_leftovers(folder)                # of workers that were killed
     plan = begun(source, folder, options)
     if made := made_before(folder, budget):
         return made
@@ -163,9 +163,12 @@ def shard_of(path, dtype):
 def number(text):
     "'10B' as 10,000,000,000."
     factor = dict(K=10**3, M=10**6, B=10**9, T=10**12).get(text[-1:].upper(), 1)
-    with refusing(ValueError, why=lambda error: f'--tokens={text} is no number such as 500M or '
-                  '10B'):
-        return round(float(text[:-1] if factor > 1 else text) * factor)
+    with refusing(ValueError, OverflowError, why=lambda error: f'--tokens={text} is no number of '
+                  'tokens such as 500M or 10B'):
+        found = round(float(text[:-1] if factor > 1 else text) * factor)
+        if found < 1:
+            raise ValueError
+        return found
 
 
 @dataclass

@@ -133,6 +133,7 @@ def refuse_others(folder, maker):
 # Bytes of a split up to which all of it is read for its checksums whenever it is opened. A larger
 # one is checked by train.py --dry_run.
 CHECKED = 2 ** 28
+ENDINGS = {'.bin', '.mask', '.marks'}
 
 
 class Dataset:
@@ -156,6 +157,7 @@ class Dataset:
             self.kinds = description['kinds']       # what the marks 1, 2, ... are called
             self.origin = description['origin']     # what made it, of what
             shards = description['shards']
+            check_description(description)
         self.checksums = [shard['sha256'] for shard in shards]
         context = (self.row or 2) - 1 if context is None else context
         if self.row is not None and self.row > context + 1:
@@ -247,6 +249,24 @@ def how_to_prepare(folder):
             f'{find("data/text/prepare.py")} FILES --out={folder}')
 
 
+def check_description(about):
+    """What train.json says, before it is believed: a stranger's dtype could have bytes followed as
+    pointers, and a stranger's name could lie outside the folder."""
+    shards, row = about['shards'], about['row']
+    is_count = lambda value, least: isinstance(value, int) and value >= least
+    for wrong, what in (
+            (not is_count(about['n_vocab'], 1), 'n_vocab is no number of tokens'),
+            (about['dtype'] not in ('uint16', 'uint32'), f'dtype={about["dtype"]} is no token\'s'),
+            (row is not None and not is_count(row, 2), f'row={row} is no length of an example'),
+            (not all(isinstance(kind, str) for kind in about['kinds']), 'kinds are no names'),
+            (not shards, 'there are no shards'),
+            (not all(is_count(shard['tokens'], 0) and Path(shard['file']).name == shard['file']
+                     and '.bin' in shard['sha256'] and shard['sha256'].keys() <= ENDINGS
+                     for shard in shards), 'a shard is not what a shard should be')):
+        if wrong:
+            raise ValueError(what)
+
+
 # ------------------------------------------------------------------------------------------ batches
 
 START = 128         # what a mark has more where an answer begins
@@ -262,6 +282,8 @@ class Loader:
                  world_size=1, vocab_size=None, starts=()):
         self.starts = list(starts)
         data = [data] if isinstance(data, (str, Path)) else list(data)
+        if not data:
+            raise Refused('data names no folder')
         parts = [part for folder in data for part in mixture(folder)]
         data, weights = zip(*parts)
         if batch_size % world_size:
@@ -302,8 +324,12 @@ class Loader:
     def checksums(self):
         return [sums for dataset in self.sets for sums in dataset.checksums]
 
+    def forms(self):
+        "[[row, dtype, kinds]] of each dataset: how its bytes are read."
+        return [[each.row, each.dtype, each.kinds] for each in self.sets]
+
     def shares(self):
-        "[[folder, its rows of every thousand]]: with the checksums, all that decides what is read."
+        "[[folder, its rows of every thousand]]: with checksums and forms, all that is read."
         return [[dataset.folder.name, quota] for dataset, quota in zip(self.sets, self.quota)]
 
     def place(self, i):
@@ -383,8 +409,11 @@ def mixture(folder):
     if not path.exists():
         return [(folder, 1.0)]
     parts = read_json(path)
-    total = sum(parts.values())
-    return [(folder / name, share / total) for name, share in parts.items()]
+    with reading(path):
+        if not parts or not all(math.isfinite(n) and n >= 0 for n in parts.values()):
+            raise ValueError(f'shares must be numbers from 0 on, not {parts}')
+        total = sum(parts.values())
+        return [(folder / name, share / total) for name, share in parts.items()]
 
 
 def shares(weights, total):

@@ -22,7 +22,7 @@ from pathlib import Path
 import tiktoken
 
 from nanodepth.common.errors import Refused, refusing
-from nanodepth.common.files import on_hub, read_json, reading, refuse_gguf
+from nanodepth.common.files import aside, on_hub, read_json, reading, refuse_gguf
 
 END_OF_TEXT = '<|endoftext|>'
 TOKENIZER_FILES = ('tokenizer_config.json', 'special_tokens_map.json', 'generation_config.json',
@@ -191,16 +191,21 @@ def readable(tokenizer, tokens):
 
 
 def copy_tokenizer(name, folder):
-    "The files of a tokenizer that has files, into another folder. Returns whether it has."
+    """The files of a tokenizer that has files, into another folder; returns whether it has. Others'
+    that lie there, such as those of a model that was not written to its end, are put aside."""
     file, folder = tokenizer_file(name), Path(folder)
-    if not file:
-        return False
-    if file.parent.resolve() != folder.resolve():
-        for other in TOKENIZER_FILES:
-            if (file.parent / other).exists():
-                shutil.copy(file.parent / other, folder / other)
-        shutil.copy(file, folder / 'tokenizer.json')        # it may have had another name
-    return True
+    if file and file.parent.resolve() == folder.resolve():
+        return True
+    for other in TOKENIZER_FILES:
+        # a tokenizer.json may have had another name
+        source = file and (file if other == 'tokenizer.json' else file.parent / other)
+        raw = source.read_bytes() if source and source.exists() else None
+        target = folder / other
+        if target.exists() and target.read_bytes() != raw:
+            target.rename(aside(target))
+        if raw is not None:
+            target.write_bytes(raw)
+    return file is not None
 
 
 def keep_tokenizer(source, folder):
