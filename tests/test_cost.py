@@ -108,3 +108,12 @@ def test_what_a_published_parent_cost_is_unknown(tmp_path, tiny):
     save_hf(tiny(vocab_size=257, n_layer=5), tmp_path / 'hf', tokenizer='bytes')
     nanodepth('cut', [str(tmp_path / 'hf'), '1-2-1', f'--out={tmp_path / "cut"}'])
     assert math.isnan(load(tmp_path / 'cut')['inherited_flops'])
+
+
+def test_the_tokens_and_the_total_of_a_dry_run_by_hand(capsys, data):
+    said = dry(capsys, 'config/baseline.py', f'--data={data}', '--steps=50', '--warmup_steps=2',
+               '--decay_steps=5', '--batch_size=16', '--gpus=1', '--mfu=0.5')
+    model = LM(ModelConfig(vocab_size=257, head_dim=64, tie_embeddings=False))
+    total = 50 * 16 * 64 * model.flops_per_token(context=64)
+    assert f'in all {total / 1e15:,.3f} petaFLOPs; 50 steps of 16 x 64 = 1,024 tokens' in said
+    assert f'{total / (0.5 * 989e12) / 3600:,.1f} hours on 1 H100' in said

@@ -3,7 +3,10 @@
 Promised: one command, one page, with a picture and a table of each probe for each kind of model;
 a lens is kept and never used for another model or another way.
 """
+from types import SimpleNamespace
+
 import pytest
+import torch
 from conftest import save_run
 
 from nanodepth import probe
@@ -52,3 +55,18 @@ def test_one_command_one_page(runs, data, tmp_path, capsys):
     val = Loader(str(data), 4, 16, split='val', seed=1)
     assert score['plain'] == pytest.approx(probe.depth_score(model, val.batch(0)[0][:4, :10])[0],
                                            rel=1e-5)
+
+
+def test_each_map_is_what_its_title_says(tiny):
+    model = tiny()
+    c = SimpleNamespace(model=model, tokens=torch.arange(12)[None])
+    rows = page.heatmap(c, 'attn')
+    for future in (True, False):
+        for propagate in (True, False):
+            setting = (f'{"future" if future else "all"} tokens, '
+                       f'{"propagated" if propagate else "local"}')
+            wanted = probe.future_effects(model, c.tokens, part='attn', future=future,
+                                    propagate=propagate)
+            here = [row for row in rows if row['setting'] == setting]
+            assert len(here) == 6 and all(
+                row['change'] == wanted[row['erased'], row['observed']] for row in here)

@@ -5,6 +5,7 @@ gradients of a detached reference, whatever r; a first state that depends on the
 generation; r drawn as the authors draw it; and a
 training in the curriculum that pieces and ranks don't change.
 """
+import copy
 import dataclasses
 import math
 import statistics
@@ -14,6 +15,7 @@ import torch
 from conftest import flags, log_of, ranks, refused, save_run
 
 from nanodepth.__main__ import main as nanodepth
+from nanodepth.common.errors import Refused
 from nanodepth.commands.cut import effective_params, params_of
 from nanodepth.models.checkpoint import load, load_model
 from nanodepth.grow import untie
@@ -360,3 +362,27 @@ def test_the_command(tiny, data, tmp_path, capsys):
                           (['--layers=0,1/1,2/3'], 'stand in more than one place')):
         assert message in refused(capsys, 'cut', base, '2-2-1', f'--out={tmp_path / "no"}', *argv)
     assert not (tmp_path / 'no/ckpt.pt').exists()
+
+
+def test_a_core_of_no_layers_another_order_and_a_core_that_is_cut_again_are_refused(tiny):
+    model = tiny()
+    for parts in (([0], [9], [1]), ([0], [], [1])):
+        with pytest.raises(Refused):
+            Recurrent(model.config, *parts)
+    core = surgery(model, '1-2-1', recurrence=2)
+    with pytest.raises(Refused, match='takes no other'):
+        core(torch.zeros(1, 3, dtype=torch.long), order=[0, 1])
+    with pytest.raises(Refused, match='holds the keys of another r'):
+        core(torch.zeros(1, 3, dtype=torch.long), r=3, cache=core.new_cache(r=2))
+    once = surgery(model, '1-2-1', recurrence=1)        # its order is that of four plain layers
+    with pytest.raises(Refused, match='untie it first'):
+        surgery(once, '1-1-1')
+
+
+def test_noise_of_late_positions_is_that_of_long_texts(tiny):
+    "It is drawn 64 positions at a time."
+    core = surgery(tiny(context=200), '1-2-1').eval()
+    long, short = (copy.deepcopy(core).first_state(torch.zeros(1, T, 32), 0, None)
+                   for T in (150, 70))
+    assert torch.equal(long[:, :70], short) and long[0, 64:128].std() > 0.05
+    assert torch.equal(core.first_state(torch.zeros(1, 5, 32), 80, None), long[:, 80:85])

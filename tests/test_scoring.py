@@ -21,6 +21,7 @@ from families import tiny as family
 
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.commands import sweep
+from nanodepth.commands.evaluate import facts
 from nanodepth.common.errors import Refused
 from nanodepth.common.options import read
 from nanodepth.asking import lm_eval_scores as harness, scoring as measure
@@ -644,3 +645,48 @@ def test_greedy_is_the_likeliest_token_and_ends_where_the_config_says(tmp_path, 
             tokens.append(token)
         (tmp_path / name / 'generation_config.json').unlink()
         assert other_ends(str(tmp_path / name)) == [7, 9]
+
+
+def test_a_sweep_judges_the_ways_that_gained_most(monkeypatch, capsys, tmp_path):
+    gains = {'--window=0-0': 0.3, '--window=1-1': -0.2, '--window=2-2': 0.1, '--window=3-3': 0.0}
+    ways = {name: Way(window=name.partition('=')[2]) for name in gains}
+
+    class Stub:
+        def __init__(self, *args, **how):
+            self.model, self.val = SimpleNamespace(layers=[0] * 4), None
+            monkeypatch.setattr(sweep, 'depth_in', lambda model: 4)
+
+        def check(self, ways):
+            pass
+
+        def noted(self, ways, notes, part=0):
+            return {str(way): {'task': Score('share', 0.5, 0.1, [0, 1], 0.25)} for way in ways}
+    judged = []
+
+    def measured(name, group, subject, ways, notes, part=0):
+        judged.append([str(way) for way in ways])
+        return [dict(run=name, group=name, seed=0, way=str(way), layers=4, measure='task',
+                     kind='share', mean=0.5, error=0.1, n=2, chance=0.25, change_error=0.1, p=1.0,
+                     change=gains.get(str(way), 0.0), loop='4', unique=4, depth=4, params=1,
+                     inference_flops=1, training_flops=1) for way in ways]
+    monkeypatch.setattr(sweep, 'Subject', Stub)
+    monkeypatch.setattr(sweep, 'measured', measured)
+    monkeypatch.setattr(sweep, 'ways_of', lambda *_: [(way, name, '') for name, way in ways.items()])
+    options = SimpleNamespace(best=2, blocks=(2,), loop=(), r=())
+    sweep.search('run', 'run', options, None)
+    assert judged[1] == ['as it is', '--window=0-0', '--window=2-2']
+
+
+def test_what_was_paid_before_is_added_to_what_a_model_cost(tiny):
+    cost = facts(dict(flops=5, inherited_flops=7), tiny())['training_flops']
+    assert cost == 12 and math.isnan(facts({}, tiny())['training_flops'])
+
+
+def test_a_part_of_a_sweep_has_as_many_batches_as_there_are_and_says_so(tmp_path, tiny, capsys):
+    write_noise(tmp_path / 'noise', [])
+    run = save_run(tmp_path / 'run', tiny(vocab_size=257), tmp_path / 'noise')
+    there = len(Subject(run, Asked(device='cpu')).val)
+    for batches, said in ((there // 2, False), (there, True)):
+        subject = Subject(run, Asked(batches=batches, device='cpu'), parts=2)
+        assert subject.batches == [(there // 2, 0), (there // 2, there // 2)]
+        assert ('screened on' in capsys.readouterr().err) == said

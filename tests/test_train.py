@@ -9,6 +9,7 @@ it; Muon and AdamW* as their definitions, a number at a time.
 import dataclasses
 import json
 import math
+import re
 import subprocess
 import sys
 import typing
@@ -17,11 +18,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, flags, log_of, ranks, refused, same, weights_of
+from conftest import ROOT, flags, log_of, ranks, refused, same, save_run, weights_of
 
 from nanodepth import train as train_file
 from nanodepth.common.errors import Refused
 from nanodepth.models import checkpoint
+from nanodepth.running import processes
 from nanodepth.running.optimizers import Muon, make_optimizers, orthogonal
 from nanodepth.running.plan import Parent
 from nanodepth.running.refuse import MAY_DIFFER, MAY_DIFFER_AHEAD
@@ -30,7 +32,7 @@ from nanodepth.asking.scoring import evaluate
 from nanodepth.grow import GROWTH, prop_schedule, untie
 from nanodepth.loop import parse_loop
 from nanodepth.model import LM, ModelConfig
-from nanodepth.retrofit import recurrence_curriculum, sample_recurrence
+from nanodepth.retrofit import recurrence_curriculum, sample_recurrence, surgery
 from nanodepth.text.loader import Loader, write_dataset
 from nanodepth.text.tokenizer import get_tokenizer
 from nanodepth.commands.train import read_config
@@ -453,3 +455,71 @@ def test_a_log_says_how_often_the_data_was_read(config, data, capsys):
     once = c.steps * c.batch_size / rows.sets[0].windows
     assert once > 1 and f'read {once:.1f} times' in capsys.readouterr().out
     assert [line['passes'] for line in log_of(c) if 'loss' in line][-1] == round(once, 2)
+
+
+@pytest.mark.parametrize('clip', [0.01, 0.0])
+def test_gradients_are_cut_to_the_norm_that_is_given(config, monkeypatch, clip):
+    "And with 0 they are left as they are."
+    norms, step = [], torch.optim.AdamW.step
+
+    def noted(optimizer, closure=None):
+        grads = [p.grad.flatten() for group in optimizer.param_groups for p in group['params']]
+        norms.append(torch.cat(grads).norm().item())
+        return step(optimizer)
+    monkeypatch.setattr(torch.optim.AdamW, 'step', noted)
+    c = config(steps=3, warmup_steps=0, decay_steps=1, log_every=1, optimizer='adamw',
+               grad_clip=clip)
+    train(c)
+    logged = [line['grad_norm'] for line in log_of(c) if 'grad_norm' in line]
+    assert min(logged) > 0.01 and norms == pytest.approx([clip] * 3 if clip else logged, rel=1e-3)
+
+
+def test_a_model_from_a_checkpoint_inherits_its_cost_and_a_core_its_recurrence(config, tiny,
+                                                                               tmp_path, data):
+    core = surgery(tiny(vocab_size=257, n_layer=4, context=16), '1-2-1', recurrence=3)
+    save_run(tmp_path / 'cut', core, data, flops=50, inherited_flops=7)
+    how = dict(steps=4, warmup_steps=0, decay_steps=1, init_from=str(tmp_path / 'cut'),
+               recurrence=2, backprop_depth=1)
+    c = config(**how)
+    train(c)
+    saved = checkpoint.load(c.out_dir)
+    assert saved['inherited_flops'] == 57
+    assert (saved['recurrent']['recurrence'], saved['recurrent']['backprop_depth']) == (2, 1)
+
+
+def test_what_a_growing_run_saves_is_told_at_its_end(config, capsys):
+    c = config(n_layer=4, grow='lidas', grow_block=2, steps=12, decay_steps=4, warmup_steps=0)
+    train(c)
+    full = 12 * c.batch_size * c.context * LM(ModelConfig(
+        vocab_size=257, n_layer=4, n_embd=c.n_embd, n_head=c.n_head, head_dim=c.head_dim,
+        n_kv_head=c.n_kv_head)).flops_per_token(context=c.context)
+    said = re.search(r'([\d.e+]+) training FLOPs, ([\d.]+)% less', capsys.readouterr().out)
+    assert float(said[2]) == pytest.approx(100 * (1 - float(said[1]) / full), abs=0.1)
+
+
+def test_a_folder_of_another_tokenizer_is_not_mixed_in(config, data, tmp_path):
+    write_dataset(tmp_path / 'gpt2like', 'train', 'bytes', np.arange(500) % 90)
+    write_dataset(tmp_path / 'gpt2like', 'val', 'bytes', np.arange(90))
+    for split in ('train', 'val'):
+        path = tmp_path / f'gpt2like/{split}.json'
+        path.write_text(path.read_text().replace('"fingerprint": "', '"fingerprint": "other'))
+    with pytest.raises(Refused, match='one model reads one tokenizer'):
+        train(config(cooldown_data=str(tmp_path / 'gpt2like')))
+
+
+def test_as_many_batches_as_there_are_need_no_word(config, data, capsys):
+    there = len(Loader(data, 8, 16, split='val'))
+    for batches, said in ((there, False), (there + 1, True)):
+        train(config(out=f'run{batches}', batch_size=8, context=16, steps=2, warmup_steps=0,
+                     decay_steps=1, eval_batches=batches))
+        assert ('all of them are used' in capsys.readouterr().out) == said
+
+
+@pytest.mark.parametrize('asked, compiler, compiles, said', [
+    (True, True, True, False), (True, False, False, True), ('auto', True, False, False),
+    (False, True, False, False)])
+def test_what_is_compiled_is_what_was_asked_for_and_can_be(monkeypatch, capsys, asked, compiler,
+                                                           compiles, said):
+    monkeypatch.setattr(processes, 'has_compiler', lambda: compiler)
+    assert processes.World('cpu', asked).compiles == compiles
+    assert ('compile stays off' in capsys.readouterr().out) == said

@@ -505,3 +505,21 @@ def test_a_tolerance_stops_tokens_one_by_one():
 def test_what_no_solver_does(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_the_default_cache_and_mode_go_by_the_method(six):
+    for method, mode, cache in (('rk', 'block', 'first'), ('layer_anchored_frozen', 'layer',
+                                                           'natural')):
+        with looped(six, (2, 3), method):
+            how = six.layers[2].forward.loops[2].how
+            assert (how.mode, how.cache, how.depth) == (mode, cache, 6)
+
+
+def test_a_pass_that_fills_the_cache_is_counted(six):
+    added = {}
+    for name, how in dict(plain={}, last=dict(cache='last'), layer=dict(mode='layer'),
+                          none=dict(mode='layer', cache='none')).items():
+        handle = patch(six, (2, 3), K=3, **how)
+        added[name] = handle.added
+        handle.unpatch()
+    assert added == dict(plain=4, last=6, layer=6, none=4)
