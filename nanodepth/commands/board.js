@@ -10,6 +10,7 @@ const cores = Math.max(1, Math.min(4, navigator.hardwareConcurrency || 2)), work
 function hire() {
   const worker = new Worker(source);
   worker.onmessage = ({data: {id, answer, error}}) => {
+    if (id === undefined) throw Error(error);           // it could not even begin
     const {done, failed} = waiting.get(id);
     waiting.delete(id);
     if (error === undefined) done(answer); else failed(Error(error));
