@@ -83,8 +83,7 @@ class Config:
     resume: bool = True                 # false: move the run in out_dir aside and start over
     # the machine
     device: str = 'auto'                # auto: cuda, else mps, else cpu
-    # auto: bfloat16 where a GPU is fast at it
-    dtype: Literal['auto', 'float32', 'bfloat16'] = 'auto'
+    dtype: Literal['auto', 'float32', 'bfloat16'] = 'auto'      # bfloat16 on GPUs fast at it
     compile: bool | Literal['auto'] = 'auto'    # auto: on for cuda
     grad_accum: int = 1                 # a process computes its rows in this many pieces
     # what is rarely changed
@@ -255,8 +254,7 @@ def train(c):
             plan = Plan(c, Parent.of(model))
             refuse.unfit_parent(c, model, data)
             model.config.order = plan.main_order
-            totals['inherited_flops'] = (saved.get('flops', math.nan)    # a published one's
-                                         + saved.get('inherited_flops', 0))
+            totals['inherited_flops'] = checkpoint.cost_of(saved)
         else:
             plan = Plan(c)
             torch.manual_seed(seed_for(c.seed, 'init'))
@@ -327,8 +325,7 @@ def train(c):
             batch = get_batch(world, data, plan.at(step + 1))
             loss, norm = world.sum_over_ranks(loss), norm.item()    # here it waits for the GPU
             if not math.isfinite(loss + norm):
-                # the weights are those before this step, unless they have just changed
-                if not events and all(p.isfinite().all() for p in model.parameters()):
+                if not events:          # the weights are those before this step
                     save()
                 refuse.this_step(c, step, loss, norm)
 
@@ -377,9 +374,7 @@ def read_config(argv, cls=Config):
 
 
 def main(argv):
-    config = read_config(argv)
-    with refuse.what_does_not_fit(config):
-        stopped = train(config)
+    stopped = train(read_config(argv))
     if stopped:         # make or a scheduler must not take the run for finished
         raise SystemExit(128 + stopped)
 

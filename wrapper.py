@@ -39,9 +39,9 @@ def looped_by_hand(model, tokens, a, b, K, beta=0.5):
 
 
 def patch_by_hand(layers, a, b, solver):
-    """The same for a list of layers that map a tensor to a tensor, without a KV cache: the layers of the window hand x
-    on and note what else they are called with, and the last one makes all passes. Returns a
-    function that undoes it."""
+    """The same for a list of layers that map a tensor to a tensor, without a KV cache: those of the
+    window hand x on and note what else they are called with, and the last one makes all passes.
+    Returns a function that undoes it."""
     plain = {i: layers[i].forward for i in range(a, b + 1)}
     calls = {}                              # {layer: the arguments beside x}
 

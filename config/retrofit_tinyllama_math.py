@@ -1,10 +1,10 @@
 """TinyLlama (4,8,4) on mathematics: "Retrofitted Recurrence", Figures 5 and 7.
 
-As its authors' scripts have it; --recurrence=8, 16 or 32 are the others. First: python
-data/math/prepare.py retrofit_math --tokens=53B --tokenizer=out/tinyllama_4-8-4. Their GSM8K at
-r = 1, 2, 4, 8, 16, 32: 17.6, 32.4, 38.0, 37.7, 37.7, 37.9 (mean 4), 5.6, 24.2, 39.7, 45.3, 44.7,
-45.0 (mean 32). The partner is retrofit_tinyllama_math_dense (26.6; docs/FIGURES.md has the
-command).
+As its authors' scripts have it, but for docs/FIGURES.md's "Differs"; --recurrence=8, 16 or 32 are
+the others. First: python data/math/prepare.py retrofit_math --tokens=53B
+--tokenizer=out/tinyllama_4-8-4. Their GSM8K at r = 1, 2, 4, 8, 16, 32: 17.6, 32.4, 38.0, 37.7,
+37.7, 37.9 (mean 4), 5.6, 24.2, 39.7, 45.3, 44.7, 45.0 (mean 32). The partner is
+retrofit_tinyllama_math_dense (26.6; docs/FIGURES.md has the command).
 """
 from nanodepth.config.retrofit_tinyllama import *
 

@@ -17,6 +17,7 @@ import runpy
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ from conftest import BEGUN, ROOT, byte_level_bpe
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.common.errors import Refused, refusals
 from nanodepth.asking.scoring import answers, evaluate, measure
-from nanodepth.text import corpus, tokenizer as tokenizer_file
+from nanodepth.text import corpus, primitives, sources, tokenizer as tokenizer_file
 from nanodepth.text.corpus import number
 from nanodepth.text.loader import Dataset, Loader, seed_for, permute, write_dataset
 from nanodepth.text.primitives import TASKS, TOY_TASKS, Example, few_shot
@@ -643,3 +644,40 @@ def test_a_mixture_has_shares_and_a_list_has_folders(data):
             Loader(data, 4, 8)
     with pytest.raises(Refused, match='no folder'):
         Loader([], 4, 8)
+
+
+def test_names_of_a_puzzle_are_letters_where_they_suffice_and_aliases_another_matching():
+    "26 names are single letters, 27 are pairs; each level is matched anew, so no place tells."
+    for depth, n, length in ((1, 13, 1), (2, 9, 2)):
+        example = primitives.assignment(random.Random(0), depth, 'basic', n=n)
+        names = re.findall(r'^(\w+)=', example[0], flags=re.M)
+        assert len(names) >= (depth + 1) * n and {*map(len, names)} == {length}
+    statements, level = primitives.chain(random.Random(1), list('abcdefgh'), list('1234'), 1)
+    names = dict(statements)
+    assert {*level} == {*'efgh'} and [names[alias] for alias in 'efgh'] != list('abcd')
+    assert all(level[alias] == names[names[alias]] for alias in level)
+
+
+def test_which_documents_validate_and_which_files_come_first_is_for_ever(tmp_path):
+    "Other hashes would be another split and another sample, without a word."
+    chosen = [i for i in range(60) if corpus.for_validation(f'document {i}', 7)]
+    assert chosen == [i for i in range(60) if int.from_bytes(hashlib.blake2b(
+        f'document {i}'.encode(), digest_size=8).digest(), 'big') % 7 == 0] and len(chosen) > 3
+    source = sources.Source('some', 1.0, 'x/y', '*.jsonl')
+    (tmp_path / 'some').mkdir()
+    for name in 'abcde':
+        (tmp_path / f'some/{name}.jsonl').write_text('{}')
+    listed = [Path(path).name for path, *_ in sources.list_files(source, tmp_path)]
+    assert listed == sorted(listed, key=lambda name: hashlib.blake2b(
+        f'some/{name}'.encode()).hexdigest()) != sorted(listed)
+
+
+def test_marks_of_several_datasets_are_those_of_all_kinds_together(tmp_path):
+    for name, kinds in (('a', ['x', 'y']), ('b', ['z', 'x'])):
+        for split in ('train', 'val'):
+            write_dataset(tmp_path / name, split, 'bytes', np.arange(400) % 90,
+                          marks=np.where(np.arange(400) % 4 == 0, 129, 2), kinds=kinds)
+    loader = Loader([tmp_path / 'a', tmp_path / 'b'], 8, 8)
+    assert loader.kinds == ['x', 'y', 'z']
+    assert {*loader.marks[0][[1, 2, 129, 130]]} == {1, 2, 129, 130}
+    assert loader.marks[1][[1, 2, 129, 130]].tolist() == [3, 1, 131, 129]

@@ -281,7 +281,8 @@ def test_the_curriculum():
 @pytest.fixture
 def go(config, tiny, tmp_path):
     "go(name, **fields): trains a cut of mean 3, and returns its config and its lines with an r."
-    core = surgery(tiny(vocab_size=257, n_layer=6, context=16), '2-2-1', recurrence=3, backprop_depth=2,
+    core = surgery(tiny(vocab_size=257, n_layer=6, context=16), '2-2-1', recurrence=3,
+                   backprop_depth=2,
                    inject='identity')
     save_run(tmp_path / 'cut', core, flops=7)
 
@@ -386,3 +387,12 @@ def test_noise_of_late_positions_is_that_of_long_texts(tiny):
                    for T in (150, 70))
     assert torch.equal(long[:, :70], short) and long[0, 64:128].std() > 0.05
     assert torch.equal(core.first_state(torch.zeros(1, 5, 32), 80, None), long[:, 80:85])
+
+
+def test_fresh_noise_is_another_in_each_forward_and_the_same_sequence_again(tiny):
+    def states():
+        core = surgery(tiny(), '1-2-1', fresh=True).eval()
+        return [core.first_state(torch.zeros(1, 4, 32), 0, None) for _ in range(3)]
+    first, again = states(), states()
+    assert all(map(torch.equal, first, again))
+    assert not torch.equal(first[0], first[1]) and not torch.equal(first[1], first[2])

@@ -613,7 +613,8 @@ def test_a_ways_row_says_what_that_way_is_and_costs(tmp_path, tiny, data):
     model = tiny(vocab_size=257, n_layer=4)
     run = save_run(tmp_path / 'run', model, data)
     rows = {}
-    for name, way in dict(loop='--loop=1-2x3-1', window='--window=1-2', layer='--window=1-2').items():
+    for name, way in dict(loop='--loop=1-2x3-1', window='--window=1-2',
+                          layer='--window=1-2').items():
         more = ['--K=3', '--mode=layer'] if name == 'layer' else ['--K=3'] * (name == 'window')
         nanodepth('evaluate', [run, way, *more, '--batches=1', '--device=cpu',
                                f'--out={tmp_path / name}.csv'])
@@ -671,7 +672,8 @@ def test_a_sweep_judges_the_ways_that_gained_most(monkeypatch, capsys, tmp_path)
                      inference_flops=1, training_flops=1) for way in ways]
     monkeypatch.setattr(sweep, 'Subject', Stub)
     monkeypatch.setattr(sweep, 'measured', measured)
-    monkeypatch.setattr(sweep, 'ways_of', lambda *_: [(way, name, '') for name, way in ways.items()])
+    places = [(way, name, '') for name, way in ways.items()]
+    monkeypatch.setattr(sweep, 'ways_of', lambda *_: places)
     options = SimpleNamespace(best=2, blocks=(2,), loop=(), r=())
     sweep.search('run', 'run', options, None)
     assert judged[1] == ['as it is', '--window=0-0', '--window=2-2']

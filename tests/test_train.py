@@ -445,7 +445,7 @@ def test_a_step_that_no_gpu_holds_is_a_line(config, data, tmp_path, monkeypatch,
     monkeypatch.setattr(train_file, 'backward', too_large)
     said = refused(capsys, 'train', f'--data={data}', f'--out_dir={tmp_path / "run"}',
                    '--grad_accum=2', '--device=cpu')
-    assert '--grad_accum=4' in said and '--batch_size=32' in said
+    assert 'a higher --grad_accum' in said and 'a lower --batch_size' in said
 
 
 def test_a_log_says_how_often_the_data_was_read(config, data, capsys):

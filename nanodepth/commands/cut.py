@@ -16,7 +16,7 @@ import torch.nn as nn
 from nanodepth.common.errors import Refused, refusing
 from nanodepth.common.files import new_model
 from nanodepth.common.options import read
-from nanodepth.models.checkpoint import build_model, describe, load, save
+from nanodepth.models.checkpoint import build_model, cost_of, describe, load, save
 from nanodepth.grow import untie
 from nanodepth.report.tables import columns
 from nanodepth.retrofit import cut, surgery
@@ -98,9 +98,7 @@ def operate(options, target):
     print_parts(model, parent, parts, options.dense)
     if options.dense:
         model = untie(parent, sum(parts, []))
-    # of a published checkpoint nobody knows it
-    cost = (0 if options.scratch else
-            state.get('flops', math.nan) + state.get('inherited_flops', 0))
+    cost = 0 if options.scratch else cost_of(state)
     keep_tokenizer(options.run, target)
     save(target, **describe(model), optimizers=[], step=0, flops=0, inherited_flops=cost, config={})
     now = 'the kept layers, each once' if options.dense else (

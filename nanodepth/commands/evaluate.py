@@ -28,6 +28,7 @@ from nanodepth.common.files import Notes
 from nanodepth.common.options import read
 from nanodepth.asking.scoring import Asked, Subject, compared, interval
 from nanodepth.asking.way import Way, Ways, layers_and_order, name_of, read_ways
+from nanodepth.models.checkpoint import cost_of
 from nanodepth.report.plot import PICTURES, draw_scores, show
 from nanodepth.report.tables import (beside, change_in_words, columns, groups_of, named_after,
                                      number, over_seeds, pick_shown, run_names, where, write_csv)
@@ -60,7 +61,7 @@ def facts(state, model, way=Way(), runs=None):
         flops += (runs - len(order)) * (count([0]) - count([])) // 3
     return dict(loop=name_of(order), unique=len(layers), depth=runs or len(order),
                 params=sum(p.numel() for p in model.parameters()), inference_flops=flops,
-                training_flops=state.get('flops', math.nan) + state.get('inherited_flops', 0))
+                training_flops=cost_of(state))
 
 
 def measured(name, group, subject, ways, notes, part=0):

@@ -4,6 +4,7 @@ import sys
 from nanodepth import ROOT, train as train_file
 from nanodepth.commands import cost
 from nanodepth.common.options import docstring_of, read
+from nanodepth.running import refuse
 from nanodepth.train import Config, read_config  # noqa: F401 (a command reads its config here)
 
 USAGE = 'usage: python train.py CONFIG [--name=value ...] [--dry_run [--gpus=8] [--mfu=0.4]]'
@@ -20,4 +21,5 @@ def main(argv=None):
         read(Config, argv, f'{USAGE}\n\n{train_file.__doc__ or ""}')
     if any(arg.partition('=')[0] == '--dry_run' for arg in argv):
         return cost.main(argv)
-    train_file.main(argv)
+    with refuse.what_does_not_fit():
+        train_file.main(argv)

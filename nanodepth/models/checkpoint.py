@@ -12,6 +12,7 @@ Usage:
     model = load_model('out/run')
 """
 import dataclasses
+import math
 import os
 import pickle
 import shutil
@@ -50,6 +51,11 @@ def save(folder, **state):
         handle = os.open(folder, os.O_RDONLY)
         os.fsync(handle)
         os.close(handle)
+
+
+def cost_of(state):
+    "The training FLOPs of a checkpoint and all that it was made of; nan of a published one."
+    return state.get('flops', math.nan) + state.get('inherited_flops', 0)
 
 
 def exists(folder):

@@ -116,11 +116,11 @@ def unfit_parent(c, model, data):
     refuse_another_tokenizer(c.init_from, data['data'])
 
 
-def what_does_not_fit(c):
+def what_does_not_fit():
     "A step that a GPU has too little memory for, in a line."
     return refusing(torch.OutOfMemoryError, why=lambda error: 'the GPU has too little memory for a '
-                    f'step: compute it in more pieces, by --grad_accum={2 * c.grad_accum} (the '
-                    f'result is the same), or in fewer rows than --batch_size={c.batch_size}')
+                    'step: compute it in more pieces by a higher --grad_accum (the result is the '
+                    'same), or in fewer rows by a lower --batch_size')
 
 
 def weights_not_finite(c, model, step):
