@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from nanodepth.asking.scoring import losses_of
 from nanodepth.common import losses
 from nanodepth.grow import untie
-from nanodepth.model import LM, KVCache, ModelConfig
+from nanodepth.model import LM, KVCache, ModelConfig, pick_token
 
 
 def tokens_of(model, B=2, T=10, seed=0):
@@ -313,3 +313,12 @@ def test_logits_are_kept_where_a_tenth_of_the_gpu_holds_them(monkeypatch):
                                       (100_000, False, False)):
         monkeypatch.setattr(losses, 'compiled', {'cpu': {}} if is_compiled else {})
         assert losses.has_room(x, w) == kept
+
+
+def test_defaults_by_hand():
+    "8/3 of the width, rounded up to a multiple of 32; a draw among the likeliest so many."
+    assert [ModelConfig(n_embd=n).ffn_dim for n in (64, 96, 128, 512)] == [192, 256, 352, 1376]
+    logits = torch.tensor([[3.0, 1.0, 2.0, 0.0]])
+    drawn = {pick_token(logits, 5.0, 2, torch.Generator().manual_seed(i)).item()
+             for i in range(60)}
+    assert drawn == {0, 2} and pick_token(logits, 0, None, None).item() == 0

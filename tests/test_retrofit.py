@@ -396,3 +396,8 @@ def test_fresh_noise_is_another_in_each_forward_and_the_same_sequence_again(tiny
     first, again = states(), states()
     assert all(map(torch.equal, first, again))
     assert not torch.equal(first[0], first[1]) and not torch.equal(first[1], first[2])
+
+
+def test_a_curriculum_of_another_shape_is_refused():
+    with pytest.raises(Refused, match="did you mean 'linear'"):
+        recurrence_curriculum(0, 10, 4, 0.5, 'linar')

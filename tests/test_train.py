@@ -523,3 +523,26 @@ def test_what_is_compiled_is_what_was_asked_for_and_can_be(monkeypatch, capsys, 
     monkeypatch.setattr(processes, 'has_compiler', lambda: compiler)
     assert processes.World('cpu', asked).compiles == compiles
     assert ('compile stays off' in capsys.readouterr().out) == said
+
+
+@pytest.mark.parametrize('optimizer', ['adamw', 'muon'])
+def test_each_step_is_taken_at_the_rate_that_the_plan_says(config, monkeypatch, optimizer):
+    rates = []
+    for kind in (torch.optim.AdamW, Muon):
+        def noted(self, closure=None, step=kind.step):
+            rates.append((type(self), self.param_groups[0]['lr']))
+            return step(self)
+        monkeypatch.setattr(kind, 'step', noted)
+    c = config(steps=8, warmup_steps=3, decay_steps=4, optimizer=optimizer, lr=2e-3, adamw_lr=5e-4
+               if optimizer == 'muon' else None)
+    train(c)
+    plan = Plan(c)
+    for kind, peak in ((torch.optim.AdamW, c.adamw_lr or c.lr), (Muon, c.lr)):
+        taken = [rate for each, rate in rates if each is kind]
+        assert taken in ([], pytest.approx([peak * plan.at(i).lr_fraction for i in range(8)]))
+    assert len(rates) == 8 * (1 + (optimizer == 'muon'))
+
+
+def test_stages_are_kept_only_if_it_is_asked_for(config, tmp_path):
+    train(config(n_layer=4, grow='lidas', grow_block=2, steps=6, decay_steps=1, warmup_steps=0))
+    assert not [*(tmp_path / 'run').glob('stage_*')]

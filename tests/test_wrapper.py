@@ -21,7 +21,7 @@ from nanodepth.looping.solvers import BY_LAYER
 from nanodepth.model import KVCache
 from nanodepth.retrofit import surgery
 from nanodepth.wrapper import (SOLVERS, looped, looped_by_hand, patch, patch_by_hand, pick_solver,
-                               rk)
+                               rk, unpatch)
 
 WINDOW = (2, 4)
 
@@ -523,3 +523,14 @@ def test_a_pass_that_fills_the_cache_is_counted(six):
         added[name] = handle.added
         handle.unpatch()
     assert added == dict(plain=4, last=6, layer=6, none=4)
+
+
+def test_the_defaults_are_the_recipe(six):
+    "Three small steps through the middle four layers, and half of the way back."
+    tokens = torch.randint(50, (2, 9), generator=torch.Generator().manual_seed(0))
+    assert patch(six).added == 8
+    unpatch(six)
+    with looped(six, (2, 3)):
+        found = six(tokens)
+    assert torch.allclose(found, looped_by_hand(six, tokens, 2, 3, 3), atol=1e-5)
+    assert torch.allclose(found, looped_by_hand(six, tokens, 2, 3, 3, 0.5), atol=1e-5)
