@@ -260,12 +260,15 @@ ASSIGN = [task for task in EVERY if 'copy' not in task]
 def statements(task, example):
     """The last question's statements as a dict, and the name asked for: read off the prompt, not
     off the generator."""
-    text = example.prompt.split('\n\n')[-1] if task in TASKS else example.prompt
+    text = example.prompt
+    if task in TASKS:       # from the last question's first words on
+        first = primitives.TEMPLATES[task.removeprefix('assign_')][0][:20]
+        text = text[text.rindex(first):]
     if task in TOY_TASKS:
         return dict(re.findall(r'(\w)=?(\w)', text.split('?')[0])), text[-1]
     found = dict(re.findall(r'^(\w+) ?= ?(\w+)$', text, flags=re.M))
-    return found, re.findall({'assign_basic': r'(\w+)=____', 'assign_math': r'value of (\w+)\?',
-                              'assign_code': r'print\((\w+)\)'}[task], text)[-1]
+    asked = r'(\w+)=____' if task == 'assign_basic' else r'value of (\w+)\?'
+    return found, re.findall(asked, text)[-1]
 
 
 def look_up(given, name, looks):
@@ -280,6 +283,15 @@ def test_the_papers_form_by_hand():
     assert re.fullmatch(r'Fill in the blank:\n\n([a-z]{3} ){15}____ \. ->', e.prompt)
     e = few_shot('assign_basic', 1, shots=0, depth=1)[0]
     assert re.fullmatch(r'Fill in blank:\n\n([a-z]=\d+\n){5}([a-z]=[a-z]\n){5}[a-z]=____ \. ->',
+                        e.prompt)
+    e = few_shot('assign_math', 1, shots=0, depth=1)[0]
+    assert re.fullmatch('The following is a set of simple mathematical equations.\n\n'
+                        r'([a-z]=\d+\n){5}([a-z]=[a-z]\n){5}'
+                        r'What is the numerical value of [a-z]\?\nAnswer:', e.prompt)
+    e = few_shot('assign_code', 1, shots=0)[0]
+    assert re.fullmatch('The following is a very short Python program. Use the program to resolve '
+                        'the value of the variable in the question.\n\nProgram:\n'
+                        r'([a-z] = \d+\n){5}\nQuestion:\nWhat is the value of [a-z]\?\nAnswer:',
                         e.prompt)
     e = few_shot('assign_basic', 1, shots=5)[0]
     assert (e.prompt.count('Fill in blank:\n\n') == 6 and len(re.findall(r'-> \d+\n\n', e.prompt))

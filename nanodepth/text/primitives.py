@@ -9,9 +9,11 @@ given options by log-likelihood, after some examples with answers ("shots").
 Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", appendix C, and "From Growing to
 Looping", appendix D.1 (the forms), section 5.1 (accuracy against shots); the tasks are Saunshi et
 al.'s, 2024.
-Here: the papers don't print their forms of math and code, so TEMPLATES are ours; nor say which
-depths they average, so each depth is scored alone. No value is the beginning of another: the
-likelihood of ` 1` includes that of ` 13`. The `toy_` tasks have the form of data/toy.
+Here: the papers do not print their forms of math and code. TEMPLATES has those of Saunshi et al.'s
+appendix B (arXiv 2409.19044), by a public reimplementation that cites it; we did not see the
+appendix. They do not say which depths they average, so each depth is scored alone. No value is the
+beginning of another: the likelihood of ` 1` includes that of ` 13`. The `toy_` tasks have the form
+of data/toy.
 
 Usage:
     examples = few_shot('assign_basic', 200, shots=5, depth=1)      # asking/scoring.py scores them
@@ -38,9 +40,11 @@ class Example:
 
 TEMPLATES = {               # what comes first, a statement, the question
     'basic': ('Fill in blank:\n\n', '{}={}\n', '{}=____ . ->'),
-    'math': ('The following is a set of equations:\n\n', '{} = {}\n',
-             'What is the value of {}? ->'),
-    'code': ('The following is a Python program:\n\n', '{} = {}\n', 'print({}) # prints'),
+    'math': ('The following is a set of simple mathematical equations.\n\n', '{}={}\n',
+             'What is the numerical value of {}?\nAnswer:'),
+    'code': ('The following is a very short Python program. Use the program to resolve the value '
+             'of the variable in the question.\n\nProgram:\n', '{} = {}\n',
+             '\nQuestion:\nWhat is the value of {}?\nAnswer:'),
 }
 REAL_WORDS = '''
 apple arm baby back ball bank bed bell bird blue boat body book box boy bread brown cake card cat
