@@ -1,7 +1,7 @@
 """Growing at 102 million weights: the runs that docs/RESULTS.md judges, as many as fit into some
 minutes.
 
-The idea: a run takes two or three minutes on one GPU, and a GPU may be lent for ten. So the study
+The idea: a run takes two or three minutes on one GPU, and one may have a GPU for ten. So the study
 is a list of runs in the order of what each one adds. Every call takes the next runs that have no
 row yet, and leaves a row of gpu.csv and a log of each. Three runs are tuned: seed 0 tries rates
 until the best one has a worse one on each side. All others take the best rate of theirs. The column
@@ -147,9 +147,9 @@ def measure(run, rate, seed, folder, options):
 
 def main(argv=None):
     options = read(Options, argv, __doc__)
-    options.commit = options.commit or subprocess.run(
-        ['git', 'describe', '--always', '--dirty'], cwd=ROOT, capture_output=True,
-        text=True).stdout.strip()
+    if not options.commit and shutil.which('git'):      # it may not be there
+        options.commit = subprocess.run(['git', 'describe', '--always', '--dirty'], cwd=ROOT,
+                                        capture_output=True, text=True).stdout.strip()
     table, logs = options.rows / 'gpu.csv', options.rows / 'gpu'
     logs.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + 60 * options.minutes
