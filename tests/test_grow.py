@@ -155,3 +155,10 @@ def test_the_isoflops_baseline_costs_what_lidas_costs():
                        for name in ('lidas', 'baseline'))
     shorter = dataclasses.replace(baseline, steps=482)          # as docs/FIGURES.md says
     assert abs(planned(shorter) - planned(lidas)) <= planned(baseline) / baseline.steps / 2
+
+
+def test_the_command_says_every_growth_to_the_last(capsys):
+    nanodepth('grow', ['32', '--block=4'])
+    lines = capsys.readouterr().out.splitlines()
+    last = [line.split(':')[1] for line in lines if line.strip().startswith('28 ->  32')]
+    assert [*map(int, last[lines[0].startswith('midas')].split())] == lidas(28, 4)

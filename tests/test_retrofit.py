@@ -8,6 +8,7 @@ training in the curriculum that pieces and ranks don't change.
 import copy
 import dataclasses
 import math
+import re
 import statistics
 
 import pytest
@@ -401,3 +402,16 @@ def test_fresh_noise_is_another_in_each_forward_and_the_same_sequence_again(tiny
 def test_a_curriculum_of_another_shape_is_refused():
     with pytest.raises(Refused, match="did you mean 'linear'"):
         recurrence_curriculum(0, 10, 4, 0.5, 'linar')
+
+
+def test_a_cut_says_what_its_adapter_has_and_an_export_keeps_fresh(tiny, tmp_path, capsys):
+    run = save_run(tmp_path / 'run', tiny(vocab_size=257, n_layer=5))
+    for how, adapter in (([], 2 * 32 * 32), (['--inject=add'], 0), (['--dense'], None)):
+        target = tmp_path / f'cut{adapter}'
+        nanodepth('cut', [run, '1-2-1', f'--out={target}', *how])
+        rows = [re.split(r' *\| *', line) for line in capsys.readouterr().out.splitlines()]
+        found = [row[3] for row in rows if row[1:2] == ['adapter']]
+        assert found == ([] if adapter is None else [f'{adapter:,}'])
+    for how, fresh in (([], False), (['--fresh'], True)):
+        nanodepth('export', [str(tmp_path / 'cut2048'), str(tmp_path / f'hf{fresh}'), *how])
+        assert load_model(tmp_path / f'hf{fresh}').fresh == fresh

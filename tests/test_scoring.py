@@ -692,3 +692,22 @@ def test_a_part_of_a_sweep_has_as_many_batches_as_there_are_and_says_so(tmp_path
         subject = Subject(run, Asked(batches=batches, device='cpu'), parts=2)
         assert subject.batches == [(there // 2, 0), (there // 2, there // 2)]
         assert ('screened on' in capsys.readouterr().err) == said
+
+
+def test_an_answer_ends_at_a_stop_sign_and_at_an_end_of_the_model(monkeypatch, tiny, tmp_path):
+    from nanodepth.asking import lm_eval_model
+    run = save_run(tmp_path / 'run', tiny(vocab_size=257, context=64))
+    lm = lm_eval_model.Asked(tiny(vocab_size=257, context=64), BYTES, run)
+    asked = []
+    monkeypatch.setattr(lm_eval_model, 'continued', lambda answer, read, most, is_done: [
+        asked.append(is_done), *b'yes. no'][1:])
+    assert lm.generated('q', dict(until=['.'], max_gen_toks=8)) == 'yes'
+    is_done = asked[0]
+    assert is_done([*lm.ends]) and is_done([*b'yes.']) and not is_done([*b'yes'])
+
+
+def test_models_stand_in_a_table_where_there_are_several(tmp_path, tiny, capsys, data):
+    runs = [save_run(tmp_path / name, tiny(vocab_size=257), data) for name in 'ab']
+    for some, shown in ((runs[:1], False), (runs, True)):
+        nanodepth('evaluate', [*some, '--batches=1', '--device=cpu', f'--out={tmp_path}/x.csv'])
+        assert ('training FLOPs' in capsys.readouterr().out) == shown
