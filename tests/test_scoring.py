@@ -170,7 +170,7 @@ def test_every_task_of_the_lists_is_there_and_the_papers_primitives_have_five_sh
              for task, _ in tasks}
     assert names <= stock | {*ours.all_tasks} and len(harness.LISTS['depth']) == 16
     docs = list(ours.load(['primitive_assign_code'])['tasks'].values())[0].test_docs()
-    assert len(docs) == 1000 and docs[0]['prompt'].count('print(') == 6
+    assert len(docs) == 1000 and docs[0]['prompt'].count('What is the value of') == 6
 
 
 def test_chat_templates_are_those_of_the_checkpoint(run):
