@@ -629,7 +629,7 @@ def test_a_ways_row_says_what_that_way_is_and_costs(tmp_path, tiny, data):
 
 def test_greedy_is_the_likeliest_token_and_ends_where_the_config_says(tmp_path, capsys):
     "In a family of ours and in another one, whatever penalty the folder asks for."
-    from nanodepth.asking.lm_eval_model import other_ends
+    from nanodepth.asking.lm_eval_model import generation_of, other_ends
     for name in ('llama', 'qwen2'):
         model = family(name, eos_token_id=[7, 9])
         model.generation_config.repetition_penalty = 3.0
@@ -645,7 +645,7 @@ def test_greedy_is_the_likeliest_token_and_ends_where_the_config_says(tmp_path, 
                 assert model(torch.tensor([tokens])).logits[0, -1].argmax() == token
             tokens.append(token)
         (tmp_path / name / 'generation_config.json').unlink()
-        assert other_ends(str(tmp_path / name)) == [7, 9]
+        assert other_ends(generation_of(str(tmp_path / name))) == [7, 9]
 
 
 def test_a_sweep_judges_the_ways_that_gained_most(monkeypatch, capsys, tmp_path):

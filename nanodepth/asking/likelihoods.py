@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from nanodepth.common.errors import Refused
 from nanodepth.common.losses import LOGITS_AT_ONCE      # the largest tensors here
-from nanodepth.looping.layers import mixes_tokens
+from nanodepth.looping.layers import is_ours, mixes_tokens
 from nanodepth.text.primitives import continuation
 from nanodepth.text.tokenizer import start_of_document
 
@@ -70,7 +70,7 @@ def likelihoods(model, prompts, options, batch=64):
     def fits(part):
         longest = max(lengths[k] for k in part)
         needed = [lengths[k] - keys[k][1] + 1 for k in part]
-        logits = sum(needed) if hasattr(model, 'recurs') else len(part) * (
+        logits = sum(needed) if is_ours(model) else len(part) * (
             longest - min(keys[k][1] for k in part) + 1)
         return (len(part) <= batch and len(part) * longest <= TOKENS_AT_ONCE
                 and logits * width_of(model) <= LOGITS_AT_ONCE)
@@ -126,7 +126,7 @@ def spans(bounds, like):
 @torch.no_grad()
 def continued(model, tokens, most, is_done):
     "Up to `most` likeliest tokens after some, until is_done(those): a list."
-    if not hasattr(model, 'recurs'):
+    if not is_ours(model):
         return model.continued(tokens, most, is_done)
     cache = model.new_cache()
     fresh = torch.tensor([tokens], device=device_of(model))
@@ -140,7 +140,7 @@ def continued(model, tokens, most, is_done):
 
 def picked_logits(model, tokens, mask):
     "Logits (.., V) where the mask (B, T) says, and few others where the model can be asked so."
-    if hasattr(model, 'recurs'):
+    if is_ours(model):
         return model.head(model.norm(model.hidden(tokens)[mask]))
     if not hasattr(model, 'last_logits'):
         return model(tokens)[mask]
@@ -150,5 +150,5 @@ def picked_logits(model, tokens, mask):
 
 def fills_up(model):
     "May a row be filled up behind its end? Not where a solver looks at all tokens of a row."
-    module = model if hasattr(model, 'recurs') else getattr(model, 'model', None)
+    module = model if is_ours(model) else getattr(model, 'model', None)
     return module is None or not mixes_tokens(module)

@@ -30,8 +30,8 @@ class Asked(TemplateLM):
         if self.starts is None:         # a tokenizer of tiktoken's
             self.starts = start_of_document(tokenizer)
         self.begin, self.end = marks_of(path, tokenizer)
-        self.ends = {self.end, *other_ends(path)} - {None}
-        asks = generation_of(path) if is_hugging_face(path) else {}
+        asks = generation_of(path)
+        self.ends = {self.end, *other_ends(asks)} - {None}
         if asks.get('repetition_penalty') not in (None, 1) or asks.get('no_repeat_ngram_size'):
             say(f'{path} asks for a penalty on repetition in generated text, which lm-eval\'s own '
                 'hf would obey: here the likeliest token is taken')
@@ -131,13 +131,16 @@ MOST_TOKENS = 'max_gen_toks', 'max_new_tokens', 'max_tokens', 'max_completion_to
 
 
 def generation_of(path):
-    "What a folder says of generated text: as transformers, by config.json where no file is there."
+    """What another family's folder says of generated text: as transformers, by config.json where no
+    file is there. Nothing, of a run of ours."""
+    if not is_hugging_face(path):
+        return {}
     folder = local_folder(path)
     file = folder / 'generation_config.json'
     return read_json(file if file.exists() else folder / 'config.json')
 
 
-def other_ends(path):
-    "The tokens that end a text by a folder's files, such as a chat model's end of a turn."
-    ends = generation_of(path).get('eos_token_id') if is_hugging_face(path) else None
+def other_ends(asks):
+    "The tokens that end a text by what a folder says, such as a chat model's end of a turn."
+    ends = asks.get('eos_token_id')
     return ends if isinstance(ends, list) else [ends]

@@ -35,6 +35,7 @@ from nanodepth import ROOT
 from nanodepth.common.errors import Refused, say
 from nanodepth.common.files import find
 from nanodepth.common.losses import LOGITS_AT_ONCE, each_loss
+from nanodepth.looping.layers import is_ours
 from nanodepth.models.checkpoint import describe, is_hugging_face, open_any
 from nanodepth.models.hf import answer_of
 from nanodepth.asking.likelihoods import device_of, log_likelihoods, width_of
@@ -183,7 +184,7 @@ def measured(model, loader, batches, pieces, first):
 def losses_of(model, tokens, targets):
     """(the loss of each target, the likeliest token at its place), (B, T) each. Of ours the layers
     read many rows together and the head makes logits in pieces; of others some rows at once."""
-    ours = hasattr(model, 'recurs')
+    ours = is_ours(model)
     rows = max(1, LAYERS_AT_ONCE // tokens.shape[1] if ours else
                LOGITS_AT_ONCE // (tokens.shape[1] * width_of(model)))
     parts = []
@@ -438,7 +439,7 @@ def is_there(data):
 
 def fingerprint(model):
     "A hash of all that a model computes with: settings and every weight."
-    state = (describe(model) if hasattr(model, 'recurs')
+    state = (describe(model) if is_ours(model)
              else dict(config=model.config.to_dict()))
     state.pop('model', None)
     digest = hashlib.sha256(json.dumps(state, sort_keys=True, default=str).encode())

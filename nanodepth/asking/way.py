@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields
 from nanodepth.common.errors import Refused
 from nanodepth.models.orders import damped, in_order
 from nanodepth.loop import fit_loop, format_loop, parse_loop, running
-from nanodepth.looping.layers import depth_of
+from nanodepth.looping.layers import depth_of, is_ours
 from nanodepth.wrapper import looped, patch
 
 
@@ -107,7 +107,7 @@ class Way:
                 model.recurrence = before
         elif self.loop:
             order = self.order(len(layers_and_order(model)[0]))
-            another = running if hasattr(model, 'recurs') else in_order
+            another = running if is_ours(model) else in_order
             with damped(model, order, self.damp), another(model, order):
                 yield model
         elif self.dials:
@@ -161,7 +161,7 @@ def shown(value):
 
 def layers_and_order(model):
     "As layers.depth_of gives them, of a recurrent model too."
-    return (model.layers, model.order) if hasattr(model, 'recurs') else depth_of(model)
+    return (model.layers, model.order) if is_ours(model) else depth_of(model)
 
 
 def depth_in(model):

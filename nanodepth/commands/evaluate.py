@@ -28,6 +28,7 @@ from nanodepth.common.files import Notes
 from nanodepth.common.options import read
 from nanodepth.asking.scoring import Asked, Subject, compared, interval
 from nanodepth.asking.way import Way, Ways, layers_and_order, name_of, read_ways
+from nanodepth.looping.layers import is_ours
 from nanodepth.models.checkpoint import cost_of
 from nanodepth.report.plot import PICTURES, draw_scores, show
 from nanodepth.report.tables import (beside, change_in_words, columns, groups_of, named_after,
@@ -53,10 +54,10 @@ def facts(state, model, way=Way(), runs=None):
     flops = math.nan
     with way.apply(model):
         layers, order = layers_and_order(model)
-        if hasattr(model, 'recurs'):
+        if is_ours(model):
             how = dict(backprop_depth=model.recurrence) if model.recurs else {}
             flops = model.flops_per_token(**how) // 3
-    if way.dials and hasattr(model, 'recurs'):      # a window runs layers more often, at any place
+    if way.dials and is_ours(model):      # a window runs layers more often, at any place
         count = model.flops_per_token
         flops += (runs - len(order)) * (count([0]) - count([])) // 3
     return dict(loop=name_of(order), unique=len(layers), depth=runs or len(order),

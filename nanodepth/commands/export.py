@@ -19,6 +19,7 @@ import torch
 from nanodepth.common.errors import Refused
 from nanodepth.common.files import new_model
 from nanodepth.common.options import read
+from nanodepth.looping.layers import is_ours
 from nanodepth.models.checkpoint import load_model
 from nanodepth.models.gguf import open_gguf, write_gguf
 from nanodepth.models.hf import answer_of, save_hf, save_theirs
@@ -64,7 +65,7 @@ def main(argv=None):
             model.to(getattr(torch, options.dtype))
         if to_file:
             export_file(options, model)
-        elif hasattr(model, 'recurs'):
+        elif is_ours(model):
             export(options, model)
         else:
             export_theirs(options, model, write_words)
@@ -130,7 +131,7 @@ def compare_text(model, folder):
 
 def describe(options, model):
     "Print what a checkpoint is."
-    if not hasattr(model, 'recurs'):
+    if not is_ours(model):
         print(f'{options.run}: {type(model).__name__} of transformers, '
               f'{model.num_parameters():,} parameters, run {depth_in(model)} deep, {model.dtype}')
         return
@@ -168,7 +169,7 @@ def export_theirs(options, model, write_words):
 
 def export_file(options, model):
     "A model as a file for llama.cpp."
-    if not hasattr(model, 'recurs'):
+    if not is_ours(model):
         raise Refused(f'{type(model).__name__}: llama.cpp has a converter of its own for other '
                       f'families: nanodepth export {options.run} FOLDER writes what it reads')
     dtype = options.dtype or str(model.norm.weight.dtype)[6:]

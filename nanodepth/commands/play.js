@@ -440,7 +440,7 @@ const ANSWERS = {
   },
   loss(asked) {
     const {model, stream, tokens} = reading(asked), V = model.vocab_size, C = model.n_embd, logits = model.head(stream.slice(0, -C));
-    return tokens.slice(1).reduce((sum, token, t) => sum - Math.log(softmax(logits.subarray(t * V, (t + 1) * V))[token]), 0) / (tokens.length - 1);
+    return -logLikelihood(tokens.slice(1), logits, V) / (tokens.length - 1);
   },
   layer(asked) {                                // what the layer at a place of the run would say after each of the last n tokens
     const {model, streams} = reading(asked), {layer, x} = streams[asked.at], C = model.n_embd;
@@ -484,6 +484,10 @@ const ANSWERS = {
   },
 };
 
+function logLikelihood(tokens, logits, V) {     // of tokens, by the logits of the places before them
+  return tokens.reduce((sum, token, t) => sum + Math.log(softmax(logits.slice(t * V, (t + 1) * V))[token]), 0);
+}
+
 // The likeliest option: the prompt is read once, and each option with its cache. A cache keeps one
 // pass of a looped window, so there a longer option is read behind its prompt anew, as Python does.
 function chosen(model, how, {prompt, options}) {
@@ -494,12 +498,12 @@ function chosen(model, how, {prompt, options}) {
     if (how.wrap && tokens.length > 1) {
       const behind = model.hidden([...before, ...tokens.slice(0, -1)], {...how, cache: newCache()});
       const logits = model.head(behind.slice((before.length - 1) * model.n_embd));
-      return tokens.reduce((sum, token, t) => sum + Math.log(softmax(logits.slice(t * V, (t + 1) * V))[token]), 0);
+      return logLikelihood(tokens, logits, V);
     }
     const rest = tokens.length > 1
       ? model.head(model.hidden(tokens.slice(0, -1), {...how, cache: branch(cache)})) : [];
     const logits = [...first, ...rest];
-    return tokens.reduce((sum, token, t) => sum + Math.log(softmax(logits.slice(t * V, (t + 1) * V))[token]), 0);
+    return logLikelihood(tokens, logits, V);
   });
   return values.indexOf(Math.max(...values));
 }

@@ -179,7 +179,7 @@ class Notes:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.open('a').close()          # what cannot be written is refused before the work
         with reading(path, then=': choose another --out'):
-            lines = path.read_text(encoding='utf-8').splitlines() if path.exists() else []
+            lines = path.read_text(encoding='utf-8').splitlines()
         for line in lines:
             try:
                 note = json.loads(line)

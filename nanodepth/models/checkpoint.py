@@ -24,6 +24,7 @@ import torch
 from nanodepth.common.errors import Refused, nearest, say
 from nanodepth.common.files import aside, fresh, reading, refuse_gguf
 from nanodepth.common.options import only_fields
+from nanodepth.looping.layers import is_ours
 from nanodepth.models.hf import family_of, is_hugging_face, load_hf, open_theirs
 from nanodepth.models.hf_recurrent import FAMILY, load_raven
 from nanodepth.running.processes import compute_in
@@ -152,7 +153,7 @@ def open_any(path, device='cpu', dtype='auto', others=True):
     stored = next(model.parameters()).dtype
     model = compute_in(model, dtype, torch.device(device), lambda text: say(f'{path}: {text}'))
     now = next(model.parameters()).dtype
-    if (now != stored and not hasattr(model, 'recurs')
+    if (now != stored and not is_ours(model)
             and any(buffer.dtype == stored for buffer in model.buffers())):
         # it was computed in the type of the weights and would keep its rounding: Gemma's scale
         model = open_theirs(path, dtype=now).to(device).eval()

@@ -30,6 +30,7 @@ from nanodepth.common.errors import Refused, refusing
 from nanodepth.common.files import (new_model, on_hub, read_json, reading, replace, replacing,
                                     write_json)
 from nanodepth.grow import untie
+from nanodepth.looping.layers import is_ours
 from nanodepth.model import LM, ModelConfig, rope_tables
 from nanodepth.text.tokenizer import get_tokenizer, local_folder, marks_of, write_tokenizer
 
@@ -204,7 +205,7 @@ def load_hf(path, others=False):
 
 def answer_of(model):
     "A model as the scorer wants it: one of ours is it already."
-    return model if hasattr(model, 'recurs') else Hooked(model)
+    return model if is_ours(model) else Hooked(model)
 
 
 class Hooked:

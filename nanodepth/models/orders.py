@@ -27,7 +27,7 @@ import torch
 import torch.nn as nn
 
 from nanodepth.common.errors import Refused
-from nanodepth.looping.layers import check_calls, depth_of
+from nanodepth.looping.layers import check_calls, depth_of, is_ours
 from nanodepth.model import check_order
 
 # lists that a config has, an entry for each layer
@@ -84,23 +84,23 @@ def damped(model, order, factor):
     `with`. True: a k-th, for a layer that runs k times; None: as much as ever."""
     layers, _ = depth_of(model)
     several = [] if factor is None else {i for i in order if order.count(i) > 1}
-    before = []
+    before = {}         # the weights of what these layers add
     try:
         for i in several:
             for part in adds(model, layers[i]):
-                before += [(p, p.data) for p in part.parameters()]
-        if several and not hasattr(model, 'recurs'):
-            for p, data in before:
+                before.update({p: p.data for p in part.parameters()})
+        if several and not is_ours(model):
+            for p, data in before.items():
                 p.data = torch.zeros_like(data)
             check_nothing_added(model, order, several)
         for i in several:
             share = 1 / order.count(i) if factor is True else factor
             for part in adds(model, layers[i]):
                 for p in part.parameters():
-                    p.data = dict(before)[p] * share
+                    p.data = before[p] * share
         yield model
     finally:
-        for p, data in before:
+        for p, data in before.items():
             p.data = data
 
 
@@ -121,7 +121,7 @@ def check_nothing_added(model, order, silent):
 
 def adds(model, layer):
     "The two linear maps of a layer whose outputs are added to the stream."
-    if hasattr(model, 'recurs'):
+    if is_ours(model):
         return layer.attn.o, layer.mlp.down
     parts = [getattr(getattr(layer, half, None), name, None)
              for half, name in (('self_attn', 'o_proj'), ('mlp', 'down_proj'))]
