@@ -3,7 +3,7 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 
-.PHONY: all setup data lidas baseline smollm2 atlas real test families readme demo site browser llama bench gpu gpu_runs clean
+.PHONY: all setup data lidas baseline smollm2 atlas real test families readme demo site browser llama bench gpu gpu_runs gpu_test clean
 
 all: lidas                      # set up, grow the toy model, leave a picture and a sample of its text: 3 to 7 minutes
 
@@ -42,6 +42,8 @@ bench: .venv/tests              # speed and memory beside transformers' Llama: o
 	$(PY) -m nanodepth bench --out=out/bench.md
 gpu: .venv/tests                # the same on a GPU, at 360M, eager and compiled: out/gpu.md, two minutes
 	$(PY) -m nanodepth bench --device=cuda --out=out/gpu.md
+gpu_test:                       # what no CPU can say of training: compiled, grown, stopped, recurrent; two minutes
+	$(PYTHON) tests/gpu.py
 gpu_runs:                       # growing at 102 million weights: the next runs that fit into MINUTES; needs data/gpu
 	$(PYTHON) -m nanodepth gpu_runs --minutes=$(or $(MINUTES),9)
 

@@ -3,8 +3,8 @@
 960 steps of 65,536 tokens, 4.8e16 FLOPs. Its text is yours: 63 million tokens or more, such as the
 first 70 million of one file of FineWeb-Edu (a smaller text is read several times, and says so):
 python data/text/prepare.py FILE.parquet --tokens=70M --tokenizer=HuggingFaceTB/SmolLM2-135M
---out=data/gpu. A first look on an H200 is in docs/RESULTS.md. On a card of 24 GB begin with
---grad_accum=4, which divides the memory of a step and not its result.
+--out=data/gpu. What an H200 made of it is in docs/RESULTS.md. A card of 24 GB needs --grad_accum=2,
+which divides the memory of a step and not its result.
 """
 out_dir = 'out/gpu_baseline'
 data = 'data/gpu'
