@@ -3,7 +3,7 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 
-.PHONY: all setup data lidas baseline smollm2 atlas real test families readme demo site browser llama bench gpu gpu_runs gpu_test clean
+.PHONY: all setup data lidas baseline smollm2 atlas real test families readme demo site browser llama bench table gpu gpu_runs gpu_test clean
 
 all: lidas                      # set up, grow the toy model, leave a picture and a sample of its text: 3 to 7 minutes
 
@@ -38,6 +38,8 @@ demo: data/toy_deep/train.json data/toy/train.json      # docs/demo.html: LIDAS 
 site: smollm2                   # out/site, for any web server: the published model's page, and the toys' as toys.html; a minute
 	$(PY) -m nanodepth play out/smollm2 --site=out/site --home=$(HOME_URL) --url=$(SITE_URL)
 	cp docs/demo.html out/site/toys.html
+table: data/toy_deep/train.json data/toy/train.json     # README's toy table: the next of eight seeds, or SEED=3; 70 minutes each
+	$(PY) -m nanodepth table $(if $(SEED),--seed=$(SEED))
 bench: .venv/tests              # speed and memory beside transformers' Llama: out/bench.md, 5 minutes
 	$(PY) -m nanodepth bench --out=out/bench.md
 gpu: .venv/tests                # the same on a GPU, at 360M, eager and compiled: out/gpu.md, two minutes

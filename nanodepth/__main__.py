@@ -33,6 +33,7 @@ COMMANDS = {        # name: (module, what it does)
     'probe': ('commands.probe', 'which layers models use: a page of pictures'),
     'atlas': ('study.atlas', 'what each layer of a published model does for its loss'),
     'results': ('study.results', 'the tables of docs/RESULTS.md, from the rows of seeds'),
+    'table': ('study.table', "README's toy table: the next of eight seeds"),
     'gpu_runs': ('study.gpu_runs', 'growing at 102 million weights: the next runs without a row'),
     'bench': ('commands.bench', 'speed and memory, each compared with a peer'),
 }
