@@ -27,14 +27,16 @@ LINES = {
                              answer='B. dry')],
     'BoolQ/dev': [dict(question='is it', passage='It is.', answer='True')],
     'MMLU/test': [dict(question='1 + 1', options='A. 1\nB. 2\nC. 3\nD. 4', answer='B. 2')],
-    'ASDiv/test': [dict(passage='Two and two.', question='How many?', answer='4 apples')]}
+    'ASDiv/test': [dict(passage='Two and two.', question='How many?', answer='4 apples')],
+    'NQ-open/test': [dict(question='who is it', answer=['The one'])]}
 # the prompt, and the right continuation, as lm-eval's own task of that name has them
 WANTED = dict(
     piqa=('Question: ice box\nAnswer:', 'cools '),
     boolq=('It is.\nQuestion: is it?\nAnswer:', 'yes'),
     commonsense_qa=('Question: Where?\nA. a\nB. b\nC. c\nD. d\nE. e\nAnswer:', 'E'),
     openbookqa=('Fog is', 'dry'), mmlu=('1 + 1\nA. 1\nB. 2\nC. 3\nD. 4\nAnswer:', 'B'),
-    asdiv=('Two and two.\nQuestion:How many?\nAnswer:', '4'))
+    asdiv=('Two and two.\nQuestion:How many?\nAnswer:', '4'),
+    nq_open=('Q: who is it?\nA:', ''))
 
 
 def test_rows_become_the_tasks_of_lm_eval(tmp_path, capsys):
@@ -52,7 +54,7 @@ def test_rows_become_the_tasks_of_lm_eval(tmp_path, capsys):
         assert len(others) == (12 if name == 'piqa' else 0)
         assert task.doc_to_text(doc) == prompt, name
         target = task.doc_to_target(doc)
-        if name != 'asdiv':
+        if name not in ('asdiv', 'nq_open'):
             choices = task.doc_to_choice(doc)
             target = choices[target] if isinstance(target, int) else target
         assert target == answer, name

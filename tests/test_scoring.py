@@ -167,7 +167,7 @@ def test_every_task_of_the_lists_is_there_and_the_papers_primitives_have_five_sh
         stock |= {path.stem, *re.findall(r'^(?:task|group): *[\'"]?([\w-]+)', text, re.M)}
     ours = harness.manager(everything=False)
     names = {task.removeprefix('questions_') for tasks in harness.LISTS.values()
-             for task, _ in tasks}
+             for task, *_ in tasks}
     assert names <= stock | {*ours.all_tasks} and len(harness.LISTS['depth']) == 16
     docs = list(ours.load(['primitive_assign_code'])['tasks'].values())[0].test_docs()
     assert len(docs) == 1000 and docs[0]['prompt'].count('What is the value of') == 6
@@ -217,12 +217,34 @@ def test_a_list_with_shots_keeps_the_tasks_own_questions(monkeypatch):
     def simple_evaluate(model, tasks, task_manager, **_):
         seen.update(task_manager.load(tasks)['tasks'])
     monkeypatch.setattr(lm_eval, 'simple_evaluate', simple_evaluate)
-    monkeypatch.setitem(harness.LISTS, 'two', [('primitive_toy_copy', 2),
-                                                ('primitive_toy_assign_d0', None)])
+    monkeypatch.setitem(harness.LISTS, 'two', [('primitive_toy_copy', 2, None),
+                                                ('primitive_toy_assign_d0', None, None)])
     harness.evaluate(None, ['two'], {})
     assert seen['primitive_toy_copy'].config.num_fewshot == 2
     assert seen['primitive_toy_copy'].config.doc_to_text
     assert not seen['primitive_toy_assign_d0'].config.num_fewshot
+
+
+@pytest.mark.parametrize('said, right, value', [
+    ('The Eiffel Tower!', ['eiffel tower'], 1), ('', ['one'], 0), ('the', ['a'], 1),
+    ('in Paris France', ['Paris', 'Lyon France'], 1 / 2),      # 1 of 3 words, 1 of 1: 2/4
+    ('red red blue', ['red green'], 2 / 5)])                   # a word counts as often as in both
+def test_f1_of_words_by_hand(said, right, value):
+    sys.path.insert(0, str(ROOT / 'data/evals'))
+    import tasks
+    for doc in (dict(answer=right), dict(answers=right), dict(answer=dict(aliases=right))):
+        assert tasks.f1(doc, [said])['f1'] == pytest.approx(value)
+
+
+def test_the_mean_of_a_list_is_over_the_metrics_that_count(monkeypatch):
+    monkeypatch.setitem(harness.LISTS, 'two', [('a', 0, 'acc_norm'), ('ab', 0, None)])
+    score = lambda value, kind='share': Score(kind, value, 0.03, [1, 0])
+    scores = {'a acc': score(0.1), 'a acc_norm': score(0.5), 'ab acc': score(0.7),
+              'ab perplexity (less is better)': score(9.0, 'score')}
+    means = harness.means_of(scores, ['two', 'a'])
+    assert [*means] == ['mean of two'] and means['mean of two'].mean == pytest.approx(0.6)
+    assert means['mean of two'].error == pytest.approx(0.03 / math.sqrt(2))
+    assert not harness.means_of({'a acc_norm': score(0.5)}, ['two'])
 
 
 # ----------------------------------------------------------------------------------------- evaluate

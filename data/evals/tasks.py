@@ -2,7 +2,9 @@
 
 lm-eval reads the YAML files and imports this one by its path, so this file finds the repo itself.
 """
+import string
 import sys
+from collections import Counter
 from pathlib import Path
 
 from datasets import Dataset
@@ -16,6 +18,26 @@ def primitive(task, depth=0, shots=5, n=1000, **_):
     examples = few_shot(task, n, shots=shots, depth=depth)
     return {'test': Dataset.from_list([dict(prompt=e.prompt, options=e.options, answer=e.answer)
                                        for e in examples])}
+
+
+def words(text):
+    "Lower case, without punctuation and articles, as SQuAD counts them."
+    text = ''.join(c for c in text.lower() if c not in string.punctuation)
+    return Counter(word for word in text.split() if word not in ('a', 'an', 'the'))
+
+
+def f1(doc, answers):
+    "The F1 of an answer's words against the best of the right answers."
+    right = doc['answers'] if 'answers' in doc else doc['answer']
+    right = right['aliases'] if isinstance(right, dict) else right      # TriviaQA's
+    said = words(answers[0])
+
+    def against(one):
+        wanted = words(one)
+        if not said or not wanted:
+            return float(said == wanted)
+        return 2 * (said & wanted).total() / (said.total() + wanted.total())
+    return dict(f1=max(map(against, right)))
 
 
 def plain(number):

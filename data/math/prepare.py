@@ -3,7 +3,8 @@
 Each becomes data/math/MIXTURE, for `data` or `cooldown_data`. The paper gives the 20%, not what
 shrinks: here the other three keep their proportions, 70 : 15 : 9. What reasoning models wrote is
 left out of the SFT sets, and the tags of user and assistant too. OpenWebMath's own 6% is the
-mixture of data/smollm. Accept the SFT sets' terms on the hub first.
+mixture of data/smollm; open_web_math is it alone, for "math cooldown" in the growing paper's Table
+1. Accept the SFT sets' terms on the hub first.
 
     python data/math/prepare.py nemotron_20 --tokens=31.5B
     python data/math/prepare.py retrofit_math --tokens=50B --tokenizer=TinyLlama-1.1B
@@ -21,6 +22,7 @@ from nanodepth.text.sources import Source  # noqa: E402
 
 NEMOTRON = Source('nemotron_cc_math', 1.0, 'nvidia/Nemotron-CC-Math-v1', '4plus/*.parquet')
 FINEMATH = Source('finemath', 1.0, 'HuggingFaceTB/finemath', 'finemath-4plus/*.parquet')
+OPEN_WEB_MATH = Source('open_web_math', 1.0, 'open-web-math/open-web-math', 'data/*.parquet')
 FINEWEB = Source('fineweb_edu', 1.0, 'HuggingFaceTB/smollm-corpus', 'fineweb-edu-dedup/*.parquet')
 SFT = 'nvidia/Nemotron-Pretraining-SFT-v1'
 SFT_MATH = Source('nemotron_sft_math', 1.0, SFT, '*M[Aa][Tt][Hh]/*.parquet', read='chat')
@@ -39,6 +41,7 @@ def cooldown(math, share=0.2):
 MIXTURES = dict(
     nemotron_20=cooldown(NEMOTRON),     # in OpenWebMath's place (Growing to Looping, section 5.2)
     finemath_20=cooldown(FINEMATH),     # ... or FineMath-4+ (appendix C.4)
+    open_web_math=[OPEN_WEB_MATH],
     retrofit_math=[NEMOTRON],           # Retrofitted Recurrence, section 4.3
     retrofit_heal=[FINEWEB],            # the first phase of section 4.4
     retrofit_mix=[FINEWEB, SFT_GENERAL, SFT_MATH])      # the second, in even shares

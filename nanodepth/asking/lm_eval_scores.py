@@ -17,17 +17,18 @@ Usage:
     harness.scores()                    # {'arc_easy acc': Score, ...}, of the model as it runs now
 """
 import functools
+import math
 import tomllib
 
 from tqdm import tqdm
 
 from nanodepth import ROOT
 from nanodepth.common.errors import Refused, nearest, say
-from nanodepth.report.tables import Score
+from nanodepth.report.tables import Score, mean
 
 EVALS = ROOT / 'data/evals'
-# {name of a list: [(task, shots or None for the task's own)]}
-LISTS = {name: [(task, *shots, None)[:2] for task, *shots in tasks] for name, tasks in
+# {name of a list: [(task, shots or None for the task's own, metric or None for its first)]}
+LISTS = {name: [(*task, None, None)[:3] for task in tasks] for name, tasks in
          tomllib.loads((EVALS / 'lists.toml').read_text(encoding='utf-8')).items()}
 LISTS['depth'] = [task for name in ('closed', 'open', 'language', 'math', 'primitives')
                   for task in LISTS[name]]
@@ -55,7 +56,7 @@ def loaded(manager, name, shots):
 def check_tasks(tasks, shots=None):
     """({task: its shots} of some tasks and lists, lm-eval's manager that knows them), or a
     refusal."""
-    wanted = dict.fromkeys(task for name in tasks for task in LISTS.get(name, [(name, None)]))
+    wanted = dict.fromkeys(task[:2] for name in tasks for task in LISTS.get(name, [(name, None)]))
     if shots is not None:
         for name in (name for name, _ in wanted if name.startswith('primitive_')):
             raise Refused(f'{name} has its five examples inside its question: leave --shots out, '
@@ -116,6 +117,23 @@ def scores_of(results, only=None):
     return scores
 
 
+def means_of(scores, names):
+    """{'mean of looped': Score} of the lists among some names: over its tasks, each by the metric
+    that counts. A list with a metric that is no share has none."""
+    means = {}
+    for name in names:
+        of_list = []
+        for task, _, metric in LISTS.get(name, ()):
+            shares = {key.removeprefix(f'{task} '): score for key, score in scores.items()
+                      if key.startswith(f'{task} ') and score.kind == 'share'}
+            of_list.append(shares.get(metric or next(iter(shares), None)))
+        if of_list and None not in of_list:
+            errors = [math.nan if score.error is None else score.error for score in of_list]
+            means[f'mean of {name}'] = Score('share', mean([score.mean for score in of_list]),
+                                             math.hypot(*errors) / len(errors), [])
+    return means
+
+
 class Harness:
     "lm-eval's tasks for a Subject. Of several parts, each has other documents."
 
@@ -140,7 +158,8 @@ class Harness:
             self.said = True
             asked = ', '.join(f'{task} {n}' for task, n in results['n-shot'].items())
             say(f'examples before a question: {asked}')
-        return scores_of(results, self.samples[part])
+        scores = scores_of(results, self.samples[part])
+        return scores | means_of(scores, self.tasks)
 
     def apart(self, parts):
         "[{task: which documents}] of each part."

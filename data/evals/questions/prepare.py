@@ -2,12 +2,13 @@
 
 The package (Apache-2.0; each data set has a licence of its own) holds parts of known benchmarks as
 JSON lines. Here they get back the columns that lm-eval's own tasks read, and a task each that
-includes lm-eval's: so prompts, choices and metrics are those by which everybody reports.
+includes lm-eval's, or ours: so prompts, choices and metrics are those by which everybody reports.
 
     questions_piqa             1,500 of 1,838    questions_boolq        3,270, all
     questions_commonsense_qa   1,217 of 1,221    questions_openbookqa     500, all
     questions_mmlu             2,850 of 14,042, all subjects together: no line names the subject
     questions_asdiv            2,305, all, whose answers are written out
+    questions_nq_open          1,769 of 3,610, answered in words and scored by F1
 
 Shots come from the same questions, without the one that is asked, because there are no others.
 
@@ -30,6 +31,7 @@ from nanodepth.common.files import replace  # noqa: E402
 from nanodepth.common.options import read  # noqa: E402
 
 LETTERS = 'ABCDE'
+EVALS = Path(__file__).resolve().parents[1]      # our own tasks
 
 
 def choices(row):
@@ -79,7 +81,9 @@ TASKS = dict(
                 lambda row: lettered(row, 'question_stem')),
     boolq=('BoolQ/dev', 'super_glue/boolq/default.yaml', boolq),
     mmlu=('MMLU/test', 'mmlu/default/_default_template_yaml', mmlu),
-    asdiv=('ASDiv/test', 'asdiv/default.yaml', asdiv))
+    asdiv=('ASDiv/test', 'asdiv/default.yaml', asdiv),
+    nq_open=('NQ-open/test', EVALS / 'f1_nq_open.yaml',
+             lambda row: dict(question=row['question'], answer=row['answer'])))
 
 TASK = '''include: {theirs}
 task: questions_{name}
