@@ -9,7 +9,7 @@ Growing to Looping", section 4.1 and appendix E (after Csordas et al.).
 Here, where they are silent or differ: layers count from 0. A layer's contribution is removed for
 the tokens 0 to t, and the effect measured at the later ones: for every t if there are no more than
 32 tokens, else for 16 random ones. What is observed is a whole layer's update, by its position in
-the order. Reading a stream off early, with a lens or without, stands in variants/lens.py.
+the order. Reading a stream off early, with a lens or without, stands in scoring/lens.py.
 
 Usage:
     score, per_layer = depth_score(model, tokens)       # where does its work reach later tokens?

@@ -11,7 +11,7 @@ Paper: "Teaching Pretrained Language Models to Think Deeper with Retrofitted Rec
 additive adapter), E (the cuts).
 Differs: the paper prints no numbers for the start, but the authors' code does. With our defaults
 the adapter begins as the projection on e, and the first state is noise that is fixed for each
-position; variants/starts.py has theirs, and others.
+position; looping/starts.py has theirs, and others.
 In training, r is 1 + Poisson(rate), as in the authors' code. The rate is random too. Its mean is
 the setting `recurrence`, so that r averages recurrence + 1. We draw r once per step. The authors
 draw it once per micro-batch, so their grad_accum changes results.
@@ -30,8 +30,8 @@ import torch.nn as nn
 from nanodepth.common.errors import Refused, check_choice
 from nanodepth.grow import untie
 from nanodepth.model import LM, KVCache, check_order
-from nanodepth.text.loader import seed_for
-from nanodepth.variants import starts
+from nanodepth.common.seeds import seed_for
+from nanodepth.looping import starts
 
 
 def recurrent_by_hand(model, tokens, r, s):
@@ -99,7 +99,7 @@ class Recurrent(LM):
         check_order([*prelude, *core, *coda], self.config.n_layer)
         self.prelude, self.core, self.coda = list(prelude), list(core), list(coda)
         self.recurrence, self.backprop_depth = recurrence, backprop_depth
-        self.inject, self.start, self.fresh = inject, start, fresh      # variants/starts.py
+        self.inject, self.start, self.fresh = inject, start, fresh      # looping/starts.py
         C = self.config.n_embd
         self.state_std = starts.std_of(start, C) if state_std is None else state_std
         if inject == 'identity':            # (s, e) to e: with no layer dropped, it is its parent

@@ -22,18 +22,18 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from nanodepth.asking.scoring import measure
+from nanodepth.training.measure import measure
 from nanodepth.common.options import check_bounds, given
 from nanodepth.grow import GROWTH, growth_plan, untie
 from nanodepth.loop import fit_loop
 from nanodepth.model import LM
 from nanodepth.models import checkpoint
 from nanodepth.retrofit import recurrence_curriculum, sample_recurrence
-from nanodepth.running import refuse, run       # what is refused, and the folder of a run
-from nanodepth.running.optimizers import load_optimizers, make_optimizers
-from nanodepth.running.plan import Parent, model_config
-from nanodepth.running.processes import World
-from nanodepth.text.loader import seed_for, row_generators
+from nanodepth.training import refuse, run       # what is refused, and the folder of a run
+from nanodepth.training.optimizers import load_optimizers, make_optimizers
+from nanodepth.training.plan import Parent, model_config
+from nanodepth.training.processes import World
+from nanodepth.common.seeds import seed_for, row_generators
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Config:
     decay_steps: int = 120              # the last steps: growing is over, the cool-down begins
     lr: float = 4e-3
     # the optimizer: 'muon' for the layers' matrices and AdamW for the rest, or one for everything
-    optimizer: Literal['muon', 'adamw', 'adamw_star'] = 'muon'  # adamw_star: variants/
+    optimizer: Literal['muon', 'adamw', 'adamw_star'] = 'muon'  # adamw_star: training/
     weight_decay: float = 0.01
     grad_clip: float = 1.0
     # growing: n_layer is the depth at the end; a model from init_from grows once, by grow_block

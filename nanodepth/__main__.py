@@ -1,6 +1,6 @@
 """The entry point: every command by name; the one place that turns a user's error into a line.
 
-The idea: a command is a `main(argv)`, train.py's or one in commands/ or study/. What it cannot do
+The idea: a command is a `main(argv)`, train.py's or one in commands/ or extras/. What it cannot do
 it refuses by raising Refused; here that becomes a line and exit status 2. Any other exception
 keeps its traceback.
 
@@ -25,17 +25,17 @@ COMMANDS = {        # name: (module, what it does)
     'plot': ('commands.plot', 'the pictures of runs, side by side, and a table'),
     'sample': ('commands.sample', 'generate text from a checkpoint'),
     'grow': ('commands.grow', 'which layer came from which'),
-    'play': ('commands.play', 'a page on which you move layers and see what it does'),
+    'play': ('extras.play', 'a page on which you move layers and see what it does'),
     'export': ('commands.export', 'a checkpoint as a Hugging Face folder'),
     'evaluate': ('commands.evaluate', 'how good models are, run in these ways'),
     'cut': ('commands.cut', 'another model of a trained one: recurrent, or with untied layers'),
     'sweep': ('commands.sweep', 'try many ways of running, judge the best on other data'),
     'probe': ('commands.probe', 'which layers models use: a page of pictures'),
-    'atlas': ('study.atlas', 'what each layer of a published model does for its loss'),
-    'results': ('study.results', 'the tables of docs/RESULTS.md, from the rows of seeds'),
-    'table': ('study.table', "README's toy table: the next of eight seeds"),
-    'gpu_runs': ('study.gpu_runs', 'growing at 102 million weights: the next runs without a row'),
-    'bench': ('commands.bench', 'speed and memory, each compared with a peer'),
+    'atlas': ('extras.atlas', 'what each layer of a published model does for its loss'),
+    'results': ('extras.results', 'the tables of docs/RESULTS.md, from the rows of seeds'),
+    'table': ('extras.table', "README's toy table: the next of eight seeds"),
+    'gpu_runs': ('extras.gpu_runs', 'growing at 102 million weights: the next runs without a row'),
+    'bench': ('extras.bench', 'speed and memory, each compared with a peer'),
 }
 
 

@@ -33,7 +33,7 @@ from nanodepth.text.tokenizer import write_tokenizer  # noqa: E402
 from nanodepth.models import checkpoint  # noqa: E402
 from nanodepth.commands.cost import planned  # noqa: E402
 from nanodepth.model import LM, ModelConfig  # noqa: E402
-from nanodepth.running import run as running  # noqa: E402
+from nanodepth.training import run as running  # noqa: E402
 from nanodepth.commands.train import read_config  # noqa: E402
 from nanodepth.train import Config  # noqa: E402
 

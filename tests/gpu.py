@@ -23,8 +23,8 @@ from nanodepth.commands import cut  # noqa: E402
 from nanodepth.grow import lidas, untie  # noqa: E402
 from nanodepth.model import LM, ModelConfig  # noqa: E402
 from nanodepth.report.logs import growths, read_log  # noqa: E402
-from nanodepth.running.optimizers import make_optimizers  # noqa: E402
-from nanodepth.running.processes import World  # noqa: E402
+from nanodepth.training.optimizers import make_optimizers  # noqa: E402
+from nanodepth.training.processes import World  # noqa: E402
 from nanodepth.train import read_config, train, wrap  # noqa: E402
 
 TINY = '--tiny' in sys.argv

@@ -8,9 +8,9 @@ import torch
 from conftest import ROOT
 
 from nanodepth.models.checkpoint import load_model
-from nanodepth.asking.lm_eval_scores import evaluate, scores_of
-from nanodepth.asking.scoring import Asked, Subject
-from nanodepth.asking.way import Way
+from nanodepth.scoring.lm_eval_scores import evaluate, scores_of
+from nanodepth.scoring.scores import Asked, Subject
+from nanodepth.scoring.way import Way
 from nanodepth.text.tokenizer import get_tokenizer
 
 PATH = str(ROOT / 'out/smollm2')

@@ -18,7 +18,7 @@ from nanodepth.common.errors import Refused
 from nanodepth.models import checkpoint
 from nanodepth.models.checkpoint import describe, load, load_model, save
 from nanodepth.retrofit import surgery
-from nanodepth.running.plan import Parent
+from nanodepth.training.plan import Parent
 
 
 def test_what_is_saved_comes_back(tmp_path):

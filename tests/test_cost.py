@@ -12,7 +12,7 @@ import torch
 from conftest import ROOT, planned_flops
 
 from nanodepth.__main__ import main as nanodepth
-from nanodepth.commands import bench
+from nanodepth.extras import bench
 from nanodepth.commands import cost
 from nanodepth.models.checkpoint import describe, load, save
 from nanodepth.models.hf import save_hf

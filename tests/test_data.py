@@ -27,10 +27,11 @@ from conftest import BEGUN, ROOT, byte_level_bpe
 
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.common.errors import Refused, refusals
-from nanodepth.asking.scoring import answers, evaluate, measure
+from nanodepth.training.measure import answers, evaluate, measure
 from nanodepth.text import corpus, primitives, sources, tokenizer as tokenizer_file
 from nanodepth.text.corpus import number
-from nanodepth.text.loader import Dataset, Loader, seed_for, permute, write_dataset
+from nanodepth.common.seeds import seed_for
+from nanodepth.text.loader import Dataset, Loader, permute, write_dataset
 from nanodepth.text.primitives import TASKS, TOY_TASKS, Example, few_shot
 from nanodepth.text.tokenizer import get_tokenizer
 

@@ -16,7 +16,7 @@ from conftest import byte_level_bpe
 from families import ALIBI, EAGER_ONLY, FAMILIES, MIXTURES, tiny as family
 
 from nanodepth.__main__ import main as nanodepth
-from nanodepth.asking.way import Way
+from nanodepth.scoring.way import Way
 from nanodepth.common.errors import Refused
 from nanodepth.looping.caches import CACHES
 from nanodepth.looping.layers import Pin, depth_of

@@ -13,7 +13,7 @@ from conftest import ROOT
 
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.commands.cost import empty, planned
-from nanodepth.running.optimizers import make_optimizers
+from nanodepth.training.optimizers import make_optimizers
 from nanodepth.train import Plan
 from nanodepth.grow import (GROWTH, double, growth_plan, lidas, midas, prop_schedule, stack, untie)
 from nanodepth.commands.train import read_config

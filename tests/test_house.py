@@ -21,9 +21,9 @@ from nanodepth.retrofit import recurrent_by_hand
 from nanodepth.wrapper import looped_by_hand
 
 IDEAS = ('model', 'grow', 'loop', 'retrofit', 'wrapper', 'probe', 'train')
-FLOORS = [['common'], ['report'], ['text'], ['model'], ['variants', 'looping'],
-          ['grow', 'loop', 'retrofit', 'wrapper'], ['probe', 'models', 'running', 'asking'],
-          ['train'], ['commands', 'study'], ['__main__']]
+FLOORS = [['common'], ['report'], ['text'], ['model'], ['looping'],
+          ['grow', 'loop', 'retrofit', 'wrapper'], ['probe', 'models'], ['training'],
+          ['scoring', 'train'], ['commands'], ['extras'], ['__main__']]
 FLOOR = {room: i for i, rooms in enumerate(FLOORS) for room in rooms}
 PACKAGE = ROOT / 'nanodepth'
 IDEA_FILES = {f'nanodepth.{path.stem}': path for path in sorted(ROOT.glob('*.py'))}

@@ -17,15 +17,15 @@ from conftest import ROOT, byte_level_bpe, refused, save_run, weights_of
 
 from nanodepth import __main__ as entry
 from nanodepth.__main__ import main as nanodepth
-from nanodepth.asking.scoring import Asked, Subject, open_data
-from nanodepth.commands.play import inside
+from nanodepth.scoring.scores import Asked, Subject, open_data
+from nanodepth.extras.play import inside
 from nanodepth.common import files
 from nanodepth.common.errors import Refused
 from nanodepth.common.files import claim, fresh, replace
 from nanodepth.models import checkpoint
 from nanodepth.models.checkpoint import load_model
 from nanodepth.models.hf import save_hf
-from nanodepth.running.processes import World
+from nanodepth.training.processes import World
 from nanodepth.text.loader import Loader, write_dataset
 from nanodepth.text.tokenizer import get_tokenizer
 from nanodepth.train import train
@@ -62,7 +62,7 @@ def test_no_stranger_is_asked_in(tmp_path, monkeypatch, tiny, capsys):
     (tmp_path / 'chat/evil.py').write_text(code)
     edit(tmp_path / 'chat/tokenizer_config.json', tokenizer_class='X',
          auto_map=dict(AutoTokenizer=['evil.X', None]))
-    from nanodepth.asking.lm_eval_model import Asked as Model
+    from nanodepth.scoring.lm_eval_model import Asked as Model
     with pytest.raises(Refused):
         Model(load_model(tmp_path / 'chat'), get_tokenizer(str(tmp_path / 'chat')),
               str(tmp_path / 'chat'), chat=True)

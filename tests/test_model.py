@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from nanodepth.asking.scoring import losses_of
+from nanodepth.training.measure import losses_of
 from nanodepth.common import losses
 from nanodepth.grow import untie
 from nanodepth.model import LM, KVCache, ModelConfig, pick_token

@@ -15,8 +15,8 @@ from nanodepth.grow import untie
 from nanodepth.loop import repeat_block
 from nanodepth.probe import block_similarity, depth_score, future_effects, residual_norms
 from nanodepth.text.loader import Loader
-from nanodepth.variants import lens as lens_file
-from nanodepth.variants.lens import TunedLens, exit_at, quality, train_lens
+from nanodepth.scoring import lens as lens_file
+from nanodepth.scoring.lens import TunedLens, exit_at, quality, train_lens
 
 
 @pytest.fixture(autouse=True)

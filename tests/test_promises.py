@@ -21,11 +21,12 @@ from nanodepth.commands import probe as probe_command, sweep
 from nanodepth.common import losses as losses_file, options
 from nanodepth.common.errors import Refused
 from nanodepth.model import LM, ModelConfig
-from nanodepth.asking import likelihoods, scoring
+from nanodepth.scoring import likelihoods, scores as scoring
 from nanodepth.models import checkpoint
 from nanodepth.models.hf import Hooked, save_hf
-from nanodepth.asking.scoring import Asked, Subject, log_likelihoods, measure
-from nanodepth.asking.way import Way, name_of
+from nanodepth.scoring.scores import Asked, Subject, log_likelihoods
+from nanodepth.training.measure import measure
+from nanodepth.scoring.way import Way, name_of
 from nanodepth.retrofit import surgery
 from nanodepth.text.loader import Loader, write_dataset
 from nanodepth.text.primitives import Example
@@ -308,7 +309,7 @@ def answering(tmp_path, ends):
     (tmp_path / 'tok/tokenizer_config.json').write_text(json.dumps(dict(eos_token='<|im_end|>')))
     save_hf(model, tmp_path / 'hf', tokenizer=str(tmp_path / 'tok'))
     (tmp_path / 'hf/generation_config.json').write_text(json.dumps(dict(eos_token_id=ends)))
-    from nanodepth.asking.lm_eval_model import Asked as Model
+    from nanodepth.scoring.lm_eval_model import Asked as Model
     path = str(tmp_path / 'hf')
     return Model(model.eval(), get_tokenizer(path), path)
 

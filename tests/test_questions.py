@@ -8,12 +8,13 @@ import torch
 from conftest import ROOT, refused, save_run, write_noise
 
 from nanodepth.__main__ import main as nanodepth
-from nanodepth.running import processes
+from nanodepth.models import checkpoint
 from nanodepth.models.hf import save_hf
-from nanodepth.asking.scoring import Asked, Subject, measure
-from nanodepth.asking.way import Way
+from nanodepth.scoring.scores import Asked, Subject
+from nanodepth.training.measure import measure
+from nanodepth.scoring.way import Way
 from nanodepth.report.plot import draw_atlas
-from nanodepth.study.atlas import ways_of
+from nanodepth.extras.atlas import ways_of
 from nanodepth.text.loader import Loader
 
 pytest.importorskip('lm_eval')
@@ -69,7 +70,7 @@ def test_rows_become_the_tasks_of_lm_eval(tmp_path, capsys):
 @pytest.mark.parametrize('fast', [True, False])
 def test_what_was_published_in_16_bits_computes_in_what_is_fast(fast, tiny, tmp_path, monkeypatch,
                                                                 capsys):
-    monkeypatch.setattr(processes, 'fast_in_bfloat16', lambda device: fast)
+    monkeypatch.setattr(checkpoint, 'fast_in_bfloat16', lambda device: fast)
     model = tiny(vocab_size=257, context=64)
     save_run(tmp_path / 'run', model)
     save_hf(model.bfloat16(), tmp_path / 'hf', tokenizer=str(tmp_path / 'run'))

@@ -28,12 +28,13 @@ from nanodepth.__main__ import main as nanodepth
 from nanodepth.common import files
 from nanodepth.common.errors import Refused
 from nanodepth.models import checkpoint
-from nanodepth.running import processes as world
+from nanodepth.training import processes as world
 from nanodepth.models.checkpoint import load, load_model
-from nanodepth.running.plan import Parent
+from nanodepth.training.plan import Parent
 from nanodepth.model import LM, ModelConfig
 from nanodepth.retrofit import surgery
-from nanodepth.text.loader import Dataset, seed_for, write_dataset
+from nanodepth.common.seeds import seed_for
+from nanodepth.text.loader import Dataset, write_dataset
 from nanodepth.text.tokenizer import get_tokenizer
 from nanodepth.train import Config, train
 

@@ -24,11 +24,11 @@ from nanodepth.commands import sweep
 from nanodepth.commands.evaluate import facts
 from nanodepth.common.errors import Refused
 from nanodepth.common.options import read
-from nanodepth.asking import lm_eval_scores as harness, scoring as measure
+from nanodepth.scoring import lm_eval_scores as harness, scores as measure
 from nanodepth.models import checkpoint
-from nanodepth.asking.scoring import (Asked, Score, Subject, ask, interval,
+from nanodepth.scoring.scores import (Asked, Score, Subject, ask, interval,
                                       measure as tokens_measure, parse_tasks)
-from nanodepth.asking.way import Way, Ways, read_way, read_ways
+from nanodepth.scoring.way import Way, Ways, read_way, read_ways
 from nanodepth.report.tables import read_csv
 from nanodepth.retrofit import surgery
 from nanodepth.text.loader import Loader
@@ -93,7 +93,7 @@ def test_options_become_ways_as_users_type_them():
 
 def test_answers_by_hand(monkeypatch):
     values = [torch.tensor([-1.0, -2.0]).double(), torch.tensor([-3.0, -5.0]).double()]
-    monkeypatch.setattr('nanodepth.asking.scoring.log_likelihoods', lambda *_: values)
+    monkeypatch.setattr('nanodepth.scoring.scores.log_likelihoods', lambda *_: values)
     first, second = Example('', ('a', 'b'), 0), Example('', ('a', 'b'), 1)
     assert ask(None, None, [first, second]) == Score(
         'share', 0.5, 0.5, [1, 0], 0.5)
@@ -651,7 +651,7 @@ def test_a_ways_row_says_what_that_way_is_and_costs(tmp_path, tiny, data):
 
 def test_greedy_is_the_likeliest_token_and_ends_where_the_config_says(tmp_path, capsys):
     "In a family of ours and in another one, whatever penalty the folder asks for."
-    from nanodepth.asking.lm_eval_model import generation_of, other_ends
+    from nanodepth.scoring.lm_eval_model import generation_of, other_ends
     for name in ('llama', 'qwen2'):
         model = family(name, eos_token_id=[7, 9])
         model.generation_config.repetition_penalty = 3.0
@@ -717,7 +717,7 @@ def test_a_part_of_a_sweep_has_as_many_batches_as_there_are_and_says_so(tmp_path
 
 
 def test_an_answer_ends_at_a_stop_sign_and_at_an_end_of_the_model(monkeypatch, tiny, tmp_path):
-    from nanodepth.asking import lm_eval_model
+    from nanodepth.scoring import lm_eval_model
     run = save_run(tmp_path / 'run', tiny(vocab_size=257, context=64))
     lm = lm_eval_model.Asked(tiny(vocab_size=257, context=64), BYTES, run)
     asked = []

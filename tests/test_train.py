@@ -23,12 +23,12 @@ from conftest import ROOT, flags, log_of, ranks, refused, same, save_run, weight
 from nanodepth import train as train_file
 from nanodepth.common.errors import Refused
 from nanodepth.models import checkpoint
-from nanodepth.running import processes
-from nanodepth.running.optimizers import Muon, make_optimizers, orthogonal
-from nanodepth.running.plan import Parent
-from nanodepth.running.refuse import MAY_DIFFER, MAY_DIFFER_AHEAD
+from nanodepth.training import processes
+from nanodepth.training.optimizers import Muon, make_optimizers, orthogonal
+from nanodepth.training.plan import Parent
+from nanodepth.training.refuse import MAY_DIFFER, MAY_DIFFER_AHEAD
 from nanodepth.train import Plan
-from nanodepth.asking.scoring import evaluate
+from nanodepth.training.measure import evaluate
 from nanodepth.grow import GROWTH, prop_schedule, untie
 from nanodepth.loop import parse_loop
 from nanodepth.model import LM, ModelConfig
@@ -37,7 +37,7 @@ from nanodepth.text.loader import Loader, write_dataset
 from nanodepth.text.tokenizer import get_tokenizer
 from nanodepth.commands.train import read_config
 from nanodepth.train import Config, train
-from nanodepth.variants.adamw_star import STAR_DECAY, AdamWStar
+from nanodepth.training.adamw_star import STAR_DECAY, AdamWStar
 
 # --------------------------------------------------------------------------------------- the plan
 

@@ -25,8 +25,8 @@ from tqdm import tqdm
 
 from nanodepth.common.errors import Refused
 from nanodepth.models import checkpoint
-from nanodepth.running.plan import Parent, model_config
-from nanodepth.running.processes import PEAK_FLOPS
+from nanodepth.training.plan import Parent, model_config
+from nanodepth.training.processes import PEAK_FLOPS
 from nanodepth.grow import untie
 from nanodepth.model import LM
 from nanodepth.report.tables import columns

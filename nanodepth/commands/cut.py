@@ -20,9 +20,9 @@ from nanodepth.models.checkpoint import build_model, cost_of, describe, load, sa
 from nanodepth.grow import untie
 from nanodepth.report.tables import columns
 from nanodepth.retrofit import cut, surgery
-from nanodepth.text.loader import seed_for
+from nanodepth.common.seeds import seed_for
 from nanodepth.text.tokenizer import keep_tokenizer
-from nanodepth.variants.starts import std_of
+from nanodepth.looping.starts import std_of
 
 
 @dataclass

@@ -26,8 +26,8 @@ from tqdm import tqdm
 from nanodepth.common.errors import Refused
 from nanodepth.common.files import Notes
 from nanodepth.common.options import read
-from nanodepth.asking.scoring import Asked, Subject, compared, interval
-from nanodepth.asking.way import Way, Ways, layers_and_order, name_of, read_ways
+from nanodepth.scoring.scores import Asked, Subject, compared, interval
+from nanodepth.scoring.way import Way, Ways, layers_and_order, name_of, read_ways
 from nanodepth.looping.layers import is_ours
 from nanodepth.models.checkpoint import cost_of
 from nanodepth.report.plot import PICTURES, draw_scores, show

@@ -24,7 +24,7 @@ from nanodepth.models.checkpoint import load_model
 from nanodepth.models.gguf import open_gguf, write_gguf
 from nanodepth.models.hf import answer_of, save_hf, save_theirs
 from nanodepth.models.hf_recurrent import save_raven
-from nanodepth.asking.way import Ways, depth_in, read_way
+from nanodepth.scoring.way import Ways, depth_in, read_way
 from nanodepth.text.tokenizer import copy_tokenizer
 
 

@@ -12,10 +12,10 @@ import torch
 
 from nanodepth.common.options import read
 from nanodepth.models.checkpoint import open_any
-from nanodepth.running.processes import pick_device
-from nanodepth.asking.likelihoods import encode
-from nanodepth.asking.way import Ways, read_way
-from nanodepth.text.loader import seed_for
+from nanodepth.training.processes import pick_device
+from nanodepth.scoring.likelihoods import encode
+from nanodepth.scoring.way import Ways, read_way
+from nanodepth.common.seeds import seed_for
 from nanodepth.text.tokenizer import get_tokenizer, readable
 
 

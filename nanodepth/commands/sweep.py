@@ -32,9 +32,9 @@ from nanodepth.commands.evaluate import measured, print_tables
 from nanodepth.common.errors import Refused
 from nanodepth.common.files import Notes
 from nanodepth.common.options import read
-from nanodepth.asking.lm_eval_scores import SHARES
-from nanodepth.asking.scoring import PARTS, Asked, Subject, compared
-from nanodepth.asking.way import Way, Ways, depth_in, layers_and_order, read_ways
+from nanodepth.scoring.lm_eval_scores import SHARES
+from nanodepth.scoring.scores import PARTS, Asked, Subject, compared
+from nanodepth.scoring.way import Way, Ways, depth_in, layers_and_order, read_ways
 from nanodepth.loop import repeat_block
 from nanodepth.looping.layers import pick_window
 from nanodepth.report.plot import draw_sweep, show

@@ -4,7 +4,7 @@ import sys
 from nanodepth import ROOT, train as train_file
 from nanodepth.commands import cost
 from nanodepth.common.options import docstring_of, read
-from nanodepth.running import refuse
+from nanodepth.training import refuse
 from nanodepth.train import Config, read_config  # noqa: F401 (a command reads its config here)
 
 USAGE = 'usage: python train.py CONFIG [--name=value ...] [--dry_run [--gpus=8] [--mfu=0.4]]'

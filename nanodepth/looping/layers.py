@@ -38,6 +38,14 @@ def arguments(layer):
             pick('attention_mask', 'mask'))
 
 
+def width_of(model_like):
+    return getattr(getattr(model_like, 'config', None), 'vocab_size', 1)
+
+
+def device_of(model_like):
+    return next((p.device for p in getattr(model_like, 'parameters', list)()), 'cpu')
+
+
 def is_ours(model):
     "An LM or a Recurrent. (Not isinstance: in a clone `from model import LM` is a second class.)"
     return hasattr(model, 'recurs')

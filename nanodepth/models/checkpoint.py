@@ -22,12 +22,9 @@ from pathlib import Path
 import torch
 
 from nanodepth.common.errors import Refused, nearest, say
-from nanodepth.common.files import aside, fresh, reading, refuse_gguf
+from nanodepth.common.files import aside, fresh, on_hub, read_json, reading, refuse_gguf
 from nanodepth.common.options import only_fields
 from nanodepth.looping.layers import is_ours
-from nanodepth.models.hf import family_of, is_hugging_face, load_hf, open_theirs
-from nanodepth.models.hf_recurrent import FAMILY, load_raven
-from nanodepth.running.processes import compute_in
 from nanodepth.model import LM, ModelConfig
 from nanodepth.text.tokenizer import TOKENIZER_FILES, local_folder
 
@@ -37,6 +34,19 @@ FILE = 'ckpt.pt'
 # what a Recurrent is made with beside its LM
 RECURRENCE = ('prelude', 'core', 'coda', 'inject', 'start', 'fresh', 'state_std', 'recurrence',
               'backprop_depth')
+
+
+def is_hugging_face(folder):
+    "Is this a Hugging Face folder and no run of ours, or a name on the hub?"
+    path = Path(folder)
+    is_theirs = (path / 'config.json').exists() and not (path / 'ckpt.pt').exists()
+    return is_theirs or on_hub(folder)
+
+
+def family_of(path):
+    "What a Hugging Face checkpoint calls its kind of model, or None."
+    config = local_folder(path) / 'config.json'
+    return read_json(config).get('model_type') if config.exists() else None
 
 
 def save(folder, **state):
@@ -156,8 +166,31 @@ def open_any(path, device='cpu', dtype='auto', others=True):
     if (now != stored and not is_ours(model)
             and any(buffer.dtype == stored for buffer in model.buffers())):
         # it was computed in the type of the weights and would keep its rounding: Gemma's scale
+        from nanodepth.models.hf import open_theirs
         model = open_theirs(path, dtype=now).to(device).eval()
     return state, model
+
+
+def fast_in_bfloat16(device):
+    "Does the device multiply faster in bfloat16? Older ones only emulate it."
+    if device.type == 'cuda':
+        return torch.cuda.get_device_capability(device) >= (8, 0)
+    return device.type == 'cpu' and (torch.cpu._is_amx_tile_supported()
+                                     or torch.cpu._is_avx512_bf16_supported())
+
+
+def compute_in(model, dtype, device, say=lambda text: None):
+    """The model with weights of the type that is asked for, or by itself: a checkpoint that was
+    published in 16 bits computes in bfloat16 where the device is fast at it, else in float32. All
+    others stay as they are. Tables of positions keep their precision."""
+    stored = next(model.parameters()).dtype
+    wanted = None if dtype == 'auto' else getattr(torch, dtype)
+    if dtype == 'auto' and stored in (torch.bfloat16, torch.float16):
+        wanted = torch.bfloat16 if fast_in_bfloat16(device) else torch.float32
+        say(f'computed in {str(wanted)[6:]} (--dtype says otherwise)')
+    for p in model.parameters() if wanted else ():
+        p.data = p.data.to(wanted)
+    return model.to(device).eval()
 
 
 def build_model(state, path, others=False):
@@ -165,10 +198,12 @@ def build_model(state, path, others=False):
     if state.get('kind') != 'hf':
         with reading(path):
             model = model_of(state, path)
-    elif family_of(path) == FAMILY:
-        model = load_raven(local_folder(path))
     else:
-        model = load_hf(path, others)
+        from nanodepth.models import hf, hf_recurrent       # a run of ours never needs them
+        if family_of(path) == hf_recurrent.FAMILY:
+            model = hf_recurrent.load_raven(local_folder(path))
+        else:
+            model = hf.load_hf(path, others)
     refuse_not_finite(model, path)
     return model
 

@@ -27,7 +27,7 @@ from types import SimpleNamespace
 import torch
 
 from nanodepth.common.errors import Refused, refusing
-from nanodepth.common.files import (new_model, on_hub, read_json, reading, replace, replacing,
+from nanodepth.common.files import (new_model, reading, replace, replacing,
                                     write_json)
 from nanodepth.grow import untie
 from nanodepth.looping.layers import is_ours
@@ -69,19 +69,6 @@ def using_transformers(folder):
     with refusing(Exception, why=lambda error: f'{folder}: transformers does not open it: '
                   f'{type(error).__name__}: {(str(error).splitlines() or [""])[0]}'):
         yield transformers
-
-
-def is_hugging_face(folder):
-    "Is this a Hugging Face folder and no run of ours, or a name on the hub?"
-    path = Path(folder)
-    is_theirs = (path / 'config.json').exists() and not (path / 'ckpt.pt').exists()
-    return is_theirs or on_hub(folder)
-
-
-def family_of(path):
-    "What a Hugging Face checkpoint calls its kind of model, or None."
-    config = local_folder(path) / 'config.json'
-    return read_json(config).get('model_type') if config.exists() else None
 
 
 def config_of(path):

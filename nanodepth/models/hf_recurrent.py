@@ -28,7 +28,7 @@ from nanodepth.common.files import read_json, reading
 from nanodepth.models import hf
 from nanodepth.model import ModelConfig, rope_tables, rotate
 from nanodepth.retrofit import Recurrent
-from nanodepth.variants.starts import AUTHORS_STD
+from nanodepth.looping.starts import AUTHORS_STD
 
 FAMILY = 'huginn_raven'
 LAYER = {           # theirs: ours, whose rows it holds one after the other

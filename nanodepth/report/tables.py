@@ -22,6 +22,11 @@ from nanodepth.common.errors import check_choice
 from nanodepth.common.files import read_json, reading, replace
 
 
+# What rows of numbers have beside the kinds of answers, which therefore have other names.
+TAKEN = {'loss', 'val_loss', 'step', 'steps', 'tokens', 'flops', 'seconds', 'minutes', 'seed',
+         'seeds', 'run', 'layers', 'lr'}
+
+
 class Score(NamedTuple):
     "How good a model is at something."
     kind: str               # 'nats' of a loss, a 'share' of right answers, or another 'score'

@@ -20,7 +20,6 @@ Usage:
     tokens, targets = loader.batch(step=0)      # (16, 256) each; targets: one place later
 """
 import contextlib
-import functools
 import hashlib
 import math
 import subprocess
@@ -33,24 +32,10 @@ import torch
 from nanodepth import ROOT
 from nanodepth.common.errors import Refused
 from nanodepth.common.files import claim, find, read_json, reading, replace, write_json
+from nanodepth.common.seeds import seed_for
+from nanodepth.report.tables import TAKEN
 
-# --------------------------------------------------------------------------------------- randomness
-# Every random draw of this repo is a function of (seed, purpose, step), so that no generator's
-# state is ever saved.
-
-@functools.lru_cache
-def seed_for(seed, purpose, step=0):
-    "63 random bits."
-    return int.from_bytes(hashlib.blake2b(f'{seed} {purpose} {step}'.encode(),
-                                          digest_size=8).digest(), 'big') >> 1
-
-
-def row_generators(seed, step, first, n, device):
-    """A generator for each of n rows of a step's batch, from the `first` on: what it draws for a
-    row is the same, however the rows are shared out to processes."""
-    return [torch.Generator(device).manual_seed(seed_for(seed, f'state of row {row}', step))
-            for row in range(first, first + n)]
-
+# ------------------------------------------------------------------------------------- an order
 
 def permute(i, n, key):
     """The place of i in the permutation of range(n) that the key picks. A Feistel network shuffles
@@ -73,11 +58,6 @@ def permute(i, n, key):
 
 
 # --------------------------------------------------------------------------------- datasets on disk
-
-# What rows of numbers have beside the kinds of answers (report/).
-TAKEN = {'loss', 'val_loss', 'step', 'steps', 'tokens', 'flops', 'seconds', 'minutes', 'seed',
-         'seeds', 'run', 'layers', 'lr'}
-
 
 def write_dataset(folder, split, tokenizer, tokens, *, mask=None, marks=None, kinds=None, row=None,
                   origin=None):

@@ -16,7 +16,7 @@ beginning of another: the likelihood of ` 1` includes that of ` 13`. The `toy_` 
 of data/toy.
 
 Usage:
-    examples = few_shot('assign_basic', 200, shots=5, depth=1)      # asking/scoring.py scores them
+    examples = few_shot('assign_basic', 200, shots=5, depth=1)      # scoring/scores.py scores them
     nanodepth evaluate out/lidas --tasks=toy_assign/0-2
 """
 import math
@@ -25,7 +25,8 @@ import string
 from dataclasses import dataclass
 
 from nanodepth.common.errors import Refused, check_choice
-from nanodepth.text.loader import START, seed_for
+from nanodepth.common.seeds import seed_for
+from nanodepth.text.loader import START
 
 
 @dataclass

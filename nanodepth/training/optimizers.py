@@ -4,7 +4,7 @@ The idea: Muon makes a matrix's step orthogonal, so that every direction moves a
 the head and norms, whose rows are looked up one by one, stay with AdamW.
 
 Paper: "Retrofitted Recurrence", section 4.3.1: Muon has the lowest loss and no spikes when a
-recurrent model is trained. (AdamW*, of its predecessor, stands in variants/adamw_star.py.)
+recurrent model is trained. (AdamW*, of its predecessor, stands in training/adamw_star.py.)
 Here: AdamW is torch's, and Muon computes what torch's does. But torch's works in bfloat16
 everywhere, which a CPU without AMX or AVX-512 emulates at a fiftieth of its speed (docs/LOG.md).
 
@@ -39,7 +39,7 @@ def make_optimizers(model, config):
         lr = lr if config.adamw_lr is None else config.adamw_lr
     groups = [dict(params=matrices, weight_decay=wd), dict(params=norms, weight_decay=0.0)]
     if config.optimizer == 'adamw_star':
-        from nanodepth.variants.adamw_star import STAR_DECAY, AdamWStar
+        from nanodepth.training.adamw_star import STAR_DECAY, AdamWStar
         groups = [group | dict(weight_decay=STAR_DECAY) for group in groups]
         optimizers.append(AdamWStar(groups, lr=lr, betas=BETAS))
     else:

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from nanodepth.common.errors import Refused
 from nanodepth.common.losses import LOGITS_AT_ONCE      # the largest tensors here
-from nanodepth.looping.layers import is_ours, mixes_tokens
+from nanodepth.looping.layers import device_of, is_ours, mixes_tokens, width_of
 from nanodepth.text.primitives import continuation
 from nanodepth.text.tokenizer import start_of_document
 
@@ -87,14 +87,6 @@ def likelihoods(model, prompts, options, batch=64):
                     greedy[o] = (row.argmax(-1) == option).all()
             bar.update(sum(lengths[k] for k in part))
     return found
-
-
-def width_of(model_like):
-    return getattr(getattr(model_like, 'config', None), 'vocab_size', 1)
-
-
-def device_of(model_like):
-    return next((p.device for p in getattr(model_like, 'parameters', list)()), 'cpu')
 
 
 def in_batches(lengths, alike, fits):

@@ -35,8 +35,8 @@ from nanodepth.common.errors import Refused, check_choice, refusing
 from nanodepth.common.files import read_json, replace
 from nanodepth.common.options import read
 from nanodepth.models.checkpoint import build_model, exists, load, load_model
-from nanodepth.asking.likelihoods import encode
-from nanodepth.asking.scoring import parse_tasks, questions_of
+from nanodepth.scoring.likelihoods import encode
+from nanodepth.scoring.scores import parse_tasks, questions_of
 from nanodepth.grow import GROWTH
 from nanodepth.looping.layers import MIDDLE
 from nanodepth.report.plot import figure, show

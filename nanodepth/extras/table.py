@@ -21,8 +21,8 @@ from pathlib import Path
 import torch
 
 from nanodepth import ROOT, probe
-from nanodepth.asking.likelihoods import log_likelihoods
-from nanodepth.asking.scoring import measure
+from nanodepth.scoring.likelihoods import log_likelihoods
+from nanodepth.training.measure import measure
 from nanodepth.commands.probe import examples
 from nanodepth.common.errors import Refused
 from nanodepth.common.files import replace

@@ -23,12 +23,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch  # noqa: E402
 from conftest import ROOT, save_run  # noqa: E402
 
-from nanodepth.commands import play  # noqa: E402
+from nanodepth.extras import play  # noqa: E402
 from nanodepth.text.primitives import few_shot  # noqa: E402
 from nanodepth.text.tokenizer import get_tokenizer, start_of_document  # noqa: E402
-from nanodepth.asking.likelihoods import encode  # noqa: E402
-from nanodepth.asking.scoring import score  # noqa: E402
-from nanodepth.asking.way import Way  # noqa: E402
+from nanodepth.scoring.likelihoods import encode  # noqa: E402
+from nanodepth.scoring.scores import score  # noqa: E402
+from nanodepth.scoring.way import Way  # noqa: E402
 from nanodepth.grow import lidas, untie  # noqa: E402
 from nanodepth.model import LM, ModelConfig  # noqa: E402
 from nanodepth.retrofit import surgery  # noqa: E402

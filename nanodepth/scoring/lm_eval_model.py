@@ -2,7 +2,7 @@
 one before a task of lm-eval's is asked.
 
 Usage:
-    lm = Asked(answer, tokenizer, path)         # asking/lm_eval_scores.py makes it
+    lm = Asked(answer, tokenizer, path)         # scoring/lm_eval_scores.py makes it
 """
 import itertools
 
@@ -13,8 +13,8 @@ from transformers import AutoTokenizer
 
 from nanodepth.common.errors import Refused, refusing, say
 from nanodepth.common.files import read_json
-from nanodepth.asking.likelihoods import continued, likelihoods
-from nanodepth.models.hf import is_hugging_face
+from nanodepth.scoring.likelihoods import continued, likelihoods
+from nanodepth.models.checkpoint import is_hugging_face
 from nanodepth.text.tokenizer import local_folder, marks_of, start_of_document
 
 

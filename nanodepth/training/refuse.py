@@ -8,7 +8,7 @@ import torch
 
 from nanodepth.common.errors import Refused, refusing
 from nanodepth.common.options import only_fields
-from nanodepth.running.plan import MODEL_SETTINGS
+from nanodepth.training.plan import MODEL_SETTINGS
 from nanodepth.text.tokenizer import refuse_another_tokenizer
 
 

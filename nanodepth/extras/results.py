@@ -1,7 +1,7 @@
 """The tables of README.md and of the pages in docs/, made anew from the rows of seeds.
 
 The idea: docs/results/*.csv hold what was measured, a row a seed; docs/results/claims.toml says
-which contrasts were named before the runs. This command judges them (study/claims.py) and writes
+which contrasts were named before the runs. This command judges them (extras/claims.py) and writes
 what stands between `<!-- table NAME -->` and `<!-- end -->`: a table of a section's claims, or one
 of words in which each {...} becomes a number. The text around it is written by hand. It also counts
 the lines of the seven files, where a table links one.
@@ -21,7 +21,7 @@ from nanodepth.common.errors import Refused, check_choice
 from nanodepth.common.files import replace
 from nanodepth.common.options import read
 from nanodepth.report.tables import mean, read_rows, where
-from nanodepth.study.claims import MARGINS, Contrast, verdicts
+from nanodepth.extras.claims import MARGINS, Contrast, verdicts
 
 UNITS = dict(flops=(1e-12, 1), parameters=(1e-6, 2))        # a factor, and digits behind the point
 SHARES = 'copy', 'overlap', 'screened', 'change'         # in %, and all that ends with `right`

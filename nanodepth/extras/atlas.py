@@ -17,8 +17,8 @@ from nanodepth.common.errors import Refused
 from nanodepth.common.files import Notes
 from nanodepth.common.options import read
 from nanodepth.models.checkpoint import is_hugging_face
-from nanodepth.asking.scoring import Asked, Subject
-from nanodepth.asking.way import Way, depth_in
+from nanodepth.scoring.scores import Asked, Subject
+from nanodepth.scoring.way import Way, depth_in
 from nanodepth.loop import repeat_block
 from nanodepth.report.plot import draw_atlas, show
 from nanodepth.report.tables import read_rows, run_names, write_csv

@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from nanodepth.common import losses
 from nanodepth.common.errors import Refused, which_process
+from nanodepth.models.checkpoint import fast_in_bfloat16
 
 PATIENCE = timedelta(minutes=10)        # so long a process waits for the others
 # Dense bfloat16 FLOPs per second of some GPUs.
@@ -43,28 +44,6 @@ def pick_device(name='auto', local_rank=0):
         # cuDNN plans every new shape for 30 ms: each token of a text. World turns it on again.
         torch.backends.cuda.enable_cudnn_sdp(False)
     return device
-
-
-def fast_in_bfloat16(device):
-    "Does the device multiply faster in bfloat16? Older ones only emulate it."
-    if device.type == 'cuda':
-        return torch.cuda.get_device_capability(device) >= (8, 0)
-    return device.type == 'cpu' and (torch.cpu._is_amx_tile_supported()
-                                     or torch.cpu._is_avx512_bf16_supported())
-
-
-def compute_in(model, dtype, device, say=lambda text: None):
-    """The model with weights of the type that is asked for, or by itself: a checkpoint that was
-    published in 16 bits computes in bfloat16 where the device is fast at it, else in float32. All
-    others stay as they are. Tables of positions keep their precision."""
-    stored = next(model.parameters()).dtype
-    wanted = None if dtype == 'auto' else getattr(torch, dtype)
-    if dtype == 'auto' and stored in (torch.bfloat16, torch.float16):
-        wanted = torch.bfloat16 if fast_in_bfloat16(device) else torch.float32
-        say(f'computed in {str(wanted)[6:]} (--dtype says otherwise)')
-    for p in model.parameters() if wanted else ():
-        p.data = p.data.to(wanted)
-    return model.to(device).eval()
 
 
 def peak_flops(device):

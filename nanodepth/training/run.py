@@ -13,7 +13,6 @@ from nanodepth.common.errors import Refused
 from nanodepth.common.files import claim, new_model, write_json
 from nanodepth.models import checkpoint
 from nanodepth.report.logs import Log, read_log
-from nanodepth.report.plot import draw_runs, show
 from nanodepth.text.loader import Loader, make_toy_data, refuse_mixed
 from nanodepth.text.tokenizer import behind, copy_tokenizer, keep_tokenizer
 
@@ -126,6 +125,7 @@ def report(c, world, plan, model, totals):
         saving = (f', {1 - flops / (full * c.batch_size * c.context):.1%} less than at full depth '
                   'throughout')
     print(f'{flops:.3e} training FLOPs{saving}')
+    from nanodepth.report.plot import draw_runs, show
     show(out / 'loss.png', draw_runs, {out.name: [read_log(out)]})
     print(f'numbers: {out}/log.jsonl\ncheckpoint, log and picture are in {out}; nanodepth sample '
           f'{out} writes text')

@@ -9,7 +9,7 @@ import torch
 from conftest import ROOT
 
 from nanodepth.__main__ import main as nanodepth
-from nanodepth.asking.way import Way
+from nanodepth.scoring.way import Way
 from nanodepth.models.checkpoint import load_model
 from nanodepth.text.tokenizer import get_tokenizer
 

@@ -16,8 +16,8 @@ from nanodepth.common.errors import Refused
 from nanodepth.commands.cost import planned
 from nanodepth.report.logs import read_lines
 from nanodepth.report.tables import as_csv, read_rows
-from nanodepth.study import gpu_runs, results
-from nanodepth.study.claims import Contrast, holm, verdict, verdicts
+from nanodepth.extras import gpu_runs, results
+from nanodepth.extras.claims import Contrast, holm, verdict, verdicts
 from nanodepth.train import read_config
 
 

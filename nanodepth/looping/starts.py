@@ -23,7 +23,7 @@ import torch
 import torch.nn as nn
 
 from nanodepth.common.errors import check_choice
-from nanodepth.text.loader import seed_for
+from nanodepth.common.seeds import seed_for
 
 AUTHORS_STD = 0.0087039     # sqrt(2 / (5 * 5280)): their first model's width, kept at any other
 

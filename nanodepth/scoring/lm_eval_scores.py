@@ -13,7 +13,7 @@ text/primitives.py. Documents begin with what a tokenizer.json puts first, and t
 models with an end of text, as in training. The tests hold all scores to those of its own `hf`.
 
 Usage:
-    harness = Harness(subject, [['arc_easy']])  # asking/scoring.py makes it
+    harness = Harness(subject, [['arc_easy']])  # scoring/scores.py makes it
     harness.scores()                    # {'arc_easy acc': Score, ...}, of the model as it runs now
 """
 import functools
@@ -140,7 +140,7 @@ class Harness:
     def __init__(self, subject, tasks, parts=1):
         asked = subject.asked
         self.tasks, self.asked, self.keep = tasks, asked, {}
-        from nanodepth.asking.lm_eval_model import Asked
+        from nanodepth.scoring.lm_eval_model import Asked
         self.lm = Asked(subject.answer, subject.tokenizer, subject.path, asked.max_length,
                         asked.chat)
         self.shots = asked.shots and asked.shots[0]

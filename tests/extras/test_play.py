@@ -13,7 +13,7 @@ from conftest import ROOT, byte_level_bpe, refused, save_run
 from families import tiny as family
 
 from nanodepth.__main__ import main as nanodepth
-from nanodepth.commands import play
+from nanodepth.extras import play
 from nanodepth.models.checkpoint import load_model
 from nanodepth.grow import double, lidas, untie
 from nanodepth.retrofit import surgery

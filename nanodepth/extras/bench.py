@@ -17,14 +17,14 @@ from statistics import median
 
 import torch
 
-from nanodepth.asking.likelihoods import log_likelihoods
+from nanodepth.scoring.likelihoods import log_likelihoods
 from nanodepth.common import losses
 from nanodepth.common.files import replace
 from nanodepth.common.options import read
 from nanodepth.model import LM, ModelConfig
 from nanodepth.models.hf import answer_of, config_json
 from nanodepth.report.tables import columns
-from nanodepth.running.processes import peak_flops, pick_device
+from nanodepth.training.processes import peak_flops, pick_device
 from nanodepth.text.primitives import few_shot
 from nanodepth.text.tokenizer import get_tokenizer
 

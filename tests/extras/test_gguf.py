@@ -9,7 +9,7 @@ from conftest import byte_level_bpe, refused, save_run
 from families import LLAMA3
 
 from nanodepth.__main__ import main as nanodepth
-from nanodepth.asking.way import Way
+from nanodepth.scoring.way import Way
 from nanodepth.common.errors import Refused
 from nanodepth.model import LM, ModelConfig
 from nanodepth.models import hf

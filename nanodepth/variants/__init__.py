@@ -1,1 +1,0 @@
-"Details and alternatives of the ideas, for the second reading."
