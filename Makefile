@@ -3,7 +3,7 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 
-.PHONY: all setup data lidas baseline smollm2 atlas real test families readme demo site browser llama bench table gpu gpu_runs gpu_test clean
+.PHONY: all setup data lidas baseline smollm2 real test families readme demo site browser llama bench table gpu gpu_runs gpu_test clean
 
 all: lidas                      # set up, grow the toy model, leave a picture and a sample of its text: 3 to 7 minutes
 
@@ -60,15 +60,8 @@ data/evals/questions/piqa.jsonl: data/evals/questions/prepare.py | .venv/tests
 	$(PY) data/evals/questions/prepare.py
 
 data/pydoc/train.json: out/smollm2/config.json     # Python's language reference, which is on every machine: seconds
-	mkdir -p out/atlas
-	$(PY) -c "import pydoc_data.topics as t; print(*t.topics.values(), sep='\n\n')" > out/atlas/pydoc.txt
-	$(PY) data/text/prepare.py out/atlas/pydoc.txt --tokenizer=out/smollm2 --out=data/pydoc
-
-# What else docs/ATLAS.md and docs/RESULTS.md measured is run at the commits that they name.
-atlas: smollm2 lidas baseline   # what each layer of it does, beside the toys': out/atlas/atlas.png, an hour; goes on where it stopped
-	$(PY) probe.py out/smollm2 --data=data/pydoc --only=depth_score,norms,early_exit --count=4 --length=64 --batches=1 --tasks= --lens_steps=30 --out=out/atlas/probe
-	$(PY) probe.py out/lidas out/baseline --only=depth_score,norms,early_exit --tasks= --out=out/atlas/probe_toys
-	$(PY) -m nanodepth atlas out/smollm2 out/lidas out/baseline --data=data/pydoc --batches=4 --dtype=float32
+	$(PY) -c "import pydoc_data.topics as t; print(*t.topics.values(), sep='\n\n')" > out/smollm2/pydoc.txt
+	$(PY) data/text/prepare.py out/smollm2/pydoc.txt --tokenizer=out/smollm2 --out=data/pydoc
 
 # ---- the tests
 

@@ -16,9 +16,13 @@ Usage:
     torchrun --standalone --nproc_per_node=8 train.py config/smollm_360m_lidas.py
 """
 import math
+import os
 import time
 from dataclasses import asdict, dataclass
 from typing import Literal, NamedTuple
+
+if __name__ == '__main__':      # before torch is loaded: two runs at once share the cores then
+    os.environ.setdefault('GOMP_SPINCOUNT', '1000')
 
 import torch
 
@@ -367,10 +371,7 @@ def train(c):
 
 def read_config(argv, cls=Config):
     "Config files, such as config/lidas.py, and then each --name=value, as one Config."
-    values = given(cls, argv)
-    config = cls(**values)
-    refuse.what_is_void(config, values, argv)
-    return config
+    return cls(**given(cls, argv))
 
 
 def main(argv):

@@ -13,11 +13,9 @@ Usage:
 import importlib
 import os
 import sys
-import tempfile
 from pathlib import Path
 
 import nanodepth
-from nanodepth import ROOT
 from nanodepth.common.errors import Refused, nearest, refusals
 
 COMMANDS = {        # name: (module, what it does)
@@ -31,7 +29,6 @@ COMMANDS = {        # name: (module, what it does)
     'cut': ('commands.cut', 'another model of a trained one: recurrent, or with untied layers'),
     'sweep': ('commands.sweep', 'try many ways of running, judge the best on other data'),
     'probe': ('commands.probe', 'which layers models use: a page of pictures'),
-    'atlas': ('extras.atlas', 'what each layer of a published model does for its loss'),
     'results': ('extras.results', 'the tables of docs/RESULTS.md, from the rows of seeds'),
     'table': ('extras.table', "README's toy table: the next of eight seeds"),
     'gpu_runs': ('extras.gpu_runs', 'growing at 102 million weights: the next runs without a row'),
@@ -39,35 +36,9 @@ COMMANDS = {        # name: (module, what it does)
 }
 
 
-def share_the_machine():
-    """Begin again with threads that wait passively, if other work is going on. OpenMP's threads
-    spin at each of thousands of barriers: two commands that do so slow each other down fifty times,
-    while a passive one alone takes a fifth more. The library asks once, when torch is loaded."""
-    if 'OMP_WAIT_POLICY' in os.environ or 'GOMP_SPINCOUNT' in os.environ or os.name != 'posix':
-        return
-    # only a program of ours may begin again: a notebook would lose all that it holds
-    program = Path(sys.argv[0]).resolve()
-    ours = program.parent in (ROOT, Path(__file__).resolve().parent) or program.name == 'nanodepth'
-    if not ours or not program.is_file() or 'IPython' in sys.modules:
-        return
-    if os.environ.get('OMP_NUM_THREADS') == '1':
-        return                  # nothing to wait for
-    busy = (int(os.environ.get('WORLD_SIZE', 1)) > 1
-            or os.getloadavg()[0] > os.cpu_count() / 2)
-    if not busy:
-        import fcntl            # the first of several that begin together holds this until it ends
-        name = f'nanodepth-{os.getuid()}.lock'
-        try:
-            path = os.path.join(tempfile.gettempdir(), name)
-            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            busy = True
-        except OSError:         # no such folder, or somebody else's file: it was only about speed
-            return
-    if busy:
-        os.environ['OMP_WAIT_POLICY'] = 'PASSIVE'
-        os.execv(sys.executable, sys.orig_argv)
+# Threads of OpenMP spin at each of thousands of barriers, so that two commands slow each other down
+# fifty times. So many turns are enough, and then a thread sleeps.
+SPINS = '1000'
 
 
 def not_twice(script):
@@ -80,7 +51,7 @@ def not_twice(script):
 def main(name=None, argv=None):
     if argv is None:            # a command line, and not a call from Python
         argv = sys.argv[1:]
-        share_the_machine()
+        os.environ.setdefault('GOMP_SPINCOUNT', SPINS)      # before a command loads torch
         if name is not None:
             not_twice(sys.modules['__main__'])
         for stream in (sys.stdout, sys.stderr):         # a terminal may lack a ±

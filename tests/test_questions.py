@@ -102,38 +102,3 @@ def test_rows_are_the_units_of_a_loss(kinds, tiny, tmp_path):
     assert measure(subject.model, val, 3)[0] == pytest.approx(score.mean, rel=1e-6)
 
 
-def test_the_atlas_has_every_layer_and_every_block():
-    ways = ways_of(6)
-    assert len(ways) == 1 + 6 + 2 * (6 + 3)
-    assert ways['without', 2].loop == [0, 1, 3, 4, 5]
-    assert ways['4 twice', 1].loop == [0, 1, 2, 3, 4, 1, 2, 3, 4, 5]
-    assert str(ways['4 by rk', 1]) == '--window=1-4 --method=rk --K=2'
-
-
-def test_the_atlas_writes_a_row_for_each_row_of_text(tiny, tmp_path, capsys):
-    write_noise(tmp_path / 'noise', [])
-    run = save_run(tmp_path / 'run', tiny(vocab_size=257, context=64, n_layer=4),
-                   tmp_path / 'noise')
-    line = [run, '--batches=1', '--device=cpu', f'--out={tmp_path}']
-    nanodepth('atlas', line)
-    first = (tmp_path / 'atlas.csv').read_text()
-    lines = first.splitlines()
-    ways = 1 + 4 + 2 * (4 + 1)
-    assert len(lines) == 1 + 4 * ways
-    other = save_run(tmp_path / 'other', tiny(vocab_size=257, context=64, n_layer=2),
-                     tmp_path / 'noise')
-    nanodepth('atlas', [run, other, *line[1:]])     # from what is on disk; the other is drawn
-    assert (tmp_path / 'atlas.csv').read_text().startswith(first)
-    assert 'leave --tasks and' in refused(capsys, 'atlas', *line, '--tasks=toy_copy')
-
-
-def test_the_atlas_draws_models_beside_each_other(tmp_path, pictures):
-    losses = {('as it is', ''): [1, 2]} | {(kind, i): [1.5, 2.25] for i in range(3)
-                                           for kind in ('without', 'twice', 'by rk')}
-    norms = [{'run': name, 'depth': i, 'layer share': 0.1 * i} for name in 'ab' for i in range(3)]
-    fig = draw_atlas(dict(a=losses, b=losses), dict(norms=norms))
-    by_title = {axes.get_title(loc='left'): axes for axes in fig.axes}
-    [bars] = by_title['loss without the layer, minus the loss as it is'].containers
-    assert bars.lines[0].get_ydata() == pytest.approx([0.375] * 3)
-    share = by_title['share of the stream that the layer adds']
-    assert len(share.lines) == 1 and share.lines[0].get_ydata() == pytest.approx([0, 0.1, 0.2])

@@ -1,4 +1,4 @@
-"""What a run will cost, before it starts: stages, parameters, FLOPs, and hours of so many GPUs.
+"""What a run will cost, before it starts: stages, parameters, FLOPs, and hours of a GPU.
 
 The idea: everything a run does follows from its settings, so its cost can be added up without
 running it. FLOPs are the ledger's, stage by stage. What it takes of memory its first step shows:
@@ -8,8 +8,7 @@ Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", Table 7: the totals
 config/smollm_*.py come out to the last digit.
 
 Usage:
-    python train.py config/smollm_360m_lidas.py --dry_run  # 8 GPUs, H100, at 40% of their peak
-    python train.py config/smollm_1b7_lidas.py --dry_run --gpus=64 --grad_accum=2 --mfu=0.35
+    python train.py config/smollm_360m_lidas.py --dry_run
 """
 import collections
 import dataclasses
@@ -18,7 +17,6 @@ import itertools
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 from tqdm import tqdm
@@ -38,9 +36,6 @@ from nanodepth.train import Config, Plan, read_config
 @dataclass
 class DryRun(Config):
     dry_run: bool = True            # print what a run will cost, and end
-    gpus: int = 8
-    gpu: Literal[tuple(PEAK_FLOPS)] = 'H100'
-    mfu: float = 0.4        # the share of its peak FLOPs that a run uses
 
 
 def empty(config, n_layer):
@@ -116,10 +111,6 @@ def check_data(folder):
 
 def show(config):
     "Print the cost."
-    each, left = divmod(config.batch_size, config.gpus)
-    if left or each % config.grad_accum:
-        raise Refused(f'batch_size={config.batch_size} on gpus={config.gpus} does not divide into '
-                      f'grad_accum={config.grad_accum} pieces: choose other --gpus')
     a_step = config.batch_size * config.context
     table = [['steps', 'layers', 'depth', 'parameters', 'GFLOPs a token', 'petaFLOPs']]
     total = first = 0
@@ -137,6 +128,6 @@ def show(config):
         full = planned(dataclasses.replace(config, grow=None))
         print(f'with {config.n_layer} layers from the first step on it would be '
               f'{full / 1e15:,.3f}: growing saves {1 - total / full:.1%}')
-    peak = PEAK_FLOPS[config.gpu] * config.mfu
-    print(f'time: {total / (config.gpus * peak) / 3600:,.1f} hours on {config.gpus} {config.gpu} '
-          f'at {config.mfu:.0%} of their peak, {total / peak / 3600:,.0f} GPU hours')
+    minutes = total / (0.4 * PEAK_FLOPS['H100']) / 60
+    time = f'{minutes / 60:,.1f} hours' if minutes > 120 else f'{minutes:,.1f} minutes'
+    print(f'time: {time} on one H100, at 40% of its peak')

@@ -30,7 +30,7 @@ from nanodepth.scoring.scores import Asked, Subject, compared, interval
 from nanodepth.scoring.way import Way, Ways, layers_and_order, name_of, read_ways
 from nanodepth.looping.layers import is_ours
 from nanodepth.models.checkpoint import cost_of
-from nanodepth.report.plot import PICTURES, draw_scores, show
+from nanodepth.report.plot import PICTURES, draw_curves, show
 from nanodepth.report.tables import (beside, change_in_words, columns, groups_of, named_after,
                                      number, over_seeds, pick_shown, run_names, where, write_csv)
 
@@ -65,10 +65,10 @@ def facts(state, model, way=Way(), runs=None):
                 training_flops=cost_of(state))
 
 
-def measured(name, group, subject, ways, notes, part=0):
-    "[a row for each way and measure]; the first way is the plain one."
+def rows_of(name, group, subject, ways, found):
+    """[a row for each way and measure] of {way: {measure: Score}}; the first way is the plain
+    one."""
     seed = (subject.state.get('config') or {}).get('seed', 0)
-    found = subject.noted(ways, notes, part)
     rows = []
     for way in ways:
         scores, plain = found[str(way)], found[str(ways[0])]
@@ -136,9 +136,12 @@ def print_tables(rows):
     print(columns(table))
 
 
+AXES = dict(r='recurrences', K='steps K', shots='examples before the question')
+
+
 def draw(rows, ways, x, out):
     "The picture: curves over x, or the ways beside each other. ways: {in words: Way}."
-    drawn = []
+    drawn, measures = {}, {}
     for row in rows:
         way = ways[row['way']]
         plain = row['way'] == str(Way())
@@ -156,8 +159,13 @@ def draw(rows, ways, x, out):
         elif not plain:
             at = way.dials[x]
             line = str(Way(**{name: value for name, value in way.dials.items() if name != x}))
-        drawn.append(row | dict(measure=measure, line=line, x=at))
-    show(out, draw_scores, drawn, x)
+        measure += dict(share=' (%)', nats=' (nats)', score='')[row['kind']]
+        measures[measure] = None
+        name = f'{row["group"]} {line}'.strip()
+        point = drawn.setdefault((row['run'], name, at), dict(run=row['run'], group=name, x=at))
+        point[measure] = row['mean'] * (100 if row['kind'] == 'share' else 1)
+    show(out, draw_curves, list(drawn.values()), 'x', None, list(measures), {}, '',
+         AXES.get(x, x or ''), None if x else dict(enumerate(ways)))
 
 
 def main(argv=None):
@@ -175,7 +183,7 @@ def main(argv=None):
         subject = Subject(path, options, like=first)
         first = first or subject
         if not subject.harness:     # else its measures are known when they are measured
-            known = [*(['loss', *subject.val.kinds] if subject.val else []), *subject.questions[0]]
+            known = [*(['loss', *subject.val.kinds] if subject.val else []), *subject.questions]
             pick_shown('show', options.show, known)
         # beside a recurrent model, an ordinary one is a row to compare with
         recurs = getattr(subject.model, 'recurs', False)
@@ -185,7 +193,8 @@ def main(argv=None):
             raise Refused(f'{first.path} is measured on {first.data()}, and {path} on '
                           f'{subject.data()}: give --data, so that both answer the same, or leave '
                           'the loss out by --measures=')
-        rows += measured(name, groups[name], subject, its_ways, notes)
+        found = subject.noted(its_ways, notes)
+        rows += rows_of(name, groups[name], subject, its_ways, found)
     if options.r and not any('--r=' in row['way'] for row in rows):
         raise Refused(f'--r={options.r} is for models with a recurrent core, and none of these has '
                       'one')

@@ -9,23 +9,20 @@ Usage:
     nanodepth export out/smollm2 deeper.gguf --loop=13-4x2-13 --damp --dtype=q8_0
 """
 import copy
-import functools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import torch
 
-from nanodepth.common.errors import Refused
-from nanodepth.common.files import new_model
+from nanodepth.common.errors import Refused, refusing
 from nanodepth.common.options import read
 from nanodepth.looping.layers import is_ours
 from nanodepth.models.checkpoint import load_model
-from nanodepth.models.gguf import open_gguf, write_gguf
-from nanodepth.models.hf import answer_of, save_hf, save_theirs
+from nanodepth.models.gguf import open_gguf, save_opened
+from nanodepth.models.hf import answer_of, save_hf
 from nanodepth.models.hf_recurrent import save_raven
-from nanodepth.scoring.way import Ways, depth_in, read_way
-from nanodepth.text.tokenizer import copy_tokenizer
+from nanodepth.scoring.way import Way, Ways, depth_in, read_way
 
 
 @dataclass(kw_only=True)
@@ -46,15 +43,12 @@ def main(argv=None):
     if way.dials:
         raise Refused(f'{way}: a checkpoint holds layers and their order, and no code that loops a '
                       'window: from nanodepth import looped; --loop=... --damp comes near it')
-    if options.dtype == 'q8_0' and not is_gguf(options.target):
+    to_file = is_gguf(options.target)
+    if options.dtype == 'q8_0' and not to_file:
         raise Refused(f'{options.target}: eight bits are for a file that ends in .gguf')
     if is_gguf(options.run):
-        model, words = open_gguf(options.run)
-        write_words = words.save_pretrained
-    else:
-        model = load_model(options.run, others=True)
-        write_words = functools.partial(copy_tokenizer, options.run)
-    to_file = is_gguf(options.target)
+        return from_file(options, way)
+    model = load_model(options.run, others=not options.target)
     with way.apply(model):
         describe(options, model)
         if not options.target:
@@ -63,18 +57,28 @@ def main(argv=None):
         before = some_logits(copy.deepcopy(model).float() if to_file else model)
         if options.dtype in ('float32', 'bfloat16'):
             model.to(getattr(torch, options.dtype))
-        if to_file:
-            export_file(options, model)
-        elif is_ours(model):
-            export(options, model)
-        else:
-            export_theirs(options, model, write_words)
+        (export_file if to_file else export)(options, model)
     again = open_gguf(options.target)[0] if to_file else load_model(options.target, others=True)
     compare(before, again, options.target, options.dtype)
 
 
 def is_gguf(path):
     return str(path).endswith('.gguf')
+
+
+def from_file(options, way):
+    "A GGUF file as a folder."
+    if str(way) != str(Way()) or is_gguf(options.target):
+        raise Refused(f'{options.run} is written as a folder, as it is; that folder takes another '
+                      'order, and becomes a file')
+    model, words = open_gguf(options.run)
+    describe(options, model)
+    if options.target:
+        before = some_logits(model)
+        if options.dtype:
+            model.to(getattr(torch, options.dtype))
+        save_opened(model, words, options.target)
+        compare(before, load_model(options.target, others=True), options.target, options.dtype)
 
 
 @torch.no_grad()
@@ -160,18 +164,11 @@ def export(options, model):
           f"transformers.AutoModelForCausalLM.from_pretrained('{options.target}') opens it")
 
 
-def export_theirs(options, model, write_words):
-    "Another family's model, or a file's, as a folder."
-    with new_model(options.target):
-        save_theirs(model, options.target, model.dtype, write_words)
-    print(f'{options.target}: {depth_in(model)} layers of their own, for transformers')
-
-
 def export_file(options, model):
     "A model as a file for llama.cpp."
-    if not is_ours(model):
-        raise Refused(f'{type(model).__name__}: llama.cpp has a converter of its own for other '
-                      f'families: nanodepth export {options.run} FOLDER writes what it reads')
+    with refusing(ImportError, why=lambda error: 'nanodepth/extras, which writes GGUF files, is '
+                  'not here'):
+        from nanodepth.extras.gguf import write_gguf
     dtype = options.dtype or str(model.norm.weight.dtype)[6:]
     write_gguf(model, options.target, dtype, options.run)
     print(f'{options.target}: {len(model.order)} layers of their own, {dtype}, for llama.cpp')

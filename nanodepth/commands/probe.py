@@ -122,7 +122,7 @@ class Probed(Subject):
     def score(self, answer):
         "{'loss', the accuracy on each task} of a callable tokens -> logits."
         scores = dict(loss=measure(answer, self.val, self.args.batches)[0])
-        for name, questions in self.questions[0].items():
+        for name, questions in self.questions.items():
             scores[name] = ask(answer, self.tokenizer, questions).mean
         return scores
 
@@ -238,7 +238,10 @@ def draw(name, rows, folder):
         labels = {row['run']: f'{row["run"]}: {row["score"]:.2f}'
                   for row in over_seeds(rows, [], [])}
     values = p.only or [key for key in rows[0] if key not in ('run', 'group', p.x, p.panel)]
-    show(path, draw_curves, rows, p.x, p.panel, values, labels, title)
+    if p.panel == 'size':       # of size 0: the model as it is
+        rows = [row | dict(start=row['start'] if row['size'] else None) for row in rows]
+    axis = ('first of these layers' if p.x == 'start' else 'layer') + ' (by depth, from 0)'
+    show(path, draw_curves, rows, p.x, p.panel, values, labels, title, axis)
 
 
 STYLE = ('body{font-family:sans-serif;max-width:70em;margin:2em auto;line-height:1.5}'

@@ -1,8 +1,8 @@
 """Which of many ways of running a model is best, and is it more than luck?
 
-The idea: of a hundred ways some are better than none by chance. So all are *screened* on one part
-of the data (every other document of lm-eval's, the first batches and questions of ours), and the
-best are *judged* on another part, which had no say. Beside the best gain stands what the best of
+The idea: of a hundred ways some are better than none by chance. So all are *screened* by every
+other question, document or row of what they were asked, and the best are *judged* by the others,
+which had no say. Beside the best gain stands what the best of
 as many tries finds where there is nothing to find: the same answers with plain and changed
 exchanged at random, question by question. Of the wrapper the paper's recipe is judged, too.
 
@@ -20,7 +20,6 @@ Usage:
     nanodepth sweep out/lidas out/baseline --blocks=1,2,4 --times=2
     nanodepth sweep out/smollm2 --K=2,3 --tasks=questions_piqa --limit=200
 """
-import itertools
 import math
 import re
 from dataclasses import dataclass, replace
@@ -28,17 +27,16 @@ from pathlib import Path
 
 import numpy as np
 
-from nanodepth.commands.evaluate import measured, print_tables
+from nanodepth.commands.evaluate import print_tables, rows_of
 from nanodepth.common.errors import Refused
 from nanodepth.common.files import Notes
 from nanodepth.common.options import read
 from nanodepth.scoring.lm_eval_scores import SHARES
-from nanodepth.scoring.scores import PARTS, Asked, Subject, compared
+from nanodepth.scoring.scores import Asked, Subject, compared
 from nanodepth.scoring.way import Way, Ways, depth_in, layers_and_order, read_ways
 from nanodepth.loop import repeat_block
 from nanodepth.looping.layers import pick_window
-from nanodepth.report.plot import draw_sweep, show
-from nanodepth.report.tables import (beside, mean, named_after, number, over_seeds, pick_shown,
+from nanodepth.report.tables import (beside, error_of, mean, named_after, number, over_seeds,
                                      run_names, where, write_csv)
 
 
@@ -49,8 +47,7 @@ class Options(Ways, Asked):
     blocks: tuple[int, ...] = ()    # instead of other ways: every block of so many layers ...
     times: tuple[int, ...] = (2,)   # ... run so many times
     best: int = 3               # how many are judged
-    show: tuple[str, ...] = ()  # what the picture shows; (): all
-    # beside the picture: .csv, and .jsonl with all that was measured; None: out/sweeps/ASKED.png
+    # the rows; beside them .jsonl with all that was measured; None: out/sweeps/ASKED.csv
     out: Path | None = None
 
 
@@ -69,21 +66,17 @@ def windows_of(parts, depth):
 
 
 def ways_of(options, model):
-    "[(a way, its window in the picture, its row there)]."
     _, order = layers_and_order(model)
     depth = len(order)
     if options.blocks:
         if max(options.blocks) > depth:
             raise Refused(f'--blocks={max(options.blocks)}: the model is {depth} layers deep')
-        return [(Way(loop=repeat_block(order, start, size, times)), f'{start}-{start + size - 1}',
-                 f'{times} times') for size in options.blocks for start in range(depth - size + 1)
-                for times in options.times]
+        return [Way(loop=repeat_block(order, start, size, times)) for size in options.blocks
+                for start in range(depth - size + 1) for times in options.times]
     if options.loop or options.r:
-        return [(way, str(way), '') for way in read_ways(options)]
-    ways = read_ways(replace(options, window=windows_of(options.window or ('all4',), depth),
+        return read_ways(options)
+    return read_ways(replace(options, window=windows_of(options.window or ('all4',), depth),
                              method=options.method or ('rk',), K=options.K or (2, 3)))
-    parts = [str(way).partition(' ') for way in ways]
-    return [(way, window.partition('=')[2], rest) for way, (window, _, rest) in zip(ways, parts)]
 
 
 # ---------------------------------------------------------------------------- screening and judging
@@ -122,51 +115,64 @@ def ranked_by(subject, rows):
     return list(first.values()) or [rows[0]['measure']]
 
 
+PARTS = 'screen', 'judge'
+
+
+def half(scores, part):
+    """The same scores by every other answer, from the first or the second on. What has no answers
+    to halve, as a perplexity, is neither screened nor judged."""
+    halves = {}
+    for measure, score in scores.items():
+        known = all(isinstance(answer, (int, float)) for answer in score.answers)
+        some = score.answers[part::2] if known else []
+        if some:
+            halves[measure] = score._replace(mean=mean(some), error=error_of(some), answers=some)
+    return halves
+
+
 def search(name, path, options, notes):
-    """Screen all ways, judge the best and the recipe, print both: (the rows of what was measured,
-    those of the picture)."""
-    subject = Subject(path, options, parts=2)
-    places = ways_of(options, subject.model)
-    ways = {str(way): way for way, _, _ in places}
-    subject.check(ways.values())
-    screened = measured(name, name, subject, [Way(), *ways.values()], notes)
+    "Screen all ways, judge the best and the recipe, print both: the rows of what was measured."
+    subject = Subject(path, options)
+    ways = {str(way): way for way in ways_of(options, subject.model)}
+    recipe = Way(window='{}-{}'.format(*pick_window(None, depth_in(subject.model))), method='rk',
+                 K=3)
+    tried = {str(Way()): Way()} | ways
+    if not (options.blocks or options.loop or options.r):
+        tried.setdefault(str(recipe), recipe)
+    subject.check(tried.values())
+    found = subject.noted(tried.values(), notes)
+    halves = [{way: half(scores, part) for way, scores in found.items()} for part in (0, 1)]
+    for part, scores in zip(PARTS, halves):
+        if not scores[str(Way())]:
+            raise Refused(f'{path}: what is asked has too few answers to {part} by: give more '
+                          'questions or more data')
+    screened = rows_of(name, name, subject, [*tried.values()], halves[0])
     ranked = ranked_by(subject, screened)
     gains = {way: mean([gain(row) for row in where(screened, way=way) if row['measure'] in ranked])
              for way in ways}
     best = sorted(gains, key=lambda way: (math.isnan(gains[way]), -gains[way]))[:options.best]
-    chosen = {way: ways[way] for way in best}       # what diverged is not among them
-    recipe = Way(window='{}-{}'.format(*pick_window(None, depth_in(subject.model))), method='rk',
-                 K=3)
-    if not (options.blocks or options.loop or options.r):
-        chosen.setdefault(str(recipe), recipe)
-    judged = measured(name, name, subject, [Way(), *chosen.values()], notes, part=1)
+    chosen = [way for way in tried if way not in ways or way in best or way == str(recipe)]
+    judged = rows_of(name, name, subject, [tried[way] for way in chosen], halves[1])
     print(f'\n{name}: {len(ways)} ways searched, {sum(v > 0 for v in gains.values())} with a gain '
           f'in {" and ".join(ranked)}')
-    plain, *found = subject.noted([Way(), *ways.values()], notes).values()
-    print(luck([[gains_of(m, plain[m], scores[m]) for m in ranked] for scores in found],
+    plain = halves[0][str(Way())]
+    print(luck([[gains_of(m, plain[m], halves[0][way][m]) for m in ranked] for way in ways],
                all(plain[m].kind == 'share' for m in ranked)), end='')
     for part, rows in zip(PARTS, (screened, judged)):
         print(f'\n{part}:')
-        print_tables(over_seeds([row for row in rows if row['way'] in (str(Way()), *chosen)],
+        print_tables(over_seeds([row for row in rows if row['way'] in chosen],
                                 ['way', 'measure'], ['mean', 'change']))
-    drawn = [dict(run=name, window=window, setting=row) | {
-        each['measure']: gain(each) for each in where(screened, way=str(way))}
-        for way, window, row in places]
-    rows = [dict(part=part) | row for part, of_part in zip(PARTS, (screened, judged))
+    return [dict(part=part) | row for part, of_part in zip(PARTS, (screened, judged))
             for row in of_part]
-    return rows, drawn
 
 
 def main(argv=None):
     options = read(Options, argv, __doc__)
-    options.out = options.out or Path('out/sweeps') / f'{named_after(options, "best")}.png'
+    options.out = options.out or Path('out/sweeps') / f'{named_after(options, "best")}.csv'
     notes = Notes(beside(options.out, '.jsonl'))
-    each = [search(name, path, options, notes) for name, path in run_names(options.models).items()]
-    rows, drawn = (list(itertools.chain(*parts)) for parts in zip(*each))
+    rows = [row for name, path in run_names(options.models).items()
+            for row in search(name, path, options, notes)]
     write_csv(rows, options.out)
-    units = {row['measure']: row['kind'] for row in rows if row['part'] == 'screen'}
-    show(options.out, draw_sweep, drawn,
-         {measure: units[measure] for measure in pick_shown('show', options.show, units)})
 
 
 def luck(changes, percent, draws=1000):

@@ -1,5 +1,5 @@
-"""Every random draw of this repo is a function of (seed, purpose, step), so that no generator's state
-is ever saved."""
+"""Every random draw of this repo is a function of (seed, purpose, step), so that no generator's
+state is ever saved."""
 import functools
 import hashlib
 

@@ -34,8 +34,7 @@ CACHES = ('first', 'natural', 'last', 'last_eval', 'none', 'exact')
 
 def check_cache(cache, decode, tol=None):
     check_choice('cache', cache, CACHES)
-    if decode not in ('full', 'bypass') and not (type(decode) is int and decode >= 0):
-        raise Refused(f"decode={decode!r}: 'full', 'bypass', or how many decode steps are looped")
+    check_choice('decode', decode, ('full', 'bypass'))
     if cache == 'exact' and (decode != 'full' or tol is not None):
         raise Refused("cache='exact' needs the same evaluations for every token: decode='full', "
                       'and no halting tolerance')
@@ -54,18 +53,9 @@ def ends_before(cache, b):
 
 
 def left_out(cache, a, q, decode):
-    """Is a window that begins with layer a left as it is for this token? cache.prompt is how many
-    tokens there were behind the last prompt (on the cache, so that texts can be continued in
-    turns), past - prompt the number of decode steps so far."""
-    if decode == 'full':
-        return False
+    "Is a window that begins with layer a left as it is for this token, after a prompt was read?"
     past = cache.layers[a].get_seq_length() if a < len(cache.layers) else 0
-    if q > 1 or past == 0:
-        cache.prompt = past + q
-        return False
-    if getattr(cache, 'prompt', past + 1) > past:       # filled before it was looped, or cut
-        cache.prompt = past + 0         # a copy: a cache of a fixed length counts in place
-    return decode == 'bypass' or bool(past - cache.prompt >= decode)
+    return decode == 'bypass' and q == 1 and bool(past > 0)
 
 
 class Memory:

@@ -36,8 +36,7 @@ def install(model, window, method, solver, evaluations, cache=None, decode='full
 
     cache   what later tokens see of a looped layer: its 'first' or 'last' evaluation's keys, or
             others of caches.py
-    decode  'full' loops at each new token; 'bypass' loops only while a prompt is read; a number
-            loops at so many new tokens
+    decode  'full' loops at each new token; 'bypass' loops only while a prompt is read
     mode    the window as one 'block', or 'layer' by layer
     pin     'mixture': in a mixture of experts, later evaluations keep the experts of the first
             (layers.py)"""

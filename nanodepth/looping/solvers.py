@@ -234,16 +234,8 @@ def poly_blend(g, x, K, weights=None):
     return total.type_as(x)
 
 
-def recirculate(g, x, K=2, alpha=0.15):
-    """The state behind the window, at the length of the one before it, is mixed into that one by
-    the share alpha, and the window runs again (arXiv 2608.17981); K - 1 times."""
-    for _ in range(K - 1):
-        x = lerp(x, with_norm(g(x), norms(x)), alpha)
-    return g(x)
-
-
 MORE = {f.__name__: f for f in (euler, butcher, midpoint, heun, rk4, layer_anchored_frozen,
-                                heavy_ball, anderson, aitken, norm_stab, poly_blend, recirculate)}
+                                heavy_ball, anderson, aitken, norm_stab, poly_blend)}
 # These combine the states of each token by itself. A solver that a script adds may not.
 PER_TOKEN = {'naive', 'rk', *MORE} - {'anderson'}
 BY_LAYER = {'layer_anchored_frozen'}        # these work layer by layer, and pin experts

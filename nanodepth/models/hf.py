@@ -16,12 +16,9 @@ Usage:
     score(answer_of(open_theirs('gemma-3-1b-pt')))
 """
 import contextlib
-import copy
 import inspect
 import math
 import os
-import tempfile
-from pathlib import Path
 from types import SimpleNamespace
 
 import torch
@@ -285,25 +282,3 @@ def write_checkpoint(model, folder, tensors, config_json, tokenizer, files=None)
         for name, text in (files or {}).items():
             replace(folder / name, text.encode())
         write_json(folder / 'config.json', config_json)     # last: without it, it is no checkpoint
-
-
-def save_theirs(model, folder, dtype, write_words):
-    """Write another family's model, with its layers as they stand now (models/orders.py), by
-    transformers' own save_pretrained. write_words: writes the tokenizer's files into a folder."""
-    config = copy.deepcopy(model.config)
-    config.dtype = dtype
-    with torch.device('meta'):
-        plain = type(model)(config)
-    with refusing(RuntimeError, why=lambda error: f'{folder}: a config of this family cannot say '
-                  f'in which layers it differs: {str(error).splitlines()[-1].strip()[:100]}'):
-        plain.load_state_dict({name: t.to(dtype, copy=True)
-                               for name, t in model.state_dict().items()}, assign=True)
-    plain.tie_weights()                     # else a tied head would be written once more
-    plain.generation_config = model.generation_config
-    with tempfile.TemporaryDirectory(dir=folder, prefix='unfinished') as unfinished:
-        write_words(unfinished)
-        plain.save_pretrained(unfinished)
-        # config.json comes last: without it, the folder is no checkpoint
-        for path in sorted(Path(unfinished).iterdir(), key=lambda p: p.name == 'config.json'):
-            path.chmod(0o644)               # else only its owner could read the weights
-            os.replace(path, Path(folder) / path.name)

@@ -9,11 +9,10 @@ Usage:
 import itertools
 import math
 import os
-import re
 
 from nanodepth.common.files import fresh
 from nanodepth.report.logs import growths, kinds_of, measured
-from nanodepth.report.tables import beside, grouped, in_percent, mean, standard_error, where
+from nanodepth.report.tables import beside, grouped, in_percent, mean, where
 
 COLOURS = ['#3b6fb6', '#d1495b', '#2e8b57', '#e08e1b', '#7b5aa6', '#4f4f4f', '#17a2b8', '#c45ab3',
            '#8c6d31', '#9aa0a6']
@@ -165,118 +164,33 @@ def draw_costs(groups):
     return fig
 
 
-# ----------------------------------------------------------------------------- looping, recurrences
+# ---------------------------------------------------------------------------- ways, and the probes
 
-def draw_scores(rows, x):
-    """rows: {run, line, way, measure, kind, mean, chance, x}. A panel for each measure, a line for
-    each run (its seeds averaged) and `line`, against the number x by which the ways differ, or
-    against the ways one by one; dashed in a run's colour: the model as it is; dotted: chance."""
-    measures = list(dict.fromkeys(row['measure'] for row in rows))
-    ways = list(dict.fromkeys(row['way'] for row in rows))
-    at = sorted({row['x'] for row in rows} - {None})
-    fig, axes = figure(1, len(measures), (2.5 + 3 * len(measures), 3.8))
-    for ax, measure in zip(axes[0], measures):
-        here = where(rows, measure=measure)
-        factor = 100 if here[0]['kind'] == 'share' else 1
-        lines = [(f'{name} {line}'.strip(), where(of_run, line=line))
-                 for name, of_run in grouped(here).items()
-                 for line in dict.fromkeys(row['line'] for row in of_run)]
-        for colour, (name, of_line) in zip(COLOURS * 9, lines):
-            level = [row['mean'] for row in of_line if row['x'] is None]
-            points = [row for row in of_line if row['x'] is not None]
-            if level:
-                ax.axhline(factor * mean(level), color=colour, ls='--', lw=1,
-                           label=f'{name}, as it is')
-            if points:
-                curve(ax, points, 'x', 'mean', colour, name, factor, ms=4)
-        if here[0].get('chance'):
-            ax.axhline(100 * here[0]['chance'], color='#888888', ls=':')
-        if x == 'r':
-            ax.set_xscale('log', base=2)
-        ax.set_xticks(at, [f'{value:g}' for value in at] if x else ways,
-                      **{} if x else dict(fontsize=7, rotation=30, ha='right'))
-        ax.set_xlabel({None: '', 'r': 'recurrences', 'shots': 'examples before the question',
-                       'K': 'steps K'}.get(x, x))
-        if factor == 100:
-            ax.set_ylim(-3, 103)
-        unit = dict(share=' (%)', nats=' (nats)', score='')[here[0]['kind']]
-        ax.set_title(f'{measure}{unit}', fontsize=10)
-    legend_below(fig, axes[0][0], fontsize=9)
-    return fig
-
-
-# -------------------------------------------------------------------------------------- the wrapper
-
-def draw_sweep(rows, units):
-    """rows: {run, window, setting, measure: gain}; units: {measure: 'nats', 'share' or 'score'}.
-    A row of panels for each measure, a column for each run; windows to the right, settings below
-    each other. Blue is a gain, red a loss, grey not run or not a number. The scale ends at the
-    largest gain, since a loss has no bound."""
-    groups = grouped(rows)
-    windows = sorted(dict.fromkeys(row['window'] for row in rows), key=size_and_place)
-    settings = list(dict.fromkeys(row['setting'] for row in rows))
-    fig, axes = figure(len(units), len(groups), (4 + (1 + 0.42 * len(windows)) * len(groups),
-                                                 1 + (0.8 + 0.3 * len(settings)) * len(units)),
-                       maps=True)
-    for panels, (measure, unit) in zip(axes, units.items()):
-        # gains show as numbers of few digits, and a scale of next to nothing would be noise
-        factor, says, digits, least = dict(
-            nats=(1000, ' in 1/1000 nats', '+.0f', 2), share=(100, ' in points', '+.0f', 5),
-            score=(1, '', '+.2g', 1e-6))[unit]
-        maps = {group: {at: factor * gain for at, gain
-                        in cells_of(group_rows, 'setting', 'window', measure).items()}
-                for group, group_rows in groups.items()}
-        gains = [v for cells in maps.values() for v in cells.values() if math.isfinite(v)]
-        top = max([*gains, least])
-        for ax, (group, cells) in zip(panels, maps.items()):
-            image = heat(ax, cells, settings, windows, f'{group}: {measure}, gain{says}',
-                         cmap='RdBu', vmin=-top, vmax=top, aspect='auto')
-            for (setting, window), gain in cells.items():
-                dark = math.isfinite(gain) and abs(gain) > 0.6 * top
-                ax.text(windows.index(window), settings.index(setting), f'{gain:{digits}}',
-                        ha='center', va='center', fontsize=6, color='white' if dark else 'black')
-            ax.set_xticks(range(len(windows)), windows, fontsize=7, rotation=60)
-            ax.set_yticks(range(len(settings)), settings if ax is panels[0] else [], fontsize=7)
-        fig.colorbar(image, ax=panels, pad=0.01)
-    for ax in axes[-1]:
-        ax.set_xlabel('window', fontsize=8)
-    return fig
-
-
-def size_and_place(window):
-    "Windows of equal size stand beside each other; what is no window stays where it is."
-    if not re.fullmatch(r'\d+-\d+', window):
-        return 0, 0
-    a, b = map(int, window.split('-'))
-    return b - a, a
-
-
-# --------------------------------------------------------------------------------------- the probes
-
-def draw_curves(rows, x, panel, values, labels, title):
+def draw_curves(rows, x, panel, values, labels, title, axis, ticks=None):
     """A column per value, a row per panel (`panel` names its column, or is None), a line per run.
-    Interventions of size 0 are the model as it is: a dotted line."""
-    plain = where(rows, size=0) if panel == 'size' else []
-    rows = [row for row in rows if row not in plain]
-    at = list(dict.fromkeys(row[panel] for row in rows)) if panel else [None]
+    A row without an x is the model as it is: a dotted line. `ticks` says what an x is called."""
+    at = list(dict.fromkeys(row[panel] for row in rows if row[x] is not None)) if panel else [None]
     cells = list(itertools.product(at, values))
     across = len(values) if panel else min(4, len(values))
     down = -(-len(cells) // across)
     fig, axes = figure(down, across, (1 + 3.3 * across, 0.8 + 2.5 * down))
     for ax, (place, value) in zip(axes.flat, cells):
-        here = where(rows, **{panel: place}) if panel else rows
+        here = [row for row in rows if panel is None or row[x] is None or row[panel] == place]
         for colour, (group, group_rows) in zip(COLOURS * 9, grouped(here).items()):
-            curve(ax, group_rows, x, value, colour, labels.get(group, group))
-            level = [row[value] for row in grouped(plain).get(group, []) if value in row]
+            points = [row for row in group_rows if row[x] is not None]
+            level = [row[value] for row in group_rows if row[x] is None and value in row]
+            name = labels.get(group, group)
+            if points:
+                curve(ax, points, x, value, colour, name)
             if level:
-                ax.axhline(mean(level), color=colour, ls=':', lw=1)
+                ax.axhline(mean(level), color=colour, ls=':', lw=1, label=None if points else name)
         named = f'{panel} {place:g}' if isinstance(place, float) else place
         ax.set_title(value if panel is None else f'{value}, {named}', fontsize=9)
-        ticks = sorted({row[x] for row in here})
-        ticks = ticks[::-(-len(ticks) // 8)]
-        ax.set_xticks(ticks, [f'{tick:g}' for tick in ticks])
-        ax.set_xlabel('first of these layers (by depth, from 0)' if x == 'start'
-                      else 'layer (by depth, from 0)', fontsize=8)
+        places = sorted({row[x] for row in here} - {None})
+        places = places[::-(-len(places) // 8)] if places and not ticks else places
+        ax.set_xticks(places, [ticks[at] if ticks else f'{at:g}' for at in places],
+                      **dict(fontsize=7, rotation=30, ha='right') if ticks else {})
+        ax.set_xlabel(axis, fontsize=8)
         if 'cosine' in value:
             ax.axhline(0, color='#888888', lw=0.8)
     for ax in axes.flat[len(cells):]:
@@ -318,53 +232,4 @@ def draw_maps(rows, down, right, value, panel, title):
         fig.colorbar(image, ax=line, pad=0.01, label=value,
                      extend='max' if value == 'cosine' else 'neither')
     fig.suptitle(title, fontsize=11)
-    return fig
-
-
-def draw_atlas(models, probes):
-    """models: {name: {(kind, layer): the loss of each row}}, a column each; probes: {name: rows} of
-    probe.py, as far as there are such. Panels below each other, over the layers: what the loss
-    gains or loses, what a layer does to the stream and to later tokens, and what can be read off
-    behind it."""
-    panels = [('loss without the layer, minus the loss as it is', ['without']),
-              ('loss with the layer twice, or in two half steps', ['twice', 'by rk']),
-              ('loss with four layers from here on twice, or in two half steps',
-               ['4 twice', '4 by rk']),
-              *((title, probe) for title, probe in (
-                  ('share of the stream that the layer adds', ('norms', 'layer share', None)),
-                  ('cosine of what it adds with the stream', ('norms', 'layer cosine', None)),
-                  ('by how many degrees it turns the stream', ('norms', 'layer angle', None)),
-                  ("later tokens' output without it at earlier ones",
-                   ('depth_score', 'change', None)),
-                  ('nats from the answer, read off behind it', ('early_exit', 'KL', 'lens')))
-                if probe[0] in probes)]
-    widths = [2 + max(i for _, i in losses if isinstance(i, int)) / 4 for losses in models.values()]
-    fig, axes = figure(len(panels), len(models), (sum(widths), 1.9 * len(panels)), sharex='col',
-                       width_ratios=widths)
-    for (row, (title, what)), (column, (name, losses)) in itertools.product(
-            enumerate(panels), enumerate(models.items())):
-        ax, plain = axes[row, column], losses['as it is', '']
-        if isinstance(what, list):
-            for colour, kind in zip(COLOURS, what):
-                changes = {layer: [b - a for a, b in zip(plain, rows)]
-                           for (of, layer), rows in losses.items()
-                           if of == kind and isinstance(layer, int)}
-                ax.errorbar(list(changes), [mean(each) for each in changes.values()],
-                            [2 * standard_error(each) for each in changes.values()],
-                            fmt='o', ms=4, color=colour, label=kind)
-            ax.axhline(0, color='#888888', lw=0.8)
-            ax.set_yscale('symlog', linthresh=0.1)
-            ax.margins(y=0.15)
-        else:
-            probe, value, panel = what
-            of_model = where(probes[probe], run=name)
-            for colour, part in zip(COLOURS, dict.fromkeys(each.get(panel) for each in of_model)):
-                curve(ax, [each for each in of_model if each.get(panel) == part], 'depth', value,
-                      colour, part)
-        ax.set_title(title if not column else '', fontsize=9, loc='left')
-        if not row:
-            ax.text(1, 1.03, name, transform=ax.transAxes, ha='right', weight='bold')
-        if not column and len(ax.get_legend_handles_labels()[0]) > 1:
-            ax.legend(frameon=False, fontsize=8)
-    axes[-1, 0].set_xlabel('layer, from the embedding (left) to the head (right)')
     return fig

@@ -91,16 +91,15 @@ def evaluate(lm, tasks, keep, shots=None, **options):
     return simple_evaluate(lm, tasks=keep[key], task_manager=known, **options)
 
 
-def scores_of(results, only=None):
-    """{'arc_easy acc': Score} of lm-eval's results, in their order, of some tasks or of all. A name
-    says which way is better, unless it is a share of right answers."""
+def scores_of(results):
+    """{'arc_easy acc': Score} of lm-eval's results, in their order. A name says which way is
+    better, unless it is a share of right answers."""
     scores = {}
     is_number = lambda value: isinstance(value, (int, float))
     for task, result in results['results'].items():
         for key, value in result.items():
             metric, _, how = key.partition(',')
-            if (not how or metric.endswith('_stderr') or not is_number(value)
-                    or only and task not in only):
+            if not how or metric.endswith('_stderr') or not is_number(value):
                 continue
             error = result.get(f'{metric}_stderr,{how}')
             documents = [sample.get(metric) for sample in sorted(
@@ -135,9 +134,9 @@ def means_of(scores, names):
 
 
 class Harness:
-    "lm-eval's tasks for a Subject. Of several parts, each has other documents."
+    "lm-eval's tasks for a Subject."
 
-    def __init__(self, subject, tasks, parts=1):
+    def __init__(self, subject, tasks):
         asked = subject.asked
         self.tasks, self.asked, self.keep = tasks, asked, {}
         from nanodepth.scoring.lm_eval_model import Asked
@@ -145,27 +144,14 @@ class Harness:
                         asked.chat)
         self.shots = asked.shots and asked.shots[0]
         self.said = False           # how many examples stand before a question
-        self.samples = self.apart(parts) if parts > 1 else [None]
 
-    def scores(self, part=0):
-        "{name: Score} of a part."
-        options = dict(limit=self.asked.limit)
-        if self.samples[part]:
-            options = dict(samples=self.samples[part], bootstrap_iters=0)
+    def scores(self):
+        "{name: Score} of the model as it runs now."
         results = evaluate(self.lm, self.tasks, self.keep, shots=self.shots, log_samples=True,
-                           apply_chat_template=self.asked.chat, **options)
+                           apply_chat_template=self.asked.chat, limit=self.asked.limit)
         if not self.said:
             self.said = True
             asked = ', '.join(f'{task} {n}' for task, n in results['n-shot'].items())
             say(f'examples before a question: {asked}')
-        scores = scores_of(results, self.samples[part])
+        scores = scores_of(results)
         return scores | means_of(scores, self.tasks)
-
-    def apart(self, parts):
-        "[{task: which documents}] of each part."
-        counts = evaluate(self.lm, self.tasks, self.keep, shots=self.shots, limit=1)['n-samples']
-        for task, n in counts.items():
-            if n['original'] < parts:
-                raise Refused(f'{task} has {n["original"]} documents: too few for {parts} parts')
-        return [{task: list(range(i, n['original'], parts))[:self.asked.limit]
-                 for task, n in counts.items()} for i in range(parts)]

@@ -103,10 +103,10 @@ def ask(model_like, tokenizer, examples, **options):
 
 # --------------------------------------------------------------------------------------------- data
 
-def data_scores(model, loader, batches=None, pieces=1, first=0):
+def data_scores(model, loader, batches=None, pieces=1):
     "{'loss', and the kinds of answers that the data mark: a Score of each}."
     of_rows, right = [], {}
-    for _, rows, answers_of in measured(model, loader, batches, pieces, first):
+    for _, rows, answers_of in measured(model, loader, batches, pieces):
         of_rows += rows
         for kind, each in answers_of.items():
             right.setdefault(kind, []).extend(each)
@@ -200,14 +200,11 @@ class Asked:
     dtype: Literal['auto', 'float32', 'bfloat16'] = 'auto'
 
 
-PARTS = 'screen', 'judge'       # of a sweep; whoever has one part has the first
-
-
 class Subject:
-    """A checkpoint, and all that it is asked. What is asked in one of several parts is not asked in
-    another. With --data, the rows are as long and as many as those of `like`, another Subject."""
+    """A checkpoint, and all that it is asked. With --data, the rows are as long and as many as
+    those of `like`, another Subject."""
 
-    def __init__(self, path, asked=None, parts=1, like=None):
+    def __init__(self, path, asked=None, like=None):
         asked = self.asked = asked or Asked()
         self.path = path
         ours, theirs = parse_tasks(asked.tasks)
@@ -219,14 +216,12 @@ class Subject:
         if getattr(self.model, 'recurs', False):
             self.model.fresh = False        # else each forward begins with noise of its own
         self.tokenizer = get_tokenizer(path)
-        self.harness = Harness(self, theirs, parts) if theirs else None
-        self.questions = [questions_of(ours, asked.n, asked.shots or (0,), asked.seed + i)
-                          for i in range(parts)]
+        self.harness = Harness(self, theirs) if theirs else None
+        self.questions = questions_of(ours, asked.n, asked.shots or (0,), asked.seed)
         self.val = self.open_val(like)
-        if not (self.val or self.harness or any(self.questions)):
+        if not (self.val or self.harness or self.questions):
             raise Refused(f'{path} does not say what it was trained on: give --data, a dataset for '
                           'its tokenizer, or --tasks (such as toy_assign/3 or arc_easy)')
-        self.batches = self.share_batches(parts)
 
     def open_val(self, like):
         "The validation data, or None."
@@ -234,7 +229,7 @@ class Subject:
         data = asked.data or config.get('data')
         if not data or not asked.measures:
             return None
-        if not asked.data and (self.harness or any(self.questions)) and not is_there(data):
+        if not asked.data and (self.harness or self.questions) and not is_there(data):
             say(f'{self.path}: what it was trained on ({data}) is not here, so its loss is left '
                 'out')
             return None
@@ -246,20 +241,6 @@ class Subject:
             raise Refused(f'{self.path} reads {self.answer.config.context} tokens, but the rows of '
                           f'the first model have {row}: name this one first')
         return val
-
-    def share_batches(self, parts):
-        "[(how many batches of data each part reads, the first of them)]."
-        most = self.asked.batches
-        if not self.val or parts == 1:
-            return [(most, 0)] * parts
-        each = min(most, len(self.val) // parts)
-        if not each:
-            raise Refused(f'the validation data of {self.path} fill one batch, of '
-                          f'{self.val.batch_size} rows of {self.val.sets[0].context} tokens: a '
-                          'sweep screens on one and judges on another, so give more text')
-        if each < most:
-            say(f'the validation data have {len(self.val)} batches: screened on {each} of them')
-        return [(each, i * each) for i in range(parts)]
 
     def data(self):
         "What the loss is measured on, in words."
@@ -276,27 +257,25 @@ class Subject:
             with way.apply(self.model):
                 pass
 
-    def scores(self, way, part=0):
+    def scores(self, way):
         "{name: Score} of the model, run in a way."
         with way.apply(self.model):
             scores = {}
             if self.val:
-                batches, first = self.batches[part]
                 pieces = (self.state.get('config') or {}).get('grad_accum', 1)
-                scores = data_scores(self.answer, self.val, batches, pieces, first)
-            for name, examples in self.questions[part].items():
+                scores = data_scores(self.answer, self.val, self.asked.batches, pieces)
+            for name, examples in self.questions.items():
                 scores[name] = ask(self.answer, self.tokenizer, examples)
             if self.harness:
-                scores |= self.harness.scores(part)
+                scores |= self.harness.scores()
             return scores
 
-    def noted(self, ways, notes, part=0):
+    def noted(self, ways, notes):
         "{way: {name: Score}} of the model in some ways. What `notes` have is not measured again."
         mark = self.mark()
         scores = {}
         for way in tqdm(ways, f'{self.path}, ways', unit='way', leave=False):
-            of = dict(model=mark, part=PARTS[part], way=str(way))
-            values = notes.get(of, functools.partial(self.scores, way, part))
+            values = notes.get(dict(model=mark, way=str(way)), functools.partial(self.scores, way))
             scores[str(way)] = {name: Score(*each) for name, each in values.items()}
         return scores
 
@@ -309,7 +288,7 @@ class Subject:
         for path in (folder / name for name in TOKENIZER_FILES):
             digest.update(path.read_bytes() if path.exists() else b'')
         data = self.val and (self.val.checksums(), self.val.shares(), self.val.kinds,
-                             self.val.batch_size, self.val.sets[0].context, self.batches)
+                             self.val.batch_size, self.val.sets[0].context)
         tasks = self.harness and self.harness.tasks
         asked = {each.name: getattr(self.asked, each.name) for each in fields(Asked)
                  if each.name not in ('tasks', 'data', 'device')}

@@ -36,7 +36,7 @@ class Ways:
     T: tuple[float, ...] = ()
     beta: tuple[float, ...] = ()    # the share of the plain output; the method's own (rk 0.5)
     cache: tuple[str, ...] = ()     # what later tokens see of looped layers (first)
-    decode: tuple[int | str, ...] = ()      # full, bypass, or how many decode steps are looped
+    decode: tuple[str, ...] = ()    # full; bypass: only prompts are looped
     mode: tuple[str, ...] = ()      # the window as one block, or layer by layer (block)
     pin: tuple[str, ...] = ()       # mixture: keep the experts of the first evaluation
     # options of some methods (looping/solvers.py)

@@ -141,7 +141,7 @@ def make(source, folder, budget, options, pool, bar):
         shards = [shard_of(folder / name, np.dtype(token_type(n_vocab))) for name in files]
         made = dict(tokenizer=options.tokenizer, fingerprint=plan['fingerprint'], n_vocab=n_vocab,
                     dtype=token_type(n_vocab), tokens=sum(shard['tokens'] for shard in shards),
-                    row=None, kinds=[], shards=[shard for shard in shards if shard['tokens']],
+                    kinds=[], shards=[shard for shard in shards if shard['tokens']],
                     origin=dict(made_by='corpus.py', source=plan['repo'], files=len(numbers)))
         if not made['tokens']:
             raise Refused(f'{folder}: no document is for {split}: remove it, and choose another '

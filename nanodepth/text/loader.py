@@ -9,8 +9,8 @@ Here: without repeats within an epoch of a dataset, the next epoch in another or
 doesn't say).
 
 A dataset is a folder: train.json and val.json say what is in train_*.bin and val_*.bin (tokenizer,
-counts, checksums, origin). Beside a .bin there may be a .mask (1 where a token counts in the loss:
-fine-tuning, a row is one padded example) and a .marks (what kind of answer a token belongs to, plus
+counts, checksums, origin). Beside a .bin there may be a .mask (1 where a token counts in the loss)
+and a .marks (what kind of answer a token belongs to, plus
 128 where an answer begins: loss and accuracy by kind). A folder may instead have a mixture.json:
 {folder: share} of the datasets that make it up (corpus.py writes them). `train.py CONFIG
 --dry_run` shows what is in a config's data, and checks it.
@@ -59,11 +59,11 @@ def permute(i, n, key):
 
 # --------------------------------------------------------------------------------- datasets on disk
 
-def write_dataset(folder, split, tokenizer, tokens, *, mask=None, marks=None, kinds=None, row=None,
+def write_dataset(folder, split, tokenizer, tokens, *, mask=None, marks=None, kinds=None,
                   origin=None):
     """Write one split as a single shard. The JSON comes last, and an old one goes first: a folder
     that has it is complete. `tokenizer` is the name that get_tokenizer takes; `kinds` names the
-    marks 1, 2, ...; `row` is a masked row's length."""
+    marks 1, 2, ..."""
     folder = Path(folder)
     path = folder / f'{split}.json'
     origin = origin or {}
@@ -81,7 +81,7 @@ def write_dataset(folder, split, tokenizer, tokens, *, mask=None, marks=None, ki
     sums = {ending: hashlib.sha256(data).hexdigest() for ending, data in raw.items()}
     shard = dict(file=f'{split}_000.bin', sha256=sums, tokens=len(tokens))
     description = dict(tokenizer=tokenizer, fingerprint=fingerprint(encoding), n_vocab=n_vocab,
-                       dtype=dtype, tokens=len(tokens), row=row, kinds=kinds or [],
+                       dtype=dtype, tokens=len(tokens), kinds=kinds or [],
                        shards=[shard], origin=origin)
     with claim(folder):
         path.unlink(missing_ok=True)            # else it would vouch for half of the new files
@@ -133,16 +133,12 @@ class Dataset:
             self.n_vocab = description['n_vocab']
             self.dtype = description['dtype']
             self.tokens = description['tokens']
-            self.row = description['row']           # tokens of a masked row; None: running text
             self.kinds = description['kinds']       # what the marks 1, 2, ... are called
             self.origin = description['origin']     # what made it, of what
             shards = description['shards']
             check_description(description)
         self.checksums = [shard['sha256'] for shard in shards]
-        context = (self.row or 2) - 1 if context is None else context
-        if self.row is not None and self.row > context + 1:
-            raise Refused(f'{folder}: its examples of {self.row} tokens do not fit a context of '
-                          f'{context}')
+        context = 1 if context is None else context
         self.context = context
         if len(shards) > 100:
             ask_for_open_files()
@@ -150,8 +146,7 @@ class Dataset:
                        for shard in shards]
         if sum(part.nbytes for shard in self.shards for part in shard.values()) <= CHECKED:
             self.check()
-        self.ends = np.cumsum([(shard['tokens'] - 1) // context if self.row is None
-                               else shard['tokens'] // self.row for shard in shards])  # in windows
+        self.ends = np.cumsum([(shard['tokens'] - 1) // context for shard in shards])   # in windows
         self.windows = int(self.ends[-1])
         if self.windows < 1:
             raise Refused(f'{path}: {self.tokens} tokens are not one window of '
@@ -186,19 +181,14 @@ class Dataset:
         i -= int(self.ends[s - 1]) if s else 0
         shard = self.shards[s]
         T = self.context
-        start, n = (i * T, T + 1) if self.row is None else (i * self.row, self.row)
-        row = shard['.bin'][start:start + n].astype(np.int64)
-        marks = (shard['.marks'][start:start + n].astype(np.int64) if '.marks' in shard
+        start, end = i * T, i * T + T + 1
+        row = shard['.bin'][start:end].astype(np.int64)
+        marks = (shard['.marks'][start:end].astype(np.int64) if '.marks' in shard
                  else np.zeros_like(row))
         tokens = row[:-1]
         targets = row[1:]
         if '.mask' in shard:
-            targets = np.where(shard['.mask'][start + 1:start + n] > 0, targets, -1)
-        if n <= T:          # a row that is shorter than the context
-            padding = 0, T + 1 - n
-            tokens = np.pad(tokens, padding)
-            targets = np.pad(targets, padding, constant_values=-1)
-            marks = np.pad(marks, padding)
+            targets = np.where(shard['.mask'][start + 1:end] > 0, targets, -1)
         return tokens, targets, marks[1:]
 
 
@@ -232,12 +222,13 @@ def how_to_prepare(folder):
 def check_description(about):
     """What train.json says, before it is believed: a stranger's dtype could have bytes followed as
     pointers, and a stranger's name could lie outside the folder."""
-    shards, row = about['shards'], about['row']
+    shards = about['shards']
     is_count = lambda value, least: isinstance(value, int) and value >= least
     for wrong, what in (
             (not is_count(about['n_vocab'], 1), 'n_vocab is no number of tokens'),
             (about['dtype'] not in ('uint16', 'uint32'), f'dtype={about["dtype"]} is no token\'s'),
-            (row is not None and not is_count(row, 2), f'row={row} is no length of an example'),
+            (about.get('row') is not None, 'it has rows of one padded example each, which were '
+             'last read at c326a08'),
             (not all(isinstance(kind, str) for kind in about['kinds']), 'kinds are no names'),
             (not shards, 'there are no shards'),
             (not all(is_count(shard['tokens'], 0) and Path(shard['file']).name == shard['file']
@@ -306,7 +297,7 @@ class Loader:
 
     def forms(self):
         "[[row, dtype, kinds]] of each dataset: how its bytes are read."
-        return [[each.row, each.dtype, each.kinds] for each in self.sets]
+        return [[each.dtype, each.kinds] for each in self.sets]
 
     def shares(self):
         "[[folder, its rows of every thousand]]: with checksums and forms, all that is read."

@@ -25,12 +25,12 @@ def evaluate(model, loader, batches=None):
     return measure(model, loader, batches)[0]
 
 
-def measure(model, loader, batches=None, pieces=1, first=0):
-    """(loss, {kind: {'loss', 'accuracy'}}) over some batches from the `first` on, the kinds being
-    the marks that the data carries. A batch is computed in `pieces`, as in training. Instead of
-    a model, any function from tokens to logits will do."""
+def measure(model, loader, batches=None, pieces=1):
+    """(loss, {kind: {'loss', 'accuracy'}}) over the first batches, the kinds being the marks that
+    the data carries. A batch is computed in `pieces`, as in training. Instead of a model, any
+    function from tokens to logits will do."""
     sums = torch.zeros(1 + len(loader.kinds), 4, dtype=torch.float64)
-    for of_batch, *_ in measured(model, loader, batches, pieces, first):
+    for of_batch, *_ in measured(model, loader, batches, pieces):
         sums += of_batch
     if loader.world_size > 1:
         sums = sums.to(device_of(model))
@@ -42,7 +42,7 @@ def measure(model, loader, batches=None, pieces=1, first=0):
 
 
 @torch.no_grad()
-def measured(model, loader, batches, pieces, first):
+def measured(model, loader, batches, pieces):
     """Of each batch: the sums of (loss, tokens, answers right, answers) over all tokens and then
     over each kind, [(loss, tokens) of each row], and {kind: which answers are right}."""
     is_model = isinstance(model, torch.nn.Module)
@@ -51,7 +51,7 @@ def measured(model, loader, batches, pieces, first):
         model.eval()
     device = device_of(model)
     steps = len(loader) if batches is None else min(batches, len(loader))
-    for step in range(first, first + steps):
+    for step in range(steps):
         sums = torch.zeros(1 + len(loader.kinds), 4, dtype=torch.float64)
         rows = []
         right_of = {kind: [] for kind in loader.kinds}

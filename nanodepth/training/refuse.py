@@ -36,26 +36,6 @@ def what_excludes(c, parent):
             raise Refused(why)
 
 
-def what_is_void(config, values, argv):
-    """Settings that were given and have no effect. A config file may hold what a flag beside it
-    makes void, but not what init_from decides."""
-    c = config
-    for name in sorted(MODEL_SETTINGS & values.keys() if c.init_from else ()):
-        raise Refused(f'{name}={values[name]} has no effect beside init_from={c.init_from}: that '
-                      f'checkpoint decides the shape of the model, so leave {name} out')
-    on_the_line = [arg.removeprefix('--').partition('=')[0] for arg in argv]
-    without = [
-        (not c.grow, 'grow', ('grow_block', 'grow_alpha', 'keep_stages')),
-        (c.optimizer != 'muon', 'optimizer=muon', ('adamw_lr', 'muon_scaling')),
-        (c.optimizer == 'adamw_star', 'another optimizer', ('weight_decay',)),
-        (not c.init_from, 'init_from, a model with a recurrent core',
-         ('curriculum', 'curriculum_shape', 'backprop_curriculum'))]
-    for is_missing, needed, names in without:
-        for name in names:
-            if is_missing and name in on_the_line:
-                raise Refused(f'--{name} has no effect without {needed}: leave it out')
-
-
 # What a resumed run may change, for it changes only speed, rounding, and what is measured or kept.
 MAY_DIFFER = {'out_dir', 'device', 'compile', 'grad_accum', 'resume', 'eval_every', 'eval_batches',
               'log_every', 'save_every', 'keep_stages'}
@@ -98,9 +78,9 @@ def another_run(plan, saved, data):
             raise Refused(f'the data has changed since the run in {c.out_dir} began (other '
                           f'checksums): {move}')
         was = saved.get('forms', {}).get(name)          # older runs do not say
-        if was and was != data[name].forms():
+        if was and [form[-2:] for form in was] != data[name].forms():
             raise Refused(f'the data is read in another way than when the run in {c.out_dir} '
-                          f'began: row, dtype and kinds were {was}, not {data[name].forms()}: '
+                          f'began: dtype and kinds were {was}, not {data[name].forms()}: '
                           f'{move}')
         was = saved.get('shares', {}).get(name)
         if was and was != data[name].shares():
