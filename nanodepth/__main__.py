@@ -18,6 +18,7 @@ from pathlib import Path
 import nanodepth
 from nanodepth.common.errors import Refused, nearest, refusals
 
+PACKAGE = Path(__file__).parent
 COMMANDS = {        # name: (module, what it does)
     'train': ('commands.train', 'train a model by a config: ordinary, grown, looped or recurrent'),
     'plot': ('commands.plot', 'the pictures of runs, side by side, and a table'),
@@ -67,7 +68,10 @@ def main(name=None, argv=None):
     with refusals(name if name in COMMANDS else 'nanodepth'):
         if name not in COMMANDS:
             raise Refused(f'there is no command {name!r}{nearest(name, COMMANDS)}')
-        importlib.import_module(f'nanodepth.{COMMANDS[name][0]}').main(argv)
+        module = COMMANDS[name][0]
+        if module.startswith('extras') and not (PACKAGE / 'extras').is_dir():
+            raise Refused(f'{name} is one of the extras, and nanodepth/extras is not here')
+        importlib.import_module(f'nanodepth.{module}').main(argv)
 
 
 if __name__ == '__main__':

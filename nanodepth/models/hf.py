@@ -213,21 +213,30 @@ class Hooked:
         keep = dict(logits_to_keep=n) if self.slices else {}
         return self.model(tokens, use_cache=False, **keep).logits[:, -n:]
 
-    def continued(self, tokens, most, is_done):
-        "As likelihoods.continued."
-        read = torch.tensor([tokens], device=self.model.device)
-        stop = lambda ids, _: torch.tensor([is_done(ids[0, len(tokens):].tolist())])
-        own = self.model.generation_config      # it may ask for penalties: greedy has none
-        self.model.generation_config = type(own)(eos_token_id=own.eos_token_id, pad_token_id=0)
-        try:
-            ids = self.model.generate(read, attention_mask=torch.ones_like(read), do_sample=False,
-                                      max_new_tokens=most, stopping_criteria=[stop])
-        finally:
-            self.model.generation_config = own
-        return ids[0, len(tokens):].tolist()
-
 
 # ---------------------------------------------------------------------------------------------- out
+
+def as_theirs(model):
+    "A model of ours, in the order in which it runs, as transformers' own of the same weights."
+    if not is_ours(model):
+        return model
+    if model.recurs:
+        from nanodepth.models.hf_recurrent import as_raven
+        return as_raven(model)
+    model = fold_scales(model) if model.config.ln_scaling else model
+    own = model.state_dict()
+    tensors = {theirs: own[ours] for ours, theirs in OUTSIDE.items()}
+    for place, i in enumerate(model.order):
+        tensors |= {their_name(f'layers.{place}.{part}.weight'): own[f'layers.{i}.{part}.weight']
+                    for part in LAYER if f'layers.{i}.{part}.weight' in own}
+    with using_transformers('the model') as package, torch.device('meta'):
+        config = package.AutoConfig.for_model(**config_json(model.config, len(model.order)))
+        theirs = package.AutoModelForCausalLM.from_config(config)
+    theirs.load_state_dict(tensors, assign=True)
+    theirs.tie_weights()
+    theirs.model.rotary_emb = type(theirs.model.rotary_emb)(config).to(model.cos.device)
+    return theirs.eval()
+
 
 def plain_layers(model):
     "A model with a layer for each place of its order, and no scales beside the weights."

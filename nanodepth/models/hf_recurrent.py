@@ -138,16 +138,12 @@ def refuse_foreign(c, tensors, path):
                       'supported')
 
 
-def save_raven(model, folder, tokenizer=None):
-    """Write a Recurrent as a folder that transformers opens by the code in it; what of it the
-    authors' own code would not understand is returned, as a list of words."""
+def in_their_format(model):
+    "(tensors, config.json) of a Recurrent."
     c = model.config
     width = model.config.n_embd
     if c.ln_scaling:
         raise Refused("LN-scaling: the authors' format cannot hold that")
-    ours = {'norms of q and k': c.qk_norm, f'head_dim={c.head_dim}': c.head_dim * c.n_head != width,
-            'a fixed table of first states (--fresh draws new ones)':
-                not (model.fresh or model.start == 'zero')}
     weights = model.state_dict()
     weights['head.weight'] = model.head.weight
     if model.adapter is None:
@@ -171,7 +167,27 @@ def save_raven(model, folder, tokenizer=None):
         rotary=dict(head_dim=c.head_dim, rope_theta=c.rope_theta, rope_scaling=c.rope_scaling,
                     context=c.context), test_time_noise=0,
         init_values=dict(std=std, embed_scale=1.0, cut=model.start == 'authors'))
-    hf.write_checkpoint(model, folder, tensors, config_json, tokenizer,
+    return tensors, config_json
+
+
+def as_raven(model):
+    "A Recurrent as transformers' own of the same weights, with its r of now."
+    from nanodepth.models.modeling_recurrent import RavenForCausalLM, RecurrentConfig
+    tensors, config_json = in_their_format(model)
+    theirs = RavenForCausalLM(RecurrentConfig(**config_json)).to(model.norm.weight)
+    theirs.load_state_dict(tensors)
+    return theirs.eval()
+
+
+def save_raven(model, folder, tokenizer=None):
+    """Write a Recurrent as a folder that transformers opens by the code in it; what of it the
+    authors' own code would not understand is returned, as a list of words."""
+    c = model.config
+    ours = {'norms of q and k': c.qk_norm,
+            f'head_dim={c.head_dim}': c.head_dim * c.n_head != c.n_embd,
+            'a fixed table of first states (--fresh draws new ones)':
+                not (model.fresh or model.start == 'zero')}
+    hf.write_checkpoint(model, folder, *in_their_format(model), tokenizer,
                         {f'{CODE}.py': modeling_code()})
     return [feature for feature, is_used in ours.items() if is_used]
 

@@ -6,7 +6,6 @@ here, so only those are made that are needed, of a few rows at once.
 
 Usage:
     values = log_likelihoods(model, get_tokenizer('out/lidas'), few_shot('assign_basic', 200))
-    tokens = continued(model, [12, 7, 99], most=20, is_done=lambda new: 0 in new)
 """
 import math
 
@@ -113,21 +112,6 @@ def spans(bounds, like):
     places = torch.arange(like.shape[1], device=like.device)
     first, end = torch.tensor(bounds, device=like.device)[..., None].unbind(1)      # (B, 1) each
     return (first <= places) & (places < end)
-
-
-@torch.no_grad()
-def continued(model, tokens, most, is_done):
-    "Up to `most` likeliest tokens after some, until is_done(those): a list."
-    if not is_ours(model):
-        return model.continued(tokens, most, is_done)
-    cache = model.new_cache()
-    fresh = torch.tensor([tokens], device=device_of(model))
-    new = []
-    while len(new) < most and not is_done(new):
-        x = model.hidden(fresh, cache=cache)[:, -1:]
-        fresh = model.head(model.norm(x)).argmax(-1)
-        new.append(fresh.item())
-    return new
 
 
 def picked_logits(model, tokens, mask):

@@ -1,9 +1,8 @@
-"""lm-eval over any model, in any way of running: its tasks, asked by our own scorer.
+"""lm-eval over any model, in any way of running.
 
-The idea: the language model evaluation harness knows thousands of tasks, and asks a model for three
-things: the log-likelihood of a continuation, that of a whole text, and a greedy answer up to a stop
-sign. lm_eval_model.py gives these, so every checkpoint gets the scores that everybody else reports,
-and the questions of a prompt read it once.
+The idea: the language model evaluation harness knows thousands of tasks and how to ask each of
+them. So a model becomes one of transformers, with the same weights and in the way in which it runs
+(models/hf.py), and every checkpoint gets the scores that everybody else reports.
 
 Paper: all four use the harness. LISTS (data/evals/lists.toml) holds their benchmarks by name: "From
 Growing to Looping", section 3.2 (22 of them), "Retrofitted Recurrence", section 4 (GSM8K with one
@@ -13,18 +12,22 @@ text/primitives.py. Documents begin with what a tokenizer.json puts first, and t
 models with an end of text, as in training. The tests hold all scores to those of its own `hf`.
 
 Usage:
-    harness = Harness(subject, [['arc_easy']])  # scoring/scores.py makes it
-    harness.scores()                    # {'arc_easy acc': Score, ...}, of the model as it runs now
+    harness = Harness(subject, ['arc_easy'])    # scoring/scores.py makes it
+    harness.scores(Way())                       # {'arc_easy acc': Score, ...}
 """
+import contextlib
 import functools
 import math
+import tempfile
 import tomllib
 
 from tqdm import tqdm
 
 from nanodepth import ROOT
-from nanodepth.common.errors import Refused, nearest, say
+from nanodepth.common.errors import Refused, nearest, refusing, say
+from nanodepth.models.hf import as_theirs
 from nanodepth.report.tables import Score, mean
+from nanodepth.text.tokenizer import write_tokenizer
 
 EVALS = ROOT / 'data/evals'
 # {name of a list: [(task, shots or None for the task's own, metric or None for its first)]}
@@ -137,21 +140,30 @@ class Harness:
     "lm-eval's tasks for a Subject."
 
     def __init__(self, subject, tasks):
-        asked = subject.asked
-        self.tasks, self.asked, self.keep = tasks, asked, {}
-        from nanodepth.scoring.lm_eval_model import Asked
-        self.lm = Asked(subject.answer, subject.tokenizer, subject.path, asked.max_length,
-                        asked.chat)
-        self.shots = asked.shots and asked.shots[0]
+        from transformers import AutoTokenizer
+        self.subject, self.tasks, self.keep = subject, tasks, {}
+        self.shots = subject.asked.shots and subject.asked.shots[0]
         self.said = False           # how many examples stand before a question
+        with tempfile.TemporaryDirectory() as folder:
+            write_tokenizer(subject.path, folder, subject.answer.config.context)
+            self.tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        if subject.asked.chat and not self.tokenizer.chat_template:
+            raise Refused(f'{subject.path} has no chat template: leave --chat out')
 
-    def scores(self):
-        "{name: Score} of the model as it runs now."
-        results = evaluate(self.lm, self.tasks, self.keep, shots=self.shots, log_samples=True,
-                           apply_chat_template=self.asked.chat, limit=self.asked.limit)
+    def scores(self, way):
+        "{name: Score} of the subject's model, which runs in this way now."
+        from nanodepth.scoring.lm_eval_model import Asked
+        subject, asked = self.subject, self.subject.asked
+        theirs = as_theirs(subject.model)
+        # an order is part of a model of transformers; a window is put on it
+        loops = way.dials and theirs is not subject.model
+        with way.apply(theirs) if loops else contextlib.nullcontext(), refusing(AssertionError):
+            lm = Asked(subject.answer, theirs, self.tokenizer, subject.path, asked.max_length)
+            results = evaluate(lm, self.tasks, self.keep, shots=self.shots, log_samples=True,
+                               apply_chat_template=asked.chat, limit=asked.limit)
         if not self.said:
             self.said = True
-            asked = ', '.join(f'{task} {n}' for task, n in results['n-shot'].items())
-            say(f'examples before a question: {asked}')
+            each = ', '.join(f'{task} {n}' for task, n in results['n-shot'].items())
+            say(f'examples before a question: {each}')
         scores = scores_of(results)
         return scores | means_of(scores, self.tasks)

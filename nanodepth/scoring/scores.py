@@ -267,7 +267,7 @@ class Subject:
             for name, examples in self.questions.items():
                 scores[name] = ask(self.answer, self.tokenizer, examples)
             if self.harness:
-                scores |= self.harness.scores()
+                scores |= self.harness.scores(way)
             return scores
 
     def noted(self, ways, notes):
