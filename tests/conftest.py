@@ -33,7 +33,9 @@ from nanodepth.text.tokenizer import write_tokenizer  # noqa: E402
 from nanodepth.models import checkpoint  # noqa: E402
 from nanodepth.commands.cost import planned  # noqa: E402
 from nanodepth.model import LM, ModelConfig  # noqa: E402
-from nanodepth.training import run as running  # noqa: E402
+# these take `show` by its name, and so before it is replaced
+from nanodepth.commands import evaluate, plot as plot_command, probe  # noqa: E402
+from nanodepth.report import plot  # noqa: E402
 from nanodepth.commands.train import read_config  # noqa: E402
 from nanodepth.train import Config  # noqa: E402
 
@@ -50,7 +52,7 @@ def pytest_collection_finish():
 @pytest.fixture(autouse=True)
 def no_pictures(request, monkeypatch):
     if 'pictures' not in request.fixturenames:
-        monkeypatch.setattr(running, 'show', lambda *_: None)
+        monkeypatch.setattr(plot, 'show', lambda *_: None)
         monkeypatch.setattr(Figure, 'savefig', lambda self, file, **_: file.write(b'not rendered'))
 
 
@@ -73,7 +75,7 @@ def rank_of(rank, ranks, port, said, argv, before):
                       LOCAL_WORLD_SIZE=str(ranks), MASTER_ADDR='127.0.0.1',
                       MASTER_PORT=str(port))
     torch.set_num_threads(1)
-    running.show = lambda *_: None
+    plot.show = lambda *_: None
     if before:
         before()
     nanodepth('train', argv)

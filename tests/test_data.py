@@ -28,7 +28,7 @@ from conftest import BEGUN, ROOT, byte_level_bpe
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.common.errors import Refused, refusals
 from nanodepth.training.measure import answers, evaluate, measure
-from nanodepth.text import corpus, primitives, sources, tokenizer as tokenizer_file
+from nanodepth.text import corpus, primitives, tokenizer as tokenizer_file
 from nanodepth.text.corpus import number
 from nanodepth.common.seeds import seed_for
 from nanodepth.text.loader import Dataset, Loader, permute, write_dataset
@@ -155,21 +155,6 @@ def test_several_shards_are_one_dataset(tmp_path):
     assert [int(data.window(i)[0][0]) for i in (0, 9, 10, 14)] == [0, 72, 100, 132]
 
 
-def test_masked_rows_are_padded_and_count_only_where_the_mask_is_set(tmp_path):
-    tokens = np.arange(1, 13)                               # two examples of six tokens
-    mask = np.array([0, 0, 0, 1, 1, 0, 0, 0, 1, 0, 0, 0])
-    folder = tmp_path / 'd'
-    write_dataset(folder, 'train', 'bytes', tokens, mask=mask, row=6)
-    data = Dataset(folder, 'train', context=8)
-    assert len(data) == 2
-    row, targets, _ = data.window(1)
-    assert row.tolist() == [7, 8, 9, 10, 11, 0, 0, 0]
-    assert targets.tolist() == [-1, 9, -1, -1, -1, -1, -1, -1]
-    assert data.window(0)[1].tolist() == [-1, -1, 4, 5, -1, -1, -1, -1]
-    with pytest.raises(Refused, match='examples of 6 tokens do not fit a context of 4'):
-        Dataset(folder, 'train', context=4)
-
-
 def test_bad_data_is_named(tmp_path):
     folder = make(tmp_path / 'd', 500)
     with pytest.raises(Refused, match='there is no dataset at .*nowhere'):
@@ -183,7 +168,7 @@ def test_bad_data_is_named(tmp_path):
 
 
 def test_a_dry_run_checks_the_checksums(data, capsys):
-    line = [f'--data={data}', '--dry_run', '--gpus=1']
+    line = [f'--data={data}', '--dry_run']
     nanodepth('train', line)
     said = capsys.readouterr().out
     assert f'{data}, val: 800 tokens of' in said and 'checksums right; it begins' in said
@@ -638,7 +623,7 @@ def test_a_mixture_that_is_there_is_left_as_it_is(source, made, tmp_path):
 
 
 @pytest.mark.parametrize('changes, why', [
-    (dict(dtype='object'), 'no token'), (dict(dtype='float16'), 'no token'), (dict(row=1), 'row=1'),
+    (dict(dtype='object'), 'no token'), (dict(dtype='float16'), 'no token'), (dict(row=6), 'padded example'),
     (dict(n_vocab='9'), 'n_vocab'), (dict(kinds=[3]), 'kinds'), (dict(shards=[]), 'no shards'),
     (dict(shards=[dict(file='../x.bin', tokens=1, sha256={'.bin': ''})]), 'shard'),
     (dict(shards=[dict(file='x.bin', tokens=1, sha256={'.bin': '', '.so': ''})]), 'shard')])
@@ -676,11 +661,11 @@ def test_which_documents_validate_and_which_files_come_first_is_for_ever(tmp_pat
     chosen = [i for i in range(60) if corpus.for_validation(f'document {i}', 7)]
     assert chosen == [i for i in range(60) if int.from_bytes(hashlib.blake2b(
         f'document {i}'.encode(), digest_size=8).digest(), 'big') % 7 == 0] and len(chosen) > 3
-    source = sources.Source('some', 1.0, 'x/y', '*.jsonl')
+    source = corpus.Source('some', 1.0, 'x/y', '*.jsonl')
     (tmp_path / 'some').mkdir()
     for name in 'abcde':
         (tmp_path / f'some/{name}.jsonl').write_text('{}')
-    listed = [Path(path).name for path, *_ in sources.list_files(source, tmp_path)]
+    listed = [Path(path).name for path, *_ in corpus.list_files(source, tmp_path)]
     assert listed == sorted(listed, key=lambda name: hashlib.blake2b(
         f'some/{name}'.encode()).hexdigest()) != sorted(listed)
 

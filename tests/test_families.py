@@ -228,31 +228,6 @@ def test_an_order_that_cannot_be():
         pass
 
 
-@pytest.mark.parametrize('name', FAMILIES if ALL else ['gemma3_text', 'mistral'])
-def test_an_order_of_another_family_is_exported(name, tmp_path, capsys):
-    model, t = family(name), tokens()
-    model.save_pretrained(tmp_path / 'model')
-    byte_level_bpe(['a b c'], 97, []).save(str(tmp_path / 'model/tokenizer.json'))
-    path = str(tmp_path / 'deeper')
-    order = ['--loop=2-2x2-2', *(['--damp=0.7'] if name == 'mistral' else [])]
-    try:
-        nanodepth('export', [str(tmp_path / 'model'), path, *order])
-    except SystemExit:      # a config that cannot say where its layers of another kind are now
-        assert name in ('llama4_text', 'deepseek_v2', 'deepseek_v3')
-        assert not (tmp_path / 'deeper/config.json').exists()
-        return
-    deeper = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-    way = Way(loop='2-2x2-2', damp=0.7 if name == 'mistral' else None)
-    for each in (model, deeper):        # as a folder is opened, whatever the model was made with
-        each.set_attn_implementation('eager')
-    with way.apply(model):
-        wanted = model(t, use_cache=False).logits
-    assert len(depth_of(deeper)[0]) == 8
-    assert torch.allclose(deeper(t, use_cache=False).logits, wanted, atol=1e-5)
-    with pytest.raises(SystemExit):
-        nanodepth('export', [path, path])                           # a checkpoint is never lost
-
-
 # ------------------------------------------------------------------------------ mixtures of experts
 
 def experts_used(model, run):
@@ -338,19 +313,6 @@ def test_hybrid_models_can_be_looped_where_they_attend():
     with looped(model, (1, 3), cache='exact'):
         assert torch.allclose(in_pieces(model, t, [7, 1, 1, 1, 1, 1])[0],
                               model(t, use_cache=False).logits, atol=2e-4)
-
-
-def test_a_cache_that_was_filled_before_is_counted_from_there():
-    model, t, ran = family('llama'), tokens(), []
-    depth_of(model)[0][3].mlp.register_forward_hook(lambda *_: ran.append(1))
-    for cache in (transformers.StaticCache(config=model.config, max_cache_len=30),
-                  transformers.DynamicCache(config=model.config)):
-        model(t[:, :4], past_key_values=cache)
-        with looped(model, WINDOW, decode=2):
-            ran.clear()
-            for i in range(4, 8):
-                model(t[:, i:i + 1], past_key_values=cache)
-        assert len(ran) == 3 + 3 + 1 + 1
 
 
 class OwnWay(torch.nn.ModuleList):

@@ -116,7 +116,7 @@ def test_every_copy_has_its_sources_optimizer_state_and_shares_nothing(tiny, kin
 @pytest.mark.parametrize('grows, ordinary, parameters, grown, full, lengths', [
     ('360m_lidas', '360m_baseline', 361_821_120, 476_147.897, 613_527.488,
      [4722, 9444, 14166, 18888, 23611, 28333, 33055, 37781]),
-    ('1b7_midas', '1b7_baseline', 1_711_376_384, 3_736_608.182, 4_813_222.102,
+    ('1b7_lidas', '1b7_baseline', 1_711_376_384, 3_736_608.182, 4_813_222.102,
      [8095, 16190, 24285, 32380, 40476, 48574])])
 def test_table_7_comes_out_of_the_configs_to_the_last_digit(grows, ordinary, parameters, grown,
                                                             full, lengths):

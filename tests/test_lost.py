@@ -62,10 +62,8 @@ def test_no_stranger_is_asked_in(tmp_path, monkeypatch, tiny, capsys):
     (tmp_path / 'chat/evil.py').write_text(code)
     edit(tmp_path / 'chat/tokenizer_config.json', tokenizer_class='X',
          auto_map=dict(AutoTokenizer=['evil.X', None]))
-    from nanodepth.scoring.lm_eval_model import Asked as Model
-    with pytest.raises(Refused):
-        Model(load_model(tmp_path / 'chat'), get_tokenizer(str(tmp_path / 'chat')),
-              str(tmp_path / 'chat'), chat=True)
+    refused(capsys, 'evaluate', tmp_path / 'chat', '--tasks=primitive_toy_copy', '--chat',
+            '--limit=2', '--device=cpu')
     assert not (tmp_path / 'RAN').exists()
 
 
@@ -210,44 +208,6 @@ def test_two_questions_have_two_files(tmp_path, tiny, monkeypatch):
         nanodepth('evaluate', [run, f'--tasks={task}', '--n=3', '--device=cpu'])
     assert len([*(tmp_path / 'out/evals').glob('a-run*.csv')]) == 2
     assert len([*(tmp_path / 'out/evals').glob('b-run*.csv')]) == 1
-
-
-# ----------------------------------------------------------------------------------- a busy machine
-
-@pytest.mark.parametrize('load, other, ranks, passive', [
-    (0.0, False, 1, False), (0.0, True, 1, True), (9.0, False, 1, True), (0.0, False, 2, True)])
-def test_a_command_beside_others_waits_passively(load, other, ranks, passive, monkeypatch,
-                                                 tmp_path):
-    for name in ('OMP_WAIT_POLICY', 'GOMP_SPINCOUNT', 'OMP_NUM_THREADS'):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv('WORLD_SIZE', str(ranks))
-    monkeypatch.setattr(os, 'cpu_count', lambda: 2)
-    monkeypatch.setattr(os, 'getloadavg', lambda: (load, 0, 0))
-    monkeypatch.setattr(entry.tempfile, 'gettempdir', lambda: str(tmp_path))
-    begun = []
-    monkeypatch.setattr(sys, 'argv', [str(ROOT / 'train.py')])
-    monkeypatch.setattr(os, 'execv', lambda *line: begun.append(os.environ.get('OMP_WAIT_POLICY')))
-    monkeypatch.setattr(os, 'environ', dict(os.environ))
-    if other:
-        entry.share_the_machine()               # it holds the lock until this process ends
-        assert not begun
-    entry.share_the_machine()
-    assert begun == (['PASSIVE'] if passive else [])
-
-
-def test_a_notebook_and_a_program_of_others_never_begin_again(monkeypatch, tmp_path):
-    "os.execv would lose all that they hold."
-    monkeypatch.setattr(os, 'execv', lambda *_: pytest.fail('the process was replaced'))
-    monkeypatch.setattr(os, 'environ', dict(os.environ, WORLD_SIZE='2'))
-    for name in ('OMP_WAIT_POLICY', 'GOMP_SPINCOUNT', 'OMP_NUM_THREADS'):
-        os.environ.pop(name, None)
-    (tmp_path / 'mine.py').touch()
-    for program in (tmp_path / 'mine.py', '-c', '-', ''):
-        monkeypatch.setattr(sys, 'argv', [str(program)])
-        entry.share_the_machine()
-    monkeypatch.setattr(sys, 'argv', [str(ROOT / 'train.py')])
-    monkeypatch.setitem(sys.modules, 'IPython', object())
-    entry.share_the_machine()
 
 
 def test_a_config_is_text_and_no_archive_is_run(tmp_path, capsys):

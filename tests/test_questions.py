@@ -13,8 +13,6 @@ from nanodepth.models.hf import save_hf
 from nanodepth.scoring.scores import Asked, Subject
 from nanodepth.training.measure import measure
 from nanodepth.scoring.way import Way
-from nanodepth.report.plot import draw_atlas
-from nanodepth.extras.atlas import ways_of
 from nanodepth.text.loader import Loader
 
 pytest.importorskip('lm_eval')
@@ -100,5 +98,3 @@ def test_rows_are_the_units_of_a_loss(kinds, tiny, tmp_path):
     assert score.answers == pytest.approx(by_hand, rel=1e-5) and len(by_hand) == 12
     assert score.mean == pytest.approx(sum(by_hand) / 12, rel=1e-5)
     assert measure(subject.model, val, 3)[0] == pytest.approx(score.mean, rel=1e-6)
-
-

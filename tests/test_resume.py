@@ -231,7 +231,7 @@ def test_a_start_is_kept_and_settings_that_an_older_version_took_still_resume(co
 
 def test_a_batch_without_a_target_changes_nothing_and_ends_nothing(config, tmp_path):
     for split in ('train', 'val'):
-        write_dataset(tmp_path / 'd', split, 'bytes', [1] * 340, mask=[0] * 340, row=17)
+        write_dataset(tmp_path / 'd', split, 'bytes', [1] * 340, mask=[0] * 340)
     one, two = (config(name, data=str(tmp_path / 'd'), optimizer='adamw', weight_decay=0.0,
                        grad_accum=2, eval_batches=1) for name in ('one', 'two'))
     train(one)
@@ -330,8 +330,8 @@ def test_data_that_is_read_in_another_way_is_other_data(config, data):
     c = config(steps=4, warmup_steps=0, decay_steps=1)
     train(c)
     path = data / 'train.json'
-    path.write_text(json.dumps(json.loads(path.read_text()) | dict(row=8)))
-    with pytest.raises(Refused, match='row, dtype and kinds'):
+    path.write_text(json.dumps(json.loads(path.read_text()) | dict(kinds=['x'])))
+    with pytest.raises(Refused, match='dtype and kinds'):
         train(dataclasses.replace(c, steps=5))
 
 

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 from conftest import ROOT, logits, refused, save_run, write_noise
 from families import tiny as family
 
@@ -24,16 +25,19 @@ from nanodepth.commands import sweep
 from nanodepth.commands.evaluate import facts
 from nanodepth.common.errors import Refused
 from nanodepth.common.options import read
-from nanodepth.scoring import lm_eval_scores as harness, scores as measure
+from nanodepth.scoring import lm_eval_scores as harness, scores as scoring
+from nanodepth.model import LM, ModelConfig
 from nanodepth.models import checkpoint
-from nanodepth.scoring.scores import (Asked, Score, Subject, ask, interval,
-                                      measure as tokens_measure, parse_tasks)
+from nanodepth.looping.layers import is_ours
+from nanodepth.models.hf import as_theirs
+from nanodepth.scoring.scores import Asked, Score, Subject, ask, interval, parse_tasks
+from nanodepth.training.measure import measure as tokens_measure
 from nanodepth.scoring.way import Way, Ways, read_way, read_ways
 from nanodepth.report.tables import read_csv
 from nanodepth.retrofit import surgery
 from nanodepth.text.loader import Loader
 from nanodepth.text.primitives import Example, few_shot
-from nanodepth.text.tokenizer import get_tokenizer
+from nanodepth.text.tokenizer import get_tokenizer, write_tokenizer
 from nanodepth.wrapper import looped
 
 lm_eval = pytest.importorskip('lm_eval')
@@ -126,8 +130,10 @@ def scored(model, manager, tasks, **options):
 
 def opened(path, max_length=None):
     "(a checkpoint's model, and the same as lm-eval asks it)."
-    subject = Subject(path, Asked(tasks='primitive_toy_copy', device='cpu', max_length=max_length))
-    return subject.model, subject.harness.lm
+    from nanodepth.scoring.lm_eval_model import Asked as Model
+    subject = Subject(path, Asked(tasks='primitive_toy_copy', device='cpu'))
+    return subject.model, Model(subject.answer, as_theirs(subject.model),
+                                subject.harness.tokenizer, str(path), max_length)
 
 
 LOCAL = ['local_choice', 'local_text', 'local_rolling']
@@ -271,7 +277,7 @@ def test_the_command(run, tmp_path, capsys):
     plain = ask(model, BYTES, few_shot('toy_assign', 20, shots=0, depth=1))
     with way.apply(model):
         looped = ask(model, BYTES, few_shot('toy_assign', 20, shots=0, depth=1))
-    change, row = measure.compared(plain, looped), rows['ours', str(way), 'toy_assign/1']
+    change, row = scoring.compared(plain, looped), rows['ours', str(way), 'toy_assign/1']
     assert [float(row[key]) for key in ('mean', 'change', 'change_error', 'p', 'low', 'high')] == [
         looped.mean, *change, *interval(sum(looped.answers), 20)]
 
@@ -281,11 +287,11 @@ def test_a_stopped_evaluation_goes_on_and_another_model_is_measured_anew(run, tm
     measured = []
     real = Subject.scores
 
-    def counted(self, way, part=0):
+    def counted(self, way):
         if len(measured) == 2:
             raise KeyboardInterrupt
         measured.append(str(way))
-        return real(self, way, part)
+        return real(self, way)
     monkeypatch.setattr(Subject, 'scores', counted)
     line = [str(run[0]), '--tasks=toy_copy', '--n=8', '--loop=1-1x2-1,1-1x3-1', '--device=cpu',
             f'--out={tmp_path / "e.csv"}']
@@ -373,11 +379,11 @@ def test_what_is_too_long_is_refused_and_shots_are_scores_of_their_own(run, tmp_
 def test_a_change_has_the_error_of_pairs():
     before, after = (Score('share', sum(right) / 5, None, right)
                      for right in ([1, 0, 0, 1, 0], [1, 1, 0, 1, 1]))
-    change = measure.compared(before, after)
+    change = scoring.compared(before, after)
     assert change.mean == pytest.approx(0.4) and change.p == 0.5    # two of two went up
     assert change.error == pytest.approx(torch.tensor([0., 1, 0, 0, 1]).std().item() / 5 ** 0.5)
     # a perplexity is no mean over its documents
-    assert measure.compared(Score('score', 9.0, None, [2.0, 4.0]),
+    assert scoring.compared(Score('score', 9.0, None, [2.0, 4.0]),
                             Score('score', 7.0, None, [1.0, 3.0]))[1:] == (None, None)
 
 
@@ -437,9 +443,11 @@ def test_another_family_is_evaluated_and_swept_by_the_loss_on_text(gemma, tmp_pa
             (['--window=2-3', '--method=naive', '--K=2'], '--window=2-3', loss(2, 3, 2)),
             (['--blocks=3', '--times=2'], '--loop=1-3x2-2', loss(1, 3, 2))):
         nanodepth('sweep', [*more, *dials, f'--out={tmp_path / dials[0]}.png'])
-        row = next(row for row in read_csv(tmp_path / f'{dials[0]}.csv')
-                   if row['part'] == 'screen' and row['way'].startswith(way))
-        assert float(row['change']) == pytest.approx(looped_loss - plain, rel=1e-3, abs=1e-6)
+        rows = [row for row in read_csv(tmp_path / f'{dials[0]}.csv')
+                if row['way'].startswith(way)]
+        assert [row['part'] for row in rows] == ['screen', 'judge']
+        change = sum(float(row['change']) for row in rows) / 2          # halves of equal size
+        assert change == pytest.approx(looped_loss - plain, rel=1e-3, abs=1e-6)
 
 
 def test_names_of_tasks():
@@ -497,26 +505,28 @@ def cells(out):
                                        in line['found'].items()}) for line in lines]
 
 
-def test_cells_are_what_they_say_and_judged_on_other_data(runs, tmp_path):
-    out = tmp_path / 'sweep.png'
+def test_a_sweep_screens_by_every_other_answer_and_judges_by_the_others(runs, tmp_path):
+    out = tmp_path / 'sweep.csv'
     nanodepth('sweep', [runs[0], *GRID, f'--out={out}'])
-    plain = {entry['of']['part']: entry['found'] for entry in cells(out)
-             if entry['of']['way'] == 'as it is'}
+    plain = next(entry['found'] for entry in cells(out) if entry['of']['way'] == 'as it is')
     config = checkpoint.load(runs[0])['config']
     val = Loader(config['data'], 4, 16, split='val', seed=0)
     model = checkpoint.load_model(runs[0])
-    for first, part in ((0, 'screen'), (2, 'judge')):
-        loss, kinds = tokens_measure(model, val, 2, first=first)
-        examples = few_shot('toy_assign', 8, shots=0, depth=1, seed=first // 2)
-        answers = ask(model, BYTES, examples)
-        assert {kind: score.mean for kind, score in plain[part].items()} == {
-            'loss': loss, 'fifth': kinds['fifth']['accuracy'], 'toy_assign/1': answers.mean}
-    assert plain['screen']['loss'].mean != plain['judge']['loss'].mean
-    way = '--window=1-2 --method=naive --K=2'
-    cell = next(entry['found'] for entry in cells(out) if entry['of']['way'] == way)
-    with looped(model, (1, 2), 'naive', 2):
-        loss, kinds = tokens_measure(model, val, 2)
-    assert (cell['loss'].mean, cell['fifth'].mean) == (loss, kinds['fifth']['accuracy'])
+    loss, kinds = tokens_measure(model, val, 2)
+    answers = ask(model, BYTES, few_shot('toy_assign', 8, shots=0, depth=1, seed=0))
+    assert {kind: score.mean for kind, score in plain.items()} == {
+        'loss': loss, 'fifth': kinds['fifth']['accuracy'], 'toy_assign/1': answers.mean}
+    halves = [sweep.half(plain, part) for part in (0, 1)]
+    assert halves[0]['loss'].answers == plain['loss'].answers[::2]
+    assert halves[1]['toy_assign/1'].mean == sum(answers.answers[1::2]) / 4
+    rows = {(row['part'], row['measure']): float(row['mean']) for row in read_csv(out)
+            if row['way'] == 'as it is'}
+    for part, of_part in zip(('screen', 'judge'), halves):
+        for measure, score in of_part.items():
+            assert rows[part, measure] == score.mean
+    # a perplexity has no answers of which it is the mean
+    assert not sweep.half({'ppl': Score('score', 9.0, None, [None, None]),
+                           'one': Score('share', 1.0, None, [1])}, 1)
 
 
 def test_luck_is_what_the_best_of_as_many_tries_finds():
@@ -533,23 +543,6 @@ def test_luck_is_what_the_best_of_as_many_tries_finds():
     assert sweep.luck([[[]]], False) == ''
     diverged = sweep.luck([*changes, [[math.nan] * 4]], True, draws=40_000)
     assert diverged == said                     # what diverged is no try
-
-
-def test_a_sweep_by_benchmarks_screens_and_judges_by_other_documents(run, tmp_path, capsys,
-                                                                     monkeypatch):
-    seen, real = [], harness.evaluate
-
-    def evaluate(lm, tasks, keep, **options):
-        seen.append(options.get('samples'))
-        return real(lm, tasks, keep, **options)
-    monkeypatch.setattr(harness, 'evaluate', evaluate)
-    copy = 'primitive_toy_copy'
-    nanodepth('sweep', [str(run[1]), '--window=0-1,1-2', '--method=naive', '--K=2', '--limit=4',
-                        f'--tasks={copy}', '--best=1', '--device=cpu', f'--out={tmp_path}/s.png'])
-    asked = [samples for samples in seen if samples]
-    assert asked[0] == {copy: [0, 2, 4, 6]} and asked[-1] == {copy: [1, 3, 5, 7]}
-    said = capsys.readouterr().out
-    assert f'{copy} acc, %' in said.split('judge:')[1] and 'with shuffled answers' in said
 
 
 def test_what_ways_are_ranked_by_and_what_a_gain_is():
@@ -593,8 +586,7 @@ def test_windows_and_cells(tiny):
     assert len(sweep.ways_of(asked, tiny())) == 2 * 2 * 2 * 2
     asked = read(sweep.Options, ['run', '--blocks=2,3', '--times=4'])
     ways = sweep.ways_of(asked, tiny(order=[0, 1, 0, 1]))        # of a looped model, its own order's
-    assert [(way.loop, window) for way, window, _ in ways][1::2] == [
-        ([0] + [1, 0] * 4 + [1], '1-2'), ([0, 1, 0] * 4 + [1], '0-2')]
+    assert [way.loop for way in ways][1::2] == [[0] + [1, 0] * 4 + [1], [0, 1, 0] * 4 + [1]]
 
 
 def test_a_way_that_is_named_twice_is_one_way():
@@ -607,7 +599,7 @@ def test_no_shots_are_none_and_not_as_many_as_a_task_has(tmp_path, tiny, capsys)
     run = save_run(tmp_path / 'run', tiny(vocab_size=257, context=64))
     for shots in (None, (0,), (3,)):
         subject = SimpleNamespace(asked=Asked(shots=shots), answer=tiny(vocab_size=257),
-                                  tokenizer=BYTES, path=run)
+                                  path=run)
         assert harness.Harness(subject, []).shots == (shots and shots[0])
     for task in ('primitive_copy_random', 'primitives'):
         assert 'five examples inside its question' in refused(
@@ -615,7 +607,7 @@ def test_no_shots_are_none_and_not_as_many_as_a_task_has(tmp_path, tiny, capsys)
 
 
 def test_what_cannot_be_asked_is_refused_before_a_model_is_opened(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(measure, 'open_any', lambda *_: pytest.fail('a model was opened'))
+    monkeypatch.setattr(scoring, 'open_any', lambda *_: pytest.fail('a model was opened'))
     assert 'there is no task' in refused(capsys, 'evaluate', 'x', '--tasks=primitive_copi')
     (tmp_path / 'file').touch()
     nanodepth_refuses = refused(capsys, 'evaluate', 'x', f'--out={tmp_path}/file/scores.csv')
@@ -627,7 +619,7 @@ def test_what_cannot_be_asked_is_refused_before_a_model_is_opened(monkeypatch, c
 def test_a_name_that_shows_nothing_is_refused_before_the_scores(tmp_path, tiny, capsys, data,
                                                                 monkeypatch):
     run = save_run(tmp_path / 'run', tiny(vocab_size=257), data)
-    monkeypatch.setattr(measure, 'data_scores', lambda *_: pytest.fail('it was measured'))
+    monkeypatch.setattr(scoring, 'data_scores', lambda *_: pytest.fail('it was measured'))
     assert "--show='lose'" in refused(capsys, 'evaluate', run, '--show=lose', '--device=cpu')
 
 
@@ -649,83 +641,55 @@ def test_a_ways_row_says_what_that_way_is_and_costs(tmp_path, tiny, data):
     assert rows['loop'][1]['loop'] == '1-2x3-1' and rows['window'][1]['loop'] == '4'
 
 
-def test_greedy_is_the_likeliest_token_and_ends_where_the_config_says(tmp_path, capsys):
+def test_greedy_is_the_likeliest_token_and_ends_where_the_config_says(tmp_path):
     "In a family of ours and in another one, whatever penalty the folder asks for."
-    from nanodepth.scoring.lm_eval_model import generation_of, other_ends
+    from nanodepth.scoring.lm_eval_model import Asked as Model
     for name in ('llama', 'qwen2'):
-        model = family(name, eos_token_id=[7, 9])
+        model = family(name, eos_token_id=[7, 9], vocab_size=257)
         model.generation_config.repetition_penalty = 3.0
         model.save_pretrained(tmp_path / name)
+        write_tokenizer('bytes', tmp_path / name, 64)
+        words = AutoTokenizer.from_pretrained(tmp_path / name)
         _, opened = checkpoint.open_any(tmp_path / name)
-        tokens = [3, 4, 5]
-        said = measure.answer_of(opened)
-        said = said.continued if hasattr(said, 'continued') else None
-        new = (said(tokens, 6, lambda new: False) if said else
-               opened.generate(torch.tensor([tokens]), 6, temperature=0)[0, 3:].tolist())
-        for token in new:
+        theirs = as_theirs(opened) if is_ours(opened) else opened
+        Model(scoring.answer_of(opened), theirs, words, str(tmp_path / name))
+        assert {7, 9} <= {*theirs.generation_config.eos_token_id}
+        tokens = torch.tensor([[3, 4, 5]])
+        said = theirs.generate(tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=6,
+                               do_sample=False)[0]
+        assert len(said) > 3
+        for i in range(3, len(said)):
             with torch.no_grad():
-                assert model(torch.tensor([tokens])).logits[0, -1].argmax() == token
-            tokens.append(token)
-        (tmp_path / name / 'generation_config.json').unlink()
-        assert other_ends(generation_of(str(tmp_path / name))) == [7, 9]
+                assert model(said[None, :i]).logits[0, -1].argmax() == said[i]
 
 
-def test_a_sweep_judges_the_ways_that_gained_most(monkeypatch, capsys, tmp_path):
+def test_a_sweep_judges_the_ways_that_gained_most(monkeypatch, capsys):
     gains = {'--window=0-0': 0.3, '--window=1-1': -0.2, '--window=2-2': 0.1, '--window=3-3': 0.0}
-    ways = {name: Way(window=name.partition('=')[2]) for name in gains}
 
     class Stub:
         def __init__(self, *args, **how):
-            self.model, self.val = SimpleNamespace(layers=[0] * 4), None
-            monkeypatch.setattr(sweep, 'depth_in', lambda model: 4)
+            self.model, self.val, self.state = tiny_model, None, {}
 
         def check(self, ways):
             pass
 
-        def noted(self, ways, notes, part=0):
-            return {str(way): {'task': Score('share', 0.5, 0.1, [0, 1], 0.25)} for way in ways}
-    judged = []
-
-    def measured(name, group, subject, ways, notes, part=0):
-        judged.append([str(way) for way in ways])
-        return [dict(run=name, group=name, seed=0, way=str(way), layers=4, measure='task',
-                     kind='share', mean=0.5, error=0.1, n=2, chance=0.25, change_error=0.1, p=1.0,
-                     change=gains.get(str(way), 0.0), loop='4', unique=4, depth=4, params=1,
-                     inference_flops=1, training_flops=1) for way in ways]
+        def noted(self, ways, notes):
+            score = lambda way: 0.5 + gains.get(str(way), 0.0)
+            return {str(way): {'task': Score('share', score(way), 0.1, [score(way)] * 4, 0.25)}
+                    for way in ways}
+    tiny_model = LM(ModelConfig(n_layer=4, n_embd=8, n_head=2))
     monkeypatch.setattr(sweep, 'Subject', Stub)
-    monkeypatch.setattr(sweep, 'measured', measured)
-    places = [(way, name, '') for name, way in ways.items()]
-    monkeypatch.setattr(sweep, 'ways_of', lambda *_: places)
+    monkeypatch.setattr(sweep, 'ways_of', lambda *_: [
+        Way(window=name.partition('=')[2]) for name in gains])
     options = SimpleNamespace(best=2, blocks=(2,), loop=(), r=())
-    sweep.search('run', 'run', options, None)
-    assert judged[1] == ['as it is', '--window=0-0', '--window=2-2']
+    rows = sweep.search('run', 'run', options, None)
+    assert [row['way'] for row in rows if row['part'] == 'judge'] == [
+        'as it is', '--window=0-0', '--window=2-2']
 
 
 def test_what_was_paid_before_is_added_to_what_a_model_cost(tiny):
     cost = facts(dict(flops=5, inherited_flops=7), tiny())['training_flops']
     assert cost == 12 and math.isnan(facts({}, tiny())['training_flops'])
-
-
-def test_a_part_of_a_sweep_has_as_many_batches_as_there_are_and_says_so(tmp_path, tiny, capsys):
-    write_noise(tmp_path / 'noise', [])
-    run = save_run(tmp_path / 'run', tiny(vocab_size=257), tmp_path / 'noise')
-    there = len(Subject(run, Asked(device='cpu')).val)
-    for batches, said in ((there // 2, False), (there, True)):
-        subject = Subject(run, Asked(batches=batches, device='cpu'), parts=2)
-        assert subject.batches == [(there // 2, 0), (there // 2, there // 2)]
-        assert ('screened on' in capsys.readouterr().err) == said
-
-
-def test_an_answer_ends_at_a_stop_sign_and_at_an_end_of_the_model(monkeypatch, tiny, tmp_path):
-    from nanodepth.scoring import lm_eval_model
-    run = save_run(tmp_path / 'run', tiny(vocab_size=257, context=64))
-    lm = lm_eval_model.Asked(tiny(vocab_size=257, context=64), BYTES, run)
-    asked = []
-    monkeypatch.setattr(lm_eval_model, 'continued', lambda answer, read, most, is_done: [
-        asked.append(is_done), *b'yes. no'][1:])
-    assert lm.generated('q', dict(until=['.'], max_gen_toks=8)) == 'yes'
-    is_done = asked[0]
-    assert is_done([*lm.ends]) and is_done([*b'yes.']) and not is_done([*b'yes'])
 
 
 def test_models_stand_in_a_table_where_there_are_several(tmp_path, tiny, capsys, data):

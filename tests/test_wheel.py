@@ -78,7 +78,7 @@ def install(home, wheel):
                  '--no-index', '--ignore-installed', wheel, environment=home)
     assert pip.returncode == 0, pip.stderr
     new = {path.name for path in site.iterdir()} - {'borrowed.pth', '__pycache__'}
-    assert new <= {'nanodepth', 'nanodepth-0.1.0.dist-info'}, new
+    assert new <= {'nanodepth', 'nanodepth-0.2.0.dist-info'}, new
     return site
 
 
@@ -112,7 +112,7 @@ def test_so_does_a_clone(theirs):
 def test_a_wheel_is_complete_and_holds_no_data(wheel):
     with zipfile.ZipFile(wheel) as file:
         names = file.namelist()
-    assert {name.partition('/')[0] for name in names} == {'nanodepth', 'nanodepth-0.1.0.dist-info'}
+    assert {name.partition('/')[0] for name in names} == {'nanodepth', 'nanodepth-0.2.0.dist-info'}
     assert {f'nanodepth/{idea}.py' for idea in IDEAS} < {*names}
     for folder, kind in dict(config='*.py', data='*/prepare.py').items():
         for path in ROOT.glob(f'{folder}/{kind}'):

@@ -14,8 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))    # a clone needs no install
 from nanodepth.common.errors import refusals  # noqa: E402
-from nanodepth.text.corpus import prepare  # noqa: E402
-from nanodepth.text.sources import Source  # noqa: E402
+from nanodepth.text.corpus import Source, prepare  # noqa: E402
 
 SMOLLM = [
     Source('fineweb_edu', 0.70, 'HuggingFaceTB/smollm-corpus', 'fineweb-edu-dedup/*.parquet'),

@@ -20,7 +20,7 @@ from nanodepth.common.options import read
 from nanodepth.looping.layers import is_ours
 from nanodepth.models.checkpoint import load_model
 from nanodepth.models.gguf import open_gguf, save_opened
-from nanodepth.models.hf import answer_of, save_hf
+from nanodepth.models.hf import answer_of, save_hf, their_config
 from nanodepth.models.hf_recurrent import save_raven
 from nanodepth.scoring.way import Way, Ways, depth_in, read_way
 
@@ -58,7 +58,8 @@ def main(argv=None):
         if options.dtype in ('float32', 'bfloat16'):
             model.to(getattr(torch, options.dtype))
         (export_file if to_file else export)(options, model)
-    again = open_gguf(options.target)[0] if to_file else load_model(options.target, others=True)
+    again = (open_gguf(options.target, their_config(model).rope_parameters)[0]
+             if to_file else load_model(options.target, others=True))
     compare(before, again, options.target, options.dtype)
 
 

@@ -24,8 +24,9 @@ SPLIT_DIGITS = 'smollm', 'starcoder', 'refact', 'command-r', 'codeshell', 'exaon
 AS_GPT2 = 'gpt-2', 'olmo', 'mpt', 'phi-2'       # kinds that split as GPT-2 does
 
 
-def open_gguf(path):
-    "(transformers' model of the file, its tokenizer)."
+def open_gguf(path, rope=None):
+    """(transformers' model of the file, its tokenizer). rope: the scaling of its positions, by whom
+    has just written it."""
     from gguf import GGUFReader
     path = Path(path)
     with reading(path):
@@ -35,7 +36,7 @@ def open_gguf(path):
         scaled = [t for t in reader.tensors if t.name == 'rope_freqs.weight'
                   and (t.data != 1).any()] or [kind for name, kind in said.items()
                                                if name.endswith('.type') and kind != 'none']
-    if scaled:
+    if scaled and not rope:
         raise Refused(f'{path}: its rotary positions are scaled, which transformers does not read '
                       'from such a file: take the original checkpoint')
     with using_transformers(path) as package:
@@ -45,6 +46,9 @@ def open_gguf(path):
         model, report = package.AutoModelForCausalLM.from_pretrained(
             **source, dtype=torch.float32, output_loading_info=True)
     refuse_reported(path, report)
+    if scaled:
+        model.config.rope_parameters = rope
+        model.model.rotary_emb = type(model.model.rotary_emb)(model.config)
     from tokenizers import pre_tokenizers
     inner = tokenizer.backend_tokenizer
     plain = pre_tokenizers.ByteLevel(add_prefix_space=False)

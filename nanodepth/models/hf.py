@@ -216,21 +216,21 @@ class Hooked:
 
 # ---------------------------------------------------------------------------------------------- out
 
+def their_config(model):
+    with using_transformers('the model') as package:
+        return package.AutoConfig.for_model(**config_json(model.config, len(model.order)))
+
+
 def as_theirs(model):
     "A model of ours, in the order in which it runs, as transformers' own of the same weights."
-    if not is_ours(model):
-        return model
-    if model.recurs:
-        from nanodepth.models.hf_recurrent import as_raven
-        return as_raven(model)
     model = fold_scales(model) if model.config.ln_scaling else model
     own = model.state_dict()
     tensors = {theirs: own[ours] for ours, theirs in OUTSIDE.items()}
     for place, i in enumerate(model.order):
         tensors |= {their_name(f'layers.{place}.{part}.weight'): own[f'layers.{i}.{part}.weight']
                     for part in LAYER if f'layers.{i}.{part}.weight' in own}
+    config = their_config(model)
     with using_transformers('the model') as package, torch.device('meta'):
-        config = package.AutoConfig.for_model(**config_json(model.config, len(model.order)))
         theirs = package.AutoModelForCausalLM.from_config(config)
     theirs.load_state_dict(tensors, assign=True)
     theirs.tie_weights()

@@ -25,7 +25,9 @@ from tqdm import tqdm
 
 from nanodepth import ROOT
 from nanodepth.common.errors import Refused, nearest, refusing, say
+from nanodepth.looping.layers import is_ours
 from nanodepth.models.hf import as_theirs
+from nanodepth.models.hf_recurrent import as_raven
 from nanodepth.report.tables import Score, mean
 from nanodepth.text.tokenizer import write_tokenizer
 
@@ -144,7 +146,9 @@ class Harness:
         self.subject, self.tasks, self.keep = subject, tasks, {}
         self.shots = subject.asked.shots and subject.asked.shots[0]
         self.said = False           # how many examples stand before a question
-        with tempfile.TemporaryDirectory() as folder:
+        said = lambda error: (f"{subject.path} has no tokenizer of transformers' "
+                              f'({str(error).splitlines()[0]})')
+        with tempfile.TemporaryDirectory() as folder, refusing(ValueError, why=said):
             write_tokenizer(subject.path, folder, subject.answer.config.context)
             self.tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         if subject.asked.chat and not self.tokenizer.chat_template:
@@ -154,7 +158,9 @@ class Harness:
         "{name: Score} of the subject's model, which runs in this way now."
         from nanodepth.scoring.lm_eval_model import Asked
         subject, asked = self.subject, self.subject.asked
-        theirs = as_theirs(subject.model)
+        theirs = subject.model
+        if is_ours(theirs):
+            theirs = as_raven(theirs) if theirs.recurs else as_theirs(theirs)
         # an order is part of a model of transformers; a window is put on it
         loops = way.dials and theirs is not subject.model
         with way.apply(theirs) if loops else contextlib.nullcontext(), refusing(AssertionError):

@@ -14,7 +14,9 @@ from nanodepth.common.errors import Refused
 from nanodepth.model import LM, ModelConfig
 from nanodepth.models import hf
 from nanodepth.models.checkpoint import load_model
-from nanodepth.models.gguf import open_gguf, splits_as, write_gguf
+from nanodepth.extras.gguf import splits_as, write_gguf
+from nanodepth.models.gguf import open_gguf
+from nanodepth.models.hf import their_config
 from nanodepth.text.tokenizer import get_tokenizer
 
 gguf = pytest.importorskip('gguf')
@@ -81,7 +83,7 @@ def test_an_export_that_is_killed_can_be_repeated(path, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize('kind, scaling, message', [
     ('a-new-kind', 'NONE', "kind 'a-new-kind', which nothing here knows"),
-    ('smollm', 'LINEAR', 'its rotary positions are scaled (linear)')])
+    ('smollm', 'LINEAR', 'its rotary positions are scaled')])
 def test_what_would_be_read_wrongly_is_refused(original, tmp_path, capsys, monkeypatch, kind,
                                                scaling, message):
     def as_others_write(writer, _):
@@ -99,17 +101,19 @@ def test_what_would_be_read_wrongly_is_refused(original, tmp_path, capsys, monke
 def test_a_model_becomes_a_gguf_file(original, tmp_path, shape):
     folder, path = folder_of(original, tmp_path / 'in', **shape), tmp_path / 'out.gguf'
     nanodepth('export', [str(folder), str(path), '--loop=1-1x2-1', '--damp'])
-    theirs, words = open_gguf(path)
     model, tokens = load_model(folder), torch.randint(320, (2, 30))
+    theirs, words = open_gguf(path, their_config(model).rope_parameters)
     with torch.no_grad(), Way(loop='1-1x2-1', damp=True).apply(model):
         assert torch.allclose(theirs(tokens).logits, model(tokens), atol=1e-5)
-    if model.config.rope_scaling:           # the file has what they do to each frequency
-        assert LLAMA3.items() <= theirs.config.rope_parameters.items()
     for text in TEXTS:
         assert words.encode(text) == original.encode(text).ids
     reader = gguf.GGUFReader(path)
     said = {name: field.contents() for name, field in reader.fields.items()}
     stored = {t.name: t.data for t in reader.tensors}
+    if model.config.rope_scaling:           # the file has what they do to each frequency
+        plain = 1 / 10_000 ** (np.arange(0, 8, 2) / 8)
+        assert stored['rope_freqs.weight'] == pytest.approx(
+            plain / theirs.model.rotary_emb.inv_freq.numpy(), rel=1e-5)
     assert (said['tokenizer.ggml.pre'], said['tokenizer.ggml.bos_token_id'],
             said['tokenizer.chat_template']) == ('smollm', 1, '{{ messages }}')
     assert [*said['tokenizer.ggml.token_type'][:4], said['tokenizer.ggml.tokens'][-1]] == [
