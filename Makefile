@@ -78,13 +78,13 @@ real: smollm2                   # the published model beside transformers, and i
 readme: smollm2                 # every command of README, COURSE and CHECKPOINT in a fresh clone: half an hour
 	$(PY) tests/readme.py
 llama: smollm2 out/llama/node_modules   # files for llama.cpp, run by it (Linux, node on the path; 84 MB): 2 minutes
-	OMP_NUM_THREADS=2 $(PY) -m pytest -q tests/llama.py
+	OMP_NUM_THREADS=2 $(PY) -m pytest -q tests/extras/llama.py
 out/llama/node_modules:
 	mkdir -p out/llama
 	cd out/llama && npm install --silent --ignore-scripts --omit=optional node-llama-cpp@3.21.1 @node-llama-cpp/linux-x64@3.21.1
 browser: smollm2                # both pages of `play` in headless Chromium, which must be on the path, by their steps: out/play/*.png, ten minutes
 	$(PY) -m pip install --quiet --disable-pip-version-check playwright==1.65.2
-	$(PY) tests/browser.py
+	$(PY) tests/extras/browser.py
 
 clean:                          # the data and the environment; out/ stays
 	rm -rf .venv data/toy/*.bin data/toy/*.marks data/toy/*.mask data/toy/*.json

@@ -9,6 +9,8 @@ import contextlib
 import io
 import re
 import runpy
+import shutil
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -49,6 +51,21 @@ def imports(path):
             names = [node.module, *(f'{node.module}.{alias.name}' for alias in node.names)]
         found |= {name for name in names if name in FILES}
     return found
+
+
+def test_rooms_are_no_larger_than_agreed():
+    "Whoever needs more writes the higher number into docs/HOUSE.md, and in the commit what left."
+    text = (ROOT / 'docs/HOUSE.md').read_text()
+    agreed = re.findall(r'^\| ([\w, /.]+) \| ([\d,]+) \|$', text, re.M)
+    assert len(agreed) == 12
+    for name, most in agreed:
+        if name == 'the seven':
+            files = [PACKAGE.parent / f'{idea}.py' for idea in IDEAS]
+        else:
+            files = [path for room in name.split(', ') for path in (
+                (ROOT / room).rglob('*.py') if '/' in room else (PACKAGE / room).rglob('*.py'))]
+        lines = sum(path.read_text(encoding='utf-8').count('\n') for path in files)
+        assert lines <= int(most.replace(',', '')), f'{name}: {lines} lines, agreed are {most}'
 
 
 def test_imports_go_down():
@@ -121,7 +138,26 @@ def test_usage_examples_run(data):
     assert scope['tokens'].shape == (16, 256)
 
 
-@pytest.mark.parametrize('name', COMMANDS)
+THERE = [name for name, (module, _) in COMMANDS.items()
+         if (PACKAGE / module.replace('.', '/')).with_suffix('.py').exists()]
+
+
+def test_what_may_be_deleted_is_missed_by_nobody(tmp_path):
+    "Without the extras everything else is imported, and their commands are a line."
+    for name in ('nanodepth', 'tests', 'config', 'data', 'docs'):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns(
+            'extras', '__pycache__', '*.bin', '*.mask', '*.marks', 'demo.html', 'assets'))
+    for path in (*ROOT.glob('*.py'), ROOT / 'README.md', ROOT / 'pyproject.toml'):
+        shutil.copy(path, tmp_path)
+    run = lambda *words: subprocess.run([sys.executable, *words], cwd=tmp_path, text=True,
+                                        capture_output=True)
+    found = run('-m', 'pytest', '--collect-only', '-q', '-p', 'no:cacheprovider')
+    assert found.returncode == 0 and str(tmp_path) not in str(ROOT), found.stdout[-2000:]
+    done = run('-m', 'nanodepth', 'play', 'out/lidas')
+    assert done.returncode == 2 and 'nanodepth/extras is not here' in done.stderr
+
+
+@pytest.mark.parametrize('name', THERE)
 def test_every_command_has_help(name, capsys, monkeypatch):
     monkeypatch.setattr(sys, 'argv', ['nanodepth', name, '--help'])
     with contextlib.suppress(SystemExit):

@@ -18,7 +18,6 @@ from conftest import ROOT, byte_level_bpe, refused, save_run, weights_of
 from nanodepth import __main__ as entry
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.scoring.scores import Asked, Subject, open_data
-from nanodepth.extras.play import inside
 from nanodepth.common import files
 from nanodepth.common.errors import Refused
 from nanodepth.common.files import claim, fresh, replace
@@ -189,15 +188,6 @@ def test_an_export_keeps_what_was_trained_and_says_how_near_it_came(config, tiny
     nanodepth('export', [c.out_dir, str(tmp_path / 'small'), '--dtype=bfloat16'])
     said = capsys.readouterr().out.rstrip().splitlines()[-1]
     assert 'in bfloat16: of 16 likeliest next tokens' in said and said.endswith('% are the same')
-
-
-# ------------------------------------------------------------------------------ pages and results
-
-def test_what_a_page_holds_cannot_end_its_tags():
-    text = inside('application/json', 'about', json.dumps('<!--<script></script>'))
-    assert text.count('<') == 2 and json.loads(text[text.index('>') + 1:text.rindex('<')]) == (
-        '<!--<script></script>')
-    assert 'weights of &quot;&gt;&lt;' in inside('text/plain', 'weights of "><', 'AA')
 
 
 def test_two_questions_have_two_files(tmp_path, tiny, monkeypatch):

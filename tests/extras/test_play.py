@@ -1,4 +1,4 @@
-"""The page with models inside, as far as Python goes (in a browser: tests/browser.py): its weights
+"""The page with models inside, as far as Python goes (in a browser: browser.py beside it): its weights
 are the rounded models', its questions those of the commands, and what it cannot show is a line."""
 import base64
 import json
@@ -228,3 +228,10 @@ def test_a_map_that_cannot_be_drawn_is_refused_at_once(run, capsys, monkeypatch)
     monkeypatch.setitem(sys.modules, 'matplotlib', None)
     monkeypatch.setattr(play, 'scan_picture', lambda *_: pytest.fail('it was computed'))
     assert 'matplotlib is not installed' in refused(capsys, 'play', run, '--scan=a')
+
+
+def test_what_a_page_holds_cannot_end_its_tags():
+    text = play.inside('application/json', 'about', json.dumps('<!--<script></script>'))
+    assert text.count('<') == 2 and json.loads(text[text.index('>') + 1:text.rindex('<')]) == (
+        '<!--<script></script>')
+    assert 'weights of &quot;&gt;&lt;' in play.inside('text/plain', 'weights of "><', 'AA')
