@@ -45,6 +45,7 @@ class ModelConfig:
     # for the checkpoints of other families, which models/hf.py opens
     rope_scaling: dict | None = None    # Llama 3's way to stretch a short context
     qk_norm: bool = False               # Qwen 3's RMSNorm on each head's queries and keys
+    qkv_bias: bool = False              # Qwen 2's biases of queries, keys and values
 
     def __post_init__(self):
         if self.head_dim is None:
@@ -121,9 +122,9 @@ class Attention(nn.Module):
         super().__init__()
         C, hd = config.n_embd, config.head_dim
         self.n_head, self.n_kv_head = config.n_head, config.n_kv_head
-        self.q = nn.Linear(C, self.n_head * hd, bias=False)
-        self.k = nn.Linear(C, self.n_kv_head * hd, bias=False)
-        self.v = nn.Linear(C, self.n_kv_head * hd, bias=False)
+        self.q = nn.Linear(C, self.n_head * hd, config.qkv_bias)
+        self.k = nn.Linear(C, self.n_kv_head * hd, config.qkv_bias)
+        self.v = nn.Linear(C, self.n_kv_head * hd, config.qkv_bias)
         self.o = nn.Linear(self.n_head * hd, C, bias=False)
         self.q_norm = nn.RMSNorm(hd, config.norm_eps) if config.qk_norm else None
         self.k_norm = nn.RMSNorm(hd, config.norm_eps) if config.qk_norm else None
@@ -210,6 +211,8 @@ class LM(nn.Module):
     def _init(module):
         if isinstance(module, (nn.Linear, nn.Embedding)):
             nn.init.normal_(module.weight, std=0.02)
+        if getattr(module, 'bias', None) is not None:
+            nn.init.zeros_(module.bias)
 
     @property
     def order(self):

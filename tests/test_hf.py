@@ -15,11 +15,13 @@ import test_data
 import tiktoken
 import tokenizers
 import torch
+from safetensors import safe_open
 from conftest import logits, refused, save_run
 from families import LLAMA3, tiny as family
 
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.common.errors import Refused
+from nanodepth.grow import untie
 from nanodepth.models.checkpoint import load_model, open_any
 from nanodepth.models.hf import load_hf, save_hf
 from nanodepth.models.hf_recurrent import save_raven
@@ -182,7 +184,7 @@ def broken(folder, **changes):
 
 
 @pytest.mark.parametrize('changes, message', [
-    (dict(model_type='gpt2'), "the family 'gpt2' .known: llama, qwen3., which"),
+    (dict(model_type='gpt2'), "the family 'gpt2' .known: llama, qwen2, qwen3., which"),
     (dict(attention_bias=True), 'linear layers with a bias, which is not supported'),
     (dict(layer_types=['full_attention', 'sliding_attention', 'full_attention']),
      'attention over a sliding window'),
@@ -396,7 +398,7 @@ def test_an_export_whose_text_is_another_is_none(tiny, tmp_path, capsys, monkeyp
     assert not (tmp_path / 'bad/config.json').exists()
 
 
-@pytest.mark.parametrize('name', ['gemma3_text', 'qwen2'])
+@pytest.mark.parametrize('name', ['gemma3_text', 'mistral'])
 def test_a_widened_model_is_transformers_own_in_float32(name, tmp_path):
     "Gemma computes a scale of its embedding in the type of the weights: 16 bits would stay in it."
     model = family(name, hidden_size=40)
@@ -406,6 +408,41 @@ def test_a_widened_model_is_transformers_own_in_float32(name, tmp_path):
     tokens = torch.arange(2, 12)[None]
     with torch.no_grad():
         assert torch.equal(ours(tokens).logits, theirs.eval()(tokens).logits)
+
+
+@pytest.mark.parametrize('tied', [True, False])
+def test_qwen_2_is_ours_with_three_biases(tmp_path, tied):
+    theirs = family('qwen2', tie_word_embeddings=tied)
+    for name, p in theirs.named_parameters():
+        if name.endswith('bias'):
+            torch.nn.init.normal_(p)            # they begin as zeros
+    theirs.save_pretrained(tmp_path / 'in')
+    model, tokens = load_model(tmp_path / 'in'), torch.randint(97, (2, 12))
+    assert model.config.qkv_bias and model.config.tie_embeddings == tied
+    save_hf(untie(model, [0, 1, 1, 2, 3, 4, 5]), tmp_path / 'out')
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / 'out')
+    with torch.no_grad():
+        assert torch.allclose(model(tokens), theirs(tokens).logits, atol=1e-5)
+        assert torch.allclose(model(tokens, order=[0, 1, 1, 2, 3, 4, 5]), again(tokens).logits,
+                              atol=1e-5)
+    said = theirs.generate(tokens[:1], max_new_tokens=8, min_new_tokens=8, do_sample=False,
+                           attention_mask=torch.ones_like(tokens[:1]))
+    assert torch.equal(model.generate(tokens[:1], 8, temperature=0), said)
+    with pytest.raises(Refused, match='biases of q, k and v'):
+        save_raven(surgery(model, '2-2-2'), tmp_path / 'raven')
+
+
+def test_an_exported_folder_says_what_it_is(tmp_path, tiny):
+    model = tiny(vocab_size=257, n_layer=4)
+    save_hf(model, tmp_path / 'in', tokenizer='bytes')
+    (tmp_path / 'in/README.md').write_text('---\nlicense: apache-2.0\n---\n')
+    nanodepth('export', [str(tmp_path / 'in'), str(tmp_path / 'out'), '--loop=1-2x2-1', '--damp'])
+    card = (tmp_path / 'out/README.md').read_text()
+    assert 'license: apache-2.0' in card and 'in the order 1-2x2-1, where' in card
+    assert f'export {tmp_path / "in"} {tmp_path / "out"} --loop=1-2x2-1 --damp' in card
+    with safe_open(tmp_path / 'out/model.safetensors', 'pt') as file:
+        assert file.metadata() == dict(format='pt', parent=str(tmp_path / 'in'), order='0 1 2 1 2 3')
+    assert not (tmp_path / 'out/lock').exists() and load_model(tmp_path / 'out')
 
 
 def test_what_reads_ahead_is_no_model_from_left_to_right(tmp_path):

@@ -612,8 +612,8 @@ def test_what_cannot_be_asked_is_refused_before_a_model_is_opened(monkeypatch, c
     (tmp_path / 'file').touch()
     nanodepth_refuses = refused(capsys, 'evaluate', 'x', f'--out={tmp_path}/file/scores.csv')
     assert 'file' in nanodepth_refuses
-    family('qwen2').save_pretrained(tmp_path / 'qwen')
-    assert 'the probes look into' in refused(capsys, 'probe', tmp_path / 'qwen', '--data=x')
+    family('mistral').save_pretrained(tmp_path / 'mistral')
+    assert 'the probes look into' in refused(capsys, 'probe', tmp_path / 'mistral', '--data=x')
 
 
 def test_a_name_that_shows_nothing_is_refused_before_the_scores(tmp_path, tiny, capsys, data,
@@ -644,7 +644,7 @@ def test_a_ways_row_says_what_that_way_is_and_costs(tmp_path, tiny, data):
 def test_greedy_is_the_likeliest_token_and_ends_where_the_config_says(tmp_path):
     "In a family of ours and in another one, whatever penalty the folder asks for."
     from nanodepth.scoring.lm_eval_model import Asked as Model
-    for name in ('llama', 'qwen2'):
+    for name in ('llama', 'mistral'):
         model = family(name, eos_token_id=[7, 9], vocab_size=257)
         model.generation_config.repetition_penalty = 3.0
         model.save_pretrained(tmp_path / name)

@@ -8,21 +8,25 @@ Usage:
     nanodepth export out/smollm2 out/deeper --loop=8-4x2-18   # layers 8 to 11 twice
     nanodepth export out/smollm2 deeper.gguf --loop=13-4x2-13 --damp --dtype=q8_0
 """
+import contextlib
 import copy
+import re
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
 import torch
 
 from nanodepth.common.errors import Refused, refusing
+from nanodepth.common.files import on_hub, replace
 from nanodepth.common.options import read
 from nanodepth.looping.layers import is_ours
 from nanodepth.models.checkpoint import load_model
 from nanodepth.models.gguf import open_gguf, save_opened
 from nanodepth.models.hf import answer_of, save_hf, their_config
 from nanodepth.models.hf_recurrent import save_raven
-from nanodepth.scoring.way import Way, Ways, depth_in, read_way
+from nanodepth.scoring.way import Way, Ways, depth_in, name_of, read_way
 
 
 @dataclass(kw_only=True)
@@ -57,7 +61,10 @@ def main(argv=None):
         before = some_logits(copy.deepcopy(model).float() if to_file else model)
         if options.dtype in ('float32', 'bfloat16'):
             model.to(getattr(torch, options.dtype))
-        (export_file if to_file else export)(options, model)
+        if to_file:
+            export_file(options, model)
+        else:
+            export(options, model, way)
     again = (open_gguf(options.target, their_config(model).rope_parameters)[0]
              if to_file else load_model(options.target, others=True))
     compare(before, again, options.target, options.dtype)
@@ -148,11 +155,63 @@ def describe(options, model):
         raise Refused(f'--fresh is for a recurrent core, and {options.run} has none')
 
 
-def export(options, model):
+CARD = """---
+library_name: transformers
+{front}---
+# {name}
+
+This is `{parent}`, {what}. Nothing was trained for it. nanodepth {version} has written it:
+
+```sh
+{command}
+```
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+model = AutoModelForCausalLM.from_pretrained('{target}'{trust})
+tokenizer = AutoTokenizer.from_pretrained('{target}')
+```
+
+The licence is the parent's{licence}.
+"""
+
+
+def write_card(options, model, way):
+    "A README.md that says what the folder is, whose it is, and how to open it."
+    words = [f'--{key}={value}' for key, value in (
+        ('loop', way.text), ('damp', way.damp), ('r', way.r), ('dtype', options.dtype)) if value]
+    what = (f'with a core of {len(model.core)} layers that runs r = {model.recurrence} times'
+            if model.recurs else f'with its layers in the order {name_of(model.order)}')
+    if way.damp:
+        what += ', where layers that run more than once add less each time'
+    card = Path(options.run) / 'README.md'
+    said = re.search(r'^license: *(.+)$', card.read_text(encoding='utf-8') if card.is_file()
+                     else '', re.M)
+    front = f'license: {said[1]}\n' if said else ''
+    if on_hub(options.run):
+        front += f'base_model: {options.run}\n'
+    text = CARD.format(
+        front=front, name=Path(options.target).name, parent=options.run, what=what,
+        version=version(), target=options.target, licence=f', {said[1]}' if said else
+        ', which its folder does not name',
+        trust=', trust_remote_code=True' if model.recurs else '',
+        command=' '.join(['nanodepth export', options.run, str(options.target), *words]))
+    replace(Path(options.target) / 'README.md', text.encode())
+
+
+def version():
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        return metadata.version('nanodepth')
+    return ''
+
+
+def export(options, model, way):
     "A model of ours as a folder."
+    about = dict(parent=str(options.run), order=' '.join(map(str, model.order)))
     if model.recurs:
         model.fresh = model.fresh or options.fresh
-        ours = save_raven(model, options.target, tokenizer=options.run)
+        ours = save_raven(model, options.target, tokenizer=options.run, about=about)
+        write_card(options, model, way)
         if not model.fresh:         # with fresh noise no two texts are equal
             compare_text(model, options.target)
         print(f"{options.target}: in the authors' format (huginn_raven); load_model opens it, and "
@@ -160,7 +219,8 @@ def export(options, model):
         if ours:
             print(f"their own code does not know {', '.join(ours)}")
         return
-    save_hf(model, options.target, tokenizer=options.run)
+    save_hf(model, options.target, tokenizer=options.run, about=about)
+    write_card(options, model, way)
     print(f"{options.target}: {len(model.order)} layers of their own; "
           f"transformers.AutoModelForCausalLM.from_pretrained('{options.target}') opens it")
 

@@ -157,6 +157,12 @@ def new_model(folder, option='choose another folder'):
         yield folder
 
 
+def without_lock(folder):
+    "A folder that goes out into the world is whole, and nobody writes into it any more."
+    with contextlib.suppress(OSError):          # Windows removes no open file
+        (Path(folder) / 'lock').unlink()
+
+
 def refuse_gguf(path):
     if str(path).endswith('.gguf'):
         raise Refused(f'{path} is a GGUF file: nanodepth export {path} FOLDER writes it as a '

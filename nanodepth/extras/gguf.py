@@ -33,7 +33,7 @@ def write_gguf(model, path, dtype, tokenizer):
                       'with 128, as all that are published have, so nothing would hold the file')
     kind = dict(float32='F32', float16='F16', bfloat16='BF16', q8_0='Q8_0')[dtype]
     kinds = gguf.GGMLQuantizationType
-    family = 'qwen3' if c.qk_norm else 'llama'
+    family = 'qwen3' if c.qk_norm else 'qwen2' if c.qkv_bias else 'llama'
     names = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, family.upper()), len(model.layers))
     with replacing(path) as new:
         file = gguf.GGUFWriter(new, family)

@@ -162,9 +162,11 @@ class LM {
   attention(name, x, T, slot, start, keep) {
     const {n_head: H, n_kv_head: G, head_dim: hd} = this, N = x.length / this.n_embd;
     const normed = (part, x) => this.qk_norm ? this.norm(`${name}.${part}_norm`, x) : x;        // Qwen 3's
-    const q = this.rotate(normed('q', linear(this.weight(`${name}.q`), x, N)), H, T, start);
-    const k = this.rotate(normed('k', linear(this.weight(`${name}.k`), x, N)), G, T, start);
-    const v = linear(this.weight(`${name}.v`), x, N);
+    const made = part => {
+      const y = linear(this.weight(`${name}.${part}`), x, N), bias = this.weights[`${name}.${part}.bias`]?.row(0);     // Qwen 2's
+      return bias ? y.map((v, i) => v + bias[i % bias.length]) : y;
+    };
+    const q = this.rotate(normed('q', made('q')), H, T, start), k = this.rotate(normed('k', made('k')), G, T, start), v = made('v');
     const join = (old, fresh) => {      // the tokens before these, and these
       const all = new Float32Array((start + N) * G * hd), before = start * G * hd;
       all.set(old.subarray(0, before)); all.set(fresh, before);

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from nanodepth.common.errors import Refused
-from nanodepth.common.files import new_model, reading
+from nanodepth.common.files import new_model, reading, without_lock
 from nanodepth.models.hf import refuse_reported, using_transformers
 
 # kinds that split every digit off, by their names in llama.cpp
@@ -74,3 +74,4 @@ def save_opened(model, tokenizer, folder):
         for path in sorted(Path(new).iterdir(), key=lambda p: p.name == 'config.json'):
             path.chmod(0o644)               # else only its owner could read the weights
             os.replace(path, Path(folder) / path.name)
+        without_lock(folder)

@@ -1,11 +1,11 @@
 """Hugging Face checkpoints: in, as a model of ours where it can be one, else as transformers' own;
 and out.
 
-The idea: transformers opens the folder. Llama and Qwen 3, which are all that the papers use, are
-our model under longer names, so what is left is a table of names, and a list of what this model
-lacks. Any other family's model is scored as a function from tokens to logits, and takes another
-order of its layers by models/orders.py. On export an order becomes plain depth, and LN-scaling is
-multiplied into the norms.
+The idea: transformers opens the folder. Llama, Qwen 2 and Qwen 3, which are all that the papers
+use, are our model under longer names, so what is left is a table of names, and a list of what this
+model lacks. Any other family's model is scored as a function from tokens to logits, and takes
+another order of its layers by models/orders.py. On export an order becomes plain depth, and
+LN-scaling is multiplied into the norms.
 
 Here: weights are read from safetensors only, in the type in which they are stored. A name on the
 hub needs `huggingface_hub` and a network too.
@@ -24,7 +24,7 @@ from types import SimpleNamespace
 import torch
 
 from nanodepth.common.errors import Refused, refusing
-from nanodepth.common.files import (new_model, reading, replace, replacing,
+from nanodepth.common.files import (new_model, reading, replace, replacing, without_lock,
                                     write_json)
 from nanodepth.grow import untie
 from nanodepth.looping.layers import is_ours
@@ -53,8 +53,9 @@ def their_name(ours):
     "'layers.3.attn.q.weight' to 'model.layers.3.self_attn.q_proj.weight'."
     if ours in OUTSIDE:
         return OUTSIDE[ours]
-    _, i, part = ours.removesuffix('.weight').split('.', 2)
-    return f'model.layers.{i}.{LAYER[part]}.weight'
+    name, _, ending = ours.rpartition('.')
+    _, i, part = name.split('.', 2)
+    return f'model.layers.{i}.{LAYER[part]}.{ending}'
 
 
 # -------------------------------------------------------------------------------------- config.json
@@ -81,8 +82,8 @@ def config_of(path):
 def lacking(c):
     "What a config asks for that our model does not have, in words; None: nothing."
     says = lambda name: getattr(c, name, None)
-    if c.model_type not in ('llama', 'qwen3'):
-        return f'the family {c.model_type!r} (known: llama, qwen3)'
+    if c.model_type not in ('llama', 'qwen2', 'qwen3'):
+        return f'the family {c.model_type!r} (known: llama, qwen2, qwen3)'
     rope = c.rope_parameters or {}
     kind = rope.get('rope_type', 'default')
     for lacks, feature in (
@@ -106,23 +107,24 @@ def llama3(rope):
 
 
 def model_config(c):
-    "transformers' config of a Llama or Qwen 3 as our ModelConfig."
+    "transformers' config of a Llama or Qwen as our ModelConfig."
     rope = c.rope_parameters
     return ModelConfig(
-        **{ours: getattr(c, theirs) for ours, theirs in OURS.items()},
+        **{ours: getattr(c, theirs, None) for ours, theirs in OURS.items()},
         rope_theta=rope['rope_theta'], qk_norm=c.model_type == 'qwen3',
+        qkv_bias=c.model_type == 'qwen2',
         rope_scaling=llama3(rope) if rope.get('rope_type') == 'llama3' else None)
 
 
 def config_json(config, depth):
     "Our ModelConfig as a config.json, for a model of `depth` layers of their own."
     theirs = {theirs: getattr(config, ours) for ours, theirs in OURS.items()}
-    family = 'Qwen3' if config.qk_norm else 'Llama'
+    family = 'Qwen3' if config.qk_norm else 'Qwen2' if config.qkv_bias else 'Llama'
     scaling = dict(config.rope_scaling, rope_type='llama3') if config.rope_scaling else None
     return theirs | dict(
         architectures=[f'{family}ForCausalLM'], model_type=family.lower(), num_hidden_layers=depth,
         rope_theta=config.rope_theta, rope_scaling=scaling, hidden_act='silu',
-        attention_bias=False, attention_dropout=0.0)
+        attention_dropout=0.0) | ({} if config.qkv_bias else dict(attention_bias=False))
 
 
 # ---------------------------------------------------------------------------------------------- in
@@ -162,7 +164,7 @@ def refuse_reported(path, report):
 
 
 def load_hf(path, others=False):
-    """A Hugging Face checkpoint, a folder or a name on the hub: a Llama or Qwen 3 as an LM. With
+    """A Hugging Face checkpoint, a folder or a name on the hub: a Llama or Qwen as an LM. With
     `others`, of any other family the model of transformers."""
     config = config_of(path)
     if feature := lacking(config):
@@ -227,8 +229,8 @@ def as_theirs(model):
     own = model.state_dict()
     tensors = {theirs: own[ours] for ours, theirs in OUTSIDE.items()}
     for place, i in enumerate(model.order):
-        tensors |= {their_name(f'layers.{place}.{part}.weight'): own[f'layers.{i}.{part}.weight']
-                    for part in LAYER if f'layers.{i}.{part}.weight' in own}
+        tensors |= {their_name(f'layers.{place}.{name}'): t
+                    for name, t in model.layers[i].state_dict().items()}
     config = their_config(model)
     with using_transformers('the model') as package, torch.device('meta'):
         theirs = package.AutoModelForCausalLM.from_config(config)
@@ -258,19 +260,19 @@ def fold_scales(model):
     return free
 
 
-def save_hf(model, folder, tokenizer=None):
+def save_hf(model, folder, tokenizer=None, about=None):
     """Write a checkpoint that transformers loads, with the same logits. The order is unrolled: a
     looped model becomes a deep one with equal layers. `tokenizer` is what get_tokenizer takes; its
-    tokenizer.json is copied."""
+    tokenizer.json is copied. `about`: {name: text} for the metadata of the weights' file."""
     model = plain_layers(model)
     tensors = {their_name(name): t for name, t in model.state_dict().items()}
     if model.config.tie_embeddings:
         tensors.pop('lm_head.weight')
     write_checkpoint(model, folder, tensors, config_json(model.config, len(model.layers)),
-                     tokenizer)
+                     tokenizer, about=about)
 
 
-def write_checkpoint(model, folder, tensors, config_json, tokenizer, files=None):
+def write_checkpoint(model, folder, tensors, config_json, tokenizer, files=None, about=None):
     """model.safetensors, the tokenizer's files, and `config_json` with its tokens as config.json.
     `files`: {name: text} of others. Weights keep their type."""
     from safetensors import SafetensorError
@@ -286,8 +288,9 @@ def write_checkpoint(model, folder, tensors, config_json, tokenizer, files=None)
         whole = {name: t.detach().to('cpu', dtype).contiguous() for name, t in tensors.items()}
         with (replacing(folder / 'model.safetensors') as new,
               refusing(SafetensorError, why=lambda error: f'{folder}: {error}')):
-            save_file(whole, new, metadata=dict(format='pt'))
+            save_file(whole, new, metadata=dict(format='pt') | (about or {}))
             os.chmod(new, 0o644)        # else only its owner can read it
         for name, text in (files or {}).items():
             replace(folder / name, text.encode())
         write_json(folder / 'config.json', config_json)     # last: without it, it is no checkpoint
+        without_lock(folder)

@@ -142,8 +142,9 @@ def in_their_format(model):
     "(tensors, config.json) of a Recurrent."
     c = model.config
     width = model.config.n_embd
-    if c.ln_scaling:
-        raise Refused("LN-scaling: the authors' format cannot hold that")
+    for has, feature in ((c.ln_scaling, 'LN-scaling'), (c.qkv_bias, 'biases of q, k and v')):
+        if has:
+            raise Refused(f"{feature}: the authors' format cannot hold that")
     weights = model.state_dict()
     weights['head.weight'] = model.head.weight
     if model.adapter is None:
@@ -179,7 +180,7 @@ def as_raven(model):
     return theirs.eval()
 
 
-def save_raven(model, folder, tokenizer=None):
+def save_raven(model, folder, tokenizer=None, about=None):
     """Write a Recurrent as a folder that transformers opens by the code in it; what of it the
     authors' own code would not understand is returned, as a list of words."""
     c = model.config
@@ -188,7 +189,7 @@ def save_raven(model, folder, tokenizer=None):
             'a fixed table of first states (--fresh draws new ones)':
                 not (model.fresh or model.start == 'zero')}
     hf.write_checkpoint(model, folder, *in_their_format(model), tokenizer,
-                        {f'{CODE}.py': modeling_code()})
+                        {f'{CODE}.py': modeling_code()}, about)
     return [feature for feature, is_used in ours.items() if is_used]
 
 

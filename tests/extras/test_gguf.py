@@ -34,7 +34,11 @@ def folder_of(original, path, **shape):
     "A tiny model of ours as a Hugging Face folder with the tokenizer of these tests."
     torch.manual_seed(0)
     config = dict(vocab_size=320, n_embd=64, n_head=4, n_kv_head=2, n_layer=3, context=64)
-    hf.save_hf(LM(ModelConfig(**config | shape)), path)
+    model = LM(ModelConfig(**config | shape))
+    for name, p in model.named_parameters():
+        if name.endswith('bias'):
+            torch.nn.init.normal_(p)        # they begin as zeros
+    hf.save_hf(model, path)
     original.save(str(path / 'tokenizer.json'))
     (path / 'tokenizer_config.json').write_text(json.dumps(dict(
         tokenizer_class='PreTrainedTokenizerFast', bos_token='<|im_start|>', eos_token='<|im_end|>')))
@@ -96,8 +100,9 @@ def test_what_would_be_read_wrongly_is_refused(original, tmp_path, capsys, monke
     assert not (tmp_path / 'out').exists()
 
 
-@pytest.mark.parametrize('shape', [{}, dict(qk_norm=True, head_dim=128), dict(rope_scaling=LLAMA3, head_dim=8),
-                                   dict(tie_embeddings=True)], ids=str)
+@pytest.mark.parametrize('shape', [
+    {}, dict(qk_norm=True, head_dim=128), dict(qkv_bias=True),
+    dict(rope_scaling=LLAMA3, head_dim=8), dict(tie_embeddings=True)], ids=str)
 def test_a_model_becomes_a_gguf_file(original, tmp_path, shape):
     folder, path = folder_of(original, tmp_path / 'in', **shape), tmp_path / 'out.gguf'
     nanodepth('export', [str(folder), str(path), '--loop=1-1x2-1', '--damp'])
@@ -120,7 +125,7 @@ def test_a_model_becomes_a_gguf_file(original, tmp_path, shape):
         3, 3, 3, 1, '[PAD319]']
     q = model.layers[2].attn.q.weight.detach().numpy()      # the last of the order 0, 1, 1, 2
     half = model.config.head_dim // 2                       # rows 0 and hd/2 are a pair to turn
-    assert np.array_equal(stored['blk.3.attn_q.weight'][1], q[1 if model.config.qk_norm else half])
+    assert np.array_equal(stored['blk.3.attn_q.weight'][1], q[half if model.config.qk_norm is model.config.qkv_bias else 1])
     assert np.array_equal(stored['blk.3.attn_norm.weight'],
                           model.layers[2].attn_norm.weight.detach().numpy())
     assert ('output.weight' in stored) is not model.config.tie_embeddings
