@@ -441,7 +441,8 @@ def test_an_exported_folder_says_what_it_is(tmp_path, tiny):
     assert 'license: apache-2.0' in card and 'in the order 1-2x2-1, where' in card
     assert f'export {tmp_path / "in"} {tmp_path / "out"} --loop=1-2x2-1 --damp' in card
     with safe_open(tmp_path / 'out/model.safetensors', 'pt') as file:
-        assert file.metadata() == dict(format='pt', parent=str(tmp_path / 'in'), order='0 1 2 1 2 3')
+        assert file.metadata() == dict(format='pt', parent=str(tmp_path / 'in'),
+                                       order='0 1 2 1 2 3')
     assert not (tmp_path / 'out/lock').exists() and load_model(tmp_path / 'out')
 
 

@@ -68,6 +68,12 @@ def test_rooms_are_no_larger_than_agreed():
         assert lines <= int(most.replace(',', '')), f'{name}: {lines} lines, agreed are {most}'
 
 
+def test_ruff_has_nothing_to_say():
+    done = subprocess.run([sys.executable, '-m', 'ruff', 'check', '--no-cache', str(ROOT)],
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:]
+
+
 def test_imports_go_down():
     scripts = {f'nanodepth.text.{path.parent.name}': path for path in ROOT.glob('data/*/*.py')}
     for name, path in (FILES | scripts).items():

@@ -191,7 +191,7 @@ def test_a_lens_is_trained_on_rows_that_no_probe_looks_at(data, tiny, tmp_path, 
     nanodepth('probe', [*line, '--count=48'])       # nothing is left, which the page says
 
 
-# ------------------------------------------------------------------------------------- data and runs
+# ------------------------------------------------------------------------------------ data and runs
 
 def test_marks_go_by_name_where_datasets_number_them_otherwise(tmp_path, tiny):
     for name, kinds in (('a', ['copy', 'chain']), ('b', ['chain', 'new'])):
@@ -320,7 +320,7 @@ def answering(tmp_path, ends):
 
 
 @pytest.mark.parametrize('ends, text', [([2, 1], 'b'), (2, 'bdeeee')])
-def test_an_answer_ends_at_each_of_the_models_ends_and_shows_no_special_tokens(tmp_path, ends, text):
+def test_an_answer_ends_at_each_of_the_models_ends_without_special_tokens(tmp_path, ends, text):
     said = answering(tmp_path, ends)
     for name in ('max_gen_toks', 'max_new_tokens', 'max_tokens'):
         assert said('a', {'until': ['\n'], name: 7}) == text

@@ -467,7 +467,7 @@ def test_damped_layers_add_a_share_and_are_given_back(tiny):
         with Way(**options).apply(model):
             return model(tokens)
 
-    x = model.embed(tokens)                                     # by hand, half of what each half adds
+    x = model.embed(tokens)                                # by hand, half of what each half adds
     rope = model.cos[:9, None], model.sin[:9, None]
     for i in order:
         layer, share = model.layers[i], 0.5 if i in (1, 2) else 1
@@ -585,7 +585,7 @@ def test_windows_and_cells(tiny):
                                  '--beta=0.3,0.5', '--cache=first,last'])
     assert len(sweep.ways_of(asked, tiny())) == 2 * 2 * 2 * 2
     asked = read(sweep.Options, ['run', '--blocks=2,3', '--times=4'])
-    ways = sweep.ways_of(asked, tiny(order=[0, 1, 0, 1]))        # of a looped model, its own order's
+    ways = sweep.ways_of(asked, tiny(order=[0, 1, 0, 1]))       # of a loop, its own order's
     assert [way.loop for way in ways][1::2] == [[0] + [1, 0] * 4 + [1], [0, 1, 0] * 4 + [1]]
 
 

@@ -197,7 +197,8 @@ def test_what_each_cache_holds(six, how, mode):
         assert alike[2:5] == [first] * 3
         if how.startswith('last'):      # a plain pass from x_K, or from the last evaluation's point
             points, slots, x = [], KVCache(6), six.run(six.embed(t[:, :7]), [0, 1])
-            end = SOLVERS['rk'](lambda y: points.append(y) or six.run(y, [2, 3, 4], position=2), x, 3)
+            end = SOLVERS['rk'](lambda y: points.append(y) or six.run(y, [2, 3, 4], position=2),
+                                x, 3)
             six.run(end if how == 'last' else points[-1], [2, 3, 4], position=2, cache=slots)
             assert all(torch.equal(slots.layers[d].keys, prompt.layers[d].keys) for d in (2, 3, 4))
 
@@ -308,7 +309,7 @@ def test_a_window_is_entered_at_its_first_layer(six):
             six.run(x, [3, 4, 5], position=3)
         # it would loop nothing, or other layers
         for order in ([0, 1, 2, 3], [0, 1], [0, 1, 2, 3, 2, 3, 4, 5], [0, 1, 2, 3, 5]):
-            with pytest.raises(ValueError, match='of the looped window holds another layer in this'):
+            with pytest.raises(ValueError, match='of the looped window holds another layer in'):
                 six(t, order=order)
         assert not torch.equal(six(t), plain)
 

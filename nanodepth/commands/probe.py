@@ -8,7 +8,7 @@ Papers: the figures of "Do Depth-Grown Models Overcome the Curse of Depth?" (1 t
 "From Growing to Looping" (2 to 4, 7 to 10).
 Here: where the papers use GSM8K, MATH, MQuAKE and LAMBADA, the examples are the data at hand
 (data/text/prepare.py makes a dataset of any text), and what is scored is the loss and the
-primitives. Models are ours, and what becomes ours: Llama, SmolLM, TinyLlama, Qwen 3.
+primitives. Models are ours, and what becomes ours: Llama, SmolLM, TinyLlama, Qwen 2 and 3.
 
 Usage:
     python probe.py out/baseline out/lidas                          # out/probe/index.html
@@ -92,7 +92,7 @@ class Probed(Subject):
         is_other = is_hugging_face(path) and family_of(path) != FAMILY
         if is_other and (lacks := lacking(config_of(path))):        # before it is opened
             raise Refused(f'{path}: the probes look into models of ours, and what becomes ours: '
-                          f'Llama and Qwen 3. This one asks for {lacks}')
+                          f'Llama and Qwen. This one asks for {lacks}')
         super().__init__(path, args)
         self.args = args
         self.tokens = examples(self.val, args.count, args.length).to(device_of(self.model))

@@ -1,6 +1,6 @@
-"""Files that `export` wrote for llama.cpp, run by llama.cpp itself: `make llama`, two minutes, not in
-make test. It compares greedy text and tokens, for the model as it is, with layers 13 to 16 twice, and
-with these damped."""
+"""Files that `export` wrote for llama.cpp, run by llama.cpp itself: `make llama`, two minutes, not
+in make test. It compares greedy text and tokens, for the model as it is, with layers 13 to 16
+twice, and with these damped."""
 import json
 import subprocess
 
@@ -39,4 +39,5 @@ def test_llama_cpp_goes_on_as_we_do(way, tmp_path):
             ours = model.generate(torch.tensor([prompt]), 20, temperature=0)[0, len(prompt):]
             # llama.cpp stops where a text ends, and does not say by which mark
             assert ours[:len(more)].tolist() == more
-            assert len(more) == 20 or words.decode([ours[len(more)]]) in ('<|im_end|>', '<|endoftext|>')
+            ends = '<|im_end|>', '<|endoftext|>'
+            assert len(more) == 20 or words.decode([ours[len(more)]]) in ends

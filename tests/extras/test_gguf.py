@@ -41,7 +41,8 @@ def folder_of(original, path, **shape):
     hf.save_hf(model, path)
     original.save(str(path / 'tokenizer.json'))
     (path / 'tokenizer_config.json').write_text(json.dumps(dict(
-        tokenizer_class='PreTrainedTokenizerFast', bos_token='<|im_start|>', eos_token='<|im_end|>')))
+        tokenizer_class='PreTrainedTokenizerFast', bos_token='<|im_start|>',
+        eos_token='<|im_end|>')))
     (path / 'chat_template.jinja').write_text('{{ messages }}')
     return path
 
@@ -125,7 +126,8 @@ def test_a_model_becomes_a_gguf_file(original, tmp_path, shape):
         3, 3, 3, 1, '[PAD319]']
     q = model.layers[2].attn.q.weight.detach().numpy()      # the last of the order 0, 1, 1, 2
     half = model.config.head_dim // 2                       # rows 0 and hd/2 are a pair to turn
-    assert np.array_equal(stored['blk.3.attn_q.weight'][1], q[half if model.config.qk_norm is model.config.qkv_bias else 1])
+    turned = not (model.config.qk_norm or model.config.qkv_bias)      # Llama's alone
+    assert np.array_equal(stored['blk.3.attn_q.weight'][1], q[half if turned else 1])
     assert np.array_equal(stored['blk.3.attn_norm.weight'],
                           model.layers[2].attn_norm.weight.detach().numpy())
     assert ('output.weight' in stored) is not model.config.tie_embeddings

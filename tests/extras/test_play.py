@@ -1,5 +1,6 @@
-"""The page with models inside, as far as Python goes (in a browser: browser.py beside it): its weights
-are the rounded models', its questions those of the commands, and what it cannot show is a line."""
+"""The page with models inside, as far as Python goes (in a browser: browser.py beside it): its
+weights are the rounded models', its questions those of the commands, and what it cannot show is a
+line."""
 import base64
 import json
 import re
