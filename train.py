@@ -84,6 +84,7 @@ class Config:
     eval_batches: int = 12              # batches of validation data per evaluation
     log_every: int = 10
     save_every: int = 200
+    keep_every: int | None = None       # of so many steps a checkpoint stays, as ckpt-STEP.pt
     resume: bool = True                 # false: move the run in out_dir aside and start over
     # the machine
     device: str = 'auto'                # auto: cuda, else mps, else cpu
@@ -290,6 +291,8 @@ def train(c):
                                 start=plan.parent and asdict(plan.parent),
                                 optimizers=[o.state_dict() for o in optimizers],
                                 **run.marks_of(data, val))
+                if c.keep_every and totals['step'] % c.keep_every == 0:
+                    checkpoint.keep(c.out_dir, totals['step'])
             world.wait()
 
         # ---- the loop
@@ -356,11 +359,12 @@ def train(c):
                           depth=len(model.order), lr=c.lr * now.lr_fraction, loss=loss,
                           grad_norm=norm, tokens_per_s=round(tokens_a_step / took),
                           passes=round(data[now.data].passes(now.batch + 1), 2),
-                          **now.recurrence, **events)
+                          **world.usage(step_flops, took), **now.recurrence, **events)
             log.show_step(tokens_a_step / took, world.mfu(step_flops, took))
 
             # a checkpoint; and are we asked to stop?
-            if step % c.save_every == 0 or step == c.steps or asked:
+            keeps = c.keep_every and step % c.keep_every == 0
+            if step % c.save_every == 0 or keeps or step == c.steps or asked:
                 save()
             if asked:
                 break

@@ -8,6 +8,7 @@ Usage:
     with reading(path): ...                 # what goes wrong in here is the file's fault: one line
 """
 import contextlib
+import errno
 import itertools
 import json
 import os
@@ -15,7 +16,7 @@ import re
 from pathlib import Path
 
 from nanodepth import ROOT
-from nanodepth.common.errors import Refused
+from nanodepth.common.errors import Refused, say
 
 
 def find(path):
@@ -117,6 +118,10 @@ def claim(folder):
         except BlockingIOError:
             raise Refused(f'another run is at work in {folder}; wait for it, or choose another '
                           'folder') from None
+        except OSError as error:
+            if error.errno not in (errno.ENOSYS, errno.EOPNOTSUPP):
+                raise
+            say(f'{folder}: its file system has no locks, so keep two runs out of it yourself')
         remove_leftovers(folder)
         held[folder] = file
         try:

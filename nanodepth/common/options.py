@@ -41,12 +41,12 @@ AT_LEAST = dict(
     # training
     steps=1, warmup_steps=0, decay_steps=0, batch_size=1, grad_accum=1, lr=0,
     adamw_lr=0, weight_decay=0, grad_clip=0, recurrence=1, backprop_depth=1,
-    eval_every=1, eval_batches=1, log_every=1, save_every=1,
+    eval_every=1, eval_batches=1, log_every=1, save_every=1, keep_every=1,
     # measuring
     r=1, times=1, blocks=1, K=1, T=0, m=1, n=1, batches=1, limit=1, shots=0, max_length=2, length=2,
     count=1, best=1, lens_steps=1, lens_lr=0, tokens=1, temperature=0, top_k=1,
     # data and machines
-    documents=1, depths=0, val_every=2, workers=1, gpus=1)
+    documents=1, depths=0, val_every=2, workers=1)
 SHARES = dict(
     curriculum=(0, 1), backprop_curriculum=(0, 1), beta=(0, 1), damp=(0, 1),
     mfu=(0.001, 1), text=(0, 0.99), grow_alpha=(-20, 20))
@@ -70,6 +70,7 @@ def given(cls, argv):
     "{name: value} of what config files and then the command line say."
     kinds = typing.get_type_hints(cls)
     words = getattr(cls, 'WORDS', None)
+    argv = joined(argv, kinds.keys() - set(words or ()), kinds)
     plain = [arg for arg in argv if not arg.startswith('-')]
     values = {}
     for path in plain if words is None else ():
@@ -87,6 +88,20 @@ def given(cls, argv):
             raise Refused(f'{arg}: write --{name}=VALUE')
         values |= fitted(kinds, {name: text if equals else 'true'}, '--')
     return values
+
+
+def joined(argv, options, kinds):
+    "`--name value` as `--name=value`; an option that may stand alone takes no next word."
+    result = []
+    left = list(argv)
+    while left:
+        arg = left.pop(0)
+        name = arg.removeprefix('--')
+        takes = arg.startswith('--') and name in options and bool not in choices_of(kinds[name])
+        if takes and left and not left[0].startswith('--'):
+            arg = f'{arg}={left.pop(0)}'
+        result.append(arg)
+    return result
 
 
 def take_words(kinds, words, plain):

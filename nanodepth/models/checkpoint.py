@@ -64,6 +64,13 @@ def save(folder, **state):
         os.close(handle)
 
 
+def keep(folder, step):
+    "The checkpoint of this step under a name of its own, which no later one takes away."
+    with fresh(Path(folder) / f'ckpt-{step}.pt') as file:
+        with open(Path(folder) / FILE, 'rb') as saved:
+            shutil.copyfileobj(saved, file)
+
+
 def cost_of(state):
     "The training FLOPs of a checkpoint and all that it was made of; nan of a published one."
     return state.get('flops', math.nan) + state.get('inherited_flops', 0)
@@ -79,7 +86,8 @@ def move_aside(folder, resumes, say):
     if exists(folder) and not resumes:
         moved = aside(folder)
         shutil.copytree(folder, moved)
-        for path in (folder / FILE, log, *(folder / name for name in TOKENIZER_FILES)):
+        for path in (folder / FILE, log, *folder.glob('ckpt-*.pt'),
+                     *(folder / name for name in TOKENIZER_FILES)):
             path.unlink(missing_ok=True)
         for stage in folder.glob('stage_*'):
             shutil.rmtree(stage)

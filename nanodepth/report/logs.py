@@ -11,6 +11,7 @@ Usage:
 import json
 import math
 import os
+import sys
 from pathlib import Path
 
 from tqdm import tqdm
@@ -26,9 +27,11 @@ class Log:
     wherever the run was cut off."""
 
     def __init__(self, path, keep_up_to, steps=None, silent=False):
-        self.file, self.shown = None, {}
-        self.bar = tqdm(total=steps, initial=max(0, keep_up_to), disable=silent or steps is None,
-                        unit='step', dynamic_ncols=True)
+        self.file, self.shown, self.steps = None, {}, steps
+        # where nobody watches a bar, as under Slurm or nohup, a logged step is a line
+        self.plain = not silent and steps is not None and not sys.stderr.isatty()
+        self.bar = tqdm(total=steps, initial=max(0, keep_up_to), unit='step', dynamic_ncols=True,
+                        disable=silent or steps is None or self.plain)
         if not silent:
             kept = [line for line in read_lines(path) if line['step'] <= keep_up_to]
             replace(path, ''.join(json.dumps(line) + '\n' for line in kept).encode())
@@ -46,6 +49,8 @@ class Log:
             self.shown |= {kind: f'{result["accuracy"]:.0%}'
                            for kind, result in line.get('kinds', {}).items() if kind != 'text'}
             self.bar.set_postfix(self.shown, refresh=False)
+            if self.plain:
+                print(in_words(line, self.steps), file=sys.stderr, flush=True)
 
     def show_step(self, tokens_per_s, mfu):
         "One step more on the bar; mfu: the share of the GPU's FLOPs that it used, or None."
@@ -63,6 +68,17 @@ class Log:
         self.bar.close()
         if self.file:
             self.file.close()
+
+
+UNITS = dict(val_loss='validation loss {:.4f}', loss='loss {:.4f}', lr='rate {:.2e}',
+             n_layer='{} layers', tokens_per_s='{:,} tokens/s', of_peak='{:.1%} of the peak',
+             memory='{:.1f} GB')
+
+
+def in_words(line, steps):
+    "A line of the log for a reader, such as `step 10 of 600: loss 3.2000, rate 4.00e-03, ...`."
+    parts = [text.format(line[name]) for name, text in UNITS.items() if name in line]
+    return f'step {line["step"]} of {steps}: {", ".join(parts)}'
 
 
 def read_lines(path):

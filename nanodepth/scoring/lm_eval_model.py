@@ -5,6 +5,8 @@ The idea: lm-eval's own model for transformers does all but one thing. Log-likel
 tasks ask for, are ours: they make only the logits that are needed, and one row serves all options
 of one token.
 """
+import logging
+
 from lm_eval.models.huggingface import HFLM
 from transformers import GenerationConfig
 
@@ -27,10 +29,15 @@ class Asked(HFLM):
         ends = {tokenizer.eos_token_id, *other_ends(asks)} - {None}
         theirs.generation_config = GenerationConfig(eos_token_id=sorted(ends) or None,
                                                     pad_token_id=0)
+        logging.disable(logging.WARNING)        # that it was given a model and no name
         super().__init__(theirs, tokenizer=tokenizer, batch_size=1,
                          max_length=min(max_length or answer.config.context,
                                         answer.config.context))
+        logging.disable(logging.NOTSET)
         self.answer = answer
+
+    def loglikelihood(self, requests, disable_tqdm=True):
+        return super().loglikelihood(requests, disable_tqdm=True)       # ours says what is left
 
     def _loglikelihood_tokens(self, requests, **_):
         asked = {}          # {prompt: [(the number of the request, its continuation)]}

@@ -103,14 +103,19 @@ class Muon(torch.optim.Optimizer):
             update = p.grad.lerp(moment, group['momentum'])        # Nesterov's look ahead
             # wide: the products are smaller
             updates.append(update.mT if p.shape[0] > p.shape[1] else update)
-        fast = torch.bfloat16 if updates[0].is_cuda else torch.float32
-        directions = orthogonal(torch.stack(updates).to(self.precision or fast))  # (matrices, n, m)
+        precision = self.precision or precision_on(updates[0].device)
+        directions = orthogonal(torch.stack(updates).to(precision))  # (matrices, n, m)
         for p, direction in zip(matrices, directions.to(matrices[0].dtype)):
             n, m = p.shape
             scale = (math.sqrt(max(1, n / m)) if group['adjust_lr_fn'] == 'original'
                      else 0.2 * math.sqrt(max(n, m)))
             p.mul_(1 - group['lr'] * group['weight_decay'])
             p.sub_(direction.mT if n > m else direction, alpha=group['lr'] * scale)
+
+
+def precision_on(device):
+    "In which type Muon iterates there."
+    return torch.bfloat16 if device.type == 'cuda' else torch.float32
 
 
 def orthogonal(x):

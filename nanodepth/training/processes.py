@@ -159,6 +159,14 @@ class World:
         "The share of the GPUs' FLOPs that was used, or None where that is not known."
         return self.peak_flops and flops / seconds / self.peak_flops
 
+    def usage(self, flops, seconds):
+        "{'of_peak', 'memory'} of a step, the latter in GB and its most so far; {} on a CPU."
+        if not self.cuda:
+            return {}
+        memory = dict(memory=round(torch.cuda.max_memory_allocated(self.device) / 1e9, 2))
+        share = self.mfu(flops, seconds)
+        return memory if share is None else dict(of_peak=round(share, 4)) | memory
+
     def let_go(self):
         "Free an old model: a compiled Block is in a circle with itself, and would stay."
         gc.collect()

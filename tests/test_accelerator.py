@@ -1,0 +1,122 @@
+"""What a GPU would run, seen from a CPU: in which type layers compute, what is compiled, how DDP is
+wrapped, whether gradients are cut, and which share of the peak is said. (tests/gpu.py asks a GPU.)
+"""
+import dataclasses
+import math
+import os
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import log_of, refused
+
+import nanodepth.model as model_file
+from nanodepth.__main__ import main as nanodepth
+from nanodepth.models import checkpoint
+from nanodepth.report.logs import in_words
+from nanodepth.training import processes
+from nanodepth.training.optimizers import make_optimizers, precision_on
+from nanodepth.train import train
+
+
+@pytest.mark.parametrize('dtype', ['bfloat16', 'float32'])
+def test_layers_compute_in_the_type_that_is_asked_for(dtype, config, monkeypatch):
+    seen, real = [], model_file.MLP.forward
+
+    def forward(mlp, x):
+        seen.append((x.dtype, mlp.gate(x).dtype))
+        return real(mlp, x)
+    monkeypatch.setattr(model_file.MLP, 'forward', forward)
+    train(config(steps=2, warmup_steps=0, decay_steps=1, dtype=dtype))
+    assert {products for _, products in seen} == {getattr(torch, dtype)}
+    weights = checkpoint.load(config().out_dir)['model'].values()
+    assert {t.dtype for t in weights} == {torch.float32}
+
+
+def test_each_layer_is_compiled_and_once_more_after_a_growth(config, monkeypatch):
+    compiled = []
+    monkeypatch.setattr(model_file.Block, 'compile', lambda block, **how: compiled.append(block),
+                        raising=False)
+    monkeypatch.setattr(processes, 'has_compiler', lambda: True)
+    train(config(n_layer=4, grow='lidas', grow_block=2, steps=6, warmup_steps=0, decay_steps=1,
+                 compile=True))
+    assert len(compiled) == 2 + 4 and len(set(map(id, compiled))) == 6
+    assert torch._dynamo.config.optimize_ddp is False
+
+
+def test_how_ddp_is_wrapped(monkeypatch):
+    given = {}
+    monkeypatch.setattr(processes, 'DistributedDataParallel',
+                        lambda model, **how: given.update(how))
+    processes.World('cpu').ddp(torch.nn.Linear(1, 1))
+    assert given == dict(find_unused_parameters=True, broadcast_buffers=False,
+                         gradient_as_bucket_view=True)
+
+
+def test_gradients_are_cut_to_the_norm_that_is_given(config, monkeypatch):
+    norms, step = [], torch.optim.AdamW.step
+
+    def measured(optimizer, closure=None):
+        norms.append(math.sqrt(sum(p.grad.square().sum().item() for group in optimizer.param_groups
+                                   for p in group['params'])))
+        return step(optimizer)
+    monkeypatch.setattr(torch.optim.AdamW, 'step', measured)
+    c = config(steps=3, warmup_steps=0, decay_steps=1, optimizer='adamw', grad_clip=0.01,
+               log_every=1)
+    train(c)
+    assert all(line['grad_norm'] > 0.1 for line in log_of(c) if 'grad_norm' in line)
+    assert norms == pytest.approx([0.01] * 3, rel=1e-3)
+
+
+def test_the_share_of_the_peak_by_hand():
+    h100 = SimpleNamespace(peak_flops=8 * 989e12)
+    assert processes.World.mfu(h100, 989e12, 0.5) == pytest.approx(2 / 8)
+    assert processes.World.mfu(SimpleNamespace(peak_flops=None), 1.0, 1.0) is None
+
+
+def test_adamw_is_fused_and_muon_iterates_in_bfloat16_on_a_gpu(config, tiny):
+    adamw = make_optimizers(tiny(), config(optimizer='adamw'))[-1]
+    assert adamw.defaults['fused']
+    assert precision_on(torch.device('cuda:1')) == torch.bfloat16
+    assert precision_on(torch.device('cpu')) == torch.float32
+
+
+def test_a_logged_step_is_a_line_where_nobody_watches(config, capsys):
+    train(config(steps=4, warmup_steps=0, decay_steps=1, log_every=2, eval_every=4))
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith('step ')]
+    assert [line.partition(':')[0] for line in lines] == [
+        'step 0 of 4', 'step 2 of 4', 'step 4 of 4']
+    assert 'tokens/s' in lines[1] and 'validation loss' in lines[2]
+    said = in_words(dict(step=5, loss=2.5, lr=1e-3, n_layer=8, tokens_per_s=1200, of_peak=0.41,
+                         memory=36.3), 9)
+    assert said == ('step 5 of 9: loss 2.5000, rate 1.00e-03, 8 layers, 1,200 tokens/s, 41.0% of '
+                    'the peak, 36.3 GB')
+
+
+def test_kept_checkpoints_stay_and_a_branch_may_begin_there(config, tmp_path):
+    c = config(steps=6, warmup_steps=0, decay_steps=1, save_every=100, keep_every=2)
+    train(c)
+    kept = sorted(path.name for path in (tmp_path / 'run').glob('ckpt-*.pt'))
+    assert kept == ['ckpt-2.pt', 'ckpt-4.pt', 'ckpt-6.pt']
+    assert [checkpoint.load(tmp_path / 'run' / name)['step'] for name in kept] == [2, 4, 6]
+    nanodepth('sample', [str(tmp_path / 'run/ckpt-2.pt'), '--prompt=a', '--tokens=2',
+                         '--device=cpu'])
+    # a run that goes on from there takes the same steps
+    os.makedirs(tmp_path / 'again')
+    os.link(tmp_path / 'run/ckpt-2.pt', tmp_path / 'again/ckpt.pt')
+    train(dataclasses.replace(c, out_dir=str(tmp_path / 'again')))
+    a, b = (checkpoint.load(tmp_path / name)['model'] for name in ('run', 'again'))
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    train(dataclasses.replace(c, resume=False))
+    aside = [path.parent for path in tmp_path.glob('run?*/ckpt-2.pt')]
+    assert len(aside) == 1 and not (tmp_path / 'run' / 'ckpt-8.pt').exists()
+
+
+def test_a_value_may_stand_behind_its_option(data, config, capsys):
+    c = config()
+    nanodepth('train', ['--steps', '3', '--warmup_steps', '0', '--decay_steps=1', '--data',
+                        str(data), '--n_layer', '1', '--n_embd', '16', '--n_head', '2',
+                        '--head_dim', '8', '--context', '16', '--batch_size', '4',
+                        '--eval_batches', '1', '--out_dir', c.out_dir, '--resume'])
+    assert log_of(c)[-1]['step'] == 3
+    assert 'write --steps=VALUE' in refused(capsys, 'train', '--steps', '--lr=1')
