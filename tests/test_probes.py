@@ -43,8 +43,8 @@ def test_one_command_one_page(runs, data, tmp_path, capsys):
         assert ((out / f'{name}.png').exists() and f'src="{name}.png"' in html
                 and page.TEXTS[name]['title'].replace("'", '&#x27;') in html)
         rows = read_csv(out / f'{name}.csv')
-        assert {row['run'] for row in rows} == ({'plain', 'loop'} if name in ('swap', 'skip',
-                'reverse') else {'plain', 'loop', 'cut'})
+        missing = dict(swap='cut', skip='cut', reverse='cut', passes='plain').get(name)
+        assert {row['run'] for row in rows} == {'plain', 'loop', 'cut'} - {missing}
     assert (
         'loop: 4 layers deep, 2 of their own (2x2); looked at with' in html
         and 'cut is not in swap' in html)
@@ -70,3 +70,36 @@ def test_each_map_is_what_its_title_says(tiny):
             here = [row for row in rows if row['setting'] == setting]
             assert len(here) == 6 and all(
                 row['change'] == wanted[row['erased'], row['observed']] for row in here)
+
+
+def test_passes_by_hand(tiny):
+    "Each pass as a model of its own, token by token."
+    plain = tiny(vocab_size=50, n_layer=4)
+    tokens = torch.randint(50, (3, 9), generator=torch.Generator().manual_seed(1))
+    core = surgery(plain, '1-2-1', recurrence=3)
+    torch.nn.init.normal_(core.adapter.weight, std=0.2)
+    loop = tiny(vocab_size=50, n_layer=4, order=[0, 1, 2, 1, 2, 1, 2, 3])
+    for model, how in ((core, lambda k: dict(r=k)),
+                       (loop, lambda k: dict(order=[0, *[1, 2] * k, 3]))):
+        rows = page.passes(SimpleNamespace(model=model, tokens=tokens))
+        with torch.no_grad():
+            said = [model(tokens, **how(k))[:, :-1].argmax(-1).flatten().tolist()
+                    for k in (1, 2, 3)]
+        right = tokens[:, 1:].flatten().tolist()
+        n = len(right)
+        for k, row in enumerate(rows[:3]):
+            assert row['reading'] == 'through the coda' and row['pass'] == k + 1
+            assert row['right (%)'] == pytest.approx(
+                100 * sum(a == b for a, b in zip(said[k], right)) / n)
+            assert row['settled (%)'] == pytest.approx(100 * sum(
+                all(later[i] == said[2][i] for later in said[k:]) for i in range(n)) / n)
+            if k:
+                assert row['changed (%)'] == pytest.approx(
+                    100 * sum(a != b for a, b in zip(said[k], said[k - 1])) / n)
+    with torch.no_grad():       # straight: the head reads the stream behind the loop's last pass
+        x = model.run(model.embed(tokens), [0, 1, 2, 1, 2, 1, 2])
+        straight = model.head(model.norm(x))[:, :-1].argmax(-1)
+    assert rows[-1]['right (%)'] == pytest.approx(
+        100 * (straight == tokens[:, 1:]).float().mean().item())
+    with pytest.raises(page.NotHere, match='no block of layers several times'):
+        page.passes(SimpleNamespace(model=plain, tokens=tokens))

@@ -198,6 +198,51 @@ def early_exit(c):
     return rows
 
 
+def ways_of_passes(model):
+    "[(how the model runs its core k times, after how many layers the core ends)], k = 1, 2, ..."
+    if model.recurs:
+        before, core = len(model.prelude), len(model.core)
+        return [(dict(r=k), before + k * core) for k in range(1, model.recurrence + 1)]
+    order = model.order
+    core = [i for i in dict.fromkeys(order) if order.count(i) > 1]
+    times = order.count(core[0]) if core else 1
+    first = order.index(core[0]) if core else 0
+    before, after = order[:first], order[first + times * len(core):]
+    if times < 2 or before + core * times + after != order:
+        raise NotHere(f'{name_of(order)} runs no block of layers several times')
+    return [(dict(order=before + core * k + after), first + k * len(core))
+            for k in range(1, times + 1)]
+
+
+@torch.no_grad()
+def passes(c):
+    """What would be said after each pass of a core: through the coda, and by the stream that leaves
+    the core itself."""
+    said = {'through the coda': [], 'straight': []}
+    for how, end in ways_of_passes(c.model):
+        streams = []
+
+        def tap(position, part, x, update):
+            if (position, part) == (end, 'attn'):
+                streams.append(x)               # what the coda's first layer gets
+            return update
+        out = c.model.hidden(c.tokens, tap=tap, **how)
+        for x, tokens in zip((out, streams[0] if streams else out), said.values()):
+            tokens.append(c.model.head(c.model.norm(x)).argmax(-1)[:, :-1])         # (B, T - 1)
+    rows = []
+    for reading, tokens in said.items():
+        at_once = torch.stack(tokens)                                               # (r, B, T - 1)
+        same = at_once == at_once[-1]
+        for k, now in enumerate(at_once):
+            shares = {'right (%)': now == c.tokens[:, 1:], 'as at the end (%)': same[k],
+                      'settled (%)': same[k:].all(0)}
+            if k:
+                shares['changed (%)'] = now != at_once[k - 1]
+            rows.append({'reading': reading, 'pass': k + 1} | {
+                name: 100 * share.float().mean().item() for name, share in shares.items()})
+    return rows
+
+
 class Probe(NamedTuple):
     measure: Callable
     x: str = None           # of curves; what tells their panels apart is `panel`, if anything does
@@ -219,7 +264,8 @@ PROBES = dict(
     reverse=Probe(rearranged(probe.reverse_block, 2, 4, 8), 'start', 'size'),
     similarity=Probe(similarity, maps=COSINES),
     block_similarity=Probe(functools.partial(similarity, blocks=True), maps=COSINES),
-    early_exit=Probe(early_exit, 'depth', 'lens'))
+    early_exit=Probe(early_exit, 'depth', 'lens'),
+    passes=Probe(passes, 'pass', 'reading'))
 # {probe: its title, and how to read it}
 TEXTS = tomllib.loads(Path(__file__).with_name('probe.toml').read_text(encoding='utf-8'))
 
@@ -240,7 +286,8 @@ def draw(name, rows, folder):
     values = p.only or [key for key in rows[0] if key not in ('run', 'group', p.x, p.panel)]
     if p.panel == 'size':       # of size 0: the model as it is
         rows = [row | dict(start=row['start'] if row['size'] else None) for row in rows]
-    axis = ('first of these layers' if p.x == 'start' else 'layer') + ' (by depth, from 0)'
+    axis = dict(start='first of these layers (by depth, from 0)', depth='layer (by depth, from 0)')
+    axis = axis.get(p.x, f'{p.x} of the core')
     show(path, draw_curves, rows, p.x, p.panel, values, labels, title, axis)
 
 
