@@ -86,6 +86,7 @@ class Config:
     save_every: int = 200
     keep_every: int | None = None       # of so many steps a checkpoint stays, as ckpt-STEP.pt
     resume: bool = True                 # false: move the run in out_dir aside and start over
+    wandb: bool = False                 # show the log online, too (pip install wandb)
     # the machine
     device: str = 'auto'                # auto: cuda, else mps, else cpu
     dtype: Literal['auto', 'float32', 'bfloat16'] = 'auto'      # bfloat16 on GPUs fast at it

@@ -4,6 +4,7 @@ wrapped, whether gradients are cut, and which share of the peak is said. (tests/
 import dataclasses
 import math
 import os
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +13,7 @@ from conftest import log_of, refused
 
 import nanodepth.model as model_file
 from nanodepth.__main__ import main as nanodepth
+from nanodepth.common.errors import Refused
 from nanodepth.models import checkpoint
 from nanodepth.report.logs import in_words
 from nanodepth.training import processes
@@ -120,3 +122,23 @@ def test_a_value_may_stand_behind_its_option(data, config, capsys):
                         '--eval_batches', '1', '--out_dir', c.out_dir, '--resume'])
     assert log_of(c)[-1]['step'] == 3
     assert 'write --steps=VALUE' in refused(capsys, 'train', '--steps', '--lr=1')
+
+
+def test_a_log_may_be_shown_online(config, monkeypatch, capsys):
+    shown, ended = [], []
+
+    class Online:
+        def log(self, numbers, step):
+            shown.append((step, numbers))
+
+        def finish(self):
+            ended.append(1)
+    package = SimpleNamespace(init=lambda project, name, config: shown.append(
+        (project, name, config['steps'])) or Online())
+    monkeypatch.setitem(sys.modules, 'wandb', package)
+    train(config(steps=2, warmup_steps=0, decay_steps=1, log_every=1, wandb=True))
+    assert shown[0] == ('nanodepth', 'run', 2) and ended == [1]
+    assert [step for step, _ in shown[1:]] == [0, 1, 2] and 'val_loss' in shown[-1][1]
+    monkeypatch.setitem(sys.modules, 'wandb', None)
+    with pytest.raises(Refused, match='pip install wandb'):
+        train(config('other', steps=2, warmup_steps=0, decay_steps=1, wandb=True))

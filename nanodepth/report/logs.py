@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from nanodepth.common.errors import Refused
+from nanodepth.common.errors import Refused, refusing
 from nanodepth.common.files import replace
 from nanodepth.report.tables import by_seed, run_names
 
@@ -26,8 +26,14 @@ class Log:
     lines after its step first: it will write them again, so that a log has neither gaps nor doubles
     wherever the run was cut off."""
 
-    def __init__(self, path, keep_up_to, steps=None, silent=False):
-        self.file, self.shown, self.steps = None, {}, steps
+    def __init__(self, path, keep_up_to, steps=None, silent=False, wandb=None):
+        self.file, self.shown, self.steps, self.online = None, {}, steps, None
+        if wandb and not silent:        # the settings of a run that wandb shows, too
+            with refusing(ImportError, why=lambda error: '--wandb=true needs a package: pip '
+                          'install wandb'):
+                import wandb as package
+            self.online = package.init(project='nanodepth', name=Path(path).parent.name,
+                                       config=wandb)
         # where nobody watches a bar, as under Slurm or nohup, a logged step is a line
         self.plain = not silent and steps is not None and not sys.stderr.isatty()
         self.bar = tqdm(total=steps, initial=max(0, keep_up_to), unit='step', dynamic_ncols=True,
@@ -41,6 +47,9 @@ class Log:
         if self.file:
             self.file.write(json.dumps(line) + '\n')
             self.file.flush()
+            if self.online:
+                self.online.log({name: value for name, value in line.items()
+                                 if isinstance(value, (int, float))}, step=line['step'])
             if 'depth' in line:
                 self.shown['layers'] = line['depth']
             for name, short in dict(val_loss='val', loss='loss').items():
@@ -68,6 +77,8 @@ class Log:
         self.bar.close()
         if self.file:
             self.file.close()
+        if self.online:
+            self.online.finish()
 
 
 UNITS = dict(val_loss='validation loss {:.4f}', loss='loss {:.4f}', lr='rate {:.2e}',

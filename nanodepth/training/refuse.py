@@ -38,7 +38,8 @@ def what_excludes(c, parent):
 
 # What a resumed run may change, for it changes only speed, rounding, and what is measured or kept.
 MAY_DIFFER = {'out_dir', 'device', 'compile', 'grad_accum', 'resume', 'eval_every', 'eval_batches',
-              'log_every', 'save_every', 'keep_every', 'keep_stages'}
+              'log_every', 'save_every', 'keep_every', 'keep_stages',
+              'wandb'}
 # What it may change too if the plan of every step taken stays the same.
 MAY_DIFFER_AHEAD = {
     'steps', 'warmup_steps', 'decay_steps', 'lr_shape', 'n_layer', 'grow', 'grow_block',

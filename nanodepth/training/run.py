@@ -90,7 +90,8 @@ def open_log(c, world, loader, model, step, resumes):
               f'{c.batch_size * c.context:,} tokens' + (f', from step {step:,} on' if step else ''))
     if loader.passes(c.steps) > 1:
         world.say(f'the data has fewer tokens, so it is read {loader.passes(c.steps):.1f} times')
-    return Log(Path(c.out_dir) / 'log.jsonl', step or -1, c.steps, silent=not world.first)
+    return Log(Path(c.out_dir) / 'log.jsonl', step or -1, c.steps, silent=not world.first,
+               wandb=asdict(c) if c.wandb else None)
 
 
 def take_tokenizer(name, out, resumes, say):
