@@ -199,7 +199,8 @@ def main(argv=None):
     found = dict(page=[row | where_made for row in page(folder, options.questions)],
                  curves=[*curves(folder)], probes=[*probes(folder)])
     for name in TABLES:         # read now: another seed may have ended meanwhile
-        rows = read_rows(new / f'{name}.csv') + [dict(seed=seed) | row for row in found[name]]
+        rows = [row for row in read_rows(new / f'{name}.csv') if row['seed'] != seed]
+        rows += [dict(seed=seed) | row for row in found[name]]
         write(new / f'{name}.csv', sorted(rows, key=lambda row: row['seed']))
     pages = read_rows(new / 'page.csv')
     done = {row['seed'] for row in pages}

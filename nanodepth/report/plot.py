@@ -184,7 +184,7 @@ def draw_curves(rows, x, panel, values, labels, title, axis, ticks=None):
                 curve(ax, points, x, value, colour, name)
             if level:
                 ax.axhline(mean(level), color=colour, ls=':', lw=1, label=None if points else name)
-        named = f'{panel} {place:g}' if isinstance(place, float) else place
+        named = f'{panel} {place:g}' if isinstance(place, (int, float)) else place
         ax.set_title(value if panel is None else f'{value}, {named}', fontsize=9)
         places = sorted({row[x] for row in here} - {None})
         places = places[::-(-len(places) // 8)] if places and not ticks else places
