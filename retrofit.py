@@ -28,10 +28,10 @@ import torch
 import torch.nn as nn
 
 from nanodepth.common.errors import Refused, check_choice
-from nanodepth.grow import untie
-from nanodepth.model import LM, KVCache, check_order
 from nanodepth.common.seeds import seed_for
+from nanodepth.grow import untie
 from nanodepth.looping import starts
+from nanodepth.model import LM, KVCache, check_order
 
 
 def recurrent_by_hand(model, tokens, r, s):

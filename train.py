@@ -26,18 +26,18 @@ if __name__ == '__main__':      # before torch is loaded: two runs at once share
 
 import torch
 
-from nanodepth.training.measure import measure
 from nanodepth.common.options import check_bounds, given
+from nanodepth.common.seeds import seed_for, row_generators
 from nanodepth.grow import GROWTH, growth_plan, untie
 from nanodepth.loop import fit_loop
 from nanodepth.model import LM
 from nanodepth.models import checkpoint
 from nanodepth.retrofit import recurrence_curriculum, sample_recurrence
 from nanodepth.training import refuse, run       # what is refused, and the folder of a run
+from nanodepth.training.measure import measure
 from nanodepth.training.optimizers import load_optimizers, make_optimizers
 from nanodepth.training.plan import Parent, model_config
 from nanodepth.training.processes import World
-from nanodepth.common.seeds import seed_for, row_generators
 
 
 @dataclass

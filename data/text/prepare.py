@@ -28,8 +28,8 @@ from nanodepth.common.files import claim  # noqa: E402
 from nanodepth.common.options import read  # noqa: E402
 from nanodepth.text.corpus import number  # noqa: E402
 from nanodepth.text.corpus import chat, column, kind_of, texts  # noqa: E402
-from nanodepth.text.tokenizer import get_tokenizer, start_of_document  # noqa: E402
 from nanodepth.text.loader import begin_dataset, write_dataset  # noqa: E402
+from nanodepth.text.tokenizer import get_tokenizer, start_of_document  # noqa: E402
 
 MANY = 1000         # documents, from which on one of a hundred is enough to validate with
 

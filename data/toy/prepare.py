@@ -41,9 +41,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))    # a clone needs 
 from nanodepth.common.errors import Refused, refusals  # noqa: E402
 from nanodepth.common.files import claim  # noqa: E402
 from nanodepth.common.options import read  # noqa: E402
-from nanodepth.text.primitives import END_OF_TEXT, START, chain, marked, random_words  # noqa: E402
 from nanodepth.common.seeds import seed_for  # noqa: E402
 from nanodepth.text.loader import begin_dataset, write_dataset  # noqa: E402
+from nanodepth.text.primitives import END_OF_TEXT, START, chain, marked, random_words  # noqa: E402
 
 SIZE = 64        # tokens of a document, with the end-of-text token before it
 DEPTHS = 4                                              # 0, 1, 2, 3

@@ -22,15 +22,15 @@ import torch
 from tqdm import tqdm
 
 from nanodepth.common.errors import Refused
-from nanodepth.models import checkpoint
-from nanodepth.training.plan import Parent, model_config
-from nanodepth.training.processes import PEAK_FLOPS
 from nanodepth.grow import untie
 from nanodepth.model import LM
+from nanodepth.models import checkpoint
 from nanodepth.report.tables import columns
 from nanodepth.text.loader import Dataset, Loader, how_to_prepare, make_toy_data, mixture
 from nanodepth.text.tokenizer import get_tokenizer
 from nanodepth.train import Config, Plan, read_config
+from nanodepth.training.plan import Parent, model_config
+from nanodepth.training.processes import PEAK_FLOPS
 
 
 @dataclass

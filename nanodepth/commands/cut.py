@@ -16,13 +16,13 @@ import torch.nn as nn
 from nanodepth.common.errors import Refused, refusing
 from nanodepth.common.files import new_model
 from nanodepth.common.options import read
-from nanodepth.models.checkpoint import build_model, cost_of, describe, load, save
+from nanodepth.common.seeds import seed_for
 from nanodepth.grow import untie
+from nanodepth.looping.starts import std_of
+from nanodepth.models.checkpoint import build_model, cost_of, describe, load, save
 from nanodepth.report.tables import columns
 from nanodepth.retrofit import cut, surgery
-from nanodepth.common.seeds import seed_for
 from nanodepth.text.tokenizer import keep_tokenizer
-from nanodepth.looping.starts import std_of
 
 
 @dataclass

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nanodepth.common.options import read
-from nanodepth.report.plot import draw_runs, show
 from nanodepth.report.logs import kinds_of, measured, read_groups
+from nanodepth.report.plot import draw_runs, show
 from nanodepth.report.tables import pick_shown, write_csv
 
 

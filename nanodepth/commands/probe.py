@@ -31,16 +31,16 @@ from nanodepth.common.errors import Refused, check_choice
 from nanodepth.common.files import replace
 from nanodepth.common.options import read
 from nanodepth.looping.layers import device_of
-from nanodepth.scoring.scores import Asked, Subject, ask, open_data, parse_tasks
-from nanodepth.training.measure import measure
-from nanodepth.scoring.way import Ways, name_of, read_way
 from nanodepth.models.checkpoint import family_of, is_hugging_face
 from nanodepth.models.hf import config_of, lacking
 from nanodepth.models.hf_recurrent import FAMILY
 from nanodepth.report.plot import draw_curves, draw_maps, show
 from nanodepth.report.tables import columns, groups_of, number, over_seeds, run_names, write_csv
-from nanodepth.text.primitives import TASKS, TOY_TASKS
 from nanodepth.scoring.lens import exit_at, quality, train_lens
+from nanodepth.scoring.scores import Asked, Subject, ask, open_data, parse_tasks
+from nanodepth.scoring.way import Ways, name_of, read_way
+from nanodepth.text.primitives import TASKS, TOY_TASKS
+from nanodepth.training.measure import measure
 
 
 @dataclass(kw_only=True)

@@ -11,12 +11,12 @@ from typing import Literal
 import torch
 
 from nanodepth.common.options import read
+from nanodepth.common.seeds import seed_for
 from nanodepth.models.checkpoint import open_any
-from nanodepth.training.processes import pick_device
 from nanodepth.scoring.likelihoods import encode
 from nanodepth.scoring.way import Ways, read_way
-from nanodepth.common.seeds import seed_for
 from nanodepth.text.tokenizer import get_tokenizer, readable
+from nanodepth.training.processes import pick_device
 
 
 @dataclass(kw_only=True)

@@ -4,8 +4,8 @@ import sys
 from nanodepth import ROOT, train as train_file
 from nanodepth.commands import cost
 from nanodepth.common.options import docstring_of, read
-from nanodepth.training import refuse
 from nanodepth.train import Config, read_config  # noqa: F401 (a command reads its config here)
+from nanodepth.training import refuse
 
 USAGE = 'usage: python train.py CONFIG [--name=value ...] [--dry_run [--gpus=8] [--mfu=0.4]]'
 

@@ -17,16 +17,16 @@ from statistics import median
 
 import torch
 
-from nanodepth.scoring.likelihoods import log_likelihoods
 from nanodepth.common import losses
 from nanodepth.common.files import replace
 from nanodepth.common.options import read
 from nanodepth.model import LM, ModelConfig
 from nanodepth.models.hf import answer_of, config_json
 from nanodepth.report.tables import columns
-from nanodepth.training.processes import peak_flops, pick_device
+from nanodepth.scoring.likelihoods import log_likelihoods
 from nanodepth.text.primitives import few_shot
 from nanodepth.text.tokenizer import get_tokenizer
+from nanodepth.training.processes import peak_flops, pick_device
 
 SHAPES = {
     'tiny': dict(vocab_size=257, n_layer=4, n_embd=32, n_head=2, ffn_dim=96, context=48),

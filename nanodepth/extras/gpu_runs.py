@@ -23,7 +23,6 @@ from pathlib import Path
 import torch
 
 from nanodepth import ROOT
-from nanodepth.training.measure import evaluate
 from nanodepth.commands.cost import planned
 from nanodepth.common.errors import Refused
 from nanodepth.common.files import replace
@@ -34,9 +33,10 @@ from nanodepth.probe import depth_score, skip_blocks
 from nanodepth.report.logs import growths, read_lines, read_log
 from nanodepth.report.plot import draw_costs, show
 from nanodepth.report.tables import as_csv, mean, read_rows, where
-from nanodepth.training.processes import peak_flops, pick_device
 from nanodepth.text.loader import Loader
 from nanodepth.train import read_config
+from nanodepth.training.measure import evaluate
+from nanodepth.training.processes import peak_flops, pick_device
 
 FIRST = 'ordinary', 'LIDAS', 'ordinary, equal FLOPs', '12 layers, equal FLOPs'
 LATER = ('MIDAS', 'ordinary, a third', 'LIDAS, a third', '12x2', 'ordinary, Muon', 'LIDAS, Muon')

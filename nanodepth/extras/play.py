@@ -34,13 +34,13 @@ from tqdm import tqdm
 from nanodepth.common.errors import Refused, check_choice, refusing
 from nanodepth.common.files import read_json, replace
 from nanodepth.common.options import read
-from nanodepth.models.checkpoint import build_model, exists, load, load_model
-from nanodepth.scoring.likelihoods import encode
-from nanodepth.scoring.scores import parse_tasks, questions_of
 from nanodepth.grow import GROWTH
 from nanodepth.looping.layers import MIDDLE
+from nanodepth.models.checkpoint import build_model, exists, load, load_model
 from nanodepth.report.plot import figure, show
 from nanodepth.report.tables import run_names
+from nanodepth.scoring.likelihoods import encode
+from nanodepth.scoring.scores import parse_tasks, questions_of
 from nanodepth.text.tokenizer import (get_tokenizer, readable, start_of_document,
                                       tokenizer_file)
 

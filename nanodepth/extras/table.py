@@ -21,8 +21,6 @@ from pathlib import Path
 import torch
 
 from nanodepth import ROOT, probe
-from nanodepth.scoring.likelihoods import log_likelihoods
-from nanodepth.training.measure import measure
 from nanodepth.commands.probe import examples
 from nanodepth.common.errors import Refused
 from nanodepth.common.files import replace
@@ -32,9 +30,11 @@ from nanodepth.models.checkpoint import exists, load, open_any
 from nanodepth.report.logs import read_log
 from nanodepth.report.plot import draw_runs, show
 from nanodepth.report.tables import as_csv, mean, read_rows, where
+from nanodepth.scoring.likelihoods import log_likelihoods
 from nanodepth.text.loader import Loader
 from nanodepth.text.primitives import few_shot
 from nanodepth.text.tokenizer import get_tokenizer
+from nanodepth.training.measure import measure
 from nanodepth.wrapper import looped
 
 SEEDS = range(8)

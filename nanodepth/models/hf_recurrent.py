@@ -25,10 +25,10 @@ import torch
 
 from nanodepth.common.errors import Refused
 from nanodepth.common.files import read_json, reading
-from nanodepth.models import hf
-from nanodepth.model import ModelConfig, rope_tables, rotate
-from nanodepth.retrofit import Recurrent
 from nanodepth.looping.starts import AUTHORS_STD
+from nanodepth.model import ModelConfig, rope_tables, rotate
+from nanodepth.models import hf
+from nanodepth.retrofit import Recurrent
 
 FAMILY = 'huginn_raven'
 LAYER = {           # theirs: ours, whose rows it holds one after the other

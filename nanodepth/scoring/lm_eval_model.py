@@ -12,8 +12,8 @@ from transformers import GenerationConfig
 
 from nanodepth.common.errors import Refused, say
 from nanodepth.common.files import read_json
-from nanodepth.scoring.likelihoods import likelihoods
 from nanodepth.models.checkpoint import is_hugging_face
+from nanodepth.scoring.likelihoods import likelihoods
 from nanodepth.text.tokenizer import local_folder
 
 

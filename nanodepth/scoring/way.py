@@ -15,9 +15,9 @@ import itertools
 from dataclasses import dataclass, fields
 
 from nanodepth.common.errors import Refused
-from nanodepth.models.orders import damped, in_order
 from nanodepth.loop import fit_loop, format_loop, parse_loop, running
 from nanodepth.looping.layers import depth_of, is_ours
+from nanodepth.models.orders import damped, in_order
 from nanodepth.wrapper import looped, patch
 
 

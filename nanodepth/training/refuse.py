@@ -8,8 +8,8 @@ import torch
 
 from nanodepth.common.errors import Refused, refusing
 from nanodepth.common.options import only_fields
-from nanodepth.training.plan import MODEL_SETTINGS
 from nanodepth.text.tokenizer import refuse_another_tokenizer
+from nanodepth.training.plan import MODEL_SETTINGS
 
 
 def what_excludes(c, parent):
