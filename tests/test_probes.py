@@ -57,6 +57,12 @@ def test_one_command_one_page(runs, data, tmp_path, capsys):
                                            rel=1e-5)
 
 
+def test_rows_of_a_batch_need_not_be_those_of_training(runs):
+    for rows, size in ((None, 4), (2, 2)):
+        args = page.Options(models=[], rows=rows, tasks='', device='cpu')
+        assert page.Probed(runs['plain'], args).val.batch_size == size
+
+
 def test_each_map_is_what_its_title_says(tiny):
     model = tiny()
     c = SimpleNamespace(model=model, tokens=torch.arange(12)[None])

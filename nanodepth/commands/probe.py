@@ -56,6 +56,7 @@ class Options(Ways, Asked):
     tasks: str = 'toy_assign/3'     # primitives to score too, with their depth
     n: int = 100                    # examples of each task
     batches: int = 2                # batches of validation data for each measurement
+    rows: int | None = None         # rows of a batch; None: as many as in training
     block: int = 2                  # layers of a block, for block_similarity
     lens_steps: int = 250           # of training a tuned lens
     lens_lr: float = 1e-3           # Adam's rate for it
@@ -98,7 +99,8 @@ class Probed(Subject):
         self.tokens = examples(self.val, args.count, args.length).to(device_of(self.model))
 
     def open_val(self, like):
-        return open_data(self.path, self.state, self.model, self.asked.data, seed=1)
+        return open_data(self.path, self.state, self.model, self.asked.data, seed=1,
+                         rows=self.asked.rows)
 
     @property
     def order(self):

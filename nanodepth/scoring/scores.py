@@ -127,8 +127,9 @@ def starts_of(path):
     return getattr(get_tokenizer(path), 'starts', []) if is_hugging_face(path) else []
 
 
-def open_data(path, state, model, data, seed=0):
-    "The validation rows of `data`, else of what the run was trained on."
+def open_data(path, state, model, data, seed=0, rows=None):
+    """The validation rows of `data`, else of what the run was trained on; `rows` in a batch, else
+    as many as in training."""
     c = state.get('config') or {}
     starts = starts_of(path)
     data = data or c.get('data')
@@ -136,7 +137,7 @@ def open_data(path, state, model, data, seed=0):
         raise Refused(f'{path} does not say what it was trained on: give --data, a dataset for '
                       'its tokenizer')
     context = c.get('context', min(model.config.context - len(starts), 512))
-    loader = Loader(data, c.get('batch_size', 4), context, split='val', seed=seed,
+    loader = Loader(data, rows or c.get('batch_size', 4), context, split='val', seed=seed,
                     vocab_size=model.config.vocab_size, starts=starts)
     refuse_another_tokenizer(path, loader)
     return loader
