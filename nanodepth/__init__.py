@@ -5,12 +5,44 @@ it. Both are found under the same names, such as nanodepth.model, so no file of 
 yours, nor be hidden by it.
 """
 import importlib
+import sys
+from importlib.machinery import PathFinder
+from importlib.util import spec_from_loader
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent      # where the seven, config/ and data/ are
 if not (ROOT / 'model.py').exists():        # a clone
     ROOT = ROOT.parent
     __path__.append(str(ROOT))
+IDEAS = 'model', 'grow', 'loop', 'retrofit', 'wrapper', 'probe', 'train'
+
+
+class SameModule:
+    """In a clone `import model` and `import nanodepth.model` are one module, so that LM is one
+    class. A model.py of somebody else's that Python finds first stays theirs."""
+
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        found = PathFinder.find_spec(name) if name in IDEAS and path is None else None
+        if found and found.origin == str(ROOT / f'{name}.py'):
+            return spec_from_loader(name, cls, origin=found.origin)
+
+    @staticmethod
+    def create_module(spec):
+        return importlib.import_module(f'nanodepth.{spec.name}')
+
+    @staticmethod
+    def exec_module(module):
+        "It ran as nanodepth.NAME."
+
+
+if ROOT != Path(__file__).resolve().parent:
+    sys.meta_path.insert(0, SameModule)
+    for idea in IDEAS:          # one that is being imported by its bare name, and imports us
+        module = sys.modules.get(idea)
+        if getattr(module, '__file__', None) == str(ROOT / f'{idea}.py'):
+            sys.modules[f'nanodepth.{idea}'] = module
+            globals()[idea] = module
 
 NAMES = dict(looped='wrapper', patch='wrapper', unpatch='wrapper', load_model='models.checkpoint',
              save_hf='models.hf')

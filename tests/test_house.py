@@ -7,6 +7,7 @@ they are written, and what the course quotes stands in the files; every link and
 import ast
 import contextlib
 import io
+import os
 import re
 import runpy
 import shutil
@@ -98,8 +99,26 @@ def test_the_ideas_and_the_door_are_scripts_and_nothing_else_is():
                         and path.parent in (ROOT, PACKAGE)), name
 
 
+@pytest.mark.parametrize('first, second', [('model', 'nanodepth.model'),
+                                           ('nanodepth.model', 'model'), ('train', 'model')])
+def test_a_bare_name_is_the_same_module(first, second):
+    code = (f'import {first}, {second}, sys, nanodepth.model, nanodepth.grow, model, grow; '
+            'assert model.LM is nanodepth.model.LM and grow is nanodepth.grow; '
+            'assert sys.modules["model"] is sys.modules["nanodepth.model"]')
+    done = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_strangers_model_stays_theirs(tmp_path):
+    (tmp_path / 'model.py').write_text('mine = True')
+    code = 'import nanodepth.model, model; assert model.mine and not hasattr(model, "LM")'
+    done = subprocess.run([sys.executable, '-c', code], cwd=tmp_path, capture_output=True,
+                          text=True, env=os.environ | dict(PYTHONPATH=str(ROOT)))
+    assert done.returncode == 0, done.stderr
+
+
 def test_no_code_asks_for_a_class_of_ours():
-    "In a clone `from model import LM` makes a second class of that name."
+    "A model of an installed copy is ours too, and its class is another."
     for name, path in FILES.items():
         assert not re.search(r'isinstance\([^()]*\b(LM|Recurrent|Block)\b', path.read_text()), name
 
