@@ -47,7 +47,7 @@ def device_of(model_like):
 
 
 def is_ours(model):
-    "An LM or a Recurrent. (Not isinstance: in a clone `from model import LM` is a second class.)"
+    "An LM or a Recurrent. (Not isinstance: the LM of another copy of ours is another class.)"
     return hasattr(model, 'recurs')
 
 
