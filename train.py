@@ -292,8 +292,6 @@ def train(c):
                                 start=plan.parent and asdict(plan.parent),
                                 optimizers=[o.state_dict() for o in optimizers],
                                 **run.marks_of(data, val))
-                if c.keep_every and totals['step'] % c.keep_every == 0:
-                    checkpoint.keep(c.out_dir, totals['step'])
             world.wait()
 
         # ---- the loop
@@ -367,6 +365,8 @@ def train(c):
             keeps = c.keep_every and step % c.keep_every == 0
             if step % c.save_every == 0 or keeps or step == c.steps or asked:
                 save()
+            if keeps and world.first:
+                checkpoint.keep(c.out_dir, step)
             if asked:
                 break
         log.close()

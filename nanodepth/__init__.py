@@ -24,7 +24,7 @@ class SameModule:
     @classmethod
     def find_spec(cls, name, path=None, target=None):
         found = PathFinder.find_spec(name) if name in IDEAS and path is None else None
-        if found and found.origin == str(ROOT / f'{name}.py'):
+        if found and Path(found.origin or '').resolve() == ROOT / f'{name}.py':
             return spec_from_loader(name, cls, origin=found.origin)
 
     @staticmethod
@@ -36,13 +36,19 @@ class SameModule:
         "It ran as nanodepth.NAME."
 
 
+def same_modules():
+    "An idea that is being loaded by a bare name, or runs as a script, and so imports us."
+    for name in (*IDEAS, '__main__'):
+        module = sys.modules.get(name)
+        path = Path(getattr(module, '__file__', None) or '').resolve()
+        if path.parent == ROOT and path.stem in IDEAS:
+            sys.modules[f'nanodepth.{path.stem}'] = module
+            globals()[path.stem] = module
+
+
+same_modules()
 if ROOT != Path(__file__).resolve().parent:
     sys.meta_path.insert(0, SameModule)
-    for idea in IDEAS:          # one that is being imported by its bare name, and imports us
-        module = sys.modules.get(idea)
-        if getattr(module, '__file__', None) == str(ROOT / f'{idea}.py'):
-            sys.modules[f'nanodepth.{idea}'] = module
-            globals()[idea] = module
 
 NAMES = dict(looped='wrapper', patch='wrapper', unpatch='wrapper', load_model='models.checkpoint',
              save_hf='models.hf')

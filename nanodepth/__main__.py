@@ -15,7 +15,6 @@ import os
 import sys
 from pathlib import Path
 
-import nanodepth
 from nanodepth.common.errors import Refused, nearest, refusals
 
 PACKAGE = Path(__file__).parent
@@ -42,19 +41,10 @@ COMMANDS = {        # name: (module, what it does)
 SPINS = '1000'
 
 
-def not_twice(script):
-    "python train.py: nanodepth.train is the file that runs, and no second copy of it is loaded."
-    idea = Path(script.__file__).stem
-    sys.modules[f'nanodepth.{idea}'] = script
-    setattr(nanodepth, idea, script)
-
-
 def main(name=None, argv=None):
     if argv is None:            # a command line, and not a call from Python
         argv = sys.argv[1:]
         os.environ.setdefault('GOMP_SPINCOUNT', SPINS)      # before a command loads torch
-        if name is not None:
-            not_twice(sys.modules['__main__'])
         for stream in (sys.stdout, sys.stderr):         # a terminal may lack a ±
             if hasattr(stream, 'reconfigure'):          # not in a notebook, or closed
                 stream.reconfigure(errors='replace')

@@ -178,8 +178,13 @@ The licence is the parent's{licence}.
 
 def write_card(options, model, way):
     "A README.md that says what the folder is, whose it is, and how to open it."
-    words = [f'--{key}={value}' for key, value in (
-        ('loop', way.text), ('damp', way.damp), ('r', way.r), ('dtype', options.dtype)) if value]
+    words = ['nanodepth export', options.run, options.target]
+    if str(way) != str(Way()):
+        words.append(way)
+    if options.dtype:
+        words.append(f'--dtype={options.dtype}')
+    if options.fresh:
+        words.append('--fresh')
     what = (f'with a core of {len(model.core)} layers that runs r = {model.recurrence} times'
             if model.recurs else f'with its layers in the order {name_of(model.order)}')
     if way.damp:
@@ -195,7 +200,7 @@ def write_card(options, model, way):
         version=version(), target=options.target, licence=f', {said[1]}' if said else
         ', which its folder does not name',
         trust=', trust_remote_code=True' if model.recurs else '',
-        command=' '.join(['nanodepth export', options.run, str(options.target), *words]))
+        command=' '.join(map(str, words)))
     replace(Path(options.target) / 'README.md', text.encode())
 
 

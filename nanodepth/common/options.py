@@ -49,7 +49,7 @@ AT_LEAST = dict(
     documents=1, depths=0, val_every=2, workers=1, rows=1)
 SHARES = dict(
     curriculum=(0, 1), backprop_curriculum=(0, 1), beta=(0, 1), damp=(0, 1),
-    mfu=(0.001, 1), text=(0, 0.99), grow_alpha=(-20, 20))
+    text=(0, 0.99), grow_alpha=(-20, 20))
 
 
 def read(cls, argv, about=None):

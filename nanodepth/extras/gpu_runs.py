@@ -14,8 +14,6 @@ Usage:
 import math
 import platform
 import shutil
-import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,9 +22,9 @@ import torch
 
 from nanodepth import ROOT
 from nanodepth.commands.cost import planned
-from nanodepth.common.errors import Refused
 from nanodepth.common.files import replace
 from nanodepth.common.options import read
+from nanodepth.extras.programs import commit, python
 from nanodepth.loop import running
 from nanodepth.models.checkpoint import open_any
 from nanodepth.probe import depth_score, skip_blocks
@@ -116,9 +114,7 @@ def measure(run, rate, seed, folder, options):
     "Train it, and return its row."
     argv = [*settings(run, options.more.split()), f'--lr={rate}', f'--seed={seed}']
     began = time.perf_counter()
-    done = subprocess.run([sys.executable, 'train.py', *argv, f'--out_dir={folder}'], cwd=ROOT)
-    if done.returncode:
-        raise Refused(f'train.py {" ".join(argv)} ended with status {done.returncode}')
+    python('train.py', *argv, f'--out_dir={folder}')
     all_seconds = time.perf_counter() - began
     log = read_log(folder)
     end = log[-1]
@@ -147,9 +143,7 @@ def measure(run, rate, seed, folder, options):
 
 def main(argv=None):
     options = read(Options, argv, __doc__)
-    if not options.commit and shutil.which('git'):      # it may not be there
-        options.commit = subprocess.run(['git', 'describe', '--always', '--dirty'], cwd=ROOT,
-                                        capture_output=True, text=True).stdout.strip()
+    options.commit = options.commit or commit()
     table, logs = options.rows / 'gpu.csv', options.rows / 'gpu'
     logs.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + 60 * options.minutes

@@ -10,11 +10,8 @@ Usage:
     make table SEED=3               # this one, so that two may go side by side
 """
 import functools
-import os
 import platform
 import shutil
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +22,7 @@ from nanodepth.commands.probe import examples
 from nanodepth.common.errors import Refused
 from nanodepth.common.files import replace
 from nanodepth.common.options import read
+from nanodepth.extras.programs import commit, python
 from nanodepth.loop import parse_loop, running
 from nanodepth.models.checkpoint import exists, load, open_any
 from nanodepth.report.logs import read_log
@@ -57,31 +55,25 @@ TABLES = 'page', 'curves', 'probes'
 class Options:
     seed: int | None = None             # None: the next one that has no row
     rows: Path = ROOT / 'docs/results'
-    out: Path = Path('out/table')       # where the runs are
+    out: Path = ROOT / 'out/table'      # where the runs are
     more: str = ''                      # settings of every run, to try it small
     questions: int = 200
 
 
-def python(*words):
-    done = subprocess.run([sys.executable, *map(str, words)], cwd=ROOT,
-                          env=os.environ | dict(OMP_NUM_THREADS='1'))
-    if done.returncode:
-        raise Refused(f'{" ".join(map(str, words))} ended with status {done.returncode}')
-
-
 def train(folder, seed, more):
     "The ten models of a seed; what is there already is not made again."
+    start = functools.partial(python, OMP_NUM_THREADS='1')
     if not (ROOT / 'data/toy_deep/train.json').exists():
-        python('data/toy/prepare.py', '--depths=6', '--out=data/toy_deep')
+        start('data/toy/prepare.py', '--depths=6', '--out=data/toy_deep')
     for name, words in MODELS.items():
         if name == 'retrofit' and not exists(folder / 'cut'):
-            python('-m', 'nanodepth', 'cut', folder / 'baseline', '2-2-2', f'--seed={seed}',
-                   f'--out={folder / "cut"}')
-        start = [f'--init_from={folder / PARENTS[name]}'] if name in PARENTS else []
+            start('-m', 'nanodepth', 'cut', folder / 'baseline', '2-2-2', f'--seed={seed}',
+                  f'--out={folder / "cut"}')
+        parent = [f'--init_from={folder / PARENTS[name]}'] if name in PARENTS else []
         run = folder / name
         saved = load(run) if exists(run) else None
         if saved is None or saved['step'] < saved['config']['steps']:
-            python('train.py', *words, *start, *more, f'--seed={seed}', f'--out_dir={run}')
+            start('train.py', *words, *parent, *more, f'--seed={seed}', f'--out_dir={run}')
 
 
 # ------------------------------------------------------------------------------------ what is asked
@@ -92,11 +84,11 @@ def asked(model, folder, name, questions):
     loss, kinds = measure(model, Loader(data, 32, 64, split='val', seed=0), 12)
     row = dict(loss=loss, text=kinds['text']['loss'], copy=kinds['copy']['accuracy'])
     for depth in range(6):
-        examples = few_shot('toy_assign', questions, shots=0, depth=depth, seed=7)
-        values = log_likelihoods(model, get_tokenizer(folder / 'baseline'), examples)
-        row[f'depth {depth}'] = mean([v[e.answer].item() for v, e in zip(values, examples)])
+        chains = few_shot('toy_assign', questions, shots=0, depth=depth, seed=7)
+        values = log_likelihoods(model, get_tokenizer(folder / 'baseline'), chains)
+        row[f'depth {depth}'] = mean([v[e.answer].item() for v, e in zip(values, chains)])
         row[f'depth {depth} right'] = mean([float(v.argmax() == e.answer)
-                                            for v, e in zip(values, examples)])
+                                            for v, e in zip(values, chains)])
     return row
 
 
@@ -192,9 +184,7 @@ def main(argv=None):
         raise Refused(f'the seeds {sorted(map(int, done))} have rows in {new}')
     folder = options.out / str(seed)
     train(folder, seed, options.more.split())
-    git = subprocess.run(['git', 'describe', '--always', '--dirty'], cwd=ROOT, capture_output=True,
-                         text=True)
-    where_made = dict(commit=git.stdout.strip(), torch=torch.__version__,
+    where_made = dict(commit=commit(), torch=torch.__version__,
                       machine=f'{platform.machine()} {torch.backends.cpu.get_cpu_capability()}')
     found = dict(page=[row | where_made for row in page(folder, options.questions)],
                  curves=[*curves(folder)], probes=[*probes(folder)])

@@ -22,7 +22,8 @@ from pathlib import Path
 import torch
 
 from nanodepth.common.errors import Refused, nearest, say
-from nanodepth.common.files import aside, fresh, on_hub, read_json, reading, refuse_gguf
+from nanodepth.common.files import (aside, fresh, on_hub, read_json, reading, refuse_gguf,
+                                    replacing)
 from nanodepth.common.options import only_fields
 from nanodepth.looping.layers import is_ours
 from nanodepth.model import LM, ModelConfig
@@ -66,9 +67,11 @@ def save(folder, **state):
 
 def keep(folder, step):
     "The checkpoint of this step under a name of its own, which no later one takes away."
-    with fresh(Path(folder) / f'ckpt-{step}.pt') as file:
-        with open(Path(folder) / FILE, 'rb') as saved:
-            shutil.copyfileobj(saved, file)
+    with replacing(Path(folder) / f'ckpt-{step}.pt') as new:
+        try:
+            os.link(Path(folder) / FILE, new)       # save() writes a new file, and none into this
+        except OSError:                             # no such links on this file system
+            shutil.copyfile(Path(folder) / FILE, new)
 
 
 def cost_of(state):

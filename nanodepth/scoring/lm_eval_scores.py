@@ -146,9 +146,9 @@ class Harness:
         self.subject, self.tasks, self.keep = subject, tasks, {}
         self.shots = subject.asked.shots and subject.asked.shots[0]
         self.said = False           # how many examples stand before a question
-        said = lambda error: (f"{subject.path} has no tokenizer of transformers' "
-                              f'({str(error).splitlines()[0]})')
-        with tempfile.TemporaryDirectory() as folder, refusing(ValueError, why=said):
+        why = lambda error: (f"{subject.path} has no tokenizer of transformers' "
+                             f'({str(error).splitlines()[0]})')
+        with tempfile.TemporaryDirectory() as folder, refusing(ValueError, why=why):
             write_tokenizer(subject.path, folder, subject.answer.config.context)
             self.tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         if subject.asked.chat and not self.tokenizer.chat_template:
