@@ -62,11 +62,10 @@ def main(argv=None):
         if options.dtype in ('float32', 'bfloat16'):
             model.to(getattr(torch, options.dtype))
         if to_file:
-            export_file(options, model)
+            again = export_file(options, model)
         else:
             export(options, model, way)
-    again = (open_gguf(options.target, their_config(model).rope_parameters)[0]
-             if to_file else load_model(options.target, others=True))
+            again = load_model(options.target, others=True)
     compare(before, again, options.target, options.dtype)
 
 
@@ -231,10 +230,19 @@ def export(options, model, way):
 
 
 def export_file(options, model):
-    "A model as a file for llama.cpp."
+    "A model as a file for llama.cpp, and what is in the file."
     with refusing(ImportError, why=lambda error: 'nanodepth/extras, which writes GGUF files, is '
                   'not here'):
-        from nanodepth.extras.gguf import write_gguf
+        from nanodepth.extras.gguf import read_loop, shared_stack, write_gguf
     dtype = options.dtype or str(model.norm.weight.dtype)[6:]
     write_gguf(model, options.target, dtype, options.run)
+    stack, times = shared_stack(model)
+    if times > 1:
+        print(f'{options.target}: {len(stack)} layers that run {times} times with shared weights, '
+              f'{dtype}, for a llama.cpp that knows nanbeige (since 2026)')
+        return read_loop(options.target, model)
     print(f'{options.target}: {len(model.order)} layers of their own, {dtype}, for llama.cpp')
+    if len({*model.order}) < len(model.order):
+        print('(layers that run again are written again: llama.cpp shares the weights only of a '
+              "whole stack of Llama's layers, such as --loop=30x2)")
+    return open_gguf(options.target, their_config(model).rope_parameters)[0]

@@ -4,9 +4,14 @@ The idea: the package gguf does it, by its writer, its names and its eight bits.
 neighbouring channels where transformers turns channel i with i + hd/2, so the rows of a Llama's q
 and k change places in the file; Qwen's do not.
 
+A stack of Llama's layers that runs several times as a whole is written once: llama.cpp's family
+nanbeige runs it `num_loops` times. Any other order becomes copies of its layers.
+
 Usage:
+    nanodepth export out/smollm2 out/twice.gguf --loop=30x2
     nanodepth export out/smollm2 out/deeper.gguf --loop=13-4x2-13 --damp --dtype=q8_0
 """
+import copy
 import json
 import tempfile
 from dataclasses import replace
@@ -16,9 +21,13 @@ import torch
 
 from nanodepth.common.errors import Refused
 from nanodepth.common.files import replacing
+from nanodepth.grow import untie
 from nanodepth.model import rope_tables
 from nanodepth.models.hf import plain_layers, their_name
 from nanodepth.text.tokenizer import get_tokenizer, write_tokenizer
+
+TURNED = '.attn.q.weight', '.attn.k.weight'     # whose rows change places
+
 
 def write_gguf(model, path, dtype, tokenizer):
     """A model of ours, in the order in which it runs, as a GGUF file. dtype: float32, float16,
@@ -26,7 +35,11 @@ def write_gguf(model, path, dtype, tokenizer):
     import gguf
     if Path(path).exists():
         raise Refused(f'{path} is there already: choose another name')
-    model = plain_layers(model)
+    stack, times = shared_stack(model)
+    if times > 1:
+        model = untie(model, stack)
+    else:
+        model = plain_layers(model)
     c = model.config
     if c.qk_norm and c.head_dim != 128:
         raise Refused(f'{path}: heads of {c.head_dim} channels: transformers reads a Qwen 3 back '
@@ -36,7 +49,10 @@ def write_gguf(model, path, dtype, tokenizer):
     family = 'qwen3' if c.qk_norm else 'qwen2' if c.qkv_bias else 'llama'
     names = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, family.upper()), len(model.layers))
     with replacing(path) as new:
-        file = gguf.GGUFWriter(new, family)
+        file = gguf.GGUFWriter(new, 'nanbeige' if times > 1 else family)
+        if times > 1:
+            file.add_uint32('nanbeige.num_loops', times)
+            file.add_bool('nanbeige.skip_loop_final_norm', True)    # no norm between the passes
         for name, value in dict(
                 block_count=len(model.layers), context_length=c.context, embedding_length=c.n_embd,
                 feed_forward_length=c.ffn_dim, head_count=c.n_head, head_count_kv=c.n_kv_head,
@@ -51,18 +67,56 @@ def write_gguf(model, path, dtype, tokenizer):
         for name, t in model.state_dict().items():
             if name == 'head.weight' and c.tie_embeddings:
                 continue
-            if family == 'llama' and name.endswith(('.attn.q.weight', '.attn.k.weight')):
+            if family == 'llama' and name.endswith(TURNED):
                 heads = t.unflatten(0, (-1, 2, c.head_dim // 2))        # (H, 2, hd/2, C)
                 t = heads.transpose(1, 2).flatten(0, 2)
             small = t.dim() == 1 or kind == 'Q8_0' and t.shape[1] % 32
             form = kinds.F32 if small else kinds[kind]
-            name, _, ending = their_name(name).rpartition('.')
-            file.add_tensor(f'{names.get_name(name)}.{ending}',
-                            gguf.quants.quantize(t.float().numpy(), form), raw_dtype=form)
+            file.add_tensor(file_name(names, name), gguf.quants.quantize(t.float().numpy(), form),
+                            raw_dtype=form)
         file.write_header_to_file()
         file.write_kv_data_to_file()
         file.write_tensors_to_file()
         file.close()
+
+
+def file_name(names, ours):
+    "'layers.3.attn.q.weight' to 'blk.3.attn_q.weight'."
+    name, _, ending = their_name(ours).rpartition('.')
+    return f'{names.get_name(name)}.{ending}'
+
+
+def shared_stack(model):
+    """(a stack of layers, how many times the order runs it), where llama.cpp can run that with
+    shared weights, else (the order, 1)."""
+    c, order = model.config, model.order
+    if not (model.recurs or c.qk_norm or c.qkv_bias or c.rope_scaling or c.ln_scaling):
+        for n in range(1, len(order)):
+            times = len(order) // n
+            if order == order[:n] * times:
+                return order[:n], times
+    return order, 1
+
+
+@torch.no_grad()
+def read_loop(path, model):
+    """The looped model with the weights of the file that was written of it. (transformers knows no
+    family that loops in a GGUF file.)"""
+    import gguf
+    stack, times = shared_stack(model)
+    again = copy.deepcopy(untie(model, stack)).float()
+    again.config.order = [*range(len(stack))] * times
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, len(stack))
+    stored = {t.name: gguf.quants.dequantize(t.data, t.tensor_type)
+              for t in gguf.GGUFReader(path).tensors}
+    for name, p in again.named_parameters():
+        if name == 'head.weight' and model.config.tie_embeddings:
+            continue
+        t = torch.tensor(stored[file_name(names, name)])
+        if name.endswith(TURNED):
+            t = t.unflatten(0, (-1, model.config.head_dim // 2, 2)).transpose(1, 2).flatten(0, 2)
+        p.copy_(t)
+    return again
 
 
 def slowed_by(model):

@@ -14,7 +14,7 @@ from nanodepth.common.errors import Refused
 from nanodepth.model import LM, ModelConfig
 from nanodepth.models import hf
 from nanodepth.models.checkpoint import load_model
-from nanodepth.extras.gguf import splits_as, write_gguf
+from nanodepth.extras.gguf import read_loop, splits_as, write_gguf
 from nanodepth.models.gguf import open_gguf
 from nanodepth.models.hf import their_config
 from nanodepth.text.tokenizer import get_tokenizer
@@ -131,6 +131,29 @@ def test_a_model_becomes_a_gguf_file(original, tmp_path, shape):
     assert np.array_equal(stored['blk.3.attn_norm.weight'],
                           model.layers[2].attn_norm.weight.detach().numpy())
     assert ('output.weight' in stored) is not model.config.tie_embeddings
+
+
+def test_a_stack_that_runs_several_times_is_written_once(original, tmp_path, capsys):
+    folder, path = folder_of(original, tmp_path / 'in'), tmp_path / 'out.gguf'
+    nanodepth('export', [str(folder), str(path), '--loop=3x2'])
+    assert '3 layers that run 2 times with shared weights' in capsys.readouterr().out
+    reader = gguf.GGUFReader(path)
+    said = {name: field.contents() for name, field in reader.fields.items()}
+    # llama.cpp's family nanbeige, without the norm that it would put between the passes
+    assert (said['general.architecture'], said['nanbeige.block_count'], said['nanbeige.num_loops'],
+            said['nanbeige.skip_loop_final_norm']) == ('nanbeige', 3, 2, True)
+    stored = {t.name: t.data for t in reader.tensors}
+    nanodepth('export', [str(folder), str(tmp_path / 'once.gguf')])     # as transformers reads it
+    once = {t.name: t.data for t in gguf.GGUFReader(tmp_path / 'once.gguf').tensors}
+    assert once.keys() == stored.keys()
+    assert all(np.array_equal(once[name], stored[name]) for name in once)
+    model, tokens = load_model(folder), torch.randint(320, (1, 9))
+    with torch.no_grad(), Way(loop='3x2').apply(model):
+        assert torch.equal(read_loop(path, model)(tokens), model(tokens))
+    biased = folder_of(original, tmp_path / 'biased', qkv_bias=True)
+    for other, loop in ((folder, '1-1x2-1'), (biased, '3x2')):
+        nanodepth('export', [str(other), str(tmp_path / f'{loop}.gguf'), f'--loop={loop}'])
+        assert 'layers that run again are written again' in capsys.readouterr().out
 
 
 def test_eight_bits_and_what_no_file_can_be(original, tmp_path, capsys, tiny, data):

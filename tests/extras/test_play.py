@@ -15,6 +15,7 @@ from families import tiny as family
 
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.extras import play
+from nanodepth.models import checkpoint as files
 from nanodepth.models.checkpoint import load_model
 from nanodepth.grow import double, lidas, untie
 from nanodepth.retrofit import surgery
@@ -29,9 +30,9 @@ def run(tiny, tmp_path):
     grown = untie(small, lidas(2, 2))
     for p in grown.parameters():
         p.data += 0.1 * torch.randn_like(p)
-    about = dict(config=dict(grow='lidas', grow_block=2))
-    for name, model in {'run': grown, 'run/stage_2': small}.items():
-        save_run(tmp_path / name, model, **about)
+    for model, step in ((small, 5), (grown, 9)):
+        save_run(tmp_path / 'run', model, config=dict(grow='lidas', grow_block=2))
+        files.keep(tmp_path / 'run', step)
     return tmp_path / 'run'
 
 
@@ -45,19 +46,21 @@ def checkpoint(tmp_path):
     return tmp_path / 'checkpoint'
 
 
-def test_stages_that_double_and_a_stage_that_is_missing(tiny, tmp_path):
+@pytest.mark.parametrize('grow', ['double', [[0, 0], [0, 1, 0, 1]]], ids=str)
+def test_stages_that_double_and_a_stage_that_is_missing(tiny, tmp_path, grow):
+    "In the folders of older runs; with an operator of the run's own, too."
     models = [tiny(vocab_size=257, n_layer=1, context=64)]
     models += [untie(models[0], double(1, 1))]
     models += [untie(models[1], double(2, 1))]
     folders = [tmp_path / 'run/stage_1', tmp_path / 'run/stage_2', tmp_path / 'run']
     for model, folder in zip(models, folders):
-        save_run(folder, model, config=dict(grow='double', grow_block=1))
+        save_run(folder, model, config=dict(grow=grow, grow_block=1))
     stages = play.stages_of(tmp_path / 'run')
-    assert [(name, len(model.layers), copies) for name, model, copies in stages] == [
-        ('1 layers', 1, None), ('2 layers', 2, double(1, 1)), ('4 layers', 4, double(2, 1))]
+    assert [(path, len(model.layers), copies) for path, model, copies in stages] == [
+        (folders[0], 1, None), (folders[1], 2, double(1, 1)), (folders[2], 4, double(2, 1))]
     shutil.rmtree(folders[1])
-    [(name, _, copies)] = play.stages_of(tmp_path / 'run')
-    assert name == '4 layers' and copies is None
+    [(path, _, copies)] = play.stages_of(tmp_path / 'run')
+    assert path == folders[2] and copies is None
 
 
 def inside(text, name):
@@ -139,7 +142,7 @@ def test_the_page_holds_the_rounded_models_and_their_questions(run, tiny, tmp_pa
     assert deep['copies'] == lidas(2, 2) == deep['kin'] and deep['order'] == [0, 1, 2, 3]
     assert (about['models']['core']['r'], about['models']['core']['parts']) == (
         3, [[0], [1, 2], [3]])
-    for name, path in {'run': run, 'run, 2 layers': run / 'stage_2', 'core': core}.items():
+    for name, path in {'run': run, 'run, 2 layers': run / 'ckpt-5.pt', 'core': core}.items():
         raw = base64.b64decode(inside(text, f'weights of {name} 0'))
         assert_holds(raw, about['tensors'][name], load_model(path), small=False)
     for q, example in zip(about['questions']['toy_assign/3'],
