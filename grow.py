@@ -56,18 +56,38 @@ def double(n_layer, block=None):
 GROWTH = {'midas': midas, 'lidas': lidas, 'stack': stack, 'double': double}
 
 
+def grown_order(grow, n_layer, block):
+    """The order by which n_layer layers grow. grow: an operator's name, a function of your own like
+    those above, or the orders of all growths, as a run's files keep them."""
+    if isinstance(grow, list):
+        order = next(order for order in grow if len(order) > n_layer)
+    else:
+        operator = GROWTH[grow] if isinstance(grow, str) else grow
+        order = operator(n_layer, block)
+    order = check_order(order, n_layer)
+    if len(order) <= n_layer:
+        raise Refused(f'grow gives {n_layer} layers the order {order}, which is no longer')
+    return order
+
+
 # ------------------------------------------------------------------------------- the growing itself
 
-def untie(model, order, optimizer=None):
+def untie(model, order, optimizer=None, init=None):
     """A new model whose layer i is its own copy of layer order[i]: it computes what
     model(order=order) does. untie(model, [0, 1, 0, 1]) makes four layers of two: 0 and 2 begin as
     the old layer 0, 1 and 3 as the old layer 1. `optimizer` (one or a list) is changed
     in place and becomes the new model's: each new parameter gets a copy of its source's state, so
-    that training goes on smoothly."""
+    that training goes on smoothly. `init(new_layer, old_layer)` changes what a layer begins as that
+    repeats an earlier one; None: as an exact copy."""
     order = check_order(order, len(model.layers))
     new = copy.deepcopy(model)
     new.layers = torch.nn.ModuleList(copy.deepcopy(model.layers[i]) for i in order)
     new.config = dataclasses.replace(model.config, n_layer=len(order), order=None)
+    if init is not None:
+        with torch.no_grad():
+            for place, i in enumerate(order):
+                if i in order[:place]:
+                    init(new.layers[place], model.layers[i])
     if optimizer is not None:
         old = dict(model.named_parameters())
         source = {}             # {new parameter: the old one that it is a copy of}
@@ -106,14 +126,15 @@ def prop_schedule(steps, n_stages, alpha=1.0):
 
 
 def growth_plan(grow, end, block, constant_steps, alpha=1.0, start=None):
-    """[(first step, layers)] of every stage, by the operator's name: from `start` layers (None: one
-    block) up to `end`. The model has its full depth when the constant phase (warm-up included) ends
-    and the decay begins."""
+    """[(first step, layers)] of every stage, from `start` layers (None: one block) up to `end`, by
+    what grown_order takes as `grow`. The model has its full depth when the constant phase (warm-up
+    included) ends and the decay begins."""
     depths = [start or block]
     while depths[-1] < end:
-        depths.append(len(GROWTH[grow](depths[-1], block)))
+        depths.append(len(grown_order(grow, depths[-1], block)))
     if depths[-1] != end:
-        raise Refused(f'{grow} from {depths[0]} layers does not reach n_layer={end}, but '
+        name = getattr(grow, '__name__', grow)
+        raise Refused(f'{name} from {depths[0]} layers does not reach n_layer={end}, but '
                       f'{", ".join(map(str, depths))}')
     lengths = prop_schedule(constant_steps, len(depths), alpha)
     if min(lengths) < 1:

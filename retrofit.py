@@ -26,6 +26,7 @@ import math
 
 import torch
 import torch.nn as nn
+from torch.utils.checkpoint import checkpoint
 
 from nanodepth.common.errors import Refused, check_choice
 from nanodepth.common.seeds import seed_for
@@ -87,6 +88,7 @@ class Recurrent(LM):
     recurrence + 1), and `backprop_depth` through how many of its last runs gradients go."""
     recurs = True
     table = None            # the first states of a text's positions, made when they are needed
+    recompute = False       # keep the states between recurrences alone for the backward pass
 
     def __init__(self, config, prelude, core, coda, **options):
         super().__init__(config)
@@ -162,7 +164,10 @@ class Recurrent(LM):
         for i in range(r):
             if i <= r - with_grad:
                 s = s.detach()          # truncated back-propagation: no earlier graph is kept
-            s = self.recur(s, e, i, cache, tap)
+            if self.recompute and torch.is_grad_enabled():
+                s = checkpoint(self.recur, s, e, i, cache, tap, use_reentrant=False)
+            else:
+                s = self.recur(s, e, i, cache, tap)
         x = self.run(s, self.coda, cache=cache, tap=tap,
                      position=len(self.prelude) + r * len(self.core))
         if cache is not None:

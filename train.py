@@ -18,7 +18,9 @@ Usage:
 import math
 import os
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 if __name__ == '__main__':      # before torch is loaded: two runs at once share the cores then
@@ -28,15 +30,15 @@ import torch
 
 from nanodepth.common.options import check_bounds, given
 from nanodepth.common.seeds import seed_for, row_generators
-from nanodepth.grow import GROWTH, growth_plan, untie
+from nanodepth.grow import grown_order, growth_plan, untie
 from nanodepth.loop import fit_loop
 from nanodepth.model import LM
 from nanodepth.models import checkpoint
 from nanodepth.retrofit import recurrence_curriculum, sample_recurrence
 from nanodepth.training import refuse, run       # what is refused, and the folder of a run
-from nanodepth.training.measure import measure
+from nanodepth.training.measure import measure, numbers_of
 from nanodepth.training.optimizers import load_optimizers, make_optimizers
-from nanodepth.training.plan import Parent, model_config
+from nanodepth.training.plan import Parent, model_config, settings_of
 from nanodepth.training.processes import World
 
 
@@ -67,10 +69,12 @@ class Config:
     weight_decay: float = 0.01
     grad_clip: float = 1.0
     # growing: n_layer is the depth at the end; a model from init_from grows once, by grow_block
-    # an operator of grow.py; None: full depth at once
-    grow: Literal['midas', 'lidas', 'stack', 'double'] | None = None
+    # an operator of grow.py, or a function like them; None: full depth at once
+    grow: Literal['midas', 'lidas', 'stack', 'double'] | Callable | None = None
     grow_block: int = 2                 # the layers to begin with, and those that a growth adds
     grow_alpha: float = 1.0             # PROP-alpha: stage i gets a share i^alpha of the plateau
+    # a function (new_layer, old_layer) that says what a copy begins as; None: an exact copy
+    init: Callable | None = None
     # looping: n_layer counts the unique layers
     loop: str | None = None             # their order, such as 2x4 or 2-2x2-2; None: each runs once
     cooldown_loop: str | None = None    # the order from the first step of the decay on
@@ -78,10 +82,12 @@ class Config:
     # a recurrent core, which retrofit.py made: None is the model's own
     recurrence: int | None = None       # it runs r times, at random; r averages this number + 1
     backprop_depth: int | None = None   # at most so many last runs get gradients (<= recurrence)
+    recompute: bool = False             # less memory: its runs are computed anew in the backward
     curriculum: float = 0.25            # over this part of the steps `recurrence` rises from 1
     # what is measured and kept
     eval_every: int = 25
     eval_batches: int = 12              # batches of validation data per evaluation
+    metric: Callable | None = None      # (model, val loader) gives {name: number} more for the log
     log_every: int = 10
     save_every: int = 200
     keep_every: int | None = None       # of so many steps a checkpoint stays, as ckpt-STEP.pt
@@ -100,7 +106,7 @@ class Config:
     backprop_curriculum: float = 0.0    # over this part of the steps backprop_depth rises from 1
     ln_scaling: bool = False            # norms at position d are scaled by 1/sqrt(d + 1)
     vocab_size: int | None = None       # None: as many as the data's tokenizer has
-    keep_stages: bool = False           # keep the model before each growth: out_dir/stage_LAYERS
+    keep_stages: bool = False           # keep a checkpoint before each growth, as ckpt-STEP.pt
 
     def __post_init__(self):
         check_bounds(vars(self))
@@ -137,9 +143,11 @@ class Plan:
         if c.grow:
             start, end = c.grow_block, c.n_layer
             if parent:                                  # a parent grows once
-                start, end = p.n_layer, len(GROWTH[c.grow](p.n_layer, c.grow_block))
+                start, end = p.n_layer, len(grown_order(c.grow, p.n_layer, c.grow_block))
             self.stages = growth_plan(c.grow, end, c.grow_block, self.cooldown_start,
                                       c.grow_alpha, start=start)
+        self.origins = {deeper: grown_order(c.grow, n_layer, c.grow_block)
+                        for (_, n_layer), (_, deeper) in pairwise(self.stages)}
         deepest = self.stages[-1][1]
         self.main_order = fit_loop(c.loop, deepest) if c.loop else p.order  # None: each layer once
         self.cooldown_order = self.main_order
@@ -153,9 +161,8 @@ class Plan:
         "What this step does."
         c = self.config
         cools = step >= self.cooldown_start
-        depths = [n_layer for first, n_layer in self.stages if first <= step]
-        n_layer = depths[-1]
-        origin = GROWTH[c.grow](depths[-2], c.grow_block) if len(depths) > 1 else None
+        n_layer = [n_layer for first, n_layer in self.stages if first <= step][-1]
+        origin = self.origins.get(n_layer)
         order = (self.cooldown_order if cools else self.main_order) or [*range(n_layer)]
         data, batch = 'data', step
         if cools and c.cooldown_data:
@@ -213,12 +220,11 @@ def wrap(world, model):
     return world.ddp(model) if world.size > 1 else model
 
 
-def backward(c, world, model, batch, step, recurrence):
+def backward(c, world, model, batch, total, step, recurrence):
     """Forward and backward over this process's rows, in pieces; the sum of its losses. A loss is
-    divided by the targets of the whole batch, over all processes: a mean for each piece would give
-    the tokens of short answers more weight."""
-    tokens, targets, count = batch
-    total = max(1.0, world.sum_over_ranks(count))          # where no target counts, the loss is 0
+    divided by `total`, the targets of the whole batch over all processes: a mean for each piece
+    would give the tokens of short answers more weight."""
+    tokens, targets, _ = batch
     loss = 0.0
     for i, (x, y) in enumerate(zip(tokens.chunk(c.grad_accum), targets.chunk(c.grad_accum))):
         how = recurrence
@@ -228,7 +234,8 @@ def backward(c, world, model, batch, step, recurrence):
         if world.size > 1:  # DDP adds the gradients up with the last piece, and divides by size
             model.require_backward_grad_sync = i == c.grad_accum - 1
         with autocast(c, world):        # the model's loss is a mean; times its targets it is a sum
-            share = model(x, y, **how) * (y != -1).sum() / total
+            # where no target counts, the loss is 0
+            share = model(x, y, **how) * (y != -1).sum() / max(1.0, total)
         (share * world.size).backward()
         loss += share.detach()
     return loss
@@ -268,7 +275,9 @@ def train(c):
                                     n_layer=plan.at(0).n_layer, order=plan.main_order))
         if model.recurs:        # what it does where nothing else is said
             model.recurrence, model.backprop_depth = plan.recurrence, plan.backprop_depth
+            model.recompute = c.recompute
         model.to(world.device, torch.float32).train()       # Hugging Face's may be bfloat16
+        settings = settings_of(plan)            # the config as its files keep it
 
         # ---- optimizers: by default Muon for the layers' matrices, and AdamW for the rest
         optimizers = make_optimizers(model, c)
@@ -281,14 +290,14 @@ def train(c):
             "The validation loss, and the loss and accuracy on each kind of answer that data marks."
             with autocast(c, world):
                 loss, kinds = measure(model, val, c.eval_batches, pieces=c.grad_accum)
-            return dict(val_loss=loss, kinds=kinds)
+                return dict(val_loss=loss, kinds=kinds, **numbers_of(c.metric, model, val))
 
         def save():
             "All that a resumed run needs; weights that are not finite are not kept."
             refuse.weights_not_finite(c, model, totals['step'])
             log.sync()
             if world.first:
-                checkpoint.save(c.out_dir, **checkpoint.describe(model), **totals, config=asdict(c),
+                checkpoint.save(c.out_dir, **checkpoint.describe(model), **totals, config=settings,
                                 start=plan.parent and asdict(plan.parent),
                                 optimizers=[o.state_dict() for o in optimizers],
                                 **run.marks_of(data, val))
@@ -297,11 +306,12 @@ def train(c):
         # ---- the loop
         step = totals['step']
         tokens_a_step = c.batch_size * c.context
-        log = run.open_log(c, world, data['data'], model, step, resumes)
+        log = run.open_log(c, settings, world, data['data'], model, step, resumes)
         if step == 0:
             log.write(step=0, tokens=0, flops=0, seconds=0, n_layer=len(model.layers),
                       depth=len(model.order), **validate())
         batch = get_batch(world, data, plan.at(step))
+        total = world.sum_over_ranks(batch[-1])         # its targets, over all processes
         world.listen()                  # from now on Ctrl-C and SIGTERM wait for the step's end
         while step < c.steps:
             now = plan.at(step)
@@ -313,23 +323,30 @@ def train(c):
             if grows or loops:
                 before = validate()['val_loss']
                 if grows:
-                    run.keep_stage(c, world, model, totals)
+                    if c.keep_stages:
+                        save()
+                        world.first_does(lambda: checkpoint.keep(c.out_dir, step))
                     wrapped = None      # DDP and its gradients go with the old model
-                    model = untie(model, now.origin, optimizers)    # the optimizers become its own
+                    # the optimizers become the new model's own
+                    model = untie(model, now.origin, optimizers, c.init)
                     wrapped = wrap(world, model)
                 else:
                     model.config.order = now.order
                 after = validate()['val_loss']
                 events['grown' if grows else 'looped'] = dict(before=before, after=after)
+                if grows:
+                    events['grown'] |= dict(origin=now.origin, init=settings['init'])
 
             # forward and backward; the next batch comes while the GPU is at work
             began = time.perf_counter()
-            loss = backward(c, world, wrapped, batch, step, now.recurrence)
+            loss = backward(c, world, wrapped, batch, total, step, now.recurrence)
             # in the optimizers' order: a sum in another one is another in its last bit
             params = [p for o in optimizers for group in o.param_groups for p in group['params']]
             norm = torch.nn.utils.clip_grad_norm_(params, c.grad_clip or math.inf)
             batch = get_batch(world, data, plan.at(step + 1))
-            loss, norm = world.sum_over_ranks(loss), norm.item()    # here it waits for the GPU
+            # here it waits for the GPU; asked: a signal that some process got, or 0
+            loss, total, asked = world.share(loss, batch[-1])
+            norm = norm.item()
             if not math.isfinite(loss + norm):
                 if not events:          # the weights are those before this step
                     save()
@@ -343,11 +360,11 @@ def train(c):
                 # DDP keeps gradients in buckets of its own: there they become 0
                 optimizer.zero_grad(set_to_none=world.size == 1)
             step += 1
-            asked = world.asked()       # the number of a signal that some process got, or 0
 
             # a line of log.jsonl, and of the progress bar
             took = time.perf_counter() - began
             step_flops = tokens_a_step * model.flops_per_token(**now.recurrence, context=c.context)
+            usage = world.usage(step_flops, took)       # of the peak, and of the memory
             totals |= dict(step=step, tokens=step * tokens_a_step,
                            flops=totals['flops'] + step_flops, seconds=totals['seconds'] + took)
             if step % c.eval_every == 0 or step == c.steps:
@@ -358,8 +375,8 @@ def train(c):
                           depth=len(model.order), lr=c.lr * now.lr_fraction, loss=loss,
                           grad_norm=norm, tokens_per_s=round(tokens_a_step / took),
                           passes=round(data[now.data].passes(now.batch + 1), 2),
-                          **world.usage(step_flops, took), **now.recurrence, **events)
-            log.show_step(tokens_a_step / took, world.mfu(step_flops, took))
+                          **usage, **now.recurrence, **events)
+            log.show_step(tokens_a_step / took, **usage)
 
             # a checkpoint; and are we asked to stop?
             keeps = c.keep_every and step % c.keep_every == 0

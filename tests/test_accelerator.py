@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import log_of, refused
+from conftest import flags, log_of, ranks, refused
 
 import nanodepth.model as model_file
 from nanodepth.__main__ import main as nanodepth
@@ -33,6 +33,25 @@ def test_layers_compute_in_the_type_that_is_asked_for(dtype, config, monkeypatch
     assert {products for _, products in seen} == {getattr(torch, dtype)}
     weights = checkpoint.load(config().out_dir)['model'].values()
     assert {t.dtype for t in weights} == {torch.float32}
+
+
+def refuse_float32():
+    real = model_file.MLP.forward
+
+    def forward(mlp, x):
+        assert mlp.gate(x).dtype == torch.bfloat16
+        return real(mlp, x)
+    model_file.MLP.forward = forward
+
+
+def test_two_processes_in_bfloat16_take_the_steps_of_one(config):
+    losses = []
+    for name, n in (('one', 1), ('two', 2)):
+        c = config(name, steps=4, warmup_steps=0, decay_steps=1, dtype='bfloat16', log_every=1)
+        ended = ranks(flags(c), n=n, before=refuse_float32)
+        assert ended.returncode == 0, ended.stderr
+        losses.append([line['loss'] for line in log_of(c)[1:]])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
 
 
 def test_each_layer_is_compiled_and_once_more_after_a_growth(config, monkeypatch):
@@ -71,9 +90,9 @@ def test_gradients_are_cut_to_the_norm_that_is_given(config, monkeypatch):
 
 
 def test_the_share_of_the_peak_by_hand():
-    h100 = SimpleNamespace(peak_flops=8 * 989e12)
-    assert processes.World.mfu(h100, 989e12, 0.5) == pytest.approx(2 / 8)
-    assert processes.World.mfu(SimpleNamespace(peak_flops=None), 1.0, 1.0) is None
+    for peak, share in ((8 * 989e12, 2 / 8), (None, None)):
+        world = SimpleNamespace(peak_flops=peak, cuda=False)
+        assert processes.World.usage(world, 989e12, 0.5) == dict(mfu=share, memory_gb=None)
 
 
 def test_adamw_is_fused_and_muon_iterates_in_bfloat16_on_a_gpu(config, tiny):
@@ -89,8 +108,8 @@ def test_a_logged_step_is_a_line_where_nobody_watches(config, capsys):
     assert [line.partition(':')[0] for line in lines] == [
         'step 0 of 4', 'step 2 of 4', 'step 4 of 4']
     assert 'tokens/s' in lines[1] and 'validation loss' in lines[2]
-    said = in_words(dict(step=5, loss=2.5, lr=1e-3, n_layer=8, tokens_per_s=1200, of_peak=0.41,
-                         memory=36.3), 9)
+    said = in_words(dict(step=5, loss=2.5, lr=1e-3, n_layer=8, tokens_per_s=1200, mfu=0.41,
+                         memory_gb=36.3), 9)
     assert said == ('step 5 of 9: loss 2.5000, rate 1.00e-03, 8 layers, 1,200 tokens/s, 41.0% of '
                     'the peak, 36.3 GB')
 

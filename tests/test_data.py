@@ -463,6 +463,24 @@ def test_role_tags_and_reasoning_traces(row, found):
     assert text_script['chat'](row, 'text') == found
 
 
+def test_a_folder_that_is_read_a_file_at_a_time(tmp_path):
+    folder, out = tmp_path / 'mine', tmp_path / 'out'
+    folder.mkdir()
+    rows = [f'row {i} of mine' for i in range(900)]
+    for part in range(3):
+        (folder / f'{part}.jsonl').write_text('\n'.join(
+            json.dumps(dict(text=row)) for row in rows[part::3]))
+    command = [str(folder), '--tokens=1M', '--workers=1', f'--out={out}']
+    text_script['main'](command)
+    sets = [Loader(out, 1, 8, split=split).sets[0] for split in ('train', 'val')]
+    said = BYTES.decode([t for each in sets for shard in each.shards
+                         for t in shard['.bin'].tolist() if t < 256])
+    assert len(said) == len(''.join(rows)) and all(row in said for row in rows)
+    for wrong in ([command[0], *command[2:]], [*command, 'more'], [*command, '--column=words']):
+        with pytest.raises(Refused, match='--workers is for one folder'):
+            text_script['main'](wrong)
+
+
 def test_one_file_is_cut(tmp_path):
     text = '\n\n'.join(f'Paragraph {i}: ' + 'some words of it. ' * 20 for i in range(300))
     (tmp_path / 'notes.txt').write_text(text)

@@ -195,6 +195,24 @@ def test_gradients_are_those_of_a_detached_reference(tiny, tokens, inject, r, mo
     assert same == (most >= r)
 
 
+@pytest.mark.parametrize('half', [False, True])
+def test_recurrences_that_are_computed_anew_give_the_same_gradients_from_less_memory(tiny, half):
+    model = surgery(tiny(n_layer=6), '2-2-2', backprop_depth=9)
+    tokens, found = torch.arange(24).view(2, 12) % 32, {}
+    for again in (False, True):
+        kept = {}
+        model.zero_grad()
+        model.recompute = again
+        with (torch.autograd.graph.saved_tensors_hooks(
+                lambda t: kept.update({t.data_ptr(): t.nbytes}) or t, lambda t: t),
+              torch.autocast('cpu', torch.bfloat16, enabled=half)):
+            loss = model(tokens, tokens, r=8)
+        loss.backward()
+        found[again] = [loss, *(p.grad for p in model.parameters())], sum(kept.values())
+    (kept_all, most), (made_anew, least) = found.values()
+    assert all(map(torch.equal, kept_all, made_anew)) and least < most / 3
+
+
 def test_under_autocast_every_weight_has_its_gradient(tiny, tokens):
     "A weight that was cast in a recurrence without a trace must be cast again."
     model = surgery(tiny(n_layer=6), '2-2-2', inject='linear', backprop_depth=1)

@@ -59,12 +59,13 @@ def by_hand(c, parent, step):
     if c.grow:
         depths = [c.grow_block]
         while depths[-1] < c.n_layer:
-            depths.append(len(GROWTH[c.grow](depths[-1], c.grow_block)))
+            depths.append(len(GROWTH.get(c.grow, c.grow)(depths[-1], c.grow_block)))
         lengths, stage, left = prop_schedule(decay, len(depths), c.grow_alpha), 0, step
         while stage + 1 < len(depths) and left >= lengths[stage]:
             left, stage = left - lengths[stage], stage + 1
         n = depths[stage]
-        origin = GROWTH[c.grow](depths[stage - 1], c.grow_block) if stage else None
+        operator = GROWTH.get(c.grow, c.grow)
+        origin = operator(depths[stage - 1], c.grow_block) if stage else None
     late = step >= decay
     order = list(parent and parent.order or range(n))
     order = parse_loop(c.loop) if c.loop else order
@@ -221,11 +222,55 @@ def test_growth_happens_when_the_plan_says_and_is_logged(config):
     # keep_stages: each model as it was before it grew
     grown = [line['grown']['before'] for line in log if 'grown' in line]
     val = Loader(c.data, c.batch_size, c.context, split='val', seed=c.seed)
-    for n, before in zip((1, 2, 3), grown, strict=True):
-        stage = checkpoint.load_model(f'{c.out_dir}/stage_{n}')
-        assert get_tokenizer(f'{c.out_dir}/stage_{n}').n_vocab == 257
+    for step, n, before in zip((2, 7, 14), (1, 2, 3), grown, strict=True):
+        stage = checkpoint.load_model(f'{c.out_dir}/ckpt-{step}.pt')
         assert len(stage.layers) == n
         assert evaluate(stage, val, c.eval_batches) == pytest.approx(before, abs=1e-6)
+
+
+def test_functions_of_a_config(tmp_path, capsys):
+    "An operator, a beginning and a metric of one's own; the files of a run hold no function."
+    options = ['--n_layer=4', '--steps=12', '--warmup_steps=2', '--decay_steps=2', '--batch_size=4',
+               '--context=16', '--n_embd=32', '--n_head=2', f'--out_dir={tmp_path / "run"}',
+               '--eval_batches=1', '--device=cpu']
+    own = tmp_path / 'own.py'
+    text = (ROOT / 'config/own_growth.py').read_text()
+    own.write_text('from math import pi\nimport os\n' + text)     # what it imports is its own
+    c = read_config([str(own), *options])
+    train(c)
+    [grown] = [line['grown'] for line in log_of(c) if 'grown' in line]
+    # a copy begins with zeros where it writes, so that the loss stays
+    assert grown['before'] == grown['after'] and grown['origin'] == [0, 1, 0, 1]
+    last = log_of(c)[-1]
+    with torch.no_grad():
+        by_hand = c.metric(checkpoint.load_model(c.out_dir), Loader(c.data, 4, 16, split='val'))
+    assert last['stream'] == pytest.approx(by_hand['stream'].item())
+    saved = checkpoint.load(c.out_dir)['config']        # which opens plain values only
+    assert saved['grow'] == [[0, 1, 0, 1]]
+    assert saved['init'] == grown['init'] == json.loads(
+        (tmp_path / 'run/run.json').read_text())['config']['init']
+    assert saved['init'].startswith('init ') and saved['metric'].startswith('metric ')
+    # a resume: another metric will do, another beginning of copies or another order will not
+    for before, after, words in (
+            ('dict(stream=', 'dict(size=', None),
+            ('old):\n', 'old):\n    pass\n', "init='init "),
+            ('range(n_layer - block, n_layer)', 'range(block)', None),     # the same order here
+            ('[*range(n_layer), *range(n_layer - block, n_layer)]', '[0, 1, 1, 1]', 'grow=[[0')):
+        own.write_text(text.replace(before, after))
+        again = read_config([str(own), *options])
+        if words is None:
+            train(again)
+        else:
+            with pytest.raises(Refused, match=re.escape(words)):
+                train(again)
+    for line, words in (('def grow(n, block):\n    return [0, 1]', 'which is no longer'),
+                        ('def grow(n, block):\n    return [0, 1, 2]', 'names layer 2'),
+                        ('grow = 5', "grow=5 must be"), ('def n_layer():\n    pass', 'n_layer=')):
+        own.write_text('grow_block = 2\n' + line)
+        assert words in refused(capsys, 'train', own, '--out_dir=' + str(tmp_path / 'other'))
+    own.write_text('def metric(model, loader):\n    return dict(loss_of_two="much")')
+    words = refused(capsys, 'train', own, *options[1:], '--n_layer=2', '--resume=false')
+    assert 'metric must give {name: number}' in words
 
 
 def test_a_step_that_is_not_finite_leaves_the_model_before_it(config, monkeypatch):
@@ -237,7 +282,7 @@ def test_a_step_that_is_not_finite_leaves_the_model_before_it(config, monkeypatc
     for at, layers, save_every in ((growth, 1, 1), (7, 2, 100)):
         c = config(f'at {at}', save_every=save_every, **settings)
         monkeypatch.setattr(train_file, 'backward', lambda *args: backward(*args) * (
-            math.nan if args[4] == at else 1))
+            math.nan if args[5] == at else 1))
         with pytest.raises(Refused, match=f'step {at + 1} has loss nan.*lower --lr'):
             train(c)
         state = checkpoint.load(c.out_dir)
@@ -542,4 +587,4 @@ def test_each_step_is_taken_at_the_rate_that_the_plan_says(config, monkeypatch, 
 
 def test_stages_are_kept_only_if_it_is_asked_for(config, tmp_path):
     train(config(n_layer=4, grow='lidas', grow_block=2, steps=6, decay_steps=1, warmup_steps=0))
-    assert not [*(tmp_path / 'run').glob('stage_*')]
+    assert not [*(tmp_path / 'run').glob('ckpt-*')]

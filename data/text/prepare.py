@@ -4,7 +4,9 @@ A document is a row of a JSON Lines or parquet file (its column --column), or a 
 each begins as the tokenizer's documents do. A folder stands for the files in it. A single text file
 is cut into documents between its paragraphs. Every hundredth document goes to the validation split;
 of fewer than a thousand documents it is every tenth.
-Everything is held in memory until it is written, so this is for up to some hundred million tokens.
+Everything is held in memory until it is written, which is fine up to some hundred million tokens.
+For more, --workers reads one folder of JSON Lines or parquet files a file at a time, with so many
+processes, up to --tokens; a repeated command goes on where it was stopped.
 
 --chat is for instruction data that is read as plain text, as "Retrofitted Recurrence" (section 4.4)
 does: the tags of user and assistant are removed, and examples that a reasoning model wrote are left
@@ -12,6 +14,7 @@ out: those with a thinking block, or whose other columns name such a model.
 
     python data/text/prepare.py notes --tokenizer=out/smollm2 --out=data/notes
     python data/text/prepare.py FILE.parquet --tokens=70M --tokenizer=gpt2 --out=data/gpu
+    python data/text/prepare.py FOLDER --workers=8 --tokens=10B --tokenizer=gpt2 --out=data/large
     python data/text/prepare.py sft.jsonl --chat --tokenizer=out/tinyllama_4-8-4 --out=data/sft_math
 """
 import math
@@ -26,8 +29,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))    # a clone needs 
 from nanodepth.common.errors import Refused, refusals, refusing  # noqa: E402
 from nanodepth.common.files import claim  # noqa: E402
 from nanodepth.common.options import read  # noqa: E402
-from nanodepth.text.corpus import number  # noqa: E402
-from nanodepth.text.corpus import chat, column, kind_of, texts  # noqa: E402
+from nanodepth.text.corpus import (Source, chat, column, kind_of, number, prepare,  # noqa: E402
+                                   texts)
 from nanodepth.text.loader import begin_dataset, write_dataset  # noqa: E402
 from nanodepth.text.tokenizer import get_tokenizer, start_of_document  # noqa: E402
 
@@ -42,6 +45,7 @@ class Options:
     column: str = 'text'            # where .jsonl and .parquet have the text
     tokens: str | None = None       # stop after so many, such as 70M; None: all of the files
     chat: bool = False              # remove role tags, leave out what reasoning models wrote
+    workers: int | None = None      # a folder, by so many processes, a file at a time
     out: Path                       # the folder to write
 
 
@@ -81,8 +85,22 @@ def cut(text, size=2000):
     return parts
 
 
+def by_many(args):
+    "A folder as data/smollm has its sources: a shard for each file."
+    if not args.tokens or len(args.files) > 1 or args.column != 'text':
+        raise Refused('--workers is for one folder, whose text is in the column `text`, and for '
+                      'so many --tokens')
+    folder = Path(args.files[0]).resolve()
+    source = Source(folder.name, 1.0, '', '', read='chat' if args.chat else 'text')
+    prepare({folder.name: [source]}, __doc__, [
+        f'--tokens={args.tokens}', f'--tokenizer={args.tokenizer}', f'--workers={args.workers}',
+        f'--source={folder.parent}', f'--out={args.out}'])
+
+
 def main(argv=None):
     args = read(Options, argv, __doc__)
+    if args.workers:
+        return by_many(args)
     files = in_folders(args.files)
     tokenizer = get_tokenizer(args.tokenizer)
     start = start_of_document(tokenizer)

@@ -7,7 +7,7 @@ from nanodepth.common.options import docstring_of, read
 from nanodepth.train import Config, read_config  # noqa: F401 (a command reads its config here)
 from nanodepth.training import refuse
 
-USAGE = 'usage: python train.py CONFIG [--name=value ...] [--dry_run [--gpus=8] [--mfu=0.4]]'
+USAGE = 'usage: python train.py CONFIG [--name=value ...] [--dry_run]'
 
 
 def main(argv=None):

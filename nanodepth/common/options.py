@@ -24,6 +24,7 @@ import math
 import sys
 import types
 import typing
+from collections.abc import Callable
 from dataclasses import MISSING
 from pathlib import Path
 from typing import Literal
@@ -74,7 +75,7 @@ def given(cls, argv):
     plain = [arg for arg in argv if not arg.startswith('-')]
     values = {}
     for path in plain if words is None else ():
-        values |= fitted(kinds, run_file(path), f'{path}: ')
+        values |= fitted(kinds, run_file(path, kinds), f'{path}: ')
     values |= fitted(kinds, take_words(kinds, words or (), plain if words else []), '')
     options = kinds.keys() - set(words or ())
     for arg in argv:
@@ -189,7 +190,9 @@ def fit_one(value, kind):
         if text.lower() != 'none':
             raise ValueError
         return None
-    if value is None or isinstance(value, (list, tuple)):
+    if kind is Callable and callable(value):
+        return value
+    if value is None or callable(value) or kind is Callable or isinstance(value, (list, tuple)):
         raise ValueError
     if origin is Literal:
         return inside[list(map(str, inside)).index(text)]
@@ -198,8 +201,9 @@ def fit_one(value, kind):
     return kind(text)
 
 
-def run_file(path):
-    "The public names that a config file assigns."
+def run_file(path, kinds):
+    """The public names that a config file assigns. What it imports or defines, such as a function
+    or a class, is its own, unless it is called as a setting."""
     file = find(path)
     if not file.is_file():
         known = [f'config/{p.name}' for p in (ROOT / 'config').glob('[!_]*.py')]
@@ -208,9 +212,16 @@ def run_file(path):
     if file.suffix != '.py':        # a checkpoint is a zip, in which a stranger may have put code
         raise Refused(f'{path} is no config: that is a file that ends in .py')
     names = dict(__name__='config', __file__=str(file))
-    exec(compile(file.read_text(encoding='utf-8'), file, 'exec'), names)
+    tree = ast.parse(file.read_text(encoding='utf-8'), file)
+    exec(compile(tree, file, 'exec'), names)
+    own = set()
+    for line in tree.body:
+        if isinstance(line, (ast.Import, ast.ImportFrom)):
+            own |= {alias.asname or alias.name.partition('.')[0] for alias in line.names}
+        elif isinstance(line, (ast.FunctionDef, ast.ClassDef)):
+            own.add(line.name)
     return {name: value for name, value in names.items()
-            if not name.startswith('_') and not isinstance(value, types.ModuleType)}
+            if not name.startswith('_') and (name in kinds or name not in own)}
 
 
 def docstring_of(path):

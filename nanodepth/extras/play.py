@@ -34,9 +34,10 @@ from tqdm import tqdm
 from nanodepth.common.errors import Refused, check_choice, refusing
 from nanodepth.common.files import read_json, replace
 from nanodepth.common.options import read
-from nanodepth.grow import GROWTH
+from nanodepth.grow import grown_order
 from nanodepth.looping.layers import MIDDLE
-from nanodepth.models.checkpoint import build_model, exists, load, load_model
+from nanodepth.models import checkpoint
+from nanodepth.models.checkpoint import build_model, load, load_model
 from nanodepth.report.plot import figure, show
 from nanodepth.report.tables import run_names
 from nanodepth.scoring.likelihoods import encode
@@ -62,8 +63,9 @@ SHAPE = ('n_layer', 'n_embd', 'n_head', 'n_kv_head', 'head_dim', 'vocab_size', '
 
 
 def stages_of(run):
-    """[(name, model, copies)] from shallow to deep: layer i began as layer copies[i] of the stage
-    before; the first has None. Without the stages there is only the model as it is in the end."""
+    """[(its file, model, copies)] from shallow to deep: layer i began as layer copies[i] of the
+    stage before; the first has None. Without the stages there is only the model as it is in the
+    end."""
     state = load(run)
     model = build_model(state, run).eval()
     refuse(model, run, LARGEST)
@@ -72,16 +74,16 @@ def stages_of(run):
     copies = None
     depth = len(model.layers)
     if config.get('grow'):
-        grow, block = GROWTH[config['grow']], config['grow_block']
-        n = block
-        while n < depth and exists(Path(run) / f'stage_{n}'):
-            stages.append((f'{n} layers', load_model(Path(run) / f'stage_{n}'), copies))
-            copies = grow(n, block)
+        kept = checkpoint.stages_of(run)
+        n = config['grow_block']
+        while n < depth and n in kept:
+            stages.append((kept[n], load_model(kept[n]), copies))
+            copies = grown_order(config['grow'], n, config['grow_block'])
             n = len(copies)
         if n < depth:           # not all were kept
             stages = []
             copies = None
-    return [*stages, (f'{depth} layers', model, copies)]
+    return [*stages, (run, model, copies)]
 
 
 def refuse(model, run, largest):
@@ -225,11 +227,10 @@ def page(runs, task, asked):
         keys = []
         kin = None                  # the layer of the first stage that a layer goes back to
         stages = stages_of(run)
-        for label, model, copies in stages:
-            key = name if model is stages[-1][1] else f'{name}, {label}'
+        for path, model, copies in stages:
+            key = name if path == run else f'{name}, {len(model.layers)} layers'
             weights[key], about['tensors'][key] = pack(model)
-            here = run if model is stages[-1][1] else Path(run) / f'stage_{len(model.layers)}'
-            about['models'][key] = described(here, model)
+            about['models'][key] = described(path, model)
             if copies:
                 kin = [kin[i] for i in copies]
                 about['models'][key] |= dict(kin=kin, copies=copies)

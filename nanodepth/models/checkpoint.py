@@ -74,6 +74,16 @@ def keep(folder, step):
             shutil.copyfile(Path(folder) / FILE, new)
 
 
+def stages_of(folder):
+    """{layers: the last checkpoint that was kept of so many} in a run's folder. (Older runs kept a
+    folder for each.)"""
+    stages = {int(path.name.removeprefix('stage_')): path for path in
+              Path(folder).glob('stage_[0-9]*')}
+    for path in sorted(Path(folder).glob('ckpt-*.pt'), key=lambda p: int(p.stem[5:])):
+        stages[load(path)['model_config']['n_layer']] = path
+    return stages
+
+
 def cost_of(state):
     "The training FLOPs of a checkpoint and all that it was made of; nan of a published one."
     return state.get('flops', math.nan) + state.get('inherited_flops', 0)
@@ -99,8 +109,6 @@ def move_aside(folder, resumes, say):
         for path in (folder / name for name in TOKENIZER_FILES):
             if path.exists():
                 say(f'{path} is kept as {path.rename(aside(path))}')
-        for stage in folder.glob('stage_*'):    # of a run that was stopped before it was saved
-            say(f'{stage} is kept as {stage.rename(aside(stage.with_name("old_" + stage.name)))}')
     if not exists(folder) and log.is_file() and log.stat().st_size:
         kept = aside(log)
         log.rename(kept)

@@ -61,7 +61,7 @@ class Log:
             if self.plain:
                 print(in_words(line, self.steps), file=sys.stderr, flush=True)
 
-    def show_step(self, tokens_per_s, mfu):
+    def show_step(self, tokens_per_s, mfu=None, **_):
         "One step more on the bar; mfu: the share of the GPU's FLOPs that it used, or None."
         self.shown['tok_s'] = f'{tokens_per_s:,.0f}'
         if mfu is not None:
@@ -82,13 +82,14 @@ class Log:
 
 
 UNITS = dict(val_loss='validation loss {:.4f}', loss='loss {:.4f}', lr='rate {:.2e}',
-             n_layer='{} layers', tokens_per_s='{:,} tokens/s', of_peak='{:.1%} of the peak',
-             memory='{:.1f} GB')
+             n_layer='{} layers', tokens_per_s='{:,} tokens/s', mfu='{:.1%} of the peak',
+             memory_gb='{:.1f} GB')
 
 
 def in_words(line, steps):
     "A line of the log for a reader, such as `step 10 of 600: loss 3.2000, rate 4.00e-03, ...`."
-    parts = [text.format(line[name]) for name, text in UNITS.items() if name in line]
+    parts = [text.format(line[name]) for name, text in UNITS.items()
+             if line.get(name) is not None]
     return f'step {line["step"]} of {steps}: {", ".join(parts)}'
 
 

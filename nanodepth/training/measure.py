@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
+from nanodepth.common.errors import refusing
 from nanodepth.common.losses import LOGITS_AT_ONCE, each_loss
 from nanodepth.looping.layers import device_of, is_ours, width_of
 from nanodepth.text.loader import START
@@ -39,6 +40,19 @@ def measure(model, loader, batches=None, pieces=1):
     return (loss[0] / n[0].clamp(min=1)).item(), {
         kind: dict(loss=(loss[k] / n[k]).item(), accuracy=(right[k] / total[k]).item())
         for k, kind in enumerate(loader.kinds, 1) if total[k]}
+
+
+def numbers_of(metric, model, loader):
+    "{name: number} of what a config's own `metric` measures; {} without one."
+    if metric is None:
+        return {}
+    model.eval()
+    with torch.no_grad():
+        numbers = metric(model, loader)
+    model.train()
+    with refusing(AttributeError, TypeError, ValueError, why=lambda error: 'metric must give '
+                  f'{{name: number}}, and it gave {numbers!r}'):
+        return {name: float(value) for name, value in numbers.items()}
 
 
 @torch.no_grad()

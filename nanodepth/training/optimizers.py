@@ -15,6 +15,7 @@ Usage:
 import math
 
 import torch
+import torch.distributed as dist
 
 from nanodepth.common.errors import Refused
 from nanodepth.common.files import reading
@@ -70,7 +71,8 @@ class Muon(torch.optim.Optimizer):
     """Momentum, made orthogonal. Groups and states are named as in torch.optim.Muon, so that its
     checkpoints open. adjust_lr_fn: how a matrix (n, m) scales the rate. 'match_rms_adamw' makes
     steps as large as AdamW's, 0.2 sqrt(max(n, m)); 'original' is the first Muon's sqrt(max(1, n /
-    m))."""
+    m)). Of several processes each makes its share of the matrices orthogonal, and sends it to the
+    others."""
 
     # numbers in one batch of matrices: at the papers' sizes all at once would fill a GPU
     AT_ONCE = 2 ** 25
@@ -89,28 +91,48 @@ class Muon(torch.optim.Optimizer):
                 if p.grad is not None:
                     alike.setdefault(tuple(sorted(p.shape)), []).append(p)
             for (n, m), matrices in alike.items():
-                some = max(1, self.AT_ONCE // (n * m))
+                some = max(1, self.AT_ONCE // (n * m)) * rank_and_size()[1]
                 for i in range(0, len(matrices), some):
                     self._step(group, matrices[i:i + some])
 
     def _step(self, group, matrices):
-        updates = []
         for p in matrices:
             if 'momentum_buffer' not in self.state[p]:
                 self.state[p]['momentum_buffer'] = torch.zeros_like(p)
-            moment = self.state[p]['momentum_buffer']
-            moment.lerp_(p.grad, 1 - group['momentum'])
-            update = p.grad.lerp(moment, group['momentum'])        # Nesterov's look ahead
+            self.state[p]['momentum_buffer'].lerp_(p.grad, 1 - group['momentum'])
+        rank, size = rank_and_size()
+        share = math.ceil(len(matrices) / size)
+        updates = []
+        for i in range(rank * share, (rank + 1) * share):
+            # where there are fewer for the last processes, they compute the last matrix again
+            p = matrices[min(i, len(matrices) - 1)]
+            # Nesterov's look ahead
+            update = p.grad.lerp(self.state[p]['momentum_buffer'], group['momentum'])
             # wide: the products are smaller
             updates.append(update.mT if p.shape[0] > p.shape[1] else update)
         precision = self.precision or precision_on(updates[0].device)
-        directions = orthogonal(torch.stack(updates).to(precision))  # (matrices, n, m)
+        directions = of_all(orthogonal(torch.stack(updates).to(precision)))     # (matrices, n, m)
         for p, direction in zip(matrices, directions.to(matrices[0].dtype)):
             n, m = p.shape
             scale = (math.sqrt(max(1, n / m)) if group['adjust_lr_fn'] == 'original'
                      else 0.2 * math.sqrt(max(n, m)))
             p.mul_(1 - group['lr'] * group['weight_decay'])
             p.sub_(direction.mT if n > m else direction, alpha=group['lr'] * scale)
+
+
+def rank_and_size():
+    "(the number of this process, how many there are)."
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+
+
+def of_all(mine):
+    "The tensors (n, ...) of all processes as one, (processes * n, ...)."
+    size = rank_and_size()[1]
+    if size == 1:
+        return mine
+    every = mine.new_empty(size * len(mine), *mine.shape[1:])
+    dist.all_gather_into_tensor(every, mine.contiguous())
+    return every
 
 
 def precision_on(device):

@@ -2,9 +2,13 @@
 
 Usage:
     plan = Plan(config, Parent.of(model))   # train.py
+    save(config=settings_of(plan))
 """
-from dataclasses import dataclass, fields
+import hashlib
+import inspect
+from dataclasses import asdict, dataclass, fields
 
+from nanodepth.common.errors import refusing
 from nanodepth.common.options import only_fields
 from nanodepth.model import ModelConfig
 
@@ -39,3 +43,19 @@ def model_config(config, **more):
     "The ModelConfig of a run's config; `more` adds fields or replaces them."
     return ModelConfig(**{each.name: getattr(config, each.name) for each in fields(ModelConfig)
                           if hasattr(config, each.name)} | more)
+
+
+def settings_of(plan):
+    """The config as files keep it, without functions: the orders that `grow` gave, and of `init`
+    and `metric` the name with a mark of the source."""
+    settings = asdict(plan.config)
+    if callable(settings['grow']):
+        settings['grow'] = [*plan.origins.values()]
+    for name in ('init', 'metric'):
+        if callable(settings[name]):
+            with refusing(OSError, TypeError, AttributeError, why=lambda error: f'{name} must be a '
+                          f'function that is written in a file: {error}'):
+                source = inspect.getsource(settings[name])
+                mark = hashlib.sha256(source.encode()).hexdigest()[:12]
+                settings[name] = f'{settings[name].__name__} {mark}'
+    return settings

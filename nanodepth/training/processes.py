@@ -110,12 +110,12 @@ class World:
         if self.first:
             print(text, flush=True)
 
-    def sum_over_ranks(self, number, how=dist.ReduceOp.SUM):
-        "The sum of every process's number (or by MAX the largest), as a float."
+    def sum_over_ranks(self, number):
+        "The sum of every process's number, as a float."
         if self.size == 1:
             return float(number)
         total = torch.tensor(float(number), dtype=torch.float64, device=self.device)
-        dist.all_reduce(total, op=how)
+        dist.all_reduce(total)
         return total.item()
 
     def first_does(self, work):
@@ -145,9 +145,18 @@ class World:
             asking.append(signal.SIGHUP)
         self.handlers = {number: signal.signal(number, ask) for number in asking}
 
-    def asked(self):
-        "The number of a signal that one of the processes got, or 0: all stop together."
-        return int(self.sum_over_ranks(self.signal, dist.ReduceOp.MAX))
+    def share(self, loss, count):
+        """A step's one message, and its one wait for the GPU: (the sum of the processes' losses, of
+        their counts, the number of a signal that one of them got, or 0: all stop together)."""
+        if self.size == 1:
+            return float(loss), count, self.signal
+        # full_like and not tensor: a copy to the GPU would wait for it
+        mine = torch.stack([loss.double(), *(torch.full_like(loss, number, dtype=torch.float64)
+                                             for number in (count, self.signal))])
+        every = [torch.empty_like(mine) for _ in range(self.size)]
+        dist.all_gather(every, mine)
+        losses, counts, signals = torch.stack(every).cpu().unbind(1)
+        return losses.sum().item(), counts.sum().item(), int(signals.max())
 
     def wait(self):
         if self.size > 1:
@@ -155,17 +164,13 @@ class World:
 
     # ------------------------------------------------------------------------- on its device
 
-    def mfu(self, flops, seconds):
-        "The share of the GPUs' FLOPs that was used, or None where that is not known."
-        return self.peak_flops and flops / seconds / self.peak_flops
-
     def usage(self, flops, seconds):
-        "{'of_peak', 'memory'} of a step, the latter in GB and its most so far; {} on a CPU."
-        if not self.cuda:
-            return {}
-        memory = dict(memory=round(torch.cuda.max_memory_allocated(self.device) / 1e9, 2))
-        share = self.mfu(flops, seconds)
-        return memory if share is None else dict(of_peak=round(share, 4)) | memory
+        """{'mfu': the share of the GPUs' FLOPs that a step used, 'memory_gb': the most so far};
+        None where that is not known."""
+        memory = torch.cuda.max_memory_allocated(self.device) / 1e9 if self.cuda else None
+        return dict(mfu=self.peak_flops and round(flops / seconds / self.peak_flops, 4),
+                    memory_gb=memory and round(memory, 2))
+
 
     def let_go(self):
         "Free an old model: a compiled Block is in a circle with itself, and would stay."

@@ -9,7 +9,7 @@ import torch
 from nanodepth.common.errors import Refused, refusing
 from nanodepth.common.options import only_fields
 from nanodepth.text.tokenizer import refuse_another_tokenizer
-from nanodepth.training.plan import MODEL_SETTINGS
+from nanodepth.training.plan import MODEL_SETTINGS, settings_of
 
 
 def what_excludes(c, parent):
@@ -38,7 +38,7 @@ def what_excludes(c, parent):
 
 # What a resumed run may change, for it changes only speed, rounding, and what is measured or kept.
 MAY_DIFFER = {'out_dir', 'device', 'compile', 'grad_accum', 'resume', 'eval_every', 'eval_batches',
-              'log_every', 'save_every', 'keep_every', 'keep_stages',
+              'log_every', 'save_every', 'keep_every', 'keep_stages', 'metric', 'recompute',
               'wandb'}
 # What it may change too if the plan of every step taken stays the same.
 MAY_DIFFER_AHEAD = {
@@ -68,7 +68,7 @@ def another_run(plan, saved, data):
     free = MAY_DIFFER | (MODEL_SETTINGS if c.init_from else set())
     if all(plan.at(step) == old_plan.at(step) for step in taken):
         free |= MAY_DIFFER_AHEAD
-    for name, value in vars(c).items():
+    for name, value in settings_of(plan).items():
         if value != getattr(old, name) and name not in free:
             raise Refused(f'{c.out_dir} holds a run with {name}={getattr(old, name)!r}, but '
                           f'this config has {value!r}: {move}')

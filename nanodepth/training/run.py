@@ -4,7 +4,6 @@ The idea: none of this is about depth, and train.py reads as one page without it
 """
 import contextlib
 import tempfile
-from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -14,7 +13,7 @@ from nanodepth.common.files import claim, new_model, write_json
 from nanodepth.models import checkpoint
 from nanodepth.report.logs import Log, read_log
 from nanodepth.text.loader import Loader, make_toy_data, refuse_mixed
-from nanodepth.text.tokenizer import behind, copy_tokenizer, keep_tokenizer
+from nanodepth.text.tokenizer import behind, copy_tokenizer
 
 
 @contextlib.contextmanager
@@ -63,23 +62,14 @@ def marks_of(data, val):
                 val=val.checksums())
 
 
-def keep_stage(c, world, model, so_far):
-    "If keep_stages asks for it: the model before a growth, as out_dir/stage_2 ..."
-    if not (c.keep_stages and world.first):
-        return
-    folder = f'{c.out_dir}/stage_{len(model.layers)}'
-    checkpoint.save(folder, **checkpoint.describe(model), config=asdict(c), **so_far)
-    keep_tokenizer(c.out_dir, folder)
-
-
-def open_log(c, world, loader, model, step, resumes):
+def open_log(c, settings, world, loader, model, step, resumes):
     """Move what must not stay in out_dir aside, write run.json, print a few words, open the
     log."""
     world.wait()        # now that no process can refuse any more
     if world.first:
         tokenizer = take_tokenizer(loader.tokenizer, c.out_dir, resumes, world.say)
         write_json(Path(c.out_dir) / 'run.json', dict(
-            tokenizer=tokenizer, fingerprint=loader.sets[0].fingerprint, config=asdict(c),
+            tokenizer=tokenizer, fingerprint=loader.sets[0].fingerprint, config=settings,
             torch=torch.__version__, data=[each.origin for each in loader.sets]))
     layers = sum(p.numel() for p in model.layers.parameters())
     many = f' x {world.size}' if world.size > 1 else ''
@@ -91,7 +81,7 @@ def open_log(c, world, loader, model, step, resumes):
     if loader.passes(c.steps) > 1:
         world.say(f'the data has fewer tokens, so it is read {loader.passes(c.steps):.1f} times')
     return Log(Path(c.out_dir) / 'log.jsonl', step or -1, c.steps, silent=not world.first,
-               wandb=asdict(c) if c.wandb else None)
+               wandb=settings if c.wandb else None)
 
 
 def take_tokenizer(name, out, resumes, say):
