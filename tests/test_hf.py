@@ -217,8 +217,8 @@ def test_weights_are_read_from_safetensors_alone(tmp_path):
 def test_a_name_on_the_hub_without_a_network():
     with pytest.raises(Refused, match=r'no HuggingFaceTB/SmolLM-135M here, .* did not give it'):
         load_model('HuggingFaceTB/SmolLM-135M')         # HF_HUB_OFFLINE is set in conftest.py
-    with pytest.raises(Refused, match=r"did you mean 'config/midas.py'\?"):
-        load_model('config/midas2')       # a folder of that name hides no owner on the hub
+    with pytest.raises(Refused, match=r"did you mean 'config/lidas.py'\?"):
+        load_model('config/lidas2')       # a folder of that name hides no owner on the hub
 
 
 # ------------------------------------------------------------------ memory, and the other scripts

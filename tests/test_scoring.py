@@ -401,10 +401,8 @@ def test_a_group_and_a_perplexity_have_no_error_of_their_change(run, manager, tm
 
 @pytest.mark.parametrize('args, message', [
     (['--tasks=primitive_toy_copi'], "did you mean 'primitive_toy_copy'?"),
-    (['--tasks=toy_copy', '--limit=3'], "--limit is for lm-eval's tasks"),
     (['--tasks=looped,knowledge'], 'stands in two of looped, knowledge'),
     (['--tasks=toy_assign/3-1'], 'toy_assign/1-3'),
-    (['--shots='], 'asks nothing'),
     ([], 'does not say what it was trained on'),
     (['--tasks=arc_easy'], "Couldn't reach 'allenai/ai2_arc'")])
 def test_what_cannot_be_evaluated(run, capsys, monkeypatch, args, message):
@@ -614,13 +612,6 @@ def test_what_cannot_be_asked_is_refused_before_a_model_is_opened(monkeypatch, c
     assert 'file' in nanodepth_refuses
     family('mistral').save_pretrained(tmp_path / 'mistral')
     assert 'the probes look into' in refused(capsys, 'probe', tmp_path / 'mistral', '--data=x')
-
-
-def test_a_name_that_shows_nothing_is_refused_before_the_scores(tmp_path, tiny, capsys, data,
-                                                                monkeypatch):
-    run = save_run(tmp_path / 'run', tiny(vocab_size=257), data)
-    monkeypatch.setattr(scoring, 'data_scores', lambda *_: pytest.fail('it was measured'))
-    assert "--show='lose'" in refused(capsys, 'evaluate', run, '--show=lose', '--device=cpu')
 
 
 def test_a_ways_row_says_what_that_way_is_and_costs(tmp_path, tiny, data):

@@ -488,7 +488,7 @@ def test_a_tolerance_stops_tokens_one_by_one():
 
 @pytest.mark.parametrize('call, message', [
     (lambda: pick_solver('rkk', 3), "did you mean 'rk'"),
-    (lambda: pick_solver('rk', 0), 'K=0.*at least once'),
+    (lambda: pick_solver('rk', 0), 'K=0.*at least 1'),
     (lambda: pick_solver('rk', 3, beta=1.5), 'beta=1.5.*0 to 1'),
     (lambda: pick_solver('aitken', 3), 'K=3.*even'),
     (lambda: pick_solver('naive', 3, T=2), "'naive' has no option 'T'"),

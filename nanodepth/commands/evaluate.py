@@ -32,7 +32,7 @@ from nanodepth.looping.layers import is_ours
 from nanodepth.models.checkpoint import cost_of
 from nanodepth.report.plot import PICTURES, draw_curves, show
 from nanodepth.report.tables import (beside, change_in_words, columns, groups_of, named_after,
-                                     number, over_seeds, pick_shown, run_names, where, write_csv)
+                                     number, over_seeds, run_names, where, write_csv)
 
 
 @dataclass(kw_only=True)
@@ -41,7 +41,6 @@ class Options(Ways, Asked):
     # folders that train.py wrote, or Hugging Face checkpoints; runs NAME-SEED, trained with that
     # seed, are averaged
     models: list[str]
-    show: tuple[str, ...] = ()  # what the picture shows, such as loss,toy_assign/3; (): all
     # its axis: what the ways differ in; None: they stand beside each other
     x: Literal['r', 'K', 'T', 'beta', 'shots'] | None = None
     # the numbers as CSV; .png is drawn, with the CSV beside it; None: out/evals/ASKED.csv
@@ -182,9 +181,6 @@ def main(argv=None):
     for name, path in tqdm(paths.items(), 'models', unit='model', leave=False):
         subject = Subject(path, options, like=first)
         first = first or subject
-        if not subject.harness:     # else its measures are known when they are measured
-            known = [*(['loss', *subject.val.kinds] if subject.val else []), *subject.questions]
-            pick_shown('show', options.show, known)
         # beside a recurrent model, an ordinary one is a row to compare with
         recurs = getattr(subject.model, 'recurs', False)
         its_ways = ways[:1] if options.r and len(paths) > 1 and not recurs else ways
@@ -201,6 +197,4 @@ def main(argv=None):
     print_tables(over_seeds(rows, ['way', 'measure'], ['mean', 'change']))
     write_csv(rows, out)
     if out.suffix in PICTURES:
-        shown = pick_shown('show', options.show, dict.fromkeys(row['measure'] for row in rows))
-        draw([row for row in rows if row['measure'] in shown], {str(way): way for way in ways},
-             options.x, out)
+        draw(rows, {str(way): way for way in ways}, options.x, out)

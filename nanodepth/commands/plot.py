@@ -9,10 +9,11 @@ Usage:
 from dataclasses import dataclass
 from pathlib import Path
 
+from nanodepth.common.errors import check_choice
 from nanodepth.common.options import read
 from nanodepth.report.logs import kinds_of, measured, read_groups
 from nanodepth.report.plot import draw_runs, show
-from nanodepth.report.tables import pick_shown, write_csv
+from nanodepth.report.tables import write_csv
 
 
 @dataclass
@@ -29,6 +30,8 @@ def main(argv=None):
     kinds = ['loss', *(kind for kind in kinds_of(groups) if kind != 'text')]
     out = options.out or Path(options.runs[0]) / (
         'compare.png' if len(options.runs) > 1 else 'loss.png')
-    show(out, draw_runs, groups, pick_shown('show', options.show, kinds))
+    for name in options.show:
+        check_choice('--show', name, kinds)
+    show(out, draw_runs, groups, options.show or kinds)
     write_csv([dict(run=name) | row for name, group in groups.items() for row in measured(group)],
               out)

@@ -44,12 +44,13 @@ AT_LEAST = dict(
     adamw_lr=0, weight_decay=0, grad_clip=0, recurrence=1, backprop_depth=1,
     eval_every=1, eval_batches=1, log_every=1, save_every=1, keep_every=1,
     # measuring
-    r=1, times=1, blocks=1, K=1, T=0, m=1, n=1, batches=1, limit=1, shots=0, max_length=2, length=2,
-    count=1, best=1, lens_steps=1, lens_lr=0, tokens=1, temperature=0, top_k=1,
+    r=1, times=1, blocks=1, K=1, tol=0, m=1, n=1, batches=1, limit=1, shots=0, max_length=2,
+    length=2, count=1, best=1, lens_steps=1, lens_lr=0, tokens=1, temperature=0, top_k=1,
     # data and machines
     documents=1, depths=0, val_every=2, workers=1, rows=1)
 SHARES = dict(
     curriculum=(0, 1), backprop_curriculum=(0, 1), beta=(0, 1), damp=(0, 1),
+    T=(1e-3, 1e3),
     text=(0, 0.99), grow_alpha=(-20, 20))
 
 

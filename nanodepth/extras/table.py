@@ -40,7 +40,7 @@ DEEP = '--data=data/toy_deep'
 MODELS = dict(          # what train.py is given
     baseline=['config/baseline.py'],
     baseline_isoflops=['config/baseline.py', '--steps=482'],    # as many FLOPs as LIDAS
-    midas=['config/midas.py'], lidas=['config/lidas.py'],
+    midas=['config/lidas.py', '--grow=midas'], lidas=['config/lidas.py'],
     loop_2x4=['config/loop_2x4.py'], standard_2=['config/baseline.py', '--n_layer=2'],
     loop_1_2x3_1=['config/loop_1_2x3_1.py'], standard_4=['config/baseline.py', '--n_layer=4'],
     retrofit=['config/retrofit.py', DEEP], retrofit_dense=['config/retrofit_dense.py', DEEP])

@@ -40,12 +40,6 @@ def check_cache(cache, decode, tol=None):
                       'and no halting tolerance')
 
 
-def refuse_without_layers(cache):
-    if cache is not None and not hasattr(cache, 'layers'):
-        raise Refused(f'a KV cache of the kind {type(cache).__name__} has no list of layers: it '
-                      'cannot be looped')
-
-
 def ends_before(cache, b):
     """Is there no slot for layer b, nor will there be? transformers drafts tokens with the model's
     first layers (assistant_early_exit), and then looks at them with all: a draft is not looped."""

@@ -25,31 +25,16 @@ Usage:
 """
 import functools
 import inspect
-import numbers
 
 import torch
 
 from nanodepth.common.errors import Refused
+from nanodepth.common.options import check_bounds
 
 # torch.lerp(x, y, w) is (1 - w) x + w y, exactly x at w = 0, y at w = 1, and either one where they
 # are equal: for that reason the methods whose one step is the window (naive, euler, rk)
 # are the plain window at K = 1 to the last bit. x + w (y - x) would not be.
 lerp = torch.lerp
-
-
-def check_K(K):
-    if isinstance(K, bool) or not isinstance(K, numbers.Integral) or K < 1:
-        raise Refused(f'K={K!r}: a window runs a whole number of times, at least once')
-
-
-def check_share(beta):
-    if not (isinstance(beta, numbers.Real) and 0 <= beta <= 1):
-        raise Refused(f'beta={beta!r}: it is a share, from 0 to 1')
-
-
-def check_time(T):
-    if not (isinstance(T, numbers.Real) and 0 < T < 1e3):
-        raise Refused(f'T={T!r}: K steps end at a time above 0, such as 1 or 2')
 
 
 def wide(t):
@@ -250,13 +235,9 @@ def bind(name, solver, K, beta=None, **options):
         if option not in takes:
             raise Refused(f'the method {name!r} has no option {option!r}; it takes: '
                           f'{", ".join(takes) or "none"}')
-    if not (options.get('tol') or 0) >= 0:
-        raise Refused(f'tol={options["tol"]}: a share of the state\'s length, from 0 on')
-    check_share(options.get('beta', 0))
-    check_time(options.get('T', 1))
+    check_bounds(dict(K=K, **options))
     options = {option: list(value) if isinstance(value, (tuple, range)) else value
                for option, value in options.items()}
-    check_K(K)
     try:
         evaluations = count_evaluations(solver, K, options)
     except (TypeError, RuntimeError):

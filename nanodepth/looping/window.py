@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from nanodepth.common.errors import Refused
-from nanodepth.looping.caches import Memory, ends_before, left_out, refuse_without_layers
+from nanodepth.looping.caches import Memory, ends_before, left_out
 
 
 class How(NamedTuple):
@@ -89,9 +89,6 @@ class Loop(threading.local):
                           'layer has no place: use generate instead')
         how = self.how
         cache = kwargs.get(entry.cache_name)
-        refuse_without_layers(cache)
-        if entry.pinned:
-            entry.refuse_checkpointing()
         if cache is not None:
             drafts = ends_before(cache, self.b)     # a model that exits early
             self.off = drafts or left_out(cache, self.a, new_tokens, how.decode)

@@ -228,9 +228,6 @@ def build_model(state, path, others=False):
 
 
 def model_of(state, path):
-    if state['kind'] not in ('lm', 'recurrent'):
-        raise Refused(f'{path} holds a model of the kind {state["kind"]!r}; known are lm and '
-                      'recurrent')
     config = ModelConfig(**only_fields(ModelConfig, state['model_config']))
     if state['kind'] == 'lm':
         model = LM(config)

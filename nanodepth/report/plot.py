@@ -12,7 +12,7 @@ import os
 
 from nanodepth.common.files import fresh
 from nanodepth.report.logs import growths, kinds_of, measured
-from nanodepth.report.tables import beside, grouped, in_percent, mean, where
+from nanodepth.report.tables import beside, grouped, mean, where
 
 COLOURS = ['#3b6fb6', '#d1495b', '#2e8b57', '#e08e1b', '#7b5aa6', '#4f4f4f', '#17a2b8', '#c45ab3',
            '#8c6d31', '#9aa0a6']
@@ -60,10 +60,6 @@ def curve(ax, rows, x, y, colour, label, factor=1, **style):
     if any(len(seeds) > 1 for seeds in values):
         ax.fill_between(xs, list(map(min, values)), list(map(max, values)), color=colour,
                         alpha=0.15, lw=0)
-
-
-def scale(kind):
-    return 100 if in_percent(kind) else 1
 
 
 def legend_below(fig, ax, **style):
@@ -116,7 +112,7 @@ def draw_runs(groups, only=None):
                           lw=2, marker='')
             for colour, (name, logs) in zip(COLOURS * 9, groups.items()):
                 curve(ax, measured(logs), x, kind, colour, 'validation' if one else name,
-                      scale(kind), lw=2, marker='' if kind == 'loss' else 'o')
+                      1 if kind == 'loss' else 100, lw=2, marker='' if kind == 'loss' else 'o')
                 for line in growths(logs[0]):
                     ax.axvline(line[x], color=colour, ls=':', lw=1.3, zorder=0)
                     if jump := one and kind == 'loss' and line.get('grown'):

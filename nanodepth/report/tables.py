@@ -18,7 +18,6 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from nanodepth.common.errors import check_choice
 from nanodepth.common.files import read_json, reading, replace
 
 
@@ -117,19 +116,6 @@ def over_seeds(rows, settings, kinds):
     return averaged
 
 
-# a row keeps a metric's name, and these read it, here and only here
-
-def unit_of(name):
-    "'nats' of a loss, a 'share' from 0 to 1, or a 'score' of another kind, as of lm-eval."
-    if name == 'text' or name.startswith('loss'):
-        return 'nats'
-    return 'score' if name.endswith(' is better)') else 'share'       # as lm_eval_scores names them
-
-
-def in_percent(name):
-    return unit_of(name) == 'share'
-
-
 def number(value, error=math.nan, percent=False):
     "A mean and, where there is one, its standard error: 0.694 ± 0.002, or in percent 97.3 ± 0.6."
     factor, digits = (100, 1) if percent else (1, 3)
@@ -209,7 +195,7 @@ def named_after(options, *without):
     parts = [models[0] + f'+{len(models) - 1}' * (len(models) > 1)]
     for each in dataclasses.fields(options):
         value = getattr(options, each.name)
-        if each.name not in ('models', 'out', 'show', 'device', *without) and value != each.default:
+        if each.name not in ('models', 'out', 'device', *without) and value != each.default:
             value = ','.join(map(str, value)) if isinstance(value, (list, tuple)) else value
             parts.append(f'{each.name}={value}')
     asked = '_'.join(parts)
@@ -223,10 +209,3 @@ def write_csv(rows, picture):
     path = beside(picture, '.csv')
     replace(path, as_csv(rows))
     print(f'numbers: {path}')
-
-
-def pick_shown(option, names, kinds):
-    "What an option such as --show=loss,copy names, or everything."
-    for name in names:
-        check_choice(f'--{option}', name, kinds)
-    return list(names or kinds)

@@ -209,7 +209,8 @@ class Subject:
         asked = self.asked = asked or Asked()
         self.path = path
         ours, theirs = parse_tasks(asked.tasks)
-        refuse_void(asked, theirs)
+        if theirs and len(asked.shots or ()) > 1:
+            raise Refused(f"--shots={','.join(map(str, asked.shots))}: lm-eval's tasks take one")
         if theirs:
             check_tasks(theirs, asked.shots and asked.shots[0])     # before a model is opened
         self.state, self.model = open_any(path, pick_device(asked.device), asked.dtype)
@@ -296,17 +297,6 @@ class Subject:
         digest.update(json.dumps([asked, tasks, self.questions, data, code_that_runs()],
                                  default=str).encode())
         return digest.hexdigest()[:24]
-
-
-def refuse_void(asked, theirs):
-    "Options that are given and have no effect on these tasks."
-    if asked.shots == ():
-        raise Refused('--shots= asks nothing: give numbers of examples, such as --shots=0,5')
-    for name in ('limit', 'chat', 'max_length'):
-        if not theirs and getattr(asked, name) != getattr(Asked, name):
-            raise Refused(f"--{name} is for lm-eval's tasks, and none is asked for")
-    if theirs and len(asked.shots or ()) > 1:
-        raise Refused(f"--shots={','.join(map(str, asked.shots))}: lm-eval's tasks take one number")
 
 
 def is_there(data):

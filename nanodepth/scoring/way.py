@@ -86,8 +86,6 @@ class Way:
         self.dials = dials
         if self.damp is not None and not loop:
             raise Refused('--damp is for layers that --loop=... runs more than once')
-        if r is not None and r < 1:
-            raise Refused(f'r={r} is too small: the core must run at least once (try r=1)')
 
     @contextlib.contextmanager
     def apply(self, model):
