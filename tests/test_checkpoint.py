@@ -4,20 +4,28 @@ Promised: every field and bit comes back; damage of any byte is noticed; code in
 run; a kill or a full disk in the middle of a write leaves the last good file; numbers that are not
 finite are read by nobody.
 """
+import dataclasses
 import math
 import os
 import pickle
+import shutil
 import time
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 import torch
 from conftest import BEGUN, save_run
 
+from nanodepth import train as training
+from nanodepth.__main__ import main as nanodepth
+from nanodepth.common import files
 from nanodepth.common.errors import Refused
+from nanodepth.common.files import claim, fresh, replace
 from nanodepth.models import checkpoint
 from nanodepth.models.checkpoint import describe, load, load_model, save
 from nanodepth.retrofit import surgery
+from nanodepth.train import train
 from nanodepth.training.plan import Parent
 
 
@@ -128,3 +136,55 @@ def test_a_model_that_is_not_finite_is_opened_by_nobody(tiny, tmp_path):
     path = save_run(tmp_path / 'run', model)
     with pytest.raises(Refused, match='up.weight holds numbers that are not finite'):
         load_model(path)
+
+
+def test_a_folder_that_was_moved_away_gets_nothing_more(config, tmp_path):
+    c = config()
+    with claim(c.out_dir):
+        shutil.rmtree(c.out_dir)
+        held = files.held.copy()
+        files.held.clear()                          # the second run is another process
+        train(c)
+        files.held.update(held)
+        with pytest.raises(Refused, match='was removed or moved while this command was at work'):
+            checkpoint.save(c.out_dir, step=1)
+    assert checkpoint.load(c.out_dir)['step'] == c.steps
+
+
+def test_two_writers_of_one_file_leave_one_of_two_whole_files(tmp_path):
+    path = tmp_path / 'table.csv'
+    with fresh(path) as slow:
+        slow.write(b'b' * 1000)
+        slow.flush()
+        pid, os.getpid = os.getpid, lambda: 1
+        try:
+            replace(path, b'a' * 500)               # another process, from beginning to end
+        finally:
+            os.getpid = pid
+        slow.write(b'b' * 1000)
+    assert path.read_bytes() == b'b' * 2000
+
+
+def test_a_claimed_folder_keeps_what_its_owner_calls_tmp(tmp_path):
+    for name in ('thesis.tmp', 'ckpt.pt.123.tmp'):
+        (tmp_path / name).touch()
+    (tmp_path / 'old.12.tmp').mkdir()
+    with claim(tmp_path):
+        assert {path.name for path in tmp_path.iterdir()} == {'thesis.tmp', 'old.12.tmp', 'lock'}
+    with pytest.raises(Refused, match='write its name'), claim(Path('')):
+        pass
+    with pytest.raises(SystemExit):
+        nanodepth('evaluate', ['x', '--out='])
+
+
+def test_one_process_checks_a_checkpoint_and_loading_maps_it(config, monkeypatch, tmp_path):
+    c = config(steps=4, decay_steps=1)
+    training.train(c)
+    checked, how = [], []
+    monkeypatch.setattr(checkpoint, 'check', lambda folder: checked.append(folder))
+    real = torch.load
+    monkeypatch.setattr(torch, 'load', lambda *a, **k: (how.append(k), real(*a, **k))[1])
+    training.train(dataclasses.replace(c, steps=6))
+    assert len(checked) == 1 and how[0]['mmap']
+    checkpoint.load(c.out_dir, checked=True)
+    assert len(checked) == 1

@@ -4,7 +4,6 @@ import math
 import re
 
 import pytest
-import torch
 from conftest import ROOT, planned_flops
 
 from nanodepth.__main__ import main as nanodepth

@@ -23,17 +23,24 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import BEGUN, ROOT, byte_level_bpe
+from conftest import BEGUN, byte_level_bpe, ROOT, save_run, write_noise
 
 from nanodepth.__main__ import main as nanodepth
-from nanodepth.common.errors import Refused, refusals
-from nanodepth.training.measure import answers, evaluate, measure
+from nanodepth.common import files
+from nanodepth.common.errors import refusals, Refused
+from nanodepth.common.seeds import seed_for
+from nanodepth.models import checkpoint
+from nanodepth.models.checkpoint import load_model
+from nanodepth.scoring import scores as scoring
+from nanodepth.scoring.scores import Asked, open_data, Subject
+from nanodepth.scoring.way import Way
 from nanodepth.text import corpus, primitives, tokenizer as tokenizer_file
 from nanodepth.text.corpus import number
-from nanodepth.common.seeds import seed_for
 from nanodepth.text.loader import Dataset, Loader, permute, write_dataset
-from nanodepth.text.primitives import TASKS, TOY_TASKS, Example, few_shot
+from nanodepth.text.primitives import Example, few_shot, TASKS, TOY_TASKS
 from nanodepth.text.tokenizer import get_tokenizer
+from nanodepth.train import train
+from nanodepth.training.measure import answers, evaluate, measure
 
 # ------------------------------------------------------------------ tokenizers
 
@@ -514,9 +521,9 @@ def write(path, texts):
 @pytest.fixture(scope='module')
 def source(tmp_path_factory):
     folder, draw = tmp_path_factory.mktemp('source'), random.Random(0)
-    for name, files in SOURCES.items():
+    for name, count in SOURCES.items():
         (folder / name).mkdir()
-        for i in range(files):
+        for i in range(count):
             texts = [' '.join(f'{draw.randrange(10**draw.randrange(1, 7))}'
                               for _ in range(draw.randrange(5, 120))) for _ in range(250)]
             texts = draw.sample(texts + (ODD if i == 0 else []),
@@ -698,3 +705,107 @@ def test_marks_of_several_datasets_are_those_of_all_kinds_together(tmp_path):
     assert loader.kinds == ['x', 'y', 'z']
     assert {*loader.marks[0][[1, 2, 129, 130]]} == {1, 2, 129, 130}
     assert loader.marks[1][[1, 2, 129, 130]].tolist() == [3, 1, 131, 129]
+
+
+def bpe(folder, swapped=''):
+    "A tokenizer with as many tokens as there are bytes and a mark; some letters change places."
+    folder.mkdir(exist_ok=True)
+    made = json.loads(byte_level_bpe(['abc'] * 3, 257, ['<|endoftext|>']).to_str())
+    vocab = made['model']['vocab']
+    for a, b in zip(swapped[::2], swapped[1::2]):
+        vocab[a], vocab[b] = vocab[b], vocab[a]
+    (folder / 'tokenizer.json').write_text(json.dumps(made))
+    return str(folder)
+
+
+def test_tokenizers_of_one_name_are_told_apart(config, tmp_path, tiny):
+    name = bpe(tmp_path / 'tok')
+    for folder in ('one', 'two'):
+        for split in ('train', 'val'):
+            write_dataset(tmp_path / folder, split, name, np.arange(3000) % 250)
+        name = bpe(tmp_path / 'tok', swapped='abcd')        # the same folder, and another one in it
+    bpe(tmp_path / 'tok')
+    train(config(data=str(tmp_path / 'one')))
+    run = str(tmp_path / 'run')
+    with pytest.raises(Refused, match='two was made with the tokenizer .* is not that of'):
+        open_data(run, checkpoint.load(run), load_model(run), str(tmp_path / 'two'))
+    with pytest.raises(Refused, match='which cuts text otherwise: one model reads one tokenizer'):
+        Loader([tmp_path / 'one', tmp_path / 'two'], 4, 8)
+    with pytest.raises(Refused, match='is not that of'):
+        train(config('next', init_from=run, data=str(tmp_path / 'two')))
+
+
+def test_two_commands_never_write_one_dataset_together(tmp_path, monkeypatch):
+    prepare = runpy.run_path(str(ROOT / 'data/text/prepare.py'))
+    for name in ('a', 'b'):
+        (tmp_path / name).mkdir()
+        for i in range(20):
+            (tmp_path / name / f'{i}.txt').write_text(f'{i:03d}' + name * 100)
+    line = [f'--out={tmp_path / "out"}']
+    real = prepare['main'].__globals__['write_dataset']
+
+    def paused(folder, split, *args, **kwargs):
+        real(folder, split, *args, **kwargs)
+        if split == 'train':
+            held = files.held.copy()
+            files.held.clear()                      # the second command is another process
+            with pytest.raises(Refused, match='another run is at work in'):
+                prepare['main']([str(tmp_path / 'b'), *line])
+            files.held.update(held)
+    monkeypatch.setitem(prepare['main'].__globals__, 'write_dataset', paused)
+    prepare['main']([str(tmp_path / 'a'), *line])
+    assert b'b' not in (tmp_path / 'out/val_000.bin').read_bytes()
+
+
+def test_rows_of_others_begin_as_a_text_does(gemma, tiny, tmp_path):
+    "The tokens that begin a text count in no loss, and a row that has them keeps its length."
+    write_noise(tmp_path / 'noise', [])
+    subject = Subject(gemma[0], Asked(data=str(tmp_path / 'noise'), batches=2, device='cpu'))
+    plain = Loader(tmp_path / 'noise', 4, 511, split='val')
+    losses = []
+    for step in range(2):
+        tokens, targets = plain.batch(step)
+        with torch.no_grad():
+            logits = gemma[1](torch.cat((torch.full((len(tokens), 1), 256), tokens), 1)).logits
+        losses.append(torch.nn.functional.cross_entropy(logits[:, 1:].transpose(1, 2), targets))
+    assert subject.scores(Way())['loss'].mean == pytest.approx(np.mean(losses), rel=1e-5)
+    write_dataset(tmp_path / 'own', 'val', 'bytes', [256, 1, 2, 3, 4, 5, 6, 7, 8])
+    tokens, targets, _ = Loader(tmp_path / 'own', 2, 4, split='val', starts=[256]).marked_batch(0)
+    assert {(*t, *y) for t, y in zip(tokens.tolist(), targets.tolist())} == {
+        (256, 1, 2, 3, 0, 1, 2, 3, 4, -1), (256, 4, 5, 6, 7, -1, 5, 6, 7, 8)}
+    ours = save_run(tmp_path / 'ours', tiny(n_layer=2), data=tmp_path / 'own')
+    assert scoring.starts_of(ours) == [] and scoring.starts_of(gemma[0]) == [256]
+
+
+def test_marks_go_by_name_where_datasets_number_them_otherwise(tmp_path, tiny):
+    for name, kinds in (('a', ['copy', 'chain']), ('b', ['chain', 'new'])):
+        write_noise(tmp_path / name, kinds)
+    for order in ('ab', 'ba'):
+        loader = Loader([tmp_path / name for name in order], 4, 16, split='val')
+        counted = {kind: 0 for kind in loader.kinds}
+        wanted = dict(counted)
+        for i in range(48):
+            d, _, window = loader.place(i)
+            for mark in loader.sets[d].window(window)[2].tolist():
+                wanted[loader.sets[d].kinds[mark % 128 - 1]] += 1
+        for step in range(12):
+            for mark in loader.marked_batch(step)[2].flatten().tolist():
+                counted[loader.kinds[mark % 128 - 1]] += 1
+        assert counted == wanted and all(counted.values())
+
+
+@pytest.mark.parametrize('script', ['text', 'toy'])
+def test_every_prepare_forgets_both_splits_before_it_writes_one(script, tmp_path, monkeypatch):
+    (tmp_path / 't.txt').write_text('\n\n'.join(f'paragraph {i} ' * 40 for i in range(60)))
+    main = runpy.run_path(str(ROOT / f'data/{script}/prepare.py'))['main']
+    line = [*([str(tmp_path / 't.txt')] if script == 'text' else []), f'--out={tmp_path / "d"}',
+            *(['--documents=50', '--text=0'] if script == 'toy' else [])]
+    monkeypatch.setitem(main.__globals__, 'library', lambda: iter([('a.py', b'x' * 99)] * 20))
+    main(line)
+
+    def killed(*_, **__):
+        raise KeyboardInterrupt
+    monkeypatch.setitem(main.__globals__, 'write_dataset', killed)
+    with pytest.raises(KeyboardInterrupt):
+        main(line)
+    assert not [*(tmp_path / 'd').glob('*.json')]

@@ -12,10 +12,8 @@ import os
 import pytest
 import torch
 import transformers
-from conftest import byte_level_bpe
 from families import ALIBI, EAGER_ONLY, FAMILIES, MIXTURES, tiny as family
 
-from nanodepth.__main__ import main as nanodepth
 from nanodepth.scoring.way import Way
 from nanodepth.common.errors import Refused
 from nanodepth.looping.caches import CACHES

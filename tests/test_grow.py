@@ -9,7 +9,6 @@ import dataclasses
 
 import pytest
 import torch
-from conftest import ROOT
 
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.commands.cost import empty, planned
@@ -141,13 +140,6 @@ def test_schedules_by_hand():
     with pytest.raises(ValueError,
                        match='double from 3 layers does not reach n_layer=8, but 3, 6, 12'):
         growth_plan('double', 8, 3, 100)
-
-
-def test_the_command_prints_what_came_from_which(capsys):
-    nanodepth('grow', ['32', '--block=4'])
-    out = capsys.readouterr().out
-    assert ('8 ->  12: 0 1 2 3 4 5 2 3 4 5 6 7\n' in out
-            and '8 ->  12: 0 1 2 3 0 1 2 3 4 5 6 7\n' in out)
 
 
 def test_the_isoflops_baseline_costs_what_lidas_costs():

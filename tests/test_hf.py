@@ -5,6 +5,7 @@ bits back; what we write transformers reads, with the tokenizer; memory is mappe
 config or a file that would be read wrongly is refused; the authors' recurrent format against a slow
 form of their model. Folders that loop their layers: test_families.py.
 """
+import builtins
 import json
 import math
 import os
@@ -16,7 +17,7 @@ import tiktoken
 import tokenizers
 import torch
 from safetensors import safe_open
-from conftest import logits, refused, save_run
+from conftest import logits, refused, save_run, weights_of
 from families import LLAMA3, tiny as family
 
 from nanodepth.__main__ import main as nanodepth
@@ -29,6 +30,7 @@ from nanodepth.models.modeling_recurrent import RavenForCausalLM, RecurrentConfi
 from nanodepth.retrofit import surgery
 from nanodepth.text import primitives
 from nanodepth.text.tokenizer import as_tokenizers, get_tokenizer, start_of_document
+from nanodepth.train import train
 
 transformers = pytest.importorskip('transformers')
 safetensors_torch = pytest.importorskip('safetensors.torch')
@@ -452,3 +454,40 @@ def test_what_reads_ahead_is_no_model_from_left_to_right(tmp_path):
         intermediate_size=48)).save_pretrained(tmp_path)
     with pytest.raises(Refused, match='reads ahead'):
         open_any(tmp_path)
+
+
+def edit(path, **changes):
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_no_stranger_is_asked_in(tmp_path, monkeypatch, tiny, capsys):
+    "Whoever answers y to transformers' question would run it."
+    monkeypatch.setattr(builtins, 'input', lambda *_: 'y')
+    code = f'open({str(tmp_path / "RAN")!r}, "w")\nclass X: pass\n'
+    new = tmp_path / 'new'
+    new.mkdir()
+    (new / 'evil.py').write_text(code)
+    (new / 'config.json').write_text(json.dumps(dict(
+        model_type='my_new_family', auto_map=dict(AutoConfig='evil.X'))))
+    assert 'transformers does not open it' in refused(capsys, 'evaluate', new, '--tasks=toy_copy')
+    save_hf(tiny(vocab_size=257), tmp_path / 'chat', tokenizer='bytes')
+    (tmp_path / 'chat/evil.py').write_text(code)
+    edit(tmp_path / 'chat/tokenizer_config.json', tokenizer_class='X',
+         auto_map=dict(AutoTokenizer=['evil.X', None]))
+    refused(capsys, 'evaluate', tmp_path / 'chat', '--tasks=primitive_toy_copy', '--chat',
+            '--limit=2', '--device=cpu')
+    assert not (tmp_path / 'RAN').exists()
+
+
+def test_an_export_keeps_what_was_trained_and_says_how_near_it_came(config, tiny, tmp_path, capsys):
+    save_hf(tiny(vocab_size=257).bfloat16(), tmp_path / 'hf', tokenizer='bytes')
+    c = config(init_from=str(tmp_path / 'hf'))
+    train(c)
+    nanodepth('export', [c.out_dir, str(tmp_path / 'out')])
+    assert capsys.readouterr().out.rstrip().splitlines()[-1].startswith(
+        f'{tmp_path / "out"} was opened again: the logits of 16 tokens differ by at most 0, and')
+    back = load_model(tmp_path / 'out').state_dict()
+    assert all(torch.equal(t, back[name]) for name, t in weights_of(c).items())
+    nanodepth('export', [c.out_dir, str(tmp_path / 'small'), '--dtype=bfloat16'])
+    said = capsys.readouterr().out.rstrip().splitlines()[-1]
+    assert 'in bfloat16: of 16 likeliest next tokens' in said and said.endswith('% are the same')

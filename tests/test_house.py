@@ -1,4 +1,4 @@
-"""The house, its front page and its course: what LAYOUT, README and COURSE promise is so.
+"""The house, its front page and its course: what HOUSE, README and COURSE promise is so.
 
 Promised: imports go down the floors and never in a circle; the ideas at the top and the door are
 the only scripts; every command has help; the usage examples and the hello run as
@@ -6,6 +6,7 @@ they are written, and what the course quotes stands in the files; every link and
 """
 import ast
 import contextlib
+import importlib
 import io
 import os
 import re
@@ -13,6 +14,7 @@ import runpy
 import shutil
 import subprocess
 import sys
+import typing
 from types import SimpleNamespace
 
 import pytest
@@ -20,6 +22,7 @@ import torch
 from conftest import ROOT
 
 from nanodepth.__main__ import COMMANDS, main
+from nanodepth.common import options
 from nanodepth.retrofit import recurrent_by_hand
 from nanodepth.wrapper import looped_by_hand
 
@@ -218,8 +221,6 @@ EXCERPTS = [block for block in re.findall(r'```python\n(.*?)```', PAGES, flags=r
 @pytest.mark.parametrize('block', EXCERPTS, ids=lambda block: block.splitlines()[0])
 def test_what_the_course_quotes_stands_in_the_file(block):
     where, *lines_of = block.strip().splitlines()
-    if where.startswith('# the idea'):          # a sketch: test_the_sketch_of_a_recurrent_model
-        return
     file = re.match(r'# (\w+\.py), ', where)[1]
     bare = lambda line: line.partition('  # ')[0].strip()
     stripped = list(map(bare, (ROOT / file).read_text().splitlines()))
@@ -244,3 +245,18 @@ def test_links_and_pictures_resolve():
             assert '://' in target or deleted or (path.parent / target).exists(), (
                 f'{path.name}: {target}')
             assert not alt.startswith('!') or len(alt) > 40, f'{path.name}: {target} has no text'
+
+
+def test_every_number_in_a_config_or_an_option_has_its_bounds():
+    free = {'seed', 'grow_alpha', 'alpha', 'alphas', 'weights', 'tol'}
+    modules = [f'nanodepth.commands.{path.stem}' for path in (ROOT / 'nanodepth/commands').glob(
+        '*.py')] + ['nanodepth.train', 'nanodepth.commands.cost', 'nanodepth.text.corpus']
+    found = [vars(importlib.import_module(name)) for name in modules]
+    found += [runpy.run_path(str(path)) for path in (ROOT / 'data').glob('*/prepare.py')]
+    for names in found:
+        for kind in filter(None, map(names.get, ('Config', 'Options'))):
+            for name, hint in typing.get_type_hints(kind).items():
+                inside = [part for choice in options.choices_of(hint)
+                          for part in (choice, *typing.get_args(choice))]
+                if int in inside or float in inside:
+                    assert name in free | {*options.AT_LEAST} | {*options.SHARES}, (kind, name)

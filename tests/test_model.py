@@ -11,11 +11,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import write_noise
 
-from nanodepth.training.measure import losses_of
-from nanodepth.common import losses
+from nanodepth.common import losses, losses as losses_file
 from nanodepth.grow import untie
-from nanodepth.model import LM, KVCache, ModelConfig, pick_token
+from nanodepth.model import KVCache, LM, ModelConfig, pick_token
+from nanodepth.text.loader import Loader
+from nanodepth.training import measure as measure_file
+from nanodepth.training.measure import losses_of
 
 
 def tokens_of(model, B=2, T=10, seed=0):
@@ -322,3 +325,32 @@ def test_defaults_by_hand():
     drawn = {pick_token(logits, 5.0, 2, torch.Generator().manual_seed(i)).item()
              for i in range(60)}
     assert drawn == {0, 2} and pick_token(logits, 0, None, None).item() == 0
+
+
+def test_our_layers_read_all_rows_together_and_only_the_head_is_cut(tiny, tmp_path, monkeypatch):
+    write_noise(tmp_path / 'noise', [])
+    val = Loader(tmp_path / 'noise', 4, 32, split='val')
+    model = tiny(vocab_size=257)
+    with torch.no_grad():
+        tokens, targets = val.batch(0)
+        plain = F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), reduction='none')
+    heads, layers = [], []
+    monkeypatch.setattr(losses_file, 'LOGITS_AT_ONCE', 40 * 257)
+    linear = F.linear
+    monkeypatch.setattr(F, 'linear', lambda x, w, *b: (heads.append(len(x)) if len(w) == 257 else 0,
+                                                      linear(x, w, *b))[1])
+    model.layers[0].register_forward_hook(lambda layer, args, out: layers.append(len(out)))
+    found, best = losses_of(model, tokens, targets)
+    torch.testing.assert_close(found.flatten(), plain)
+    assert heads == [40, 40, 40, 8] and layers == [4]
+    monkeypatch.setattr(measure_file, 'LAYERS_AT_ONCE', 64)
+    assert torch.equal(losses_of(model, tokens, targets)[1], best) and layers == [4, 2, 2]
+
+
+def test_a_large_vocabulary_is_summed_exactly():
+    torch.manual_seed(0)
+    logits = 30 + 0.01 * torch.randn(1, 4, 200_000)
+    targets = torch.arange(4)[None]
+    losses, _ = losses_of(lambda tokens: logits, targets, targets)
+    exact = -logits.double().log_softmax(-1).gather(-1, targets[..., None])[..., 0]
+    torch.testing.assert_close(losses.double(), exact, rtol=0, atol=2e-6)

@@ -109,3 +109,22 @@ def test_passes_by_hand(tiny):
         100 * (straight == tokens[:, 1:]).float().mean().item())
     with pytest.raises(page.NotHere, match='no block of layers several times'):
         page.passes(SimpleNamespace(model=plain, tokens=tokens))
+
+
+def test_a_lens_is_trained_on_rows_that_no_probe_looks_at(data, tiny, tmp_path, monkeypatch):
+    "12 batches of 4: 40 examples take 10 of them."
+    run = save_run(tmp_path / 'run', tiny(vocab_size=257, context=16), data)
+    trained = []
+    real = page.train_lens
+    monkeypatch.setattr(page, 'train_lens', lambda model, rows, *_, batches, **how: (
+        trained.extend(rows.batch(step)[0] for step in batches),
+        real(model, rows, 1, batches=batches))[1])
+    looked = []
+    monkeypatch.setattr(page, 'quality', lambda model, lens, tokens: (
+        looked.append(tokens), (torch.zeros(4), torch.zeros(4)))[1])
+    line = [run, '--only=early_exit', f'--out={tmp_path / "p"}', '--device=cpu', '--n=2',
+            '--batches=1', '--tasks=']
+    nanodepth('probe', [*line, '--count=40'])
+    rows = {tuple(row.tolist()) for row in torch.cat(trained)}
+    assert len(rows) == 8 and not rows & {tuple(row.tolist()) for row in looked[0]}
+    nanodepth('probe', [*line, '--count=48'])       # nothing is left, which the page says

@@ -5,9 +5,8 @@ import runpy
 
 import pytest
 import torch
-from conftest import ROOT, refused, save_run, write_noise
+from conftest import ROOT, save_run, write_noise
 
-from nanodepth.__main__ import main as nanodepth
 from nanodepth.models import checkpoint
 from nanodepth.models.hf import save_hf
 from nanodepth.scoring.scores import Asked, Subject

@@ -111,11 +111,3 @@ def test_the_paired_tests_by_hand():
     assert p_value([1, -1, 1, -1]) == 1.0 and p_value([]) is None
     assert p_value([1] * 9 + [-1]) == pytest.approx(2 * 11 / 1024)
     assert p_value([0.1, 0.2, 0.3, 0.4, 0.0]) == pytest.approx(2 / 16)
-
-
-def test_a_bar_shows_the_losses_and_the_answers_but_not_the_text(tmp_path):
-    log = report_runs.Log(tmp_path / 'log.jsonl', -1, 5)
-    log.write(step=1, flops=1, depth=3, loss=2.0, val_loss=1.5, kinds=dict(
-        text=dict(loss=2.0, accuracy=0.1), look=dict(accuracy=0.25)))
-    assert log.shown == dict(layers=3, loss='2.000', val='1.500', look='25%')
-    log.close()

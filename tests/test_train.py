@@ -10,34 +10,39 @@ import dataclasses
 import json
 import math
 import re
+import shutil
+import signal
 import subprocess
 import sys
 import typing
+import weakref
+import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, flags, log_of, ranks, refused, same, save_run, weights_of
+from conftest import byte_level_bpe, flags, log_of, ranks, refused, ROOT, same, save_run, weights_of
 
-from nanodepth import train as train_file
+from nanodepth import train as train_file, train as training
+from nanodepth.__main__ import main as nanodepth
+from nanodepth.commands.train import read_config
 from nanodepth.common.errors import Refused
-from nanodepth.models import checkpoint
-from nanodepth.training import processes
-from nanodepth.training.optimizers import Muon, make_optimizers, orthogonal
-from nanodepth.training.plan import Parent
-from nanodepth.training.refuse import MAY_DIFFER, MAY_DIFFER_AHEAD
-from nanodepth.train import Plan
-from nanodepth.training.measure import evaluate
 from nanodepth.grow import GROWTH, prop_schedule, untie
 from nanodepth.loop import parse_loop
 from nanodepth.model import LM, ModelConfig
+from nanodepth.models import checkpoint
 from nanodepth.retrofit import recurrence_curriculum, sample_recurrence, surgery
 from nanodepth.text.loader import Loader, write_dataset
 from nanodepth.text.tokenizer import get_tokenizer
-from nanodepth.commands.train import read_config
-from nanodepth.train import Config, train
-from nanodepth.training.adamw_star import STAR_DECAY, AdamWStar
+from nanodepth.train import Config, Plan, train
+from nanodepth.training import processes
+from nanodepth.training.adamw_star import AdamWStar, STAR_DECAY
+from nanodepth.training.measure import evaluate
+from nanodepth.training.optimizers import make_optimizers, Muon, orthogonal
+from nanodepth.training.plan import Parent
+from nanodepth.training.processes import World
+from nanodepth.training.refuse import MAY_DIFFER, MAY_DIFFER_AHEAD
 
 # --------------------------------------------------------------------------------------- the plan
 
@@ -588,3 +593,84 @@ def test_each_step_is_taken_at_the_rate_that_the_plan_says(config, monkeypatch, 
 def test_stages_are_kept_only_if_it_is_asked_for(config, tmp_path):
     train(config(n_layer=4, grow='lidas', grow_block=2, steps=6, decay_steps=1, warmup_steps=0))
     assert not [*(tmp_path / 'run').glob('ckpt-*')]
+
+
+def bpe(folder, swapped=''):
+    "A tokenizer with as many tokens as there are bytes and a mark; some letters change places."
+    folder.mkdir(exist_ok=True)
+    made = json.loads(byte_level_bpe(['abc'] * 3, 257, ['<|endoftext|>']).to_str())
+    vocab = made['model']['vocab']
+    for a, b in zip(swapped[::2], swapped[1::2]):
+        vocab[a], vocab[b] = vocab[b], vocab[a]
+    (folder / 'tokenizer.json').write_text(json.dumps(made))
+    return str(folder)
+
+
+def test_a_closed_terminal_does_not_stop_what_nohup_began():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with World('cpu') as world:
+            world.listen()
+            assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_new_run_in_an_old_folder_has_its_own_tokenizer(config, data, tmp_path):
+    name = bpe(tmp_path / 'tok')
+    for split in ('train', 'val'):
+        write_dataset(tmp_path / 'bpe', split, name, np.arange(3000) % 250)
+    train(config(data=str(tmp_path / 'bpe')))
+    assert get_tokenizer(str(tmp_path / 'run')).name == 'run'
+    train(config(resume=False))
+    assert get_tokenizer(str(tmp_path / 'run')).name == 'bytes'
+    # data that was made with the tokenizer of a run, and then trained into that run's folder
+    for split in ('train', 'val'):
+        write_dataset(tmp_path / 'own', split, str(tmp_path / 'run'), np.arange(3000) % 250)
+    train(config(data=str(tmp_path / 'own'), resume=False))
+    assert get_tokenizer(str(tmp_path / 'run')).name == 'bytes'
+    train(config(data=str(tmp_path / 'own')))
+
+
+def test_a_config_is_text_and_no_archive_is_run(tmp_path, capsys):
+    "A checkpoint is a zip, and Python runs the __main__.py in one."
+    with zipfile.ZipFile(tmp_path / 'ckpt.pt', 'w') as archive:
+        archive.writestr('__main__.py', f'open({str(tmp_path / "ran")!r}, "w")')
+    shutil.copy(tmp_path / 'ckpt.pt', tmp_path / 'config.py')
+    assert 'a file that ends in .py' in refused(capsys, 'train', tmp_path / 'ckpt.pt')
+    with pytest.raises((SyntaxError, ValueError)):
+        nanodepth('train', [str(tmp_path / 'config.py')])
+    assert not (tmp_path / 'ran').exists()
+
+
+def test_words_of_a_run_that_is_not_resumed_leave_with_its_log(config, tmp_path):
+    c = config(n_layer=4, grow='lidas', grow_block=2, steps=6, decay_steps=1, warmup_steps=0)
+    (tmp_path / 'run').mkdir()
+    (tmp_path / 'run/tokenizer.json').write_text('{}')
+    train(c)
+    left = {path.name for path in (tmp_path / 'run').iterdir()}
+    assert 'tokenizer.json.1' in left and 'tokenizer.json' not in left
+
+
+def refuse_leftovers():
+    "Of the weights before a growth none is alive when the step after it has its next batch."
+    old, untie, get_batch, compile = [], training.untie, training.get_batch, torch.nn.Module.compile
+
+    def noted(model, *more):
+        old[:] = [weakref.ref(p) for p in model.parameters()]
+        return untie(model, *more)
+
+    def counted(*args):
+        if any(each() is not None for each in old):
+            raise ValueError('an old weight is alive')
+        old.clear()
+        return get_batch(*args)
+    training.untie, training.get_batch = noted, counted
+    torch.nn.Module.compile = lambda block: compile(block, backend='aot_eager')     # in seconds
+
+
+def test_a_growth_lets_go_of_the_old_model(config):
+    "Compiled, and under DDP."
+    c = config(n_layer=4, grow='lidas', grow_block=2, steps=10, decay_steps=2, compile=True)
+    ended = ranks(flags(c), before=refuse_leftovers)
+    assert ended.codes == [0, 0], ended.stderr

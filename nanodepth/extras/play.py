@@ -5,7 +5,7 @@ out, a window is looped, a core runs more often; beside it stands what the model
 one file that holds the models and needs neither Python nor a server: toys and what they answer, or
 one published model that reads whatever is typed. Their weights are rounded in blocks of 32, as
 GGUF files have them (`round_weights` gives just those models): a checkpoint that came from 4-bit
-blocks gets its own back. commands/play.js computes their forward pass and cuts text into tokens.
+blocks gets its own back. extras/play.js computes their forward pass and cuts text into tokens.
 
 Usage:
     nanodepth play out/lidas                      # out/play_lidas.html, and a browser opens it

@@ -24,7 +24,7 @@ class How(NamedTuple):
     evaluations: int        # of g, that it makes
     mode: str               # the window as one, or layer by layer
     cache: str
-    decode: str | int
+    decode: str
     depth: int              # of the whole model
     mixes_tokens: bool      # the solver looks at all tokens of a row
 

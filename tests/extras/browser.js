@@ -1,4 +1,4 @@
-// What tests/browser.py runs in the page. Every visible text and what lies behind it: [ratio, text]
+// What tests/extras/browser.py runs in the page. Every visible text and what lies behind it: [ratio, text]
 // where that is below 4.5.
 () => {
   const parse = c => { const m = c.match(/[\d.]+/g).map(Number); return c.startsWith('color(') ? [...m.slice(0, 3).map(v => 255 * v), m[3] ?? 1] : [...m.slice(0, 3), m[3] ?? 1]; };

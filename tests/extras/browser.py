@@ -6,8 +6,8 @@ those, else small random models; then the published model of `make smollm2`, if 
 pictures are for eyes: out/play/*.png.
 
 Usage:
-    python tests/browser.py                 # with random models: five minutes
-    python tests/browser.py out/lidas out/loop_1_2x3_1 out/retrofit
+    python tests/extras/browser.py          # with random models: five minutes
+    python tests/extras/browser.py out/lidas out/loop_1_2x3_1 out/retrofit
 """
 import json
 import math

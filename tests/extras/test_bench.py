@@ -1,7 +1,5 @@
 """How fast the code is beside its peers: every benchmark prints a finite ratio, taken turn by turn,
 against peers of the same size."""
-import math
-import re
 
 import torch
 
