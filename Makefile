@@ -82,7 +82,7 @@ llama: smollm2 out/llama/node_modules   # files for llama.cpp, run by it (Linux,
 out/llama/node_modules:
 	mkdir -p out/llama
 	cd out/llama && npm install --silent --ignore-scripts --omit=optional node-llama-cpp@3.21.1 @node-llama-cpp/linux-x64@3.21.1
-browser: smollm2                # both pages of `play` in headless Chromium, which must be on the path, by their steps: out/play/*.png, ten minutes
+browser: smollm2                # the page of `play`, of toys and of a published model, in headless Chromium, which must be on the path, by their steps: out/play/*.png, ten minutes
 	$(PY) -m pip install --quiet --disable-pip-version-check playwright==1.65.2
 	$(PY) tests/extras/browser.py
 

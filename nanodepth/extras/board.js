@@ -116,13 +116,6 @@ function failed(error) {        // no old answers beside it
   for (const id of ['verdict', 'cost', 'next', 'after', 'appears', 'behind', 'stairs']) $(id)?.replaceChildren();
   fail(error.message);
 }
-function bars(id, rows) {
-  $(id).replaceChildren(...rows.flatMap(([text, p, right]) => {
-    const bar = make('i', {className: right ? 'right' : ''});
-    bar.style.width = `${Math.max(1, 100 * p)}%`;
-    return [make('span', {textContent: (right ? '✓ ' : '') + text}), bar, make('span', {textContent: `${(100 * p).toFixed(1)}%`})];
-  }));
-}
 // ---- changes
 function change(next, keep = [], wrapped = $('wrapped').checked) {
   if (!next.length) return fail('the order is empty: it must name at least one layer');
@@ -155,7 +148,7 @@ function takeLink({prompt, how: {order: list, r, wrap} = {}, now: step}) {
   now = whole(step, 0, STEPS.length - 1) ? step : 0;
   $('prompt').value = String(prompt ?? '');
 }
-// ---- what Undo goes back to: the order, the wrapper, and on the page with a free prompt that
+// ---- what Undo goes back to: the order, the wrapper, and where there are no puzzles the prompt
 const DIALS = ['window', 'method', 'K', 'T', 'beta'];
 const snapshot = () => ({how: {...how}, wrapped: $('wrapped').checked, dials: DIALS.map(id => $(id).value), prompt: about.questions ? null : $('prompt').value});
 const remember = () => past.push(latest);
@@ -183,7 +176,7 @@ $('tiles').onkeydown = event => {
   event.preventDefault(); $('tiles').children[focus]?.focus();
 };
 
-// ---- the walk, whose steps are a page's own, and what else both pages have
+// ---- the walk, and what else is pressed
 function step() {
   const [title, story, label, , line] = STEPS[now];
   if (!$('steps').children.length) $('steps').append(...STEPS.map(([title], k) => make('button', {textContent: `${k + 1} ${title}`, onclick: () => { now = k; step(); toLink(); }})));
@@ -192,6 +185,7 @@ function step() {
   $('undo').ariaDisabled = String(!past.length);                // not `disabled`, which would lose the focus
   $('name').textContent = `${now + 1}. ${title}`; $('story').textContent = story; $('scene').textContent = label();
   $('code').textContent = python();
+  $('python').hidden = !line;
   if (line) $('python').textContent = line();
 }
 $('scene').onclick = () => STEPS[now][3]();

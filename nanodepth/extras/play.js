@@ -276,6 +276,7 @@ const SOLVERS = {
 class Bytes {
   constructor({start, shown}) { this.start = start; this.texts = shown; }
   encode(text) { return [...this.start, ...new TextEncoder().encode(text)]; }
+  text(tokens) { return tokens.map(i => i < 256 ? String.fromCharCode(i) : this.texts[i]).join(''); }
   shown(i) { return this.texts[i]; }
 }
 
@@ -338,10 +339,10 @@ function pieces(text, cut) {            // what matches and what lies between, i
 
 // ---- what the page may ask, as in play.py
 
-const MOST = 200, SHOWN = 16, MOST_TOKENS = 256;       // layers of an order; tokens
-let about, tokenizer, opened = {}, plain = {}, last = {};
+const MOST = 200, MOST_TOKENS = 256;       // layers of an order; tokens
+let about, tokenizer, opened = {}, last = {};
 
-const middleOf = (depth, n) => about.middle[`${depth},${n}`] ?? Math.floor(depth / 2) - Math.floor(n / 2);      // as hosts.pick_window
+const middleOf = (depth, n) => about.middle[`${depth},${n}`] ?? Math.floor(depth / 2) - Math.floor(n / 2);      // as pick_window
 
 function checked(model, given) {                // how it runs, and which layers one after the other
   if (model.parts) {
@@ -379,13 +380,6 @@ function likely(model, stream, k) {             // of each token, the k likelies
     rows.push(best.map(i => [tokenizer.shown(i), p[i], i]));
   }
   return rows;
-}
-
-function look(model, given, tokens) {
-  const {how, layers, order} = checked(model, given), C = model.n_embd, behind = [];
-  const tap = (layer, x) => behind.push({layer, says: likely(model, x.slice(-SHOWN * C), 1).map(row => row[0])});
-  const stream = model.hidden(tokens, {...how, tap});
-  return {next: likely(model, stream.slice(-C), 8)[0], behind, layers, order};
 }
 
 function tokensOf(model, prompt) {
@@ -428,14 +422,7 @@ const ANSWERS = {
     if (unique && unique !== n) throw Error(`the parts of '${text}' make ${unique} layers, but the model has ${n}`);
     return {order: checked(open(model), {order}).order};
   },
-  look({model: name, how, prompt}) {
-    const model = open(name), tokens = tokensOf(model, prompt);
-    if (plain.name !== name || plain.prompt !== prompt) plain = {name, prompt, says: look(model, {}, tokens)};
-    const same = !Object.keys(how).length;
-    return {plain: plain.says, changed: same ? plain.says : look(model, how, tokens),
-            prompt: tokens.slice(-SHOWN).map(i => tokenizer.shown(i))};
-  },
-  // of a larger model each part is asked for by itself, so that a change need not wait for all of it
+  // each part is asked for by itself, so that a change need not wait for all of it
   next(asked) {
     const {model, stream, tokens, order, layers} = reading(asked);
     return {next: likely(model, stream.slice(-model.n_embd), 40)[0], order, layers, tokens: tokens.map(i => tokenizer.shown(i))};

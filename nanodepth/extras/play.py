@@ -68,7 +68,6 @@ def stages_of(run):
     end."""
     state = load(run)
     model = build_model(state, run).eval()
-    refuse(model, run, LARGEST)
     config = state.get('config') or {}
     stages = []
     copies = None
@@ -212,24 +211,22 @@ def described(run, model):
     return about
 
 
-def page(runs, task, asked):
-    "The page, as text; `asked` are the questions, and it begins with those of the task."
-    tokenizer = get_tokenizer(runs[0])
-    for run in runs:
-        if get_tokenizer(run).name != 'bytes':
-            raise Refused(f'{run} has a tokenizer other than bytes: it needs a page of its own')
-    about = dict(models={}, tensors={}, runs=[], task=task, questions=asked,
-                 middle=MIDDLE_PLACES,
-                 start=start_of_document(tokenizer),
-                 shown=[show_token(tokenizer, i) for i in range(tokenizer.n_vocab)])
+def page(runs, site=None, **about):
+    """The page, as text. `about` is what it is given beside its models: the questions of toys, or
+    what a published model needs. Of a site the weights are put beside the page."""
+    toys = 'questions' in about
+    about |= dict(models={}, tensors={}, runs=[], middle=MIDDLE_PLACES)
     weights = {}
     for name, run in run_names(runs).items():
         keys = []
         kin = None                  # the layer of the first stage that a layer goes back to
-        stages = stages_of(run)
-        for path, model, copies in stages:
+        for path, model, copies in stages_of(run):
+            refuse(model, run, LARGEST if toys else LARGEST_CHECKPOINT)
+            if not toys:
+                model.float().config.context = min(model.config.context, LONGEST)
+                about['agreed'] = agreed(model, run)
             key = name if path == run else f'{name}, {len(model.layers)} layers'
-            weights[key], about['tensors'][key] = pack(model)
+            weights[key], about['tensors'][key] = pack(model, small=not toys)
             about['models'][key] = described(path, model)
             if copies:
                 kin = [kin[i] for i in copies]
@@ -237,26 +234,37 @@ def page(runs, task, asked):
             kin = kin or [*range(len(model.layers))]
             keys.append(key)
         about['runs'].append(dict(name=name, stages=keys))
-    return assembled('play.html', about, weights)
-
-
-def page_of_checkpoint(run, site=None, home=None):
-    "The page of one published model, as text; of a site the weights are put beside it."
-    model = load_model(run).float().eval()
-    refuse(model, run, LARGEST_CHECKPOINT)
-    model.config.context = min(model.config.context, LONGEST)
-    raw, places = pack(model, small=True)
-    name = Path(run).name
-    about = dict(models={name: described(run, model)}, tensors={name: places}, middle=MIDDLE_PLACES,
-                 name=name, home=home, agreed=agreed(model, run), **tokenizer_of(run),
-                 rounding='4 bits in the layers and 8 in the embedding, in blocks of 32')
     if site:
+        [raw] = weights.values()
         mark = hashlib.sha256(raw).hexdigest()[:12]
         parts = [raw[at:at + PART] for at in range(0, len(raw), PART)]
         about['files'] = [f'weights_{mark}_{k}.bin' for k in range(len(parts))]
         for file, part in zip(about['files'], parts):
             replace(site / file, part)
-    return assembled('play_checkpoint.html', about, {name: raw}, within=not site)
+    return assembled(about, weights, within=not site)
+
+
+def page_of_toys(runs, task):
+    "The page of runs that read bytes; it begins with the questions of the task."
+    asked = questions()
+    check_choice('task', task, asked)
+    tokenizer = get_tokenizer(runs[0])
+    for run in runs:
+        if get_tokenizer(run).name != 'bytes':
+            raise Refused(f'{run} has a tokenizer other than bytes: it needs a page of its own')
+    text = page(runs, task=task, questions=asked, start=start_of_document(tokenizer),
+                shown=[show_token(tokenizer, i) for i in range(tokenizer.n_vocab)])
+    if len(text.encode()) > MOST:
+        raise Refused(f'the page would have {len(text) / 2 ** 20:.1f} MB, and {MOST / 2 ** 20:.0f} '
+                      'MB are the most, because it is for toys: give fewer runs, or try nanodepth '
+                      'evaluate or sweep instead')
+    return text
+
+
+def page_of_checkpoint(run, site=None, home=None):
+    "The page of one published model."
+    return page([run], site, home=home, **tokenizer_of(run),
+                rounding='4 bits in the layers and 8 in the embedding, in blocks of 32')
 
 
 @torch.no_grad()
@@ -357,11 +365,11 @@ def tokenizer_of(run):
                 start=start_of_document(get_tokenizer(run)))
 
 
-def assembled(page, about, weights, within=True):
-    """A page with what it needs inside: the style and the tiles that both pages share, the facts,
-    the weights {model: bytes} if they are to stand within it, and the worker."""
+def assembled(about, weights, within=True):
+    """The page with what it needs inside: the style, the tiles, the facts, the weights {model:
+    bytes} if they are to stand within it, and the worker."""
     page_text, style, board, worker = ((FOLDER / name).read_text(encoding='utf-8') for name in
-                                  (page, 'play.css', 'board.js', 'play.js'))
+                                       ('play.html', 'play.css', 'board.js', 'play.js'))
     places = itertools.accumulate(map(len, weights.values()), initial=0)
     about |= dict(begins=dict(zip(weights, places)), part=PART,
                   lengths={name: len(raw) for name, raw in weights.items()},
@@ -370,10 +378,9 @@ def assembled(page, about, weights, within=True):
     parts = [inside('text/plain', f'weights of {name} {at}',
                     base64.b64encode(raw[at:at + PART]).decode())
              for name, raw in weights.items() for at in range(0, within * len(raw), PART)]
-    page_text = page_text.replace('<style>\n', '<style>\n' + style, 1)    # a page's own rules win
+    page_text = page_text.replace('<style>\n', '<style>\n' + style, 1)
     scripts = ''.join([inside('application/json', 'about', json.dumps(about)), *parts,
                        inside('text/plain', 'worker', worker)])
-    # before the page's own
     return page_text.replace('<script>\n', scripts + '<script>\n' + board, 1)
 
 
@@ -432,13 +439,7 @@ def main(argv=None):
     if len(options.runs) == 1 and get_tokenizer(options.runs[0]).name != 'bytes':
         text = page_of_checkpoint(options.runs[0], home=options.home).encode()
     else:
-        asked = questions()
-        check_choice('task', options.task, asked)
-        text = page(options.runs, options.task, asked).encode()
-        if len(text) > MOST:
-            raise Refused(f'the page would have {len(text) / 2 ** 20:.1f} MB, and '
-                          f'{MOST / 2 ** 20:.0f} MB are the most, because it is for toys: give '
-                          'fewer runs, or try nanodepth evaluate or sweep instead')
+        text = page_of_toys(options.runs, options.task).encode()
     out = options.out or Path('out') / f'play_{names}.html'
     replace(out, text)
     print(f'{out}: {len(text) / 2 ** 20:.1f} MB, for any browser', flush=True)
