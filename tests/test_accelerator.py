@@ -73,7 +73,9 @@ def test_how_ddp_is_wrapped(monkeypatch):
                          gradient_as_bucket_view=True)
 
 
-def test_the_share_of_the_peak_by_hand():
+def test_the_share_of_the_peak_by_hand(monkeypatch):
+    monkeypatch.setattr(torch.cuda, 'get_device_name', lambda device: 'NVIDIA A100-SXM4-80GB')
+    assert processes.peak_flops(torch.device('cuda')) == 312e12
     for peak, share in ((8 * 989e12, 2 / 8), (None, None)):
         world = SimpleNamespace(peak_flops=peak, cuda=False)
         assert processes.World.usage(world, 989e12, 0.5) == dict(mfu=share, memory_gb=None)

@@ -292,6 +292,8 @@ def test_the_curriculum():
     assert (slow == sorted(slow) and all(a <= b for a, b in zip(slow, table)) and slow[1500] < 12
             and slow[3124] == 32)
     assert {recurrence_curriculum(t, 100, 7, 0) for t in range(100)} == {7}
+    # a whole number stays that: 4 x 0.25 is one, and not two
+    assert [recurrence_curriculum(t, 8, 4, 1.0) for t in range(8)] == [1, 1, 2, 2, 3, 3, 4, 4]
 
 
 
