@@ -10,7 +10,7 @@ from conftest import refused
 
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.report import logs as report_runs, plot, tables
-from nanodepth.report.tables import p_value
+from nanodepth.report.tables import change_in_words, p_value
 from nanodepth.train import train
 
 
@@ -111,3 +111,6 @@ def test_the_paired_tests_by_hand():
     assert p_value([1, -1, 1, -1]) == 1.0 and p_value([]) is None
     assert p_value([1] * 9 + [-1]) == pytest.approx(2 * 11 / 1024)
     assert p_value([0.1, 0.2, 0.3, 0.4, 0.0]) == pytest.approx(2 / 16)
+    assert p_value([0.5, -0.1, 0.4, 0.3]) == pytest.approx(4 / 16)      # by signs 10 / 16
+    assert change_in_words(0.0171, 0.0171, 0.25, percent=True) == '+1.7 ± 1.7, p 0.250'
+    assert change_in_words(-0.5, None, None, percent=False) == '-0.500'

@@ -164,6 +164,11 @@ def test_a_run_learns_and_leaves_its_files(config):
     assert (last['tokens'] == 40 * 64 and last['flops'] == 40 * 64 * model.flops_per_token()
             and last['n_layer'] == 2)
     assert {'lr', 'loss', 'tokens_per_s', 'grad_norm', 'seconds'} <= set(last)
+    x, y = Loader(c.data, c.batch_size, c.context, seed=c.seed).batch(0)    # of the first step
+    train(dataclasses.replace(c, out_dir=f'{c.out_dir}-0', steps=1, warmup_steps=0, decay_steps=1,
+                              lr=0.0))
+    first = checkpoint.load_model(f'{c.out_dir}-0')
+    assert log[1]['loss'] == pytest.approx(first(x, y).item(), rel=1e-5)
     assert 0 <= last['kinds']['fifth']['accuracy'] <= 1
     about = json.loads((Path(c.out_dir) / 'run.json').read_text())
     assert about['tokenizer'] == 'bytes' and about['config']['lr'] == 1e-2

@@ -110,8 +110,6 @@ def read_loop(path, model):
     stored = {t.name: gguf.quants.dequantize(t.data, t.tensor_type)
               for t in gguf.GGUFReader(path).tensors}
     for name, p in again.named_parameters():
-        if name == 'head.weight' and model.config.tie_embeddings:
-            continue
         t = torch.tensor(stored[file_name(names, name)])
         if name.endswith(TURNED):
             t = t.unflatten(0, (-1, model.config.head_dim // 2, 2)).transpose(1, 2).flatten(0, 2)
