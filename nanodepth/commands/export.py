@@ -185,8 +185,8 @@ def write_card(options, model, way):
     if options.fresh:
         words.append('--fresh')
     what = (f'with a core of {len(model.core)} layers that runs r = {model.recurrence} times'
-            if model.recurs else f'with its layers in the order {name_of(model.order)} (a number is '
-            'that many layers, one after the other, and 4x2 are four that come twice)')
+            if model.recurs else f'with its layers in the order {name_of(model.order)} (a number '
+            'is that many layers, one after the other, and 4x2 are four that come twice)')
     if way.damp:
         what += ', where layers that run more than once add less each time'
     card = Path(options.run) / 'README.md'
