@@ -140,6 +140,17 @@ def byte_level_bpe(texts, size, specials, digits=True):
     return made
 
 
+def bpe(folder, swapped=''):
+    "A tokenizer with as many tokens as there are bytes and a mark; some letters change places."
+    folder.mkdir(exist_ok=True)
+    made = json.loads(byte_level_bpe(['abc'] * 3, 257, ['<|endoftext|>']).to_str())
+    vocab = made['model']['vocab']
+    for a, b in zip(swapped[::2], swapped[1::2]):
+        vocab[a], vocab[b] = vocab[b], vocab[a]
+    (folder / 'tokenizer.json').write_text(json.dumps(made))
+    return str(folder)
+
+
 @pytest.fixture(scope='session')
 def gemma(tmp_path_factory):
     "(its folder, the model): a small Gemma 3 with windows of 8 tokens, which begins a text."

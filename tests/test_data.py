@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import BEGUN, byte_level_bpe, ROOT, save_run, write_noise
+from conftest import BEGUN, bpe, byte_level_bpe, ROOT, save_run, write_noise
 
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.common import files
@@ -705,17 +705,6 @@ def test_marks_of_several_datasets_are_those_of_all_kinds_together(tmp_path):
     assert loader.kinds == ['x', 'y', 'z']
     assert {*loader.marks[0][[1, 2, 129, 130]]} == {1, 2, 129, 130}
     assert loader.marks[1][[1, 2, 129, 130]].tolist() == [3, 1, 131, 129]
-
-
-def bpe(folder, swapped=''):
-    "A tokenizer with as many tokens as there are bytes and a mark; some letters change places."
-    folder.mkdir(exist_ok=True)
-    made = json.loads(byte_level_bpe(['abc'] * 3, 257, ['<|endoftext|>']).to_str())
-    vocab = made['model']['vocab']
-    for a, b in zip(swapped[::2], swapped[1::2]):
-        vocab[a], vocab[b] = vocab[b], vocab[a]
-    (folder / 'tokenizer.json').write_text(json.dumps(made))
-    return str(folder)
 
 
 def test_tokenizers_of_one_name_are_told_apart(config, tmp_path, tiny):

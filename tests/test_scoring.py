@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 from transformers import AutoTokenizer
-from conftest import byte_level_bpe, logits, refused, ROOT, save_run, write_noise
+from conftest import bpe, byte_level_bpe, logits, refused, ROOT, save_run, write_noise
 from families import tiny as family
 
 from nanodepth.__main__ import main as nanodepth
@@ -692,17 +692,6 @@ def test_models_stand_in_a_table_where_there_are_several(tmp_path, tiny, capsys,
     for some, shown in ((runs[:1], False), (runs, True)):
         nanodepth('evaluate', [*some, '--batches=1', '--device=cpu', f'--out={tmp_path}/x.csv'])
         assert ('training FLOPs' in capsys.readouterr().out) == shown
-
-
-def bpe(folder, swapped=''):
-    "A tokenizer with as many tokens as there are bytes and a mark; some letters change places."
-    folder.mkdir(exist_ok=True)
-    made = json.loads(byte_level_bpe(['abc'] * 3, 257, ['<|endoftext|>']).to_str())
-    vocab = made['model']['vocab']
-    for a, b in zip(swapped[::2], swapped[1::2]):
-        vocab[a], vocab[b] = vocab[b], vocab[a]
-    (folder / 'tokenizer.json').write_text(json.dumps(made))
-    return str(folder)
 
 
 def test_notes_of_a_checkpoint_by_its_file_go_with_its_tokenizer(tmp_path, tiny):

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import byte_level_bpe, flags, log_of, ranks, refused, ROOT, same, save_run, weights_of
+from conftest import bpe, flags, log_of, ranks, refused, ROOT, same, save_run, weights_of
 
 from nanodepth import train as train_file, train as training
 from nanodepth.__main__ import main as nanodepth
@@ -598,17 +598,6 @@ def test_each_step_is_taken_at_the_rate_that_the_plan_says(config, monkeypatch, 
 def test_stages_are_kept_only_if_it_is_asked_for(config, tmp_path):
     train(config(n_layer=4, grow='lidas', grow_block=2, steps=6, decay_steps=1, warmup_steps=0))
     assert not [*(tmp_path / 'run').glob('ckpt-*')]
-
-
-def bpe(folder, swapped=''):
-    "A tokenizer with as many tokens as there are bytes and a mark; some letters change places."
-    folder.mkdir(exist_ok=True)
-    made = json.loads(byte_level_bpe(['abc'] * 3, 257, ['<|endoftext|>']).to_str())
-    vocab = made['model']['vocab']
-    for a, b in zip(swapped[::2], swapped[1::2]):
-        vocab[a], vocab[b] = vocab[b], vocab[a]
-    (folder / 'tokenizer.json').write_text(json.dumps(made))
-    return str(folder)
 
 
 def test_a_closed_terminal_does_not_stop_what_nohup_began():
