@@ -1,6 +1,7 @@
 """A growth of your own: the last layers are copied, and a copy adds nothing at first, so that the
 loss does not jump when the model grows. Otherwise as config/lidas.py. 3 to 7 minutes on two cores;
-docs/EXTEND.md has the words to it."""
+docs/EXTEND.md has the words to it. Expect a loss of 0.739, where LIDAS has 0.690, and no depth 3
+(one seed)."""
 out_dir = 'out/own_growth'
 grow_block = 2
 
