@@ -483,6 +483,8 @@ def test_a_folder_that_is_read_a_file_at_a_time(tmp_path):
     said = BYTES.decode([t for each in sets for shard in each.shards
                          for t in shard['.bin'].tolist() if t < 256])
     assert len(said) == len(''.join(rows)) and all(row in said for row in rows)
+    with pytest.raises(Refused, match='holds a mixture of datasets'):
+        text_script['main']([str(folder), f'--out={out}'])
     for wrong in ([command[0], *command[2:]], [*command, 'more'], [*command, '--column=words']):
         with pytest.raises(Refused, match='--workers is for one folder'):
             text_script['main'](wrong)

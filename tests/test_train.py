@@ -260,6 +260,11 @@ def test_functions_of_a_config(tmp_path, capsys):
     assert saved['init'] == grown['init'] == json.loads(
         (tmp_path / 'run/run.json').read_text())['config']['init']
     assert saved['init'].startswith('init ') and saved['metric'].startswith('metric ')
+    (tmp_path / 'parent.py').write_text('import torch\n\ndef helper():\n    pass\n\n\nsteps = 7\n')
+    (tmp_path / 'child.py').write_text(f'import sys\nsys.path.insert(0, {str(tmp_path)!r})\n'
+                                       'from parent import *\n')
+    assert read_config([str(tmp_path / 'child.py'), '--warmup_steps=0',
+                        '--decay_steps=1']).steps == 7
     # a resume: another metric will do, another beginning of copies or another order will not
     for before, after, words in (
             ('dict(stream=', 'dict(size=', None),

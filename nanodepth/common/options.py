@@ -221,6 +221,9 @@ def run_file(path, kinds):
             own |= {alias.asname or alias.name.partition('.')[0] for alias in line.names}
         elif isinstance(line, (ast.FunctionDef, ast.ClassDef)):
             own.add(line.name)
+    # what a parent config has imported or defined arrives by its `import *`
+    own |= {name for name, value in names.items()
+            if callable(value) or isinstance(value, types.ModuleType)}
     return {name: value for name, value in names.items()
             if not name.startswith('_') and (name in kinds or name not in own)}
 

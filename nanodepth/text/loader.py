@@ -102,6 +102,8 @@ def refuse_others(folder, maker):
     "A folder that holds a run, or a dataset that another command made. What describes its splits."
     if (folder / 'ckpt.pt').exists():
         raise Refused(f'{folder} holds a run: choose another folder for a dataset')
+    if (folder / 'mixture.json').exists():      # which would be read instead
+        raise Refused(f'{folder} holds a mixture of datasets: choose another folder')
     paths = [folder / f'{split}.json' for split in ('train', 'val')]
     for path in paths:
         before = read_json(path)['origin'].get('made_by') if path.exists() else None
