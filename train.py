@@ -286,11 +286,11 @@ def train(c):
         wrapped = wrap(world, model)            # what is trained; `model` is what is measured
 
         # ---- what is measured, and what is kept
-        def validate():
-            "The validation loss, and the loss and accuracy on each kind of answer that data marks."
+        def validate(metric=None):
+            "The validation loss, the loss and accuracy on each kind of answer, a config's metric."
             with autocast(c, world):
                 loss, kinds = measure(model, val, c.eval_batches, pieces=c.grad_accum)
-                return dict(val_loss=loss, kinds=kinds, **numbers_of(c.metric, model, val))
+                return dict(val_loss=loss, kinds=kinds, **numbers_of(metric, model, val))
 
         def save():
             "All that a resumed run needs; weights that are not finite are not kept."
@@ -309,7 +309,7 @@ def train(c):
         log = run.open_log(c, settings, world, data['data'], model, step, resumes)
         if step == 0:
             log.write(step=0, tokens=0, flops=0, seconds=0, n_layer=len(model.layers),
-                      depth=len(model.order), **validate())
+                      depth=len(model.order), **validate(c.metric))
         batch = get_batch(world, data, plan.at(step))
         total = world.sum_over_ranks(batch[-1])         # its targets, over all processes
         world.listen()                  # from now on Ctrl-C and SIGTERM wait for the step's end
@@ -368,7 +368,7 @@ def train(c):
             totals |= dict(step=step, tokens=step * tokens_a_step,
                            flops=totals['flops'] + step_flops, seconds=totals['seconds'] + took)
             if step % c.eval_every == 0 or step == c.steps:
-                events |= validate()
+                events |= validate(c.metric)
             if events or step % c.log_every == 0:
                 log.write(step=step, tokens=totals['tokens'], flops=totals['flops'],
                           seconds=round(totals['seconds'], 1), n_layer=len(model.layers),
@@ -376,7 +376,7 @@ def train(c):
                           grad_norm=norm, tokens_per_s=round(tokens_a_step / took),
                           passes=round(data[now.data].passes(now.batch + 1), 2),
                           **usage, **now.recurrence, **events)
-            log.show_step(tokens_a_step / took, **usage)
+            log.show_step(tokens_a_step / took, usage['mfu'])
 
             # a checkpoint; and are we asked to stop?
             keeps = c.keep_every and step % c.keep_every == 0

@@ -17,7 +17,6 @@ import pytest
 import torch
 from conftest import BEGUN, save_run
 
-from nanodepth import train as training
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.common import files
 from nanodepth.common.errors import Refused
@@ -179,12 +178,12 @@ def test_a_claimed_folder_keeps_what_its_owner_calls_tmp(tmp_path):
 
 def test_one_process_checks_a_checkpoint_and_loading_maps_it(config, monkeypatch, tmp_path):
     c = config(steps=4, decay_steps=1)
-    training.train(c)
+    train(c)
     checked, how = [], []
     monkeypatch.setattr(checkpoint, 'check', lambda folder: checked.append(folder))
     real = torch.load
     monkeypatch.setattr(torch, 'load', lambda *a, **k: (how.append(k), real(*a, **k))[1])
-    training.train(dataclasses.replace(c, steps=6))
+    train(dataclasses.replace(c, steps=6))
     assert len(checked) == 1 and how[0]['mmap']
     checkpoint.load(c.out_dir, checked=True)
     assert len(checked) == 1

@@ -256,6 +256,10 @@ def test_pinned_routing(name, mode):
             pinned = experts_used(model, run)
             assert all(torch.equal(i, pinned[0][0]) and torch.equal(w, pinned[0][1])
                        for i, w in pinned)
+        model.train().gradient_checkpointing_enable()       # it would run a layer without the pin
+        with looped(model, WINDOW, mode=mode, pin='mixture'), pytest.raises(Refused, match='turn'):
+            model(t, use_cache=False)
+        model.eval()
         assert not any(isinstance(hook, Pin) for m in model.modules()
                        for hook in m._forward_hooks.values())
 

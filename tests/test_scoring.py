@@ -41,7 +41,7 @@ from nanodepth.text.loader import Loader, write_dataset
 from nanodepth.text.primitives import Example, few_shot
 from nanodepth.text.tokenizer import get_tokenizer, write_tokenizer
 from nanodepth.training import measure as measure_file
-from nanodepth.training.measure import measure, measure as tokens_measure
+from nanodepth.training.measure import measure
 from nanodepth.wrapper import looped, SOLVERS
 
 lm_eval = pytest.importorskip('lm_eval')
@@ -362,7 +362,7 @@ def test_seeds_are_averaged(tmp_path, tiny, data, capsys):
     assert f'| {seeds.mean():.3f} ± {seeds.std() / 2 ** 0.5:.3f} ' in said
     val = Loader(str(data), 4, 16, split='val')
     model = checkpoint.load_model(tmp_path / 'deep')
-    assert rows['deep', 'loss'] == tokens_measure(model, val, 2)[0]
+    assert rows['deep', 'loss'] == measure(model, val, 2)[0]
     assert (tmp_path / 'e.png').exists()
     state = checkpoint.load(tmp_path / 'deep')
     state['config']['data'] = 'elsewhere'
@@ -435,7 +435,7 @@ def test_another_family_is_evaluated_and_swept_by_the_loss_on_text(gemma, tmp_pa
 
     def loss(a, b, times):
         with torch.no_grad(), looped(model, (a, b), 'naive', times):
-            return tokens_measure(lambda tokens: model(tokens).logits, val, 1)[0]
+            return measure(lambda tokens: model(tokens).logits, val, 1)[0]
     plain, out = loss(0, 0, 1), f'--out={tmp_path / "e.csv"}'
     more = [path, f'--data={tmp_path / "noise"}', '--batches=1', '--device=cpu']
     nanodepth('evaluate', [*more, '--loop=1-3x2-2', out])
@@ -514,7 +514,7 @@ def test_a_sweep_screens_by_every_other_answer_and_judges_by_the_others(runs, tm
     config = checkpoint.load(runs[0])['config']
     val = Loader(config['data'], 4, 16, split='val', seed=0)
     model = checkpoint.load_model(runs[0])
-    loss, kinds = tokens_measure(model, val, 2)
+    loss, kinds = measure(model, val, 2)
     answers = ask(model, BYTES, few_shot('toy_assign', 8, shots=0, depth=1, seed=0))
     assert {kind: score.mean for kind, score in plain.items()} == {
         'loss': loss, 'fifth': kinds['fifth']['accuracy'], 'toy_assign/1': answers.mean}

@@ -24,7 +24,7 @@ import pytest
 import torch
 from conftest import bpe, flags, log_of, ranks, refused, ROOT, same, save_run, weights_of
 
-from nanodepth import train as train_file, train as training
+from nanodepth import train as train_file
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.commands.train import read_config
 from nanodepth.common.errors import Refused
@@ -653,7 +653,8 @@ def test_words_of_a_run_that_is_not_resumed_leave_with_its_log(config, tmp_path)
 
 def refuse_leftovers():
     "Of the weights before a growth none is alive when the step after it has its next batch."
-    old, untie, get_batch, compile = [], training.untie, training.get_batch, torch.nn.Module.compile
+    old, untie, get_batch = [], train_file.untie, train_file.get_batch
+    compile = torch.nn.Module.compile
 
     def noted(model, *more):
         old[:] = [weakref.ref(p) for p in model.parameters()]
@@ -664,7 +665,7 @@ def refuse_leftovers():
             raise ValueError('an old weight is alive')
         old.clear()
         return get_batch(*args)
-    training.untie, training.get_batch = noted, counted
+    train_file.untie, train_file.get_batch = noted, counted
     torch.nn.Module.compile = lambda block: compile(block, backend='aot_eager')     # in seconds
 
 

@@ -9,6 +9,7 @@ import copy
 import math
 import weakref
 
+import numpy as np
 import pytest
 import torch
 from families import tiny as family
@@ -490,6 +491,7 @@ def test_a_tolerance_stops_tokens_one_by_one():
     (lambda: pick_solver('rkk', 3), "did you mean 'rk'"),
     (lambda: pick_solver('rk', 0), 'K=0.*at least 1'),
     (lambda: pick_solver('rk', 3, beta=1.5), 'beta=1.5.*0 to 1'),
+    (lambda: pick_solver('rk', 3, beta=np.float32(1.5)), 'beta=1.5.*0 to 1'),
     (lambda: pick_solver('aitken', 3), 'K=3.*even'),
     (lambda: pick_solver('naive', 3, T=2), "'naive' has no option 'T'"),
     (lambda: pick_solver('euler', 3, alphas=[0.5, 0.5]), 'K=3 steps need 3')])

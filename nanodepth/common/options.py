@@ -21,6 +21,7 @@ import contextlib
 import dataclasses
 import inspect
 import math
+import numbers
 import sys
 import types
 import typing
@@ -50,8 +51,7 @@ AT_LEAST = dict(
     documents=1, depths=0, val_every=2, workers=1, rows=1)
 SHARES = dict(
     curriculum=(0, 1), backprop_curriculum=(0, 1), beta=(0, 1), damp=(0, 1),
-    T=(1e-3, 1e3),
-    text=(0, 0.99), grow_alpha=(-20, 20))
+    T=(1e-3, 1e3), text=(0, 0.99), grow_alpha=(-20, 20))
 
 
 def read(cls, argv, about=None):
@@ -144,7 +144,7 @@ def check_bounds(values, where=''):
     for name, value in values.items():
         least, (low, high) = AT_LEAST.get(name), SHARES.get(name, (-math.inf, math.inf))
         for number in value if isinstance(value, (tuple, list)) else [value]:
-            if type(number) not in (int, float):
+            if not isinstance(number, numbers.Real) or isinstance(number, bool):    # numpy's, too
                 continue
             if not math.isfinite(number):
                 raise Refused(f'{where}{name}={number} must be finite')
@@ -215,15 +215,11 @@ def run_file(path, kinds):
     names = dict(__name__='config', __file__=str(file))
     tree = ast.parse(file.read_text(encoding='utf-8'), file)
     exec(compile(tree, file, 'exec'), names)
-    own = set()
-    for line in tree.body:
+    own = {name for name, value in names.items()
+           if callable(value) or isinstance(value, types.ModuleType)}
+    for line in tree.body:              # constants, too
         if isinstance(line, (ast.Import, ast.ImportFrom)):
-            own |= {alias.asname or alias.name.partition('.')[0] for alias in line.names}
-        elif isinstance(line, (ast.FunctionDef, ast.ClassDef)):
-            own.add(line.name)
-    # what a parent config has imported or defined arrives by its `import *`
-    own |= {name for name, value in names.items()
-            if callable(value) or isinstance(value, types.ModuleType)}
+            own |= {alias.asname or alias.name for alias in line.names}
     return {name: value for name, value in names.items()
             if not name.startswith('_') and (name in kinds or name not in own)}
 

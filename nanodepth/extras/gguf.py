@@ -11,7 +11,6 @@ Usage:
     nanodepth export out/smollm2 out/twice.gguf --loop=30x2
     nanodepth export out/smollm2 out/deeper.gguf --loop=13-4x2-13 --damp --dtype=q8_0
 """
-import copy
 import json
 import tempfile
 from dataclasses import replace
@@ -104,7 +103,7 @@ def read_loop(path, model):
     family that loops in a GGUF file.)"""
     import gguf
     stack, times = shared_stack(model)
-    again = copy.deepcopy(untie(model, stack)).float()
+    again = untie(model, stack).float()
     again.config.order = [*range(len(stack))] * times
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, len(stack))
     stored = {t.name: gguf.quants.dequantize(t.data, t.tensor_type)

@@ -208,6 +208,11 @@ class Entry:
                           'layers that map a stream to a stream can be looped')
         return answer
 
+    def refuse_checkpointing(self):
+        if self.layer.training and getattr(self.layer, 'gradient_checkpointing', False):
+            raise Refused('gradient checkpointing runs a layer again on its own, without what pin '
+                          'has noted: turn one of them off')
+
     def __call__(self, *args, **kwargs):
         kwargs.update(zip(self.names, args))
         x = kwargs.pop(self.names[0])

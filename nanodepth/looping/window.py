@@ -89,6 +89,8 @@ class Loop(threading.local):
                           'layer has no place: use generate instead')
         how = self.how
         cache = kwargs.get(entry.cache_name)
+        if entry.pinned:
+            entry.refuse_checkpointing()
         if cache is not None:
             drafts = ends_before(cache, self.b)     # a model that exits early
             self.off = drafts or left_out(cache, self.a, new_tokens, how.decode)

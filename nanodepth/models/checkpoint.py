@@ -80,7 +80,7 @@ def stages_of(folder):
     stages = {int(path.name.removeprefix('stage_')): path for path in
               Path(folder).glob('stage_[0-9]*')}
     for path in sorted(Path(folder).glob('ckpt-*.pt'), key=lambda p: int(p.stem[5:])):
-        stages[load(path)['model_config']['n_layer']] = path
+        stages[load(path, checked=True)['model_config']['n_layer']] = path
     return stages
 
 

@@ -61,7 +61,7 @@ class Log:
             if self.plain:
                 print(in_words(line, self.steps), file=sys.stderr, flush=True)
 
-    def show_step(self, tokens_per_s, mfu=None, **_):
+    def show_step(self, tokens_per_s, mfu):
         "One step more on the bar; mfu: the share of the GPU's FLOPs that it used, or None."
         self.shown['tok_s'] = f'{tokens_per_s:,.0f}'
         if mfu is not None:
