@@ -140,7 +140,7 @@ class Attention(nn.Module):
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))                        # (B, H, T, hd)
         if slot is not None:
             k, v = slot.update(k, v)                                            # (B, Hkv, S, hd)
-        S, mask = k.shape[2], None
+        S, mask = k.shape[2], getattr(slot, 'mask', None)       # a cache of a fixed length has one
         if 1 < T < S:       # the last T of S tokens: is_causal would align them with the first T
             mask = torch.ones(T, S, dtype=torch.bool, device=x.device).tril(S - T)
         group = self.n_head // self.n_kv_head

@@ -2,6 +2,7 @@
 wrapped, whether gradients are cut, and which share of the peak is said. (tests/gpu.py asks a GPU.)
 """
 import dataclasses
+import functools
 import os
 import sys
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ from conftest import flags, log_of, ranks, refused
 import nanodepth.model as model_file
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.common.errors import Refused
+from nanodepth.looping import compiled_text
 from nanodepth.models import checkpoint
 from nanodepth.report.logs import in_words
 from nanodepth.training import processes
@@ -86,6 +88,16 @@ def test_adamw_is_fused_and_muon_iterates_in_bfloat16_on_a_gpu(config, tiny):
     assert adamw.defaults['fused']
     assert precision_on(torch.device('cuda:1')) == torch.bfloat16
     assert precision_on(torch.device('cpu')) == torch.float32
+
+
+@pytest.mark.parametrize('how', [dict(temperature=0), dict(temperature=1.0, top_k=5)])
+def test_a_text_by_steps_in_a_cache_of_fixed_length(tiny, how):
+    model = tiny(n_head=4, n_kv_head=2, ln_scaling=True, context=24, order=[0, 1, 2, 1, 3])
+    prompt = torch.randint(50, (3, 5))
+    texts = [generate(prompt, 22, generator=torch.Generator().manual_seed(1), **how)
+             for generate in (model.generate,
+                              functools.partial(compiled_text.generate, model, compile=False))]
+    assert torch.equal(*texts)          # the last three tokens are past the context
 
 
 def test_a_logged_step_is_a_line_where_nobody_watches(config, capsys):
