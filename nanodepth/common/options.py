@@ -72,53 +72,37 @@ def given(cls, argv):
     "{name: value} of what config files and then the command line say."
     kinds = typing.get_type_hints(cls)
     words = getattr(cls, 'WORDS', None)
-    argv = joined(argv, kinds.keys() - set(words or ()), kinds)
-    plain = [arg for arg in argv if not arg.startswith('-')]
-    values = {}
-    for path in plain if words is None else ():
-        values |= fitted(kinds, run_file(path, kinds), f'{path}: ')
-    values |= fitted(kinds, take_words(kinds, words or (), plain if words else []), '')
     options = kinds.keys() - set(words or ())
-    for arg in argv:
+    plain, named = [], {}
+    left = list(argv)
+    while left:
+        arg = left.pop(0)
         if not arg.startswith('-'):
+            plain.append(arg)
             continue
         name, equals, text = arg.removeprefix('--').partition('=')
         if name not in options:
             raise Refused(f'there is no option --{name.lstrip("-")}{nearest(name, options)} '
                           '(--help lists all)')
-        if not equals and bool not in choices_of(kinds[name]):
-            raise Refused(f'{arg}: write --{name}=VALUE')
-        values |= fitted(kinds, {name: text if equals else 'true'}, '--')
-    return values
-
-
-def joined(argv, options, kinds):
-    "`--name value` as `--name=value`; an option that may stand alone takes no next word."
-    result = []
-    left = list(argv)
-    while left:
-        arg = left.pop(0)
-        name = arg.removeprefix('--')
-        takes = arg.startswith('--') and name in options and bool not in choices_of(kinds[name])
-        if takes and left and not left[0].startswith('--'):
-            arg = f'{arg}={left.pop(0)}'
-        result.append(arg)
-    return result
-
-
-def take_words(kinds, words, plain):
-    "{name: word} of the words without dashes; a field that is a list takes all that are left."
+        if not equals and bool in choices_of(kinds[name]):      # it may stand alone
+            text = 'true'
+        elif not equals:
+            if not left or left[0].startswith('--'):
+                raise Refused(f'{arg}: write --{name}=VALUE')
+            text = left.pop(0)
+        named |= fitted(kinds, {name: text}, '--')
+    for name in words or ():
+        if plain and typing.get_origin(kinds[name]) is list:        # it takes all that are left
+            named |= fitted(kinds, {name: plain}, '')
+            plain = []
+        elif plain:
+            named |= fitted(kinds, {name: plain.pop(0)}, '')
+    if words is not None and plain:
+        raise Refused(f'{plain[0]}: one argument too many')
     values = {}
-    left = list(plain)
-    for name in words:
-        if left and typing.get_origin(kinds[name]) is list:
-            values[name] = left
-            left = []
-        elif left:
-            values[name] = left.pop(0)
-    if left:
-        raise Refused(f'{left[0]}: one argument too many')
-    return values
+    for path in plain:
+        values |= fitted(kinds, run_file(path, kinds), f'{path}: ')
+    return values | named
 
 
 def fitted(kinds, values, where):
