@@ -42,9 +42,10 @@ from nanodepth.common.errors import Refused, refusals  # noqa: E402
 from nanodepth.common.files import claim  # noqa: E402
 from nanodepth.common.options import read  # noqa: E402
 from nanodepth.common.seeds import seed_for  # noqa: E402
-from nanodepth.text.loader import begin_dataset, write_dataset  # noqa: E402
-from nanodepth.text.primitives import END_OF_TEXT, START, chain, marked, random_words  # noqa: E402
+from nanodepth.text.loader import START, begin_dataset, write_dataset  # noqa: E402
+from nanodepth.text.primitives import chain, random_words  # noqa: E402
 
+END_OF_TEXT = 256       # of the tokenizer that reads bytes
 SIZE = 64        # tokens of a document, with the end-of-text token before it
 DEPTHS = 4                                              # 0, 1, 2, 3
 # marks 1, 2, ...; with four values depth 5 takes 24 letters
@@ -81,8 +82,16 @@ def chains(rng, depths):
 
 def document(rng, depths=DEPTHS):
     "One document as (tokens, mask, marks), SIZE of each."
-    pieces = copy(rng) if rng.random() < COPIES else chains(rng, depths)
-    return marked(pieces, KINDS, SIZE)
+    tokens = [END_OF_TEXT]
+    mask = [0]
+    marks = [0]
+    for text, known, kind in copy(rng) if rng.random() < COPIES else chains(rng, depths):
+        tokens += text.encode()
+        mask += [known] * len(text)
+        mark = KINDS.index(kind) + 1 if kind else 0
+        marks += [mark + START if kind else 0] + [mark] * (len(text) - 1)
+        if len(tokens) >= SIZE:
+            return tokens[:SIZE], mask[:SIZE], marks[:SIZE]
 
 
 def library():

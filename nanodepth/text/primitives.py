@@ -19,14 +19,12 @@ Usage:
     examples = few_shot('assign_basic', 200, shots=5, depth=1)      # scoring/scores.py scores them
     nanodepth evaluate out/lidas --tasks=toy_assign/0-2
 """
-import math
 import random
 import string
 from dataclasses import dataclass
 
 from nanodepth.common.errors import Refused, check_choice
 from nanodepth.common.seeds import seed_for
-from nanodepth.text.loader import START
 
 
 @dataclass
@@ -168,26 +166,3 @@ def continuation(tokenizer, prompt, text):
     before, whole = (tokenizer.encode(t, allowed_special='all') for t in (prompt, prompt + text))
     return (whole[len(before):] if whole[:len(before)] == before and len(whole) > len(before)
             else tokenizer.encode(text))
-
-
-# ----------------------------------------------------------------------------- examples to train on
-
-END_OF_TEXT = 256       # of the tokenizer that reads bytes
-
-
-def marked(pieces, kinds, size=math.inf):
-    """(tokens, mask, marks) of a document of bytes, of at most `size` tokens with the end of text
-    before it. `pieces`: (text, can it be known, its kind if it is an answer)."""
-    tokens = [END_OF_TEXT]
-    mask = [0]
-    marks = [0]
-    for text, known, kind in pieces:
-        mark = kinds.index(kind) + 1 if kind else 0
-        first = mark + START if kind else 0
-        tokens += text.encode()
-        mask += [known] * len(text)
-        if text:
-            marks += [first] + [mark] * (len(text) - 1)
-        if len(tokens) >= size:
-            return tokens[:size], mask[:size], marks[:size]
-    return tokens, mask, marks
