@@ -509,7 +509,7 @@ def test_a_log_says_how_often_the_data_was_read(config, data, capsys):
     c = config(n_layer=1, steps=120, warmup_steps=2, decay_steps=4, log_every=60)
     train(c)
     rows = Loader(data, c.batch_size, c.context)
-    once = c.steps * c.batch_size / rows.sets[0].windows
+    once = c.steps * c.batch_size / len(rows.sets[0])
     assert once > 1 and f'read {once:.1f} times' in capsys.readouterr().out
     assert [line['passes'] for line in log_of(c) if 'loss' in line][-1] == round(once, 2)
 

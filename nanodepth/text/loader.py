@@ -149,8 +149,7 @@ class Dataset:
         if sum(part.nbytes for shard in self.shards for part in shard.values()) <= CHECKED:
             self.check()
         self.ends = np.cumsum([(shard['tokens'] - 1) // context for shard in shards])   # in windows
-        self.windows = int(self.ends[-1])
-        if self.windows < 1:
+        if len(self) < 1:
             raise Refused(f'{path}: {self.tokens} tokens are not one window of '
                           f'{context + 1}: it needs more text, or longer documents')
 
@@ -175,7 +174,7 @@ class Dataset:
                                   f'checksum); {how_to_prepare(self.folder)}')
 
     def __len__(self):
-        return self.windows
+        return int(self.ends[-1])
 
     def window(self, i):
         "tokens (T,), targets (T,), marks of the targets (T,), all int64."
@@ -292,7 +291,7 @@ class Loader:
     def passes(self, batches):
         "How often the dataset that is read most has been read after so many batches."
         rows = batches * self.batch_size
-        return max(rows * quota / PERIOD / s.windows for s, quota in zip(self.sets, self.quota))
+        return max(rows * quota / PERIOD / len(s) for s, quota in zip(self.sets, self.quota))
 
     def checksums(self):
         return [sums for dataset in self.sets for sums in dataset.checksums]
@@ -308,20 +307,14 @@ class Loader:
     def place(self, i):
         "Row i of the whole run: (which dataset, which epoch of it, which window)."
         period, slot = divmod(i, PERIOD)
-        # the period's turns, and how many of the same dataset came before each
         if self.period != period:
             key = seed_for(self.seed, 'mixture', period)
-            n = len(self.sets)
-            turns = np.repeat(np.arange(n), self.quota)
-            turns = turns[[permute(s, PERIOD, key) for s in range(PERIOD)]]
+            turns = np.repeat(np.arange(len(self.sets)), self.quota)
+            self.turns = turns[[permute(s, PERIOD, key) for s in range(PERIOD)]]
             self.period = period
-            self.turns = []
-            seen = [0] * n
-            for d in turns.tolist():
-                self.turns.append((d, seen[d]))
-                seen[d] += 1
-        d, before = self.turns[slot]
-        n = self.sets[d].windows
+        d = int(self.turns[slot])
+        before = int((self.turns[:slot] == d).sum())        # of the same dataset, in this period
+        n = len(self.sets[d])
         epoch, i = divmod(period * self.quota[d] + before, n)
         return d, epoch, permute(i, n, seed_for(self.seed, f'epoch of dataset {d}', epoch))
 
