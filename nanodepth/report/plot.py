@@ -62,15 +62,6 @@ def curve(ax, rows, x, y, colour, label, factor=1, **style):
                         alpha=0.15, lw=0)
 
 
-def legend_below(fig, ax, **style):
-    "One legend for all panels, of the lines of one: in a row, or in two where one is too narrow."
-    lines, labels = ax.get_legend_handles_labels()
-    inches = sum(0.6 + 0.085 * len(label) for label in labels)
-    rows = 1 if inches < fig.get_figwidth() else 2
-    fig.legend(lines, labels, frameon=False, ncols=-(-len(labels) // rows),
-               loc='outside lower center', **style)
-
-
 def cells_of(rows, down, right, value):
     "{(row of a map, column): the mean over the seeds}"
     cells = {}
@@ -78,14 +69,6 @@ def cells_of(rows, down, right, value):
         if value in row:
             cells.setdefault((row[down], row[right]), []).append(row[value])
     return {cell: mean(seeds) for cell, seeds in cells.items()}
-
-
-def heat(ax, cells, down, across, title, **style):
-    "A map of {(y, x): value}, `down` and `across` the labels of its rows and columns."
-    image = ax.imshow([[cells.get((y, x), math.nan) for x in across] for y in down], **style)
-    ax.set_facecolor('#cccccc')
-    ax.set_title(title, fontsize=9)
-    return image
 
 
 # -------------------------------------------------------------------------------- training, growing
@@ -156,7 +139,8 @@ def draw_costs(groups):
     for ax, label in zip(axes[0], labels.values()):
         ax.set_xlabel(label)
     axes[0][0].set_ylabel('validation loss (nats per token)')
-    legend_below(fig, axes[0][0], fontsize=9)
+    fig.legend(*axes[0][0].get_legend_handles_labels(), frameon=False, fontsize=9,
+               ncols=len(groups), loc='outside lower center')
     return fig
 
 
@@ -218,9 +202,9 @@ def draw_maps(rows, down, right, value, panel, title):
                 ax.axis('off')          # this setting does not exist for this model
                 continue
             layers = range(1 + int(max(max(at) for at in cells)))
-            image = heat(ax, cells, layers, layers,
-                         group if panel is None else f'{group}: {setting}', **style)
-            ax.set_facecolor('white')
+            image = ax.imshow([[cells.get((y, x), math.nan) for x in layers] for y in layers],
+                              **style)
+            ax.set_title(group if panel is None else f'{group}: {setting}', fontsize=9)
             ax.set_xlabel('layer' if right == 'other' else f'{right} layer', fontsize=8)
             ax.set_ylabel('layer' if down == 'layer' else f'{down} layer', fontsize=8)
             for axis in (ax.xaxis, ax.yaxis):
