@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from nanodepth.common.errors import Refused, refusing
 from nanodepth.common.files import replace
-from nanodepth.report.tables import by_seed, run_names
+from nanodepth.report.tables import groups_of, run_names
 
 
 class Log:
@@ -116,9 +116,12 @@ def read_log(folder):
 
 
 def read_groups(folders):
+    "{group of seeds: the log of each of its runs}."
     paths = run_names(folders)
-    return {group: [read_log(paths[name]) for name in names]
-            for group, names in by_seed(paths).items()}
+    logs = {}
+    for name, group in groups_of(paths).items():
+        logs.setdefault(group, []).append(read_log(paths[name]))
+    return logs
 
 
 def growths(log):

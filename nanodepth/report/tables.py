@@ -61,33 +61,23 @@ def run_names(paths):
     return dict(zip(names if len(set(names)) == len(names) else map(str, paths), paths))
 
 
-def seed_of(folder):
-    "The seed that a run was trained with, as its run.json says; None: it does not say."
-    path = Path(folder) / 'run.json'
-    return (read_json(path).get('config') or {}).get('seed') if path.exists() else None
-
-
-def by_seed(paths):
-    """{group: [names]} of {name: folder}: lidas-0, lidas-1 and lidas-2 are one run over three seeds
-    if they were trained with the seeds 0, 1 and 2. In base_1-2-1 the last number is no seed."""
+def groups_of(paths):
+    """{name: its group of seeds} of {name: folder}: lidas-0, lidas-1 and lidas-2 are one run over
+    three seeds if they were trained with the seeds 0, 1 and 2, as their run.json says. In
+    base_1-2-1 the last number is no seed."""
     stem = {}
     for name, path in paths.items():
         before, dash, number = name.rpartition('-')
-        is_seed = dash and number.isdecimal() and seed_of(path) == int(number)
+        about = Path(path) / 'run.json'
+        config = (read_json(about).get('config') or {}) if about.exists() else {}
+        is_seed = dash and number.isdecimal() and config.get('seed') == int(number)
         stem[name] = before if is_seed else name
     seeds = [stem[name] for name in paths if stem[name] != name]
-    groups = {}
+    groups = dict(zip(paths, paths))
     for name in paths:
-        group = name
         if stem[name] != name and seeds.count(stem[name]) > 1:
-            group = stem[name] + '-*' if stem[name] in stem else stem[name]
-        groups.setdefault(group, []).append(name)
+            groups[name] = stem[name] + '-*' if stem[name] in stem else stem[name]
     return groups
-
-
-def groups_of(paths):
-    "{name: its group of seeds} of {name: folder}, which each row takes along."
-    return {name: group for group, names in by_seed(paths).items() for name in names}
 
 
 def where(rows, **values):
