@@ -297,9 +297,9 @@ def test_the_losses_of_a_gpu_are_the_whole_ones(monkeypatch, piece):
     calls = []
     monkeypatch.setitem(losses.compiled, 'cpu', {losses.loss_of_a_piece: lambda *args: (
         calls.append(len(args[0])), losses.loss_of_a_piece(*args))[1]})
-    for loss_of, times in ((losses.loss_by_keeping, 1), (losses.loss_by_recomputing, 2)):
+    for keep, times in ((True, 1), (False, 2)):
         calls.clear()
-        alike(gradients(lambda x, w: loss_of(x, w, y, -1), x, w), plain, 2e-6)
+        alike(gradients(lambda x, w: losses.loss_in_pieces(x, w, y, -1, keep), x, w), plain, 2e-6)
         assert max(calls) <= piece and sum(calls) == times * 14     # forward, and once more
     monkeypatch.setattr(losses, 'LOGITS_AT_ONCE', piece * 40)
     each, likeliest = losses.each_loss(x.view(2, 7, 8), w, y.view(2, 7))

@@ -12,6 +12,8 @@ Usage:
     loss = mean_loss(x, head.weight, targets)       # the mean cross-entropy of x @ weight.T
     losses, likeliest = each_loss(x, head.weight, targets)      # of each token, to measure with
 """
+import functools
+
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
@@ -57,20 +59,16 @@ def has_room(x, weight):
     return x.device.type in compiled and 2 * len(x) * len(weight) <= tenth
 
 
-def loss_by_keeping(x, weight, targets, ignore_index):
+def loss_in_pieces(x, weight, targets, ignore_index, keep):
+    """The pieces' losses together. What is not kept the backward makes once more: with any torch,
+    in the precision of autocast."""
     loss_of = picked(loss_of_a_piece, x)
+    if not keep:
+        loss_of = functools.partial(checkpoint, loss_of, use_reentrant=False,
+                                    preserve_rng_state=False)
+    size = PIECE_KEPT if keep else PIECE
     return sum(loss_of(some, weight, right, ignore_index)
-               for some, right in zip(x.split(PIECE_KEPT), targets.split(PIECE_KEPT)))
-
-
-def loss_by_recomputing(x, weight, targets, ignore_index):
-    "The backward makes a piece's logits once more: with any torch, in the precision of autocast."
-    loss_of = picked(loss_of_a_piece, x)
-    total = 0.0
-    for some, right in zip(x.split(PIECE), targets.split(PIECE)):
-        total = total + checkpoint(loss_of, some, weight, right, ignore_index,
-                                   use_reentrant=False, preserve_rng_state=False)
-    return total
+               for some, right in zip(x.split(size), targets.split(size)))
 
 
 def mean_loss(x, weight, targets, ignore_index=-1):
@@ -83,8 +81,7 @@ def mean_loss(x, weight, targets, ignore_index=-1):
     if len(weight) < LARGE_VOCABULARY or not can:
         loss = F.cross_entropy(F.linear(x, weight).float(), targets, **options)
     elif x.is_cuda:
-        loss_of = loss_by_keeping if has_room(x, weight) else loss_by_recomputing
-        loss = loss_of(x, weight, targets, ignore_index)
+        loss = loss_in_pieces(x, weight, targets, ignore_index, has_room(x, weight))
     else:
         if torch.is_autocast_enabled(x.device.type):        # autocast does not know this function
             x, weight = (t.to(torch.get_autocast_dtype(t.device.type)) for t in (x, weight))
