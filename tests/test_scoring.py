@@ -302,7 +302,7 @@ def test_a_stopped_evaluation_goes_on_and_another_model_is_measured_anew(run, tm
     with pytest.raises(SystemExit):
         nanodepth('evaluate', line)
     with open(tmp_path / 'e.jsonl', 'a') as file:
-        file.write('{"of": {"model"')           # it was being written when it was killed
+        file.write('{"mark": "')           # it was being written when it was killed
     del measured[:]
     nanodepth('evaluate', line)
     assert measured == ['--loop=1-1x3-1'] and len(read_csv(tmp_path / 'e.csv')) == 3
@@ -499,18 +499,12 @@ def runs(tmp_path, tiny, data):
     return [str(tmp_path / f'run-{seed}') for seed in range(2)]
 
 
-def cells(out):
-    "The finished cells beside a picture: each of what, and {measure: Score}."
-    lines = [json.loads(line) for line in out.with_suffix('.jsonl').read_text().splitlines()
-             if line.endswith('}')]
-    return [dict(of=line['of'], found={kind: Score(*values) for kind, values
-                                       in line['found'].items()}) for line in lines]
-
-
 def test_a_sweep_screens_by_every_other_answer_and_judges_by_the_others(runs, tmp_path):
     out = tmp_path / 'sweep.csv'
     nanodepth('sweep', [runs[0], *GRID, f'--out={out}'])
-    plain = next(entry['found'] for entry in cells(out) if entry['of']['way'] == 'as it is')
+    notes = [json.loads(line) for line in out.with_suffix('.jsonl').read_text().split('\n') if line]
+    plain = next(note['scores'] for note in notes if note['way'] == 'as it is')
+    plain = {kind: Score(*values) for kind, values in plain.items()}
     config = checkpoint.load(runs[0])['config']
     val = Loader(config['data'], 4, 16, split='val', seed=0)
     model = checkpoint.load_model(runs[0])

@@ -24,15 +24,14 @@ from typing import Literal
 from tqdm import tqdm
 
 from nanodepth.common.errors import Refused
-from nanodepth.common.files import Notes
 from nanodepth.common.options import read
-from nanodepth.scoring.scores import Asked, Subject, compared, interval
+from nanodepth.scoring.scores import Asked, Subject, compared, interval, notes_beside
 from nanodepth.scoring.way import Way, Ways, layers_and_order, name_of, read_ways
 from nanodepth.looping.layers import is_ours
 from nanodepth.models.checkpoint import cost_of
 from nanodepth.report.plot import PICTURES, draw_curves, show
-from nanodepth.report.tables import (beside, change_in_words, columns, groups_of, named_after,
-                                     number, over_seeds, run_names, where, write_csv)
+from nanodepth.report.tables import (change_in_words, columns, groups_of, named_after, number,
+                                     over_seeds, run_names, where, write_csv)
 
 
 @dataclass(kw_only=True)
@@ -175,7 +174,7 @@ def main(argv=None):
     paths = run_names(options.models)
     groups = groups_of(paths)
     out = options.out or Path('out/evals') / f'{named_after(options, "x")}.csv'
-    notes = Notes(beside(out, '.jsonl'))
+    notes = notes_beside(out)
     rows = []
     first = None
     for name, path in tqdm(paths.items(), 'models', unit='model', leave=False):

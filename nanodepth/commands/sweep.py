@@ -29,15 +29,14 @@ import numpy as np
 
 from nanodepth.commands.evaluate import print_tables, rows_of
 from nanodepth.common.errors import Refused
-from nanodepth.common.files import Notes
 from nanodepth.common.options import read
 from nanodepth.scoring.lm_eval_scores import SHARES
-from nanodepth.scoring.scores import Asked, Subject, compared
+from nanodepth.scoring.scores import Asked, Subject, compared, notes_beside
 from nanodepth.scoring.way import Way, Ways, depth_in, layers_and_order, read_ways
 from nanodepth.loop import repeat_block
 from nanodepth.looping.layers import pick_window
-from nanodepth.report.tables import (beside, error_of, mean, named_after, number, over_seeds,
-                                     run_names, where, write_csv)
+from nanodepth.report.tables import (error_of, mean, named_after, number, over_seeds, run_names,
+                                     where, write_csv)
 
 
 @dataclass(kw_only=True)
@@ -169,7 +168,7 @@ def search(name, path, options, notes):
 def main(argv=None):
     options = read(Options, argv, __doc__)
     options.out = options.out or Path('out/sweeps') / f'{named_after(options, "best")}.csv'
-    notes = Notes(beside(options.out, '.jsonl'))
+    notes = notes_beside(options.out)
     rows = [row for name, path in run_names(options.models).items()
             for row in search(name, path, options, notes)]
     write_csv(rows, options.out)

@@ -179,33 +179,3 @@ def on_hub(name):
     path = Path(name)
     return (re.fullmatch(r'\w[\w.-]*/[\w.-]+', str(name)) is not None and not path.exists()
             and not path.parent.is_dir())
-
-
-class Notes:
-    """What has been measured, a line each, on disk: a command that was stopped goes on where it
-    was. Two commands may add to one file."""
-
-    def __init__(self, path):
-        self.path, self.known = path, {}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.open('a').close()          # what cannot be written is refused before the work
-        with reading(path, then=': choose another --out'):
-            lines = path.read_text(encoding='utf-8').splitlines()
-        for line in lines:
-            try:
-                note = json.loads(line)
-                key = json.dumps(note['of'], sort_keys=True)
-                self.known[key] = note['found']
-            except (ValueError, TypeError, KeyError):   # half a line, of a command that was killed
-                continue
-
-    def get(self, of, measure):
-        "What is noted of something, or what measure() says of it now."
-        key = json.dumps(of, sort_keys=True)
-        if key not in self.known:
-            self.known[key] = measure()
-            line = '\n' + json.dumps(dict(of=of, found=self.known[key])) + '\n'
-            file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-            os.write(file, line.encode())           # in one piece, so that no other cuts it in two
-            os.close(file)
-        return self.known[key]

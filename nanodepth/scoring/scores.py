@@ -38,7 +38,7 @@ from nanodepth.models.hf import answer_of
 from nanodepth.scoring.likelihoods import log_likelihoods
 from nanodepth.scoring.lm_eval_scores import Harness, check_tasks
 from nanodepth.training.processes import pick_device
-from nanodepth.report.tables import Score, error_of, mean, p_value
+from nanodepth.report.tables import Score, beside, error_of, mean, p_value
 from nanodepth.text.loader import Loader
 from nanodepth.training.measure import measured
 from nanodepth.text.primitives import TASKS, TOY_TASKS, few_shot
@@ -272,14 +272,26 @@ class Subject:
                 scores |= self.harness.scores(way)
             return scores
 
-    def noted(self, ways, notes):
-        "{way: {name: Score}} of the model in some ways. What `notes` have is not measured again."
+    def noted(self, ways, path):
+        """{way: {name: Score}} of the model in some ways. Each is a line of a file as soon as it is
+        measured, and what stands there is not measured again."""
         mark = self.mark()
         scores = {}
-        for way in tqdm(ways, f'{self.path}, ways', unit='way', leave=False):
-            values = notes.get(dict(model=mark, way=str(way)), functools.partial(self.scores, way))
-            scores[str(way)] = {name: Score(*each) for name, each in values.items()}
-        return scores
+        with path.open('a+', encoding='utf-8') as file:
+            file.seek(0)
+            for line in file.read().splitlines():
+                if mark in line:
+                    with contextlib.suppress(ValueError):       # half a line: it was killed there
+                        note = json.loads(line)
+                        scores[note['way']] = note['scores']
+            for way in tqdm(ways, f'{self.path}, ways', unit='way', leave=False):
+                if str(way) not in scores:
+                    scores[str(way)] = self.scores(way)
+                    note = dict(mark=mark, way=str(way), scores=scores[str(way)])
+                    file.write('\n' + json.dumps(note) + '\n')
+                    file.flush()
+        return {str(way): {name: Score(*each) for name, each in scores[str(way)].items()}
+                for way in ways}
 
     def mark(self):
         "What tells the model and all that it is asked from others."
@@ -297,6 +309,14 @@ class Subject:
         digest.update(json.dumps([asked, tasks, self.questions, data, code_that_runs()],
                                  default=str).encode())
         return digest.hexdigest()[:24]
+
+
+def notes_beside(out):
+    "The file of notes beside a file of rows. What cannot be written is refused before the work."
+    path = beside(out, '.jsonl')
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.open('a').close()
+    return path
 
 
 def is_there(data):
