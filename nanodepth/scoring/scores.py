@@ -15,14 +15,13 @@ Usage:
     change = compared(plain['loss'], other['loss'])         # its mean, error and p
 """
 import contextlib
-import functools
 import hashlib
 import inspect
 import json
 import math
 import re
 from dataclasses import dataclass, fields
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -31,9 +30,8 @@ from tqdm import tqdm
 
 from nanodepth import ROOT
 from nanodepth.common.errors import Refused, say
-from nanodepth.common.files import find
-from nanodepth.looping.layers import is_ours
-from nanodepth.models.checkpoint import describe, is_hugging_face, open_any
+from nanodepth.common.files import find, on_hub
+from nanodepth.models.checkpoint import is_hugging_face, open_any
 from nanodepth.models.hf import answer_of
 from nanodepth.scoring.likelihoods import log_likelihoods
 from nanodepth.scoring.lm_eval_scores import Harness, check_tasks
@@ -42,8 +40,8 @@ from nanodepth.report.tables import Score, beside, error_of, mean, p_value
 from nanodepth.text.loader import Loader
 from nanodepth.training.measure import measured
 from nanodepth.text.primitives import TASKS, TOY_TASKS, few_shot
-from nanodepth.text.tokenizer import (TOKENIZER_FILES, fingerprint as tokenizer_mark, get_tokenizer,
-                                      refuse_another_tokenizer)
+from nanodepth.text.tokenizer import (get_tokenizer, local_folder, refuse_another_tokenizer,
+                                      tokenizer_file)
 from nanodepth.wrapper import SOLVERS
 
 # ------------------------------------------------------------------------------------ scores
@@ -213,6 +211,7 @@ class Subject:
             raise Refused(f"--shots={','.join(map(str, asked.shots))}: lm-eval's tasks take one")
         if theirs:
             check_tasks(theirs, asked.shots and asked.shots[0])     # before a model is opened
+        self.files = sha256_of(files_of(path))      # before: a run may go on and write others
         self.state, self.model = open_any(path, pick_device(asked.device), asked.dtype)
         self.answer = answer_of(self.model)
         if getattr(self.model, 'recurs', False):
@@ -294,21 +293,40 @@ class Subject:
                 for way in ways}
 
     def mark(self):
-        "What tells the model and all that it is asked from others."
-        digest = hashlib.sha256(fingerprint(self.model).encode())
-        folder = Path(self.path)
-        folder = folder.parent if folder.suffix == '.pt' else folder
-        digest.update(tokenizer_mark(self.tokenizer).encode())
-        for path in (folder / name for name in TOKENIZER_FILES):
-            digest.update(path.read_bytes() if path.exists() else b'')
-        data = self.val and (self.val.checksums(), self.val.shares(), self.val.kinds,
-                             self.val.batch_size, self.val.sets[0].context)
-        tasks = self.harness and self.harness.tasks
-        asked = {each.name: getattr(self.asked, each.name) for each in fields(Asked)
-                 if each.name not in ('tasks', 'data', 'device')}
-        digest.update(json.dumps([asked, tasks, self.questions, data, code_that_runs()],
-                                 default=str).encode())
-        return digest.hexdigest()[:24]
+        """What tells the model, its data, all that it is asked and the code that answers from
+        others: the bytes of their files, and what these do not say."""
+        sets = self.val.sets if self.val else []
+        package = Path(__file__).parents[1]
+        code = [*package.rglob('*.py'), *ROOT.glob('*.py'), *(ROOT / 'data/evals').rglob('*.*')]
+        files = sha256_of([*code, *(each.folder / 'val.json' for each in sets)])
+        rows = self.val and (self.val.quota, self.val.batch_size, sets[0].context)
+        asked = [getattr(self.asked, each.name) for each in fields(Asked)]
+        solvers = [inspect.getsource(solver) for solver in SOLVERS.values()]    # a script's, too
+        packages = sorted(f'{each.name} {each.version}' for each in distributions())
+        said = [self.files, files, rows, asked, solvers, packages,
+                str(next(self.model.parameters()).dtype)]
+        return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:24]
+
+
+def files_of(path):
+    "The files of a checkpoint, and of its tokenizer, which may stand elsewhere."
+    path = local_folder(path) if on_hub(path) else Path(path)
+    is_file = path.suffix == '.pt'
+    folder = path.parent if is_file else path
+    files = {path if is_file else path / 'ckpt.pt', tokenizer_file(path)}
+    for ending in ('safetensors', 'json', 'jinja'):
+        files.update(folder.glob(f'*.{ending}'))
+    return [file for file in files if file and file.exists()]
+
+
+def sha256_of(files):
+    "A hash of the names and the bytes of some files."
+    digest = hashlib.sha256()
+    for path in sorted(files):
+        digest.update(path.name.encode())
+        with path.open('rb') as file:
+            digest.update(hashlib.file_digest(file, 'sha256').digest())
+    return digest.hexdigest()
 
 
 def notes_beside(out):
@@ -324,43 +342,3 @@ def is_there(data):
     folders = [data] if isinstance(data, str) else data or []
     return bool(folders) and all(any((find(folder) / name).exists() for name in
                                      ('val.json', 'mixture.json')) for folder in folders)
-
-
-# ------------------------------------------------------------------------------ what makes a number
-
-def fingerprint(model):
-    "A hash of all that a model computes with: settings and every weight."
-    state = (describe(model) if is_ours(model)
-             else dict(config=model.config.to_dict()))
-    state.pop('model', None)
-    digest = hashlib.sha256(json.dumps(state, sort_keys=True, default=str).encode())
-    for name, t in model.state_dict().items():
-        digest.update(name.encode())
-        digest.update(t.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-    return digest.hexdigest()
-
-
-@functools.cache
-def written_code():
-    "A hash of all our code and tasks, and the versions of the packages that it calls."
-    package = Path(__file__).resolve().parents[1]
-    digest = hashlib.sha256()
-    for path in sorted([*package.rglob('*.py'), *ROOT.glob('*.py'),
-                        *(ROOT / 'data/evals').rglob('*.*')]):
-        digest.update(path.read_bytes())
-    for name in ('torch', 'transformers', 'tokenizers', 'lm_eval'):
-        with contextlib.suppress(PackageNotFoundError):
-            digest.update(f'{name} {version(name)}'.encode())
-    return digest.hexdigest()
-
-
-def code_that_runs():
-    """What makes a number, so that none outlives its code: all that is written here, and solvers
-    that a script of the user's has put into the table."""
-    texts = []
-    for function in SOLVERS.values():
-        try:
-            texts.append(inspect.getsource(function))
-        except (OSError, TypeError):        # typed in: it is known to this process alone
-            texts.append(repr(function))
-    return [written_code(), texts]
