@@ -176,18 +176,25 @@ def load_model(path, device='cpu', others=False):
 
 def open_any(path, device='cpu', dtype='auto', others=True):
     """(what its file says, the model, ready to run) of any path: ours or, with `others`,
-    transformers' own of another family. `dtype`: as compute_in has it."""
+    transformers' own of another family. `dtype`: what its weights become. auto: a checkpoint that
+    was published in 16 bits computes in bfloat16 where the device is fast at it, else in float32;
+    all others stay as they are. Tables of positions keep their precision."""
     state = load(path)
     model = build_model(state, path, others)
+    device = torch.device(device)
     stored = next(model.parameters()).dtype
-    model = compute_in(model, dtype, torch.device(device), lambda text: say(f'{path}: {text}'))
-    now = next(model.parameters()).dtype
-    if (now != stored and not is_ours(model)
+    wanted = None if dtype == 'auto' else getattr(torch, dtype)
+    if dtype == 'auto' and stored in (torch.bfloat16, torch.float16):
+        wanted = torch.bfloat16 if fast_in_bfloat16(device) else torch.float32
+        say(f'{path}: computed in {str(wanted)[6:]} (--dtype says otherwise)')
+    if (wanted not in (None, stored) and not is_ours(model)
             and any(buffer.dtype == stored for buffer in model.buffers())):
         # it was computed in the type of the weights and would keep its rounding: Gemma's scale
         from nanodepth.models.hf import open_theirs
-        model = open_theirs(path, dtype=now).to(device).eval()
-    return state, model
+        model = open_theirs(path, dtype=wanted)
+    for p in model.parameters() if wanted else ():
+        p.data = p.data.to(wanted)
+    return state, model.to(device).eval()
 
 
 def fast_in_bfloat16(device):
@@ -196,20 +203,6 @@ def fast_in_bfloat16(device):
         return torch.cuda.get_device_capability(device) >= (8, 0)
     return device.type == 'cpu' and (torch.cpu._is_amx_tile_supported()
                                      or torch.cpu._is_avx512_bf16_supported())
-
-
-def compute_in(model, dtype, device, say=lambda text: None):
-    """The model with weights of the type that is asked for, or by itself: a checkpoint that was
-    published in 16 bits computes in bfloat16 where the device is fast at it, else in float32. All
-    others stay as they are. Tables of positions keep their precision."""
-    stored = next(model.parameters()).dtype
-    wanted = None if dtype == 'auto' else getattr(torch, dtype)
-    if dtype == 'auto' and stored in (torch.bfloat16, torch.float16):
-        wanted = torch.bfloat16 if fast_in_bfloat16(device) else torch.float32
-        say(f'computed in {str(wanted)[6:]} (--dtype says otherwise)')
-    for p in model.parameters() if wanted else ():
-        p.data = p.data.to(wanted)
-    return model.to(device).eval()
 
 
 def build_model(state, path, others=False):
