@@ -115,12 +115,6 @@ def loop_of(model):
     return None
 
 
-def mixes_tokens(model):
-    "Is it looped by a solver by which a token's state depends on the others of its row?"
-    loop = loop_of(model)
-    return loop is not None and loop.how.mixes_tokens
-
-
 def check_host(model, layers, window, cache):
     "What cannot be looped is refused before anything is touched."
     if loop_of(layers) is not None:
@@ -186,9 +180,6 @@ class Entry:
         self.index = index          # None: a layer of ours, which is told its position
         self.before = vars(layer).get('forward')
         self.names, self.cache_name, self.mask_name = arguments(layer)
-
-    def enter(self):
-        self.layer.forward = self
 
     def leave(self, module, name):
         "`module` is the layer, or its copy."

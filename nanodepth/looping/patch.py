@@ -66,7 +66,7 @@ def install(model, window, method, solver, evaluations, cache=None, decode='full
         for router in routers[order[d]]:
             router.register_forward_hook(Pin(loop))
     for entry in entries.values():
-        entry.enter()
+        entry.layer.forward = entry
     if is_ours(model):
         model.hidden = Guard(model, range(a, b + 1), order)     # refuses any other order
     passes = evaluations - 1 + loop.runs_once_more
