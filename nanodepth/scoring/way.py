@@ -104,7 +104,8 @@ class Way:
             finally:
                 model.recurrence = before
         elif self.loop:
-            order = self.order(len(layers_and_order(model)[0]))
+            n_layer = len(layers_and_order(model)[0])
+            order = fit_loop(self.text, n_layer) if self.text else self.loop    # each must run
             another = running if is_ours(model) else in_order
             with damped(model, order, self.damp), another(model, order):
                 yield model
@@ -113,10 +114,6 @@ class Way:
                 yield model
         else:
             yield model
-
-    def order(self, n_layer):
-        "The order, for a model of n_layer layers: of a loop that a user wrote, each must run."
-        return fit_loop(self.text, n_layer) if self.text else self.loop
 
     def cost(self, model):
         "How many layers run for each token."
