@@ -26,7 +26,8 @@ class Asked(HFLM):
         if asks.get('repetition_penalty') not in (None, 1) or asks.get('no_repeat_ngram_size'):
             say(f"{path} asks for a penalty on repetition in generated text, which lm-eval's own "
                 'hf would obey: here the likeliest token is taken')
-        ends = {tokenizer.eos_token_id, *other_ends(asks)} - {None}
+        ends = asks.get('eos_token_id')         # several, such as a chat model's end of a turn
+        ends = {tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None}
         theirs.generation_config = GenerationConfig(eos_token_id=sorted(ends) or None,
                                                     pad_token_id=0)
         logging.disable(logging.WARNING)        # that it was given a model and no name
@@ -63,9 +64,3 @@ def generation_of(path):
     folder = local_folder(path)
     file = folder / 'generation_config.json'
     return read_json(file if file.exists() else folder / 'config.json')
-
-
-def other_ends(asks):
-    "The tokens that end a text by what a folder says, such as a chat model's end of a turn."
-    ends = asks.get('eos_token_id')
-    return ends if isinstance(ends, list) else [ends]
