@@ -40,18 +40,6 @@ def check_cache(cache, decode, tol=None):
                       'and no halting tolerance')
 
 
-def ends_before(cache, b):
-    """Is there no slot for layer b, nor will there be? transformers drafts tokens with the model's
-    first layers (assistant_early_exit), and then looks at them with all: a draft is not looped."""
-    return len(cache.layers) <= b and getattr(cache, 'layer_class_to_replicate', 1) is None
-
-
-def left_out(cache, a, q, decode):
-    "Is a window that begins with layer a left as it is for this token, after a prompt was read?"
-    past = cache.layers[a].get_seq_length() if a < len(cache.layers) else 0
-    return decode == 'bypass' and q == 1 and bool(past > 0)
-
-
 class Memory:
     """One forward's dealings with a cache, ours or transformers': either has a list `layers` of
     slots with update(k, v)."""

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from nanodepth.common.errors import Refused
-from nanodepth.looping.caches import Memory, ends_before, left_out
+from nanodepth.looping.caches import Memory
 
 
 class How(NamedTuple):
@@ -92,8 +92,12 @@ class Loop(threading.local):
         if entry.pinned:
             entry.refuse_checkpointing()
         if cache is not None:
-            drafts = ends_before(cache, self.b)     # a model that exits early
-            self.off = drafts or left_out(cache, self.a, new_tokens, how.decode)
+            slots = cache.layers
+            # transformers drafts tokens with the first layers (assistant_early_exit), by a cache
+            # that gets no slot for the others, and then looks at them with all
+            drafts = len(slots) <= self.b and getattr(cache, 'layer_class_to_replicate', 1) is None
+            past = slots[self.a].get_seq_length() if self.a < len(slots) else 0
+            self.off = drafts or (how.decode == 'bypass' and new_tokens == 1 and bool(past > 0))
             if not self.off:
                 self.memory = Memory(how.cache, cache, (self.a, self.b), how.evaluations, how.depth)
 
