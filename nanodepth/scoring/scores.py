@@ -301,11 +301,18 @@ class Subject:
         files = sha256_of([*code, *(each.folder / 'val.json' for each in sets)])
         rows = self.val and (self.val.quota, self.val.batch_size, sets[0].context)
         asked = [getattr(self.asked, each.name) for each in fields(Asked)]
-        solvers = [inspect.getsource(solver) for solver in SOLVERS.values()]    # a script's, too
+        solvers = [source_of(solver) for solver in SOLVERS.values()]    # a script's, too
         packages = sorted(f'{each.name} {each.version}' for each in distributions())
         said = [self.files, files, rows, asked, solvers, packages,
                 str(next(self.model.parameters()).dtype)]
         return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:24]
+
+
+def source_of(function):
+    try:
+        return inspect.getsource(function)
+    except (OSError, TypeError):        # typed in: it is known to this process alone
+        return repr(function)
 
 
 def files_of(path):
