@@ -47,12 +47,16 @@ def main(argv=None):
     if way.dials:
         raise Refused(f'{way}: a checkpoint holds layers and their order, and no code that loops a '
                       'window: from nanodepth import looped; --loop=... --damp comes near it')
-    to_file = is_gguf(options.target)
+    from_file, to_file = (str(path).endswith('.gguf') for path in (options.run, options.target))
     if options.dtype == 'q8_0' and not to_file:
         raise Refused(f'{options.target}: eight bits are for a file that ends in .gguf')
-    if is_gguf(options.run):
-        return from_file(options, way)
-    model = load_model(options.run, others=not options.target)
+    if from_file and (to_file or str(way) != str(Way())):
+        raise Refused(f'{options.run} is written as a folder, as it is; that folder takes another '
+                      'order, and becomes a file')
+    if from_file:
+        model, words = open_gguf(options.run)
+    else:
+        model = load_model(options.run, others=not options.target)
     with way.apply(model):
         describe(options, model)
         if not options.target:
@@ -64,28 +68,12 @@ def main(argv=None):
         if to_file:
             again = export_file(options, model)
         else:
-            export(options, model, way)
+            if from_file:
+                save_opened(model, words, options.target)
+            else:
+                export(options, model, way)
             again = load_model(options.target, others=True)
     compare(before, again, options.target, options.dtype)
-
-
-def is_gguf(path):
-    return str(path).endswith('.gguf')
-
-
-def from_file(options, way):
-    "A GGUF file as a folder."
-    if str(way) != str(Way()) or is_gguf(options.target):
-        raise Refused(f'{options.run} is written as a folder, as it is; that folder takes another '
-                      'order, and becomes a file')
-    model, words = open_gguf(options.run)
-    describe(options, model)
-    if options.target:
-        before = some_logits(model)
-        if options.dtype:
-            model.to(getattr(torch, options.dtype))
-        save_opened(model, words, options.target)
-        compare(before, load_model(options.target, others=True), options.target, options.dtype)
 
 
 @torch.no_grad()
