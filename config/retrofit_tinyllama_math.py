@@ -13,6 +13,5 @@ data = 'data/math/retrofit_math'
 recurrence = 4
 curriculum = 0.75
 curriculum_shape = '1-sqrt'
-batch_size = 1024
 steps = 50_000
 decay_steps = 30_000        # 60% of the steps
