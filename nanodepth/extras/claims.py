@@ -26,11 +26,6 @@ POWER = 0.8
 MARGINS = dict(text=0.02, answers=0.05, points=5.0, layers=0.25, exponent=0.1)
 
 
-def t_quantile(share, df):
-    "The t within which a share of all cases lies, on both sides of zero."
-    return float(stats.t.ppf((1 + share) / 2, df))
-
-
 class Contrast:
     "The mean of a minus b over seeds: both in the same order, so their differences are one sample."
 
@@ -44,9 +39,12 @@ class Contrast:
         self.known = self.n > 1 and math.isfinite(self.error)
 
     def half(self, share):
-        return t_quantile(share, self.n - 1) * self.error if self.known else math.inf
+        "Half the width of the confidence interval for this share."
+        if not self.known:
+            return math.inf
+        return float(stats.t.ppf((1 + share) / 2, self.n - 1)) * self.error
 
-    def interval(self, share=0.95):
+    def interval(self, share):
         return self.mean - self.half(share), self.mean + self.half(share)
 
     @property
