@@ -60,18 +60,6 @@ def scalable_start(model):
         nn.init.normal_(model.embed.weight)          # as LM's own start has it
 
 
-def open_parent(options):
-    "(the state, the model) to be cut."
-    state = load(options.run)
-    parent = build_model(state, options.run).eval()
-    if parent.recurs:
-        raise Refused(f'{options.run} has a recurrent core already: cut an ordinary model')
-    if options.untie_head:      # it begins as the embedding
-        parent.head.weight = nn.Parameter(parent.head.weight.detach().clone())
-        parent.config.tie_embeddings = False
-    return state, parent
-
-
 def choose_layers(options, parent):
     "(prelude, core, coda), as lists of the parent's layers."
     parts = cut(options.shape, len(parent.layers))
@@ -87,7 +75,13 @@ def choose_layers(options, parent):
 
 def operate(options, target):
     "Write the cut checkpoint, and print its parts."
-    state, parent = open_parent(options)
+    state = load(options.run)
+    parent = build_model(state, options.run).eval()
+    if parent.recurs:
+        raise Refused(f'{options.run} has a recurrent core already: cut an ordinary model')
+    if options.untie_head:      # it begins as the embedding
+        parent.head.weight = nn.Parameter(parent.head.weight.detach().clone())
+        parent.config.tie_embeddings = False
     parts = choose_layers(options, parent)
     torch.manual_seed(seed_for(options.seed, 'retrofit'))
     how = {name: getattr(options, name)

@@ -89,19 +89,14 @@ def rows_of(name, group, subject, ways, found):
 def cell(row):
     "A score with its error and, of a way, how it differs from the model as it is."
     percent = row['kind'] == 'share'
-    text = number(row['mean'], error_in(row), percent)
+    seeds = row['seeds'] > 1        # the error over the seeds, or else over the questions
+    error = row['mean se'] if seeds else row['error']
+    text = number(row['mean'], math.nan if error is None else error, percent)
     if row['way'] == str(Way()):
         return text
-    seeds = row['seeds'] > 1
     change = change_in_words(row['change'], row['change se'] if seeds else row['change_error'],
                              None if seeds else row['p'], percent)
     return f'{text} ({change})'
-
-
-def error_in(row):
-    "The standard error over the seeds, or else over the questions."
-    error = row['mean se'] if row['seeds'] > 1 else row['error']
-    return math.nan if error is None else error
 
 
 def print_tables(rows):

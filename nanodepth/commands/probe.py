@@ -70,14 +70,11 @@ class Options(Ways, Asked):
 @contextlib.contextmanager
 def counted(model, what):
     "A bar of how many passes the model has made in here, which its last layer counts."
-    with tqdm(desc=what, unit='pass', leave=False) as bar:
-        def count(*_):
-            bar.update()
-        hook = model.layers[-1].register_forward_hook(count)
-        try:
-            yield
-        finally:
-            hook.remove()
+    def count(*_):
+        bar.update()
+    with (tqdm(desc=what, unit='pass', leave=False) as bar,
+          model.layers[-1].register_forward_hook(count)):
+        yield
 
 
 class NotHere(ValueError):
