@@ -24,7 +24,7 @@ from nanodepth import ROOT
 from nanodepth.commands.cost import planned
 from nanodepth.common.files import replace
 from nanodepth.common.options import read
-from nanodepth.extras.programs import commit, python
+from nanodepth.extras.table import commit, python
 from nanodepth.loop import running
 from nanodepth.models.checkpoint import open_any
 from nanodepth.probe import depth_score, skip_blocks

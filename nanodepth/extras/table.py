@@ -10,8 +10,11 @@ Usage:
     make table SEED=3               # this one, so that two may go side by side
 """
 import functools
+import os
 import platform
 import shutil
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +25,6 @@ from nanodepth.commands.probe import examples
 from nanodepth.common.errors import Refused
 from nanodepth.common.files import replace
 from nanodepth.common.options import read
-from nanodepth.extras.programs import commit, python
 from nanodepth.loop import parse_loop, running
 from nanodepth.models.checkpoint import exists, load, open_any
 from nanodepth.report.logs import read_log
@@ -58,6 +60,21 @@ class Options:
     out: Path = ROOT / 'out/table'      # where the runs are
     more: str = ''                      # settings of every run, to try it small
     questions: int = 200
+
+
+def python(*words, **environment):
+    done = subprocess.run([sys.executable, *map(str, words)], cwd=ROOT,
+                          env=os.environ | environment)
+    if done.returncode:
+        raise Refused(f'{" ".join(map(str, words))} ended with status {done.returncode}')
+
+
+def commit():
+    "What git says of this code; '' where there is no git."
+    if not shutil.which('git'):
+        return ''
+    return subprocess.run(['git', 'describe', '--always', '--dirty'], cwd=ROOT,
+                          capture_output=True, text=True).stdout.strip()
 
 
 def train(folder, seed, more):
