@@ -477,23 +477,8 @@ function logLikelihood(tokens, logits, V) {     // of tokens, by the logits of t
   return tokens.reduce((sum, token, t) => sum + Math.log(softmax(logits.slice(t * V, (t + 1) * V))[token]), 0);
 }
 
-// The likeliest option: the prompt is read once, and each option with its cache. A cache keeps one
-// pass of a looped window, so there a longer option is read behind its prompt anew, as Python does.
-function chosen(model, how, {prompt, options}) {
-  const cache = newCache(), before = tokenizer.encode(prompt), stream = model.hidden(before, {...how, cache});
-  const first = model.head(stream.slice(-model.n_embd)), V = model.vocab_size;
-  const values = options.map(text => {
-    const tokens = [...new TextEncoder().encode(text)];
-    if (how.wrap && tokens.length > 1) {
-      const behind = model.hidden([...before, ...tokens.slice(0, -1)], {...how, cache: newCache()});
-      const logits = model.head(behind.slice((before.length - 1) * model.n_embd));
-      return logLikelihood(tokens, logits, V);
-    }
-    const rest = tokens.length > 1
-      ? model.head(model.hidden(tokens.slice(0, -1), {...how, cache: branch(cache)})) : [];
-    const logits = [...first, ...rest];
-    return logLikelihood(tokens, logits, V);
-  });
+function chosen(model, how, {prompt, options}) {     // the likeliest option; each is one byte, and so one token
+  const logits = model.head(model.hidden(tokenizer.encode(prompt), how).slice(-model.n_embd)), values = options.map(text => logits[text.charCodeAt(0)]);
   return values.indexOf(Math.max(...values));
 }
 

@@ -50,7 +50,7 @@ FOLDER = Path(__file__).parent
 MIDDLE_PLACES = {f'{depth},{n}': a for (depth, n), a in MIDDLE.items()}
 # how GPT-2 and whoever says "ByteLevel" cuts a text
 GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-TASKS = 'toy_assign/0,toy_assign/1,toy_assign/2,toy_assign/3,toy_assign/4,toy_assign/5,toy_copy'
+TASKS = 'toy_assign/0-5'                # of which each option is one byte
 QUESTIONS = 100                         # of each task
 LARGEST = 20_000_000                    # parameters of a toy that a browser should carry,
 LARGEST_CHECKPOINT = 200_000_000        # and of a published model
@@ -188,12 +188,6 @@ def scales_of(places):
                for place in places.values() if 'scales' in place)
 
 
-def questions():
-    "{'toy_assign/3': [{prompt, options, answer}]}"
-    return {name: [asdict(example) for example in examples]
-            for name, examples in questions_of(parse_tasks(TASKS)[0], QUESTIONS).items()}
-
-
 def show_token(tokenizer, token):
     text = readable(tokenizer, [token])
     if not text:
@@ -201,10 +195,11 @@ def show_token(tokenizer, token):
     return text if text.isprintable() else repr(text)[1:-1]
 
 
-def described(run, model):
-    "What the page says of a model, and what play.js needs to know of it."
+def described(run, model, kin, copies):
+    """What the page says of a model, and what play.js needs to know of it. kin: the layer of the
+    first stage that each layer goes back to."""
     about = dict(layers=len(model.layers), order=model.order, parameters=model.num_params(),
-                 run=str(run), kin=[*range(len(model.layers))],
+                 run=str(run), kin=kin, copies=copies,
                  config={key: getattr(model.config, key) for key in SHAPE})
     if model.recurs:
         about |= dict(r=model.recurrence, parts=[model.prelude, model.core, model.coda])
@@ -219,7 +214,7 @@ def page(runs, site=None, **about):
     weights = {}
     for name, run in run_names(runs).items():
         keys = []
-        kin = None                  # the layer of the first stage that a layer goes back to
+        kin = None
         for path, model, copies in stages_of(run):
             refuse(model, run, LARGEST if toys else LARGEST_CHECKPOINT)
             if not toys:
@@ -227,11 +222,8 @@ def page(runs, site=None, **about):
                 about['agreed'] = agreed(model, run)
             key = name if path == run else f'{name}, {len(model.layers)} layers'
             weights[key], about['tensors'][key] = pack(model, small=not toys)
-            about['models'][key] = described(path, model)
-            if copies:
-                kin = [kin[i] for i in copies]
-                about['models'][key] |= dict(kin=kin, copies=copies)
-            kin = kin or [*range(len(model.layers))]
+            kin = [kin[i] for i in copies] if copies else [*range(len(model.layers))]
+            about['models'][key] = described(path, model, kin, copies)
             keys.append(key)
         about['runs'].append(dict(name=name, stages=keys))
     if site:
@@ -246,7 +238,8 @@ def page(runs, site=None, **about):
 
 def page_of_toys(runs, task):
     "The page of runs that read bytes; it begins with the questions of the task."
-    asked = questions()
+    asked = {name: [asdict(example) for example in examples]
+             for name, examples in questions_of(parse_tasks(TASKS)[0], QUESTIONS).items()}
     check_choice('task', task, asked)
     tokenizer = get_tokenizer(runs[0])
     for run in runs:
