@@ -11,6 +11,7 @@ Usage:
 import contextlib
 import copy
 import re
+import shlex
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -41,7 +42,7 @@ class Options(Ways):
     fresh: bool = False
 
 
-def main(argv=None):
+def main(argv):
     options = read(Options, argv, __doc__)
     way = read_way(options)
     if way.dials:
@@ -71,7 +72,8 @@ def main(argv=None):
             if from_file:
                 save_opened(model, words, options.target)
             else:
-                export(options, model, way)
+                export(options, model)
+                write_card(options, model, way, argv)
             again = load_model(options.target, others=True)
     compare(before, again, options.target, options.dtype)
 
@@ -163,15 +165,8 @@ The licence is the parent's{licence}.
 """
 
 
-def write_card(options, model, way):
+def write_card(options, model, way, argv):
     "A README.md that says what the folder is, whose it is, and how to open it."
-    words = ['nanodepth export', options.run, options.target]
-    if str(way) != str(Way()):
-        words.append(way)
-    if options.dtype:
-        words.append(f'--dtype={options.dtype}')
-    if options.fresh:
-        words.append('--fresh')
     what = (f'with a core of {len(model.core)} layers that runs r = {model.recurrence} times'
             if model.recurs else f'with its layers in the order {name_of(model.order)} (a number '
             'is that many layers, one after the other, and 4x2 are four that come twice)')
@@ -188,7 +183,7 @@ def write_card(options, model, way):
         version=version(), target=options.target, licence=f', {said[1]}' if said else
         ', which its folder does not name',
         trust=', trust_remote_code=True' if model.recurs else '',
-        command=' '.join(map(str, words)))
+        command=shlex.join(['nanodepth', 'export', *argv]))
     replace(Path(options.target) / 'README.md', text.encode())
 
 
@@ -198,13 +193,12 @@ def version():
     return ''
 
 
-def export(options, model, way):
+def export(options, model):
     "A model of ours as a folder."
     about = dict(parent=str(options.run), order=' '.join(map(str, model.order)))
     if model.recurs:
         model.fresh = model.fresh or options.fresh
         ours = save_raven(model, options.target, tokenizer=options.run, about=about)
-        write_card(options, model, way)
         if not model.fresh:         # with fresh noise no two texts are equal
             compare_text(model, options.target)
         print(f"{options.target}: in the authors' format (huginn_raven); load_model opens it, and "
@@ -213,7 +207,6 @@ def export(options, model, way):
             print(f"their own code does not know {', '.join(ours)}")
         return
     save_hf(model, options.target, tokenizer=options.run, about=about)
-    write_card(options, model, way)
     print(f"{options.target}: {len(model.order)} layers of their own; "
           f"transformers.AutoModelForCausalLM.from_pretrained('{options.target}') opens it")
 
