@@ -9,11 +9,13 @@ import copy
 
 import pytest
 import torch
+from conftest import same
 
 from nanodepth import probe
-from nanodepth.grow import untie
+from nanodepth.grow import lidas, untie
 from nanodepth.loop import repeat_block
 from nanodepth.probe import block_similarity, depth_score, future_effects, residual_norms
+from nanodepth.retrofit import surgery
 from nanodepth.text.loader import Loader
 from nanodepth.scoring import lens as lens_file
 from nanodepth.scoring.lens import TunedLens, exit_at, quality, train_lens
@@ -29,22 +31,31 @@ def tokens(n=9, batch=3):
     return torch.randint(50, (batch, n), generator=torch.Generator().manual_seed(0))
 
 
+def added(model, d, i, x, erase=(), upto=-1):
+    """What the attention and the MLP of layer i add to a stream at depth d, with `erase` of them
+    taken away for the tokens up to `upto`."""
+    T = x.shape[1]
+    rope = model.cos[:T, None], model.sin[:T, None]
+    block, scale = model.layers[i], (d + 1) ** -0.5 if model.config.ln_scaling else 1.0
+    a = block.attn(block.attn_norm(x) * scale, rope).clone()
+    if 'attn' in erase:
+        a[:, :upto + 1] = 0
+    m = block.mlp(block.mlp_norm(x + a) * scale).clone()
+    if 'mlp' in erase:
+        m[:, :upto + 1] = 0
+    return a, m
+
+
 def slow(model, t, order, *, erase=None, part='layer', upto=0):
     """(inputs, attention updates, MLP updates, output distribution), with layer `erase` taken away
     for the tokens up to `upto`."""
-    T = t.shape[1]
-    rope = model.cos[:T, None], model.sin[:T, None]
     x, inputs, attn, mlp = model.embed(t), [], [], []
+    parts = ('attn', 'mlp') if part == 'layer' else (part,)
     for d, i in enumerate(order):
-        block, scale = model.layers[i], (d + 1) ** -0.5 if model.config.ln_scaling else 1.0
+        a, m = added(model, d, i, x, parts if d == erase else (), upto)
         inputs.append(x)
-        a = block.attn(block.attn_norm(x) * scale, rope).clone()
-        if d == erase and part != 'mlp':
-            a[:, :upto + 1] = 0
-        m = block.mlp(block.mlp_norm(x + a) * scale).clone()
-        if d == erase and part != 'attn':
-            m[:, :upto + 1] = 0
-        attn.append(a), mlp.append(m)
+        attn.append(a)
+        mlp.append(m)
         x = x + a + m
     return inputs, attn, mlp, model.head(model.norm(x)).softmax(-1)
 
@@ -75,12 +86,8 @@ def test_effects_and_score_against_the_slow_form(tiny, shape, part):
                     want[s, d] = max(want[s, d], relative(attn2[d] + mlp2[d], old)[:, seen].max())
                     x = inputs[d].clone()
                     x[:, :b + 1] -= contribution[s][:, :b + 1]
-                    block, scale = (model.layers[order[d]],
-                                    (d + 1) ** -0.5 if model.config.ln_scaling else 1.0)
-                    rope = model.cos[:T, None], model.sin[:T, None]
-                    a = block.attn(block.attn_norm(x) * scale, rope)
-                    new = a + block.mlp(block.mlp_norm(x + a) * scale)
-                    local[s, d] = max(local[s, d], relative(new, old)[:, seen].max())
+                    a, m = added(model, d, order[d], x)
+                    local[s, d] = max(local[s, d], relative(a + m, old)[:, seen].max())
         options = dict(part=part, future=future, boundaries=boundaries if future else None)
         assert torch.allclose(future_effects(model, t, **options), want, atol=1e-5, rtol=1e-5)
         assert torch.allclose(future_effects(model, t, propagate=False, **options), local,
@@ -115,10 +122,11 @@ def test_what_does_nothing_scores_nothing(tiny):
 def test_a_probe_leaves_the_model_as_it_was(tiny):
     model, t = tiny(n_layer=3), tokens()
     before, plain = copy.deepcopy(model.state_dict()), model(t)
-    depth_score(model, t), future_effects(model, t, propagate=False), residual_norms(model,
-            t), block_similarity(model)
-    assert (all(torch.equal(a, b) for a, b in zip(before.values(), model.state_dict().values()))
-            and torch.equal(model(t), plain))
+    depth_score(model, t)
+    future_effects(model, t, propagate=False)
+    residual_norms(model, t)
+    block_similarity(model)
+    assert same(before, model.state_dict()) and torch.equal(model(t), plain)
     assert all(p.requires_grad for p in model.parameters()) and not model.training
 
 
@@ -140,34 +148,31 @@ def test_norms_and_cosines_by_hand(tiny):
 
 
 def test_similarity_of_grown_layers(tiny):
-    from nanodepth.grow import lidas, untie
     model = untie(tiny(n_layer=4), lidas(4, 2))                              # 0 1 2 1 2 3
     same = block_similarity(model)
-    copies = torch.tensor([[0, 0, 0, 0, 0, 0], [0, 0, 0, 1, 0, 0], [0, 0, 0, 0, 1, 0],
-                           [0, 1, 0, 0, 0, 0], [0, 0, 1, 0, 0, 0], [0, 0, 0, 0, 0, 0]]) + torch.eye(
-                               6)
-    assert (same[copies == 1] > 0.999).all() and (same[copies == 0].abs() < 0.2).all()
+    origin = torch.tensor([0, 1, 2, 1, 2, 3])
+    copies = origin[:, None] == origin
+    assert (same[copies] > 0.999).all() and (same[~copies].abs() < 0.2).all()
     blocks = block_similarity(model, 2)
     flat = [torch.cat([p.flatten() for i in pair for p in model.layers[i].mlp.parameters()])
             for pair in ((0, 1), (2, 3), (4, 5))]
-    assert blocks[0, 1].item() == pytest.approx(torch.cosine_similarity(flat[0], flat[1],
-            dim=0).item(), abs=1e-5)
+    by_hand = torch.cosine_similarity(flat[0], flat[1], dim=0)
+    assert blocks[0, 1].item() == pytest.approx(by_hand.item(), abs=1e-5)
 
 
 def test_recurrent_and_looped_models_by_unrolled_depth(tiny):
-    from nanodepth.retrofit import surgery
     parent, t = tiny(n_layer=4), tokens()
     model = surgery(parent, '1-2-1', recurrence=2, inject='linear')
     for p in model.adapter.parameters():
         torch.nn.init.normal_(p, std=0.2)
     score, per_layer = depth_score(model, t)
     assert per_layer.shape == (6,) and (per_layer[:5] > 0).all() and 0 < score < 5
-    by_hand = model.head(model.norm(model.hidden(t, tap=lambda depth, part, x,
-                                                 u: u * (torch.arange(9) > 2)[:, None] if depth == 3
-                                                 else u))).softmax(-1)
+    late = (torch.arange(9) > 2)[:, None]
+    hidden = model.hidden(t, tap=lambda depth, part, x, u: u * late if depth == 3 else u)
+    by_hand = model.head(model.norm(hidden)).softmax(-1)
     change = (by_hand - model(t).softmax(-1)).norm(dim=-1)[:, 3:].amax(1).mean()
     assert depth_score(model, t, boundaries=[2])[1][3].item() == pytest.approx(change.item(),
-            abs=1e-5)
+                                                                               abs=1e-5)
     # r = 1, the adapter as it begins: the parent
     once = surgery(parent, '1-3-0', recurrence=1)
     with pytest.raises(ValueError, match='behind an adapter there is none to take'):
@@ -222,19 +227,17 @@ def test_before_training_it_is_the_logit_lens_and_the_last_depth_is_the_model(lo
     for a, b in zip(quality(looped_model, lens, t), quality(looped_model, None, t)):
         assert torch.equal(a, b)
     kl, overlap = quality(looped_model, lens, t)
-    assert (kl.shape == (5,) and kl[-1] == 0 and overlap[-1] == 1 and (kl[:-1] > 0.01).all()
-            and (overlap[:-1] < 1).all())
-    with torch.no_grad():
-        assert torch.allclose(exit_at(looped_model, 4, lens)(t), looped_model(t), atol=1e-6)
-        stream = looped_model.run(looped_model.embed(t), [0, 1, 2])
-        by_hand = looped_model.head(looped_model.norm(stream))
-        assert torch.allclose(exit_at(looped_model, 2)(t), by_hand, atol=1e-6)
+    assert kl.shape == (5,) and kl[-1] == 0 and (kl[:-1] > 0.01).all()
+    assert overlap[-1] == 1 and (overlap[:-1] < 1).all()
+    assert torch.allclose(exit_at(looped_model, 4, lens)(t), looped_model(t), atol=1e-6)
+    stream = looped_model.run(looped_model.embed(t), [0, 1, 2])
+    by_hand = looped_model.head(looped_model.norm(stream))
+    assert torch.allclose(exit_at(looped_model, 2)(t), by_hand, atol=1e-6)
 
 
 def test_divergence_and_overlap_by_hand(looped_model, loader):
     t = loader.batch(0)[0][:2]
-    with torch.no_grad():
-        early, final = exit_at(looped_model, 1)(t), looped_model(t)
+    early, final = exit_at(looped_model, 1)(t), looped_model(t)
     p, q = final.softmax(-1), early.softmax(-1)
     kl, overlap = quality(looped_model, None, t)
     assert kl[1].item() == pytest.approx((p * (p.log() - q.log())).sum(-1).mean().item(), abs=1e-5)
@@ -260,4 +263,4 @@ def test_one_depth_at_a_time_is_all_at_once(looped_model, loader):
         optimizer.step()
     for a, b in zip(mine.parameters(), lens.parameters()):
         assert torch.allclose(a, b, atol=1e-5) and a.abs().sum() > 0
-    assert all(torch.equal(before[name], t) for name, t in looped_model.state_dict().items())
+    assert same(before, looped_model.state_dict())

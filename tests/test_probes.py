@@ -12,8 +12,6 @@ from conftest import save_run
 from nanodepth import probe
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.commands import probe as page
-from nanodepth.models import checkpoint
-from nanodepth.models.hf import save_hf
 from nanodepth.report.tables import read_csv
 from nanodepth.retrofit import surgery
 from nanodepth.text.loader import Loader
@@ -22,45 +20,30 @@ FEW = ['--count=4', '--length=10', '--n=6', '--batches=1', '--lens_steps=3', '--
        '--device=cpu']
 
 
-@pytest.fixture
-def runs(tmp_path, tiny, data):
-    "An ordinary model, a looped one, a retrofitted one, a Hugging Face folder."
-    model = tiny(vocab_size=257, n_layer=4, context=64)
-    save_run(tmp_path / 'plain', model, data)
-    save_run(tmp_path / 'loop', tiny(vocab_size=257, n_layer=2, context=64, order=[0, 1, 0, 1]),
-              data)
-    save_run(tmp_path / 'cut', surgery(model, '1-2-1', recurrence=2), data)
-    save_hf(model, tmp_path / 'hf', tokenizer='bytes')
-    return {name: str(tmp_path / name) for name in ('plain', 'loop', 'cut', 'hf')}
-
-
-def test_one_command_one_page(runs, data, tmp_path, capsys):
-    out = tmp_path / 'page'
-    nanodepth('probe', [runs['plain'], runs['loop'], runs['cut'], f'--out={out}', *FEW])
+def test_one_command_one_page(tiny, data, tmp_path, capsys):
+    model, out = tiny(vocab_size=257), tmp_path / 'page'
+    models = dict(plain=model, loop=tiny(vocab_size=257, n_layer=2, order=[0, 1, 0, 1]),
+                  cut=surgery(model, '1-2-1', recurrence=2))
+    runs = [save_run(tmp_path / name, model, data) for name, model in models.items()]
+    nanodepth('probe', [*runs, f'--out={out}', *FEW])
     said = capsys.readouterr().out
     html = (out / 'index.html').read_text()
     for name in page.PROBES:
-        assert ((out / f'{name}.png').exists() and f'src="{name}.png"' in html
-                and page.TEXTS[name]['title'].replace("'", '&#x27;') in html)
+        assert (out / f'{name}.png').exists() and f'src="{name}.png"' in html
+        assert page.TEXTS[name]['title'].replace("'", '&#x27;') in html
         rows = read_csv(out / f'{name}.csv')
         missing = dict(swap='cut', skip='cut', reverse='cut', passes='plain').get(name)
         assert {row['run'] for row in rows} == {'plain', 'loop', 'cut'} - {missing}
-    assert (
-        'loop: 4 layers deep, 2 of their own (2x2); looked at with' in html
-        and 'cut is not in swap' in html)
+    assert 'loop: 4 layers deep, 2 of their own (2x2); looked at with' in html
+    assert 'cut is not in swap' in html
     assert 'cut: 6 layers deep' in said and '| plain | ' in said and 'every position' in html
     assert page.Options(models=[]).dtype == 'float32'       # whatever the weights were published in
     score = {row['run']: float(row['score']) for row in read_csv(out / 'depth_score.csv')}
-    model = checkpoint.load_model(runs['plain'])
-    val = Loader(str(data), 4, 16, split='val', seed=1)
-    assert score['plain'] == pytest.approx(probe.depth_score(model, val.batch(0)[0][:4, :10])[0],
-                                           rel=1e-5)
-
-
-def test_rows_of_a_batch_need_not_be_those_of_training(runs):
-    for rows, size in ((None, 4), (2, 2)):
+    tokens = Loader(data, 4, 16, split='val', seed=1).batch(0)[0][:4, :10]
+    assert score['plain'] == pytest.approx(probe.depth_score(model, tokens)[0], rel=1e-5)
+    for rows, size in ((None, 4), (2, 2)):      # rows of a batch need not be those of training
         args = page.Options(models=[], rows=rows, tasks='', device='cpu')
-        assert page.Probed(runs['plain'], args).val.batch_size == size
+        assert page.Probed(runs[0], args).val.batch_size == size
 
 
 def test_each_map_is_what_its_title_says(tiny):
@@ -80,11 +63,10 @@ def test_each_map_is_what_its_title_says(tiny):
 
 def test_passes_by_hand(tiny):
     "Each pass as a model of its own, token by token."
-    plain = tiny(vocab_size=50, n_layer=4)
+    plain, loop = tiny(), tiny(order=[0, 1, 2, 1, 2, 1, 2, 3])
     tokens = torch.randint(50, (3, 9), generator=torch.Generator().manual_seed(1))
     core = surgery(plain, '1-2-1', recurrence=3)
     torch.nn.init.normal_(core.adapter.weight, std=0.2)
-    loop = tiny(vocab_size=50, n_layer=4, order=[0, 1, 2, 1, 2, 1, 2, 3])
     for model, how in ((core, lambda k: dict(r=k)),
                        (loop, lambda k: dict(order=[0, *[1, 2] * k, 3]))):
         rows = page.passes(SimpleNamespace(model=model, tokens=tokens))
