@@ -7,7 +7,7 @@ import json
 from collections import Counter
 
 import pytest
-from conftest import refused
+from conftest import refused, save_run
 
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.report import logs as report_runs, plot, tables
@@ -15,23 +15,14 @@ from nanodepth.report.tables import change_in_words, p_value
 from nanodepth.train import train
 
 
-@pytest.fixture
-def run(config, tmp_path):
-    c = config(n_layer=1, steps=3, warmup_steps=0, decay_steps=1)
-    train(c)
-    return tmp_path / 'run'
-
-
-def test_sample_goes_on_is_seeded_and_loops(run, capsys):
+def test_sample_goes_on_is_seeded_and_loops(tmp_path, tiny, capsys):
+    run = save_run(tmp_path / 'run', tiny(vocab_size=257, n_layer=1))
     said = []
-    for seed in (0, 0, 1):
-        nanodepth('sample', [str(run), '--prompt=a,\\nb', '--tokens=20', f'--seed={seed}',
-                             '--device=cpu'])
+    for more in ('--seed=0', '--seed=0', '--seed=1', '--loop=1x3'):
+        nanodepth('sample', [run, '--prompt=a,\\nb', '--tokens=20', '--device=cpu', more])
         said.append(capsys.readouterr().out)
-    assert said[0] == said[1] != said[2]
+    assert said[0] == said[1] != said[2] and '3 layers deep' in said[3]
     assert "--- 'a,\\nb' goes on:\na,\nb|" in said[0]
-    nanodepth('sample', [str(run), '--prompt=a', '--tokens=2', '--device=cpu', '--loop=1x3'])
-    assert '3 layers deep' in capsys.readouterr().out
 
 
 def test_one_picture_of_one_run_and_one_of_two(config, tmp_path, capsys, pictures):
