@@ -6,7 +6,6 @@ by who knows, and what is not a number is no score; lm-eval's own `hf` gives our
 exports, and we give lm-eval's; a change has the error of pairs; a sweep screens on one half, judges
 on the other, and says what luck finds; a stopped one goes on, and another model is measured anew.
 """
-import itertools
 import json
 import math
 import re
@@ -45,8 +44,21 @@ from nanodepth.training.measure import measure
 from nanodepth.wrapper import looped, SOLVERS
 
 lm_eval = pytest.importorskip('lm_eval')
+from lm_eval.api.instance import Instance
+from lm_eval.models.huggingface import HFLM
+from nanodepth.scoring.lm_eval_model import Asked as Model
+sys.path.insert(0, str(ROOT / 'data/evals'))
+import tasks
+
 TOKENS = torch.arange(24).view(2, 12)
 BYTES = get_tokenizer('bytes')
+
+
+def written(command, out, *argv):
+    "The rows that a command writes beside a picture, or as CSV."
+    nanodepth(command, [*map(str, argv), '--device=cpu', f'--out={out}'])
+    return read_csv(out.with_suffix('.csv'))
+
 
 # --------------------------------------------------------------------------------- ways of running
 
@@ -92,8 +104,13 @@ def test_options_become_ways_as_users_type_them():
     for text in given('--window=mid4', '--decode=bypass,3', '--beta=0.3'):
         assert given(*text.split()) == [text]
     assert str(Way()) == 'as it is' and str(Way(loop=[0, 1, 0, 1])) == '--loop=2x2'
+    # named twice, it is one way: else its rows would be taken for those of two seeds
+    assert len(given('--window=mid4', '--K=2,2', '--T=1,1.0')) == 1
+    assert len(given('--loop=2x2,2x2,1-1x2')) == 2
     with pytest.raises(Refused, match='--loop and --r are different ways'):
         given('--loop=2x2', '--r=2')
+    orders = [list(o) for n in (1, 2, 3) for o in product(range(4), repeat=n)]
+    assert len({*map(name_of, orders)}) == len(orders)      # each has a name of its own
 
 
 # ----------------------------------------------------------------------------------- our own scorer
@@ -103,8 +120,7 @@ def test_answers_by_hand(monkeypatch):
     values = [torch.tensor([-1.0, -2.0]).double(), torch.tensor([-3.0, -5.0]).double()]
     monkeypatch.setattr('nanodepth.scoring.scores.log_likelihoods', lambda *_: values)
     first, second = Example('', ('a', 'b'), 0), Example('', ('a', 'b'), 1)
-    assert ask(None, None, [first, second]) == Score(
-        'share', 0.5, 0.5, [1, 0], 0.5)
+    assert ask(None, None, [first, second]) == Score('share', 0.5, 0.5, [1, 0], 0.5)
     values[0][1] = math.nan         # one that is not known makes the whole unknown
     assert math.isnan(ask(None, None, [first, second]).mean)
 
@@ -127,24 +143,21 @@ def run(tmp_path, tiny):
     return ours, tmp_path / 'hf'
 
 
-def scored(model, manager, tasks, **options):
-    return lm_eval.simple_evaluate(model, tasks=tasks, task_manager=manager, bootstrap_iters=0,
-                                   **options)
+def scored(model, manager, tasks):
+    return lm_eval.simple_evaluate(model, tasks=tasks, task_manager=manager, bootstrap_iters=0)
 
 
-def opened(path, max_length=None):
+def opened(path):
     "(a checkpoint's model, and the same as lm-eval asks it)."
-    from nanodepth.scoring.lm_eval_model import Asked as Model
     subject = Subject(path, Asked(tasks='primitive_toy_copy', device='cpu'))
     return subject.model, Model(subject.answer, as_theirs(subject.model),
-                                subject.harness.tokenizer, str(path), max_length)
+                                subject.harness.tokenizer, str(path))
 
 
 LOCAL = ['local_choice', 'local_text', 'local_rolling']
 
 
 def test_an_export_scores_as_lm_evals_own_model(run, manager):
-    from lm_eval.models.huggingface import HFLM
     ours, theirs = run
     expected = scored(HFLM(str(theirs), device='cpu', batch_size=4), manager, LOCAL)
     for path in run:            # our checkpoint with its loop, and the folder it was exported to
@@ -154,12 +167,9 @@ def test_an_export_scores_as_lm_evals_own_model(run, manager):
                 assert a['doc'] == b['doc']
                 if task == 'local_text':
                     assert a['resps'] == b['resps']
-                elif task == 'local_choice':
-                    assert [r[0][0] for r in a['resps']] == pytest.approx(
-                        [r[0][0] for r in b['resps']], rel=1e-4)
-                    assert [r[0][1] for r in a['resps']] == [r[0][1] for r in b['resps']]
-                else:
-                    assert a['resps'][0] == pytest.approx(b['resps'][0], rel=1e-4)
+                else:           # log-likelihoods, and of a choice whether it is greedy: 0 or 1
+                    assert np.array(a['resps'], float) == pytest.approx(
+                        np.array(b['resps'], float), rel=1e-4)
 
 
 def test_scores_that_are_not_numbers_are_refused(run, manager):
@@ -196,9 +206,7 @@ def test_chat_templates_are_those_of_the_checkpoint(run):
 
 def test_the_authors_form_of_gsm8k(tmp_path):
     "One fixed shot, their words, and the last number of what is said."
-    sys.path.insert(0, str(ROOT / 'data/evals'))
-    import tasks
-    shot, = tasks.fifteen_trees()
+    [shot] = tasks.fifteen_trees()
     assert '15 trees' in shot['question'] and shot['target'].endswith('6.')
     asked = dict(question='How many?', answer='x #### 1,250')
     (tmp_path / 'test.json').write_text(json.dumps(asked))
@@ -240,8 +248,6 @@ def test_a_list_with_shots_keeps_the_tasks_own_questions(monkeypatch):
     ('in Paris France', ['Paris', 'Lyon France'], 1 / 2),      # 1 of 3 words, 1 of 1: 2/4
     ('red red blue', ['red green'], 2 / 5)])                   # a word counts as often as in both
 def test_f1_of_words_by_hand(said, right, value):
-    sys.path.insert(0, str(ROOT / 'data/evals'))
-    import tasks
     for doc in (dict(answer=right), dict(answers=right), dict(answer=dict(aliases=right))):
         assert tasks.f1(doc, [said])['f1'] == pytest.approx(value)
 
@@ -262,14 +268,12 @@ def test_the_mean_of_a_list_is_over_the_metrics_that_count(monkeypatch):
 def test_the_command(run, tmp_path, capsys):
     "Models times ways: what lm-eval says, what our own scorer says, and how a way differs."
     ours, theirs = run
-    out = tmp_path / 'e.csv'
-    nanodepth('evaluate', [str(ours), str(theirs), '--tasks=primitive_toy_copy,toy_assign/0-1',
-                           '--limit=30', '--n=20', '--window=1-2', '--method=naive', '--K=1,3',
-                           '--device=cpu', f'--out={out}'])
+    rows = {(row['run'], row['way'], row['measure']): row for row in written(
+        'evaluate', tmp_path / 'e.csv', ours, theirs, '--tasks=primitive_toy_copy,toy_assign/0-1',
+        '--limit=30', '--n=20', '--window=1-2', '--method=naive', '--K=1,3')}
     said = capsys.readouterr().out
     assert 'toy_assign/1, % of 20 (chance 25%)' in said
     assert 'primitive_toy_copy acc, % of 30' in said
-    rows = {(row['run'], row['way'], row['measure']): row for row in read_csv(out)}
     assert len(rows) == 2 * 3 * 3
     for (name, way, measure_), row in rows.items():     # through transformers as through our own
         other = rows['hf', way, measure_]
@@ -332,15 +336,19 @@ def test_what_changes_a_score_changes_its_note(run, tmp_path, data, tiny):
     for fields in ({}, dict(order=[0, 1, 1, 2, 3]), dict(ln_scaling=True)):     # the same weights
         save_run(tmp_path / 'x', tiny(vocab_size=257, context=96, **fields))
         marks.append(Subject(tmp_path / 'x', Asked(tasks='toy_copy', device='cpu')).mark())
+    for swapped in ('', 'abcd'):                # a checkpoint by its file, another tokenizer
+        bpe(tmp_path / 'x', swapped)
+        marks.append(Subject(f'{tmp_path}/x/ckpt.pt', Asked(tasks='toy_copy')).mark())
     assert len({*marks}) == len(marks) and mark() in marks
 
 
-def test_all_models_get_rows_of_one_size(run, tmp_path, tiny, data):
+def test_all_models_get_rows_of_one_size(run, tmp_path, tiny, data, capsys):
     for name, size in dict(a=16, b=32).items():
         save_run(tmp_path / name, tiny(vocab_size=257, context=96),
                  config=dict(data=str(data), batch_size=size // 4, context=size))
-    own = [Subject(tmp_path / name, Asked(device='cpu')).data() for name in 'ab']
-    assert own[0] != own[1]                 # which evaluate refuses to compare
+    assert 'so that both answer the same' in refused(
+        capsys, 'evaluate', tmp_path / 'a', tmp_path / 'b', '--batches=1', '--device=cpu',
+        f'--out={tmp_path}/x.png')
     first = Subject(tmp_path / 'a', Asked(data=str(data), device='cpu'))
     for path in (tmp_path / 'b', run[1]):
         other = Subject(path, Asked(data=str(data), device='cpu'), like=first)
@@ -353,11 +361,10 @@ def test_seeds_are_averaged(tmp_path, tiny, data, capsys):
     for seed, (name, fields) in enumerate(shapes.items()):
         save_run(tmp_path / name, tiny(seed, vocab_size=257, context=64, **fields), data,
                  flops=100 + seed)
-    nanodepth('evaluate', [*(str(tmp_path / name) for name in shapes), '--batches=2',
-                           '--device=cpu', f'--out={tmp_path / "e.png"}'])
+    rows = {(row['run'], row['measure']): float(row['mean']) for row in written(
+        'evaluate', tmp_path / 'e.png', *map(tmp_path.joinpath, shapes), '--batches=2')}
     said = capsys.readouterr().out
-    rows = {(row['run'], row['measure']): float(row['mean'])
-            for row in read_csv(tmp_path / 'e.csv')}
+    assert 'training FLOPs' in said             # of several models, what each is and cost
     seeds = torch.tensor([rows['looped-0', 'loss'], rows['looped-1', 'loss']], dtype=torch.float64)
     assert f'| {seeds.mean():.3f} ± {seeds.std() / 2 ** 0.5:.3f} ' in said
     val = Loader(str(data), 4, 16, split='val')
@@ -367,17 +374,15 @@ def test_seeds_are_averaged(tmp_path, tiny, data, capsys):
     state = checkpoint.load(tmp_path / 'deep')
     state['config']['data'] = 'elsewhere'
     checkpoint.save(tmp_path / 'deep', **state)
-    nanodepth('evaluate', [str(tmp_path / 'deep'), '--tasks=toy_copy', '--n=4', '--device=cpu',
-                           f'--out={tmp_path / "f.csv"}'])
-    assert 'so its loss is left out' in capsys.readouterr().err
+    written('evaluate', tmp_path / 'f.csv', tmp_path / 'deep', '--tasks=toy_copy', '--n=4')
+    said = capsys.readouterr()
+    assert 'so its loss is left out' in said.err and 'training FLOPs' not in said.out
 
 
-def test_what_is_too_long_is_refused_and_shots_are_scores_of_their_own(run, tmp_path, capsys):
-    line = [str(run[0]), '--n=6', '--device=cpu', f'--out={tmp_path / "e.png"}']
-    assert 'but the context' in refused(capsys, 'evaluate', *line, '--tasks=toy_copy', '--shots=7')
-    nanodepth('evaluate', [*line, '--tasks=toy_assign/1', '--shots=0,2'])
-    assert [row['measure'] for row in read_csv(tmp_path / 'e.csv')] == [
-        'toy_assign/1, 0 shots', 'toy_assign/1, 2 shots']
+def test_shots_are_scores_of_their_own(run, tmp_path):
+    rows = written('evaluate', tmp_path / 'e.png', run[0], '--n=6', '--tasks=toy_assign/1',
+                   '--shots=0,2')
+    assert [row['measure'] for row in rows] == ['toy_assign/1, 0 shots', 'toy_assign/1, 2 shots']
 
 
 def test_a_change_has_the_error_of_pairs():
@@ -394,38 +399,12 @@ def test_a_change_has_the_error_of_pairs():
 def test_a_group_and_a_perplexity_have_no_error_of_their_change(run, manager, tmp_path,
                                                                 monkeypatch):
     monkeypatch.setattr(harness, 'manager', lambda everything: manager)
-    nanodepth('evaluate', [str(run[1]), '--tasks=local_group,local_rolling', '--device=cpu',
-                           '--window=1-2', '--K=2', f'--out={tmp_path / "g.csv"}'])
-    rows = {row['measure'].split()[0]: row for row in read_csv(tmp_path / 'g.csv')
-            if row['way'] != 'as it is'}
+    rows = {row['measure'].split()[0]: row for row in written(
+        'evaluate', tmp_path / 'g.csv', run[1], '--tasks=local_group,local_rolling',
+        '--window=1-2', '--K=2') if row['way'] != 'as it is'}
     assert rows.keys() == {'local_group', 'local_choice', 'local_other', 'local_rolling'}
     assert {name for name, row in rows.items() if row['change_error'] not in ('', 'nan')} == {
         name for name, row in rows.items() if row['low']} == {'local_choice', 'local_other'}
-
-
-@pytest.mark.parametrize('args, message', [
-    (['--tasks=primitive_toy_copi'], "did you mean 'primitive_toy_copy'?"),
-    (['--tasks=looped,knowledge'], 'stands in two of looped, knowledge'),
-    (['--tasks=toy_assign/3-1'], 'toy_assign/1-3'),
-    ([], 'does not say what it was trained on'),
-    (['--tasks=arc_easy'], "Couldn't reach 'allenai/ai2_arc'")])
-def test_what_cannot_be_evaluated(run, capsys, monkeypatch, args, message):
-    stock = Path(lm_eval.__file__).parent / 'tasks/arc'         # reading all of them takes seconds
-    known = lm_eval.tasks.TaskManager(include_path=[str(stock), str(ROOT / 'data/evals')],
-                                      include_defaults=False)
-    monkeypatch.setattr(harness, 'manager', lambda everything: known)
-    assert message in refused(capsys, 'evaluate', run[0], *args, '--device=cpu')
-
-
-def test_runs_that_were_asked_other_things_are_not_compared(tiny, tmp_path, capsys):
-    model = tiny(vocab_size=257, n_layer=4)
-    for name in 'ab':
-        model.norm.weight.data += 0.1           # two models
-        write_noise(tmp_path / f'data_{name}', ['text', f'kind {name}'])
-        save_run(tmp_path / name, model, f'{tmp_path}/data_{name}')
-    assert 'so that both answer the same' in refused(
-        capsys, 'evaluate', tmp_path / 'a', tmp_path / 'b', '--batches=1', '--device=cpu',
-        f'--out={tmp_path}/x.png')
 
 
 def test_another_family_is_evaluated_and_swept_by_the_loss_on_text(gemma, tmp_path):
@@ -436,16 +415,14 @@ def test_another_family_is_evaluated_and_swept_by_the_loss_on_text(gemma, tmp_pa
     def loss(a, b, times):
         with torch.no_grad(), looped(model, (a, b), 'naive', times):
             return measure(lambda tokens: model(tokens).logits, val, 1)[0]
-    plain, out = loss(0, 0, 1), f'--out={tmp_path / "e.csv"}'
-    more = [path, f'--data={tmp_path / "noise"}', '--batches=1', '--device=cpu']
-    nanodepth('evaluate', [*more, '--loop=1-3x2-2', out])
-    assert [float(row['mean']) for row in read_csv(tmp_path / 'e.csv') if row['measure'] == 'loss'
-            ] == pytest.approx([plain, loss(1, 3, 2)], rel=1e-5)
+    plain, more = loss(0, 0, 1), [path, f'--data={tmp_path / "noise"}', '--batches=1']
+    rows = written('evaluate', tmp_path / 'e.csv', *more, '--loop=1-3x2-2')
+    assert [float(row['mean']) for row in rows if row['measure'] == 'loss'] == pytest.approx(
+        [plain, loss(1, 3, 2)], rel=1e-5)
     for dials, way, looped_loss in (
             (['--window=2-3', '--method=naive', '--K=2'], '--window=2-3', loss(2, 3, 2)),
             (['--blocks=3', '--times=2'], '--loop=1-3x2-2', loss(1, 3, 2))):
-        nanodepth('sweep', [*more, *dials, f'--out={tmp_path / dials[0]}.png'])
-        rows = [row for row in read_csv(tmp_path / f'{dials[0]}.csv')
+        rows = [row for row in written('sweep', tmp_path / f'{dials[0]}.csv', *more, *dials)
                 if row['way'].startswith(way)]
         assert [row['part'] for row in rows] == ['screen', 'judge']
         change = sum(float(row['change']) for row in rows) / 2          # halves of equal size
@@ -480,33 +457,21 @@ def test_damped_layers_add_a_share_and_are_given_back(tiny):
     assert torch.equal(run(loop=order, damp=1.0), run(loop=order))
     assert torch.equal(run(loop=order, damp=0.0), run(loop=[0, 3]))
     assert torch.equal(model(tokens), plain)
-    way = read_way(read(Ways, ['--loop=1-2x2-1', '--damp']))
-    assert way.damp is True and str(way) == '--loop=1-2x2-1 --damp'
+    assert str(read_way(read(Ways, ['--loop=1-2x2-1', '--damp']))) == '--loop=1-2x2-1 --damp'
     with pytest.raises(Refused, match='--loop=... runs more than once'):
         Way(damp=True)
 
 
 # -------------------------------------------------------------------------------------------- sweep
 
-GRID = ['--window=all2', '--method=naive,rk', '--K=2', '--batches=2', '--n=8',
-        '--tasks=toy_assign/1', '--device=cpu']
-
-
-@pytest.fixture
-def runs(tmp_path, tiny, data):
-    for seed in range(2):
-        save_run(tmp_path / f'run-{seed}', tiny(seed, vocab_size=257, context=64, n_layer=4), data)
-    return [str(tmp_path / f'run-{seed}') for seed in range(2)]
-
-
-def test_a_sweep_screens_by_every_other_answer_and_judges_by_the_others(runs, tmp_path):
-    out = tmp_path / 'sweep.csv'
-    nanodepth('sweep', [runs[0], *GRID, f'--out={out}'])
-    notes = [json.loads(line) for line in out.with_suffix('.jsonl').read_text().split('\n') if line]
-    plain = next(note['scores'] for note in notes if note['way'] == 'as it is')
-    plain = {kind: Score(*values) for kind, values in plain.items()}
-    config = checkpoint.load(runs[0])['config']
-    val = Loader(config['data'], 4, 16, split='val', seed=0)
+def test_a_sweep_screens_by_every_other_answer_and_judges_by_the_others(tmp_path, tiny, data):
+    runs = [save_run(tmp_path / name, tiny(seed, vocab_size=257, context=64), data)
+            for seed, name in enumerate(('one', 'two'))]
+    rows = written('sweep', tmp_path / 'sweep.csv', *runs, '--window=all2', '--method=naive,rk',
+                   '--K=2', '--batches=2', '--n=8', '--tasks=toy_assign/1')
+    notes = (tmp_path / 'sweep.jsonl').read_text().split('\n\n')
+    plain = {name: Score(*values) for name, values in json.loads(notes[0])['scores'].items()}
+    val = Loader(data, 4, 16, split='val', seed=0)
     model = checkpoint.load_model(runs[0])
     loss, kinds = measure(model, val, 2)
     answers = ask(model, BYTES, few_shot('toy_assign', 8, shots=0, depth=1, seed=0))
@@ -515,11 +480,10 @@ def test_a_sweep_screens_by_every_other_answer_and_judges_by_the_others(runs, tm
     halves = [sweep.half(plain, part) for part in (0, 1)]
     assert halves[0]['loss'].answers == plain['loss'].answers[::2]
     assert halves[1]['toy_assign/1'].mean == sum(answers.answers[1::2]) / 4
-    rows = {(row['part'], row['measure']): float(row['mean']) for row in read_csv(out)
-            if row['way'] == 'as it is'}
-    for part, of_part in zip(('screen', 'judge'), halves):
-        for name, score in of_part.items():
-            assert rows[part, name] == score.mean
+    means = {(row['part'], row['measure']): float(row['mean']) for row in rows
+             if (row['run'], row['way']) == ('one', 'as it is')}
+    assert means == {(part, name): score.mean for part, scores in zip(sweep.PARTS, halves)
+                     for name, score in scores.items()}
     # a perplexity has no answers of which it is the mean
     assert not sweep.half({'ppl': Score('score', 9.0, None, [None, None]),
                            'one': Score('share', 1.0, None, [1])}, 1)
@@ -539,6 +503,10 @@ def test_luck_is_what_the_best_of_as_many_tries_finds():
     assert sweep.luck([[[]]], False) == ''
     diverged = sweep.luck([*changes, [[math.nan] * 4]], True, draws=40_000)
     assert diverged == said                     # what diverged is no try
+    # several measures of the same questions are no more luck
+    answers = np.random.default_rng(1).choice([-1, 0, 1], 100, p=[0.15, 0.6, 0.25]).tolist()
+    one, eight = (sweep.luck([[answers] * n], True) for n in (1, 8))
+    assert one == eight
 
 
 def test_what_ways_are_ranked_by_and_what_a_gain_is():
@@ -558,23 +526,6 @@ def test_what_ways_are_ranked_by_and_what_a_gain_is():
     assert sweep.gains_of('x', score('score', 1.0, 2.0), Score('score', 9, None, [1.0, 2.0])) == []
 
 
-def test_what_diverged_is_not_the_best(runs, tmp_path, capsys, monkeypatch):
-    real = sweep.gain
-    monkeypatch.setattr(sweep, 'gain', lambda row: math.nan if 'window=0-1' in row['way']
-                        else real(row))
-    nanodepth('sweep', [*runs, '--window=all2', '--method=rk', '--K=2', '--batches=1', '--best=2',
-                        '--device=cpu', f'--out={tmp_path / "s.png"}'])
-    assert 'window=0-1' not in capsys.readouterr().out
-
-
-def test_what_a_sweep_refuses(runs, tmp_path, capsys):
-    for args, message in ((['--window=all9', '--K=2'], 'window='),
-                          (['--window=1-2', '--method=aitken', '--K=3'], 'Aitken takes two'),
-                          (['--blocks=1,9'], '--blocks=9: the model is')):
-        assert message in refused(capsys, 'sweep', runs[0], '--device=cpu',
-                                  f'--out={tmp_path / "s.png"}', *args)
-
-
 def test_windows_and_cells(tiny):
     assert sweep.windows_of(('all2', 'mid2', '0-0'), 4) == ('0-1', '1-2', '2-3', '0-0')
     asked = read(sweep.Options, ['run', '--window=1-2', '--method=rk,heavy_ball', '--K=2,3',
@@ -585,43 +536,22 @@ def test_windows_and_cells(tiny):
     assert [way.loop for way in ways][1::2] == [[0] + [1, 0] * 4 + [1], [0, 1, 0] * 4 + [1]]
 
 
-def test_a_way_that_is_named_twice_is_one_way():
-    "Its rows would be taken for those of two seeds."
-    assert len(read_ways(read(Ways, ['--window=mid4', '--K=2,2', '--T=1,1.0']))) == 1
-    assert len(read_ways(read(Ways, ['--loop=2x2,2x2,1-1x2']))) == 2
-
-
-def test_no_shots_are_none_and_not_as_many_as_a_task_has(tmp_path, tiny, capsys):
+def test_no_shots_are_none_and_not_as_many_as_a_task_has(tmp_path, tiny):
     run = save_run(tmp_path / 'run', tiny(vocab_size=257, context=64))
     for shots in (None, (0,), (3,)):
         subject = SimpleNamespace(asked=Asked(shots=shots), answer=tiny(vocab_size=257),
                                   path=run)
         assert harness.Harness(subject, []).shots == (shots and shots[0])
-    for task in ('primitive_copy_random', 'primitives'):
-        assert 'five examples inside its question' in refused(
-            capsys, 'evaluate', run, f'--tasks={task}', '--shots=1', '--device=cpu')
-
-
-def test_what_cannot_be_asked_is_refused_before_a_model_is_opened(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(scoring, 'open_any', lambda *_: pytest.fail('a model was opened'))
-    assert 'there is no task' in refused(capsys, 'evaluate', 'x', '--tasks=primitive_copi')
-    (tmp_path / 'file').touch()
-    nanodepth_refuses = refused(capsys, 'evaluate', 'x', f'--out={tmp_path}/file/scores.csv')
-    assert 'file' in nanodepth_refuses
-    family('mistral').save_pretrained(tmp_path / 'mistral')
-    assert 'the probes look into' in refused(capsys, 'probe', tmp_path / 'mistral', '--data=x')
 
 
 def test_a_ways_row_says_what_that_way_is_and_costs(tmp_path, tiny, data):
     model = tiny(vocab_size=257, n_layer=4)
     run = save_run(tmp_path / 'run', model, data)
     rows = {}
-    for name, way in dict(loop='--loop=1-2x3-1', window='--window=1-2',
-                          layer='--window=1-2').items():
-        more = ['--K=3', '--mode=layer'] if name == 'layer' else ['--K=3'] * (name == 'window')
-        nanodepth('evaluate', [run, way, *more, '--batches=1', '--device=cpu',
-                               f'--out={tmp_path / name}.csv'])
-        rows[name] = [row for row in read_csv(tmp_path / f'{name}.csv') if row['measure'] == 'loss']
+    for name, way in dict(loop=['--loop=1-2x3-1'], window=['--window=1-2', '--K=3'],
+                          layer=['--window=1-2', '--K=3', '--mode=layer']).items():
+        rows[name] = [row for row in written('evaluate', tmp_path / f'{name}.csv', run, *way,
+                                             '--batches=1') if row['measure'] == 'loss']
     flops = [model.flops_per_token([0] * n) // 3 for n in (4, 8)]
     for name, (plain, changed) in rows.items():
         assert (plain['depth'], changed['depth']) == ('4', '8'), name
@@ -632,7 +562,6 @@ def test_a_ways_row_says_what_that_way_is_and_costs(tmp_path, tiny, data):
 
 def test_greedy_is_the_likeliest_token_and_ends_where_the_config_says(tmp_path):
     "In a family of ours and in another one, whatever penalty the folder asks for."
-    from nanodepth.scoring.lm_eval_model import Asked as Model
     for name in ('llama', 'mistral'):
         model = family(name, eos_token_id=[7, 9], vocab_size=257)
         model.generation_config.repetition_penalty = 3.0
@@ -652,49 +581,18 @@ def test_greedy_is_the_likeliest_token_and_ends_where_the_config_says(tmp_path):
                 assert model(said[None, :i]).logits[0, -1].argmax() == said[i]
 
 
-def test_a_sweep_judges_the_ways_that_gained_most(monkeypatch, capsys):
-    gains = {'--window=0-0': 0.3, '--window=1-1': -0.2, '--window=2-2': 0.1, '--window=3-3': 0.0}
-
-    class Stub:
-        def __init__(self, *args, **how):
-            self.model, self.val, self.state = tiny_model, None, {}
-
-        def check(self, ways):
-            pass
-
-        def noted(self, ways, notes):
-            score = lambda way: 0.5 + gains.get(str(way), 0.0)
-            return {str(way): {'task': Score('share', score(way), 0.1, [score(way)] * 4, 0.25)}
-                    for way in ways}
-    tiny_model = LM(ModelConfig(n_layer=4, n_embd=8, n_head=2))
-    monkeypatch.setattr(sweep, 'Subject', Stub)
-    monkeypatch.setattr(sweep, 'ways_of', lambda *_: [
-        Way(window=name.partition('=')[2]) for name in gains])
-    options = SimpleNamespace(best=2, blocks=(2,), loop=(), r=())
-    rows = sweep.search('run', 'run', options, None)
-    assert [row['way'] for row in rows if row['part'] == 'judge'] == [
-        'as it is', '--window=0-0', '--window=2-2']
-
-
+def test_a_sweep_judges_the_ways_that_gained_most_and_none_that_diverged(tmp_path, tiny, data,
+                                                                         monkeypatch):
+    gains = {'--loop=1x2-3': -0.2, '--loop=1-1x2-2': math.nan, '--loop=2-1x2-1': 0.3,
+             '--loop=3-1x2': 0.1}
+    monkeypatch.setattr(sweep, 'gain', lambda row: gains[row['way']])
+    run = save_run(tmp_path / 'run', tiny(vocab_size=257), data)
+    rows = written('sweep', tmp_path / 's.csv', run, '--blocks=1', '--batches=1', '--best=2')
+    assert {row['way'] for row in rows if row['part'] == 'judge'} == {
+        'as it is', '--loop=2-1x2-1', '--loop=3-1x2'}
 def test_what_was_paid_before_is_added_to_what_a_model_cost(tiny):
     cost = facts(dict(flops=5, inherited_flops=7), tiny())['training_flops']
     assert cost == 12 and math.isnan(facts({}, tiny())['training_flops'])
-
-
-def test_models_stand_in_a_table_where_there_are_several(tmp_path, tiny, capsys, data):
-    runs = [save_run(tmp_path / name, tiny(vocab_size=257), data) for name in 'ab']
-    for some, shown in ((runs[:1], False), (runs, True)):
-        nanodepth('evaluate', [*some, '--batches=1', '--device=cpu', f'--out={tmp_path}/x.csv'])
-        assert ('training FLOPs' in capsys.readouterr().out) == shown
-
-
-def test_notes_of_a_checkpoint_by_its_file_go_with_its_tokenizer(tmp_path, tiny):
-    run = save_run(tmp_path / 'run', tiny(vocab_size=257, context=64))
-    marks = []
-    for swapped in ('', 'abcd'):
-        bpe(tmp_path / 'run', swapped)
-        marks.append(Subject(f'{run}/ckpt.pt', Asked(tasks='toy_copy', measures=(), n=3)).mark())
-    assert marks[0] != marks[1]
 
 
 def test_two_questions_have_two_files(tmp_path, tiny, monkeypatch):
@@ -748,8 +646,6 @@ def answering(tmp_path, ends):
     (tmp_path / 'tok/tokenizer_config.json').write_text(json.dumps(dict(eos_token='<|im_end|>')))
     save_hf(model, tmp_path / 'hf', tokenizer=str(tmp_path / 'tok'))
     (tmp_path / 'hf/generation_config.json').write_text(json.dumps(dict(eos_token_id=ends)))
-    from lm_eval.api.instance import Instance
-    from nanodepth.scoring.lm_eval_model import Asked as Model
     path = str(tmp_path / 'hf')
     asked = Model(model.eval(), as_theirs(model), AutoTokenizer.from_pretrained(path), path)
     return lambda prompt, how: asked.generate_until(
@@ -863,14 +759,3 @@ def test_a_row_of_small_data_counts_once(tiny, tmp_path):
     assert len(loss.answers) == 3 and len({*loss.answers}) == 3
     assert loss.mean == pytest.approx(measure(tiny(vocab_size=257), Loader(
         tmp_path, 3, 16, split='val'))[0])
-
-
-def test_several_measures_of_the_same_questions_are_no_more_luck():
-    answers = np.random.default_rng(1).choice([-1, 0, 1], 100, p=[0.15, 0.6, 0.25]).tolist()
-    one, eight = (sweep.luck([[answers] * n], True).partition('; ')[2] for n in (1, 8))
-    assert one == eight
-
-
-def test_every_order_has_a_name_of_its_own():
-    orders = [list(o) for n in (1, 2, 3) for o in itertools.product(range(4), repeat=n)]
-    assert len({*map(name_of, orders)}) == len(orders)
