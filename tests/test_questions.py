@@ -82,18 +82,19 @@ def test_what_was_published_in_16_bits_computes_in_what_is_fast(fast, tiny, tmp_
         assert got.embed.weight.dtype == wanted and capsys.readouterr().err == ''
 
 
-@pytest.mark.parametrize('kinds', [[], ['text']])
-def test_rows_are_the_units_of_a_loss(kinds, tiny, tmp_path):
-    write_noise(tmp_path / 'noise', kinds)
+@pytest.mark.parametrize('kinds, length, rows', [
+    ([], 8000, 12), (['text'], 8000, 12), (['text'], 3 * 16 + 1, 3)])
+def test_each_row_is_a_unit_of_a_loss_and_counts_once(kinds, length, rows, tiny, tmp_path):
+    write_noise(tmp_path / 'noise', kinds, length)
     run = save_run(tmp_path / 'run', tiny(vocab_size=257, context=64), tmp_path / 'noise')
     subject = Subject(run, Asked(batches=3, device='cpu'))
     score = subject.scores(Way())['loss']
     val = Loader(tmp_path / 'noise', 4, 16, split='val', seed=0)
-    by_hand = []
+    by_hand = {}
     for step in range(3):
         for tokens, targets in zip(*val.batch(step)):
             with torch.no_grad():
-                by_hand.append(subject.model(tokens[None], targets[None]).item())
-    assert score.answers == pytest.approx(by_hand, rel=1e-5) and len(by_hand) == 12
-    assert score.mean == pytest.approx(sum(by_hand) / 12, rel=1e-5)
+                by_hand[tuple(tokens.tolist())] = subject.model(tokens[None], targets[None]).item()
+    assert score.answers == pytest.approx([*by_hand.values()], rel=1e-5) and len(by_hand) == rows
+    assert score.mean == pytest.approx(sum(by_hand.values()) / rows, rel=1e-5)
     assert measure(subject.model, val, 3)[0] == pytest.approx(score.mean, rel=1e-6)

@@ -36,7 +36,7 @@ from nanodepth.scoring import likelihoods, lm_eval_scores as harness, scores as 
 from nanodepth.scoring.scores import (ask, Asked, interval, log_likelihoods, parse_tasks, Score,
                                       Subject)
 from nanodepth.scoring.way import name_of, read_way, read_ways, Way, Ways
-from nanodepth.text.loader import Loader, write_dataset
+from nanodepth.text.loader import Loader
 from nanodepth.text.primitives import Example, few_shot
 from nanodepth.text.tokenizer import get_tokenizer, write_tokenizer
 from nanodepth.training import measure as measure_file
@@ -750,12 +750,3 @@ def test_the_error_of_a_loss_is_that_of_a_mean_over_tokens(tiny):
     assert loss.error == pytest.approx(np.std(drawn), rel=0.1)
     equal = torch.tensor(np.stack([hard * 16, np.full(400, 16)], 1))
     assert score(equal).answers == (equal[:, 0] / 16).tolist()      # of equal rows, their means
-
-
-def test_a_row_of_small_data_counts_once(tiny, tmp_path):
-    for split, n in (('train', 600), ('val', 3 * 16 + 1)):
-        write_dataset(tmp_path, split, 'bytes', np.random.default_rng(0).integers(97, 123, n))
-    loss = scoring.data_scores(tiny(vocab_size=257), Loader(tmp_path, 32, 16, split='val'))['loss']
-    assert len(loss.answers) == 3 and len({*loss.answers}) == 3
-    assert loss.mean == pytest.approx(measure(tiny(vocab_size=257), Loader(
-        tmp_path, 3, 16, split='val'))[0])
