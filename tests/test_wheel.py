@@ -16,9 +16,8 @@ import torch
 from conftest import ROOT
 from families import tiny as family
 
-from nanodepth import looped
+from nanodepth import IDEAS, looped
 
-IDEAS = 'model', 'grow', 'loop', 'retrofit', 'wrapper', 'probe', 'train'
 THEIRS = ('model.py', 'train.py', 'loop.py', 'common.py', 'data/__init__.py', 'tools/__init__.py',
           'models/__init__.py', 'config/__init__.py')
 SMALL = ['--context=16', '--n_embd=32', '--n_head=2', '--head_dim=none', '--steps=20',
@@ -28,6 +27,7 @@ BESIDE = """
 import sys
 import nanodepth
 assert 'torch' not in sys.modules
+import nanodepth.model
 import model, train, loop, common, data, tools, models, config
 assert {model.mine, train.mine, loop.mine, common.mine, data.mine, tools.mine, models.mine} == {1}
 """
