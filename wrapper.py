@@ -38,33 +38,6 @@ def looped_by_hand(model, tokens, a, b, K, beta=0.5):
     return model.head(model.norm(x))
 
 
-def patch_by_hand(layers, a, b, solver):
-    """The same for a list of layers that map a tensor to a tensor, without a KV cache: those of the
-    window hand x on and note what else they are called with, and the last one makes all passes.
-    Returns a function that undoes it."""
-    plain = {i: layers[i].forward for i in range(a, b + 1)}
-    calls = {}                              # {layer: the arguments beside x}
-
-    def g(x):                               # one pass through the window
-        for i in plain:
-            args, kwargs = calls[i]
-            x = plain[i](x, *args, **kwargs)
-        return x
-
-    def forward_of(i):
-        def forward(x, *args, **kwargs):
-            calls[i] = args, kwargs
-            return solver(g, x) if i == b else x
-        return forward
-
-    def undo():
-        for i in plain:
-            del layers[i].forward
-    for i in plain:
-        layers[i].forward = forward_of(i)
-    return undo
-
-
 # ------------------------------------------------------------------ ways to run a window K times
 # lerp(x, y, h) is x + h (y - x), rounded so that h = 1 gives y itself: K = 1 is the plain window.
 

@@ -21,8 +21,8 @@ from nanodepth.looping.layers import pick_window
 from nanodepth.looping.solvers import BY_LAYER
 from nanodepth.model import KVCache
 from nanodepth.retrofit import surgery
-from nanodepth.wrapper import (SOLVERS, looped, looped_by_hand, patch, patch_by_hand, pick_solver,
-                               rk, unpatch)
+from nanodepth.wrapper import (SOLVERS, looped, looped_by_hand, patch, pick_solver, rk,
+                               unpatch)
 
 WINDOW = (2, 4)
 
@@ -44,21 +44,6 @@ def in_pieces(model, t, pieces):
 def six(tiny):
     with torch.no_grad():
         yield tiny(n_layer=6, n_kv_head=2)
-
-
-@torch.no_grad()
-def test_the_patch_by_hand_is_the_wrapper(six):
-    t, theirs = tokens(), family('llama')
-    for run, model, layers in (
-            (lambda: six(t), six, six.layers),
-            (lambda: theirs(t, use_cache=False).logits, theirs, theirs.model.layers)):
-        plain = run()
-        undo = patch_by_hand(layers, 2, 3, lambda g, x: rk(g, x, 3))
-        by_hand = run()
-        undo()
-        with looped(model, (2, 3), 'rk', K=3):
-            assert torch.allclose(run(), by_hand, atol=1e-5) and not torch.allclose(run(), plain)
-        assert torch.equal(run(), plain)
 
 
 def test_naive_is_a_repeated_block_to_the_last_bit(six):

@@ -1,10 +1,10 @@
 """Put a loop into a model, ours or anybody's, and take it out again.
 
-The idea: patch_by_hand of wrapper.py, with a KV cache. An Entry (layers.py) takes the place of each
-layer's forward and hands its calls to the window's Loop (window.py). The Loop runs the layer and
-notes its arguments: the model's own pass is the first evaluation. In the last layer's call the
-solver makes the others. An Entry is an object and no function, so that a patched model can be
-copied and pickled.
+The idea: an Entry (layers.py) takes the place of each layer's forward, and hands its calls to the
+window's Loop (window.py). The Loop runs the layer and notes its arguments, so the model's own pass
+is the first evaluation. In the last layer's call the solver makes the others, with the arguments
+that were noted. An Entry is an object and no function, so that a patched model can be copied and
+pickled.
 
 Usage:
     solver, evaluations = pick_solver('rk', K=3)                # wrapper.py
