@@ -1,9 +1,5 @@
-"""wrapper.py: a window of layers as a step of a solver, on our own model.
-
-Promised: every solver by hand on a linear map, its order of accuracy, its off values; naive equals
-a repeated block to the last bit; wrapped logits are the solver applied by hand; K = 1 and beta = 1
-are the unlooped model, bit by bit; unpatching leaves no trace; and what each KV cache holds, token
-by token, against a slow form. Other families: test_families.py.
+"""wrapper.py: a window of layers as a step of a solver, on our own model; every solver by itself on
+maps of which the result is known. Other families: test_families.py.
 """
 import copy
 import math
@@ -18,7 +14,6 @@ from nanodepth.grow import untie
 from nanodepth.loop import repeat_block
 from nanodepth.looping.caches import CACHES
 from nanodepth.looping.layers import pick_window
-from nanodepth.looping.solvers import BY_LAYER
 from nanodepth.model import KVCache
 from nanodepth.retrofit import surgery
 from nanodepth.wrapper import (SOLVERS, looped, looped_by_hand, patch, pick_solver, rk,
@@ -65,6 +60,11 @@ def test_the_idea_in_ten_lines_is_the_wrapper(six, tiny):
             with looped(model, WINDOW, 'rk', K, beta):
                 want = model(t)
             assert torch.allclose(looped_by_hand(model, t, *WINDOW, K, beta), want, atol=1e-5)
+    assert patch(six).added == 8                # the defaults are the recipe: the middle four
+    unpatch(six)
+    by_hand = looped_by_hand(six, t, *WINDOW, 3, 0.5)
+    with looped(six, WINDOW):
+        assert torch.allclose(six(t), by_hand, atol=1e-5)
 
 
 def test_the_window_counts_positions_of_the_order(tiny):
@@ -80,23 +80,16 @@ def test_the_window_counts_positions_of_the_order(tiny):
         assert torch.equal(loop(t), by_hand)
 
 
-@pytest.mark.parametrize('method', SOLVERS)
-@pytest.mark.parametrize('mode', ('block', 'layer'))
+@pytest.mark.parametrize('method, mode', [('rk', 'block'), ('rk', 'layer'),
+                                          ('layer_anchored_frozen', 'layer')])
 def test_wrapped_logits_are_the_solver_applied_by_hand(six, method, mode):
     t = tokens()
     x = six.run(six.embed(t), [0, 1])
     for block in [[2, 3, 4]] if mode == 'block' else [[2], [3], [4]]:
         x = SOLVERS[method](lambda y: six.run(y, block, position=block[0]), x, 2)
     by_hand = six.head(six.norm(six.run(x, [5], position=5)))
-    if method in BY_LAYER and mode == 'block':
-        with pytest.raises(ValueError, match="mode='block' is not one of layer"):
-            patch(six, WINDOW, method, 2, mode=mode)
-        return
     with looped(six, WINDOW, method, 2, mode=mode):
         assert torch.equal(six(t), by_hand)
-    if method in BY_LAYER:
-        with looped(six, WINDOW, method, 2):        # it goes layer by layer by itself
-            assert torch.equal(six(t), by_hand)
 
 
 @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
@@ -278,6 +271,7 @@ def test_windows(window, depth, expected):
     (dict(cache='frist'), "did you mean 'first'"),
     (dict(pin='mixture'), 'no router'), (dict(decode='ful'), 'not one of full, bypass|full'),
     (dict(cache='exact', method='euler', tol=0.1), 'halting tolerance'),
+    (dict(method='layer_anchored_frozen', mode='block'), "mode='block' is not one of layer"),
     (dict(gamma=1), "no option 'gamma'")])
 def test_what_is_refused_before_anything_is_touched(six, arguments, message):
     before = {name: dict(vars(m)) for name, m in six.named_modules()}
@@ -501,14 +495,3 @@ def test_a_pass_that_fills_the_cache_is_counted(six):
         added[name] = handle.added
         handle.unpatch()
     assert added == dict(plain=4, last=6, layer=6, none=4)
-
-
-def test_the_defaults_are_the_recipe(six):
-    "Three small steps through the middle four layers, and half of the way back."
-    tokens = torch.randint(50, (2, 9), generator=torch.Generator().manual_seed(0))
-    assert patch(six).added == 8
-    unpatch(six)
-    with looped(six, (2, 3)):
-        found = six(tokens)
-    assert torch.allclose(found, looped_by_hand(six, tokens, 2, 3, 3), atol=1e-5)
-    assert torch.allclose(found, looped_by_hand(six, tokens, 2, 3, 3, 0.5), atol=1e-5)
