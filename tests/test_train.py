@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import bpe, flags, log_of, ranks, refused, ROOT, same, save_run, weights_of
+from conftest import bpe, flags, log_of, ranks, refused, ROOT, same, weights_of
 
 from nanodepth import train as train_file
 from nanodepth.__main__ import main as nanodepth
@@ -32,7 +32,7 @@ from nanodepth.grow import GROWTH, prop_schedule, untie
 from nanodepth.loop import parse_loop
 from nanodepth.model import LM, ModelConfig
 from nanodepth.models import checkpoint
-from nanodepth.retrofit import recurrence_curriculum, sample_recurrence, surgery
+from nanodepth.retrofit import recurrence_curriculum, sample_recurrence
 from nanodepth.text.loader import Loader, write_dataset
 from nanodepth.text.tokenizer import get_tokenizer
 from nanodepth.train import Config, Plan, train
@@ -529,19 +529,6 @@ def test_gradients_are_cut_to_the_norm_that_is_given(config, monkeypatch, clip):
     train(c)
     logged = [line['grad_norm'] for line in log_of(c) if 'grad_norm' in line]
     assert min(logged) > 0.01 and norms == pytest.approx([clip] * 3 if clip else logged, rel=1e-3)
-
-
-def test_a_model_from_a_checkpoint_inherits_its_cost_and_a_core_its_recurrence(config, tiny,
-                                                                               tmp_path, data):
-    core = surgery(tiny(vocab_size=257, n_layer=4, context=16), '1-2-1', recurrence=3)
-    save_run(tmp_path / 'cut', core, data, flops=50, inherited_flops=7)
-    how = dict(steps=4, warmup_steps=0, decay_steps=1, init_from=str(tmp_path / 'cut'),
-               recurrence=2, backprop_depth=1)
-    c = config(**how)
-    train(c)
-    saved = checkpoint.load(c.out_dir)
-    assert saved['inherited_flops'] == 57
-    assert (saved['recurrent']['recurrence'], saved['recurrent']['backprop_depth']) == (2, 1)
 
 
 def test_what_a_growing_run_saves_is_told_at_its_end(config, capsys):
