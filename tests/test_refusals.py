@@ -11,7 +11,27 @@ from conftest import refused, ROOT, save_run
 
 from nanodepth.scoring import lm_eval_scores as harness
 
+TRAIN = ['train', '--data={data}', '--out_dir={out}', '--device=cpu']
 REFUSALS = [
+    ([*TRAIN, '--stepz=5'], "there is no option --stepz; did you mean 'steps'?"),
+    ([*TRAIN, '--steps', '--lr=1'], 'write --steps=VALUE'),
+    ([*TRAIN, '--optimizer=moun'], "did you mean 'muon'?"),
+    ([*TRAIN, '--steps=1.5'], '--steps=1.5 must be int'),
+    ([*TRAIN, '--lr=nan'], '--lr=nan must be finite'),
+    ([*TRAIN, '--curriculum=25'], 'from 0 to 1'),
+    ([*TRAIN, '--steps=100'], 'do not fit into steps=100'),
+    ([*TRAIN, 'config/basline.py'], "did you mean 'config/baseline.py'?"),
+    ([*TRAIN, '--batch_size=6', '--grad_accum=4'], 'does not divide into grad_accum=4 pieces'),
+    ([*TRAIN, '--data=data/toi'], 'there is no dataset at data/toi'),
+    ([*TRAIN, '--grow=lidas', '--grow_block=0'], 'grow_block=0 must be at least 1'),
+    ([*TRAIN, '--grow=lidas', '--grow_block=1', '--n_layer=8', '--steps=25', '--warmup_steps=0',
+      '--decay_steps=5'], '20 steps before the decay are too few for 8 stages'),
+    ([*TRAIN, '--loop=2x'], "the loop '2x' must be segments"),
+    ([*TRAIN, '--loop=2x2'], "the loop '2x2' has 2 unique layers, but the model has 8"),
+    ([*TRAIN, '--loop=4x2', '--n_layer=4', '--grow=lidas'], 'exclude each other'),
+    ([*TRAIN, '--cooldown_loop=8', '--decay_steps=0'],
+     'begin with the decay, but decay_steps is 0'),
+    (['cut', '{run}', '1-1-1', '--out={out}', '--layers=0/0/1'], 'stand in more than one place'),
     (['evaluate', '{run}'], 'does not say what it was trained on'),
     (['evaluate', 'nowhere', '--tasks=primitive_toy_copi'], "did you mean 'primitive_toy_copy'?"),
     (['evaluate', 'nowhere', '--tasks=looped,knowledge'], 'stands in two of looped, knowledge'),
@@ -32,9 +52,10 @@ REFUSALS = [
 
 
 @pytest.fixture
-def places(tmp_path, tiny, monkeypatch):
-    "What a row calls {run} and {mistral}, which has a config and no weights."
+def places(data, tmp_path, tiny, monkeypatch):
+    "What a row calls {data}, {out}, {run} and {mistral}, which has a config and no weights."
     monkeypatch.chdir(tmp_path)
+    (tmp_path / 'config').symlink_to(ROOT / 'config')
     # all of lm-eval's tasks are read in ten seconds
     stock = lm_eval.tasks.TaskManager(include_defaults=False, include_path=[
         str(Path(lm_eval.__file__).parent / 'tasks/arc'), str(ROOT / 'data/evals')])
@@ -42,9 +63,10 @@ def places(tmp_path, tiny, monkeypatch):
     (tmp_path / 'mistral').mkdir()
     (tmp_path / 'mistral/config.json').write_text('{"model_type": "mistral"}')
     return dict(run=save_run(tmp_path / 'run', tiny(vocab_size=257, context=96)),
-                mistral=tmp_path / 'mistral')
+                mistral=tmp_path / 'mistral', data=data, out=tmp_path / 'out')
 
 
 @pytest.mark.parametrize('line, words', REFUSALS, ids=str)
 def test_a_mistake_is_one_line(line, words, places, capsys):
     assert words in refused(capsys, *(word.format(**places) for word in line))
+    assert not [*places['out'].glob('log.jsonl'), *places['out'].glob('ckpt.pt')]

@@ -324,22 +324,6 @@ def test_two_processes_grow_like_one(config):
 
 # --------------------------------------------------------------------------------------- settings
 
-@pytest.mark.parametrize('args, message', [
-    (['--stepz=5'], "there is no option --stepz; did you mean 'steps'?"),
-    (['--optimizer=moun'], "did you mean 'muon'?"),
-    (['--steps=1.5'], '--steps=1.5 must be int'),
-    (['--lr=nan'], '--lr=nan must be finite'), (['--curriculum=25'], 'from 0 to 1'),
-    (['--steps=100'], 'do not fit into steps=100'),
-    (['config/basline.py'], "did you mean 'config/baseline.py'?"),
-    (['--batch_size=6', '--grad_accum=4'], 'does not divide into grad_accum=4 pieces'),
-    (['--data=data/toi'], 'there is no dataset at data/toi')])
-def test_a_mistake_is_one_line(args, message, data, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    assert message in refused(capsys, 'train', f'--data={data}', f'--out_dir={tmp_path / "out"}',
-                              '--device=cpu', *args)
-    assert not (tmp_path / 'out/log.jsonl').exists()
-
-
 def test_config_files(tmp_path):
     path = tmp_path / 'c.py'
     path.write_text('"doc"\nimport math\n_half = 20\nsteps = 2 * _half\nlr = 1\ndata = ("a", '
@@ -365,19 +349,6 @@ def test_the_script_is_the_module(tmp_path):
                     "raise SystemExit(7 if nanodepth.train.Config is main.Config else 8)\n")
     ended = subprocess.run([sys.executable, 'train.py', str(path)], cwd=ROOT)
     assert ended.returncode == 7
-
-
-@pytest.mark.parametrize('fields, message', [
-    (dict(grow='lidas', grow_block=0), 'grow_block=0 must be at least 1'),
-    (dict(grow='lidas', grow_block=1, n_layer=8, steps=25, warmup_steps=0, decay_steps=5),
-     '20 steps before the decay are too few for 8 stages'),
-    (dict(loop='2x'), "the loop '2x' must be segments"),
-    (dict(loop='2x2'), "the loop '2x2' has 2 unique layers, but the model has 8"),
-    (dict(loop='4x2', n_layer=4, grow='lidas'), 'exclude each other'),
-    (dict(cooldown_loop='8', decay_steps=0), 'begin with the decay, but decay_steps is 0')])
-def test_plans_that_cannot_be(fields, message):
-    with pytest.raises(Refused, match=message):
-        Config(**fields)
 
 
 # ---------------------------------------------------------------------------------- the optimizers
