@@ -1,11 +1,4 @@
-"""train.py: a step of training is what the plan says, and costs what the plan says.
-
-Promised: the plan of every config, step by step, as the settings read by hand; the paper's learning
-rate; a run that learns and leaves its log, its checkpoint and its picture; that measuring, logging,
-pieces of a batch and a number of processes change nothing about what is learned; that growth
-happens when the plan says; that a step which is not finite ends the run and keeps the model before
-it; Muon and AdamW* as their definitions, a number at a time.
-"""
+"train.py: a step of training is what the plan says, and costs what the plan says."
 import dataclasses
 import json
 import math
@@ -508,6 +501,7 @@ def test_what_a_growing_run_saves_is_told_at_its_end(config, capsys):
     full = 12 * c.batch_size * c.context * LM(ModelConfig(
         vocab_size=257, n_layer=4, n_embd=c.n_embd, n_head=c.n_head, head_dim=c.head_dim,
         n_kv_head=c.n_kv_head)).flops_per_token(context=c.context)
+    assert not [*Path(c.out_dir).glob('ckpt-*')]        # stages are kept only if it is asked for
     said = re.search(r'([\d.e+]+) training FLOPs, ([\d.]+)% less', capsys.readouterr().out)
     assert float(said[2]) == pytest.approx(100 * (1 - float(said[1]) / full), abs=0.1)
 
@@ -558,11 +552,6 @@ def test_each_step_is_taken_at_the_rate_that_the_plan_says(config, monkeypatch, 
     assert len(rates) == 8 * (1 + (optimizer == 'muon'))
 
 
-def test_stages_are_kept_only_if_it_is_asked_for(config, tmp_path):
-    train(config(n_layer=4, grow='lidas', grow_block=2, steps=6, decay_steps=1, warmup_steps=0))
-    assert not [*(tmp_path / 'run').glob('ckpt-*')]
-
-
 def test_a_closed_terminal_does_not_stop_what_nohup_began():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
@@ -577,7 +566,12 @@ def test_a_new_run_in_an_old_folder_has_its_own_tokenizer(config, data, tmp_path
     name = bpe(tmp_path / 'tok')
     for split in ('train', 'val'):
         write_dataset(tmp_path / 'bpe', split, name, np.arange(3000) % 250)
-    train(config(data=str(tmp_path / 'bpe')))
+    (tmp_path / 'run').mkdir()
+    (tmp_path / 'run/tokenizer.json').write_text('{}')      # of a run whose checkpoint is gone
+    train(config())
+    left = {path.name for path in (tmp_path / 'run').iterdir()}
+    assert 'tokenizer.json.1' in left and 'tokenizer.json' not in left
+    train(config(data=str(tmp_path / 'bpe'), resume=False))
     assert get_tokenizer(str(tmp_path / 'run')).name == 'run'
     train(config(resume=False))
     assert get_tokenizer(str(tmp_path / 'run')).name == 'bytes'
@@ -598,15 +592,6 @@ def test_a_config_is_text_and_no_archive_is_run(tmp_path, capsys):
     with pytest.raises((SyntaxError, ValueError)):
         nanodepth('train', [str(tmp_path / 'config.py')])
     assert not (tmp_path / 'ran').exists()
-
-
-def test_words_of_a_run_that_is_not_resumed_leave_with_its_log(config, tmp_path):
-    c = config(n_layer=4, grow='lidas', grow_block=2, steps=6, decay_steps=1, warmup_steps=0)
-    (tmp_path / 'run').mkdir()
-    (tmp_path / 'run/tokenizer.json').write_text('{}')
-    train(c)
-    left = {path.name for path in (tmp_path / 'run').iterdir()}
-    assert 'tokenizer.json.1' in left and 'tokenizer.json' not in left
 
 
 def refuse_leftovers():
