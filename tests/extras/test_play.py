@@ -109,23 +109,21 @@ def test_a_checkpoint_that_came_from_four_bits_gets_them_back():
     assert torch.equal(play.rounded(weights, 4)[0].long(), numbers)
 
 
-def test_the_map_of_a_prompt_is_that_of_models_with_these_layers(tiny):
+@pytest.mark.parametrize('a, b, c, d', [(0, 1, 2, 3), (0, 1, 0, 1)])
+def test_the_map_of_a_prompt_is_that_of_models_with_these_layers(tiny, a, b, c, d):
     "Each cell by a model of its own, whose layers were copied into the new order."
-    torch.manual_seed(0)
-    model = tiny(n_layer=4)
-    for p in model.parameters():
-        p.data += 0.3 * torch.randn_like(p)
+    model = tiny(order=[a, b, c, d], std=0.4)
     tokens = torch.randint(0, model.config.vocab_size, (1, 6))
     wanted, plain, without, twice = play.scan(model, tokens)
 
     def share(order):
         with torch.no_grad():
             return untie(model, order)(tokens)[0, -1].softmax(-1)[wanted].item()
-    assert wanted == model(tokens)[0, -1].argmax() and plain == pytest.approx(share([0, 1, 2, 3]))
+    assert wanted == model(tokens)[0, -1].argmax() and plain == pytest.approx(share([a, b, c, d]))
     assert without == pytest.approx([share(order) for order in (
-        [1, 2, 3], [0, 2, 3], [0, 1, 3], [0, 1, 2])])
-    assert len(twice) == 10 and twice[1, 2] == pytest.approx(share([0, 1, 2, 1, 2, 3]))
-    assert twice[3, 3] == pytest.approx(share([0, 1, 2, 3, 3]))
+        [b, c, d], [a, c, d], [a, b, d], [a, b, c])])
+    assert len(twice) == 10 and twice[1, 2] == pytest.approx(share([a, b, c, b, c, d]))
+    assert twice[3, 3] == pytest.approx(share([a, b, c, d, d]))
     assert play.scan(model, tokens, wanted=2)[0] == 2
 
 
@@ -216,16 +214,6 @@ def test_what_a_browser_does_not_carry_is_refused(run, tiny, tmp_path, capsys, m
     said = refused(capsys, 'play', run, *line)
     assert 'more than 1,000 parameters' in said and 'evaluate or sweep' in said
     assert not (tmp_path / 'x.html').exists()
-
-
-def test_the_map_of_a_looped_run_is_that_of_its_order(tiny):
-    model = tiny(n_layer=2, order=[0, 1, 0, 1])
-    tokens = torch.arange(5)[None]
-    wanted, plain, without, twice = play.scan(model, tokens)
-    with torch.no_grad():
-        assert plain == pytest.approx(model(tokens)[0, -1].softmax(-1)[wanted].item())
-        left = model(tokens, order=[0, 1, 1])[0, -1].softmax(-1)[wanted].item()
-    assert len(without) == 4 and len(twice) == 10 and without[2] == pytest.approx(left)
 
 
 def test_a_map_that_cannot_be_drawn_is_refused_at_once(run, capsys, monkeypatch):
