@@ -250,15 +250,6 @@ def test_loading_copies_nothing(tmp_path):
     assert max(t.untyped_storage().nbytes() for t in model.state_dict().values()) < size / 4
 
 
-def test_chat_templates_and_ends_go_along(tmp_path, tiny):
-    save_hf(tiny(vocab_size=257), tmp_path / 'x', tokenizer='bytes')
-    (tmp_path / 'x' / 'chat_template.jinja').write_text('{{ messages[0].content }}')
-    save_hf(load_hf(tmp_path / 'x'), tmp_path / 'y', tokenizer=str(tmp_path / 'x'))
-    assert (transformers.AutoTokenizer.from_pretrained(tmp_path / 'y').chat_template
-            == '{{ messages[0].content }}')
-    assert json.loads((tmp_path / 'y' / 'config.json').read_text())['eos_token_id'] == 256
-
-
 load_file, save_file = safetensors_torch.load_file, safetensors_torch.save_file
 
 RAVEN_SIZES = dict(prelude=1, core_block=2, coda=1)
@@ -421,6 +412,7 @@ def test_an_exported_folder_says_what_it_is(tmp_path, tiny):
     model = tiny(vocab_size=257, n_layer=4)
     save_hf(model, tmp_path / 'in', tokenizer='bytes')
     (tmp_path / 'in/README.md').write_text('---\nlicense: apache-2.0\n---\n')
+    (tmp_path / 'in/chat_template.jinja').write_text('{{ messages[0].content }}')
     nanodepth('export', [str(tmp_path / 'in'), str(tmp_path / 'out'), '--loop=1-2x2-1', '--damp'])
     card = (tmp_path / 'out/README.md').read_text()
     assert 'license: apache-2.0' in card and 'in the order 1-2x2-1 (a number is' in card
@@ -429,6 +421,9 @@ def test_an_exported_folder_says_what_it_is(tmp_path, tiny):
         assert file.metadata() == dict(format='pt', parent=str(tmp_path / 'in'),
                                        order='0 1 2 1 2 3')
     assert not (tmp_path / 'out/lock').exists() and load_model(tmp_path / 'out')
+    words = transformers.AutoTokenizer.from_pretrained(tmp_path / 'out')
+    assert words.chat_template == '{{ messages[0].content }}'
+    assert json.loads((tmp_path / 'out/config.json').read_text())['eos_token_id'] == 256
 
 
 def test_what_reads_ahead_is_no_model_from_left_to_right(tmp_path):
