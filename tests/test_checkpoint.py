@@ -1,9 +1,4 @@
-"""Checkpoints: what is saved comes back, a broken or hostile file is refused, none is half written.
-
-Promised: every field and bit comes back; damage of any byte is noticed; code in a file does not
-run; a kill or a full disk in the middle of a write leaves the last good file; numbers that are not
-finite are read by nobody.
-"""
+"Checkpoints: what is saved comes back, a bad file is refused, and none is half written."
 import dataclasses
 import math
 import os

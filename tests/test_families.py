@@ -1,9 +1,5 @@
-"""Any family of transformers: the wrapper on it.
-
-Promised: wrapped logits are those of slow forms that call the layers by hand, and no trace stays;
-continuing from each KV cache is recomputing; generation, beams, padding and static caches work as
-the library means them; pinned experts. `make test` runs six families that differ in what they do,
-`make families` (FAMILIES=all) all of them in both forms of attention.
+"""Any family of transformers, and the wrapper on it. `make test` runs six families that differ in
+what they do, `make families` (FAMILIES=all) all of them in both forms of attention.
 """
 import copy
 import functools

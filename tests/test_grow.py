@@ -1,9 +1,4 @@
-"""grow.py: which layer a grown one is a copy of, and that growing is untied looping.
-
-Promised: the papers' origins, block by block; a grown model equals the shallow one in the longer
-order, to the last bit; tied gradients are the sums of the untied ones; every copy has its source's
-optimizer state and shares nothing; the papers' stages and Table 7 to the last digit.
-"""
+"grow.py: which layer a grown one is a copy of, and that growing is untied looping."
 import copy
 import dataclasses
 

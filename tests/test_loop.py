@@ -1,9 +1,4 @@
-"""loop.py: the same layers several times, in an order that has a notation.
-
-Promised: the notation there and back; a run that is looped from its first step, or from its
-cool-down on, by the data of its own; a loop of times 1 as the off value; and that an untied loop
-goes on with the same loss, growing apart from there.
-"""
+"loop.py: the same layers several times, in an order that has a notation."
 import pytest
 import torch
 from conftest import log_of, same, weights_of

@@ -1,9 +1,4 @@
-"""model.py: one Transformer that runs its layers in any order.
-
-Promised: the whole forward against a slow form, a head and a token at a time; any order
-in segments, through a cache and in generation; the loss over the targets that count,
-whole, in pieces and in bfloat16; the papers' sizes and costs; and one graph, whatever the order.
-"""
+"model.py: one Transformer that runs its layers in any order."
 import copy
 import math
 from types import SimpleNamespace
