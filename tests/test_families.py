@@ -222,8 +222,6 @@ def test_an_order_that_cannot_be():
         pass
 
 
-# ------------------------------------------------------------------------------ mixtures of experts
-
 def experts_used(model, run):
     "[(indices, weights)] of layer 3's experts, one for each evaluation, while `run` runs."
     used = []
@@ -259,8 +257,6 @@ def test_pinned_routing(name, mode):
         assert not any(isinstance(hook, Pin) for m in model.modules()
                        for hook in m._forward_hooks.values())
 
-
-# ------------------------------------------------------------- refusals, and what else may be there
 
 def test_models_that_cannot_be_looped():
     t5 = transformers.T5Config(vocab_size=50, d_model=16, d_ff=16, num_layers=4, num_heads=2)

@@ -119,8 +119,6 @@ def test_what_we_write_transformers_reads(tmp_path, tiny, name):
         save_hf(model, tmp_path / 'x')
 
 
-# ------------------------------------------------------------------ tokenizers
-
 def test_bytes_as_a_tokenizer_json(tmp_path, tiny):
     model, enc = tiny(vocab_size=257), get_tokenizer('bytes')
     save_hf(model, tmp_path / 'x', tokenizer='bytes')
@@ -179,8 +177,6 @@ def test_a_tokenizer_that_tiktoken_cannot_represent(tmp_path):
     assert enc.decode(enc.encode(text)) == text and start_of_document(enc) == [1]
 
 
-# -------------------------------------------------------------- what is refused, and what is broken
-
 def broken(folder, **changes):
     "Its config.json with some changes; None takes a field away."
     path = folder / 'config.json'
@@ -225,8 +221,6 @@ def test_a_name_on_the_hub_without_a_network():
     with pytest.raises(Refused, match=r"did you mean 'config/lidas.py'\?"):
         load_model('config/lidas2')       # a folder of that name hides no owner on the hub
 
-
-# ------------------------------------------------------------------ memory, and the other scripts
 
 @pytest.mark.skipif(not os.path.exists('/proc/self/status'),
                     reason='Linux says how much memory is mapped')

@@ -21,8 +21,6 @@ def tokens_of(model, B=2, T=10, seed=0):
                          generator=torch.Generator().manual_seed(seed))
 
 
-# ----------------------------------------------------- the whole forward against a slow second form
-
 def slow_forward(model, tokens):
     """One sequence, one token at a time, one head at a time, with complex numbers for the
     rotation: (T,) -> (T, V)."""
@@ -79,8 +77,6 @@ def test_forward_equals_the_slow_form(tiny, fields):
                                atol=1e-6)
 
 
-# ------------------------------------------------------------------ orders and segments
-
 def test_identity_order_is_the_plain_model(tiny):
     model = tiny()
     tokens = tokens_of(model)
@@ -112,8 +108,6 @@ def test_bad_orders(tiny, order, message):
     with pytest.raises(ValueError, match=message):
         ModelConfig(n_layer=4, order=order)
 
-
-# ------------------------------------------------------------------ cache and generation
 
 @pytest.mark.parametrize('order', [None, [0, 1, 2, 3, 1, 2, 3], [2], [3, 0, 0, 0, 1]], ids=str)
 @pytest.mark.parametrize('fields', [{}, dict(ln_scaling=True)], ids=str)
@@ -155,8 +149,6 @@ def test_sampling_is_seeded_and_top_k_limits_it(tiny):
     assert torch.equal(model.generate(tokens, 0), tokens)
 
 
-# ------------------------------------------------------------------ loss, counts
-
 def test_loss_is_the_mean_over_the_targets_that_count(tiny):
     model = tiny()
     tokens, targets = tokens_of(model), tokens_of(model, seed=1)
@@ -179,8 +171,6 @@ def test_counts_by_hand(tiny):
         want = 6 * (50 * 32 + len(order) * layer) + 12 * len(order) * 32 * 32
         assert tied.flops_per_token(order) == untied.flops_per_token(order) == want
 
-
-# ------------------------------------------------------------------ compile
 
 @pytest.fixture
 def count_compiles(monkeypatch):

@@ -131,8 +131,6 @@ def test_which_layers_a_shape_keeps():
     assert cut('0-2-0', 4) == ([], [2, 3], [])
 
 
-# ------------------------------------------------------------ the off value, and a slow second form
-
 @pytest.mark.parametrize('fields', [dict(), dict(tie_embeddings=False, n_kv_head=2, qk_norm=True),
                                     dict(ln_scaling=True)])
 def test_with_one_recurrence_and_an_identity_start_it_is_its_parent(tiny, tokens, fields):
@@ -241,8 +239,6 @@ def test_the_first_states_of_a_long_context_are_made_as_they_are_read(tiny):
     assert torch.equal(late.first_state(torch.zeros(1, 5, 32), 80, None), states[:, 80:85])
 
 
-# ------------------------------------------------------------------ cache
-
 @pytest.mark.parametrize('inject, start', [('linear', 'normal'), ('add', 'zero')])
 def test_cached_generation_is_uncached_generation(tiny, tokens, inject, start):
     model = surgery(tiny(n_layer=6), '2-2-2', inject=inject, start=start)
@@ -277,8 +273,6 @@ def test_the_curriculum():
     # a whole number stays that: 4 x 0.25 is one, and not two
     assert [recurrence_curriculum(t, 8, 4, 1.0) for t in range(8)] == [1, 1, 2, 2, 3, 3, 4, 4]
 
-
-# ---------------------------------------------------------------------------------------- training
 
 @pytest.fixture
 def go(config, tiny, tmp_path):
@@ -334,8 +328,6 @@ def test_neither_pieces_nor_ranks_change_a_step(go, tmp_path):
         assert [line['loss'] for line in log] == pytest.approx([line['loss'] for line in whole],
                                                                rel=1e-5)
 
-
-# ------------------------------------------------------------------------------------- the command
 
 def kept(folder, parent):
     "Which of the parent's layers a cut has, in order."

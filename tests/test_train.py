@@ -37,8 +37,6 @@ from nanodepth.training.plan import Parent
 from nanodepth.training.processes import World
 from nanodepth.training.refuse import MAY_DIFFER, MAY_DIFFER_AHEAD
 
-# --------------------------------------------------------------------------------------- the plan
-
 CONFIGS = sorted(path.stem for path in ROOT.glob('config/[!_]*.py'))
 
 
@@ -141,8 +139,6 @@ def test_gradients_go_back_as_far_as_the_authors_do(mean, drawn, traced):
     assert sum(min(now.r, now.backprop_depth) for now in steps) / 4000 == pytest.approx(traced,
                                                                                         abs=0.05)
 
-
-# ----------------------------------------------------------------------------------------- a run
 
 def test_a_run_learns_and_leaves_its_files(config):
     c = config(steps=40, decay_steps=10, lr=1e-2, eval_every=20)
@@ -300,8 +296,6 @@ def test_a_step_that_is_not_finite_leaves_the_model_before_it(config, monkeypatc
         assert same(weights_of(c), weights_of(good))
 
 
-# -------------------------------------------------------------------------------- several processes
-
 def test_two_processes_grow_like_one(config):
     alone, both = (config(name, **GROW | dict(steps=12, decay_steps=2)) for name in ('alone',
             'both'))
@@ -314,8 +308,6 @@ def test_two_processes_grow_like_one(config):
         for key in ('loss', 'grad_norm'):
             assert a.get(key, 0) == pytest.approx(b.get(key, 0), rel=1e-4)
 
-
-# --------------------------------------------------------------------------------------- settings
 
 def test_config_files(tmp_path):
     path = tmp_path / 'c.py'
@@ -343,8 +335,6 @@ def test_the_script_is_the_module(tmp_path):
     ended = subprocess.run([sys.executable, 'train.py', str(path)], cwd=ROOT)
     assert ended.returncode == 7
 
-
-# ---------------------------------------------------------------------------------- the optimizers
 
 # two of each of two shapes, lying and standing
 SHAPES = [(24, 16), (16, 24), (16, 16), (24, 16), (16, 24)]
