@@ -12,7 +12,9 @@ import test_data
 import tiktoken
 import tokenizers
 import torch
+import transformers
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from conftest import logits, refused, save_run, weights_of
 from families import LLAMA3, tiny as family
 
@@ -28,8 +30,6 @@ from nanodepth.text import primitives
 from nanodepth.text.tokenizer import as_tokenizers, get_tokenizer, start_of_document
 from nanodepth.train import train
 
-transformers = pytest.importorskip('transformers')
-safetensors_torch = pytest.importorskip('safetensors.torch')
 transformers.utils.logging.disable_progress_bar()
 
 
@@ -88,7 +88,7 @@ def test_in_and_out_keeps_every_bit(tmp_path, name, dtype):
     model = load_hf(tmp_path / 'x')
     assert model.norm.weight.dtype == dtype
     save_hf(model, tmp_path / 'y')
-    a, b = (safetensors_torch.load_file(tmp_path / d / 'model.safetensors') for d in 'xy')
+    a, b = (load_file(tmp_path / d / 'model.safetensors') for d in 'xy')
     a.pop('lm_head.weight' if name == 'qwen3' else '', None)
     assert (a.keys() == b.keys()
             and all(torch.equal(a[name], b[name]) and a[name].dtype == b[name].dtype for name in a))
@@ -177,11 +177,8 @@ def test_a_tokenizer_that_tiktoken_cannot_represent(tmp_path):
     assert enc.decode(enc.encode(text)) == text and start_of_document(enc) == [1]
 
 
-def broken(folder, **changes):
-    "Its config.json with some changes; None takes a field away."
-    path = folder / 'config.json'
-    config = json.loads(path.read_text()) | changes
-    path.write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
+def edit(path, **changes):
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
 @pytest.mark.parametrize('changes, message', [
@@ -197,14 +194,14 @@ def broken(folder, **changes):
     (dict(num_hidden_layers=2), 'unexpected keys: model.layers.2.input_layernorm.weight')])
 def test_a_config_that_would_be_read_wrongly_is_refused(tmp_path, changes, message):
     theirs(tmp_path / 'x')
-    broken(tmp_path / 'x', **changes)
+    edit(tmp_path / 'x/config.json', **changes)
     with pytest.raises(Refused, match=message):
         load_model(tmp_path / 'x')
 
 
 def test_a_head_of_its_own_is_read_whatever_the_config_says(tmp_path):
     reference, tokens = theirs(tmp_path / 'x'), torch.arange(12)[None]
-    broken(tmp_path / 'x', tie_word_embeddings=True)
+    edit(tmp_path / 'x/config.json', tie_word_embeddings=True)
     assert close(logits(load_hf(tmp_path / 'x'), tokens), logits(reference, tokens))
 
 
@@ -243,8 +240,6 @@ def test_loading_copies_nothing(tmp_path):
     # deepcopy takes a tensor, not the file
     assert max(t.untyped_storage().nbytes() for t in model.state_dict().values()) < size / 4
 
-
-load_file, save_file = safetensors_torch.load_file, safetensors_torch.save_file
 
 RAVEN_SIZES = dict(prelude=1, core_block=2, coda=1)
 RAVEN = dict(
@@ -304,7 +299,7 @@ def test_a_folder_of_theirs_opens_and_computes_what_the_format_means(raven):
     ('norm_3.weight', "Huginn's sandwich norms"), ('attn.q_norm.weight', "OLMo's norms")])
 def test_what_our_block_does_not_have_is_refused_by_name(raven, changes, message):
     if isinstance(changes, dict):
-        broken(raven, **changes)
+        edit(raven / 'config.json', **changes)
     else:
         file = raven / 'model.safetensors'
         save_file(load_file(file) | {f'transformer.prelude.0.{changes}': torch.ones(32)}, file)
@@ -426,10 +421,6 @@ def test_what_reads_ahead_is_no_model_from_left_to_right(tmp_path):
         intermediate_size=48)).save_pretrained(tmp_path)
     with pytest.raises(Refused, match='reads ahead'):
         open_any(tmp_path)
-
-
-def edit(path, **changes):
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
 def test_no_stranger_is_asked_in(tmp_path, monkeypatch, tiny, capsys):
