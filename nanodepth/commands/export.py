@@ -8,12 +8,10 @@ Usage:
     nanodepth export out/smollm2 out/deeper --loop=8-4x2-18   # layers 8 to 11 twice
     nanodepth export out/smollm2 deeper.gguf --loop=13-4x2-13 --damp --dtype=q8_0
 """
-import contextlib
 import copy
 import re
 import shlex
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
@@ -149,7 +147,7 @@ library_name: transformers
 {front}---
 # {name}
 
-This is `{parent}`, {what}. Nothing was trained for it. nanodepth {version} has written it:
+This is `{parent}`, {what}. Nothing was trained for it. nanodepth has written it:
 
 ```sh
 {command}
@@ -180,17 +178,11 @@ def write_card(options, model, way, argv):
         front += f'base_model: {options.run}\n'
     text = CARD.format(
         front=front, name=Path(options.target).name, parent=options.run, what=what,
-        version=version(), target=options.target, licence=f', {said[1]}' if said else
+        target=options.target, licence=f', {said[1]}' if said else
         ', which its folder does not name',
         trust=', trust_remote_code=True' if model.recurs else '',
         command=shlex.join(['nanodepth', 'export', *argv]))
     replace(Path(options.target) / 'README.md', text.encode())
-
-
-def version():
-    with contextlib.suppress(metadata.PackageNotFoundError):
-        return metadata.version('nanodepth')
-    return ''
 
 
 def export(options, model):
