@@ -20,6 +20,7 @@ import torch
 from nanodepth.common import losses
 from nanodepth.common.files import replace
 from nanodepth.common.options import read
+from nanodepth.looping import compiled_text
 from nanodepth.model import LM, ModelConfig
 from nanodepth.models.hf import answer_of, config_json
 from nanodepth.report.tables import columns
@@ -125,9 +126,12 @@ def generating(name, device, n=32):
     # a token reads every matrix and norm; of the embedding one row, unless it is the head too
     weights = sum(p.nbytes for p in {*ours.parameters()} - ({ours.embed.weight}
                                                            - {ours.head.weight}))
-    yield race(f'{name}: {n} new tokens', device, 9, n, dict(
-        ours=lambda: ours.generate(prompt, n, temperature=0),
-        transformers=lambda: theirs.generate(prompt, **how)), read=n * weights)
+    calls = dict(ours=lambda: ours.generate(prompt, n, temperature=0),
+                 transformers=lambda: theirs.generate(prompt, **how))
+    yield race(f'{name}: {n} new tokens', device, 9, n, calls, read=n * weights)
+    if device.type == 'cuda':
+        calls['ours'] = lambda: compiled_text.generate(ours, prompt, n, temperature=0)
+        yield race(f'{name}: the same, ours compiled', device, 9, n, calls, read=n * weights)
 
 
 def scoring(name, device, n=64):
