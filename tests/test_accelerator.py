@@ -9,10 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import flags, log_of, ranks
+from conftest import flags, log_of, ranks, save_run, refused
 
 import nanodepth.model as model_file
 from nanodepth.__main__ import main as nanodepth
+from nanodepth.commands import sample
 from nanodepth.common.errors import Refused
 from nanodepth.looping import compiled_text
 from nanodepth.models import checkpoint
@@ -98,6 +99,20 @@ def test_a_text_by_steps_in_a_cache_of_fixed_length(tiny, how):
              for generate in (model.generate,
                               functools.partial(compiled_text.generate, model, compile=False))]
     assert torch.equal(*texts)          # the last three tokens are past the context
+
+
+def test_sample_takes_a_compiled_step_where_it_is_asked_for(tiny, tmp_path, capsys, monkeypatch):
+    line = ['sample', save_run(tmp_path / 'run', tiny(vocab_size=257)), '--prompt=ab',
+            '--tokens=3', '--temperature=0', '--device=cpu']
+    nanodepth(line[0], line[1:])
+    plain, made = capsys.readouterr().out, []
+    real = compiled_text.fill_context
+    monkeypatch.setattr(compiled_text, 'fill_context', lambda model, tokens, n, compile, **how: (
+        made.append(compile), real(model, tokens, n, False, **how))[1])
+    nanodepth(line[0], [*line[1:], '--compile'])
+    assert capsys.readouterr().out == plain and made == [True]
+    monkeypatch.setattr(sample, 'has_compiler', lambda: False)
+    assert 'needs a C++ compiler' in refused(capsys, *line, '--compile')
 
 
 def test_a_logged_step_is_a_line_where_nobody_watches(config, capsys):

@@ -5,12 +5,13 @@ what a row of it says is said before a model is opened.
 """
 from pathlib import Path
 
-import lm_eval
 import pytest
 from conftest import refused, ROOT, save_run
 
+from nanodepth.retrofit import surgery
 from nanodepth.scoring import lm_eval_scores as harness
 
+lm_eval = pytest.importorskip('lm_eval')
 TRAIN = ['train', '--data={data}', '--out_dir={out}', '--device=cpu']
 REFUSALS = [
     ([*TRAIN, '--stepz=5'], "there is no option --stepz; did you mean 'steps'?"),
@@ -48,12 +49,14 @@ REFUSALS = [
      'Aitken takes two'),
     (['sweep', '{run}', '--tasks=toy_copy', '--blocks=1,9'], '--blocks=9: the model is'),
     (['probe', '{mistral}', '--data=x'], 'the probes look into'),
+    (['sample', '{run}', '--compile', '--window=1-2'], 'in an order, and no window'),
+    (['sample', '{core}', '--compile'], 'without a recurrent core'),
 ]
 
 
 @pytest.fixture
 def places(data, tmp_path, tiny, monkeypatch):
-    "What a row calls {data}, {out}, {run} and {mistral}, which has a config and no weights."
+    "What a row calls {data}, {out}, {run}, {core} and {mistral}, which has no weights."
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'config').symlink_to(ROOT / 'config')
     # all of lm-eval's tasks are read in ten seconds
@@ -62,7 +65,9 @@ def places(data, tmp_path, tiny, monkeypatch):
     monkeypatch.setattr(harness, 'manager', lambda everything: stock)
     (tmp_path / 'mistral').mkdir()
     (tmp_path / 'mistral/config.json').write_text('{"model_type": "mistral"}')
-    return dict(run=save_run(tmp_path / 'run', tiny(vocab_size=257, context=96)),
+    model = tiny(vocab_size=257, context=96)
+    return dict(run=save_run(tmp_path / 'run', model),
+                core=save_run(tmp_path / 'core', surgery(model, '1-2-1')),
                 mistral=tmp_path / 'mistral', data=data, out=tmp_path / 'out')
 
 

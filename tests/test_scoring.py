@@ -9,6 +9,7 @@ on the other, and says what luck finds; a stopped one goes on, and another model
 import json
 import math
 import re
+import shutil
 import sys
 from itertools import product
 from pathlib import Path
@@ -17,6 +18,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 from conftest import bpe, byte_level_bpe, logits, refused, ROOT, save_run, write_noise
 from families import tiny as family
@@ -322,7 +324,7 @@ def test_a_stopped_evaluation_goes_on_and_another_model_is_measured_anew(run, tm
 
 
 def test_what_changes_a_score_changes_its_note(run, tmp_path, data, tiny):
-    "The tokenizer, a chat template, the data's marks, the model's order, all that is asked for."
+    "Tokenizer, chat template, marks and shares of data, weights, order, all that is asked for."
     def mark(**asked):
         return Subject(run[1], Asked(**dict(data=str(data), device='cpu') | asked)).mark()
     marks = [mark(), mark(batches=3), mark(tasks='toy_copy', n=5), mark(tasks='toy_copy', n=6),
@@ -339,7 +341,22 @@ def test_what_changes_a_score_changes_its_note(run, tmp_path, data, tiny):
     for swapped in ('', 'abcd'):                # a checkpoint by its file, another tokenizer
         bpe(tmp_path / 'x', swapped)
         marks.append(Subject(f'{tmp_path}/x/ckpt.pt', Asked(tasks='toy_copy')).mark())
-    assert len({*marks}) == len(marks) and mark() in marks
+    for shares in (dict(a=0.9, b=0.1), dict(b=0.9, a=0.1)):     # of a mixture
+        for name in shares:
+            shutil.copytree(data, tmp_path / 'mix' / name, dirs_exist_ok=True)
+        (tmp_path / 'mix/mixture.json').write_text(json.dumps(shares))
+        marks.append(mark(data=str(tmp_path / 'mix')))
+    weights = load_file(run[1] / 'model.safetensors')
+    save_file({name: w + 1 for name, w in weights.items()}, run[1] / 'model.safetensors',
+              metadata=dict(format='pt'))
+    marks.append(mark())
+    (tmp_path / 'x/run.json').write_text(json.dumps(dict(tokenizer=str(run[1]))))
+    for path in tmp_path.glob('x/tokenizer*'):
+        path.unlink()
+    for template in ('y', 'z'):                 # the tokenizer stands elsewhere
+        (run[1] / 'chat_template.jinja').write_text(template)
+        marks.append(Subject(tmp_path / 'x', Asked(tasks='toy_copy')).mark())
+    assert len({*marks}) == len(marks) and mark() in [*marks, mark()]
 
 
 def test_all_models_get_rows_of_one_size(run, tmp_path, tiny, data, capsys):
@@ -705,9 +722,22 @@ def test_no_note_outlives_the_code_that_made_it(tiny, tmp_path, monkeypatch):
     subject = Subject(run, Asked(tasks='toy_copy', device='cpu'))
     monkeypatch.setitem(SOLVERS, 'naive', lambda g, x, K: g(x) * 0)
     marks[1] = subject.mark()
+    # our code, as if it stood elsewhere: a file of the package, one of the seven, a task
+    (tmp_path / 'package/scoring').mkdir(parents=True)
+    (tmp_path / 'data/evals').mkdir(parents=True)
+    monkeypatch.setattr(scoring, '__file__', str(tmp_path / 'package/scoring/scores.py'))
     monkeypatch.setattr(scoring, 'ROOT', tmp_path)
-    (tmp_path / 'model.py').write_text('# changed')
-    assert len({*marks, subject.mark()}) == 3
+    marks.append(subject.mark())
+    for name in ('package/x.py', 'model.py', 'data/evals/a.yaml'):
+        (tmp_path / name).write_text('# changed')
+        marks.append(subject.mark())
+    monkeypatch.setattr(scoring, 'distributions', lambda: [])       # other versions of packages
+    marks.append(subject.mark())
+    subject.model.bfloat16()
+    marks.append(subject.mark())
+    assert len({*marks}) == 8
+    (tmp_path / 'data/evals/a.pyc').write_text('what importing it leaves')
+    assert subject.mark() == marks[-1]
 
 
 def test_what_is_not_a_number_is_no_accuracy(tiny, data):

@@ -92,6 +92,14 @@ def test_wrapped_logits_are_the_solver_applied_by_hand(six, method, mode):
         assert torch.equal(six(t), by_hand)
 
 
+def test_a_picked_solver_has_its_own_defaults():
+    x, W = torch.randn(3, 5, 8), torch.randn(8, 8) / 4
+    for method in SOLVERS:
+        solver, _ = pick_solver(method, 4)
+        want = SOLVERS[method](lambda y: y + torch.tanh(y @ W), x, 4)
+        assert torch.equal(solver(lambda y: y + torch.tanh(y @ W), x), want), method
+
+
 @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
 def test_off_values_are_the_unlooped_model(six, dtype):
     model, t = six.to(dtype), tokens()

@@ -19,7 +19,7 @@ from nanodepth.models.checkpoint import open_any
 from nanodepth.scoring.likelihoods import encode
 from nanodepth.scoring.way import Ways, read_way
 from nanodepth.text.tokenizer import get_tokenizer, readable
-from nanodepth.training.processes import pick_device
+from nanodepth.training.processes import has_compiler, pick_device
 
 
 @dataclass(kw_only=True)
@@ -49,6 +49,8 @@ def main(argv=None):
     way = read_way(options)
     if options.compile and way.dials:
         raise Refused(f'{way}: a compiled step runs layers in an order, and no window')
+    if options.compile and not has_compiler():
+        raise Refused('--compile needs a C++ compiler, and there is none here')
     with way.apply(model):
         write(model, tokenizer, options, device)
 

@@ -276,7 +276,7 @@ class Subject:
         measured, and what stands there is not measured again."""
         mark = self.mark()
         scores = {}
-        with path.open('a+', encoding='utf-8') as file:
+        with path.open('a+', encoding='utf-8', errors='replace') as file:
             file.seek(0)
             for line in file.read().splitlines():
                 if mark in line:
@@ -297,9 +297,10 @@ class Subject:
         others: the bytes of their files, and what these do not say."""
         sets = self.val.sets if self.val else []
         package = Path(__file__).parents[1]
-        code = [*package.rglob('*.py'), *ROOT.glob('*.py'), *(ROOT / 'data/evals').rglob('*.*')]
+        code = [path for path in (*package.rglob('*.py'), *ROOT.glob('*.py'),
+                                  *(ROOT / 'data/evals').rglob('*.*')) if path.suffix != '.pyc']
         files = sha256_of([*code, *(each.folder / 'val.json' for each in sets)])
-        rows = self.val and (self.val.quota, self.val.batch_size, sets[0].context)
+        rows = self.val and (self.val.shares(), self.val.batch_size, sets[0].context)
         asked = [getattr(self.asked, each.name) for each in fields(Asked)]
         solvers = [source_of(solver) for solver in SOLVERS.values()]    # a script's, too
         packages = sorted(f'{each.name} {each.version}' for each in distributions())
@@ -320,10 +321,12 @@ def files_of(path):
     path = local_folder(path) if on_hub(path) else Path(path)
     is_file = path.suffix == '.pt'
     folder = path.parent if is_file else path
-    files = {path if is_file else path / 'ckpt.pt', tokenizer_file(path)}
-    for ending in ('safetensors', 'json', 'jinja'):
-        files.update(folder.glob(f'*.{ending}'))
-    return [file for file in files if file and file.exists()]
+    tokenizer = tokenizer_file(path)
+    files = {path if is_file else path / 'ckpt.pt'}
+    for each in (folder, tokenizer.parent if tokenizer else folder):
+        for ending in ('safetensors', 'json', 'jinja'):
+            files.update(each.glob(f'*.{ending}'))
+    return [file for file in files if file.exists()]
 
 
 def sha256_of(files):

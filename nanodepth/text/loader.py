@@ -297,7 +297,7 @@ class Loader:
         return [sums for dataset in self.sets for sums in dataset.checksums]
 
     def forms(self):
-        "[[row, dtype, kinds]] of each dataset: how its bytes are read."
+        "[[dtype, kinds]] of each dataset: how its bytes are read."
         return [[each.dtype, each.kinds] for each in self.sets]
 
     def shares(self):
