@@ -404,7 +404,7 @@ def test_an_exported_folder_says_what_it_is(tmp_path, tiny):
     (tmp_path / 'in/chat_template.jinja').write_text('{{ messages[0].content }}')
     nanodepth('export', [str(tmp_path / 'in'), str(tmp_path / 'out'), '--loop=1-2x2-1', '--damp'])
     card = (tmp_path / 'out/README.md').read_text()
-    assert 'license: apache-2.0' in card and 'in the order 1-2x2-1 (a number is' in card
+    assert 'license: apache-2.0\n---' in card and 'in the order 1-2x2-1 (a number is' in card
     assert f'export {tmp_path / "in"} {tmp_path / "out"} --loop=1-2x2-1 --damp' in card
     with safe_open(tmp_path / 'out/model.safetensors', 'pt') as file:
         assert file.metadata() == dict(format='pt', parent=str(tmp_path / 'in'),
