@@ -107,8 +107,11 @@ def test_sample_takes_a_compiled_step_where_it_is_asked_for(tiny, tmp_path, caps
     nanodepth(line[0], line[1:])
     plain, made = capsys.readouterr().out, []
     real = compiled_text.fill_context
-    monkeypatch.setattr(compiled_text, 'fill_context', lambda model, tokens, n, compile, **how: (
-        made.append(compile), real(model, tokens, n, False, **how))[1])
+
+    def without_compiling(model, tokens, n, compile, **how):
+        made.append(compile)
+        return real(model, tokens, n, False, **how)
+    monkeypatch.setattr(compiled_text, 'fill_context', without_compiling)
     nanodepth(line[0], [*line[1:], '--compile'])
     assert capsys.readouterr().out == plain and made == [True]
     monkeypatch.setattr(sample, 'has_compiler', lambda: False)

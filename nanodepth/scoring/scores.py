@@ -202,6 +202,7 @@ class Asked:
 class Subject:
     """A checkpoint, and all that it is asked. With --data, the rows are as long and as many as
     those of `like`, another Subject."""
+    keeps_notes = True
 
     def __init__(self, path, asked=None, like=None):
         asked = self.asked = asked or Asked()
@@ -211,7 +212,8 @@ class Subject:
             raise Refused(f"--shots={','.join(map(str, asked.shots))}: lm-eval's tasks take one")
         if theirs:
             check_tasks(theirs, asked.shots and asked.shots[0])     # before a model is opened
-        self.files = sha256_of(files_of(path))      # before: a run may go on and write others
+        if self.keeps_notes:        # before it is opened: a run may go on and write others
+            self.files = sha256_of(files_of(path))
         self.state, self.model = open_any(path, pick_device(asked.device), asked.dtype)
         self.answer = answer_of(self.model)
         if getattr(self.model, 'recurs', False):
