@@ -9,7 +9,6 @@ logits can be scored. A `Subject` is a checkpoint with all that it is asked, by 
 
 Usage:
     accuracy, (low, high) = score(model, get_tokenizer('out/lidas'), few_shot('assign_basic', 200))
-    loss, kinds = measure(model, Loader('data/toy', 32, 64, split='val'), batches=8)
     subject = Subject('out/lidas', Asked(tasks='toy_assign/3'))
     plain, other = subject.scores(Way()), subject.scores(Way(window='mid4', K=3))
     change = compared(plain['loss'], other['loss'])         # its mean, error and p
