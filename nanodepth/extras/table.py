@@ -132,7 +132,7 @@ def page(folder, questions):
 
 def curves(folder):
     "What was measured in training: the lines of the logs with a measurement or a growth."
-    for name in ('baseline', 'lidas'):
+    for name in ('baseline', 'lidas', 'baseline_isoflops'):
         for line in read_log(folder / name):
             row = dict(run=name) | {key: line[key] for key in ('step', 'flops', 'depth')}
             if 'val_loss' in line:
