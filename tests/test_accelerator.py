@@ -77,8 +77,10 @@ def test_how_ddp_is_wrapped(monkeypatch):
 
 
 def test_the_share_of_the_peak_by_hand(monkeypatch):
-    monkeypatch.setattr(torch.cuda, 'get_device_name', lambda device: 'NVIDIA A100-SXM4-80GB')
-    assert processes.peak_flops(torch.device('cuda')) == 312e12
+    for name, peak in (('A100-SXM4-80GB', 312e12), ('H200', 989e12), ('H200 NVL', 835e12),
+                       ('H100 80GB HBM3', 989e12), ('GeForce RTX 4090 Laptop GPU', None)):
+        monkeypatch.setattr(torch.cuda, 'get_device_name', lambda device: f'NVIDIA {name}')
+        assert processes.peak_flops(torch.device('cuda')) == peak
     for peak, share in ((8 * 989e12, 2 / 8), (None, None)):
         world = SimpleNamespace(peak_flops=peak, cuda=False)
         assert processes.World.usage(world, 989e12, 0.5) == dict(mfu=share, memory_gb=None)

@@ -26,7 +26,8 @@ LINES = {
     'BoolQ/dev': [dict(question='is it', passage='It is.', answer='True')],
     'MMLU/test': [dict(question='1 + 1', options='A. 1\nB. 2\nC. 3\nD. 4', answer='B. 2')],
     'ASDiv/test': [dict(passage='Two and two.', question='How many?', answer='4 apples')],
-    'NQ-open/test': [dict(question='who is it', answer=['The one'])]}
+    'NQ-open/test': [dict(question='who is it', answer=['The one']), dict(
+        question='and now', answer=['Two', '2'])]}
 # the prompt, and the right continuation, as lm-eval's own task of that name has them
 WANTED = dict(
     piqa=('Question: ice box\nAnswer:', 'cools '),
@@ -34,7 +35,7 @@ WANTED = dict(
     commonsense_qa=('Question: Where?\nA. a\nB. b\nC. c\nD. d\nE. e\nAnswer:', 'E'),
     openbookqa=('Fog is', 'dry'), mmlu=('1 + 1\nA. 1\nB. 2\nC. 3\nD. 4\nAnswer:', 'B'),
     asdiv=('Two and two.\nQuestion:How many?\nAnswer:', '4'),
-    nq_open=('Q: who is it?\nA:', ''))
+    nq_open=('Q: who is it?\nA:', 'The one'))
 
 
 def test_rows_become_the_tasks_of_lm_eval(tmp_path, capsys):
@@ -49,7 +50,7 @@ def test_rows_become_the_tasks_of_lm_eval(tmp_path, capsys):
     for name, (prompt, answer) in WANTED.items():
         [task] = manager.load([f'questions_{name}'])['tasks'].values()
         doc, *others = task.test_docs()
-        assert len(others) == (12 if name == 'piqa' else 0)
+        assert len(others) == dict(piqa=12, nq_open=1).get(name, 0)
         assert task.doc_to_text(doc) == prompt, name
         target = task.doc_to_target(doc)
         if name not in ('asdiv', 'nq_open'):
@@ -62,6 +63,12 @@ def test_rows_become_the_tasks_of_lm_eval(tmp_path, capsys):
     task.build_all_requests(rank=0, world_size=1)
     for question in task.instances:             # none stands among its own examples
         assert question.args[0].count(f'Question: {question.doc["goal"]}\n') == 1
+    task = manager.load(['questions_nq_open'])['tasks']['questions_nq_open']
+    task.set_config('num_fewshot', 1)
+    task.set_fewshot_seed(1234)
+    task.build_all_requests(rank=0, world_size=1)
+    assert task.instances[0].args[0] == ('Answer these questions:\n\nQ: and now?\nA: Two\n'
+                                         'Q: who is it?\nA:')
 
 
 @pytest.mark.parametrize('fast', [True, False])

@@ -97,6 +97,14 @@ def test_a_picture_begins_where_the_warm_up_ends_and_says_each_jump():
         'training FLOPs', 'tokens', 'minutes in steps (of seed 0)']
 
 
+def test_the_seconds_of_a_run_hold_no_wait_for_kernels():
+    "Ten seconds of the first ten steps: then a second for each ten."
+    log = [dict(step=step, seconds=seconds) for step, seconds in
+           ((0, 0), (10, 11.0), (20, 12.0), (30, 13.0), (60, 16.0))] + [dict(step=70)]
+    seconds = [line.get('seconds') for line in report_runs.without_compiling(log)]
+    assert seconds == [0, 1, 2, 3, 6, None]
+
+
 def test_the_paired_tests_by_hand():
     "Of right and wrong, every way to set the signs; of scores with grades, their ranks."
     assert p_value([1, 1, 1, 1, 1, 0, 0]) == pytest.approx(2 / 32) and p_value([0, 0]) == 1.0

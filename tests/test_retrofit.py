@@ -9,7 +9,7 @@ import torch
 from conftest import byte_level_bpe, flags, log_of, ranks, refused, save_run
 
 from nanodepth.__main__ import main as nanodepth
-from nanodepth.commands.cut import effective_params, params_of
+from nanodepth.commands.cut import effective_params, params_of, scalable_start
 from nanodepth.common.errors import Refused
 from nanodepth.model import LM, ModelConfig
 from nanodepth.models.checkpoint import load, load_model
@@ -334,6 +334,13 @@ def kept(folder, parent):
     queries = [layer.attn.q.weight for layer in parent.layers]
     return [next(i for i, q in enumerate(queries) if torch.equal(q, layer.attn.q.weight))
             for layer in load_model(folder).layers]
+
+
+def test_a_scratch_model_begins_without_biases(tiny):
+    model = tiny(qkv_bias=True)
+    scalable_start(model)
+    biases = [p for name, p in model.named_parameters() if name.endswith('bias')]
+    assert len(biases) == 3 * len(model.layers) and not any(p.any() for p in biases)
 
 
 def test_the_command(tiny, data, tmp_path, capsys):

@@ -67,8 +67,9 @@ def written(command, out, *argv):
 def test_each_kind_of_model_runs_in_its_ways_and_is_restored(tiny):
     ours = tiny(n_layer=4)
     core = surgery(tiny(n_layer=5), '1-2-2', recurrence=2, inject='linear')
-    theirs = family('gemma3_text')
+    theirs, alibi = family('gemma3_text'), family('bloom')
     for model, way, by_hand, cost in (
+            (alibi, Way(window='2-3', method='naive', K=3), lambda: naive(alibi, (2, 3), 3), 10),
             (ours, Way(), lambda: logits(ours, TOKENS), 4),
             (ours, Way(loop='1-2x3-1'), lambda: ours(TOKENS, order=[0, 1, 2, 1, 2, 1, 2, 3]), 8),
             (ours, Way(loop=[3, 0, 0]), lambda: ours(TOKENS, order=[3, 0, 0]), 3),
@@ -729,14 +730,14 @@ def test_no_note_outlives_the_code_that_made_it(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(scoring, '__file__', str(tmp_path / 'package/scoring/scores.py'))
     monkeypatch.setattr(scoring, 'ROOT', tmp_path)
     marks.append(subject.mark())
-    for name in ('package/x.py', 'model.py', 'data/evals/a.yaml'):
+    for name in ('package/x.py', 'model.py', 'data/evals/a.yaml', 'data/evals/_common'):
         (tmp_path / name).write_text('# changed')
         marks.append(subject.mark())
     monkeypatch.setattr(scoring, 'distributions', lambda: [])       # other versions of packages
     marks.append(subject.mark())
     subject.model.bfloat16()
     marks.append(subject.mark())
-    assert len({*marks}) == 8
+    assert len({*marks}) == 9
     (tmp_path / 'data/evals/a.pyc').write_text('what importing it leaves')
     assert subject.mark() == marks[-1]
 

@@ -501,5 +501,6 @@ def test_a_pass_that_fills_the_cache_is_counted(six):
                           none=dict(mode='layer', cache='none')).items():
         handle = patch(six, (2, 3), K=3, **how)
         added[name] = handle.added
+        assert handle.added_at_once == 4        # where no cache is filled
         handle.unpatch()
     assert added == dict(plain=4, last=6, layer=6, none=4)

@@ -50,7 +50,9 @@ def scalable_start(model):
     """Random weights, for recurrence from scratch: Takase et al.'s, by the width, and the layers'
     outputs by the unrolled depth too."""
     for name, p in model.named_parameters():
-        if p.dim() < 2:
+        if name.endswith('bias'):
+            nn.init.zeros_(p)
+        elif p.dim() < 2:               # a norm's
             nn.init.ones_(p)
         else:
             outputs = name.endswith(('attn.o.weight', 'mlp.down.weight'))

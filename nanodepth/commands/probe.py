@@ -94,7 +94,8 @@ class Probed(Subject):
                           f'Llama and Qwen. This one asks for {lacks}')
         super().__init__(path, args)
         self.args = args
-        self.tokens = examples(self.val, args.count, args.length).to(device_of(self.model))
+        self.tokens, self.targets = (rows.to(device_of(self.model)) for rows in
+                                     rows_of(self.val, args.count, args.length))
 
     def open_val(self, like):
         return open_data(self.path, self.state, self.model, self.asked.data, seed=1,
@@ -127,14 +128,19 @@ class Probed(Subject):
         return scores
 
 
-def examples(val, count, length):
-    "(n, T) validation rows, or the first tokens of them."
+def rows_of(val, count, length):
+    "Validation rows, or the first tokens of them, and their targets: (n, T) each."
     batches = range(min(len(val), -(-count // val.batch_size)))
-    rows = torch.cat([val.marked_batch(step, again=False)[0] for step in batches])
-    if length and rows.shape[1] < length:
-        raise Refused(f'the rows of the validation data have {rows.shape[1]} tokens, '
+    parts = zip(*(val.marked_batch(step, again=False)[:2] for step in batches))
+    tokens, targets = (torch.cat(part)[:count, :length] for part in parts)
+    if length and tokens.shape[1] < length:
+        raise Refused(f'the rows of the validation data have {tokens.shape[1]} tokens, '
                       f'--length={length} were asked for')
-    return rows[:count, :length]
+    return tokens, targets
+
+
+def examples(val, count, length):
+    return rows_of(val, count, length)[0]
 
 
 # --------------------------------------------------------------------------------------- the probes
@@ -230,11 +236,12 @@ def passes(c):
         for x, tokens in zip((out, streams[0] if streams else out), said.values()):
             tokens.append(c.model.head(c.model.norm(x)).argmax(-1)[:, :-1])         # (B, T - 1)
     rows = []
+    known = c.targets[:, :-1] != -1         # what nobody can know counts in no share of right ones
     for reading, tokens in said.items():
         at_once = torch.stack(tokens)                                               # (r, B, T - 1)
         same = at_once == at_once[-1]
         for k, now in enumerate(at_once):
-            shares = {'right (%)': now == c.tokens[:, 1:], 'as at the end (%)': same[k],
+            shares = {'right (%)': (now == c.tokens[:, 1:])[known], 'as at the end (%)': same[k],
                       'settled (%)': same[k:].all(0)}
             if k:
                 shares['changed (%)'] = now != at_once[k - 1]
@@ -283,7 +290,8 @@ def draw(name, rows, folder):
     if name == 'depth_score':
         labels = {row['run']: f'{row["run"]}: {row["score"]:.2f}'
                   for row in over_seeds(rows, [], [])}
-    values = p.only or [key for key in rows[0] if key not in ('run', 'group', p.x, p.panel)]
+    columns_of = dict.fromkeys(key for row in rows for key in row)
+    values = p.only or [key for key in columns_of if key not in ('run', 'group', p.x, p.panel)]
     if p.panel == 'size':       # of size 0: the model as it is
         rows = [row | dict(start=row['start'] if row['size'] else None) for row in rows]
     axis = dict(start='first of these layers (by depth, from 0)', depth='layer (by depth, from 0)')

@@ -28,7 +28,7 @@ from nanodepth.extras.table import commit, python
 from nanodepth.loop import running
 from nanodepth.models.checkpoint import open_any
 from nanodepth.probe import depth_score, skip_blocks
-from nanodepth.report.logs import growths, read_lines, read_log
+from nanodepth.report.logs import growths, read_lines, read_log, without_compiling
 from nanodepth.report.plot import draw_costs, show
 from nanodepth.report.tables import as_csv, mean, read_rows, where
 from nanodepth.text.loader import Loader
@@ -116,7 +116,7 @@ def measure(run, rate, seed, folder, options):
     began = time.perf_counter()
     python('train.py', *argv, f'--out_dir={folder}')
     all_seconds = time.perf_counter() - began
-    log = read_log(folder)
+    log = without_compiling(read_log(folder))
     end = log[-1]
     device = pick_device()
     peak = peak_flops(device)
@@ -134,7 +134,7 @@ def measure(run, rate, seed, folder, options):
         bits=end['val_loss'] / math.log(2) / options.bytes_a_token, tokens=end['tokens'],
         passes=end['passes'], flops=end['flops'],
         of_peak=end['flops'] / end['seconds'] / peak if peak else 'unknown',
-        seconds=end['seconds'], all_seconds=round(all_seconds),
+        seconds=round(end['seconds'], 1), all_seconds=round(all_seconds),
         growths=' '.join(str(line['step'] - 1) for line in growths(log)),
         depth_score=depth_score(model, tokens)[0], late_layers=mean(late),
         card=torch.cuda.get_device_name() if device.type == 'cuda' else platform.machine(),

@@ -24,7 +24,8 @@ from nanodepth.looping.window import How, Loop
 class Handle(NamedTuple):
     model: object
     window: tuple
-    added: int              # layers that run more often for each token, counted by their runs
+    added: int              # layers that run more often for each token, counted by their runs,
+    added_at_once: int      # and where a row is read at once, so that no pass fills a cache
 
     def unpatch(self):
         unpatch(self.model)
@@ -69,8 +70,9 @@ def install(model, window, method, solver, evaluations, cache=None, decode='full
         entry.layer.forward = entry
     if is_ours(model):
         model.hidden = Guard(model, range(a, b + 1), order)     # refuses any other order
-    passes = evaluations - 1 + loop.runs_once_more
-    return Handle(model, (a, b), added=passes * (b - a + 1))
+    again = evaluations - 1
+    return Handle(model, (a, b), added=(again + loop.runs_once_more) * (b - a + 1),
+                  added_at_once=again * (b - a + 1))
 
 
 def unpatch(model):

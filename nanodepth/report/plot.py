@@ -11,7 +11,7 @@ import math
 import os
 
 from nanodepth.common.files import fresh
-from nanodepth.report.logs import growths, kinds_of, measured
+from nanodepth.report.logs import growths, kinds_of, measured, without_compiling
 from nanodepth.report.tables import beside, grouped, mean, where
 
 COLOURS = ['#3b6fb6', '#d1495b', '#2e8b57', '#e08e1b', '#7b5aa6', '#4f4f4f', '#17a2b8', '#c45ab3',
@@ -131,6 +131,7 @@ def draw_costs(groups):
     fig, axes = figure(1, 3, (11, 3.8), sharey=True)
     labels = dict(flops='training FLOPs', tokens='tokens', minutes='minutes in steps (of seed 0)')
     for colour, (name, logs) in zip(COLOURS, groups.items()):
+        logs = [without_compiling(log) for log in logs]
         rows = [row for row in measured(logs) if row['step'] > 0]
         minutes = {row['step']: row['minutes'] for row in rows if row['seed'] == 0}
         rows = [row | dict(minutes=minutes[row['step']]) for row in rows]
@@ -157,7 +158,7 @@ def draw_curves(rows, x, panel, values, labels, title, axis, ticks=None):
     for ax, (place, value) in zip(axes.flat, cells):
         here = [row for row in rows if panel is None or row[x] is None or row[panel] == place]
         for colour, (group, group_rows) in zip(COLOURS * 9, grouped(here).items()):
-            points = [row for row in group_rows if row[x] is not None]
+            points = [row for row in group_rows if row[x] is not None and value in row]
             level = [row[value] for row in group_rows if row[x] is None and value in row]
             name = labels.get(group, group)
             if points:

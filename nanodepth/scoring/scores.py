@@ -299,7 +299,8 @@ class Subject:
         sets = self.val.sets if self.val else []
         package = Path(__file__).parents[1]
         code = [path for path in (*package.rglob('*.py'), *ROOT.glob('*.py'),
-                                  *(ROOT / 'data/evals').rglob('*.*')) if path.suffix != '.pyc']
+                                  *(ROOT / 'data/evals').rglob('*'))
+                if path.is_file() and path.suffix != '.pyc']
         files = sha256_of([*code, *(each.folder / 'val.json' for each in sets)])
         rows = self.val and (self.val.shares(), self.val.batch_size, sets[0].context)
         asked = [getattr(self.asked, each.name) for each in fields(Asked)]

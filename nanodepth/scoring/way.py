@@ -123,10 +123,9 @@ class Way:
             depth = depth_in(model)
         if not self.dials:
             return depth
-        # scoring reads a row at once and fills no cache, so no pass is made for one
-        handle = patch(model, **self.dials | dict(cache='none'))
+        handle = patch(model, **self.dials)
         handle.unpatch()
-        return depth + handle.added
+        return depth + handle.added_at_once     # scoring fills no cache
 
     def __str__(self):
         if self.loop:

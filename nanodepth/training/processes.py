@@ -25,7 +25,8 @@ from nanodepth.models.checkpoint import fast_in_bfloat16
 
 PATIENCE = timedelta(minutes=10)        # so long a process waits for the others
 # Dense bfloat16 FLOPs per second of some GPUs.
-PEAK_FLOPS = {'H100 PCIe': 756e12, 'H100 NVL': 835e12, 'H200': 989e12, 'H100': 989e12,
+PEAK_FLOPS = {'H100 PCIe': 756e12, 'H100 NVL': 835e12, 'H200 NVL': 835e12, 'H200': 989e12,
+              'H100': 989e12,
               'B200': 2250e12, 'A100': 312e12, 'L40S': 362e12, 'L40': 181e12, '4090': 165e12}
 
 
@@ -49,6 +50,8 @@ def pick_device(name='auto', local_rank=0):
 def peak_flops(device):
     "A GPU's FLOPs per second, or None if it is not in the table."
     name = torch.cuda.get_device_name(device) if device.type == 'cuda' else ''
+    if 'Laptop' in name or name.endswith(' D'):         # slower cards of the same names
+        return None
     return next((flops for gpu, flops in PEAK_FLOPS.items() if gpu in name), None)
 
 
