@@ -160,11 +160,12 @@ def test_two_writers_of_one_file_leave_one_of_two_whole_files(tmp_path):
 
 
 def test_a_claimed_folder_keeps_what_its_owner_calls_tmp(tmp_path):
-    for name in ('thesis.tmp', 'ckpt.pt.123.tmp'):
+    for name in ('thesis.12.tmp', 'ckpt.pt.123.nanodepth.tmp'):
         (tmp_path / name).touch()
-    (tmp_path / 'old.12.tmp').mkdir()
+    (tmp_path / 'old.12.nanodepth.tmp').mkdir()
     with claim(tmp_path):
-        assert {path.name for path in tmp_path.iterdir()} == {'thesis.tmp', 'old.12.tmp', 'lock'}
+        assert {path.name for path in tmp_path.iterdir()} == {
+            'thesis.12.tmp', 'old.12.nanodepth.tmp', 'lock'}
     with pytest.raises(Refused, match='write its name'), claim(Path('')):
         pass
     with pytest.raises(SystemExit):

@@ -251,7 +251,7 @@ def test_a_log_without_its_checkpoint_is_kept(config, tmp_path, capsys):
     (out / 'ckpt.pt').unlink()
     train(c)
     assert (out / 'log.jsonl.1').read_bytes() == before and log_of(c)
-    assert 'the log that was there is kept' in capsys.readouterr().out
+    assert 'log.jsonl.1, because it is of an older run' in capsys.readouterr().err
     train(c)                               # a run that resumes keeps nothing aside
     assert not (out / 'log.jsonl.2').exists()
 

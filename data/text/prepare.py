@@ -29,8 +29,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))    # a clone needs 
 from nanodepth.common.errors import Refused, refusals, refusing  # noqa: E402
 from nanodepth.common.files import claim  # noqa: E402
 from nanodepth.common.options import read  # noqa: E402
-from nanodepth.text.corpus import (Source, chat, column, kind_of, number, prepare,  # noqa: E402
-                                   texts)
+from nanodepth.text.corpus import (Source, chat, column, is_hidden, kind_of,  # noqa: E402
+                                   number, prepare, texts)
 from nanodepth.text.loader import begin_dataset, write_dataset  # noqa: E402
 from nanodepth.text.tokenizer import get_tokenizer, start_of_document  # noqa: E402
 
@@ -67,8 +67,8 @@ def in_folders(paths):
     "The files given, and those below the folders given, in the order of their names."
     files = []
     for path in map(Path, paths):
-        hidden = lambda p: any(part[0] == '.' for part in p.relative_to(path).parts)
-        below = sorted(p for p in path.rglob('*') if p.is_file() and not hidden(p))
+        below = sorted(p for p in path.rglob('*')
+                       if p.is_file() and not is_hidden(p.relative_to(path)))
         files += below if path.is_dir() else [path]
     if not files:
         raise Refused(f'{", ".join(map(str, paths))}: there is no file in there')

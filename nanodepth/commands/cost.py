@@ -27,7 +27,7 @@ from nanodepth.model import LM
 from nanodepth.models import checkpoint
 from nanodepth.report.tables import columns
 from nanodepth.text.loader import Dataset, Loader, how_to_prepare, make_toy_data, mixture
-from nanodepth.text.tokenizer import get_tokenizer
+from nanodepth.text.tokenizer import get_tokenizer, refuse_changed_tokenizer
 from nanodepth.train import Config, Plan, read_config
 from nanodepth.training.plan import Parent, model_config
 from nanodepth.training.processes import PEAK_FLOPS
@@ -103,9 +103,11 @@ def check_data(folder):
         for split in ('train', 'val'):
             data = Dataset(part, split, context=None)
             data.check(functools.partial(tqdm, desc=f'{part}, {split}: checking', leave=False))
+            tokenizer = get_tokenizer(data.tokenizer)
+            refuse_changed_tokenizer(data, tokenizer)
             ids = data.shards[0]['.bin'][:40].tolist()
             print(f'{part}, {split}: {data.tokens:,} tokens of {data.tokenizer!r}, checksums '
-                  f'right; it begins {get_tokenizer(data.tokenizer).decode(ids)!r}, from '
+                  f'right; it begins {tokenizer.decode(ids)!r}, from '
                   f'{json.dumps(data.origin)}')
 
 

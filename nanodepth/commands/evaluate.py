@@ -28,10 +28,10 @@ from nanodepth.common.options import read
 from nanodepth.scoring.scores import Asked, Subject, compared, interval, notes_beside
 from nanodepth.scoring.way import Way, Ways, layers_and_order, name_of, read_ways
 from nanodepth.looping.layers import is_ours
-from nanodepth.models.checkpoint import cost_of
+from nanodepth.models.checkpoint import cost_of, named_models
 from nanodepth.report.plot import PICTURES, draw_curves, show
 from nanodepth.report.tables import (change_in_words, columns, groups_of, named_after, number,
-                                     over_seeds, run_names, where, write_csv)
+                                     over_seeds, where, write_csv)
 
 
 @dataclass(kw_only=True)
@@ -166,7 +166,7 @@ def main(argv=None):
     ways = [Way(), *read_ways(options)]
     if options.x and len(getattr(options, options.x)) < 2:
         raise Refused(f'--x={options.x} draws over several values: give --{options.x}=1,2,4')
-    paths = run_names(options.models)
+    paths = named_models(options.models)
     groups = groups_of(paths)
     out = options.out or Path('out/evals') / f'{named_after(options, "x")}.csv'
     notes = notes_beside(out)

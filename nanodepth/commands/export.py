@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+import yaml
 
 from nanodepth.common.errors import Refused, refusing
 from nanodepth.common.files import on_hub, replace
@@ -143,7 +144,6 @@ def describe(options, model):
 
 
 CARD = """---
-library_name: transformers
 {front}---
 # {name}
 
@@ -155,8 +155,8 @@ This is `{parent}`, {what}. Nothing was trained for it. nanodepth has written it
 
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
-model = AutoModelForCausalLM.from_pretrained('{target}'{trust})
-tokenizer = AutoTokenizer.from_pretrained('{target}')
+model = AutoModelForCausalLM.from_pretrained({target!r}{trust})
+tokenizer = AutoTokenizer.from_pretrained({target!r})
 ```
 
 The licence is the parent's{licence}.
@@ -170,19 +170,36 @@ def write_card(options, model, way, argv):
             'is that many layers, one after the other, and 4x2 are four that come twice)')
     if way.damp:
         what += ', where layers that run more than once add less each time'
-    card = Path(options.run) / 'README.md'
-    said = re.search(r'^license: *(.+)$', card.read_text(encoding='utf-8') if card.is_file()
-                     else '', re.M)
-    front = f'license: {said[1]}\n' if said else ''
+    licence = licence_of(Path(options.run) / 'README.md')
+    front = dict(library_name='transformers') | licence
     if on_hub(options.run):
-        front += f'base_model: {options.run}\n'
+        front['base_model'] = options.run
     text = CARD.format(
-        front=front, name=Path(options.target).name, parent=options.run, what=what,
-        target=options.target, licence=f', {said[1]}' if said else
-        ', which its folder does not name',
+        front=yaml.safe_dump(front, sort_keys=False), name=plain(Path(options.target).name),
+        parent=plain(options.run), what=what, target=str(options.target),
+        licence=f', {plain(licence["license"])}' if licence else ', which its folder does not name',
         trust=', trust_remote_code=True' if model.recurs else '',
-        command=shlex.join(['nanodepth', 'export', *argv]))
+        command=plain(shlex.join(['nanodepth', 'export', *argv])))
     replace(Path(options.target) / 'README.md', text.encode())
+
+
+def licence_of(card):
+    "What the top of a model card says of its licence: {} if it is no YAML, or says nothing."
+    text = card.read_text(encoding='utf-8', errors='replace') if card.is_file() else ''
+    top = re.match(r'---\n(.*?)\n---\n', text, re.S)
+    try:
+        front = yaml.safe_load(top[1]) if top else {}
+    except yaml.YAMLError:
+        front = {}
+    names = ('license', 'license_name', 'license_link')
+    said = {name: str(front[name]) for name in names if name in front} \
+        if isinstance(front, dict) else {}
+    return said if 'license' in said else {}
+
+
+def plain(text):
+    "A text that ends no code and begins no tag in Markdown."
+    return re.sub(r'[`<>\s]+', ' ', str(text))
 
 
 def export(options, model):

@@ -31,11 +31,11 @@ from nanodepth.common.errors import Refused, check_choice
 from nanodepth.common.files import replace
 from nanodepth.common.options import read
 from nanodepth.looping.layers import device_of
-from nanodepth.models.checkpoint import family_of, is_hugging_face
+from nanodepth.models.checkpoint import family_of, is_hugging_face, named_models
 from nanodepth.models.hf import config_of, lacking
 from nanodepth.models.hf_recurrent import FAMILY
 from nanodepth.report.plot import draw_curves, draw_maps, show
-from nanodepth.report.tables import columns, groups_of, number, over_seeds, run_names, write_csv
+from nanodepth.report.tables import columns, groups_of, number, over_seeds, write_csv
 from nanodepth.scoring.lens import exit_at, quality, train_lens
 from nanodepth.scoring.scores import Asked, Subject, ask, open_data, parse_tasks
 from nanodepth.scoring.way import Ways, name_of, read_way
@@ -130,6 +130,9 @@ class Probed(Subject):
 
 def rows_of(val, count, length):
     "Validation rows, or the first tokens of them, and their targets: (n, T) each."
+    if count > Options.count and count > len(val) * val.batch_size:
+        raise Refused(f'--count={count}, but the validation data have '
+                      f'{len(val) * val.batch_size} rows')
     batches = range(min(len(val), -(-count // val.batch_size)))
     parts = zip(*(val.marked_batch(step, again=False)[:2] for step in batches))
     tokens, targets = (torch.cat(part)[:count, :length] for part in parts)
@@ -330,7 +333,7 @@ def make(args):
     if way.dials:
         raise Refused(f'{way}: the probes look at each layer as it is, so they take --loop and '
                       '--r, and no window')
-    paths = run_names(args.models)
+    paths = named_models(args.models)
     groups = groups_of(paths)
     folder = args.out
     folder.mkdir(parents=True, exist_ok=True)

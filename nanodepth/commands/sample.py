@@ -43,6 +43,9 @@ TOY_PROMPTS = {'JicDqySofUzgJicDqySofUzg': 24, 'w7j6z1q3?z': 1, 'w7j6z1q3bwdzejh
 
 def main(argv=None):
     options = read(Options, argv, __doc__)
+    if 0 < options.temperature < 1e-3:
+        raise Refused(f'--temperature={options.temperature:g} is too small (at least 0.001): 0 '
+                      'takes the likeliest token each time')
     device = pick_device(options.device)
     _, model = open_any(options.run, device, options.dtype, others=False)
     tokenizer = get_tokenizer(options.run)

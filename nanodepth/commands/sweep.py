@@ -35,8 +35,9 @@ from nanodepth.scoring.scores import Asked, Subject, compared, notes_beside
 from nanodepth.scoring.way import Way, Ways, depth_in, layers_and_order, read_ways
 from nanodepth.loop import repeat_block
 from nanodepth.looping.layers import pick_window
-from nanodepth.report.tables import (error_of, mean, named_after, number, over_seeds, run_names,
-                                     where, write_csv)
+from nanodepth.models.checkpoint import named_models
+from nanodepth.report.tables import (error_of, mean, named_after, number, over_seeds, where,
+                                     write_csv)
 
 
 @dataclass(kw_only=True)
@@ -168,8 +169,9 @@ def search(name, path, options, notes):
 def main(argv=None):
     options = read(Options, argv, __doc__)
     options.out = options.out or Path('out/sweeps') / f'{named_after(options, "best")}.csv'
+    paths = named_models(options.models)
     notes = notes_beside(options.out)
-    rows = [row for name, path in run_names(options.models).items()
+    rows = [row for name, path in paths.items()
             for row in search(name, path, options, notes)]
     write_csv(rows, options.out)
 

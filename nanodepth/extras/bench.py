@@ -18,7 +18,7 @@ from statistics import median
 import torch
 
 from nanodepth.common import losses
-from nanodepth.common.files import replace
+from nanodepth.common.files import refuse_unwritable, replace
 from nanodepth.common.options import read
 from nanodepth.looping import compiled_text
 from nanodepth.model import LM, ModelConfig
@@ -155,6 +155,8 @@ class Options:
 def main(argv=None):
     options = read(Options, argv, __doc__)
     device = pick_device(options.device)
+    if options.out:
+        refuse_unwritable(options.out)
     torch.set_float32_matmul_precision('high')
     sizes = [('360m', 8, 10)] if device.type == 'cuda' else [('toy', 32, 30), ('125m', 4, 3)]
     table = [['what', 'their time / ours', 'ours, s', 'theirs, s', 'tokens a second', 'of its best',

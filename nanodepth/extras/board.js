@@ -4,7 +4,7 @@ const about = JSON.parse(read('about')), quiet = matchMedia('(prefers-reduced-mo
 let how = {}, chosen = new Set(), focus = 0, past = [], latest, number = 0, now = 0, dragged;      // `number` counts what was asked, so that late answers are known
 
 // ---- the workers: the first looks at the prompt; the others, if there are any, count right answers
-const source = URL.createObjectURL(new Blob([read('worker')])), waiting = new Map(), loads = {};
+const source = URL.createObjectURL(new Blob([read('worker')])), waiting = new Map(), loads = Object.create(null);
 let asked = 0;
 const cores = Math.max(1, Math.min(4, navigator.hardwareConcurrency || 2)), workers = [];
 function hire() {

@@ -340,7 +340,7 @@ function pieces(text, cut) {            // what matches and what lies between, i
 // ---- what the page may ask, as in play.py
 
 const MOST = 200, MOST_TOKENS = 256;       // layers of an order; tokens
-let about, tokenizer, opened = {}, last = {};
+let about, tokenizer, opened = Object.create(null), last = Object.create(null);    // a model may be called `constructor`
 
 const middleOf = (depth, n) => about.middle[`${depth},${n}`] ?? Math.floor(depth / 2) - Math.floor(n / 2);      // as pick_window
 

@@ -23,6 +23,7 @@ import importlib
 import itertools
 import json
 import math
+import re
 import webbrowser
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -37,7 +38,7 @@ from nanodepth.common.options import read
 from nanodepth.grow import grown_order
 from nanodepth.looping.layers import MIDDLE
 from nanodepth.models import checkpoint
-from nanodepth.models.checkpoint import build_model, load, load_model
+from nanodepth.models.checkpoint import build_model, load, load_model, refuse_missing
 from nanodepth.report.plot import figure, show
 from nanodepth.report.tables import run_names
 from nanodepth.scoring.likelihoods import encode
@@ -343,11 +344,7 @@ def tokenizer_of(run):
             None, 'NFC'):
         raise Refused(f'{run} has a tokenizer that is no byte-level BPE, which the page in a '
                       'browser does not carry: try nanodepth evaluate or sweep instead')
-    # JavaScript's \s is another set of characters, and it has no (?i: )
-    for old, new in ((r'\s', r'\p{White_Space}'), (r'\S', r'\P{White_Space}'),
-                     ("(?i:'s|'t|'re|'ve|'m|'ll|'d)",
-                      "(?:'[sSſ]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])")):
-        cuts = [cut.replace(old, new) for cut in cuts]
+    cuts = [for_javascript(cut, run) for cut in cuts]
     vocab = [''] * (1 + max([*model['vocab'].values(), *(t['id'] for t in spec['added_tokens'])]))
     for text, i in model['vocab'].items():
         vocab[i] = text
@@ -356,6 +353,37 @@ def tokenizer_of(run):
                 added={token['content']: token['id'] for token in spec['added_tokens']},
                 splits=cuts, nfc=normalizer == 'NFC', whole=model.get('ignore_merges', False),
                 start=start_of_document(get_tokenizer(run)))
+
+
+# A possessive quantifier of these two, which are cl100k's, never had anything to give back.
+POSSESSIVE = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}|"
+    r" ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+|"
+    r" ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]|\s+(?!\S)|\s")
+# what JavaScript takes behind a backslash
+ESCAPED = r'\\[pP]\{([LMNPSZC][a-z]?|White_Space)\}|\\[nrtvf0^$.*+?()[\]{}|/\\-]'
+
+
+def for_javascript(cut, run):
+    """A pattern of a tokenizer as JavaScript reads it, which has other words for some and none for
+    others."""
+    if cut in POSSESSIVE:
+        cut = re.sub(r'([?+*]|\{\d,\d\})\+', r'\1', cut)
+    # its \s is another set of characters, and not every browser has (?i: )
+    for old, new in ((r'\s', r'\p{White_Space}'), (r'\S', r'\P{White_Space}'),
+                     ("(?i:'s|'t|'re|'ve|'m|'ll|'d)",
+                      "(?:'[sSſ]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"),
+                     ("'(?i:[sdmt]|ll|ve|re)",
+                      "'(?:[sSſdDmMtT]|[lL][lL]|[vV][eE]|[rR][eE])")):
+        cut = cut.replace(old, new)
+    bare = re.sub(ESCAPED, 'x', cut)
+    odd = lambda of: '\\' in of[0] or '[' in of[0][1:] or '&&' in of[0]
+    bare = re.sub(r'\[[^]]*\]', lambda of: of[0] if odd(of) else 'x', bare)
+    if re.search(r'[?*+}]\+|\(\?(?![:=!]|<[=!])|\\|\[', bare):
+        raise Refused(f'{run} cuts text by the pattern {cut!r}, which the page in a browser does not '
+                      'carry: try nanodepth evaluate or sweep instead')
+    return cut
 
 
 def assembled(about, weights, within=True):
@@ -419,6 +447,10 @@ class Options:
 
 def main(argv=None):
     options = read(Options, argv, __doc__)
+    for run in options.runs:
+        refuse_missing(run)
+        if not str(run).isprintable():
+            raise Refused(f'{str(run)!r} has characters that no page can name: rename the folder')
     names = '_'.join(Path(run).name for run in options.runs)
     if options.scan is not None:
         with refusing(ImportError, why=lambda error: '--scan draws a picture, and matplotlib is '

@@ -195,12 +195,13 @@ class Options:
 
 def main(argv=None):
     args = read(Options, argv, __doc__)
+    files = [Path(file) for file in args.files] or [ROOT / name for name in TEXTS]
+    texts = {file: file.read_text(encoding='utf-8') for file in files}      # before the work
     spec = tomllib.loads((args.rows / 'claims.toml').read_text(encoding='utf-8'))
     tables = all_tables(spec, args.rows)
-    for file in [Path(file) for file in args.files] or [ROOT / name for name in TEXTS]:
-        before = file.read_text(encoding='utf-8')
+    for file, before in texts.items():
         after = made(before, tables)
-        if not args.check:
+        if not args.check and before != after:
             replace(file, after.encode())
         elif before != after:
             lines = difflib.unified_diff(before.splitlines(), after.splitlines(), n=0, lineterm='')

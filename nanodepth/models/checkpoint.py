@@ -14,7 +14,7 @@ Usage:
 import dataclasses
 import math
 import os
-import pickle
+import re
 import shutil
 import zipfile
 from pathlib import Path
@@ -22,11 +22,12 @@ from pathlib import Path
 import torch
 
 from nanodepth.common.errors import Refused, nearest, say
-from nanodepth.common.files import (aside, fresh, on_hub, read_json, reading, refuse_gguf,
-                                    replacing)
+from nanodepth.common.files import (aside, fresh, load_tensors, on_hub, put_aside, read_json,
+                                    reading, refuse_gguf, replacing)
 from nanodepth.common.options import only_fields
 from nanodepth.looping.layers import is_ours
 from nanodepth.model import LM, ModelConfig
+from nanodepth.report.tables import run_names
 from nanodepth.text.tokenizer import TOKENIZER_FILES, local_folder
 
 FILE = 'ckpt.pt'
@@ -52,7 +53,8 @@ def family_of(path):
 
 def save(folder, **state):
     folder = Path(folder)
-    with fresh(folder / FILE) as file:          # from its end on, and not before, it is there
+    # from its end on, and not before, it is there; whoever writes it has read the older one
+    with fresh(folder / FILE, known=True) as file:
         try:
             torch.save(state, file)
         except RuntimeError as error:           # torch does not say what the disk said
@@ -67,7 +69,10 @@ def save(folder, **state):
 
 def keep(folder, step):
     "The checkpoint of this step under a name of its own, which no later one takes away."
-    with replacing(Path(folder) / f'ckpt-{step}.pt') as new:
+    path = Path(folder) / f'ckpt-{step}.pt'
+    if path.exists():
+        put_aside(path, 'because the run has come to that step again')
+    with replacing(path, known=True) as new:
         try:
             os.link(Path(folder) / FILE, new)       # save() writes a new file, and none into this
         except OSError:                             # no such links on this file system
@@ -75,13 +80,27 @@ def keep(folder, step):
 
 
 def stages_of(folder):
-    """{layers: the last checkpoint that was kept of so many} in a run's folder. (Older runs kept a
-    folder for each.)"""
-    stages = {int(path.name.removeprefix('stage_')): path for path in
-              Path(folder).glob('stage_[0-9]*')}
-    for path in sorted(Path(folder).glob('ckpt-*.pt'), key=lambda p: int(p.stem[5:])):
-        stages[load(path, checked=True)['model_config']['n_layer']] = path
+    """{layers: the last checkpoint of so many that was kept of the run in a folder, and not of
+    another that has lain there}. (Older runs kept a folder for each.)"""
+    stages = {}
+    for path in [*kept_in(folder, r'stage_(\d+)'), *kept_in(folder, r'ckpt-(\d+)\.pt')]:
+        state = load(path, checked=True)
+        if run_of(state) == run_of(load(folder, checked=True)):
+            stages[state['model_config']['n_layer']] = path
     return stages
+
+
+def kept_in(folder, pattern):
+    "The paths in a run's folder that have such a name, in the order of their numbers."
+    paths = {path: re.fullmatch(pattern, path.name) for path in Path(folder).iterdir()}
+    return sorted((path for path, match in paths.items() if match),
+                  key=lambda path: int(paths[path][1]))
+
+
+def run_of(state):
+    "What all checkpoints of a run have in common."
+    config = state.get('config') or {}
+    return [*(config.get(name) for name in ('seed', 'init_from', 'n_embd')), state.get('data')]
 
 
 def cost_of(state):
@@ -94,26 +113,21 @@ def exists(folder):
 
 
 def move_aside(folder, resumes, say):
-    "A new run begins: what an older one has left in the folder is kept beside it."
-    log = folder / 'log.jsonl'
-    if exists(folder) and not resumes:
+    """A new run begins: what an older one has left in the folder is kept beside it, or it would be
+    taken for this one's."""
+    if resumes:
+        return
+    left = [folder / name for name in (FILE, 'log.jsonl', *TOKENIZER_FILES)]
+    left += [*kept_in(folder, r'stage_(\d+)'), *kept_in(folder, r'ckpt-(\d+)\.pt')]
+    if exists(folder):
         moved = aside(folder)
         shutil.copytree(folder, moved)
-        for path in (folder / FILE, log, *folder.glob('ckpt-*.pt'),
-                     *(folder / name for name in TOKENIZER_FILES)):
-            path.unlink(missing_ok=True)
-        for stage in folder.glob('stage_*'):
-            shutil.rmtree(stage)
+        for path in filter(Path.exists, left):
+            (shutil.rmtree if path.is_dir() else os.remove)(path)
         say(f'--resume=false: the run that was in {folder} is now in {moved}')
-    if not resumes:         # else the tokenizer of the older run would be taken for this one's
-        for path in (folder / name for name in TOKENIZER_FILES):
-            if path.exists():
-                say(f'{path} is kept as {path.rename(aside(path))}')
-    if not exists(folder) and log.is_file() and log.stat().st_size:
-        kept = aside(log)
-        log.rename(kept)
-        say(f'{folder} has a log and no checkpoint: a new run begins, and the log that was there '
-            f'is kept as {kept}')
+    for path in left:
+        if path.is_dir() or path.exists() and path.stat().st_size:
+            put_aside(path, 'because it is of an older run')
 
 
 def file_of(folder):
@@ -125,6 +139,20 @@ def file_of(folder):
         beside = [str(p) for p in parent.iterdir() if p != Path(folder)] if parent.is_dir() else []
         raise Refused(f'there is no checkpoint at {folder} (no {path}){nearest(folder, beside)}')
     return path
+
+
+def named_models(paths):
+    """{name: path} of checkpoints. The first is opened at once; that the others are there is asked
+    now, before the work on it."""
+    for path in paths[1:]:
+        refuse_missing(path)
+    return run_names(paths)
+
+
+def refuse_missing(path):
+    refuse_gguf(path)
+    if not is_hugging_face(path):
+        file_of(path)
 
 
 def check(folder):
@@ -145,20 +173,14 @@ def load(folder, checked=False):
     path = file_of(folder)
     if not checked:
         check(folder)
+    state = load_tensors(path)
     with reading(path):
-        try:
-            state = torch.load(path, map_location='cpu', weights_only=True,
-                               mmap=os.name == 'posix')   # Windows could not replace it then
-            if not isinstance(state, dict):
-                raise Refused(f'{path} holds no model of ours')
-            for part in ('recurrent', 'start'):     # older files call a core's recurrence its mean
-                if 'mean' in (state.get(part) or ()):
-                    state[part]['recurrence'] = state[part].pop('mean')
-            return state
-        except pickle.UnpicklingError as error:     # it says how to load it all the same
-            named = [line for line in str(error).splitlines() if 'GLOBAL' in line]
-            raise Refused(f'{path} holds more than tensors and plain values, so it was not loaded. '
-                          f'{"".join(named[:1])[:200]}'.strip()) from error
+        if not isinstance(state, dict) or 'model_config' not in state:
+            raise Refused(f'{path} holds no model of ours')
+        for part in ('recurrent', 'start'):     # older files call a core's recurrence its mean
+            if 'mean' in (state.get(part) or ()):
+                state[part]['recurrence'] = state[part].pop('mean')
+    return state
 
 
 def refuse_not_finite(model, path):

@@ -9,15 +9,15 @@ else, which is put right here.
 Usage:
     nanodepth export MODEL.gguf out/model --dtype=bfloat16
 """
-import os
 import tempfile
 from pathlib import Path
 
 import torch
 
 from nanodepth.common.errors import Refused
-from nanodepth.common.files import new_model, reading, without_lock
+from nanodepth.common.files import new_model, put_all, reading, without_lock
 from nanodepth.models.hf import refuse_reported, using_transformers
+from nanodepth.text.tokenizer import clear_words
 
 # kinds that split every digit off, by their names in llama.cpp
 SPLIT_DIGITS = 'smollm', 'starcoder', 'refact', 'command-r', 'codeshell', 'exaone', 'minerva-7b'
@@ -70,8 +70,6 @@ def save_opened(model, tokenizer, folder):
     with new_model(folder), tempfile.TemporaryDirectory(dir=folder, prefix='unfinished') as new:
         tokenizer.save_pretrained(new)
         model.save_pretrained(new)
-        # config.json comes last: without it, the folder is no checkpoint
-        for path in sorted(Path(new).iterdir(), key=lambda p: p.name == 'config.json'):
-            path.chmod(0o644)               # else only its owner could read the weights
-            os.replace(path, Path(folder) / path.name)
+        clear_words(folder, [path.name for path in Path(new).iterdir()])
+        put_all(new, folder)
         without_lock(folder)

@@ -29,7 +29,8 @@ from nanodepth.common.files import (new_model, reading, replace, replacing, with
 from nanodepth.grow import untie
 from nanodepth.looping.layers import is_ours
 from nanodepth.model import LM, ModelConfig, rope_tables
-from nanodepth.text.tokenizer import get_tokenizer, local_folder, marks_of, write_tokenizer
+from nanodepth.text.tokenizer import (clear_words, get_tokenizer, local_folder, marks_of,
+                                      write_tokenizer)
 
 # -------------------------------------------------------------------------------------------- names
 
@@ -281,7 +282,9 @@ def write_checkpoint(model, folder, tensors, config_json, tokenizer, files=None,
     with new_model(folder) as folder:
         config_json |= dict(torch_dtype=str(dtype).removeprefix('torch.'), bos_token_id=None,
                             eos_token_id=None)
-        if tokenizer is not None:
+        if tokenizer is None:
+            clear_words(folder)
+        else:
             write_tokenizer(tokenizer, folder, model.config.context)
             begin, end = marks_of(folder, get_tokenizer(folder))
             config_json |= dict(bos_token_id=begin, eos_token_id=end)

@@ -8,6 +8,7 @@ Usage:
     log.write(step=10, loss=3.2)
     groups = read_groups(['out/lidas-0', 'out/lidas-1', 'out/baseline'])    # {name: [log per seed]}
 """
+import contextlib
 import json
 import math
 import os
@@ -16,8 +17,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from nanodepth.common.errors import Refused, refusing
-from nanodepth.common.files import replace
+from nanodepth.common.errors import Refused, refusing, say
+from nanodepth.common.files import reading, replace
 from nanodepth.report.tables import groups_of, run_names
 
 
@@ -29,18 +30,16 @@ class Log:
     def __init__(self, path, keep_up_to, steps=None, silent=False, wandb=None):
         self.file, self.shown, self.steps, self.online = None, {}, steps, None
         if wandb and not silent:        # the settings of a run that wandb shows, too
-            with refusing(ImportError, why=lambda error: '--wandb=true needs a package: pip '
-                          'install wandb'):
-                import wandb as package
-            self.online = package.init(project='nanodepth', name=Path(path).parent.name,
-                                       config=wandb)
+            with self.going_on():
+                self.online = wandb_package().init(project='nanodepth',
+                                                   name=Path(path).parent.name, config=wandb)
         # where nobody watches a bar, as under Slurm or nohup, a logged step is a line
         self.plain = not silent and steps is not None and not sys.stderr.isatty()
         self.bar = tqdm(total=steps, initial=max(0, keep_up_to), unit='step', dynamic_ncols=True,
                         disable=silent or steps is None or self.plain)
         if not silent:
             kept = [line for line in read_lines(path) if line['step'] <= keep_up_to]
-            replace(path, ''.join(json.dumps(line) + '\n' for line in kept).encode())
+            replace(path, ''.join(json.dumps(line) + '\n' for line in kept).encode(), known=True)
             self.file = open(path, 'a', encoding='utf-8')
 
     def write(self, **line):
@@ -48,8 +47,9 @@ class Log:
             self.file.write(json.dumps(line) + '\n')
             self.file.flush()
             if self.online:
-                self.online.log({name: value for name, value in line.items()
-                                 if isinstance(value, (int, float))}, step=line['step'])
+                with self.going_on():
+                    self.online.log({name: value for name, value in line.items()
+                                     if isinstance(value, (int, float))}, step=line['step'])
             if 'depth' in line:
                 self.shown['layers'] = line['depth']
             for name, short in dict(val_loss='val', loss='loss').items():
@@ -78,7 +78,27 @@ class Log:
         if self.file:
             self.file.close()
         if self.online:
-            self.online.finish()
+            with self.going_on():
+                self.online.finish()
+
+    @contextlib.contextmanager
+    def going_on(self):
+        "What goes wrong online ends no training: the log on the disk is whole."
+        try:
+            yield
+        except Exception as error:
+            self.online = None
+            say(f'wandb: {type(error).__name__}: {error}; the run goes on without it')
+
+
+def wandb_package():
+    with refusing(ImportError, why=lambda error: '--wandb=true needs a package: pip install '
+                  'wandb'):
+        import wandb
+    if not hasattr(wandb, 'init'):      # its own folder of runs, in the current one
+        raise Refused('--wandb=true needs a package, and a folder wandb/ stands here instead: pip '
+                      'install wandb')
+    return wandb
 
 
 UNITS = dict(val_loss='validation loss {:.4f}', loss='loss {:.4f}', lr='rate {:.2e}',
@@ -101,10 +121,27 @@ def read_lines(path):
         try:
             line = json.loads(raw)
             line['step'], line['flops']
-            lines.append(line)
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             continue
+        with reading(path):
+            check_line(line)
+        lines.append(line)
     return lines
+
+
+NUMBERS = {'flops', 'val_loss', 'loss', 'lr', 'seconds', 'tokens', 'n_layer', 'depth',
+           'tokens_per_s', 'before', 'after', 'accuracy'}
+
+
+def check_line(line):
+    "A line of a log as this file writes it, or a ValueError."
+    if not isinstance(line['step'], int) or not 0 <= line['step'] < 2 ** 63:
+        raise ValueError('a step is no whole number')
+    for part in (line, line.get('grown', {}), line.get('looped', {}),
+                 *line.get('kinds', {}).values()):
+        for name in part.keys() & NUMBERS:
+            if not isinstance(part[name], (int, float)):
+                raise ValueError(f'{name}={part[name]!r} at step {line["step"]} is no number')
 
 
 def read_log(folder):
@@ -132,8 +169,8 @@ def growths(log):
 
 
 def without_compiling(log):
-    """The log with the time of its first logged steps as that of its third: in the first, a run that
-    finds no compiled kernels waits for them, and the next run does not."""
+    """The log with its first logged steps as fast as its third: a run that finds no compiled kernels
+    waits for them there, and the next run does not."""
     lines = [line for line in log if 'seconds' in line]
     if len(lines) < 4:
         return log

@@ -29,7 +29,7 @@ from tqdm import tqdm
 
 from nanodepth import ROOT
 from nanodepth.common.errors import Refused, say
-from nanodepth.common.files import find, on_hub
+from nanodepth.common.files import find, on_hub, put_aside, refuse_unwritable
 from nanodepth.models.checkpoint import is_hugging_face, open_any
 from nanodepth.models.hf import answer_of
 from nanodepth.scoring.likelihoods import log_likelihoods
@@ -342,10 +342,15 @@ def sha256_of(files):
 
 
 def notes_beside(out):
-    "The file of notes beside a file of rows. What cannot be written is refused before the work."
+    """The file of notes beside a file of rows, to which ours are added. What cannot be written is
+    refused before the work."""
     path = beside(out, '.jsonl')
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.open('a').close()
+    refuse_unwritable(out)
+    refuse_unwritable(path)
+    if path.exists() and path.stat().st_size:
+        with path.open('rb') as file:       # a note begins with its mark
+            if not re.match(rb'\s*{"mark": "', file.read(100)):
+                put_aside(path, 'because it holds no notes of ours')
     return path
 
 

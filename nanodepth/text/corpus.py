@@ -23,6 +23,7 @@ Usage:
     loader = Loader('data/smollm', batch_size=16, context=2048)     # reads mixture.json
 """
 import fnmatch
+import glob
 import gzip
 import hashlib
 import http.client
@@ -36,6 +37,7 @@ import urllib.error
 import urllib.request
 import zlib
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,7 +45,7 @@ import numpy as np
 from tqdm import tqdm
 
 from nanodepth.common.errors import Refused, check_choice, refusing
-from nanodepth.common.files import (claim, fresh, read_json, remove_leftovers, replace,
+from nanodepth.common.files import (claim, fresh, hash_of, read_json, remove_leftovers, replace,
                                     write_json)
 from nanodepth.common.options import read
 from nanodepth.text.loader import shares
@@ -120,7 +122,8 @@ def rows(path):
     set_verbosity_error()
     i = 0
     try:
-        for row in load_dataset(kind_of(path), data_files=str(path), split='train',
+        # escaped, because a name with brackets would be taken for a pattern of others
+        for row in load_dataset(kind_of(path), data_files=glob.escape(str(path)), split='train',
                                 streaming=True):
             yield row
             i += 1
@@ -147,6 +150,10 @@ def texts(path, read):
 
 # -------------------------------------------------------------------------------------------- files
 
+def is_hidden(path):
+    return any(part.startswith('.') for part in path.parts)
+
+
 def list_files(source, where):
     """[[path, bytes]] of a source's files, in an order drawn from their names; of files on this
     disk also when they were last changed."""
@@ -167,7 +174,8 @@ def list_files(source, where):
     else:
         folder = Path(where) / source.name
         listed = {str(p.relative_to(where)): [str(p), p.stat().st_size, p.stat().st_mtime_ns]
-                  for p in folder.rglob('*') if kind_of(p) and p.is_file()}
+                  for p in folder.rglob('*') if kind_of(p) and p.is_file()
+                  and not is_hidden(p.relative_to(folder))}
         if not listed:
             raise Refused(f'there is no parquet or JSON Lines file in {folder}')
 
@@ -196,7 +204,7 @@ def tokenise(folder, i, path, read, tokenizer, every):
     dtype = np.dtype(token_type(tokenizer.n_vocab))
     if not all(map(Path.exists, paths)):
         start = start_of_document(tokenizer)
-        with fresh(paths[0]) as train, fresh(paths[1]) as val:
+        with fresh(paths[0], known=True) as train, fresh(paths[1], known=True) as val:
             for text in filter(None, texts(path, read)):
                 # half a pair of surrogates is no character
                 text = text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')
@@ -233,6 +241,9 @@ def begun(source, folder, options):
     now = dict(repo=str(options.source or source.repo), read=source.read,
                tokenizer=options.tokenizer, val_every=options.val_every,
                fingerprint=fingerprint(get_tokenizer(options.tokenizer)))
+    if not path.exists() and any(folder.glob('train*')):
+        raise Refused(f'{folder} holds shards and no {path.name}, so nothing says what was made of '
+                      'what: remove that folder, or choose another --out')
     if options.source or not path.exists():     # what is on the hub is named with its commit
         now['files'] = list_files(source, options.source)
     if not path.exists():
@@ -241,24 +252,22 @@ def begun(source, folder, options):
     for name, value in now.items():
         if plan.get(name) != value:
             what = 'other files' if name == 'files' else f'{name}={plan.get(name)}, not {value!r}'
-            raise Refused(f'{folder} was begun with {what}: choose another --out, or remove it')
+            raise Refused(f'{folder} was begun with {what}: choose another --out, or remove that '
+                          'folder')
     return plan
 
 
 def made_before(folder, budget):
-    """What train.json says of a dataset that is there and has tokens enough, or None. A shard that
-    is not as long as it says goes."""
-    path = folder / 'train.json'
-    if not path.exists():
-        return None
-    made = read_json(path)
-    size = np.dtype(made['dtype']).itemsize
-    sizes = {folder / shard['file']: size * shard['tokens'] for shard in made['shards']}
-    damaged = [shard for shard, n in sizes.items()
-               if not shard.exists() or shard.stat().st_size != n]
-    if not damaged and made['tokens'] >= budget:
-        return made
-    for left in [path, *damaged]:           # no dataset until it has more tokens
+    """What train.json says of a dataset that is there, whole, and has tokens enough, or None. A
+    shard that is not what was written goes."""
+    paths = [folder / f'{split}.json' for split in ('train', 'val')]
+    made = [read_json(path) for path in paths if path.exists()]
+    damaged = [folder / shard['file'] for each in made for shard in each['shards']
+               if not (folder / shard['file']).exists()
+               or hash_of(folder / shard['file']) != shard['sha256']['.bin']]
+    if len(made) == 2 and not damaged and made[0]['tokens'] >= budget:
+        return made[0]
+    for left in [*paths, *damaged]:         # no dataset until it is whole and has more tokens
         left.unlink(missing_ok=True)
 
 
@@ -283,18 +292,17 @@ def make(source, folder, budget, options, pool, bar):
                     kinds=[], shards=[shard for shard in shards if shard['tokens']],
                     origin=dict(made_by='corpus.py', source=plan['repo'], files=len(numbers)))
         if not made['tokens']:
-            raise Refused(f'{folder}: no document is for {split}: remove it, and choose another '
-                          f'--val_every than {options.val_every}')
+            raise Refused(f'{folder}: no document is for {split}. By its text, one of '
+                          f'{options.val_every} is for validation: give more documents and '
+                          '--tokens, and another --out')
         write_json(folder / f'{split}.json', made)
     return made
 
 
 def shard_of(path, dtype):
     "What a dataset says of a shard."
-    with open(path, 'rb') as file:
-        digest = hashlib.file_digest(file, 'sha256').hexdigest()
     return dict(file=path.name, tokens=path.stat().st_size // dtype.itemsize,
-                sha256={'.bin': digest})
+                sha256={'.bin': hash_of(path)})
 
 
 # -------------------------------------------------------------------------------------- the mixture
@@ -308,6 +316,17 @@ def number(text):
         if found < 1:
             raise ValueError
         return found
+
+
+def refuse_taken(out, names):
+    "A folder that holds something else than this mixture, which would be read instead of it."
+    mixture = out / 'mixture.json'
+    if mixture.exists() and read_json(mixture).keys() != names:
+        raise Refused(f'{out} holds a mixture of {", ".join(read_json(mixture))}: choose another '
+                      '--out')
+    for file, what in (('ckpt.pt', 'a run'), ('train.json', 'a dataset')):
+        if (out / file).exists():
+            raise Refused(f'{out} holds {what}: choose another --out for a mixture')
 
 
 @dataclass
@@ -336,7 +355,11 @@ def prepare(mixtures, docstring, argv=None, out=None):
     tokens = number(options.tokens)
     budgets = shares([source.share for source in mixtures[name]], tokens)
     spawn = multiprocessing.get_context('spawn')
-    with (claim(out), tqdm(total=tokens, unit='token', unit_scale=True) as bar,
+    killed = lambda error: ('a worker was ended from outside, as where memory runs out: take fewer '
+                            '--workers; the same command goes on where it was')
+    refuse_taken(out, {source.name for source in mixtures[name]})
+    with (claim(out), refusing(BrokenProcessPool, why=killed),
+          tqdm(total=tokens, unit='token', unit_scale=True) as bar,
           ProcessPoolExecutor(options.workers, spawn, end_with_parent) as pool):
         for source, budget in zip(mixtures[name], budgets):
             bar.set_description(source.name)

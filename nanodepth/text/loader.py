@@ -31,7 +31,8 @@ import torch
 
 from nanodepth import ROOT
 from nanodepth.common.errors import Refused
-from nanodepth.common.files import claim, find, read_json, reading, replace, write_json
+from nanodepth.common.files import (claim, find, put_aside, read_json, reading, replace,
+                                    write_json)
 from nanodepth.common.seeds import seed_for
 from nanodepth.report.tables import TAKEN
 
@@ -94,8 +95,22 @@ def begin_dataset(folder, maker):
     """A dataset is made again: what says that the old one is whole goes first, for both splits. So
     whoever is stopped between them leaves no validation rows of the old beside the new."""
     with claim(folder):
-        for path in refuse_others(Path(folder), maker):
-            path.unlink(missing_ok=True)
+        for path in filter(Path.exists, refuse_others(Path(folder), maker)):
+            if made_by(path):
+                for ending in ENDINGS:
+                    path.with_name(f'{path.stem}_000{ending}').unlink(missing_ok=True)
+                path.unlink()
+            else:
+                put_aside(path, 'because it describes no dataset of ours')
+
+
+def made_by(path):
+    "Which command has written what describes a split; None: none of ours."
+    try:
+        origin = read_json(path).get('origin') if path.exists() else None
+    except Refused:         # somebody's file of that name: it is put aside
+        return None
+    return origin.get('made_by') if isinstance(origin, dict) else None
 
 
 def refuse_others(folder, maker):
@@ -106,7 +121,7 @@ def refuse_others(folder, maker):
         raise Refused(f'{folder} holds a mixture of datasets: choose another folder')
     paths = [folder / f'{split}.json' for split in ('train', 'val')]
     for path in paths:
-        before = read_json(path)['origin'].get('made_by') if path.exists() else None
+        before = made_by(path)
         if maker and before and before != maker:
             raise Refused(f'{folder} holds a dataset that {before} made: choose another folder')
     return paths
@@ -213,6 +228,8 @@ def make_toy_data(folders, say=print):
 
 def how_to_prepare(folder):
     "The command that makes a dataset: the prepare.py beside it or above it."
+    if (Path(folder).parent / 'mixture.json').exists():
+        return f'repeat the command that made {Path(folder).parent}, which mends it'
     for path in (Path(folder) / 'prepare.py').parents:
         if (path / 'prepare.py').exists():
             return f'run: python {path / "prepare.py"} (--help says how)'
@@ -231,6 +248,7 @@ def check_description(about):
             (about.get('row') is not None, 'it has rows of one padded example each, which were '
              'last read at c326a08'),
             (not all(isinstance(kind, str) for kind in about['kinds']), 'kinds are no names'),
+            (len(about['kinds']) >= 128, 'there are more kinds than marks'),
             (not shards, 'there are no shards'),
             (not all(is_count(shard['tokens'], 0) and Path(shard['file']).name == shard['file']
                      and '.bin' in shard['sha256'] and shard['sha256'].keys() <= ENDINGS
@@ -379,6 +397,8 @@ def mixture(folder):
         if not parts or not all(math.isfinite(n) and n >= 0 for n in parts.values()):
             raise ValueError(f'shares must be numbers from 0 on, not {parts}')
         total = sum(parts.values())
+        if not math.isfinite(total):
+            raise ValueError(f'the shares add up to {total}')
         return [(folder / name, share / total) for name, share in parts.items()]
 
 

@@ -15,18 +15,21 @@ Usage:
 """
 import hashlib
 import json
-import shutil
 import string
+import tempfile
 from pathlib import Path
 
 import tiktoken
 
 from nanodepth.common.errors import Refused, refusing
-from nanodepth.common.files import aside, on_hub, read_json, reading, refuse_gguf
+from nanodepth.common.files import (clear, load_tensors, on_hub, put_all, read_json, read_run,
+                                    reading, refuse_gguf, replace)
 
 END_OF_TEXT = '<|endoftext|>'
 TOKENIZER_FILES = ('tokenizer_config.json', 'special_tokens_map.json', 'generation_config.json',
                    'chat_template.jinja', 'tokenizer.json')
+# what transformers would read beside them
+OTHER_WORDS = 'chat_template.json', 'additional_chat_templates', 'added_tokens.json'
 ODD = """Text -> tokens: bytes, words (12 of 345), [lists] and `code` that don't
 	if x == 3141.59:\r\n    return 'ä東🙂'  # don't  """
 
@@ -40,17 +43,34 @@ def behind(name):
     """What a name stands for in the end: the path of a tokenizer.json (itself, its folder's, that
     of a run's tokenizer), else a name."""
     refuse_gguf(name)
-    path = Path(name)
-    path = path.parent if path.suffix == '.pt' else path
+    path = folder_of(name)
     if name == 'bytes':
         return name
     if (path / 'tokenizer.json').exists():
         return path / 'tokenizer.json'
-    if (path / 'run.json').exists():
-        return behind(read_json(path / 'run.json')['tokenizer'])
+    if (path / 'run.json').exists() or (path / 'ckpt.pt').exists():
+        of_run = tokenizer_of_run(path)
+        if folder_of(of_run) == path:
+            raise Refused(f'{path} names itself as its tokenizer, and has no tokenizer.json')
+        return behind(of_run)
     if on_hub(name):
         return behind(from_hub(name))
     return path if path.is_file() and path.name != 'run.json' else str(name)
+
+
+def folder_of(name):
+    return Path(name).parent if Path(name).suffix == '.pt' else Path(name)
+
+
+def tokenizer_of_run(folder):
+    "The name that a run's run.json gives its tokenizer; without one, what the checkpoint says."
+    about = read_run(folder)
+    if not about:
+        about = load_tensors(folder / 'ckpt.pt')
+    if not about.get('tokenizer'):
+        raise Refused(f'{folder} does not say which tokenizer it reads: it has no tokenizer.json '
+                      'and no run.json')
+    return about['tokenizer']
 
 
 def tokenizer_file(name):
@@ -63,7 +83,16 @@ def get_tokenizer(name):
     """A tiktoken Encoding, or what behaves like one: encode, decode, n_vocab. `name` is 'bytes',
     one that tiktoken knows ('gpt2' and so on; it downloads them), a tokenizer.json, or a folder
     that has one: a Hugging Face checkpoint, a run of ours."""
-    name = behind(name)
+    tokenizer = open_tokenizer(behind(name))
+    trained_with = read_run(folder_of(name)).get('fingerprint')
+    if trained_with and trained_with != fingerprint(tokenizer):
+        raise Refused(f'{name}: the tokenizer that stands there is not the one that it was trained '
+                      'with (run.json has a fingerprint): put that one back')
+    return tokenizer
+
+
+def open_tokenizer(name):
+    "What `behind` has given."
     if isinstance(name, Path):
         return FromFile(name)
     if name == 'bytes':
@@ -160,6 +189,13 @@ def refuse_another_tokenizer(path, loader):
                       f'is not that of {path}: make it with --tokenizer={path}')
 
 
+def refuse_changed_tokenizer(dataset, tokenizer):
+    "Data names its tokenizer, and another one may stand there by now."
+    if fingerprint(tokenizer) != dataset.fingerprint:
+        raise Refused(f'{dataset.folder} was made with another tokenizer than the one that is '
+                      f'{dataset.tokenizer!r} now: put that one back, or make the data anew')
+
+
 def start_of_document(tokenizer):
     "The tokens before a document: those of its tokenizer.json, else an end of text, if it has one."
     if starts := getattr(tokenizer, 'starts', []):
@@ -191,21 +227,28 @@ def readable(tokenizer, tokens):
 
 
 def copy_tokenizer(name, folder):
-    """The files of a tokenizer that has files, into another folder; returns whether it has. Others'
-    that lie there, such as those of a model that was not written to its end, are put aside."""
+    """The files of a tokenizer that has files, into another folder; returns whether it has. Others
+    do not stay there, such as those of a model that was not written to its end."""
     file, folder = tokenizer_file(name), Path(folder)
     if file and file.parent.resolve() == folder.resolve():
         return True
-    for other in TOKENIZER_FILES:
+    files = {}
+    for other in TOKENIZER_FILES if file else ():
         # a tokenizer.json may have had another name
-        source = file and (file if other == 'tokenizer.json' else file.parent / other)
-        raw = source.read_bytes() if source and source.exists() else None
-        target = folder / other
-        if target.exists() and target.read_bytes() != raw:
-            target.rename(aside(target))
-        if raw is not None:
-            target.write_bytes(raw)
+        source = file if other == 'tokenizer.json' else file.parent / other
+        if source.exists():
+            files[other] = source.read_bytes()
+    clear_words(folder, files)
+    for other, raw in files.items():
+        replace(folder / other, raw)
     return file is not None
+
+
+def clear_words(folder, but=()):
+    "Where a model is written, no tokenizer and no chat template of another one may stay."
+    for name in (*TOKENIZER_FILES, *OTHER_WORDS):
+        if name not in but:
+            clear(Path(folder) / name)
 
 
 def keep_tokenizer(source, folder):
@@ -213,7 +256,7 @@ def keep_tokenizer(source, folder):
     run_file = (Path(source).parent if Path(source).is_file() else Path(source)) / 'run.json'
     has_files = copy_tokenizer(source, folder)
     if run_file.exists():
-        shutil.copy(run_file, folder)
+        replace(Path(folder) / 'run.json', run_file.read_bytes())
     elif not has_files:
         raise Refused(f'{source} does not say which tokenizer it reads: it has no tokenizer.json '
                       'and no run.json')
@@ -229,5 +272,9 @@ def write_tokenizer(name, folder, context):
     made = (dict(tokenizer_file=str(tokenizer_file(name))) if has_files
             else dict(tokenizer_object=as_tokenizers(get_tokenizer(name), name)))
     end = END_OF_TEXT if END_OF_TEXT in get_tokenizer(name).special_tokens_set else None
-    PreTrainedTokenizerFast(**made, bos_token=end, eos_token=end, model_max_length=context,
-                            clean_up_tokenization_spaces=False).save_pretrained(folder)
+    tokenizer = PreTrainedTokenizerFast(**made, bos_token=end, eos_token=end,
+                                        model_max_length=context,
+                                        clean_up_tokenization_spaces=False)
+    with tempfile.TemporaryDirectory(dir=folder, prefix='unfinished') as new:
+        tokenizer.save_pretrained(new)
+        put_all(new, folder)

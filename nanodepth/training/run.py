@@ -11,9 +11,10 @@ import torch
 from nanodepth.common.errors import Refused
 from nanodepth.common.files import claim, new_model, write_json
 from nanodepth.models import checkpoint
-from nanodepth.report.logs import Log, read_log
+from nanodepth.report.logs import Log, read_log, wandb_package
 from nanodepth.text.loader import Loader, make_toy_data, refuse_mixed
-from nanodepth.text.tokenizer import behind, copy_tokenizer
+from nanodepth.text.tokenizer import (behind, copy_tokenizer, fingerprint, get_tokenizer,
+                                      refuse_changed_tokenizer)
 
 
 @contextlib.contextmanager
@@ -36,6 +37,7 @@ def open_data(c, world):
     shared = dict(batch_size=c.batch_size, context=c.context, rank=world.rank,
                   world_size=world.size, vocab_size=c.vocab_size)
     data = dict(data=Loader(c.data, seed=c.seed, **shared))
+    world.first_does(lambda: check_before(c, data['data'].sets[0]))
     if c.cooldown_data:
         data['cooldown_data'] = Loader(c.cooldown_data, seed=c.seed, **shared)
     refuse_mixed([loader.sets[0] for loader in data.values()])
@@ -44,6 +46,25 @@ def open_data(c, world):
         world.say(f'eval_batches={c.eval_batches}, but the validation data has only {len(val)} '
                   'batches: all of them are used')
     return data, val
+
+
+def check_before(c, dataset):
+    "What must be so before anything of an older run is moved."
+    if c.wandb:
+        wandb_package()
+    if c.resume and checkpoint.exists(c.out_dir) and reads(c.out_dir, dataset):
+        return
+    try:
+        tokenizer = get_tokenizer(dataset.tokenizer)
+    except Refused:         # there may be no network now: take_tokenizer says so
+        return
+    refuse_changed_tokenizer(dataset, tokenizer)
+
+
+def reads(folder, dataset):
+    "Does a run have the tokenizer of some data in its own folder?"
+    file = Path(folder) / 'tokenizer.json'
+    return file.exists() and fingerprint(get_tokenizer(file)) == dataset.fingerprint
 
 
 def read_checkpoint(folder, world):
@@ -67,10 +88,13 @@ def open_log(c, settings, world, loader, model, step, resumes):
     log."""
     world.wait()        # now that no process can refuse any more
     if world.first:
-        tokenizer = take_tokenizer(loader.tokenizer, c.out_dir, resumes, world.say)
+        tokenizer = take_tokenizer(loader.sets[0], c.out_dir, resumes, world.say)
         write_json(Path(c.out_dir) / 'run.json', dict(
             tokenizer=tokenizer, fingerprint=loader.sets[0].fingerprint, config=settings,
-            torch=torch.__version__, data=[each.origin for each in loader.sets]))
+            torch=torch.__version__, data=[each.origin for each in loader.sets]), known=resumes)
+        kept = Path(c.out_dir) / f'ckpt-{step}.pt'      # it may have been killed before it kept
+        if step and c.keep_every and step % c.keep_every == 0 and not kept.exists():
+            checkpoint.keep(c.out_dir, step)
     layers = sum(p.numel() for p in model.layers.parameters())
     many = f' x {world.size}' if world.size > 1 else ''
     world.say(f'device {world.device}{many}, compile {"on" if world.compiles else "off"}; '
@@ -84,9 +108,12 @@ def open_log(c, settings, world, loader, model, step, resumes):
                wandb=settings if c.wandb else None)
 
 
-def take_tokenizer(name, out, resumes, say):
+def take_tokenizer(dataset, out, resumes, say):
     """Move what an older run has left in out aside, and put the tokenizer's files there. Returns
     the name by which run.json calls it, which is not that of the folder itself."""
+    name = dataset.tokenizer
+    if resumes and reads(out, dataset):
+        return name
     with tempfile.TemporaryDirectory() as kept:     # it may be that of the older run in out
         try:
             has_files = copy_tokenizer(name, kept)
