@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from conftest import flags, log_of, ranks, save_run, refused
 
 import nanodepth.model as model_file
@@ -20,7 +21,7 @@ from nanodepth.models import checkpoint
 from nanodepth.report.logs import in_words
 from nanodepth.training import processes
 from nanodepth.training.optimizers import make_optimizers, precision_on
-from nanodepth.train import train
+from nanodepth.train import autocast, train
 
 
 @pytest.mark.parametrize('dtype', ['bfloat16', 'float32'])
@@ -35,6 +36,14 @@ def test_layers_compute_in_the_type_that_is_asked_for(dtype, config, monkeypatch
     assert {products for _, products in seen} == {getattr(torch, dtype)}
     weights = checkpoint.load(config().out_dir)['model'].values()
     assert {t.dtype for t in weights} == {torch.float32}
+
+
+def test_auto_is_bfloat16_where_a_gpu_is_fast_at_it():
+    for dtype, fast, half in (('auto', True, True), ('auto', False, False),
+                              ('bfloat16', False, True), ('float32', True, False)):
+        world = SimpleNamespace(device=torch.device('cpu'), has_bfloat16=fast)
+        with autocast(SimpleNamespace(dtype=dtype), world):
+            assert torch.is_autocast_enabled('cpu') == half
 
 
 def refuse_float32():
@@ -84,11 +93,22 @@ def test_the_share_of_the_peak_by_hand(monkeypatch):
     for peak, share in ((8 * 989e12, 2 / 8), (None, None)):
         world = SimpleNamespace(peak_flops=peak, cuda=False)
         assert processes.World.usage(world, 989e12, 0.5) == dict(mfu=share, memory_gb=None)
+    monkeypatch.setattr(torch.cuda, 'max_memory_allocated', lambda device: 3.5e9)
+    world = SimpleNamespace(peak_flops=None, cuda=True, device='cuda')
+    assert processes.World.usage(world, 1, 1)['memory_gb'] == 3.5
+    # two processes have two GPUs
+    monkeypatch.setattr(processes, 'which_process', lambda: (0, 2, 0))
+    monkeypatch.setattr(processes.dist, 'init_process_group', lambda *_, **how: None)
+    monkeypatch.setattr(processes, 'peak_flops', lambda device: 312e12)
+    assert processes.World('cpu').peak_flops == 2 * 312e12
 
 
 def test_adamw_is_fused_and_muon_iterates_in_bfloat16_on_a_gpu(config, tiny):
-    adamw = make_optimizers(tiny(), config(optimizer='adamw'))[-1]
-    assert adamw.defaults['fused']
+    with FakeTensorMode():              # a shape without numbers, on a GPU that is not there
+        p = torch.nn.Parameter(torch.empty(2, 2, device='cuda'))
+    on_gpu = SimpleNamespace(named_parameters=lambda: [('embed.weight', p)], num_params=p.numel)
+    for model in (tiny(), on_gpu):
+        assert make_optimizers(model, config(optimizer='adamw'))[-1].defaults['fused']
     assert precision_on(torch.device('cuda:1')) == torch.bfloat16
     assert precision_on(torch.device('cpu')) == torch.float32
 
