@@ -174,7 +174,8 @@ def test_evaluating_and_logging_never_change_training(config):
 
 
 def test_masked_targets_count_globally(config, tmp_path):
-    "Pieces with unequal numbers of targets: their tokens weigh the same, whatever the pieces."
+    """Pieces and ranks with unequal numbers of targets: their tokens weigh the same, whoever
+    computes them."""
     rng = np.random.default_rng(0)
     for split in ('train', 'val'):
         mask = rng.random(64 * 17) < np.repeat(rng.random(64), 17)
@@ -184,6 +185,8 @@ def test_masked_targets_count_globally(config, tmp_path):
             for n in (1, 2, 4)]
     for c in runs:
         train(c)
+    runs.append(dataclasses.replace(runs[0], out_dir=str(tmp_path / 'two')))
+    assert ranks(flags(runs[-1])).codes == [0, 0]
     for a, *others in zip(*map(log_of, runs)):
         assert all(a.get('loss', 0) == pytest.approx(b.get('loss', 0), rel=1e-5) for b in others)
 
@@ -299,15 +302,16 @@ def test_a_step_that_is_not_finite_leaves_the_model_before_it(config, monkeypatc
 
 
 def test_two_processes_grow_like_one(config):
-    alone, both = (config(name, **GROW | dict(steps=12, decay_steps=2)) for name in ('alone',
-            'both'))
+    "In pieces, too."
+    alone, both = (config(name, **GROW | dict(steps=12, decay_steps=2, grad_accum=pieces))
+                   for name, pieces in (('alone', 1), ('both', 2)))
     train(alone)
     run = ranks(flags(both))
     assert run.returncode == 0, run.stderr
     assert log_of(alone)[-1]['n_layer'] == 4
     for a, b in zip(log_of(alone), log_of(both), strict=True):
         assert a['n_layer'] == b['n_layer']
-        for key in ('loss', 'grad_norm'):
+        for key in ('loss', 'grad_norm', 'val_loss'):
             assert a.get(key, 0) == pytest.approx(b.get(key, 0), rel=1e-4)
 
 
@@ -430,20 +434,21 @@ def test_muon_keeps_one_tensor_a_parameter_and_skips_what_has_no_gradient():
 
 
 def test_adamw_star_by_hand():
-    "The authors' code, a number at a time; the third gradient is a spike, one entry never moves."
-    p = torch.nn.Parameter(torch.tensor([1.0, -2.0, 0.5]))
+    """The authors' code, a number at a time; the third gradient is a spike, one entry never moves,
+    and of the last one the squares are smaller than that of eps."""
+    p = torch.nn.Parameter(torch.tensor([1.0, -2.0, 0.5, 0.3]))
     optimizer = AdamWStar([p], lr=0.1, betas=(0.9, 0.95), weight_decay=0.01)
     optimizer.param_groups[0]['peak'] = 0.2
-    w, m, v = [1.0, -2.0, 0.5], None, None
-    for t, gradient in enumerate(([0.1, 0.2, 0.0], [0.1, -0.1, 0.0], [5.0, 0.1, 0.0],
-                                  [0.1, 0.1, 0.0]), 1):
+    w, m, v = [1.0, -2.0, 0.5, 0.3], None, None
+    for t, gradient in enumerate(([0.1, 0.2, 0.0, 5e-7], [0.1, -0.1, 0.0, 5e-7],
+                                  [5.0, 0.1, 0.0, 5e-7], [0.1, 0.1, 0.0, 5e-7]), 1):
         p.grad = torch.tensor(gradient)
         optimizer.step()
         if t == 1:
             m, v = list(gradient), [g * g for g in gradient]
         m = [0.9 * a + 0.1 * g for a, g in zip(m, gradient)]
         v = [max(0.95 * a + 0.05 * g * g, 1e-12) for a, g in zip(v, gradient)]
-        rms = math.sqrt(sum(g * g / a for g, a in zip(gradient, v)) / 3)
+        rms = math.sqrt(sum(g * g / a for g, a in zip(gradient, v)) / 4)
         steps = [math.atan2(a, math.sqrt(b) / math.sqrt(1 - 0.95 ** t))
                  / (max(1.0, rms) * (1 - 0.9 ** t)) for a, b in zip(m, v)]
         if t == 1:
@@ -472,17 +477,17 @@ def test_a_log_says_how_often_the_data_was_read(config, data, capsys):
 
 @pytest.mark.parametrize('clip', [0.01, 0.0])
 def test_gradients_are_cut_to_the_norm_that_is_given(config, monkeypatch, clip):
-    "And with 0 they are left as they are."
-    norms, step = [], torch.optim.AdamW.step
-
-    def noted(optimizer, closure=None):
-        grads = [p.grad.flatten() for group in optimizer.param_groups for p in group['params']]
-        norms.append(torch.cat(grads).norm().item())
-        return step(optimizer)
-    monkeypatch.setattr(torch.optim.AdamW, 'step', noted)
-    c = config(steps=3, warmup_steps=0, decay_steps=1, log_every=1, optimizer='adamw',
-               grad_clip=clip)
+    "Those of both optimizers together; and with 0 they are left as they are."
+    squares = []
+    for kind in (Muon, torch.optim.AdamW):      # in this order
+        def noted(optimizer, closure=None, step=kind.step):
+            grads = [p.grad.flatten() for group in optimizer.param_groups for p in group['params']]
+            squares.append(torch.cat(grads).square().sum().item())
+            return step(optimizer)
+        monkeypatch.setattr(kind, 'step', noted)
+    c = config(steps=3, warmup_steps=0, decay_steps=1, log_every=1, grad_clip=clip)
     train(c)
+    norms = [math.sqrt(inner + rest) for inner, rest in zip(squares[::2], squares[1::2])]
     logged = [line['grad_norm'] for line in log_of(c) if 'grad_norm' in line]
     assert min(logged) > 0.01 and norms == pytest.approx([clip] * 3 if clip else logged, rel=1e-3)
 
