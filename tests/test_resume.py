@@ -26,7 +26,7 @@ from nanodepth.model import LM, ModelConfig
 from nanodepth.models import checkpoint
 from nanodepth.models.checkpoint import load, load_model
 from nanodepth.retrofit import surgery
-from nanodepth.text.loader import Dataset, write_dataset
+from nanodepth.text.loader import Dataset, Loader, write_dataset
 from nanodepth.text.tokenizer import get_tokenizer
 from nanodepth.train import Config, train
 from nanodepth.training import processes as world
@@ -81,6 +81,16 @@ def test_stopped_or_killed_and_resumed_is_bit_equal(kind, config, tiny, tmp_path
         file.write('{"step": 39, "los')                 # as if the disk had got half a line
     train(killed)
     assert_equal_runs(killed, whole)
+
+
+def test_a_resumed_run_reads_on_where_it_stopped(config, monkeypatch):
+    read, batch = [], Loader.batch
+    monkeypatch.setattr(Loader, 'batch', lambda self, step: read.append(step) or batch(self, step))
+    monkeypatch.setattr(train_file, 'backward', train_file.backward)
+    interrupt(3, signal.SIGTERM)
+    train(config())
+    train(config())
+    assert read == [*range(4), *range(3, 13)]       # a step makes the batch of the next one ready
 
 
 @pytest.mark.parametrize('number, at, status', [
