@@ -278,7 +278,7 @@ def test_the_curriculum():
 def go(config, tiny, tmp_path):
     "go(name, **fields): trains a cut of mean 3, and returns its config and its lines with an r."
     core = surgery(tiny(vocab_size=257, n_layer=6, context=16), '2-2-1', recurrence=3,
-                   backprop_depth=2, inject='identity')
+                   backprop_depth=2, inject='linear')
     save_run(tmp_path / 'cut', core, flops=5, inherited_flops=2)
 
     def run(name, **fields):
