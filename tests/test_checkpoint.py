@@ -36,6 +36,13 @@ def test_what_is_saved_comes_back(tmp_path):
     assert sorted(p.name for p in (tmp_path / 'run').iterdir()) == [checkpoint.FILE]
 
 
+def test_the_last_checkpoint_of_a_depth_is_that_of_the_highest_step(tmp_path, tiny):
+    save(tmp_path, **describe(tiny()))
+    for step in (8, 16):
+        checkpoint.keep(tmp_path, step)
+    assert checkpoint.stages_of(tmp_path) == {4: tmp_path / 'ckpt-16.pt'}
+
+
 def test_load_model(tmp_path, tiny):
     model = tiny(n_kv_head=2, ln_scaling=True, order=[0, 1, 2, 1, 3])
     save(tmp_path, kind='lm', model=model.state_dict(), model_config=asdict(model.config))
