@@ -23,6 +23,10 @@ def test_sample_goes_on_is_seeded_and_loops(tmp_path, tiny, capsys):
         said.append(capsys.readouterr().out)
     assert said[0] == said[1] != said[2] and '3 layers deep' in said[3]
     assert "--- 'a,\\nb' goes on:\na,\nb|" in said[0]
+    for length, words in ((31, ''), (32, 'has 33 tokens: the model sees the last 32 of them')):
+        nanodepth('sample', [run, f'--prompt={"a" * length}', '--tokens=1', '--device=cpu'])
+        printed = capsys.readouterr().out       # a text begins with a token of its own
+        assert words in printed and ('(the prompt' in printed) == bool(words)
 
 
 def test_one_picture_of_one_run_and_one_of_two(config, tmp_path, capsys, pictures):
@@ -92,7 +96,9 @@ def test_a_picture_begins_where_the_warm_up_ends_and_says_each_jump():
     assert [text.get_text().strip() for text in fig.axes[0].texts] == ['+0.25']
     low, high = fig.axes[0].get_ylim()
     assert 1.8 < low < 2 and 5 < high < 5.2         # its text has 2.0, and step 3 the full rate
-    costs = plot.draw_costs(dict(a=[log, log[:-1]], b=[log]))
+    slow = [each | dict(seconds=600 * each['step']) for each in log[:-1]]
+    costs = plot.draw_costs(dict(a=[log, slow], b=[log]))
+    assert costs.axes[2].lines[0].get_xdata().tolist() == [1, 2, 3, 4, 5]
     assert [ax.get_xlabel() for ax in costs.axes] == [
         'training FLOPs', 'tokens', 'minutes in steps (of seed 0)']
 
