@@ -366,6 +366,18 @@ def test_the_command(tiny, data, tmp_path, capsys):
     assert not (tmp_path / 'no/ckpt.pt').exists()
 
 
+def test_a_start_from_scratch_by_width_and_unrolled_depth(tiny):
+    model = surgery(tiny(n_layer=3, n_embd=64, tie_embeddings=False), '1-1-1', recurrence=6)
+    scalable_start(model)
+    for name, p in model.named_parameters():
+        writes = name.endswith(('attn.o.weight', 'mlp.down.weight'))
+        std = math.sqrt(2 / (5 * 64)) / (math.sqrt(2 * 8) if writes else 1)
+        if p.dim() < 2:
+            assert (p == 1).all()
+        else:
+            assert p.std().item() == pytest.approx(1 if name == 'embed.weight' else std, rel=0.1)
+
+
 def test_what_no_core_does(tiny, tokens):
     model = tiny()
     core = surgery(model, '1-2-1', recurrence=2)
