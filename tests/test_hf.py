@@ -19,10 +19,11 @@ from conftest import logits, refused, save_run, weights_of
 from families import LLAMA3, tiny as family
 
 from nanodepth.__main__ import main as nanodepth
+from nanodepth.commands import export
 from nanodepth.common.errors import Refused
 from nanodepth.grow import untie
 from nanodepth.models.checkpoint import load_model, open_any
-from nanodepth.models.hf import load_hf, save_hf
+from nanodepth.models.hf import as_theirs, load_hf, save_hf
 from nanodepth.models.hf_recurrent import save_raven
 from nanodepth.models.modeling_recurrent import RavenForCausalLM, RecurrentConfig
 from nanodepth.retrofit import surgery
@@ -74,7 +75,9 @@ def test_logits_are_those_of_transformers(tmp_path, name, seed):
     tokens = torch.randint(fields['vocab_size'], (2, 64))
     model = load_hf(tmp_path / 'x')
     assert model.config.qkv_bias == (name == 'qwen2')
-    assert model.config.tie_embeddings == fields['tie_word_embeddings']
+    tied, again = fields['tie_word_embeddings'], as_theirs(model)
+    assert model.config.tie_embeddings == tied == (model.head.weight is model.embed.weight)
+    assert (again.lm_head.weight is again.model.embed_tokens.weight) == tied
     assert close(logits(model, tokens), logits(reference, tokens))
     assert torch.equal(model.generate(tokens[:, :9], 8, temperature=0),
                        reference.generate(tokens[:, :9], max_new_tokens=8, min_new_tokens=8,
@@ -289,6 +292,18 @@ def test_a_folder_of_theirs_opens_and_computes_what_the_format_means(raven):
     theirs.first_state = lambda e, positions: state
     for r in (1, 2, 5):
         assert torch.allclose(model(tokens, r=r), theirs(tokens, num_steps=r).logits, atol=1e-5)
+    last = theirs(tokens, num_steps=5, logits_to_keep=3).logits
+    assert torch.allclose(model(tokens, r=5)[:, -3:], last, atol=1e-5)
+
+
+def test_what_a_folder_of_theirs_leaves_out_stands_for_what_they_published(raven):
+    left = {name: value for name, value in RAVEN.items()
+            if name not in ('rope_base', 'rope_theta', 'mean_backprop_depth')}
+    (raven / 'config.json').write_text(json.dumps(left | dict(init_values=dict(embed_scale=1.0))))
+    model = load_model(raven)
+    assert (model.config.rope_theta, model.backprop_depth) == (50_000, 8)
+    # of a model of theirs that is 5,280 wide
+    assert model.state_std == pytest.approx(math.sqrt(2 / (5 * 5280)), rel=1e-5)
 
 
 @pytest.mark.parametrize('changes, message', [
@@ -395,6 +410,16 @@ def test_a_widened_model_is_transformers_own_in_float32(name, tmp_path):
     tokens = torch.arange(2, 12)[None]
     with torch.no_grad():
         assert torch.equal(ours(tokens).logits, theirs.eval()(tokens).logits)
+
+
+def test_an_export_that_opens_as_another_model_is_none(tiny, tmp_path, capsys, monkeypatch):
+    def damaged(*args, **how):
+        save_hf(*args, **how)
+        edit(tmp_path / 'out/config.json', rms_norm_eps=1e-3)
+    monkeypatch.setattr(export, 'save_hf', damaged)
+    run = save_run(tmp_path / 'run', tiny(vocab_size=257))
+    assert 'it is another model' in refused(capsys, 'export', run, tmp_path / 'out')
+    assert not (tmp_path / 'out/config.json').exists()
 
 
 def test_an_exported_folder_says_what_it_is(tmp_path, tiny):
