@@ -579,17 +579,18 @@ def test_a_ways_row_says_what_that_way_is_and_costs(tmp_path, tiny, data):
     assert rows['loop'][1]['loop'] == '1-2x3-1' and rows['window'][1]['loop'] == '4'
 
 
-def test_greedy_is_the_likeliest_token_and_ends_where_the_config_says(tmp_path):
-    "In a family of ours and in another one, whatever penalty the folder asks for."
-    for name in ('llama', 'mistral'):
+def test_greedy_is_the_likeliest_token_and_ends_where_the_config_says(tmp_path, capsys):
+    "In a family of ours and in another one, whatever penalty the folder asks for, which is said."
+    for name, penalty in (('llama', 1.0), ('mistral', 2.0)):
         model = family(name, eos_token_id=[7, 9], vocab_size=257)
-        model.generation_config.repetition_penalty = 3.0
+        model.generation_config.repetition_penalty = penalty
+        write_tokenizer('bytes', tmp_path / name, 64)   # first: it removes older settings
         model.save_pretrained(tmp_path / name)
-        write_tokenizer('bytes', tmp_path / name, 64)
         words = AutoTokenizer.from_pretrained(tmp_path / name)
         _, opened = checkpoint.open_any(tmp_path / name)
         theirs = as_theirs(opened) if is_ours(opened) else opened
         Model(scoring.answer_of(opened), theirs, words, str(tmp_path / name))
+        assert ('a penalty on repetition' in capsys.readouterr().err) == (penalty != 1)
         assert {7, 9} <= {*theirs.generation_config.eos_token_id}
         tokens = torch.tensor([[3, 4, 5]])
         said = theirs.generate(tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=6,
