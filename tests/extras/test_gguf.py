@@ -14,7 +14,7 @@ from nanodepth.common.errors import Refused
 from nanodepth.model import LM, ModelConfig
 from nanodepth.models import hf
 from nanodepth.models.checkpoint import load_model
-from nanodepth.extras.gguf import read_loop, splits_as, write_gguf
+from nanodepth.extras.gguf import read_loop, shared_stack, splits_as, write_gguf
 from nanodepth.models.gguf import open_gguf
 from nanodepth.models.hf import their_config
 from nanodepth.text.tokenizer import get_tokenizer
@@ -133,7 +133,7 @@ def test_a_model_becomes_a_gguf_file(original, tmp_path, shape):
     assert ('output.weight' in stored) is not model.config.tie_embeddings
 
 
-def test_a_stack_that_runs_several_times_is_written_once(original, tmp_path, capsys):
+def test_a_stack_that_runs_several_times_is_written_once(original, tmp_path, capsys, tiny):
     folder, path = folder_of(original, tmp_path / 'in'), tmp_path / 'out.gguf'
     nanodepth('export', [str(folder), str(path), '--loop=3x2'])
     assert '3 layers that run 2 times with shared weights' in capsys.readouterr().out
@@ -153,6 +153,9 @@ def test_a_stack_that_runs_several_times_is_written_once(original, tmp_path, cap
         for p in model.parameters():        # what is read comes from the file
             p.zero_()
         assert torch.equal(read_loop(path, model)(tokens), wanted)
+    assert shared_stack(tiny(order=[0, 0])) == ([0], 2)
+    for feature in (dict(rope_scaling=LLAMA3), dict(qk_norm=True), dict(ln_scaling=True)):
+        assert shared_stack(tiny(order=[0, 0], **feature)) == ([0, 0], 1)
     biased = folder_of(original, tmp_path / 'biased', qkv_bias=True)
     for other, loop in ((folder, '1-1x2-1'), (biased, '3x2')):
         nanodepth('export', [str(other), str(tmp_path / f'{loop}.gguf'), f'--loop={loop}'])

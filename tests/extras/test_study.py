@@ -144,6 +144,10 @@ def test_a_difference_of_differences(folder):
     assert found.a == pytest.approx([1] * 5)
     with pytest.raises(Refused, match='several rows of one seed'):
         results.values_of(rows, dict(run='lidas'), 'depth 4')
+    # of rows that a side describes, those in which the measure has a number, and 0 is one
+    rows = [dict(seed=seed, added=float(seed == 3), loss=loss)
+            for seed, loss in enumerate((1.5, '', 0.0, 2.0))]
+    assert results.values_of(rows, dict(added=0), 'loss') == {0: 1.5, 2: 0.0}
 
 
 def test_the_papers_of_this_repo_say_what_its_rows_say():
