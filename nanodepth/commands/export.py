@@ -186,15 +186,17 @@ def write_card(options, model, way, argv):
 def licence_of(card):
     "What the top of a model card says of its licence: {} if it is no YAML, or says nothing."
     text = card.read_text(encoding='utf-8', errors='replace') if card.is_file() else ''
-    top = re.match(r'---\n(.*?)\n---\n', text, re.S)
+    top = re.match(r'---\n(.*?)\n---(\n|$)', text, re.S)
     try:
         front = yaml.safe_load(top[1]) if top else {}
     except yaml.YAMLError:
         front = {}
-    names = ('license', 'license_name', 'license_link')
-    said = {name: str(front[name]) for name in names if name in front} \
-        if isinstance(front, dict) else {}
-    return said if 'license' in said else {}
+    front = front if isinstance(front, dict) else {}
+    said = {name: front[name] for name in ('license', 'license_name', 'license_link')
+            if isinstance(front.get(name), str)}
+    if isinstance(names := front.get('license'), list):
+        said['license'] = ', '.join(name for name in names if isinstance(name, str))
+    return said if said.get('license') else {}
 
 
 def plain(text):

@@ -33,7 +33,7 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 from nanodepth.common.errors import Refused, check_choice, refusing
-from nanodepth.common.files import read_json, replace
+from nanodepth.common.files import read_json, reading, replace
 from nanodepth.common.options import read
 from nanodepth.grow import grown_order
 from nanodepth.looping.layers import MIDDLE
@@ -78,7 +78,8 @@ def stages_of(run):
         n = config['grow_block']
         while n < depth and n in kept:
             stages.append((kept[n], load_model(kept[n]), copies))
-            copies = grown_order(config['grow'], n, config['grow_block'])
+            with reading(run):
+                copies = grown_order(config['grow'], n, config['grow_block'])
             n = len(copies)
         if n < depth:           # not all were kept
             stages = []

@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from nanodepth.common.errors import Refused, refusing, say
 from nanodepth.common.files import reading, replace
-from nanodepth.report.tables import groups_of, run_names
+from nanodepth.report.tables import groups_of, run_names, TAKEN
 
 
 class Log:
@@ -137,6 +137,8 @@ def check_line(line):
     "A line of a log as this file writes it, or a ValueError."
     if not isinstance(line['step'], int) or not 0 <= line['step'] < 2 ** 63:
         raise ValueError('a step is no whole number')
+    if TAKEN.intersection(line.get('kinds', {})):
+        raise ValueError('a kind of answer has the name of another number')
     for part in (line, line.get('grown', {}), line.get('looped', {}),
                  *line.get('kinds', {}).values()):
         for name in part.keys() & NUMBERS:

@@ -18,7 +18,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from nanodepth.common.files import read_json, reading, replace
+from nanodepth.common.files import read_run, reading, replace
 
 
 # What rows of numbers have beside the kinds of answers, which therefore have other names.
@@ -68,8 +68,7 @@ def groups_of(paths):
     stem = {}
     for name, path in paths.items():
         before, dash, number = name.rpartition('-')
-        about = Path(path) / 'run.json'
-        config = (read_json(about).get('config') or {}) if about.exists() else {}
+        config = read_run(path).get('config') or {}
         is_seed = dash and number.isdecimal() and config.get('seed') == int(number)
         stem[name] = before if is_seed else name
     seeds = [stem[name] for name in paths if stem[name] != name]

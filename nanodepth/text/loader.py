@@ -248,6 +248,9 @@ def check_description(about):
             (about.get('row') is not None, 'it has rows of one padded example each, which were '
              'last read at c326a08'),
             (not all(isinstance(kind, str) for kind in about['kinds']), 'kinds are no names'),
+            (not all(isinstance(about[name], str) for name in ('tokenizer', 'fingerprint')),
+             'tokenizer or fingerprint is no name'),
+            (not is_count(about['tokens'], 0), 'tokens is no number of them'),
             (len(about['kinds']) >= 128, 'there are more kinds than marks'),
             (not shards, 'there are no shards'),
             (not all(is_count(shard['tokens'], 0) and Path(shard['file']).name == shard['file']
