@@ -180,7 +180,7 @@ def test_a_value_may_stand_behind_its_option(data, config):
     assert log_of(c)[-1]['step'] == 3
 
 
-def test_a_log_may_be_shown_online(config, monkeypatch, capsys):
+def test_a_log_may_be_shown_online(config, monkeypatch, capsys, tmp_path):
     shown, ended = [], []
 
     class Online:
@@ -195,6 +195,12 @@ def test_a_log_may_be_shown_online(config, monkeypatch, capsys):
     train(config(steps=2, warmup_steps=0, decay_steps=1, log_every=1, wandb=True))
     assert shown[0] == ('nanodepth', 'run', 2) and ended == [1]
     assert [step for step, _ in shown[1:]] == [0, 1, 2] and 'val_loss' in shown[-1][1]
-    monkeypatch.setitem(sys.modules, 'wandb', None)
-    with pytest.raises(Refused, match='pip install wandb'):
-        train(config('other', steps=2, warmup_steps=0, decay_steps=1, wandb=True))
+    Online.log = lambda self, numbers, step: 1 / 0      # what goes wrong there ends no training
+    assert train(config('broken', steps=2, warmup_steps=0, decay_steps=1, wandb=True)) == 0
+    for package in (None, SimpleNamespace()):           # the second: a folder wandb/ in the way
+        monkeypatch.setitem(sys.modules, 'wandb', package)
+        before = sorted(tmp_path.iterdir())
+        with pytest.raises(Refused, match='pip install wandb'):
+            train(config('broken', steps=2, warmup_steps=0, decay_steps=1, wandb=True,
+                         resume=False))
+        assert sorted(tmp_path.iterdir()) == before     # nothing was moved for it

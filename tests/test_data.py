@@ -442,14 +442,16 @@ def test_a_folder_of_documents_of_every_kind(tmp_path):
     folder = tmp_path / 'texts/deep'
     folder.mkdir(parents=True)
     (folder / 'a.txt').write_text('one file, one document')
-    (folder / 'b.jsonl').write_text('\n'.join(json.dumps(dict(text=f'row {i} ' * 9))
-                                             for i in range(120)))
+    (folder / 'b[1].jsonl').write_text('\n'.join(json.dumps(dict(text=f'row {i} ' * 9))
+                                                for i in range(119)))
+    (folder / 'b1.jsonl').write_text(json.dumps(dict(text='beside a name that is like a pattern')))
     rows = [dict(text=f'parquet {i} ' * 9) for i in range(30)]
     datasets.Dataset.from_list(rows).to_parquet(folder / 'c.parquet')
     text_script['main']([str(tmp_path / 'texts'), f'--out={tmp_path / "d"}'])
     train, val = text_of(tmp_path / 'd', 'train'), text_of(tmp_path / 'd', 'val')
-    assert 'one file' in val and 'row 9 ' in val        # every tenth
+    assert 'one file' in val and 'row 8 ' in val        # every tenth
     assert 'row 7 ' in train and 'parquet 3 ' in train
+    assert (train + val).count('like a pattern') == 1 and (train + val).count('row 0 ') == 9
 
 
 @pytest.mark.parametrize('row, found', [
@@ -467,14 +469,35 @@ def test_a_folder_that_is_read_a_file_at_a_time(tmp_path):
     folder, out = tmp_path / 'mine', tmp_path / 'out'
     folder.mkdir()
     rows = [f'row {i} of mine' for i in range(900)]
+    (folder / '.ipynb_checkpoints').mkdir()
+    (folder / '.ipynb_checkpoints/0.jsonl').write_text('{"text": "hidden, so not read"}')
     for part in range(3):
-        (folder / f'{part}.jsonl').write_text('\n'.join(
+        (folder / f'{part} [a].jsonl').write_text('\n'.join(
             json.dumps(dict(text=row)) for row in rows[part::3]))
     command = [str(folder), '--tokens=1M', '--workers=1', f'--out={out}']
     text_script['main'](command)
     dataset = Loader(out, 1, 8).sets[0].folder
     said = text_of(dataset, 'train') + text_of(dataset, 'val')
     assert len(said) == len(''.join(rows)) and all(row in said for row in rows)
+    whole = contents(out)
+    for break_it in (lambda: (dataset / 'val.json').unlink(),           # repeated, it is mended
+                     lambda: (dataset / 'train_00001.bin').write_bytes(b'?' * 9),
+                     lambda: (dataset / 'val.bin').unlink()):
+        break_it()
+        text_script['main'](command)
+        assert {name: raw for name, raw in contents(out).items() if name != '.written'} == {
+            name: raw for name, raw in whole.items() if name != '.written'}
+    (dataset / 'plan.json').unlink()
+    with pytest.raises(Refused, match='holds shards and no plan.json'):
+        text_script['main'](command)
+    (tmp_path / 'run').mkdir()
+    (tmp_path / 'run/ckpt.pt').touch()
+    with pytest.raises(Refused, match='holds a run'):
+        text_script['main']([*command[:-1], f'--out={tmp_path / "run"}'])
+    (tmp_path / 'another').mkdir()
+    (tmp_path / 'another/a.jsonl').write_text('{"text": "of another source"}')
+    with pytest.raises(Refused, match='holds a mixture of mine: choose another'):
+        text_script['main']([str(tmp_path / 'another'), *command[1:]])
     with pytest.raises(Refused, match='holds a mixture of datasets'):
         text_script['main']([str(folder), f'--out={out}'])
     for wrong in ([command[0], *command[2:]], [*command, 'more'], [*command, '--column=words']):
@@ -642,7 +665,8 @@ def test_a_mixture_that_is_there_is_left_as_it_is(source, made, tmp_path):
 
 @pytest.mark.parametrize('changes, why', [
     (dict(dtype='object'), 'no token'), (dict(dtype='float16'), 'no token'),
-    (dict(row=6), 'padded example'),
+    (dict(row=6), 'padded example'), (dict(tokenizer=['bytes']), 'tokenizer'),
+    (dict(tokens='many'), 'tokens'), (dict(kinds=[f'k{i}' for i in range(200)]), 'kinds'),
     (dict(n_vocab='9'), 'n_vocab'), (dict(kinds=[3]), 'kinds'), (dict(shards=[]), 'no shards'),
     (dict(shards=[dict(file='../x.bin', tokens=1, sha256={'.bin': ''})]), 'shard'),
     (dict(shards=[dict(file='x.bin', tokens=1, sha256={'.bin': '', '.so': ''})]), 'shard')])
@@ -655,7 +679,7 @@ def test_what_a_dataset_says_of_itself_is_not_believed(data, changes, why):
 
 
 def test_a_mixture_has_shares_and_a_list_has_folders(data):
-    for shares in ({'.': -1, 'x': 2}, {'.': math.nan}, {}):
+    for shares in ({'.': -1, 'x': 2}, {'.': math.nan}, {}, {'.': 1e308, 'x': 1e308}):
         (data / 'mixture.json').write_text(json.dumps(shares))
         with pytest.raises(Refused):
             Loader(data, 4, 8)
@@ -702,8 +726,17 @@ def test_tokenizers_of_one_name_are_told_apart(config, tmp_path, tiny):
         open_data(run, checkpoint.load(run), load_model(run), str(tmp_path / 'two'))
     with pytest.raises(Refused, match='which cuts text otherwise: one model reads one tokenizer'):
         Loader([tmp_path / 'one', tmp_path / 'two'], 4, 8)
-    with pytest.raises(Refused, match='is not that of'):
+    with pytest.raises(Refused, match='was made with another tokenizer than the one that is'):
         train(config('next', init_from=run, data=str(tmp_path / 'two')))
+    bpe(tmp_path / 'tok', swapped='abcd')       # it changes after the data was made, and the run
+    kept = (tmp_path / 'run/tokenizer.json').read_bytes()
+    train(config(data=str(tmp_path / 'one'), steps=14))         # which has its own
+    assert (tmp_path / 'run/tokenizer.json').read_bytes() == kept
+    with pytest.raises(Refused, match='was made with another tokenizer than the one that is'):
+        train(config('next', data=str(tmp_path / 'one')))
+    (tmp_path / 'run/tokenizer.json').write_bytes((tmp_path / 'tok/tokenizer.json').read_bytes())
+    with pytest.raises(Refused, match='is not the one that it was trained with'):
+        get_tokenizer(run)
 
 
 def test_two_commands_never_write_one_dataset_together(tmp_path, monkeypatch):

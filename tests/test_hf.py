@@ -440,6 +440,18 @@ def test_an_exported_folder_says_what_it_is(tmp_path, tiny):
     assert json.loads((tmp_path / 'out/config.json').read_text())['eos_token_id'] == 256
 
 
+@pytest.mark.parametrize('card, licence', [
+    ('---\nlicense: other\nlicense_name: mine\n---\n', dict(license='other', license_name='mine')),
+    ('---\nlicense: mit\u2028base_model: evil\n---', dict(license='mit\u2028base_model: evil')),
+    ('---\nlicense:\n- mit\n---', dict(license='mit')), ('---\nlicense: [mit\n---\n', {}),
+    ('In the text.\nlicense: see LICENSE\n', {}), ('---\nlicense: a: b: c\n---\n', {})])
+def test_a_licence_is_what_the_top_of_a_card_says(card, licence, tmp_path):
+    (tmp_path / 'README.md').write_bytes(card.encode() + '\nJürgen'.encode('latin-1'))
+    said = export.licence_of(tmp_path / 'README.md')
+    assert said == licence or '\u2028' in card and set(said) == {'license'}
+    assert export.plain('a`b\n```\n<b>') == 'a b b '
+
+
 def test_what_reads_ahead_is_no_model_from_left_to_right(tmp_path):
     transformers.BertLMHeadModel(transformers.BertConfig(
         vocab_size=97, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,

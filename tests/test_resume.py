@@ -255,15 +255,24 @@ def test_a_batch_without_a_target_changes_nothing_and_ends_nothing(config, tmp_p
 
 
 def test_a_log_without_its_checkpoint_is_kept(config, tmp_path, capsys):
-    c, out = config(), tmp_path / 'run'
-    train(c)
+    c, out = config(keep_every=8), tmp_path / 'run'
+    train(dataclasses.replace(c, seed=3))
     before = (out / 'log.jsonl').read_bytes()
     (out / 'ckpt.pt').unlink()
     train(c)
     assert (out / 'log.jsonl.1').read_bytes() == before and log_of(c)
     assert 'log.jsonl.1, because it is of an older run' in capsys.readouterr().err
+    kept = (out / 'ckpt-8.pt.1').read_bytes()           # nor is its growth the new run's
+    assert (out / 'ckpt-8.pt').read_bytes() != kept
     train(c)                               # a run that resumes keeps nothing aside
     assert not (out / 'log.jsonl.2').exists()
+    (out / 'ckpt.pt').write_bytes((out / 'ckpt-8.pt').read_bytes())
+    (out / 'ckpt-8.pt').unlink()            # as if it had been killed between save and keep
+    train(c)
+    assert checkpoint.load(out / 'ckpt-8.pt')['step'] == 8
+    (out / 'ckpt-best.pt').touch()          # a name of the user's
+    (out / 'ckpt-9.pt').write_bytes((tmp_path / 'run/ckpt-8.pt.1').read_bytes())
+    assert checkpoint.stages_of(out) == {2: out / 'ckpt-8.pt'}          # not of seed 3
 
 
 def test_nothing_is_written_over(config, tiny, tmp_path, capsys):

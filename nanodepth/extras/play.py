@@ -382,8 +382,8 @@ def for_javascript(cut, run):
     odd = lambda of: '\\' in of[0] or '[' in of[0][1:] or '&&' in of[0]
     bare = re.sub(r'\[[^]]*\]', lambda of: of[0] if odd(of) else 'x', bare)
     if re.search(r'[?*+}]\+|\(\?(?![:=!]|<[=!])|\\|\[', bare):
-        raise Refused(f'{run} cuts text by the pattern {cut!r}, which the page in a browser does not '
-                      'carry: try nanodepth evaluate or sweep instead')
+        raise Refused(f'{run} cuts text by the pattern {cut!r}, which the page in a browser does '
+                      'not carry: try nanodepth evaluate or sweep instead')
     return cut
 
 

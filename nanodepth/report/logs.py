@@ -171,8 +171,8 @@ def growths(log):
 
 
 def without_compiling(log):
-    """The log with its first logged steps as fast as its third: a run that finds no compiled kernels
-    waits for them there, and the next run does not."""
+    """The log with its first logged steps as fast as later ones: a run that finds no compiled
+    kernels waits for them there, and the next run does not."""
     lines = [line for line in log if 'seconds' in line]
     if len(lines) < 4:
         return log

@@ -14,6 +14,7 @@ from conftest import ROOT, byte_level_bpe, refused, save_run
 from families import tiny as family
 
 from nanodepth.__main__ import main as nanodepth
+from nanodepth.common.errors import Refused
 from nanodepth.extras import play
 from nanodepth.models import checkpoint as files
 from nanodepth.models.checkpoint import load_model
@@ -176,6 +177,24 @@ def test_the_page_of_a_checkpoint(checkpoint, tmp_path, capsys):
     assert [' '.join(pair) for pair in spec['model']['merges']] == about['merges']
     assert all(about['vocab'][i] == token for token, i in spec['model']['vocab'].items())
     assert about['added'] == {'<|endoftext|>': about['start'][0]} and len(about['splits']) == 2
+
+
+@pytest.mark.parametrize('pattern, wanted', [
+    (r"\p{N}{1,3}|\s+", r"\p{N}{1,3}|\p{White_Space}+"), (play.POSSESSIVE[0], None),
+    (r"[^\r\n]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?", None), ('[!"*+,\\-.]+', '[!"*+,\\-.]+')])
+def test_a_pattern_is_written_as_javascript_reads_it(pattern, wanted):
+    made = play.for_javascript(pattern, 'run')
+    assert wanted in (None, made) and '?+' not in made and '(?i' not in made
+    regex = pytest.importorskip('regex')
+    text = "It's 1234  naïve\r\nWE'LL   go, x"
+    assert regex.findall(made, text) == regex.findall(pattern, text)
+
+
+@pytest.mark.parametrize('pattern', [r'a?+b', '(?i:x)', '(?>a)', r'\Aa', r'\p{Han}', '[[:alpha:]]',
+                                     r'[\w-\d]', r'\d+'])
+def test_a_pattern_that_javascript_has_not_is_refused(pattern):
+    with pytest.raises(Refused, match='which the page in a browser does not carry'):
+        play.for_javascript(pattern, 'run')
 
 
 def test_a_site_has_its_weights_beside_the_page(checkpoint, tmp_path, monkeypatch):
