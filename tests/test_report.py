@@ -104,8 +104,9 @@ def test_a_picture_begins_where_the_warm_up_ends_and_says_each_jump():
 
 
 @pytest.mark.parametrize('changes', [
-    dict(step='7'), dict(flops='x'), dict(val_loss=None), dict(kinds=[1]), dict(kinds=dict(a=3)),
-    dict(kinds=dict(loss=dict(accuracy=1))), dict(grown='x'), dict(grown=dict(before='x'))], ids=str)
+    dict(step='7'), dict(flops='x'), dict(val_loss=None), dict(grown='x'), dict(kinds=[1]),
+    dict(kinds=dict(a=3)), dict(kinds=dict(loss=dict(accuracy=1))), dict(grown=dict(before='x'))],
+    ids=str)
 def test_a_line_of_a_log_is_read_in_one_place(changes, tmp_path, capsys):
     save = dict(step=1, flops=5, val_loss=2.0, kinds=dict(a=dict(accuracy=0.5, loss=1.0)))
     (tmp_path / 'log.jsonl').write_text('\n'.join(map(json.dumps, (save, save | changes))))
