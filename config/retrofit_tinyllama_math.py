@@ -1,4 +1,4 @@
-"""TinyLlama (4,8,4) on mathematics: "Retrofitted Recurrence", Figures 5 and 7.
+"""TinyLlama (4,8,4) on mathematics: "Retrofitted Recurrence", Figure 5.
 
 As its authors' scripts have it, but for docs/FIGURES.md's "Differs"; --recurrence=8, 16 or 32 are
 the others. First: python data/math/prepare.py retrofit_math --tokens=53B

@@ -40,7 +40,9 @@ def install(model, window, method, solver, evaluations, cache=None, decode='full
     decode  'full' loops at each new token; 'bypass' loops only while a prompt is read
     mode    the window as one 'block', or 'layer' by layer
     pin     'mixture': in a mixture of experts, later evaluations keep the experts of the first
-            (layers.py)"""
+            (layers.py)
+    The paper runs mixtures of experts by mode='layer' with pin='mixture'. Here that is asked for,
+    so that one default means the same for every family."""
     layers, order = depth_of(model)
     a, b = pick_window(window, len(order))
     by_layer = method in BY_LAYER

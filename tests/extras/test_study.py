@@ -150,6 +150,34 @@ def test_a_difference_of_differences(folder):
     assert results.values_of(rows, dict(added=0), 'loss') == {0: 1.5, 2: 0.0}
 
 
+# what tells the rows of a table apart, or where they were made
+KEYS = {'seed', 'run', 'way', 'added', 'factor', 'value', 'layer', 'r', 'examples', 'measure',
+        'best', 'lr', 'step', 'log', 'commit', 'torch', 'card', 'machine', 'depth', 'layers'}
+
+
+def test_what_was_measured_is_shown_or_has_a_reason():
+    "Whoever adds a column to docs/results decides: a table of a page, or an entry of not_shown."
+    folder = ROOT / 'docs/results'
+    spec = tomllib.loads((folder / 'claims.toml').read_text())
+    pages = ''.join((ROOT / name).read_text() for name in results.TEXTS)
+    shown, kept = {}, {}
+    for each in spec['claim'] + spec['written']:
+        assert f"<!-- table {each.get('section', each.get('name'))} -->" in pages
+        said = [each.get('measure'), each.get('beside')]
+        said += [each[side].get('measure') for side in 'ab' if side in each]
+        said += re.findall(r"measure = '([^']+)'", ' '.join(map(' '.join, each.get('lines', []))))
+        shown.setdefault(each['table'], set()).update(said)
+    for each in spec['not_shown']:
+        assert each['why']
+        kept.setdefault(each['table'], set()).update(each['columns'])
+    for path in folder.rglob('*.csv'):
+        name = str(path.relative_to(folder)).removesuffix('.csv')
+        rows = read_rows(path)
+        long = 'measure' in rows[0]
+        measured = {row['measure'] for row in rows} if long else rows[0].keys() - KEYS
+        assert measured - shown.get(name, set()) == kept.get(name, set()), name
+
+
 def test_the_papers_of_this_repo_say_what_its_rows_say():
     "docs/RESULTS.md is what the command makes of docs/results."
     nanodepth('results', ['--check'])
