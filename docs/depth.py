@@ -3,8 +3,7 @@
 A model owns its layers, and an order such as [0, 1, 2, 1, 2, 3] says which run. A loop names a
 layer twice, growing gives each entry a copy of its own, a recurrent model runs its core as often as
 it is told, and small steps loop a model that never learned to loop. `python depth.py` shows each on
-puzzles in a minute or two: w7 bw fb says that w is 7, b stands for w, and f for b. So ?f is 7, by
-two aliases. One seed shows what an idea does, not what it is worth: that is in nanodepth."""
+puzzles, in minutes: w7 bw fb says that w is 7, b stands for w and f for b, so ?f is 7."""
 import copy
 import torch
 from torch import nn
@@ -144,7 +143,7 @@ def main(steps=250):
     train(core, steps // 2, 1e-3, more=lambda: dict(r=int(torch.randint(1, 5, ()))))
     for r in (1, 2, 4, 8):
         show(f'retrofitted, its core run {r} times', lambda t: core(t, r))
-    print('(copying earlier answers and elimination give 76%, so none of this shows learning)')
+    print('(copying and elimination give 76% in these rows, so none of this shows learning)')
 
 
 if __name__ == '__main__':

@@ -589,7 +589,8 @@ def test_greedy_is_the_likeliest_token_and_ends_where_the_config_says(tmp_path, 
         words = AutoTokenizer.from_pretrained(tmp_path / name)
         _, opened = checkpoint.open_any(tmp_path / name)
         theirs = as_theirs(opened) if is_ours(opened) else opened
-        Model(scoring.answer_of(opened), theirs, words, str(tmp_path / name))
+        asked = [scoring.answer_of(opened), theirs, words, str(tmp_path / name)]
+        assert [Model(*asked, longest).max_length for longest in (20, 99, None)] == [20, 64, 64]
         assert ('a penalty on repetition' in capsys.readouterr().err) == (penalty != 1)
         assert {7, 9} <= {*theirs.generation_config.eos_token_id}
         tokens = torch.tensor([[3, 4, 5]])

@@ -86,7 +86,8 @@ def stages_of(folder):
     for path in [*kept_in(folder, r'stage_(\d+)'), *kept_in(folder, r'ckpt-(\d+)\.pt')]:
         state = load(path, checked=True)
         if run_of(state) == run_of(load(folder, checked=True)):
-            stages[state['model_config']['n_layer']] = path
+            with reading(path):
+                stages[state['model_config']['n_layer']] = path
     return stages
 
 
@@ -175,7 +176,7 @@ def load(folder, checked=False):
         check(folder)
     state = load_tensors(path)
     with reading(path):
-        if not isinstance(state, dict) or 'model_config' not in state:
+        if not isinstance(state, dict):
             raise Refused(f'{path} holds no model of ours')
         for part in ('recurrent', 'start'):     # older files call a core's recurrence its mean
             if 'mean' in (state.get(part) or ()):

@@ -265,6 +265,7 @@ def keep_tokenizer(source, folder):
 def write_tokenizer(name, folder, context):
     """The tokenizer of that name as files that transformers opens: its own, if it has them, or an
     Encoding written as one."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
     has_files = copy_tokenizer(name, folder)
     if has_files and (Path(folder) / 'tokenizer_config.json').exists():
         return
