@@ -152,7 +152,8 @@ def test_a_difference_of_differences(folder):
 
 # what tells the rows of a table apart, or where they were made
 KEYS = {'seed', 'run', 'way', 'added', 'factor', 'value', 'layer', 'r', 'examples', 'measure',
-        'best', 'lr', 'step', 'log', 'commit', 'torch', 'card', 'machine', 'depth', 'layers'}
+        'best', 'lr', 'step', 'log', 'commit', 'torch', 'card', 'machine', 'depth', 'layers', 'K',
+        'reading', 'cache', 'answers', 'n'}
 
 
 def test_what_was_measured_is_shown_or_has_a_reason():
