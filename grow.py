@@ -20,12 +20,15 @@ Usage:
 """
 import copy
 import dataclasses
+import itertools
+import sys
 
 import torch
 
-from nanodepth.common.errors import Refused
+from nanodepth.common.errors import Refused, refusals
+from nanodepth.common.options import read
 from nanodepth.loop import repeat_block
-from nanodepth.model import check_order
+from nanodepth.model import check_order, steps_of
 
 # -------------------------------------------------------------------------------- operators: orders
 
@@ -79,14 +82,21 @@ def untie(model, order, optimizer=None, init=None):
     in place and becomes the new model's: each new parameter gets a copy of its source's state, so
     that training goes on smoothly. `init(new_layer, old_layer)` changes what a layer begins as that
     repeats an earlier one; None: as an exact copy."""
-    order = check_order(order, len(model.layers))
+    order = copy.deepcopy(check_order(order, len(model.layers)))
+    written = numbers(order)
     new = copy.deepcopy(model)
-    new.layers = torch.nn.ModuleList(copy.deepcopy(model.layers[i]) for i in order)
-    new.config = dataclasses.replace(model.config, n_layer=len(order), order=None)
+    new.layers = torch.nn.ModuleList(copy.deepcopy(model.layers[i]) for i in written)
+    new.config = dataclasses.replace(model.config, n_layer=len(written), order=None)
+    for step in steps_of(new.steps or ()):      # what it needs leaves the model with it
+        if type(step) not in map(type, steps_of(order)):
+            step.leave(new)
+    new.order = renumbered(order, itertools.count())
+    if not new.steps:
+        new.config.order = None
     if init is not None:
         with torch.no_grad():
-            for place, i in enumerate(order):
-                if i in order[:place]:
+            for place, i in enumerate(written):
+                if i in written[:place]:
                     init(new.layers[place], model.layers[i])
     if optimizer is not None:
         old = dict(model.named_parameters())
@@ -94,10 +104,28 @@ def untie(model, order, optimizer=None, init=None):
         for name, p in new.named_parameters():
             if name.startswith('layers.'):
                 _, i, rest = name.split('.', 2)
-                name = f'layers.{order[int(i)]}.{rest}'
-            source[p] = old[name]
+                name = f'layers.{written[int(i)]}.{rest}'
+            if name in old:         # what a step brings with it is new
+                source[p] = old[name]
         for opt in optimizer if isinstance(optimizer, (list, tuple)) else [optimizer]:
             hand_over(opt, source)
+    return new
+
+
+def numbers(order):
+    "The layers that an order names, in a step's items once."
+    return [i for item in order for i in ([item] if isinstance(item, int) else numbers(item.items))]
+
+
+def renumbered(order, number):
+    "The order with each entry's number its own; its steps are changed in place."
+    new = []
+    for item in order:
+        if isinstance(item, int):
+            new.append(next(number))
+        else:
+            item.items = renumbered(item.items, number)
+            new.append(item)
     return new
 
 
@@ -143,6 +171,22 @@ def growth_plan(grow, end, block, constant_steps, alpha=1.0, start=None):
     return [(sum(lengths[:i]), depth) for i, depth in enumerate(depths)]
 
 
+@dataclasses.dataclass
+class Options:
+    WORDS = ['n_layer']
+    n_layer: int               # the final depth
+    block: int = 4                      # layers of a block
+
+
+def main(argv):
+    o = read(Options, argv, __doc__)
+    for name in ('midas', 'lidas'):
+        print(f'{name}: for each layer of a stage, the layer of the stage before that it copies')
+        for _, depth in growth_plan(name, o.n_layer, o.block, constant_steps=170_000)[:-1]:
+            order = GROWTH[name](depth, o.block)
+            print(f'  {depth:3} -> {len(order):3}: {" ".join(map(str, order))}')
+
+
 if __name__ == '__main__':
-    from nanodepth.__main__ import main as nanodepth
-    nanodepth('grow')
+    with refusals('grow'):
+        main(sys.argv[1:])

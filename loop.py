@@ -21,7 +21,6 @@ import contextlib
 import sys
 
 from nanodepth.common.errors import Refused, refusals
-from nanodepth.model import check_order     # model.py, the file before: the package finds all seven
 
 
 def repeat_block(order, start, length, times=2):
@@ -71,17 +70,16 @@ def fit_loop(text, n_layer):
 
 def format_loop(order):
     "An order in the notation: the inverse of parse_loop, with neighbouring plain segments joined."
-    order, parts, at, new = list(order), [], 0, 0       # layers below `new` are written
-    while at < len(order):
-        # the block that repeats here, or one layer
-        size = next((n for n in range(1, len(order))
-                     if order[at:at + 2 * n] == [*range(new, new + n)] * 2), 1)
-        block, times = [*range(new, new + size)], 0
-        while order[at:at + size] == block:
-            at, times = at + size, times + 1
-        if not times:
-            raise Refused(f'the order {order} is not a loop of blocks in the order of their '
+    parts, new = [], 0          # layers below `new` are written
+    rest = list(order)
+    while rest:
+        times = max(1, rest.count(new))
+        size = rest.index(new, 1) if times > 1 else 1       # the block lasts until it returns
+        block = [*range(new, new + size)] * times
+        if rest[:len(block)] != block:
+            raise Refused(f'the order {list(order)} is not a loop of blocks in the order of their '
                           'layers, so it has no notation')
+        rest = rest[len(block):]
         if times == 1 and parts and parts[-1][1] == 1:
             parts[-1][0] += 1
         else:
@@ -93,13 +91,14 @@ def format_loop(order):
 @contextlib.contextmanager
 def running(model, order):
     """The model with another order, inside a `with`: for what takes a model and no order, such as a
-    function that scores it. A recurrent model refuses it in its forward."""
-    before = model.config.order
-    model.config.order = check_order(order, len(model.layers))
+    function that scores it."""
+    before = model.steps, model.config.order
+    model.order = model.check_steps(order)
     try:
         yield model
     finally:
-        model.config.order = before
+        model.order = before[0] or model.order
+        model.config.order = before[1]
 
 
 if __name__ == '__main__':

@@ -1,9 +1,11 @@
-"""The model every other file shares: a LLaMA-style decoder whose depth is a list of layer indices.
+"""The model every other file shares: a LLaMA-style decoder whose depth is a list.
 
 The idea: a model owns its unique layers, and an *order* says which of them run, one after the
 other. [0, 1, 2, 3] is an ordinary four-layer model, [0, 1, 2, 3, 0, 1, 2, 3] the same four layers
-looped twice, [0, 1, 3] one with layer 2 skipped. Growing, looping, pruning and probing are all
-statements about such lists.
+looped twice, [0, 1, 3] one with layer 2 skipped. An item of an order may also be a *step*, which
+holds items of its own and says how they run: a Core of retrofit.py, a Window of wrapper.py. So
+looping, growing, retrofitting and wrapping are four ways to write this list, and depth, cost and
+cache are sums over it.
 
 Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", appendix A (architecture, Table 2) and
 E (LN-scaling: what a norm returns shrinks with depth). RMSNorm before each sublayer, rotary
@@ -18,6 +20,7 @@ Usage:
 """
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn as nn
@@ -63,15 +66,59 @@ class ModelConfig:
             self.order = check_order(self.order, self.n_layer)
 
 
+# ------------------------------------------------------------------------------------------ orders
+# An order's item is a layer's number, or a step: an object with `items` of its own, such as
+# retrofit.py's Core and wrapper.py's Window. It is called as step(x, walk, position), and says
+# unrolled(**how) and flops(model, context, **how) of itself; `how` is what a forward gives its
+# steps: r, say. A step holds numbers and words; what it has learned is the model's: enter(model)
+# gives a model the modules that a step of its order needs, and they stay, as layers do.
+
 def check_order(order, n_layer):
     "The order as a plain list, or an error that names the first index that is no layer."
     order = list(order)
     if not order:
         raise Refused('the order is empty: it must name at least one layer')
     for i in order:
-        if not (isinstance(i, int) and 0 <= i < n_layer):
+        if hasattr(i, 'items'):
+            check_order(i.items, n_layer)
+        elif not (isinstance(i, int) and 0 <= i < n_layer):
             raise Refused(f'the order names layer {i!r}, but the layers are 0 to {n_layer - 1}')
     return order
+
+
+def steps_of(order):
+    "The steps of an order, with those within others."
+    return [step for item in order if not isinstance(item, int)
+            for step in (item, *steps_of(item.items))]
+
+
+def unrolled(order, **how):
+    "The layers of all positions, one after another: as many as the model is deep."
+    return [i for item in order
+            for i in ([item] if isinstance(item, int) else item.unrolled(**how))]
+
+
+class Walk(NamedTuple):
+    "What a forward tells its layers, and its steps, which send the stream through their own items."
+    model: nn.Module            # whose weights they are, a step's too
+    rope: tuple                 # cos and sin of the tokens' positions, (T, 1, hd/2) each
+    scales: tuple               # LN-scaling's factor at each position of the order
+    seen: int                   # tokens in the cache
+    cache: object
+    tap: object
+    how: dict
+
+    def run(self, x, order, position=0):
+        "The stream x (B, T, C) behind these items, of which the first stands at a position."
+        for item in order:
+            if isinstance(item, int):
+                layer = self.model.layers[item]
+                x = layer(x, self.rope, self.scales[position], position, self.cache, self.tap)
+                position += 1
+            else:
+                x = item(x, self, position)
+                position += len(item.unrolled(**self.how))
+        return x                                                                # (B, T, C)
 
 
 def rope_tables(config):
@@ -114,6 +161,7 @@ class KVCache:
 
     def __init__(self, positions):
         self.layers = [KVCache.Slot() for _ in range(positions)]
+        self.positions = positions
         self.seen = 0           # tokens so far: `hidden` counts them, once per forward
 
 
@@ -140,7 +188,7 @@ class Attention(nn.Module):
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))                        # (B, H, T, hd)
         if slot is not None:
             k, v = slot.update(k, v)                                            # (B, Hkv, S, hd)
-        S, mask = k.shape[2], getattr(slot, 'mask', None)       # a cache of a fixed length has one
+        S, mask = k.shape[2], None
         if 1 < T < S:       # the last T of S tokens: is_causal would align them with the first T
             mask = torch.ones(T, S, dtype=torch.bool, device=x.device).tril(S - T)
         group = self.n_head // self.n_kv_head
@@ -186,12 +234,17 @@ class Block(nn.Module):
         return x + (update if tap is None else tap(position, 'mlp', x, update))    # (B, T, C)
 
 
-class LM(nn.Module):
-    recurs = False          # True of retrofit.py's Recurrent, which takes r and no order
+# of the retrofit's Core (retrofit.py)
+OF_A_STEP = {'recurrence', 'backprop_depth', 'inject', 'start', 'fresh', 'state_std', 'recompute',
+             'table', 'first_state', 'prelude', 'core', 'coda'}
 
+
+class LM(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.config = config
+        self.steps = None       # the order, if it has steps, which no config can hold,
+        self.beside = None      # and what the config says beside it
         self.embed = nn.Embedding(config.vocab_size, config.n_embd)
         self.layers = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         self.norm = nn.RMSNorm(config.n_embd, config.norm_eps)
@@ -217,56 +270,98 @@ class LM(nn.Module):
     @property
     def order(self):
         "The order that runs when none is given."
-        return list(self.config.order or range(len(self.layers)))
+        if self.steps and self.config.order != self.beside:
+            raise Refused('config.order was set beside an order with steps, which it would not '
+                          'change: set model.order')
+        return list(self.steps or self.config.order or range(len(self.layers)))
 
-    def run(self, x, order, *, position=0, cache=None, tap=None):
-        """Run a segment of layers on the residual stream x (B, T, C). `position` is the place of
+    @order.setter
+    def order(self, order):
+        order = check_order(order, len(self.layers))
+        for step in steps_of(order):
+            step.enter(self, order)
+        self.steps = order if steps_of(order) else None
+        self.beside = self.config.order if self.steps else None
+        if not self.steps and order != self.order:
+            self.config.order = order
+
+    def __getattr__(self, name):
+        "What a step of the order says of itself is read from the model, too,"
+        for step in steps_of(vars(self).get('steps') or ()) if name in OF_A_STEP else ():
+            if hasattr(step, name):
+                return getattr(step, name)
+        return super().__getattr__(name)
+
+    def __setattr__(self, name, value):
+        "and set there: as an attribute of the model alone it would change nothing."
+        if name not in OF_A_STEP:
+            return super().__setattr__(name, value)
+        if name in ('prelude', 'core', 'coda'):
+            raise Refused(f'{name} is a part of the order: set model.order')
+        steps = [step for step in steps_of(self.order) if hasattr(step, name)]
+        if not steps:
+            raise Refused(f'{name} is a setting of a recurrent core, and the order '
+                          f'{self.order} has none')
+        setattr(steps[0], name, value)
+
+    def run(self, x, order, *, position=0, cache=None, tap=None, **how):
+        """Run a segment of an order on the residual stream x (B, T, C). `position` is the place of
         its first layer in the whole order, so that run(run(x, a), b, position=len(a)) is
         run(x, a + b)."""
         seen = 0 if cache is None else cache.seen
         end = seen + x.shape[1]
         if end > self.config.context:
             raise Refused(f'{end} tokens are more than the context of {self.config.context}')
+        if how and not any(hasattr(step, 'recurrence') for step in steps_of(order)):
+            raise Refused(f'{", ".join(how)}: for a recurrent core, and the order {order} has none')
         rope = self.cos[seen:end, None], self.sin[seen:end, None]               # (T, 1, hd/2) each
-        scales = [1] * len(order)
+        depth = position + len(unrolled(order, **how))
+        scales = [1] * depth
         if self.config.ln_scaling:
-            positions = torch.arange(position, position + len(order), device=x.device)
-            scales = (positions + 1).rsqrt().to(x.dtype)
-        for place, (i, scale) in enumerate(zip(order, scales), position):
-            x = self.layers[i](x, rope, scale, place, cache, tap)
-        return x                                                                # (B, T, C)
+            scales = (torch.arange(depth, device=x.device) + 1).rsqrt().to(x.dtype).unbind()
+        return Walk(self, rope, scales, seen, cache, tap, how).run(x, order, position)
 
-    def run_from(self, inputs, position, tokens, *, order=None, tap=None):
-        """What `hidden` returns, run again from a position on. `inputs` (D, B, T, C) is what each
-        layer got before."""
-        order = self.order if order is None else order
-        return self.run(inputs[position], order[position:], position=position, tap=tap)
-
-    def hidden(self, tokens, *, order=None, cache=None, tap=None):
+    def hidden(self, tokens, *, order=None, cache=None, tap=None, **how):
         "The residual stream before the final norm: (B, T) -> (B, T, C)."
-        order = self.order if order is None else check_order(order, len(self.layers))
-        x = self.run(self.embed(tokens), order, cache=cache, tap=tap)
+        order = self.order if order is None else self.check_steps(order)
+        if cache is not None and len(unrolled(order, **how)) != cache.positions:
+            raise Refused(f'this cache holds the keys of another r or order, {cache.positions} '
+                          'positions deep: go on with that')
+        x = self.run(self.embed(tokens), order, cache=cache, tap=tap, **how)
         if cache is not None:
             cache.seen += tokens.shape[1]
         return x
 
+    def check_steps(self, order):
+        "An order in place of the model's own: no step of that may be lost without a word."
+        order = check_order(order, len(self.layers))
+        own, given = ({type(step).__name__ for step in steps_of(o)} for o in (self.order, order))
+        if own - given:
+            raise Refused(f"the model's own order has a {min(own - given)} in it, which {order} "
+                          'has not: it takes no other order')
+        return order
+
     def forward(self, tokens, targets=None, *, ignore_index=-1, **how):
         """Logits (B, T, V), or with targets (B, T) the mean loss over those that count. `how` is
-        what `hidden` takes: order, cache and tap (of retrofit.py's Recurrent: r and others)."""
+        what `hidden` takes: order, cache and tap (of a core: r and others)."""
         x = self.norm(self.hidden(tokens, **how))                               # (B, T, C)
         if targets is None:
             return self.head(x)
         return mean_loss(x, self.head.weight, targets, ignore_index)
 
-    def new_cache(self, order=None):
-        return KVCache(len(self.order if order is None else order))
+    def unrolled(self, order=None, **how):
+        "The layers of all positions: what is D long."
+        return unrolled(self.order if order is None else order, **how)
+
+    def new_cache(self, order=None, **how):
+        return KVCache(len(self.unrolled(order, **how)))
 
     @torch.no_grad()
     def generate(self, tokens, max_new_tokens, *, temperature=1.0, top_k=None, generator=None,
                  **how):
         """Continue tokens (B, T) by max_new_tokens. Temperature 0 takes the likeliest token. Past
         the context the window slides: each new token is drawn from the last `context` ones, as if
-        none came before. `how` is an order (of a Recurrent: r)."""
+        none came before. `how` is an order (of a core: r)."""
         context = self.config.context
         cache = None
         for _ in range(max_new_tokens):
@@ -282,17 +377,22 @@ class LM(nn.Module):
     def num_params(self):
         return sum(p.numel() for p in self.parameters())        # a tied head counts once
 
-    def flops_per_token(self, order=None, *, context=None):
+    def flops_per_token(self, order=None, *, context=None, **how):
         """Training FLOPs of one token: 6 per weight that multiplies it (2 forward, 4 backward).
         The head counts, but not embedding and norms. Each layer run adds 12 T (heads x head_dim)
         for attention's two products, in rows of T = `context` tokens (None: the longest). This is
         the count that gives the paper's Table 7 to the last digit."""
         c = self.config
-        order = self.order if order is None else order
-        T = context or c.context
+        order, context = self.order if order is None else order, context or c.context
+        return 6 * c.vocab_size * c.n_embd + self.flops_of(order, context, **how)
+
+    def flops_of(self, order, context, **how):
+        "The same of a segment."
+        c = self.config
         layer = sum(p.numel() for p in self.layers[0].parameters() if p.dim() == 2)
-        weights = c.vocab_size * c.n_embd + len(order) * layer
-        return 6 * weights + 12 * len(order) * T * c.n_head * c.head_dim
+        once = 6 * layer + 12 * context * c.n_head * c.head_dim
+        return sum(once if isinstance(item, int) else item.flops(self, context, **how)
+                   for item in order)
 
 
 def pick_token(logits, temperature, top_k, generator):

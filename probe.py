@@ -22,7 +22,7 @@ import torch
 
 from nanodepth.common.errors import Refused, check_choice
 from nanodepth.loop import running, split
-from nanodepth.model import check_order
+from nanodepth.model import check_order, steps_of
 
 # ------------------------------------------------------------------ the idea: what moves without it
 
@@ -36,7 +36,7 @@ def depth_score(model, tokens, *, boundaries=None, order=None):
     largest = torch.zeros(D, B, device=tokens.device)
     for d in range(D):
         for t in pick_boundaries(T, boundaries):
-            out = model.run_from(plain['input'], d, tokens, order=order, tap=erase(d, t))
+            out = run_from(model, plain, d, tokens, order, erase(d, t))
             moved = distance(model, out[:, t + 1:], plain['out'][:, t + 1:])
             largest[d] = torch.maximum(largest[d], moved.amax(1))
     w = largest.mean(1)
@@ -74,8 +74,22 @@ def record(model, tokens, order=None):
         kept[part].append(update)
         return update
     out = model.hidden(tokens, order=order, tap=tap)
-    return {name: torch.stack(values) for name, values in kept.items()} | dict(
-        out=out, order=model.order if order is None else list(order))
+    order = model.unrolled(order)
+    if len(kept['attn']) != len(order):
+        raise Refused('a looped window runs its layers several times at one place, so there is no '
+                      'one update of them: look at the model without it')
+    return {name: torch.stack(values) for name, values in kept.items()} | dict(out=out, order=order)
+
+
+def run_from(model, plain, position, tokens, order, tap):
+    "The last stream, run again from a position on; all of it where steps stand between the layers."
+    if steps_of(model.order):
+        if any(getattr(step, 'fresh', False) for step in steps_of(model.order)):
+            raise Refused('each forward of this model begins with fresh noise, which would be '
+                          'measured too: set its core.fresh = False')
+        return model.hidden(tokens, order=order, tap=tap)
+    rest = plain['order'][position:]
+    return model.run(plain['input'][position], rest, position=position, tap=tap)
 
 
 def pick_boundaries(T, boundaries=None):
@@ -102,7 +116,7 @@ def future_effects(model, tokens, *, part='layer', propagate=True, future=True, 
     tokens (future=False: at all tokens, and then it is erased at all of them too). propagate=False:
     the contribution is missing only from the observed layer's own input."""
     check_choice('part', part, PARTS)
-    if model.recurs and not propagate:
+    if steps_of(model.order) and not propagate:
         raise Refused('local effects take a contribution out of a later input: behind an adapter '
                       'there is none to take; use propagate=True')
     plain = record(model, tokens, order)
@@ -121,7 +135,7 @@ def future_effects(model, tokens, *, part='layer', propagate=True, future=True, 
                 now[position] = now.get(position, 0) + update
                 return update
             if propagate:
-                model.run_from(plain['input'], s, tokens, order=order, tap=without)
+                run_from(model, plain, s, tokens, order, without)
             for d in range(s + 1, D):
                 if not propagate:
                     x = plain['input'][d].clone()                               # (B, T, C)

@@ -17,26 +17,28 @@ the setting `recurrence`, so that r averages recurrence + 1. We draw r once per 
 draw it once per micro-batch, so their grad_accum changes results.
 
 Usage:
-    python retrofit.py out/baseline 2-2-2       # makes out/baseline_2-2-2, says what was kept
+    model.order = [0, 1, Core([2, 3], r=4), 4, 5]
+    python retrofit.py 2-4-2 12                 # the order that such a cut of 12 layers has
+    nanodepth cut out/baseline 2-2-2            # makes out/baseline_2-2-2, says what was kept
     python data/toy/prepare.py --depths=6 --out=data/toy_deep       # deeper chains to train it on
     python train.py config/retrofit.py
     nanodepth evaluate out/retrofit --r=1,2,4,8,16          # loss and primitives against r
 """
 import math
+import sys
 
 import torch
-import torch.nn as nn
 from torch.utils.checkpoint import checkpoint
 
-from nanodepth.common.errors import Refused, check_choice
+from nanodepth.common.errors import Refused, check_choice, refusals
 from nanodepth.common.seeds import seed_for
 from nanodepth.grow import untie
 from nanodepth.looping import starts
-from nanodepth.model import LM, KVCache, check_order
+from nanodepth.model import LM, steps_of, unrolled
 
 
 def recurrent_by_hand(model, tokens, r, s):
-    """The idea: logits of a Recurrent whose core runs r times, from a first state s (B, T, C) on.
+    """The idea: logits of a model whose core runs r times, from a first state s (B, T, C) on.
     (LN-scaling would have to be told each run's position.)"""
     e = model.run(model.embed(tokens), model.prelude)
     for _ in range(r):
@@ -62,66 +64,85 @@ def cut(shape, n_layer):
 
 
 def surgery(model, shape, **options):
-    """Make a Recurrent model from copies of the layers that are kept. `shape` is '4-8-4' (the
-    first four layers, the last four, and the eight before those), or the three lists of layers."""
+    """A recurrent model from copies of the layers that are kept. `shape` is '4-8-4' (the first four
+    layers, the last four, and the eight before those), or the three lists of layers."""
     parts = (cut(shape, len(model.layers)) if isinstance(shape, str)
              else [list(part) for part in shape])
-    kept = check_order([i for part in parts for i in part], len(model.layers))
+    kept = [i for part in parts for i in part]
     if len(set(kept)) != len(kept):
         raise Refused(f'the layers {sorted({i for i in kept if kept.count(i) > 1})} stand in '
                       f'more than one place of {parts}')
-    if model.recurs or model.order != list(range(len(model.layers))):
+    if model.order != list(range(len(model.layers))):
         raise Refused('this model has an order of its own: untie it first, and then cut it')
-    start, end = len(parts[0]), len(parts[0] + parts[1])        # of the core, among the copies
-    new = untie(model, kept)
-    # an LM already: all that it lacks is how its layers recur (__init__ would draw new weights)
-    new.__class__ = Recurrent
-    new.recur_by(range(start), range(start, end), range(end, len(kept)), **options)
-    return new
+    prelude, core, coda = parts
+    return untie(model, [*prelude, Core(core, **options), *coda])
 
 
-# -------------------------------------------------------------------------------------- the model
+def recurrent(config, prelude, core, coda, **options):
+    "A new model of this kind."
+    model = LM(config)
+    model.order = [*prelude, Core(core, **options), *coda]
+    return model
 
-class Recurrent(LM):
-    """An LM whose layers run as prelude, r times core, coda: three lists of its layers.
-    `recurrence` is the r that runs when none is given (in training r is random, and averages
-    recurrence + 1), and `backprop_depth` through how many of its last runs gradients go."""
-    recurs = True
-    table = None            # the first states of a text's positions, made when they are needed
+
+def core_of(model):
+    "The recurrent core in a model's order, or None."
+    steps = steps_of(getattr(model, 'order', ()))
+    return next((step for step in steps if hasattr(step, 'recurrence')), None)
+
+
+def parts_of(model):
+    "(prelude, core, coda): the items before the core, within it and behind it."
+    core = core_of(model)
+    return core.prelude, core.items, core.coda
+
+
+# --------------------------------------------------------------------------------------- the core
+
+OPTIONS = 'inject', 'start', 'fresh', 'state_std', 'recurrence', 'backprop_depth'
+
+
+class Core:
+    """A step of an order: its items run r times, each time behind an adapter that mixes the stream
+    e, as it came in, into the state s. `recurrence` is the r if none is given (in training r is
+    random, and averages recurrence + 1), and `backprop_depth` through how many of the last runs
+    gradients go. The adapter is the model's."""
     recompute = False       # keep the states between recurrences alone for the backward pass
 
-    def __init__(self, config, prelude, core, coda, **options):
-        super().__init__(config)
-        self.recur_by(prelude, core, coda, **options)
-
-    def recur_by(self, prelude, core, coda, *, recurrence=4, backprop_depth=8, inject='identity',
+    def __init__(self, items, r=4, *, recurrence=None, backprop_depth=8, inject='identity',
                  start='normal', fresh=False, state_std=None):
-        if not core:
+        self.items = list(items)
+        if not self.items:
             raise Refused('the core has no layers: there is nothing to repeat')
-        check_order([*prelude, *core, *coda], self.config.n_layer)
-        self.prelude, self.core, self.coda = list(prelude), list(core), list(coda)
-        self.recurrence, self.backprop_depth = recurrence, backprop_depth
+        self.recurrence = r if recurrence is None else recurrence       # a config's word for r
+        self.backprop_depth = backprop_depth
         self.inject, self.start, self.fresh = inject, start, fresh      # looping/starts.py
-        C = self.config.n_embd
-        self.state_std = starts.std_of(start, C) if state_std is None else state_std
-        if inject == 'identity':            # (s, e) to e: with no layer dropped, it is its parent
-            self.adapter = nn.Linear(2 * C, C, bias=False)
-            self.adapter.weight.data.copy_(torch.cat((torch.zeros(C, C), torch.eye(C)), dim=1))
-        else:
-            self.adapter = starts.another_adapter(inject, C)
-        if self.adapter is not None:            # None: s + e
-            self.adapter.to(self.embed.weight)      # on the layers' device, in their dtype
+        self.state_std = state_std
+        self.table = None   # the first states of a text's positions, made when they are needed
+
+    def enter(self, model, order):
+        "The model gets an adapter, if it has none."
+        self.context, self.width = model.config.context, model.config.n_embd
+        if self in order:       # and not within a window
+            self.prelude, self.coda = order[:order.index(self)], order[order.index(self) + 1:]
+        if self.state_std is None:
+            self.state_std = starts.std_of(self.start, self.width)
+        if sum(hasattr(step, 'recurrence') for step in steps_of(order)) > 1:
+            raise Refused('an order has one core: its adapter has one name in a checkpoint')
+        if not hasattr(model, 'adapter'):
+            model.adapter = starts.new_adapter(self.inject, self.width)
+            if model.adapter is not None:           # None: s + e
+                model.adapter.to(model.embed.weight)    # on the layers' device, in their dtype
+
+    def leave(self, model):
+        del model.adapter
 
     @property
-    def order(self):
-        return self.unrolled(self.recurrence)
+    def core(self):
+        return self.items
 
-    def unrolled(self, r):
-        return self.prelude + self.core * r + self.coda
-
-    def new_cache(self, r=None):
-        "An empty cache: a slot for each position of the unrolled order."
-        return KVCache(len(self.unrolled(self.recurrence if r is None else r)))
+    def __repr__(self):
+        return f'Core({self.items}, r={self.recurrence})'
 
     # ------------------------------------------------------------------------------- one forward
 
@@ -140,71 +161,55 @@ class Recurrent(LM):
             s = torch.stack([starts.noise(self.start, e.shape[1:], g) for g in generator])
         return (s.to(e) * self.state_std).expand_as(e)
 
-    def recur(self, s, e, i, cache, tap=None):
-        "Recurrence i, counted from 0: adapter, then core."
-        x = s + e if self.adapter is None else self.adapter(torch.cat((s, e), dim=-1))
+    def recur(self, s, e, walk, position):
+        "One recurrence: adapter, then items."
+        adapter = walk.model.adapter
+        x = s + e if adapter is None else adapter(torch.cat((s, e), dim=-1))
         x = x.to(e.dtype)                       # under autocast an adapter returns bfloat16
-        return self.run(x, self.core, cache=cache, tap=tap,
-                        position=len(self.prelude) + i * len(self.core))           # (B, T, C)
+        return walk.run(x, self.items, position)                                # (B, T, C)
 
-    def hidden(self, tokens, *, order=None, r=None, cache=None, generator=None,
-               backprop_depth=None, tap=None):
-        "The residual stream before the final norm."
-        r = self.recurrence if r is None else r
-        with_grad = self.backprop_depth if backprop_depth is None else backprop_depth
-        if order is not None or self.config.order is not None:
-            raise Refused('a recurrent core runs in an order of its own and takes no other: give r')
-        if r < 1:
-            raise Refused(f'r={r} is too small: the core must run at least once (try r=1)')
-        if cache is not None and len(cache.layers) != len(self.unrolled(r)):
-            raise Refused(f'r={r}, but this cache holds the keys of another r: go on with that')
-        seen = 0 if cache is None else cache.seen
-        e = self.run(self.embed(tokens), self.prelude, cache=cache, tap=tap)    # (B, T, C)
-        s = self.first_state(e, seen, generator)
+    def __call__(self, e, walk, position):
+        r, with_grad = self.how_often(**walk.how)
+        s = self.first_state(e, walk.seen, walk.how.get('generator'))
         for i in range(r):
             if i <= r - with_grad:
                 s = s.detach()          # truncated back-propagation: no earlier graph is kept
             if self.recompute and torch.is_grad_enabled():
-                s = checkpoint(self.recur, s, e, i, cache, tap, use_reentrant=False)
+                s = checkpoint(self.recur, s, e, walk, position, use_reentrant=False)
             else:
-                s = self.recur(s, e, i, cache, tap)
-        x = self.run(s, self.coda, cache=cache, tap=tap,
-                     position=len(self.prelude) + r * len(self.core))
-        if cache is not None:
-            cache.seen += tokens.shape[1]
-        return x
+                s = self.recur(s, e, walk, position)
+            position += len(unrolled(self.items, **walk.how))
+        return s
 
-    def run_from(self, inputs, position, tokens, *, order=None, tap=None):
-        "All of it again, because adapters stand between its layers."
-        if self.fresh:
-            raise Refused('each forward of this model begins with fresh noise, which would be '
-                          'measured too: set model.fresh = False')
-        return self.hidden(tokens, order=order, tap=tap)
+    def how_often(self, r=None, backprop_depth=None, generator=None):
+        "(r, through how many of these gradients go back)"
+        r = self.recurrence if r is None else r
+        if r < 1:
+            raise Refused(f'r={r} is too small: the core must run at least once (try r=1)')
+        return r, min(r, self.backprop_depth if backprop_depth is None else backprop_depth)
 
     # ------------------------------------------------------------------------------- what it costs
 
-    def flops_per_token(self, *, r=None, backprop_depth=None, context=None):
-        """Training FLOPs of one token, as LM.flops_per_token counts; a recurrence without a
-        backward pass costs a third."""
-        r = self.recurrence if r is None else r
-        with_grad = min(r, self.backprop_depth if backprop_depth is None else backprop_depth)
+    def unrolled(self, **how):
+        return unrolled(self.items, **how) * self.how_often(**how)[0]
 
-        def count(order):       # of an ordinary model; with no layers, of the head
-            return LM.flops_per_token(self, order, context=context)
-        once = count(self.core) - count([])
-        if self.adapter is not None:
-            once += 6 * self.adapter.weight.numel()
-        return (count(self.prelude + self.coda) + with_grad * once
-                + (r - with_grad) * once // 3)
+    def flops(self, model, context, **how):
+        "A recurrence without a backward pass costs a third."
+        r, with_grad = self.how_often(**how)
+        once = model.flops_of(self.items, context, **how)
+        if model.adapter is not None:
+            once += 6 * model.adapter.weight.numel()
+        return with_grad * once + (r - with_grad) * once // 3
 
-    def flops_paper(self, mean=None):
-        """The paper's count: 6 for each weight of a layer with a backward pass and 2 for each
-        without, at so many recurrences."""
-        layer = sum(p.numel() for p in self.layers[0].parameters())
-        mean = self.recurrence if mean is None else mean
-        with_grad = min(mean, self.backprop_depth)
-        learned = len(self.prelude + self.coda) + with_grad * len(self.core)
-        return layer * (6 * learned + 2 * (mean - with_grad) * len(self.core))
+
+def flops_paper(model, mean=None):
+    """The paper's count: 6 for each weight of a layer with a backward pass and 2 for each without,
+    at so many recurrences."""
+    layer = sum(p.numel() for p in model.layers[0].parameters())
+    prelude, core, coda = parts_of(model)
+    mean, with_grad = core_of(model).how_often(mean)
+    learned = len(prelude + coda) + with_grad * len(core)
+    return layer * (6 * learned + 2 * (mean - with_grad) * len(core))
 
 
 # ---------------------------------------------------------------------------------------- how often
@@ -234,5 +239,9 @@ def recurrence_curriculum(step, steps, mean, warm_fraction, shape='linear'):
 
 
 if __name__ == '__main__':
-    from nanodepth.__main__ import main as nanodepth
-    nanodepth('cut')
+    if len(sys.argv) != 3:
+        print(__doc__)
+    else:
+        with refusals('retrofit'):
+            prelude, core, coda = cut(sys.argv[1], int(sys.argv[2]))
+            print([*prelude, Core(core), *coda])

@@ -34,7 +34,7 @@ from nanodepth.grow import grown_order, growth_plan, untie
 from nanodepth.loop import fit_loop
 from nanodepth.model import LM
 from nanodepth.models import checkpoint
-from nanodepth.retrofit import recurrence_curriculum, sample_recurrence
+from nanodepth.retrofit import core_of, recurrence_curriculum, sample_recurrence
 from nanodepth.training import refuse, run       # what is refused, and the folder of a run
 from nanodepth.training.measure import measure, numbers_of
 from nanodepth.training.optimizers import load_optimizers, make_optimizers
@@ -266,16 +266,17 @@ def train(c):
             model = checkpoint.build_model(saved, c.init_from)
             plan = Plan(c, Parent.of(model))
             refuse.unfit_parent(c, model, data)
-            model.config.order = plan.main_order
+            if plan.main_order:
+                model.order = plan.main_order
             totals['inherited_flops'] = checkpoint.cost_of(saved)
         else:
             plan = Plan(c)
             torch.manual_seed(seed_for(c.seed, 'init'))
             model = LM(model_config(c, vocab_size=c.vocab_size or data['data'].vocab_size,
                                     n_layer=plan.at(0).n_layer, order=plan.main_order))
-        if model.recurs:        # what it does where nothing else is said
-            model.recurrence, model.backprop_depth = plan.recurrence, plan.backprop_depth
-            model.recompute = c.recompute
+        if core := core_of(model):      # what it does where nothing else is said
+            core.recurrence, core.backprop_depth = plan.recurrence, plan.backprop_depth
+            core.recompute = c.recompute
         model.to(world.device, torch.float32).train()       # Hugging Face's may be bfloat16
         settings = settings_of(plan)            # the config as its files keep it
 
@@ -309,7 +310,7 @@ def train(c):
         log = run.open_log(c, settings, world, data['data'], model, step, resumes)
         if step == 0:
             log.write(step=0, tokens=0, flops=0, seconds=0, n_layer=len(model.layers),
-                      depth=len(model.order), **validate(c.metric))
+                      depth=len(model.unrolled()), **validate(c.metric))
         batch = get_batch(world, data, plan.at(step))
         total = world.sum_over_ranks(batch[-1])         # its targets, over all processes
         world.listen()                  # from now on Ctrl-C and SIGTERM wait for the step's end
@@ -319,7 +320,7 @@ def train(c):
 
             # the model grows, or begins to run its layers in another order
             grows = now.n_layer > len(model.layers)
-            loops = not model.recurs and not grows and now.order != model.order
+            loops = not grows and now.order not in (None, model.order)
             if grows or loops:
                 before = validate()['val_loss']
                 if grows:
@@ -331,7 +332,7 @@ def train(c):
                     model = untie(model, now.origin, optimizers, c.init)
                     wrapped = wrap(world, model)
                 else:
-                    model.config.order = now.order
+                    model.order = now.order
                 after = validate()['val_loss']
                 events['grown' if grows else 'looped'] = dict(before=before, after=after)
                 if grows:
@@ -372,7 +373,7 @@ def train(c):
             if events or step % c.log_every == 0:
                 log.write(step=step, tokens=totals['tokens'], flops=totals['flops'],
                           seconds=round(totals['seconds'], 1), n_layer=len(model.layers),
-                          depth=len(model.order), lr=c.lr * now.lr_fraction, loss=loss,
+                          depth=len(model.unrolled()), lr=c.lr * now.lr_fraction, loss=loss,
                           grad_norm=norm, tokens_per_s=round(tokens_a_step / took),
                           passes=round(data[now.data].passes(now.batch + 1), 2),
                           **usage, **now.recurrence, **events)

@@ -14,13 +14,20 @@ Paper: "Training-Free Looped Transformers", sections 2 and 3, appendices D and P
 Usage:
     with looped(model, window=(3, 5), method='rk', K=3, beta=0.5) as m: m.generate(tokens, 20)
     patch(model, 'mid4'); unpatch(model)                # the same without a `with`
-    python wrapper.py HF_FOLDER --window=mid4 --K=3 --tasks=arc_easy    # plain and looped, scored
+    model.order = [0, 1, 2, Window([3, 4], rk, K=3), 5]
+    python wrapper.py                   # where K steps through x' = 0.8 x end, from x = 1
+    nanodepth evaluate HF_FOLDER --window=mid4 --K=3 --tasks=arc_easy   # plain and looped, scored
 """
 import contextlib
+import itertools
 
-from nanodepth.common.errors import check_choice
-from nanodepth.looping.patch import install, unpatch
-from nanodepth.looping.solvers import MORE, bind, lerp
+import torch
+
+from nanodepth.common.errors import Refused, check_choice
+from nanodepth.looping.caches import Memory, check_cache
+from nanodepth.looping.patch import install, take_out
+from nanodepth.looping.solvers import BY_LAYER, MORE, PER_TOKEN, bind, lerp
+from nanodepth.model import steps_of, unrolled
 
 # --------------------------------------------------------------------------- the idea, by hand
 
@@ -67,25 +74,104 @@ def pick_solver(method, K, beta=None, **options):
     return bind(method, SOLVERS[method], K, beta, **options)
 
 
+# ---------------------------------------------------------------------- a window of our own model
+
+class Window:
+    """A step of an order: a solver that evaluates these items several times, at the same
+    positions. It keeps nothing of a forward, so that copies and threads may share it.
+
+    cache   what later tokens see of a looped layer: its 'first' or 'last' evaluation's keys, or
+            others of looping/caches.py
+    decode  'full' loops at each new token; 'bypass' loops only while a prompt is read
+    mode    the items as one 'block', or 'layer' by layer"""
+
+    def __init__(self, items, method='rk', K=3, beta=None, cache=None, decode='full', mode=None,
+                 **options):
+        method = next((name for name, solver in SOLVERS.items() if solver is method), method)
+        by_layer = method in BY_LAYER
+        modes = ['layer'] if by_layer else ['block', 'layer']
+        self.items = list(items)
+        if cache == 'exact' and any(hasattr(step, 'solver') for step in steps_of(items)):
+            raise Refused("cache='exact' keeps a slot for each position and evaluation, and so "
+                          'takes no window in a window')
+        self.solver, self.evaluations = pick_solver(method, K, beta, **options)
+        self.method, self.mode, self.decode = method, mode or modes[0], decode
+        self.cache = cache or ('natural' if by_layer else 'first')
+        self.mixes_tokens, self.by_layer = method not in PER_TOKEN, by_layer
+        check_choice('mode', self.mode, modes)
+        check_cache(self.cache, decode, self.solver.keywords.get('tol'))
+        # layer by layer, the first evaluations of later layers have seen looped streams
+        self.plain_again = (self.cache, self.mode) == ('first', 'layer')
+        self.runs_once_more = self.plain_again or self.cache == 'last'      # to fill the cache
+
+    def __repr__(self):
+        return f'Window({self.items}, {self.method!r}, K={self.solver.keywords["K"]})'
+
+    def enter(self, model, order=None):
+        "It needs nothing of the model."
+
+    leave = enter
+
+    def __call__(self, x, walk, position):
+        end = position + len(self.unrolled(**walk.how))
+        memory = None
+        if walk.cache is not None:
+            if self.decode == 'bypass' and x.shape[-2] == 1 and walk.seen > 0:
+                return walk.run(x, self.items, position)
+            memory = Memory(self.cache, walk.cache, (position, end - 1), self.evaluations)
+
+        def run(x, items, position, k):
+            with contextlib.ExitStack() as lent:
+                for d in range(position, position + len(unrolled(items, **walk.how))):
+                    if memory:
+                        lent.enter_context(memory.slot(d, k))
+                return walk.run(x, items, position)
+
+        def solve(x, items, position):
+            k = itertools.count(1)
+            return self.solver(lambda x: run(x, items, position, next(k)), x)
+
+        y, at = x, position
+        for part in [[item] for item in self.items] if self.mode == 'layer' else [self.items]:
+            y = solve(y, part, at)
+            at += len(unrolled(part, **walk.how))
+        if memory:
+            if self.runs_once_more:
+                run(x if self.plain_again else y, self.items, position, self.evaluations + 1)
+            memory.settle(self.runs_once_more or self.cache == 'last_eval')
+        return y
+
+    def unrolled(self, **how):
+        return unrolled(self.items, **how)
+
+    def flops(self, model, context, **how):
+        return self.evaluations * model.flops_of(self.items, context, **how)
+
+
 # ------------------------------------------------------------------- any model, with its KV cache
 
-def patch(model, window=None, method='rk', K=3, beta=None, cache=None, decode='full', mode=None,
-          pin=None, **options):
+def patch(model, window=None, method='rk', K=3, beta=None, pin=None, **how):
     """Loop a window of a model's layers from now on; unpatch(model) undoes it.
 
     window   (3, 5), both included; 'mid4', the middle four, if none is given; 0.5, the four centred
              on that fraction of the depth
     K, beta  rk's, whose beta is 0.5 if none is given; others' options are in looping/solvers.py
     cache    which pass later tokens see in the KV cache: 'first', the plain one, is the paper's
-    others   rarely needed: looping/patch.py explains decode, mode and pin"""
-    solver, evaluations = pick_solver(method, K, beta, **options)
-    return install(model, window, method, solver, evaluations, cache, decode, mode, pin)
+    others   rarely needed: Window explains decode and mode, looping/layers.py pin
+
+    One of ours gets another order; another family's gets looping/'s engine into its layers."""
+    return install(model, window, Window((), method, K, beta, **how), pin)
+
+
+def unpatch(model):
+    "Restore a patched model, or a copy of one, to the last bit."
+    take_out(model)
 
 
 @contextlib.contextmanager
-def looped(model, window=None, method='rk', K=3, beta=None, **options):
+def looped(model, window=None, method='rk', K=3, beta=None, **how):
     "patch inside a `with`."
-    patch(model, window, method, K, beta, **options)
+    patch(model, window, method, K, beta, **how)
     try:
         yield model
     finally:
@@ -93,5 +179,8 @@ def looped(model, window=None, method='rk', K=3, beta=None, **options):
 
 
 if __name__ == '__main__':
-    from nanodepth.__main__ import main as nanodepth
-    nanodepth('evaluate')
+    print('K   naive   steps   and back')
+    for K in (1, 2, 3, 4):
+        ends = [solver(lambda x: x + 0.8 * x, torch.ones(()), K, **how).item()
+                for solver, how in ((naive, {}), (rk, dict(beta=0)), (rk, {}))]
+        print(K, *(f'{end:7.3f}' for end in ends))

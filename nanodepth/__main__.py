@@ -22,7 +22,7 @@ COMMANDS = {        # name: (module, what it does)
     'train': ('commands.train', 'train a model by a config: ordinary, grown, looped or recurrent'),
     'plot': ('commands.plot', 'the pictures of runs, side by side, and a table'),
     'sample': ('commands.sample', 'generate text from a checkpoint'),
-    'grow': ('commands.grow', 'which layer came from which'),
+    'grow': ('grow', 'which layer came from which'),
     'play': ('extras.play', 'a page on which you move layers and see what it does'),
     'export': ('commands.export', 'a checkpoint as a Hugging Face folder'),
     'evaluate': ('commands.evaluate', 'how good models are, run in these ways'),

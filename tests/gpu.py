@@ -1,6 +1,6 @@
 """What no CPU can say of training on a GPU, in two minutes: compiled against eager, a growth, a
-stop and a resume, a core that runs r times, text by a compiled step, and the memory that a growth
-leaves. Each question fails by itself, and a line says what was measured.
+stop and a resume, a core that runs r times, and the memory that a growth leaves. Each question
+fails by itself, and a line says what was measured.
 
 Usage:
     python tests/gpu.py             # make gpu_test: needs a GPU, and toy data
@@ -22,7 +22,6 @@ import torch  # noqa: E402
 
 from nanodepth.commands import cut  # noqa: E402
 from nanodepth.grow import lidas, untie  # noqa: E402
-from nanodepth.looping import compiled_text  # noqa: E402
 from nanodepth.model import LM, ModelConfig  # noqa: E402
 from nanodepth.report.logs import growths, read_log  # noqa: E402
 from nanodepth.training.optimizers import make_optimizers  # noqa: E402
@@ -100,26 +99,6 @@ def a_core_that_runs_r_times():
     return f'r was {drawn}; losses differ by at most {apart(eager, compiled):.1e}'
 
 
-def text_by_a_compiled_step():
-    model = LM(ModelConfig(**SHAPE, context=RUN['context'])).eval()
-    if not TINY:
-        model = model.bfloat16().cuda()
-    prompt = torch.randint(300, (1, 8), device=model.embed.weight.device)
-    n = RUN['context'] - 8
-    seconds, texts = [], []
-    step = functools.partial(compiled_text.generate, model)
-    step(prompt, n, temperature=0)          # compiles
-    for generate in (model.generate, step):
-        began = time.perf_counter()
-        texts.append(generate(prompt, n, temperature=0).tolist()[0])
-        seconds.append(time.perf_counter() - began)
-    same = next((i for i, pair in enumerate(zip(*texts)) if len({*pair}) > 1), n + 8) - 8
-    assert same > (n - 1 if TINY else 2)    # bfloat16 rounds otherwise, and a tie may fall
-    plain, compiled = (n / t for t in seconds)
-    return (f'{plain:.0f} tokens a second, compiled {compiled:.0f}; the first {same} of {n} tokens '
-            'are equal')
-
-
 def memory_after_a_growth():
     if TINY:
         return 'needs a GPU'
@@ -156,7 +135,7 @@ if __name__ == '__main__':
           torch.__version__, flush=True)
     failed = 0
     for question in (compiled_against_eager, a_growth, a_stop_and_a_resume,
-                     a_core_that_runs_r_times, text_by_a_compiled_step,
+                     a_core_that_runs_r_times,
                      memory_after_a_growth):
         began = time.monotonic()
         try:

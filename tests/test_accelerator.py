@@ -16,7 +16,6 @@ import nanodepth.model as model_file
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.commands import sample
 from nanodepth.common.errors import Refused
-from nanodepth.looping import compiled_text
 from nanodepth.models import checkpoint
 from nanodepth.report.logs import in_words
 from nanodepth.training import processes
@@ -111,33 +110,6 @@ def test_adamw_is_fused_and_muon_iterates_in_bfloat16_on_a_gpu(config, tiny):
         assert make_optimizers(model, config(optimizer='adamw'))[-1].defaults['fused']
     assert precision_on(torch.device('cuda:1')) == torch.bfloat16
     assert precision_on(torch.device('cpu')) == torch.float32
-
-
-@pytest.mark.parametrize('how', [dict(temperature=0), dict(temperature=1.0, top_k=5)])
-def test_a_text_by_steps_in_a_cache_of_fixed_length(tiny, how):
-    model = tiny(n_head=4, n_kv_head=2, ln_scaling=True, context=24, order=[0, 1, 2, 1, 3])
-    prompt = torch.randint(50, (3, 5))
-    texts = [generate(prompt, 22, generator=torch.Generator().manual_seed(1), **how)
-             for generate in (model.generate,
-                              functools.partial(compiled_text.generate, model, compile=False))]
-    assert torch.equal(*texts)          # the last three tokens are past the context
-
-
-def test_sample_takes_a_compiled_step_where_it_is_asked_for(tiny, tmp_path, capsys, monkeypatch):
-    line = ['sample', save_run(tmp_path / 'run', tiny(vocab_size=257)), '--prompt=ab',
-            '--tokens=3', '--temperature=0', '--device=cpu']
-    nanodepth(line[0], line[1:])
-    plain, made = capsys.readouterr().out, []
-    real = compiled_text.fill_context
-
-    def without_compiling(model, tokens, n, compile, **how):
-        made.append(compile)
-        return real(model, tokens, n, False, **how)
-    monkeypatch.setattr(compiled_text, 'fill_context', without_compiling)
-    nanodepth(line[0], [*line[1:], '--compile'])
-    assert capsys.readouterr().out == plain and made == [True]
-    monkeypatch.setattr(sample, 'has_compiler', lambda: False)
-    assert 'needs a C++ compiler' in refused(capsys, *line, '--compile')
 
 
 def test_a_logged_step_is_a_line_where_nobody_watches(config, capsys):

@@ -18,7 +18,7 @@ from nanodepth.common.errors import Refused
 from nanodepth.common.files import claim, fresh, replace
 from nanodepth.models import checkpoint
 from nanodepth.models.checkpoint import describe, load, load_model, save
-from nanodepth.retrofit import surgery
+from nanodepth.retrofit import core_of, surgery
 from nanodepth.train import train
 from nanodepth.training.plan import Parent
 
@@ -127,7 +127,7 @@ def test_an_older_file_calls_a_cores_recurrence_its_mean(tiny, tmp_path):
     state['recurrent']['mean'] = state['recurrent'].pop('recurrence')
     save(tmp_path, **state, start=dict(n_layer=4, mean=5, backprop_depth=2),
          config=dict(init_from='x'))
-    assert load_model(tmp_path).recurrence == 3
+    assert core_of(load_model(tmp_path)).recurrence == 3
     assert Parent.of_saved(load(tmp_path)) == Parent(4, recurrence=5, backprop_depth=2)
 
 

@@ -13,7 +13,7 @@ from families import ALIBI, EAGER_ONLY, FAMILIES, MIXTURES, tiny as family
 from nanodepth.scoring.way import Way
 from nanodepth.common.errors import Refused
 from nanodepth.looping.caches import CACHES
-from nanodepth.looping.layers import Pin, depth_of
+from nanodepth.looping.layers import Pin, layers_of
 from nanodepth.models.orders import damped, in_order
 from nanodepth.wrapper import looped, patch
 
@@ -46,7 +46,7 @@ def calls_of(model, t):
     "[(args, kwargs)] of each layer, in a forward of the model as it is."
     calls = []
     hooks = [layer.register_forward_pre_hook(lambda m, args, kwargs: calls.append((args, kwargs)),
-                                             with_kwargs=True) for layer in depth_of(model)[0]]
+                                             with_kwargs=True) for layer in layers_of(model)]
     model(t, use_cache=False)
     [hook.remove() for hook in hooks]
     return calls
@@ -55,14 +55,14 @@ def calls_of(model, t):
 def through(model, calls, ds, x):
     "A stream through some layers, each called by hand with its own arguments."
     for d in ds:
-        x = depth_of(model)[0][d](x, *calls[d][0][1:], **calls[d][1])
+        x = layers_of(model)[d](x, *calls[d][0][1:], **calls[d][1])
         x = x[0] if isinstance(x, tuple) else x
     return x
 
 
 def logits_with(model, t, d, x):
     "Logits where layer d gives the stream x, whatever it is given."
-    hook = depth_of(model)[0][d].register_forward_hook(
+    hook = layers_of(model)[d].register_forward_hook(
         lambda module, args, output: (x, *output[1:]) if isinstance(output, tuple) else x)
     logits = model(t, use_cache=False).logits
     hook.remove()
@@ -225,7 +225,7 @@ def test_an_order_that_cannot_be():
 def experts_used(model, run):
     "[(indices, weights)] of layer 3's experts, one for each evaluation, while `run` runs."
     used = []
-    experts = next(m for m in depth_of(model)[0][3].modules()
+    experts = next(m for m in layers_of(model)[3].modules()
                    if type(m).__name__.endswith('Experts'))
     hook = experts.register_forward_pre_hook(lambda m, args,
                                              kwargs: used.append([*args, *kwargs.values()][1:3]),
@@ -292,7 +292,7 @@ def test_an_older_instance_forward_is_kept():
     with looped(model, WINDOW):
         want = model(t).logits
     accelerate = pytest.importorskip('accelerate.hooks')
-    layers, _ = depth_of(model)
+    layers = layers_of(model)
     accelerate.add_hook_to_module(layers[3], accelerate.AlignDevicesHook('cpu'))
     theirs = layers[3].forward
     with looped(model, WINDOW):

@@ -26,7 +26,7 @@ from nanodepth.models.checkpoint import load_model, open_any
 from nanodepth.models.hf import as_theirs, load_hf, save_hf
 from nanodepth.models.hf_recurrent import save_raven
 from nanodepth.models.modeling_recurrent import RavenForCausalLM, RecurrentConfig
-from nanodepth.retrofit import surgery
+from nanodepth.retrofit import core_of, parts_of, surgery
 from nanodepth.text import primitives
 from nanodepth.text.tokenizer import as_tokenizers, get_tokenizer, start_of_document
 from nanodepth.train import train
@@ -281,13 +281,13 @@ def test_a_folder_of_theirs_opens_and_computes_what_the_format_means(raven):
     "Against the code that we put beside an export, which has their names and fused matrices."
     model = load_model(raven)
     assert (model.recurrence, model.backprop_depth, model.config.context) == (3, 8, 64)
-    assert (model.prelude, model.core, model.coda) == ([0], [1, 2], [3])
+    assert parts_of(model) == ([0], [1, 2], [3])
     rotary = dict(head_dim=8, rope_theta=10_000.0, rope_scaling=None, context=64)  # not rope_base
     theirs = RavenForCausalLM(RecurrentConfig(**RAVEN, rotary=rotary)).eval()
     missing, left = theirs.load_state_dict(load_file(raven / 'model.safetensors'), strict=False)
     assert (missing, left) == ([], ['freqs_cis'])
     tokens = torch.randint(50, (2, 12), generator=torch.Generator().manual_seed(1))
-    state = model.first_state(torch.zeros(2, 12, 32), 0, None)
+    state = core_of(model).first_state(torch.zeros(2, 12, 32), 0, None)
     assert state.abs().max() <= 3 * 0.0087039 and state.std() > 0.007
     theirs.first_state = lambda e, positions: state
     for r in (1, 2, 5):
@@ -382,9 +382,9 @@ def test_transformers_opens_ours_by_the_code_in_the_folder(tiny, tmp_path, name)
         alone = model.generate(tokens[1:, 9:], 4, temperature=0)
         assert torch.equal(said[0, 70:], model.generate(tokens[:1], 4, temperature=0)[0, 70:])
         assert torch.equal(said[1, 70:], alone[0, 61:])
-    model.fresh = True          # a first state that is drawn comes back as one
+    core_of(model).fresh = True          # a first state that is drawn comes back as one
     save_raven(model, tmp_path / 'fresh')
-    assert load_model(tmp_path / 'fresh').fresh and not again.fresh
+    assert core_of(load_model(tmp_path / 'fresh')).fresh and not core_of(again).fresh
 
 
 def test_an_export_whose_text_is_another_is_none(tiny, tmp_path, capsys, monkeypatch):

@@ -53,8 +53,6 @@ REFUSALS = [
      'Aitken takes two'),
     (['sweep', '{run}', '--tasks=toy_copy', '--blocks=1,9'], '--blocks=9: the model is'),
     (['probe', '{mistral}', '--data=x'], 'the probes look into'),
-    (['sample', '{run}', '--compile', '--window=1-2'], 'in an order, and no window'),
-    (['sample', '{core}', '--compile'], 'without a recurrent core'),
 ]
 
 

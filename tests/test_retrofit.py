@@ -13,8 +13,8 @@ from nanodepth.commands.cut import effective_params, params_of, scalable_start
 from nanodepth.common.errors import Refused
 from nanodepth.model import LM, ModelConfig
 from nanodepth.models.checkpoint import load, load_model
-from nanodepth.retrofit import (cut, recurrence_curriculum, Recurrent, recurrent_by_hand,
-                                sample_recurrence, surgery)
+from nanodepth.retrofit import (Core, core_of, cut, flops_paper, parts_of, recurrence_curriculum,
+                                recurrent, recurrent_by_hand, sample_recurrence, surgery)
 from nanodepth.text.tokenizer import get_tokenizer
 from nanodepth.train import Config, train
 
@@ -61,10 +61,10 @@ def test_the_papers_cuts(fields, shape, parts, share):
 ])
 def test_the_papers_flops(fields, shape, flops, effective):
     model = meta(fields, shape)
-    assert tuple(model.flops_paper(m) for m in (4, 8, 16, 32)) == flops
+    assert tuple(flops_paper(model, m) for m in (4, 8, 16, 32)) == flops
     assert tuple(effective_params(model, m) for m in (4, 8, 16, 32)) == effective
-    kept = sum(model.flops_paper(recurrence_curriculum(t, 47_684, 32, 0.25))
-               for t in range(0, 47_684, 7)) / 6_812 / model.flops_paper(32)
+    kept = sum(flops_paper(model, recurrence_curriculum(t, 47_684, 32, 0.25))
+               for t in range(0, 47_684, 7)) / 6_812 / flops_paper(model, 32)
     assert kept == pytest.approx({'4-8-4': 0.915, '4-6-4': 0.917}[shape], abs=5e-4)
 
 
@@ -75,7 +75,7 @@ def test_the_authors_flops_over_their_curricula():
                          16: (12.9, 11.9, 9.9, 8.5), 32: (18.8, 17.3, 14.1, 12.2)}.items():
         for (warm, shape), total in zip(((0, 'linear'), (0.25, 'linear'), (0.75, 'linear'),
                                          (0.75, '1-sqrt')), wanted):
-            at = [model.flops_paper(recurrence_curriculum(t, 50_000, mean, warm, shape))
+            at = [flops_paper(model, recurrence_curriculum(t, 50_000, mean, warm, shape))
                   for t in range(0, 50_000, 50)]
             assert sum(at) / 1000 * 50_000 * 2 ** 20 / 1e20 == pytest.approx(total, rel=0.006)
 
@@ -86,7 +86,7 @@ def test_the_authors_start(tiny, tokens):
     assert 0.9 / 8 < model.adapter.weight.abs().max() <= 1 / 8          # 1 / sqrt(2 * 32)
     e = torch.zeros(64, 16, 32)
     for generator in (None, torch.Generator().manual_seed(1)):
-        s = model.first_state(e, 0, generator)
+        s = core_of(model).first_state(e, 0, generator)
         assert s.std() == pytest.approx(0.0087039 * 0.9866, rel=0.05)   # of a normal cut at 3
         assert s.abs().max() <= 3 * 0.0087039
     first = model(tokens)
@@ -97,8 +97,8 @@ def test_the_authors_start(tiny, tokens):
 
 def test_the_idea_by_hand(tiny, tokens):
     model = surgery(tiny(n_layer=6), '2-2-2', inject='linear')
-    e = model.run(model.embed(tokens), model.prelude)
-    by_hand = recurrent_by_hand(model, tokens, 3, model.first_state(e, 0, None))
+    e = model.run(model.embed(tokens), parts_of(model)[0])
+    by_hand = recurrent_by_hand(model, tokens, 3, core_of(model).first_state(e, 0, None))
     assert torch.allclose(by_hand, model(tokens, r=3), atol=1e-5)
 
 
@@ -148,14 +148,14 @@ def test_with_one_recurrence_and_an_identity_start_it_is_its_parent(tiny, tokens
 
 def slowly(model, tokens, r, most):
     "The paper's equations: the last stream, normed. Only the last recurrences are learned from."
-    e = model.run(model.embed(tokens), model.prelude)
-    s = model.first_state(e, 0, None)
+    e = model.run(model.embed(tokens), parts_of(model)[0])
+    s = core_of(model).first_state(e, 0, None)
     for k in range(r):
         x = model.adapter(torch.cat((s, e), -1)) if model.adapter is not None else s + e
-        s = model.run(x, model.core)
+        s = model.run(x, parts_of(model)[1])
         if k < r - most:        # neither through the state nor through e
             s = s.detach()
-    return model.norm(model.run(s, model.coda))
+    return model.norm(model.run(s, parts_of(model)[2]))
 
 
 @pytest.mark.parametrize('inject', ['linear', 'add'])
@@ -185,7 +185,7 @@ def test_recurrences_that_are_computed_anew_give_the_same_gradients_from_less_me
     for again in (False, True):
         kept = {}
         model.zero_grad()
-        model.recompute = again
+        core_of(model).recompute = again
         with (torch.autograd.graph.saved_tensors_hooks(
                 lambda t: kept.update({t.data_ptr(): t.nbytes}) or t, lambda t: t),
               torch.autocast('cpu', torch.bfloat16, enabled=half)):
@@ -215,15 +215,15 @@ def test_under_autocast_every_weight_has_its_gradient(tiny, tokens):
 def test_the_first_state(tiny, tokens):
     model = surgery(tiny(n_layer=6), '2-2-2', inject='linear')
     e = torch.zeros(2, 12, 32)
-    s = model.first_state(e, 0, None)
+    s = core_of(model).first_state(e, 0, None)
     # by position
     assert torch.equal(s[0], s[1]) and torch.equal(model.first_state(e[:, :5], 3, None), s[:, 3:8])
     g = lambda: [torch.Generator().manual_seed(k) for k in (5, 6)]      # noqa: E731
-    s = model.first_state(e, 0, g())
+    s = core_of(model).first_state(e, 0, g())
     # by row, whoever computes it
     assert torch.equal(s[1:], model.first_state(e[1:], 0, g()[1:])) and not torch.equal(s[0], s[1])
-    big = Recurrent(ModelConfig(n_embd=640, n_head=4, n_layer=1), [], [0], [])
-    assert big.first_state(torch.zeros(1, 200, 640), 0,
+    big = recurrent(ModelConfig(n_embd=640, n_head=4, n_layer=1), [], [0], [])
+    assert core_of(big).first_state(torch.zeros(1, 200, 640), 0,
                            None).std().item() == pytest.approx(math.sqrt(2 / 3200), rel=0.02)
     assert not torch.equal(model(tokens, generator=g()), model(tokens, generator=g()[::-1]))
 
@@ -231,12 +231,12 @@ def test_the_first_state(tiny, tokens):
 def test_the_first_states_of_a_long_context_are_made_as_they_are_read(tiny):
     long, short, late = (surgery(tiny(context=n), '1-2-1') for n in (2 ** 20, 64, 200))
     tokens = torch.randint(50, (1, 8))
-    assert torch.equal(long(tokens), short(tokens)) and len(long.table) == 64
-    states = long.first_state(torch.zeros(1, 100, 32), 0, None)
+    assert torch.equal(long(tokens), short(tokens)) and len(core_of(long).table) == 64
+    states = core_of(long).first_state(torch.zeros(1, 100, 32), 0, None)
     whole = torch.randn(128, 32, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(long.table, whole)
-    assert torch.equal(late.first_state(torch.zeros(1, 150, 32), 0, None)[:, :100], states)
-    assert torch.equal(late.first_state(torch.zeros(1, 5, 32), 80, None), states[:, 80:85])
+    assert torch.equal(core_of(long).table, whole)
+    assert torch.equal(core_of(late).first_state(torch.zeros(1, 150, 32), 0, None)[:, :100], states)
+    assert torch.equal(core_of(late).first_state(torch.zeros(1, 5, 32), 80, None), states[:, 80:85])
 
 
 @pytest.mark.parametrize('inject, start', [('linear', 'normal'), ('add', 'zero')])
@@ -304,12 +304,12 @@ def test_it_trains_in_the_curriculum(go):
 
 
 def test_every_row_and_step_begins_elsewhere(go, monkeypatch):
-    states, first = [], Recurrent.first_state
-    monkeypatch.setattr(Recurrent, 'first_state', lambda self, *args: states.append(
+    states, first = [], Core.first_state
+    monkeypatch.setattr(Core, 'first_state', lambda self, *args: states.append(
         first(self, *args)) or states[-1])
     c, _ = go('rows', steps=2, decay_steps=0, warmup_steps=0, recurrence=2, backprop_depth=1)
     trained = load_model(c.out_dir)
-    assert (trained.recurrence, trained.backprop_depth) == (2, 1)
+    assert (core_of(trained).recurrence, core_of(trained).backprop_depth) == (2, 1)
     # of the steps; evaluation's rows are equal
     a, b = (s for s in states if s.shape[:2] == (4, 16) and not torch.equal(s[0], s[1]))
     flat = torch.cat((a, b)).flatten(1)
@@ -383,8 +383,8 @@ def test_what_no_core_does(tiny, tokens):
     core = surgery(model, '1-2-1', recurrence=2)
     once = surgery(model, '1-2-1', recurrence=1)        # its order is that of four plain layers
     for call, message in (
-            (lambda: Recurrent(model.config, [0], [9], [1]), 'names layer 9'),
-            (lambda: Recurrent(model.config, [0], [], [1]), 'the core has no layers'),
+            (lambda: recurrent(model.config, [0], [9], [1]), 'names layer 9'),
+            (lambda: recurrent(model.config, [0], [], [1]), 'the core has no layers'),
             (lambda: core(tokens, r=0), 'r=0 is too small: the core must run at least once'),
             (lambda: core(tokens, order=[0, 1]), 'takes no other'),
             (lambda: core(tokens, r=3, cache=core.new_cache(r=2)), 'holds the keys of another r'),
@@ -400,7 +400,7 @@ def test_what_no_core_does(tiny, tokens):
 def test_fresh_noise_is_another_in_each_forward_and_the_same_sequence_again(tiny):
     def states():
         core = surgery(tiny(), '1-2-1', fresh=True).eval()
-        return [core.first_state(torch.zeros(1, 4, 32), 0, None) for _ in range(3)]
+        return [core_of(core).first_state(torch.zeros(1, 4, 32), 0, None) for _ in range(3)]
     first, again = states(), states()
     assert all(map(torch.equal, first, again))
     assert not torch.equal(first[0], first[1]) and not torch.equal(first[1], first[2])
@@ -416,7 +416,7 @@ def test_a_cut_says_what_its_adapter_has_and_an_export_keeps_fresh(tiny, tmp_pat
         assert found == ([] if adapter is None else [f'{adapter:,}'])
     for how, fresh in (([], False), (['--fresh'], True)):
         nanodepth('export', [str(tmp_path / 'cut2048'), str(tmp_path / f'hf{fresh}'), *how])
-        assert load_model(tmp_path / f'hf{fresh}').fresh == fresh
+        assert core_of(load_model(tmp_path / f'hf{fresh}')).fresh == fresh
 
 
 def test_words_of_another_model_are_put_aside_and_not_read(tmp_path, tiny):

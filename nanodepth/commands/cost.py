@@ -26,6 +26,7 @@ from nanodepth.grow import untie
 from nanodepth.model import LM
 from nanodepth.models import checkpoint
 from nanodepth.report.tables import columns
+from nanodepth.retrofit import core_of
 from nanodepth.text.loader import Dataset, Loader, how_to_prepare, make_toy_data, mixture
 from nanodepth.text.tokenizer import get_tokenizer, refuse_changed_tokenizer
 from nanodepth.train import Config, Plan, read_config
@@ -68,13 +69,13 @@ def stretches(config):
             model = empty(config, n_layer)
         else:
             model = parent if n_layer == len(parent.layers) else untie(parent, steps[0].origin)
-        if model.recurs:
-            model.recurrence = plan.recurrence
+        if core := core_of(model):
+            core.recurrence = plan.recurrence
         # a recurrent core's equal draws are computed once
         alike = collections.Counter(tuple(step.recurrence.items()) for step in steps)
         flops = sum(n * model.flops_per_token(**dict(how) or dict(order=order),
                                               context=config.context) for how, n in alike.items())
-        found.append((len(steps), model, len(order or model.order), flops))
+        found.append((len(steps), model, len(order or model.unrolled()), flops))
     return found
 
 

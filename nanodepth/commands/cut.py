@@ -21,7 +21,7 @@ from nanodepth.grow import untie
 from nanodepth.looping.starts import std_of
 from nanodepth.models.checkpoint import build_model, cost_of, describe, load, save
 from nanodepth.report.tables import columns
-from nanodepth.retrofit import cut, surgery
+from nanodepth.retrofit import core_of, cut, flops_paper, parts_of, surgery
 from nanodepth.text.tokenizer import keep_tokenizer
 
 
@@ -56,7 +56,7 @@ def scalable_start(model):
             nn.init.ones_(p)
         else:
             outputs = name.endswith(('attn.o.weight', 'mlp.down.weight'))
-            deep = math.sqrt(2 * len(model.order)) if outputs else 1
+            deep = math.sqrt(2 * len(model.unrolled())) if outputs else 1
             nn.init.normal_(p, std=std_of('normal', model.config.n_embd) / deep)
     if not model.config.tie_embeddings:
         nn.init.normal_(model.embed.weight)          # as LM's own start has it
@@ -79,7 +79,7 @@ def operate(options, target):
     "Write the cut checkpoint, and print its parts."
     state = load(options.run)
     parent = build_model(state, options.run).eval()
-    if parent.recurs:
+    if core_of(parent):
         raise Refused(f'{options.run} has a recurrent core already: cut an ordinary model')
     if options.untie_head:      # it begins as the embedding
         parent.head.weight = nn.Parameter(parent.head.weight.detach().clone())
@@ -108,7 +108,7 @@ def params_of(model):
     """The parameters of the layers of (prelude, core, coda), as the paper counts: without adapter,
     embeddings and final norm."""
     layer = sum(p.numel() for p in model.layers[0].parameters())
-    return tuple(len(part) * layer for part in (model.prelude, model.core, model.coda))
+    return tuple(len(part) * layer for part in parts_of(model))
 
 
 def effective_params(model, r):
@@ -118,7 +118,7 @@ def effective_params(model, r):
 
 def print_parts(model, parent, parts, dense):
     "The parts of the model and, if it will recur, what a recurrence costs."
-    kept = sum(params_of(model))
+    kept, core = sum(params_of(model)), core_of(model)
     body = sum(p.numel() for p in parent.layers.parameters())
     dropped = sorted({*range(len(parent.layers))}.difference(*parts))
     rows = [*zip(('prelude', 'core', 'coda'), parts, params_of(model)),
@@ -126,7 +126,7 @@ def print_parts(model, parent, parts, dense):
     cost = ''
     if not dense:
         rows.append(('adapter', [], 0 if model.adapter is None else model.adapter.weight.numel()))
-        flops, r = model.flops_paper(), model.recurrence
+        flops, r = flops_paper(model), core.recurrence
         cost = (f'; {effective_params(model, r):,} effective at r = {r}; '
                 f"{flops:,} training FLOPs a token by the paper's count, {flops / (6 * body):.2f} "
                 "times the parent's")

@@ -25,6 +25,7 @@ from tqdm import tqdm
 
 from nanodepth.common.errors import Refused
 from nanodepth.common.options import read
+from nanodepth.retrofit import core_of
 from nanodepth.scoring.scores import Asked, Subject, compared, interval, notes_beside
 from nanodepth.scoring.way import Way, Ways, layers_and_order, name_of, read_ways
 from nanodepth.looping.layers import is_ours
@@ -53,11 +54,8 @@ def facts(state, model, way=Way(), runs=None):
     with way.apply(model):
         layers, order = layers_and_order(model)
         if is_ours(model):
-            how = dict(backprop_depth=model.recurrence) if model.recurs else {}
+            how = dict(backprop_depth=core.recurrence) if (core := core_of(model)) else {}
             flops = model.flops_per_token(**how) // 3
-    if way.dials and is_ours(model):      # a window runs layers more often, at any place
-        count = model.flops_per_token
-        flops += (runs - len(order)) * (count([0]) - count([])) // 3
     return dict(loop=name_of(order), unique=len(layers), depth=runs or len(order),
                 params=sum(p.numel() for p in model.parameters()), inference_flops=flops,
                 training_flops=cost_of(state))
@@ -176,7 +174,7 @@ def main(argv=None):
         subject = Subject(path, options, like=first)
         first = first or subject
         # beside a recurrent model, an ordinary one is a row to compare with
-        recurs = getattr(subject.model, 'recurs', False)
+        recurs = core_of(subject.model)
         its_ways = ways[:1] if options.r and len(paths) > 1 and not recurs else ways
         subject.check(its_ways)
         if subject.data() != first.data():      # the same questions, or there is no comparing

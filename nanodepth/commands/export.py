@@ -13,6 +13,7 @@ import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Literal
 
 import torch
@@ -26,6 +27,7 @@ from nanodepth.models.checkpoint import load_model
 from nanodepth.models.gguf import open_gguf, save_opened
 from nanodepth.models.hf import answer_of, save_hf, their_config
 from nanodepth.models.hf_recurrent import save_raven
+from nanodepth.retrofit import core_of
 from nanodepth.scoring.way import Way, Ways, depth_in, name_of, read_way
 
 
@@ -83,11 +85,10 @@ def some_logits(model):
     config = answer_of(model).config
     n = min(16, config.context)
     tokens = torch.randint(config.vocab_size, (1, n), generator=torch.Generator().manual_seed(0))
-    if not getattr(model, 'recurs', False):
-        return answer_of(model)(tokens).float()
-    drawn, model.fresh = model.fresh, False         # with fresh noise no two forwards are equal
-    logits = model(tokens).float()
-    model.fresh = drawn
+    core = core_of(model) or SimpleNamespace(fresh=False)
+    drawn, core.fresh = core.fresh, False           # with fresh noise no two forwards are equal
+    logits = answer_of(model)(tokens).float()
+    core.fresh = drawn
     return logits
 
 
@@ -137,9 +138,9 @@ def describe(options, model):
         return
     c = model.config
     print(f'{options.run}: {model.num_params():,} parameters, {len(model.layers)} layers of width '
-          f'{c.n_embd} and {c.n_head} heads ({c.n_kv_head} of keys), run {len(model.order)} deep, '
-          f'context {c.context}, {str(model.norm.weight.dtype)[6:]}')
-    if options.fresh and not model.recurs:
+          f'{c.n_embd} and {c.n_head} heads ({c.n_kv_head} of keys), run {len(model.unrolled())} '
+          f'deep, context {c.context}, {str(model.norm.weight.dtype)[6:]}')
+    if options.fresh and not core_of(model):
         raise Refused(f'--fresh is for a recurrent core, and {options.run} has none')
 
 
@@ -165,8 +166,9 @@ The licence is the parent's{licence}.
 
 def write_card(options, model, way, argv):
     "A README.md that says what the folder is, whose it is, and how to open it."
-    what = (f'with a core of {len(model.core)} layers that runs r = {model.recurrence} times'
-            if model.recurs else f'with its layers in the order {name_of(model.order)} (a number '
+    core = core_of(model)
+    what = (f'with a core of {len(core.items)} layers that runs r = {core.recurrence} times'
+            if core else f'with its layers in the order {name_of(model.order)} (a number '
             'is that many layers, one after the other, and 4x2 are four that come twice)')
     if way.damp:
         what += ', where layers that run more than once add less each time'
@@ -178,7 +180,7 @@ def write_card(options, model, way, argv):
         front=yaml.safe_dump(front, sort_keys=False), name=plain(Path(options.target).name),
         parent=plain(options.run), what=what, target=str(options.target),
         licence=f', {plain(licence["license"])}' if licence else ', which its folder does not name',
-        trust=', trust_remote_code=True' if model.recurs else '',
+        trust=', trust_remote_code=True' if core else '',
         command=plain(shlex.join(['nanodepth', 'export', *argv])))
     replace(Path(options.target) / 'README.md', text.encode())
 
@@ -206,11 +208,11 @@ def plain(text):
 
 def export(options, model):
     "A model of ours as a folder."
-    about = dict(parent=str(options.run), order=' '.join(map(str, model.order)))
-    if model.recurs:
-        model.fresh = model.fresh or options.fresh
+    about = dict(parent=str(options.run), order=' '.join(map(str, model.unrolled())))
+    if core := core_of(model):
+        core.fresh = core.fresh or options.fresh
         ours = save_raven(model, options.target, tokenizer=options.run, about=about)
-        if not model.fresh:         # with fresh noise no two texts are equal
+        if not core.fresh:         # with fresh noise no two texts are equal
             compare_text(model, options.target)
         print(f"{options.target}: in the authors' format (huginn_raven); load_model opens it, and "
               'transformers with trust_remote_code=True (its tokenizer with False, too)')

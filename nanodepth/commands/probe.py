@@ -36,6 +36,7 @@ from nanodepth.models.hf import config_of, lacking
 from nanodepth.models.hf_recurrent import FAMILY
 from nanodepth.report.plot import draw_curves, draw_maps, show
 from nanodepth.report.tables import columns, groups_of, number, over_seeds, write_csv
+from nanodepth.retrofit import core_of, parts_of
 from nanodepth.scoring.lens import exit_at, quality, train_lens
 from nanodepth.scoring.scores import Asked, Subject, ask, open_data, parse_tasks
 from nanodepth.scoring.way import Ways, name_of, read_way
@@ -103,7 +104,7 @@ class Probed(Subject):
 
     @property
     def order(self):
-        return self.model.order
+        return self.model.unrolled()
 
     @functools.cached_property
     def lens(self):
@@ -158,7 +159,7 @@ def depth_score(c):
 def heatmap(c, part):
     rows = []
     for future, propagate in itertools.product((True, False), repeat=2):
-        if not propagate and c.model.recurs:
+        if not propagate and c.model.steps:
             continue            # an adapter's output is no sum of earlier updates
         setting = (f'{"future" if future else "all"} tokens, '
                    f'{"propagated" if propagate else "local"}')
@@ -188,7 +189,7 @@ def similarity(c, blocks=False):
 def rearranged(change, *sizes):
     "A probe that makes a change to every block of some sizes, and scores the result."
     def measure(c):
-        if c.model.recurs:
+        if c.model.steps:
             raise NotHere('a recurrent core takes no other order of its layers')
         with counted(c.model, 'other orders'):
             rows = probe.order_sweep(c.model, c.score, change, sizes)
@@ -209,9 +210,9 @@ def early_exit(c):
 
 def ways_of_passes(model):
     "[(how the model runs its core k times, after how many layers the core ends)], k = 1, 2, ..."
-    if model.recurs:
-        before, core = len(model.prelude), len(model.core)
-        return [(dict(r=k), before + k * core) for k in range(1, model.recurrence + 1)]
+    if core := core_of(model):
+        before, items, _ = map(len, parts_of(model))
+        return [(dict(r=k), before + k * items) for k in range(1, core.recurrence + 1)]
     order = model.order
     core = [i for i in dict.fromkeys(order) if order.count(i) > 1]
     times = order.count(core[0]) if core else 1

@@ -13,13 +13,11 @@ import torch
 from nanodepth.common.errors import Refused
 from nanodepth.common.options import read
 from nanodepth.common.seeds import seed_for
-from nanodepth.looping import compiled_text
-from nanodepth.model import LM
 from nanodepth.models.checkpoint import open_any
 from nanodepth.scoring.likelihoods import encode
 from nanodepth.scoring.way import Ways, read_way
 from nanodepth.text.tokenizer import get_tokenizer, readable
-from nanodepth.training.processes import has_compiler, pick_device
+from nanodepth.training.processes import pick_device
 
 
 @dataclass(kw_only=True)
@@ -33,7 +31,6 @@ class Options(Ways):
     seed: int = 0                       # of every draw
     device: str = 'auto'                # auto: cuda, else mps, else cpu
     dtype: Literal['auto', 'float32', 'bfloat16'] = 'auto'      # auto: as evaluate has it
-    compile: bool = False       # one compiled step for each token: a minute first, then faster
 
 
 # How many tokens at most: after an answer comes a question, which no toy model learns to ask.
@@ -50,17 +47,13 @@ def main(argv=None):
     _, model = open_any(options.run, device, options.dtype, others=False)
     tokenizer = get_tokenizer(options.run)
     way = read_way(options)
-    if options.compile and way.dials:
-        raise Refused(f'{way}: a compiled step runs layers in an order, and no window')
-    if options.compile and not has_compiler():
-        raise Refused('--compile needs a C++ compiler, and there is none here')
     with way.apply(model):
         write(model, tokenizer, options, device)
 
 
 def write(model, tokenizer, options, device):
-    print(f'device {device}, {model.num_params():,} parameters, {len(model.order)} layers deep, '
-          f'temperature {options.temperature}')
+    print(f'device {device}, {model.num_params():,} parameters, {len(model.unrolled())} layers '
+          f'deep, temperature {options.temperature}')
     asked = {options.prompt: options.tokens} if options.prompt else TOY_PROMPTS
     for i, (prompt, most) in enumerate(asked.items()):
         new = min(options.tokens, most)
@@ -70,8 +63,7 @@ def write(model, tokenizer, options, device):
             print(f'(the prompt has {len(ids)} tokens: the model sees the last '
                   f'{model.config.context} of them)')
         generator = torch.Generator(device).manual_seed(seed_for(options.seed, 'sample', i))
-        generate = compiled_text.generate if options.compile else LM.generate
-        out = generate(model, torch.tensor([ids], device=device), new, top_k=options.top_k,
-                       temperature=options.temperature, generator=generator)
+        out = model.generate(torch.tensor([ids], device=device), new, top_k=options.top_k,
+                             temperature=options.temperature, generator=generator)
         goes_on = readable(tokenizer, out[0, len(ids):].tolist())
         print(f'--- {prompt!r} goes on:\n{prompt}|{goes_on}')

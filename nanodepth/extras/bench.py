@@ -20,7 +20,6 @@ import torch
 from nanodepth.common import losses
 from nanodepth.common.files import refuse_unwritable, replace
 from nanodepth.common.options import read
-from nanodepth.looping import compiled_text
 from nanodepth.model import LM, ModelConfig
 from nanodepth.models.hf import answer_of, config_json
 from nanodepth.report.tables import columns
@@ -129,9 +128,6 @@ def generating(name, device, n=32):
     calls = dict(ours=lambda: ours.generate(prompt, n, temperature=0),
                  transformers=lambda: theirs.generate(prompt, **how))
     yield race(f'{name}: {n} new tokens', device, 9, n, calls, read=n * weights)
-    if device.type == 'cuda':
-        calls['ours'] = lambda: compiled_text.generate(ours, prompt, n, temperature=0)
-        yield race(f'{name}: the same, ours compiled', device, 9, n, calls, read=n * weights)
 
 
 def scoring(name, device, n=64):

@@ -89,7 +89,7 @@ def shared_stack(model):
     """(a stack of layers, how many times the order runs it), where llama.cpp can run that with
     shared weights, else (the order, 1)."""
     c, order = model.config, model.order
-    if not (model.recurs or c.qk_norm or c.qkv_bias or c.rope_scaling or c.ln_scaling):
+    if not (model.steps or c.qk_norm or c.qkv_bias or c.rope_scaling or c.ln_scaling):
         for n in range(1, len(order)):
             times = len(order) // n
             if order == order[:n] * times:
@@ -104,7 +104,7 @@ def read_loop(path, model):
     import gguf
     stack, times = shared_stack(model)
     again = untie(model, stack).float()
-    again.config.order = [*range(len(stack))] * times
+    again.order = [*range(len(stack))] * times
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, len(stack))
     stored = {t.name: gguf.quants.dequantize(t.data, t.tensor_type)
               for t in gguf.GGUFReader(path).tensors}

@@ -41,6 +41,7 @@ from nanodepth.models import checkpoint
 from nanodepth.models.checkpoint import build_model, load, load_model, refuse_missing
 from nanodepth.report.plot import figure, show
 from nanodepth.report.tables import run_names
+from nanodepth.retrofit import core_of, parts_of
 from nanodepth.scoring.likelihoods import encode
 from nanodepth.scoring.scores import parse_tasks, questions_of
 from nanodepth.text.tokenizer import (get_tokenizer, readable, start_of_document,
@@ -101,11 +102,11 @@ def refuse(model, run, largest):
 def tensors_of(model):
     "{name: tensor} of all that play.js reads: a recurrent model's first states too."
     tensors = dict(model.state_dict())
-    if model.recurs:
-        model.fresh = False                     # the page draws no noise
+    if core := core_of(model):
+        core.fresh = False                      # the page draws no noise
         with torch.no_grad():
             e = torch.zeros(1, model.config.context, model.config.n_embd)
-            tensors['first_states'] = model.first_state(e, 0, None)[0].clone()
+            tensors['first_states'] = core.first_state(e, 0, None)[0].clone()
     return tensors
 
 
@@ -148,8 +149,9 @@ def round_weights(model, small=False):
     states = tensors_of(model).get('first_states')
     for key, p in model.named_parameters():
         p.data = widened(p, bits_of(key, p, small))
-    if states is not None and model.state_std:
-        model.table = widened(states, 8) / model.state_std
+    core = core_of(model)
+    if states is not None and core.state_std:
+        core.table = widened(states, 8) / core.state_std
     return model
 
 
@@ -200,11 +202,11 @@ def show_token(tokenizer, token):
 def described(run, model, kin, copies):
     """What the page says of a model, and what play.js needs to know of it. kin: the layer of the
     first stage that each layer goes back to."""
-    about = dict(layers=len(model.layers), order=model.order, parameters=model.num_params(),
+    about = dict(layers=len(model.layers), order=model.unrolled(), parameters=model.num_params(),
                  run=str(run), kin=kin, copies=copies,
                  config={key: getattr(model.config, key) for key in SHAPE})
-    if model.recurs:
-        about |= dict(r=model.recurrence, parts=[model.prelude, model.core, model.coda])
+    if core := core_of(model):
+        about |= dict(r=core.recurrence, parts=list(parts_of(model)))
     return about
 
 
@@ -317,7 +319,7 @@ def draw_scan(title, plain, without, twice):
 def scan_picture(run, text, out):
     "The map of a prompt as a picture."
     model, tokenizer = load_model(run).float().eval(), get_tokenizer(run)
-    if model.recurs:
+    if core_of(model):
         raise Refused(f'{run} has a recurrent core, which takes no other order of its layers')
     wanted, *shares = scan(model, torch.tensor([encode(tokenizer, text, model)]))
     title = f'{show_token(tokenizer, wanted)!r} after {text!r} ({Path(run).name})'

@@ -30,6 +30,7 @@ from nanodepth.models.checkpoint import exists, load, open_any
 from nanodepth.report.logs import read_log
 from nanodepth.report.plot import draw_runs, show
 from nanodepth.report.tables import as_csv, mean, read_rows, where
+from nanodepth.retrofit import core_of
 from nanodepth.scoring.likelihoods import log_likelihoods
 from nanodepth.text.loader import Loader
 from nanodepth.text.primitives import few_shot
@@ -118,8 +119,9 @@ def page(folder, questions):
                     layers=len(model.layers),
                     parameters=sum(p.numel() for p in model.layers.parameters()))
         if name == 'retrofit':
-            for model.recurrence in (1, 2, 3, 4, 8, 16):
-                yield same | dict(way=f'r = {model.recurrence}') | ask()
+            core = core_of(model)
+            for core.recurrence in (1, 2, 3, 4, 8, 16):
+                yield same | dict(way=f'r = {core.recurrence}') | ask()
             continue
         yield same | dict(way='as trained') | ask()
         if name in DEEPER_BY_TWO:

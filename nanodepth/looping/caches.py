@@ -44,7 +44,7 @@ class Memory:
     """One forward's dealings with a cache, ours or transformers': either has a list `layers` of
     slots with update(k, v)."""
 
-    def __init__(self, how, cache, window, evaluations, depth=0):
+    def __init__(self, how, cache, window, evaluations):
         self.how = how
         self.cache = cache
         self.evaluations = evaluations
@@ -52,10 +52,6 @@ class Memory:
         self.past = {}          # {depth: its slot before this forward}
         self.last = {}          # {depth: its slot after the last evaluation}
         layers = cache.layers
-        # a DynamicCache may make its slots when they are used
-        while (len(layers) < (depth if how == 'exact' else window[1] + 1)
-               and cache.layer_class_to_replicate is not None):
-            layers.append(cache.layer_class_to_replicate())
         if (how in ('none', 'exact')
             and any(fixed(slot) for slot in layers[window[0]:window[1] + 1])):
             raise Refused(f'cache={how!r} needs a KV cache that grows; with one of a fixed length '
@@ -66,16 +62,15 @@ class Memory:
     def add_slots(self, window):
         "Slots for the later evaluations, behind the model's own: beam search reaches them there."
         cache, layers = self.cache, self.cache.layers
-        kind = self.first, self.evaluations
-        if not hasattr(cache, 'loop_slots'):
-            cache.loop_slots, cache.loop_kind = len(layers), kind
+        loops = vars(cache).setdefault('loops', {})     # {a window's first: (its slots, K)}
+        self.slots, K = loops.setdefault(self.first, (len(layers), self.evaluations))
         # [(the real slot, where its copy for one of the later evaluations stands)]
         places = [(layers[d], self.place(d, k)) for d in range(window[0], window[1] + 1)
                   for k in range(2, self.evaluations + 1)]
         for real, place in places:
             if place == len(layers) and not real.get_seq_length():
                 layers.append(copy.copy(real))
-        if cache.loop_kind != kind or any(
+        if K != self.evaluations or any(
                 place >= len(layers) or layers[place].get_seq_length() != real.get_seq_length()
                 for real, place in places):
             raise Refused("cache='exact': this KV cache was filled with another window or K, or "
@@ -83,20 +78,17 @@ class Memory:
 
     def place(self, d, k):
         "Where layer d's slot for evaluation k = 2, 3, ... stands."
-        return self.cache.loop_slots + (d - self.first) * (self.evaluations - 1) + k - 2
+        return self.slots + (d - self.first) * (self.evaluations - 1) + k - 2
 
     @contextlib.contextmanager
-    def slot(self, d, k, mask, x):
-        """Layer d's forward in evaluation k, on x (.., q, C): yields the mask that fits what it
-        will see."""
+    def slot(self, d, k):
+        "Layer d's forward in evaluation k."
         layers = self.cache.layers
         real = self.cache.layers[d]
-        q = x.shape[-2]
         if self.how == 'exact':
             taken = real if k == 1 else layers[self.place(d, k)]
         elif self.how == 'none':
             taken = alone(real, keep=k == 1)
-            mask = None if mask is None else mask[..., -q:]
         elif k == 1:
             self.past[d] = copy_slot(real)
             taken = real
@@ -104,7 +96,7 @@ class Memory:
             taken = self.last[d] = copy_slot(self.past[d])
         layers[d] = taken
         try:
-            yield mask
+            yield
         finally:
             layers[d] = real
 

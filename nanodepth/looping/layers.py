@@ -15,8 +15,8 @@ our models a window counts positions of the order. The paper "computes the gatin
 but its Algorithm 5 asks the router in every evaluation: pinning does the former, in either mode.
 
 Usage:
-    layers, order = depth_of(model)
-    a, b = pick_window('mid4', len(order))          # also '3-5', (3, 5), 0.5
+    layers = layers_of(model)
+    a, b = pick_window('mid4', len(layers))         # also '3-5', (3, 5), 0.5
     with looped(model, pin='mixture'): ...          # the first evaluation's experts and weights
 """
 import functools
@@ -47,14 +47,12 @@ def device_of(model_like):
 
 
 def is_ours(model):
-    "An LM or a Recurrent. (Not isinstance: the LM of another copy of ours is another class.)"
-    return hasattr(model, 'recurs')
+    "(Not isinstance: the LM of another copy of ours is another class.)"
+    return hasattr(model, 'new_cache')
 
 
-def depth_of(model):
-    "(the list of a model's layers, the order in which they run)"
-    if getattr(model, 'recurs', None) is False:
-        return model.layers, model.order
+def layers_of(model):
+    "The list of another family's layers, in the order in which they run."
     config = getattr(model, 'config', None)
     if getattr(config, 'is_encoder_decoder', False):
         raise Refused(f'{type(model).__name__} has an encoder and a decoder: only models with '
@@ -65,7 +63,7 @@ def depth_of(model):
             if (isinstance(layers, nn.ModuleList) and len(layers) == n
                 and all(arguments(layer)[1] for layer in layers)):
                 refuse_encoders(model, layers)
-                return layers, list(range(n))
+                return layers
     raise Refused(f'{type(model).__name__} has no list of layers with a KV cache: an LM of '
                   'ours or a Hugging Face decoder has')
 
@@ -111,16 +109,12 @@ def loop_of(model):
     for module in model.modules():
         for name in FORWARDS:
             if isinstance(entry := vars(module).get(name), Entry):
-                return next(iter(entry.loops.values()))
+                return entry.loop
     return None
 
 
 def check_host(model, layers, window, cache):
     "What cannot be looped is refused before anything is touched."
-    if loop_of(layers) is not None:
-        raise Refused('this model is looped already: unpatch it first')
-    if is_ours(model):
-        return
     config = model.config.get_text_config()
     if getattr(config, 'num_kv_shared_layers', None):
         raise Refused(f'{type(model).__name__} shares keys and values between layers, which a '
@@ -132,7 +126,7 @@ def check_host(model, layers, window, cache):
         if kinds[i] not in known:
             raise Refused(f'layer {i} is of the kind {kinds[i]!r}, whose state cannot be run twice '
                           'on one token: choose a window of attention layers')
-    biases = {'alibi', 'position_bias'} & {*arguments(layers[window[0]])[0]}
+    biases = {'alibi', 'position_bias'} & {*arguments(layers[min(window)])[0]}
     if cache == 'none' and biases and getattr(config, 'alibi', True):
         raise Refused(f'cache={cache!r} shows a layer other keys than those for which '
                       f"{type(model).__name__} makes its {min(biases)}: choose 'first' or 'exact'")
@@ -148,8 +142,13 @@ def check_calls(model, times):
     loop: times says how often a forward must call each module."""
     counts = dict.fromkeys(times, 0)
 
-    def count(module, *_):
-        counts[module] += 1
+    tuples = set()
+
+    def count(module, _, output):
+        if module in counts:        # and no other copy of it
+            counts[module] += 1
+            if isinstance(output, tuple):
+                tuples.add(module)
     # shallow copies of a layer, as orders.py makes them, share what is hooked
     apart = {id(module._forward_hooks): module for module in times}.values()
     hooks = [module.register_forward_hook(count) for module in apart]
@@ -162,6 +161,7 @@ def check_calls(model, times):
         raise Refused(f'{type(model).__name__} calls these layers {sorted(counts.values())} times '
                       f'where {sorted(times.values())} were expected: it runs them in a way of its '
                       'own, so nothing here can run them otherwise')
+    return tuples
 
 
 # --------------------------------------------------------------------------------------- one layer
@@ -173,11 +173,9 @@ class Entry:
     """Stands in a layer's forward: an object, so that it can be copied and pickled. What stood
     there before, if anything did (accelerate's, which moves tensors), is what runs the layer."""
 
-    def __init__(self, layer, index, pinned=False):
-        self.layer = layer
-        self.pinned = pinned
-        self.loops = {}
-        self.index = index          # None: a layer of ours, which is told its position
+    def __init__(self, layer, index, loop, tuples, pinned=False):
+        self.layer, self.index, self.loop, self.pinned = layer, index, loop, pinned
+        self.tuples = tuples
         self.before = vars(layer).get('forward')
         self.names, self.cache_name, self.mask_name = arguments(layer)
 
@@ -207,27 +205,7 @@ class Entry:
     def __call__(self, *args, **kwargs):
         kwargs.update(zip(self.names, args))
         x = kwargs.pop(self.names[0])
-        d = kwargs['position'] if self.index is None else self.index
-        if d in self.loops:
-            return self.loops[d].arrive(self, d, x, kwargs)
-        return self.forward(x, kwargs)
-
-
-class Guard:
-    """Stands in `hidden` of a looped model of ours: in another order than the one that was patched
-    the window might be missed, or left before its end, and nothing would be looped."""
-
-    def __init__(self, model, window, order):
-        self.model = model
-        self.window = {d: order[d] for d in window}
-
-    def __call__(self, tokens, *, order=None, **how):
-        order = self.model.order if order is None else list(order)
-        for d, layer in self.window.items():
-            if d >= len(order) or order[d] != layer:
-                raise Refused(f'position {d} of the looped window holds another layer in this '
-                              'order: it is not the one that was patched')
-        return type(self.model).hidden(self.model, tokens, order=order, **how)
+        return self.loop.arrive(self, self.index, x, kwargs)
 
 
 # ------------------------------------------------------------------------------------------ experts
@@ -239,9 +217,7 @@ class Pin:
         self.loop = loop
 
     def __call__(self, router, args, output):
-        if self.loop.k == 1:
-            self.loop.routed[router] = output       # forgotten when the window is through
-        return self.loop.routed[router]
+        return self.loop.routed.setdefault(router, output)      # till the window is through
 
 
 def routers_of(layer):

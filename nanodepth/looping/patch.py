@@ -1,24 +1,21 @@
-"""Put a loop into a model, ours or anybody's, and take it out again.
+"""Put a window into a model, ours or of another family, and take it out again.
 
-The idea: an Entry (layers.py) takes the place of each layer's forward, and hands its calls to the
-window's Loop (window.py). The Loop runs the layer and notes its arguments, so the model's own pass
-is the first evaluation. In the last layer's call the solver makes the others, with the arguments
-that were noted. An Entry is an object and no function, so that a patched model can be copied and
-pickled.
+The idea: a model of ours gets another order. In another family's, an Entry (layers.py) takes the
+place of each layer's forward, and hands its calls to the window's Loop (window.py). The Loop notes
+the arguments of each layer, and in the last one's call the window runs with them. An Entry is an
+object and no function, so that a patched model can be copied and pickled.
 
 Usage:
-    solver, evaluations = pick_solver('rk', K=3)                # wrapper.py
-    handle = install(model, 'mid4', 'rk', solver, evaluations)  # or wrapper.patch, which does both
-    handle.unpatch()
+    install(model, 'mid4', Window((), 'rk', K=3))               # wrapper.patch does it
+    take_out(model)
 """
 from typing import NamedTuple
 
-from nanodepth.common.errors import check_choice
-from nanodepth.looping.caches import check_cache
-from nanodepth.looping.layers import (FORWARDS, Entry, Guard, Pin, check_calls, check_host,
-                                      depth_of, is_ours, pick_window, pinned_routers)
-from nanodepth.looping.solvers import BY_LAYER, PER_TOKEN
-from nanodepth.looping.window import How, Loop
+from nanodepth.common.errors import Refused, check_choice
+from nanodepth.looping.layers import (FORWARDS, Entry, Pin, check_calls, check_host, is_ours,
+                                      layers_of, loop_of, pick_window, pinned_routers)
+from nanodepth.looping.window import Loop
+from nanodepth.model import steps_of, unrolled
 
 
 class Handle(NamedTuple):
@@ -28,60 +25,90 @@ class Handle(NamedTuple):
     added_at_once: int      # and where a row is read at once, so that no pass fills a cache
 
     def unpatch(self):
-        unpatch(self.model)
+        take_out(self.model)
 
 
-def install(model, window, method, solver, evaluations, cache=None, decode='full', mode=None,
-            pin=None):
-    """Loop a window of a model's layers from now on, by a solver(g, x) that evaluates g so often.
-
-    cache   what later tokens see of a looped layer: its 'first' or 'last' evaluation's keys, or
-            others of caches.py
-    decode  'full' loops at each new token; 'bypass' loops only while a prompt is read
-    mode    the window as one 'block', or 'layer' by layer
-    pin     'mixture': in a mixture of experts, later evaluations keep the experts of the first
-            (layers.py)
-    The paper runs mixtures of experts by mode='layer' with pin='mixture'. Here that is asked for,
-    so that one default means the same for every family."""
-    layers, order = depth_of(model)
-    a, b = pick_window(window, len(order))
-    by_layer = method in BY_LAYER
-    modes = ['layer'] if by_layer else ['block', 'layer']
-    mode = mode or modes[0]
-    cache = cache or ('natural' if by_layer else 'first')
-    check_choice('mode', mode, modes)
-    check_cache(cache, decode, solver.keywords.get('tol'))
-    in_window = {order[d]: layers[order[d]] for d in range(a, b + 1)}
-    check_host(model, layers, order[a:b + 1], cache)
-    routers = pinned_routers(in_window, pin, unasked=by_layer)
-
-    if not is_ours(model):
-        check_calls(model, dict.fromkeys(in_window.values(), 1))
-    # From here on nothing can fail.
-    loop = Loop((a, b), How(solver=solver, evaluations=evaluations, mode=mode, cache=cache,
-                            decode=decode, depth=len(order),
-                            mixes_tokens=method not in PER_TOKEN))
-    # a layer of ours may stand at several places of the order, and is told which
-    entries = {i: Entry(layer, index=None if is_ours(model) else i, pinned=any(routers.values()))
-               for i, layer in in_window.items()}
-    for d in range(a, b + 1):
-        entries[order[d]].loops[d] = loop
-        for router in routers[order[d]]:
-            router.register_forward_hook(Pin(loop))
-    for entry in entries.values():
-        entry.layer.forward = entry
-    if is_ours(model):
-        model.hidden = Guard(model, range(a, b + 1), order)     # refuses any other order
-    again = evaluations - 1
-    return Handle(model, (a, b), added=(again + loop.runs_once_more) * (b - a + 1),
+def install(model, window, step, pin=None):
+    """Loop a window of a model's layers from now on, as wrapper.py's Window `step` says. One of
+    ours gets another order; of another family the layers get Entries. pin: 'mixture': in a mixture
+    of experts, later evaluations keep the experts of the first (layers.py)."""
+    layers = None if is_ours(model) else layers_of(model)
+    if loop_of(model) is not None or windows_of(model):
+        raise Refused('this model is looped already: unpatch it first')
+    a, b = pick_window(window, len(layers or model.unrolled()))
+    if layers is None:
+        put_into_order(model, a, b, step, pin)
+    else:
+        put_in(model, layers, a, b, step, pin)
+    again = step.evaluations - 1
+    return Handle(model, (a, b), added=(again + step.runs_once_more) * (b - a + 1),
                   added_at_once=again * (b - a + 1))
 
 
-def unpatch(model):
-    "Restore a patched model, or a copy of one, to the last bit."
+def windows_of(model):
+    "Those in the order of a model of ours; none of others."
+    return [step for step in steps_of(getattr(model, 'order', ())) if hasattr(step, 'solver')]
+
+
+def opened(order):
+    "The order with the items of its windows in their place."
+    new = []
+    for item in order:
+        if not isinstance(item, int):
+            item.items = opened(item.items)
+        new += item.items if hasattr(item, 'solver') else [item]
+    return new
+
+
+def put_into_order(model, a, b, step, pin):
+    "A window into the order of a model of ours."
+    check_choice('pin', pin, (None, 'mixture'))
+    if pin:
+        raise Refused(f'pin={pin!r}: the layers have no router beside experts')
+    order = model.order
+    starts = [len(unrolled(order[:i])) for i in range(len(order) + 1)]
+    if not {a, b + 1} <= {*starts}:
+        raise Refused(f'the window {a}-{b} begins or ends within a recurrent core')
+    first, end = starts.index(a), starts.index(b + 1)
+    step.items = order[first:end]
+    model.order = [*order[:first], step, *order[end:]]
+
+
+def put_in(model, layers, a, b, how, pin=None):
+    "A window at the positions a to b of another family's list of layers."
+    in_window = {d: layers[d] for d in range(a, b + 1)}
+    check_host(model, layers, in_window, how.cache)
+    routers = pinned_routers(in_window, pin, unasked=how.by_layer)
+    tuples = check_calls(model, dict.fromkeys(in_window.values(), 1))
+    # From here on nothing can fail.
+    loop = Loop((a, b), how, len(layers))
     for module in model.modules():
-        if isinstance(vars(module).get('hidden'), Guard):
-            del module.hidden
+        if module is not layers and any(each is layers for each in module.modules()):
+            module.register_forward_pre_hook(Asked(loop), with_kwargs=True)
+    for d, layer in in_window.items():
+        layer.forward = Entry(layer, d, loop, layer in tuples, pinned=any(routers.values()))
+        for router in routers[d]:
+            router.register_forward_hook(Pin(loop))
+
+
+class Asked:
+    "A hook on what holds the layers: are the streams between them wanted?"
+
+    def __init__(self, loop):
+        self.loop = loop
+
+    def __call__(self, module, args, kwargs):
+        config = getattr(module, 'config', None)
+        if kwargs.get('output_hidden_states', getattr(config, 'output_hidden_states', False)):
+            self.loop.shows = True
+
+
+def take_out(model):
+    "Restore a patched model, or a copy of one, to the last bit."
+    if is_ours(model):
+        model.order = opened(model.order)
+        return
+    for module in model.modules():
         for name in FORWARDS:       # accelerate may have moved ours to _old_forward
             entry = vars(module).get(name)
             if isinstance(entry, Entry):
@@ -89,3 +116,6 @@ def unpatch(model):
         for key, hook in list(module._forward_hooks.items()):
             if isinstance(hook, Pin):
                 del module._forward_hooks[key]
+        for key, hook in list(module._forward_pre_hooks.items()):
+            if isinstance(hook, Asked):
+                del module._forward_pre_hooks[key], module._forward_pre_hooks_with_kwargs[key]

@@ -34,12 +34,14 @@ def std_of(start, width):
     return AUTHORS_STD if start == 'authors' else math.sqrt(2 / (5 * width))
 
 
-def another_adapter(inject, width):
-    "An adapter that begins otherwise than as (s, e) to e, or None."
+def new_adapter(inject, width):
+    "From (s, e) to the core's input; None: s + e."
     check_choice('inject', inject, ('identity', 'linear', 'authors', 'add'))
     if inject == 'add':
         return None
     adapter = nn.Linear(2 * width, width, bias=False)       # `authors`: as torch begins it
+    if inject == 'identity':            # (s, e) to e: with no layer dropped, it is its parent
+        adapter.weight.data.copy_(torch.cat((torch.zeros(width, width), torch.eye(width)), dim=1))
     if inject == 'linear':
         nn.init.normal_(adapter.weight, std=std_of('normal', width))
     return adapter
@@ -55,23 +57,23 @@ def noise(start, shape, generator):
     return torch.randn(shape, generator=generator, device=generator.device)
 
 
-def next_generator(model):
+def next_generator(core):
     "With `fresh`: another one in each forward."
-    model.forwards = getattr(model, 'forwards', 0) + 1
-    return torch.Generator().manual_seed(seed_for(0, 'first state', model.forwards))
+    core.forwards = getattr(core, 'forwards', 0) + 1
+    return torch.Generator().manual_seed(seed_for(0, 'first state', core.forwards))
 
 
-def states_until(model, end, device):
-    """A model's table of the first states of the positions before `end`, and some more. It grows
+def states_until(core, end, device):
+    """A core's table of the first states of the positions before `end`, and some more. It grows
     when it is read: that of a whole context would be too much."""
-    if model.table is None or len(model.table) < end:
-        n = min(model.config.context, max(64, 2 ** math.ceil(math.log2(end))))
+    if core.table is None or len(core.table) < end:
+        n = min(core.context, max(64, 2 ** math.ceil(math.log2(end))))
         seeded = torch.Generator().manual_seed(0)
         # 64 at a time, because randn of another size may begin otherwise
         sizes = [min(64, n - first) for first in range(0, n, 64)]
         with torch.inference_mode(False):       # else nothing could be trained with it later
-            model.table = torch.cat([noise(model.start, (size, model.config.n_embd), seeded)
+            core.table = torch.cat([noise(core.start, (size, core.width), seeded)
                                      for size in sizes])
-    if model.table.device != device:            # once, and not in every forward
-        model.table = model.table.to(device)
-    return model.table
+    if core.table.device != device:            # once, and not in every forward
+        core.table = core.table.to(device)
+    return core.table

@@ -26,16 +26,13 @@ from nanodepth.common.files import (aside, fresh, load_tensors, on_hub, put_asid
                                     reading, refuse_gguf, replacing)
 from nanodepth.common.options import only_fields
 from nanodepth.looping.layers import is_ours
-from nanodepth.model import LM, ModelConfig
+from nanodepth.model import LM, ModelConfig, steps_of
 from nanodepth.report.tables import run_names
 from nanodepth.text.tokenizer import TOKENIZER_FILES, local_folder
 
 FILE = 'ckpt.pt'
 
 
-# what a Recurrent is made with beside its LM
-RECURRENCE = ('prelude', 'core', 'coda', 'inject', 'start', 'fresh', 'state_std', 'recurrence',
-              'backprop_depth')
 
 
 def is_hugging_face(folder):
@@ -248,16 +245,22 @@ def model_of(state, path):
     if state['kind'] == 'lm':
         model = LM(config)
     else:
-        from nanodepth.retrofit import Recurrent
-        model = Recurrent(config, **state['recurrent'])
+        from nanodepth.retrofit import recurrent
+        model = recurrent(config, **state['recurrent'])
     model.load_state_dict(state['model'])
     return model
 
 
 def describe(model):
     "What build_model needs of a model, for `save`."
+    from nanodepth.retrofit import OPTIONS, core_of, parts_of
     state = dict(model=model.state_dict(), model_config=dataclasses.asdict(model.config))
-    if model.recurs:
-        return state | dict(kind='recurrent', recurrent={
-            name: getattr(model, name) for name in RECURRENCE})
-    return state | dict(kind='lm')
+    if not model.steps:
+        return state | dict(kind='lm')
+    core = core_of(model)
+    if steps_of(model.order) != [core]:
+        raise Refused(f'the order {model.order} has more than one step, for which a checkpoint has '
+                      'no words')
+    parts = dict(zip(('prelude', 'core', 'coda'), parts_of(model)))
+    return state | dict(kind='recurrent',
+                        recurrent=parts | {name: getattr(core, name) for name in OPTIONS})

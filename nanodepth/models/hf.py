@@ -26,9 +26,10 @@ import torch
 from nanodepth.common.errors import Refused, refusing
 from nanodepth.common.files import (new_model, reading, replace, replacing, without_lock,
                                     write_json)
-from nanodepth.grow import untie
+from nanodepth.grow import numbers, untie
 from nanodepth.looping.layers import is_ours
 from nanodepth.model import LM, ModelConfig, rope_tables
+from nanodepth.retrofit import core_of
 from nanodepth.text.tokenizer import (clear_words, get_tokenizer, local_folder, marks_of,
                                       write_tokenizer)
 
@@ -221,7 +222,7 @@ class Hooked:
 
 def their_config(model):
     with using_transformers('the model') as package:
-        return package.AutoConfig.for_model(**config_json(model.config, len(model.order)))
+        return package.AutoConfig.for_model(**config_json(model.config, len(numbers(model.order))))
 
 
 def as_theirs(model):
@@ -229,7 +230,7 @@ def as_theirs(model):
     model = fold_scales(model) if model.config.ln_scaling else model
     own = model.state_dict()
     tensors = {theirs: own[ours] for ours, theirs in OUTSIDE.items()}
-    for place, i in enumerate(model.order):
+    for place, i in enumerate(numbers(model.order)):
         tensors |= {their_name(f'layers.{place}.{name}'): t
                     for name, t in model.layers[i].state_dict().items()}
     config = their_config(model)
@@ -243,7 +244,7 @@ def as_theirs(model):
 
 def plain_layers(model):
     "A model with a layer for each place of its order, and no scales beside the weights."
-    if model.recurs:
+    if core_of(model):
         raise Refused('a model with a recurrent core has no family that transformers knows: '
                       'only ordinary and looped models are exported')
     return fold_scales(model) if model.config.ln_scaling else untie(model, model.order)
@@ -252,7 +253,7 @@ def plain_layers(model):
 def fold_scales(model):
     """An LN-scaled model as an ordinary one: each layer takes its depth's scale into its norms, and
     keeps it wherever an order puts it."""
-    free = untie(model, model.order)
+    free = untie(model, numbers(model.order))
     for depth, layer in enumerate(free.layers):
         for norm in (layer.attn_norm, layer.mlp_norm):
             scale = torch.tensor(depth + 1.0).rsqrt()

@@ -1,8 +1,8 @@
 """Recurrent checkpoints in the format of "Retrofitted Recurrence"'s authors, in and out.
 
-The idea: their folder (`model_type: huginn_raven`) holds what a Recurrent is: a Llama's layers as
-prelude, core_block and coda, an adapter on (state, prelude's output), and the numbers beside. So
-what they have published opens here, and what is trained here opens with their code.
+The idea: their folder (`model_type: huginn_raven`) holds what a model with a core is: a Llama's
+layers as prelude, core_block and coda, an adapter on (state, prelude's output), and the numbers
+beside. So what they have published opens here, and what is trained here opens with their code.
 
 Paper: "Teaching Pretrained Language Models to Think Deeper with Retrofitted Recurrence".
 Here: q, k, v and gate, up are one matrix each there; `add` is written as the adapter [I I], a tied
@@ -28,7 +28,7 @@ from nanodepth.common.files import read_json, reading
 from nanodepth.looping.starts import AUTHORS_STD
 from nanodepth.model import ModelConfig, rope_tables, rotate
 from nanodepth.models import hf
-from nanodepth.retrofit import Recurrent
+from nanodepth.retrofit import core_of, parts_of, recurrent
 
 FAMILY = 'huginn_raven'
 LAYER = {           # theirs: ours, whose rows it holds one after the other
@@ -49,7 +49,7 @@ CODE = 'modeling_recurrent'
 def names_of(model):
     "{their name: our names}."
     names = {f'{theirs}.weight': [f'{ours}.weight'] for theirs, ours in OUTSIDE.items()}
-    parts = dict(prelude=model.prelude, core_block=model.core, coda=model.coda)
+    parts = dict(zip(('prelude', 'core_block', 'coda'), parts_of(model)))
     table = LAYER | QK_NORMS if model.config.qk_norm else LAYER
     for part, layers in parts.items():
         for place, i in enumerate(layers):
@@ -68,7 +68,7 @@ DEFAULTS = dict(
 
 
 def load_raven(folder):
-    "Their folder as a Recurrent."
+    "Their folder as a model of ours with a core."
     path = folder / 'config.json'
     c = SimpleNamespace(**DEFAULTS | read_json(path))
     tensors = read_tensors(folder)
@@ -85,7 +85,7 @@ def load_raven(folder):
         p, q = sizes['prelude'], sizes['prelude'] + sizes['core']
         cut = c.init_values.get('cut', True)
         with torch.device('meta'):      # no memory, no random numbers
-            model = Recurrent(config, range(p), range(p, q), range(q, config.n_layer),
+            model = recurrent(config, range(p), range(p, q), range(q, config.n_layer),
                               inject='authors', start='authors' if cut else 'normal',
                               recurrence=c.mean_recurrence, fresh=c.first_state == 'fresh',
                               state_std=c.init_values.get('std', AUTHORS_STD),
@@ -139,8 +139,8 @@ def refuse_foreign(c, tensors, path):
 
 
 def in_their_format(model):
-    "(tensors, config.json) of a Recurrent."
-    c = model.config
+    "(tensors, config.json) of a model with a core."
+    c, core = model.config, core_of(model)
     width = model.config.n_embd
     for has, feature in ((c.ln_scaling, 'LN-scaling'), (c.qkv_bias, 'biases of q, k and v')):
         if has:
@@ -152,27 +152,27 @@ def in_their_format(model):
     tensors = {theirs: torch.cat([weights[name] for name in ours])
                for theirs, ours in names_of(model).items()}
     scaling = dict(c.rope_scaling, rope_type='llama3') if c.rope_scaling else None
-    sizes = {key: len(getattr(model, part)) for part, key in PARTS.items()}
-    std = 0.0 if model.start == 'zero' else model.state_std
+    sizes = dict(zip(PARTS.values(), map(len, parts_of(model))))
+    std = 0.0 if core.start == 'zero' else core.state_std
     config_json = dict(
         architectures=['RavenForCausalLM'], model_type=FAMILY, qk_norm=c.qk_norm,
         auto_map={'AutoConfig': f'{CODE}.RecurrentConfig',
                   'AutoModelForCausalLM': f'{CODE}.RavenForCausalLM'},
-        first_state='fresh' if model.fresh else 'table', n_embd=width, n_heads=c.n_head,
+        first_state='fresh' if core.fresh else 'table', n_embd=width, n_heads=c.n_head,
         num_key_value_heads=c.n_kv_head, head_dim=c.head_dim, intermediate_size=c.ffn_dim,
         vocab_size=c.vocab_size, padded_vocab_size=c.vocab_size, block_size=c.context,
         max_position_embeddings=c.context, norm_eps=c.norm_eps, rope_base=c.rope_theta,
         rope_theta=c.rope_theta, rope_scaling=scaling, **sizes, n_layers=sum(sizes.values()),
-        mean_recurrence=model.recurrence, mean_backprop_depth=model.backprop_depth,
+        mean_recurrence=core.recurrence, mean_backprop_depth=core.backprop_depth,
         injection_type='linear', bias=False, qk_bias=False, tie_embeddings=False,
         rotary=dict(head_dim=c.head_dim, rope_theta=c.rope_theta, rope_scaling=c.rope_scaling,
                     context=c.context), test_time_noise=0,
-        init_values=dict(std=std, embed_scale=1.0, cut=model.start == 'authors'))
+        init_values=dict(std=std, embed_scale=1.0, cut=core.start == 'authors'))
     return tensors, config_json
 
 
 def as_raven(model):
-    "A Recurrent as transformers' own of the same weights, with its r of now."
+    "A model with a core as transformers' own of the same weights, with its r of now."
     from nanodepth.models.modeling_recurrent import RavenForCausalLM, RecurrentConfig
     tensors, config_json = in_their_format(model)
     theirs = RavenForCausalLM(RecurrentConfig(**config_json)).to(model.norm.weight)
@@ -181,13 +181,13 @@ def as_raven(model):
 
 
 def save_raven(model, folder, tokenizer=None, about=None):
-    """Write a Recurrent as a folder that transformers opens by the code in it; what of it the
-    authors' own code would not understand is returned, as a list of words."""
-    c = model.config
+    """Write a model with a core as a folder that transformers opens by the code in it; what of it
+    the authors' own code would not understand is returned, as a list of words."""
+    c, core = model.config, core_of(model)
     ours = {'norms of q and k': c.qk_norm,
             f'head_dim={c.head_dim}': c.head_dim * c.n_head != c.n_embd,
             'a fixed table of first states (--fresh draws new ones)':
-                not (model.fresh or model.start == 'zero')}
+                not (core.fresh or core.start == 'zero')}
     hf.write_checkpoint(model, folder, *in_their_format(model), tokenizer,
                         {f'{CODE}.py': modeling_code()}, about)
     return [feature for feature, is_used in ours.items() if is_used]

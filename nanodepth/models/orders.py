@@ -22,13 +22,15 @@ Usage:
 """
 import contextlib
 import copy
+import itertools
 
 import torch
 import torch.nn as nn
 
 from nanodepth.common.errors import Refused
-from nanodepth.looping.layers import check_calls, depth_of, is_ours
-from nanodepth.model import check_order
+from nanodepth.looping.layers import check_calls, is_ours, layers_of
+from nanodepth.looping.patch import put_in, take_out
+from nanodepth.model import check_order, unrolled
 
 # lists that a config has, an entry for each layer
 EACH_LAYER = 'layer_types', 'layers_block_type', 'no_rope_layers', 'mlp_layer_types'
@@ -41,9 +43,12 @@ BEFORE_THE_HALVES = {'input_layernorm', 'post_attention_layernorm'}
 
 @contextlib.contextmanager
 def in_order(model, order):
-    "The model with its layers in another order, inside a `with`."
-    layers, _ = depth_of(model)
-    order = check_order(order, len(layers))
+    """The model with its layers in another order, inside a `with`: numbers, and windows of
+    wrapper.py."""
+    layers = layers_of(model)
+    items = check_order(order, len(layers))
+    order = unrolled(items)
+    starts = itertools.accumulate((len(unrolled([item])) for item in items), initial=0)
     config = model.config.get_text_config()
     for name in BY_PLACE:
         if getattr(config, name, None):
@@ -60,8 +65,14 @@ def in_order(model, order):
         for name, value in lists.items():
             setattr(config, name, [value[i] for i in order])
         check_calls(model, dict.fromkeys(layers, 1))
+        for a, item in zip(starts, items):
+            if not isinstance(item, int):
+                if not all(isinstance(i, int) for i in item.items):
+                    raise Refused('a window in a window is for models of ours')
+                put_in(model, layers, a, a + len(item.items) - 1, item)
         yield model
     finally:
+        take_out(model)
         layers._modules = before
         config.num_hidden_layers = len(before)
         for name, value in lists.items():
@@ -82,7 +93,7 @@ def placed(module, place):
 def damped(model, order, factor):
     """Layers that the order runs more than once add `factor` times as much each time, inside a
     `with`. True: a k-th, for a layer that runs k times; None: as much as ever."""
-    layers, _ = depth_of(model)
+    layers = model.layers if is_ours(model) else layers_of(model)
     several = [] if factor is None else {i for i in order if order.count(i) > 1}
     before = {}         # the weights of what these layers add
     try:

@@ -69,7 +69,7 @@ def divergence(logits, final):
 def train_lens(model, loader, steps=250, lr=1e-3, progress=False, batches=None):
     "A lens for a model, trained on a Loader: on some of its batches over and over, or on all."
     device = next(model.parameters()).device
-    lens = TunedLens(len(model.order), model.config.n_embd).to(device)
+    lens = TunedLens(len(model.unrolled()), model.config.n_embd).to(device)
     steps = steps if len(lens.bias) else 0          # one layer: nothing is early
     optimizer = torch.optim.Adam(lens.parameters(), lr=lr)
     frozen = [p for p in model.parameters() if p.requires_grad]
@@ -121,7 +121,7 @@ def exit_at(model, position, lens=None):
     model, an early exit is a prefix of the order."""
     @torch.no_grad()
     def answer(tokens):
-        x = (model.hidden(tokens, order=model.order[:position + 1]) if not model.recurs
+        x = (model.hidden(tokens, order=model.order[:position + 1]) if not model.steps
              else streams_behind(model, tokens)[position])
         return model.head(model.norm(x if lens is None else lens.translate(position, x)))
     answer.config, answer.parameters = model.config, model.parameters

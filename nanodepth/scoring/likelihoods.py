@@ -15,6 +15,7 @@ from tqdm import tqdm
 from nanodepth.common.errors import Refused
 from nanodepth.common.losses import LOGITS_AT_ONCE      # the largest tensors here
 from nanodepth.looping.layers import device_of, is_ours, loop_of, width_of
+from nanodepth.looping.patch import windows_of
 from nanodepth.text.primitives import continuation
 from nanodepth.text.tokenizer import start_of_document
 
@@ -126,6 +127,8 @@ def picked_logits(model, tokens, mask):
 
 def fills_up(model):
     "May a row be filled up behind its end? Not where a solver looks at all tokens of a row."
-    module = model if is_ours(model) else getattr(model, 'model', None)
+    if is_ours(model):
+        return not any(window.mixes_tokens for window in windows_of(model))
+    module = getattr(model, 'model', None)
     loop = None if module is None else loop_of(module)
-    return loop is None or not loop.how.mixes_tokens
+    return loop is None or not loop.step.mixes_tokens

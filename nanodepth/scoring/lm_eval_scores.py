@@ -29,6 +29,7 @@ from nanodepth.looping.layers import is_ours
 from nanodepth.models.hf import as_theirs
 from nanodepth.models.hf_recurrent import as_raven
 from nanodepth.report.tables import Score, mean
+from nanodepth.retrofit import core_of
 from nanodepth.text.tokenizer import write_tokenizer
 
 EVALS = ROOT / 'data/evals'
@@ -160,7 +161,7 @@ class Harness:
         subject, asked = self.subject, self.subject.asked
         theirs = subject.model
         if is_ours(theirs):
-            theirs = as_raven(theirs) if theirs.recurs else as_theirs(theirs)
+            theirs = as_raven(theirs) if core_of(theirs) else as_theirs(theirs)
         # an order is part of a model of transformers; a window is put on it
         loops = way.dials and theirs is not subject.model
         with way.apply(theirs) if loops else contextlib.nullcontext(), refusing(AssertionError):

@@ -32,6 +32,7 @@ from nanodepth.common.errors import Refused, say
 from nanodepth.common.files import find, on_hub, put_aside, refuse_unwritable
 from nanodepth.models.checkpoint import is_hugging_face, open_any
 from nanodepth.models.hf import answer_of
+from nanodepth.retrofit import core_of
 from nanodepth.scoring.likelihoods import log_likelihoods
 from nanodepth.scoring.lm_eval_scores import Harness, check_tasks
 from nanodepth.training.processes import pick_device
@@ -215,8 +216,8 @@ class Subject:
             self.files = sha256_of(files_of(path))
         self.state, self.model = open_any(path, pick_device(asked.device), asked.dtype)
         self.answer = answer_of(self.model)
-        if getattr(self.model, 'recurs', False):
-            self.model.fresh = False        # else each forward begins with noise of its own
+        if core := core_of(self.model):
+            core.fresh = False              # else each forward begins with noise of its own
         self.tokenizer = get_tokenizer(path)
         self.harness = Harness(self, theirs) if theirs else None
         self.questions = questions_of(ours, asked.n, asked.shots or (0,), asked.seed)

@@ -16,8 +16,9 @@ from dataclasses import dataclass, fields
 
 from nanodepth.common.errors import Refused
 from nanodepth.loop import fit_loop, format_loop, parse_loop, running
-from nanodepth.looping.layers import depth_of, is_ours
+from nanodepth.looping.layers import is_ours, layers_of
 from nanodepth.models.orders import damped, in_order
+from nanodepth.retrofit import core_of
 from nanodepth.wrapper import looped, patch
 
 
@@ -90,19 +91,19 @@ class Way:
     @contextlib.contextmanager
     def apply(self, model):
         "The model runs in this way inside a `with`."
-        recurs = getattr(model, 'recurs', False)
-        if self.r is not None and not recurs:
+        core = core_of(model)
+        if self.r is not None and not core:
             raise Refused(f'r={self.r} is for models with a recurrent core, and this one has none: '
                           'loop runs its layers in another order')
-        if self.loop and recurs:
+        if self.loop and core:
             raise Refused(f'{self} is for ordinary models: a recurrent core is run more often by r')
         if self.r is not None:
-            before = model.recurrence
-            model.recurrence = self.r
+            before = core.recurrence
+            core.recurrence = self.r
             try:
                 yield model
             finally:
-                model.recurrence = before
+                core.recurrence = before
         elif self.loop:
             n_layer = len(layers_and_order(model)[0])
             order = fit_loop(self.text, n_layer) if self.text else self.loop    # each must run
@@ -154,8 +155,11 @@ def shown(value):
 
 
 def layers_and_order(model):
-    "As layers.depth_of gives them, of a recurrent model too."
-    return (model.layers, model.order) if is_ours(model) else depth_of(model)
+    "(the list of a model's layers, the order in which they run)"
+    if is_ours(model):
+        return model.layers, model.unrolled()
+    layers = layers_of(model)
+    return layers, list(range(len(layers)))
 
 
 def depth_in(model):

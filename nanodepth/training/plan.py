@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, fields
 from nanodepth.common.errors import refusing
 from nanodepth.common.options import only_fields
 from nanodepth.model import ModelConfig
+from nanodepth.retrofit import core_of
 
 
 @dataclass
@@ -23,9 +24,9 @@ class Parent:
 
     @classmethod
     def of(cls, model):
-        if model.recurs:
-            return cls(len(model.layers), recurrence=model.recurrence,
-                       backprop_depth=model.backprop_depth)
+        if core := core_of(model):
+            return cls(len(model.layers), recurrence=core.recurrence,
+                       backprop_depth=core.backprop_depth)
         return cls(len(model.layers), order=model.config.order)
 
     @classmethod

@@ -99,8 +99,8 @@ def open_log(c, settings, world, loader, model, step, resumes):
     many = f' x {world.size}' if world.size > 1 else ''
     world.say(f'device {world.device}{many}, compile {"on" if world.compiles else "off"}; '
               f'{model.num_params():,} parameters ({layers:,} in {len(model.layers)} layers), '
-              f'depth {len(model.order)}, {model.flops_per_token(context=c.context):,} FLOPs per '
-              f'token\n{c.steps:,} steps of {c.batch_size} x {c.context} = '
+              f'depth {len(model.unrolled())}, {model.flops_per_token(context=c.context):,} FLOPs '
+              f'per token\n{c.steps:,} steps of {c.batch_size} x {c.context} = '
               f'{c.batch_size * c.context:,} tokens' + (f', from step {step:,} on' if step else ''))
     if loader.passes(c.steps) > 1:
         world.say(f'the data has fewer tokens, so it is read {loader.passes(c.steps):.1f} times')

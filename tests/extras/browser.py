@@ -31,7 +31,7 @@ from nanodepth.scoring.scores import score  # noqa: E402
 from nanodepth.scoring.way import Way  # noqa: E402
 from nanodepth.grow import lidas, untie  # noqa: E402
 from nanodepth.model import LM, ModelConfig  # noqa: E402
-from nanodepth.retrofit import surgery  # noqa: E402
+from nanodepth.retrofit import core_of, surgery  # noqa: E402
 
 ANSWERED = "document.querySelector('#verdict').textContent"
 COUNTED = "document.body.dataset.counted === String(number)"
@@ -284,7 +284,7 @@ def parity(page, runs, prompts=200):
         texts = [e.prompt for e in few_shot('toy_assign', prompts // 2, shots=0, depth=2)]
         texts += [e.prompt for e in few_shot('toy_copy', prompts - len(texts), shots=0)]
         plain = [*range(n)]
-        ways = [Way(r=r) for r in range(1, 11)] if model.recurs else [
+        ways = [Way(r=r) for r in range(1, 11)] if core_of(model) else [
             Way(), *(Way(loop=order) for order in (plain[:-1], plain[::-1], plain * 2, plain[1:])),
             Way(window='mid2', K=3), Way(window='0-1', method='naive', K=2),
             Way(window='mid2', method='euler', K=4, T=2), Way(window='1-1', K=2, beta=0.25),
