@@ -80,19 +80,18 @@ def untie(model, order, optimizer=None, init=None):
     model(order=order) does. untie(model, [0, 1, 0, 1]) makes four layers of two: 0 and 2 begin as
     the old layer 0, 1 and 3 as the old layer 1. `optimizer` (one or a list) is changed
     in place and becomes the new model's: each new parameter gets a copy of its source's state, so
-    that training goes on smoothly. `init(new_layer, old_layer)` changes what a layer begins as that
-    repeats an earlier one; None: as an exact copy."""
+    that training goes on smoothly. `init(new_layer, old_layer)` is called on the second and later
+    copies of a layer, and may change what they begin as; None: they are exact copies."""
     order = copy.deepcopy(check_order(order, len(model.layers)))
     written = numbers(order)
     new = copy.deepcopy(model)
     new.layers = torch.nn.ModuleList(copy.deepcopy(model.layers[i]) for i in written)
     new.config = dataclasses.replace(model.config, n_layer=len(written), order=None)
-    for step in steps_of(new.steps or ()):      # what it needs leaves the model with it
-        if type(step) not in map(type, steps_of(order)):
-            step.leave(new)
+    if not any(hasattr(step, 'recurrence') for step in steps_of(order)):
+        new.__dict__.pop('adapter', None)       # a core's, which leaves with it
+        new._modules.pop('adapter', None)
+    new.steps = None
     new.order = renumbered(order, itertools.count())
-    if not new.steps:
-        new.config.order = None
     if init is not None:
         with torch.no_grad():
             for place, i in enumerate(written):
@@ -105,8 +104,10 @@ def untie(model, order, optimizer=None, init=None):
             if name.startswith('layers.'):
                 _, i, rest = name.split('.', 2)
                 name = f'layers.{written[int(i)]}.{rest}'
-            if name in old:         # what a step brings with it is new
-                source[p] = old[name]
+            if name not in old:
+                raise Refused(f'{name} is new in this order, so no optimizer holds it: give none, '
+                              'and make one afterwards')
+            source[p] = old[name]
         for opt in optimizer if isinstance(optimizer, (list, tuple)) else [optimizer]:
             hand_over(opt, source)
     return new

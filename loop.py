@@ -92,13 +92,13 @@ def format_loop(order):
 def running(model, order):
     """The model with another order, inside a `with`: for what takes a model and no order, such as a
     function that scores it."""
-    before = model.steps, model.config.order
+    before = model.order, model.config.order
     model.order = model.check_steps(order)
     try:
         yield model
     finally:
-        model.order = before[0] or model.order
         model.config.order = before[1]
+        model.order = before[0]
 
 
 if __name__ == '__main__':

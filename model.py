@@ -64,14 +64,22 @@ class ModelConfig:
             self.ffn_dim = 32 * math.ceil(self.n_embd * 8 / 3 / 32)
         if self.order is not None:
             self.order = check_order(self.order, self.n_layer)
+            if steps_of(self.order):
+                raise Refused(f'a config holds numbers, and the order {self.order} has steps: set '
+                              'model.order')
 
 
 # ------------------------------------------------------------------------------------------ orders
-# An order's item is a layer's number, or a step: an object with `items` of its own, such as
-# retrofit.py's Core and wrapper.py's Window. It is called as step(x, walk, position), and says
-# unrolled(**how) and flops(model, context, **how) of itself; `how` is what a forward gives its
-# steps: r, say. A step holds numbers and words; what it has learned is the model's: enter(model)
-# gives a model the modules that a step of its order needs, and they stay, as layers do.
+# An order's item is a layer's number, or a step: an object such as retrofit.py's Core and
+# wrapper.py's Window. A step has
+#   items                           an order of its own,
+#   step(x, walk, position)         the stream behind it; walk.run sends one through its items,
+#   unrolled(**how)                 the layers that this runs, one after another,
+#   flops(model, context, **how)    their cost, in training,
+#   enter(model, order, new=True)   called when it joins an order. A step holds numbers and words:
+#                                   what it has learned is in modules that it gives to the model,
+#                                   unless the order is for one call alone (new=False).
+# `how` is what a forward gives its steps: r, say.
 
 def check_order(order, n_layer):
     "The order as a plain list, or an error that names the first index that is no layer."
@@ -235,8 +243,9 @@ class Block(nn.Module):
 
 
 # of the retrofit's Core (retrofit.py)
-OF_A_STEP = {'recurrence', 'backprop_depth', 'inject', 'start', 'fresh', 'state_std', 'recompute',
-             'table', 'first_state', 'prelude', 'core', 'coda'}
+PARTS = ('prelude', 'core', 'coda')
+SET_LATER = {'recurrence', 'backprop_depth', 'fresh', 'state_std', 'recompute', 'table'}
+OF_A_STEP = SET_LATER | {'inject', 'start', 'first_state', *PARTS}
 
 
 class LM(nn.Module):
@@ -288,6 +297,8 @@ class LM(nn.Module):
     def __getattr__(self, name):
         "What a step of the order says of itself is read from the model, too,"
         for step in steps_of(vars(self).get('steps') or ()) if name in OF_A_STEP else ():
+            if name in PARTS and hasattr(step, 'parts'):
+                return step.parts(self.order)[PARTS.index(name)]
             if hasattr(step, name):
                 return getattr(step, name)
         return super().__getattr__(name)
@@ -296,8 +307,8 @@ class LM(nn.Module):
         "and set there: as an attribute of the model alone it would change nothing."
         if name not in OF_A_STEP:
             return super().__setattr__(name, value)
-        if name in ('prelude', 'core', 'coda'):
-            raise Refused(f'{name} is a part of the order: set model.order')
+        if name not in SET_LATER:
+            raise Refused(f'{name} belongs to the order and its steps: set model.order')
         steps = [step for step in steps_of(self.order) if hasattr(step, name)]
         if not steps:
             raise Refused(f'{name} is a setting of a recurrent core, and the order '
@@ -313,7 +324,8 @@ class LM(nn.Module):
         if end > self.config.context:
             raise Refused(f'{end} tokens are more than the context of {self.config.context}')
         if how and not any(hasattr(step, 'recurrence') for step in steps_of(order)):
-            raise Refused(f'{", ".join(how)}: for a recurrent core, and the order {order} has none')
+            raise Refused(f'{", ".join(how)}: such settings are for a recurrent core, and the '
+                          f'order {order} has none')
         rope = self.cos[seen:end, None], self.sin[seen:end, None]               # (T, 1, hd/2) each
         depth = position + len(unrolled(order, **how))
         scales = [1] * depth
@@ -335,6 +347,8 @@ class LM(nn.Module):
     def check_steps(self, order):
         "An order in place of the model's own: no step of that may be lost without a word."
         order = check_order(order, len(self.layers))
+        for step in steps_of(order):
+            step.enter(self, order, new=False)
         own, given = ({type(step).__name__ for step in steps_of(o)} for o in (self.order, order))
         if own - given:
             raise Refused(f"the model's own order has a {min(own - given)} in it, which {order} "

@@ -83,8 +83,9 @@ def record(model, tokens, order=None):
 
 def run_from(model, plain, position, tokens, order, tap):
     "The last stream, run again from a position on; all of it where steps stand between the layers."
-    if steps_of(model.order):
-        if any(getattr(step, 'fresh', False) for step in steps_of(model.order)):
+    steps = steps_of(model.order if order is None else order)
+    if steps:
+        if any(getattr(step, 'fresh', False) for step in steps):
             raise Refused('each forward of this model begins with fresh noise, which would be '
                           'measured too: set its core.fresh = False')
         return model.hidden(tokens, order=order, tap=tap)
@@ -116,7 +117,7 @@ def future_effects(model, tokens, *, part='layer', propagate=True, future=True, 
     tokens (future=False: at all tokens, and then it is erased at all of them too). propagate=False:
     the contribution is missing only from the observed layer's own input."""
     check_choice('part', part, PARTS)
-    if steps_of(model.order) and not propagate:
+    if steps_of(model.order if order is None else order) and not propagate:
         raise Refused('local effects take a contribution out of a later input: behind an adapter '
                       'there is none to take; use propagate=True')
     plain = record(model, tokens, order)

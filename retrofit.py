@@ -93,8 +93,7 @@ def core_of(model):
 
 def parts_of(model):
     "(prelude, core, coda): the items before the core, within it and behind it."
-    core = core_of(model)
-    return core.prelude, core.items, core.coda
+    return core_of(model).parts(model.order)
 
 
 # --------------------------------------------------------------------------------------- the core
@@ -120,26 +119,29 @@ class Core:
         self.state_std = state_std
         self.table = None   # the first states of a text's positions, made when they are needed
 
-    def enter(self, model, order):
-        "The model gets an adapter, if it has none."
+    def enter(self, model, order, new=True):
+        "The model gets an adapter, if it has none and the order is to be its own."
         self.context, self.width = model.config.context, model.config.n_embd
-        if self in order:       # and not within a window
-            self.prelude, self.coda = order[:order.index(self)], order[order.index(self) + 1:]
         if self.state_std is None:
             self.state_std = starts.std_of(self.start, self.width)
         if sum(hasattr(step, 'recurrence') for step in steps_of(order)) > 1:
             raise Refused('an order has one core: its adapter has one name in a checkpoint')
-        if not hasattr(model, 'adapter'):
+        has = hasattr(model, 'adapter')
+        if not has and not new:
+            raise Refused('a core brings an adapter into the model: set model.order')
+        if has and (model.adapter is None) != (self.inject == 'add'):
+            raise Refused(f'inject={self.inject!r} does not fit the adapter that this model has')
+        if not has:
             model.adapter = starts.new_adapter(self.inject, self.width)
             if model.adapter is not None:           # None: s + e
                 model.adapter.to(model.embed.weight)    # on the layers' device, in their dtype
 
-    def leave(self, model):
-        del model.adapter
-
-    @property
-    def core(self):
-        return self.items
+    def parts(self, order):
+        "(prelude, core, coda) of the order that it stands in."
+        if self not in order:
+            raise Refused(f'in the order {order} the core stands within another step')
+        at = order.index(self)
+        return order[:at], self.items, order[at + 1:]
 
     def __repr__(self):
         return f'Core({self.items}, r={self.recurrence})'
@@ -186,7 +188,11 @@ class Core:
         r = self.recurrence if r is None else r
         if r < 1:
             raise Refused(f'r={r} is too small: the core must run at least once (try r=1)')
-        return r, min(r, self.backprop_depth if backprop_depth is None else backprop_depth)
+        with_grad = self.backprop_depth if backprop_depth is None else backprop_depth
+        if with_grad < 1:
+            raise Refused(f'backprop_depth={with_grad} is too small: gradients go back through at '
+                          'least the last run')
+        return r, min(r, with_grad)
 
     # ------------------------------------------------------------------------------- what it costs
 

@@ -107,10 +107,8 @@ class Window:
     def __repr__(self):
         return f'Window({self.items}, {self.method!r}, K={self.solver.keywords["K"]})'
 
-    def enter(self, model, order=None):
+    def enter(self, model, order, new=True):
         "It needs nothing of the model."
-
-    leave = enter
 
     def __call__(self, x, walk, position):
         end = position + len(self.unrolled(**walk.how))
@@ -156,7 +154,7 @@ def patch(model, window=None, method='rk', K=3, beta=None, pin=None, **how):
     window   (3, 5), both included; 'mid4', the middle four, if none is given; 0.5, the four centred
              on that fraction of the depth
     K, beta  rk's, whose beta is 0.5 if none is given; others' options are in looping/solvers.py
-    cache    which pass later tokens see in the KV cache: 'first', the plain one, is the paper's
+    cache    which pass later tokens see in the KV cache: 'first', the plain one, or as Window says
     others   rarely needed: Window explains decode and mode, looping/layers.py pin
 
     One of ours gets another order; another family's gets looping/'s engine into its layers."""

@@ -14,8 +14,10 @@ from families import tiny as family
 from nanodepth.common.errors import Refused
 from nanodepth.grow import untie
 from nanodepth.loop import running
+from nanodepth.model import ModelConfig
 from nanodepth.models import checkpoint
 from nanodepth.models.orders import in_order
+from nanodepth.probe import future_effects
 from nanodepth.retrofit import Core, core_of, surgery
 from nanodepth.wrapper import looped, Window, naive, rk
 
@@ -175,7 +177,7 @@ def test_what_an_old_attribute_did_is_done_or_refused(six):
     core.recurrence = 2
     assert core_of(core).recurrence == 2 and not torch.equal(core(TOKENS), before)
     assert (core.prelude, core.core, core.coda) == ([0, 1], [2, 3], [4, 5])
-    with pytest.raises(Refused, match='coda is a part of the order'):
+    with pytest.raises(Refused, match='coda belongs to the order'):
         core.coda = []
     core.config.order = [0, 1, 2, 3, 4, 5]
     with pytest.raises(Refused, match='config.order was set beside an order with steps'):
@@ -183,10 +185,10 @@ def test_what_an_old_attribute_did_is_done_or_refused(six):
     for name in ('recurrence', 'fresh', 'recompute', 'table', 'backprop_depth'):
         with pytest.raises(Refused, match=f'{name} is a setting of a recurrent core'):
             setattr(six, name, 3)
-    with pytest.raises(Refused, match='r: for a recurrent core'):
+    with pytest.raises(Refused, match='r: such settings are for'):
         six(TOKENS, r=3)
     with looped(six, (2, 3)):
-        with pytest.raises(Refused, match='r: for a recurrent core'):
+        with pytest.raises(Refused, match='r: such settings are for'):
             six(TOKENS, r=3)
         with pytest.raises(Refused, match='has a Window in it'):
             six(TOKENS, order=[0, 1, 2])
@@ -206,3 +208,43 @@ def test_recompute_with_ln_scaling_keeps_every_position(six):
         model(TOKENS, TOKENS, r=5, backprop_depth=4).backward()
         grads.append([p.grad.clone() for p in model.parameters()])
     assert all(map(torch.equal, *grads))
+
+
+def test_an_order_for_one_call_or_for_good_is_run_or_refused(six):
+    with pytest.raises(Refused, match='a core brings an adapter into the model: set model.order'):
+        six(TOKENS, order=[0, Core([1], r=2), 2])
+    with pytest.raises(Refused, match='a config holds numbers'):
+        ModelConfig(n_layer=2, order=[0, Window([1], naive, K=2)])
+    own = [0, Window([1, 2], naive, K=2), 3, 4, 5]
+    once = six(TOKENS, order=own)
+    six.order = own
+    assert torch.equal(six(TOKENS), once)
+    with running(six, [0, Window([3], naive, K=2)]):
+        assert not torch.equal(six(TOKENS), once)
+    assert six.order == own and torch.equal(six(TOKENS), once)
+
+
+def test_an_effect_of_an_order_that_is_given_is_that_of_the_models_own(six):
+    core = [0, Core([1, 2], r=2), 3]
+    core[1].fresh = False
+    six.order = core
+    own = future_effects(six, TOKENS)
+    six.order = range(6)                # the adapter stays
+    assert torch.equal(future_effects(six, TOKENS, order=core), own)
+    with pytest.raises(Refused, match='local effects'):
+        future_effects(six, TOKENS, order=core, propagate=False)
+
+
+def test_what_a_core_brings_fits_the_model_or_is_refused(six, tmp_path):
+    with pytest.raises(Refused, match='adapter.weight is new in this order'):
+        untie(six, [0, Core([1]), 2], torch.optim.SGD(six.parameters()))
+    plain = six(TOKENS)
+    six.order = [0, 1, Core([2, 3], r=2, inject='linear'), 4, 5]
+    with pytest.raises(Refused, match="inject='add' does not fit the adapter"):
+        six.order = [0, Core([1], inject='add'), 2]
+    with pytest.raises(Refused, match='backprop_depth=0 is too small'):
+        six(TOKENS, backprop_depth=0)
+    six.order = range(6)                # the adapter stays, and no file has it
+    opened = checkpoint.build_model(checkpoint.describe(six), tmp_path)
+    assert torch.equal(opened(TOKENS), plain)
+    assert not any('adapter' in name for name in untie(six, [0, 1]).state_dict())
