@@ -76,10 +76,10 @@ class ModelConfig:
 #   step(x, walk, position)         the stream behind it; walk.run sends one through its items,
 #   unrolled(**how)                 the layers that this runs, one after another,
 #   flops(model, context, **how)    their cost, in training,
-#   enter(model, order, new=True)   called when it joins an order. A step holds numbers and words:
-#                                   what it has learned is in modules that it gives to the model,
-#                                   unless the order is for one call alone (new=False).
-# `how` is what a forward gives its steps: r, say.
+#   enter(model, order, new=True)   called when a model gets the order, for good or (new=False) for
+#                                   one call. A step may note the model's sizes. What it learns is
+#                                   in modules that it gives to the model.
+# `how` is a Core's keyword arguments of one forward: r, backprop_depth and generator.
 
 def check_order(order, n_layer):
     "The order as a plain list, or an error that names the first index that is no layer."
@@ -252,8 +252,8 @@ class LM(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.config = config
-        self.steps = None       # the order, if it has steps, which no config can hold,
-        self.beside = None      # and what the config says beside it
+        self.steps = None       # the order, if it has steps, which no config can hold
+        self.beside = None      # config.order at that moment, to notice if it is changed later
         self.embed = nn.Embedding(config.vocab_size, config.n_embd)
         self.layers = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         self.norm = nn.RMSNorm(config.n_embd, config.norm_eps)
@@ -295,7 +295,7 @@ class LM(nn.Module):
             self.config.order = order
 
     def __getattr__(self, name):
-        "What a step of the order says of itself is read from the model, too,"
+        "model.recurrence is that of the order's core, and so on."
         for step in steps_of(vars(self).get('steps') or ()) if name in OF_A_STEP else ():
             if name in PARTS and hasattr(step, 'parts'):
                 return step.parts(self.order)[PARTS.index(name)]
@@ -304,7 +304,7 @@ class LM(nn.Module):
         return super().__getattr__(name)
 
     def __setattr__(self, name, value):
-        "and set there: as an attribute of the model alone it would change nothing."
+        "model.recurrence = 8 sets the core's. (The model's own would change nothing.)"
         if name not in OF_A_STEP:
             return super().__setattr__(name, value)
         if name not in SET_LATER:

@@ -22,7 +22,7 @@ import torch
 
 from nanodepth.common.errors import Refused, check_choice
 from nanodepth.loop import running, split
-from nanodepth.model import check_order, steps_of
+from nanodepth.model import steps_of
 
 # ------------------------------------------------------------------ the idea: what moves without it
 
@@ -82,7 +82,7 @@ def record(model, tokens, order=None):
 
 
 def run_from(model, plain, position, tokens, order, tap):
-    "The last stream, run again from a position on; all of it where steps stand between the layers."
+    "The last stream, run again from a position on. (An order with steps is run from its start.)"
     steps = steps_of(model.order if order is None else order)
     if steps:
         if any(getattr(step, 'fresh', False) for step in steps):
@@ -201,8 +201,8 @@ def order_sweep(model, score, change, lengths):
     rows = [dict(size=0, start=0) | score(model)]
     for length, start in itertools.product(lengths, range(len(model.order))):
         try:
-            new = check_order(change(model.order, start, length), len(model.layers))
-        except Refused:             # it does not fit here, or leaves no layer
+            new = model.check_steps(change(model.order, start, length))
+        except Refused:     # it does not fit here, or leaves no layer or not the core
             continue
         with running(model, new):
             rows.append(dict(size=length, start=start) | score(model))

@@ -98,6 +98,7 @@ def parts_of(model):
 
 # --------------------------------------------------------------------------------------- the core
 
+# what a checkpoint keeps of it, beside the layers of the three parts
 OPTIONS = 'inject', 'start', 'fresh', 'state_std', 'recurrence', 'backprop_depth'
 
 
@@ -121,6 +122,8 @@ class Core:
 
     def enter(self, model, order, new=True):
         "The model gets an adapter, if it has none and the order is to be its own."
+        if getattr(self, 'width', model.config.n_embd) != model.config.n_embd:
+            raise Refused('this core is in a model of another width: make one for each model')
         self.context, self.width = model.config.context, model.config.n_embd
         if self.state_std is None:
             self.state_std = starts.std_of(self.start, self.width)
@@ -184,7 +187,7 @@ class Core:
         return s
 
     def how_often(self, r=None, backprop_depth=None, generator=None):
-        "(r, through how many of these gradients go back)"
+        "(r, through how many of these gradients go back); it is given all of `how`."
         r = self.recurrence if r is None else r
         if r < 1:
             raise Refused(f'r={r} is too small: the core must run at least once (try r=1)')

@@ -127,8 +127,8 @@ class Step(NamedTuple):
     backprop_depth: int | None = None   # and through how many of these gradients go back
 
     @property
-    def recurrence(self):
-        "Arguments of a recurrent model's forward and flops_per_token; {} for others."
+    def how(self):
+        "Keyword arguments of a recurrent model's forward and flops_per_token; {} for others."
         return {} if self.r is None else dict(r=self.r, backprop_depth=self.backprop_depth)
 
 
@@ -340,7 +340,7 @@ def train(c):
 
             # forward and backward; the next batch comes while the GPU is at work
             began = time.perf_counter()
-            loss = backward(c, world, wrapped, batch, total, step, now.recurrence)
+            loss = backward(c, world, wrapped, batch, total, step, now.how)
             # in the optimizers' order: a sum in another one is another in its last bit
             params = [p for o in optimizers for group in o.param_groups for p in group['params']]
             norm = torch.nn.utils.clip_grad_norm_(params, c.grad_clip or math.inf)
@@ -364,7 +364,7 @@ def train(c):
 
             # a line of log.jsonl, and of the progress bar
             took = time.perf_counter() - began
-            step_flops = tokens_a_step * model.flops_per_token(**now.recurrence, context=c.context)
+            step_flops = tokens_a_step * model.flops_per_token(**now.how, context=c.context)
             usage = world.usage(step_flops, took)       # of the peak, and of the memory
             totals |= dict(step=step, tokens=step * tokens_a_step,
                            flops=totals['flops'] + step_flops, seconds=totals['seconds'] + took)
@@ -376,7 +376,7 @@ def train(c):
                           depth=len(model.unrolled()), lr=c.lr * now.lr_fraction, loss=loss,
                           grad_norm=norm, tokens_per_s=round(tokens_a_step / took),
                           passes=round(data[now.data].passes(now.batch + 1), 2),
-                          **usage, **now.recurrence, **events)
+                          **usage, **now.how, **events)
             log.show_step(tokens_a_step / took, usage['mfu'])
 
             # a checkpoint; and are we asked to stop?

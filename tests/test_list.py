@@ -17,7 +17,7 @@ from nanodepth.loop import running
 from nanodepth.model import ModelConfig
 from nanodepth.models import checkpoint
 from nanodepth.models.orders import in_order
-from nanodepth.probe import future_effects
+from nanodepth.probe import future_effects, order_sweep, skip_blocks
 from nanodepth.retrofit import Core, core_of, surgery
 from nanodepth.wrapper import looped, Window, naive, rk
 
@@ -74,7 +74,7 @@ def test_a_window_in_a_core(six):
         x = model.run(model.adapter(torch.cat((s, e), -1)), [2], position=2 + 2 * i)
         s = half_steps(lambda x: model.run(x, [3], position=3 + 2 * i), x)
     assert torch.equal(said(model, s, 8), model(TOKENS)) and len(model.unrolled()) == 10
-    with pytest.raises(Refused, match='has more than one step'):
+    with pytest.raises(Refused, match='has other steps'):
         checkpoint.describe(model)
 
 
@@ -194,7 +194,7 @@ def test_what_an_old_attribute_did_is_done_or_refused(six):
             six(TOKENS, order=[0, 1, 2])
         with pytest.raises(Refused, match='has a Window in it'), running(six, [0, 1, 2]):
             pass
-        with pytest.raises(Refused, match='a looped window|more than one step'):
+        with pytest.raises(Refused, match='a looped window|has other steps'):
             checkpoint.describe(six)
     with pytest.raises(Refused, match='an order has one core'):
         six.order = [0, Core([1]), Core([2])]
@@ -248,3 +248,13 @@ def test_what_a_core_brings_fits_the_model_or_is_refused(six, tmp_path):
     opened = checkpoint.build_model(checkpoint.describe(six), tmp_path)
     assert torch.equal(opened(TOKENS), plain)
     assert not any('adapter' in name for name in untie(six, [0, 1]).state_dict())
+
+
+def test_a_sweep_leaves_out_what_would_lose_the_core(six, tiny):
+    six.order = [0, 1, Core([2, 3], r=2), 4]
+    rows = order_sweep(six, lambda model: dict(logits=model(TOKENS)), skip_blocks, [1])
+    assert [(row['size'], row['start']) for row in rows] == [(0, 0), (1, 0), (1, 1), (1, 3)]
+    with running(six, [0, six.order[2], 4]):
+        assert torch.equal(rows[2]['logits'], six(TOKENS))
+    with pytest.raises(Refused, match='in a model of another width'):
+        tiny(n_embd=64).order = [0, six.order[2]]

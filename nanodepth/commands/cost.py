@@ -72,7 +72,7 @@ def stretches(config):
         if core := core_of(model):
             core.recurrence = plan.recurrence
         # a recurrent core's equal draws are computed once
-        alike = collections.Counter(tuple(step.recurrence.items()) for step in steps)
+        alike = collections.Counter(tuple(step.how.items()) for step in steps)
         flops = sum(n * model.flops_per_token(**dict(how) or dict(order=order),
                                               context=config.context) for how, n in alike.items())
         found.append((len(steps), model, len(order or model.unrolled()), flops))

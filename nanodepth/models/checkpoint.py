@@ -261,8 +261,8 @@ def describe(model):
         return state | dict(kind='lm')
     core = core_of(model)
     if steps_of(model.order) != [core]:
-        raise Refused(f'the order {model.order} has more than one step, for which a checkpoint has '
-                      'no words')
+        raise Refused(f'a checkpoint has words for numbers and one core alone, and the order '
+                      f'{model.order} has other steps')
     parts = dict(zip(('prelude', 'core', 'coda'), parts_of(model)))
     return state | dict(kind='recurrent',
                         recurrent=parts | {name: getattr(core, name) for name in OPTIONS})
