@@ -28,7 +28,7 @@ import torch
 from nanodepth.common.errors import Refused, refusals
 from nanodepth.common.options import read
 from nanodepth.loop import repeat_block
-from nanodepth.model import check_order, steps_of
+from nanodepth.model import check_order, core_in
 
 # -------------------------------------------------------------------------------- operators: orders
 
@@ -87,9 +87,8 @@ def untie(model, order, optimizer=None, init=None):
     new = copy.deepcopy(model)
     new.layers = torch.nn.ModuleList(copy.deepcopy(model.layers[i]) for i in written)
     new.config = dataclasses.replace(model.config, n_layer=len(written), order=None)
-    if not any(hasattr(step, 'recurrence') for step in steps_of(order)):
-        new.__dict__.pop('adapter', None)       # a core's, which leaves with it
-        new._modules.pop('adapter', None)
+    if hasattr(new, 'adapter') and core_in(order) is None:
+        del new.adapter             # a core's, which leaves with it
     new.steps = None
     new.order = renumbered(order, itertools.count())
     if init is not None:

@@ -100,6 +100,11 @@ def steps_of(order):
             for step in (item, *steps_of(item.items))]
 
 
+def core_in(order):
+    "The retrofit's Core among the steps of an order, or None."
+    return next((step for step in steps_of(order) if hasattr(step, 'recurrence')), None)
+
+
 def unrolled(order, **how):
     "The layers of all positions, one after another: as many as the model is deep."
     return [i for item in order
@@ -296,12 +301,12 @@ class LM(nn.Module):
 
     def __getattr__(self, name):
         "model.recurrence is that of the order's core, and so on."
-        for step in steps_of(vars(self).get('steps') or ()) if name in OF_A_STEP else ():
-            if name in PARTS and hasattr(step, 'parts'):
-                return step.parts(self.order)[PARTS.index(name)]
-            if hasattr(step, name):
-                return getattr(step, name)
-        return super().__getattr__(name)
+        core = core_in(vars(self).get('steps') or ()) if name in OF_A_STEP else None
+        if core is None:
+            return super().__getattr__(name)
+        if name in PARTS:
+            return core.parts(self.order)[PARTS.index(name)]
+        return getattr(core, name)
 
     def __setattr__(self, name, value):
         "model.recurrence = 8 sets the core's. (The model's own would change nothing.)"
@@ -309,11 +314,11 @@ class LM(nn.Module):
             return super().__setattr__(name, value)
         if name not in SET_LATER:
             raise Refused(f'{name} belongs to the order and its steps: set model.order')
-        steps = [step for step in steps_of(self.order) if hasattr(step, name)]
-        if not steps:
+        core = core_in(self.order)
+        if core is None:
             raise Refused(f'{name} is a setting of a recurrent core, and the order '
                           f'{self.order} has none')
-        setattr(steps[0], name, value)
+        setattr(core, name, value)
 
     def run(self, x, order, *, position=0, cache=None, tap=None, **how):
         """Run a segment of an order on the residual stream x (B, T, C). `position` is the place of
@@ -323,7 +328,7 @@ class LM(nn.Module):
         end = seen + x.shape[1]
         if end > self.config.context:
             raise Refused(f'{end} tokens are more than the context of {self.config.context}')
-        if how and not any(hasattr(step, 'recurrence') for step in steps_of(order)):
+        if how and core_in(order) is None:
             raise Refused(f'{", ".join(how)}: such settings are for a recurrent core, and the '
                           f'order {order} has none')
         rope = self.cos[seen:end, None], self.sin[seen:end, None]               # (T, 1, hd/2) each

@@ -34,7 +34,7 @@ from nanodepth.common.errors import Refused, check_choice, refusals
 from nanodepth.common.seeds import seed_for
 from nanodepth.grow import untie
 from nanodepth.looping import starts
-from nanodepth.model import LM, steps_of, unrolled
+from nanodepth.model import LM, core_in, steps_of, unrolled
 
 
 def recurrent_by_hand(model, tokens, r, s):
@@ -87,8 +87,7 @@ def recurrent(config, prelude, core, coda, **options):
 
 def core_of(model):
     "The recurrent core in a model's order, or None."
-    steps = steps_of(getattr(model, 'order', ()))
-    return next((step for step in steps if hasattr(step, 'recurrence')), None)
+    return core_in(getattr(model, 'order', ()))
 
 
 def parts_of(model):

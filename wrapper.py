@@ -25,7 +25,7 @@ import torch
 
 from nanodepth.common.errors import Refused, check_choice
 from nanodepth.looping.caches import Memory, check_cache
-from nanodepth.looping.patch import install, take_out
+from nanodepth.looping.patch import install, unpatch
 from nanodepth.looping.solvers import BY_LAYER, MORE, PER_TOKEN, bind, lerp
 from nanodepth.model import steps_of, unrolled
 
@@ -159,11 +159,6 @@ def patch(model, window=None, method='rk', K=3, beta=None, pin=None, **how):
 
     One of ours gets another order; another family's gets looping/'s engine into its layers."""
     return install(model, window, Window((), method, K, beta, **how), pin)
-
-
-def unpatch(model):
-    "Restore a patched model, or a copy of one, to the last bit."
-    take_out(model)
 
 
 @contextlib.contextmanager

@@ -18,8 +18,8 @@ A growing slot replaces its tensors when it is updated, so copying it costs noth
 length writes into them, and is cloned.
 
 Usage:
-    memory = Memory('first', cache, (3, 5), evaluations=3)      # looping/window.py makes it
-    with memory.slot(4, k=2, mask=mask, x=x) as mask: ...       # layer 4 runs a second time
+    memory = Memory('first', cache, (3, 5), evaluations=3)      # a Window makes it
+    with memory.slot(4, k=2): ...               # layer 4 runs a second time
     memory.settle(last=False)                   # the forward is over: what stays in the cache
 """
 import contextlib

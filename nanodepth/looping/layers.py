@@ -52,7 +52,9 @@ def is_ours(model):
 
 
 def layers_of(model):
-    "The list of another family's layers, in the order in which they run."
+    "The list of a model's layers; another family's run in this order."
+    if is_ours(model):
+        return model.layers
     config = getattr(model, 'config', None)
     if getattr(config, 'is_encoder_decoder', False):
         raise Refused(f'{type(model).__name__} has an encoder and a decoder: only models with '

@@ -7,7 +7,7 @@ object and no function, so that a patched model can be copied and pickled.
 
 Usage:
     install(model, 'mid4', Window((), 'rk', K=3))               # wrapper.patch does it
-    take_out(model)
+    unpatch(model)
 """
 from typing import NamedTuple
 
@@ -25,7 +25,7 @@ class Handle(NamedTuple):
     added_at_once: int      # and where a row is read at once, so that no pass fills a cache
 
     def unpatch(self):
-        take_out(self.model)
+        unpatch(self.model)
 
 
 def install(model, window, step, pin=None):
@@ -103,7 +103,7 @@ class Asked:
             self.loop.shows = True
 
 
-def take_out(model):
+def unpatch(model):
     "Restore a patched model, or a copy of one, to the last bit."
     if is_ours(model):
         model.order = opened(model.order)

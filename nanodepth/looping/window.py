@@ -13,6 +13,7 @@ import copy
 import threading
 
 from nanodepth.common.errors import Refused
+from nanodepth.looping.caches import copy_slot
 
 
 class Loop(threading.local):
@@ -88,7 +89,7 @@ class Loop(threading.local):
         "A layer's stream in the model's own pass, for whoever looks at it; it leaves no keys."
         if self.cache is None:
             return self.run(x, [d], d)
-        kept, self.cache.layers[d] = self.cache.layers[d], copy.deepcopy(self.cache.layers[d])
+        kept, self.cache.layers[d] = self.cache.layers[d], copy_slot(self.cache.layers[d])
         try:
             return self.run(x, [d], d)
         finally:

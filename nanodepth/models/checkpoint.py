@@ -33,8 +33,6 @@ from nanodepth.text.tokenizer import TOKENIZER_FILES, local_folder
 FILE = 'ckpt.pt'
 
 
-
-
 def is_hugging_face(folder):
     "Is this a Hugging Face folder and no run of ours, or a name on the hub?"
     path = Path(folder)

@@ -29,7 +29,7 @@ import torch.nn as nn
 
 from nanodepth.common.errors import Refused
 from nanodepth.looping.layers import check_calls, is_ours, layers_of
-from nanodepth.looping.patch import put_in, take_out
+from nanodepth.looping.patch import put_in, unpatch
 from nanodepth.model import check_order, unrolled
 
 # lists that a config has, an entry for each layer
@@ -72,7 +72,7 @@ def in_order(model, order):
                 put_in(model, layers, a, a + len(item.items) - 1, item)
         yield model
     finally:
-        take_out(model)
+        unpatch(model)
         layers._modules = before
         config.num_hidden_layers = len(before)
         for name, value in lists.items():
@@ -93,7 +93,7 @@ def placed(module, place):
 def damped(model, order, factor):
     """Layers that the order runs more than once add `factor` times as much each time, inside a
     `with`. True: a k-th, for a layer that runs k times; None: as much as ever."""
-    layers = model.layers if is_ours(model) else layers_of(model)
+    layers = layers_of(model)
     several = [] if factor is None else {i for i in order if order.count(i) > 1}
     before = {}         # the weights of what these layers add
     try:

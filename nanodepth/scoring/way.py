@@ -156,10 +156,8 @@ def shown(value):
 
 def layers_and_order(model):
     "(the list of a model's layers, the order in which they run)"
-    if is_ours(model):
-        return model.layers, model.unrolled()
     layers = layers_of(model)
-    return layers, list(range(len(layers)))
+    return layers, model.unrolled() if is_ours(model) else list(range(len(layers)))
 
 
 def depth_in(model):
