@@ -20,15 +20,14 @@ Usage:
 """
 import copy
 import dataclasses
-import itertools
 import sys
 
 import torch
 
 from nanodepth.common.errors import Refused, refusals
 from nanodepth.common.options import read
+from nanodepth.common.steps import check_order, core_in
 from nanodepth.loop import repeat_block
-from nanodepth.model import check_order, core_in
 
 # -------------------------------------------------------------------------------- operators: orders
 
@@ -60,13 +59,14 @@ GROWTH = {'midas': midas, 'lidas': lidas, 'stack': stack, 'double': double}
 
 
 def grown_order(grow, n_layer, block):
-    """The order by which n_layer layers grow. grow: an operator's name, a function of your own like
-    those above, or the orders of all growths, as a run's files keep them."""
-    if isinstance(grow, list):
-        order = next(order for order in grow if len(order) > n_layer)
+    """The order by which n_layer layers grow. grow: an operator's name, or a function of your own
+    like those above. (A run's files keep no function, but the list of the orders that it gave.)"""
+    if isinstance(grow, str):
+        order = GROWTH[grow](n_layer, block)
+    elif isinstance(grow, list):
+        order = min((order for order in grow if len(order) > n_layer), key=len)
     else:
-        operator = GROWTH[grow] if isinstance(grow, str) else grow
-        order = operator(n_layer, block)
+        order = grow(n_layer, block)
     order = check_order(order, n_layer)
     if len(order) <= n_layer:
         raise Refused(f'grow gives {n_layer} layers the order {order}, which is no longer')
@@ -82,7 +82,7 @@ def untie(model, order, optimizer=None, init=None):
     in place and becomes the new model's: each new parameter gets a copy of its source's state, so
     that training goes on smoothly. `init(new_layer, old_layer)` is called on the second and later
     copies of a layer, and may change what they begin as; None: they are exact copies."""
-    order = copy.deepcopy(check_order(order, len(model.layers)))
+    order = check_order(order, len(model.layers))
     written = numbers(order)
     new = copy.deepcopy(model)
     new.layers = torch.nn.ModuleList(copy.deepcopy(model.layers[i]) for i in written)
@@ -90,7 +90,7 @@ def untie(model, order, optimizer=None, init=None):
     if hasattr(new, 'adapter') and core_in(order) is None:
         del new.adapter             # a core's, which leaves with it
     new.steps = None
-    new.order = renumbered(order, itertools.count())
+    new.order = renumbered(order)
     if init is not None:
         with torch.no_grad():
             for place, i in enumerate(written):
@@ -100,8 +100,8 @@ def untie(model, order, optimizer=None, init=None):
         old = dict(model.named_parameters())
         source = {}             # {new parameter: the old one that it is a copy of}
         for name, p in new.named_parameters():
-            if name.startswith('layers.'):
-                _, i, rest = name.split('.', 2)
+            if name.startswith('layers.'):              # such as layers.3.attn.q.weight
+                _, i, rest = name.split('.', maxsplit=2)
                 name = f'layers.{written[int(i)]}.{rest}'
             if name not in old:
                 raise Refused(f'{name} is new in this order, so no optimizer holds it: give none, '
@@ -114,18 +114,23 @@ def untie(model, order, optimizer=None, init=None):
 
 def numbers(order):
     "The layers that an order names, in a step's items once."
-    return [i for item in order for i in ([item] if isinstance(item, int) else numbers(item.items))]
+    layers = []
+    for item in order:
+        layers += [item] if isinstance(item, int) else numbers(item.items)
+    return layers
 
 
-def renumbered(order, number):
-    "The order with each entry's number its own; its steps are changed in place."
+def renumbered(order, first=0):
+    "The same order of other layers, which are numbered `first`, first + 1, ... as they come."
     new = []
     for item in order:
+        place = first + len(numbers(new))
         if isinstance(item, int):
-            new.append(next(number))
+            new.append(place)
         else:
-            item.items = renumbered(item.items, number)
-            new.append(item)
+            step = copy.copy(item)
+            step.items = renumbered(item.items, place)
+            new.append(step)
     return new
 
 
@@ -153,17 +158,25 @@ def prop_schedule(steps, n_stages, alpha=1.0):
     return lengths
 
 
+def growths(grow, start, end, block):
+    "The orders by which `start` layers become `end` layers, one after another."
+    orders, depths = [], [start]
+    while depths[-1] < end:
+        orders.append(grown_order(grow, depths[-1], block))
+        depths.append(len(orders[-1]))
+    if depths[-1] != end:
+        name = getattr(grow, '__name__', grow)
+        raise Refused(f'{name} from {start} layers does not reach n_layer={end}, but '
+                      f'{", ".join(map(str, depths))}')
+    return orders
+
+
 def growth_plan(grow, end, block, constant_steps, alpha=1.0, start=None):
     """[(first step, layers)] of every stage, from `start` layers (None: one block) up to `end`, by
     what grown_order takes as `grow`. The model has its full depth when the constant phase (warm-up
     included) ends and the decay begins."""
-    depths = [start or block]
-    while depths[-1] < end:
-        depths.append(len(grown_order(grow, depths[-1], block)))
-    if depths[-1] != end:
-        name = getattr(grow, '__name__', grow)
-        raise Refused(f'{name} from {depths[0]} layers does not reach n_layer={end}, but '
-                      f'{", ".join(map(str, depths))}')
+    start = start or block
+    depths = [start, *map(len, growths(grow, start, end, block))]
     lengths = prop_schedule(constant_steps, len(depths), alpha)
     if min(lengths) < 1:
         raise Refused(f'{constant_steps} steps before the decay are too few for {len(depths)} '

@@ -18,6 +18,7 @@ Usage:
     nanodepth cut out/loop_2x4 --untie                  # layers of its own, to train on
 """
 import contextlib
+import re
 import sys
 
 from nanodepth.common.errors import Refused, refusals
@@ -45,15 +46,12 @@ def parse_loop(text):
     """'4-4x4-4' to an order: segments joined by '-', each SIZE layers, or SIZExTIMES for a block
     that runs TIMES times."""
     order, unique = [], 0
-    for part in text.replace('×', 'x').split('-'):
-        size, x, times = part.partition('x')
-        try:
-            size, times = int(size), int(times if x else 1)
-        except ValueError:
-            size = times = 0
-        if size < 1 or times < 1:
+    for part in text.replace('×', 'x').replace(' ', '').split('-'):
+        segment = re.fullmatch('([1-9][0-9]*)(x[1-9][0-9]*)?', part)
+        if segment is None:
             raise Refused(f'the loop {text!r} must be segments joined by -, as in 4-4x4-4: each is '
                           'layers, such as 4, or layers by times, such as 4x6')
+        size, times = int(segment[1]), int((segment[2] or 'x1')[1:])
         order += [*range(unique, unique + size)] * times
         unique += size
     return order
@@ -92,13 +90,14 @@ def format_loop(order):
 def running(model, order):
     """The model with another order, inside a `with`: for what takes a model and no order, such as a
     function that scores it."""
-    before = model.order, model.config.order
+    own = model.order
+    in_config = model.config.order      # None there is each layer once, and stays so
     model.order = model.check_steps(order)
     try:
         yield model
     finally:
-        model.config.order = before[1]
-        model.order = before[0]
+        model.config.order = in_config
+        model.order = own
 
 
 if __name__ == '__main__':

@@ -28,6 +28,7 @@ import torch.nn.functional as F
 
 from nanodepth.common.errors import Refused         # a ValueError, which commands print as one line
 from nanodepth.common.losses import mean_loss       # F.cross_entropy, in pieces where it is large
+from nanodepth.common.steps import CoreSettings, check_kinds, check_order, core_in, steps_of
 
 
 @dataclass
@@ -71,7 +72,8 @@ class ModelConfig:
 
 # ------------------------------------------------------------------------------------------ orders
 # An order's item is a layer's number, or a step: an object such as retrofit.py's Core and
-# wrapper.py's Window. A step has
+# wrapper.py's Window. `how` is what one forward asks of a Core beside its own settings: r,
+# backprop_depth, generator. Without a Core it is empty. A step has
 #   items                           an order of its own,
 #   step(x, walk, position)         the stream behind it; walk.run sends one through its items,
 #   unrolled(**how)                 the layers that this runs, one after another,
@@ -79,36 +81,13 @@ class ModelConfig:
 #   enter(model, order, new=True)   called when a model gets the order, for good or (new=False) for
 #                                   one call. A step may note the model's sizes. What it learns is
 #                                   in modules that it gives to the model.
-# `how` is a Core's keyword arguments of one forward: r, backprop_depth and generator.
-
-def check_order(order, n_layer):
-    "The order as a plain list, or an error that names the first index that is no layer."
-    order = list(order)
-    if not order:
-        raise Refused('the order is empty: it must name at least one layer')
-    for i in order:
-        if hasattr(i, 'items'):
-            check_order(i.items, n_layer)
-        elif not (isinstance(i, int) and 0 <= i < n_layer):
-            raise Refused(f'the order names layer {i!r}, but the layers are 0 to {n_layer - 1}')
-    return order
-
-
-def steps_of(order):
-    "The steps of an order, with those within others."
-    return [step for item in order if not isinstance(item, int)
-            for step in (item, *steps_of(item.items))]
-
-
-def core_in(order):
-    "The retrofit's Core among the steps of an order, or None."
-    return next((step for step in steps_of(order) if hasattr(step, 'recurrence')), None)
-
 
 def unrolled(order, **how):
     "The layers of all positions, one after another: as many as the model is deep."
-    return [i for item in order
-            for i in ([item] if isinstance(item, int) else item.unrolled(**how))]
+    layers = []
+    for item in order:
+        layers += [item] if isinstance(item, int) else item.unrolled(**how)
+    return layers
 
 
 class Walk(NamedTuple):
@@ -117,9 +96,9 @@ class Walk(NamedTuple):
     rope: tuple                 # cos and sin of the tokens' positions, (T, 1, hd/2) each
     scales: tuple               # LN-scaling's factor at each position of the order
     seen: int                   # tokens in the cache
-    cache: object
-    tap: object
-    how: dict
+    cache: object               # keys and values of these tokens, or None
+    tap: object                 # a function that Block explains, or None
+    how: dict                   # what it asks of a Core
 
     def run(self, x, order, position=0):
         "The stream x (B, T, C) behind these items, of which the first stands at a position."
@@ -247,13 +226,7 @@ class Block(nn.Module):
         return x + (update if tap is None else tap(position, 'mlp', x, update))    # (B, T, C)
 
 
-# of the retrofit's Core (retrofit.py)
-PARTS = ('prelude', 'core', 'coda')
-SET_LATER = {'recurrence', 'backprop_depth', 'fresh', 'state_std', 'recompute', 'table'}
-OF_A_STEP = SET_LATER | {'inject', 'start', 'first_state', *PARTS}
-
-
-class LM(nn.Module):
+class LM(CoreSettings, nn.Module):
     def __init__(self, config):
         super().__init__()
         self.config = config
@@ -299,27 +272,6 @@ class LM(nn.Module):
         if not self.steps and order != self.order:
             self.config.order = order
 
-    def __getattr__(self, name):
-        "model.recurrence is that of the order's core, and so on."
-        core = core_in(vars(self).get('steps') or ()) if name in OF_A_STEP else None
-        if core is None:
-            return super().__getattr__(name)
-        if name in PARTS:
-            return core.parts(self.order)[PARTS.index(name)]
-        return getattr(core, name)
-
-    def __setattr__(self, name, value):
-        "model.recurrence = 8 sets the core's. (The model's own would change nothing.)"
-        if name not in OF_A_STEP:
-            return super().__setattr__(name, value)
-        if name not in SET_LATER:
-            raise Refused(f'{name} belongs to the order and its steps: set model.order')
-        core = core_in(self.order)
-        if core is None:
-            raise Refused(f'{name} is a setting of a recurrent core, and the order '
-                          f'{self.order} has none')
-        setattr(core, name, value)
-
     def run(self, x, order, *, position=0, cache=None, tap=None, **how):
         """Run a segment of an order on the residual stream x (B, T, C). `position` is the place of
         its first layer in the whole order, so that run(run(x, a), b, position=len(a)) is
@@ -350,14 +302,11 @@ class LM(nn.Module):
         return x
 
     def check_steps(self, order):
-        "An order in place of the model's own: no step of that may be lost without a word."
+        "An order that runs in place of the model's own, in one call or for a while."
         order = check_order(order, len(self.layers))
         for step in steps_of(order):
             step.enter(self, order, new=False)
-        own, given = ({type(step).__name__ for step in steps_of(o)} for o in (self.order, order))
-        if own - given:
-            raise Refused(f"the model's own order has a {min(own - given)} in it, which {order} "
-                          'has not: it takes no other order')
+        check_kinds(self.order, order)
         return order
 
     def forward(self, tokens, targets=None, *, ignore_index=-1, **how):

@@ -21,8 +21,8 @@ import itertools
 import torch
 
 from nanodepth.common.errors import Refused, check_choice
+from nanodepth.common.steps import steps_of
 from nanodepth.loop import running, split
-from nanodepth.model import steps_of
 
 # ------------------------------------------------------------------ the idea: what moves without it
 
@@ -123,29 +123,47 @@ def future_effects(model, tokens, *, part='layer', propagate=True, future=True, 
     plain = record(model, tokens, order)
     updates = plain['attn'] + plain['mlp']                                      # (D, B, T, C)
     sizes = updates.norm(dim=-1).clamp(min=torch.finfo(updates.dtype).tiny)     # (D, B, T)
-    contribution = updates if part == 'layer' else plain[part]
     D, T = len(updates), tokens.shape[1]
     matrix = torch.zeros(D, D, device=tokens.device)
     for s in range(D):
         for t in pick_boundaries(T, boundaries) if future else [T - 1]:
-            now = {}            # {position: its update, where s is missing}
-            erased = erase(s, t, part)
-
-            def without(position, name, x, update):
-                update = erased(position, name, x, update)
-                now[position] = now.get(position, 0) + update
-                return update
             if propagate:
-                run_from(model, plain, s, tokens, order, without)
+                without = updates_after(model, plain, s, t, part, tokens, order)
+            else:
+                without = updates_one_by_one(model, plain, s, t, part)
             for d in range(s + 1, D):
-                if not propagate:
-                    x = plain['input'][d].clone()                               # (B, T, C)
-                    x[:, :t + 1] -= contribution[s][:, :t + 1]
-                    model.run(x, [plain['order'][d]], position=d, tap=without)
-                moved = (now[d] - updates[d]).norm(dim=-1) / sizes[d]           # (B, T)
+                moved = (without[d] - updates[d]).norm(dim=-1) / sizes[d]       # (B, T)
                 later = moved[:, t + 1:] if future else moved
                 matrix[s, d] = torch.maximum(matrix[s, d], later.max())
     return matrix
+
+
+def updates_after(model, plain, s, t, part, tokens, order):
+    "{position: its update}, run again without what position s adds at the tokens up to t."
+    updates = {}
+    erased = erase(s, t, part)
+
+    def tap(position, name, x, update):
+        update = erased(position, name, x, update)
+        updates[position] = updates.get(position, 0) + update
+        return update
+    run_from(model, plain, s, tokens, order, tap)
+    return updates
+
+
+def updates_one_by_one(model, plain, s, t, part):
+    "The same, where it is missing only from each later position's own input."
+    added = plain['attn'][s] + plain['mlp'][s] if part == 'layer' else plain[part][s]
+    updates = {}
+
+    def tap(position, name, x, update):
+        updates[position] = updates.get(position, 0) + update
+        return update
+    for d in range(s + 1, len(plain['input'])):
+        x = plain['input'][d].clone()                                           # (B, T, C)
+        x[:, :t + 1] -= added[:, :t + 1]
+        model.run(x, [plain['order'][d]], position=d, tap=tap)
+    return updates
 
 
 @torch.no_grad()

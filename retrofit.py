@@ -32,14 +32,16 @@ from torch.utils.checkpoint import checkpoint
 
 from nanodepth.common.errors import Refused, check_choice, refusals
 from nanodepth.common.seeds import seed_for
+from nanodepth.common.steps import core_in, steps_of
 from nanodepth.grow import untie
 from nanodepth.looping import starts
-from nanodepth.model import LM, core_in, steps_of, unrolled
+from nanodepth.model import LM, unrolled
 
 
 def recurrent_by_hand(model, tokens, r, s):
-    """The idea: logits of a model whose core runs r times, from a first state s (B, T, C) on.
-    (LN-scaling would have to be told each run's position.)"""
+    """The idea: logits of a model whose core runs r times, from a first state s (B, T, C) on. Its
+    prelude, core and coda are three lists of layers, its adapter is a matrix. (LN-scaling would
+    have to be told each run's position.)"""
     e = model.run(model.embed(tokens), model.prelude)
     for _ in range(r):
         s = model.run(model.adapter(torch.cat((s, e), dim=-1)), model.core)
@@ -63,9 +65,10 @@ def cut(shape, n_layer):
     return [*range(prelude)], [*range(core_end - core, core_end)], [*range(core_end, n_layer)]
 
 
-def surgery(model, shape, **options):
+def surgery(model, shape, recurrence=4, **options):
     """A recurrent model from copies of the layers that are kept. `shape` is '4-8-4' (the first four
-    layers, the last four, and the eight before those), or the three lists of layers."""
+    layers, the last four, and the eight before those), or the three lists of layers. The rest is
+    for the Core."""
     parts = (cut(shape, len(model.layers)) if isinstance(shape, str)
              else [list(part) for part in shape])
     kept = [i for part in parts for i in part]
@@ -75,13 +78,13 @@ def surgery(model, shape, **options):
     if model.order != list(range(len(model.layers))):
         raise Refused('this model has an order of its own: untie it first, and then cut it')
     prelude, core, coda = parts
-    return untie(model, [*prelude, Core(core, **options), *coda])
+    return untie(model, [*prelude, Core(core, recurrence, **options), *coda])
 
 
-def recurrent(config, prelude, core, coda, **options):
+def recurrent(config, prelude, core, coda, recurrence=4, **options):
     "A new model of this kind."
     model = LM(config)
-    model.order = [*prelude, Core(core, **options), *coda]
+    model.order = [*prelude, Core(core, recurrence, **options), *coda]
     return model
 
 
@@ -103,17 +106,18 @@ OPTIONS = 'inject', 'start', 'fresh', 'state_std', 'recurrence', 'backprop_depth
 
 class Core:
     """A step of an order: its items run r times, each time behind an adapter that mixes the stream
-    e, as it came in, into the state s. `recurrence` is the r if none is given (in training r is
-    random, and averages recurrence + 1), and `backprop_depth` through how many of the last runs
-    gradients go. The adapter is the model's."""
-    recompute = False       # keep the states between recurrences alone for the backward pass
+    e, as it came in, into the state s. This r, which configs and files call `recurrence`, counts
+    where a forward is given none; in training r is random. Gradients go back through the last
+    `backprop_depth` runs. The adapter is the model's, and `inject` says what a new one begins as.
+    """
+    recompute = False       # keep only the states between runs, and compute a run anew backwards
 
-    def __init__(self, items, r=4, *, recurrence=None, backprop_depth=8, inject='identity',
-                 start='normal', fresh=False, state_std=None):
+    def __init__(self, items, r=4, *, backprop_depth=8, inject='identity', start='normal',
+                 fresh=False, state_std=None):
         self.items = list(items)
         if not self.items:
             raise Refused('the core has no layers: there is nothing to repeat')
-        self.recurrence = r if recurrence is None else recurrence       # a config's word for r
+        self.recurrence = r
         self.backprop_depth = backprop_depth
         self.inject, self.start, self.fresh = inject, start, fresh      # looping/starts.py
         self.state_std = state_std
@@ -151,9 +155,10 @@ class Core:
     # ------------------------------------------------------------------------------- one forward
 
     def first_state(self, e, seen, generator):
-        """The state (B, T, C) that the first recurrence gets, of tokens after `seen` others: noise.
-        A generator for each row draws it in training. Else every position has a state of its own,
-        so that cached, batched and plain forwards agree."""
+        """The state (B, T, C) that the first run gets, of tokens after `seen` others: noise. In
+        training it is drawn by a list of generators, one for each row, or by one for all rows.
+        Without one, every position has a fixed state of its own, so that cached, batched and plain
+        forwards agree."""
         if generator is None and self.fresh:
             generator = starts.next_generator(self)
         if generator is None:
@@ -166,7 +171,7 @@ class Core:
         return (s.to(e) * self.state_std).expand_as(e)
 
     def recur(self, s, e, walk, position):
-        "One recurrence: adapter, then items."
+        "One run: adapter, then items."
         adapter = walk.model.adapter
         x = s + e if adapter is None else adapter(torch.cat((s, e), dim=-1))
         x = x.to(e.dtype)                       # under autocast an adapter returns bfloat16
@@ -175,9 +180,10 @@ class Core:
     def __call__(self, e, walk, position):
         r, with_grad = self.how_often(**walk.how)
         s = self.first_state(e, walk.seen, walk.how.get('generator'))
+        first_learned = r - with_grad       # gradients go back to this run, and no further
         for i in range(r):
-            if i <= r - with_grad:
-                s = s.detach()          # truncated back-propagation: no earlier graph is kept
+            if i <= first_learned:
+                s = s.detach()
             if self.recompute and torch.is_grad_enabled():
                 s = checkpoint(self.recur, s, e, walk, position, use_reentrant=False)
             else:
@@ -202,12 +208,13 @@ class Core:
         return unrolled(self.items, **how) * self.how_often(**how)[0]
 
     def flops(self, model, context, **how):
-        "A recurrence without a backward pass costs a third."
+        "A run costs a third without a backward pass, which is twice the forward."
         r, with_grad = self.how_often(**how)
         once = model.flops_of(self.items, context, **how)
         if model.adapter is not None:
             once += 6 * model.adapter.weight.numel()
-        return with_grad * once + (r - with_grad) * once // 3
+        forward_alone = once // 3
+        return with_grad * once + (r - with_grad) * forward_alone
 
 
 def flops_paper(model, mean=None):

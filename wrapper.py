@@ -19,15 +19,14 @@ Usage:
     nanodepth evaluate HF_FOLDER --window=mid4 --K=3 --tasks=arc_easy   # plain and looped, scored
 """
 import contextlib
-import itertools
 
 import torch
 
-from nanodepth.common.errors import Refused, check_choice
+from nanodepth.common.errors import check_choice
 from nanodepth.looping.caches import Memory, check_cache
 from nanodepth.looping.patch import install, unpatch
 from nanodepth.looping.solvers import BY_LAYER, MORE, PER_TOKEN, bind, lerp
-from nanodepth.model import steps_of, unrolled
+from nanodepth.model import unrolled
 
 # --------------------------------------------------------------------------- the idea, by hand
 
@@ -74,12 +73,13 @@ def pick_solver(method, K, beta=None, **options):
     return bind(method, SOLVERS[method], K, beta, **options)
 
 
-# ---------------------------------------------------------------------- a window of our own model
+# ----------------------------------------------------------------------------- the step of an order
 
 class Window:
     """A step of an order: a solver that evaluates these items several times, at the same
     positions. It keeps nothing of a forward, so that copies and threads may share it.
 
+    method  a name of SOLVERS, or its function
     cache   what later tokens see of a looped layer: its 'first' or 'last' evaluation's keys, or
             others of looping/caches.py
     decode  'full' loops at each new token; 'bypass' loops only while a prompt is read
@@ -87,56 +87,33 @@ class Window:
 
     def __init__(self, items, method='rk', K=3, beta=None, cache=None, decode='full', mode=None,
                  **options):
-        method = next((name for name, solver in SOLVERS.items() if solver is method), method)
-        by_layer = method in BY_LAYER
-        modes = ['layer'] if by_layer else ['block', 'layer']
         self.items = list(items)
-        if cache == 'exact' and any(hasattr(step, 'solver') for step in steps_of(items)):
-            raise Refused("cache='exact' keeps a slot for each position and evaluation, and so "
-                          'takes no window in a window')
-        self.solver, self.evaluations = pick_solver(method, K, beta, **options)
-        self.method, self.mode, self.decode = method, mode or modes[0], decode
-        self.cache = cache or ('natural' if by_layer else 'first')
-        self.mixes_tokens, self.by_layer = method not in PER_TOKEN, by_layer
-        check_choice('mode', self.mode, modes)
-        check_cache(self.cache, decode, self.solver.keywords.get('tol'))
-        # layer by layer, the first evaluations of later layers have seen looped streams
-        self.plain_again = (self.cache, self.mode) == ('first', 'layer')
-        self.runs_once_more = self.plain_again or self.cache == 'last'      # to fill the cache
+        names = {solver: name for name, solver in SOLVERS.items()}
+        self.method, self.K, self.decode = names.get(method, method), K, decode
+        self.solver, self.evaluations = pick_solver(self.method, K, beta, **options)
+        self.by_layer = self.method in BY_LAYER
+        self.mixes_tokens = self.method not in PER_TOKEN
+        self.mode = mode or ('layer' if self.by_layer else 'block')
+        self.cache = cache or ('natural' if self.by_layer else 'first')
+        check_choice('mode', self.mode, ['layer'] if self.by_layer else ['block', 'layer'])
+        check_cache(self, options.get('tol'))
 
     def __repr__(self):
-        return f'Window({self.items}, {self.method!r}, K={self.solver.keywords["K"]})'
+        return f'Window({self.items}, {self.method!r}, K={self.K})'
 
     def enter(self, model, order, new=True):
         "It needs nothing of the model."
 
     def __call__(self, x, walk, position):
-        end = position + len(self.unrolled(**walk.how))
-        memory = None
-        if walk.cache is not None:
-            if self.decode == 'bypass' and x.shape[-2] == 1 and walk.seen > 0:
-                return walk.run(x, self.items, position)
-            memory = Memory(self.cache, walk.cache, (position, end - 1), self.evaluations)
-
-        def run(x, items, position, k):
-            with contextlib.ExitStack() as lent:
-                for d in range(position, position + len(unrolled(items, **walk.how))):
-                    if memory:
-                        lent.enter_context(memory.slot(d, k))
-                return walk.run(x, items, position)
-
-        def solve(x, items, position):
-            k = itertools.count(1)
-            return self.solver(lambda x: run(x, items, position, next(k)), x)
-
-        y, at = x, position
-        for part in [[item] for item in self.items] if self.mode == 'layer' else [self.items]:
-            y = solve(y, part, at)
-            at += len(unrolled(part, **walk.how))
-        if memory:
-            if self.runs_once_more:
-                run(x if self.plain_again else y, self.items, position, self.evaluations + 1)
-            memory.settle(self.runs_once_more or self.cache == 'last_eval')
+        if self.decode == 'bypass' and walk.seen > 0 and x.shape[-2] == 1:
+            return walk.run(x, self.items, position)
+        memory = Memory(self, walk, position)       # what the evaluations do with a KV cache
+        parts = [self.items] if self.mode == 'block' else [[item] for item in self.items]
+        y = x
+        for part in parts:
+            y = self.solver(memory.window(part, position), y)
+            position += len(unrolled(part, **walk.how))
+        memory.settle(x, y)
         return y
 
     def unrolled(self, **how):
@@ -158,7 +135,9 @@ def patch(model, window=None, method='rk', K=3, beta=None, pin=None, **how):
     others   rarely needed: Window explains decode and mode, looping/layers.py pin
 
     One of ours gets another order; another family's gets looping/'s engine into its layers."""
-    return install(model, window, Window((), method, K, beta, **how), pin)
+    def step(items):
+        return Window(items, method, K, beta, **how)
+    return install(model, window, step, pin)
 
 
 @contextlib.contextmanager

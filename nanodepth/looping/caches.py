@@ -18,54 +18,98 @@ A growing slot replaces its tensors when it is updated, so copying it costs noth
 length writes into them, and is cloned.
 
 Usage:
-    memory = Memory('first', cache, (3, 5), evaluations=3)      # a Window makes it
-    with memory.slot(4, k=2): ...               # layer 4 runs a second time
-    memory.settle(last=False)                   # the forward is over: what stays in the cache
+    memory = Memory(window, walk, position)             # a Window makes it
+    y = solver(memory.window(items, position), x)       # each call is one evaluation
+    memory.settle(x, y)                                 # what stays in the cache
 """
 import contextlib
 import copy
+import itertools
 
 import torch
 
 from nanodepth.common.errors import Refused, check_choice
+from nanodepth.common.steps import steps_of
+from nanodepth.model import unrolled
 
 CACHES = ('first', 'natural', 'last', 'last_eval', 'none', 'exact')
 
 
-def check_cache(cache, decode, tol=None):
-    check_choice('cache', cache, CACHES)
-    check_choice('decode', decode, ('full', 'bypass'))
-    if cache == 'exact' and (decode != 'full' or tol is not None):
+def check_cache(window, tol=None):
+    check_choice('cache', window.cache, CACHES)
+    check_choice('decode', window.decode, ('full', 'bypass'))
+    if window.cache != 'exact':
+        return
+    if window.decode != 'full' or tol is not None:
         raise Refused("cache='exact' needs the same evaluations for every token: decode='full', "
                       'and no halting tolerance')
+    if any(hasattr(step, 'solver') for step in steps_of(window.items)):
+        raise Refused("cache='exact' keeps a slot for each position and evaluation, and so takes "
+                      'no window in a window')
+
+
+def extra_pass(window):
+    "Of what the window runs once more, to fill the cache: its 'input', its 'output', or None."
+    if window.cache == 'last':
+        return 'output'
+    if window.cache == 'first' and window.mode == 'layer':
+        return 'input'      # layer by layer, first evaluations of later layers saw looped streams
+    return None
 
 
 class Memory:
-    """One forward's dealings with a cache, ours or transformers': either has a list `layers` of
-    slots with update(k, v)."""
+    """One forward of a window, and what it does with a cache, ours or transformers': either has a
+    list `layers` of slots with update(k, v)."""
 
-    def __init__(self, how, cache, window, evaluations):
-        self.how = how
-        self.cache = cache
-        self.evaluations = evaluations
-        self.first = window[0]
+    def __init__(self, window, walk, position):
+        self.step, self.walk = window, walk
+        self.how, self.evaluations = window.cache, window.evaluations
+        self.first, self.end = position, position + len(unrolled(window.items, **walk.how))
+        self.cache = walk.cache
         self.past = {}          # {depth: its slot before this forward}
         self.last = {}          # {depth: its slot after the last evaluation}
-        layers = cache.layers
-        if (how in ('none', 'exact')
-            and any(fixed(slot) for slot in layers[window[0]:window[1] + 1])):
-            raise Refused(f'cache={how!r} needs a KV cache that grows; with one of a fixed length '
-                          'there are: first, last, last_eval')
-        if how == 'exact':
-            self.add_slots(window)
+        if self.cache is None:
+            return
+        if (self.how in ('none', 'exact')
+                and any(fixed(slot) for slot in self.cache.layers[self.first:self.end])):
+            raise Refused(f'cache={self.how!r} needs a KV cache that grows; with one of a fixed '
+                          'length there are: first, last, last_eval')
+        if self.how == 'exact':
+            self.add_slots()
 
-    def add_slots(self, window):
+    def window(self, items, position):
+        "A solver's g: each call is the next evaluation of these items, from a position on."
+        number = itertools.count(1)
+        return lambda x: self.evaluate(x, items, position, next(number))
+
+    def evaluate(self, x, items, position, k):
+        "Evaluation k."
+        if self.cache is None:
+            return self.walk.run(x, items, position)
+        with contextlib.ExitStack() as lent:
+            for d in range(position, position + len(unrolled(items, **self.walk.how))):
+                lent.enter_context(self.slot(d, k))
+            return self.walk.run(x, items, position)
+
+    def settle(self, x, y):
+        "The window has made y of x. What of it stays in the cache?"
+        extra = extra_pass(self.step)
+        if self.cache is None:
+            return
+        if extra:
+            stream = x if extra == 'input' else y
+            self.evaluate(stream, self.step.items, self.first, self.evaluations + 1)
+        if extra or self.how == 'last_eval':
+            for d, slot in self.last.items():
+                self.cache.layers[d] = slot
+
+    def add_slots(self):
         "Slots for the later evaluations, behind the model's own: beam search reaches them there."
         cache, layers = self.cache, self.cache.layers
         loops = vars(cache).setdefault('loops', {})     # {a window's first: (its slots, K)}
         self.slots, K = loops.setdefault(self.first, (len(layers), self.evaluations))
         # [(the real slot, where its copy for one of the later evaluations stands)]
-        places = [(layers[d], self.place(d, k)) for d in range(window[0], window[1] + 1)
+        places = [(layers[d], self.place(d, k)) for d in range(self.first, self.end)
                   for k in range(2, self.evaluations + 1)]
         for real, place in places:
             if place == len(layers) and not real.get_seq_length():
@@ -84,7 +128,7 @@ class Memory:
     def slot(self, d, k):
         "Layer d's forward in evaluation k."
         layers = self.cache.layers
-        real = self.cache.layers[d]
+        real = layers[d]
         if self.how == 'exact':
             taken = real if k == 1 else layers[self.place(d, k)]
         elif self.how == 'none':
@@ -99,12 +143,6 @@ class Memory:
             yield
         finally:
             layers[d] = real
-
-    def settle(self, last):
-        "The forward is over; what the last evaluation wrote stays in the cache, if that is wanted."
-        if last:
-            for d, slot in self.last.items():
-                self.cache.layers[d] = slot
 
 
 def fixed(slot):

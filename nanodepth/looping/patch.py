@@ -6,16 +6,18 @@ the arguments of each layer, and in the last one's call the window runs with the
 object and no function, so that a patched model can be copied and pickled.
 
 Usage:
-    install(model, 'mid4', Window((), 'rk', K=3))               # wrapper.patch does it
+    install(model, 'mid4', step=lambda items: Window(items, 'rk', K=3))     # wrapper.patch does it
     unpatch(model)
 """
 from typing import NamedTuple
 
 from nanodepth.common.errors import Refused, check_choice
+from nanodepth.common.steps import steps_of
+from nanodepth.looping.caches import extra_pass
 from nanodepth.looping.layers import (FORWARDS, Entry, Pin, check_calls, check_host, is_ours,
                                       layers_of, loop_of, pick_window, pinned_routers)
 from nanodepth.looping.window import Loop
-from nanodepth.model import steps_of, unrolled
+from nanodepth.model import unrolled
 
 
 class Handle(NamedTuple):
@@ -29,20 +31,21 @@ class Handle(NamedTuple):
 
 
 def install(model, window, step, pin=None):
-    """Loop a window of a model's layers from now on, as wrapper.py's Window `step` says. One of
-    ours gets another order; of another family the layers get Entries. pin: 'mixture': in a mixture
-    of experts, later evaluations keep the experts of the first (layers.py)."""
+    """Loop a window of a model's layers from now on. step(items) is wrapper.py's Window of them.
+    One of ours gets another order; of another family the layers get Entries. pin: 'mixture': in a
+    mixture of experts, later evaluations keep the experts of the first (layers.py)."""
     layers = None if is_ours(model) else layers_of(model)
     if loop_of(model) is not None or windows_of(model):
         raise Refused('this model is looped already: unpatch it first')
     a, b = pick_window(window, len(layers or model.unrolled()))
     if layers is None:
-        put_into_order(model, a, b, step, pin)
+        new = put_into_order(model, a, b, step, pin)
     else:
-        put_in(model, layers, a, b, step, pin)
-    again = step.evaluations - 1
-    return Handle(model, (a, b), added=(again + step.runs_once_more) * (b - a + 1),
-                  added_at_once=again * (b - a + 1))
+        new = step(range(a, b + 1))
+        put_in(model, layers, a, b, new, pin)
+    again = new.evaluations - 1
+    more = again + (extra_pass(new) is not None)
+    return Handle(model, (a, b), added=more * (b - a + 1), added_at_once=again * (b - a + 1))
 
 
 def windows_of(model):
@@ -61,7 +64,7 @@ def opened(order):
 
 
 def put_into_order(model, a, b, step, pin):
-    "A window into the order of a model of ours."
+    "A window into the order of a model of ours: the new step."
     check_choice('pin', pin, (None, 'mixture'))
     if pin:
         raise Refused(f'pin={pin!r}: the layers have no router beside experts')
@@ -70,8 +73,9 @@ def put_into_order(model, a, b, step, pin):
     if not {a, b + 1} <= {*starts}:
         raise Refused(f'the window {a}-{b} begins or ends within a recurrent core')
     first, end = starts.index(a), starts.index(b + 1)
-    step.items = order[first:end]
-    model.order = [*order[:first], step, *order[end:]]
+    new = step(order[first:end])
+    model.order = [*order[:first], new, *order[end:]]
+    return new
 
 
 def put_in(model, layers, a, b, how, pin=None):

@@ -6,7 +6,7 @@ its own mask and rotary table), and gives the stream back as it came. In the cal
 last layer all of it runs, as wrapper.py's Window says, with the arguments that were noted.
 
 Usage:
-    loop = Loop((3, 5), Window((), 'rk', 3), depth=8)                   # in patch.py
+    loop = Loop((3, 5), Window([3, 4, 5], 'rk', 3), depth=8)            # in patch.py
     x = loop.arrive(entry, 5, x, kwargs)                                # an Entry calls it
 """
 import copy

@@ -25,8 +25,9 @@ from nanodepth.common.errors import Refused, nearest, say
 from nanodepth.common.files import (aside, fresh, load_tensors, on_hub, put_aside, read_json,
                                     reading, refuse_gguf, replacing)
 from nanodepth.common.options import only_fields
+from nanodepth.common.steps import steps_of
 from nanodepth.looping.layers import is_ours
-from nanodepth.model import LM, ModelConfig, steps_of
+from nanodepth.model import LM, ModelConfig
 from nanodepth.report.tables import run_names
 from nanodepth.text.tokenizer import TOKENIZER_FILES, local_folder
 

@@ -28,9 +28,10 @@ import torch
 import torch.nn as nn
 
 from nanodepth.common.errors import Refused
+from nanodepth.common.steps import check_order
 from nanodepth.looping.layers import check_calls, is_ours, layers_of
 from nanodepth.looping.patch import put_in, unpatch
-from nanodepth.model import check_order, unrolled
+from nanodepth.model import unrolled
 
 # lists that a config has, an entry for each layer
 EACH_LAYER = 'layer_types', 'layers_block_type', 'no_rope_layers', 'mlp_layer_types'
