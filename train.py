@@ -17,20 +17,23 @@ Usage:
 """
 import math
 import os
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 from typing import Literal, NamedTuple
 
-if __name__ == '__main__':      # before torch is loaded: two runs at once share the cores then
+if __name__ == '__main__':
+    # A thread of torch that waits for work keeps its core busy, and slows the run beside this one
+    # down. So it gives up after 1,000 turns. It must be said before torch is loaded.
     os.environ.setdefault('GOMP_SPINCOUNT', '1000')
 
 import torch
 
+from nanodepth.common.errors import refusals
 from nanodepth.common.options import check_bounds, given
 from nanodepth.common.seeds import seed_for, row_generators
-from nanodepth.grow import grown_order, growth_plan, untie
+from nanodepth.grow import grown_order, growth_plan, growths, untie
 from nanodepth.loop import fit_loop
 from nanodepth.model import LM
 from nanodepth.models import checkpoint
@@ -110,8 +113,8 @@ class Config:
 
     def __post_init__(self):
         check_bounds(vars(self))
-        if not self.init_from:      # with it, the plan needs the checkpoint
-            Plan(self)              # below: it refuses settings that exclude each other
+        if not self.init_from:      # with it, a plan needs the checkpoint
+            Plan(self)              # train makes the one that counts: this one only may refuse
 
 
 # ----------------------------------------------------------------------------- what a step does
@@ -119,7 +122,7 @@ class Config:
 class Step(NamedTuple):
     lr_fraction: float                  # of the peak rate
     n_layer: int
-    origin: list | None                 # for each layer, which layer of the stage before it copies
+    growth: list | None                 # the order of the stage before that this one has untied
     order: list | None                  # in which the layers run; None: a recurrent core's own
     data: str                           # the loader: 'data' or 'cooldown_data'
     batch: int                          # which of its batches
@@ -137,47 +140,53 @@ class Plan:
         c = self.config = config
         self.parent = parent                    # what init_from gives; None: a new model
         refuse.what_excludes(c, parent)
-        p = parent or Parent(c.n_layer)
         self.cooldown_start = c.steps - c.decay_steps   # growing is over, and the rate falls
-        self.stages = [(0, p.n_layer)]                  # [(first step, layers)]
+        # what training begins with
+        begins = parent or Parent(c.grow_block if c.grow else c.n_layer)
+
+        # growing: a new model up to n_layer, a parent once
+        self.stages = [(0, begins.n_layer)]             # [(first step, layers)]
+        self.growths = {}                               # {layers: the order that they grew by}
         if c.grow:
-            start, end = c.grow_block, c.n_layer
-            if parent:                                  # a parent grows once
-                start, end = p.n_layer, len(grown_order(c.grow, p.n_layer, c.grow_block))
-            self.stages = growth_plan(c.grow, end, c.grow_block, self.cooldown_start,
-                                      c.grow_alpha, start=start)
-        self.origins = {deeper: grown_order(c.grow, n_layer, c.grow_block)
-                        for (_, n_layer), (_, deeper) in pairwise(self.stages)}
+            ends = c.n_layer
+            if parent:
+                ends = len(grown_order(c.grow, parent.n_layer, c.grow_block))
+            self.stages = growth_plan(c.grow, ends, c.grow_block, self.cooldown_start,
+                                      c.grow_alpha, start=begins.n_layer)
+            for order in growths(c.grow, begins.n_layer, ends, c.grow_block):
+                self.growths[len(order)] = order
+
+        # looping: None is each layer once
         deepest = self.stages[-1][1]
-        self.main_order = fit_loop(c.loop, deepest) if c.loop else p.order  # None: each layer once
+        self.main_order = fit_loop(c.loop, deepest) if c.loop else begins.order
         self.cooldown_order = self.main_order
         if c.cooldown_loop:
             self.cooldown_order = fit_loop(c.cooldown_loop, deepest)
-        # of a recurrent core
-        self.recurrence = c.recurrence or p.recurrence
-        self.backprop_depth = c.backprop_depth or p.backprop_depth
+
+        # a recurrent core
+        self.recurrence = c.recurrence or begins.recurrence
+        self.backprop_depth = c.backprop_depth or begins.backprop_depth
 
     def at(self, step):
         "What this step does."
         c = self.config
         cools = step >= self.cooldown_start
         n_layer = [n_layer for first, n_layer in self.stages if first <= step][-1]
-        origin = self.origins.get(n_layer)
         order = (self.cooldown_order if cools else self.main_order) or [*range(n_layer)]
         data, batch = 'data', step
         if cools and c.cooldown_data:
             data, batch = 'cooldown_data', step - self.cooldown_start
-        what = Step(lr_fraction=lr_fraction(c, step), n_layer=n_layer, origin=origin, order=order,
-                    data=data, batch=batch)
-        if self.recurrence is None:
-            return what
-        # A recurrent core runs equally often on every rank. As in the authors' code, gradients go
-        # back through no more of its runs than the step's mean.
-        mean = recurrence_curriculum(step, c.steps, self.recurrence, c.curriculum,
-                                     c.curriculum_shape)
-        most = recurrence_curriculum(step, c.steps, self.backprop_depth, c.backprop_curriculum)
-        return what._replace(order=None, r=sample_recurrence(mean, step, c.seed),
-                             backprop_depth=min(most, mean))
+        r = backprop_depth = None
+        if self.recurrence is not None:
+            # A recurrent core runs equally often on every rank. As in the authors' code, gradients
+            # go back through no more of its runs than the step's mean.
+            order = None                # it stands in the model's own order
+            mean = recurrence_curriculum(step, c.steps, self.recurrence, c.curriculum,
+                                         c.curriculum_shape)
+            most = recurrence_curriculum(step, c.steps, self.backprop_depth, c.backprop_curriculum)
+            r, backprop_depth = sample_recurrence(mean, step, c.seed), min(most, mean)
+        return Step(lr_fraction(c, step), n_layer, self.growths.get(n_layer), order, data, batch,
+                    r, backprop_depth)
 
 
 def lr_fraction(c, step):
@@ -195,13 +204,19 @@ def lr_fraction(c, step):
 
 # ------------------------------------------------------------------------------ parts of a step
 
+class Batch(NamedTuple):
+    tokens: torch.Tensor                # (B, T): this process's rows of a step's batch
+    targets: torch.Tensor               # (B, T), -1 where no answer is asked for
+    count: int                          # how many of these targets count
+
+
 def get_batch(world, data, now):
-    "This process's rows of a step's batch, (B, T) each, and how many of its targets count."
-    x, y = data[now.data].batch(now.batch)
-    count = (y != -1).sum().item()      # here, where it does not wait for a GPU
+    tokens, targets = data[now.data].batch(now.batch)
+    count = (targets != -1).sum().item()        # here, where it does not wait for a GPU
     if world.cuda:                      # pinned memory is sent while the GPU works
-        x, y = x.pin_memory(), y.pin_memory()
-    return *(t.to(world.device, non_blocking=world.cuda) for t in (x, y)), count
+        tokens, targets = tokens.pin_memory(), targets.pin_memory()
+    return Batch(tokens.to(world.device, non_blocking=world.cuda),
+                 targets.to(world.device, non_blocking=world.cuda), count)
 
 
 def autocast(c, world):
@@ -216,14 +231,13 @@ def wrap(world, model):
     if world.compiles:
         for block in model.layers:
             block.compile()
-    world.let_go()                      # of the memory of the model before it
     return world.ddp(model) if world.size > 1 else model
 
 
 def backward(c, world, model, batch, total, step, recurrence):
-    """Forward and backward over this process's rows, in pieces; the sum of its losses. A loss is
-    divided by `total`, the targets of the whole batch over all processes: a mean for each piece
-    would give the tokens of short answers more weight."""
+    """Forward and backward over this process's rows, in pieces: its share of the batch's loss. That
+    is one sum over the targets of all processes, divided by their number, `total`. A mean for each
+    piece would give the tokens of short answers more weight."""
     tokens, targets, _ = batch
     loss = 0.0
     for i, (x, y) in enumerate(zip(tokens.chunk(c.grad_accum), targets.chunk(c.grad_accum))):
@@ -231,12 +245,12 @@ def backward(c, world, model, batch, total, step, recurrence):
         if how:             # each row's first state is noise, the same however rows are shared out
             first = world.rank * len(tokens) + i * len(x)
             how = how | dict(generator=row_generators(c.seed, step, first, len(x), world.device))
-        if world.size > 1:  # DDP adds the gradients up with the last piece, and divides by size
+        if world.size > 1:  # DDP exchanges gradients with the last piece alone
             model.require_backward_grad_sync = i == c.grad_accum - 1
-        with autocast(c, world):        # the model's loss is a mean; times its targets it is a sum
-            # where no target counts, the loss is 0
+        with autocast(c, world):
+            # the model's loss is a mean: times its targets it is a sum (0 where none counts)
             share = model(x, y, **how) * (y != -1).sum() / max(1.0, total)
-        (share * world.size).backward()
+        (share * world.size).backward()     # DDP divides the gradients by the number of processes
         loss += share.detach()
     return loss
 
@@ -274,7 +288,7 @@ def train(c):
             torch.manual_seed(seed_for(c.seed, 'init'))
             model = LM(model_config(c, vocab_size=c.vocab_size or data['data'].vocab_size,
                                     n_layer=plan.at(0).n_layer, order=plan.main_order))
-        if core := core_of(model):      # what it does where nothing else is said
+        if core := core_of(model):      # the config's, or its own where the config says None
             core.recurrence, core.backprop_depth = plan.recurrence, plan.backprop_depth
             core.recompute = c.recompute
         model.to(world.device, torch.float32).train()       # Hugging Face's may be bfloat16
@@ -284,7 +298,10 @@ def train(c):
         optimizers = make_optimizers(model, c)
         load_optimizers(optimizers, states, c.out_dir)
         saved = states = None                   # they hold the weights and states once more
+        world.let_go()
         wrapped = wrap(world, model)            # what is trained; `model` is what is measured
+        step = totals['step']
+        log = run.open_log(c, settings, world, data['data'], model, step, resumes)
 
         # ---- what is measured, and what is kept
         def validate(metric=None):
@@ -305,38 +322,34 @@ def train(c):
             world.wait()
 
         # ---- the loop
-        step = totals['step']
         tokens_a_step = c.batch_size * c.context
-        log = run.open_log(c, settings, world, data['data'], model, step, resumes)
         if step == 0:
             log.write(step=0, tokens=0, flops=0, seconds=0, n_layer=len(model.layers),
                       depth=len(model.unrolled()), **validate(c.metric))
         batch = get_batch(world, data, plan.at(step))
-        total = world.sum_over_ranks(batch[-1])         # its targets, over all processes
+        total = world.sum_over_ranks(batch.count)       # its targets, over all processes
         world.listen()                  # from now on Ctrl-C and SIGTERM wait for the step's end
         while step < c.steps:
             now = plan.at(step)
             events = {}                 # what the log will say of this step beside its loss
 
-            # the model grows, or begins to run its layers in another order
-            grows = now.n_layer > len(model.layers)
-            loops = not grows and now.order not in (None, model.order)
-            if grows or loops:
+            if now.n_layer > len(model.layers):                         # the model grows
                 before = validate()['val_loss']
-                if grows:
-                    if c.keep_stages:
-                        save()
-                        world.first_does(lambda: checkpoint.keep(c.out_dir, step))
-                    wrapped = None      # DDP and its gradients go with the old model
-                    # the optimizers become the new model's own
-                    model = untie(model, now.origin, optimizers, c.init)
-                    wrapped = wrap(world, model)
-                else:
-                    model.order = now.order
+                if c.keep_stages:
+                    save()
+                    world.first_does(lambda: checkpoint.keep(c.out_dir, step))
+                wrapped = None          # DDP and its gradients go with the old model
+                # the optimizers become the new model's own
+                model = untie(model, now.growth, optimizers, c.init)
+                world.let_go()          # of the old one's memory
+                wrapped = wrap(world, model)
                 after = validate()['val_loss']
-                events['grown' if grows else 'looped'] = dict(before=before, after=after)
-                if grows:
-                    events['grown'] |= dict(origin=now.origin, init=settings['init'])
+                events['grown'] = dict(before=before, after=after, origin=now.growth,
+                                       init=settings['init'])
+            elif now.order not in (None, model.order):                  # it begins to loop
+                before = validate()['val_loss']
+                model.order = now.order
+                events['looped'] = dict(before=before, after=validate()['val_loss'])
 
             # forward and backward; the next batch comes while the GPU is at work
             began = time.perf_counter()
@@ -345,11 +358,14 @@ def train(c):
             params = [p for o in optimizers for group in o.param_groups for p in group['params']]
             norm = torch.nn.utils.clip_grad_norm_(params, c.grad_clip or math.inf)
             batch = get_batch(world, data, plan.at(step + 1))
-            # here it waits for the GPU; asked: a signal that some process got, or 0
-            loss, total, asked = world.share(loss, batch[-1])
+            # Here it waits for the GPU. Over all processes: this step's loss, the targets of the
+            # next batch, and the signal that one of them got (asked; 0 if none).
+            loss, total, asked = world.share(loss, batch.count)
             norm = norm.item()
             if not math.isfinite(loss + norm):
-                if not events:          # the weights are those before this step
+                # The weights are still those before this step. After a growth in it they are not:
+                # a resume would not grow again, and the log would miss it.
+                if not events:
                     save()
                 refuse.this_step(c, step, loss, norm)
 
@@ -398,11 +414,13 @@ def read_config(argv, cls=Config):
 
 
 def main(argv):
-    stopped = train(read_config(argv))
+    with refuse.what_does_not_fit():
+        stopped = train(read_config(argv))
     if stopped:         # make or a scheduler must not take the run for finished
         raise SystemExit(128 + stopped)
 
 
 if __name__ == '__main__':
-    from nanodepth.__main__ import main as nanodepth
-    nanodepth('train')      # it calls main, and prints what was refused as one line
+    from nanodepth.commands.train import explain        # the list of configs, --help, --dry_run
+    with refusals('train'):     # prints what was refused as one line
+        explain(sys.argv[1:]) or main(sys.argv[1:])

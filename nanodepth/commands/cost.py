@@ -68,7 +68,7 @@ def stretches(config):
         if parent is None:
             model = empty(config, n_layer)
         else:
-            model = parent if n_layer == len(parent.layers) else untie(parent, steps[0].origin)
+            model = parent if n_layer == len(parent.layers) else untie(parent, steps[0].growth)
         if core := core_of(model):
             core.recurrence = plan.recurrence
         # a recurrent core's equal draws are computed once

@@ -51,7 +51,7 @@ def settings_of(plan):
     and `metric` the name with a mark of the source."""
     settings = asdict(plan.config)
     if callable(settings['grow']):
-        settings['grow'] = [*plan.origins.values()]
+        settings['grow'] = [*plan.growths.values()]
     for name in ('init', 'metric'):
         if callable(settings[name]):
             with refusing(OSError, TypeError, AttributeError, why=lambda error: f'{name} must be a '
