@@ -89,7 +89,7 @@ def untie(model, order, optimizer=None, init=None):
     new.config = dataclasses.replace(model.config, n_layer=len(written), order=None)
     if hasattr(new, 'adapter') and core_in(order) is None:
         del new.adapter             # a core's, which leaves with it
-    new.steps = None
+    new.order_with_steps = None     # it named the old layers
     new.order = renumbered(order)
     if init is not None:
         with torch.no_grad():

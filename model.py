@@ -76,14 +76,15 @@ class ModelConfig:
 # backprop_depth, generator. Without a Core it is empty. A step has
 #   items                           an order of its own,
 #   step(x, walk, position)         the stream behind it; walk.run sends one through its items,
-#   unrolled(**how)                 the layers that this runs, one after another,
+#   unrolled(**how)                 the layer of each position that it takes, one after another (at
+#                                   one position a Window evaluates its layer several times),
 #   flops(model, context, **how)    their cost, in training,
 #   enter(model, order, new=True)   called when a model gets the order, for good or (new=False) for
 #                                   one call. A step may note the model's sizes. What it learns is
 #                                   in modules that it gives to the model.
 
 def unrolled(order, **how):
-    "The layers of all positions, one after another: as many as the model is deep."
+    "The layer of each position, one after another: as many as the model is deep."
     layers = []
     for item in order:
         layers += [item] if isinstance(item, int) else item.unrolled(**how)
@@ -227,11 +228,16 @@ class Block(nn.Module):
 
 
 class LM(CoreSettings, nn.Module):
+    # CoreSettings: of an order with a Core in it, model.prelude, model.core and model.coda are the
+    # items before, within and behind it, and model.recurrence and others are the Core's settings.
+
     def __init__(self, config):
         super().__init__()
         self.config = config
-        self.steps = None       # the order, if it has steps, which no config can hold
-        self.beside = None      # config.order at that moment, to notice if it is changed later
+        # The order stands in config.order if it is numbers alone (None: each layer once). No config
+        # can hold steps: an order with them stands here, and config.order does not count.
+        self.order_with_steps = None
+        self.unused_order = None    # what config.order was then, to notice if it is set later
         self.embed = nn.Embedding(config.vocab_size, config.n_embd)
         self.layers = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         self.norm = nn.RMSNorm(config.n_embd, config.norm_eps)
@@ -257,25 +263,26 @@ class LM(CoreSettings, nn.Module):
     @property
     def order(self):
         "The order that runs when none is given."
-        if self.steps and self.config.order != self.beside:
+        if self.order_with_steps and self.config.order != self.unused_order:
             raise Refused('config.order was set beside an order with steps, which it would not '
                           'change: set model.order')
-        return list(self.steps or self.config.order or range(len(self.layers)))
+        return list(self.order_with_steps or self.config.order or range(len(self.layers)))
 
     @order.setter
     def order(self, order):
         order = check_order(order, len(self.layers))
         for step in steps_of(order):
             step.enter(self, order)
-        self.steps = order if steps_of(order) else None
-        self.beside = self.config.order if self.steps else None
-        if not self.steps and order != self.order:
+        self.order_with_steps = self.unused_order = None
+        if steps_of(order):
+            self.order_with_steps, self.unused_order = order, self.config.order
+        elif order != self.order:
             self.config.order = order
 
     def run(self, x, order, *, position=0, cache=None, tap=None, **how):
         """Run a segment of an order on the residual stream x (B, T, C). `position` is the place of
-        its first layer in the whole order, so that run(run(x, a), b, position=len(a)) is
-        run(x, a + b)."""
+        its first layer in the whole order: of two orders of layers, run(run(x, a), b,
+        position=len(a)) is run(x, a + b)."""
         seen = 0 if cache is None else cache.seen
         end = seen + x.shape[1]
         if end > self.config.context:

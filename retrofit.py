@@ -121,13 +121,15 @@ class Core:
         self.backprop_depth = backprop_depth
         self.inject, self.start, self.fresh = inject, start, fresh      # looping/starts.py
         self.state_std = state_std
+        self.width = None   # of the model that it is in
         self.table = None   # the first states of a text's positions, made when they are needed
 
     def enter(self, model, order, new=True):
-        "The model gets an adapter, if it has none and the order is to be its own."
-        if getattr(self, 'width', model.config.n_embd) != model.config.n_embd:
+        """The model gets an adapter, if it has none and the order is to be its own. model.adapter
+        is a matrix, or None where inject='add' needs none. Here is also what a core refuses."""
+        if self.width not in (None, model.config.n_embd):
             raise Refused('this core is in a model of another width: make one for each model')
-        self.context, self.width = model.config.context, model.config.n_embd
+        self.context, self.width = model.config.context, model.config.n_embd    # for first states
         if self.state_std is None:
             self.state_std = starts.std_of(self.start, self.width)
         if sum(hasattr(step, 'recurrence') for step in steps_of(order)) > 1:

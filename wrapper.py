@@ -81,7 +81,7 @@ class Window:
 
     method  a name of SOLVERS, or its function
     cache   what later tokens see of a looped layer: its 'first' or 'last' evaluation's keys, or
-            others of looping/caches.py
+            others of looping/caches.py, such as 'natural'
     decode  'full' loops at each new token; 'bypass' loops only while a prompt is read
     mode    the items as one 'block', or 'layer' by layer"""
 
@@ -91,12 +91,12 @@ class Window:
         names = {solver: name for name, solver in SOLVERS.items()}
         self.method, self.K, self.decode = names.get(method, method), K, decode
         self.solver, self.evaluations = pick_solver(self.method, K, beta, **options)
-        self.by_layer = self.method in BY_LAYER
-        self.mixes_tokens = self.method not in PER_TOKEN
+        self.by_layer = self.method in BY_LAYER             # a method for each layer by itself
+        self.mixes_tokens = self.method not in PER_TOKEN    # no padded rows, then (scoring asks)
         self.mode = mode or ('layer' if self.by_layer else 'block')
         self.cache = cache or ('natural' if self.by_layer else 'first')
         check_choice('mode', self.mode, ['layer'] if self.by_layer else ['block', 'layer'])
-        check_cache(self, options.get('tol'))
+        check_cache(self, options.get('tol'))       # with a tolerance it may stop before K
 
     def __repr__(self):
         return f'Window({self.items}, {self.method!r}, K={self.K})'
@@ -107,13 +107,14 @@ class Window:
     def __call__(self, x, walk, position):
         if self.decode == 'bypass' and walk.seen > 0 and x.shape[-2] == 1:
             return walk.run(x, self.items, position)
-        memory = Memory(self, walk, position)       # what the evaluations do with a KV cache
+        memory = Memory(self, walk, position)       # what it does with a KV cache, if there is one
         parts = [self.items] if self.mode == 'block' else [[item] for item in self.items]
         y = x
         for part in parts:
-            y = self.solver(memory.window(part, position), y)
+            g = memory.window(part, position)       # each call of g is one evaluation
+            y = self.solver(g, y)
             position += len(unrolled(part, **walk.how))
-        memory.settle(x, y)
+        memory.settle(x, y)     # some caches keep one more pass, on what came in or what goes out
         return y
 
     def unrolled(self, **how):

@@ -159,7 +159,7 @@ def depth_score(c):
 def heatmap(c, part):
     rows = []
     for future, propagate in itertools.product((True, False), repeat=2):
-        if not propagate and c.model.steps:
+        if not propagate and c.model.order_with_steps:
             continue            # an adapter's output is no sum of earlier updates
         setting = (f'{"future" if future else "all"} tokens, '
                    f'{"propagated" if propagate else "local"}')
@@ -189,7 +189,7 @@ def similarity(c, blocks=False):
 def rearranged(change, *sizes):
     "A probe that makes a change to every block of some sizes, and scores the result."
     def measure(c):
-        if c.model.steps:
+        if c.model.order_with_steps:
             raise NotHere('a recurrent core takes no other order of its layers')
         with counted(c.model, 'other orders'):
             rows = probe.order_sweep(c.model, c.score, change, sizes)

@@ -54,7 +54,7 @@ class CoreSettings:
     NAMES = {*SETTINGS, *PARTS, 'inject', 'start', 'first_state'}
 
     def __getattr__(self, name):
-        core = core_in(vars(self).get('steps') or ()) if name in self.NAMES else None
+        core = core_in(vars(self).get('order_with_steps') or ()) if name in self.NAMES else None
         if core is None:
             return super().__getattr__(name)
         if name in self.PARTS:

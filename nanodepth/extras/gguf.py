@@ -89,7 +89,7 @@ def shared_stack(model):
     """(a stack of layers, how many times the order runs it), where llama.cpp can run that with
     shared weights, else (the order, 1)."""
     c, order = model.config, model.order
-    if not (model.steps or c.qk_norm or c.qkv_bias or c.rope_scaling or c.ln_scaling):
+    if not (model.order_with_steps or c.qk_norm or c.qkv_bias or c.rope_scaling or c.ln_scaling):
         for n in range(1, len(order)):
             times = len(order) // n
             if order == order[:n] * times:

@@ -20,7 +20,8 @@ from nanodepth import ROOT
 from nanodepth.common.errors import Refused, check_choice
 from nanodepth.common.files import replace
 from nanodepth.common.options import read
-from nanodepth.extras.claims import MARGINS, Contrast, verdicts
+from nanodepth.extras.claims import verdicts
+from nanodepth.report.contrasts import MARGINS, Contrast
 from nanodepth.report.tables import mean, read_rows, where
 
 UNITS = dict(flops=(1e-12, 1), parameters=(1e-6, 2))        # a factor, and digits behind the point

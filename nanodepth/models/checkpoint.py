@@ -254,7 +254,7 @@ def describe(model):
     "What build_model needs of a model, for `save`."
     from nanodepth.retrofit import OPTIONS, core_of, parts_of
     state = dict(model=model.state_dict(), model_config=dataclasses.asdict(model.config))
-    if not model.steps:         # an adapter may be left of an order that had a core
+    if not model.order_with_steps:         # an adapter may be left of an order that had a core
         state['model'] = {name: tensor for name, tensor in state['model'].items()
                           if not name.startswith('adapter.')}
         return state | dict(kind='lm')

@@ -121,7 +121,7 @@ def exit_at(model, position, lens=None):
     model, an early exit is a prefix of the order."""
     @torch.no_grad()
     def answer(tokens):
-        x = (model.hidden(tokens, order=model.order[:position + 1]) if not model.steps
+        x = (model.hidden(tokens, order=model.order[:position + 1]) if not model.order_with_steps
              else streams_behind(model, tokens)[position])
         return model.head(model.norm(x if lens is None else lens.translate(position, x)))
     answer.config, answer.parameters = model.config, model.parameters

@@ -17,7 +17,8 @@ from nanodepth.commands.cost import planned
 from nanodepth.report.logs import read_lines
 from nanodepth.report.tables import as_csv, read_rows
 from nanodepth.extras import gpu_runs, results
-from nanodepth.extras.claims import Contrast, holm, verdict, verdicts
+from nanodepth.extras.claims import holm, verdict, verdicts
+from nanodepth.report.contrasts import Contrast
 from nanodepth.train import read_config
 
 
