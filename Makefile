@@ -3,7 +3,7 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 
-.PHONY: all setup data lidas baseline smollm2 real test families readme demo site browser llama bench table gpu gpu_runs gpu_test clean
+.PHONY: all setup data lidas baseline smollm2 real test families readme demo site browser llama bench compare_toy gpu gpu_test clean
 
 all: lidas                      # set up, grow the toy model, leave a picture and a sample of its text: 3 to 7 minutes
 
@@ -38,16 +38,14 @@ demo: data/toy_deep/train.json data/toy/train.json      # docs/demo.html: LIDAS 
 site: smollm2                   # out/site, for any web server: the published model's page, and the toys' as toys.html; a minute
 	$(PY) -m nanodepth play out/smollm2 --site=out/site --home=$(HOME_URL) --url=$(SITE_URL)
 	cp docs/demo.html out/site/toys.html
-table: data/toy_deep/train.json data/toy/train.json     # README's toy table: the next of eight seeds, or SEED=3; 70 minutes each
-	$(PY) -m nanodepth table $(if $(SEED),--seed=$(SEED))
+compare_toy: data/toy_deep/train.json data/toy/train.json       # README's toy table: the seeds of eight without rows, or SEEDS=4-5; 70 minutes each
+	$(PY) -m nanodepth compare config/compare_toy.py $(if $(SEEDS),--seeds=$(SEEDS))
 bench: .venv/tests              # speed and memory beside transformers' Llama: out/bench.md, 5 minutes
 	$(PY) -m nanodepth bench --out=out/bench.md
 gpu: .venv/tests                # the same on a GPU, at 360M, eager and compiled: out/gpu.md, two minutes
 	$(PY) -m nanodepth bench --device=cuda --out=out/gpu.md
 gpu_test:                       # what no CPU can say of training: compiled, grown, stopped, recurrent; two minutes
 	$(PYTHON) tests/gpu.py
-gpu_runs:                       # growing at 102 million weights: the next runs that fit into MINUTES; needs data/gpu
-	$(PYTHON) -m nanodepth gpu_runs --minutes=$(or $(MINUTES),9)
 
 # ---- a published model and real questions, from two packages that are only read
 

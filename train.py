@@ -30,8 +30,8 @@ if __name__ == '__main__':
 
 import torch
 
-from nanodepth.common.errors import refusals
-from nanodepth.common.options import check_bounds, given
+from nanodepth.common.errors import refusals, say
+from nanodepth.common.options import by_source, check_bounds
 from nanodepth.common.seeds import seed_for, row_generators
 from nanodepth.grow import grown_order, growth_plan, growths, untie
 from nanodepth.loop import fit_loop
@@ -41,7 +41,7 @@ from nanodepth.retrofit import core_of, recurrence_curriculum, sample_recurrence
 from nanodepth.training import refuse, run       # what is refused, and the folder of a run
 from nanodepth.training.measure import measure, numbers_of
 from nanodepth.training.optimizers import load_optimizers, make_optimizers
-from nanodepth.training.plan import Parent, model_config, settings_of
+from nanodepth.training.plan import Parent, model_config, settings_of, shortened
 from nanodepth.training.processes import World
 
 
@@ -408,14 +408,15 @@ def train(c):
         return asked if step < c.steps else 0
 
 
-def read_config(argv, cls=Config):
-    "Config files, such as config/lidas.py, and then each --name=value, as one Config."
-    return cls(**given(cls, argv))
+def read_config(argv, cls=Config, tell=None):
+    """Config files, such as config/lidas.py, and then each --name=value, as one Config. If it has
+    too few steps for its warm-up and decay, these become shorter, and `tell` is told."""
+    return cls(**shortened(cls, *by_source(cls, argv), tell))
 
 
 def main(argv):
     with refuse.what_does_not_fit():
-        stopped = train(read_config(argv))
+        stopped = train(read_config(argv, tell=say))
     if stopped:         # make or a scheduler must not take the run for finished
         raise SystemExit(128 + stopped)
 

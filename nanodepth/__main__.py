@@ -26,12 +26,11 @@ COMMANDS = {        # name: (module, what it does)
     'play': ('extras.play', 'a page on which you move layers and see what it does'),
     'export': ('commands.export', 'a checkpoint as a Hugging Face folder'),
     'evaluate': ('commands.evaluate', 'how good models are, run in these ways'),
+    'compare': ('commands.compare', 'is an idea better, at equal tokens and FLOPs, over seeds?'),
     'cut': ('commands.cut', 'another model of a trained one: recurrent, or with untied layers'),
     'sweep': ('commands.sweep', 'try many ways of running, judge the best on other data'),
     'probe': ('commands.probe', 'which layers models use: a page of pictures'),
     'results': ('extras.results', 'the tables of docs/RESULTS.md, from the rows of seeds'),
-    'table': ('extras.table', "README's toy table: the next of eight seeds"),
-    'gpu_runs': ('extras.gpu_runs', 'growing at 102 million weights: the next runs without a row'),
     'bench': ('extras.bench', 'speed and memory, each compared with a peer'),
 }
 

@@ -755,6 +755,23 @@ def test_what_is_not_a_number_is_no_accuracy(tiny, data):
     assert math.isnan(score.mean) and score.error is None and {*score.answers} == {None}
 
 
+def test_the_loss_on_text_alone_and_the_log_probability_of_the_right_answer(tiny, tmp_path):
+    write_noise(tmp_path / 'data', ['text', 'copy'])
+    save_run(tmp_path / 'run', tiny(vocab_size=257, context=64), tmp_path / 'data')
+    asked = scoring.Asked(tasks='toy_copy', n=6, batches=2, device='cpu',
+                          measures=('loss', 'text', 'log_prob'))
+    subject = scoring.Subject(tmp_path / 'run', asked)
+    scores = subject.scores(Way())
+    kinds = measure(subject.model, subject.val, 2)[1]
+    assert scores['text'].mean == pytest.approx(kinds['text']['loss'], rel=1e-9)
+    examples = subject.questions['toy_copy']
+    values = log_likelihoods(subject.model, subject.tokenizer, examples)
+    assert scores['toy_copy log_prob'].answers == [
+        each[example.answer].item() for each, example in zip(values, examples)]
+    plain = scoring.Subject(tmp_path / 'run', scoring.Asked(tasks='toy_copy', n=6, device='cpu'))
+    assert not {'text', 'toy_copy log_prob'} & plain.scores(Way()).keys()
+
+
 @pytest.mark.parametrize('ends, text', [([2, 1], 'b'), (2, 'bdeeee')])
 def test_an_answer_ends_at_each_of_the_models_ends_without_special_tokens(tmp_path, ends, text):
     said = answering(tmp_path, ends)

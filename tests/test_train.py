@@ -37,7 +37,8 @@ from nanodepth.training.plan import Parent
 from nanodepth.training.processes import World
 from nanodepth.training.refuse import MAY_DIFFER, MAY_DIFFER_AHEAD
 
-CONFIGS = sorted(path.stem for path in ROOT.glob('config/[!_]*.py'))
+CONFIGS = sorted(path.stem for path in ROOT.glob('config/[!_]*.py')
+                 if not path.stem.startswith('compare_'))
 
 
 def by_hand(c, parent, step):
@@ -230,6 +231,30 @@ def test_growth_happens_when_the_plan_says_and_is_logged(config):
         stage = checkpoint.load_model(f'{c.out_dir}/ckpt-{step}.pt')
         assert len(stage.layers) == n
         assert evaluate(stage, val, c.eval_batches) == pytest.approx(before, abs=1e-6)
+
+
+def test_too_few_steps_shorten_what_no_command_line_names(tmp_path, config):
+    "In proportion to the config's own steps, or to the defaults; a resumed run keeps what it has."
+    def lengths(*words, said=None):
+        told = []
+        c = read_config([*words], tell=told.append)
+        assert len(told) == (c.warmup_steps + c.decay_steps < 170) and said in ''.join(told)
+        return c.steps, c.warmup_steps, c.decay_steps
+    path = tmp_path / 'c.py'
+    path.write_text('steps = 2000\nwarmup_steps = 100\ndecay_steps = 500\n')
+    assert lengths(str(path), '--steps=100', said='warmup_steps=5 and') == (100, 5, 25)
+    assert read_config([str(path), '--steps=600']).warmup_steps == 100
+    path.write_text('steps = 100\n')       # the defaults are 600, 50, 120
+    assert lengths(str(path), said='decay_steps=20') == (100, 8, 20)
+    assert lengths('--steps=60', '--decay_steps=30', said='n, warmup_steps=5') == (60, 5, 30)
+    with pytest.raises(Refused, match='warmup_steps=50 and decay_steps=12 do not fit into'):
+        read_config(['--steps=60', '--warmup_steps=50'])
+    c = config(steps=60, warmup_steps=5, decay_steps=12, eval_every=60)
+    train(c)
+    here = [f'--out_dir={c.out_dir}']
+    assert read_config([*here, '--steps=90']).warmup_steps == 5
+    with pytest.raises(Refused, match='holds a run of 60 steps'):
+        read_config([*here, '--steps=30', '--warmup_steps=20', '--decay_steps=20'])
 
 
 def test_functions_of_a_config(tmp_path, capsys):

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from nanodepth.common.errors import Refused
+from nanodepth.common.errors import Refused, say
 from nanodepth.grow import untie
 from nanodepth.model import LM
 from nanodepth.models import checkpoint
@@ -86,7 +86,7 @@ def planned(config):
 
 def main(argv):
     "The command train.py CONFIG --dry_run."
-    config = read_config(argv, DryRun)
+    config = read_config(argv, DryRun, tell=say)
     if not config.dry_run:
         raise Refused('--dry_run=false: leave it out to train')
     show(config)

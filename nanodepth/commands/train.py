@@ -16,7 +16,8 @@ def explain(argv):
     if not argv:
         print(USAGE + '      (--help lists the settings)')
         for path in sorted((ROOT / 'config').glob('[!_]*.py')):
-            print(f'  {f"config/{path.name}":44}{docstring_of(path).partition(chr(10))[0]}')
+            if not path.name.startswith('compare_'):        # for nanodepth compare
+                print(f'  {f"config/{path.name}":44}{docstring_of(path).partition(chr(10))[0]}')
         raise SystemExit(2)
     if {'-h', '--help'} & set(argv):
         read(Config, argv, f'{USAGE}\n\n{train_file.__doc__ or ""}')

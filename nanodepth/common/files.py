@@ -201,9 +201,10 @@ held = {}           # {a folder that this process holds: its open lock}
 
 
 @contextlib.contextmanager
-def claim(folder):
+def claim(folder, wait=False):
     """Hold a folder, because two runs in one would overwrite each other. The lock goes with the
-    process that holds it; its file stays, unless a refusal leaves nothing else there."""
+    process that holds it; its file stays, unless a refusal leaves nothing else there. With `wait`,
+    another process that holds it is waited for."""
     if str(folder) in ('', '.'):        # --out= is no wish to write here
         raise Refused('the folder to write into is empty, or ".": write its name')
     folder = Path(folder).absolute()
@@ -215,7 +216,7 @@ def claim(folder):
     with open(folder / 'lock', 'a') as file:
         try:
             import fcntl
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         except ImportError:         # Windows has no flock: there it is up to you
             pass
         except BlockingIOError:

@@ -48,10 +48,10 @@ AT_LEAST = dict(
     r=1, times=1, blocks=1, K=1, tol=0, m=1, n=1, batches=1, limit=1, shots=0, max_length=2,
     length=2, count=1, best=1, lens_steps=1, lens_lr=0, tokens=1, temperature=0, top_k=1,
     # data and machines
-    documents=1, depths=0, val_every=2, workers=1, rows=1)
+    documents=1, depths=0, val_every=2, workers=1, rows=1, threads=1, minutes=0)
 SHARES = dict(
     curriculum=(0, 1), backprop_curriculum=(0, 1), beta=(0, 1), damp=(0, 1),
-    T=(1e-3, 1e3), text=(0, 0.99), grow_alpha=(-20, 20))
+    T=(1e-3, 1e3), rates=(1e-3, 1e3), text=(0, 0.99), grow_alpha=(-20, 20))
 
 TEXTS = 'prompt', 'scan'        # what is no path, though it may begin with ~/
 
@@ -72,6 +72,12 @@ def read(cls, argv, about=None):
 
 def given(cls, argv):
     "{name: value} of what config files and then the command line say."
+    in_files, named = by_source(cls, argv)
+    return in_files | named
+
+
+def by_source(cls, argv):
+    "({name: value} of config files, {name: value} of the command line)"
     kinds = typing.get_type_hints(cls)
     words = getattr(cls, 'WORDS', None)
     options = kinds.keys() - set(words or ())
@@ -104,7 +110,7 @@ def given(cls, argv):
     values = {}
     for path in plain:
         values |= fitted(kinds, run_file(path, kinds), f'{path}: ')
-    return values | named
+    return values, named
 
 
 def at_home(value):
@@ -181,6 +187,10 @@ def fit_one(value, kind):
         if not isinstance(items, (list, tuple)):
             raise ValueError
         return origin(fit(item, inside[0]) for item in items)
+    if origin is dict:
+        if not isinstance(value, dict):
+            raise ValueError
+        return {str(name): fit(item, inside[1]) for name, item in value.items()}
     text = str(value)
     if kind is Path and not text:       # Path('') would be the current folder
         raise ValueError
@@ -190,7 +200,9 @@ def fit_one(value, kind):
         return None
     if kind is Callable and callable(value):
         return value
-    if value is None or callable(value) or kind is Callable or isinstance(value, (list, tuple)):
+    if value is None or callable(value) or kind is Callable:
+        raise ValueError
+    if isinstance(value, (list, tuple, dict)):
         raise ValueError
     if origin is Literal:
         return inside[list(map(str, inside)).index(text)]

@@ -11,7 +11,7 @@ import math
 import os
 
 from nanodepth.common.files import fresh
-from nanodepth.report.logs import growths, kinds_of, measured, without_compiling
+from nanodepth.report.logs import growths, kinds_of, measured
 from nanodepth.report.tables import beside, grouped, mean, where
 
 COLOURS = ['#3b6fb6', '#d1495b', '#2e8b57', '#e08e1b', '#7b5aa6', '#4f4f4f', '#17a2b8', '#c45ab3',
@@ -126,22 +126,41 @@ def losses_after_warmup(log):
                           line.get('kinds', {}).get('text', {}).get('loss')) if value is not None]
 
 
-def draw_costs(groups):
-    "groups: {name: [one log per seed]}. The validation loss against all that it costs."
-    fig, axes = figure(1, 3, (11, 3.8), sharey=True)
-    labels = dict(flops='training FLOPs', tokens='tokens', minutes='minutes in steps (of seed 0)')
-    for colour, (name, logs) in zip(COLOURS, groups.items()):
-        logs = [without_compiling(log) for log in logs]
-        rows = [row for row in measured(logs) if row['step'] > 0]
-        minutes = {row['step']: row['minutes'] for row in rows if row['seed'] == 0}
-        rows = [row | dict(minutes=minutes[row['step']]) for row in rows]
-        for ax, x in zip(axes[0], labels):
-            curve(ax, rows, x, 'loss', colour, name, lw=2)
-    for ax, label in zip(axes[0], labels.values()):
-        ax.set_xlabel(label)
-    axes[0][0].set_ylabel('validation loss (nats per token)')
-    fig.legend(*axes[0][0].get_legend_handles_labels(), frameon=False, fontsize=9,
-               ncols=len(groups), loc='outside lower center')
+COSTS = dict(flops='training FLOPs', tokens='tokens', minutes='minutes in steps (of one seed)')
+
+
+def draw_costs(rows, values, like):
+    """rows: what each run and seed had measured at a step, and what it had cost until then. A row
+    of panels for each value, and a column for each cost, which is that of the first seed. like:
+    {run: the run whose colour it has}, dashed if that is another one. Dotted lines show where a
+    model became deeper."""
+    costs = [cost for cost in COSTS if all(isinstance(row.get(cost), float) for row in rows)]
+    fig, axes = figure(len(values), len(costs), (3.7 * len(costs), 0.8 + 2.7 * len(values)),
+                       sharex='col', sharey='row')
+    colours = dict(zip(dict.fromkeys(like.values()), COLOURS * 9))
+    for run, its in grouped(rows).items():
+        style = dict(colour=colours[like[run]], lw=2, ls='-' if like[run] == run else '--')
+        seeds = list(dict.fromkeys(row['seed'] for row in its))
+        first = {row['step']: row for row in where(its, seed=seeds[0])}
+        steps = [step for step in first if len(where(its, step=step)) == len(seeds)]
+        name = f'{run} ({len(seeds)} seeds)' if len(seeds) > 1 else run
+        deeper = [row for before, row in itertools.pairwise(first.values())
+                  if row['depth'] > before['depth']]
+        for line, value in zip(axes, values):
+            shown = [row for row in its if row['step'] in steps
+                     and isinstance(row.get(value), float)]
+            for ax, cost in zip(line, costs):
+                curve(ax, [row | {cost: first[row['step']][cost]} for row in shown], cost, value,
+                      label=name, factor=1 if value == 'loss' else 100, **style)
+                for row in deeper:
+                    ax.axvline(row[cost], color=style['colour'], ls=':', lw=1.3, zorder=0)
+    for line, value in zip(axes, values):
+        line[0].set_ylabel('validation loss (nats per token)' if value == 'loss' else
+                           f'{value.removesuffix(" right")}: % right')
+    for ax, cost in zip(axes[-1], costs):
+        ax.set_xlabel(COSTS[cost])
+    fig.legend(*axes[0][0].get_legend_handles_labels(), frameon=False, fontsize=9, ncols=3,
+               loc='outside lower center')
     return fig
 
 

@@ -91,20 +91,31 @@ def score(model_like, tokenizer, examples, **options):
 
 def ask(model_like, tokenizer, examples, **options):
     "The Score of a model on some questions: the likeliest option is its choice."
+    return right_and_log_prob(model_like, tokenizer, examples, **options)[0]
+
+
+def right_and_log_prob(model_like, tokenizer, examples, **options):
+    """Two Scores of the same questions: which are right, and the log-likelihood of the right
+    option, which has one peak over seeds where the share of right answers has two."""
     values = log_likelihoods(model_like, tokenizer, examples, **options)
     if all(v.isfinite().all() for v in values):
         right = [v.argmax().item() == e.answer for v, e in zip(values, examples)]
     else:       # argmax would still choose one
         right = [math.nan] * len(examples)
-    return of_answers(right, 1 / len(examples[0].options))
+    log_probs = [v[e.answer].item() for v, e in zip(values, examples)]
+    return (of_answers(right, 1 / len(examples[0].options)),
+            Score('nats', mean(log_probs), error_of(log_probs), log_probs))
 
 
 # --------------------------------------------------------------------------------------------- data
 
-def data_scores(model, loader, batches=None, pieces=1):
-    "{'loss', and the kinds of answers that the data mark: a Score of each}."
+def data_scores(model, loader, batches=None, pieces=1, text=False):
+    """{'loss', and the kinds of answers that the data mark: a Score of each}; with `text`, the loss
+    on what they mark as text, too."""
     of_rows, right = [], {}
-    for _, rows, answers_of in measured(model, loader, batches, pieces):
+    of_kinds = torch.zeros(1 + len(loader.kinds), 4, dtype=torch.float64)
+    for of_batch, rows, answers_of in measured(model, loader, batches, pieces):
+        of_kinds += of_batch
         of_rows += rows
         for kind, each in answers_of.items():
             right.setdefault(kind, []).extend(each)
@@ -114,8 +125,12 @@ def data_scores(model, loader, batches=None, pieces=1):
     # its error, also where rows have unequal numbers of targets.
     mean_count = counts.mean().clamp(min=1e-9)
     losses = (sums / mean_count + loss * (1 - counts / mean_count)).tolist()
-    return dict(loss=Score('nats', loss, error_of(losses), losses)) | {
-        kind: of_answers(each) for kind, each in right.items() if each and kind != 'text'}
+    scores = dict(loss=Score('nats', loss, error_of(losses), losses))
+    if text and 'text' in loader.kinds:
+        total, n = of_kinds[1 + loader.kinds.index('text'), :2].tolist()
+        scores['text'] = Score('nats', total / n if n else math.nan, None, [])
+    return scores | {kind: of_answers(each) for kind, each in right.items()
+                     if each and kind != 'text'}
 
 
 def starts_of(path):
@@ -183,7 +198,10 @@ class Asked:
     # primitives with their depths (toy_assign/3, assign_math/0-5, toy, papers); any other name is
     # a task or a list of lm-eval's (scoring/lm_eval_scores.py)
     tasks: str = ''
-    measures: tuple[Literal['loss'], ...] = ('loss',)   # on data; --measures= leaves it out
+    # loss: on data, with the kinds of answers that they mark; text: the loss on text alone, too;
+    # log_prob: of the right answer to each task, beside the right answers. --measures= leaves the
+    # data out
+    measures: tuple[Literal['loss', 'text', 'log_prob'], ...] = ('loss',)
     data: str | None = None     # a dataset; None: what the run was trained on
     batches: int = 8            # batches of validation data for each measurement
     n: int = 200                # examples of each primitive
@@ -230,7 +248,7 @@ class Subject:
         "The validation data, or None."
         asked, config = self.asked, self.state.get('config') or {}
         data = asked.data or config.get('data')
-        if not data or not asked.measures:
+        if not data or not {'loss', 'text'} & {*asked.measures}:
             return None
         if not asked.data and (self.harness or self.questions) and not is_there(data):
             say(f'{self.path}: what it was trained on ({data}) is not here, so its loss is left '
@@ -266,9 +284,13 @@ class Subject:
             scores = {}
             if self.val:
                 pieces = (self.state.get('config') or {}).get('grad_accum', 1)
-                scores = data_scores(self.answer, self.val, self.asked.batches, pieces)
+                scores = data_scores(self.answer, self.val, self.asked.batches, pieces,
+                                     text='text' in self.asked.measures)
             for name, examples in self.questions.items():
-                scores[name] = ask(self.answer, self.tokenizer, examples)
+                right, log_prob = right_and_log_prob(self.answer, self.tokenizer, examples)
+                scores[name] = right
+                if 'log_prob' in self.asked.measures:
+                    scores[f'{name} log_prob'] = log_prob
             if self.harness:
                 scores |= self.harness.scores(way)
             return scores

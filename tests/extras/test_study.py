@@ -13,13 +13,11 @@ from conftest import ROOT
 
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.common.errors import Refused
-from nanodepth.commands.cost import planned
-from nanodepth.report.logs import read_lines
+from nanodepth.commands.compare import FACTS
 from nanodepth.report.tables import as_csv, read_rows
-from nanodepth.extras import gpu_runs, results
+from nanodepth.extras import results
 from nanodepth.extras.claims import holm, verdict, verdicts
 from nanodepth.report.contrasts import Contrast
-from nanodepth.train import read_config
 
 
 def test_a_contrast_by_hand():
@@ -152,9 +150,9 @@ def test_a_difference_of_differences(folder):
 
 
 # what tells the rows of a table apart, or where they were made
-KEYS = {'seed', 'run', 'way', 'added', 'factor', 'value', 'layer', 'r', 'examples', 'measure',
-        'best', 'lr', 'step', 'log', 'commit', 'torch', 'card', 'machine', 'depth', 'layers', 'K',
-        'reading', 'cache', 'answers', 'n'}
+KEYS = {'added', 'factor', 'value', 'layer', 'r', 'examples', 'measure', 'best', 'step', 'log',
+        'card', 'depth', 'K', 'reading', 'cache', 'answers', 'n', 'minutes', *FACTS} - {
+            'flops', 'parameters', 'seconds', 'all_seconds', 'tokens'}
 
 
 def test_what_was_measured_is_shown_or_has_a_reason():
@@ -183,55 +181,3 @@ def test_what_was_measured_is_shown_or_has_a_reason():
 def test_the_papers_of_this_repo_say_what_its_rows_say():
     "docs/RESULTS.md is what the command makes of docs/results."
     nanodepth('results', ['--check'])
-
-
-# ------------------------------------------------------------------------------------- on one GPU
-
-def all_of(loss_of):
-    "The runs that gpu_runs takes one after the other, if a run has such a loss."
-    rows = []
-    while left := [arm for arm in gpu_runs.all_runs(rows)
-                   if arm not in {(row['run'], row['lr'], row['seed']) for row in rows}]:
-        run, rate, seed = left[0]
-        rows.append(dict(run=run, lr=rate, seed=seed, loss=loss_of(run, rate)))
-    return [(row['run'], row['lr'], row['seed']) for row in rows]
-
-
-def test_the_runs_on_a_gpu_find_the_best_rate_and_then_repeat_it():
-    best = {'ordinary': 1e-3, 'LIDAS': 4e-3, '12 layers, equal FLOPs': 2e-3}
-    done = all_of(lambda run, rate: abs(math.log(rate / best[gpu_runs.tuned_as(run)])))
-    assert done[:4] == [('ordinary', 1e-3, 0), ('LIDAS', 2e-3, 0),
-                        ('ordinary, equal FLOPs', 1e-3, 0), ('12 layers, equal FLOPs', 2e-3, 0)]
-    assert {rate for run, rate, _ in done if run == 'LIDAS'} == {1e-3, 2e-3, 4e-3, 8e-3}
-    assert {rate for run, rate, _ in done if run == 'ordinary'} == {5e-4, 1e-3, 2e-3}
-    for run in gpu_runs.FIRST:
-        assert {seed for name, rate, seed in done if name == run
-                and rate == best[gpu_runs.tuned_as(run)]} == {0, 1, 2}
-    assert [run for run, rate, _ in done[-6:]] == [*gpu_runs.LATER]
-    assert all(rate == best[gpu_runs.tuned_as(run)] for run, rate, _ in done[-6:])
-
-
-def test_partners_cost_what_lidas_costs():
-    cost = {run: planned(read_config(gpu_runs.settings(run, [])))
-            for run in (*gpu_runs.FIRST, *gpu_runs.LATER)}
-    for run in gpu_runs.FIRST[2:]:
-        assert cost[run] == pytest.approx(cost['LIDAS'], rel=1e-3)
-    assert cost['LIDAS'] == cost['MIDAS'] == pytest.approx(0.815 * cost['ordinary'], rel=1e-3)
-    assert cost['12x2'] == cost['ordinary'] == pytest.approx(3 * cost['ordinary, a third'])
-
-
-def test_a_call_takes_the_next_runs_and_leaves_a_row_of_each(data, tmp_path, capfd, monkeypatch):
-    monkeypatch.setattr(gpu_runs, 'all_runs', lambda rows: [('ordinary', 1e-3, 0)])
-    more = ('--n_embd=16 --n_head=2 --head_dim=8 --ffn_dim=32 --context=16 --batch_size=4 '
-            '--steps=20 --warmup_steps=2 --decay_steps=4 --eval_every=10 --eval_batches=2 '
-            f'--vocab_size=257 --data={data} --device=cpu')
-    call = [f'--rows={tmp_path}', f'--out={tmp_path / "out"}', f'--more={more}', '--commit=abc']
-    nanodepth('gpu_runs', [*call, '--minutes=1'])      # a first run is thought to take four
-    assert "0 runs have rows; next: ('ordinary', 0.001, 0)" in capfd.readouterr().out
-    nanodepth('gpu_runs', [*call, '--minutes=4.01'])
-    assert '1 runs have rows; next: none' in capfd.readouterr().out
-    [row] = read_rows(tmp_path / 'gpu.csv')
-    log = read_lines(tmp_path / 'gpu' / f'{row["log"]}.jsonl')
-    assert row['loss'] == log[-1]['val_loss'] and row['best'] == 1 and row['commit'] == 'abc'
-    assert row['bits'] == pytest.approx(row['loss'] / math.log(2) / 3.4)
-    assert row['tokens'] == 20 * 64 and 0 < row['depth_score'] < 23

@@ -1,0 +1,66 @@
+"""README's toy table: ten models with eight seeds, what each is asked, and the probes of growing.
+
+nanodepth compare config/compare_toy.py --seeds=4-7: 70 minutes a seed on one thread. Its rows are
+those of docs/results/table, which have four seeds. With --more=... it is a trial, whose rows stand
+with its runs.
+"""
+from nanodepth import probe
+from nanodepth.commands.probe import examples
+from nanodepth.report.tables import mean
+from nanodepth.text.loader import Loader
+from nanodepth.training.measure import measure
+
+rows = 'docs/results/table/page.csv'
+seeds = '8'
+threads = 1
+drawn = 'baseline', 'lidas', 'baseline_isoflops'
+tasks = 'toy_assign/0-5'
+seed = 7                # of the questions
+batches = 12
+partners = False        # but for these, of which the first keeps the baseline's cool-down:
+against = dict(retrofit='retrofit_dense')
+
+arms = dict(
+    baseline='config/baseline.py',
+    baseline_isoflops='baseline --flops=lidas --decay_steps=120',
+    midas='config/lidas.py --grow=midas',
+    lidas='config/lidas.py',
+    loop_2x4='config/loop_2x4.py',
+    standard_2='config/baseline.py --n_layer=2',
+    loop_1_2x3_1='config/loop_1_2x3_1.py',
+    standard_4='config/baseline.py --n_layer=4',
+    cut='cut {baseline} 2-2-2 --seed={seed}',
+    retrofit='config/retrofit.py --data=data/toy_deep --init_from={cut}',
+    retrofit_dense='config/retrofit_dense.py --data=data/toy_deep --init_from={baseline}')
+
+_WRAPPED = ['--window=2-5 --method=naive,euler,rk --K=4', '--window=2-5 --method=rk --K=3']
+ways = dict(
+    baseline=['--loop=3-2x2-3', *_WRAPPED],
+    lidas=['--loop=3-2x2-3', *_WRAPPED],
+    loop_1_2x3_1=['--loop=1-2x4-1'],
+    retrofit=['--r=1,2,3,4,8,16'])
+
+
+def metric(model, loader):
+    """Does a model repeat something with every block of two layers? Of the middle blocks, 2-3 and
+    4-5: how much more of the stream the attention of a block's second layer adds than that of its
+    first; what the loss gains when two layers change places, inside a block or across a border; and
+    how much more directly a block's second layer depends on each earlier layer."""
+    if model.order_with_steps or len(model.order) != 8:
+        return {}
+    val = Loader('data/toy', 32, 64, split='val', seed=1)
+    tokens = examples(val, 20, None)
+    norms = probe.residual_norms(model, tokens)
+    share = norms['attn share'].tolist()
+    effects = probe.future_effects(model, tokens, propagate=False).tolist()
+    on = [mean([row[d] for row in effects[:d]]) for d in range(len(effects))]
+    orders = probe.order_sweep(model, lambda m: dict(loss=measure(m, val, 2)[0]),
+                               probe.reverse_block, [2])
+    rise = {row['start']: row['loss'] - orders[0]['loss'] for row in orders[1:]}
+    return {
+        'depth score': probe.depth_score(model, tokens)[0],
+        'stream growth': norms['stream'][-1] / norms['stream'][0],
+        'attention cycle': mean([share[3], share[5]]) - mean([share[2], share[4]]),
+        'reversed inside': mean([rise[2], rise[4]]),
+        'reversed across': mean([rise[1], rise[3], rise[5]]),
+        'local effects': mean([on[3], on[5]]) - mean([on[2], on[4]])}
