@@ -78,17 +78,81 @@ def test_a_tokenizer_json_under_tiktokens_names(tmp_path):
 
 @pytest.mark.parametrize('n', [1, 2, 3, 5, 16, 17, 1000, 4097])
 def test_permute_is_a_permutation_and_the_key_matters(n):
-    seen = [permute(i, n, seed_for(0, 'test')) for i in range(n)]
+    seen = permute(range(n), n, seed_for(0, 'test')).tolist()
     assert sorted(seen) == list(range(n))
     if n > 100:
-        assert seen != [permute(i, n, seed_for(1, 'test')) for i in range(n)]
+        assert seen != permute(range(n), n, seed_for(1, 'test')).tolist()
         assert abs(np.corrcoef(np.arange(n), seen)[0, 1]) < 0.1         # not a shift, not a stretch
 
 
 def test_draws_are_what_they_were():
     "A gold value: another platform or version must see the same data in the same order."
     assert seed_for(0, 'epoch of dataset 0', 3) == 8554754645012042060
-    assert [permute(i, 10, 12345) for i in range(10)] == [7, 1, 9, 6, 4, 5, 8, 3, 0, 2]
+    assert permute(range(10), 10, 12345).tolist() == [7, 1, 9, 6, 4, 5, 8, 3, 0, 2]
+
+
+def permuted(i, n, key):
+    "The permutation one number after the other, in Python's own integers."
+    half = max(1, ((n - 1).bit_length() + 1) // 2)
+    mask, most = (1 << half) - 1, (1 << 64) - 1
+    while True:
+        left, right = i >> half, i & mask
+        for turn in range(4):
+            z = (right + key + turn * 0x9E3779B97F4A7C15) & most
+            z = ((z ^ z >> 30) * 0xBF58476D1CE4E5B9) & most
+            z = ((z ^ z >> 27) * 0x94D049BB133111EB) & most
+            left, right = right, left ^ (z ^ z >> 31) & mask
+        i = left << half | right
+        if i < n:
+            return i
+
+
+def row_by_row(loader, step, again):
+    "A batch in the slow form: each row's dataset, epoch and window by counting, and its bytes."
+    share, rows = loader.batch_size // loader.world_size, []
+    first = step * loader.batch_size + loader.rank * share
+    for row in range(first, first + share):
+        period, slot = divmod(row, 1000)
+        key = seed_for(loader.seed, 'mixture', period)
+        turns = [d for d, quota in enumerate(loader.quota) for _ in range(quota)]
+        turns = [turns[permuted(place, 1000, key)] for place in range(slot + 1)]
+        d = turns[-1]
+        data, T = loader.sets[d], loader.sets[d].context
+        epoch, i = divmod(period * loader.quota[d] + turns[:-1].count(d), len(data))
+        if epoch and not again:
+            continue
+        i = permuted(i, len(data), seed_for(loader.seed, f'epoch of dataset {d}', epoch))
+        [shard] = data.shards
+        tokens, targets, marks = [], [], []
+        for place in range(i * T, i * T + T):
+            tokens.append(int(shard['.bin'][place]))
+            counts = '.mask' not in shard or shard['.mask'][place + 1]
+            targets.append(int(shard['.bin'][place + 1]) if counts else -1)
+            marks.append(int(loader.marks[d][shard['.marks'][place + 1]]) if '.marks' in shard
+                         else 0)
+        n = len(loader.starts)
+        if tokens[:n] == loader.starts:
+            row = tokens + [0] * n, targets + [-1] * n, marks + [0] * n
+        else:
+            row = loader.starts + tokens, [-1] * n + targets, [0] * n + marks
+        rows.append(row)
+    return [torch.tensor(part) for part in zip(*rows)]
+
+
+@pytest.mark.parametrize('starts', [(), (7,), (3, 4)])
+@pytest.mark.parametrize('folders', ['a', 'abc'])
+def test_a_batch_at_once_is_the_batch_row_by_row(tmp_path, folders, starts):
+    rng = np.random.default_rng(0)
+    for name, n, kinds in (('a', 5000, ['x', 'y']), ('b', 300, ['y']), ('c', 9000, None)):
+        write_dataset(tmp_path / name, 'train', 'bytes', rng.integers(3, 9, n), kinds=kinds,
+                      mask=None if name == 'c' else rng.integers(0, 2, n),
+                      marks=rng.integers(0, 2, n) * 129 if kinds else None)
+    for rank, size in ((0, 1), (1, 3)):
+        loader = Loader([tmp_path / name for name in folders], 12, 7, seed=5, rank=rank,
+                        world_size=size, starts=starts)
+        for step, again in ((0, True), (83, True), (9, False)):     # 83: two periods
+            batch, slow = loader.marked_batch(step, again), row_by_row(loader, step, again)
+            assert all(torch.equal(one, other) for one, other in zip(batch, slow, strict=True))
 
 
 def make(folder, n, start=0, **kw):
@@ -131,10 +195,10 @@ def test_a_mixture_is_exact_in_every_period_and_each_part_is_gone_through_in_tur
     loader = Loader(tmp_path, batch_size=10, context=8)
     assert loader.quota == [700, 240, 60]
     for period in range(3):
-        places = [loader.place(i) for i in range(period * 1000, (period + 1) * 1000)]
+        places = [*zip(*map(list, loader.places(period * 1000, 1000)))]
         assert [sum(d == k for d, _, _ in places) for k in range(3)] == [700, 240, 60]
         assert 0 < sum(d == 1 for d, _, _ in places[:100]) < 60         # spread over the period
-    places = [loader.place(i) for i in range(5000)]
+    places = [*zip(*map(list, loader.places(0, 5000)))]
     for k, windows in ((0, 900), (1, 300), (2, 50)):
         for epoch in range(700 * 5 // windows - 1 if k == 0 else 2):
             assert sorted(w for d, e, w in places if (d, e) == (k, epoch)) == list(range(windows))
@@ -150,7 +214,7 @@ def test_several_shards_are_one_dataset(tmp_path):
     (folder / 'train.json').write_text(json.dumps(meta))
     data = Dataset(folder, 'train', context=8)
     assert len(data) == 15
-    assert [int(data.window(i)[0][0]) for i in (0, 9, 10, 14)] == [0, 72, 100, 132]
+    assert data.windows(np.array([0, 9, 10, 14]))[0][:, 0].tolist() == [0, 72, 100, 132]
 
 
 def test_bad_data_is_named(tmp_path):
@@ -185,7 +249,7 @@ def test_large_vocabularies_take_four_bytes(tmp_path, monkeypatch):
     monkeypatch.setattr(tokenizer_file, 'get_tokenizer', lambda name: Big)
     write_dataset(tmp_path, 'train', 'big', np.arange(70_000, 70_050))
     assert json.loads((tmp_path / 'train.json').read_text())['dtype'] == 'uint32'
-    assert int(Dataset(tmp_path, 'train', 8).window(1)[0][0]) == 70_008
+    assert Dataset(tmp_path, 'train', 8).windows(np.array([1]))[0][0, 0] == 70_008
 
 
 # ------------------------------------------------------------------ validation
@@ -420,12 +484,12 @@ def test_the_splits_share_nothing(tmp_path, monkeypatch):
         assert share == pytest.approx(0.1, abs=0.01) or split == 'val' and share < 0.1
     assert not sets['train'][0] & sets['val'][0] and not sets['train'][1] & sets['val'][1]
     data = Dataset(tmp_path / 'one', 'val', context=256)
-    tokens, targets, marks = data.window(3)
+    (tokens, last), (targets, _), (marks, of_last) = data.windows(np.array([3, len(data) - 1]))
     assert tokens[0] == 256 and tokens[64] == 256                 # whole documents
     at = int(np.argmax(marks >= START))
     assert marks[at] > START + 1 and chr(targets[at]).isalnum()
     # text: every byte is an answer
-    assert data.window(len(data) - 1)[2].tolist() == [START + 1] * 256
+    assert of_last.tolist() == [START + 1] * 256
 
 
 text_script = runpy.run_path(str(ROOT / 'data/text/prepare.py'))
@@ -789,10 +853,9 @@ def test_marks_go_by_name_where_datasets_number_them_otherwise(tmp_path, order, 
     loader = Loader([tmp_path / name for name in order], 4, 16, split='val')
     assert loader.marks[1][[1, 2, 129, 130]].tolist() == second
     counted, wanted = Counter(), Counter()
-    for i in range(48):
-        d, _, window = loader.place(i)
+    for d, _, window in zip(*loader.places(0, 48)):
         wanted.update(loader.sets[d].kinds[mark % 128 - 1]
-                      for mark in loader.sets[d].window(window)[2].tolist())
+                      for mark in loader.sets[d].windows(np.array([window]))[2][0].tolist())
     for step in range(12):
         counted.update(loader.kinds[mark % 128 - 1]
                        for mark in loader.marked_batch(step)[2].flatten().tolist())

@@ -28,6 +28,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.lib.stride_tricks import sliding_window_view
 
 from nanodepth import ROOT
 from nanodepth.common.errors import Refused
@@ -38,24 +39,25 @@ from nanodepth.report.tables import TAKEN
 
 # ------------------------------------------------------------------------------------- an order
 
-def permute(i, n, key):
-    """The place of i in the permutation of range(n) that the key picks. A Feistel network shuffles
-    the next power of four; a number that lands past n walks on until it comes back inside, so this
-    is a permutation of range(n) too."""
-    half = max(1, ((n - 1).bit_length() + 1) // 2)
-    mask = (1 << half) - 1
-    while True:
-        left = i >> half
-        right = i & mask
+def permute(places, n, key):
+    """Where an array of places goes in the permutation of range(n) that the key picks. A Feistel
+    network shuffles the next power of four; a number that lands past n walks on until it comes back
+    inside, so this is a permutation of range(n) too."""
+    bits = max(1, ((n - 1).bit_length() + 1) // 2)
+    half, mask = np.uint64(bits), np.uint64((1 << bits) - 1)
+    result = np.array(places, np.uint64)
+    outside = np.ones(len(result), bool)
+    while outside.any():
+        left, right = result[outside] >> half, result[outside] & mask
         for turn in range(4):
             # splitmix64's mixing
-            z = (right + key + turn * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
-            z = ((z ^ z >> 30) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
-            z = ((z ^ z >> 27) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
-            left, right = right, left ^ (z ^ z >> 31) & mask
-        i = left << half | right
-        if i < n:
-            return i
+            z = right + np.uint64((key + turn * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF)
+            z = (z ^ z >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+            z = (z ^ z >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+            left, right = right, left ^ (z ^ z >> np.uint64(31)) & mask
+        result[outside] = left << half | right
+        outside = result >= n
+    return result.astype(np.int64)
 
 
 # --------------------------------------------------------------------------------- datasets on disk
@@ -193,21 +195,22 @@ class Dataset:
     def __len__(self):
         return int(self.ends[-1])
 
-    def window(self, i):
-        "tokens (T,), targets (T,), marks of the targets (T,), all int64."
-        s = int(np.searchsorted(self.ends, i, side='right'))
-        i -= int(self.ends[s - 1]) if s else 0
-        shard = self.shards[s]
-        T = self.context
-        start, end = i * T, i * T + T + 1
-        row = shard['.bin'][start:end].astype(np.int64)
-        marks = (shard['.marks'][start:end].astype(np.int64) if '.marks' in shard
-                 else np.zeros_like(row))
-        tokens = row[:-1]
-        targets = row[1:]
-        if '.mask' in shard:
-            targets = np.where(shard['.mask'][start + 1:end] > 0, targets, -1)
-        return tokens, targets, marks[1:]
+    def windows(self, numbers):
+        "tokens (n, T), targets (n, T), marks of the targets (n, T) of n windows, all int64."
+        n, T = len(numbers), self.context
+        rows = np.empty((n, T + 1), np.int64)
+        counts, marks = np.ones((n, T), bool), np.zeros((n, T), np.int64)
+        of_shard = np.searchsorted(self.ends, numbers, side='right')
+        begins = np.concatenate(([0], self.ends))[of_shard]         # the shard's first window
+        for s in np.unique(of_shard):
+            here, shard = np.flatnonzero(of_shard == s), self.shards[s]
+            first = (numbers - begins)[here] * T
+            rows[here] = sliding_window_view(shard['.bin'], T + 1)[first]
+            if '.mask' in shard:
+                counts[here] = sliding_window_view(shard['.mask'], T)[first + 1] > 0
+            if '.marks' in shard:
+                marks[here] = sliding_window_view(shard['.marks'], T)[first + 1]
+        return rows[:, :-1], np.where(counts, rows[:, 1:], -1), marks
 
 
 def ask_for_open_files():
@@ -292,7 +295,6 @@ class Loader:
             raise Refused(f'{data}: a share below 1 in {PERIOD} rows would never be drawn')
         self.batch_size, self.seed, self.rank, self.world_size = batch_size, seed, rank, world_size
         self.vocab_size = self.sets[0].n_vocab if vocab_size is None else vocab_size
-        self.period = None
 
     @property
     def tokenizer(self):
@@ -327,19 +329,30 @@ class Loader:
         "[[folder, its rows of every thousand]]: with checksums and forms, all that is read."
         return [[dataset.folder.name, quota] for dataset, quota in zip(self.sets, self.quota)]
 
-    def place(self, i):
-        "Row i of the whole run: (which dataset, which epoch of it, which window)."
-        period, slot = divmod(i, PERIOD)
-        if self.period != period:
+    def places(self, first, n):
+        "Of n rows of the whole run, from `first` on: (which dataset, which epoch, which window)."
+        rows = np.arange(first, first + n)
+        which, count = np.empty(n, np.int64), np.empty(n, np.int64)
+        for period in np.unique(rows // PERIOD).tolist():
             key = seed_for(self.seed, 'mixture', period)
             turns = np.repeat(np.arange(len(self.sets)), self.quota)
-            self.turns = turns[[permute(s, PERIOD, key) for s in range(PERIOD)]]
-            self.period = period
-        d = int(self.turns[slot])
-        before = int((self.turns[:slot] == d).sum())        # of the same dataset, in this period
-        n = len(self.sets[d])
-        epoch, i = divmod(period * self.quota[d] + before, n)
-        return d, epoch, permute(i, n, seed_for(self.seed, f'epoch of dataset {d}', epoch))
+            turns = turns[permute(np.arange(PERIOD), PERIOD, key)]
+            here = rows // PERIOD == period
+            slots = rows[here] % PERIOD
+            which[here] = turns[slots]
+            for d, quota in enumerate(self.quota):
+                before = np.cumsum(turns == d) - 1      # rows of this dataset, in this period
+                its = here & (which == d)
+                count[its] = period * quota + before[rows[its] % PERIOD]
+        epoch, window = np.empty(n, np.int64), np.empty(n, np.int64)
+        for d, dataset in enumerate(self.sets):
+            its = which == d
+            epoch[its], window[its] = np.divmod(count[its], len(dataset))
+            for e in np.unique(epoch[its]).tolist():
+                key = seed_for(self.seed, f'epoch of dataset {d}', e)
+                of_epoch = its & (epoch == e)
+                window[of_epoch] = permute(window[of_epoch], len(dataset), key)
+        return which, epoch, window
 
     def batch(self, step):
         "(tokens, targets) of a step: (B, T) each."
@@ -349,36 +362,37 @@ class Loader:
         """The batch, and the kind of each target: (B, T) three times. again=False leaves out rows
         that were there before: small data are gone through several times."""
         share = self.batch_size // self.world_size
-        rows = []
-        first = step * self.batch_size + self.rank * share
-        for i in range(first, first + share):
-            d, epoch, w = self.place(i)
-            if epoch and not again:
-                continue
-            tokens, targets, marks = self.sets[d].window(w)
-            top = max(tokens.max(), targets.max())
-            if top >= self.vocab_size:
-                raise Refused(f'{self.sets[d].folder}: token id {top} in window {w} is past the '
-                              f'vocabulary of {self.vocab_size}; was it made with another '
-                              f'tokenizer than {self.tokenizer!r}?')
-            rows.append(self.begun(tokens, targets, self.marks[d][marks]))
-        if not rows:
-            return torch.zeros(3, 0, len(self.starts) + self.sets[0].context, dtype=torch.long)
-        return tuple(torch.from_numpy(np.stack(part)) for part in zip(*rows))
+        which, epoch, window = self.places(step * self.batch_size + self.rank * share, share)
+        if not again:
+            which, window = which[epoch == 0], window[epoch == 0]
+        T = self.sets[0].context
+        parts = [np.empty((len(which), T), np.int64) for _ in range(3)]
+        for d in np.unique(which):
+            here, dataset = np.flatnonzero(which == d), self.sets[d]
+            tokens, targets, marks = dataset.windows(window[here])
+            tops = np.maximum(tokens.max(1), targets.max(1))
+            if tops.max() >= self.vocab_size:
+                wrong = np.argmax(tops >= self.vocab_size)
+                raise Refused(f'{dataset.folder}: token id {tops[wrong]} in window '
+                              f'{window[here][wrong]} is past the vocabulary of '
+                              f'{self.vocab_size}; was it made with another tokenizer than '
+                              f'{self.tokenizer!r}?')
+            for part, values in zip(parts, (tokens, targets, self.marks[d][marks])):
+                part[here] = values
+        return tuple(map(torch.from_numpy, self.begun(*parts)))
 
-    def begun(self, tokens, targets, marks):
-        """A row behind the tokens that begin a text, which count in no loss. A row that begins a
+    def begun(self, *parts):
+        """Rows behind the tokens that begin a text, which count in no loss. A row that begins a
         text by itself stays as it is, and is padded to the same length."""
         n = len(self.starts)
         if not n:
-            return tokens, targets, marks
-        own = tokens[:n].tolist() == self.starts
-        padding = (0, n) if own else (n, 0)
-        tokens, targets, marks = (np.pad(part, padding, constant_values=value) for part, value in
-                                  ((tokens, 0), (targets, -1), (marks, 0)))
-        if not own:
-            tokens[:n] = self.starts
-        return tokens, targets, marks
+            return parts
+        own = (parts[0][:, :n] == self.starts).all(1)[:, None]
+        parts = [np.where(own, np.pad(part, ((0, 0), (0, n)), constant_values=value),
+                          np.pad(part, ((0, 0), (n, 0)), constant_values=value))
+                 for part, value in zip(parts, (0, -1, 0))]
+        parts[0][:, :n] = self.starts
+        return parts
 
 
 def refuse_mixed(sets):

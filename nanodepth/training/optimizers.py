@@ -96,28 +96,33 @@ class Muon(torch.optim.Optimizer):
                     self._step(group, matrices[i:i + some])
 
     def _step(self, group, matrices):
+        # torch._foreach_...: one kernel for all matrices, where a GPU would start hundreds
         for p in matrices:
             if 'momentum_buffer' not in self.state[p]:
                 self.state[p]['momentum_buffer'] = torch.zeros_like(p)
-            self.state[p]['momentum_buffer'].lerp_(p.grad, 1 - group['momentum'])
+        grads = [p.grad for p in matrices]
+        buffers = [self.state[p]['momentum_buffer'] for p in matrices]
+        torch._foreach_lerp_(buffers, grads, 1 - group['momentum'])
         rank, size = rank_and_size()
         share = math.ceil(len(matrices) / size)
-        updates = []
-        for i in range(rank * share, (rank + 1) * share):
-            # where there are fewer for the last processes, they compute the last matrix again
-            p = matrices[min(i, len(matrices) - 1)]
-            # Nesterov's look ahead
-            update = p.grad.lerp(self.state[p]['momentum_buffer'], group['momentum'])
-            # wide: the products are smaller
-            updates.append(update.mT if p.shape[0] > p.shape[1] else update)
+        # where there are fewer for the last processes, they compute the last matrix again
+        mine = [min(i, len(matrices) - 1) for i in range(rank * share, (rank + 1) * share)]
+        # Nesterov's look ahead
+        updates = torch._foreach_lerp([grads[i] for i in mine], [buffers[i] for i in mine],
+                                      group['momentum'])
+        # wide: the products are smaller
+        updates = [update.mT if update.shape[0] > update.shape[1] else update
+                   for update in updates]
         precision = self.precision or precision_on(updates[0].device)
         directions = of_all(orthogonal(torch.stack(updates).to(precision)))     # (matrices, n, m)
-        for p, direction in zip(matrices, directions.to(matrices[0].dtype)):
-            n, m = p.shape
+        directions = directions.to(matrices[0].dtype)
+        torch._foreach_mul_(matrices, 1 - group['lr'] * group['weight_decay'])
+        for n, m in {tuple(p.shape) for p in matrices}:
             scale = (math.sqrt(max(1, n / m)) if group['adjust_lr_fn'] == 'original'
                      else 0.2 * math.sqrt(max(n, m)))
-            p.mul_(1 - group['lr'] * group['weight_decay'])
-            p.sub_(direction.mT if n > m else direction, alpha=group['lr'] * scale)
+            its = [(p, direction.mT if n > m else direction)
+                   for p, direction in zip(matrices, directions) if p.shape == (n, m)]
+            torch._foreach_sub_(*map(list, zip(*its)), alpha=group['lr'] * scale)
 
 
 def rank_and_size():
