@@ -501,6 +501,13 @@ def text_of(folder, split):
                          for token in shard['.bin'].tolist() if token < 256])
 
 
+@pytest.mark.parametrize('text', ['', 'aä東🙂\r\n', 'a<|endoftext|>b<|endoftext|>', 'half \ud83d'])
+def test_bytes_at_once_are_what_the_tokenizer_says(text):
+    array = tokenizer_file.encode_as_array(BYTES, text)
+    assert array.dtype == 'uint16'
+    assert array.tolist() == BYTES.encode(text, allowed_special='all')
+
+
 def test_a_folder_of_documents_of_every_kind(tmp_path):
     datasets = pytest.importorskip('datasets')
     folder = tmp_path / 'texts/deep'
@@ -516,6 +523,9 @@ def test_a_folder_of_documents_of_every_kind(tmp_path):
     assert 'one file' in val and 'row 8 ' in val        # every tenth
     assert 'row 7 ' in train and 'parquet 3 ' in train
     assert (train + val).count('like a pattern') == 1 and (train + val).count('row 0 ') == 9
+    [loss] = measure(lambda x: torch.zeros(*x.shape, 257), Loader(tmp_path / 'd', 1, 8, split='val'),
+                     2)[1].values()         # of the kind 'text'
+    assert loss['loss'] == pytest.approx(math.log(257))
 
 
 @pytest.mark.parametrize('row, found', [

@@ -31,8 +31,9 @@ from nanodepth.common.files import claim  # noqa: E402
 from nanodepth.common.options import read  # noqa: E402
 from nanodepth.text.corpus import (Source, chat, column, is_hidden, kind_of,  # noqa: E402
                                    number, prepare, texts)
-from nanodepth.text.loader import begin_dataset, write_dataset  # noqa: E402
-from nanodepth.text.tokenizer import get_tokenizer, start_of_document  # noqa: E402
+from nanodepth.text.loader import START, begin_dataset, write_dataset  # noqa: E402
+from nanodepth.text.tokenizer import (encode_as_array, get_tokenizer,  # noqa: E402
+                                      start_of_document)
 
 MANY = 1000         # documents, from which on one of a hundred is enough to validate with
 
@@ -114,8 +115,9 @@ def main(argv=None):
         if not text:
             left_out += 1
             continue
-        tokens = [*start, *tokenizer.encode(text, allowed_special='all')]
-        all_tokens.append(np.array(tokens, dtype='uint32'))
+        tokens = encode_as_array(tokenizer, text)
+        tokens = np.concatenate((np.array(start, tokens.dtype), tokens))
+        all_tokens.append(tokens)
         budget -= len(tokens)
         if budget <= 0:
             break
@@ -129,7 +131,9 @@ def main(argv=None):
         begin_dataset(args.out, 'data/text/prepare.py')
         for split, documents_of in splits.items():
             tokens = np.concatenate(documents_of)
-            write_dataset(args.out, split, args.tokenizer, tokens,
+            # text is a kind of answer, of which each token is one: a mixture tells it from others
+            marks = np.full(len(tokens), START + 1, 'uint8') if split == 'val' else None
+            write_dataset(args.out, split, args.tokenizer, tokens, marks=marks, kinds=['text'],
                           origin=dict(made_by='data/text/prepare.py', documents=len(documents_of),
                                       files=[path.name for path in files]))
             print(f'{args.out}/{split}: {len(documents_of):,} documents, {len(tokens):,} tokens')

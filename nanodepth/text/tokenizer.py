@@ -19,6 +19,7 @@ import string
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import tiktoken
 
 from nanodepth.common.errors import Refused, refusing
@@ -37,6 +38,20 @@ ODD = """Text -> tokens: bytes, words (12 of 345), [lists] and `code` that don't
 def token_type(n_vocab):
     "How a token is stored."
     return 'uint16' if n_vocab <= 2**16 else 'uint32'
+
+
+def encode_as_array(tokenizer, text):
+    """The tokens of a document, special ones too, in the type in which they are stored. Of bytes
+    each is a token already: no list of Python's integers is made of them."""
+    dtype = token_type(tokenizer.n_vocab)
+    if not (isinstance(tokenizer, tiktoken.Encoding) and tokenizer.name == 'bytes'):
+        return np.array(tokenizer.encode(text, allowed_special='all'), dtype)
+    # half a pair of surrogates is no character
+    text = text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')
+    parts = []
+    for part in text.split(END_OF_TEXT):
+        parts += [np.frombuffer(part.encode(), 'uint8').astype(dtype), np.array([256], dtype)]
+    return np.concatenate(parts[:-1])
 
 
 def behind(name):
