@@ -523,9 +523,23 @@ def test_a_folder_of_documents_of_every_kind(tmp_path):
     assert 'one file' in val and 'row 8 ' in val        # every tenth
     assert 'row 7 ' in train and 'parquet 3 ' in train
     assert (train + val).count('like a pattern') == 1 and (train + val).count('row 0 ') == 9
-    [loss] = measure(lambda x: torch.zeros(*x.shape, 257), Loader(tmp_path / 'd', 1, 8, split='val'),
-                     2)[1].values()         # of the kind 'text'
-    assert loss['loss'] == pytest.approx(math.log(257))
+    val = Loader(tmp_path / 'd', 1, 8, split='val')
+    text = measure(lambda tokens: torch.zeros(*tokens.shape, 257), val, 2)[1]['text']
+    assert text['loss'] == pytest.approx(math.log(257))
+
+
+def test_a_mixture_by_an_option(tmp_path):
+    (tmp_path / 'a.txt').write_text('one text, and more of it.\n\n' * 900)
+    command = [str(tmp_path / 'a.txt'), f'--out={tmp_path / "both/text"}']
+    with pytest.raises(Refused, match='there is no dataset at'):
+        text_script['main']([*command, '--mix=puzzles:0.1'])
+    toy['main'](['--documents=50', '--text=0', f'--out={tmp_path / "both/puzzles"}'])
+    for wrong, said in (('puzzles', 'a folder and a share'), ('puzzles:1', 'from 0.001 to 0.999')):
+        with pytest.raises(Refused, match=said):
+            text_script['main']([*command, f'--mix={wrong}'])
+    text_script['main']([*command, '--mix=puzzles:0.1'])
+    loader = Loader(tmp_path / 'both', 4, 64)
+    assert loader.shares() == [['text', 900], ['puzzles', 100]]
 
 
 @pytest.mark.parametrize('row, found', [

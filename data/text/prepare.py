@@ -15,6 +15,7 @@ out: those with a thinking block, or whose other columns name such a model.
     python data/text/prepare.py notes --tokenizer=out/smollm2 --out=data/notes
     python data/text/prepare.py FILE.parquet --tokens=70M --tokenizer=gpt2 --out=data/gpu
     python data/text/prepare.py FOLDER --workers=8 --tokens=10B --tokenizer=gpt2 --out=data/large
+    python data/text/prepare.py FILE.parquet --out=data/gpu/text --mix=puzzles:0.1
     python data/text/prepare.py sft.jsonl --chat --tokenizer=out/tinyllama_4-8-4 --out=data/sft_math
 """
 import math
@@ -27,7 +28,7 @@ from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))    # a clone needs no install
 from nanodepth.common.errors import Refused, refusals, refusing  # noqa: E402
-from nanodepth.common.files import claim  # noqa: E402
+from nanodepth.common.files import claim, write_json  # noqa: E402
 from nanodepth.common.options import read  # noqa: E402
 from nanodepth.text.corpus import (Source, chat, column, is_hidden, kind_of,  # noqa: E402
                                    number, prepare, texts)
@@ -47,6 +48,9 @@ class Options:
     tokens: str | None = None       # stop after so many, such as 70M; None: all of the files
     chat: bool = False              # remove role tags, leave out what reasoning models wrote
     workers: int | None = None      # a folder, by so many processes, a file at a time
+    # a dataset beside --out, and its share of the rows, such as puzzles:0.1: the folder above both
+    # becomes their mixture
+    mix: str | None = None
     out: Path                       # the folder to write
 
 
@@ -98,9 +102,25 @@ def by_many(args):
         f'--source={folder.parent}', f'--out={args.out}'])
 
 
+def shares_of(args):
+    "{folder: share} of the mixture that --mix names."
+    name, colon, share = args.mix.partition(':')
+    with refusing(ValueError, why=lambda error: f'--mix={args.mix} must be a folder and a share, '
+                  'such as puzzles:0.1'):
+        share = float(share)
+    if not 0.001 <= share <= 0.999:
+        raise Refused(f'--mix={args.mix}: the share must be from 0.001 to 0.999')
+    if not (args.out.parent / name / 'train.json').exists():
+        raise Refused(f'--mix={args.mix}: there is no dataset at {args.out.parent / name}')
+    return {args.out.name: 1 - share, name: share}
+
+
 def main(argv=None):
     args = read(Options, argv, __doc__)
+    parts = shares_of(args) if args.mix else None
     if args.workers:
+        if args.mix:
+            raise Refused('--mix is for a dataset that is made at once, without --workers')
         return by_many(args)
     files = in_folders(args.files)
     tokenizer = get_tokenizer(args.tokenizer)
@@ -137,6 +157,11 @@ def main(argv=None):
                           origin=dict(made_by='data/text/prepare.py', documents=len(documents_of),
                                       files=[path.name for path in files]))
             print(f'{args.out}/{split}: {len(documents_of):,} documents, {len(tokens):,} tokens')
+    if parts:
+        with claim(args.out.parent):
+            write_json(args.out.parent / 'mixture.json', parts)
+        print(f'{args.out.parent} is their mixture: ' + ', '.join(
+            f'{share:.1%} {name}' for name, share in parts.items()))
     if left_out:
         print(f'{left_out:,} documents were left out: empty, or written by a reasoning model')
 

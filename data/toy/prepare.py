@@ -133,8 +133,10 @@ def main(argv=None):
 
 
 def make(args):
-    print('reading the standard library ...', flush=True)
-    files = list(library())
+    files = []
+    if args.text:
+        print('reading the standard library ...', flush=True)
+        files = list(library())
     random.Random(seed_for(0, 'toy files')).shuffle(files)
     begin_dataset(args.out, 'data/toy/prepare.py')
     held_out = set()
@@ -151,7 +153,8 @@ def make(args):
             held_out = {tuple(tokens) for tokens, _, _ in documents}
         tokens, mask, marks = (np.concatenate(part) for part in zip(*documents))
         size = round(len(tokens) * args.text / (1 - args.text))
-        text = np.concatenate([[END_OF_TEXT, *raw] for _, raw in share])[:size]
+        text = [np.array([END_OF_TEXT, *raw]) for _, raw in share]
+        text = np.concatenate([np.zeros(0, int), *text])[:size]
         if len(text) < size:
             print(f'the standard library has no more text: it is '
                   f'{len(text) / (len(tokens) + len(text)):.0%} of {split}')

@@ -357,7 +357,7 @@ class Comparison:
                 raise Refused(f'{self.options.rows} has rows of {job[0]}, seed {job[1]}, which was '
                               f'asked something else, and {folder} is not here to be asked: choose '
                               'other --rows')
-        form = '{desc}: {percentage:.0f}%|{bar}| {elapsed}, {remaining} left'
+        form = '{desc}{percentage:.0f}%|{bar}| {elapsed}, {remaining} left'
         with tqdm(total=sum(self.cost(*job) for job in left), bar_format=form,
                   disable=not left) as bar:
             while left := self.left():
@@ -410,12 +410,18 @@ class Comparison:
         if tokens or flops:
             equal = ' and '.join(['equal tokens'] * tokens + ['equal FLOPs'] * flops)
             pairs.append((f'{other}, {equal}', other))
-        partners = [run for run in costs if self.arms[run].flops and run != name
-                    and self.arms[run].root == self.arms[other].root
-                    and is_same(costs[name][1], costs[run][1])]
-        if not flops and partners:
-            pairs.append((f'{partners[0]}, equal FLOPs', partners[0]))
+        partners = [run for run in costs if self.is_partner(run, other)]
+        equal = [run for run in partners if is_same(costs[name][1], costs[run][1])]
+        if name in partners:        # the same arm again
+            return []
+        if not flops and equal:
+            pairs.append((f'{equal[0]}, equal FLOPs', equal[0]))
         return pairs
+
+    def is_partner(self, name, other):
+        "Is an arm another one with other FLOPs, and perhaps a cool-down of its own?"
+        words = [word for word in self.arms[name].words if not word.startswith('--decay_steps=')]
+        return self.arms[name].flops is not None and words == self.arms[other].words
 
     def print_tables(self):
         "For each measure a table: the means, and how they differ from others, seed by seed."

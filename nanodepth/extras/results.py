@@ -57,8 +57,10 @@ def side_of(claim, side, rows):
 def contrast(claim, rows):
     a, b = (side_of(claim, side, rows) for side in 'ab')
     factor = 100 if claim['unit'] == 'points' else 1
+    part, shift = claim.get('part_b', 1), claim.get('shift_b', 0)
     seeds = sorted(a.keys() & b.keys())
-    return Contrast([factor * a[seed] for seed in seeds], [factor * b[seed] for seed in seeds])
+    return Contrast([factor * a[seed] for seed in seeds],
+                    [factor * (part * b[seed] + shift) for seed in seeds])
 
 
 # -------------------------------------------------------------------------------- a table of claims

@@ -3,6 +3,7 @@
 Promised: Student's t, Holm's correction and each verdict as in any textbook; tables that are made
 from rows and from nothing else; and that the pages are what docs/results says.
 """
+import json
 import math
 import re
 import tomllib
@@ -14,6 +15,7 @@ from conftest import ROOT
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.common.errors import Refused
 from nanodepth.commands.compare import FACTS
+from nanodepth.report.logs import read_lines
 from nanodepth.report.tables import as_csv, read_rows
 from nanodepth.extras import results
 from nanodepth.extras.claims import holm, verdict, verdicts
@@ -141,6 +143,8 @@ def test_a_difference_of_differences(folder):
     found = results.contrast(claim, rows)
     assert found.n == 5 and found.mean == pytest.approx(0, abs=1e-6)
     assert found.a == pytest.approx([1] * 5)
+    found = results.contrast(claim | dict(part_b=0.5, shift_b=-0.25), rows)     # a margin
+    assert found.b == pytest.approx([0.25] * 5)
     with pytest.raises(Refused, match='several rows of one seed'):
         results.values_of(rows, dict(run='lidas'), 'depth 4')
     # of rows that a side describes, those in which the measure has a number, and 0 is one
@@ -181,3 +185,31 @@ def test_what_was_measured_is_shown_or_has_a_reason():
 def test_the_papers_of_this_repo_say_what_its_rows_say():
     "docs/RESULTS.md is what the command makes of docs/results."
     nanodepth('results', ['--check'])
+
+
+def test_the_rows_of_one_gpu_are_what_its_logs_and_answers_say():
+    folder = ROOT / 'docs/results'
+    lines = read_lines(folder / 'gpu/third_1909446_logs.jsonl')
+    asked = {each['run']: each for each in map(json.loads, (
+        folder / 'gpu/third_1909446_asked.jsonl').read_text().splitlines())}
+    rows = read_rows(folder / 'gpu_depth.csv')
+    assert len(rows) == 8
+    for row in rows:
+        name = f'{row["run"]}_{row["seed"]:.0f}'
+        last = [line for line in lines if line['run'] == name][-1]
+        right = [last['kinds'][f'depth {k}']['accuracy'] for k in range(6)]
+        follows = next((k for k in range(5) if right[k + 1] < 0.9), 5)
+        by_hand = dict(steps=last['step'], tokens=last['tokens'], flops=last['flops'],
+                       loss=last['val_loss'], text=last['kinds']['text']['loss'])
+        by_hand |= {f'aliases {k} right': share for k, share in enumerate(right)}
+        by_hand |= {'aliases followed': follows, 'aliases 1-2 right': (right[1] + right[2]) / 2,
+                    'aliases 3-5 right': sum(right[3:]) / 3}
+        if name in asked:
+            by_hand['depth score'] = asked[name]['depth_score']['text']
+            by_hand['depth score, puzzles'] = asked[name]['depth_score']['puzzles']
+        if twice := asked.get(name, {}).get('puzzles', {}).get('block of two twice, 2-3'):
+            plain = asked[name]['puzzles']['as it is']
+            by_hand['text rise, layers 2-3 twice'] = twice['text'] - plain['text']
+            by_hand['layers 2-3 twice, aliases 2 right'] = twice['depth 2']
+        assert {key: row[key] for key in by_hand} == pytest.approx(by_hand, rel=1e-5)
+        assert row['judged'] == (row['seed'] >= 2) == 0
