@@ -121,6 +121,15 @@ def test_the_rows_of_the_repo_are_those_of_its_file():
     "No seed that is published is run again, and a trial writes beside its runs."
     comparison = compare.Comparison(compare.read_options(['config/compare_toy.py', '--seeds=4']))
     assert len(comparison.arms) == 11 and comparison.left() == []
+    costs = dict(baseline=(100, 100), lidas=(100, 80), baseline_isoflops=(80, 80),
+                 retrofit=(25, 135), retrofit_dense=(25, 136))      # (tokens, FLOPs)
+    beside = {name: comparison.beside(name, 'as it is', costs) for name in costs}
+    assert beside == dict(
+        baseline=[], baseline_isoflops=[], retrofit_dense=[],
+        lidas=[('baseline, equal tokens', 'baseline'),
+               ('baseline_isoflops, equal FLOPs', 'baseline_isoflops')],
+        # the tokens of what these begin from are not counted
+        retrofit=[('retrofit_dense, equal FLOPs', 'retrofit_dense')])
     trial = compare.read_options(['config/compare_toy.py', '--more=--steps=9'])
     assert trial.rows == Path('out/compare_toy/rows.csv')
 

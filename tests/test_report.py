@@ -96,11 +96,21 @@ def test_a_picture_begins_where_the_warm_up_ends_and_says_each_jump():
     assert [text.get_text().strip() for text in fig.axes[0].texts] == ['+0.25']
     low, high = fig.axes[0].get_ylim()
     assert 1.8 < low < 2 and 5 < high < 5.2         # its text has 2.0, and step 3 the full rate
-    slow = [each | dict(seconds=600 * each['step']) for each in log[:-1]]
-    costs = plot.draw_costs(dict(a=[log, slow], b=[log]))
-    assert costs.axes[2].lines[0].get_xdata().tolist() == [1, 2, 3, 4, 5]
-    assert [ax.get_xlabel() for ax in costs.axes] == [
-        'training FLOPs', 'tokens', 'minutes in steps (of seed 0)']
+
+
+def test_what_training_costs_is_that_of_the_first_seed_and_a_partner_is_dashed():
+    rows = [dict(run=run, seed=seed, step=step, flops=10.0 * step, tokens=2.0 * step,
+                 depth=1 + (step > 2), minutes=step * (1.0 + seed), loss=5.0 - step,
+                 **{'x right': 0.5}) for run, seeds in (('a', 2), ('less', 1))
+            for seed in range(seeds) for step in range(1, 6 - seed)]
+    fig = plot.draw_costs(rows, ['loss', 'x right'], dict(a='a', less='a'))
+    assert [ax.get_xlabel() for ax in fig.axes[3:]] == [
+        'training FLOPs', 'tokens', 'minutes in steps (of one seed)']
+    mean, deeper, partner, _ = fig.axes[2].lines        # step 5 is not of both seeds
+    assert mean.get_xdata().tolist() == [1, 2, 3, 4] and mean.get_linestyle() == '-'
+    assert partner.get_linestyle() == '--' and partner.get_color() == mean.get_color()
+    assert deeper.get_xdata()[0] == 3
+    assert fig.axes[5].lines[0].get_ydata().tolist() == [50.0] * 4
 
 
 @pytest.mark.parametrize('changes', [

@@ -405,7 +405,9 @@ class Comparison:
         other = self.options.against.get(name, self.first)
         if name == other or other not in costs:
             return []
-        tokens, flops = (a == b or is_same(a, b) for a, b in zip(costs[name], costs[other]))
+        tokens, flops = (is_same(a, b) for a, b in zip(costs[name], costs[other]))
+        if self.arms[name].begins != self.arms[other].begins:
+            tokens = False          # those of what one of them begins from are not counted
         pairs = []
         if tokens or flops:
             equal = ' and '.join(['equal tokens'] * tokens + ['equal FLOPs'] * flops)
