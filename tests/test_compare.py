@@ -77,8 +77,9 @@ def test_a_partner_has_the_flops_and_a_cool_down_in_proportion(grown, tmp_path):
                      kept='plain --flops=grown --decay_steps=120', less='grown --flops=half',
                      half='config/baseline.py --n_layer=4'), tmp_path, partners=True)
     partner = 'plain, FLOPs of grown'
-    for name, words in (('kept', ['--steps=482']), (partner, ['--steps=482', '--decay_steps=96'])):
-        assert arms.argv(name, 0)[-len(words):] == words
+    for name, decay in (('kept', 120), (partner, 96)):
+        assert arms.argv(name, 0)[-3:] == ['--steps=482', '--warmup_steps=50',
+                                           f'--decay_steps={decay}']
     for name, other in ((partner, 'grown'), ('kept', 'grown'), ('less', 'half')):   # less grows
         assert arms.total(name, 0) == pytest.approx(arms.total(other, 0), rel=0.003)
     assert 'plain, FLOPs of half' in arms and len(arms) == 7
@@ -86,6 +87,10 @@ def test_a_partner_has_the_flops_and_a_cool_down_in_proportion(grown, tmp_path):
                  partners=True)         # its warm-up of 50 would not fit into so few steps
     config = read_config(short.argv('a, FLOPs of b', 0))
     assert (config.steps, config.warmup_steps, config.decay_steps) == (10, 0, 2)
+    both = Arms(dict(a='config/baseline.py --steps=150', b='a --grow=lidas'), tmp_path,
+                partners=True)          # the warm-up of the config would fit, that of the arm is 12
+    config = read_config(both.argv('a, FLOPs of b', 0))
+    assert (config.steps, config.warmup_steps, config.decay_steps) == (120, 12, 24)
 
 
 def test_what_a_model_begins_from_counts(data, tmp_path):

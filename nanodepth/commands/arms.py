@@ -12,7 +12,7 @@ other arms begin from, and that is not asked anything.
 Usage:
     arms = Arms({'baseline': 'config/baseline.py', 'lidas': 'config/lidas.py',
                  'less': 'baseline --flops=lidas'}, Path('out/mine'))
-    arms.argv('less', seed=0)       # ['config/baseline.py', ..., '--steps=482', '--decay_steps=96']
+    arms.argv('less', seed=0)       # ['config/baseline.py', ..., '--steps=482', '--warmup_steps=50', ...]
 """
 import dataclasses
 import math
@@ -109,7 +109,7 @@ class Arms(dict):
         if self[name].command != 'train':
             return None, [*words, f'--out={folder}']
         words += [*self.more, f'--seed={seed}', f'--out_dir={folder}']
-        return read_config(words), words
+        return read_config([*words, '--resume=false']), words   # whatever is in the folder
 
     def argv(self, name, seed, factor=None):
         "What its command is given. The models that it begins from must be there."
@@ -137,9 +137,9 @@ class Arms(dict):
         return self.totals[key]
 
     def with_flops(self, name, config, flops):
-        """The settings with which a config costs so many FLOPs: its steps, and a cool-down in
-        proportion, unless the line has one. In a model that grows the cost is not quite in
-        proportion to the steps, so it is tried again."""
+        """The settings with which a config costs so many FLOPs: its steps, its own warm-up if that
+        fits, and a cool-down in proportion, unless the line has one. In a model that grows the cost
+        is not quite in proportion to the steps, so it is tried again."""
         settings = dict(steps=config.steps)
         keeps = [word for word in self[name].words if word.startswith('--decay_steps=')]
         for _ in range(20):
@@ -147,12 +147,11 @@ class Arms(dict):
             steps = round(now.steps * (flops - inherited(config)) / planned(now))
             if steps < 1:
                 raise Refused(f'{name}: the FLOPs of {self[name].flops} pay for less than a step')
-            before, settings = settings, dict(steps=steps)
             shorter = in_proportion(config, steps)
-            if not keeps:
-                settings |= dict(decay_steps=shorter['decay_steps'])
-            if config.warmup_steps + settings.get('decay_steps', config.decay_steps) > steps:
-                settings |= dict(warmup_steps=shorter['warmup_steps'])
+            decay = config.decay_steps if keeps else shorter['decay_steps']
+            fits = config.warmup_steps + decay <= steps
+            warmup = config.warmup_steps if fits else shorter['warmup_steps']
+            before, settings = settings, dict(steps=steps, warmup_steps=warmup, decay_steps=decay)
             if settings == before:
                 break
         return settings
