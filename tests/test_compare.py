@@ -158,7 +158,7 @@ def test_two_arms_and_a_partner_stopped_and_gone_on(call, tmp_path, capsys):
     assert all(row['deep'] == 4 for row in where(rows, way='as it is'))
     said = capsys.readouterr().out
     assert 'plain, equal tokens' in said and 'plain, FLOPs of grown, equal FLOPs' in said
-    assert 'These are 10 comparisons' in said
+    assert 'Comparisons made here: 10.' in said
 
     # what evaluate says of one of them
     found = Subject(tmp_path / 'c/grown-1', Asked(

@@ -12,7 +12,7 @@ other arms begin from, and that is not asked anything.
 Usage:
     arms = Arms({'baseline': 'config/baseline.py', 'lidas': 'config/lidas.py',
                  'less': 'baseline --flops=lidas'}, Path('out/mine'))
-    arms.argv('less', seed=0)       # ['config/baseline.py', ..., '--steps=482', '--warmup_steps=50', ...]
+    arms.argv('less', seed=0)       # ['config/baseline.py', ..., '--steps=482', ...]
 """
 import dataclasses
 import math

@@ -79,7 +79,7 @@ class Options(Ways, Asked):
     threads: int | None = None  # of each process; None: as torch has it
     more: str = ''              # settings of every run
     measures: tuple[Literal['loss', 'text', 'log_prob'], ...] = ('loss', 'text', 'log_prob')
-    # the measures in the tables; (): the loss (on text, where there is such), the last answers
+    # the measures in the tables; (): the loss, that on text alone, the last answers
     show: tuple[str, ...] = ()
     drawn: tuple[str, ...] = ()     # the arms in the picture; (): all
     out: Path = Path('out/compare')     # the folder of the runs
@@ -374,7 +374,7 @@ class Comparison:
                 if needs and needs > end - time.monotonic():
                     say(f'{run} would not end in time: the same command goes on with it')
                     break
-                bar.set_description(f'{len(left)} runs left, now {run}')
+                bar.set_description(f'runs left: {len(left)}, now {run}')
 
                 def tell():
                     log = self.arms.folder(*job) / 'log.jsonl'
@@ -435,14 +435,14 @@ class Comparison:
         costs = {row['run']: (row['tokens'], row['all_flops']) for row in good}
         measures = [name for name in good[0] if name not in FACTS]
         answers = [name for name in measures if name.endswith(' right')]
-        first = next((name for name in ('text', 'loss') if name in measures), measures[0])
-        shown = self.options.show or dict.fromkeys([first, *answers[-1:]])
+        shown = self.options.show or [name for name in ('loss', 'text') if name in measures]
+        shown = self.options.show or [*shown, *answers[-1:]] or measures[:1]
         for name in shown:
             check_choice('--show', name, measures)
         compared = 0
         for measure in shown:
             lines = [['model', 'way', 'FLOPs', 'seeds', measure, 'compared with', 'difference',
-                      'p', '']]
+                      'p', 'so many seeds say']]
             here = [row for row in good if isinstance(row.get(measure), float)]
             for name in self.arms.trained():
                 for way in dict.fromkeys(row['way'] for row in where(here, run=name)):
@@ -458,10 +458,11 @@ class Comparison:
             if {line[1] for line in lines[1:]} <= {PLAIN, ''}:
                 lines = [line[:1] + line[2:] for line in lines]
             print(columns(lines), end='\n\n')
-        print(f'± is half of a 95% interval over the seeds, p is of the differences seed by seed. '
-              f'These are {compared} comparisons,\nand p is not corrected for their number: of '
-              f'twenty without any difference, one has a p below 0.05 by chance.\n'
-              f'all {len(measures)} measures: {self.options.rows} (--show=NAME,... shows others)')
+        print('± is half of a 95% interval over the seeds, p is of the differences seed by seed, '
+              f'FLOPs are a share of those of\n{self.first}. Comparisons made here: {compared}. '
+              'p is not corrected for their number: of twenty without any\ndifference, one has a p '
+              f'below 0.05 by chance.\nall {len(measures)} measures: {self.options.rows} '
+              '(--show=NAME,... shows others)')
         for row in rows:
             if has_diverged(row):
                 print(f'{row["run"]}, seed {row["seed"]:.0f}, has diverged, and is in no mean')
