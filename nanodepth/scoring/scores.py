@@ -112,10 +112,10 @@ def right_and_log_prob(model_like, tokenizer, examples, **options):
 def data_scores(model, loader, batches=None, pieces=1, text=False):
     """{'loss', and the kinds of answers that the data mark: a Score of each}; with `text`, the loss
     on what they mark as text, too."""
-    of_rows, right = [], {}
-    of_kinds = torch.zeros(1 + len(loader.kinds), 4, dtype=torch.float64)
+    of_rows, right, of_kinds = [], {}, 0
     for of_batch, rows, answers_of in measured(model, loader, batches, pieces):
-        of_kinds += of_batch
+        if text:
+            of_kinds = of_kinds + of_batch
         of_rows += rows
         for kind, each in answers_of.items():
             right.setdefault(kind, []).extend(each)
