@@ -51,7 +51,7 @@ from nanodepth.report.contrasts import MARGINS, Contrast, in_words
 from nanodepth.report.logs import read_lines, read_log, without_compiling
 from nanodepth.report.plot import draw_costs, show
 from nanodepth.report.tables import as_csv, columns, read_csv, read_rows, where
-from nanodepth.scoring.scores import Asked, Subject
+from nanodepth.scoring.scores import Asked, Subject, parse_tasks
 from nanodepth.scoring.way import Way, Ways, read_ways
 from nanodepth.training.measure import numbers_of
 
@@ -435,8 +435,9 @@ class Comparison:
         costs = {row['run']: (row['tokens'], row['all_flops']) for row in good}
         measures = [name for name in good[0] if name not in FACTS]
         answers = [name for name in measures if name.endswith(' right')]
-        shown = self.options.show or [name for name in ('loss', 'text') if name in measures]
-        shown = self.options.show or [*shown, *answers[-1:]] or measures[:1]
+        usual = [name for name in ('loss', 'text', *answers[-1:]) if name in measures]
+        shown = self.options.show or usual or measures[:1]
+        tasks = tuple(name for names in parse_tasks(self.options.tasks) for name in names)
         for name in shown:
             check_choice('--show', name, measures)
         compared = 0
@@ -451,7 +452,7 @@ class Comparison:
                              f'{len(its)}', spread(its, measure)]
                     for words, other in self.beside(name, way, costs) or [('', None)]:
                         others = [row for row in where(here, run=other, way=PLAIN)
-                                  if row['data'] == its[0]['data'] or '/' in measure]
+                                  if row['data'] == its[0]['data'] or measure.startswith(tasks)]
                         lines.append(first + [words, *difference(its, others, measure)])
                         compared += bool(others)
                         first = [''] * len(first)
@@ -473,11 +474,11 @@ class Comparison:
 
     def draw(self):
         "Loss and answers against what they cost; a partner is dashed, in its arm's colour."
-        rows, styles = [], {}
+        all_rows, rows, styles = read_rows(self.curves), [], {}
         for name in self.options.drawn or self.arms.trained():
             config = self.arms.config(name)[0]
             rate = float(text_of(self.arms.factor(name) * config.lr))
-            rows += [row for row in where(read_rows(self.curves), run=name, lr=rate)
+            rows += [row for row in where(all_rows, run=name, lr=rate)
                      if row['seed'] in self.seeds and row['step'] >= config.warmup_steps]
             styles[name] = self.arms[name].root if self.arms[name].flops else name
         if rows:
