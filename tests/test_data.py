@@ -14,10 +14,12 @@ import random
 import re
 import resource
 import runpy
+import sys
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -412,6 +414,7 @@ def test_a_seed_is_an_example_on_every_platform():
 # ---------------------------------------------------------------------------- the toy data and text
 
 toy = runpy.run_path(str(ROOT / 'data/toy/prepare.py'), run_name='toy')
+sys.modules['toy'] = SimpleNamespace(**toy)         # where another process looks its functions up
 SIZE, KINDS, START = toy['SIZE'], toy['KINDS'], toy['START']
 
 
@@ -490,6 +493,24 @@ def test_the_splits_share_nothing(tmp_path, monkeypatch):
     assert marks[at] > START + 1 and chr(targets[at]).isalnum()
     # text: every byte is an answer
     assert of_last.tolist() == [START + 1] * 256
+
+
+def test_later_documents_come_in_pieces_of_their_own_seeds(monkeypatch):
+    monkeypatch.setitem(toy['documents'].__globals__, 'FIRST', 30)
+    monkeypatch.setitem(toy['documents'].__globals__, 'PIECE', 20)
+    taken = tuple(toy['document'](random.Random(seed_for(0, 'toy train 1')), 6)[0])
+    tokens, mask, marks = toy['documents']('train', 75, 6, {taken})
+    slow = []
+    for seed, n in zip(('toy train', 'toy train 0', 'toy train 1', 'toy train 2'), (30, 20, 20, 5)):
+        rng = random.Random(seed_for(0, seed))
+        rounds = SIZE if seed == 'toy train' else toy['ROUNDS']
+        made = [toy['document'](rng, 6, rounds) for _ in range(n + 1)]
+        slow += made[1:] if seed == 'toy train 1' else made[:n]
+    for array, wanted in zip((tokens, mask, marks), zip(*slow)):
+        assert array.tolist() == [[int(value) for value in row] for row in wanted]
+    for seed in range(100):     # so few rounds of questions fill every document
+        few, all_ = (toy['document'](random.Random(seed), 6, n) for n in (toy['ROUNDS'], SIZE))
+        assert few == all_
 
 
 text_script = runpy.run_path(str(ROOT / 'data/text/prepare.py'))

@@ -22,26 +22,30 @@ In the validation split, answers are marked with their kind: in copying every re
 chain only the first question, which always asks for one of its last names. Later answers are easier
 (if w has been asked for, b needs one look less) and count only in the loss.
 
-    python data/toy/prepare.py          # seconds, no network: writes data/toy
+    python data/toy/prepare.py          # a minute, no network: writes data/toy
     python data/toy/prepare.py --depths=6 --out=data/toy_deep       # depth 0 to 5
 """
 import ast
+import os
 import platform
 import random
 import string
 import sys
 import sysconfig
 import warnings
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))    # a clone needs no install
 from nanodepth.common.errors import Refused, refusals  # noqa: E402
 from nanodepth.common.files import claim  # noqa: E402
 from nanodepth.common.options import read  # noqa: E402
 from nanodepth.common.seeds import seed_for  # noqa: E402
+from nanodepth.text.corpus import end_with_parent  # noqa: E402
 from nanodepth.text.loader import START, begin_dataset, write_dataset  # noqa: E402
 from nanodepth.text.primitives import chain, random_words  # noqa: E402
 
@@ -52,6 +56,9 @@ DEPTHS = 4                                              # 0, 1, 2, 3
 KINDS = ['text', 'copy', *(f'depth {d}' for d in range(6))]
 COPIES = 0.25        # of the documents of primitives; the rest are chains
 VALUES = 4          # names that get a value, and names at every depth
+FIRST = 100_000     # documents from one seed
+PIECE = 20_000      # documents from a seed of their own, after those
+ROUNDS = 5          # of questions for every name: more than a document has room for
 
 
 def copy(rng):
@@ -62,9 +69,9 @@ def copy(rng):
         yield period[i % len(period)], known, 'copy' if known else None
 
 
-def chains(rng, depths):
+def chains(rng, depths, rounds):
     """Pieces of a document that assigns values to names, hands them on, and asks: first for one of
-    the last, then for any."""
+    the last, then in rounds for all."""
     depth = rng.randrange(depths)
     names = rng.sample(string.ascii_lowercase, (depth + 1) * VALUES)
     statements, last = chain(rng, names, rng.sample(string.digits, VALUES), depth)
@@ -74,24 +81,54 @@ def chains(rng, depths):
     for name, value in statements:
         yield name + value, False, None
     questions = [rng.choice(list(last)),
-                 *(name for _ in range(SIZE) for name in rng.sample(list(asked), len(asked)))]
+                 *(name for _ in range(rounds) for name in rng.sample(list(asked), len(asked)))]
     for i, name in enumerate(questions):
         yield '?' + name, False, None
         yield asked[name], True, f'depth {depth}' if i == 0 else None
 
 
-def document(rng, depths=DEPTHS):
-    "One document as (tokens, mask, marks), SIZE of each."
+def document(rng, depths=DEPTHS, rounds=SIZE):
+    """One document as (tokens, mask, marks), SIZE of each. The first documents draw SIZE rounds of
+    questions, nearly all of them for nothing: with fewer, data/toy would be another one."""
     tokens = [END_OF_TEXT]
     mask = [0]
     marks = [0]
-    for text, known, kind in copy(rng) if rng.random() < COPIES else chains(rng, depths):
+    pieces = copy(rng) if rng.random() < COPIES else chains(rng, depths, rounds)
+    for text, known, kind in pieces:
         tokens += text.encode()
         mask += [known] * len(text)
         mark = KINDS.index(kind) + 1 if kind else 0
         marks += [mark + START if kind else 0] + [mark] * (len(text) - 1)
         if len(tokens) >= SIZE:
             return tokens[:SIZE], mask[:SIZE], marks[:SIZE]
+
+
+def rows(seed, n, depths, rounds, held_out, label=None):
+    "n documents that are not held out, as arrays (tokens, mask, marks) with a row for each."
+    rng = random.Random(seed)
+    arrays = [np.empty((n, SIZE), dtype) for dtype in ('uint16', 'uint8', 'uint8')]
+    for i in tqdm(range(n), label, unit=' documents', disable=label is None):
+        example = document(rng, depths, rounds)
+        while tuple(example[0]) in held_out:
+            example = document(rng, depths, rounds)
+        for array, values in zip(arrays, example):
+            array[i] = values
+    return arrays
+
+
+def documents(split, n, depths, held_out):
+    "n documents of a split: those after the first come from other processes, in pieces."
+    sizes = [min(PIECE, n - start) for start in range(FIRST, n, PIECE)]
+    pool = ProcessPoolExecutor(max((os.cpu_count() or 2) - 1, 1), None, end_with_parent)
+    try:
+        pieces = [pool.submit(rows, seed_for(0, f'toy {split} {i}'), size, depths, ROUNDS, held_out)
+                  for i, size in enumerate(sizes)]
+        first = rows(seed_for(0, f'toy {split}'), min(n, FIRST), depths, SIZE, held_out, split)
+        waiting = tqdm(pieces, 'later pieces', unit='piece', disable=not pieces)
+        arrays = [first, *(piece.result() for piece in waiting)]
+    finally:
+        pool.shutdown(cancel_futures=True)
+    return [np.concatenate(parts) for parts in zip(*arrays)]
 
 
 def library():
@@ -142,16 +179,10 @@ def make(args):
     held_out = set()
     cut = len(files) // 20
     for split, share, n in (('val', files[:cut], 4_000), ('train', files[cut:], args.documents)):
-        rng = random.Random(seed_for(0, f'toy {split}'))
-        documents = []
-        while len(documents) < n:
-            example = document(rng, args.depths)
-            # validation comes first: training gets none of its documents
-            if tuple(example[0]) not in held_out:
-                documents.append(example)
-        if split == 'val':
-            held_out = {tuple(tokens) for tokens, _, _ in documents}
-        tokens, mask, marks = (np.concatenate(part) for part in zip(*documents))
+        tokens, mask, marks = documents(split, n, args.depths, held_out)
+        # validation comes first: training gets none of its documents
+        held_out = set(map(tuple, tokens.tolist()))
+        tokens, mask, marks = tokens.ravel(), mask.ravel(), marks.ravel()
         size = round(len(tokens) * args.text / (1 - args.text))
         text = [np.array([END_OF_TEXT, *raw]) for _, raw in share]
         text = np.concatenate([np.zeros(0, int), *text])[:size]
