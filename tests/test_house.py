@@ -16,6 +16,7 @@ import sys
 import typing
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from conftest import ROOT
@@ -119,29 +120,65 @@ def test_no_code_asks_for_a_class_of_ours():
         assert not re.search(r'isinstance\([^()]*\b(LM|Recurrent|Block)\b', path.read_text()), name
 
 
-def test_one_file_that_can_be_copied_has_our_ideas(capsys):
+ONE = runpy.run_path(str(ROOT / 'docs/depth.py'))
+
+
+def test_one_file_that_can_be_copied_has_our_ideas():
     text = (ROOT / 'docs/depth.py').read_text()
     assert len(text.splitlines()) <= 150
     assert {line.split()[1] for line in text.splitlines()
             if line.startswith(('import', 'from'))} == {'copy', 'torch'}
-    one = runpy.run_path(str(ROOT / 'docs/depth.py'))
-    one['main'](steps=2)
-    said = capsys.readouterr().out
-    assert said.count(': True') == 3 and 'False' not in said and said.count('right') == 9
     torch.manual_seed(0)
-    model, tokens = one['LM'](25, 4, 32), torch.randint(25, (2, 9))
-    core = one['Recurrent'](model, [0], [1, 2], [3])
+    model, tokens = ONE['LM'](25, 4, 32), torch.randint(25, (2, 9))
+    core = ONE['Recurrent'](model, [0], [1, 2], [3])
     torch.nn.init.normal_(core.adapter.weight)
     like_ours = SimpleNamespace(
         **{name: getattr(core, name) for name in ('prelude', 'core', 'coda', 'adapter')},
         **{name: getattr(model, name) for name in ('embed', 'norm', 'head')}, order=[0, 1, 2, 3],
         run=lambda x, order, position=0: model.run(x, order))
-    assert torch.equal(one['looped'](model, tokens, 1, 2, 3, 0.3),
+    assert torch.equal(ONE['looped'](model, tokens, 1, 2, 3, 0.3),
                        looped_by_hand(like_ours, tokens, 1, 2, 3, 0.3))
-    torch.manual_seed(1)
-    again = core(tokens, 3)
-    torch.manual_seed(1)
-    assert torch.equal(again, recurrent_by_hand(like_ours, tokens, 3, torch.randn(2, 9, 32)))
+    for state in (torch.zeros(2, 9, 32), torch.randn(2, 9, 32)):
+        assert torch.equal(core(tokens, 3, state), recurrent_by_hand(like_ours, tokens, 3, state))
+
+
+def test_the_one_file_shows_each_idea_above_chance(capsys):
+    "In less steps than by itself. A row of its output is the share of right answers by aliases."
+    ONE['main'](steps=300)
+    said = capsys.readouterr().out
+    assert said.count(': True') == 3 and 'False' not in said
+    found = {match[1].strip(): [int(share) for share in match[2].replace('%', ' ').split()]
+             for match in re.finditer(r'^(.*?) +((?: *\d+%){9})$', said, re.M)}
+    first = next(iter(found))
+    assert said.startswith(first) and first.startswith('chance')
+    chance, three, stays, loop, grown, once_more, twice, halves, back, *retrofitted = found.values()
+    assert chance == guessed_by_hand(300)
+    assert three[1] > 80 and three[2] > 50 and three[3] < 35                # a layer, a look-up
+    assert stays[3] < 35 and loop[3] > 50 and grown[3] > 50
+    assert once_more[4] > 29                                # chance is 25, its error is 1.4
+    assert back[3] > twice[3] and back[3] > halves[3] and back[4] < twice[4] + 5
+    for r, right in enumerate(retrofitted[:4], start=1):
+        assert min(right[:r + 3]) > 70 and right[r + 3] < 35, (r, right)
+    assert retrofitted[4][7] > 35 and retrofitted[4][6] < retrofitted[3][6]     # 6 runs, 7 aliases
+
+
+def guessed_by_hand(rows):
+    """Percent of right answers by aliases, for one who reads only statements: a name with a value
+    has it, and whoever has none gets each of the values that stand in the row."""
+    right = np.zeros(9)
+    tokens, answers = ONE['puzzles'](rows, 8)
+    for row, wanted in zip(tokens.tolist(), answers.tolist()):
+        pairs = [divmod(token, 44) for token in row]
+        given = {name: meaning - 36 for name, meaning in pairs[:36] if meaning >= 36}
+        for place, (sign, name) in enumerate(pairs[36:]):
+            assert sign == 36
+            guesses = [given[name]] if name in given else list(given.values())
+            right[place // 4] += guesses.count(wanted[place]) / len(guesses) / 4 / rows
+            aliases = 0
+            while name not in given:            # what the puzzle says, by following it
+                name, aliases = dict(pairs[:36])[name], aliases + 1
+            assert given[name] == wanted[place] and aliases == place // 4
+    return (100 * right).round().astype(int).tolist()
 
 
 README = (ROOT / 'README.md').read_text()
@@ -215,13 +252,16 @@ def test_what_the_course_quotes_stands_in_the_file(block):
     assert any(stripped[i:i + len(quoted)] == quoted for i in range(len(stripped))), where
 
 
-def test_the_hello_of_the_readme_says_what_it_says():
-    hello = ''.join(block for block in re.findall(r'```python\n(.*?)```', README, flags=re.S)
-                    if 'torch.equal' in block)
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said):
-        exec(hello, {})
-    assert said.getvalue() == 'True\n' * hello.count('print(') == 'True\n' * 4
+def test_the_blocks_that_say_true_or_false_are_right():
+    blocks = [block for block in re.findall(r'```python\n(.*?)```', PAGES, flags=re.S)
+              if 'torch.equal' in block]
+    assert len(blocks) == 2
+    for block in blocks:
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said):
+            exec(block, {})
+        promised = re.findall(r'^print\(.*# (True|False)', block, flags=re.M)
+        assert said.getvalue().split() == promised and len(promised) == block.count('print(')
 
 
 def test_links_and_pictures_resolve():
