@@ -5,7 +5,7 @@ PY := .venv/bin/python
 
 .PHONY: all setup data lidas baseline smollm2 real test families readme demo site browser llama bench compare_toy gpu gpu_test clean
 
-all: lidas                      # set up, grow the toy model, leave a picture and a sample of its text: 3 to 7 minutes
+all: lidas                      # set up, grow the toy model, leave a picture and a sample of its text: 5 to 10 minutes
 
 setup: .venv/ready              # the virtual environment with the pinned packages, and the command nanodepth: 1 to 3 minutes
 .venv/ready: requirements.txt pyproject.toml
@@ -15,7 +15,7 @@ setup: .venv/ready              # the virtual environment with the pinned packag
 	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps -e .
 	touch $@
 
-data: data/toy/train.json       # the toy data, from Python's own standard library: seconds
+data: data/toy/train.json       # the toy data, from Python's own standard library: a minute
 data/toy/train.json: data/toy/prepare.py | .venv/ready
 	$(PY) data/toy/prepare.py
 

@@ -78,4 +78,7 @@ def test_the_tokens_and_the_total_of_a_dry_run_by_hand(capsys, data):
     model = LM(ModelConfig(vocab_size=257, head_dim=64, tie_embeddings=False))
     total = 50 * 16 * 64 * model.flops_per_token(context=64)
     assert f'in all {total / 1e15:,.3f} petaFLOPs; 50 steps of 16 x 64 = 1,024 tokens' in said
-    assert f'{total / (0.4 * 989e12) / 60:,.1f} minutes on one H100' in said
+    assert 'H100' not in said           # a toy is for a laptop
+    said = dry(capsys, 'config/baseline.py', f'--data={data}', '--steps=50_000')
+    minutes = total * 1000 * 2 / (0.4 * 989e12) / 60
+    assert f'{minutes:,.1f} minutes on one H100' in said

@@ -385,7 +385,7 @@ def test_seeds_are_averaged(tmp_path, tiny, data, capsys):
     said = capsys.readouterr().out
     assert 'training FLOPs' in said             # of several models, what each is and cost
     seeds = torch.tensor([rows['looped-0', 'loss'], rows['looped-1', 'loss']], dtype=torch.float64)
-    assert f'| {seeds.mean():.3f} ± {seeds.std() / 2 ** 0.5:.3f} ' in said
+    assert f'| {seeds.mean():.3f} ({seeds.std() / 2 ** 0.5:.3f}) ' in said
     val = Loader(str(data), 4, 16, split='val')
     model = checkpoint.load_model(tmp_path / 'deep')
     assert rows['deep', 'loss'] == measure(model, val, 2)[0]

@@ -134,7 +134,7 @@ def documents(split, n, depths, held_out):
 def library():
     "The standard library's files: (path, its source and then its documentation strings, as bytes)."
     home = Path(sysconfig.get_paths()['stdlib'])
-    for path in sorted(home.rglob('*.py')):
+    for path in tqdm(sorted(home.rglob('*.py')), 'reading the standard library', unit=' files'):
         part = path.relative_to(home)
         if {'test', 'tests', 'idlelib', 'lib2to3', 'site-packages', 'dist-packages',
             '__pycache__'} & set(part.parts):
@@ -172,7 +172,6 @@ def main(argv=None):
 def make(args):
     files = []
     if args.text:
-        print('reading the standard library ...', flush=True)
         files = list(library())
     random.Random(seed_for(0, 'toy files')).shuffle(files)
     begin_dataset(args.out, 'data/toy/prepare.py')

@@ -94,7 +94,7 @@ def cell(row):
         return text
     change = change_in_words(row['change'], row['change se'] if seeds else row['change_error'],
                              None if seeds else row['p'], percent)
-    return f'{text} ({change})'
+    return f'{text} [{change}]'
 
 
 def print_tables(rows):
@@ -122,9 +122,12 @@ def print_tables(rows):
     same = 0 if len({row['run'] for row in rows}) == 1 else 1       # one model, or one way of all
     if len({line[same] for line in table[1:]}) == 1:
         table = [line[:same] + line[same + 1:] for line in table]
-    if len(heads) > len(table) + 3:
+    if len(heads) > len(table) + 2:
         table = list(zip(*table))
     print(columns(table))
+    if any(row['error'] is not None for row in rows):
+        ways = len({row['way'] for row in rows}) > 1
+        print('in (): one standard error' + '; in []: the change from the model as it is' * ways)
 
 
 AXES = dict(r='recurrences', K='steps K', shots='examples before the question')

@@ -33,9 +33,10 @@ class Options(Ways):
     dtype: Literal['auto', 'float32', 'bfloat16'] = 'auto'      # auto: as evaluate has it
 
 
-# How many tokens at most: after an answer comes a question, which no toy model learns to ask.
-TOY_PROMPTS = {'JicDqySofUzgJicDqySofUzg': 24, 'w7j6z1q3?z': 1, 'w7j6z1q3bwdzejhq?d': 1,
-               'w7j6z1q3bwdzejhqfdmbxhae?x': 1, 'def main(': 64}
+# What is right, and no more is written: after an answer comes a question, which no toy model learns
+# to ask. Of text nothing is right.
+TOY_PROMPTS = {'JicDqySofUzgJicDqySofUzg': 'JicDqySofUzgJicDqySofUzg', 'w7j6z1q3?z': '1',
+               'w7j6z1q3bwdzejhq?d': '1', 'w7j6z1q3bwdzejhqfdmbxhae?x': '3', 'def main(': ''}
 
 
 def main(argv=None):
@@ -54,9 +55,9 @@ def main(argv=None):
 def write(model, tokenizer, options, device):
     print(f'device {device}, {model.num_params():,} parameters, {len(model.unrolled())} layers '
           f'deep, temperature {options.temperature}')
-    asked = {options.prompt: options.tokens} if options.prompt else TOY_PROMPTS
-    for i, (prompt, most) in enumerate(asked.items()):
-        new = min(options.tokens, most)
+    asked = {options.prompt: ''} if options.prompt else TOY_PROMPTS
+    for i, (prompt, right) in enumerate(asked.items()):
+        new = min(options.tokens, len(right) or options.tokens)
         prompt = prompt.replace('\\n', '\n')
         ids = encode(tokenizer, prompt, model)
         if len(ids) > model.config.context:
@@ -66,4 +67,5 @@ def write(model, tokenizer, options, device):
         out = model.generate(torch.tensor([ids], device=device), new, top_k=options.top_k,
                              temperature=options.temperature, generator=generator)
         goes_on = readable(tokenizer, out[0, len(ids):].tolist())
-        print(f'--- {prompt!r} goes on:\n{prompt}|{goes_on}')
+        wanted = f' (right is {right[:new]})' if right else ''
+        print(f'--- {prompt!r} goes on{wanted}:\n{prompt}|{goes_on}')

@@ -2,7 +2,7 @@
 
 The idea: the logits of a large vocabulary are the largest tensor of a step, and the loss needs only
 one number of each row. Computed in pieces, they never exist all at once: at 30M parameters and
-49,152 words a step takes two thirds of the time and three fifths of the memory (docs/bench.md).
+49,152 words a step takes two thirds of the time and three fifths of the memory.
 
 Paper: none. On a CPU torch's linear_cross_entropy does the work (2.12 and later; before that, all
 logits at once). On a GPU a piece's logits are kept in bfloat16 where there is room for all of them,

@@ -464,12 +464,16 @@ def main(argv=None):
         return
     if options.site:
         return write_site(options)
-    if len(options.runs) == 1 and get_tokenizer(options.runs[0]).name != 'bytes':
-        text = page_of_checkpoint(options.runs[0], home=options.home).encode()
-    else:
+    toys = len(options.runs) > 1 or get_tokenizer(options.runs[0]).name == 'bytes'
+    if toys:
         text = page_of_toys(options.runs, options.task).encode()
+    else:
+        text = page_of_checkpoint(options.runs[0], home=options.home).encode()
     out = options.out or Path('out') / f'play_{names}.html'
     replace(out, text)
     print(f'{out}: {len(text) / 2 ** 20:.1f} MB, for any browser', flush=True)
+    if toys:
+        print(f'next: nanodepth evaluate {options.runs[0]} --measures= --tasks=toy_assign/0-4 '
+              'counts right answers', flush=True)
     if options.open:
         webbrowser.open(out.resolve().as_uri())

@@ -22,6 +22,10 @@ from nanodepth.common.files import reading, replace
 from nanodepth.report.tables import groups_of, run_names, TAKEN
 
 
+# the bar itself has ten places, however much stands behind it
+BAR = '{percentage:3.0f}%|{bar:10}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]'
+
+
 class Log:
     """log.jsonl, a line for each logged step, and the progress bar. A run that resumes drops the
     lines after its step first: it will write them again, so that a log has neither gaps nor doubles
@@ -35,8 +39,8 @@ class Log:
                                                    name=Path(path).parent.name, config=wandb)
         # where nobody watches a bar, as under Slurm or nohup, a logged step is a line
         self.plain = not silent and steps is not None and not sys.stderr.isatty()
-        self.bar = tqdm(total=steps, initial=max(0, keep_up_to), unit='step', dynamic_ncols=True,
-                        disable=silent or steps is None or self.plain)
+        self.bar = tqdm(total=steps, initial=max(0, keep_up_to), dynamic_ncols=True,
+                        disable=silent or steps is None or self.plain, bar_format=BAR)
         if not silent:
             kept = [line for line in read_lines(path) if line['step'] <= keep_up_to]
             replace(path, ''.join(json.dumps(line) + '\n' for line in kept).encode(), known=True)

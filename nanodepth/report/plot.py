@@ -9,6 +9,7 @@ Usage:
 import itertools
 import math
 import os
+import re
 
 from nanodepth.common.files import fresh
 from nanodepth.report.logs import growths, kinds_of, measured
@@ -104,7 +105,7 @@ def draw_runs(groups, only=None):
                                 fontsize=8, rotation=90)
         if not one or kind == 'loss':
             row[0].legend(frameon=False, fontsize=9)
-        row[0].set_ylabel('loss (nats per token)' if kind == 'loss' else f'{kind}: % right')
+        row[0].set_ylabel('loss (nats per token)' if kind == 'loss' else answers_to(kind))
         if kind != 'loss':
             row[0].set_ylim(-3, 103)
         elif after := [loss for group in groups.values() for log in group
@@ -124,6 +125,14 @@ def losses_after_warmup(log):
     return [value for line in log if line['step'] >= first
             for value in (line.get('loss'), line.get('val_loss'),
                           line.get('kinds', {}).get('text', {}).get('loss')) if value is not None]
+
+
+def answers_to(kind):
+    "An axis of right answers. `depth 3` of data and logs is a puzzle with three aliases."
+    aliases = re.fullmatch(r'(?:depth |toy_assign/)(\d+)', kind)
+    if aliases:
+        kind = f'{aliases[1]} alias' if aliases[1] == '1' else f'{aliases[1]} aliases'
+    return f'{kind}: % right'
 
 
 COSTS = dict(flops='training FLOPs', tokens='tokens', minutes='minutes in steps (of one seed)')
@@ -156,7 +165,7 @@ def draw_costs(rows, values, like):
                     ax.axvline(row[cost], color=style['colour'], ls=':', lw=1.3, zorder=0)
     for line, value in zip(axes, values):
         line[0].set_ylabel('validation loss (nats per token)' if value == 'loss' else
-                           f'{value.removesuffix(" right")}: % right')
+                           answers_to(value.removesuffix(' right')))
     for ax, cost in zip(axes[-1], costs):
         ax.set_xlabel(COSTS[cost])
     fig.legend(*axes[0][0].get_legend_handles_labels(), frameon=False, fontsize=9, ncols=3,

@@ -106,14 +106,14 @@ def over_seeds(rows, settings, kinds):
 
 
 def number(value, error=math.nan, percent=False):
-    "A mean and, where there is one, its standard error: 0.694 ± 0.002, or in percent 97.3 ± 0.6."
+    "A mean and, where there is one, its standard error: 0.694 (0.002), or in percent 97.3 (0.6)."
     factor, digits = (100, 1) if percent else (1, 3)
-    after = '' if math.isnan(error) else f' ± {factor * error:.{digits}f}'
+    after = '' if math.isnan(error) else f' ({factor * error:.{digits}f})'
     return f'{factor * value:.{digits}f}{after}'
 
 
 def change_in_words(change, error, p, percent):
-    "+1.7 ± 1.7, p 0.250: a change, its standard error and its p, as far as there are such."
+    "+1.7 (1.7), p 0.250: a change, its standard error and its p, as far as there are such."
     text = number(change, math.nan if error is None else error, percent)
     text = text if text.startswith('-') else f'+{text}'
     if p is None:

@@ -145,5 +145,5 @@ def report(c, world, plan, model, totals):
     print(f'{flops:.3e} training FLOPs{saving}')
     from nanodepth.report.plot import draw_runs, show
     show(out / 'loss.png', draw_runs, {out.name: [read_log(out)]})
-    print(f'numbers: {out}/log.jsonl\ncheckpoint, log and picture are in {out}; nanodepth sample '
-          f'{out} writes text')
+    print(f'numbers: {out}/log.jsonl\nnext: nanodepth play {out} opens a page on which you move '
+          f'its layers, and nanodepth sample {out} writes text')
