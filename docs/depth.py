@@ -2,15 +2,15 @@
 
 A model is its layers and an order, such as [0, 1, 1, 2], which says what runs. A loop names a layer
 twice. Growing gives each entry a copy of its own. A recurrent model runs its core as often as told,
-and small steps loop a model that never learned to. `python depth.py` shows each on puzzles: w7 bw
+and small steps loop a model that never learned to. `python depth.py` tries each on puzzles: w7 bw
 fb says that w is 7, b stands for w, and f for b, so ?f is 7. A token is a pair without a position,
-and only a question sees other tokens, the statements: so each layer follows one alias for it. A
-model learns one and two aliases before it gets three."""
+and only a question sees others, the statements. So it takes a layer for each alias, and one for the
+value. A model learns one and two aliases before it gets three."""
 import copy
 import torch
 from torch import nn
 
-NAMES, VALUES, QUESTION, RIGHT = 36, 8, 36, 44      # a pair: a name or ?, then a name or a value
+NAMES, VALUES, QUESTION, MEANINGS = 36, 8, 36, 44   # a pair: a name or ?, then a name or value
 
 
 class Block(nn.Module):
@@ -54,7 +54,7 @@ def untie(model, order):
 
 
 class Recurrent(nn.Module):
-    "Retrofit: prelude, r times the core, coda. (retrofit.py begins with a random s, and drops it.)"
+    "Retrofit: prelude, r times the core, coda. (In retrofit.py s begins random, the adapter as e.)"
     def __init__(self, model, prelude, core, coda):
         super().__init__()
         self.model, self.prelude, self.core, self.coda = model, prelude, core, coda
@@ -84,13 +84,13 @@ def puzzles(rows, aliases):
     "Four names have values, each later one stands for the fourth before it, and all are asked for."
     names = torch.rand(rows, NAMES).argsort(dim=1)[:, :4 * aliases + 4]
     values = torch.rand(rows, VALUES).argsort(dim=1)[:, :4]
-    statements = RIGHT * names + torch.cat((NAMES + values, names[:, :-4]), dim=1)
-    return torch.cat((statements, RIGHT * QUESTION + names), 1), values.repeat(1, aliases + 1)
+    statements = MEANINGS * names + torch.cat((NAMES + values, names[:, :-4]), dim=1)
+    return torch.cat((statements, MEANINGS * QUESTION + names), 1), values.repeat(1, aliases + 1)
 
 
 def guesser(tokens):
-    "It follows no alias: it copies the value of a name that has one, or takes any of the row's."
-    given = tokens[:, :NAMES, None] % RIGHT == NAMES + torch.arange(VALUES)
+    "Question i asks for the name of statement i. It copies that one's value, else takes any value."
+    given = tokens[:, :NAMES, None] % MEANINGS == NAMES + torch.arange(VALUES)
     return 2.0 * given + given.any(dim=1, keepdim=True)
 
 
@@ -121,8 +121,8 @@ def main(steps=600, seed=0):
     torch.manual_seed(seed)
     show('chance, 0 to 8 aliases (wait 2 minutes)', guesser)
     tokens, order = puzzles(8, aliases=8)[0], [0, 1, 1, 2]
-    small = LM(RIGHT * (QUESTION + 1), layers=3, width=64, answers=VALUES)
-    sides = torch.randn(QUESTION + 1, 1, 64) + torch.randn(RIGHT, 64)
+    small = LM(MEANINGS * (QUESTION + 1), layers=3, width=64, answers=VALUES)
+    sides = torch.randn(QUESTION + 1, 1, 64) + torch.randn(MEANINGS, 64)
     small.embed.weight = nn.Parameter(sides.flatten(0, 1), requires_grad=False)     # as drawn
     train(small, steps, [(1, {}), (2, {})])
     show('three layers', small)
@@ -143,7 +143,7 @@ def main(steps=600, seed=0):
     train(core, 3 * steps // 5, [(r + 2, dict(r=r)) for r in (1, 2, 3, 4)], rate=2e-3)
     for r in (1, 2, 3, 4, 6):
         show(f'retrofitted, its core run r = {r} times', core, r=r)
-    print('Not shown: growing better than the loop, or half steps that gain.')
+    print('Not shown: growing better than the loop, or small steps that clearly gain an alias.')
 
 
 if __name__ == '__main__':

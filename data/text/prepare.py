@@ -143,7 +143,8 @@ def main(argv=None):
             break
     if len(all_tokens) < 2:
         raise Refused(f'{len(all_tokens)} documents are too few: one goes to validation, the '
-                      'others to training')
+                      'others to training (a text file is one document, and a row of a parquet or '
+                      'JSON Lines file is one)')
     every = 100 if len(all_tokens) >= MANY else 10
     splits = dict(train=[t for i, t in enumerate(all_tokens) if i % every],
                   val=all_tokens[::every])

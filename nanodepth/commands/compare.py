@@ -478,11 +478,14 @@ class Comparison:
         for name in self.options.drawn or self.arms.trained():
             config = self.arms.config(name)[0]
             rate = float(text_of(self.arms.factor(name) * config.lr))
-            rows += [row for row in where(all_rows, run=name, lr=rate)
-                     if row['seed'] in self.seeds and row['step'] >= config.warmup_steps]
+            for row in where(all_rows, run=name, lr=rate):
+                if row['step'] < config.warmup_steps:       # a growth is shown there, and no loss
+                    row.pop('loss', None)
+                if row['seed'] in self.seeds:
+                    rows.append(row)
             styles[name] = self.arms[name].root if self.arms[name].flops else name
         if rows:
-            answers = [name for name in rows[0] if name.endswith(' right')]
+            answers = [name for name in rows[-1] if name.endswith(' right')]
             with claim(self.options.out, wait=True):
                 show(self.options.picture, draw_costs, rows, ['loss', *answers[-1:]], styles)
 

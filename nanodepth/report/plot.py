@@ -169,7 +169,7 @@ def draw_costs(rows, values, like):
     for ax, cost in zip(axes[-1], costs):
         ax.set_xlabel(COSTS[cost])
     fig.legend(*axes[0][0].get_legend_handles_labels(), frameon=False, fontsize=9, ncols=3,
-               loc='outside lower center')
+               handlelength=4, loc='outside lower center')
     return fig
 
 
