@@ -54,7 +54,7 @@ def untie(model, order):
 
 
 class Recurrent(nn.Module):
-    "Retrofit: prelude, r times the core, coda. (In retrofit.py s begins random, the adapter as e.)"
+    "Retrofit: prelude, r times the core, coda. (In retrofit.py s begins as noise, times zeros.)"
     def __init__(self, model, prelude, core, coda):
         super().__init__()
         self.model, self.prelude, self.core, self.coda = model, prelude, core, coda
