@@ -142,7 +142,7 @@ def main(steps=600, seed=0):
     print('a core run once, untrained, is its parent:', torch.equal(core(tokens, 1), grown(tokens)))
     train(core, 3 * steps // 5, [(r + 2, dict(r=r)) for r in (1, 2, 3, 4)], rate=2e-3)
     for r in (1, 2, 3, 4, 6):
-        show(f'retrofitted, its core run r = {r} times', core, r=r)
+        show(f'retrofitted, r = {r}', core, r=r)
     print('Not shown: growing better than the loop, or small steps that clearly gain an alias.')
 
 

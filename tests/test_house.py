@@ -143,7 +143,7 @@ def test_one_file_that_can_be_copied_has_our_ideas():
 
 
 def test_the_one_file_shows_each_idea_above_chance(capsys):
-    "In less steps than by itself. A row of its output is the share of right answers by aliases."
+    "In half of its steps. A row of its output is the share of right answers by aliases."
     ONE['main'](steps=300)
     said = capsys.readouterr().out
     assert said.count(': True') == 3 and 'False' not in said

@@ -178,10 +178,10 @@ def make(args):
     held_out = set()
     cut = len(files) // 20
     for split, share, n in (('val', files[:cut], 4_000), ('train', files[cut:], args.documents)):
-        tokens, mask, marks = documents(split, n, args.depths, held_out)
-        # validation comes first: training gets none of its documents
-        held_out = set(map(tuple, tokens.tolist()))
-        tokens, mask, marks = tokens.ravel(), mask.ravel(), marks.ravel()
+        arrays = documents(split, n, args.depths, held_out)
+        if split == 'val':      # it comes first: training gets none of its documents
+            held_out = set(map(tuple, arrays[0].tolist()))
+        tokens, mask, marks = (array.ravel() for array in arrays)
         size = round(len(tokens) * args.text / (1 - args.text))
         text = [np.array([END_OF_TEXT, *raw]) for _, raw in share]
         text = np.concatenate([np.zeros(0, int), *text])[:size]

@@ -485,7 +485,7 @@ class Comparison:
                     rows.append(row)
             styles[name] = self.arms[name].root if self.arms[name].flops else name
         if rows:
-            answers = [name for name in rows[-1] if name.endswith(' right')]
+            answers = [name for name in rows[0] if name.endswith(' right')]
             with claim(self.options.out, wait=True):
                 show(self.options.picture, draw_costs, rows, ['loss', *answers[-1:]], styles)
 
