@@ -215,11 +215,6 @@ def test_the_best_rate_of_seed_0_is_kept_and_a_diverged_run_is_in_no_mean(call, 
     assert 'two, seed 0, has diverged, and is in no mean' in capsys.readouterr().out
 
 
-def test_no_run_begins_that_would_end_too_late(call, capsys):
-    rows = call(BASE, GROWN, '--seeds=1', '--minutes=0')        # before the first no time is known
-    assert len(rows) == 1 and 'would not end in time' in capsys.readouterr().err
-
-
 def test_sigterm_ends_the_run_in_hand_at_its_step_and_the_next_call_goes_on(data, tmp_path):
     words = [sys.executable, '-m', 'nanodepth', 'compare', BASE, f'{BASE} --lr=1e-3', '--seeds=1',
              f'--out={tmp_path / "c"}', '--batches=2', '--threads=1', '--device=cpu',
