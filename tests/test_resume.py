@@ -8,7 +8,6 @@ import math
 import os
 import shutil
 import signal
-import time
 from pathlib import Path
 
 import numpy as np
@@ -128,22 +127,26 @@ def test_one_process_of_two_is_told_to_stop_and_both_resume_to_the_last_bit(conf
     assert_equal_runs(parts, whole)
 
 
-def hang_the_second():
+def hang_the_second(folder):
+    "Until the first is gone, which holds a lock."
     world.PATIENCE = world.timedelta(seconds=3)
+    lock = open(folder / 'lock', 'w')
+    if os.environ['RANK'] == '0':
+        fcntl.flock(lock, fcntl.LOCK_EX)
     backward, calls = train_file.backward, []
 
     def hanging(*args):
         calls.append(1)
         if len(calls) == 3 and os.environ['RANK'] == '1':
-            time.sleep(5)
+            fcntl.flock(lock, fcntl.LOCK_EX)
             os._exit(7)
         return backward(*args)
     train_file.backward = hanging
 
 
-def test_a_process_that_hangs_ends_the_run_after_some_patience(config):
+def test_a_process_that_hangs_ends_the_run_after_some_patience(config, tmp_path):
     c = config(optimizer='adamw', save_every=2)
-    run = ranks(flags(c), before=hang_the_second)
+    run = ranks(flags(c), before=functools.partial(hang_the_second, tmp_path))
     assert run.codes[0] not in (0, None) and 'time' in run.stderr.lower()
     assert 'loss = backward(' in run.stderr          # where rank 0 stood, which waited
     assert checkpoint.load(c.out_dir)['step'] == 2

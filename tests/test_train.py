@@ -155,7 +155,7 @@ def test_a_run_learns_and_leaves_its_files(config):
             and last['n_layer'] == 2)
     assert {'lr', 'loss', 'tokens_per_s', 'grad_norm'} <= set(last)
     seconds = [line['seconds'] for line in log]
-    assert seconds == sorted(seconds) and seconds[-1] > 0
+    assert seconds == sorted(seconds)
     x, y = Loader(c.data, c.batch_size, c.context, seed=c.seed).batch(0)    # of the first step
     train(dataclasses.replace(c, out_dir=f'{c.out_dir}-0', steps=1, warmup_steps=0, decay_steps=1,
                               lr=0.0))
