@@ -3,7 +3,7 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 
-.PHONY: all setup data lidas baseline smollm2 real test families readme demo site browser bench compare_toy gpu gpu_test clean
+.PHONY: all setup data lidas baseline smollm2 real test families readme demo site browser compare_toy gpu_test clean
 
 all: lidas                      # set up, grow the toy model, leave a picture and a sample of its text: 5 to 10 minutes
 
@@ -26,7 +26,7 @@ lidas baseline: data/toy/train.json     # a grown model, an ordinary one: out/li
 data/toy_deep/train.json: data/toy/prepare.py | .venv/ready
 	$(PY) data/toy/prepare.py --depths=6 --out=data/toy_deep
 
-# ---- what is shown, and how fast it is
+# ---- what is shown
 
 demo: data/toy_deep/train.json data/toy/train.json      # docs/demo.html: LIDAS with its stages, a loop, a retrofit; 15 minutes
 	$(PY) train.py config/lidas.py --keep_stages=true --out_dir=out/demo/lidas
@@ -40,10 +40,6 @@ site: smollm2                   # out/site, for any web server: the published mo
 	cp docs/demo.html out/site/toys.html
 compare_toy: data/toy_deep/train.json data/toy/train.json       # README's toy table: the seeds of eight without rows, or SEEDS=4-5; 70 minutes each
 	$(PY) -m nanodepth compare config/compare_toy.py $(if $(SEEDS),--seeds=$(SEEDS))
-bench: .venv/tests              # speed and memory beside transformers' Llama: out/bench.md, 5 minutes
-	$(PY) -m nanodepth bench --out=out/bench.md
-gpu: .venv/tests                # the same on a GPU, at 360M, eager and compiled: out/gpu.md, two minutes
-	$(PY) -m nanodepth bench --device=cuda --out=out/gpu.md
 gpu_test:                       # what no CPU can say of training: compiled, grown, stopped, recurrent; two minutes
 	$(PYTHON) tests/gpu.py
 
