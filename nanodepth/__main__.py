@@ -31,7 +31,6 @@ COMMANDS = {        # name: (module, what it does)
     'sweep': ('commands.sweep', 'try many ways of running, judge the best on other data'),
     'probe': ('commands.probe', 'which layers models use: a page of pictures'),
     'results': ('extras.results', 'the tables of docs/RESULTS.md, from the rows of seeds'),
-    'bench': ('extras.bench', 'speed and memory, each compared with a peer'),
 }
 
 

@@ -36,7 +36,7 @@ def lines(text):
 def left_out(line, comment):
     return (line.startswith(('make ', 'pip', 'source', 'python3 -m venv', '.venv'))
             or '(a network)' in comment
-            or comment.startswith(('GPUs', 'one GPU', 'a GGUF file of yours')))
+            or comment.startswith(('GPUs', 'one GPU')))
 
 
 def run(line, folder):

@@ -3,6 +3,8 @@
 `make smollm2` leaves SmolLM2-135M-Instruct in out/smollm2. Its weights have four bits each, which
 may cost a point of a score.
 """
+import hashlib
+
 import pytest
 import torch
 from conftest import ROOT
@@ -16,6 +18,11 @@ from nanodepth.text.tokenizer import get_tokenizer
 PATH = str(ROOT / 'out/smollm2')
 TEXT = ('The capital of France is Paris. In 1984,  12 x 7 is 84;\n\n    def f(x):\n\treturn '
         'x[1:20]  # naïve ½ 東京\n')
+# sha256 sums, as they were at a8c26fc: every number on the pages is of these
+WEIGHTS = '08587497151051bb'
+PYDOC = {'out/smollm2/pydoc.txt': '74d0773e08745aec',
+         'data/pydoc/train_000.bin': '02d34f39eb5d825a',
+         'data/pydoc/val_000.bin': 'efcfe9ede6fd15cc'}
 
 
 @pytest.fixture(scope='module')
@@ -32,6 +39,22 @@ def theirs():
 @pytest.fixture(scope='module')
 def tokens():
     return torch.tensor([get_tokenizer(PATH).encode(TEXT)])
+
+
+def test_weights_and_tokens_are_what_they_were():
+    from safetensors.torch import load_file
+    weights = hashlib.sha256()
+    for name, t in sorted(load_file(f'{PATH}/model.safetensors').items()):
+        weights.update(name.encode())
+        weights.update(t.view(torch.uint8).numpy())
+    assert weights.hexdigest().startswith(WEIGHTS)
+    tokenizer = get_tokenizer(PATH)
+    assert [tokenizer.decode([token]) for token in tokenizer.encode('a  12')] == [
+        'a', '  ', '1', '2']
+    sums = {path: hashlib.sha256((ROOT / path).read_bytes()).hexdigest()[:16] for path in PYDOC}
+    if sums['out/smollm2/pydoc.txt'] != PYDOC['out/smollm2/pydoc.txt']:
+        pytest.skip('another Python has another text')
+    assert sums == PYDOC
 
 
 @torch.no_grad()

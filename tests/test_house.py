@@ -30,8 +30,6 @@ from nanodepth.wrapper import looped_by_hand
 FLOORS = [['common'], ['report'], ['text'], ['model'], ['looping'],
           ['grow', 'loop', 'retrofit', 'wrapper'], ['probe', 'models'], ['training'],
           ['scoring', 'train'], ['commands'], ['extras'], ['__main__']]
-# by name, where it is there: what may be deleted
-FROM_ABOVE = {'nanodepth.commands.export': {'nanodepth.extras.gguf'}}
 FLOOR = {room: i for i, rooms in enumerate(FLOORS) for room in rooms}
 PACKAGE = ROOT / 'nanodepth'
 IDEA_FILES = {f'nanodepth.{path.stem}': path for path in sorted(ROOT.glob('*.py'))}
@@ -83,12 +81,12 @@ def test_ruff_has_nothing_to_say():
 def test_imports_go_down():
     scripts = {f'nanodepth.text.{path.parent.name}': path for path in ROOT.glob('data/*/*.py')}
     for name, path in (FILES | scripts).items():
-        for other in imports(path) - FROM_ABOVE.get(name, set()):
+        for other in imports(path):
             assert floor(other) <= floor(name), f'{name} imports {other}, which stands above it'
 
 
 def test_no_circle():
-    left = {name: imports(path) - FROM_ABOVE.get(name, set()) for name, path in FILES.items()}
+    left = {name: imports(path) for name, path in FILES.items()}
     while left:
         free = [name for name, others in left.items() if not others & left.keys()]
         assert free, f'a circle among {sorted(left)}'

@@ -6,10 +6,9 @@ kept, and what we wrote ourselves is written over without a word.
 import runpy
 
 import pytest
-from conftest import byte_level_bpe, ROOT, save_run
+from conftest import ROOT, save_run
 
 from nanodepth.__main__ import main as nanodepth
-from nanodepth.models.hf import save_hf
 from nanodepth.report.tables import as_csv
 
 pytest.importorskip('lm_eval')
@@ -19,7 +18,6 @@ TRAIN = ['--context=16', '--n_embd=32', '--n_head=2', '--head_dim=none', '--n_la
 WORDS = ['tokenizer.json', 'chat_template.jinja', 'generation_config.json', 'added_tokens.json']
 COMMANDS = [
     ('export', ['{run}', '{out}'], ['README.md', 'model.safetensors', *WORDS]),
-    ('export', ['{gguf}', '{out}'], ['model.safetensors', *WORDS]),
     ('cut', ['{run}', '1-1-1', '--out={out}'], ['run.json', *WORDS]),
     ('train', [*TRAIN, '--out_dir={out}'],
      ['run.json', 'log.jsonl', 'ckpt-4.pt', *WORDS[:-1]]),
@@ -36,21 +34,12 @@ MINE = 'three weeks of notes\n<!-- table growing -->\n<!-- end -->\n'
 
 @pytest.fixture
 def places(tmp_path, data, tiny):
-    "What a row calls {run}, {trained}, {gguf}, {text} and {rows}: made where it is asked."
+    "What a row calls {run}, {trained}, {text} and {rows}: made where it is asked."
     model = tiny(vocab_size=257, n_layer=3, context=64)
 
     def trained():
         nanodepth('train', [word.format(data=data) for word in TRAIN] + [f'--out_dir={tmp_path}/t'])
         return tmp_path / 't'
-
-    def gguf():
-        (tmp_path / 'bpe').mkdir()
-        byte_level_bpe(['three weeks of notes'] * 3, 270, ['<|endoftext|>']).save(
-            str(tmp_path / 'bpe/tokenizer.json'))
-        save_hf(tiny(vocab_size=270, n_layer=3, context=64), tmp_path / 'hf',
-                tokenizer=tmp_path / 'bpe')
-        nanodepth('export', [f'{tmp_path}/hf', f'{tmp_path}/y.gguf'])
-        return tmp_path / 'y.gguf'
 
     def text():
         (tmp_path / 'notes.txt').write_text('\n\n'.join(f'{i} ' * 900 for i in range(20)))
@@ -64,8 +53,8 @@ def places(tmp_path, data, tiny):
             for seed in (1, 2, 3) for run in ('lidas', 'baseline')
             for way in ('ordinary', 'looped')]))
         return tmp_path
-    return dict(run=lambda: save_run(tmp_path / 'run', model), trained=trained, gguf=gguf,
-                text=text, rows=rows, data=lambda: data, out=lambda: tmp_path / 'out')
+    return dict(run=lambda: save_run(tmp_path / 'run', model), trained=trained, text=text,
+                rows=rows, data=lambda: data, out=lambda: tmp_path / 'out')
 
 
 def call(name, argv):
@@ -76,7 +65,7 @@ def call(name, argv):
 
 @pytest.mark.parametrize('name, argv, files', COMMANDS, ids=str)
 def test_no_command_writes_over_what_is_not_its_own(name, argv, files, places, tmp_path, capsys):
-    if name in ('play', 'results') or '{gguf}' in argv:
+    if name in ('play', 'results'):
         pytest.importorskip('nanodepth.extras')
     said = ' '.join(argv)
     made = {key: make() for key, make in places.items() if f'{{{key}}}' in said}

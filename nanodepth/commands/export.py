@@ -1,14 +1,11 @@
-"""Write a checkpoint as a Hugging Face folder, or as a GGUF file for llama.cpp, as it is or in
-another order. With one folder, print what it is.
+"""Write a checkpoint as a Hugging Face folder, as it is or in another order. With one folder, print
+what it is.
 
 Usage:
     nanodepth export out/lidas                # says what is in it
     nanodepth export out/lidas out/lidas_hf   # for transformers
-    nanodepth export MODEL.gguf out/model     # of llama.cpp, for every other command
     nanodepth export out/smollm2 out/deeper --loop=8-4x2-18   # layers 8 to 11 twice
-    nanodepth export out/smollm2 deeper.gguf --loop=13-4x2-13 --damp --dtype=q8_0
 """
-import copy
 import re
 import shlex
 from dataclasses import dataclass
@@ -19,25 +16,23 @@ from typing import Literal
 import torch
 import yaml
 
-from nanodepth.common.errors import Refused, refusing
+from nanodepth.common.errors import Refused
 from nanodepth.common.files import on_hub, replace
 from nanodepth.common.options import read
 from nanodepth.looping.layers import is_ours
 from nanodepth.models.checkpoint import load_model
-from nanodepth.models.gguf import open_gguf, save_opened
-from nanodepth.models.hf import answer_of, save_hf, their_config
+from nanodepth.models.hf import answer_of, save_hf
 from nanodepth.models.hf_recurrent import save_raven
 from nanodepth.retrofit import core_of
-from nanodepth.scoring.way import Way, Ways, depth_in, name_of, read_way
+from nanodepth.scoring.way import Ways, depth_in, name_of, read_way
 
 
 @dataclass(kw_only=True)
 class Options(Ways):
     WORDS = ['run', 'target']
     run: str                                # a folder that train.py wrote, or a Hugging Face one
-    target: str | None = None               # the folder to write, or a file.gguf
-    # of the weights; None: as they are
-    dtype: Literal['float32', 'bfloat16', 'q8_0'] | None = None
+    target: str | None = None               # the folder to write
+    dtype: Literal['float32', 'bfloat16'] | None = None     # of the weights; None: as they are
     # of a recurrent model, which is written in the format of its authors: another first state in
     # each forward from now on
     fresh: bool = False
@@ -49,34 +44,17 @@ def main(argv):
     if way.dials:
         raise Refused(f'{way}: a checkpoint holds layers and their order, and no code that loops a '
                       'window: from nanodepth import looped; --loop=... --damp comes near it')
-    from_file, to_file = (str(path).endswith('.gguf') for path in (options.run, options.target))
-    if options.dtype == 'q8_0' and not to_file:
-        raise Refused(f'{options.target}: eight bits are for a file that ends in .gguf')
-    if from_file and (to_file or str(way) != str(Way())):
-        raise Refused(f'{options.run} is written as a folder, as it is; that folder takes another '
-                      'order, and becomes a file')
-    if from_file:
-        model, words = open_gguf(options.run)
-    else:
-        model = load_model(options.run, others=not options.target)
+    model = load_model(options.run, others=not options.target)
     with way.apply(model):
         describe(options, model)
         if not options.target:
             return
-        # a file is read back as 32 bits
-        before = some_logits(copy.deepcopy(model).float() if to_file else model)
-        if options.dtype in ('float32', 'bfloat16'):
+        before = some_logits(model)
+        if options.dtype:
             model.to(getattr(torch, options.dtype))
-        if to_file:
-            again = export_file(options, model)
-        else:
-            if from_file:
-                save_opened(model, words, options.target)
-            else:
-                export(options, model)
-                write_card(options, model, way, argv)
-            again = load_model(options.target, others=True)
-    compare(before, again, options.target, options.dtype)
+        export(options, model)
+        write_card(options, model, way, argv)
+    compare(before, load_model(options.target), options.target, options.dtype)
 
 
 @torch.no_grad()
@@ -98,8 +76,7 @@ def compare(before, again, target, dtype=None):
     after = some_logits(again)
     difference, largest = (after - before).abs().max(), before.abs().max()
     if dtype is None and not difference <= 1e-3 * largest:
-        path = Path(target)
-        (path if path.is_file() else path / 'config.json').unlink()
+        (Path(target) / 'config.json').unlink()
         raise Refused(f'{target}: opened again, it is another model (its logits differ by '
                       f'{difference:.2g}), so it is no checkpoint now')
     if dtype is None:
@@ -222,22 +199,3 @@ def export(options, model):
     save_hf(model, options.target, tokenizer=options.run, about=about)
     print(f"{options.target}: {len(model.order)} layers of their own; "
           f"transformers.AutoModelForCausalLM.from_pretrained('{options.target}') opens it")
-
-
-def export_file(options, model):
-    "A model as a file for llama.cpp, and what is in the file."
-    with refusing(ImportError, why=lambda error: 'nanodepth/extras, which writes GGUF files, is '
-                  'not here'):
-        from nanodepth.extras.gguf import read_loop, shared_stack, write_gguf
-    dtype = options.dtype or str(model.norm.weight.dtype)[6:]
-    write_gguf(model, options.target, dtype, options.run)
-    stack, times = shared_stack(model)
-    if times > 1:
-        print(f'{options.target}: {len(stack)} layers that run {times} times with shared weights, '
-              f'{dtype}, for a llama.cpp that knows nanbeige (since 2026)')
-        return read_loop(options.target, model)
-    print(f'{options.target}: {len(model.order)} layers of their own, {dtype}, for llama.cpp')
-    if len({*model.order}) < len(model.order):
-        print('(layers that run again are written again: llama.cpp shares the weights only of a '
-              "whole stack of Llama's layers, such as --loop=30x2)")
-    return open_gguf(options.target, their_config(model).rope_parameters)[0]

@@ -275,12 +275,6 @@ def without_lock(folder):
             lock.unlink()
 
 
-def refuse_gguf(path):
-    if str(path).endswith('.gguf'):
-        raise Refused(f'{path} is a GGUF file: nanodepth export {path} FOLDER writes it as a '
-                      'folder, which every command opens')
-
-
 def on_hub(name):
     "Is this owner/name, as on the Hugging Face hub, and no slip in the name of a folder here?"
     path = Path(name)

@@ -1,1 +1,1 @@
-"A path to a model and back: ours, Hugging Face's, GGUF."
+"A path to a model and back: ours, Hugging Face's."

@@ -23,7 +23,7 @@ import torch
 
 from nanodepth.common.errors import Refused, nearest, say
 from nanodepth.common.files import (aside, fresh, load_tensors, on_hub, put_aside, read_json,
-                                    reading, refuse_gguf, replacing)
+                                    reading, replacing)
 from nanodepth.common.options import only_fields
 from nanodepth.common.steps import steps_of
 from nanodepth.looping.layers import is_ours
@@ -147,7 +147,6 @@ def named_models(paths):
 
 
 def refuse_missing(path):
-    refuse_gguf(path)
     if not is_hugging_face(path):
         file_of(path)
 
@@ -164,7 +163,6 @@ def load(folder, checked=False):
     """The state that `save` was given, mapped from its file: what nobody reads takes no memory.
     `folder` may name the file itself, or a Hugging Face checkpoint. `checked`: another process
     has looked at the checksums."""
-    refuse_gguf(folder)
     if is_hugging_face(Path(folder)):
         return dict(kind='hf', folder=str(folder))
     path = file_of(folder)

@@ -24,7 +24,7 @@ import tiktoken
 
 from nanodepth.common.errors import Refused, refusing
 from nanodepth.common.files import (clear, load_tensors, on_hub, put_all, read_json, read_run,
-                                    reading, refuse_gguf, replace)
+                                    reading, replace)
 
 END_OF_TEXT = '<|endoftext|>'
 TOKENIZER_FILES = ('tokenizer_config.json', 'special_tokens_map.json', 'generation_config.json',
@@ -57,7 +57,6 @@ def encode_as_array(tokenizer, text):
 def behind(name):
     """What a name stands for in the end: the path of a tokenizer.json (itself, its folder's, that
     of a run's tokenizer), else a name."""
-    refuse_gguf(name)
     path = folder_of(name)
     if name == 'bytes':
         return name
