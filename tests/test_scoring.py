@@ -37,7 +37,7 @@ from nanodepth.retrofit import surgery
 from nanodepth.scoring import likelihoods, lm_eval_scores as harness, scores as scoring
 from nanodepth.scoring.scores import (ask, Asked, interval, log_likelihoods, parse_tasks, Score,
                                       Subject)
-from nanodepth.scoring.way import name_of, read_way, read_ways, Way, Ways
+from nanodepth.scoring.way import name_of, read_ways, Way, Ways
 from nanodepth.text.loader import Loader
 from nanodepth.text.primitives import Example, few_shot
 from nanodepth.text.tokenizer import get_tokenizer, write_tokenizer
@@ -455,30 +455,6 @@ def test_names_of_tasks():
     assert theirs == ['arc_easy', 'primitive_copy_words']
     with pytest.raises(Refused, match='the depth must be a whole number'):
         parse_tasks('toy_assign/2-x')
-
-
-def test_damped_layers_add_a_share_and_are_given_back(tiny):
-    model, tokens = tiny(n_layer=4), torch.randint(2, 50, (2, 9))
-    plain, order = model(tokens), [0, 1, 2, 1, 2, 3]
-
-    def run(**options):
-        with Way(**options).apply(model):
-            return model(tokens)
-
-    x = model.embed(tokens)                                # by hand, half of what each half adds
-    rope = model.cos[:9, None], model.sin[:9, None]
-    for i in order:
-        layer, share = model.layers[i], 0.5 if i in (1, 2) else 1
-        x = x + share * layer.attn(layer.attn_norm(x), rope)
-        x = x + share * layer.mlp(layer.mlp_norm(x))
-    assert torch.allclose(run(loop=order, damp=True), model.head(model.norm(x)), atol=1e-5)
-    assert torch.equal(run(loop=order, damp=0.5), run(loop=order, damp=True))
-    assert torch.equal(run(loop=order, damp=1.0), run(loop=order))
-    assert torch.equal(run(loop=order, damp=0.0), run(loop=[0, 3]))
-    assert torch.equal(model(tokens), plain)
-    assert str(read_way(read(Ways, ['--loop=1-2x2-1', '--damp']))) == '--loop=1-2x2-1 --damp'
-    with pytest.raises(Refused, match='--loop=... runs more than once'):
-        Way(damp=True)
 
 
 # -------------------------------------------------------------------------------------------- sweep

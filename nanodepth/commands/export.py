@@ -6,7 +6,7 @@ Usage:
     nanodepth export out/lidas out/lidas_hf   # for transformers
     nanodepth export MODEL.gguf out/model     # of llama.cpp, for every other command
     nanodepth export out/smollm2 out/deeper --loop=8-4x2-18   # layers 8 to 11 twice
-    nanodepth export out/smollm2 deeper.gguf --loop=13-4x2-13 --damp --dtype=q8_0
+    nanodepth export out/smollm2 deeper.gguf --loop=13-4x2-13 --dtype=q8_0
 """
 import copy
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ def main(argv):
     way = read_way(options)
     if way.dials:
         raise Refused(f'{way}: a checkpoint holds layers and their order, and no code that loops a '
-                      'window: from nanodepth import looped; --loop=... --damp comes near it')
+                      'window: from nanodepth import looped')
     from_file, to_file = (str(path).endswith('.gguf') for path in (options.run, options.target))
     if options.dtype == 'q8_0' and not to_file:
         raise Refused(f'{options.target}: eight bits are for a file that ends in .gguf')

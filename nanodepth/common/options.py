@@ -50,7 +50,7 @@ AT_LEAST = dict(
     # data and machines
     documents=1, depths=0, val_every=2, workers=1, rows=1, threads=1, minutes=0)
 SHARES = dict(
-    curriculum=(0, 1), backprop_curriculum=(0, 1), beta=(0, 1), damp=(0, 1),
+    curriculum=(0, 1), backprop_curriculum=(0, 1), beta=(0, 1),
     T=(1e-3, 1e3), rates=(1e-3, 1e3), text=(0, 0.99), grow_alpha=(-20, 20))
 
 
