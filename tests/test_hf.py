@@ -460,8 +460,8 @@ def test_no_stranger_is_asked_in(tmp_path, monkeypatch, tiny, capsys):
     (tmp_path / 'chat/evil.py').write_text(code)
     edit(tmp_path / 'chat/tokenizer_config.json', tokenizer_class='X',
          auto_map=dict(AutoTokenizer=['evil.X', None]))
-    refused(capsys, 'evaluate', tmp_path / 'chat', '--tasks=primitive_toy_copy', '--chat',
-            '--limit=2', '--device=cpu')
+    refused(capsys, 'evaluate', tmp_path / 'chat', '--tasks=svamp', '--chat', '--limit=2',
+            '--device=cpu')
     assert not (tmp_path / 'RAN').exists()
 
 

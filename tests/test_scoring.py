@@ -152,7 +152,7 @@ def scored(model, manager, tasks):
 
 def opened(path):
     "(a checkpoint's model, and the same as lm-eval asks it)."
-    subject = Subject(path, Asked(tasks='primitive_toy_copy', device='cpu'))
+    subject = Subject(path, Asked(tasks='svamp', device='cpu'))
     return subject.model, Model(subject.answer, as_theirs(subject.model),
                                 subject.harness.tokenizer, str(path))
 
@@ -182,7 +182,7 @@ def test_scores_that_are_not_numbers_are_refused(run, manager):
         scored(lm, manager, ['local_choice'])
 
 
-def test_every_task_of_the_lists_is_there_and_the_papers_primitives_have_five_shots():
+def test_every_task_of_the_lists_is_there():
     "lm-eval's own index of its tasks takes ten seconds; their names stand in its files."
     stock = set()
     for path in Path(lm_eval.__file__).parent.glob('tasks/*/**/*.yaml'):
@@ -191,20 +191,19 @@ def test_every_task_of_the_lists_is_there_and_the_papers_primitives_have_five_sh
     ours = harness.manager(everything=False)
     names = {task.removeprefix('questions_') for tasks in harness.LISTS.values()
              for task, *_ in tasks}
-    assert names <= stock | {*ours.all_tasks} and len(harness.LISTS['depth']) == 16
-    docs = list(ours.load(['primitive_assign_code'])['tasks'].values())[0].test_docs()
-    assert len(docs) == 1000 and docs[0]['prompt'].count('What is the value of') == 6
+    assert names <= stock | {*ours.all_tasks} and len(harness.LISTS['depth']) == 11
 
 
-def test_chat_templates_are_those_of_the_checkpoint(run):
+def test_chat_templates_are_those_of_the_checkpoint(run, manager, monkeypatch):
+    monkeypatch.setattr(harness, 'manager', lambda everything: manager)
     about = json.loads((run[1] / 'tokenizer_config.json').read_text())
     about['chat_template'] = (
         "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}{% "
         "if add_generation_prompt %}<assistant>{% endif %}")
     (run[1] / 'tokenizer_config.json').write_text(json.dumps(about))
-    plain, chat = (Subject(run[1], Asked(tasks='primitive_toy_copy', limit=20, chat=on,
-                                          device='cpu')).scores(Way()) for on in (False, True))
-    assert plain['primitive_toy_copy acc'].mean != chat['primitive_toy_copy acc'].mean
+    plain, chat = (Subject(run[1], Asked(tasks='local_other', chat=on, device='cpu')).scores(Way())
+                   for on in (False, True))
+    assert plain['local_other acc'].answers != chat['local_other acc'].answers
 
 
 def test_the_authors_form_of_gsm8k(tmp_path):
@@ -231,19 +230,19 @@ def test_the_authors_form_of_gsm8k(tmp_path):
     assert task.process_results(doc, [last])['exact_match'] == 1.0
 
 
-def test_a_list_with_shots_keeps_the_tasks_own_questions(monkeypatch):
+def test_a_list_with_shots_keeps_the_tasks_own_questions(monkeypatch, manager):
     "The harness takes a dict of name and shots for a task of its own making, without any."
     seen = {}
 
     def simple_evaluate(model, tasks, task_manager, **_):
         seen.update(task_manager.load(tasks)['tasks'])
     monkeypatch.setattr(lm_eval, 'simple_evaluate', simple_evaluate)
-    monkeypatch.setitem(harness.LISTS, 'two', [('primitive_toy_copy', 2, None),
-                                                ('primitive_toy_assign_d0', None, None)])
+    monkeypatch.setattr(harness, 'manager', lambda everything: manager)
+    monkeypatch.setitem(harness.LISTS, 'two', [('local_choice', 2, None),
+                                               ('local_other', None, None)])
     harness.evaluate(None, ['two'], {})
-    assert seen['primitive_toy_copy'].config.num_fewshot == 2
-    assert seen['primitive_toy_copy'].config.doc_to_text
-    assert not seen['primitive_toy_assign_d0'].config.num_fewshot
+    assert seen['local_choice'].config.num_fewshot == 2 and seen['local_choice'].config.doc_to_text
+    assert not seen['local_other'].config.num_fewshot
 
 
 @pytest.mark.parametrize('said, right, value', [
@@ -268,15 +267,16 @@ def test_the_mean_of_a_list_is_over_the_metrics_that_count(monkeypatch):
 
 # ----------------------------------------------------------------------------------------- evaluate
 
-def test_the_command(run, tmp_path, capsys):
+def test_the_command(run, tmp_path, manager, monkeypatch, capsys):
     "Models times ways: what lm-eval says, what our own scorer says, and how a way differs."
+    monkeypatch.setattr(harness, 'manager', lambda everything: manager)
     ours, theirs = run
     rows = {(row['run'], row['way'], row['measure']): row for row in written(
-        'evaluate', tmp_path / 'e.csv', ours, theirs, '--tasks=primitive_toy_copy,toy_assign/0-1',
-        '--limit=30', '--n=20', '--window=1-2', '--method=naive', '--K=1,3')}
+        'evaluate', tmp_path / 'e.csv', ours, theirs, '--tasks=local_choice,toy_assign/0-1',
+        '--limit=10', '--n=20', '--window=1-2', '--method=naive', '--K=1,3')}
     said = capsys.readouterr().out
     assert 'toy_assign/1, % of 20 (chance 25%)' in said
-    assert 'primitive_toy_copy acc, % of 30' in said
+    assert 'local_choice acc, % of 10' in said
     assert len(rows) == 2 * 3 * 3
     for (name, way, measure_), row in rows.items():     # through transformers as through our own
         other = rows['hf', way, measure_]
@@ -449,10 +449,10 @@ def test_another_family_is_evaluated_and_swept_by_the_loss_on_text(gemma, tmp_pa
 
 
 def test_names_of_tasks():
-    ours, theirs = parse_tasks('toy_assign/0-2,arc_easy,assign_math,primitive_copy_words,toy')
+    ours, theirs = parse_tasks('toy_assign/0-2,arc_easy,assign_math,toy')
     assert ours == {f'toy_assign/{depth}': ('toy_assign', depth) for depth in range(3)} | dict(
         assign_math=('assign_math', 0), toy_copy=('toy_copy', 0))
-    assert theirs == ['arc_easy', 'primitive_copy_words']
+    assert theirs == ['arc_easy']
     with pytest.raises(Refused, match='the depth must be a whole number'):
         parse_tasks('toy_assign/2-x')
 
