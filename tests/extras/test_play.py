@@ -197,22 +197,6 @@ def test_a_pattern_that_javascript_has_not_is_refused(pattern):
         play.for_javascript(pattern, 'run')
 
 
-def test_a_site_has_its_weights_beside_the_page(checkpoint, tmp_path, monkeypatch):
-    monkeypatch.setattr(play, 'PART', 5000)
-    nanodepth('play', [str(checkpoint), f'--out={tmp_path / "one.html"}', '--open=false'])
-    whole = (tmp_path / 'one.html').read_text()
-    nanodepth('play', [str(checkpoint), f'--site={tmp_path / "site"}', '--home=https://h.example/x',
-                       '--url=https://u.example'])
-    text = (tmp_path / 'site/index.html').read_text()
-    about = json.loads(inside(text, 'about'))
-    assert len(about['files']) > 2 and 'weights of' not in text.partition('<script>\n')[0]
-    assert b''.join((tmp_path / 'site' / file).read_bytes() for file in about['files']) == b''.join(
-        base64.b64decode(inside(whole, f'weights of {checkpoint.name} {at}'))
-        for at in range(0, about['bytes'], 5000))
-    assert '<meta property="og:image" content="https://u.example/preview.png">' in text
-    assert about['home'] == 'https://h.example/x' and (tmp_path / 'site/preview.png').exists()
-
-
 def test_a_tokenizer_that_the_page_does_not_have_is_refused(checkpoint, tmp_path, capsys):
     file = checkpoint / 'tokenizer.json'
     spec = json.loads(file.read_text())
