@@ -3,7 +3,7 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 
-.PHONY: all setup data lidas baseline smollm2 real test families readme demo site browser compare_toy gpu_test clean
+.PHONY: all setup data lidas baseline smollm2 real test families readme demo browser compare_toy gpu_test clean
 
 all: lidas                      # set up, grow the toy model, leave a picture and a sample of its text: 5 to 10 minutes
 
@@ -35,9 +35,6 @@ demo: data/toy_deep/train.json data/toy/train.json      # docs/demo.html: LIDAS 
 	test -f out/demo/cut/ckpt.pt || $(PY) -m nanodepth cut out/demo/baseline 2-2-2 --out=out/demo/cut
 	$(PY) train.py config/retrofit.py --init_from=out/demo/cut --out_dir=out/demo/retrofit
 	$(PY) -m nanodepth play out/demo/lidas out/demo/loop out/demo/retrofit --out=docs/demo.html --open=false
-site: smollm2                   # out/site, for any web server: the published model's page, and the toys' as toys.html; a minute
-	$(PY) -m nanodepth play out/smollm2 --site=out/site --home=$(HOME_URL) --url=$(SITE_URL)
-	cp docs/demo.html out/site/toys.html
 compare_toy: data/toy_deep/train.json data/toy/train.json       # README's toy table: the seeds of eight without rows, or SEEDS=4-5; 70 minutes each
 	$(PY) -m nanodepth compare config/compare_toy.py $(if $(SEEDS),--seeds=$(SEEDS))
 gpu_test:                       # what no CPU can say of training: compiled, grown, stopped, recurrent; two minutes

@@ -10,6 +10,7 @@ from importlib.machinery import PathFinder
 from importlib.util import spec_from_loader
 from pathlib import Path
 
+__version__ = '0.2.0'
 ROOT = Path(__file__).resolve().parent      # where the seven, config/ and data/ are
 if not (ROOT / 'model.py').exists():        # a clone
     ROOT = ROOT.parent

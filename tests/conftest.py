@@ -170,7 +170,8 @@ def manager(tmp_path):
         (folder / path.name).write_text(path.read_text().replace('FOLDER', str(folder)))
     rng = random.Random(0)
     docs = [dict(q=''.join(rng.choice('abc d') for _ in range(rng.randint(1, 110))) + 'x',
-                 options=[' red', ' green and blue', 'c'], gold=rng.randrange(3))
+                 options=[' red', ' green and blue', 'c'], same=['r', 'g', 'b'],
+                 gold=rng.randrange(3))
             for _ in range(12)]
     (folder / 'd.jsonl').write_text('\n'.join(map(json.dumps, docs)))
     from lm_eval.tasks import TaskManager

@@ -18,9 +18,8 @@ from nanodepth.common.errors import Refused
 from nanodepth.common.files import claim, fresh, replace
 from nanodepth.models import checkpoint
 from nanodepth.models.checkpoint import describe, load, load_model, save
-from nanodepth.retrofit import core_of, surgery
+from nanodepth.retrofit import surgery
 from nanodepth.train import train
-from nanodepth.training.plan import Parent
 
 
 def test_what_is_saved_comes_back(tmp_path):
@@ -121,14 +120,12 @@ def test_a_failed_write_keeps_the_old_one(tmp_path, monkeypatch):
     assert load(tmp_path) == dict(step=1)
 
 
-def test_an_older_file_calls_a_cores_recurrence_its_mean(tiny, tmp_path):
-    core = surgery(tiny(), '1-2-1', recurrence=3)
-    state = describe(core)
+def test_a_file_of_an_older_form_is_refused(tiny, tmp_path):
+    state = describe(surgery(tiny(), '1-2-1', recurrence=3))
     state['recurrent']['mean'] = state['recurrent'].pop('recurrence')
-    save(tmp_path, **state, start=dict(n_layer=4, mean=5, backprop_depth=2),
-         config=dict(init_from='x'))
-    assert core_of(load_model(tmp_path)).recurrence == 3
-    assert Parent.of_saved(load(tmp_path)) == Parent(4, recurrence=5, backprop_depth=2)
+    save(tmp_path, **state)
+    with pytest.raises(Refused, match='of an older form'):
+        load_model(tmp_path)
 
 
 def test_a_model_that_is_not_finite_is_opened_by_nobody(tiny, tmp_path):

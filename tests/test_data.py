@@ -772,7 +772,7 @@ def test_a_mixture_that_is_there_is_left_as_it_is(source, made, tmp_path):
 
 @pytest.mark.parametrize('changes, why', [
     (dict(dtype='object'), 'no token'), (dict(dtype='float16'), 'no token'),
-    (dict(row=6), 'padded example'), (dict(tokenizer=['bytes']), 'tokenizer'),
+    (dict(row=6), 'of an older form'), (dict(tokenizer=['bytes']), 'tokenizer'),
     (dict(tokens='many'), 'tokens'), (dict(kinds=[f'k{i}' for i in range(200)]), 'kinds'),
     (dict(n_vocab='9'), 'n_vocab'), (dict(kinds=[3]), 'kinds'), (dict(shards=[]), 'no shards'),
     (dict(shards=[dict(file='../x.bin', tokens=1, sha256={'.bin': ''})]), 'shard'),

@@ -422,15 +422,13 @@ def test_an_export_that_opens_as_another_model_is_none(tiny, tmp_path, capsys, m
     assert not (tmp_path / 'out/config.json').exists()
 
 
-def test_an_exported_folder_says_what_it_is(tmp_path, tiny):
+def test_an_exported_folder_has_its_order_its_words_and_its_licence(tmp_path, tiny):
     model = tiny(vocab_size=257, n_layer=4)
     save_hf(model, tmp_path / 'in', tokenizer='bytes')
-    (tmp_path / 'in/README.md').write_text('---\nlicense: apache-2.0\n---\n')
+    (tmp_path / 'in/LICENSE.txt').write_text('Do as you like.')
     (tmp_path / 'in/chat_template.jinja').write_text('{{ messages[0].content }}')
-    nanodepth('export', [str(tmp_path / 'in'), str(tmp_path / 'out'), '--loop=1-2x2-1', '--damp'])
-    card = (tmp_path / 'out/README.md').read_text()
-    assert 'license: apache-2.0\n---' in card and 'in the order 1-2x2-1 (a number is' in card
-    assert f'export {tmp_path / "in"} {tmp_path / "out"} --loop=1-2x2-1 --damp' in card
+    nanodepth('export', [str(tmp_path / 'in'), str(tmp_path / 'out'), '--loop=1-2x2-1'])
+    assert (tmp_path / 'out/LICENSE.txt').read_text() == 'Do as you like.'
     with safe_open(tmp_path / 'out/model.safetensors', 'pt') as file:
         assert file.metadata() == dict(format='pt', parent=str(tmp_path / 'in'),
                                        order='0 1 2 1 2 3')
@@ -438,18 +436,6 @@ def test_an_exported_folder_says_what_it_is(tmp_path, tiny):
     words = transformers.AutoTokenizer.from_pretrained(tmp_path / 'out')
     assert words.chat_template == '{{ messages[0].content }}'
     assert json.loads((tmp_path / 'out/config.json').read_text())['eos_token_id'] == 256
-
-
-@pytest.mark.parametrize('card, licence', [
-    ('---\nlicense: other\nlicense_name: mine\n---\n', dict(license='other', license_name='mine')),
-    ('---\nlicense: mit\u2028base_model: evil\n---', dict(license='mit\u2028base_model: evil')),
-    ('---\nlicense:\n- mit\n---', dict(license='mit')), ('---\nlicense: [mit\n---\n', {}),
-    ('In the text.\nlicense: see LICENSE\n', {}), ('---\nlicense: a: b: c\n---\n', {})])
-def test_a_licence_is_what_the_top_of_a_card_says(card, licence, tmp_path):
-    (tmp_path / 'README.md').write_bytes(card.encode() + '\nJürgen'.encode('latin-1'))
-    said = export.licence_of(tmp_path / 'README.md')
-    assert said == licence or '\u2028' in card and set(said) == {'license'}
-    assert export.plain('a`b\n```\n<b>') == 'a b b '
 
 
 def test_what_reads_ahead_is_no_model_from_left_to_right(tmp_path):
@@ -474,8 +460,8 @@ def test_no_stranger_is_asked_in(tmp_path, monkeypatch, tiny, capsys):
     (tmp_path / 'chat/evil.py').write_text(code)
     edit(tmp_path / 'chat/tokenizer_config.json', tokenizer_class='X',
          auto_map=dict(AutoTokenizer=['evil.X', None]))
-    refused(capsys, 'evaluate', tmp_path / 'chat', '--tasks=primitive_toy_copy', '--chat',
-            '--limit=2', '--device=cpu')
+    refused(capsys, 'evaluate', tmp_path / 'chat', '--tasks=svamp', '--chat', '--limit=2',
+            '--device=cpu')
     assert not (tmp_path / 'RAN').exists()
 
 

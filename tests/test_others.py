@@ -17,7 +17,7 @@ TRAIN = ['--context=16', '--n_embd=32', '--n_head=2', '--head_dim=none', '--n_la
          '--device=cpu', '--data={data}']
 WORDS = ['tokenizer.json', 'chat_template.jinja', 'generation_config.json', 'added_tokens.json']
 COMMANDS = [
-    ('export', ['{run}', '{out}'], ['README.md', 'model.safetensors', *WORDS]),
+    ('export', ['{run}', '{out}'], ['model.safetensors', *WORDS]),
     ('cut', ['{run}', '1-1-1', '--out={out}'], ['run.json', *WORDS]),
     ('train', [*TRAIN, '--out_dir={out}'],
      ['run.json', 'log.jsonl', 'ckpt-4.pt', *WORDS[:-1]]),

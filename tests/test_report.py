@@ -113,18 +113,6 @@ def test_what_training_costs_is_that_of_the_first_seed_and_a_partner_is_dashed()
     assert fig.axes[5].lines[0].get_ydata().tolist() == [50.0] * 4
 
 
-@pytest.mark.parametrize('changes', [
-    dict(step='7'), dict(flops='x'), dict(val_loss=None), dict(grown='x'), dict(kinds=[1]),
-    dict(kinds=dict(a=3)), dict(kinds=dict(loss=dict(accuracy=1))), dict(grown=dict(before='x'))],
-    ids=str)
-def test_a_line_of_a_log_is_read_in_one_place(changes, tmp_path, capsys):
-    save = dict(step=1, flops=5, val_loss=2.0, kinds=dict(a=dict(accuracy=0.5, loss=1.0)))
-    (tmp_path / 'log.jsonl').write_text('\n'.join(map(json.dumps, (save, save | changes))))
-    assert 'log.jsonl is damaged' in refused(capsys, 'plot', tmp_path)
-    (tmp_path / 'log.jsonl').write_text(json.dumps(save) + '\n{"a":' + '[' * 9999)      # cut off
-    assert report_runs.read_log(tmp_path) == [save]
-
-
 def test_the_seconds_of_a_run_hold_no_wait_for_kernels():
     "Ten seconds of the first ten steps: then a second for each ten."
     log = [dict(step=step, seconds=seconds) for step, seconds in

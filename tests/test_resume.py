@@ -229,7 +229,7 @@ def test_a_run_goes_on_where_both_plans_agree_on_every_step_taken(config, monkey
         assert_equal_runs(other, whole)
 
 
-def test_a_start_is_kept_and_settings_that_an_older_version_took_still_resume(config):
+def test_a_start_is_kept_and_what_it_decides_may_differ(config):
     parent = config('parent', n_layer=3, loop='1-2x2')
     train(parent)
     child = config('child', init_from=parent.out_dir, decay_steps=0, n_layer=5)

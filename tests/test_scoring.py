@@ -8,6 +8,7 @@ on the other, and says what luck finds; a stopped one goes on, and another model
 """
 import json
 import math
+import os
 import re
 import shutil
 import sys
@@ -18,9 +19,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
-from conftest import bpe, byte_level_bpe, logits, refused, ROOT, save_run, write_noise
+from conftest import byte_level_bpe, logits, refused, ROOT, save_run, write_noise
 from families import tiny as family
 
 from nanodepth.__main__ import main as nanodepth
@@ -37,13 +37,13 @@ from nanodepth.retrofit import surgery
 from nanodepth.scoring import likelihoods, lm_eval_scores as harness, scores as scoring
 from nanodepth.scoring.scores import (ask, Asked, interval, log_likelihoods, parse_tasks, Score,
                                       Subject)
-from nanodepth.scoring.way import name_of, read_way, read_ways, Way, Ways
+from nanodepth.scoring.way import name_of, read_ways, Way, Ways
 from nanodepth.text.loader import Loader
 from nanodepth.text.primitives import Example, few_shot
 from nanodepth.text.tokenizer import get_tokenizer, write_tokenizer
 from nanodepth.training import measure as measure_file
 from nanodepth.training.measure import measure
-from nanodepth.wrapper import looped, SOLVERS
+from nanodepth.wrapper import looped
 
 lm_eval = pytest.importorskip('lm_eval')
 from lm_eval.api.instance import Instance
@@ -152,7 +152,7 @@ def scored(model, manager, tasks):
 
 def opened(path):
     "(a checkpoint's model, and the same as lm-eval asks it)."
-    subject = Subject(path, Asked(tasks='primitive_toy_copy', device='cpu'))
+    subject = Subject(path, Asked(tasks='svamp', device='cpu'))
     return subject.model, Model(subject.answer, as_theirs(subject.model),
                                 subject.harness.tokenizer, str(path))
 
@@ -182,7 +182,7 @@ def test_scores_that_are_not_numbers_are_refused(run, manager):
         scored(lm, manager, ['local_choice'])
 
 
-def test_every_task_of_the_lists_is_there_and_the_papers_primitives_have_five_shots():
+def test_every_task_of_the_lists_is_there():
     "lm-eval's own index of its tasks takes ten seconds; their names stand in its files."
     stock = set()
     for path in Path(lm_eval.__file__).parent.glob('tasks/*/**/*.yaml'):
@@ -191,20 +191,19 @@ def test_every_task_of_the_lists_is_there_and_the_papers_primitives_have_five_sh
     ours = harness.manager(everything=False)
     names = {task.removeprefix('questions_') for tasks in harness.LISTS.values()
              for task, *_ in tasks}
-    assert names <= stock | {*ours.all_tasks} and len(harness.LISTS['depth']) == 16
-    docs = list(ours.load(['primitive_assign_code'])['tasks'].values())[0].test_docs()
-    assert len(docs) == 1000 and docs[0]['prompt'].count('What is the value of') == 6
+    assert names <= stock | {*ours.all_tasks} and len(harness.LISTS['depth']) == 11
 
 
-def test_chat_templates_are_those_of_the_checkpoint(run):
+def test_chat_templates_are_those_of_the_checkpoint(run, manager, monkeypatch):
+    monkeypatch.setattr(harness, 'manager', lambda everything: manager)
     about = json.loads((run[1] / 'tokenizer_config.json').read_text())
     about['chat_template'] = (
         "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}{% "
         "if add_generation_prompt %}<assistant>{% endif %}")
     (run[1] / 'tokenizer_config.json').write_text(json.dumps(about))
-    plain, chat = (Subject(run[1], Asked(tasks='primitive_toy_copy', limit=20, chat=on,
-                                          device='cpu')).scores(Way()) for on in (False, True))
-    assert plain['primitive_toy_copy acc'].mean != chat['primitive_toy_copy acc'].mean
+    plain, chat = (Subject(run[1], Asked(tasks='local_other', chat=on, device='cpu')).scores(Way())
+                   for on in (False, True))
+    assert plain['local_other acc'].answers != chat['local_other acc'].answers
 
 
 def test_the_authors_form_of_gsm8k(tmp_path):
@@ -231,19 +230,19 @@ def test_the_authors_form_of_gsm8k(tmp_path):
     assert task.process_results(doc, [last])['exact_match'] == 1.0
 
 
-def test_a_list_with_shots_keeps_the_tasks_own_questions(monkeypatch):
+def test_a_list_with_shots_keeps_the_tasks_own_questions(monkeypatch, manager):
     "The harness takes a dict of name and shots for a task of its own making, without any."
     seen = {}
 
     def simple_evaluate(model, tasks, task_manager, **_):
         seen.update(task_manager.load(tasks)['tasks'])
     monkeypatch.setattr(lm_eval, 'simple_evaluate', simple_evaluate)
-    monkeypatch.setitem(harness.LISTS, 'two', [('primitive_toy_copy', 2, None),
-                                                ('primitive_toy_assign_d0', None, None)])
+    monkeypatch.setattr(harness, 'manager', lambda everything: manager)
+    monkeypatch.setitem(harness.LISTS, 'two', [('local_choice', 2, None),
+                                               ('local_other', None, None)])
     harness.evaluate(None, ['two'], {})
-    assert seen['primitive_toy_copy'].config.num_fewshot == 2
-    assert seen['primitive_toy_copy'].config.doc_to_text
-    assert not seen['primitive_toy_assign_d0'].config.num_fewshot
+    assert seen['local_choice'].config.num_fewshot == 2 and seen['local_choice'].config.doc_to_text
+    assert not seen['local_other'].config.num_fewshot
 
 
 @pytest.mark.parametrize('said, right, value', [
@@ -268,15 +267,16 @@ def test_the_mean_of_a_list_is_over_the_metrics_that_count(monkeypatch):
 
 # ----------------------------------------------------------------------------------------- evaluate
 
-def test_the_command(run, tmp_path, capsys):
+def test_the_command(run, tmp_path, manager, monkeypatch, capsys):
     "Models times ways: what lm-eval says, what our own scorer says, and how a way differs."
+    monkeypatch.setattr(harness, 'manager', lambda everything: manager)
     ours, theirs = run
     rows = {(row['run'], row['way'], row['measure']): row for row in written(
-        'evaluate', tmp_path / 'e.csv', ours, theirs, '--tasks=primitive_toy_copy,toy_assign/0-1',
-        '--limit=30', '--n=20', '--window=1-2', '--method=naive', '--K=1,3')}
+        'evaluate', tmp_path / 'e.csv', ours, theirs, '--tasks=local_choice,toy_assign/0-1',
+        '--limit=10', '--n=20', '--window=1-2', '--method=naive', '--K=1,3')}
     said = capsys.readouterr().out
     assert 'toy_assign/1, % of 20 (chance 25%)' in said
-    assert 'primitive_toy_copy acc, % of 30' in said
+    assert 'local_choice acc, % of 10' in said
     assert len(rows) == 2 * 3 * 3
     for (name, way, measure_), row in rows.items():     # through transformers as through our own
         other = rows['hf', way, measure_]
@@ -324,41 +324,46 @@ def test_a_stopped_evaluation_goes_on_and_another_model_is_measured_anew(run, tm
     capsys.readouterr()
 
 
-def test_what_changes_a_score_changes_its_note(run, tmp_path, data, tiny):
-    "Tokenizer, chat template, marks and shares of data, weights, order, all that is asked for."
+def test_a_note_is_of_these_files_of_a_checkpoint(run, tmp_path, tiny):
+    "Weights, words, chat template, also where a tokenizer stands elsewhere."
+    def mark(path):
+        return Subject(path, Asked(tasks='toy_copy', device='cpu')).mark()
+    other = tmp_path / 'x'
+    save_run(other, tiny(vocab_size=257, context=96))
+    (other / 'run.json').write_text(json.dumps(dict(tokenizer=str(run[1]))))
+    marks = [mark(run[1]), mark(other)]
+    assert marks == [mark(run[1]), mark(f'{other}/ckpt.pt')]
+    for template in ('y', 'zz'):
+        (run[1] / 'chat_template.jinja').write_text(template)
+        marks += [mark(run[1]), mark(other)]
+    os.utime(run[1] / 'model.safetensors', ns=(0, 0))       # other weights of the same size
+    os.utime(other / 'ckpt.pt', ns=(0, 0))
+    assert len({*marks, mark(run[1]), mark(other)}) == 8
+
+
+def test_a_note_is_of_all_that_was_asked(run, tmp_path, data):
     def mark(**asked):
         return Subject(run[1], Asked(**dict(data=str(data), device='cpu') | asked)).mark()
     marks = [mark(), mark(batches=3), mark(tasks='toy_copy', n=5), mark(tasks='toy_copy', n=6),
-             mark(tasks='toy_copy', n=5, seed=1), mark(tasks='toy_copy', n=5, shots=(1,))]
-    about = json.loads((run[1] / 'tokenizer_config.json').read_text())
-    (run[1] / 'tokenizer_config.json').write_text(json.dumps(about | dict(chat_template='x')))
-    marks.append(mark())
+             mark(tasks='toy_copy', n=5, seed=1), mark(tasks='toy_copy', n=5, shots=(1,)),
+             mark(dtype='bfloat16')]
+    assert mark() in marks
     path = data / 'val.json'
     path.write_text(path.read_text().replace('"fifth"', '"other"'))
     marks.append(mark())
-    for fields in ({}, dict(order=[0, 1, 1, 2, 3]), dict(ln_scaling=True)):     # the same weights
-        save_run(tmp_path / 'x', tiny(vocab_size=257, context=96, **fields))
-        marks.append(Subject(tmp_path / 'x', Asked(tasks='toy_copy', device='cpu')).mark())
-    for swapped in ('', 'abcd'):                # a checkpoint by its file, another tokenizer
-        bpe(tmp_path / 'x', swapped)
-        marks.append(Subject(f'{tmp_path}/x/ckpt.pt', Asked(tasks='toy_copy')).mark())
-    assert mark() in marks
-    for shares in (dict(a=0.9, b=0.1), dict(b=0.9, a=0.1)):     # of a mixture
-        for name in shares:
-            shutil.copytree(data, tmp_path / 'mix' / name, dirs_exist_ok=True)
+    for name in 'ab':
+        shutil.copytree(data, tmp_path / 'mix' / name)
+    for shares in (dict(a=0.9, b=0.1), dict(b=0.9, a=0.1)):
         (tmp_path / 'mix/mixture.json').write_text(json.dumps(shares))
         marks.append(mark(data=str(tmp_path / 'mix')))
-    weights = load_file(run[1] / 'model.safetensors')
-    save_file({name: w + 1 for name, w in weights.items()}, run[1] / 'model.safetensors',
-              metadata=dict(format='pt'))
-    marks.append(mark())
-    (tmp_path / 'x/run.json').write_text(json.dumps(dict(tokenizer=str(run[1]))))
-    for path in tmp_path.glob('x/tokenizer*'):
-        path.unlink()
-    for template in ('y', 'z'):                 # the tokenizer stands elsewhere
-        (run[1] / 'chat_template.jinja').write_text(template)
-        marks.append(Subject(tmp_path / 'x', Asked(tasks='toy_copy')).mark())
     assert len({*marks}) == len(marks)
+
+
+def test_a_note_is_of_our_version(run, monkeypatch):
+    subject = Subject(run[0], Asked(tasks='toy_copy', device='cpu'))
+    before = subject.mark()
+    monkeypatch.setattr(scoring, '__version__', '0.0.1')
+    assert subject.mark() != before
 
 
 def test_all_models_get_rows_of_one_size(run, tmp_path, tiny, data, capsys):
@@ -449,36 +454,12 @@ def test_another_family_is_evaluated_and_swept_by_the_loss_on_text(gemma, tmp_pa
 
 
 def test_names_of_tasks():
-    ours, theirs = parse_tasks('toy_assign/0-2,arc_easy,assign_math,primitive_copy_words,toy')
+    ours, theirs = parse_tasks('toy_assign/0-2,arc_easy,assign_math,toy')
     assert ours == {f'toy_assign/{depth}': ('toy_assign', depth) for depth in range(3)} | dict(
         assign_math=('assign_math', 0), toy_copy=('toy_copy', 0))
-    assert theirs == ['arc_easy', 'primitive_copy_words']
+    assert theirs == ['arc_easy']
     with pytest.raises(Refused, match='the depth must be a whole number'):
         parse_tasks('toy_assign/2-x')
-
-
-def test_damped_layers_add_a_share_and_are_given_back(tiny):
-    model, tokens = tiny(n_layer=4), torch.randint(2, 50, (2, 9))
-    plain, order = model(tokens), [0, 1, 2, 1, 2, 3]
-
-    def run(**options):
-        with Way(**options).apply(model):
-            return model(tokens)
-
-    x = model.embed(tokens)                                # by hand, half of what each half adds
-    rope = model.cos[:9, None], model.sin[:9, None]
-    for i in order:
-        layer, share = model.layers[i], 0.5 if i in (1, 2) else 1
-        x = x + share * layer.attn(layer.attn_norm(x), rope)
-        x = x + share * layer.mlp(layer.mlp_norm(x))
-    assert torch.allclose(run(loop=order, damp=True), model.head(model.norm(x)), atol=1e-5)
-    assert torch.equal(run(loop=order, damp=0.5), run(loop=order, damp=True))
-    assert torch.equal(run(loop=order, damp=1.0), run(loop=order))
-    assert torch.equal(run(loop=order, damp=0.0), run(loop=[0, 3]))
-    assert torch.equal(model(tokens), plain)
-    assert str(read_way(read(Ways, ['--loop=1-2x2-1', '--damp']))) == '--loop=1-2x2-1 --damp'
-    with pytest.raises(Refused, match='--loop=... runs more than once'):
-        Way(damp=True)
 
 
 # -------------------------------------------------------------------------------------------- sweep
@@ -717,31 +698,6 @@ def test_no_forward_makes_more_logits_than_fit(gemma, tmp_path, monkeypatch):
     assert max(made) == 32 * 257
     hook.remove()
     assert measure(lambda tokens: gemma[1](tokens).logits, val, 2)[0] == pytest.approx(loss)
-
-
-def test_no_note_outlives_the_code_that_made_it(tiny, tmp_path, monkeypatch):
-    run = save_run(tmp_path / 'run', tiny(vocab_size=257, context=64))
-    marks = [Subject(run, Asked(tasks='toy_copy', device='cpu')).mark() for _ in range(2)]
-    assert marks[0] == marks[1]
-    subject = Subject(run, Asked(tasks='toy_copy', device='cpu'))
-    monkeypatch.setitem(SOLVERS, 'naive', lambda g, x, K: g(x) * 0)
-    marks[1] = subject.mark()
-    # our code, as if it stood elsewhere: a file of the package, one of the seven, a task
-    (tmp_path / 'package/scoring').mkdir(parents=True)
-    (tmp_path / 'data/evals').mkdir(parents=True)
-    monkeypatch.setattr(scoring, '__file__', str(tmp_path / 'package/scoring/scores.py'))
-    monkeypatch.setattr(scoring, 'ROOT', tmp_path)
-    marks.append(subject.mark())
-    for name in ('package/x.py', 'model.py', 'data/evals/a.yaml', 'data/evals/_common'):
-        (tmp_path / name).write_text('# changed')
-        marks.append(subject.mark())
-    monkeypatch.setattr(scoring, 'distributions', lambda: [])       # other versions of packages
-    marks.append(subject.mark())
-    subject.model.bfloat16()
-    marks.append(subject.mark())
-    assert len({*marks}) == 9
-    (tmp_path / 'data/evals/a.pyc').write_text('what importing it leaves')
-    assert subject.mark() == marks[-1]
 
 
 def test_what_is_not_a_number_is_no_accuracy(tiny, data):

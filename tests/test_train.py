@@ -354,10 +354,8 @@ def test_config_files(tmp_path):
         read_config([str(path)])
     # a config may hold what a flag beside it makes void
     path.write_text('grow_block = 3\noptimizer = "muon"\nadamw_lr = 0.1\n')
-    c = read_config([str(path), '--optimizer=adamw', '--data=a,~/b', '--out_dir=~/run'])
-    home = Path('~').expanduser()       # a shell leaves these as they are
-    assert (c.grow_block, c.optimizer, c.data) == (3, 'adamw', ['a', f'{home}/b'])
-    assert c.out_dir == f'{home}/run'
+    c = read_config([str(path), '--optimizer=adamw', '--data=a,b'])
+    assert (c.grow_block, c.optimizer, c.data) == (3, 'adamw', ['a', 'b'])
 
 
 def test_the_script_is_the_module(tmp_path):

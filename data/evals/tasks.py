@@ -1,23 +1,7 @@
-"""What the YAML files of this folder call.
-
-lm-eval reads the YAML files and imports this one by its path, so this file finds the repo itself.
-"""
+"""What the YAML files of this folder call: lm-eval imports this one by its path."""
 import string
-import sys
 from collections import Counter
 from pathlib import Path
-
-from datasets import Dataset
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))    # a clone needs no install
-from nanodepth.text.primitives import few_shot  # noqa: E402
-
-
-def primitive(task, depth=0, shots=5, n=1000, **_):
-    "The very examples that our own scorer asks, their shots in the prompt."
-    examples = few_shot(task, n, shots=shots, depth=depth)
-    return {'test': Dataset.from_list([dict(prompt=e.prompt, options=e.options, answer=e.answer)
-                                       for e in examples])}
 
 
 def words(text):

@@ -6,25 +6,23 @@ Usage:
     nanodepth export out/lidas out/lidas_hf   # for transformers
     nanodepth export out/smollm2 out/deeper --loop=8-4x2-18   # layers 8 to 11 twice
 """
-import re
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Literal
 
 import torch
-import yaml
 
 from nanodepth.common.errors import Refused
-from nanodepth.common.files import on_hub, replace
+from nanodepth.common.files import replace
 from nanodepth.common.options import read
 from nanodepth.looping.layers import is_ours
 from nanodepth.models.checkpoint import load_model
 from nanodepth.models.hf import answer_of, save_hf
 from nanodepth.models.hf_recurrent import save_raven
 from nanodepth.retrofit import core_of
-from nanodepth.scoring.way import Ways, depth_in, name_of, read_way
+from nanodepth.scoring.way import Ways, depth_in, read_way
+from nanodepth.text.tokenizer import LICENCES, local_folder
 
 
 @dataclass(kw_only=True)
@@ -43,7 +41,7 @@ def main(argv):
     way = read_way(options)
     if way.dials:
         raise Refused(f'{way}: a checkpoint holds layers and their order, and no code that loops a '
-                      'window: from nanodepth import looped; --loop=... --damp comes near it')
+                      'window: from nanodepth import looped')
     model = load_model(options.run, others=not options.target)
     with way.apply(model):
         describe(options, model)
@@ -53,7 +51,7 @@ def main(argv):
         if options.dtype:
             model.to(getattr(torch, options.dtype))
         export(options, model)
-        write_card(options, model, way, argv)
+        copy_licence(options.run, options.target)
     compare(before, load_model(options.target), options.target, options.dtype)
 
 
@@ -121,66 +119,12 @@ def describe(options, model):
         raise Refused(f'--fresh is for a recurrent core, and {options.run} has none')
 
 
-CARD = """---
-{front}---
-# {name}
-
-This is `{parent}`, {what}. Nothing was trained for it. nanodepth has written it:
-
-```sh
-{command}
-```
-
-```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
-model = AutoModelForCausalLM.from_pretrained({target!r}{trust})
-tokenizer = AutoTokenizer.from_pretrained({target!r})
-```
-
-The licence is the parent's{licence}.
-"""
-
-
-def write_card(options, model, way, argv):
-    "A README.md that says what the folder is, whose it is, and how to open it."
-    core = core_of(model)
-    what = (f'with a core of {len(core.items)} layers that runs r = {core.recurrence} times'
-            if core else f'with its layers in the order {name_of(model.order)} (a number '
-            'is that many layers, one after the other, and 4x2 are four that come twice)')
-    if way.damp:
-        what += ', where layers that run more than once add less each time'
-    licence = licence_of(Path(options.run) / 'README.md')
-    front = dict(library_name='transformers') | licence
-    if on_hub(options.run):
-        front['base_model'] = options.run
-    text = CARD.format(
-        front=yaml.safe_dump(front, sort_keys=False), name=plain(Path(options.target).name),
-        parent=plain(options.run), what=what, target=str(options.target),
-        licence=f', {plain(licence["license"])}' if licence else ', which its folder does not name',
-        trust=', trust_remote_code=True' if core else '',
-        command=plain(shlex.join(['nanodepth', 'export', *argv])))
-    replace(Path(options.target) / 'README.md', text.encode())
-
-
-def licence_of(card):
-    "What the top of a model card says of its licence: {} if it is no YAML, or says nothing."
-    text = card.read_text(encoding='utf-8', errors='replace') if card.is_file() else ''
-    top = re.match(r'---\n(.*?)\n---(\n|$)', text, re.S)
-    try:
-        front = yaml.safe_load(top[1]) if top else {}
-    except yaml.YAMLError:
-        front = {}
-    front = front if isinstance(front, dict) else {}
-    said = {name: front[name] for name in ('license', 'license_name', 'license_link')
-            if isinstance(front.get(name), str)}
-    if isinstance(names := front.get('license'), list):
-        said['license'] = ', '.join(name for name in names if isinstance(name, str))
-    return said if said.get('license') else {}
-
-
-def plain(text):
-    "A text that ends no code and begins no tag in Markdown."
-    return re.sub(r'[`<>\s]+', ' ', str(text))
+def copy_licence(run, target):
+    "A licence that lies beside some weights goes with them."
+    folder = Path(run).parent if Path(run).is_file() else local_folder(run)
+    for pattern in LICENCES:
+        for path in filter(Path.is_file, folder.glob(pattern)):
+            replace(Path(target) / path.name, path.read_bytes())
 
 
 def export(options, model):

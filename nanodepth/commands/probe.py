@@ -84,7 +84,6 @@ class NotHere(ValueError):
 
 class Probed(Subject):
     "A Subject, and the tokens that all probes look at."
-    keeps_notes = False         # so nothing reads its files once more
 
     def __init__(self, path, args):
         for name in parse_tasks(args.tasks)[1]:

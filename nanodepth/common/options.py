@@ -50,10 +50,8 @@ AT_LEAST = dict(
     # data and machines
     documents=1, depths=0, val_every=2, workers=1, rows=1, threads=1, minutes=0)
 SHARES = dict(
-    curriculum=(0, 1), backprop_curriculum=(0, 1), beta=(0, 1), damp=(0, 1),
+    curriculum=(0, 1), backprop_curriculum=(0, 1), beta=(0, 1),
     T=(1e-3, 1e3), rates=(1e-3, 1e3), text=(0, 0.99), grow_alpha=(-20, 20))
-
-TEXTS = 'prompt', 'scan'        # what is no path, though it may begin with ~/
 
 
 def read(cls, argv, about=None):
@@ -113,16 +111,6 @@ def by_source(cls, argv):
     return values, named
 
 
-def at_home(value):
-    "A shell leaves the ~ of --out=~/x as it is, and a folder of that name would be made."
-    if isinstance(value, list):
-        return [at_home(each) for each in value]
-    if not isinstance(value, str):
-        return value
-    return ','.join(str(Path(part).expanduser()) if part.startswith('~/') else part
-                    for part in value.split(','))
-
-
 def fitted(kinds, values, where):
     "The values, each of its field's type and within its bounds. `where`: how a message begins."
     result = {}
@@ -130,7 +118,6 @@ def fitted(kinds, values, where):
         if name not in kinds:
             raise Refused(f'{where}there is no setting {name}{nearest(name, kinds)}')
         try:
-            value = value if name in TEXTS else at_home(value)
             result[name] = fit(value, kinds[name])
         except ValueError:
             words = [word for choice in choices_of(kinds[name])

@@ -28,22 +28,14 @@ async function post(name, body, worker = workers[0]) {          // a model is re
   await (loads[body.model] ??= load(body.model));
   return tell(worker, name, body);
 }
-async function load(name) {             // its weights, part by part, from this page or from beside it
+async function load(name) {             // its weights, part by part
   for (let at = 0; at < about.lengths[name]; at += about.part) {
-    const part = $(`weights of ${name} ${at}`), raw = part ? part.textContent : await fetched(about.files[at / about.part]);
+    const part = $(`weights of ${name} ${at}`), raw = part.textContent;
     await Promise.all(workers.map(worker => tell(worker, 'weights', {model: name, at, raw})));
-    part?.remove();
+    part.remove();
     if ($('loading')) $('loading').value = (at + about.part) / about.lengths[name];
   }
   if ($('loading')) $('loading').hidden = true;
-}
-async function fetched(file) {          // kept in the browser's cache: the name says what is in it
-  const store = await globalThis.caches?.open('nanodepth').catch(() => undefined), kept = await store?.match(file);
-  if (kept) return kept.arrayBuffer();
-  const answer = await fetch(file);
-  if (!answer.ok) throw Error(`${file} is not there (${answer.status}): it belongs beside this page`);
-  await store?.put(file, answer.clone()).catch(() => undefined);       // where there is no room, it is fetched again
-  return answer.arrayBuffer();
 }
 
 // ---- how the model runs, in the tiles and in words

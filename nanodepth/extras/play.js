@@ -401,7 +401,7 @@ function reading({model: name, how: given, prompt}) {
 }
 
 const ANSWERS = {
-  weights({model, at, raw}) {                   // a part of them: bytes, or their letters in the page
+  weights({model, at, raw}) {                   // a part of them: letters of the page, or bytes of another worker
     const text = typeof raw === 'string' ? atob(raw) : '', bytes = text ? new Uint8Array(memory.buffer, begin(model) + at, text.length) : 0;
     for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);
     if (!text) new Uint8Array(memory.buffer).set(new Uint8Array(raw), begin(model) + at);

@@ -12,12 +12,10 @@ Usage:
     python train.py config/lidas.py --keep_stages=true      # with the models of 2, 4 and 6 layers
     nanodepth play out/lidas out/retrofit --out=docs/demo.html --open=false
     nanodepth play out/smollm2 --out=out/play_smollm2.html  # a Hugging Face checkpoint: 124 MB
-    nanodepth play out/smollm2 --site=site                  # the same for a server
     nanodepth play out/smollm2 --scan='The capital of France is'    # out/scan_smollm2.png
 """
 import base64
 import copy
-import hashlib
 import html
 import importlib
 import itertools
@@ -47,7 +45,6 @@ from nanodepth.scoring.scores import parse_tasks, questions_of
 from nanodepth.text.tokenizer import (get_tokenizer, readable, start_of_document,
                                       tokenizer_file)
 
-PREVIEW = 'The capital of France is'
 FOLDER = Path(__file__).parent
 MIDDLE_PLACES = {f'{depth},{n}': a for (depth, n), a in MIDDLE.items()}
 # how GPT-2 and whoever says "ByteLevel" cuts a text
@@ -210,9 +207,9 @@ def described(run, model, kin, copies):
     return about
 
 
-def page(runs, site=None, **about):
+def page(runs, **about):
     """The page, as text. `about` is what it is given beside its models: the questions of toys, or
-    what a published model needs. Of a site the weights are put beside the page."""
+    what a published model needs."""
     toys = 'questions' in about
     about |= dict(models={}, tensors={}, runs=[], middle=MIDDLE_PLACES)
     weights = {}
@@ -230,14 +227,7 @@ def page(runs, site=None, **about):
             about['models'][key] = described(path, model, kin, copies)
             keys.append(key)
         about['runs'].append(dict(name=name, stages=keys))
-    if site:
-        [raw] = weights.values()
-        mark = hashlib.sha256(raw).hexdigest()[:12]
-        parts = [raw[at:at + PART] for at in range(0, len(raw), PART)]
-        about['files'] = [f'weights_{mark}_{k}.bin' for k in range(len(parts))]
-        for file, part in zip(about['files'], parts):
-            replace(site / file, part)
-    return assembled(about, weights, within=not site)
+    return assembled(about, weights)
 
 
 def page_of_toys(runs, task):
@@ -258,9 +248,9 @@ def page_of_toys(runs, task):
     return text
 
 
-def page_of_checkpoint(run, site=None, home=None):
+def page_of_checkpoint(run):
     "The page of one published model."
-    return page([run], site, home=home, **tokenizer_of(run),
+    return page([run], **tokenizer_of(run),
                 rounding='4 bits in the layers and 8 in the embedding, in blocks of 32')
 
 
@@ -389,9 +379,9 @@ def for_javascript(cut, run):
     return cut
 
 
-def assembled(about, weights, within=True):
+def assembled(about, weights):
     """The page with what it needs inside: the style, the tiles, the facts, the weights {model:
-    bytes} if they are to stand within it, and the worker."""
+    bytes}, and the worker."""
     page_text, style, board, worker = ((FOLDER / name).read_text(encoding='utf-8') for name in
                                        ('play.html', 'play.css', 'board.js', 'play.js'))
     places = itertools.accumulate(map(len, weights.values()), initial=0)
@@ -401,7 +391,7 @@ def assembled(about, weights, within=True):
                   scales=sum(map(scales_of, about['tensors'].values())))
     parts = [inside('text/plain', f'weights of {name} {at}',
                     base64.b64encode(raw[at:at + PART]).decode())
-             for name, raw in weights.items() for at in range(0, within * len(raw), PART)]
+             for name, raw in weights.items() for at in range(0, len(raw), PART)]
     page_text = page_text.replace('<style>\n', '<style>\n' + style, 1)
     scripts = ''.join([inside('application/json', 'about', json.dumps(about)), *parts,
                        inside('text/plain', 'worker', worker)])
@@ -416,23 +406,6 @@ def inside(kind, name, text):
     return f'<script type="{kind}" id="{html.escape(name)}">{text}</script>\n'
 
 
-def write_site(options):
-    "index.html, the weights beside it, and preview.png: any server can give them out as they are."
-    run, site = options.runs[0], options.site
-    if len(options.runs) > 1 or get_tokenizer(run).name == 'bytes':
-        raise Refused('--site is for one published model: the page of toys is a single small file')
-    site.mkdir(parents=True, exist_ok=True)
-    text = page_of_checkpoint(run, site, options.home)
-    scan_picture(run, PREVIEW, site / 'preview.png')
-    where = f'{options.url.rstrip("/")}/' if options.url else ''
-    shown = dict(title=f'{Path(run).name}: a published model under your fingers', type='website',
-                 image=f'{where}preview.png')
-    preview = ''.join(f'<meta property="og:{name}" content="{html.escape(value)}">\n'
-                      for name, value in shown.items())
-    replace(site / 'index.html', text.replace('<title>', preview + '<title>', 1).encode())
-    print(f'{site}: try it with python -m http.server --directory={site}', flush=True)
-
-
 @dataclass
 class Options:
     WORDS = ['runs']
@@ -442,10 +415,6 @@ class Options:
     open: bool = True               # whether to open a browser
     # a prompt: only a picture, of what it is answered without each layer and with each block twice
     scan: str | None = None
-    # a folder for a server: index.html, the weights in parts beside it, and a preview
-    site: Path | None = None
-    url: str | None = None          # where that folder will stand, for the preview that chats show
-    home: str | None = None         # the address of your repository, for a link to it
 
 
 def main(argv=None):
@@ -462,13 +431,11 @@ def main(argv=None):
         for run in options.runs:
             scan_picture(run, options.scan, options.out or Path(f'out/scan_{Path(run).name}.png'))
         return
-    if options.site:
-        return write_site(options)
     toys = len(options.runs) > 1 or get_tokenizer(options.runs[0]).name == 'bytes'
     if toys:
         text = page_of_toys(options.runs, options.task).encode()
     else:
-        text = page_of_checkpoint(options.runs[0], home=options.home).encode()
+        text = page_of_checkpoint(options.runs[0]).encode()
     out = options.out or Path('out') / f'play_{names}.html'
     replace(out, text)
     print(f'{out}: {len(text) / 2 ** 20:.1f} MB, for any browser', flush=True)

@@ -77,9 +77,9 @@ def keep(folder, step):
 
 def stages_of(folder):
     """{layers: the last checkpoint of so many that was kept of the run in a folder, and not of
-    another that has lain there}. (Older runs kept a folder for each.)"""
+    another that has lain there}."""
     stages = {}
-    for path in [*kept_in(folder, r'stage_(\d+)'), *kept_in(folder, r'ckpt-(\d+)\.pt')]:
+    for path in kept_in(folder, r'ckpt-(\d+)\.pt'):
         state = load(path, checked=True)
         if run_of(state) == run_of(load(folder, checked=True)):
             with reading(path):
@@ -172,9 +172,8 @@ def load(folder, checked=False):
     with reading(path):
         if not isinstance(state, dict):
             raise Refused(f'{path} holds no model of ours')
-        for part in ('recurrent', 'start'):     # older files call a core's recurrence its mean
-            if 'mean' in (state.get(part) or ()):
-                state[part]['recurrence'] = state[part].pop('mean')
+        if 'mean' in {*(state.get('recurrent') or ()), *(state.get('start') or ())}:
+            raise Refused(f'{path} is of an older form, which was last read at a8c26fc')
     return state
 
 

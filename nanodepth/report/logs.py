@@ -8,7 +8,6 @@ Usage:
     log.write(step=10, loss=3.2)
     groups = read_groups(['out/lidas-0', 'out/lidas-1', 'out/baseline'])    # {name: [log per seed]}
 """
-import contextlib
 import json
 import math
 import os
@@ -17,9 +16,9 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from nanodepth.common.errors import Refused, refusing, say
-from nanodepth.common.files import reading, replace
-from nanodepth.report.tables import groups_of, run_names, TAKEN
+from nanodepth.common.errors import Refused
+from nanodepth.common.files import replace
+from nanodepth.report.tables import groups_of, run_names
 
 
 # the bar itself has ten places, however much stands behind it
@@ -31,12 +30,12 @@ class Log:
     lines after its step first: it will write them again, so that a log has neither gaps nor doubles
     wherever the run was cut off."""
 
-    def __init__(self, path, keep_up_to, steps=None, silent=False, wandb=None):
+    def __init__(self, path, keep_up_to, steps=None, silent=False, online=None):
         self.file, self.shown, self.steps, self.online = None, {}, steps, None
-        if wandb and not silent:        # the settings of a run that wandb shows, too
-            with self.going_on():
-                self.online = wandb_package().init(project='nanodepth',
-                                                   name=Path(path).parent.name, config=wandb)
+        if online and not silent:       # the settings of a run that wandb shows, too
+            import wandb
+            self.online = wandb.init(project='nanodepth', name=Path(path).parent.name,
+                                     config=online)
         # where nobody watches a bar, as under Slurm or nohup, a logged step is a line
         self.plain = not silent and steps is not None and not sys.stderr.isatty()
         self.bar = tqdm(total=steps, initial=max(0, keep_up_to), dynamic_ncols=True,
@@ -51,9 +50,7 @@ class Log:
             self.file.write(json.dumps(line) + '\n')
             self.file.flush()
             if self.online:
-                with self.going_on():
-                    self.online.log({name: value for name, value in line.items()
-                                     if isinstance(value, (int, float))}, step=line['step'])
+                self.online.log(line, step=line['step'])
             if 'depth' in line:
                 self.shown['layers'] = line['depth']
             for name, short in dict(val_loss='val', loss='loss').items():
@@ -82,27 +79,7 @@ class Log:
         if self.file:
             self.file.close()
         if self.online:
-            with self.going_on():
-                self.online.finish()
-
-    @contextlib.contextmanager
-    def going_on(self):
-        "What goes wrong online ends no training: the log on the disk is whole."
-        try:
-            yield
-        except Exception as error:
-            self.online = None
-            say(f'wandb: {type(error).__name__}: {error}; the run goes on without it')
-
-
-def wandb_package():
-    with refusing(ImportError, why=lambda error: '--wandb=true needs a package: pip install '
-                  'wandb'):
-        import wandb
-    if not hasattr(wandb, 'init'):      # its own folder of runs, in the current one
-        raise Refused('--wandb=true needs a package, and a folder wandb/ stands here instead: pip '
-                      'install wandb')
-    return wandb
+            self.online.finish()
 
 
 UNITS = dict(val_loss='validation loss {:.4f}', loss='loss {:.4f}', lr='rate {:.2e}',
@@ -125,29 +102,10 @@ def read_lines(path):
         try:
             line = json.loads(raw)
             line['step'], line['flops']
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, KeyError, TypeError):
             continue
-        with reading(path):
-            check_line(line)
         lines.append(line)
     return lines
-
-
-NUMBERS = {'flops', 'val_loss', 'loss', 'lr', 'seconds', 'tokens', 'n_layer', 'depth',
-           'tokens_per_s', 'before', 'after', 'accuracy'}
-
-
-def check_line(line):
-    "A line of a log as this file writes it, or a ValueError."
-    if not isinstance(line['step'], int) or not 0 <= line['step'] < 2 ** 63:
-        raise ValueError('a step is no whole number')
-    if TAKEN.intersection(line.get('kinds', {})):
-        raise ValueError('a kind of answer has the name of another number')
-    for part in (line, line.get('grown', {}), line.get('looped', {}),
-                 *line.get('kinds', {}).values()):
-        for name in part.keys() & NUMBERS:
-            if not isinstance(part[name], (int, float)):
-                raise ValueError(f'{name}={part[name]!r} at step {line["step"]} is no number')
 
 
 def read_log(folder):

@@ -7,8 +7,8 @@ them. So a model becomes one of transformers, with the same weights and in the w
 Paper: all four use the harness. LISTS (data/evals/lists.toml) holds their benchmarks by name: "From
 Growing to Looping", section 3.2 (22 of them), "Retrofitted Recurrence", section 4 (GSM8K with one
 shot, read leniently), the training-free wrapper's section 3.1.
-Here: what the harness does not have comes from data/evals/, the primitives (as primitive_*) from
-text/primitives.py. Documents begin with what a tokenizer.json puts first, and those of our own
+Here: what the harness does not have comes from data/evals/; the primitives are asked by
+scoring/scores.py. Documents begin with what a tokenizer.json puts first, and those of our own
 models with an end of text, as in training. The tests hold all scores to those of its own `hf`.
 
 Usage:
@@ -36,8 +36,7 @@ EVALS = ROOT / 'data/evals'
 # {name of a list: [(task, shots or None for the task's own, metric or None for its first)]}
 LISTS = {name: [(*task, None, None)[:3] for task in tasks] for name, tasks in
          tomllib.loads((EVALS / 'lists.toml').read_text(encoding='utf-8')).items()}
-LISTS['depth'] = [task for name in ('closed', 'open', 'language', 'math', 'primitives')
-                  for task in LISTS[name]]
+LISTS['depth'] = [task for name in ('closed', 'open', 'language', 'math') for task in LISTS[name]]
 # metrics from 0 to 1, of which more is better
 SHARES = ('acc', 'acc_norm', 'exact_match', 'em', 'f1', 'mc1', 'mc2')
 
@@ -64,9 +63,6 @@ def check_tasks(tasks, shots=None):
     refusal."""
     wanted = dict.fromkeys(task[:2] for name in tasks for task in LISTS.get(name, [(name, None)]))
     if shots is not None:
-        for name in (name for name, _ in wanted if name.startswith('primitive_')):
-            raise Refused(f'{name} has its five examples inside its question: leave --shots out, '
-                          f'or ask --tasks={name.removeprefix("primitive_")}/0 --shots={shots}')
         wanted = dict.fromkeys((name, shots) for name, _ in wanted)
     names = [name for name, _ in wanted]
     twice = [name for name in names if names.count(name) > 1]

@@ -15,19 +15,17 @@ Usage:
 """
 import contextlib
 import hashlib
-import inspect
 import json
 import math
 import re
 from dataclasses import dataclass, fields
-from importlib.metadata import distributions
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
 from tqdm import tqdm
 
-from nanodepth import ROOT
+from nanodepth import __version__
 from nanodepth.common.errors import Refused, say
 from nanodepth.common.files import find, on_hub, put_aside, refuse_unwritable
 from nanodepth.models.checkpoint import is_hugging_face, open_any
@@ -42,7 +40,6 @@ from nanodepth.training.measure import measured
 from nanodepth.text.primitives import TASKS, TOY_TASKS, few_shot
 from nanodepth.text.tokenizer import (get_tokenizer, local_folder, refuse_another_tokenizer,
                                       tokenizer_file)
-from nanodepth.wrapper import SOLVERS
 
 # ------------------------------------------------------------------------------------ scores
 
@@ -220,7 +217,6 @@ class Asked:
 class Subject:
     """A checkpoint, and all that it is asked. With --data, the rows are as long and as many as
     those of `like`, another Subject."""
-    keeps_notes = True
 
     def __init__(self, path, asked=None, like=None):
         asked = self.asked = asked or Asked()
@@ -230,8 +226,7 @@ class Subject:
             raise Refused(f"--shots={','.join(map(str, asked.shots))}: lm-eval's tasks take one")
         if theirs:
             check_tasks(theirs, asked.shots and asked.shots[0])     # before a model is opened
-        if self.keeps_notes:        # before it is opened: a run may go on and write others
-            self.files = sha256_of(files_of(path))
+        self.files = files_of(path)     # before it is opened: a run may go on and write others
         self.state, self.model = open_any(path, pick_device(asked.device), asked.dtype)
         self.answer = answer_of(self.model)
         if core := core_of(self.model):
@@ -317,51 +312,26 @@ class Subject:
                 for way in ways}
 
     def mark(self):
-        """What tells the model, its data, all that it is asked and the code that answers from
-        others: the bytes of their files, and what these do not say."""
-        sets = self.val.sets if self.val else []
-        package = Path(__file__).parents[1]
-        code = [path for path in (*package.rglob('*.py'), *ROOT.glob('*.py'),
-                                  *(ROOT / 'data/evals').rglob('*'))
-                if path.is_file() and path.suffix != '.pyc']
-        files = sha256_of([*code, *(each.folder / 'val.json' for each in sets)])
-        rows = self.val and (self.val.shares(), self.val.batch_size, sets[0].context)
+        "What a note counts for: these files of a checkpoint, all that is asked, and our version."
+        rows = (self.val.shares(), self.val.forms(), self.val.checksums(), self.val.batch_size,
+                self.val.sets[0].context) if self.val else None
         asked = [getattr(self.asked, each.name) for each in fields(Asked)]
-        solvers = [source_of(solver) for solver in SOLVERS.values()]    # a script's, too
-        packages = sorted(f'{each.name} {each.version}' for each in distributions())
-        said = [self.files, files, rows, asked, solvers, packages,
-                str(next(self.model.parameters()).dtype)]
+        said = [self.files, rows, asked, str(next(self.model.parameters()).dtype), __version__]
         return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:24]
 
 
-def source_of(function):
-    try:
-        return inspect.getsource(function)
-    except (OSError, TypeError):        # typed in: it is known to this process alone
-        return repr(function)
-
-
 def files_of(path):
-    "The files of a checkpoint, and of its tokenizer, which may stand elsewhere."
+    """The name, the size and the last change of each file of a checkpoint, and of its tokenizer,
+    which may stand elsewhere."""
     path = local_folder(path) if on_hub(path) else Path(path)
-    is_file = path.suffix == '.pt'
-    folder = path.parent if is_file else path
+    folder = path.parent if path.suffix == '.pt' else path
     tokenizer = tokenizer_file(path)
-    files = {path if is_file else path / 'ckpt.pt'}
+    files = {path if path.suffix == '.pt' else path / 'ckpt.pt'}
     for each in (folder, tokenizer.parent if tokenizer else folder):
         for ending in ('safetensors', 'json', 'jinja'):
             files.update(each.glob(f'*.{ending}'))
-    return [file for file in files if file.exists()]
-
-
-def sha256_of(files):
-    "A hash of the names and the bytes of some files."
-    digest = hashlib.sha256()
-    for path in sorted(files):
-        digest.update(path.name.encode())
-        with path.open('rb') as file:
-            digest.update(hashlib.file_digest(file, 'sha256').digest())
-    return digest.hexdigest()
+    return sorted((file.name, file.stat().st_size, file.stat().st_mtime_ns)
+                  for file in files if file.exists())
 
 
 def notes_beside(out):

@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields
 from nanodepth.common.errors import Refused
 from nanodepth.loop import fit_loop, format_loop, parse_loop, running
 from nanodepth.looping.layers import is_ours, layers_of
-from nanodepth.models.orders import damped, in_order
+from nanodepth.models.orders import in_order
 from nanodepth.retrofit import core_of
 from nanodepth.wrapper import looped, patch
 
@@ -26,8 +26,6 @@ from nanodepth.wrapper import looped, patch
 class Ways:
     "How the models run. Several values, as in --r=1,2,4, are several ways."
     loop: tuple[str, ...] = ()      # the layers in another order, such as 3-2x2-3
-    # layers that --loop runs k times add a k-th each time (--damp), or so much (--damp=0.7)
-    damp: float | bool | None = None
     r: tuple[int, ...] = ()         # how often a recurrent core runs
     # the wrapper, with any of these: which window it loops (3-5, mid4, or a fraction of the depth),
     # by which method (rk), in how many steps (3), which end at which time (1)
@@ -49,7 +47,7 @@ class Ways:
     weights: list[float] | None = None
 
 
-DIALS = [each.name for each in fields(Ways) if each.name not in ('loop', 'damp', 'r')]
+DIALS = [each.name for each in fields(Ways) if each.name not in ('loop', 'r')]
 
 
 def read_ways(options):
@@ -77,16 +75,13 @@ def read_way(options):
 
 
 class Way:
-    "loop (and damp), r, or settings of wrapper.patch; nothing: the model as it is."
+    "loop, r, or settings of wrapper.patch; nothing: the model as it is."
 
-    def __init__(self, loop=None, r=None, damp=None, **dials):
+    def __init__(self, loop=None, r=None, **dials):
         self.text = loop if isinstance(loop, str) else None
         self.loop = parse_loop(loop) if self.text else loop
         self.r = r
-        self.damp = None if damp is False else damp
         self.dials = dials
-        if self.damp is not None and not loop:
-            raise Refused('--damp is for layers that --loop=... runs more than once')
 
     @contextlib.contextmanager
     def apply(self, model):
@@ -108,7 +103,7 @@ class Way:
             n_layer = len(layers_and_order(model)[0])
             order = fit_loop(self.text, n_layer) if self.text else self.loop    # each must run
             another = running if is_ours(model) else in_order
-            with damped(model, order, self.damp), another(model, order):
+            with another(model, order):
                 yield model
         elif self.dials:
             with looped(model, **self.dials):
@@ -130,9 +125,7 @@ class Way:
 
     def __str__(self):
         if self.loop:
-            name = f'--loop={self.text or name_of(self.loop)}'
-            much = '' if self.damp is True else f'={shown(self.damp)}'
-            return name if self.damp is None else f'{name} --damp{much}'
+            return f'--loop={self.text or name_of(self.loop)}'
         if self.r is not None:
             return f'--r={self.r}'
         return ' '.join(f'--{name}={shown(value)}' for name, value in self.dials.items()) \

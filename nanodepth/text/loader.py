@@ -250,8 +250,7 @@ def check_description(about):
     for wrong, what in (
             (not is_count(about['n_vocab'], 1), 'n_vocab is no number of tokens'),
             (about['dtype'] not in ('uint16', 'uint32'), f'dtype={about["dtype"]} is no token\'s'),
-            (about.get('row') is not None, 'it has rows of one padded example each, which were '
-             'last read at c326a08'),
+            (about.get('row') is not None, 'it is of an older form, last read at c326a08'),
             (not all(isinstance(kind, str) for kind in about['kinds']), 'kinds are no names'),
             (not all(isinstance(about[name], str) for name in ('tokenizer', 'fingerprint')),
              'tokenizer or fingerprint is no name'),

@@ -31,6 +31,7 @@ TOKENIZER_FILES = ('tokenizer_config.json', 'special_tokens_map.json', 'generati
                    'chat_template.jinja', 'tokenizer.json')
 # what transformers would read beside them
 OTHER_WORDS = 'chat_template.json', 'additional_chat_templates', 'added_tokens.json'
+LICENCES = 'LICENSE*', 'LICENCE*', 'NOTICE*'
 ODD = """Text -> tokens: bytes, words (12 of 345), [lists] and `code` that don't
 	if x == 3141.59:\r\n    return 'ä東🙂'  # don't  """
 
@@ -179,7 +180,8 @@ def from_hub(name):
                   'huggingface_hub, give the folder of a download'):
         from huggingface_hub import snapshot_download
         return Path(snapshot_download(str(name),
-                                      allow_patterns=['*.json', '*.safetensors', '*.jinja']))
+                                      allow_patterns=['*.json', '*.safetensors', '*.jinja',
+                                                      *LICENCES]))
 
 
 def local_folder(name):

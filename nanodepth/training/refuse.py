@@ -54,6 +54,9 @@ def another_run(plan, saved, data):
         raise Refused(f'{plan.config.out_dir} holds weights without their optimizers, so it cannot '
                       'be resumed: start another --out_dir from it, with --init_from='
                       f'{plan.config.out_dir}')
+    if not {'val', 'forms', 'shares'} <= saved.keys():
+        raise Refused(f'{plan.config.out_dir} holds a run of an older form, which was last resumed '
+                      'at a8c26fc: choose another --out_dir')
     c = plan.config
     old = type(c)(**only_fields(type(c), saved['config']))
     old_plan = type(plan)(old, plan.parent)
@@ -73,17 +76,15 @@ def another_run(plan, saved, data):
             raise Refused(f'{c.out_dir} holds a run with {name}={getattr(old, name)!r}, but '
                           f'this config has {value!r}: {move}')
     for name in {'data', 'val', *(plan.at(step).data for step in taken)}:
-        if name == 'val' and name not in saved:         # of an older run
-            continue
         if saved.get(name) != data[name].checksums():
             raise Refused(f'the data has changed since the run in {c.out_dir} began (other '
                           f'checksums): {move}')
-        was = saved.get('forms', {}).get(name)          # older runs do not say
-        if was and [form[-2:] for form in was] != data[name].forms():
+        was = saved['forms'].get(name)                  # of 'val', which is of the data: None
+        if was and was != data[name].forms():
             raise Refused(f'the data is read in another way than when the run in {c.out_dir} '
                           f'began: dtype and kinds were {was}, not {data[name].forms()}: '
                           f'{move}')
-        was = saved.get('shares', {}).get(name)
+        was = saved['shares'].get(name)
         if was and was != data[name].shares():
             raise Refused(f'the shares of the data have changed since the run in {c.out_dir} '
                           f'began, from {was} to {data[name].shares()}: {move}')

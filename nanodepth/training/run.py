@@ -11,7 +11,7 @@ import torch
 from nanodepth.common.errors import Refused
 from nanodepth.common.files import claim, new_model, write_json
 from nanodepth.models import checkpoint
-from nanodepth.report.logs import Log, read_log, wandb_package
+from nanodepth.report.logs import Log, read_log
 from nanodepth.text.loader import Loader, make_toy_data, refuse_mixed
 from nanodepth.text.tokenizer import (behind, copy_tokenizer, fingerprint, get_tokenizer,
                                       refuse_changed_tokenizer)
@@ -50,8 +50,6 @@ def open_data(c, world):
 
 def check_before(c, dataset):
     "What must be so before anything of an older run is moved."
-    if c.wandb:
-        wandb_package()
     if c.resume and checkpoint.exists(c.out_dir) and reads(c.out_dir, dataset):
         return
     try:
@@ -105,7 +103,7 @@ def open_log(c, settings, world, loader, model, step, resumes):
     if loader.passes(c.steps) > 1:
         world.say(f'the data has fewer tokens, so it is read {loader.passes(c.steps):.1f} times')
     return Log(Path(c.out_dir) / 'log.jsonl', step or -1, c.steps, silent=not world.first,
-               wandb=settings if c.wandb else None)
+               online=settings if c.wandb else None)
 
 
 def take_tokenizer(dataset, out, resumes, say):

@@ -66,7 +66,8 @@ def random_models(folder):
     shape = dict(vocab_size=257, n_embd=32, n_head=2, context=64)
     model, about = LM(ModelConfig(n_layer=2, **shape)), dict(config=dict(grow='lidas', grow_block=2))
     for n in (2, 4, 6):
-        save_run(folder / f'lidas/stage_{n}', model, **about)
+        save_run(folder / 'lidas', model, **about)
+        play.checkpoint.keep(folder / 'lidas', n)
         model = untie(model, lidas(n, 2))
     save_run(folder / 'lidas', model, **about)
     save_run(folder / 'loop', LM(ModelConfig(n_layer=4, order=[0, 1, 2, 1, 2, 3], **shape)))

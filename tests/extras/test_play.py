@@ -4,7 +4,6 @@ line."""
 import base64
 import json
 import re
-import shutil
 import struct
 import sys
 
@@ -49,19 +48,20 @@ def checkpoint(tmp_path):
 
 @pytest.mark.parametrize('grow', ['double', [[0, 0], [0, 1, 0, 1]]], ids=str)
 def test_stages_that_double_and_a_stage_that_is_missing(tiny, tmp_path, grow):
-    "In the folders of older runs; with an operator of the run's own, too."
+    "With an operator of the run's own, too."
     models = [tiny(vocab_size=257, n_layer=1, context=64)]
     models += [untie(models[0], double(1, 1))]
     models += [untie(models[1], double(2, 1))]
-    folders = [tmp_path / 'run/stage_1', tmp_path / 'run/stage_2', tmp_path / 'run']
-    for model, folder in zip(models, folders):
-        save_run(folder, model, config=dict(grow=grow, grow_block=1))
-    stages = play.stages_of(tmp_path / 'run')
+    run = tmp_path / 'run'
+    for model in models:
+        save_run(run, model, config=dict(grow=grow, grow_block=1))
+        files.keep(run, len(model.layers))
+    stages = play.stages_of(run)
     assert [(path, len(model.layers), copies) for path, model, copies in stages] == [
-        (folders[0], 1, None), (folders[1], 2, double(1, 1)), (folders[2], 4, double(2, 1))]
-    shutil.rmtree(folders[1])
-    [(path, _, copies)] = play.stages_of(tmp_path / 'run')
-    assert path == folders[2] and copies is None
+        (run / 'ckpt-1.pt', 1, None), (run / 'ckpt-2.pt', 2, double(1, 1)), (run, 4, double(2, 1))]
+    (run / 'ckpt-2.pt').unlink()
+    [(path, _, copies)] = play.stages_of(run)
+    assert path == run and copies is None
 
 
 def inside(text, name):
@@ -195,22 +195,6 @@ def test_a_pattern_is_written_as_javascript_reads_it(pattern, wanted):
 def test_a_pattern_that_javascript_has_not_is_refused(pattern):
     with pytest.raises(Refused, match='which the page in a browser does not carry'):
         play.for_javascript(pattern, 'run')
-
-
-def test_a_site_has_its_weights_beside_the_page(checkpoint, tmp_path, monkeypatch):
-    monkeypatch.setattr(play, 'PART', 5000)
-    nanodepth('play', [str(checkpoint), f'--out={tmp_path / "one.html"}', '--open=false'])
-    whole = (tmp_path / 'one.html').read_text()
-    nanodepth('play', [str(checkpoint), f'--site={tmp_path / "site"}', '--home=https://h.example/x',
-                       '--url=https://u.example'])
-    text = (tmp_path / 'site/index.html').read_text()
-    about = json.loads(inside(text, 'about'))
-    assert len(about['files']) > 2 and 'weights of' not in text.partition('<script>\n')[0]
-    assert b''.join((tmp_path / 'site' / file).read_bytes() for file in about['files']) == b''.join(
-        base64.b64decode(inside(whole, f'weights of {checkpoint.name} {at}'))
-        for at in range(0, about['bytes'], 5000))
-    assert '<meta property="og:image" content="https://u.example/preview.png">' in text
-    assert about['home'] == 'https://h.example/x' and (tmp_path / 'site/preview.png').exists()
 
 
 def test_a_tokenizer_that_the_page_does_not_have_is_refused(checkpoint, tmp_path, capsys):
