@@ -20,7 +20,7 @@ import torch
 import yaml
 
 from nanodepth.common.errors import Refused, refusing
-from nanodepth.common.files import on_hub, replace
+from nanodepth.common.files import on_hub, refuse_not_new, replace
 from nanodepth.common.options import read
 from nanodepth.looping.layers import is_ours
 from nanodepth.models.checkpoint import load_model
@@ -55,6 +55,8 @@ def main(argv):
     if from_file and (to_file or str(way) != str(Way())):
         raise Refused(f'{options.run} is written as a folder, as it is; that folder takes another '
                       'order, and becomes a file')
+    if options.target and not to_file:
+        refuse_not_new(options.target)
     if from_file:
         model, words = open_gguf(options.run)
     else:

@@ -9,15 +9,13 @@ else, which is put right here.
 Usage:
     nanodepth export MODEL.gguf out/model --dtype=bfloat16
 """
-import tempfile
 from pathlib import Path
 
 import torch
 
 from nanodepth.common.errors import Refused
-from nanodepth.common.files import new_model, put_all, reading, without_lock
+from nanodepth.common.files import new_model, reading
 from nanodepth.models.hf import refuse_reported, using_transformers
-from nanodepth.text.tokenizer import clear_words
 
 # kinds that split every digit off, by their names in llama.cpp
 SPLIT_DIGITS = 'smollm', 'starcoder', 'refact', 'command-r', 'codeshell', 'exaone', 'minerva-7b'
@@ -67,9 +65,8 @@ def open_gguf(path, rope=None):
 
 def save_opened(model, tokenizer, folder):
     "What open_gguf has given, as a folder."
-    with new_model(folder), tempfile.TemporaryDirectory(dir=folder, prefix='unfinished') as new:
-        tokenizer.save_pretrained(new)
-        model.save_pretrained(new)
-        clear_words(folder, [path.name for path in Path(new).iterdir()])
-        put_all(new, folder)
-        without_lock(folder)
+    with new_model(folder):
+        tokenizer.save_pretrained(folder)
+        model.save_pretrained(folder)
+        for path in Path(folder).iterdir():
+            path.chmod(0o644)           # else only its owner could read the weights

@@ -32,8 +32,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from nanodepth import ROOT
 from nanodepth.common.errors import Refused
-from nanodepth.common.files import (claim, find, put_aside, read_json, reading, replace,
-                                    write_json)
+from nanodepth.common.files import claim, find, read_json, reading, replace, write_json
 from nanodepth.common.seeds import seed_for
 from nanodepth.report.tables import TAKEN
 
@@ -73,7 +72,7 @@ def write_dataset(folder, split, tokenizer, tokens, *, mask=None, marks=None, ki
     if taken := TAKEN.intersection(kinds or ()):
         raise Refused(f'{path}: a kind of answer cannot be called {min(taken)!r}: tables and '
                       'pictures have a column of that name')
-    refuse_others(folder, origin.get('made_by'))
+    refuse_others(folder, [split], origin)
     from nanodepth.text.tokenizer import fingerprint, get_tokenizer, token_type
     encoding = get_tokenizer(tokenizer)
     n_vocab = encoding.n_vocab
@@ -93,40 +92,41 @@ def write_dataset(folder, split, tokenizer, tokens, *, mask=None, marks=None, ki
         write_json(path, description)
 
 
-def begin_dataset(folder, maker):
-    """A dataset is made again: what says that the old one is whole goes first, for both splits. So
-    whoever is stopped between them leaves no validation rows of the old beside the new."""
+SPLITS = 'train', 'val'
+
+
+def begin_dataset(folder, plan):
+    """A dataset is made again: the old one goes first, both splits of it. So whoever is stopped
+    between them leaves no validation rows of the old beside the new."""
     with claim(folder):
-        for path in filter(Path.exists, refuse_others(Path(folder), maker)):
-            if made_by(path):
-                for ending in ENDINGS:
-                    path.with_name(f'{path.stem}_000{ending}').unlink(missing_ok=True)
-                path.unlink()
-            else:
-                put_aside(path, 'because it describes no dataset of ours')
+        refuse_others(folder, SPLITS, plan)
+        for split in SPLITS:        # the JSON last: without it nothing says whose the shards are
+            for path in [*shards_of(folder, split), Path(folder) / f'{split}.json']:
+                path.unlink(missing_ok=True)
 
 
-def made_by(path):
-    "Which command has written what describes a split; None: none of ours."
-    try:
-        origin = read_json(path).get('origin') if path.exists() else None
-    except Refused:         # somebody's file of that name: it is put aside
-        return None
-    return origin.get('made_by') if isinstance(origin, dict) else None
+def shards_of(folder, split):
+    "What write_dataset has written of a split, beside its JSON."
+    paths = [Path(folder) / f'{split}_000{ending}' for ending in sorted(ENDINGS)]
+    return [path for path in paths if path.exists()]
 
 
-def refuse_others(folder, maker):
-    "A folder that holds a run, or a dataset that another command made. What describes its splits."
-    if (folder / 'ckpt.pt').exists():
-        raise Refused(f'{folder} holds a run: choose another folder for a dataset')
-    if (folder / 'mixture.json').exists():      # which would be read instead
-        raise Refused(f'{folder} holds a mixture of datasets: choose another folder')
-    paths = [folder / f'{split}.json' for split in ('train', 'val')]
-    for path in paths:
-        before = made_by(path)
-        if maker and before and before != maker:
-            raise Refused(f'{folder} holds a dataset that {before} made: choose another folder')
-    return paths
+def refuse_others(folder, splits, plan):
+    """A dataset's folder is new, or its own: what says of its splits how they were made says the
+    same as `plan`, the names and values that the new one's `origin` will have."""
+    folder = Path(folder)
+    for name, what in (('ckpt.pt', 'a run'), ('mixture.json', 'a mixture of datasets')):
+        if (folder / name).exists():        # a mixture would be read instead
+            raise Refused(f'{folder} holds {what}: choose another folder for a dataset')
+    for split in splits:
+        path = folder / f'{split}.json'
+        origin = read_json(path).get('origin') if path.exists() else {}
+        if path.exists() and not (isinstance(origin, dict) and plan.items() <= origin.items()):
+            raise Refused(f'{folder} holds another dataset, as {path.name} says: choose another '
+                          f'folder, or remove {path}')
+        if not path.exists() and (shards := shards_of(folder, split)):
+            raise Refused(f'{folder} holds {shards[0].name} and no {path.name} that says whose it '
+                          f'is: choose another folder, or remove {shards[0]}')
 
 
 # Bytes of a split up to which all of it is read for its checksums whenever it is opened. A larger
