@@ -924,7 +924,7 @@ def test_every_prepare_forgets_both_splits_before_it_writes_one(script, tmp_path
         raise KeyboardInterrupt
     monkeypatch.setitem(main.__globals__, 'write_dataset', killed)
     before = {path: path.read_bytes() for path in (tmp_path / 'd').iterdir()}
-    with pytest.raises(Refused, match='holds another dataset'):
+    with pytest.raises(Refused, match='json of another dataset'):
         main([*line, '--tokenizer=gpt2' if script == 'text' else '--depths=2'])
     assert all(path.read_bytes() == raw for path, raw in before.items())
     with pytest.raises(KeyboardInterrupt):

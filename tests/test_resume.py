@@ -26,7 +26,7 @@ from nanodepth.model import LM, ModelConfig
 from nanodepth.models import checkpoint
 from nanodepth.models.checkpoint import load, load_model
 from nanodepth.retrofit import surgery
-from nanodepth.text.loader import Dataset, Loader, write_dataset
+from nanodepth.text.loader import Dataset, Loader, begin_dataset, write_dataset
 from nanodepth.text.tokenizer import get_tokenizer
 from nanodepth.train import Config, train
 from nanodepth.training import processes as world
@@ -289,7 +289,7 @@ def test_nothing_is_written_over(config, tiny, tmp_path, capsys):
                         ('train', *flags(config('hf')))):
         assert 'holds ' in refused(capsys, name, *argv)
     with pytest.raises(Refused, match='holds a run: choose another folder'):
-        write_dataset(run, 'train', 'bytes', [1, 2, 3])
+        begin_dataset(run, {})
     assert all(path.read_bytes() == raw for path, raw in there.items())
     (tmp_path / 'busy').mkdir()
     with open(tmp_path / 'busy/lock', 'a') as lock:     # as another process would hold it
@@ -298,8 +298,8 @@ def test_nothing_is_written_over(config, tiny, tmp_path, capsys):
         with pytest.raises(Refused, match='another run is at work in'):
             write_dataset(tmp_path / 'busy', 'train', 'bytes', [1] * 40)
     write_dataset(tmp_path / 'data_a', 'val', 'bytes', [1, 2], origin=dict(made_by='a.py'))
-    with pytest.raises(Refused, match='holds another dataset, as val.json says: choose another'):
-        write_dataset(tmp_path / 'data_a', 'val', 'bytes', [1, 2], origin=dict(made_by='b.py'))
+    with pytest.raises(Refused, match='holds val.json of another dataset: choose another folder'):
+        begin_dataset(tmp_path / 'data_a', dict(made_by='b.py'))
 
 
 def test_data_that_is_made_again_and_killed_is_no_dataset(tmp_path, monkeypatch):

@@ -32,7 +32,7 @@ from nanodepth.common.files import claim, write_json  # noqa: E402
 from nanodepth.common.options import read  # noqa: E402
 from nanodepth.text.corpus import (Source, chat, column, is_hidden, kind_of,  # noqa: E402
                                    number, prepare, refuse_taken, texts)
-from nanodepth.text.loader import (SPLITS, START, begin_dataset, refuse_others,  # noqa: E402
+from nanodepth.text.loader import (START, begin_dataset, refuse_others,  # noqa: E402
                                    write_dataset)
 from nanodepth.text.tokenizer import (encode_as_array, get_tokenizer,  # noqa: E402
                                       start_of_document)
@@ -128,7 +128,7 @@ def main(argv=None):
     plan = dict(made_by='data/text/prepare.py', options=dict(
         files=args.files, tokenizer=args.tokenizer, column=args.column, tokens=args.tokens,
         chat=args.chat))
-    refuse_others(args.out, SPLITS, plan)
+    refuse_others(args.out, plan)
     files = in_folders(args.files)
     tokenizer = get_tokenizer(args.tokenizer)
     start = start_of_document(tokenizer)

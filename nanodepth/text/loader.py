@@ -68,11 +68,9 @@ def write_dataset(folder, split, tokenizer, tokens, *, mask=None, marks=None, ki
     marks 1, 2, ..."""
     folder = Path(folder)
     path = folder / f'{split}.json'
-    origin = origin or {}
     if taken := TAKEN.intersection(kinds or ()):
         raise Refused(f'{path}: a kind of answer cannot be called {min(taken)!r}: tables and '
                       'pictures have a column of that name')
-    refuse_others(folder, [split], origin)
     from nanodepth.text.tokenizer import fingerprint, get_tokenizer, token_type
     encoding = get_tokenizer(tokenizer)
     n_vocab = encoding.n_vocab
@@ -84,7 +82,7 @@ def write_dataset(folder, split, tokenizer, tokens, *, mask=None, marks=None, ki
     shard = dict(file=f'{split}_000.bin', sha256=sums, tokens=len(tokens))
     description = dict(tokenizer=tokenizer, fingerprint=fingerprint(encoding), n_vocab=n_vocab,
                        dtype=dtype, tokens=len(tokens), kinds=kinds or [],
-                       shards=[shard], origin=origin)
+                       shards=[shard], origin=origin or {})
     with claim(folder):
         path.unlink(missing_ok=True)            # else it would vouch for half of the new files
         for ending, data in raw.items():
@@ -92,41 +90,36 @@ def write_dataset(folder, split, tokenizer, tokens, *, mask=None, marks=None, ki
         write_json(path, description)
 
 
-SPLITS = 'train', 'val'
-
-
 def begin_dataset(folder, plan):
-    """A dataset is made again: the old one goes first, both splits of it. So whoever is stopped
-    between them leaves no validation rows of the old beside the new."""
+    """Before write_dataset: the dataset's own older one goes first, both splits of it. So whoever
+    is stopped between them leaves no validation rows of the old beside the new."""
     with claim(folder):
-        refuse_others(folder, SPLITS, plan)
-        for split in SPLITS:        # the JSON last: without it nothing says whose the shards are
-            for path in [*shards_of(folder, split), Path(folder) / f'{split}.json']:
-                path.unlink(missing_ok=True)
+        refuse_others(folder, plan)
+        for path in [*files_of(folder, 'train'), *files_of(folder, 'val')]:
+            path.unlink(missing_ok=True)
 
 
-def shards_of(folder, split):
-    "What write_dataset has written of a split, beside its JSON."
-    paths = [Path(folder) / f'{split}_000{ending}' for ending in sorted(ENDINGS)]
-    return [path for path in paths if path.exists()]
+def files_of(folder, split):
+    "What write_dataset writes of a split; last its JSON, which says whose the others are."
+    names = [*(f'{split}_000{ending}' for ending in ENDINGS), f'{split}.json']
+    return [Path(folder) / name for name in names]
 
 
-def refuse_others(folder, splits, plan):
-    """A dataset's folder is new, or its own: what says of its splits how they were made says the
-    same as `plan`, the names and values that the new one's `origin` will have."""
-    folder = Path(folder)
+def refuse_others(folder, plan):
+    """A dataset's folder is new, or its own: the JSON of each split has the names and values of
+    `plan` in its `origin`, as the new one's will have."""
     for name, what in (('ckpt.pt', 'a run'), ('mixture.json', 'a mixture of datasets')):
-        if (folder / name).exists():        # a mixture would be read instead
+        if (Path(folder) / name).exists():      # a mixture would be read instead
             raise Refused(f'{folder} holds {what}: choose another folder for a dataset')
-    for split in splits:
-        path = folder / f'{split}.json'
-        origin = read_json(path).get('origin') if path.exists() else {}
-        if path.exists() and not (isinstance(origin, dict) and plan.items() <= origin.items()):
-            raise Refused(f'{folder} holds another dataset, as {path.name} says: choose another '
-                          f'folder, or remove {path}')
-        if not path.exists() and (shards := shards_of(folder, split)):
-            raise Refused(f'{folder} holds {shards[0].name} and no {path.name} that says whose it '
-                          f'is: choose another folder, or remove {shards[0]}')
+    for files in (files_of(folder, 'train'), files_of(folder, 'val')):
+        there = [path.name for path in files if path.exists()]
+        is_own = not there
+        if files[-1].exists():
+            with reading(files[-1]):
+                is_own = plan.items() <= read_json(files[-1])['origin'].items()
+        if not is_own:
+            raise Refused(f'{folder} holds {there[-1]} of another dataset: choose another folder, '
+                          'or remove that dataset from it')
 
 
 # Bytes of a split up to which all of it is read for its checksums whenever it is opened. A larger

@@ -75,17 +75,6 @@ def test_a_gguf_file_becomes_a_folder(path, original, tmp_path):
     assert torch.equal(half.embed.weight, ours.embed.weight.bfloat16())
 
 
-def test_an_export_that_is_killed_can_be_repeated(path, tmp_path, monkeypatch):
-    def killed(old, new):
-        raise KeyboardInterrupt
-    monkeypatch.setattr(hf.os, 'replace', killed)
-    with pytest.raises(SystemExit):
-        nanodepth('export', [str(path), str(tmp_path / 'out')])
-    monkeypatch.undo()
-    nanodepth('export', [str(path), str(tmp_path / 'out')])
-    load_model(tmp_path / 'out')
-
-
 @pytest.mark.parametrize('kind, scaling, message', [
     ('a-new-kind', 'NONE', "kind 'a-new-kind', which nothing here knows"),
     ('smollm', 'LINEAR', 'its rotary positions are scaled')])
