@@ -260,7 +260,7 @@ def backward(c, world, model, batch, total, step, recurrence):
 def train(c):
     "Train to the end (returns 0) or until a signal (returns its number); a second call resumes."
     # this is process world.rank of world.size, with its own world.device: cuda, else mps, else cpu
-    with World(c.device, c.compile) as world, run.locked(c.out_dir, world):
+    with World(c.device, c.compile) as world, run.locked(c, world):
         # ---- data: {setting: Loader}. A batch follows from (seed, step), so no place is saved
         data, val = run.open_data(c, world)
 

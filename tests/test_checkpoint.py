@@ -3,7 +3,6 @@ import dataclasses
 import math
 import os
 import pickle
-import shutil
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -136,17 +135,16 @@ def test_a_model_that_is_not_finite_is_opened_by_nobody(tiny, tmp_path):
         load_model(path)
 
 
-def test_a_folder_that_was_moved_away_gets_nothing_more(config, tmp_path):
-    c = config()
-    with claim(c.out_dir):
-        shutil.rmtree(c.out_dir)
-        held = files.held.copy()
-        files.held.clear()                          # the second run is another process
-        train(c)
-        files.held.update(held)
-        with pytest.raises(Refused, match='was removed or moved while this command was at work'):
-            checkpoint.save(c.out_dir, step=1)
-    assert checkpoint.load(c.out_dir)['step'] == c.steps
+def test_a_run_that_was_moved_aside_leaves_its_lock(tmp_path, monkeypatch):
+    (tmp_path / 'run.1').touch()
+    with claim(tmp_path / 'run'):
+        (tmp_path / 'run/notes.txt').touch()
+        checkpoint.move_aside(tmp_path / 'run')
+        monkeypatch.setattr(files, 'held', {})          # the second run is another process
+        with pytest.raises(Refused, match='another run is at work'), claim(tmp_path / 'run'):
+            pass
+        monkeypatch.undo()
+    assert [path.name for path in (tmp_path / 'run.2').iterdir()] == ['notes.txt']
 
 
 def test_two_writers_of_one_file_leave_one_of_two_whole_files(tmp_path):

@@ -594,8 +594,7 @@ def test_a_folder_that_is_read_a_file_at_a_time(tmp_path):
                      lambda: (dataset / 'val.bin').unlink()):
         break_it()
         text_script['main'](command)
-        assert {name: raw for name, raw in contents(out).items() if name != '.written'} == {
-            name: raw for name, raw in whole.items() if name != '.written'}
+        assert contents(out) == whole
     (dataset / 'plan.json').unlink()
     with pytest.raises(Refused, match='holds shards and no plan.json'):
         text_script['main'](command)
@@ -845,27 +844,32 @@ def test_tokenizers_of_one_name_are_told_apart(config, tmp_path, tiny):
     (tmp_path / 'run/tokenizer.json').write_bytes((tmp_path / 'tok/tokenizer.json').read_bytes())
     with pytest.raises(Refused, match='is not the one that it was trained with'):
         get_tokenizer(run)
+    with pytest.raises(Refused, match='run holds another tokenizer than that of .*one: choose'):
+        train(config(data=str(tmp_path / 'one')))
 
 
 def test_two_commands_never_write_one_dataset_together(tmp_path, monkeypatch):
     prepare = runpy.run_path(str(ROOT / 'data/text/prepare.py'))
-    for name in ('a', 'b'):
-        (tmp_path / name).mkdir()
+    line = [str(tmp_path / 'notes'), f'--out={tmp_path / "out"}']
+
+    def write_notes(letter):
+        (tmp_path / 'notes').mkdir(exist_ok=True)
         for i in range(20):
-            (tmp_path / name / f'{i}.txt').write_text(f'{i:03d}' + name * 100)
-    line = [f'--out={tmp_path / "out"}']
+            (tmp_path / 'notes' / f'{i}.txt').write_text(f'{i:03d}' + letter * 100)
     real = prepare['main'].__globals__['write_dataset']
 
     def paused(folder, split, *args, **kwargs):
         real(folder, split, *args, **kwargs)
         if split == 'train':
+            write_notes('b')
             held = files.held.copy()
             files.held.clear()                      # the second command is another process
             with pytest.raises(Refused, match='another run is at work in'):
-                prepare['main']([str(tmp_path / 'b'), *line])
+                prepare['main'](line)
             files.held.update(held)
     monkeypatch.setitem(prepare['main'].__globals__, 'write_dataset', paused)
-    prepare['main']([str(tmp_path / 'a'), *line])
+    write_notes('a')
+    prepare['main'](line)
     assert b'b' not in (tmp_path / 'out/val_000.bin').read_bytes()
 
 
@@ -917,6 +921,10 @@ def test_every_prepare_forgets_both_splits_before_it_writes_one(script, tmp_path
     def killed(*_, **__):
         raise KeyboardInterrupt
     monkeypatch.setitem(main.__globals__, 'write_dataset', killed)
+    before = {path: path.read_bytes() for path in (tmp_path / 'd').iterdir()}
+    with pytest.raises(Refused, match='json of another dataset'):
+        main([*line, '--tokenizer=gpt2' if script == 'text' else '--depths=2'])
+    assert all(path.read_bytes() == raw for path, raw in before.items())
     with pytest.raises(KeyboardInterrupt):
         main(line)
-    assert not [*(tmp_path / 'd').glob('*.json')]
+    assert [path.name for path in (tmp_path / 'd').iterdir()] == ['lock']

@@ -118,7 +118,7 @@ def test_what_we_write_transformers_reads(tmp_path, tiny, name):
     again = load_model(tmp_path / 'x')
     assert (close(logits(again, tokens), logits(model, tokens)) and again.order
             == list(range(len(model.order))))
-    with pytest.raises(Refused, match='holds a checkpoint already: choose another folder'):
+    with pytest.raises(Refused, match='holds config.json already, and a model'):
         save_hf(model, tmp_path / 'x')
 
 

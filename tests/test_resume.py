@@ -25,7 +25,7 @@ from nanodepth.model import LM, ModelConfig
 from nanodepth.models import checkpoint
 from nanodepth.models.checkpoint import load, load_model
 from nanodepth.retrofit import surgery
-from nanodepth.text.loader import Dataset, Loader, write_dataset
+from nanodepth.text.loader import Dataset, Loader, begin_dataset, write_dataset
 from nanodepth.text.tokenizer import get_tokenizer
 from nanodepth.train import Config, train
 from nanodepth.training import processes as world
@@ -170,9 +170,11 @@ def test_another_config_in_the_folder_is_refused_and_nothing_is_lost(config, tmp
     train(config(eval_every=3, save_every=7))       # this may differ; a finished run stays as it is
     assert all((tmp_path / 'run' / name).read_bytes() == before[name]
                for name in ('ckpt.pt', 'log.jsonl'))
+    (tmp_path / 'run/notes.txt').write_text('mine')
+    before = {path.name: path.read_bytes() for path in (tmp_path / 'run').iterdir()}
     train(config(lr=1e-3, resume=False))
-    assert all((tmp_path / 'run.1' / name).read_bytes() == raw for name, raw in before.items()
-               if name in ('ckpt.pt', 'log.jsonl'))
+    assert before == {path.name: path.read_bytes() for path in (tmp_path / 'run.1').iterdir()} | {
+        'lock': b''}
     assert not same(weights_of(c), checkpoint.load(tmp_path / 'run.1')['model'])
 
 
@@ -257,24 +259,26 @@ def test_a_batch_without_a_target_changes_nothing_and_ends_nothing(config, tmp_p
     assert ended.codes == [0, 0], ended.stderr
 
 
-def test_a_log_without_its_checkpoint_is_kept(config, tmp_path, capsys):
+def test_a_log_without_its_checkpoint_is_kept(config, tmp_path):
     c, out = config(keep_every=8), tmp_path / 'run'
-    train(dataclasses.replace(c, seed=3))
-    before = (out / 'log.jsonl').read_bytes()
+    other = dataclasses.replace(c, seed=3)
+    train(other)
     (out / 'ckpt.pt').unlink()
-    train(c)
-    assert (out / 'log.jsonl.1').read_bytes() == before and log_of(c)
-    assert 'log.jsonl.1, because it is of an older run' in capsys.readouterr().err
-    kept = (out / 'ckpt-8.pt.1').read_bytes()           # nor is its growth the new run's
-    assert (out / 'ckpt-8.pt').read_bytes() != kept
-    train(c)                               # a run that resumes keeps nothing aside
-    assert not (out / 'log.jsonl.2').exists()
+    before = (out / 'log.jsonl').read_bytes()
+    with pytest.raises(Refused, match='holds a run.json that is not of a run with these settings'):
+        train(c)
+    assert (out / 'log.jsonl').read_bytes() == before
+    train(other)            # its own, as if it had been killed before its first checkpoint
+    assert len(log_of(c)) == len(before.splitlines())
+    (out / 'ckpt.pt').unlink()
+    train(dataclasses.replace(c, resume=False))
+    assert (tmp_path / 'run.1/log.jsonl').exists() and load(out)['config']['seed'] == 0
     (out / 'ckpt.pt').write_bytes((out / 'ckpt-8.pt').read_bytes())
     (out / 'ckpt-8.pt').unlink()            # as if it had been killed between save and keep
     train(c)
     assert checkpoint.load(out / 'ckpt-8.pt')['step'] == 8
     (out / 'ckpt-best.pt').touch()          # a name of the user's
-    (out / 'ckpt-9.pt').write_bytes((tmp_path / 'run/ckpt-8.pt.1').read_bytes())
+    (out / 'ckpt-9.pt').write_bytes((tmp_path / 'run.1/ckpt-8.pt').read_bytes())
     assert checkpoint.stages_of(out) == {2: out / 'ckpt-8.pt'}          # not of seed 3
 
 
@@ -286,9 +290,9 @@ def test_nothing_is_written_over(config, tiny, tmp_path, capsys):
              for path in (tmp_path / folder).iterdir()}
     for name, *argv in (('export', run, run), ('cut', run, '0-1-1', f'--out={tmp_path / "hf"}'),
                         ('train', *flags(config('hf')))):
-        assert 'holds a' in refused(capsys, name, *argv)
+        assert 'holds ' in refused(capsys, name, *argv)
     with pytest.raises(Refused, match='holds a run: choose another folder'):
-        write_dataset(run, 'train', 'bytes', [1, 2, 3])
+        begin_dataset(run, {})
     assert all(path.read_bytes() == raw for path, raw in there.items())
     (tmp_path / 'busy').mkdir()
     with open(tmp_path / 'busy/lock', 'a') as lock:     # as another process would hold it
@@ -297,8 +301,8 @@ def test_nothing_is_written_over(config, tiny, tmp_path, capsys):
         with pytest.raises(Refused, match='another run is at work in'):
             write_dataset(tmp_path / 'busy', 'train', 'bytes', [1] * 40)
     write_dataset(tmp_path / 'data_a', 'val', 'bytes', [1, 2], origin=dict(made_by='a.py'))
-    with pytest.raises(Refused, match='holds a dataset that a.py made: choose another folder'):
-        write_dataset(tmp_path / 'data_a', 'val', 'bytes', [1, 2], origin=dict(made_by='b.py'))
+    with pytest.raises(Refused, match='holds val.json of another dataset: choose another folder'):
+        begin_dataset(tmp_path / 'data_a', dict(made_by='b.py'))
 
 
 def test_data_that_is_made_again_and_killed_is_no_dataset(tmp_path, monkeypatch):

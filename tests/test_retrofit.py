@@ -417,14 +417,3 @@ def test_a_cut_says_what_its_adapter_has_and_an_export_keeps_fresh(tiny, tmp_pat
     for how, fresh in (([], False), (['--fresh'], True)):
         nanodepth('export', [str(tmp_path / 'cut2048'), str(tmp_path / f'hf{fresh}'), *how])
         assert core_of(load_model(tmp_path / f'hf{fresh}')).fresh == fresh
-
-
-def test_words_of_another_model_are_put_aside_and_not_read(tmp_path, tiny):
-    "A cut that was stopped has left them; a user's own tokenizer may lie there, too."
-    run = save_run(tmp_path / 'run', tiny(vocab_size=257, n_layer=6))
-    target = tmp_path / 'cut'
-    target.mkdir()
-    byte_level_bpe(['of another model'] * 9, 260, ['<|endoftext|>']).save(
-        str(target / 'tokenizer.json'))
-    nanodepth('cut', [run, '2-2-2', f'--out={target}'])
-    assert get_tokenizer(target).name == 'bytes' and (target / 'tokenizer.json.1').exists()

@@ -565,7 +565,7 @@ def test_greedy_is_the_likeliest_token_and_ends_where_the_config_says(tmp_path, 
     for name, penalty in (('llama', 1.0), ('mistral', 2.0)):
         model = family(name, eos_token_id=[7, 9], vocab_size=257)
         model.generation_config.repetition_penalty = penalty
-        write_tokenizer('bytes', tmp_path / name, 64)   # first: it removes older settings
+        write_tokenizer('bytes', tmp_path / name, 64)
         model.save_pretrained(tmp_path / name)
         words = AutoTokenizer.from_pretrained(tmp_path / name)
         _, opened = checkpoint.open_any(tmp_path / name)

@@ -31,8 +31,9 @@ from nanodepth.common.errors import Refused, refusals, refusing  # noqa: E402
 from nanodepth.common.files import claim, write_json  # noqa: E402
 from nanodepth.common.options import read  # noqa: E402
 from nanodepth.text.corpus import (Source, chat, column, is_hidden, kind_of,  # noqa: E402
-                                   number, prepare, texts)
-from nanodepth.text.loader import START, begin_dataset, write_dataset  # noqa: E402
+                                   number, prepare, refuse_taken, texts)
+from nanodepth.text.loader import (START, begin_dataset, refuse_others,  # noqa: E402
+                                   write_dataset)
 from nanodepth.text.tokenizer import (encode_as_array, get_tokenizer,  # noqa: E402
                                       start_of_document)
 
@@ -112,7 +113,9 @@ def shares_of(args):
         raise Refused(f'--mix={args.mix}: the share must be from 0.001 to 0.999')
     if not (args.out.parent / name / 'train.json').exists():
         raise Refused(f'--mix={args.mix}: there is no dataset at {args.out.parent / name}')
-    return {args.out.name: 1 - share, name: share}
+    parts = {args.out.name: 1 - share, name: share}
+    refuse_taken(args.out.parent, parts.keys())
+    return parts
 
 
 def main(argv=None):
@@ -122,6 +125,10 @@ def main(argv=None):
         if args.mix:
             raise Refused('--mix is for a dataset that is made at once, without --workers')
         return by_many(args)
+    plan = dict(made_by='data/text/prepare.py', options=dict(
+        files=args.files, tokenizer=args.tokenizer, column=args.column, tokens=args.tokens,
+        chat=args.chat))
+    refuse_others(args.out, plan)
     files = in_folders(args.files)
     tokenizer = get_tokenizer(args.tokenizer)
     start = start_of_document(tokenizer)
@@ -149,14 +156,13 @@ def main(argv=None):
     splits = dict(train=[t for i, t in enumerate(all_tokens) if i % every],
                   val=all_tokens[::every])
     with claim(args.out):       # both splits are of one command
-        begin_dataset(args.out, 'data/text/prepare.py')
+        begin_dataset(args.out, plan)
         for split, documents_of in splits.items():
             tokens = np.concatenate(documents_of)
             # text is a kind of answer, of which each token is one: a mixture tells it from others
             marks = np.full(len(tokens), START + 1, 'uint8') if split == 'val' else None
             write_dataset(args.out, split, args.tokenizer, tokens, marks=marks, kinds=['text'],
-                          origin=dict(made_by='data/text/prepare.py', documents=len(documents_of),
-                                      files=[path.name for path in files]))
+                          origin=plan | dict(documents=len(documents_of)))
             print(f'{args.out}/{split}: {len(documents_of):,} documents, {len(tokens):,} tokens')
     if parts:
         with claim(args.out.parent):

@@ -174,7 +174,9 @@ def make(args):
     if args.text:
         files = list(library())
     random.Random(seed_for(0, 'toy files')).shuffle(files)
-    begin_dataset(args.out, 'data/toy/prepare.py')
+    plan = dict(made_by='data/toy/prepare.py',
+                options=dict(documents=args.documents, text=args.text, depths=args.depths))
+    begin_dataset(args.out, plan)
     held_out = set()
     cut = len(files) // 20
     for split, share, n in (('val', files[:cut], 4_000), ('train', files[cut:], args.documents)):
@@ -192,10 +194,9 @@ def make(args):
         write_dataset(args.out, split, 'bytes', np.concatenate((tokens, text)),
                       mask=np.concatenate((mask, np.ones(len(text)))),
                       marks=marks if split == 'val' else None, kinds=KINDS[:2 + args.depths],
-                      origin=dict(made_by='data/toy/prepare.py', python=platform.python_version(),
-                                  documents=n, copies=COPIES,
-                                  text=f'{len(text):,} bytes of {len(share)} files of the standard '
-                                  'library'))
+                      origin=plan | dict(python=platform.python_version(), documents=n,
+                                         copies=COPIES, text=f'{len(text):,} bytes of {len(share)} '
+                                         'files of the standard library'))
         print(f'{args.out}/{split}: {n:,} documents of primitives, {len(tokens):,} tokens; '
               f'text from {len(share)} files, {len(text):,} tokens')
 

@@ -291,7 +291,7 @@ class Comparison:
             old = read_csv(path) if path.exists() else []
             rows = [row for row in old if tuple(row[name] for name in key) not in keys] + new
             rows.sort(key=lambda row: (float(row['seed']), place.get(row['run'], len(place))))
-            replace(path, as_csv(rows), known=True)
+            replace(path, as_csv(rows))
         self.read()
 
     # ------------------------------------------------------------------------------------ the runs

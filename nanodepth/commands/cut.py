@@ -157,5 +157,5 @@ def main(argv=None):
         raise Refused('--dense keeps weights, --scratch none: train.py makes a new ordinary model')
     made = options.shape or 'untied'
     target = options.out or Path('out') / f'{Path(options.run).name}_{made}'
-    with new_model(target, 'choose another --out'):
+    with new_model(target):
         (cut_ties if options.untie else operate)(options, target)

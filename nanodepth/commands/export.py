@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 
 from nanodepth.common.errors import Refused
-from nanodepth.common.files import replace
+from nanodepth.common.files import refuse_not_new, replace
 from nanodepth.common.options import read
 from nanodepth.looping.layers import is_ours
 from nanodepth.models.checkpoint import load_model
@@ -42,6 +42,8 @@ def main(argv):
     if way.dials:
         raise Refused(f'{way}: a checkpoint holds layers and their order, and no code that loops a '
                       'window: from nanodepth import looped')
+    if options.target:
+        refuse_not_new(options.target)
     model = load_model(options.run, others=not options.target)
     with way.apply(model):
         describe(options, model)

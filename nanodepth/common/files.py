@@ -1,9 +1,8 @@
-"""Files that others read: written whole or not at all, locked by one process at a time, and never
-over a file of somebody else's; and files of others, which may be damaged.
+"""Files that others read: written whole or not at all, and locked by one process at a time; and
+files of others, which may be damaged.
 
-The idea: a folder that we write into has a file `.written`, a line for each file as sha256sum
-prints it. What still has the hash that stands there is ours, and may be written over. All else that
-is in the way is kept as NAME.1, with a line.
+The idea: a file is written beside the old one, forced to the disk, and then takes its name. A
+model's folder is new: what lies in a folder is never mixed with a model that is written later.
 
 Usage:
     replace(path, raw)                      # bytes; no reader sees half of them
@@ -14,7 +13,6 @@ Usage:
 import contextlib
 import errno
 import hashlib
-import itertools
 import json
 import os
 import pickle
@@ -83,52 +81,20 @@ def load_tensors(path):
                           f'{"".join(named[:1])[:200]}'.strip()) from error
 
 
-def write_json(path, value, known=False):
-    replace(path, json.dumps(value, indent=1).encode(), known)
+def write_json(path, value):
+    replace(path, json.dumps(value, indent=1).encode())
 
 
-def replace(path, raw, known=False):
+def replace(path, raw):
     """Write a file atomically: who has the old one open keeps it, and no reader sees half of the
-    new one, even if this process is killed. `known`: the caller has seen that the old one is ours,
-    as a checkpoint that it has read."""
-    with fresh(path, known) as file:
+    new one, even if this process is killed."""
+    with fresh(path) as file:
         file.write(raw)
-
-
-def aside(path):
-    "Where the old can be kept beside the new: the first of PATH.1, PATH.2, ... that is free."
-    names = (path.with_name(f'{path.name}.{i}') for i in itertools.count(1))
-    return next(free for free in names if not free.exists())
-
-
-# ------------------------------------------------------------------ what is ours, and what is not
-
-WRITTEN = '.written'
 
 
 def hash_of(path):
     with open(path, 'rb') as file:
         return hashlib.file_digest(file, 'sha256').hexdigest()
-
-
-def written_hash(path):
-    "The hash of what we last wrote there, or None."
-    notes = path.with_name(WRITTEN)
-    lines = notes.read_text(encoding='utf-8').splitlines() if notes.is_file() else []
-    last = dict(reversed(line.split('  ', 1)) for line in lines if '  ' in line)
-    return last.get(path.name)
-
-
-def is_as_we_left_it(path):
-    return path.is_file() and written_hash(path) == hash_of(path)
-
-
-def make_way(path):
-    "Before a file is written, whatever the command: what stands there and is not ours is kept."
-    if path.exists() and not path.is_file():
-        raise Refused(f'{path} is a folder, or no ordinary file, so nothing is written there')
-    if path.exists() and not is_as_we_left_it(path):
-        put_aside(path, 'because another file is written there now')
 
 
 def refuse_unwritable(path):
@@ -142,57 +108,28 @@ def refuse_unwritable(path):
         path.unlink()
 
 
-def put_aside(path, why):
-    say(f'{path} is kept as {path.rename(aside(path))}, {why}')
-
-
-def clear(path):
-    "What would be read with a new model: it leaves if it is ours, and is put aside if it is not."
-    if is_as_we_left_it(path):
-        path.unlink()
-    elif path.exists():
-        put_aside(path, 'because it would be taken for a part of the new model')
-
-
-def put(new, path):
-    "A file that is complete, into its place; and a line that says that it is ours."
-    make_way(path)
-    digest = hash_of(new)
-    if digest != written_hash(path):
-        with open(path.with_name(WRITTEN), 'a', encoding='utf-8') as notes:
-            notes.write(f'{digest}  {path.name}\n')
-    os.replace(new, path)
-
-
-def put_all(folder, target):
-    "All files of a folder; config.json comes last, because without it there is no checkpoint."
-    for path in sorted(Path(folder).iterdir(), key=lambda p: p.name == 'config.json'):
-        path.chmod(0o644)               # else only its owner could read the weights
-        put(path, Path(target) / path.name)
-
-
 # ---------------------------------------------------------------------------- whole or not at all
 
 @contextlib.contextmanager
-def fresh(path, known=False):
+def fresh(path):
     "An open file that becomes `path` when it has been written without an error."
-    with replacing(path, known) as new, open(new, 'wb') as file:
+    with replacing(path) as new, open(new, 'wb') as file:
         yield file
         file.flush()
         os.fsync(file.fileno())
 
 
 @contextlib.contextmanager
-def replacing(path, known=False):
+def replacing(path):
     "Where a new version of a file is written: it becomes `path` at the end, if all went well."
     path = Path(path)
-    refuse_if_lost(path)
+    if path.exists() and not path.is_file():
+        raise Refused(f'{path} is a folder, or no ordinary file, so nothing is written there')
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f'{path.name}.{os.getpid()}.nanodepth.tmp')    # each writer has its own
     try:
         yield new
-        refuse_if_lost(path)
-        (os.replace if known else put)(new, path)
+        os.replace(new, path)
     finally:
         new.unlink(missing_ok=True)
 
@@ -247,32 +184,24 @@ def remove_leftovers(folder):
             left.unlink(missing_ok=True)
 
 
-def refuse_if_lost(path):
-    """A folder that this process holds may have been removed or moved away, and another process be
-    at work under its name: nothing may be written there."""
-    for folder in (folder for folder in path.absolute().parents if folder in held):
-        lock = folder / 'lock'
-        if not lock.exists() or not os.path.samestat(os.fstat(held[folder].fileno()), lock.stat()):
-            raise Refused(f'{folder} was removed or moved while this command was at work in it, so '
-                          f'{path.name} is not written')
+def refuse_not_new(folder):
+    "A model's folder holds nothing else: it is not there, or empty but for a lock of ours."
+    folder = Path(folder)
+    for path in sorted(folder.iterdir()) if folder.exists() else []:
+        if path.name != 'lock' or path.stat().st_size:
+            raise Refused(f'{folder} holds {path.name} already, and a model is written into a new '
+                          'folder: choose another one, or remove it')
 
 
 @contextlib.contextmanager
-def new_model(folder, option='choose another folder'):
-    "Hold a folder to write a model into: none is there yet, ours or a Hugging Face checkpoint."
+def new_model(folder):
+    "Hold a new folder to write a model into. It has no lock in the end: nobody else writes there."
     folder = Path(folder)
-    if any((folder / name).exists() for name in ('config.json', 'ckpt.pt')):
-        raise Refused(f'{folder} holds a checkpoint already: {option}')
+    refuse_not_new(folder)
     with claim(folder):
         yield folder
-
-
-def without_lock(folder):
-    "A folder that goes out into the world is whole, and nobody writes into it any more."
-    lock = Path(folder) / 'lock'
-    with contextlib.suppress(OSError):          # Windows removes no open file
-        if not lock.stat().st_size:             # ours is empty
-            lock.unlink()
+        with contextlib.suppress(OSError):          # Windows removes no open file
+            (folder / 'lock').unlink()
 
 
 def on_hub(name):

@@ -12,6 +12,7 @@ Usage:
     model = load_model('out/run')
 """
 import dataclasses
+import itertools
 import math
 import os
 import re
@@ -22,14 +23,13 @@ from pathlib import Path
 import torch
 
 from nanodepth.common.errors import Refused, nearest, say
-from nanodepth.common.files import (aside, fresh, load_tensors, on_hub, put_aside, read_json,
-                                    reading, replacing)
+from nanodepth.common.files import fresh, load_tensors, on_hub, read_json, reading, replacing
 from nanodepth.common.options import only_fields
 from nanodepth.common.steps import steps_of
 from nanodepth.looping.layers import is_ours
 from nanodepth.model import LM, ModelConfig
 from nanodepth.report.tables import run_names
-from nanodepth.text.tokenizer import TOKENIZER_FILES, local_folder
+from nanodepth.text.tokenizer import local_folder
 
 FILE = 'ckpt.pt'
 
@@ -49,8 +49,7 @@ def family_of(path):
 
 def save(folder, **state):
     folder = Path(folder)
-    # from its end on, and not before, it is there; whoever writes it has read the older one
-    with fresh(folder / FILE, known=True) as file:
+    with fresh(folder / FILE) as file:
         try:
             torch.save(state, file)
         except RuntimeError as error:           # torch does not say what the disk said
@@ -66,9 +65,7 @@ def save(folder, **state):
 def keep(folder, step):
     "The checkpoint of this step under a name of its own, which no later one takes away."
     path = Path(folder) / f'ckpt-{step}.pt'
-    if path.exists():
-        put_aside(path, 'because the run has come to that step again')
-    with replacing(path, known=True) as new:
+    with replacing(path) as new:
         try:
             os.link(Path(folder) / FILE, new)       # save() writes a new file, and none into this
         except OSError:                             # no such links on this file system
@@ -109,22 +106,18 @@ def exists(folder):
     return (Path(folder) / FILE).exists()
 
 
-def move_aside(folder, resumes, say):
-    """A new run begins: what an older one has left in the folder is kept beside it, or it would be
-    taken for this one's."""
-    if resumes:
-        return
-    left = [folder / name for name in (FILE, 'log.jsonl', *TOKENIZER_FILES)]
-    left += [*kept_in(folder, r'stage_(\d+)'), *kept_in(folder, r'ckpt-(\d+)\.pt')]
-    if exists(folder):
-        moved = aside(folder)
-        shutil.copytree(folder, moved)
-        for path in filter(Path.exists, left):
-            (shutil.rmtree if path.is_dir() else os.remove)(path)
-        say(f'--resume=false: the run that was in {folder} is now in {moved}')
-    for path in left:
-        if path.is_dir() or path.exists() and path.stat().st_size:
-            put_aside(path, 'because it is of an older run')
+def is_run(folder):
+    "Has a run begun in this folder?"
+    return any((Path(folder) / name).exists() for name in (FILE, 'run.json', 'log.jsonl'))
+
+
+def move_aside(folder):
+    "A run's whole folder becomes FOLDER.1, or the next name that is free; an empty one is left."
+    names = (folder.with_name(f'{folder.name}.{i}') for i in itertools.count(1))
+    moved = folder.rename(next(free for free in names if not free.exists()))
+    folder.mkdir()
+    (moved / 'lock').rename(folder / 'lock')        # this process still holds it
+    say(f'--resume=false: the run that was in {folder} is now in {moved}')
 
 
 def file_of(folder):

@@ -24,14 +24,12 @@ from types import SimpleNamespace
 import torch
 
 from nanodepth.common.errors import Refused, refusing
-from nanodepth.common.files import (new_model, reading, replace, replacing, without_lock,
-                                    write_json)
+from nanodepth.common.files import new_model, reading, replace, replacing, write_json
 from nanodepth.grow import numbers, untie
 from nanodepth.looping.layers import is_ours
 from nanodepth.model import LM, ModelConfig, rope_tables
 from nanodepth.retrofit import core_of
-from nanodepth.text.tokenizer import (clear_words, get_tokenizer, local_folder, marks_of,
-                                      write_tokenizer)
+from nanodepth.text.tokenizer import get_tokenizer, local_folder, marks_of, write_tokenizer
 
 # -------------------------------------------------------------------------------------------- names
 
@@ -283,9 +281,7 @@ def write_checkpoint(model, folder, tensors, config_json, tokenizer, files=None,
     with new_model(folder) as folder:
         config_json |= dict(torch_dtype=str(dtype).removeprefix('torch.'), bos_token_id=None,
                             eos_token_id=None)
-        if tokenizer is None:
-            clear_words(folder)
-        else:
+        if tokenizer is not None:
             write_tokenizer(tokenizer, folder, model.config.context)
             begin, end = marks_of(folder, get_tokenizer(folder))
             config_json |= dict(bos_token_id=begin, eos_token_id=end)
@@ -297,4 +293,3 @@ def write_checkpoint(model, folder, tensors, config_json, tokenizer, files=None,
         for name, text in (files or {}).items():
             replace(folder / name, text.encode())
         write_json(folder / 'config.json', config_json)     # last: without it, it is no checkpoint
-        without_lock(folder)

@@ -42,7 +42,7 @@ class Log:
                         disable=silent or steps is None or self.plain, bar_format=BAR)
         if not silent:
             kept = [line for line in read_lines(path) if line['step'] <= keep_up_to]
-            replace(path, ''.join(json.dumps(line) + '\n' for line in kept).encode(), known=True)
+            replace(path, ''.join(json.dumps(line) + '\n' for line in kept).encode())
             self.file = open(path, 'a', encoding='utf-8')
 
     def write(self, **line):

@@ -27,7 +27,7 @@ from tqdm import tqdm
 
 from nanodepth import __version__
 from nanodepth.common.errors import Refused, say
-from nanodepth.common.files import find, on_hub, put_aside, refuse_unwritable
+from nanodepth.common.files import find, on_hub, refuse_unwritable
 from nanodepth.models.checkpoint import is_hugging_face, open_any
 from nanodepth.models.hf import answer_of
 from nanodepth.retrofit import core_of
@@ -343,7 +343,7 @@ def notes_beside(out):
     if path.exists() and path.stat().st_size:
         with path.open('rb') as file:       # a note begins with its mark
             if not re.match(rb'\s*{"mark": "', file.read(100)):
-                put_aside(path, 'because it holds no notes of ours')
+                raise Refused(f'{path} holds no notes of ours: choose another --out')
     return path
 
 

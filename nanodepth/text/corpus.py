@@ -204,7 +204,7 @@ def tokenise(folder, i, path, read, tokenizer, every):
     dtype = np.dtype(token_type(tokenizer.n_vocab))
     if not all(map(Path.exists, paths)):
         start = start_of_document(tokenizer)
-        with fresh(paths[0], known=True) as train, fresh(paths[1], known=True) as val:
+        with fresh(paths[0]) as train, fresh(paths[1]) as val:
             for text in filter(None, texts(path, read)):
                 # half a pair of surrogates is no character
                 text = text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')

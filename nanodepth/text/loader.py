@@ -32,8 +32,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from nanodepth import ROOT
 from nanodepth.common.errors import Refused
-from nanodepth.common.files import (claim, find, put_aside, read_json, reading, replace,
-                                    write_json)
+from nanodepth.common.files import claim, find, read_json, reading, replace, write_json
 from nanodepth.common.seeds import seed_for
 from nanodepth.report.tables import TAKEN
 
@@ -69,11 +68,9 @@ def write_dataset(folder, split, tokenizer, tokens, *, mask=None, marks=None, ki
     marks 1, 2, ..."""
     folder = Path(folder)
     path = folder / f'{split}.json'
-    origin = origin or {}
     if taken := TAKEN.intersection(kinds or ()):
         raise Refused(f'{path}: a kind of answer cannot be called {min(taken)!r}: tables and '
                       'pictures have a column of that name')
-    refuse_others(folder, origin.get('made_by'))
     from nanodepth.text.tokenizer import fingerprint, get_tokenizer, token_type
     encoding = get_tokenizer(tokenizer)
     n_vocab = encoding.n_vocab
@@ -85,7 +82,7 @@ def write_dataset(folder, split, tokenizer, tokens, *, mask=None, marks=None, ki
     shard = dict(file=f'{split}_000.bin', sha256=sums, tokens=len(tokens))
     description = dict(tokenizer=tokenizer, fingerprint=fingerprint(encoding), n_vocab=n_vocab,
                        dtype=dtype, tokens=len(tokens), kinds=kinds or [],
-                       shards=[shard], origin=origin)
+                       shards=[shard], origin=origin or {})
     with claim(folder):
         path.unlink(missing_ok=True)            # else it would vouch for half of the new files
         for ending, data in raw.items():
@@ -93,40 +90,36 @@ def write_dataset(folder, split, tokenizer, tokens, *, mask=None, marks=None, ki
         write_json(path, description)
 
 
-def begin_dataset(folder, maker):
-    """A dataset is made again: what says that the old one is whole goes first, for both splits. So
-    whoever is stopped between them leaves no validation rows of the old beside the new."""
+def begin_dataset(folder, plan):
+    """Before write_dataset: the dataset's own older one goes first, both splits of it. So whoever
+    is stopped between them leaves no validation rows of the old beside the new."""
     with claim(folder):
-        for path in filter(Path.exists, refuse_others(Path(folder), maker)):
-            if made_by(path):
-                for ending in ENDINGS:
-                    path.with_name(f'{path.stem}_000{ending}').unlink(missing_ok=True)
-                path.unlink()
-            else:
-                put_aside(path, 'because it describes no dataset of ours')
+        refuse_others(folder, plan)
+        for path in [*files_of(folder, 'train'), *files_of(folder, 'val')]:
+            path.unlink(missing_ok=True)
 
 
-def made_by(path):
-    "Which command has written what describes a split; None: none of ours."
-    try:
-        origin = read_json(path).get('origin') if path.exists() else None
-    except Refused:         # somebody's file of that name: it is put aside
-        return None
-    return origin.get('made_by') if isinstance(origin, dict) else None
+def files_of(folder, split):
+    "What write_dataset writes of a split; last its JSON, which says whose the others are."
+    names = [*(f'{split}_000{ending}' for ending in ENDINGS), f'{split}.json']
+    return [Path(folder) / name for name in names]
 
 
-def refuse_others(folder, maker):
-    "A folder that holds a run, or a dataset that another command made. What describes its splits."
-    if (folder / 'ckpt.pt').exists():
-        raise Refused(f'{folder} holds a run: choose another folder for a dataset')
-    if (folder / 'mixture.json').exists():      # which would be read instead
-        raise Refused(f'{folder} holds a mixture of datasets: choose another folder')
-    paths = [folder / f'{split}.json' for split in ('train', 'val')]
-    for path in paths:
-        before = made_by(path)
-        if maker and before and before != maker:
-            raise Refused(f'{folder} holds a dataset that {before} made: choose another folder')
-    return paths
+def refuse_others(folder, plan):
+    """A dataset's folder is new, or its own: the JSON of each split has the names and values of
+    `plan` in its `origin`, as the new one's will have."""
+    for name, what in (('ckpt.pt', 'a run'), ('mixture.json', 'a mixture of datasets')):
+        if (Path(folder) / name).exists():      # a mixture would be read instead
+            raise Refused(f'{folder} holds {what}: choose another folder for a dataset')
+    for files in (files_of(folder, 'train'), files_of(folder, 'val')):
+        there = [path.name for path in files if path.exists()]
+        is_own = not there
+        if files[-1].exists():
+            with reading(files[-1]):
+                is_own = plan.items() <= read_json(files[-1])['origin'].items()
+        if not is_own:
+            raise Refused(f'{folder} holds {there[-1]} of another dataset: choose another folder, '
+                          'or remove that dataset from it')
 
 
 # Bytes of a split up to which all of it is read for its checksums whenever it is opened. A larger

@@ -16,21 +16,18 @@ Usage:
 import hashlib
 import json
 import string
-import tempfile
 from pathlib import Path
 
 import numpy as np
 import tiktoken
 
 from nanodepth.common.errors import Refused, refusing
-from nanodepth.common.files import (clear, load_tensors, on_hub, put_all, read_json, read_run,
-                                    reading, replace)
+from nanodepth.common.files import (load_tensors, on_hub, read_json, read_run, reading,
+                                    replace)
 
 END_OF_TEXT = '<|endoftext|>'
 TOKENIZER_FILES = ('tokenizer_config.json', 'special_tokens_map.json', 'generation_config.json',
                    'chat_template.jinja', 'tokenizer.json')
-# what transformers would read beside them
-OTHER_WORDS = 'chat_template.json', 'additional_chat_templates', 'added_tokens.json'
 LICENCES = 'LICENSE*', 'LICENCE*', 'NOTICE*'
 ODD = """Text -> tokens: bytes, words (12 of 345), [lists] and `code` that don't
 	if x == 3141.59:\r\n    return 'ä東🙂'  # don't  """
@@ -243,28 +240,16 @@ def readable(tokenizer, tokens):
 
 
 def copy_tokenizer(name, folder):
-    """The files of a tokenizer that has files, into another folder; returns whether it has. Others
-    do not stay there, such as those of a model that was not written to its end."""
+    "The files of a tokenizer that has files, into another folder; returns whether it has."
     file, folder = tokenizer_file(name), Path(folder)
     if file and file.parent.resolve() == folder.resolve():
         return True
-    files = {}
     for other in TOKENIZER_FILES if file else ():
         # a tokenizer.json may have had another name
         source = file if other == 'tokenizer.json' else file.parent / other
         if source.exists():
-            files[other] = source.read_bytes()
-    clear_words(folder, files)
-    for other, raw in files.items():
-        replace(folder / other, raw)
+            replace(folder / other, source.read_bytes())
     return file is not None
-
-
-def clear_words(folder, but=()):
-    "Where a model is written, no tokenizer and no chat template of another one may stay."
-    for name in (*TOKENIZER_FILES, *OTHER_WORDS):
-        if name not in but:
-            clear(Path(folder) / name)
 
 
 def keep_tokenizer(source, folder):
@@ -292,6 +277,4 @@ def write_tokenizer(name, folder, context):
     tokenizer = PreTrainedTokenizerFast(**made, bos_token=end, eos_token=end,
                                         model_max_length=context,
                                         clean_up_tokenization_spaces=False)
-    with tempfile.TemporaryDirectory(dir=folder, prefix='unfinished') as new:
-        tokenizer.save_pretrained(new)
-        put_all(new, folder)
+    tokenizer.save_pretrained(folder)

@@ -4,11 +4,15 @@ does not fit.
 Usage:
     refuse.what_excludes(config, parent=None)   # raises Refused, or returns
 """
+from pathlib import Path
+
 import torch
 
 from nanodepth.common.errors import Refused, refusing
+from nanodepth.common.files import read_run
 from nanodepth.common.options import only_fields
-from nanodepth.text.tokenizer import refuse_another_tokenizer
+from nanodepth.models import checkpoint
+from nanodepth.text.tokenizer import TOKENIZER_FILES, refuse_another_tokenizer
 from nanodepth.training.plan import MODEL_SETTINGS, settings_of
 
 
@@ -47,6 +51,27 @@ MAY_DIFFER_AHEAD = {
     'curriculum', 'curriculum_shape', 'backprop_curriculum'}
 
 
+MOVE = 'choose another --out_dir, or move that run out of the way by --resume=false'
+
+
+def taken_folder(c):
+    """A run's folder is new, or its own: one of the same settings that was stopped before its first
+    checkpoint. (What resumes is looked at by another_run, and what --resume=false moves is not in
+    the way.)"""
+    out, is_run = Path(c.out_dir), checkpoint.is_run(c.out_dir)
+    if checkpoint.exists(out) if c.resume else is_run:
+        return
+    names = ['config.json', 'run.json', 'log.jsonl', *TOKENIZER_FILES]
+    there = [path.name for path in [*map(out.joinpath, names), *out.glob('ckpt-[0-9]*.pt')]
+             if path.exists()]
+    old = read_run(out).get('config', {})
+    is_own = old and all(name in MAY_DIFFER or callable(value) or old.get(name) == value
+                         for name, value in vars(c).items())
+    if there and not is_own:
+        raise Refused(f'{out} holds a {there[0]} that is not of a run with these settings: '
+                      + (MOVE if is_run else 'choose another --out_dir'))
+
+
 def another_run(plan, saved, data):
     """A resume under settings that would have made another run until here. What a parent decides
     may differ."""
@@ -67,27 +92,26 @@ def another_run(plan, saved, data):
         raise Refused(f'{c.out_dir} has taken {step} steps, more than steps={c.steps}: choose '
                       'another --out_dir')
     taken = range(max(1, step))     # what it began with counts as taken too
-    move = 'choose another --out_dir, or move that run out of the way by --resume=false'
     free = MAY_DIFFER | (MODEL_SETTINGS if c.init_from else set())
     if all(plan.at(step) == old_plan.at(step) for step in taken):
         free |= MAY_DIFFER_AHEAD
     for name, value in settings_of(plan).items():
         if value != getattr(old, name) and name not in free:
             raise Refused(f'{c.out_dir} holds a run with {name}={getattr(old, name)!r}, but '
-                          f'this config has {value!r}: {move}')
+                          f'this config has {value!r}: {MOVE}')
     for name in {'data', 'val', *(plan.at(step).data for step in taken)}:
         if saved.get(name) != data[name].checksums():
             raise Refused(f'the data has changed since the run in {c.out_dir} began (other '
-                          f'checksums): {move}')
+                          f'checksums): {MOVE}')
         was = saved['forms'].get(name)                  # of 'val', which is of the data: None
         if was and was != data[name].forms():
             raise Refused(f'the data is read in another way than when the run in {c.out_dir} '
                           f'began: dtype and kinds were {was}, not {data[name].forms()}: '
-                          f'{move}')
+                          f'{MOVE}')
         was = saved['shares'].get(name)
         if was and was != data[name].shares():
             raise Refused(f'the shares of the data have changed since the run in {c.out_dir} '
-                          f'began, from {was} to {data[name].shares()}: {move}')
+                          f'began, from {was} to {data[name].shares()}: {MOVE}')
 
 
 def unfit_parent(c, model, data):

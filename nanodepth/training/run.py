@@ -8,21 +8,22 @@ from pathlib import Path
 
 import torch
 
-from nanodepth.common.errors import Refused
-from nanodepth.common.files import claim, new_model, write_json
+from nanodepth.common.errors import Refused, say
+from nanodepth.common.files import claim, write_json
 from nanodepth.models import checkpoint
 from nanodepth.report.logs import Log, read_log
 from nanodepth.text.loader import Loader, make_toy_data, refuse_mixed
 from nanodepth.text.tokenizer import (behind, copy_tokenizer, fingerprint, get_tokenizer,
                                       refuse_changed_tokenizer)
+from nanodepth.training import refuse
 
 
 @contextlib.contextmanager
-def locked(out, world):
+def locked(c, world):
     "In here nobody else writes into out_dir. Rank 0 holds it; if it cannot, all refuse."
     def hold():
-        held.enter_context(claim(out) if checkpoint.exists(out)
-                           else new_model(out, 'choose another --out_dir'))
+        refuse.taken_folder(c)
+        held.enter_context(claim(c.out_dir))
     with contextlib.ExitStack() as held:
         world.first_does(hold)
         yield
@@ -50,8 +51,12 @@ def open_data(c, world):
 
 def check_before(c, dataset):
     "What must be so before anything of an older run is moved."
-    if c.resume and checkpoint.exists(c.out_dir) and reads(c.out_dir, dataset):
-        return
+    if c.resume and (Path(c.out_dir) / 'tokenizer.json').exists():
+        if not reads(c.out_dir, dataset):
+            raise Refused(f'{c.out_dir} holds another tokenizer than that of {dataset.folder}: '
+                          f'{refuse.MOVE}')
+        if checkpoint.exists(c.out_dir):
+            return
     try:
         tokenizer = get_tokenizer(dataset.tokenizer)
     except Refused:         # there may be no network now: take_tokenizer says so
@@ -82,14 +87,13 @@ def marks_of(data, val):
 
 
 def open_log(c, settings, world, loader, model, step, resumes):
-    """Move what must not stay in out_dir aside, write run.json, print a few words, open the
-    log."""
+    "Move an older run aside, if that is asked for, write run.json, say a few words, open the log."
     world.wait()        # now that no process can refuse any more
     if world.first:
-        tokenizer = take_tokenizer(loader.sets[0], c.out_dir, resumes, world.say)
+        tokenizer = take_tokenizer(loader.sets[0], c, resumes)
         write_json(Path(c.out_dir) / 'run.json', dict(
             tokenizer=tokenizer, fingerprint=loader.sets[0].fingerprint, config=settings,
-            torch=torch.__version__, data=[each.origin for each in loader.sets]), known=resumes)
+            torch=torch.__version__, data=[each.origin for each in loader.sets]))
         kept = Path(c.out_dir) / f'ckpt-{step}.pt'      # it may have been killed before it kept
         if step and c.keep_every and step % c.keep_every == 0 and not kept.exists():
             checkpoint.keep(c.out_dir, step)
@@ -106,10 +110,10 @@ def open_log(c, settings, world, loader, model, step, resumes):
                online=settings if c.wandb else None)
 
 
-def take_tokenizer(dataset, out, resumes, say):
-    """Move what an older run has left in out aside, and put the tokenizer's files there. Returns
-    the name by which run.json calls it, which is not that of the folder itself."""
-    name = dataset.tokenizer
+def take_tokenizer(dataset, c, resumes):
+    """Move an older run in out_dir aside, and put the tokenizer's files there. Returns the name by
+    which run.json calls it, which is not that of the folder itself."""
+    name, out = dataset.tokenizer, Path(c.out_dir)
     if resumes and reads(out, dataset):
         return name
     with tempfile.TemporaryDirectory() as kept:     # it may be that of the older run in out
@@ -119,7 +123,8 @@ def take_tokenizer(dataset, out, resumes, say):
         except Refused as error:                    # there may be no network now
             say(f'the tokenizer is not at hand: {error}')
             has_files = False
-        checkpoint.move_aside(Path(out), resumes, say)
+        if not c.resume and checkpoint.is_run(out):
+            checkpoint.move_aside(out)
         if has_files:
             copy_tokenizer(kept, out)
     return name
