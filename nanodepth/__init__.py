@@ -1,8 +1,7 @@
-"""The package: `from nanodepth import looped`, and every file of ours as nanodepth.NAME.
-
-In a clone the seven ideas, config/ and data/ stand beside this folder, in an installed copy inside
-it. Both are found under the same names, such as nanodepth.model, so no file of ours can hide one of
-yours, nor be hidden by it.
+"""The package: every file is imported as nanodepth.NAME, so none of ours can hide one of yours.
+In a clone the seven ideas, config/ and data/ stand beside this folder, and in an installed copy
+they stand inside it. Both are found under the same names.
+Usage: from nanodepth import looped
 """
 import importlib
 import sys

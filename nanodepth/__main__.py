@@ -1,14 +1,7 @@
-"""The entry point: every command by name; the one place that turns a user's error into a line.
-
-The idea: a command is a `main(argv)`, train.py's or one in commands/ or extras/. What it cannot do
-it refuses by raising Refused; here that becomes a line and exit status 2. Any other exception
-keeps its traceback.
-
-Usage:
-    nanodepth                           # lists the commands
-    nanodepth sample out/lidas          # one of them; --help says more
-    python -m nanodepth sample out/lidas        # the same, in a clone without an install too
-    python probe.py out/lidas           # an idea is a script, here of nanodepth probe
+"""The entry point: it finds a command by its name, and turns a user's mistake into one line.
+In a clone without an install, write `python -m nanodepth` instead of `nanodepth`.
+    nanodepth                       # lists the commands
+    nanodepth sample out/lidas      # runs one of them (with --help it says more)
 """
 import importlib
 import os

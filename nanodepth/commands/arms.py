@@ -1,18 +1,7 @@
-"""What a comparison compares: arms, each a command line of train.py, and what they cost.
-
-The idea: an arm has a name and a line. The line begins with a config, or with the name of another
-arm: then it is a variant of that arm, and trains at the rate that was best for it. In a line
-
-    {name}          is the folder of another arm's model, of the same seed ({seed} is the seed)
-    --flops=name    stands for as many steps as the FLOPs of that arm pay for
-
-A line may also begin with another command, such as `cut {baseline} 2-2-2`. It makes a model that
-other arms begin from, and that is not asked anything.
-
-Usage:
-    arms = Arms({'baseline': 'config/baseline.py', 'lidas': 'config/lidas.py',
-                 'less': 'baseline --flops=lidas'}, Path('out/mine'))
-    arms.argv('less', seed=0)       # ['config/baseline.py', ..., '--steps=482', ...]
+"""The arms of a comparison. An arm is a named line: a config or another arm's name, with settings.
+In a line, {name} is the folder of another arm's model, and --flops=name stands for as many steps as
+that arm's FLOPs pay for. A line may also begin with a command, such as `cut {baseline} 2-2-2`.
+Usage: Arms({'baseline': 'config/baseline.py'}, Path('out/mine')).argv('baseline', seed=0)
 """
 import dataclasses
 import math

@@ -1,23 +1,7 @@
-"""Is your idea better than the ordinary model, at equal tokens and at equal FLOPs, over seeds?
-
-The idea: an arm is a command line of train.py (commands/arms.py). Each arm is trained with each
-seed, and beside it the first arm with as many FLOPs. All models are asked the same, and each answer
-is a row of a CSV file as soon as it is known. Differences are taken seed by seed, and a table says
-which of them so many seeds resolve. With --rates every arm tries the same factors of its own rate
-with seed 0, and goes on with the best one. The same command goes on where it was stopped, and two
-calls may share a folder.
-
-A comparison may also be a file, Python as every config, which gives `arms` and any option:
-
-    arms = dict(plain='config/baseline.py', grown='config/lidas.py', less='plain --flops=grown')
-    ways = dict(grown=['--window=mid4 --method=rk --K=3,4'])        # asked in these ways, too
-    def metric(model, loader): return dict(score=...)               # and this, as in a config
-
-Usage:
-    nanodepth compare config/baseline.py config/own_growth.py --seeds=3
-    nanodepth compare config/baseline.py "config/baseline.py --lr=2e-3" --tasks=toy_assign/0-4
-    nanodepth compare config/baseline.py config/lidas.py --rates=0.5,1,2 --minutes=60
-    nanodepth compare config/compare_toy.py --seeds=4-7         # and in another terminal 0-3
+"""Train each arm (a config or a line of train.py) with each seed, and say which differences so many
+seeds resolve, at equal tokens and at equal FLOPs. If it is stopped, the same command goes on.
+    nanodepth compare config/baseline.py config/own_growth.py --seeds=3 --tasks=toy_assign/0-3
+    nanodepth compare config/compare_toy.py         # a file that gives `arms`: see docs/EXTEND.md
 """
 import contextlib
 import hashlib
@@ -73,7 +57,8 @@ class Options(Ways, Asked):
     against: dict[str, str] = field(default_factory=dict)   # {name: another arm than the first}
     metric: Callable | None = None      # (model, loader) gives {name: number} more of each model
     partners: bool = True       # for each arm the first one with its FLOPs
-    seeds: str = '3'            # how many, or which, such as 4-7
+    # how many, or which, such as 4-7 (another call may train other seeds in the same folder)
+    seeds: str = '3'
     rates: tuple[float, ...] = (1.0,)       # factors of each arm's own rate, tried with seed 0
     minutes: float | None = None        # no run begins that would end later
     threads: int | None = None  # of each process; None: as torch has it

@@ -1,14 +1,6 @@
-"""What a run will cost, before it starts: stages, parameters, FLOPs, and hours of a GPU.
-
-The idea: everything a run does follows from its settings, so its cost can be added up without
-running it. FLOPs are the ledger's, stage by stage. What it takes of memory its first step shows:
---grad_accum divides what a step keeps for its backward.
-
-Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", Table 7: the totals of
-config/smollm_*.py come out to the last digit.
-
-Usage:
-    python train.py config/smollm_360m_lidas.py --dry_run
+"""What a run will cost before it starts: its stages, parameters, FLOPs, and hours of a GPU.
+Everything that a run does follows from its settings, so its cost is added up without running it.
+Usage: python train.py config/smollm_360m_lidas.py --dry_run
 """
 import collections
 import dataclasses
@@ -80,7 +72,8 @@ def stretches(config):
 
 
 def planned(config):
-    "The training FLOPs of a whole run."
+    """The training FLOPs of a whole run. Those of config/smollm_*.py are the totals of Table 7 of
+    "Do Depth-Grown Models Overcome the Curse of Depth?", to the last digit."""
     return sum(flops for *_, flops in stretches(config)) * config.batch_size * config.context
 
 

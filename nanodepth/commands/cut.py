@@ -1,9 +1,7 @@
-"""Make another model of a trained one: a recurrent one of some of its layers, as prelude, core and
-coda; or of a looped one an ordinary one, whose layers have weights of their own.
-
-Usage:
-    nanodepth cut out/baseline 2-4-2                    # out/baseline_2-4-2
-    nanodepth cut out/loop_2x4 --untie          # out/loop_2x4_untied, to train on from there
+"""Make another model of a trained one. An ordinary model's layers become the prelude, core and coda
+of a recurrent one. A looped model becomes an ordinary one, whose layers have their own weights.
+    nanodepth cut out/baseline 2-4-2            # writes out/baseline_2-4-2
+    nanodepth cut out/loop_2x4 --untie          # writes out/loop_2x4_untied, to train on from there
 """
 import math
 from dataclasses import dataclass

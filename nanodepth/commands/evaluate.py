@@ -1,20 +1,7 @@
-"""How good are these models, run in these ways? A table, its numbers as CSV, and a picture.
-
-The idea: a row is a model in a way of running, a column is a measure. The first row of each model
-is the model as it is. The others show how they differ from it, on the same questions. After a
-change stands its error, with each question against itself, and p: the probability of so uneven a
-split if up were as likely as down. Runs called NAME-SEED that were trained with that seed are
-averaged, and then the errors are those over seeds.
-
-Papers: "Training-Free Looped Transformers", section 3, "From Growing to Looping",
-section 3, "Retrofitted Recurrence", section 4 (--r). The papers print no errors of differences;
-some of their gains of one or two points would lie within them.
-
-Usage:
-    nanodepth evaluate out/lidas out/baseline --tasks=toy_assign/0-4
-    nanodepth evaluate out/lidas --window=mid4 --K=2,3,6 --x=K --out=out/steps.png
-    nanodepth evaluate out/retrofit --r=1,2,4,8 --x=r --out=out/r.png
-    nanodepth evaluate out/smollm2 --tasks=questions_piqa --loop=8-4x2-18
+"""Score models as they are and in other ways of running: a table, a CSV file and a picture. Each
+way is compared with the model as it is, question by question. Beside a change stand its error and
+p, which is the probability of so uneven a split of the questions if up were as likely as down.
+    nanodepth evaluate out/lidas out/baseline --tasks=toy_assign/0-4 --window=mid4 --K=2,3
 """
 import math
 from dataclasses import dataclass

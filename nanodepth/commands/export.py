@@ -1,10 +1,7 @@
-"""Write a checkpoint as a Hugging Face folder, as it is or in another order. With one folder, print
-what it is.
-
-Usage:
-    nanodepth export out/lidas                # says what is in it
-    nanodepth export out/lidas out/lidas_hf   # for transformers
-    nanodepth export out/smollm2 out/deeper --loop=8-4x2-18   # layers 8 to 11 twice
+"""Write a checkpoint as a Hugging Face folder, as it is or with its layers in another order.
+Without a second folder, the command prints what the checkpoint is.
+    nanodepth export out/lidas out/lidas_hf                     # for transformers
+    nanodepth export out/smollm2 out/deeper --loop=8-4x2-18     # layers 8 to 11 run twice
 """
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,10 +1,7 @@
-"""The curves of runs, side by side, and their numbers.
-
-Usage:
-    nanodepth plot out/baseline                     # out/baseline/loss.png, .csv
-    nanodepth plot out/baseline out/lidas           # both: out/baseline/compare.png, .csv
-    nanodepth plot out/toys/* --out=out/toys.png    # NAME-0, NAME-1: seeds, averaged
-    nanodepth plot out/toys/* "--show=loss,depth 3"
+"""Draw the curves of runs side by side, and write their numbers as CSV. Runs that are called
+NAME-0, NAME-1 and so on, by the seeds they were trained with, are averaged.
+    nanodepth plot out/baseline out/lidas           # writes out/baseline/compare.png and .csv
+    nanodepth plot out/toys/* "--show=loss,depth 3" --out=out/toys.png
 """
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,18 +1,7 @@
-"""One page for several models: every probe of probe.py and lens.py as a picture, side by side on
-one scale, with a sentence on how to read it.
-
-The idea: a probe is a function of a model that returns rows of numbers; a row of PROBES says how
-they are drawn and read.
-
-Papers: the figures of "Do Depth-Grown Models Overcome the Curse of Depth?" (1 to 7, 9 to 13) and
-"From Growing to Looping" (2 to 4, 7 to 10).
-Here: where the papers use GSM8K, MATH, MQuAKE and LAMBADA, the examples are the data at hand
-(data/text/prepare.py makes a dataset of any text), and what is scored is the loss and the
-primitives. Models are ours, and what becomes ours: Llama, SmolLM, TinyLlama, Qwen 2 and 3.
-
-Usage:
-    python probe.py out/baseline out/lidas                          # out/probe/index.html
-    python probe.py out/toys/* --only=depth_score,heatmap       # the seeds of a run are averaged
+"""One page for several models: every probe as a picture, with the models side by side on one scale
+and a sentence on how to read it. A probe is a function from a model to rows of numbers (probe.py,
+scoring/lens.py), and a row of PROBES says how they are drawn.
+    nanodepth probe out/baseline out/lidas          # writes out/probe/index.html
 """
 import contextlib
 import functools
@@ -263,6 +252,9 @@ class Probe(NamedTuple):
 
 EFFECTS = 'erased', 'observed', 'change', 'setting'
 COSINES = 'layer', 'other', 'cosine', None
+# They are the figures of "Do Depth-Grown Models Overcome the Curse of Depth?" (1 to 7, 9 to 13) and
+# of "From Growing to Looping" (2 to 4, 7 to 10). The papers measure them on GSM8K, MATH, MQuAKE and
+# LAMBADA, and here it is done on the data at hand.
 PROBES = dict(
     depth_score=Probe(depth_score, 'depth', only=('change',)),
     heatmap=Probe(functools.partial(heatmap, part='layer'), maps=EFFECTS),

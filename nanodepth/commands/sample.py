@@ -1,9 +1,6 @@
-"""Generate text from any checkpoint.
-
-Usage:
-    nanodepth sample out/baseline  # continues prompts that suit the toy
+"""Generate text from any checkpoint. Without a prompt, it continues prompts that suit the toy.
     nanodepth sample out/baseline --prompt='w7j6z1q3bwdzejhq?b' --temperature=0 --tokens=1
-    nanodepth sample out/baseline --loop=3-2x2-3  # with its middle layers run twice
+    nanodepth sample out/baseline --loop=3-2x2-3    # with its middle layers run twice
 """
 from dataclasses import dataclass
 from typing import Literal

@@ -1,24 +1,7 @@
-"""Which of many ways of running a model is best, and is it more than luck?
-
-The idea: of a hundred ways some are better than none by chance. So all are *screened* by every
-other question, document or row of what they were asked, and the best are *judged* by the others,
-which had no say. Beside the best gain stands what the best of
-as many tries finds where there is nothing to find: the same answers with plain and changed
-exchanged at random, question by question. Of the wrapper the paper's recipe is judged, too.
-
-The ways are those that the options name (`--window=all4`: each window of four layers), or with
---blocks every block of the model, run several times. What was measured is on disk and is not
-measured again.
-
-Paper: "Training-Free Looped Transformers", section 3 and appendices M (which windows help), E
-(methods), G.5 and J.1 (windows that win the screen and lose on held-out data), P (the search);
-"From Growing to Looping", section 4 (blocks). Here: the best are chosen by tasks where there are
-any, because the authors found that held-out loss and accuracy go against each other.
-
-Usage:
-    nanodepth sweep out/baseline --window=all2,all4 --method=naive,rk --K=2,3
-    nanodepth sweep out/lidas out/baseline --blocks=1,2,4 --times=2
-    nanodepth sweep out/smollm2 --K=2,3 --tasks=questions_piqa --limit=200
+"""Which of many ways of running a model is best, and is it more than luck? Of a hundred ways some
+are better by chance. So all of them are screened by one half of the questions, and the best are
+judged by the other half. With --blocks, the ways are every block of the model, run several times.
+    nanodepth sweep out/baseline --window=all4 --K=2,3      # every window of four layers
 """
 import math
 import re
@@ -101,7 +84,8 @@ def gains_of(measure, plain, score):
 
 def ranked_by(subject, rows):
     """What the ways are ranked by: a share of right answers for each task (of a benchmark its
-    first), without tasks the loss."""
+    first), without tasks the loss. Tasks go first, because the authors found that held-out loss and
+    accuracy go against each other."""
     of_data = ['loss', *(subject.val.kinds if subject.val else ())]
     first = {}
     for row in rows:
@@ -131,7 +115,9 @@ def half(scores, part):
 
 
 def search(name, path, options, notes):
-    "Screen all ways, judge the best and the recipe, print both: the rows of what was measured."
+    """Screen all ways, judge the best and the recipe, print both: the rows of what was measured.
+    The search is that of "Training-Free Looped Transformers", appendix P. Its appendices G.5 and
+    J.1 have windows that win the screen and lose on held-out data."""
     subject = Subject(path, options)
     ways = {str(way): way for way in ways_of(options, subject.model)}
     recipe = Way(window='{}-{}'.format(*pick_window(None, depth_in(subject.model))), method='rk',

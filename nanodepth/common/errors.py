@@ -1,12 +1,7 @@
-"""A user's mistake as one line: the one exception, and the nearest valid name.
-
-The idea: code that cannot do what was asked raises Refused, with what was given and is allowed. One
-place, `refusals`, turns that into a line and exit status 2; nanodepth runs each command in it.
-Any other exception keeps its traceback.
-
-Usage:
-    raise Refused(f'block={block} must be at least 1')
-    check_choice('grow', 'lida', ('midas', 'lidas'))        # Refused: ... did you mean 'lidas'?
+"""A user's mistake as one line. Code that cannot do what was asked raises Refused, which says what
+was given and what is allowed. `refusals` turns that into a line and exit status 2, and nanodepth
+runs each command in it. Any other exception keeps its traceback.
+Usage: raise Refused(f'block={block} must be at least 1')
 """
 import contextlib
 import difflib

@@ -1,14 +1,6 @@
-"""Files that others read: written whole or not at all, and locked by one process at a time; and
-files of others, which may be damaged.
-
-The idea: a file is written beside the old one, forced to the disk, and then takes its name. A
-model's folder is new: what lies in a folder is never mixed with a model that is written later.
-
-Usage:
-    replace(path, raw)                      # bytes; no reader sees half of them
-    about = read_json('out/lidas/run.json')
-    with claim('out/lidas'): ...            # nobody else writes into this folder
-    with reading(path): ...                 # what goes wrong in here is the file's fault: one line
+"""Files that others read, and files of others, which may be damaged. A file is written beside the
+old one, forced to the disk, and then takes its name, so that no reader sees half of it.
+Usage: replace(path, raw)
 """
 import contextlib
 import errno

@@ -1,16 +1,7 @@
-"""The loss, in pieces where the vocabulary is large.
-
-The idea: the logits of a large vocabulary are the largest tensor of a step, and the loss needs only
-one number of each row. Computed in pieces, they never exist all at once: at 30M parameters and
-49,152 words a step takes two thirds of the time and three fifths of the memory.
-
-Paper: none. On a CPU torch's linear_cross_entropy does the work (2.12 and later; before that, all
-logits at once). On a GPU a piece's logits are kept in bfloat16 where there is room for all of them,
-and otherwise made once more in the backward pass.
-
-Usage:
-    loss = mean_loss(x, head.weight, targets)       # the mean cross-entropy of x @ weight.T
-    losses, likeliest = each_loss(x, head.weight, targets)      # of each token, to measure with
+"""The loss, in pieces where the vocabulary is large. The logits of a large vocabulary are the
+largest tensor of a step, but the loss needs only one number of each row. Computed in pieces, they
+never exist all at once, which saves time and memory.
+Usage: loss = mean_loss(x, head.weight, targets)    # the mean cross-entropy of x @ weight.T
 """
 import functools
 
@@ -77,7 +68,7 @@ def mean_loss(x, weight, targets, ignore_index=-1):
     x = x.flatten(0, -2)                # (B*T, C)
     targets = targets.flatten()         # (B*T,)
     options = dict(ignore_index=ignore_index, reduction='sum')
-    can = x.is_cuda or hasattr(nn, 'LinearCrossEntropyOptions')
+    can = x.is_cuda or hasattr(nn, 'LinearCrossEntropyOptions')     # on a CPU from torch 2.12 on
     if len(weight) < LARGE_VOCABULARY or not can:
         loss = F.cross_entropy(F.linear(x, weight).float(), targets, **options)
     elif x.is_cuda:

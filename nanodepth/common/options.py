@@ -1,20 +1,7 @@
-"""Every command line and every config of this repo: the fields of a dataclass.
-
-The idea: a dataclass gives each option a name, a type and a default, with a comment beside it. The
-command line sets them by --name=value. Words without dashes go to the fields that `WORDS` names; a
-dataclass without WORDS takes config files instead, which are Python that assigns the same names.
---help prints the dataclass as it stands in its file. A wrong name, type or size is refused in a
-line.
-
-Usage:
-    @dataclass
-    class Options:
-        WORDS = ['runs']
-        runs: list[str]                         # folders that train.py wrote
-        tokens: int = 64                        # how many to add
-        r: tuple[int, ...] = (1, 2, 4)          # --r=1,2,4
-        untie: bool = False                     # --untie, or --untie=true
-    options = read(Options, ['out/lidas', '--tokens=8'], __doc__)
+"""Every command line and every config of this repo is a dataclass, whose fields are the options.
+Words without dashes go to the fields that WORDS names. Without WORDS they are config files, which
+are Python that assigns the same names. --help prints the dataclass as it stands in its file.
+Usage: options = read(Options, ['out/lidas', '--tokens=8'], __doc__)
 """
 import ast
 import contextlib

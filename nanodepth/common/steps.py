@@ -1,11 +1,7 @@
 """Behind a model's order: the check of such a list, the steps in it, and a core's settings.
-
-The idea: model.py says what a step is. What nobody needs who reads that page for the first time
-stands here, and takes an order, or the model whose order it is, as it comes.
-
-Usage:
-    order = check_order([0, 1, 2, 1, 2], n_layer=3)
-    steps_of([0, Core([1], r=4), 2])        # [Core([1], r=4)]
+A first reading of model.py needs none of this. A function takes an order, or the model whose order
+it is.
+Usage: order = check_order([0, 1, 2, 1, 2], n_layer=3)
 """
 from nanodepth.common.errors import Refused
 

@@ -1,12 +1,7 @@
-"""Verdicts on the papers' claims: from rows of seeds to a sentence, by rules set before the runs.
-
-The idea: a claim is a contrast (report/contrasts.py), one number of one run minus the same of
-another, with a direction. Its verdict is *holds* or *does not hold* where the difference is
-significant after Holm's correction for all primary claims of its section, *no difference* where the
-90% interval lies within a margin that would not matter, else *not resolved*.
-
-Usage:
-    verdicts([contrast, other], margins=[0.02, 5], directions=[-1, 1])
+"""Verdicts on the papers' claims, by rules that were set before the runs. A claim is a contrast
+(report/contrasts.py) with a direction. It *holds* or *does not hold* where the difference is
+significant after Holm's correction, and else there is *no difference* or it is *not resolved*.
+Usage: verdicts([contrast, other], margins=[0.02, 5], directions=[-1, 1])
 """
 from nanodepth.report.contrasts import ALPHA, unresolved
 

@@ -1,17 +1,6 @@
-"""A page on which a reader moves the depth of models, and sees at once what that does.
-
-The idea: an order is a list, so it can be taken into the hands: layers are moved, repeated and left
-out, a window is looped, a core runs more often; beside it stands what the model says. The page is
-one file that holds the models and needs neither Python nor a server: toys and what they answer, or
-one published model that reads whatever is typed. Their weights are rounded in blocks of 32, as
-GGUF files have them (`round_weights` gives just those models): a checkpoint that came from 4-bit
-blocks gets its own back. extras/play.js computes their forward pass and cuts text into tokens.
-
-Usage:
-    nanodepth play out/lidas                      # out/play_lidas.html, and a browser opens it
-    python train.py config/lidas.py --keep_stages=true      # with the models of 2, 4 and 6 layers
-    nanodepth play out/lidas out/retrofit --out=docs/demo.html --open=false
-    nanodepth play out/smollm2 --out=out/play_smollm2.html  # a Hugging Face checkpoint: 124 MB
+"""A page on which a reader moves the layers of models, and sees at once what they answer. It is one
+file that needs neither Python nor a server, because extras/play.js computes the forward pass.
+    nanodepth play out/lidas                # writes out/play_lidas.html, and a browser opens it
     nanodepth play out/smollm2 --scan='The capital of France is'    # out/scan_smollm2.png
 """
 import base64
@@ -409,7 +398,9 @@ def inside(kind, name, text):
 @dataclass
 class Options:
     WORDS = ['runs']
-    runs: list[str]                 # folders that train.py wrote, or one Hugging Face checkpoint
+    # folders that train.py wrote (with --keep_stages=true, their smaller models are on the page
+    # too), or one Hugging Face checkpoint
+    runs: list[str]
     task: str = 'toy_assign/3'      # the questions to begin with, with their depth
     out: Path | None = None         # None: out/play_NAME.html; of a scan out/scan_NAME.png
     open: bool = True               # whether to open a browser

@@ -1,14 +1,7 @@
-"""The tables of README.md and of the pages in docs/, made anew from the rows of seeds.
-
-The idea: docs/results/*.csv hold what was measured, a row a seed; docs/results/claims.toml says
-which contrasts were named before the runs. This command judges them (extras/claims.py) and writes
-what stands between `<!-- table NAME -->` and `<!-- end -->`: a table of a section's claims, or one
-of words in which each {...} becomes a number. The text around it is written by hand. It also counts
-the lines of the seven files, where a table links one.
-
-Usage:
-    nanodepth results             # seconds
-    nanodepth results --check     # exit 2 if a table says anything else
+"""Make the tables of README.md and of the pages in docs/ anew, from the rows of seeds in
+docs/results/. Its claims.toml says which contrasts were named before the runs, and claims.py judges
+them. The text around `<!-- table NAME -->` and `<!-- end -->` is written by hand.
+    nanodepth results --check       # takes seconds, and exits with 2 if a table says anything else
 """
 import difflib
 import re
