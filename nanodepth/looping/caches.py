@@ -1,26 +1,7 @@
-"""What a looped layer leaves in the KV cache, and what its evaluations see of it.
-
-The idea: a later token looks back at keys and values, of which a looped layer has made one version
-for each evaluation (K, for most methods); the cache has room for one.
-- 'first' keeps the unlooped model's: those of evaluation 1, or, with mode='layer', of one more pass
-from where the window began. 'natural' keeps those of each layer's evaluation 1, on its real input:
-the same with mode='block'. 'last_eval' keeps those of the last; 'last' runs the window once more on
-the result and keeps that; 'none' shows the window no past at all.
-- With all of these a text is continued in another way than it is read: while a prompt is read,
-evaluation k of a token sees evaluation k of the tokens before it; later, the one version kept.
-- 'exact' keeps all K versions, at K times the window's cache: evaluation k sees evaluation k. It
-alone continues a text as if all of it had been read at once.
-
-Paper: "Training-Free Looped Transformers", appendices C, G.2 and N: first, last (with its extra
-pass) and none.
-Here: an evaluation runs on copies of the cache's slots, put in for the time of one layer's forward.
-A growing slot replaces its tensors when it is updated, so copying it costs nothing; one of a fixed
-length writes into them, and is cloned.
-
-Usage:
-    memory = Memory(window, walk, position)             # a Window makes it
-    y = solver(memory.window(items, position), x)       # each call is one evaluation
-    memory.settle(x, y)                                 # what stays in the cache
+"""What a looped layer leaves in the KV cache, and what its evaluations see of it. The cache has
+room for one version of a token's keys and values, but a looped layer makes one in each evaluation.
+CACHES names the ways to choose among them.
+Usage: y = solver(memory.window(items, position), x); memory.settle(x, y)   # in a Window
 """
 import contextlib
 import copy
@@ -32,7 +13,16 @@ from nanodepth.common.errors import Refused, check_choice
 from nanodepth.common.steps import steps_of
 from nanodepth.model import unrolled
 
-CACHES = ('first', 'natural', 'last', 'last_eval', 'none', 'exact')
+# Which keys and values of a looped layer stay for later tokens. Only `exact` continues a text as if
+# all of it had been read at once. With the others, evaluation k of a token in the prompt sees
+# evaluation k of the tokens before it, but later tokens see the one version that was kept.
+CACHES = (
+    'first',        # the unlooped model's: evaluation 1, or an extra pass where mode='layer'
+    'natural',      # those of each layer's evaluation 1, on its real input
+    'last',         # those of an extra pass over the window's result
+    'last_eval',    # those of the last evaluation
+    'none',         # the window sees no past at all
+    'exact')        # all K versions, at K times the window's cache: evaluation k sees evaluation k
 
 
 def check_cache(window, tol=None):
@@ -59,7 +49,8 @@ def extra_pass(window):
 
 class Memory:
     """One forward of a window, and what it does with a cache, ours or transformers': either has a
-    list `layers` of slots with update(k, v)."""
+    list `layers` of slots with update(k, v). `first`, `last` and `none` are those of "Training-Free
+    Looped Transformers", appendices C, G.2 and N."""
 
     def __init__(self, window, walk, position):
         self.step, self.walk = window, walk
@@ -150,8 +141,8 @@ def fixed(slot):
 
 
 def copy_slot(slot):
-    new = copy.copy(slot)
-    if fixed(slot):
+    new = copy.copy(slot)       # a slot that grows replaces its tensors when it is updated
+    if fixed(slot):             # and one of a fixed length writes into them
         vars(new).update({name: t.clone() for name, t in vars(slot).items()
                           if isinstance(t, torch.Tensor)})
     return new

@@ -1,23 +1,7 @@
-"""Other people's models in the wrapper: their list of layers, a window of it by name, pinned
-experts, and what is refused.
-
-The idea: a decoder is a list of layers, each with a KV cache among its arguments; that is all the
-wrapper needs to know. The window is given by its ends, by the middle n, or by where its centre
-lies: good windows have lain at 0.45 to 0.60 of the depth, and of models below a billion weights at
-0.25 to 0.56. In a mixture of experts each evaluation of a looped layer may be routed to other
-experts: then the evaluations are of different functions. A hook on the router repeats the first
-choice.
-
-Paper: "Training-Free Looped Transformers", sections 3.1 and 3.2, Figure 6 (a window's centre is (a
-+ b) / 2 of N layers), Table 2 (4 layers), sections 2.2 and 3.3 (experts).
-Here: the middle n layers begin at N // 2 - n // 2, as the paper's windows on its 28 layers do; for
-our models a window counts positions of the order. The paper "computes the gating decision once",
-but its Algorithm 5 asks the router in every evaluation: pinning does the former, in either mode.
-
-Usage:
-    layers = layers_of(model)
-    a, b = pick_window('mid4', len(layers))         # also '3-5', (3, 5), 0.5
-    with looped(model, pin='mixture'): ...          # the first evaluation's experts and weights
+"""Other families' models in the wrapper: their list of layers, a window of it by name, pinned
+experts, and what is refused. A decoder is a list of layers, each with a KV cache among its
+arguments, and the wrapper needs to know no more than that.
+Usage: a, b = pick_window('mid4', len(layers_of(model)))        # also '3-5', (3, 5), 0.5
 """
 import functools
 import inspect
@@ -85,7 +69,9 @@ MIDDLE = {(36, 4): 15}
 
 def pick_window(window, depth):
     """(a, b) of a window: (3, 5) or '3-5', 'mid4' (also None), or 0.5, the four layers whose
-    centre is nearest to that fraction of the depth."""
+    centre is nearest to that fraction of the depth. See "Training-Free Looped Transformers",
+    sections 3.1 and 3.2, Figure 6 and Table 2. Its good windows lie at 0.45 to 0.60 of the depth,
+    and those of models with less than a billion weights at 0.25 to 0.56."""
     given = window
     window = f'mid{min(4, depth)}' if window is None else window
     if isinstance(window, str):
@@ -213,7 +199,10 @@ class Entry:
 # ------------------------------------------------------------------------------------------ experts
 
 class Pin:
-    "A hook on a router: later evaluations get the first one's answer, experts and weights."
+    """A hook on a router: later evaluations get the first one's answer, experts and weights.
+    Otherwise each evaluation could be of another function ("Training-Free Looped Transformers",
+    sections 2.2 and 3.3). The paper "computes the gating decision once", as this does, but its
+    Algorithm 5 asks the router in every evaluation."""
 
     def __init__(self, loop):
         self.loop = loop

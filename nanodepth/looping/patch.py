@@ -1,13 +1,7 @@
-"""Put a window into a model, ours or of another family, and take it out again.
-
-The idea: a model of ours gets another order. In another family's, an Entry (layers.py) takes the
-place of each layer's forward, and hands its calls to the window's Loop (window.py). The Loop notes
-the arguments of each layer, and in the last one's call the window runs with them. An Entry is an
-object and no function, so that a patched model can be copied and pickled.
-
-Usage:
-    install(model, 'mid4', step=lambda items: Window(items, 'rk', K=3))     # wrapper.patch does it
-    unpatch(model)
+"""Put a window into a model, ours or of another family, and take it out again. A model of ours gets
+another order. In another family's model, an Entry (layers.py) takes the place of each layer's
+forward, and hands its calls to the window's Loop (window.py).
+Usage: install(model, 'mid4', step=lambda items: Window(items, 'rk', K=3))  # in wrapper.patch
 """
 from typing import NamedTuple
 

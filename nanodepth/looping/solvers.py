@@ -1,27 +1,7 @@
-"""Ways to run a piece of a network K times: the solvers.
-
-The idea: a window g is one Euler step of length 1 on x' = F(x), F(x) = g(x) - x (wrapper.py, which
-has `naive` and `rk`). Any other way to solve that equation is another way to loop.
-
-Paper: "Training-Free Looped Transformers", section 2.3 (Eq. 10 to 16, Table 1), appendix E (the
-others); the authors' code for what these leave open.
-Here: T is the time at which K steps end, each T/K long: 1 in the paper, 2 to 2.5 in the authors'
-best results (3 gained less; K = 12 with T = 4 did harm).
-- layer_anchored_frozen is theirs for each layer by itself, its state's length moved along a line.
-- anderson is Walker and Ni's, one least-squares problem a sequence (a token's state depends on
-later ones: not for generation). Table 1 prints another: it adds the residual's increments where
-Walker and Ni add the image's, with one problem for the whole batch. What the paper finds of
-"Anderson" it finds of that one.
-- aitken's safeguard, |step| <= |g(x) - x|, gives the plain window wherever 0 < g' < 1.
-- norm_stab and poly_blend: norms are per token, so that no token knows of later ones.
-
-A solver is a function (g, x, K, **options) -> x whose first evaluation is g(x): the wrapper has
-that one already. K is the number of steps; pick_solver says how many evaluations they take
-(midpoint and heun 2 K, rk4 4 K, the others K).
-
-Usage:
-    x = SOLVERS['rk'](g, x, 3, beta=0.5)        # three evaluations of g
-    solver, evaluations = pick_solver('euler', K=2, alphas=[0.6, 0.4])      # checked: solver(g, x)
+"""Ways to run a piece of a network K times. A window g is one Euler step of length 1 on x' = F(x),
+where F(x) = g(x) - x, so any other way to solve that equation is another way to loop. A solver is a
+function (g, x, K, **options) -> x whose first evaluation is g(x).
+Usage: x = heun(g, x, K=3)      # three steps, each of two evaluations of g
 """
 import functools
 import inspect
@@ -46,7 +26,8 @@ def wide(t):
 
 def by_tableau(g, x, K, a, b, T=1):
     """K steps of length h = T/K by an explicit tableau: stage i stands at x + h sum_j a[i][j] k_j,
-    the step is h sum_i b[i] k_i."""
+    the step is h sum_i b[i] k_i. T, the time at which the steps end, is 1 in "Training-Free
+    Looped Transformers", and 2 to 2.5 in its authors' best results."""
     if (a is None or b is None or len(a) != len(b)
             or any(w for i, row in enumerate(a) for w in list(row)[i:])):
         raise Refused(f'a={a}, b={b}: a tableau has a row of a for each entry of b, and row i '
@@ -69,9 +50,9 @@ def by_tableau(g, x, K, a, b, T=1):
 
 
 def euler(g, x, K, alphas=None, tol=None, T=1):
-    """K steps of length T/K (Eq. 10), or of the lengths `alphas` (a number: all alike). With `tol`,
-    a token whose state has moved by less than this share of its norm stays where it is, and when
-    all do, no more evaluations are made."""
+    """K steps of length T/K, or of the lengths `alphas` (a number: all alike), as in "Training-Free
+    Looped Transformers", Eq. 10. With `tol`, a token whose state has moved by less than this share
+    of its norm stays where it is, and when all do, no more evaluations are made."""
     if alphas is not None and T != 1:
         raise Refused(f'T={T} has no effect beside alphas: these lengths say where the steps end')
     if not isinstance(alphas, (list, tuple)):
@@ -120,7 +101,7 @@ def rk4(g, x, K, T=1):
     return by_tableau(g, x, K, stages, weights, T)
 
 
-def norms(x):
+def norms(x):           # per token, so that no token knows of later ones
     return wide(x).norm(dim=-1, keepdim=True)                                       # (.., 1)
 
 
@@ -155,7 +136,9 @@ def heavy_ball(g, x, K, alpha=0.5, beta=0.3):
 
 def anderson(g, x, K, m=2, beta=1.0):
     """The combination of the last m + 1 states whose residuals g(x) - x cancel best, and from
-    there the share beta towards its image."""
+    there the share beta towards its image. It is Walker and Ni's. The paper's Anderson
+    (its Table 1; see MORE below) is another method. It adds the residual's increments where they
+    add the image's, and solves one problem for the whole batch."""
     states, images = [], []
     for _ in range(K):
         states = [*states, x][-m - 1:]
@@ -190,7 +173,7 @@ def aitken(g, x, K, safeguard=True):
         second = wide(twice) - 2 * wide(once) + wide(x)
         size = first.abs()
         step = -first * first / second
-        if safeguard:
+        if safeguard:           # gives the plain window wherever 0 < g' < 1
             step = step.clamp(-size, size)
         step = torch.where(second.abs() > 1e-3 * size + 1e-4, step, first)
         x = (wide(x) + step).type_as(x)
@@ -219,9 +202,12 @@ def poly_blend(g, x, K, weights=None):
     return total.type_as(x)
 
 
+# They are those of "Training-Free Looped Transformers", section 2.3 (Eq. 10 to 16, Table 1) and
+# appendix E. What these leave open is as in the authors' code.
 MORE = {f.__name__: f for f in (euler, butcher, midpoint, heun, rk4, layer_anchored_frozen,
                                 heavy_ball, anderson, aitken, norm_stab, poly_blend)}
-# These combine the states of each token by itself. A solver that a script adds may not.
+# These combine the states of each token by itself, and so may generate text: anderson solves one
+# problem for a whole sequence. A solver that a script adds may do so, too.
 PER_TOKEN = {'naive', 'rk', *MORE} - {'anderson'}
 BY_LAYER = {'layer_anchored_frozen'}        # these work layer by layer, and pin experts
 

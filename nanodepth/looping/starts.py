@@ -1,21 +1,7 @@
-"""How else a recurrent model may begin: the adapter's first weights, and the first state.
-
-The idea: a retrofitted model should begin as its parent, and its core should not come to rely on
-one state to start from. So the adapter first passes on the prelude's output alone, and the first
-state is noise (retrofit.py). Others begin otherwise, and the options of `surgery` say how, each
-with our default first:
-    inject  identity  the adapter begins as the projection on e: with no layer dropped, the model
-                      is its parent, at any r (but LN-scaling sees the position)
-            authors   as torch starts a Linear
-            linear    normal, std sqrt(2 / (5 width))
-            add       s + e, without an adapter
-    start   normal    the first state's std is sqrt(2 / (5 width))
-            authors   normal, std 0.0087 at any width, cut at 3 sigma
-            zero
-    fresh   False     one table of states, so that cached, batched and plain forwards agree
-            True      drawn anew in every forward, as the authors do
-
-Paper: "Retrofitted Recurrence", section 3 and appendix C.1; the numbers are those of its code.
+"""How else a recurrent model may begin: the adapter's first weights, and the first state. By
+default the adapter passes on the prelude's output alone, so that the model begins as its parent.
+The first state is noise, so that the core does not come to rely on one state to start from.
+Usage: adapter = new_adapter('identity', width)
 """
 import math
 
@@ -35,12 +21,14 @@ def std_of(start, width):
 
 
 def new_adapter(inject, width):
-    "From (s, e) to the core's input; None: s + e."
+    """From (s, e) to the core's input; None: s + e. How it and the first state may begin is in
+    "Retrofitted Recurrence", section 3 and appendix C.1, and the numbers are in its code."""
     check_choice('inject', inject, ('identity', 'linear', 'authors', 'add'))
     if inject == 'add':
         return None
     adapter = nn.Linear(2 * width, width, bias=False)       # `authors`: as torch begins it
-    if inject == 'identity':            # (s, e) to e: with no layer dropped, it is its parent
+    # (s, e) to e: with no layer dropped, it is its parent (but LN-scaling sees the position)
+    if inject == 'identity':
         adapter.weight.data.copy_(torch.cat((torch.zeros(width, width), torch.eye(width)), dim=1))
     if inject == 'linear':
         nn.init.normal_(adapter.weight, std=std_of('normal', width))

@@ -1,13 +1,7 @@
-"""One forward of a patched model: it comes through the window, and then the window runs.
-
-The idea: the model calls its layers as always. Each layer of the window has an Entry
-(looping/layers.py), which hands the call to a Loop. The Loop notes the arguments (every layer has
-its own mask and rotary table), and gives the stream back as it came. In the call of the window's
-last layer all of it runs, as wrapper.py's Window says, with the arguments that were noted.
-
-Usage:
-    loop = Loop((3, 5), Window([3, 4, 5], 'rk', 3), depth=8)            # in patch.py
-    x = loop.arrive(entry, 5, x, kwargs)                                # an Entry calls it
+"""One forward of a patched model: it comes through the window, and then the window runs. The Loop
+notes the arguments of each call of a layer, and gives the stream back as it came. In the call of
+the last layer all of the window runs, with the arguments that were noted.
+Usage: loop = Loop((3, 5), Window([3, 4, 5], 'rk', 3), depth=8)     # in patch.py
 """
 import copy
 import threading

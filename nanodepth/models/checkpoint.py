@@ -1,15 +1,7 @@
-"""Save and load a run's state, and open any checkpoint as a model.
-
-The idea: a checkpoint is written beside the old one, forced to the disk, and then takes its name in
-one step, so a run that is killed at any moment leaves the last good one. It is a torch.save file, a
-zip archive with a checksum of every tensor: all are checked before anything is loaded, and only
-tensors and plain values are, so that a file from a stranger cannot run code.
-
-Usage:
-    save('out/run', model=model.state_dict(), step=100)     # out/run/ckpt.pt, atomically
-    state = load('out/run')                                 # a dict, or an error in one line
-    # the model itself, whatever kind it is, or a Hugging Face folder's
-    model = load_model('out/run')
+"""Save and load a run's state, and open any checkpoint as a model. A checkpoint takes its name when
+all of it is on the disk, so a run that is killed at any moment leaves the last good one. Only
+tensors and plain values are loaded, so a file from a stranger cannot run code.
+Usage: model = load_model('out/run')        # or a Hugging Face folder
 """
 import dataclasses
 import itertools

@@ -1,19 +1,7 @@
-"""Hugging Face checkpoints: in, as a model of ours where it can be one, else as transformers' own;
-and out.
-
-The idea: transformers opens the folder. Llama, Qwen 2 and Qwen 3, which are all that the papers
-use, are our model under longer names, so what is left is a table of names, and a list of what this
-model lacks. Any other family's model is scored as a function from tokens to logits, and takes
-another order of its layers by models/orders.py. On export an order becomes plain depth, and
-LN-scaling is multiplied into the norms.
-
-Here: weights are read from safetensors only, in the type in which they are stored. A name on the
-hub needs `huggingface_hub` and a network too.
-
-Usage:
-    model = load_hf('out/smollm2')              # or load_model, which opens our own checkpoints too
-    save_hf(model, 'out/hf', tokenizer='out/lidas')
-    score(answer_of(open_theirs('gemma-3-1b-pt')))
+"""Hugging Face checkpoints, in and out. A Llama, a Qwen 2 or a Qwen 3 becomes a model of ours,
+because it is our model under longer names. Any other family's model stays transformers' own, and is
+scored as a function from tokens to logits.
+Usage: model = load_hf('out/smollm2'); save_hf(model, 'out/hf', tokenizer='out/lidas')
 """
 import contextlib
 import inspect
@@ -130,7 +118,8 @@ def config_json(config, depth):
 # ---------------------------------------------------------------------------------------------- in
 
 def open_theirs(path, config=None, dtype='auto'):
-    "transformers' own model of a folder; auto: in the type in which its weights are stored."
+    """transformers' own model of a folder; auto: in the type in which its weights are stored. They
+    are read from safetensors only."""
     with using_transformers(path) as package:
         config = config or config_of(path)
         config.dtype = None         # what it says of the weights may not be true

@@ -1,20 +1,7 @@
-"""Recurrent checkpoints in the format of "Retrofitted Recurrence"'s authors, in and out.
-
-The idea: their folder (`model_type: huginn_raven`) holds what a model with a core is: a Llama's
-layers as prelude, core_block and coda, an adapter on (state, prelude's output), and the numbers
-beside. So what they have published opens here, and what is trained here opens with their code.
-
-Paper: "Teaching Pretrained Language Models to Think Deeper with Retrofitted Recurrence".
-Here: q, k, v and gate, up are one matrix each there; `add` is written as the adapter [I I], a tied
-head as a copy. Refused by name: Huginn's own sandwich norms and OLMo's norms behind the sublayers,
-which our Block does not have, and LN-scaling, which the format cannot hold. Norms of q and k, a
-head_dim of its own and a fixed table of first states are held by settings of ours, which
-modeling_recurrent.py reads and the authors' code does not. The names are theirs as published; a
-published checkpoint itself was not at hand.
-
-Usage:
-    model = load_model('FOLDER')                        # it finds out which family it is
-    nanodepth export out/retrofit out/retrofit_raven --fresh      # ours in their format
+"""Recurrent checkpoints in the format of the authors of "Retrofitted Recurrence", in and out. Their
+folder (`model_type: huginn_raven`) holds a Llama's layers as prelude, core_block and coda, and an
+adapter. So what they have published opens here, and what is trained here opens with their code.
+Usage: model = load_model('FOLDER')         # it finds out which family it is
 """
 import inspect
 import math
@@ -31,6 +18,7 @@ from nanodepth.models import hf
 from nanodepth.retrofit import core_of, parts_of, recurrent
 
 FAMILY = 'huginn_raven'
+# The names are those that they have published. A published checkpoint itself was not at hand.
 LAYER = {           # theirs: ours, whose rows it holds one after the other
     'norm_1': ['attn_norm'], 'norm_2': ['mlp_norm'],
     'attn.Wqkv': ['attn.q', 'attn.k', 'attn.v'], 'attn.proj': ['attn.o'],
@@ -68,7 +56,8 @@ DEFAULTS = dict(
 
 
 def load_raven(folder):
-    "Their folder as a model of ours with a core."
+    """Their folder as a model of ours with a core. (They are the authors of "Teaching Pretrained
+    Language Models to Think Deeper with Retrofitted Recurrence".)"""
     path = folder / 'config.json'
     c = SimpleNamespace(**DEFAULTS | read_json(path))
     tensors = read_tensors(folder)
@@ -147,7 +136,7 @@ def in_their_format(model):
             raise Refused(f"{feature}: the authors' format cannot hold that")
     weights = model.state_dict()
     weights['head.weight'] = model.head.weight
-    if model.adapter is None:
+    if model.adapter is None:       # s + e: the adapter is [I I]
         weights['adapter.weight'] = torch.eye(width).repeat(1, 2).to(model.norm.weight)
     tensors = {theirs: torch.cat([weights[name] for name in ours])
                for theirs, ours in names_of(model).items()}

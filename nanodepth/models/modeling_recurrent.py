@@ -1,15 +1,7 @@
-"""A depth-recurrent model for transformers, in the format of "Retrofitted Recurrence"'s authors.
-
-The idea: `nanodepth export` puts this file beside the weights, so that transformers opens and
-generates from the folder with nothing else installed. The layers are a prelude, a core that runs
-`num_steps` times, and a coda; an adapter mixes the prelude's output into the state before each run.
-
-Here: two things that the authors' format does not have, each said by config.json: norms of queries
-and keys (`qk_norm`), and a first state that is the same for every text (`first_state`).
-
-Usage:
-    model = AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)
-    model.generate(**text, num_steps=8)
+"""A recurrent model for transformers, in the format of the authors of "Retrofitted Recurrence".
+`nanodepth export` puts this file beside the weights, so that transformers opens the folder with
+nothing else installed. In model.generate(**text, num_steps=8), the core runs eight times.
+Usage: model = AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)
 """
 import math  # noqa: F401 (rope_tables)
 from types import SimpleNamespace
@@ -48,7 +40,7 @@ class Attention(nn.Module):
         self.grouped = c.n_heads != c.num_key_value_heads
         self.Wqkv = nn.Linear(c.n_embd, sum(self.sizes), bias=False)
         self.proj = nn.Linear(self.sizes[0], c.n_embd, bias=False)
-        if getattr(c, 'qk_norm', False):
+        if getattr(c, 'qk_norm', False):        # a setting of ours: the authors' code has none
             self.q_norm, self.k_norm = (nn.RMSNorm(c.head_dim, c.norm_eps) for _ in range(2))
 
     def forward(self, x, rope, mask, cache, depth):
@@ -117,7 +109,7 @@ class RavenForCausalLM(PreTrainedModel, GenerationMixin):
         return torch.randn(shape, generator=generator)
 
     def first_state(self, e, positions):
-        kind = getattr(self.config, 'first_state', 'fresh')
+        kind = getattr(self.config, 'first_state', 'fresh')     # a setting of ours, too
         std = self.config.init_values['std']
         if std == 0:
             return torch.zeros_like(e)

@@ -1,16 +1,7 @@
-"""Another family's model of transformers with its layers in another order: left out, exchanged, or
-run several times, without a layer of its own for each place.
-
-The idea: a decoder is a list of layers, which its forward goes through from first to last. So the
-list is exchanged for one of shallow copies: each shares the weights of its layer, and has an index
-of its own, by which it finds its slot in the KV cache. What a config says of each layer, such as
-which attend over a window, moves with the layers. Afterwards everything is as it was.
-
-Here: families whose layers also depend on their place are refused: by keys that layers share, by
-embeddings of a layer's own, or by a scale that is computed from the index.
-
-Usage:
-    with in_order(model, [0, 1, 2, 1, 2, 3]): model(tokens)     # as deep as the list is long
+"""Run another family's model with its layers in another order: left out, exchanged or repeated. Its
+list of layers is exchanged for one of shallow copies, which share the weights of their layers and
+have slots of their own in the KV cache. Afterwards everything is as it was.
+Usage: with in_order(model, [0, 1, 2, 1, 2, 3]): model(tokens)      # as deep as the list is long
 """
 import contextlib
 import copy

@@ -1,15 +1,7 @@
 """The difference of two models over seeds: its interval, its p, and what so many seeds can show.
-
-The idea: two models of one seed saw the same data in the same order, so their differences seed by
-seed are one sample, and say more than the two means. Student's t gives it an interval. Where a
-difference is *not resolved*, the one that so many seeds would have shown in four cases of five
-stands beside it. Another test assumes no shape: how often the signs of the differences, drawn
-again, make a mean as far from zero.
-
-Usage:
-    contrast = Contrast([0.70, 0.69, 0.72], [0.71, 0.73, 0.74])    # seed by seed
-    contrast.mean, contrast.interval(0.95), contrast.p, contrast.p_signs
-    in_words(contrast, margin=0.02)     # 'lower', 'higher', 'no difference' or 'not resolved (...)'
+Two models of one seed saw the same data in the same order. So their differences seed by seed are
+one sample, which says more than the two means.
+Usage: in_words(Contrast([0.70, 0.69, 0.72], [0.71, 0.73, 0.74]), margin=0.02)      # seed by seed
 """
 import functools
 import math

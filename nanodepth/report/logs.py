@@ -1,12 +1,7 @@
-"""The logs of runs: written by training, read by every later table and picture.
-
-The idea: a run writes a JSON line for each measurement. Runs that are called NAME-SEED, and were
-trained with that seed, are one group.
-
-Usage:
-    log = Log('out/lidas/log.jsonl', keep_up_to=-1, steps=600)
-    log.write(step=10, loss=3.2)
-    groups = read_groups(['out/lidas-0', 'out/lidas-1', 'out/baseline'])    # {name: [log per seed]}
+"""The logs of runs: written by training, and read by every later table and picture. A run writes a
+JSON line for each measurement. Runs called NAME-SEED that were trained with that seed are one
+group.
+Usage: groups = read_groups(['out/lidas-0', 'out/lidas-1'])     # {name: [the log of each seed]}
 """
 import json
 import math

@@ -1,10 +1,6 @@
-"""Every picture: rows of numbers in, PNG out.
-
-The idea: a picture is a grid of panels, and a panel holds curves (the mean over the seeds, a shade
-from the lowest to the highest) or a heat map. Each function below says what each panel shows.
-
-Usage:
-    show(path, draw_runs, {'baseline': [read_log('out/baseline')]})
+"""Every picture: rows of numbers in, PNG out. A picture is a grid of panels, and a panel holds a
+heat map or curves. A curve is the mean over the seeds, with a shade from the lowest to the highest.
+Usage: show(path, draw_runs, {'baseline': [read_log('out/baseline')]})
 """
 import itertools
 import math

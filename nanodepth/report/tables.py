@@ -1,13 +1,7 @@
-"""Rows of numbers: averaged over seeds, in columns on the screen, as a CSV file.
-
-The idea: no number of one seed is a result. A row is one measurement: a run, its group of seeds,
-the settings it was measured at, and numbers. The rows of a group are averaged, and the standard
-error stands beside the mean.
-
-Usage:
-    rows = [dict(run='lidas-0', group='lidas', r=2, loss=0.71),
-            dict(run='lidas-1', group='lidas', r=2, loss=0.69)]
-    over_seeds(rows, ['r'], ['loss'])   # [{'run': 'lidas', 'r': 2, 'loss': 0.7, 'loss se': 0.01}]
+"""Rows of numbers: averaged over seeds, in columns on the screen, or as a CSV file. No number of
+one seed is a result. So the rows of a group of seeds are averaged, and the standard error stands
+beside the mean.
+Usage: over_seeds(rows, ['r'], ['loss'])    # [{'run': 'lidas', 'r': 2, 'loss': 0.7, ...}]
 """
 import csv
 import dataclasses

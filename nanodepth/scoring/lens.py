@@ -1,19 +1,7 @@
-"""The tuned lens: what a model would say if it stopped behind a layer.
-
-The idea: the stream behind an early layer is not written in the language that the final norm and
-the unembedding read. An affine translator for each depth, trained to give the final output's
-distribution, says what is known there; without one (the logit lens) it says what is known and
-happens to be in the final language already.
-
-Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", section 4.1 and appendix B; "From
-Growing to Looping", appendix E (after Belrose et al.).
-Here: a translator is x + W x + b and begins at zero, as the logit lens; the last depth has none, so
-it is the model itself. Adam instead of their SGD.
-
-Usage:
-    lens = train_lens(model, loader, steps=250)
-    kl, overlap = quality(model, lens, tokens)      # (D,), (D,)
-    nanodepth probe out/baseline --only=early_exit
+"""The tuned lens: what a model would say if it stopped after a layer. The stream there is not yet
+in the language that the final norm and the unembedding read. So a translator, trained for each
+depth, says what is known there; without it, this is the logit lens.
+Usage: lens = train_lens(model, loader, steps=250)
 """
 import torch
 import torch.nn as nn
@@ -41,7 +29,9 @@ POSITIONS = 256     # of a step: the logits of a large vocabulary at all depths 
 
 
 class TunedLens(nn.Module):
-    "The translators of all depths but the last."
+    """The translators of all depths but the last, which is the model itself. Each is x + W x + b
+    and begins at zero, as the logit lens. See "Do Depth-Grown Models Overcome the Curse of Depth?",
+    section 4.1 and appendix B, and "From Growing to Looping", appendix E (after Belrose et al.)."""
 
     def __init__(self, depth, width):
         super().__init__()
@@ -71,7 +61,7 @@ def train_lens(model, loader, steps=250, lr=1e-3, progress=False, batches=None):
     device = next(model.parameters()).device
     lens = TunedLens(len(model.unrolled()), model.config.n_embd).to(device)
     steps = steps if len(lens.bias) else 0          # one layer: nothing is early
-    optimizer = torch.optim.Adam(lens.parameters(), lr=lr)
+    optimizer = torch.optim.Adam(lens.parameters(), lr=lr)      # the papers use SGD
     frozen = [p for p in model.parameters() if p.requires_grad]
     for p in frozen:
         # only the translators learn, but gradients pass through norm and head

@@ -1,11 +1,7 @@
-"""How likely each continuation of a prompt is to a model, and which is the likeliest.
-
-The idea: all that maps tokens to logits can be asked, ours or not, in any way of running. Each
-option is read behind its prompt in one forward, as lm-eval does. The logits are the largest tensors
-here, so only those are made that are needed, of a few rows at once.
-
-Usage:
-    values = log_likelihoods(model, get_tokenizer('out/lidas'), few_shot('assign_basic', 200))
+"""How likely each continuation of a prompt is to a model, and which is the likeliest. Anything that
+maps tokens to logits can be asked. Each option is read after its prompt in one forward, as lm-eval
+reads it, and only the logits that are needed are made.
+Usage: log_likelihoods(model, get_tokenizer('out/lidas'), few_shot('assign_basic', 200))
 """
 import math
 

@@ -1,12 +1,11 @@
-"""A model as lm-eval asks it. This file alone imports lm-eval at its top, so nothing imports this
-one before a task of lm-eval's is asked.
-
-The idea: lm-eval's own model for transformers does all but one thing. Log-likelihoods, which most
-tasks ask for, are ours: they make only the logits that are needed, and one row serves all options
-of one token.
+"""A model as lm-eval asks it. lm-eval's own model for transformers does everything but the
+log-likelihoods. Those are ours: they make only the logits that are needed, and one row serves all
+options of one token.
+Usage: lm = Asked(answer, theirs, tokenizer, path)      # in lm_eval_scores.py
 """
 import logging
 
+# Only this file imports lm-eval at its top, so nothing imports it before lm-eval has to be asked.
 from lm_eval.models.huggingface import HFLM
 from transformers import GenerationConfig
 

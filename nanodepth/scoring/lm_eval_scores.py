@@ -1,19 +1,7 @@
-"""lm-eval over any model, in any way of running.
-
-The idea: the language model evaluation harness knows thousands of tasks and how to ask each of
-them. So a model becomes one of transformers, with the same weights and in the way in which it runs
-(models/hf.py), and every checkpoint gets the scores that everybody else reports.
-
-Paper: all four use the harness. LISTS (data/evals/lists.toml) holds their benchmarks by name: "From
-Growing to Looping", section 3.2 (22 of them), "Retrofitted Recurrence", section 4 (GSM8K with one
-shot, read leniently), the training-free wrapper's section 3.1.
-Here: what the harness does not have comes from data/evals/; the primitives are asked by
-scoring/scores.py. Documents begin with what a tokenizer.json puts first, and those of our own
-models with an end of text, as in training. The tests hold all scores to those of its own `hf`.
-
-Usage:
-    harness = Harness(subject, ['arc_easy'])    # scoring/scores.py makes it
-    harness.scores(Way())                       # {'arc_easy acc': Score, ...}
+"""lm-eval over any model, in any way of running. The harness knows thousands of tasks, so it is
+shown a model of transformers with the same weights, which runs in the same way. Then a checkpoint
+gets the scores that everybody else reports.
+Usage: Harness(subject, ['arc_easy']).scores(Way())     # {'arc_easy acc': Score, ...}
 """
 import contextlib
 import functools

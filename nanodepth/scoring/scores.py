@@ -1,17 +1,7 @@
-"""How good is a model, run in some way? Every score is one value, wherever it comes from.
-
-The idea: a Score has a mean, its standard error, and what each question, document or batch gave. So
-two ways of running one model can be compared in pairs, question by question: they share what is
-hard about the questions, and the error of their difference is far smaller than that of a score. A
-question is scored by the log-likelihoods of its options, data by the loss. All that maps tokens to
-logits can be scored. A `Subject` is a checkpoint with all that it is asked, by us and by lm-eval
-(scoring/lm_eval_scores.py).
-
-Usage:
-    accuracy, (low, high) = score(model, get_tokenizer('out/lidas'), few_shot('assign_basic', 200))
-    subject = Subject('out/lidas', Asked(tasks='toy_assign/3'))
-    plain, other = subject.scores(Way()), subject.scores(Way(window='mid4', K=3))
-    change = compared(plain['loss'], other['loss'])         # its mean, error and p
+"""How good is a model, run in some way? A Score has a mean, its standard error, and what each
+question gave, so two ways of running one model are compared question by question. The error of
+their difference is then far smaller than that of a score.
+Usage: Subject('out/lidas', Asked(tasks='toy_assign/3')).scores(Way(window='mid4', K=3))
 """
 import contextlib
 import hashlib

@@ -1,14 +1,7 @@
 """A way of running a model, as one value: its layers in another order, a window looped by the
-wrapper, or a recurrent core some number of times.
-
-The idea: depth is a list of layers, and so is every way of changing it. Each command that takes a
-model takes the same options for it (`Ways`), makes a `Way` of them, and runs the model in it.
-
-Usage:
-    way = Way(loop='3-2x2-3')
-    with way.apply(model): model(tokens)        # ours, or transformers'
-    str(way), way.cost(model)                   # '--loop=3-2x2-3', 10 layers for each token
-    for way in read_ways(options): ...          # of --window=mid4 --K=2,3: two
+wrapper, or a recurrent core some number of times. Each command that takes a model takes the same
+options for it (`Ways`), and makes a `Way` of them.
+Usage: with Way(loop='3-2x2-3').apply(model): model(tokens)         # ours, or transformers'
 """
 import contextlib
 import itertools

@@ -1,26 +1,7 @@
 """A mixture of large datasets as shards of tokens: streamed, tokenised by many processes, and
-stopped and started at will.
-
-The idea: a source is a list of files in an order drawn from their names, so that the first few are
-a fair sample, and a function that turns a row into a text, or None. Each file becomes a shard of
-its own. So what is in a shard depends on its
-file alone, not on how many processes there are. A shard gets its name when it is complete, so a
-restart does only the files without one. Whether a document is for validation is decided by its
-text, so that all its copies are in one split.
-
-Papers: "Do Depth-Grown Models Overcome the Curse of Depth?", appendix A: the mixture, "sampled by
-proportion", where small sources are read several times. "Retrofitted Recurrence", section 4.4, for
-`chat`: the tags of user and assistant removed, what reasoning models wrote left out (which columns
-say so depends on the dataset). Python-Edu's rows are numbers of files in Software Heritage's public
-archive.
-Here: a source is a dataset of its own and `mixture.json` says the shares; the loader keeps them
-exactly, in rows of equal length, and reads a small source again when it ends. So new shares need
-no new tokens. A source has at least the tokens of its share, because files are taken whole.
-
-Usage:
-    python data/smollm/prepare.py --tokens=10B                      # from the Hugging Face hub
-    python data/smollm/prepare.py --tokens=1M --source=FOLDER       # from local files
-    loader = Loader('data/smollm', batch_size=16, context=2048)     # reads mixture.json
+stopped and started at will. Each file of a source becomes a shard of its own. So a shard depends on
+its file alone, and a restart makes only the shards that are missing.
+Usage: prepare({'smollm': [Source(...)]}, __doc__, out=Path('data/smollm'))     # in prepare.py
 """
 import fnmatch
 import glob
@@ -81,7 +62,8 @@ def column(row, name='text'):
 
 def chat(row, name='text'):
     """The text of an instruction example without the tags of its roles, or None if a reasoning
-    model wrote it."""
+    model wrote it, as in "Retrofitted Recurrence", section 4.4. Which columns say so depends on the
+    dataset."""
     text = column(row, name) or ''
     others = ' '.join(str(value) for key, value in row.items() if key != name)
     if not (REASONING.search(text) or REASONERS.search(others)):
@@ -155,8 +137,8 @@ def is_hidden(path):
 
 
 def list_files(source, where):
-    """[[path, bytes]] of a source's files, in an order drawn from their names; of files on this
-    disk also when they were last changed."""
+    """[[path, bytes]] of a source's files, in an order drawn from their names, so that the first
+    few are a fair sample; of files on this disk also when they were last changed."""
     if where is None:
         from huggingface_hub import HfApi
         try:
@@ -192,7 +174,7 @@ def end_with_parent():
     threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
 
 
-def for_validation(text, every):
+def for_validation(text, every):        # by the text, so that all its copies are in one split
     digest = hashlib.blake2b(text.encode('utf-8'), digest_size=8).digest()
     return int.from_bytes(digest, 'big') % every == 0
 

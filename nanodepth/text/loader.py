@@ -1,23 +1,7 @@
-"""Tokens -> batches: shards on disk, and the loader.
-
-The idea: the loader is a pure function. Which window of the data a row of a batch holds is computed
-from (seed, step, row) alone, by a keyed permutation that needs no array. So nothing is saved: a
-resumed run sees what an uninterrupted one would, and eight ranks share out the batch of one.
-
-Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", appendix A: datasets by fixed shares.
-Here: without repeats within an epoch of a dataset, the next epoch in another order (the paper
-doesn't say).
-
-A dataset is a folder: train.json and val.json say what is in train_*.bin and val_*.bin (tokenizer,
-counts, checksums, origin). Beside a .bin there may be a .mask (1 where a token counts in the loss)
-and a .marks (what kind of answer a token belongs to, plus
-128 where an answer begins: loss and accuracy by kind). A folder may instead have a mixture.json:
-{folder: share} of the datasets that make it up (corpus.py writes them). `train.py CONFIG
---dry_run` shows what is in a config's data, and checks it.
-
+"""Tokens -> batches: shards on disk, and a loader that is a pure function of seed, step and row. So
+nothing is saved, and a resumed run sees what an uninterrupted one would have seen.
 Usage:
-    loader = Loader('data/toy', batch_size=16, context=256)
-    tokens, targets = loader.batch(step=0)      # (16, 256) each; targets: one place later
+    tokens, targets = Loader('data/toy', batch_size=16, context=256).batch(step=0)
 """
 import contextlib
 import hashlib
@@ -129,7 +113,10 @@ ENDINGS = {'.bin', '.mask', '.marks'}
 
 
 class Dataset:
-    "One split of one folder, memory-mapped. A window is `context` tokens and the one after them."
+    """One split of one folder, memory-mapped. A window is `context` tokens and the one after them.
+    train.json and val.json say what is in the train_*.bin and val_*.bin. Beside a .bin there may be
+    a .mask (1 where a token counts in the loss) and a .marks (which kind of answer a token belongs
+    to, plus START where an answer begins)."""
 
     def __init__(self, folder, split, context):
         self.folder = Path(folder)
@@ -266,7 +253,9 @@ PERIOD = 1000       # a mixture's shares are exact in every thousand rows
 class Loader:
     """Batches of `batch_size` rows for all ranks together; this rank gets its equal part of them.
     `data` is a folder or a list of them in equal parts, `starts` the tokens that
-    are put before each row, which is a window out of the middle of a text."""
+    are put before each row, which is a window out of the middle of a text. Datasets have fixed
+    shares, as in "Do Depth-Grown Models Overcome the Curse of Depth?", appendix A. (It does not say
+    how they are read: here without repeats within an epoch, and the next one in another order.)"""
 
     def __init__(self, data, batch_size, context, *, split='train', seed=0, rank=0,
                  world_size=1, vocab_size=None, starts=()):

@@ -1,23 +1,7 @@
-"""Reasoning primitives: copying and variable assignment, small tasks of known difficulty.
-
-The idea: copying asks which word followed a word before, assignment for the value of a name: at
-depth 0 it is one look back, at depth 1 behind one alias, at depth 2 behind two. Looking up one
-alias at a time, depth d takes d + 1 looks (all at once: about log2(d + 1) + 1), so these tasks
-measure computation over the layers, not knowledge. Answers are chosen among
-given options by log-likelihood, after some examples with answers ("shots").
-
-Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", appendix C, and "From Growing to
-Looping", appendix D.1 (the forms), section 5.1 (accuracy against shots); the tasks are Saunshi et
-al.'s, 2024.
-Here: the papers do not print their forms of math and code. TEMPLATES has those of Saunshi et al.'s
-appendix B (arXiv 2409.19044), by a public reimplementation that cites it; we did not see the
-appendix. They do not say which depths they average, so each depth is scored alone. No value is the
-beginning of another: the likelihood of ` 1` includes that of ` 13`. The `toy_` tasks have the form
-of data/toy.
-
-Usage:
-    examples = few_shot('assign_basic', 200, shots=5, depth=1)      # scoring/scores.py scores them
-    nanodepth evaluate out/lidas --tasks=toy_assign/0-2
+"""Reasoning primitives: copying and variable assignment, small tasks of known difficulty. Copying
+asks which word followed a word before. Assignment asks for the value of a name, at depth 2 through
+two aliases. So these tasks measure computation over the layers, and not knowledge.
+Usage: examples = few_shot('assign_basic', 200, shots=5, depth=1)
 """
 import random
 import string
@@ -37,6 +21,8 @@ class Example:
 # ------------------------------------------------------------------------------------- one question
 # A task is a function (rng, depth) -> (question, options, right option). Copying ignores the depth.
 
+# The papers do not print their forms of math and code. These are Saunshi et al.'s (arXiv
+# 2409.19044, appendix B), by a public reimplementation that cites it; we did not see the appendix.
 TEMPLATES = {               # what comes first, a statement, the question
     'basic': ('Fill in blank:\n\n', '{}={}\n', '{}=____ . ->'),
     'math': ('The following is a set of simple mathematical equations.\n\n', '{}={}\n',
@@ -76,7 +62,8 @@ def copying(rng, words, n=10, again=5):
 
 def chain(rng, names, values, depth):
     """Statements that give each value a name, then `depth` times pass all values on to new names,
-    randomly matched: (statements, {one of the last names: its value})."""
+    randomly matched: (statements, {one of the last names: its value}). A model that looks up one
+    alias at a time needs depth + 1 looks, and all at once about log2(depth + 1) + 1."""
     n = len(values)
     level = dict(zip(names[:n], values))
     statements = list(level.items())
@@ -89,7 +76,8 @@ def chain(rng, names, values, depth):
 
 
 def values_apart(rng, n):
-    "n numbers from 1 to 25, none the beginning of another."
+    """n numbers from 1 to 25, none the beginning of another, because the likelihood of ` 1`
+    includes that of ` 13`."""
     while True:
         values = [str(v) for v in rng.sample(range(1, 26), n)]
         if not any(a != b and b.startswith(a) for a in values for b in values):
@@ -140,7 +128,10 @@ TOY_TASKS = {
 
 def few_shot(task, n, *, shots=5, depth=0, seed=0):
     """n examples of a task, each after `shots` others with their answers, fresh ones for each.
-    Example i asks the same question whatever the shots are, so that like is compared with like."""
+    Example i asks the same question whatever the shots are, so that like is compared with like.
+    The tasks are Saunshi et al.'s, as in "Do Depth-Grown Models Overcome the Curse of Depth?",
+    appendix C, and "From Growing to Looping", section 5.1 and appendix D.1. These do not say which
+    depths they average, so here each depth is a task of its own."""
     tasks = TASKS | TOY_TASKS
     check_choice('task', task, tasks)
     make = tasks[task]

@@ -1,17 +1,7 @@
-"""Text -> tokens: a tokenizer is a tiktoken Encoding, or behaves like one.
-
-The idea: tiktoken needs two things, one regular expression that cuts text into words, and a rank
-for each token that says which pair of neighbours to merge first. Bytes are such a tokenizer without
-merges. A tokenizer is asked for by a name. A tokenizer.json, the form in which Hugging Face keeps
-one, is read by the `tokenizers` package, behind the same names.
-
-Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", Table 2: the tokenizer is cosmo2.
-Here: the toy configs read bytes, which need no download and no training.
-
-Usage:
-    enc = get_tokenizer('bytes')  # or 'gpt2', a tokenizer.json, a folder with one, a run of ours
-    assert enc.decode(enc.encode('depth')) == 'depth'
-    print(enc.n_vocab)                          # 257: the bytes and an end-of-text token
+"""Text -> tokens. A tokenizer is a tiktoken Encoding, or behaves like one, and is asked for by a
+name. tiktoken needs a regular expression that cuts text into words, and a rank for each token,
+which says which pair of neighbours to merge first. Bytes are such a tokenizer without merges.
+Usage: enc = get_tokenizer('bytes')         # or 'gpt2', a tokenizer.json, a folder with one, a run
 """
 import hashlib
 import json

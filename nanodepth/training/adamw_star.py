@@ -1,15 +1,6 @@
-"""AdamW*, an AdamW that cannot blow up.
-
-The idea: no step is larger than the gradient's direction allows, however small its history is.
-
-Paper: the predecessor of "Retrofitted Recurrence" ("update clipping, no epsilon, another
-decoupling"). Written after the authors' code: averages that begin with the first gradient, atan2
-in epsilon's place, a tensor's step divided by the root mean square of gradient over its running
-size where that is above 1 (Wortsman et al., 2023), both of Adam's corrections on top, and a decay
-of STAR_DECAY x lr / peak lr, on norms too.
-
-Usage:
-    python train.py CONFIG --optimizer=adamw_star
+"""AdamW*, an AdamW that cannot blow up: no step is larger than the gradient's direction allows,
+however small the gradients before it were.
+Usage: python train.py CONFIG --optimizer=adamw_star
 """
 import torch
 
@@ -17,6 +8,11 @@ STAR_DECAY = 1e-4
 
 
 class AdamWStar(torch.optim.Optimizer):
+    """The optimizer of the predecessor of "Retrofitted Recurrence" ("update clipping, no epsilon,
+    another decoupling"), after the authors' code. The averages begin with the first gradient, and
+    atan2 takes the place of epsilon. A tensor whose gradient is large for its history takes a
+    smaller step (Wortsman et al., 2023). The decay is STAR_DECAY x lr / peak lr, on norms too."""
+
     def __init__(self, params, lr, betas=(0.9, 0.95), eps=1e-6, weight_decay=0.0):
         super().__init__(params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay))
 

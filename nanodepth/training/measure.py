@@ -1,11 +1,7 @@
-"""The loss of a model on data, which training and scoring both measure.
-
-The idea: of a batch one needs the loss of each token and whether the likeliest token was the right
-one. Sums of these are a validation loss; each row's own are a score with an error. All that maps
-tokens to logits can be measured.
-
-Usage:
-    loss, kinds = measure(model, Loader('data/toy', 32, 64, split='val'), batches=8)
+"""The loss of a model on data, which training and scoring both measure. Of each token one needs its
+loss, and whether the likeliest token was the right one. Anything that maps tokens to logits can be
+measured.
+Usage: loss, kinds = measure(model, Loader('data/toy', 32, 64, split='val'), batches=8)
 """
 import math
 

@@ -1,16 +1,7 @@
 """The optimizers by name: AdamW for everything, or Muon for the matrices and AdamW for the rest.
-
-The idea: Muon makes a matrix's step orthogonal, so that every direction moves alike; embeddings,
-the head and norms, whose rows are looked up one by one, stay with AdamW.
-
-Paper: "Retrofitted Recurrence", section 4.3.1: Muon has the lowest loss and no spikes when a
-recurrent model is trained. (AdamW*, of its predecessor, stands in training/adamw_star.py.)
-Here: AdamW is torch's, and Muon computes what torch's does. But torch's works in bfloat16
-everywhere, which a CPU without AMX or AVX-512 emulates at a fiftieth of its speed (docs/LOG.md).
-
-Usage:
-    # config: optimizer, lr, adamw_lr, weight_decay, muon_scaling
-    optimizers = make_optimizers(model, config)
+Muon makes a matrix's step orthogonal, so that every direction moves alike. Embeddings and the head
+stay with AdamW, because their rows are looked up one by one, and so do the norms.
+Usage: optimizers = make_optimizers(model, config)
 """
 import math
 
@@ -72,7 +63,7 @@ class Muon(torch.optim.Optimizer):
     checkpoints open. adjust_lr_fn: how a matrix (n, m) scales the rate. 'match_rms_adamw' makes
     steps as large as AdamW's, 0.2 sqrt(max(n, m)); 'original' is the first Muon's sqrt(max(1, n /
     m)). Of several processes each makes its share of the matrices orthogonal, and sends it to the
-    others."""
+    others. In "Retrofitted Recurrence", section 4.3.1, Muon has the lowest loss and no spikes."""
 
     # numbers in one batch of matrices: at the papers' sizes all at once would fill a GPU
     AT_ONCE = 2 ** 25
@@ -141,7 +132,8 @@ def of_all(mine):
 
 
 def precision_on(device):
-    "In which type Muon iterates there."
+    """In which type Muon iterates there. torch's own Muon takes bfloat16 everywhere, which a CPU
+    without AMX or AVX-512 emulates at a fiftieth of its speed (docs/LOG.md)."""
     return torch.bfloat16 if device.type == 'cuda' else torch.float32
 
 

@@ -1,8 +1,5 @@
-"""What train.py's plan is made of beside its page: what a run must remember of its parent.
-
-Usage:
-    plan = Plan(config, Parent.of(model))   # train.py
-    save(config=settings_of(plan))
+"""What the Plan of train.py leans on: what a run must remember of its parent, and its settings.
+Usage: plan = Plan(config, Parent.of(model))        # in train.py
 """
 import hashlib
 import inspect

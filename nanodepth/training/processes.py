@@ -1,10 +1,6 @@
-"""Where a run runs: its device, the other processes, and the request to stop.
-
-The idea: what surrounds a training loop teaches nothing about depth, so it is kept here. torchrun
-starts the processes of a run and says which of them each is; without it a run is alone.
-
-Usage:
-    with World('auto') as world: ...            # world.device, world.rank, world.size
+"""Where a run runs: its device, the other processes, and the request to stop. torchrun starts the
+processes of a run and says which of them each one is. Without torchrun a run is one process.
+Usage: with World('auto') as world: ...         # world.device, world.rank, world.size
 """
 import gc
 import os

@@ -1,8 +1,6 @@
-"""What a run may not do: settings that exclude each other, or a folder, a parent or a step that
-does not fit.
-
-Usage:
-    refuse.what_excludes(config, parent=None)   # raises Refused, or returns
+"""What a run may not do: its settings may exclude each other, or a folder, a parent or a step
+may not fit.
+Usage: refuse.what_excludes(config, parent=None)        # raises Refused, or returns
 """
 from pathlib import Path
 
