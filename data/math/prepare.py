@@ -1,11 +1,5 @@
 """Mathematics: the cool-down mixtures of "From Growing to Looping" and of "Retrofitted Recurrence".
-
-Each becomes data/math/MIXTURE, for `data` or `cooldown_data`. The paper gives the 20%, not what
-shrinks: here the other three keep their proportions, 70 : 15 : 9. What reasoning models wrote is
-left out of the SFT sets, and the tags of user and assistant too. OpenWebMath's own 6% is the
-mixture of data/smollm; open_web_math is it alone, for "math cooldown" in the growing paper's Table
-1. Accept the SFT sets' terms on the hub first.
-
+Each becomes data/math/MIXTURE. The hub asks you to accept the terms of the SFT sets first.
     python data/math/prepare.py nemotron_20 --tokens=31.5B
     python data/math/prepare.py retrofit_math --tokens=50B --tokenizer=TinyLlama-1.1B
 """
@@ -29,7 +23,8 @@ SFT_GENERAL = Source('nemotron_sft_general', 1.0, SFT, '*General/*.parquet', rea
 
 
 def cooldown(math, share=0.2):
-    "SmolLM's mixture with this share of mathematics, the rest as it was among itself."
+    """SmolLM's mixture with this share of mathematics, the rest as it was among itself. ("From
+    Growing to Looping" gives the 20%, but not what shrinks.)"""
     smollm = runpy.run_path(str(ROOT / 'data/smollm/prepare.py'))['SMOLLM']
     others = [source for source in smollm if source.name != 'open_web_math']
     whole = sum(source.share for source in others)
@@ -40,7 +35,7 @@ def cooldown(math, share=0.2):
 MIXTURES = dict(
     nemotron_20=cooldown(NEMOTRON),     # in OpenWebMath's place (Growing to Looping, section 5.2)
     finemath_20=cooldown(FINEMATH),     # ... or FineMath-4+ (appendix C.4)
-    open_web_math=[OPEN_WEB_MATH],
+    open_web_math=[OPEN_WEB_MATH],      # "math cooldown" in Table 1 of the same paper
     retrofit_math=[NEMOTRON],           # Retrofitted Recurrence, section 4.3
     retrofit_heal=[FINEWEB],            # the first phase of section 4.4
     retrofit_mix=[FINEWEB, SFT_GENERAL, SFT_MATH])      # the second, in even shares

@@ -1,12 +1,6 @@
 """The corpus of SmolLM in the papers' mixture: 70% FineWeb-Edu (deduplicated), 15% Cosmopedia v2,
-9% Python-Edu, 6% OpenWebMath, by tokens.
-
-"Do Depth-Grown Models Overcome the Curse of Depth?", appendix A; the tokenizer is cosmo2 (49,152
-tokens, two bytes each: 10B tokens are 20 GB). Python-Edu comes as numbers of files in Software
-Heritage's public archive, and is fetched from there. It has 4 billion tokens, OpenWebMath 15,
-Cosmopedia 28: with a larger budget they are read several times, as in the paper.
-
-    python data/smollm/prepare.py --tokens=10B      # stop it whenever you like: it goes on
+9% Python-Edu and 6% OpenWebMath, by tokens. If you stop the command, it goes on when you repeat it.
+    python data/smollm/prepare.py --tokens=10B      # 20 GB
     python data/smollm/prepare.py --tokens=1M --source=FOLDER --tokenizer=gpt2 --out=data/mine
 """
 import sys
@@ -16,6 +10,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))    # a clone needs 
 from nanodepth.common.errors import refusals  # noqa: E402
 from nanodepth.text.corpus import Source, prepare  # noqa: E402
 
+# "Do Depth-Grown Models Overcome the Curse of Depth?", appendix A. Python-Edu has 4 billion tokens,
+# OpenWebMath 15 and Cosmopedia 28. With a larger budget they are read several times, as the paper
+# does.
 SMOLLM = [
     Source('fineweb_edu', 0.70, 'HuggingFaceTB/smollm-corpus', 'fineweb-edu-dedup/*.parquet'),
     Source('cosmopedia', 0.15, 'HuggingFaceTB/smollm-corpus', 'cosmopedia-v2/*.parquet'),

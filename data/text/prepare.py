@@ -1,22 +1,7 @@
-"""Your own text as a dataset: JSON Lines, parquet or plain text files, for any tokenizer.
-
-A document is a row of a JSON Lines or parquet file (its column --column), or a whole text file;
-each begins as the tokenizer's documents do. A folder stands for the files in it. A single text file
-is cut into documents between its paragraphs. Every hundredth document goes to the validation split;
-of fewer than a thousand documents it is every tenth.
-Everything is held in memory until it is written, which is fine up to some hundred million tokens.
-For more, --workers reads one folder of JSON Lines or parquet files a file at a time, with so many
-processes, up to --tokens; a repeated command goes on where it was stopped.
-
---chat is for instruction data that is read as plain text, as "Retrofitted Recurrence" (section 4.4)
-does: the tags of user and assistant are removed, and examples that a reasoning model wrote are left
-out: those with a thinking block, or whose other columns name such a model.
-
+"""Your own text as a dataset: JSON Lines, parquet or plain text files, for any tokenizer. All of it
+is held in memory, which is fine up to some hundred million tokens. For more, --workers and --tokens
+read one folder a file at a time, and a command that was stopped goes on when it is repeated.
     python data/text/prepare.py notes --tokenizer=out/smollm2 --out=data/notes
-    python data/text/prepare.py FILE.parquet --tokens=70M --tokenizer=gpt2 --out=data/gpu
-    python data/text/prepare.py FOLDER --workers=8 --tokens=10B --tokenizer=gpt2 --out=data/large
-    python data/text/prepare.py FILE.parquet --out=data/gpu/text --mix=puzzles:0.1
-    python data/text/prepare.py sft.jsonl --chat --tokenizer=out/tinyllama_4-8-4 --out=data/sft_math
 """
 import math
 import sys

